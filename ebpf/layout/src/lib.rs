@@ -1,0 +1,16 @@
+//! Everything that crosses the kernel boundary, defined once.
+//!
+//! - [`rule`]: how the caller of one instruction is found, packed for the kernel.
+//! - [`step`]: the unwinder's step, over a [`step::Machine`]: the BPF programs and
+//!   userspace (post-hoc unwinding, tests that single-step a program) run the same code.
+//! - [`tables`]: segments, extents and process entries, the memory the kernel searches.
+//! - [`record`]: what the kernel sends up, and the loss counters.
+//!
+//! Invariant: every type here is `repr(C)`, free of padding and checked for its size at
+//! compile time. `no_std`, no dependency: it is compiled for BPF as well.
+#![no_std]
+
+pub mod record;
+pub mod rule;
+pub mod step;
+pub mod tables;

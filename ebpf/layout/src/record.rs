@@ -1,0 +1,146 @@
+//! What the kernel sends up, and what it counts.
+//!
+//! A record is a [`Header`] and then words. An *unwound* record's words are its kernel frames,
+//! then its user frames, both innermost first. A *raw* record (the kernel had no tables yet for
+//! this code) has [`RAW_STACK_WORD`] words of kernel frames and registers at fixed places, and
+//! then the user stack's bytes as they were: userspace unwinds them once it knows the process.
+//!
+//! Invariant: `size_of(Header) + 8 * words` is the record's length, for both forms.
+
+/// Kernel frames of a record at most.
+pub const MAX_KERNEL_FRAMES: usize = 127;
+/// User frames of a record at most.
+pub const MAX_USER_FRAMES: usize = 1024;
+
+/// Set in a user frame whose address is the instruction itself (a leaf, or interrupted by a
+/// signal), not a return address.
+pub const FRAME_EXACT: u64 = 1 << 63;
+/// Set in a user frame that was reached by following a frame pointer, not a rule.
+pub const FRAME_BY_POINTER: u64 = 1 << 62;
+/// The address in a user frame.
+pub const FRAME_ADDRESS: u64 = (1 << 62) - 1;
+
+/// Why a user stack ends where it ends.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum End {
+    /// The outermost frame was reached.
+    Complete = 0,
+    /// More frames than [`MAX_USER_FRAMES`] or than were asked for.
+    FrameLimit = 1,
+    /// An address in no known mapping.
+    NoMapping = 2,
+    /// A frame-pointer chain that leads nowhere.
+    BrokenChain = 3,
+    /// Stack memory that could not be read.
+    UnreadableStack = 4,
+    /// Call frame information that strata cannot express.
+    UnsupportedRule = 5,
+    /// A caller's frame at or below its callee's.
+    StackNotGrowing = 6,
+    /// The process was not known yet.
+    NoProcess = 7,
+    /// A 32-bit process.
+    Compat = 8,
+    /// No user stack at all: a kernel thread.
+    KernelOnly = 9,
+    /// A raw stack was cut before its end.
+    CaptureLimit = 10,
+}
+
+pub const END_COUNT: usize = 11;
+
+impl End {
+    pub const ALL: [Self; END_COUNT] = [
+        Self::Complete,
+        Self::FrameLimit,
+        Self::NoMapping,
+        Self::BrokenChain,
+        Self::UnreadableStack,
+        Self::UnsupportedRule,
+        Self::StackNotGrowing,
+        Self::NoProcess,
+        Self::Compat,
+        Self::KernelOnly,
+        Self::CaptureLimit,
+    ];
+
+    #[must_use]
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        Self::ALL.get(byte as usize).copied()
+    }
+}
+
+/// What a record holds after its header.
+pub const FORM_UNWOUND: u8 = 0;
+pub const FORM_RAW: u8 = 1;
+
+/// The kernel stack was cut at [`MAX_KERNEL_FRAMES`].
+pub const FLAG_KERNEL_CUT: u8 = 1;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Nanoseconds of the monotonic clock.
+    pub time: u64,
+    pub cgroup: u64,
+    pub pid: u32,
+    pub tid: u32,
+    pub cpu: u32,
+    /// The process entry's generation that the stack was unwound with.
+    pub generation: u32,
+    pub kernel_frames: u16,
+    pub user_frames: u16,
+    /// [`End`].
+    pub end: u8,
+    /// `FORM_*`.
+    pub form: u8,
+    pub flags: u8,
+    pub reserved: u8,
+    /// Raw form: bytes of user stack that follow the registers.
+    pub stack_bytes: u32,
+    pub reserved2: u32,
+    pub comm: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Header>() == 64);
+
+/// Raw form: word at which the registers start, in DWARF numbering, then pc.
+pub const RAW_REGISTERS_WORD: usize = 128;
+/// Raw form: word of the pc.
+pub const RAW_PC_WORD: usize = RAW_REGISTERS_WORD + 16;
+/// Raw form: word at which the stack's bytes start.
+pub const RAW_STACK_WORD: usize = 152;
+/// Raw form: pages of stack at most, the first of which is usually a partial one.
+pub const RAW_STACK_PAGES: usize = 8;
+pub const RAW_STACK_BYTES: usize = RAW_STACK_PAGES * 4096;
+
+/// Words after the header that a record may need.
+pub const MAX_WORDS: usize = RAW_STACK_WORD + RAW_STACK_BYTES / 8;
+
+const _: () = assert!(MAX_WORDS >= MAX_KERNEL_FRAMES + MAX_USER_FRAMES);
+const _: () = assert!(RAW_REGISTERS_WORD >= MAX_KERNEL_FRAMES);
+
+/// Counters, one per CPU; index into the counter array.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// Records sent up.
+    Samples = 0,
+    /// Ticks that found the CPU idle.
+    Idle = 1,
+    /// Records the ring had no room for.
+    RingFull = 2,
+    /// Raw stacks sent.
+    Raw = 3,
+    /// The pc cache had the rule.
+    CacheHit = 4,
+    /// It had not.
+    CacheMiss = 5,
+    /// Samples of strata itself, left out.
+    OwnProcess = 6,
+    /// First of [`END_COUNT`] counters: how user stacks ended.
+    FirstEnd = 8,
+}
+
+pub const COUNTERS: usize = Counter::FirstEnd as usize + END_COUNT;

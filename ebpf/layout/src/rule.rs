@@ -1,0 +1,197 @@
+//! Unwind rules: from one frame's registers to its caller's.
+//!
+//! A rule is one `u32` wherever it can be (the kernel's pc cache holds that word): a kind,
+//! the offset of the CFA in words, and where the caller's RBP and RBX are saved below the
+//! CFA. What does not fit (large frames, stack realignment, hand-written assembly) takes the
+//! extended form: the word then holds the rule's own number, and the kernel reads the rest
+//! of [`Rule`] from the rule array.
+//!
+//! Invariant: a packed word of zero means "no rule here" and never "a frame of size 0".
+
+/// How the caller is found. The values are part of the kernel contract and of the cache file.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// No table knows this code: follow the frame pointer.
+    None = 0,
+    /// CFA = RSP + offset.
+    Sp = 1,
+    /// CFA = RBP + offset.
+    Fp = 2,
+    /// The outermost frame of a stack (`_start`, a thread's start, `runtime.goexit`).
+    End = 3,
+    /// A signal frame: the interrupted registers are in the ucontext at RSP.
+    Signal = 4,
+    /// A lazy PLT stub: CFA = RSP + 8, or + 16 once `pc & 15` has reached the offset field.
+    Plt = 5,
+    /// Code known to keep a frame-pointer chain (JIT code).
+    FramePointer = 6,
+    /// As `FramePointer`, but the caller is on another stack (Go's `asmcgocall`, `systemstack`).
+    StackSwitch = 7,
+    /// CFA = RBX + offset (`_dl_runtime_resolve`).
+    Rbx = 8,
+    /// See [`Rule`]: the word holds the rule's number.
+    Extended = 9,
+    /// Call frame information strata cannot express; the stack ends here and is counted.
+    Unsupported = 10,
+}
+
+const OFFSET_SHIFT: u32 = 4;
+const OFFSET_BITS: u32 = 14;
+const FP_SHIFT: u32 = OFFSET_SHIFT + OFFSET_BITS;
+const RBX_SHIFT: u32 = FP_SHIFT + 4;
+
+/// Largest CFA offset of a packed rule, in bytes.
+pub const MAX_PACKED_OFFSET: u32 = ((1 << OFFSET_BITS) - 1) * 8;
+/// Largest distance below the CFA of a saved register of a packed rule, in bytes.
+pub const MAX_PACKED_SAVE: u32 = 15 * 8;
+/// A rule number is 16 bits wide, in rows and in extended words.
+pub const MAX_RULES: u32 = 1 << 16;
+
+/// A rule in one word.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Packed(pub u32);
+
+impl Packed {
+    pub const NONE: Self = Self(Kind::None as u32);
+    pub const END: Self = Self(Kind::End as u32);
+    pub const SIGNAL: Self = Self(Kind::Signal as u32);
+    pub const FRAME_POINTER: Self = Self(Kind::FramePointer as u32);
+    pub const STACK_SWITCH: Self = Self(Kind::StackSwitch as u32);
+    pub const UNSUPPORTED: Self = Self(Kind::Unsupported as u32);
+
+    /// A rule of kind `Sp`, `Fp` or `Rbx`. Offsets in bytes: the CFA's above the base register,
+    /// the saved registers' below the CFA (0: not saved, the register is the caller's).
+    /// `None` when something does not fit; the rule is then an extended one.
+    #[must_use]
+    pub const fn frame(kind: Kind, cfa: u32, fp_below: u32, rbx_below: u32) -> Option<Self> {
+        if cfa > MAX_PACKED_OFFSET
+            || fp_below > MAX_PACKED_SAVE
+            || rbx_below > MAX_PACKED_SAVE
+            || (cfa | fp_below | rbx_below) & 7 != 0
+        {
+            return None;
+        }
+        Some(Self(
+            kind as u32
+                | (cfa / 8) << OFFSET_SHIFT
+                | (fp_below / 8) << FP_SHIFT
+                | (rbx_below / 8) << RBX_SHIFT,
+        ))
+    }
+
+    /// A lazy PLT stub whose push has run once `pc & 15` has reached `threshold`.
+    #[must_use]
+    pub const fn plt(threshold: u32) -> Self {
+        Self(Kind::Plt as u32 | (threshold & 15) << OFFSET_SHIFT)
+    }
+
+    /// The word of the extended rule with this number.
+    #[must_use]
+    pub const fn extended(number: u16) -> Self {
+        Self(Kind::Extended as u32 | (number as u32) << OFFSET_SHIFT)
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn kind(self) -> u32 {
+        self.0 & 15
+    }
+
+    /// The raw offset field: words above the base, a PLT threshold, or a rule number.
+    #[inline(always)]
+    #[must_use]
+    pub const fn field(self) -> u32 {
+        self.0 >> OFFSET_SHIFT
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn cfa_offset(self) -> u64 {
+        ((self.0 >> OFFSET_SHIFT) & ((1 << OFFSET_BITS) - 1)) as u64 * 8
+    }
+
+    /// Bytes below the CFA at which RBP is saved; 0 when it is not.
+    #[inline(always)]
+    #[must_use]
+    pub const fn fp_below(self) -> u64 {
+        ((self.0 >> FP_SHIFT) & 15) as u64 * 8
+    }
+
+    /// Bytes below the CFA at which RBX is saved; 0 when it is not.
+    #[inline(always)]
+    #[must_use]
+    pub const fn rbx_below(self) -> u64 {
+        ((self.0 >> RBX_SHIFT) & 15) as u64 * 8
+    }
+}
+
+/// DWARF register numbers of x86-64 that rules name.
+pub mod register {
+    pub const RBX: u8 = 3;
+    pub const RBP: u8 = 6;
+    pub const RSP: u8 = 7;
+    pub const COUNT: u8 = 16;
+}
+
+/// The CFA is what lies at `base + cfa_offset`, plus `deref_add`.
+pub const FLAG_DEREF: u8 = 1;
+/// Saved registers lie relative to RBP, not to the CFA (stack realignment).
+pub const FLAG_SAVES_AT_FP: u8 = 2;
+/// The return address is in register `ra_register` (`vfork`); only in a leaf frame.
+pub const FLAG_RA_IN_REGISTER: u8 = 4;
+/// RBP is saved at `fp_offset` (0 is a place too).
+pub const FLAG_FP_SAVED: u8 = 8;
+/// RBX is saved at `rbx_offset`.
+pub const FLAG_RBX_SAVED: u8 = 16;
+/// The return address is not at CFA - 8 but at CFA + `ra_offset`.
+pub const FLAG_RA_OFFSET: u8 = 32;
+
+/// A whole rule, as the kernel's rule array holds it.
+///
+/// Rules whose word is not of kind `Extended` leave the other fields zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Rule {
+    pub packed: Packed,
+    /// DWARF number of the register the CFA counts from. Registers other than RSP, RBP and
+    /// RBX are known in leaf frames only.
+    pub base: u8,
+    pub flags: u8,
+    pub ra_register: u8,
+    pub reserved: u8,
+    pub cfa_offset: i32,
+    pub deref_add: i32,
+    pub fp_offset: i32,
+    pub rbx_offset: i32,
+    pub ra_offset: i32,
+    pub reserved2: u32,
+}
+
+const _: () = assert!(size_of::<Rule>() == 32);
+const _: () = assert!(align_of::<Rule>() == 4);
+
+impl Rule {
+    #[must_use]
+    pub const fn simple(packed: Packed) -> Self {
+        Self {
+            packed,
+            base: 0,
+            flags: 0,
+            ra_register: 0,
+            reserved: 0,
+            cfa_offset: 0,
+            deref_add: 0,
+            fp_offset: 0,
+            rbx_offset: 0,
+            ra_offset: 0,
+            reserved2: 0,
+        }
+    }
+
+    #[must_use]
+    pub const fn is_extended(&self) -> bool {
+        self.packed.kind() == Kind::Extended as u32
+    }
+}
