@@ -1,0 +1,17 @@
+//! Forgets a process's mappings the moment it executes another program.
+//!
+//! Userspace learns of the exec a little later; until then the old program's extents would
+//! still answer for the new one's addresses. Without an entry the sampler sends the raw stack.
+
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::macros::btf_tracepoint;
+use aya_ebpf::programs::BtfTracePointContext;
+
+use crate::maps::PROCESSES;
+
+#[btf_tracepoint(function = "sched_process_exec")]
+pub fn forget_on_exec(_context: BtfTracePointContext) -> i32 {
+    let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let _ = PROCESSES.remove(pid);
+    0
+}

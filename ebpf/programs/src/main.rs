@@ -1,0 +1,26 @@
+//! strata's BPF programs.
+//!
+//! - [`maps`]: the memory shared with userspace, and the settings it patches in before loading.
+//! - [`unwind`]: the one unwinder, for every program: finds rules, walks frames.
+//! - [`sampler`]: the CPU sampler (`perf_event`).
+//! - [`lifecycle`]: forgets a process's mappings the moment it executes another program.
+//!
+//! Invariant: nothing here trusts what it reads from a process; every index is masked, every
+//! loop bounded, every failure counted.
+#![no_std]
+#![no_main]
+
+mod lifecycle;
+mod maps;
+mod sampler;
+mod unwind;
+
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+// The kernel reads this section to decide which helpers the programs may call; these need GPL.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,106 @@
+//! Maps shared with userspace, and the settings patched in before loading.
+
+use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, RingBuf};
+use aya_ebpf::macros::btf_map;
+use strata_layout::record::{COUNTERS, Counter, Header, MAX_WORDS};
+use strata_layout::rule::{MAX_RULES, Rule};
+use strata_layout::step::Frame;
+use strata_layout::tables::{CACHE_LINES, CacheLine, MAX_SEGMENTS, Process, SEGMENT_WORDS};
+
+const MMAPABLE: usize = 0x400;
+
+pub type Segment = [u32; SEGMENT_WORDS];
+
+/// pid (thread group, initial namespace) → its extents.
+#[btf_map]
+pub static PROCESSES: HashMap<u32, Process, 32768> = HashMap::new();
+
+/// Extents and rows; segments are added by userspace as they are needed.
+#[btf_map]
+pub static SEGMENTS: ArrayOfMaps<Array<Segment, 1, MMAPABLE>, { MAX_SEGMENTS as usize }> =
+    ArrayOfMaps::new();
+
+/// Rule number → rule.
+#[btf_map]
+pub static RULES: Array<Rule, { MAX_RULES as usize }, MMAPABLE> = Array::new();
+
+/// What the programs send up. The size is set by userspace.
+#[btf_map]
+pub static RECORDS: RingBuf<Header, { 4 << 20 }> = RingBuf::new();
+
+/// The CPU sampler's working memory; one entry per CPU, set by userspace.
+#[btf_map]
+pub static SAMPLER_SCRATCH: Array<Scratch, 1> = Array::new();
+
+/// The CPU sampler's cache from pc to rule; one entry per CPU, set by userspace.
+#[btf_map]
+pub static SAMPLER_CACHE: Array<Cache, 1> = Array::new();
+
+/// Counters, `COUNTERS` per CPU; sized and summed by userspace.
+#[btf_map]
+pub static COUNTS: Array<[u64; COUNTER_SLOTS], 1, MMAPABLE> = Array::new();
+
+/// Counters of one CPU, rounded up to whole cache lines.
+pub const COUNTER_SLOTS: usize = 32;
+const _: () = assert!(COUNTERS <= COUNTER_SLOTS);
+
+pub type Cache = [CacheLine; CACHE_LINES];
+
+/// Words of the stack window (2 KiB).
+pub const WINDOW_WORDS: usize = 256;
+
+/// Working memory of one program on one CPU. The loop's scalars live here and not on the BPF
+/// stack: there they would be tracked by the verifier and its states never converge.
+#[repr(C)]
+pub struct Scratch {
+    pub frame: Frame,
+    pub process: Process,
+    /// Address of the window's first word; the window is empty when `window_bytes` is 0.
+    pub window_at: u64,
+    pub window_bytes: u64,
+    pub user_frames: u32,
+    pub max_frames: u32,
+    /// Index of the first user frame in `words`.
+    pub first_word: u32,
+    pub end: u32,
+    pub hits: u32,
+    pub misses: u32,
+    pub header: Header,
+    pub words: [u64; MAX_WORDS],
+    pub window: [u64; WINDOW_WORDS],
+}
+
+/// User frames of a record at most (`--max-frames`).
+#[unsafe(no_mangle)]
+static MAX_FRAMES: u32 = 1024;
+
+/// Wakes userspace once this much of the ring is filled; else it drains on its own timer.
+#[unsafe(no_mangle)]
+static WAKEUP_BYTES: u64 = 1 << 20;
+
+/// A setting patched by userspace: read so that the compiler cannot fold its default in.
+#[inline(always)]
+fn setting<T: Copy>(place: &'static T) -> T {
+    // SAFETY: a reference to a live, initialised static.
+    unsafe { core::ptr::read_volatile(place) }
+}
+
+#[inline(always)]
+pub fn max_frames() -> u32 {
+    setting(&MAX_FRAMES)
+}
+
+#[inline(always)]
+pub fn wakeup_bytes() -> u64 {
+    setting(&WAKEUP_BYTES)
+}
+
+#[inline(always)]
+pub fn count(cpu: u32, counter: u32, by: u64) {
+    let _ = Counter::Samples;
+    if let Some(slots) = COUNTS.get_ptr_mut(cpu) {
+        let slot = counter as usize & (COUNTER_SLOTS - 1);
+        // SAFETY: `slot` is masked to the array; the sampler is alone on its CPU.
+        unsafe { (*slots)[slot] += by };
+    }
+}

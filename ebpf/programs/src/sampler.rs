@@ -1,0 +1,260 @@
+//! The CPU sampler: one record per tick and CPU, kernel stack on top of user stack.
+//!
+//! Ticks come from a perf event. A tick on an idle CPU ends at once. The user's registers are
+//! always the ones saved at the kernel's entry (`bpf_task_pt_regs`): an interrupt from user
+//! mode saves them in the same place as a system call.
+
+use core::ffi::c_void;
+
+use aya_ebpf::EbpfContext;
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_task_btf, bpf_get_stack,
+    bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_probe_read_user, bpf_ringbuf_output,
+    bpf_ringbuf_query, bpf_task_pt_regs,
+};
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
+use aya_ebpf::macros::perf_event;
+use aya_ebpf::programs::PerfEventContext;
+use strata_layout::record::{
+    Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES,
+    RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
+};
+use strata_layout::step::Frame;
+
+use crate::maps::{
+    PROCESSES, RECORDS, SAMPLER_CACHE, SAMPLER_SCRATCH, Scratch, count, max_frames, wakeup_bytes,
+};
+use crate::unwind::{Walk, saved_register, walk};
+
+/// Offsets in `struct pt_regs` that the record needs.
+const SAVED_IP: usize = 128;
+const SAVED_CS: usize = 136;
+const SAVED_SP: usize = 152;
+const SAVED_BP: usize = 32;
+const SAVED_BX: usize = 40;
+
+/// Code segments of user mode (arch/x86/include/asm/segment.h).
+const USER64_CS: u64 = 0x33;
+
+const BPF_RB_NO_WAKEUP: u64 = 1;
+const BPF_RB_FORCE_WAKEUP: u64 = 2;
+const BPF_RB_AVAIL_DATA: u64 = 0;
+
+#[perf_event]
+pub fn sample_cpu(context: PerfEventContext) -> u32 {
+    let ids = bpf_get_current_pid_tgid();
+    // SAFETY: the helper has no preconditions.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    let pid = (ids >> 32) as u32;
+    if pid == 0 {
+        count(cpu, Counter::Idle as u32, 1);
+        return 0;
+    }
+    let (Some(scratch), Some(cache)) =
+        (SAMPLER_SCRATCH.get_ptr_mut(cpu), SAMPLER_CACHE.get_ptr_mut(cpu))
+    else {
+        return 0;
+    };
+    // SAFETY: a map value; this program is alone on its CPU.
+    let record = unsafe { &mut *scratch };
+    fill_header(&mut record.header, ids, cpu);
+    kernel_stack(&context, record);
+
+    // SAFETY: the current task is valid for the whole program.
+    let (task, registers) = unsafe {
+        let task = bpf_get_current_task_btf();
+        (task, bpf_task_pt_regs(task) as *const u8)
+    };
+    let _ = task;
+    // SAFETY: bpf_task_pt_regs returns a trusted pointer; the offsets lie within pt_regs.
+    let mode = unsafe { saved(registers, SAVED_CS) } & 0xffff;
+    let mut words = record.header.kernel_frames as u64;
+    let mut wakeup = BPF_RB_NO_WAKEUP;
+    if mode & 3 == 0 {
+        record.header.end = End::KernelOnly as u8;
+    } else if mode != USER64_CS {
+        record.header.end = End::Compat as u8;
+    } else if user_stack(record, cache, registers, pid) {
+        words += record.header.user_frames as u64;
+    } else {
+        words = raw_stack(record, registers);
+        wakeup = BPF_RB_FORCE_WAKEUP;
+        count(cpu, Counter::Raw as u32, 1);
+    }
+    emit(record, words, wakeup, cpu);
+    0
+}
+
+/// # Safety
+/// `registers` must be what bpf_task_pt_regs returned, `offset` within `struct pt_regs`.
+#[inline(always)]
+unsafe fn saved(registers: *const u8, offset: usize) -> u64 {
+    // SAFETY: by the caller's promise; the verifier allows plain loads from it.
+    unsafe { core::ptr::read_volatile(registers.add(offset).cast()) }
+}
+
+#[inline(always)]
+fn fill_header(header: &mut Header, ids: u64, cpu: u32) {
+    // SAFETY: helpers without preconditions; `comm` is 16 bytes of a map value.
+    unsafe {
+        header.time = bpf_ktime_get_ns();
+        header.cgroup = bpf_get_current_cgroup_id();
+        bpf_get_current_comm((&raw mut header.comm).cast(), 16);
+    }
+    header.pid = (ids >> 32) as u32;
+    header.tid = ids as u32;
+    header.cpu = cpu;
+    header.generation = 0;
+    header.kernel_frames = 0;
+    header.user_frames = 0;
+    header.form = FORM_UNWOUND;
+    header.flags = 0;
+    header.stack_bytes = 0;
+}
+
+#[inline(always)]
+fn kernel_stack(context: &PerfEventContext, record: &mut Scratch) {
+    // Interrupted in user mode there is no kernel stack, and asking for it is not free.
+    // SAFETY: `bpf_perf_event_data` starts with the interrupted `struct pt_regs`.
+    let mode = unsafe { core::ptr::read_volatile(context.as_ptr().cast::<u8>().add(SAVED_CS).cast::<u64>()) };
+    if mode & 3 != 0 {
+        return;
+    }
+    // SAFETY: the buffer has room for MAX_KERNEL_FRAMES words.
+    let bytes = unsafe {
+        bpf_get_stack(
+            context.as_ptr(),
+            (&raw mut record.words).cast(),
+            (MAX_KERNEL_FRAMES * 8) as u32,
+            0,
+        )
+    };
+    if bytes > 0 {
+        let frames = (bytes as u64 >> 3) & 127;
+        record.header.kernel_frames = frames as u16;
+        if frames == MAX_KERNEL_FRAMES as u64 {
+            record.header.flags |= FLAG_KERNEL_CUT;
+        }
+    }
+}
+
+/// Unwinds the user stack; false when the kernel has no tables for it yet and userspace should
+/// get the raw stack instead.
+#[inline(always)]
+fn user_stack(
+    record: &mut Scratch,
+    cache: *mut crate::maps::Cache,
+    registers: *const u8,
+    pid: u32,
+) -> bool {
+    let Some(process) = PROCESSES.get_ptr_mut(pid) else {
+        return false;
+    };
+    // SAFETY: map values; `registers` is what bpf_task_pt_regs returned.
+    unsafe {
+        record.process = *process;
+        record.frame = Frame {
+            pc: saved(registers, SAVED_IP),
+            sp: saved(registers, SAVED_SP),
+            fp: saved(registers, SAVED_BP),
+            rbx: saved(registers, SAVED_BX),
+            rbx_at: 0,
+            context: 0,
+            exact: 1,
+            by_pointer: 0,
+        };
+    }
+    record.header.generation = record.process.generation;
+    record.window_bytes = 0;
+    record.user_frames = 0;
+    record.max_frames = max_frames();
+    record.first_word = record.header.kernel_frames as u32;
+    record.hits = 0;
+    record.misses = 0;
+    let mut walked = Walk {
+        scratch: record,
+        cache,
+        task: core::ptr::null_mut(),
+        registers: registers.cast(),
+    };
+    walk(&mut walked);
+    if record.end == End::NoMapping as u32 && record.process.captures != 0 {
+        // SAFETY: a map value; a lost update only sends one raw stack more.
+        unsafe { (*process).captures = record.process.captures - 1 };
+        return false;
+    }
+    record.header.user_frames = record.user_frames as u16;
+    record.header.end = record.end as u8;
+    true
+}
+
+/// Copies registers and stack as they are; returns the words of the record.
+#[inline(always)]
+fn raw_stack(record: &mut Scratch, registers: *const u8) -> u64 {
+    record.header.form = FORM_RAW;
+    record.header.end = End::NoProcess as u8;
+    record.header.user_frames = 0;
+    for number in 0..16u8 {
+        let at = registers as u64 + saved_register(number);
+        // SAFETY: a constant place within `words`; the helper checks the source.
+        unsafe {
+            let to = (&raw mut record.words[RAW_REGISTERS_WORD + number as usize]).cast();
+            bpf_probe_read_kernel(to, 8, at as *const c_void);
+        }
+    }
+    // SAFETY: `registers` is what bpf_task_pt_regs returned.
+    let (pc, sp) = unsafe { (saved(registers, SAVED_IP), saved(registers, SAVED_SP)) };
+    record.words[RAW_PC_WORD] = pc;
+    let stack: *mut u8 = (&raw mut record.words[RAW_STACK_WORD]).cast();
+    let start = sp & !7;
+    let first = 4096 - (start & 0xff8);
+    let mut bytes = 0u64;
+    for page in 0..RAW_STACK_PAGES as u64 {
+        let (offset, size) =
+            if page == 0 { (0, first) } else { (first + ((page - 1) << 12), 4096) };
+        // SAFETY: at most 4096 bytes at no more than page * 4096: within the stack's room.
+        let read = unsafe {
+            bpf_probe_read_user(
+                stack.add(offset as usize).cast(),
+                size as u32,
+                (start + offset) as *const c_void,
+            )
+        };
+        if read != 0 {
+            break;
+        }
+        bytes = offset + size;
+    }
+    record.header.stack_bytes = bytes as u32;
+    RAW_STACK_WORD as u64 + (bytes >> 3)
+}
+
+#[inline(always)]
+fn ring() -> *mut c_void {
+    (&raw const RECORDS).cast_mut().cast()
+}
+
+#[inline(always)]
+fn emit(record: &mut Scratch, words: u64, mut wakeup: u64, cpu: u32) {
+    let size = size_of::<Header>() as u64 + (words & 0x1fff) * 8;
+    let most = (size_of::<Header>() + strata_layout::record::MAX_WORDS * 8) as u64;
+    let size = if size > most { most } else { size };
+    // SAFETY: header and words are adjacent in `Scratch` and `size` is within them.
+    unsafe {
+        if wakeup == BPF_RB_NO_WAKEUP
+            && bpf_ringbuf_query(ring(), BPF_RB_AVAIL_DATA) >= wakeup_bytes()
+        {
+            wakeup = BPF_RB_FORCE_WAKEUP;
+        }
+        let sent =
+            bpf_ringbuf_output(ring(), (&raw mut record.header).cast(), size, wakeup);
+        if sent != 0 {
+            count(cpu, Counter::RingFull as u32, 1);
+            return;
+        }
+    }
+    count(cpu, Counter::Samples as u32, 1);
+    count(cpu, Counter::CacheHit as u32, record.hits as u64);
+    count(cpu, Counter::CacheMiss as u32, record.misses as u64);
+    count(cpu, Counter::FirstEnd as u32 + (record.header.end as u32 & 15), 1);
+}

@@ -1,0 +1,285 @@
+//! The one unwinder: finds the rule of an address, and walks a user stack with it.
+//!
+//! Rules are found in plain memory (see `strata_layout::tables`): one helper call per segment,
+//! none per search step. In front of that stands a per-CPU cache from pc to rule, and in front
+//! of the stack a window of 2 KiB, so that a frame usually costs no helper call at all.
+//!
+//! The same functions serve sleepable programs: with a task, memory is read through
+//! `bpf_copy_from_user_task`; without one, through `bpf_probe_read_user`. The kernel removes
+//! the branch that cannot be taken.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::task_struct;
+use aya_ebpf::helpers::generated::{
+    bpf_copy_from_user_task, bpf_loop, bpf_probe_read_kernel, bpf_probe_read_user,
+};
+use strata_layout::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
+use strata_layout::rule::{Packed, Rule, register};
+use strata_layout::step::{self, Machine};
+use strata_layout::tables::{
+    CACHE_LINES, EXTENT_WORDS, Extent, ExtentKind, PAGE_SHIFT, Process, SEGMENT_WORDS, row_rule,
+};
+
+use crate::maps::{Cache, RULES, SEGMENTS, Scratch, Segment, WINDOW_WORDS};
+
+/// What one walk needs besides its scratch memory.
+#[repr(C)]
+pub struct Walk {
+    pub scratch: *mut Scratch,
+    pub cache: *mut Cache,
+    /// The thread whose stack it is; null for the current one.
+    pub task: *mut task_struct,
+    /// Its saved user registers (`struct pt_regs`).
+    pub registers: *const c_void,
+}
+
+/// Words are indexed below 4096; kernel and user frames together are fewer than that.
+const WORD_MASK: usize = 4095;
+
+/// Walks the stack that starts at `scratch.frame`, writing frames from `scratch.first_word` on.
+#[inline(always)]
+pub fn walk(walk: &mut Walk) {
+    // SAFETY: `frame_callback` has the signature that bpf_loop calls; `walk` outlives the call.
+    unsafe {
+        (*walk.scratch).end = End::FrameLimit as u32;
+        let frames = (*walk.scratch).max_frames + 1;
+        bpf_loop(
+            frames,
+            frame_callback as *mut c_void,
+            core::ptr::from_mut(walk).cast(),
+            0,
+        );
+    }
+}
+
+extern "C" fn frame_callback(_index: u32, context: *mut c_void) -> i64 {
+    // SAFETY: the context is the `Walk` that `walk` passes to bpf_loop.
+    let walk = unsafe { &mut *context.cast::<Walk>() };
+    // SAFETY: a map value, valid for the whole program.
+    let scratch = unsafe { &mut *walk.scratch };
+    let count = scratch.user_frames;
+    if count >= scratch.max_frames {
+        return 1;
+    }
+    let mut word = scratch.frame.pc & FRAME_ADDRESS;
+    word |= (scratch.frame.exact & 1) * FRAME_EXACT;
+    word |= (scratch.frame.by_pointer & 1) * FRAME_BY_POINTER;
+    scratch.words[(scratch.first_word + count) as usize & WORD_MASK] = word;
+    scratch.user_frames = count + 1;
+
+    let pc = step::lookup_pc(&scratch.frame);
+    let Some(rule) = find_rule(scratch, walk.cache, pc) else {
+        scratch.end = End::NoMapping as u32;
+        return 1;
+    };
+    let mut frame = scratch.frame;
+    let mut machine = Kernel { scratch: walk.scratch, task: walk.task, registers: walk.registers };
+    let end = step::step(&mut machine, &mut frame, rule);
+    scratch.frame = frame;
+    match end {
+        None => 0,
+        Some(end) => {
+            scratch.end = end as u32;
+            1
+        }
+    }
+}
+
+/// The rule for `pc`, through the cache. `None` when no extent covers it.
+#[inline(always)]
+fn find_rule(scratch: &mut Scratch, cache: *mut Cache, pc: u64) -> Option<Packed> {
+    let line = (pc.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize & (CACHE_LINES - 1);
+    // SAFETY: a map value; `line` is masked to it.
+    let line = unsafe { &mut (*cache)[line] };
+    if line.pc == pc && line.generation == scratch.process.generation {
+        scratch.hits += 1;
+        return Some(Packed(line.rule));
+    }
+    scratch.misses += 1;
+    let rule = search(&scratch.process, pc)?;
+    line.pc = pc;
+    line.generation = scratch.process.generation;
+    line.rule = rule.0;
+    Some(rule)
+}
+
+#[inline(always)]
+fn segment(number: u32) -> Option<*const Segment> {
+    let first = 0u32;
+    SEGMENTS.get_value_ptr_mut(number, &first).map(|segment| segment.cast_const())
+}
+
+#[inline(always)]
+fn word_of(segment: *const Segment, index: u32) -> u32 {
+    // SAFETY: the index is masked to the segment.
+    unsafe { *segment.cast::<u32>().add(index as usize & (SEGMENT_WORDS - 1)) }
+}
+
+#[inline(always)]
+fn extent_of(segment: *const Segment, offset: u32) -> *const Extent {
+    let offset = offset as usize & (SEGMENT_WORDS - EXTENT_WORDS);
+    // SAFETY: the offset is masked so that a whole extent fits behind it.
+    unsafe { segment.cast::<u32>().add(offset).cast() }
+}
+
+/// All ones when `a < b`, else 0; both below 2^63. Arithmetic, because a comparison would make
+/// the verifier follow both outcomes of every search step.
+#[inline(always)]
+fn below(a: u64, b: u64) -> u32 {
+    ((a.wrapping_sub(b) as i64) >> 63) as u32
+}
+
+#[inline(never)]
+fn search(process: &Process, pc: u64) -> Option<Packed> {
+    let extents = segment(process.segment)?;
+    // The first extent that ends beyond pc.
+    let mut first = 0u32;
+    let mut left = process.count;
+    for _ in 0..13 {
+        if left == 0 {
+            break;
+        }
+        let half = (left + 1) >> 1;
+        let probe = extent_of(extents, process.offset + (first + half - 1) * EXTENT_WORDS as u32);
+        // SAFETY: `probe` is within the segment.
+        let beyond = below(pc, unsafe { (*probe).end });
+        first += half & !beyond;
+        left = (half - 1) & beyond | (left - half) & !beyond;
+    }
+    if first >= process.count {
+        return None;
+    }
+    let extent = extent_of(extents, process.offset + first * EXTENT_WORDS as u32);
+    // SAFETY: `extent` is within the segment.
+    let extent = unsafe { &*extent };
+    if pc < extent.start {
+        return None;
+    }
+    if extent.kind != ExtentKind::Rows as u32 {
+        return Some(Packed::FRAME_POINTER);
+    }
+    let address = pc.wrapping_sub(extent.bias);
+    let page = (address >> PAGE_SHIFT).wrapping_sub(extent.first_page);
+    if page >= extent.pages as u64 {
+        return Some(Packed::NONE);
+    }
+    let rows = extent.rows;
+    let entry = extent.index + page as u32;
+    let table = segment(extent.segment)?;
+    let mut first = word_of(table, entry);
+    let mut left = word_of(table, entry + 1).wrapping_sub(first);
+    let target = address & 0xff;
+    for _ in 0..9 {
+        if left == 0 {
+            break;
+        }
+        let half = (left + 1) >> 1;
+        let row = word_of(table, rows + first + half - 1);
+        let beyond = below(target, (row & 0xff) as u64);
+        first += half & !beyond;
+        left = (half - 1) & beyond | (left - half) & !beyond;
+    }
+    let row = word_of(table, (rows + first).wrapping_sub(1));
+    let rule = RULES.get_ptr(row_rule(row) as u32)?;
+    // SAFETY: a map value.
+    Some(unsafe { (*rule).packed })
+}
+
+/// The step's view of a thread: its memory through the window, its saved registers.
+struct Kernel {
+    scratch: *mut Scratch,
+    task: *mut task_struct,
+    registers: *const c_void,
+}
+
+impl Kernel {
+    #[inline(always)]
+    fn copy(&self, to: *mut c_void, bytes: u32, from: u64) -> bool {
+        // SAFETY: `to` has room for `bytes`; the helpers check the source.
+        unsafe {
+            if self.task.is_null() {
+                bpf_probe_read_user(to, bytes, from as *const c_void) == 0
+            } else {
+                bpf_copy_from_user_task(to, bytes, from as *const c_void, self.task, 0) == 0
+            }
+        }
+    }
+
+    /// Fills the window from `address` on. Memory right above a frame is other, older frames
+    /// and nearly always there; where it is not, the window ends with the page.
+    #[inline(never)]
+    fn refill(&mut self, address: u64) -> bool {
+        // SAFETY: a map value.
+        let scratch = unsafe { &mut *self.scratch };
+        let window: *mut c_void = (&raw mut scratch.window).cast();
+        scratch.window_at = address;
+        scratch.window_bytes = WINDOW_WORDS as u64 * 8;
+        if self.copy(window, WINDOW_WORDS as u32 * 8, address) {
+            return true;
+        }
+        let to_page_end = (4096 - (address & 4095)) as u32 & 0x7f8;
+        scratch.window_bytes = to_page_end as u64;
+        if to_page_end != 0 && self.copy(window, to_page_end, address) {
+            return true;
+        }
+        scratch.window_bytes = 0;
+        false
+    }
+}
+
+impl Machine for Kernel {
+    #[inline(always)]
+    fn read(&mut self, address: u64) -> Option<u64> {
+        // SAFETY: a map value.
+        let scratch = unsafe { &mut *self.scratch };
+        if address & 7 != 0 {
+            // Misaligned stacks exist (hand-written code); they are not worth a window.
+            let mut value = 0u64;
+            return self.copy((&raw mut value).cast(), 8, address).then_some(value);
+        }
+        let mut offset = address.wrapping_sub(scratch.window_at);
+        if offset >= scratch.window_bytes {
+            if !self.refill(address) {
+                return None;
+            }
+            offset = 0;
+        }
+        Some(scratch.window[(offset >> 3) as usize & (WINDOW_WORDS - 1)])
+    }
+
+    #[inline(always)]
+    fn extended(&mut self, number: u16) -> Option<Rule> {
+        // SAFETY: a map value.
+        RULES.get_ptr(number as u32).map(|rule| unsafe { *rule })
+    }
+
+    #[inline(always)]
+    fn register(&mut self, number: u8) -> Option<u64> {
+        let mut value = 0u64;
+        let at = (self.registers as u64).wrapping_add(saved_register(number));
+        // SAFETY: 8 bytes of our own stack; the helper checks the source.
+        let read = unsafe {
+            bpf_probe_read_kernel((&raw mut value).cast(), 8, at as *const c_void)
+        };
+        (read == 0).then_some(value)
+    }
+}
+
+/// Offset of a register in x86-64's `struct pt_regs`, by its DWARF number
+/// (arch/x86/include/asm/ptrace.h; the order is ABI).
+#[inline(always)]
+pub fn saved_register(number: u8) -> u64 {
+    match number {
+        0 => 80,             // rax
+        1 => 96,             // rdx
+        2 => 88,             // rcx
+        register::RBX => 40, // rbx
+        4 => 104,            // rsi
+        5 => 112,            // rdi
+        register::RBP => 32, // rbp
+        register::RSP => 152,
+        8..=11 => (17 - number as u64) * 8,
+        _ => (15 - (number as u64 & 15)) * 8, // r12..r15
+    }
+}
