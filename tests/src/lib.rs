@@ -1,0 +1,43 @@
+//! What the end-to-end tests and the benchmark stand on: programs to profile, `strata` run as a
+//! person runs it, and readers of its output that share no code with the product.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`places`] | where the workspace, its cache and the `strata` binary are |
+//! | [`compile`] | a recipe for a target program, built once per source and flags |
+//! | [`targets`] | the catalogue of target programs |
+//! | [`runtimes`] | targets that need a runtime: Python, Node, Java, .NET |
+//! | [`running`] | a child process that cannot outlive its test |
+//! | [`strata`] | one run of `strata record` and what came of it |
+//! | [`summary`] | the `--json` summary, losses above all |
+//! | [`pprof`] | an own pprof reader |
+//! | [`stacks`] | stacks and the questions tests ask of them |
+//! | [`stack_ends`] | whether a stack's outermost frame is where a thread starts |
+//! | [`text_outputs`] | folded stacks and SVG, read back |
+//! | [`perf`] | the same recording by Linux perf |
+//! | [`elf_edit`] | hostile copies of ELF files |
+//! | [`fuse`] | a file system that can stop answering |
+//! | [`namespaces`] | processes in namespaces and containers |
+//! | [`machine`] | one profile of the machine at a time; the long variants |
+//! | [`bench`] | scenes, meters and tables of `cargo xtask bench` |
+//!
+//! Invariant: no result is believed because strata says so; it is compared with what the target
+//! did, what the kernel counted or what another tool saw.
+
+pub mod bench;
+pub mod compile;
+pub mod elf_edit;
+pub mod fuse;
+pub mod machine;
+pub mod namespaces;
+pub mod perf;
+pub mod places;
+pub mod pprof;
+pub mod running;
+pub mod runtimes;
+pub mod stack_ends;
+pub mod stacks;
+pub mod strata;
+pub mod summary;
+pub mod targets;
+pub mod text_outputs;

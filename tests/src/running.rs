@@ -1,0 +1,154 @@
+//! A child process that cannot outlive its test: killed, with its process group, when dropped.
+//!
+//! Invariant: waiting is always bounded; a process that does not end in time is an error that
+//! names it, and it is gone afterwards.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// A started process.
+pub struct Running {
+    name: String,
+    child: Child,
+    stdout: Option<JoinHandle<Vec<u8>>>,
+    stderr: Option<JoinHandle<Vec<u8>>>,
+    status: Option<ExitStatus>,
+}
+
+/// What a process left behind.
+pub struct Ended {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Running {
+    /// Starts a program in a process group of its own.
+    pub fn start(program: &Path, arguments: &[&str]) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        Self::from_command(command)
+    }
+
+    /// Starts a prepared command in a process group of its own, with its output collected.
+    pub fn from_command(mut command: Command) -> Result<Self> {
+        let name = format!("{command:?}");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
+        let stdout = child.stdout.take().map(collect);
+        let stderr = child.stderr.take().map(collect);
+        Ok(Self { name, child, stdout, stderr, status: None })
+    }
+
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap_or(0)
+    }
+
+    /// Sends a signal to the process alone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.pid()).context("no pid")?;
+        kill_process(pid, signal).with_context(|| format!("signalling {}", self.name))
+    }
+
+    /// Sends a signal to the whole group, as a terminal's Ctrl-C does.
+    pub fn signal_group(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.pid()).context("no pid")?;
+        kill_process_group(pid, signal).with_context(|| format!("signalling {}", self.name))
+    }
+
+    /// Whether it has not ended yet.
+    pub fn is_alive(&mut self) -> bool {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten();
+        }
+        self.status.is_none()
+    }
+
+    /// Waits until it ends by itself, at most this long.
+    pub fn wait(mut self, at_most: Duration) -> Result<Ended> {
+        let start = Instant::now();
+        while self.is_alive() {
+            if start.elapsed() > at_most {
+                self.kill();
+                let stderr = self.stderr.take().map(finished).unwrap_or_default();
+                bail!("{} did not end in {at_most:?}; it had said:\n{stderr}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let status = self.status.context("a status after the end")?;
+        // Whoever it started may still hold the pipes.
+        self.kill();
+        let stdout = self.stdout.take().map(finished).unwrap_or_default();
+        let stderr = self.stderr.take().map(finished).unwrap_or_default();
+        Ok(Ended { status, stdout, stderr })
+    }
+
+    fn kill(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.pid()) {
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+        if self.status.is_none() {
+            self.status = self.child.wait().ok();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Ended {
+    /// CPU seconds that targets of this name reported in their last line, added up.
+    pub fn cpu_seconds(&self, name: &str) -> f64 {
+        let wanted = format!("name={name}");
+        let lines = self.stdout.lines().filter(|l| l.starts_with("cpu "));
+        let of_name = lines.filter(|l| l.split(' ').any(|w| w == wanted));
+        of_name
+            .filter_map(|l| l.split(' ').find_map(|w| w.strip_prefix("seconds=")))
+            .filter_map(|s| s.parse::<f64>().ok())
+            .sum()
+    }
+}
+
+fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+fn finished(reader: JoinHandle<Vec<u8>>) -> String {
+    String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned()
+}
+
+/// CPU seconds the kernel has counted for a process (all threads, dead ones too).
+pub fn cpu_seconds_of(pid: i32) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = text.rsplit_once(") ").context("a stat line")?.1.split(' ').collect();
+    // utime and stime are fields 14 and 15 (proc(5)); the two before ") " are cut off.
+    let ticks =
+        |index: usize| fields.get(index).and_then(|f| f.parse::<f64>().ok()).context("ticks");
+    Ok((ticks(11)? + ticks(12)?) / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Waits until a condition holds, at most this long.
+pub fn wait_until(what: &str, at_most: Duration, mut holds: impl FnMut() -> bool) -> Result<()> {
+    let start = Instant::now();
+    while !holds() {
+        if start.elapsed() > at_most {
+            bail!("waited {at_most:?} in vain until {what}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}

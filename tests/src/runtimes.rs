@@ -1,0 +1,125 @@
+//! Targets that need a runtime: Python, Node, Java and .NET.
+//!
+//! Python, Node and Java are the machine's; .NET is what `cargo xtask setup test` assembled in the
+//! cache.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::compile::{OUTPUT, Recipe};
+use crate::places;
+use crate::running::Running;
+
+/// The Python shares, or the idle Python service.
+pub fn python(script: &str, arguments: &[&str]) -> Result<Command> {
+    // A version manager's shim is a shell script; ask it for the interpreter itself.
+    let shim = places::required("python3", "python3")?;
+    let done = Command::new(shim).args(["-c", "import sys; print(sys.executable)"]).output()?;
+    let interpreter = String::from_utf8(done.stdout)?.trim().to_string();
+    let mut command = Command::new(interpreter);
+    command.arg(places::target_sources().join("python").join(script)).args(arguments);
+    Ok(command)
+}
+
+/// The Node shares, with a perf map.
+pub fn node(arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new(places::required("node", "nodejs")?);
+    command.arg("--perf-basic-prof");
+    command.arg(places::target_sources().join("node/shares.js")).args(arguments);
+    Ok(command)
+}
+
+/// The Java shares, with frame pointers.
+pub fn java(seconds: &str) -> Result<Command> {
+    let source = places::target_sources().join("java/Shares.java");
+    let classes = Recipe {
+        name: "java_classes".to_string(),
+        compiler: places::required("javac", "default-jdk-headless")?,
+        arguments: vec!["-d".to_string(), OUTPUT.to_string(), source.display().to_string()],
+        sources: vec![source],
+        directory: places::target_sources(),
+        environment: vec![],
+        strip: false,
+        output_is_a_folder: true,
+    }
+    .build()?;
+    let mut command = Command::new(places::required("java", "default-jdk-headless")?);
+    command.args(["-XX:+PreserveFramePointer", "-XX:+UseSerialGC", "-cp"]).arg(classes);
+    command.args(["Shares", seconds]);
+    Ok(command)
+}
+
+/// Lets a running JVM (17 or newer) write its perf map; it does so when asked, not while it runs.
+pub fn write_java_perf_map(pid: i32) -> Result<()> {
+    let jcmd = places::required("jcmd", "default-jdk-headless")?;
+    let mut command = Command::new(jcmd);
+    command.args([&pid.to_string(), "Compiler.perfmap"]);
+    let ended = Running::from_command(command)?.wait(Duration::from_secs(30))?;
+    let map = format!("/tmp/perf-{pid}.map");
+    if !Path::new(&map).exists() {
+        bail!("jcmd wrote no {map}: {}{}", ended.stdout, ended.stderr);
+    }
+    Ok(())
+}
+
+/// The assembled .NET runtime and compiler: `9/dotnet` and `compile` in one folder.
+pub struct DotNet {
+    folder: PathBuf,
+}
+
+/// Finds what the set-up assembled: in `STRATA_DOTNET`, else in the cache.
+pub fn dotnet() -> Result<DotNet> {
+    let folder = match std::env::var_os("STRATA_DOTNET") {
+        Some(folder) => PathBuf::from(folder),
+        None => places::cache("dotnet")?,
+    };
+    if !folder.join("compile").is_file() || !folder.join("9/dotnet").is_file() {
+        bail!("no .NET in {}: run `cargo xtask setup test`", folder.display());
+    }
+    Ok(DotNet { folder })
+}
+
+impl DotNet {
+    /// A command that runs a managed program.
+    pub fn command(&self, assembly: &Path) -> Command {
+        let mut command = Command::new(self.folder.join("9/dotnet"));
+        command.arg("exec").arg(assembly);
+        command
+            .env("DOTNET_SYSTEM_GLOBALIZATION_INVARIANT", "1")
+            .env("DOTNET_CLI_TELEMETRY_OPTOUT", "1");
+        command
+    }
+
+    /// A command that compiles a C# file; the compiler is a .NET program itself.
+    pub fn compile_command(&self, source: &Path, output: &Path) -> Command {
+        let mut command = Command::new(self.folder.join("compile"));
+        command.arg(output).arg(source);
+        command
+    }
+
+    /// The recursion program, compiled once.
+    pub fn recursion(&self) -> Result<PathBuf> {
+        let source = places::target_sources().join("csharp/Recursion.cs");
+        let folder = places::cache("targets")?.join("csharp");
+        fs::create_dir_all(&folder)?;
+        let output = folder.join("Recursion.dll");
+        let modified = |p: &Path| fs::metadata(p).and_then(|m| m.modified()).ok();
+        if modified(&output) > modified(&source) {
+            return Ok(output);
+        }
+        let done =
+            self.compile_command(&source, &output).output().context("starting the C# compiler")?;
+        if !done.status.success() {
+            bail!(
+                "csc: {}{}",
+                String::from_utf8_lossy(&done.stdout),
+                String::from_utf8_lossy(&done.stderr)
+            );
+        }
+        Ok(output)
+    }
+}

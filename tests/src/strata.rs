@@ -1,0 +1,226 @@
+//! `strata record`, run as a person runs it, and what came of it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::pprof::{self, Profile};
+use crate::running::{Ended, Running, wait_until};
+use crate::stacks::Stacks;
+use crate::summary::Summary;
+use crate::{machine, places};
+
+/// How long strata may take beyond the recording itself: a limit against hanging tests, not a
+/// promise. Two cores that are busy with the targets symbolise slowly.
+const GRACE: Duration = Duration::from_secs(90);
+
+/// A recording to be made.
+pub struct Record {
+    arguments: Vec<OsString>,
+    command: Vec<OsString>,
+    outputs: Vec<&'static str>,
+    seconds: f64,
+    json: bool,
+    folder: TempDir,
+}
+
+/// A recording in progress.
+pub struct Recording {
+    running: Running,
+    seconds: f64,
+    folder: TempDir,
+}
+
+/// A finished recording.
+pub struct Recorded {
+    pub ended: Ended,
+    folder: TempDir,
+}
+
+/// A recording of the whole host, with the `--json` summary, to `profile.pb.gz`.
+pub fn record() -> Result<Record> {
+    let folder = tempfile::Builder::new().prefix("strata-test-").tempdir()?;
+    Ok(Record {
+        arguments: vec![],
+        command: vec![],
+        outputs: vec!["profile.pb.gz"],
+        seconds: 60.0,
+        json: true,
+        folder,
+    })
+}
+
+impl Record {
+    /// Ends after this many seconds.
+    pub fn seconds(mut self, seconds: f64) -> Self {
+        self.seconds = seconds;
+        self.option("--duration", format!("{seconds}"))
+    }
+
+    pub fn frequency(self, hertz: u32) -> Self {
+        self.option("--frequency", hertz.to_string())
+    }
+
+    pub fn pid(self, pid: i32) -> Self {
+        self.option("--pid", pid.to_string())
+    }
+
+    /// An option with a value.
+    pub fn option(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.arguments.extend([name.into(), value.into()]);
+        self
+    }
+
+    /// An option without one.
+    pub fn flag(mut self, name: &str) -> Self {
+        self.arguments.push(name.into());
+        self
+    }
+
+    /// One more output of this file name.
+    pub fn output(mut self, name: &'static str) -> Self {
+        self.outputs.push(name);
+        self
+    }
+
+    /// Without `--json`.
+    pub fn for_people(mut self) -> Self {
+        self.json = false;
+        self
+    }
+
+    /// The program to start and to profile until it ends.
+    pub fn command(mut self, program: impl AsRef<Path>, arguments: &[&str]) -> Self {
+        self.command = vec![program.as_ref().as_os_str().to_owned()];
+        self.command.extend(arguments.iter().map(OsString::from));
+        self
+    }
+
+    /// A shell command line to start and to profile until it ends.
+    pub fn shell(self, line: &str) -> Self {
+        self.command("/bin/sh", &["-c", line])
+    }
+
+    /// The folder its outputs go to.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The prepared command, for tests that start it in an unusual way.
+    pub fn to_command(&self) -> Result<Command> {
+        let mut command = Command::new(places::strata_binary()?);
+        command.arg("record").args(&self.arguments);
+        for name in &self.outputs {
+            command.arg("-o").arg(self.folder.path().join(name));
+        }
+        if self.json {
+            command.arg("--json");
+        }
+        if !self.command.is_empty() {
+            command.arg("--").args(&self.command);
+        }
+        Ok(command)
+    }
+
+    /// Starts it, and returns when it has opened its sampling events.
+    pub fn start(self) -> Result<Recording> {
+        let command = self.to_command()?;
+        let running = Running::from_command(command)?;
+        let mut recording = Recording { running, seconds: self.seconds, folder: self.folder };
+        recording.wait_for_sampling()?;
+        Ok(recording)
+    }
+
+    /// Runs it to its end, which must be a success.
+    pub fn run(self) -> Result<Recorded> {
+        let (command, seconds) = (self.to_command()?, self.seconds);
+        let recording =
+            Recording { running: Running::from_command(command)?, seconds, folder: self.folder };
+        recording.finish()
+    }
+}
+
+impl Recording {
+    /// Waits for the end, which must be a success.
+    pub fn finish(self) -> Result<Recorded> {
+        let recorded = self.end()?;
+        if !recorded.ended.status.success() {
+            let Ended { status, stdout, stderr } = &recorded.ended;
+            bail!("strata record: {status}\n{stdout}\n{stderr}");
+        }
+        Ok(recorded)
+    }
+
+    /// Waits for the end, whatever it is.
+    pub fn end(self) -> Result<Recorded> {
+        let limit = Duration::from_secs_f64(self.seconds) + GRACE;
+        let ended = self.running.wait(limit)?;
+        Ok(Recorded { ended, folder: self.folder })
+    }
+
+    pub fn running(&mut self) -> &mut Running {
+        &mut self.running
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// strata samples when it holds one perf event per CPU and a BPF link or program; what is left
+    /// to do after that is switching them on.
+    fn wait_for_sampling(&mut self) -> Result<()> {
+        let (pid, cpus) = (self.running.pid(), machine::cpus());
+        let mut ended = false;
+        wait_until("strata samples", GRACE, || {
+            ended = !self.running.is_alive();
+            ended || perf_events_of(pid) >= cpus
+        })?;
+        if !ended {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        Ok(())
+    }
+}
+
+fn perf_events_of(pid: i32) -> usize {
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
+    let links = entries.flatten().filter_map(|e| std::fs::read_link(e.path()).ok());
+    links.filter(|l| l.to_string_lossy().contains("[perf_event]")).count()
+}
+
+impl Recorded {
+    /// The path of an output.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn text(&self, name: &str) -> Result<String> {
+        let path = self.path(name);
+        std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+    }
+
+    pub fn profile(&self) -> Result<Profile> {
+        pprof::read(&self.path("profile.pb.gz"))
+    }
+
+    pub fn stacks(&self) -> Result<Stacks> {
+        self.profile()?.stacks()
+    }
+
+    /// The `--json` summary.
+    pub fn summary(&self) -> Result<Summary> {
+        Summary::find(&self.ended.stdout).or_else(|_| Summary::find(&self.ended.stderr))
+    }
+
+    /// Prints the counted losses beside a test's figures.
+    pub fn print_losses(&self) {
+        match self.summary() {
+            Ok(summary) => println!("  losses: {:?}", summary.losses()),
+            Err(error) => println!("  losses: {error}"),
+        }
+    }
+}

@@ -1,0 +1,3 @@
+module strata.test/cgo
+
+go 1.21

@@ -1,0 +1,3 @@
+module strata.test/shares
+
+go 1.21
