@@ -1,0 +1,48 @@
+//! From an ELF file to unwind rows, and the unwinder that runs them in userspace.
+//!
+//! [`build`] reads what a file says about its stack frames and turns it into the rows and rules
+//! that the kernel searches ([`strata_layout::tables`], [`strata_layout::rule`]). Sources, best
+//! first; each fills only what the ones before it left open:
+//!
+//! 1. call frame information: `.eh_frame`, or `.debug_frame` where that is missing;
+//! 2. Go's line table, which tells how deep the stack is at every instruction;
+//! 3. procedure linkage tables without call frame information;
+//! 4. signal restorers and the entry point, known by their instructions;
+//! 5. the frame pointer: rule "none".
+//!
+//! Code map:
+//! - [`read`]: the file, read by `pread`-like calls, never mapped
+//! - `elf`: headers, segments, sections
+//! - `frame_section`, `frame_program`, `expression`: call frame information
+//! - `plt`, `landmarks`: everything else rules come from
+//! - `coverage`: which address is covered by what
+//! - `rules`, `pieces`: interned rules, rows and their index
+//! - [`table`]: the result, and the search in it
+//! - [`bytes`]: the result as bytes, checked when read back
+//! - [`unwinder`]: the machine that unwinds a stack snapshot with these tables
+//!
+//! Invariant: the file is hostile. Nothing here panics, allocates by a size the file claims
+//! beyond [`Limits`], or works longer than the file's size pays for.
+
+#![forbid(unsafe_code)]
+
+mod build;
+pub mod bytes;
+mod coverage;
+mod elf;
+mod expression;
+mod frame_program;
+mod frame_section;
+mod landmarks;
+mod limits;
+mod pieces;
+mod plt;
+pub mod read;
+mod rules;
+pub mod table;
+pub mod unwinder;
+
+pub use build::{BuildError, build, fuzz_build};
+pub use limits::Limits;
+pub use read::ReadAt;
+pub use table::{Load, Piece, Statistics, UnwindTable};

@@ -1,0 +1,170 @@
+//! The unwinder in userspace: the kernel's step over a snapshot of a stack.
+//!
+//! For samples taken before the kernel had a process's tables (registers and a piece of stack
+//! come up, see [`strata_layout::record`]), and for tests that check every instruction.
+//!
+//! Invariant: frames and ends are exactly those the BPF programs give for the same tables.
+
+use std::sync::Arc;
+
+use strata_layout::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
+use strata_layout::rule::{Packed, Rule};
+use strata_layout::step::{self, Frame, Machine};
+
+use crate::table::UnwindTable;
+
+/// What is known about the code at an address.
+#[derive(Clone, Copy, Debug)]
+pub enum Lookup {
+    /// It lies in no known mapping.
+    NoMapping,
+    /// Its mapping has no table: follow the frame pointer.
+    FramePointer,
+    /// Its table's rule, which may be "none".
+    Rule(Rule),
+}
+
+/// Registers in DWARF numbering, then the pc.
+pub type Registers = [u64; 17];
+
+const RBX: usize = 3;
+const RBP: usize = 6;
+const RSP: usize = 7;
+const PC: usize = 16;
+
+/// Unwinds over memory that `read` reads. Frames, innermost first, are appended to `frames`
+/// as a record holds them.
+pub fn unwind(
+    lookup: &mut dyn FnMut(u64) -> Lookup,
+    read: &mut dyn FnMut(u64) -> Option<u64>,
+    registers: &Registers,
+    max_frames: usize,
+    frames: &mut Vec<u64>,
+) -> End {
+    let mut machine = Memory { read, registers, rule: None };
+    let mut frame = Frame {
+        pc: registers[PC],
+        sp: registers[RSP],
+        fp: registers[RBP],
+        rbx: registers[RBX],
+        exact: 1,
+        ..Frame::default()
+    };
+    for _ in 0..max_frames {
+        frames.push(encode(&frame));
+        let word = match lookup(step::lookup_pc(&frame)) {
+            Lookup::NoMapping => return End::NoMapping,
+            Lookup::FramePointer => Packed::FRAME_POINTER,
+            Lookup::Rule(rule) => {
+                machine.rule = Some(rule);
+                rule.packed
+            }
+        };
+        if let Some(end) = step::step(&mut machine, &mut frame, word) {
+            return end;
+        }
+    }
+    End::FrameLimit
+}
+
+/// As [`unwind`], over a copy of the stack. A stack that goes on beyond the copy's end is cut
+/// there ([`End::CaptureLimit`]).
+pub fn unwind_snapshot(
+    lookup: &mut dyn FnMut(u64) -> Lookup,
+    registers: &Registers,
+    stack_start: u64,
+    stack: &[u8],
+    max_frames: usize,
+    frames: &mut Vec<u64>,
+) -> End {
+    let mut beyond = false;
+    let mut read = |address: u64| {
+        let offset = address.wrapping_sub(stack_start);
+        let start = usize::try_from(offset).ok()?;
+        let word = start
+            .checked_add(8)
+            .and_then(|end| stack.get(start..end))
+            .and_then(|bytes| bytes.try_into().ok())
+            .map(u64::from_le_bytes);
+        // Above the copy, and not somewhere else altogether.
+        beyond |= word.is_none() && offset < MAX_STACK;
+        word
+    };
+    let end = unwind(lookup, &mut read, registers, max_frames, frames);
+    if beyond && matches!(end, End::UnreadableStack | End::BrokenChain) {
+        return End::CaptureLimit;
+    }
+    end
+}
+
+/// Stacks are smaller than this; an address further from the copy is not in the same stack.
+const MAX_STACK: u64 = 1 << 30;
+
+fn encode(frame: &Frame) -> u64 {
+    frame.pc & FRAME_ADDRESS
+        | if frame.exact != 0 { FRAME_EXACT } else { 0 }
+        | if frame.by_pointer != 0 { FRAME_BY_POINTER } else { 0 }
+}
+
+struct Memory<'a> {
+    read: &'a mut dyn FnMut(u64) -> Option<u64>,
+    registers: &'a Registers,
+    /// The rule of the current frame, for extended words.
+    rule: Option<Rule>,
+}
+
+impl Machine for Memory<'_> {
+    fn read(&mut self, address: u64) -> Option<u64> {
+        (self.read)(address)
+    }
+
+    fn extended(&mut self, _number: u16) -> Option<Rule> {
+        self.rule
+    }
+
+    fn register(&mut self, number: u8) -> Option<u64> {
+        self.registers.get(usize::from(number)).copied()
+    }
+}
+
+/// One executable mapping of a process.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    /// Address in the process minus address in the file's own numbering.
+    pub bias: u64,
+    /// `None`: follow the frame pointer.
+    pub table: Option<Arc<UnwindTable>>,
+}
+
+/// A process's executable mappings.
+#[derive(Clone, Debug, Default)]
+pub struct AddressSpace {
+    mappings: Vec<Mapping>,
+}
+
+impl AddressSpace {
+    #[must_use]
+    pub fn new(mut mappings: Vec<Mapping>) -> Self {
+        mappings.sort_by_key(|mapping| mapping.start);
+        Self { mappings }
+    }
+
+    #[must_use]
+    pub fn mapping(&self, address: u64) -> Option<&Mapping> {
+        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
+        self.mappings.get(after.checked_sub(1)?).filter(|mapping| address < mapping.end)
+    }
+
+    #[must_use]
+    pub fn lookup(&self, address: u64) -> Lookup {
+        match self.mapping(address) {
+            None => Lookup::NoMapping,
+            Some(Mapping { table: None, .. }) => Lookup::FramePointer,
+            Some(Mapping { table: Some(table), bias, .. }) => {
+                Lookup::Rule(table.lookup(address.wrapping_sub(*bias)))
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Rows against gimli's own reading of the same `.eh_frame`, on real files: an independent
+//! implementation that keeps every register.
+
+use std::path::{Path, PathBuf};
+
+use gimli::{
+    BaseAddresses, CfaRule, CieOrFde, EhFrame, LittleEndian, RegisterRule, UnwindContext,
+    UnwindSection, X86_64,
+};
+use object::{Object, ObjectSection};
+use strata_layout::rule::{
+    FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, FLAG_RBX_SAVED, FLAG_SAVES_AT_FP, Kind, Packed, Rule,
+};
+use strata_unwind::read::FileReader;
+use strata_unwind::{Limits, UnwindTable, build};
+
+fn table_of(path: &Path) -> UnwindTable {
+    let source = FileReader::new(std::fs::File::open(path).unwrap()).unwrap();
+    build(&source, &Limits::default()).unwrap()
+}
+
+/// Checks all rows of a file; returns how many there were.
+fn compare(path: &Path) -> u64 {
+    let table = table_of(path);
+    let bytes = std::fs::read(path).unwrap();
+    let file = object::File::parse(&*bytes).unwrap();
+    let section = file.section_by_name(".eh_frame").unwrap();
+    let frames = EhFrame::new(section.data().unwrap(), LittleEndian);
+    let bases = BaseAddresses::default().set_eh_frame(section.address());
+    let mut context = UnwindContext::new();
+    let mut checked = 0;
+    let mut entries = frames.entries(&bases);
+    while let Some(entry) = entries.next().unwrap() {
+        let CieOrFde::Fde(partial) = entry else { continue };
+        let fde = partial.parse(EhFrame::cie_from_offset).unwrap();
+        if fde.len() == 0 || fde.initial_address() == 0 {
+            continue;
+        }
+        let mut rows = fde.rows(&frames, &bases, &mut context).unwrap();
+        while let Some(row) = rows.next_row().unwrap() {
+            if row.start_address() >= row.end_address() {
+                continue;
+            }
+            for address in [row.start_address(), row.end_address() - 1] {
+                let rule = table.lookup(address);
+                let signal = fde.cie().is_signal_trampoline();
+                if let Err(wrong) = agrees(&rule, row, signal) {
+                    panic!("{}: {address:#x}: {wrong}\n{rule:?}\n{row:?}", path.display());
+                }
+            }
+            checked += 1;
+        }
+    }
+    checked
+}
+
+/// Whether a rule says what gimli's row says. Expressions are left to other tests.
+fn agrees(
+    rule: &Rule,
+    row: &gimli::UnwindTableRow<usize>,
+    signal: bool,
+) -> Result<(), &'static str> {
+    let kind = rule.packed.kind();
+    let must = |holds: bool, wrong| if holds { Ok(()) } else { Err(wrong) };
+    if signal {
+        return must(rule.packed == Packed::SIGNAL, "not a signal frame");
+    }
+    if kind == Kind::Unsupported as u32 {
+        return Ok(());
+    }
+    match row.register(X86_64::RA).unwrap_or(RegisterRule::SameValue) {
+        RegisterRule::Undefined => return must(rule.packed == Packed::END, "not the outermost"),
+        RegisterRule::Offset(-8) => {}
+        RegisterRule::Register(_) => {
+            return must(rule.flags & FLAG_RA_IN_REGISTER != 0, "the return address's register");
+        }
+        other => panic!("an unexpected place of the return address: {other:?}"),
+    }
+    let CfaRule::RegisterAndOffset { register, offset } = row.cfa() else {
+        return must(
+            kind == Kind::Plt as u32 || kind == Kind::Extended as u32,
+            "an expression became a plain rule",
+        );
+    };
+    let extended = kind == Kind::Extended as u32;
+    let (base, cfa) = if extended {
+        (rule.base, i64::from(rule.cfa_offset))
+    } else {
+        let base = match kind {
+            kind if kind == Kind::Sp as u32 => 7,
+            kind if kind == Kind::Fp as u32 => 6,
+            kind if kind == Kind::Rbx as u32 => 3,
+            _ => return Err("not a frame"),
+        };
+        (base, rule.packed.cfa_offset() as i64)
+    };
+    must(u16::from(base) == register.0 && cfa == *offset, "the CFA")?;
+    let saves = |number, flag, offset, below: u64| {
+        let at = if extended {
+            (rule.flags & flag != 0).then_some(i64::from(offset))
+        } else {
+            (below != 0).then(|| -(below as i64))
+        };
+        match row.register(number).unwrap_or(RegisterRule::Undefined) {
+            RegisterRule::Offset(offset) => at == Some(offset),
+            RegisterRule::Expression(_) => {
+                number == X86_64::RBX || rule.flags & FLAG_SAVES_AT_FP != 0
+            }
+            RegisterRule::Undefined | RegisterRule::SameValue => at.is_none(),
+            // Rules do without RBX where it is in an odd place.
+            _ => number == X86_64::RBX,
+        }
+    };
+    must(saves(X86_64::RBP, FLAG_FP_SAVED, rule.fp_offset, rule.packed.fp_below()), "RBP")?;
+    must(saves(X86_64::RBX, FLAG_RBX_SAVED, rule.rbx_offset, rule.packed.rbx_below()), "RBX")
+}
+
+fn compare_if_there(paths: &[&str]) {
+    let mut checked = 0;
+    for path in paths {
+        if !Path::new(path).exists() {
+            println!("skipped: {path} is not on this machine");
+            continue;
+        }
+        let rows = compare(Path::new(path));
+        println!("{path}: {rows} rows agree");
+        checked += rows;
+    }
+    assert!(checked > 0, "none of {paths:?} is on this machine");
+}
+
+#[test]
+fn system_libraries_have_the_rows_gimli_finds() {
+    compare_if_there(&[
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/lib64/ld-linux-x86-64.so.2",
+        "/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
+        "/usr/lib/x86_64-linux-gnu/libcrypto.so.3",
+        "/usr/lib/x86_64-linux-gnu/libgcc_s.so.1",
+        "/usr/lib/x86_64-linux-gnu/libm.so.6",
+        "/usr/bin/bash",
+    ]);
+}
+
+#[test]
+fn a_program_with_hand_written_assembly_has_the_rows_gimli_finds() {
+    compare_if_there(&["/usr/bin/node", "/usr/bin/bash"]);
+}
+
+/// A library of more than one piece (MAX_PIECE_ROWS).
+#[test]
+fn the_largest_library_of_this_toolchain_has_the_rows_gimli_finds() {
+    let rustc = std::process::Command::new("rustc").args(["--print", "sysroot"]).output();
+    let sysroot = PathBuf::from(String::from_utf8(rustc.unwrap().stdout).unwrap().trim());
+    let driver = std::fs::read_dir(sysroot.join("lib"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.to_string_lossy().contains("librustc_driver"));
+    let driver = driver.expect("every toolchain has librustc_driver");
+    println!("{} rows agree", compare(&driver));
+    assert!(table_of(&driver).pieces.len() > 1);
+}
+
+#[test]
+fn the_dynamic_linkers_lazy_binding_and_vfork_have_rules() {
+    let linker = table_of(Path::new("/lib64/ld-linux-x86-64.so.2"));
+    assert!(linker.rules.iter().any(|rule| rule.packed.kind() == Kind::Rbx as u32));
+    let libc = table_of(Path::new("/lib/x86_64-linux-gnu/libc.so.6"));
+    assert!(libc.rules.iter().any(|rule| rule.flags & FLAG_RA_IN_REGISTER != 0));
+    assert!(libc.rules.iter().any(|rule| rule.packed == Packed::SIGNAL));
+    assert!(libc.rules.iter().any(|rule| rule.packed == Packed::END));
+    assert!(libc.rules.iter().any(|rule| rule.packed.kind() == Kind::Plt as u32));
+}
