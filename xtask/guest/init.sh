@@ -1,0 +1,38 @@
+#!/bin/busybox sh
+# The guest of `cargo xtask vm-test`: records a known program and writes what it finds to the
+# second serial port, in sections the host can tell apart. The first port is the console.
+export PATH=/bin
+/bin/busybox --install -s /bin
+mkdir -p /proc /sys /dev /tmp
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+stty -F /dev/ttyS1 raw -echo
+exec >/dev/ttyS1 2>&1
+
+section() {
+    name=$1
+    shift
+    echo "@@@ begin $name"
+    "$@"
+    status=$?
+    echo
+    echo "@@@ end $name $status"
+}
+
+section release uname -r
+if [ -e /bin/strata ]; then
+    section doctor strata doctor
+    section record strata record --frequency 199 --output /tmp/child.folded -- /bin/known 5
+    section child cat /tmp/child.folded
+
+    # The same from outside: a program that was there before, among everything else.
+    known 60 >/dev/null &
+    section record-host strata record --frequency 199 --duration 4 --output /tmp/host.folded
+    section host cat /tmp/host.folded
+    kill %1
+else
+    section known known 1
+fi
+echo "@@@ done"
+poweroff -f

@@ -1,0 +1,159 @@
+//! The command line: words in, [`Command`] out.
+//!
+//! Written over `lexopt` and not `clap`: this crate is compiled before anything else can start.
+//! Invariant: `record`, `bench` and `test` hand on what they do not know, untouched.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use lexopt::prelude::*;
+
+use crate::setup::Profile;
+
+pub enum Command {
+    Help(&'static str),
+    Setup(Profile),
+    Build(BuildOptions),
+    Record(Vec<OsString>),
+    Test(Vec<OsString>),
+    VmTest(VmOptions),
+    Bench(Vec<OsString>),
+    Fuzz(FuzzOptions),
+    Dist,
+}
+
+/// What `build` makes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum BuildOptions {
+    /// The `strata` binary, and the BPF object first when its sources changed.
+    All,
+    /// The BPF object alone, even when it is up to date.
+    BpfOnly,
+    /// The BPF object with its diagnostics (aya-log) compiled in, into the cache directory.
+    BpfDebug,
+    /// Everything, after proving that the committed object is what its sources give.
+    CheckBpf,
+}
+
+pub struct VmOptions {
+    /// A name or the beginning of a release (`6.1`, `7.2`, `newest`); none for all.
+    pub kernel: Option<String>,
+    /// Boot and run the target program only: proves the emulator, not strata.
+    pub boot_only: bool,
+}
+
+pub struct FuzzOptions {
+    /// One target; none for all, one after the other.
+    pub target: Option<String>,
+    pub time: Duration,
+}
+
+const HELP: &str = "\
+cargo xtask COMMAND
+
+  record [OPTIONS…]            record with strata (its own options; `record --help`)
+  test [FILTER…]               every test, end-to-end ones included (needs root)
+  setup [record|test|bpf|all]  install what is missing for those commands, and say what and why
+  build [--bpf-only | --bpf-debug | --check-bpf]
+                               the release binary; the BPF object too when its sources changed
+  vm-test [--kernel 6.1|6.12|7.2|newest|all] [--boot-only]
+                               strata on other kernels, under emulation
+  bench [NAME…]                measure, beside perf
+  fuzz [TARGET] [--seconds N]  fuzz one parser, or each (60 seconds each)
+  dist                         a stripped release binary in a tar archive, with licences
+
+Downloads and tools go to .cache/ (or $STRATA_CACHE), which git ignores.
+";
+
+pub fn parse() -> Result<Command> {
+    let mut words = lexopt::Parser::from_env();
+    let Some(word) = words.next()? else { return Ok(Command::Help(HELP)) };
+    let name = match word {
+        Short('h') | Long("help") => return Ok(Command::Help(HELP)),
+        Value(name) => name.string()?,
+        other => return Err(other.unexpected().into()),
+    };
+    match name.as_str() {
+        "help" => Ok(Command::Help(HELP)),
+        "record" => Ok(Command::Record(words.raw_args()?.collect())),
+        "test" => Ok(Command::Test(words.raw_args()?.collect())),
+        "bench" => Ok(Command::Bench(words.raw_args()?.collect())),
+        "setup" => parse_setup(&mut words),
+        "build" => parse_build(&mut words),
+        "vm-test" => parse_vm_test(&mut words),
+        "fuzz" => parse_fuzz(&mut words),
+        "dist" => match words.next()? {
+            None => Ok(Command::Dist),
+            Some(other) => Err(other.unexpected().into()),
+        },
+        other => bail!("no command '{other}'\n\n{HELP}"),
+    }
+}
+
+fn parse_setup(words: &mut lexopt::Parser) -> Result<Command> {
+    let mut profile = Profile::All;
+    while let Some(word) = words.next()? {
+        match word {
+            Short('h') | Long("help") => return Ok(Command::Help(HELP)),
+            Value(name) => {
+                profile = match name.string()?.as_str() {
+                    "record" => Profile::Record,
+                    "test" => Profile::Test,
+                    "bpf" => Profile::Bpf,
+                    "all" => Profile::All,
+                    other => bail!("no set-up '{other}': it is record, test, bpf or all"),
+                }
+            }
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    Ok(Command::Setup(profile))
+}
+
+fn parse_build(words: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = BuildOptions::All;
+    while let Some(word) = words.next()? {
+        let chosen = match word {
+            Short('h') | Long("help") => return Ok(Command::Help(HELP)),
+            Long("bpf-only") => BuildOptions::BpfOnly,
+            Long("bpf-debug") => BuildOptions::BpfDebug,
+            Long("check-bpf") => BuildOptions::CheckBpf,
+            other => return Err(other.unexpected().into()),
+        };
+        if options != BuildOptions::All && options != chosen {
+            bail!("--bpf-only, --bpf-debug and --check-bpf exclude each other");
+        }
+        options = chosen;
+    }
+    Ok(Command::Build(options))
+}
+
+fn parse_vm_test(words: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = VmOptions { kernel: None, boot_only: false };
+    while let Some(word) = words.next()? {
+        match word {
+            Short('h') | Long("help") => return Ok(Command::Help(HELP)),
+            Long("kernel") => {
+                let name = words.value()?.string()?;
+                options.kernel = (name != "all").then_some(name);
+            }
+            Long("boot-only") => options.boot_only = true,
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    Ok(Command::VmTest(options))
+}
+
+fn parse_fuzz(words: &mut lexopt::Parser) -> Result<Command> {
+    let mut options = FuzzOptions { target: None, time: Duration::from_secs(60) };
+    while let Some(word) = words.next()? {
+        match word {
+            Short('h') | Long("help") => return Ok(Command::Help(HELP)),
+            Long("seconds") => options.time = Duration::from_secs(words.value()?.parse()?),
+            Value(name) if options.target.is_none() => options.target = Some(name.string()?),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    Ok(Command::Fuzz(options))
+}

@@ -1,0 +1,108 @@
+//! `cargo xtask dist`: what a user downloads. One stripped binary with the BPF object inside,
+//! the licences, the README; a user of it needs no toolchain.
+//!
+//! libelf and zlib are linked in statically, so that only glibc is asked of the user's machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::setup::{self, Profile};
+use crate::{bpf_object, project, run};
+
+const DOCUMENTS: &[&str] = &["README.md", "LICENSE", "LICENSE-MIT", "LICENSE-APACHE"];
+
+pub fn run() -> Result<()> {
+    setup::ensure(Profile::Record)?;
+    bpf_object::ensure()?;
+    let mut cargo = project::cargo();
+    cargo
+        .args(["build", "--profile", "dist", "--package", "strata"])
+        .args(["--features", "libbpf-rs/static"])
+        .env("LIBBPF_SYS_LIBRARY_PATH", static_libraries()?);
+    run::aloud(&mut cargo).context("strata does not build")?;
+    let binary = project::target().join("dist/strata");
+    refuse_other_libraries(&binary)?;
+
+    let name = format!("strata-{}-x86_64-linux", version()?);
+    let directory = project::target().join("dist").join(&name);
+    if directory.exists() {
+        fs::remove_dir_all(&directory)?;
+    }
+    fs::create_dir_all(directory.join("ebpf"))?;
+    fs::copy(&binary, directory.join("strata"))?;
+    for document in DOCUMENTS {
+        let from = project::root().join(document);
+        fs::copy(&from, directory.join(document))
+            .with_context(|| format!("cannot copy {document}"))?;
+    }
+    fs::copy(project::root().join("ebpf/LICENSE"), directory.join("ebpf/LICENSE"))?;
+
+    let archive = project::target().join("dist").join(format!("{name}.tar.gz"));
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(project::target().join("dist"));
+    // The same content gives the same archive.
+    tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"]);
+    tar.args(["--use-compress-program=gzip -9n", "-cf"]).arg(&archive).arg(&name);
+    run::output_of(&mut tar)?;
+
+    let size = |file: &Path| -> Result<String> {
+        Ok(format!("{:.1} MB", fs::metadata(file)?.len() as f64 / 1e6))
+    };
+    println!("{}", archive.display());
+    println!("  archive {}, binary {}", size(&archive)?, size(&binary)?);
+    println!("  needs Linux on x86-64 with glibc {} or later", newest_glibc_symbol(&binary)?);
+    println!("  sha256 {}", run::sha256_of(&archive)?);
+    Ok(())
+}
+
+/// Where the C compiler finds libelf.a and libz.a.
+fn static_libraries() -> Result<PathBuf> {
+    for library in ["libelf.a", "libz.a"] {
+        let path = run::output_of(Command::new("cc").arg(format!("-print-file-name={library}")))?;
+        let path = PathBuf::from(path.trim_end());
+        // The compiler repeats the bare name of what it does not find.
+        let Some(directory) = path.parent().filter(|_| path.is_absolute()) else {
+            bail!("there is no {library}: install libelf-dev and zlib1g-dev");
+        };
+        if library == "libz.a" {
+            return Ok(directory.canonicalize()?);
+        }
+    }
+    bail!("no library to look for")
+}
+
+fn refuse_other_libraries(binary: &Path) -> Result<()> {
+    const EXPECTED: &[&str] = &["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"];
+    let dynamic =
+        run::output_of(Command::new("readelf").args(["--dynamic", "--wide"]).arg(binary))?;
+    for line in dynamic.lines().filter(|line| line.contains("(NEEDED)")) {
+        let library = line.split(['[', ']']).nth(1).unwrap_or(line);
+        if !EXPECTED.contains(&library) {
+            bail!("the release binary needs {library}, which not every machine has");
+        }
+    }
+    Ok(())
+}
+
+fn newest_glibc_symbol(binary: &Path) -> Result<String> {
+    let versions =
+        run::output_of(Command::new("readelf").args(["--version-info", "--wide"]).arg(binary))?;
+    let newest = versions
+        .split(|c: char| c.is_whitespace())
+        .filter_map(|word| word.strip_prefix("GLIBC_"))
+        .filter_map(|version| {
+            version.split('.').map(|part| part.parse().ok()).collect::<Option<Vec<u32>>>()
+        })
+        .max()
+        .context("the binary names no glibc version")?;
+    Ok(newest.iter().map(u32::to_string).collect::<Vec<_>>().join("."))
+}
+
+fn version() -> Result<String> {
+    let identity = run::output_of(project::cargo().args(["pkgid", "--package", "strata"]))?;
+    let version = identity.trim_end().rsplit(['#', '@']).next();
+    Ok(version.context("cargo names no version of strata")?.to_owned())
+}

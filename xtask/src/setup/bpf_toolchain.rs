@@ -1,0 +1,95 @@
+//! What builds the BPF programs: LLVM, rust-src, and bpf-linker in the project's own tools.
+//!
+//! Invariant: all three have the LLVM major version of the pinned rustc, and bpf-linker's
+//! version is exact: the committed object must come out the same everywhere.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::step;
+use crate::{project, run};
+
+pub const LINKER_VERSION: &str = "0.13.0";
+pub const LLVM: &str = "/usr/lib/llvm-22";
+
+pub fn ensure() -> Result<()> {
+    super::ensure_bpf_packages()?;
+    ensure_rust_source()?;
+    ensure_linker()
+}
+
+pub fn linker() -> PathBuf {
+    project::tool("bpf-linker")
+}
+
+pub fn strip() -> PathBuf {
+    PathBuf::from(LLVM).join("bin/llvm-strip")
+}
+
+pub fn sysroot() -> Result<PathBuf> {
+    let path = run::output_of(
+        Command::new("rustc").current_dir(project::root()).args(["--print", "sysroot"]),
+    )?;
+    Ok(PathBuf::from(path.trim_end()))
+}
+
+/// The versions that decide the object's bytes, for people who compare two builds.
+pub fn versions() -> Result<String> {
+    let rustc =
+        run::output_of(Command::new("rustc").current_dir(project::root()).arg("--version"))?;
+    let llvm =
+        run::output_of(Command::new(PathBuf::from(LLVM).join("bin/llvm-config")).arg("--version"))?;
+    Ok(format!("{}, bpf-linker {LINKER_VERSION}, LLVM {}", rustc.trim_end(), llvm.trim_end()))
+}
+
+/// `core` has no prebuilt form for BPF: it is compiled from its source.
+fn ensure_rust_source() -> Result<()> {
+    let source = sysroot()?.join("lib/rustlib/src/rust/library/core/Cargo.toml");
+    if source.exists() {
+        return Ok(());
+    }
+    if project::find_program("rustup").is_none() {
+        bail!(
+            "the BPF programs need rustc's own source, and there is no rustup to get it: {} is missing",
+            source.display()
+        );
+    }
+    eprintln!("· needed: rust-src (the source of `core`, compiled for BPF)");
+    let mut add = Command::new("rustup");
+    add.args(["component", "add", "rust-src", "--toolchain", &channel()?]);
+    step("rustup component add rust-src", &mut add)
+}
+
+/// The toolchain that `rust-toolchain.toml` pins.
+fn channel() -> Result<String> {
+    let file = project::root().join("rust-toolchain.toml");
+    let text =
+        fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let channel = text.lines().find_map(|line| line.trim().strip_prefix("channel"));
+    let channel = channel.and_then(|rest| rest.split('"').nth(1));
+    Ok(channel.context("rust-toolchain.toml names no channel")?.to_owned())
+}
+
+fn ensure_linker() -> Result<()> {
+    let wanted = format!("bpf-linker {LINKER_VERSION}");
+    if run::output_of(Command::new(linker()).arg("--version"))
+        .is_ok_and(|said| said.trim() == wanted)
+    {
+        return Ok(());
+    }
+    eprintln!("· needed: {wanted} (links the BPF programs; built once, about a minute)");
+    let mut install = project::cargo();
+    install
+        .env("LLVM_PREFIX", LLVM)
+        .env("CARGO_TARGET_DIR", project::cache().join("build/bpf-linker"))
+        .args(["install", "bpf-linker", "--version", &format!("={LINKER_VERSION}"), "--locked"])
+        .args(["--no-default-features", "--features", "llvm-22", "--force", "--root"])
+        .arg(project::tools());
+    step(&format!("build {wanted}"), &mut install)?;
+    // Half a gigabyte that nothing needs again.
+    _ = fs::remove_dir_all(project::cache().join("build/bpf-linker"));
+    Ok(())
+}

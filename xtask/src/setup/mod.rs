@@ -1,0 +1,78 @@
+//! What each command needs of the machine, and getting it.
+//!
+//! Invariant: nothing is installed without saying what and why; when nothing is missing a
+//! set-up asks no network and takes milliseconds.
+
+pub mod bpf_toolchain;
+pub mod debian;
+pub mod dotnet;
+pub mod kernels;
+mod needs;
+
+use anyhow::{Result, bail};
+
+use crate::run;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// To build and run `strata record` from the committed BPF object.
+    Record,
+    /// To run every test.
+    Test,
+    /// To build the BPF programs.
+    Bpf,
+    /// To boot other kernels.
+    Emulator,
+    All,
+}
+
+/// `cargo xtask setup`: as [`ensure`], and says so when there was nothing to do.
+pub fn run(profile: Profile) -> Result<()> {
+    ensure(profile)?;
+    eprintln!("· everything is in place");
+    Ok(())
+}
+
+/// Gets whatever `profile` needs and this machine lacks.
+pub fn ensure(profile: Profile) -> Result<()> {
+    refuse_other_machines()?;
+    match profile {
+        Profile::Record => debian::ensure(needs::RECORD),
+        Profile::Bpf => bpf_toolchain::ensure(),
+        Profile::Emulator => debian::ensure(&[needs::RECORD, needs::EMULATOR].concat()),
+        Profile::Test => ensure_tests(),
+        Profile::All => {
+            ensure_tests()?;
+            bpf_toolchain::ensure()
+        }
+    }
+}
+
+fn ensure_tests() -> Result<()> {
+    debian::ensure(&[needs::RECORD, needs::TEST, needs::EMULATOR].concat())?;
+    dotnet::ensure()?;
+    kernels::ensure(None)?;
+    kernels::ensure_busybox()?;
+    Ok(())
+}
+
+fn refuse_other_machines() -> Result<()> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        bail!(
+            "strata runs on Linux on x86-64 so far, this is {} on {}",
+            std::env::consts::OS,
+            std::env::consts::ARCH
+        );
+    }
+    Ok(())
+}
+
+/// The packages the BPF toolchain needs, for [`bpf_toolchain`].
+fn ensure_bpf_packages() -> Result<()> {
+    debian::ensure(needs::BPF)
+}
+
+/// A command that ends in the log unless it fails.
+fn step(label: &str, command: &mut std::process::Command) -> Result<()> {
+    run::quietly(label, command)
+}

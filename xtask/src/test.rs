@@ -1,0 +1,139 @@
+//! `cargo xtask test`: every test of the workspace, with one line of totals at the end.
+//!
+//! Unit and property tests run in parallel; the end-to-end tests of `strata-tests` one at a
+//! time, because they share one kernel and measure shares of its CPUs. All are built in the
+//! development profile (overflow checks on); the `strata` they drive is the release binary.
+//!
+//! Invariant: a test harness that ends without its result line counts as a failure.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::setup::{self, Profile, dotnet};
+use crate::{build, project};
+
+const END_TO_END: &str = "strata-tests";
+
+pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
+    if !project::is_root() {
+        bail!(
+            "the end-to-end tests load BPF programs and need root. Run:\n  \
+             sudo env \"PATH=$PATH\" cargo xtask test\n\
+             (without root: `cargo test --workspace --exclude {END_TO_END}`)"
+        );
+    }
+    setup::ensure(Profile::Test)?;
+    build::ensure()?;
+
+    let mut totals = Totals::default();
+    let mut units = cargo_test();
+    units.args(["--workspace", "--exclude", END_TO_END, "--no-fail-fast", "--"]).args(arguments);
+    count(&mut units, &mut totals)?;
+    if project::root().join("tests/Cargo.toml").exists() {
+        let mut end_to_end = cargo_test();
+        end_to_end.args(["--package", END_TO_END, "--no-fail-fast", "--", "--test-threads=1"]);
+        count(end_to_end.args(arguments), &mut totals)?;
+    }
+
+    println!();
+    for name in &totals.failures {
+        println!("failed: {name}");
+    }
+    println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
+    Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn cargo_test() -> Command {
+    let mut cargo = project::cargo();
+    cargo
+        .arg("test")
+        .env("STRATA_BIN", project::strata_binary())
+        .env("STRATA_CACHE", project::cache())
+        .env("STRATA_DOTNET", dotnet::directory())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    cargo
+}
+
+#[derive(Default)]
+struct Totals {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+    failures: Vec<String>,
+}
+
+/// Runs `cargo test`, shows what it says and adds up its result lines.
+fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
+    let before = totals.failed;
+    let mut child = command.spawn().context("cannot start cargo")?;
+    let output = child.stdout.take().context("cargo has no standard output")?;
+    let mut started = 0_u64;
+    let mut ended = 0_u64;
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        // The program that reads our output may be gone; the tests still count.
+        _ = writeln!(std::io::stdout(), "{line}");
+        started += u64::from(starts_a_harness(&line));
+        if let Some(name) =
+            line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
+        {
+            totals.failures.push(name.to_owned());
+        }
+        if let Some(result) = line.strip_prefix("test result: ") {
+            ended += 1;
+            totals.passed += number_before(result, " passed");
+            totals.failed += number_before(result, " failed");
+            totals.ignored += number_before(result, " ignored");
+        }
+    }
+    let status = child.wait()?;
+    let lost = started.saturating_sub(ended);
+    if lost > 0 {
+        totals.failed += lost;
+        totals.failures.push(format!("{lost} test program(s) ended without a result"));
+    } else if !status.success() && totals.failed == before {
+        // It did not compile, or a doctest could not be built.
+        totals.failed += 1;
+        totals.failures.push(format!("cargo test ({status})"));
+    }
+    Ok(())
+}
+
+/// `running 3 tests`
+fn starts_a_harness(line: &str) -> bool {
+    let Some((number, word)) =
+        line.trim_end().strip_prefix("running ").and_then(|rest| rest.split_once(' '))
+    else {
+        return false;
+    };
+    number.parse::<u64>().is_ok() && matches!(word, "test" | "tests")
+}
+
+fn number_before(text: &str, word: &str) -> u64 {
+    let Some((before, _)) = text.split_once(word) else { return 0 };
+    before
+        .rsplit(|c: char| !c.is_ascii_digit())
+        .next()
+        .and_then(|digits| digits.parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number_before;
+
+    #[test]
+    fn the_numbers_of_a_result_line_are_read() {
+        let line =
+            "ok. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s";
+        assert_eq!(number_before(line, " passed"), 12);
+        assert_eq!(number_before(line, " failed"), 3);
+        assert_eq!(number_before(line, " ignored"), 1);
+        assert_eq!(number_before(line, " absent"), 0);
+    }
+}

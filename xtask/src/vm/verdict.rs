@@ -1,0 +1,92 @@
+//! Whether a guest's recordings are right.
+//!
+//! `known` (xtask/guest/known.c) spends its user time in three leaves, 50/30/20, below twenty
+//! levels of recursion and a callback from libc, and the rest in the kernel. Invariant: a
+//! recording with too few samples to judge is a failure, not a pass.
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::profile::{self, Stack};
+use super::transcript::Transcript;
+use crate::setup::kernels::Kernel;
+
+const LEAVES: [(&str, f64); 3] = [("leaf_half", 0.5), ("leaf_third", 0.3), ("leaf_fifth", 0.2)];
+const CHAIN: [&str; 6] = ["_start", "main", "descend", "through_libc", "compare", "leaves"];
+const RECURSION: usize = 21;
+const COMPLETE: f64 = 0.95;
+/// Three standard deviations of a share of 0.5 at some 400 samples.
+const SHARE_TOLERANCE: f64 = 0.08;
+const FEWEST_SAMPLES: u64 = 100;
+
+pub fn judge(transcript: &Transcript, kernel: &Kernel, with_strata: bool) -> Result<String> {
+    let release = text_of(transcript, "release")?;
+    ensure!(release.trim() == kernel.release, "another kernel booted: {}", release.trim());
+    if !with_strata {
+        let said = text_of(transcript, "known")?;
+        ensure!(said.contains("rounds"), "the program said {said:?}");
+        return Ok(format!("boots and runs programs ({})", said.trim()));
+    }
+    text_of(transcript, "doctor").context("strata doctor")?;
+    text_of(transcript, "record").context("strata record -- known")?;
+    let child = recording(transcript, "child").context("recorded as a child")?;
+    text_of(transcript, "record-host").context("strata record, host-wide")?;
+    let host = recording(transcript, "host").context("recorded host-wide")?;
+    Ok(format!("as a child {child}; host-wide {host}"))
+}
+
+fn text_of<'a>(transcript: &'a Transcript, name: &str) -> Result<&'a str> {
+    let section =
+        transcript.section(name).with_context(|| format!("the guest has no section '{name}'"))?;
+    if section.status != 0 {
+        bail!("exit status {}:\n{}", section.status, section.text);
+    }
+    Ok(&section.text)
+}
+
+fn recording(transcript: &Transcript, name: &str) -> Result<String> {
+    let stacks = profile::parse(text_of(transcript, name)?)?;
+    let in_leaf = |stack: &&Stack| LEAVES.iter().any(|(leaf, _)| stack.has(leaf));
+    let leaves: Vec<&Stack> = stacks.iter().filter(in_leaf).collect();
+    let total: u64 = leaves.iter().map(|stack| stack.count).sum();
+    ensure!(total >= FEWEST_SAMPLES, "only {total} samples in the leaves");
+
+    let complete: u64 =
+        leaves.iter().filter(|stack| is_complete(stack)).map(|stack| stack.count).sum();
+    if (complete as f64) < COMPLETE * total as f64 {
+        let examples = leaves.iter().filter(|stack| !is_complete(stack)).take(3);
+        let examples: Vec<String> = examples.map(|stack| stack.text()).collect();
+        bail!("{complete} of {total} stacks are complete; not so:\n  {}", examples.join("\n  "));
+    }
+    for (leaf, expected) in LEAVES {
+        let count: u64 =
+            leaves.iter().filter(|stack| stack.has(leaf)).map(|stack| stack.count).sum();
+        let share = count as f64 / total as f64;
+        ensure!(
+            (share - expected).abs() <= SHARE_TOLERANCE,
+            "{leaf} has {:.1} % of the samples, not {:.0} %",
+            share * 100.0,
+            expected * 100.0
+        );
+    }
+
+    let kernel_on_top = ["_start", "main", "read_zeros", "vfs_read"];
+    let reading: u64 =
+        stacks.iter().filter(|stack| stack.has("read_zeros")).map(|stack| stack.count).sum();
+    let below_kernel: u64 = stacks
+        .iter()
+        .filter(|stack| stack.has_chain(&kernel_on_top))
+        .map(|stack| stack.count)
+        .sum();
+    ensure!(reading > 0, "no sample of the program is in a system call");
+    ensure!(
+        below_kernel as f64 >= COMPLETE * 0.9 * reading as f64,
+        "{below_kernel} of {reading} samples under read_zeros have the kernel on top of main"
+    );
+    Ok(format!(
+        "{complete}/{total} stacks complete, {below_kernel}/{reading} with the kernel on top"
+    ))
+}
+
+fn is_complete(stack: &Stack) -> bool {
+    stack.has_chain(&CHAIN) && stack.number_of("descend") == RECURSION
+}
