@@ -2,7 +2,18 @@
 //! our own. One module per theme of what the product promises.
 //!
 //! They need root and what `cargo xtask setup test` installs, and are run by `cargo xtask test`.
-//! By default each records for seconds; `STRATA_TEST_LONG=1` gives every figure at least 10,000
-//! samples and the full durations. Every test prints the figures it saw (`--nocapture`).
+//! By default each records for seconds; `STRATA_TEST_LONG=1` gives the full durations. Every test
+//! prints the figures it saw (`--nocapture`).
 
+mod complete_stacks;
+mod errors;
 mod harness;
+mod hostile_files;
+mod hostile_names;
+mod isolation;
+mod jits;
+mod kernel_on_user;
+mod record_command;
+mod shares;
+mod short_lives;
+mod tools_agree;

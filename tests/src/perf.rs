@@ -144,7 +144,7 @@ fn head(line: &str) -> Stack {
     let words: Vec<&str> = line.split_whitespace().collect();
     let is_id =
         |w: &&str| w.split('/').all(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()));
-    let at = words.iter().skip(1).position(|w| is_id(w)).map_or(words.len(), |at| at + 1);
+    let at = words.iter().skip(1).position(is_id).map_or(words.len(), |at| at + 1);
     stack.labels.insert("comm".to_string(), words.get(..at).unwrap_or_default().join(" "));
     if let Some(ids) = words.get(at) {
         let (pid, tid) = ids.split_once('/').unwrap_or((ids, ids));

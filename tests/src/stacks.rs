@@ -75,6 +75,12 @@ impl Stack {
         self.frames.first()
     }
 
+    /// The function the user part's innermost machine frame belongs to (not one inlined into it).
+    pub fn leaf_function(&self) -> &str {
+        let mut frames = self.frames.iter().filter(|f| !f.is_kernel() && !f.is_inlined);
+        frames.next().map_or("", |f| f.name.as_str())
+    }
+
     /// The user part's outermost frame, if it has a user part.
     pub fn outermost_user_frame(&self) -> Option<&Frame> {
         self.frames.iter().rev().find(|f| f.address != 0 && !f.is_kernel())
@@ -134,6 +140,11 @@ impl Stacks {
         self.share_that(|s| {
             s.frames.iter().find(|f| !f.is_kernel()).is_some_and(|f| f.name == name)
         })
+    }
+
+    /// The fraction of samples whose innermost user function's name has all of these parts.
+    pub fn share_of_leaf_like(&self, parts: &[&str]) -> f64 {
+        self.share_that(|s| parts.iter().all(|p| s.leaf_function().contains(p)))
     }
 
     /// The fraction of samples with this function anywhere.

@@ -121,7 +121,17 @@ pub fn plugin() -> Result<PathBuf> {
 /// The Rust release program with the three shares.
 pub fn rust_shares() -> Result<PathBuf> {
     let source = places::target_sources().join("rust/shares.rs");
-    let flags = ["--edition", "2024", "-O", "-C", "force-frame-pointers=no", "-o", OUTPUT];
+    let flags = [
+        "--edition",
+        "2024",
+        "-O",
+        "-C",
+        "force-frame-pointers=no",
+        "-C",
+        "symbol-mangling-version=v0",
+        "-o",
+        OUTPUT,
+    ];
     let mut arguments: Vec<String> = flags.map(String::from).to_vec();
     arguments.push(source.display().to_string());
     Recipe {

@@ -1,0 +1,222 @@
+//! Complete stacks: user stacks of every kind of program end where a thread starts, and those that
+//! do not have a counted cause.
+
+use std::process::Command;
+
+use anyhow::Result;
+use strata_tests::running::Running;
+use strata_tests::stacks::Completeness;
+use strata_tests::strata::Recorded;
+use strata_tests::{machine, runtimes, strata, targets};
+
+/// Records the whole host while all of these run.
+fn record_together(
+    commands: Vec<(&str, Command)>,
+    seconds: f64,
+) -> Result<(Recorded, Vec<(String, i32)>)> {
+    let mut running = Vec::new();
+    let mut pids = Vec::new();
+    for (name, command) in commands {
+        let process = Running::from_command(command)?;
+        pids.push((name.to_string(), process.pid()));
+        running.push(process);
+    }
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let recorded = strata::record()?.frequency(997).seconds(seconds).run()?;
+    Ok((recorded, pids))
+}
+
+/// Prints and checks the completeness of each process and of all together.
+fn check(recorded: &Recorded, pids: &[(String, i32)], by_comm: &[&str]) -> Result<()> {
+    let stacks = recorded.stacks()?;
+    let mut all = Completeness::default();
+    let mut bad = Vec::new();
+    for (name, pid) in pids {
+        let own = stacks.of_pid(*pid);
+        let completeness = own.completeness();
+        println!("  {name}: {completeness}");
+        if own.total() < 50 {
+            bad.push(format!("{name} has only {} samples", own.total()));
+        }
+        if completeness.fraction() < 0.97 {
+            bad.push(format!("{name}: {completeness}"));
+        }
+        all = all.and(completeness);
+    }
+    for comm in by_comm {
+        let own =
+            stacks.that(|s| s.comm() == *comm && !pids.iter().any(|(_, p)| s.pid() == Some(*p)));
+        println!("  {comm} (children): {}", own.completeness());
+        all = all.and(own.completeness());
+    }
+    println!("all: {:.3} % of {}", 100.0 * all.fraction(), all.total);
+    let losses = recorded.summary()?.losses();
+    println!("losses: {losses:?}");
+    if all.fraction() < 0.995 {
+        bad.push(format!("all: {all}"));
+    }
+    let counted: u64 = losses.iter().map(|(_, count)| count).sum();
+    if counted < all.incomplete() {
+        bad.push(format!(
+            "{} stacks are incomplete, but only {counted} losses are counted",
+            all.incomplete()
+        ));
+    }
+    assert!(bad.is_empty(), "{bad:#?}");
+    Ok(())
+}
+
+fn with(program: std::path::PathBuf, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command
+}
+
+#[test]
+fn native_stacks_end_at_thread_starts() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut commands = Vec::new();
+    for name in [
+        "shares",
+        "alloca",
+        "longjmp",
+        "signals",
+        "threads",
+        "vdso",
+        "forks",
+        "vfork",
+        "stack_realign",
+        "zero",
+    ] {
+        commands.push((name, with(targets::c(name).build()?, &["60"])));
+    }
+    let variants = [
+        ("static_pie", targets::c("shares").named("static_pie").flag("-static-pie").build()?),
+        ("static", targets::c("signals").named("static").flag("-static").build()?),
+        ("musl", targets::c("threads").named("musl").musl().build()?),
+        ("musl_signals", targets::c("signals").named("musl_signals").musl().build()?),
+        ("stripped", targets::c("shares").named("stripped").stripped().build()?),
+        ("no_pie", targets::c("alloca").named("no_pie").flag("-no-pie").build()?),
+        ("avx", targets::c("stack_realign").named("avx").flag("-mavx2").build()?),
+        ("lld_free_plt", targets::plt("plt_lazy", &[])?),
+        ("ibt_plt", targets::plt("plt_ibt", &["-fcf-protection=full", "-Wl,-z,ibtplt"])?),
+        ("now_plt", targets::plt("plt_now", &["-Wl,-z,now"])?),
+        ("cpp", targets::cpp_shares().build()?),
+        ("rust", targets::rust_shares()?),
+    ];
+    commands.extend(variants.map(|(name, program)| (name, with(program, &["60"]))));
+    let plugin = targets::plugin()?.display().to_string();
+    commands.push(("dlopen", with(targets::c("dlopen").build()?, &[&plugin, "60"])));
+    commands.push(("deep", with(targets::c("recurse").build()?, &["500", "2", "60"])));
+    let (recorded, pids) = record_together(commands, machine::short_or_long(15.0, 60.0))?;
+    check(&recorded, &pids, &["forks", "vfork"])
+}
+
+#[test]
+fn stacks_of_runtimes_and_compilers_end_at_thread_starts() -> Result<()> {
+    let _machine = machine::alone()?;
+    let folder = tempfile::tempdir()?;
+    let compile = format!(
+        "while :; do g++ -O2 -c {} -o {}/x.o; done",
+        strata_tests::places::target_sources().join("cpp/shares.cpp").display(),
+        folder.path().display()
+    );
+    let commands = vec![
+        ("go", with(targets::go("shares", "shares_go", &[])?, &["60", "2"])),
+        (
+            "go_stripped",
+            with(targets::go("shares", "go_stripped", &["-ldflags=-s -w"])?, &["60", "1"]),
+        ),
+        ("go_pie", with(targets::go("shares", "go_pie", &["-buildmode=pie"])?, &["60", "1"])),
+        ("cgo", with(targets::go("cgo", "cgo", &[])?, &["60"])),
+        ("python", runtimes::python("shares.py", &["60"])?),
+        ("node", runtimes::node(&["60"])?),
+        ("java", runtimes::java("60")?),
+    ];
+    let _compiler = Running::from_command(with("/bin/sh".into(), &["-c", &compile]))?;
+    let (recorded, pids) = record_together(commands, machine::short_or_long(12.0, 60.0))?;
+    for (_, pid) in &pids {
+        let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
+    }
+    check(&recorded, &pids, &["cc1plus", "as"])
+}
+
+#[test]
+fn dotnet_stacks_end_at_thread_starts() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = runtimes::dotnet()?;
+    let mut command = dotnet.command(&dotnet.recursion()?);
+    command.args(["50", "2", "60"]);
+    let (recorded, pids) =
+        record_together(vec![("dotnet", command)], machine::short_or_long(6.0, 20.0))?;
+    check(&recorded, &pids, &[])
+}
+
+#[test]
+fn go_and_c_are_on_one_stack() -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::go("cgo", "cgo", &[])?;
+    let recorded = strata::record()?.frequency(997).command(program, &["4"]).run()?;
+    let own = recorded.stacks()?.of_comm("cgo");
+    let c_below_go = own.share_that(|s| {
+        s.leaf_function() == "cgo_c_leaf" && s.has("cgo_c_entry") && s.has("main.callC")
+    });
+    let go_below_c = own.share_that(|s| {
+        s.leaf_function() == "main.goLeaf" && s.has("cgo_c_entry") && s.has("main.callC")
+    });
+    let c = own.share_of_leaf("cgo_c_leaf");
+    let go = own.share_of_leaf("main.goLeaf");
+    println!(
+        "{} samples: C {c:.3}, with Go callers {c_below_go:.3}; Go {go:.3}, with C callers {go_below_c:.3}",
+        own.total()
+    );
+    for stack in own.stacks.iter().take(4) {
+        println!("  {} x {}", stack.count, stack.line());
+    }
+    assert!(c > 0.3 && c_below_go > 0.99 * c);
+    assert!(go > 0.3 && go_below_c > 0.99 * go);
+    Ok(())
+}
+
+#[test]
+fn a_500_deep_recursion_is_whole_and_a_3000_deep_one_is_marked_as_cut() -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::c("recurse").build()?;
+    for depth in [5usize, 50, 200, 500] {
+        let depth_text = depth.to_string();
+        let recorded =
+            strata::record()?.frequency(997).command(&program, &[&depth_text, "2", "2"]).run()?;
+        let burning =
+            recorded.stacks()?.of_comm("recurse").that(|s| s.leaf_function() == "recurse_leaf");
+        let whole = burning.share_that(|s| s.times("recurse") == depth);
+        println!(
+            "depth {depth}: {} samples, {:.2} % with every frame",
+            burning.total(),
+            100.0 * whole
+        );
+        assert!(burning.total() > 500 && whole > 0.995);
+        assert!(burning.completeness().fraction() > 0.995, "{}", burning.completeness());
+    }
+    let recorded = strata::record()?.frequency(997).command(&program, &["3000", "2", "3"]).run()?;
+    let burning =
+        recorded.stacks()?.of_comm("recurse").that(|s| s.leaf_function() == "recurse_leaf");
+    let is_marked =
+        |f: &strata_tests::stacks::Frame| f.name.contains("truncated") || f.name.contains("cut");
+    let marked = burning.share_that(|s| s.frames.last().is_some_and(is_marked));
+    let right = burning.share_that(|s| {
+        let others =
+            s.frames.iter().filter(|f| !["recurse", "recurse_leaf"].contains(&f.name.as_str()));
+        s.times("recurse") >= 1000
+            && others.filter(|f| !f.is_kernel() && !is_marked(f)).count() == 0
+    });
+    let deepest = burning.stacks.iter().map(|s| s.times("recurse")).max().unwrap_or(0);
+    println!(
+        "depth 3000: {} samples, {deepest} frames at most, {marked:.3} marked, {right:.3} right",
+        burning.total()
+    );
+    recorded.print_losses();
+    assert!(burning.total() > 500 && marked > 0.995 && right > 0.995);
+    let cut = recorded.summary()?.losses_named(&["truncat", "cut"]);
+    assert!(cut as f64 >= 0.99 * burning.total() as f64, "only {cut} cut stacks are counted");
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! Errors: a clear message that says what to do, never a panic, nothing recorded lost.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::mount::{MountFlags, UnmountFlags};
+use strata_tests::elf_edit::{ElfCopy, garbage};
+use strata_tests::running::Running;
+use strata_tests::{machine, places, pprof, strata, targets};
+
+/// Runs strata and gives what it said; a panic is never acceptable.
+fn strata_says(command: &mut Command) -> Result<(Output, String)> {
+    let done = command.output().with_context(|| format!("{command:?}"))?;
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&done.stdout),
+        String::from_utf8_lossy(&done.stderr)
+    );
+    println!("{:?} -> {}\n{}", command.get_args().collect::<Vec<_>>(), done.status, said.trim());
+    assert!(!said.contains("panicked"), "strata panicked");
+    Ok((done, said))
+}
+
+/// A copy of the binary that everybody may run.
+fn public_binary(folder: &Path) -> Result<PathBuf> {
+    std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
+    let copy = folder.join("strata");
+    std::fs::copy(places::strata_binary()?, &copy)?;
+    std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o755))?;
+    Ok(copy)
+}
+
+#[test]
+fn without_root_it_says_what_to_run() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let binary = public_binary(folder.path())?;
+    let mut command = Command::new(places::required("setpriv", "util-linux")?);
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary);
+    command.args(["record", "--duration", "1"]).current_dir("/");
+    let (done, said) = strata_says(&mut command)?;
+    assert!(!done.status.success());
+    assert!(said.contains("sudo") || said.contains("CAP_"), "the message does not say what to do");
+    Ok(())
+}
+
+#[test]
+fn without_capabilities_it_says_which_are_missing() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let binary = public_binary(folder.path())?;
+    let mut command = Command::new(places::required("setpriv", "util-linux")?);
+    let dropped = "-bpf,-perfmon,-sys_admin,-sys_ptrace";
+    command
+        .args([format!("--bounding-set={dropped}"), format!("--inh-caps={dropped}")])
+        .arg(binary);
+    command.args(["record", "--duration", "1"]).current_dir(folder.path());
+    let (done, said) = strata_says(&mut command)?;
+    assert!(!done.status.success());
+    assert!(said.to_lowercase().contains("cap_"), "the message names no capability");
+    Ok(())
+}
+
+#[test]
+fn without_btf_it_works_or_says_so() -> Result<()> {
+    let _machine = machine::alone()?;
+    let folder = tempfile::tempdir()?;
+    let script = format!(
+        "mount -t tmpfs none /sys/kernel/btf && exec {} record --duration 1 -o {}/p.pb.gz",
+        places::strata_binary()?.display(),
+        folder.path().display()
+    );
+    let mut command = Command::new(places::required("unshare", "util-linux")?);
+    command.args(["--mount", "/bin/sh", "-c", &script]).current_dir(folder.path());
+    let (done, said) = strata_says(&mut command)?;
+    assert!(done.status.success() || said.contains("BTF"), "the message does not name BTF");
+    Ok(())
+}
+
+#[test]
+fn an_output_folder_that_is_not_there_is_named_before_recording() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["record", "--duration", "1", "-o", "/proc/no/such/folder/p.pb.gz"]);
+    let (done, said) = strata_says(&mut command)?;
+    assert!(!done.status.success() && said.contains("/proc/no/such/folder"));
+    Ok(())
+}
+
+#[test]
+fn an_unknown_format_is_refused_with_the_known_ones() -> Result<()> {
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["record", "--duration", "1", "-o", "/tmp/strata-test.unknown"]);
+    let (done, said) = strata_says(&mut command)?;
+    assert!(!done.status.success() && said.contains(".pb.gz") || said.contains("pprof"));
+    Ok(())
+}
+
+#[test]
+fn a_dead_pid_is_named() -> Result<()> {
+    let _machine = machine::alone()?;
+    let ended = Running::start(Path::new("/bin/true"), &[])?;
+    let pid = ended.pid();
+    ended.wait(Duration::from_secs(5))?;
+    for (pid, what) in [(pid.to_string(), "ended"), ("999999999".to_string(), "impossible")] {
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["record", "--duration", "1", "--pid", &pid]);
+        let (done, said) = strata_says(&mut command)?;
+        assert!(!done.status.success() && said.contains(&pid), "{what}");
+    }
+    Ok(())
+}
+
+/// A small tmpfs, unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn with_space_for(kilobytes: usize) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        rustix::mount::mount("none", folder.path(), "tmpfs", MountFlags::empty(), c"size=64k")?;
+        let filler = vec![7u8; (64 - kilobytes) << 10];
+        std::fs::write(folder.path().join("filler"), filler)?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_full_disk_costs_only_the_file_on_it() -> Result<()> {
+    let _machine = machine::alone()?;
+    let disk = SmallDisk::with_space_for(4)?;
+    let folder = tempfile::tempdir()?;
+    let good = folder.path().join("good.pb.gz");
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["record", "--frequency", "997", "-o"]).arg(disk.0.path().join("full.svg"));
+    command.arg("-o").arg(&good).arg("--").arg(targets::c("shares").build()?).arg("2");
+    let (done, said) = strata_says(&mut command)?;
+    assert!(!done.status.success(), "a file was lost silently");
+    assert!(
+        said.contains("No space left") && said.contains("full.svg"),
+        "the message does not say what happened"
+    );
+    let stacks = pprof::read(&good)?.stacks()?;
+    println!("the other file has {} samples", stacks.total());
+    assert!(stacks.of_comm("shares").total() > 1000, "the other file was lost, too");
+    let half_written = disk.0.path().join("full.svg");
+    assert!(
+        !half_written.exists() || std::fs::metadata(half_written)?.len() == 0,
+        "half a file was left behind"
+    );
+    Ok(())
+}
+
+#[test]
+fn crafted_unwind_tables_hurt_only_their_own_process() -> Result<()> {
+    let _machine = machine::alone()?;
+    let folder = tempfile::tempdir()?;
+    let program = targets::c("shares").build()?;
+    let mut hostile = Vec::new();
+    let mut programs: Vec<PathBuf> = Vec::new();
+    for seed in 1..=6u64 {
+        let mut copy = ElfCopy::of(&program)?;
+        match seed {
+            // Nothing but garbage, garbage behind a good start, lengths of all ones, zeros.
+            1 | 2 => copy.overwrite_section(".eh_frame", 0, garbage(seed))?,
+            3 => copy.overwrite_section(".eh_frame", 32, garbage(seed))?,
+            4 => copy.overwrite_section(".eh_frame", 0, |_| 0xff)?,
+            5 => copy.overwrite_section(".eh_frame_hdr", 0, garbage(seed))?,
+            _ => copy.claim_section_size(".eh_frame", u64::MAX - 4096)?,
+        }
+        if seed % 2 == 0 {
+            copy.overwrite_section(".symtab", 24, garbage(seed))?;
+            copy.claim_section_size(".strtab", 1 << 60)?;
+        }
+        programs.push(copy.write(&folder.path().join(format!("crafted{seed}")))?);
+    }
+    for program in &programs {
+        hostile.push(Running::start(program, &["30"])?);
+    }
+    let good = Running::start(&program, &["30"])?;
+    let recorded = strata::record()?.frequency(997).seconds(5.0).run()?;
+    let stacks = recorded.stacks()?;
+    for (index, target) in hostile.iter().enumerate() {
+        let own = stacks.of_pid(target.pid());
+        println!(
+            "crafted{}: {} samples, complete {:.3}",
+            index + 1,
+            own.total(),
+            own.completeness().fraction()
+        );
+        assert!(own.total() > 100, "samples of a crafted program are missing");
+    }
+    let own = stacks.of_pid(good.pid());
+    println!("the good one: {} samples, complete {}", own.total(), own.completeness());
+    recorded.print_losses();
+    assert!(
+        own.total() > 100
+            && own.completeness().fraction() > 0.995
+            && own.share_with("descend") > 0.99
+    );
+    assert!(!recorded.ended.stderr.contains("panicked"));
+    Ok(())
+}
+
+#[test]
+fn doctor_says_ok_here_and_what_is_missing_without_root() -> Result<()> {
+    let mut command = Command::new(places::strata_binary()?);
+    let (done, said) = strata_says(command.arg("doctor"))?;
+    assert!(
+        done.status.success() || said.contains("degraded"),
+        "doctor is unhappy on a machine that works"
+    );
+    assert!(said.contains("BTF"));
+    let folder = tempfile::tempdir()?;
+    let binary = public_binary(folder.path())?;
+    let mut command = Command::new(places::required("setpriv", "util-linux")?);
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary).arg("doctor");
+    let (done, said) = strata_says(command.current_dir("/"))?;
+    assert!(!done.status.success() && said.contains("missing"));
+    Ok(())
+}
+
+#[test]
+fn doctor_explains_one_process() -> Result<()> {
+    let _machine = machine::alone()?;
+    let target =
+        Running::start(&targets::c("shares").named("stripped").stripped().build()?, &["30"])?;
+    let mut command = Command::new(places::strata_binary()?);
+    let (done, said) = strata_says(command.args(["doctor", "--pid", &target.pid().to_string()]))?;
+    assert!(done.status.code().is_some());
+    assert!(said.contains("stripped") && said.contains("libc"), "its mappings are not listed");
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! JITs: names from the maps that runtimes write.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use strata_tests::running::Running;
+use strata_tests::{machine, runtimes, strata};
+
+#[test]
+fn node_shows_its_javascript_functions() -> Result<()> {
+    let _machine = machine::alone()?;
+    let node = Running::from_command(runtimes::node(&["60"])?)?;
+    std::thread::sleep(Duration::from_secs(1));
+    let recorded = strata::record()?.frequency(997).seconds(6.0).run()?;
+    let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", node.pid()));
+    let own = recorded.stacks()?.of_pid(node.pid());
+    let with = |name: &str| own.share_that(|s| s.frames.iter().any(|f| f.name.contains(name)));
+    println!(
+        "{} samples; burnFifty {:.3}, burnThirty {:.3}, burnTwenty {:.3}",
+        own.total(),
+        with("burnFifty"),
+        with("burnThirty"),
+        with("burnTwenty")
+    );
+    for stack in own.stacks.iter().take(3) {
+        println!("  {} x {}", stack.count, stack.line());
+    }
+    // V8 may inline all three into their caller, which then has the samples.
+    let burning = own.share_that(|s| {
+        s.frames.iter().any(|f| f.name.contains("burn") || f.name.contains("compareAndBurn"))
+    });
+    assert!(own.total() > 2500 && burning > 0.95, "{burning}");
+    assert!(
+        with("descend") > 0.9,
+        "callers written in JavaScript are missing: {}",
+        with("descend")
+    );
+    Ok(())
+}
+
+#[test]
+fn java_shows_its_methods() -> Result<()> {
+    let _machine = machine::alone()?;
+    let java = Running::from_command(runtimes::java("60")?)?;
+    std::thread::sleep(Duration::from_secs(3));
+    let recording = strata::record()?.frequency(997).seconds(6.0).start()?;
+    std::thread::sleep(Duration::from_secs(3));
+    runtimes::write_java_perf_map(java.pid())?;
+    let recorded = recording.finish()?;
+    let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", java.pid()));
+    let own = recorded.stacks()?.of_pid(java.pid());
+    let leaves: f64 = ["burnFifty", "burnThirty", "burnTwenty", "compareAndBurn"]
+        .iter()
+        .map(|n| own.share_of_leaf_like(&["Shares", n]))
+        .sum();
+    println!(
+        "{} samples, {leaves:.3} in named methods; complete {}",
+        own.total(),
+        own.completeness()
+    );
+    for stack in own.stacks.iter().take(3) {
+        println!("  {} x {}", stack.count, stack.line());
+    }
+    assert!(own.total() > 2500 && leaves > 0.9);
+    Ok(())
+}

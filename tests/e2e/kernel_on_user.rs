@@ -1,0 +1,85 @@
+//! Kernel on top of user: one stack from the kernel function to the caller's caller.
+
+use anyhow::Result;
+use strata_tests::running::Running;
+use strata_tests::{machine, strata, targets};
+
+#[test]
+fn reading_dev_zero_shows_kernel_libc_and_caller_in_one_stack() -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::c("zero").build()?;
+    let recorded = strata::record()?.frequency(997).command(program, &["4"]).run()?;
+    let own = recorded.stacks()?.of_comm("zero");
+    let in_kernel = own.that(|s| s.leaf().is_some_and(|f| f.is_kernel()) && s.has("zero_inner"));
+    let joined = in_kernel.share_that(|s| {
+        let read_zero = s.frames.iter().any(|f| {
+            f.is_kernel() && f.name.contains("read_zero") | f.name.contains("read_iter_zero")
+        });
+        let place = |name: &str| s.frames.iter().position(|f| f.name == name);
+        let libc = s.frames.iter().position(|f| f.file.contains("libc.so"));
+        let ordered = matches!((libc, place("zero_inner"), place("zero_outer"), place("main")),
+            (Some(a), Some(b), Some(c), Some(d)) if a < b && b < c && c < d);
+        read_zero && ordered
+    });
+    println!(
+        "{} samples, {} in the kernel below zero_inner, {:.2} % of them whole",
+        own.total(),
+        in_kernel.total(),
+        100.0 * joined
+    );
+    for stack in in_kernel.stacks.iter().take(3) {
+        println!("  {} x {}", stack.count, stack.line());
+    }
+    assert!(in_kernel.total() as f64 > 0.9 * own.total() as f64);
+    assert!(own.total() > 2500 && joined > 0.98);
+    Ok(())
+}
+
+#[test]
+fn a_sleeping_program_has_almost_no_samples() -> Result<()> {
+    let _machine = machine::alone()?;
+    let sleeper = Running::start(&targets::c("sleeper").build()?, &["30"])?;
+    let recorded = strata::record()?.frequency(997).seconds(5.0).run()?;
+    let samples = recorded.stacks()?.of_pid(sleeper.pid()).total();
+    println!("{samples} samples of a program that sleeps for 5 s at 997 Hz");
+    assert!(samples <= 10);
+    Ok(())
+}
+
+/// Restores a sysctl when dropped.
+struct Sysctl {
+    path: &'static str,
+    before: String,
+}
+
+impl Sysctl {
+    fn set(path: &'static str, value: &str) -> Result<Self> {
+        let before = std::fs::read_to_string(path)?;
+        std::fs::write(path, value)?;
+        Ok(Self { path, before })
+    }
+}
+
+impl Drop for Sysctl {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.path, &self.before);
+    }
+}
+
+#[test]
+fn hidden_kernel_addresses_cost_kernel_names_only() -> Result<()> {
+    let _machine = machine::alone()?;
+    let _hidden = Sysctl::set("/proc/sys/kernel/kptr_restrict", "2")?;
+    let program = targets::c("zero").build()?;
+    let recorded = strata::record()?.frequency(997).command(program, &["2"]).run()?;
+    let own = recorded.stacks()?.of_comm("zero");
+    let with_kernel = own.share_that(|s| s.frames.iter().any(|f| f.is_kernel()));
+    println!(
+        "{} samples, {with_kernel:.3} with kernel frames, {:.3} with zero_outer",
+        own.total(),
+        own.share_with("zero_outer")
+    );
+    println!("said: {}", recorded.ended.stderr.lines().next().unwrap_or_default());
+    assert!(own.total() > 1000 && own.share_with("zero_outer") > 0.95 && with_kernel > 0.9);
+    Ok(())
+}

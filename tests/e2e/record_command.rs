@@ -1,0 +1,260 @@
+//! `strata record -- command`: profiled from start to exit, transparent for exit codes and
+//! signals, run as the calling user, with outputs that are that user's.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use anyhow::Result;
+use rustix::process::Signal;
+use strata_tests::running::{Running, wait_until};
+use strata_tests::{machine, pprof, strata, targets};
+
+const NOBODY: u32 = 65534;
+
+#[test]
+fn the_exit_code_is_the_commands() -> Result<()> {
+    let _machine = machine::alone()?;
+    for code in [0, 7, 255] {
+        let ended =
+            Running::from_command(strata::record()?.shell(&format!("exit {code}")).to_command()?)?;
+        let ended = ended.wait(Duration::from_secs(60))?;
+        println!("exit {code} -> {}", ended.status);
+        assert_eq!(ended.status.code(), Some(code), "{}", ended.stderr);
+    }
+    let ended = Running::from_command(strata::record()?.shell("kill -TERM $$").to_command()?)?;
+    let ended = ended.wait(Duration::from_secs(60))?;
+    println!("killed by TERM -> {}", ended.status);
+    assert!(ended.status.code() == Some(128 + 15) || ended.status.signal() == Some(15));
+    let missing =
+        Running::from_command(strata::record()?.command("/no/such/program", &[]).to_command()?)?;
+    let missing = missing.wait(Duration::from_secs(60))?;
+    println!("missing program -> {}: {}", missing.status, missing.stderr.trim());
+    assert!(missing.status.code() == Some(127) && missing.stderr.contains("/no/such/program"));
+    Ok(())
+}
+
+#[test]
+fn the_commands_output_and_environment_are_its_own() -> Result<()> {
+    let _machine = machine::alone()?;
+    let record =
+        strata::record()?.shell("echo to-out; echo to-err >&2; echo $STRATA_TEST_VALUE; pwd");
+    let mut command = record.to_command()?;
+    command.env("STRATA_TEST_VALUE", "passed on").current_dir("/usr");
+    let ended = Running::from_command(command)?.wait(Duration::from_secs(60))?;
+    assert!(ended.stdout.contains("to-out\n") && ended.stderr.contains("to-err\n"));
+    assert!(
+        ended.stdout.contains("passed on\n") && ended.stdout.contains("/usr\n"),
+        "{}",
+        ended.stdout
+    );
+    Ok(())
+}
+
+#[test]
+fn signals_reach_the_command_and_the_recording_is_written() -> Result<()> {
+    let _machine = machine::alone()?;
+    let recording = strata::record()?.frequency(997);
+    let folder = recording.folder().to_path_buf();
+    let marker = folder.join("ready");
+    let script = format!("trap 'exit 9' TERM; touch {}; while :; do :; done", marker.display());
+    let recording = recording.shell(&script);
+    let running = Running::from_command(recording.to_command()?)?;
+    wait_until("the command runs", Duration::from_secs(60), || marker.exists())?;
+    std::thread::sleep(Duration::from_secs(1));
+    running.signal(Signal::TERM)?;
+    let ended = running.wait(Duration::from_secs(60))?;
+    println!("TERM -> {}", ended.status);
+    assert_eq!(ended.status.code(), Some(9), "{}", ended.stderr);
+    let samples = pprof::read(&folder.join("profile.pb.gz"))?.stacks()?.total();
+    println!("{samples} samples were kept");
+    assert!(samples > 300);
+    Ok(())
+}
+
+#[test]
+fn a_command_is_profiled_from_its_start() -> Result<()> {
+    let _machine = machine::alone()?;
+    let recorded = strata::record()?
+        .frequency(997)
+        .command(targets::c("short_life").build()?, &["200"])
+        .run()?;
+    let own = recorded.stacks()?.of_comm("short_life");
+    println!("{} samples of 200 ms; complete {}", own.total(), own.completeness());
+    assert!(own.total() >= 190 && own.share_with("short_life_burn") > 0.95);
+    Ok(())
+}
+
+#[test]
+fn children_are_followed_unless_told_otherwise() -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::c("forks").build()?;
+    let unrelated = Running::start(&targets::c("shares").build()?, &["60"])?;
+    let followed = strata::record()?.frequency(997).command(&program, &["2"]).run()?.stacks()?;
+    let alone = strata::record()?
+        .frequency(997)
+        .flag("--no-children")
+        .command(&program, &["2"])
+        .run()?
+        .stacks()?;
+    println!(
+        "children: {:.3} of {}, then {:.3} of {}",
+        followed.share_with("fork_child_leaf"),
+        followed.total(),
+        alone.share_with("fork_child_leaf"),
+        alone.total()
+    );
+    assert!(
+        followed.share_with("fork_child_leaf") > 0.2
+            && followed.share_with("fork_parent_leaf") > 0.2
+    );
+    assert!(
+        alone.share_with("fork_child_leaf") == 0.0 && alone.share_with("fork_parent_leaf") > 0.9
+    );
+    assert!(
+        followed.of_pid(unrelated.pid()).total() == 0,
+        "a process outside the command was recorded"
+    );
+    Ok(())
+}
+
+#[test]
+fn comm_and_pid_select_processes() -> Result<()> {
+    let _machine = machine::alone()?;
+    let shares = Running::start(&targets::c("shares").build()?, &["60"])?;
+    let alloca = Running::start(&targets::c("alloca").build()?, &["60"])?;
+    let by_comm =
+        strata::record()?.frequency(997).seconds(2.0).option("--comm", "alloca").run()?.stacks()?;
+    let by_pid = strata::record()?.frequency(997).seconds(2.0).pid(shares.pid()).run()?.stacks()?;
+    println!("--comm: {} samples, --pid: {} samples", by_comm.total(), by_pid.total());
+    assert!(by_comm.total() > 500 && by_comm.of_pid(alloca.pid()).total() == by_comm.total());
+    assert!(by_pid.total() > 500 && by_pid.of_pid(shares.pid()).total() == by_pid.total());
+    Ok(())
+}
+
+#[test]
+fn ctrl_c_ends_early_and_keeps_everything() -> Result<()> {
+    let _machine = machine::alone()?;
+    let target = Running::start(&targets::c("shares").build()?, &["60"])?;
+    let mut recording = strata::record()?.frequency(997).seconds(600.0).start()?;
+    std::thread::sleep(Duration::from_secs(2));
+    recording.running().signal_group(Signal::INT)?;
+    let stacks = recording.finish()?.stacks()?;
+    let own = stacks.of_pid(target.pid());
+    println!("{} samples after Ctrl-C", own.total());
+    assert!(own.total() > 900);
+    Ok(())
+}
+
+#[test]
+fn a_second_ctrl_c_quits() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut recording = strata::record()?.frequency(997).seconds(600.0).start()?;
+    recording.running().signal_group(Signal::INT)?;
+    recording.running().signal_group(Signal::INT)?;
+    let ended = recording.end()?.ended;
+    println!("two Ctrl-C -> {}", ended.status);
+    assert!(!ended.stderr.contains("panicked"));
+    Ok(())
+}
+
+#[test]
+fn a_command_runs_as_the_user_and_outputs_are_that_users() -> Result<()> {
+    let _machine = machine::alone()?;
+    for way in ["--user", "sudo"] {
+        let record = strata::record()?;
+        std::os::unix::fs::chown(record.folder(), Some(NOBODY), Some(NOBODY))?;
+        let folder = record.folder().to_path_buf();
+        let record = if way == "--user" { record.option("--user", "nobody") } else { record };
+        let record = record.output("p.svg").shell("id -u; id -g; cd /; exec sleep 0.2");
+        let mut command = record.to_command()?;
+        if way == "sudo" {
+            // What sudo leaves for the programs it starts.
+            command.env("SUDO_UID", NOBODY.to_string()).env("SUDO_GID", NOBODY.to_string());
+            command.env("SUDO_USER", "nobody");
+        }
+        let ended = Running::from_command(command)?.wait(Duration::from_secs(60))?;
+        println!(
+            "{way}: {} {}",
+            ended.status,
+            ended.stdout.lines().take(2).collect::<Vec<_>>().join(" ")
+        );
+        assert!(ended.status.success(), "{}", ended.stderr);
+        assert!(
+            ended.stdout.starts_with("65534\n65534\n"),
+            "{way}: the command ran as {}",
+            ended.stdout
+        );
+        for name in ["profile.pb.gz", "p.svg"] {
+            let owner = std::fs::metadata(folder.join(name))?.uid();
+            assert_eq!(owner, NOBODY, "{way}: {name} belongs to {owner}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn outputs_never_go_through_a_symbolic_link() -> Result<()> {
+    let _machine = machine::alone()?;
+    let victim_folder = tempfile::tempdir()?;
+    let victim = victim_folder.path().join("victim");
+    std::fs::write(&victim, "precious")?;
+    std::fs::set_permissions(&victim, PermissionsExt::from_mode(0o600))?;
+    let record = strata::record()?.shell("true");
+    symlink(&victim, record.folder().join("profile.pb.gz"))?;
+    let folder = record.folder().to_path_buf();
+    let ended = Running::from_command(record.to_command()?)?.wait(Duration::from_secs(60))?;
+    println!("output through a link -> {} {}", ended.status, ended.stderr.trim());
+    assert_eq!(std::fs::read_to_string(&victim)?, "precious");
+    let replaced = !std::fs::symlink_metadata(folder.join("profile.pb.gz"))?.is_symlink();
+    assert!(replaced || !ended.status.success(), "the link was neither replaced nor refused");
+
+    // A dangling link must not create a file elsewhere, either.
+    let record = strata::record()?.shell("true");
+    let elsewhere = victim_folder.path().join("elsewhere");
+    symlink(&elsewhere, record.folder().join("profile.pb.gz"))?;
+    let _ = Running::from_command(record.to_command()?)?.wait(Duration::from_secs(60))?;
+    assert!(!elsewhere.exists(), "a file was made through a dangling link");
+    Ok(())
+}
+
+#[test]
+fn by_default_a_pprof_and_an_svg_are_written_and_named() -> Result<()> {
+    let _machine = machine::alone()?;
+    let folder = tempfile::tempdir()?;
+    let mut command = std::process::Command::new(strata_tests::places::strata_binary()?);
+    command.args(["record", "--duration", "1"]).current_dir(folder.path());
+    let ended = Running::from_command(command)?.wait(Duration::from_secs(60))?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let mut names: Vec<String> = std::fs::read_dir(folder.path())?
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    println!("{names:?}");
+    assert_eq!(names.len(), 2);
+    let said = ended.stdout + &ended.stderr;
+    for (name, end) in names.iter().zip([".pb.gz", ".svg"]) {
+        assert!(
+            name.ends_with(end) && said.contains(name.as_str()),
+            "{name} is not what was said:\n{said}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn quiet_says_nothing_and_json_says_one_object() -> Result<()> {
+    let _machine = machine::alone()?;
+    let quiet = strata::record()?.for_people().flag("--quiet").seconds(1.0).run()?.ended;
+    assert_eq!((quiet.stdout.trim(), quiet.stderr.trim()), ("", ""));
+    let recorded = strata::record()?.seconds(1.0).run()?;
+    let summary: serde_json::Value = serde_json::from_str(recorded.ended.stdout.trim())?;
+    println!("{summary}");
+    assert!(
+        summary.get("losses").is_some()
+            && summary.get("bpf").is_some()
+            && summary.get("agent").is_some()
+    );
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! Short lives and churn: processes that are gone before anybody could look at them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use rustix::process::Signal;
+use strata_tests::running::Running;
+use strata_tests::{machine, strata, targets};
+
+const FREQUENCY: u32 = 997;
+
+#[test]
+fn two_hundred_short_lives_are_counted_and_named() -> Result<()> {
+    let _machine = machine::alone()?;
+    let life = targets::c("short_life").build()?.display().to_string();
+    let mut recording = strata::record()?.frequency(FREQUENCY).seconds(60.0).start()?;
+    let driver = Running::start(&targets::c("short_lives").build()?, &[&life, "200"])?;
+    let driver = driver.wait(Duration::from_secs(60))?;
+    std::thread::sleep(Duration::from_millis(300));
+    recording.running().signal(Signal::INT)?;
+    let recorded = recording.finish()?;
+    let own = recorded.stacks()?.of_comm("short_life");
+    let called_for = driver.cpu_seconds("short_life") * f64::from(FREQUENCY);
+    let named = own.that(|s| {
+        s.has("short_life_work")
+            || s.frames.iter().all(|f| f.is_kernel())
+            || s.leaf().is_some_and(|f| f.is_named() && !s.has("main"))
+    });
+    let mut pids: Vec<_> = own.stacks.iter().filter_map(|s| s.pid()).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    println!(
+        "{} samples of {} processes, their CPU time calls for {called_for:.0}; {} named; complete {}",
+        own.total(),
+        pids.len(),
+        named.total(),
+        own.completeness()
+    );
+    recorded.print_losses();
+    assert!(pids.len() >= 198, "only {} of the 200 processes were seen", pids.len());
+    assert!(
+        named.total() as f64 >= 0.95 * called_for,
+        "{} of {called_for} are named",
+        named.total()
+    );
+    assert!(own.share_with("short_life_burn") > 0.85);
+    Ok(())
+}
+
+#[test]
+fn a_program_deleted_after_its_start_is_symbolised() -> Result<()> {
+    let _machine = machine::alone()?;
+    let folder = tempfile::tempdir()?;
+    let copy = folder.path().join("deleted_one");
+    std::fs::copy(targets::c("shares").build()?, &copy)?;
+    let target = Running::start(&copy, &["30"])?;
+    std::thread::sleep(Duration::from_millis(200));
+    std::fs::remove_file(&copy)?;
+    let recorded = strata::record()?.frequency(FREQUENCY).seconds(3.0).run()?;
+    let own = recorded.stacks()?.of_pid(target.pid());
+    let named = own.share_that(|s| s.has("descend") && s.has("main"));
+    println!("{} samples, {named:.4} named; complete {}", own.total(), own.completeness());
+    assert!(own.total() > 1000 && named > 0.99);
+    Ok(())
+}
+
+#[test]
+fn a_program_deleted_while_it_is_recorded_is_symbolised() -> Result<()> {
+    let _machine = machine::alone()?;
+    let folder = tempfile::tempdir()?;
+    let copy = folder.path().join("deleted_two");
+    std::fs::copy(targets::c("shares").build()?, &copy)?;
+    let line = format!("{0} 3 & sleep 1; rm {0}; wait", copy.display());
+    let recorded = strata::record()?.frequency(FREQUENCY).shell(&line).run()?;
+    let own = recorded.stacks()?.of_comm("deleted_two");
+    let named = own.share_that(|s| s.has("descend") && s.has("main"));
+    println!("{} samples, {named:.4} named; complete {}", own.total(), own.completeness());
+    assert!(own.total() > 1000 && named > 0.98);
+    Ok(())
+}
+
+#[test]
+fn a_replaced_program_is_named_by_what_runs() -> Result<()> {
+    let _machine = machine::alone()?;
+    let folder = tempfile::tempdir()?;
+    let copy = folder.path().join("replaced");
+    std::fs::copy(targets::c("shares").build()?, &copy)?;
+    let target = Running::start(&copy, &["30"])?;
+    std::thread::sleep(Duration::from_millis(200));
+    let newer = folder.path().join("newer");
+    std::fs::copy(targets::c("alloca").build()?, &newer)?;
+    std::fs::rename(newer, &copy)?;
+    let recorded = strata::record()?.frequency(FREQUENCY).seconds(3.0).run()?;
+    let own = recorded.stacks()?.of_pid(target.pid());
+    println!(
+        "{} samples, {:.4} with descend; complete {}",
+        own.total(),
+        own.share_with("descend"),
+        own.completeness()
+    );
+    assert!(own.total() > 1000 && own.share_with("descend") > 0.99);
+    assert!(own.share_with("alloca_descend") == 0.0, "names of the file that replaced it");
+    Ok(())
+}
+
+#[test]
+fn a_thousand_execs_a_second_stall_nothing() -> Result<()> {
+    let _machine = machine::alone()?;
+    let seconds = machine::short_or_long(8.0, 20.0);
+    let steady = Running::start(&targets::c("shares").build()?, &["120"])?;
+    let recording = strata::record()?.frequency(FREQUENCY).seconds(seconds).start()?;
+    let seconds_text = seconds.to_string();
+    let churn =
+        Running::start(&targets::c("exec_churn").build()?, &["/bin/true", "1000", &seconds_text])?;
+    let before = strata_tests::running::cpu_seconds_of(steady.pid())?;
+    let recorded = recording.finish()?;
+    let used = strata_tests::running::cpu_seconds_of(steady.pid())? - before;
+    let churn = churn.wait(Duration::from_secs(60))?;
+    let stacks = recorded.stacks()?;
+    let own = stacks.of_pid(steady.pid());
+    let short = stacks.of_comm("true");
+    println!("{}", churn.stdout.trim());
+    println!(
+        "steady program: {} samples ({:.0} called for), complete {}",
+        own.total(),
+        used * f64::from(FREQUENCY),
+        own.completeness()
+    );
+    println!("the short ones: {} samples, complete {}", short.total(), short.completeness());
+    recorded.print_losses();
+    assert!(
+        own.total() as f64 > 0.9 * used * f64::from(FREQUENCY),
+        "samples of the steady program are missing"
+    );
+    assert!(own.completeness().fraction() > 0.995 && own.share_with("descend") > 0.99);
+    assert!(short.total() > 100);
+    Ok(())
+}
