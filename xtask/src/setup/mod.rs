@@ -21,6 +21,8 @@ pub enum Profile {
     Test,
     /// To build the BPF programs.
     Bpf,
+    /// To fuzz.
+    Fuzz,
     /// To boot other kernels.
     Emulator,
     All,
@@ -40,6 +42,7 @@ pub fn ensure(profile: Profile) -> Result<()> {
         Profile::Record => debian::ensure(needs::RECORD),
         Profile::Bpf => bpf_toolchain::ensure(),
         Profile::Emulator => debian::ensure(&[needs::RECORD, needs::EMULATOR].concat()),
+        Profile::Fuzz => debian::ensure(needs::FUZZ),
         Profile::Test => ensure_tests(),
         Profile::All => {
             ensure_tests()?;

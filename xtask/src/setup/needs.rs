@@ -100,14 +100,27 @@ pub const TEST: &[Need] = &[
         packages: &["xz-utils"],
     },
     Need {
-        why: "a file system that never answers",
-        found: Found::File("/usr/lib/python3/dist-packages/fuse.py"),
-        packages: &["python3-fusepy", "fuse3"],
-    },
-    Need {
         why: "a real container to profile",
         found: Found::Programs(&["runc"]),
         packages: &["runc"],
+    },
+];
+
+pub const FUZZ: &[Need] = &[
+    Need {
+        why: "links the fuzz targets, libFuzzer is C++",
+        found: Found::Programs(&["cc", "c++"]),
+        packages: &["gcc", "g++", "libc6-dev"],
+    },
+    Need {
+        why: "cuts seeds out of programs",
+        found: Found::Programs(&["objcopy"]),
+        packages: &["binutils"],
+    },
+    Need {
+        why: "a Go line table and a pprof to start from",
+        found: Found::Programs(&["go"]),
+        packages: &["golang-go"],
     },
 ];
 

@@ -5,6 +5,8 @@
 //!
 //! Invariant: a finding ends the command with an error that names the input's file.
 
+mod seeds;
+
 use std::fs;
 use std::process::Command;
 
@@ -17,12 +19,13 @@ use crate::{project, run};
 const CARGO_FUZZ_VERSION: &str = "0.13.2";
 /// Far above what a parser may use for an input of [`LARGEST_INPUT`]: memory is bounded by it.
 const MEMORY_LIMIT_MB: u32 = 1024;
-const LARGEST_INPUT: u32 = 256 * 1024;
+/// The smallest Go line table there is has half of it.
+const LARGEST_INPUT: u32 = 1 << 20;
 /// One input that takes longer than this is a finding.
 const TIME_LIMIT_SECONDS: u32 = 10;
 
 pub fn run(options: &FuzzOptions) -> Result<()> {
-    setup::ensure(Profile::Record)?;
+    setup::ensure(Profile::Fuzz)?;
     ensure_cargo_fuzz()?;
     let known = targets()?;
     let chosen: Vec<&String> =
@@ -32,8 +35,10 @@ pub fn run(options: &FuzzOptions) -> Result<()> {
                 format!("no fuzz target '{name}': there are {}", known.join(", "))
             })?],
         };
-    run::aloud(&mut cargo_fuzz("build")).context("the fuzz targets do not build")?;
-    seed()?;
+    let mut build = cargo_fuzz("build");
+    build.args(&options.target);
+    run::aloud(&mut build).context("the fuzz targets do not build")?;
+    seeds::make().context("cannot make the seeds")?;
     for target in &chosen {
         fuzz_one(target, options.time.as_secs())?;
     }
@@ -54,14 +59,6 @@ fn fuzz_one(target: &str, seconds: u64) -> Result<()> {
     run::aloud(&mut fuzz).with_context(|| {
         format!("{target}: a finding; its input is the newest file in fuzz/artifacts/{target}/")
     })
-}
-
-/// Fills the corpora with pieces of real files; the program for it is in the fuzz package.
-fn seed() -> Result<()> {
-    let mut seed = project::cargo();
-    seed.current_dir(project::root().join("fuzz"));
-    seed.args(["run", "--quiet", "--release", "--bin", "seed"]);
-    run::aloud(&mut seed).context("cannot make the seed corpora")
 }
 
 /// The targets, by the files of `fuzz/targets`.

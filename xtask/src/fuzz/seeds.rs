@@ -1,0 +1,165 @@
+//! What the fuzzers start from: small files of the real kinds, made by this machine's compilers.
+//!
+//! Invariant: a seed is replaced on every run, what a fuzzer found beside it is kept.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::{project, run};
+
+/// A Go program that profiles itself: its line table and its profile are both seeds.
+const GO_PROGRAM: &str = r#"package main
+
+import (
+	"os"
+	"runtime/pprof"
+	"strings"
+	"time"
+)
+
+func main() {
+	file, err := os.Create(os.Args[1])
+	if err != nil {
+		panic(err)
+	}
+	if err := pprof.StartCPUProfile(file); err != nil {
+		panic(err)
+	}
+	for start := time.Now(); time.Since(start) < time.Second; {
+		strings.Repeat("strata", 10000)
+	}
+	pprof.StopCPUProfile()
+}
+"#;
+
+const PERF_MAP: &str = "\
+7f0000001000 40 LazyCompile:~burn /app/shares.js:12
+7f0000001040 1c0 LazyCompile:*<anonymous> /app/shares.js:31:9
+0x7f0000002000 0x20 int [app] Program::Main(string[])[Tier1]
+7f0000003000 10 name with ; and \"quotes\" and <tags>
+7f00000030
+";
+
+const KALLSYMS: &str = "\
+ffffffff81000000 T _text
+ffffffff81000040 T startup_64
+ffffffff81234560 t vfs_read
+ffffffffc0301000 t ext4_read\t[ext4]
+ffffffffc0402000 t bpf_prog_6deef7357e7b4530_sample\t[bpf]
+";
+
+pub fn make() -> Result<()> {
+    let corpus = project::root().join("fuzz/corpus");
+    let work = project::target().join("fuzz-seeds");
+    fs::create_dir_all(&work)?;
+    for elf in elf_files(&work)? {
+        for target in ["elf_symbols", "unwind_tables"] {
+            plant(&corpus, target, &elf)?;
+        }
+    }
+    for (target, text) in [("perf_map", PERF_MAP), ("kallsyms", KALLSYMS)] {
+        let file = work.join(target);
+        fs::write(&file, text)?;
+        plant(&corpus, target, &file)?;
+    }
+    let dump = work.join("jit.dump");
+    fs::write(&dump, jitdump())?;
+    plant(&corpus, "jitdump", &dump)?;
+    go_seeds(&work, &corpus)?;
+    // No seed of its own: the fuzzer starts from nothing.
+    fs::create_dir_all(corpus.join("unwind_bytes"))?;
+    Ok(())
+}
+
+fn plant(corpus: &Path, target: &str, seed: &Path) -> Result<()> {
+    let directory = corpus.join(target);
+    fs::create_dir_all(&directory)?;
+    let name = seed.file_name().unwrap_or_default().to_string_lossy();
+    fs::copy(seed, directory.join(format!("seed-{name}")))
+        .with_context(|| format!("cannot plant {}", seed.display()))?;
+    Ok(())
+}
+
+/// One C program in the shapes that a parser meets: with and without debug information,
+/// compressed, stripped, relocatable, shared.
+fn elf_files(work: &Path) -> Result<Vec<PathBuf>> {
+    let source = project::root().join("xtask/guest/known.c");
+    let shapes: [(&str, &[&str]); 6] = [
+        ("program", &["-O2", "-s"]),
+        ("program-debug", &["-O2", "-g"]),
+        ("program-compressed", &["-O2", "-g", "-gz=zlib"]),
+        ("program-debug-frame", &["-O1", "-g", "-fno-asynchronous-unwind-tables"]),
+        ("object.o", &["-O2", "-g", "-c"]),
+        ("library.so", &["-O2", "-fPIC", "-shared", "-Wl,-z,now", "-Wl,--build-id"]),
+    ];
+    let mut files = Vec::new();
+    for (name, flags) in shapes {
+        let file = work.join(name);
+        run::output_of(Command::new("cc").args(flags).arg("-o").arg(&file).arg(&source))?;
+        files.push(file);
+    }
+    Ok(files)
+}
+
+fn go_seeds(work: &Path, corpus: &Path) -> Result<()> {
+    let source = work.join("seed.go");
+    let program = work.join("seed-go");
+    fs::write(&source, GO_PROGRAM)?;
+    let mut build = Command::new("go");
+    build.current_dir(work).env("GOFLAGS", "").env("CGO_ENABLED", "0");
+    build.args(["build", "-ldflags=-s -w", "-o"]).arg(&program).arg(&source);
+    run::quietly("build a Go program", &mut build)?;
+
+    let table = work.join("gopclntab");
+    let mut cut = Command::new("objcopy");
+    cut.args(["-O", "binary", "--only-section=.gopclntab"]).arg(&program).arg(&table);
+    run::output_of(&mut cut)?;
+    plant(corpus, "go_lines", &table)?;
+
+    let profile = work.join("cpu.pprof.gz");
+    run::quietly("profile it", Command::new(&program).arg(&profile))?;
+    plant(corpus, "pprof_decode", &profile)?;
+    // Plain as well: a mutation of compressed bytes rarely gets past the checksum.
+    run::output_of(Command::new("gzip").args(["--decompress", "--force", "--keep"]).arg(&profile))?;
+    plant(corpus, "pprof_decode", &work.join("cpu.pprof"))
+}
+
+/// A jitdump of one function with lines (tools/perf/Documentation/jitdump-specification.txt).
+fn jitdump() -> Vec<u8> {
+    const HEADER_SIZE: u32 = 40;
+    const X86_64: u32 = 62;
+    let code: u64 = 0x7f00_0000_1000;
+    let record = |kind: u32, body: &[u8]| {
+        let size = 16 + body.len() as u32;
+        [&kind.to_le_bytes()[..], &size.to_le_bytes(), &1_u64.to_le_bytes(), body].concat()
+    };
+    let name = |text: &str| [text.as_bytes(), &[0]].concat();
+    let words =
+        |values: &[u64]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+
+    let header: Vec<u8> = [0x4A69_5444, 1, HEADER_SIZE, X86_64, 0, 4321]
+        .iter()
+        .flat_map(|value: &u32| value.to_le_bytes())
+        .chain(words(&[1, 0]))
+        .collect();
+    let lines = [
+        words(&[code, 1, code]),
+        12_u32.to_le_bytes().into(),
+        0_u32.to_le_bytes().into(),
+        name("app.js"),
+    ];
+    let process: Vec<u8> = [4321_u32, 4322].iter().flat_map(|value| value.to_le_bytes()).collect();
+    let load = [process.clone(), words(&[code, code, 4, 1]), name("burn"), vec![0x90; 4]];
+    let moved = [process, words(&[code, code, code + 0x1000, 4, 1])];
+    [
+        header,
+        record(2, &lines.concat()),
+        record(0, &load.concat()),
+        record(1, &moved.concat()),
+        record(3, &[]),
+    ]
+    .concat()
+}
