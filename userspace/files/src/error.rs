@@ -1,0 +1,190 @@
+//! Why a file could not be opened or parsed, in terms a person and a counter can use.
+
+use std::fmt;
+use std::io;
+
+use crate::wire::WireError;
+
+/// Why the opener did not open a file. The classes are what is counted and shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Refusal {
+    /// A FIFO, device, directory, socket: only regular files are read.
+    NotRegular = 1,
+    /// No such file in the target's root, or nothing mapped at that range any more.
+    NotFound = 2,
+    /// The process is gone.
+    ProcessGone = 3,
+    /// The pid is another process by now.
+    ProcessChanged = 4,
+    /// The kernel does not let strata (or, for FUSE, anyone but its owner) open it.
+    Permission = 5,
+    /// The path runs through a magic link or too many links.
+    UnsafePath = 6,
+    /// On a filesystem that may hang, and larger than strata copies from there.
+    TooLarge = 7,
+    /// A filesystem that may hang, or one nothing is known about: for the slow lane only.
+    SlowFilesystem = 8,
+    /// Somebody holds a lease on the file.
+    Busy = 9,
+    /// The file changed or shrank while it was read.
+    Changed = 10,
+    /// Anything else the kernel answered.
+    Other = 11,
+}
+
+impl Refusal {
+    pub const ALL: [Self; 11] = [
+        Self::NotRegular,
+        Self::NotFound,
+        Self::ProcessGone,
+        Self::ProcessChanged,
+        Self::Permission,
+        Self::UnsafePath,
+        Self::TooLarge,
+        Self::SlowFilesystem,
+        Self::Busy,
+        Self::Changed,
+        Self::Other,
+    ];
+
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|refusal| *refusal as u8 == byte)
+    }
+
+    /// The class of an error of a call that opens or looks up a file.
+    pub(crate) fn from_errno(errno: rustix::io::Errno) -> Self {
+        use rustix::io::Errno;
+        match errno {
+            Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG => Self::NotFound,
+            Errno::SRCH => Self::ProcessGone,
+            Errno::ACCESS | Errno::PERM => Self::Permission,
+            Errno::LOOP | Errno::XDEV => Self::UnsafePath,
+            Errno::NXIO | Errno::NODEV => Self::NotRegular,
+            Errno::AGAIN | Errno::TXTBSY => Self::Busy,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotRegular => "not a regular file",
+            Self::NotFound => "no such file",
+            Self::ProcessGone => "the process is gone",
+            Self::ProcessChanged => "the pid belongs to another process now",
+            Self::Permission => "permission denied",
+            Self::UnsafePath => "the path does not stay within the target's root",
+            Self::TooLarge => "too large for a filesystem that may hang",
+            Self::SlowFilesystem => "on a filesystem that may hang",
+            Self::Busy => "the file is held by a lease",
+            Self::Changed => "the file changed while it was read",
+            Self::Other => "it could not be opened",
+        })
+    }
+}
+
+/// Which process of ours something happened in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ChildKind {
+    Opener,
+    SlowOpener,
+    Worker,
+}
+
+impl fmt::Display for ChildKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Opener => "file opener",
+            Self::SlowOpener => "file opener for slow filesystems",
+            Self::Worker => "file worker",
+        })
+    }
+}
+
+/// How one of our processes ended while it worked on a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Death {
+    /// It left by itself with this status.
+    Exit(i32),
+    /// A signal: SIGSEGV, SIGKILL of the kernel's memory killer, ….
+    Signal(i32),
+    /// An allocation failed under its memory limit, or its stack was used up.
+    OutOfMemory,
+    /// It made a system call the sandbox does not allow: it may have been taken over.
+    SandboxViolation,
+    /// It sent something that is not a message.
+    BadMessage,
+    /// How it ended could not be found out.
+    Unknown,
+}
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exit(status) => write!(f, "exit status {status}"),
+            Self::Signal(signal) => write!(f, "signal {signal}"),
+            Self::OutOfMemory => f.write_str("it ran out of memory or stack"),
+            Self::SandboxViolation => f.write_str("it made a forbidden system call"),
+            Self::BadMessage => f.write_str("it sent a malformed message"),
+            Self::Unknown => f.write_str("unknown cause"),
+        }
+    }
+}
+
+/// Why a request has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FileError {
+    #[error("{refusal}{}", errno_suffix(*.errno))]
+    Refused { refusal: Refusal, errno: i32 },
+    /// Opening or reading did not end in time; the process that tried was killed.
+    #[error("the {0} did not answer in time")]
+    TimedOut(ChildKind),
+    /// An earlier try hung or crashed; it is not tried again for a while.
+    #[error("skipped: {0}")]
+    FailedBefore(Box<FileError>),
+    #[error("the {0} ended while working on the file: {1}")]
+    ChildDied(ChildKind, Death),
+    /// The file was read, and is not what the request needs (or is damaged).
+    #[error("{0}")]
+    Parse(String),
+    /// The parser itself has a fault; it was contained.
+    #[error("the parser failed: {0}")]
+    Panicked(String),
+    #[error("malformed answer of the {0}: {1}")]
+    BadReply(ChildKind, WireError),
+    #[error("the answer is larger than {0} bytes")]
+    ReplyTooLarge(u64),
+    /// Too many processes are stuck in the kernel on files that never answer.
+    #[error("not tried: {0} processes of strata hang on files like this one")]
+    TooManyStuck(usize),
+    #[error("more than {0} file requests are waiting")]
+    Overloaded(usize),
+    #[error("the request is not valid: {0}")]
+    InvalidRequest(&'static str),
+    #[error("cannot start the {0}: {1}")]
+    Spawn(ChildKind, String),
+}
+
+impl FileError {
+    pub(crate) fn refused(refusal: Refusal) -> Self {
+        Self::Refused { refusal, errno: 0 }
+    }
+
+    /// Whether the same request is likely to do the same harm again.
+    pub(crate) fn is_costly(&self) -> bool {
+        matches!(
+            self,
+            Self::TimedOut(_)
+                | Self::ChildDied(..)
+                | Self::Panicked(_)
+                | Self::BadReply(..)
+                | Self::ReplyTooLarge(_)
+        )
+    }
+}
+
+fn errno_suffix(errno: i32) -> String {
+    if errno == 0 { String::new() } else { format!(": {}", io::Error::from_raw_os_error(errno)) }
+}

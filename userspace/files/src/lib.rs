@@ -1,0 +1,46 @@
+//! Opens and parses the files of hostile processes.
+//!
+//! Files of a target are its weapons: they may hang whoever opens, reads or even closes them, change
+//! while read, and hold bytes made to break their parser. So the daemon touches none of them:
+//!
+//! - the [`opener`] process opens regular files, by mapping or below a target's root, and puts
+//!   each in an *envelope*: a socket that holds the descriptor ([`channel::Envelope`]);
+//! - a [`worker`] process takes files out of envelopes and parses them, after giving up every
+//!   privilege ([`sandbox`]); its answers are bytes that are checked again ([`answer`]);
+//! - [`FileService`] starts both from the daemon's own executable, gives every request a
+//!   deadline, kills and replaces what is late or dead, remembers which file did it, and never
+//!   waits.
+//!
+//! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] how processes talk;
+//! [`opener`]; [`worker`], [`sandbox`], [`jobs`], [`target_file`]; [`service`] with [`request`],
+//! [`answer`] and [`child`]; [`error`].
+//!
+//! The executable calls [`run_opener`] and [`run_worker`] when it is started with the arguments of
+//! [`ChildCommand`], before it opens anything or starts a thread.
+
+mod answer;
+mod channel;
+mod child;
+mod error;
+mod identity;
+mod jobs;
+mod opener;
+mod protocol;
+mod request;
+mod sandbox;
+mod service;
+mod target_file;
+mod wire;
+mod worker;
+
+pub use child::{ChildCommand, Usage};
+pub use error::{ChildKind, Death, FileError, Refusal};
+pub use identity::{FileIdentity, IdentityTrust};
+pub use jobs::{JobError, StandardJobs, WorkerJobs};
+pub use opener::{Lane, run_opener};
+pub use protocol::{Locator, ProcessRef};
+pub use request::{Reply, Request};
+pub use service::{ChildReport, Config, FileService, OpenFile, RequestId, Statistics};
+pub use target_file::TargetFile;
+pub use wire::WireError;
+pub use worker::run_worker;

@@ -1,0 +1,112 @@
+//! `/proc/PID`, held so that it stays the same process.
+//!
+//! A descriptor of `/proc/PID` belongs to one process for good: when that ends, every lookup
+//! through it fails with ESRCH or ENOENT, also when the pid is given to another. So the start
+//! time needs to be compared only once per descriptor, and a batch for one process pays once.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{Mode, OFlags, open, openat};
+use rustix::io::Errno;
+
+use super::{Refused, refused};
+use crate::error::Refusal;
+use crate::protocol::ProcessRef;
+
+/// How many processes are held at once.
+const HELD: usize = 16;
+/// More than `/proc/PID/stat` has before its last `)`.
+const STAT_BYTES: usize = 1024;
+
+#[derive(Debug, Default)]
+pub struct HeldProcesses {
+    recent: VecDeque<(ProcessRef, OwnedFd)>,
+}
+
+impl HeldProcesses {
+    /// The directory of `process`, after a check that it is the one that was meant.
+    pub fn directory(&mut self, process: ProcessRef) -> Result<&OwnedFd, Refused> {
+        match self.recent.iter().position(|(held, _)| *held == process) {
+            Some(index) => {
+                if let Some(entry) = self.recent.remove(index) {
+                    self.recent.push_front(entry);
+                }
+            }
+            None => {
+                let directory = open_process(process)?;
+                self.recent.truncate(HELD.saturating_sub(1));
+                self.recent.push_front((process, directory));
+            }
+        }
+        match self.recent.front() {
+            Some((_, directory)) => Ok(directory),
+            None => Err((Refusal::ProcessGone, 0)),
+        }
+    }
+
+    /// Drops what is held of a process, as its descriptor turned out to be of one that is gone.
+    pub fn forget(&mut self, process: ProcessRef) {
+        self.recent.retain(|(held, _)| *held != process);
+    }
+}
+
+fn open_process(process: ProcessRef) -> Result<OwnedFd, Refused> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = open(format!("/proc/{}", process.pid), flags, Mode::empty()).map_err(
+        |errno| match errno {
+            Errno::NOENT => (Refusal::ProcessGone, errno.raw_os_error()),
+            errno => refused(errno),
+        },
+    )?;
+    if let Some(expected) = process.start_time {
+        let gone = |errno: Errno| (Refusal::ProcessGone, errno.raw_os_error());
+        let stat = openat(&directory, "stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(gone)?;
+        let mut buffer = [0; STAT_BYTES];
+        let length = rustix::io::read(&stat, &mut buffer).map_err(gone)?;
+        let actual = start_time_of_stat(buffer.get(..length).unwrap_or_default());
+        if actual != Some(expected) {
+            return Err((Refusal::ProcessChanged, 0));
+        }
+    }
+    Ok(directory)
+}
+
+/// Field 22 of `/proc/PID/stat`. The name in field 2 may hold spaces and parentheses, so counting
+/// starts after the last `)`.
+pub fn start_time_of_stat(stat: &[u8]) -> Option<u64> {
+    let after_name = stat.iter().rposition(|byte| *byte == b')')?.checked_add(1)?;
+    let field = stat
+        .get(after_name..)?
+        .split(|byte| *byte == b' ')
+        .filter(|field| !field.is_empty())
+        .nth(19)?;
+    std::str::from_utf8(field).ok()?.trim_end().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_is_found_behind_a_name_with_parentheses() {
+        let stat =
+            b"7 (a) b) c)) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 1000 10 184467\n";
+        assert_eq!(start_time_of_stat(stat), Some(4242));
+        assert_eq!(start_time_of_stat(b"7 (a"), None);
+        assert_eq!(start_time_of_stat(b""), None);
+    }
+
+    #[test]
+    fn another_start_time_is_another_process() {
+        let pid = std::process::id();
+        let stat = std::fs::read("/proc/self/stat").unwrap();
+        let start_time = start_time_of_stat(&stat).unwrap();
+        let mut held = HeldProcesses::default();
+        assert!(held.directory(ProcessRef { pid, start_time: Some(start_time) }).is_ok());
+        assert!(held.directory(ProcessRef { pid, start_time: None }).is_ok());
+        let other = ProcessRef { pid, start_time: Some(start_time + 1) };
+        assert_eq!(held.directory(other).unwrap_err().0, Refusal::ProcessChanged);
+    }
+}

@@ -1,0 +1,434 @@
+//! The daemon's way to files: requests in, answers out, never waiting.
+//!
+//! [`FileService`] owns the opener and worker processes. The daemon's loop submits requests, polls
+//! one descriptor ([`FileService::poll_fd`]) until [`FileService::next_deadline`], and drains
+//! answers. Phases that have nothing else to do use [`FileService::call`].
+//!
+//! Invariants: no call but `call` and `call_all` waits; every submitted request is answered exactly
+//! once, by its deadline at the latest counted from when its turn comes; the daemon never holds,
+//! reads, or closes a target's file itself.
+
+mod failures;
+mod graveyard;
+mod lane;
+mod statistics;
+mod workers;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+
+use crate::answer;
+use crate::channel::Envelope;
+use crate::child::{ChildCommand, Usage};
+use crate::error::{ChildKind, FileError, Refusal};
+use crate::identity::{FileIdentity, IdentityTrust};
+use crate::protocol::{WorkerLimits, kind};
+use crate::request::{Reply, Request};
+
+use failures::{Culprit, Failures};
+use graveyard::Graveyard;
+use lane::{OpenerLane, PendingOpen};
+pub use statistics::Statistics;
+pub(crate) use workers::PendingJob;
+use workers::WorkerPool;
+
+/// What the service may use and how long it waits.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub command: ChildCommand,
+    pub open_timeout: Duration,
+    /// On filesystems that may hang; includes copying the file.
+    pub slow_open_timeout: Duration,
+    pub unwind_timeout: Duration,
+    pub facts_timeout: Duration,
+    pub symbolize_timeout: Duration,
+    pub read_timeout: Duration,
+    /// Workers at most; more than one only while the first is held up by a file.
+    pub workers: usize,
+    /// Address space of a worker.
+    pub worker_memory: u64,
+    pub reply_bytes: u64,
+    /// A worker that grew beyond this ends after its answer.
+    pub retire_above: u64,
+    /// Children without work for so long end.
+    pub idle: Duration,
+    /// Children of one kind that may be stuck in the kernel before files like theirs are refused.
+    pub max_stuck: usize,
+    /// Requests that may wait.
+    pub max_waiting: usize,
+    /// How long a file that hung or crashed a child is left alone, the first time.
+    pub failure_pause: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            command: ChildCommand::default(),
+            open_timeout: Duration::from_secs(2),
+            slow_open_timeout: Duration::from_secs(5),
+            unwind_timeout: Duration::from_secs(5),
+            facts_timeout: Duration::from_secs(5),
+            symbolize_timeout: Duration::from_secs(20),
+            read_timeout: Duration::from_secs(2),
+            workers: 2,
+            worker_memory: 1 << 30,
+            reply_bytes: 256 << 20,
+            retire_above: 64 << 20,
+            idle: Duration::from_secs(20),
+            max_stuck: 8,
+            max_waiting: 1 << 16,
+            failure_pause: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Config {
+    fn worker_limits(&self) -> WorkerLimits {
+        WorkerLimits { address_space: self.worker_memory, reply_bytes: self.reply_bytes }
+    }
+}
+
+/// An opened file of a target. Holds it open (also when it is deleted) without being able to
+/// touch it: only a worker can.
+#[derive(Debug)]
+pub struct OpenFile {
+    envelope: Envelope,
+    identity: FileIdentity,
+    trust: IdentityTrust,
+    deleted: bool,
+    copied: bool,
+}
+
+impl OpenFile {
+    pub fn identity(&self) -> FileIdentity {
+        self.identity
+    }
+
+    pub fn trust(&self) -> IdentityTrust {
+        self.trust
+    }
+
+    /// It has no name any more.
+    pub fn is_deleted(&self) -> bool {
+        self.deleted
+    }
+
+    /// A copy in memory of a file that may hang its reader; better not kept for long.
+    pub fn is_copy(&self) -> bool {
+        self.copied
+    }
+}
+
+/// Names a submitted request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(u64);
+
+/// A child of the service, for self-metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChildReport {
+    pub kind: ChildKind,
+    pub pid: u32,
+    /// Told to end, and not gone yet.
+    pub ending: bool,
+    /// Processor time so far and memory now; zero when it cannot be read.
+    pub usage: Usage,
+}
+
+/// What lanes and workers share.
+#[derive(Debug)]
+struct Shared {
+    config: Config,
+    epoll: OwnedFd,
+    graveyard: Graveyard,
+    statistics: Statistics,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct FileService {
+    shared: Shared,
+    fast: OpenerLane,
+    slow: OpenerLane,
+    workers: WorkerPool,
+    /// What is needed to make an answer out of a worker's bytes.
+    expected: HashMap<u64, answer::Expected>,
+    failures: Failures,
+    ready: Vec<(RequestId, Result<Reply, FileError>)>,
+    next_id: u64,
+}
+
+impl FileService {
+    /// Starts nothing yet: children are started when there is work for them.
+    ///
+    /// The thread that drives the service must live as long as the service: its children die
+    /// with the thread that started them.
+    pub fn new(config: Config) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self {
+            fast: OpenerLane::new(ChildKind::Opener, config.open_timeout),
+            slow: OpenerLane::new(ChildKind::SlowOpener, config.slow_open_timeout),
+            workers: WorkerPool::default(),
+            expected: HashMap::new(),
+            failures: Failures::new(config.failure_pause),
+            ready: Vec::new(),
+            next_id: 1,
+            shared: Shared {
+                config,
+                epoll,
+                graveyard: Graveyard::default(),
+                statistics: Statistics::default(),
+            },
+        })
+    }
+
+    /// Takes a request. Its answer comes from [`Self::drain`]; ask for [`Self::next_deadline`]
+    /// after the last of several requests, as some are answered at once.
+    pub fn submit(&mut self, request: Request) -> RequestId {
+        let id = self.next_id;
+        self.next_id += 1;
+        if let Err(error) = self.try_submit(id, request) {
+            self.answer(id, Err(error));
+        }
+        RequestId(id)
+    }
+
+    fn try_submit(&mut self, id: u64, request: Request) -> Result<(), FileError> {
+        let now = Instant::now();
+        let limit = self.shared.config.max_waiting;
+        if self.pending() >= limit {
+            return Err(FileError::Overloaded(limit));
+        }
+        if let Request::Open(locator) = request {
+            crate::request::check_locator(&locator)?;
+            let process = locator.process().map(Culprit::Process);
+            let culprits = process.into_iter().chain([Culprit::Locator(locator.clone())]);
+            for culprit in culprits {
+                if let Some(error) = self.failures.check(&culprit, now) {
+                    return Err(error);
+                }
+            }
+            self.fast.push(PendingOpen { id, locator });
+            return Ok(());
+        }
+        let (job, expected) = request.into_job(id, &self.shared.config)?;
+        for file in &job.files {
+            if let Some(error) = self.failures.check(&Culprit::File(file.identity, job.kind), now) {
+                return Err(error);
+            }
+        }
+        self.expected.insert(id, expected);
+        self.workers.push(job);
+        Ok(())
+    }
+
+    /// Requests that have no answer yet.
+    pub fn pending(&self) -> usize {
+        self.fast.pending() + self.slow.pending() + self.workers.pending()
+    }
+
+    /// Readable when [`Self::drain`] has something to do.
+    pub fn poll_fd(&self) -> BorrowedFd<'_> {
+        self.shared.epoll.as_fd()
+    }
+
+    /// When [`Self::drain`] is to be called even if nothing became readable.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let now = Instant::now();
+        if !self.ready.is_empty() || self.fast.has_unsent() || self.workers.has_unsent() {
+            return Some(now);
+        }
+        [
+            self.fast.next_deadline(&self.shared),
+            self.slow.next_deadline(&self.shared),
+            self.workers.next_deadline(&self.shared),
+            self.shared.graveyard.next_deadline(now),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Moves everything on as far as it goes without waiting, and gives the answers there are.
+    pub fn drain(&mut self) -> Vec<(RequestId, Result<Reply, FileError>)> {
+        self.turn();
+        std::mem::take(&mut self.ready)
+    }
+
+    fn turn(&mut self) {
+        let now = Instant::now();
+        self.shared.graveyard.reap(now, &mut self.shared.statistics);
+
+        let opened = self.fast.collect(now, &mut self.shared);
+        self.settle_opens(opened, now);
+        let opened = self.fast.send_waiting(now, &mut self.shared);
+        self.settle_opens(opened, now);
+        let opened = self.slow.collect(now, &mut self.shared);
+        self.settle_opens(opened, now);
+        let opened = self.slow.send_waiting(now, &mut self.shared);
+        self.settle_opens(opened, now);
+
+        for (job, outcome) in self.workers.turn(now, &mut self.shared) {
+            self.settle_job(job, outcome, now);
+        }
+    }
+
+    fn settle_opens(&mut self, outcomes: Vec<lane::Outcome>, now: Instant) {
+        for (open, outcome) in outcomes {
+            match outcome {
+                Err(FileError::Refused { refusal: Refusal::SlowFilesystem, .. }) => {
+                    self.slow.push(open)
+                }
+                Err(error) => {
+                    if error.is_costly() {
+                        self.failures.remember(Culprit::Locator(open.locator.clone()), &error, now);
+                        if let Some(process) = open.locator.process() {
+                            self.suspect(process, &error, now);
+                        }
+                    }
+                    self.answer(open.id, Err(error));
+                }
+                Ok(file) => {
+                    self.shared.statistics.opened += 1;
+                    self.shared.statistics.copied += u64::from(file.copied);
+                    self.answer(open.id, Ok(Reply::Opened(file)));
+                }
+            }
+        }
+    }
+
+    /// Counts a hang against a process; with too many, nothing of it is tried any more.
+    fn suspect(&mut self, process: crate::ProcessRef, error: &FileError, now: Instant) {
+        let culprit = Culprit::Process(process);
+        self.failures.remember(culprit.clone(), error, now);
+        if let Some(error) = self.failures.check(&culprit, now) {
+            let withdrawn =
+                self.fast.withdraw(process).into_iter().chain(self.slow.withdraw(process));
+            for open in withdrawn.collect::<Vec<_>>() {
+                self.answer(open.id, Err(error.clone()));
+            }
+        }
+    }
+
+    fn settle_job(&mut self, job: PendingJob, outcome: Result<Vec<u8>, FileError>, now: Instant) {
+        let expected = self.expected.remove(&job.id);
+        let outcome = outcome.and_then(|bytes| {
+            self.shared.statistics.jobs_done += 1;
+            self.shared.statistics.reply_bytes += bytes.len() as u64;
+            let expected =
+                expected.ok_or(FileError::InvalidRequest("nothing expects its answer"))?;
+            answer::decode(expected, bytes)
+        });
+        if let Err(error) = &outcome
+            && error.is_costly()
+        {
+            for file in &job.files {
+                self.failures.remember(Culprit::File(file.identity, job.kind), error, now);
+            }
+        }
+        self.answer(job.id, outcome);
+    }
+
+    fn answer(&mut self, id: u64, outcome: Result<Reply, FileError>) {
+        if let Err(error) = &outcome {
+            self.shared.statistics.failed(error);
+        }
+        self.ready.push((RequestId(id), outcome));
+    }
+
+    /// One request, waited for. Answers to others are kept for [`Self::drain`].
+    pub fn call(&mut self, request: Request) -> Result<Reply, FileError> {
+        let mut outcomes = self.call_all(vec![request]);
+        outcomes.pop().unwrap_or(Err(FileError::InvalidRequest("no answer")))
+    }
+
+    /// Several requests, waited for; answers in the order of the requests.
+    pub fn call_all(&mut self, requests: Vec<Request>) -> Vec<Result<Reply, FileError>> {
+        let ids: Vec<RequestId> =
+            requests.into_iter().map(|request| self.submit(request)).collect();
+        let positions: HashMap<RequestId, usize> =
+            ids.iter().enumerate().map(|(position, id)| (*id, position)).collect();
+        let mut outcomes: Vec<_> =
+            ids.iter().map(|_| Err(FileError::InvalidRequest("no answer"))).collect();
+        let mut missing = ids.len();
+        let mut of_others = Vec::new();
+        loop {
+            for (id, outcome) in self.drain() {
+                match positions.get(&id).and_then(|position| outcomes.get_mut(*position)) {
+                    Some(place) => {
+                        *place = outcome;
+                        missing -= 1;
+                    }
+                    None => of_others.push((id, outcome)),
+                }
+            }
+            if missing == 0 {
+                break;
+            }
+            self.wait();
+        }
+        of_others.append(&mut self.ready);
+        self.ready = of_others;
+        outcomes
+    }
+
+    /// Waits until there is something to drain.
+    pub fn wait(&self) {
+        let now = Instant::now();
+        let timeout = self.next_deadline().map(|deadline| {
+            // One millisecond more, so that the deadline has passed.
+            let wait = deadline.saturating_duration_since(now) + Duration::from_millis(1);
+            Timespec {
+                tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: wait.subsec_nanos().into(),
+            }
+        });
+        if self.next_deadline().is_some_and(|deadline| deadline <= now) {
+            return;
+        }
+        let mut descriptors = [PollFd::new(&self.shared.epoll, PollFlags::IN)];
+        // An interrupted wait is followed by a look, like any other.
+        let _ = rustix::event::poll(&mut descriptors, timeout.as_ref());
+    }
+
+    pub fn statistics(&self) -> &Statistics {
+        &self.shared.statistics
+    }
+
+    /// The children there are now, with what they use.
+    pub fn children(&self) -> Vec<ChildReport> {
+        let report = |child: &crate::child::Child, ending| ChildReport {
+            kind: child.kind,
+            pid: child.pid(),
+            ending,
+            usage: child.current_usage().unwrap_or_default(),
+        };
+        let alive =
+            self.fast.child().into_iter().chain(self.slow.child()).chain(self.workers.children());
+        let ending = self.shared.graveyard.children();
+        alive
+            .map(|child| report(child, false))
+            .chain(ending.map(|child| report(child, true)))
+            .collect()
+    }
+
+    /// Ends all idle children now instead of after [`Config::idle`].
+    pub fn release(&mut self) {
+        let idle = std::mem::replace(&mut self.shared.config.idle, Duration::ZERO);
+        self.turn();
+        self.shared.config.idle = idle;
+    }
+}
+
+/// The kinds of work there are, for whoever counts by kind.
+pub(crate) fn timeout_of(kind: u8, config: &Config) -> Duration {
+    match kind {
+        kind::UNWIND_TABLE => config.unwind_timeout,
+        kind::FACTS => config.facts_timeout,
+        kind::SYMBOLIZE => config.symbolize_timeout,
+        _ => config.read_timeout,
+    }
+}

@@ -1,0 +1,316 @@
+//! The daemon's side of one opener: requests in order, the first unanswered one is to blame.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{OpenFile, Shared};
+use crate::channel::{Channel, Envelope, Wait};
+use crate::child::Child;
+use crate::error::{ChildKind, Death, FileError, Refusal};
+use crate::identity::trust_of_filesystem;
+use crate::opener::Lane;
+use crate::protocol::{Locator, OpenReply, OpenRequest, ProcessRef};
+
+/// Requests under way in one opener: few enough to fit any socket buffer.
+const MAX_IN_FLIGHT: usize = 32;
+/// An opener that dies this often without any answer cannot work here at all.
+const HOPELESS_AFTER: u32 = 3;
+/// How long a hopeless opener is not started again.
+const HOPELESS_PAUSE: Duration = Duration::from_secs(1);
+const MAX_REPLY: usize = 256;
+
+#[derive(Debug)]
+pub struct PendingOpen {
+    pub id: u64,
+    pub locator: Locator,
+}
+
+/// What came of an open request.
+pub type Outcome = (PendingOpen, Result<Arc<OpenFile>, FileError>);
+
+#[derive(Debug)]
+pub struct OpenerLane {
+    kind: ChildKind,
+    timeout: Duration,
+    running: Option<Running>,
+    waiting: VecDeque<PendingOpen>,
+    deaths_in_a_row: u32,
+    hopeless_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    channel: Channel,
+    in_flight: VecDeque<PendingOpen>,
+    /// Since when the first request in flight (or, with none, nothing) is being worked on.
+    since: Instant,
+}
+
+impl OpenerLane {
+    pub fn new(kind: ChildKind, timeout: Duration) -> Self {
+        Self {
+            kind,
+            timeout,
+            running: None,
+            waiting: VecDeque::new(),
+            deaths_in_a_row: 0,
+            hopeless_until: None,
+        }
+    }
+
+    pub fn push(&mut self, open: PendingOpen) {
+        self.waiting.push_back(open);
+    }
+
+    /// Whether something waits that could be sent right now.
+    pub fn has_unsent(&self) -> bool {
+        !self.waiting.is_empty()
+            && self.running.as_ref().is_none_or(|running| running.in_flight.len() < MAX_IN_FLIGHT)
+    }
+
+    pub fn pending(&self) -> usize {
+        self.waiting.len() + self.running.as_ref().map_or(0, |running| running.in_flight.len())
+    }
+
+    pub fn child(&self) -> Option<&Child> {
+        self.running.as_ref().map(|running| &running.child)
+    }
+
+    /// Takes answers and kills what is late.
+    pub fn collect(&mut self, now: Instant, shared: &mut Shared) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        self.receive(now, shared, &mut outcomes);
+        self.kill_late(now, shared, &mut outcomes);
+        outcomes
+    }
+
+    /// Sends what waits, as far as the opener may have it.
+    pub fn send_waiting(&mut self, now: Instant, shared: &mut Shared) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        self.send(now, shared, &mut outcomes);
+        outcomes
+    }
+
+    /// Takes back what waits for files of a process.
+    pub fn withdraw(&mut self, process: ProcessRef) -> Vec<PendingOpen> {
+        let (withdrawn, kept) = self
+            .waiting
+            .drain(..)
+            .partition(|open: &PendingOpen| open.locator.process() == Some(process));
+        self.waiting = kept;
+        Vec::from(withdrawn)
+    }
+
+    fn receive(&mut self, now: Instant, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
+        let mut buffer = [0; MAX_REPLY];
+        while let Some(running) = &mut self.running {
+            let received = match running.channel.receive(&mut buffer, true, Wait::DontWait) {
+                Ok(received) if received.length > 0 => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Ok(_) => return self.died(None, now, shared, outcomes),
+                Err(_) => return self.died(Some(Death::BadMessage), now, shared, outcomes),
+            };
+            let reply = OpenReply::decode(buffer.get(..received.length).unwrap_or_default());
+            let expected = running.in_flight.front().map(|open| open.id);
+            let (Ok(reply), Some(expected)) = (reply, expected) else {
+                return self.died(Some(Death::BadMessage), now, shared, outcomes);
+            };
+            if reply.id != expected {
+                return self.died(Some(Death::BadMessage), now, shared, outcomes);
+            }
+            let Some(open) = running.in_flight.pop_front() else { return };
+            running.since = now;
+            self.deaths_in_a_row = 0;
+            let result = match (reply.outcome, received.descriptors.into_iter().next()) {
+                (Ok(facts), Some(socket)) => Ok(Arc::new(OpenFile {
+                    envelope: Envelope::from_socket(socket),
+                    identity: facts.identity,
+                    trust: trust_of_filesystem(facts.filesystem_magic),
+                    deleted: facts.deleted,
+                    copied: facts.copied,
+                })),
+                (Ok(_), None) => Err(FileError::refused(Refusal::Other)),
+                (Err((refusal, errno)), _) => Err(FileError::Refused { refusal, errno }),
+            };
+            outcomes.push((open, result));
+        }
+    }
+
+    fn kill_late(&mut self, now: Instant, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
+        let late = self.running.as_ref().is_some_and(|running| {
+            !running.in_flight.is_empty()
+                && now.saturating_duration_since(running.since) >= self.timeout
+        });
+        if late && let Some(mut running) = self.running.take() {
+            let culprit = running.in_flight.pop_front();
+            // The same process is likely to hang the next opener too: others go first.
+            let process = culprit.as_ref().and_then(|open| open.locator.process());
+            let (suspects, others): (VecDeque<_>, VecDeque<_>) = running
+                .in_flight
+                .drain(..)
+                .chain(self.waiting.drain(..))
+                .partition(|open| process.is_some() && open.locator.process() == process);
+            self.waiting = others;
+            self.waiting.extend(suspects);
+            outcomes.extend(culprit.map(|open| (open, Err(FileError::TimedOut(self.kind)))));
+            self.end(running, shared);
+        }
+        let idle = self.running.as_ref().is_some_and(|running| {
+            running.in_flight.is_empty()
+                && now.saturating_duration_since(running.since) >= shared.config.idle
+        });
+        if idle
+            && self.waiting.is_empty()
+            && let Some(running) = self.running.take()
+        {
+            shared.graveyard.let_end(running.child);
+        }
+    }
+
+    /// The opener is gone or talks nonsense: its first request is to blame, the others get another.
+    fn died(
+        &mut self,
+        death: Option<Death>,
+        now: Instant,
+        shared: &mut Shared,
+        outcomes: &mut Vec<Outcome>,
+    ) {
+        let Some(mut running) = self.running.take() else { return };
+        self.deaths_in_a_row += 1;
+        if let Some(open) = running.in_flight.pop_front() {
+            let death = death.or_else(|| running.child.try_reap().map(|(death, _)| death));
+            let error = FileError::ChildDied(self.kind, death.unwrap_or(Death::Unknown));
+            if self.deaths_in_a_row >= HOPELESS_AFTER {
+                self.hopeless_until = now.checked_add(HOPELESS_PAUSE);
+                let others = running.in_flight.drain(..).chain(self.waiting.drain(..));
+                outcomes.extend(others.map(|open| (open, Err(error.clone()))));
+            }
+            outcomes.push((open, Err(error)));
+        }
+        self.end(running, shared);
+    }
+
+    fn end(&mut self, running: Running, shared: &mut Shared) {
+        let Running { child, in_flight, .. } = running;
+        for open in in_flight.into_iter().rev() {
+            self.waiting.push_front(open);
+        }
+        shared.graveyard.kill(child);
+    }
+
+    fn send(&mut self, now: Instant, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
+        while !self.waiting.is_empty() {
+            if let Some(error) = self.start(now, shared) {
+                outcomes.extend(self.waiting.drain(..).map(|open| (open, Err(error.clone()))));
+                return;
+            }
+            let Some(running) = &mut self.running else { return };
+            if running.in_flight.len() >= MAX_IN_FLIGHT {
+                return;
+            }
+            let Some(open) = self.waiting.pop_front() else { return };
+            let request = OpenRequest { id: open.id, locator: open.locator };
+            match running.channel.send(&request.encode(), &[], Wait::DontWait) {
+                Ok(()) => {
+                    if running.in_flight.is_empty() {
+                        running.since = now;
+                    }
+                    running
+                        .in_flight
+                        .push_back(PendingOpen { id: request.id, locator: request.locator });
+                }
+                Err(error) => {
+                    self.waiting
+                        .push_front(PendingOpen { id: request.id, locator: request.locator });
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        // It ended while idle; what was in flight is asked again of the next one.
+                        if let Some(running) = self.running.take() {
+                            self.deaths_in_a_row += 1;
+                            if self.deaths_in_a_row >= HOPELESS_AFTER {
+                                self.hopeless_until = now.checked_add(HOPELESS_PAUSE);
+                            }
+                            self.end(running, shared);
+                        }
+                        continue;
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Starts the opener if none runs. An error says why none can be had now.
+    fn start(&mut self, now: Instant, shared: &mut Shared) -> Option<FileError> {
+        if self.running.is_some() {
+            return None;
+        }
+        if self.hopeless_until.is_some_and(|until| now < until) {
+            return Some(FileError::Spawn(
+                self.kind,
+                "it keeps ending right after its start".into(),
+            ));
+        }
+        if self.hopeless_until.take().is_some() {
+            self.deaths_in_a_row = 0;
+        }
+        let stuck = shared.graveyard.stuck(now, |kind| kind == self.kind);
+        let lane = match self.kind {
+            ChildKind::SlowOpener if stuck >= shared.config.max_stuck => {
+                return Some(FileError::TooManyStuck(stuck));
+            }
+            ChildKind::SlowOpener => Lane::Slow,
+            _ => Lane::Fast { wary: stuck >= shared.config.max_stuck },
+        };
+        let mut arguments = shared.config.command.opener.clone();
+        arguments.push(lane.argument().into());
+        match shared.start_child(self.kind, &arguments) {
+            Ok((child, channel)) => {
+                self.running =
+                    Some(Running { child, channel, in_flight: VecDeque::new(), since: now });
+                None
+            }
+            Err(error) => Some(FileError::Spawn(self.kind, error.to_string())),
+        }
+    }
+
+    pub fn next_deadline(&self, shared: &Shared) -> Option<Instant> {
+        let running = self.running.as_ref()?;
+        let limit = if running.in_flight.is_empty() { shared.config.idle } else { self.timeout };
+        running.since.checked_add(limit)
+    }
+}
+
+impl Shared {
+    pub fn start_child(
+        &mut self,
+        kind: ChildKind,
+        arguments: &[std::ffi::OsString],
+    ) -> io::Result<(Child, Channel)> {
+        use rustix::event::epoll;
+        let (child, channel) = Child::start(kind, &self.config.command.program, arguments)?;
+        let added = epoll::add(
+            &self.epoll,
+            channel.as_fd(),
+            epoll::EventData::new_u64(0),
+            epoll::EventFlags::IN,
+        )
+        .and_then(|()| {
+            epoll::add(
+                &self.epoll,
+                child.exit_fd(),
+                epoll::EventData::new_u64(0),
+                epoll::EventFlags::IN,
+            )
+        });
+        if let Err(errno) = added {
+            self.graveyard.kill(child);
+            return Err(errno.into());
+        }
+        *self.statistics.starts.entry(kind).or_default() += 1;
+        Ok((child, channel))
+    }
+}

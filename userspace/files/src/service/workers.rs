@@ -1,0 +1,351 @@
+//! The daemon's side of the workers: one job each at a time, a deadline for each job.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::{OpenFile, Shared};
+use crate::channel::{Channel, MAX_MESSAGE, Wait};
+use crate::child::Child;
+use crate::error::{ChildKind, Death, FileError, Refusal};
+use crate::identity::IdentityTrust;
+use crate::protocol::{JobStatus, WorkerReply, WorkerRequest};
+use crate::wire::WireError;
+use crate::worker::MAX_INLINE;
+
+/// A second worker is started when the first has been busy with one file for this long.
+const HELP_AFTER: Duration = Duration::from_millis(50);
+/// How long the kernel is given to say how a worker died.
+const VERDICT_WITHIN: Duration = Duration::from_millis(500);
+/// A worker's message to a person is cut to this.
+const MAX_TEXT: usize = 512;
+/// After so many deaths or failed starts in a row, with no job done, all waiting jobs fail at once.
+const HOPELESS_AFTER: u32 = 8;
+
+#[derive(Debug)]
+pub struct PendingJob {
+    pub id: u64,
+    pub kind: u8,
+    pub body: Vec<u8>,
+    pub files: Vec<Arc<OpenFile>>,
+    pub timeout: Duration,
+    /// Somebody waits for it right now (rules for samples, not names for a report).
+    pub urgent: bool,
+}
+
+/// What came of a job: the answer's bytes, not yet looked into.
+pub type Outcome = (PendingJob, Result<Vec<u8>, FileError>);
+
+#[derive(Debug)]
+struct Worker {
+    child: Child,
+    channel: Channel,
+    exchange: OwnedFd,
+    job: Option<PendingJob>,
+    since: Instant,
+}
+
+#[derive(Debug, Default)]
+pub struct WorkerPool {
+    workers: Vec<Worker>,
+    /// Ended at work; the kernel has not said how yet.
+    dying: Vec<(Child, PendingJob, Instant)>,
+    urgent: VecDeque<PendingJob>,
+    patient: VecDeque<PendingJob>,
+    deaths_in_a_row: u32,
+}
+
+impl WorkerPool {
+    pub fn push(&mut self, job: PendingJob) {
+        if job.urgent { self.urgent.push_back(job) } else { self.patient.push_back(job) }
+    }
+
+    /// Whether something waits that a worker could be given right now.
+    pub fn has_unsent(&self) -> bool {
+        let waits = !self.urgent.is_empty() || !self.patient.is_empty();
+        waits && (self.workers.is_empty() || self.workers.iter().any(|worker| worker.job.is_none()))
+    }
+
+    pub fn pending(&self) -> usize {
+        let busy = self.workers.iter().filter(|worker| worker.job.is_some()).count();
+        self.urgent.len() + self.patient.len() + self.dying.len() + busy
+    }
+
+    pub fn children(&self) -> impl Iterator<Item = &Child> {
+        self.workers.iter().map(|worker| &worker.child)
+    }
+
+    /// Takes answers, kills what is late, gives out what waits.
+    pub fn turn(&mut self, now: Instant, shared: &mut Shared) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for worker in std::mem::take(&mut self.workers) {
+            self.look_after(worker, now, shared, &mut outcomes);
+        }
+        self.bury(now, shared, &mut outcomes);
+        self.give_out(now, shared, &mut outcomes);
+        outcomes
+    }
+
+    /// One worker's answer or deadline; it stays if it can take another job.
+    fn look_after(
+        &mut self,
+        mut worker: Worker,
+        now: Instant,
+        shared: &mut Shared,
+        outcomes: &mut Vec<Outcome>,
+    ) {
+        let mut buffer = vec![0; if worker.job.is_some() { MAX_MESSAGE } else { 64 }];
+        match worker.channel.receive(&mut buffer, false, Wait::DontWait) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let spent = now.saturating_duration_since(worker.since);
+                match worker.job.take_if(|job| spent >= job.timeout) {
+                    Some(job) => {
+                        shared.graveyard.kill(worker.child);
+                        outcomes.push((job, Err(FileError::TimedOut(ChildKind::Worker))));
+                    }
+                    None if worker.job.is_none() && spent >= shared.config.idle => {
+                        shared.graveyard.let_end(worker.child);
+                    }
+                    None => self.workers.push(worker),
+                }
+            }
+            Ok(received) if received.length > 0 => {
+                let message = buffer.get(..received.length).unwrap_or_default();
+                self.answered(worker, message, now, shared, outcomes);
+            }
+            // A longer message than allowed.
+            Err(_) => self.misbehaved(worker, shared, outcomes),
+            Ok(_) => match worker.job.take() {
+                Some(job) => self.dying.push((worker.child, job, now)),
+                None => shared.graveyard.let_end(worker.child),
+            },
+        }
+    }
+
+    fn misbehaved(&mut self, worker: Worker, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
+        shared.graveyard.kill(worker.child);
+        if let Some(job) = worker.job {
+            outcomes.push((job, Err(FileError::ChildDied(ChildKind::Worker, Death::BadMessage))));
+        }
+    }
+
+    fn answered(
+        &mut self,
+        mut worker: Worker,
+        message: &[u8],
+        now: Instant,
+        shared: &mut Shared,
+        outcomes: &mut Vec<Outcome>,
+    ) {
+        let reply = match WorkerReply::decode(message) {
+            Ok(reply) if worker.job.as_ref().is_some_and(|job| job.id == reply.id) => reply,
+            _ => return self.misbehaved(worker, shared, outcomes),
+        };
+        let Some(job) = worker.job.take() else { return };
+        self.deaths_in_a_row = 0;
+        let body = match reply.in_exchange {
+            None => Ok(reply.body.to_vec()),
+            Some(length) => {
+                read_exchange(worker.exchange.as_fd(), length, shared.config.reply_bytes)
+            }
+        };
+        let outcome = match (reply.status, body) {
+            (_, Err(error)) => Err(error),
+            (JobStatus::Done, Ok(body)) => Ok(body),
+            (JobStatus::ParseError, Ok(body)) => Err(FileError::Parse(text(&body))),
+            (JobStatus::Panicked, Ok(body)) => Err(FileError::Panicked(text(&body))),
+            (JobStatus::Changed, Ok(_)) => Err(FileError::refused(Refusal::Changed)),
+            (JobStatus::TooLarge, Ok(_)) => {
+                Err(FileError::ReplyTooLarge(shared.config.reply_bytes))
+            }
+        };
+        let bad = matches!(outcome, Err(FileError::BadReply(..)));
+        outcomes.push((job, outcome));
+        let memory = worker.child.current_memory().unwrap_or_default();
+        let peak = &mut shared.statistics.peak_worker_memory_bytes;
+        *peak = memory.peak_memory_bytes.max(*peak);
+        if bad {
+            shared.graveyard.kill(worker.child);
+        } else if reply.retiring || memory.memory_bytes > shared.config.retire_above {
+            // Memory is given back by ending; its channel closes here.
+            shared.graveyard.let_end(worker.child);
+        } else {
+            worker.since = now;
+            self.workers.push(worker);
+        }
+    }
+
+    /// Reports the jobs of dead workers, once it is known how they died.
+    fn bury(&mut self, now: Instant, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
+        for (child, job, since) in std::mem::take(&mut self.dying) {
+            let death = match child.try_reap() {
+                Some((death, processor_time)) => {
+                    shared.statistics.ended_processor_time += processor_time;
+                    death
+                }
+                None if now.saturating_duration_since(since) < VERDICT_WITHIN => {
+                    self.dying.push((child, job, since));
+                    continue;
+                }
+                None => {
+                    shared.graveyard.kill(child);
+                    Death::Unknown
+                }
+            };
+            self.deaths_in_a_row += 1;
+            outcomes.push((job, Err(FileError::ChildDied(ChildKind::Worker, death))));
+        }
+    }
+
+    fn give_out(&mut self, now: Instant, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
+        while let Some(job) = self.urgent.pop_front().or_else(|| self.patient.pop_front()) {
+            let stuck = shared.graveyard.stuck(now, |kind| kind == ChildKind::Worker);
+            let risky = job
+                .files
+                .iter()
+                .any(|file| file.trust != IdentityTrust::Persistent && !file.copied);
+            if risky && stuck >= shared.config.max_stuck {
+                outcomes.push((job, Err(FileError::TooManyStuck(stuck))));
+                continue;
+            }
+            let idle = self.workers.iter().position(|worker| worker.job.is_none());
+            let index = match idle {
+                Some(index) => index,
+                None if self.needs_another(now, shared) => match self.start(now, shared) {
+                    Ok(index) => index,
+                    Err(error) => {
+                        let error = FileError::Spawn(ChildKind::Worker, error.to_string());
+                        outcomes.push((job, Err(error)));
+                        continue;
+                    }
+                },
+                None => return self.put_back(job),
+            };
+            let Some(worker) = self.workers.get_mut(index) else { return self.put_back(job) };
+            match give(worker, &job) {
+                Ok(()) => {
+                    worker.since = now;
+                    worker.job = Some(job);
+                }
+                Err(error) => {
+                    // It ended while idle; the job is not to blame unless none can take it.
+                    let worker = self.workers.swap_remove(index);
+                    shared.graveyard.kill(worker.child);
+                    self.deaths_in_a_row += 1;
+                    if self.deaths_in_a_row >= HOPELESS_AFTER {
+                        outcomes.push((
+                            job,
+                            Err(FileError::Spawn(ChildKind::Worker, error.to_string())),
+                        ));
+                        self.deaths_in_a_row = 0;
+                    } else {
+                        self.put_back(job);
+                    }
+                }
+            }
+        }
+    }
+
+    fn put_back(&mut self, job: PendingJob) {
+        if job.urgent { self.urgent.push_front(job) } else { self.patient.push_front(job) }
+    }
+
+    fn help_due(&self) -> Option<Instant> {
+        self.workers
+            .iter()
+            .map(|worker| worker.since)
+            .min()
+            .and_then(|since| since.checked_add(HELP_AFTER))
+    }
+
+    fn needs_another(&self, now: Instant, shared: &Shared) -> bool {
+        self.workers.is_empty()
+            || (self.workers.len() < shared.config.workers
+                && self.help_due().is_some_and(|due| due <= now))
+    }
+
+    fn start(&mut self, now: Instant, shared: &mut Shared) -> io::Result<usize> {
+        let arguments = shared.config.command.worker.clone();
+        let (child, channel) = shared.start_child(ChildKind::Worker, &arguments)?;
+        let limits = shared.config.worker_limits();
+        let hello = memfd_create("strata-exchange", MemfdFlags::CLOEXEC)
+            .map_err(io::Error::from)
+            .and_then(|exchange| {
+                channel
+                    .send(&limits.encode(), &[exchange.as_fd()], Wait::DontWait)
+                    .map(|()| exchange)
+            });
+        match hello {
+            Ok(exchange) => {
+                self.workers.push(Worker { child, channel, exchange, job: None, since: now });
+                Ok(self.workers.len() - 1)
+            }
+            Err(error) => {
+                shared.graveyard.kill(child);
+                Err(error)
+            }
+        }
+    }
+
+    pub fn next_deadline(&self, shared: &Shared) -> Option<Instant> {
+        let of_workers = self.workers.iter().map(|worker| {
+            let limit = worker.job.as_ref().map_or(shared.config.idle, |job| job.timeout);
+            worker.since.checked_add(limit)
+        });
+        let of_dying = self.dying.iter().map(|(_, _, since)| since.checked_add(VERDICT_WITHIN));
+        let waiting = !self.urgent.is_empty() || !self.patient.is_empty();
+        let help = if waiting && self.workers.len() < shared.config.workers {
+            self.help_due()
+        } else {
+            None
+        };
+        of_workers.chain(of_dying).flatten().chain(help).min()
+    }
+}
+
+fn give(worker: &Worker, job: &PendingJob) -> io::Result<()> {
+    let in_exchange = if job.body.len() > MAX_INLINE {
+        rustix::fs::ftruncate(&worker.exchange, 0)?;
+        let mut done = 0;
+        while let Some(rest) = job.body.get(done..).filter(|rest| !rest.is_empty()) {
+            done += rustix::io::pwrite(&worker.exchange, rest, done as u64)?;
+        }
+        Some(job.body.len() as u64)
+    } else {
+        None
+    };
+    let request = WorkerRequest { id: job.id, kind: job.kind, in_exchange, body: &job.body };
+    let files: Vec<BorrowedFd<'_>> = job.files.iter().map(|file| file.envelope.as_fd()).collect();
+    worker.channel.send(&request.encode(), &files, Wait::DontWait)
+}
+
+/// A copy of the worker's answer, whatever the worker does with the file meanwhile.
+fn read_exchange(exchange: BorrowedFd<'_>, length: u64, limit: u64) -> Result<Vec<u8>, FileError> {
+    if length > limit {
+        return Err(FileError::ReplyTooLarge(limit));
+    }
+    let cut = || FileError::BadReply(ChildKind::Worker, WireError::Truncated);
+    let size = rustix::fs::fstat(exchange).map_err(|_| cut())?.st_size;
+    if u64::try_from(size).unwrap_or(0) < length {
+        return Err(cut());
+    }
+    let mut bytes = vec![0; usize::try_from(length).map_err(|_| cut())?];
+    let mut done = 0;
+    while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match rustix::io::pread(exchange, rest, done as u64) {
+            Ok(0) | Err(_) => return Err(cut()),
+            Ok(length) => done += length,
+        }
+    }
+    // Its pages are not held until the next answer.
+    let _ = rustix::fs::ftruncate(exchange, 0);
+    Ok(bytes)
+}
+
+fn text(body: &[u8]) -> String {
+    String::from_utf8_lossy(body.get(..body.len().min(MAX_TEXT)).unwrap_or_default()).into_owned()
+}
