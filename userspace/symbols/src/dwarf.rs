@@ -138,7 +138,8 @@ impl Dwarf {
 
     /// The frames at `address`, innermost first; empty when DWARF does not cover it.
     pub fn frames(&mut self, address: u64) -> Vec<DwarfFrame> {
-        let Some(loaded) = &self.loaded else {
+        // The last address has no address behind it, which addr2line 0.27 asks for.
+        let (Some(loaded), true) = (&self.loaded, address < u64::MAX) else {
             return Vec::new();
         };
         let frames = catch_unwind(AssertUnwindSafe(|| {
