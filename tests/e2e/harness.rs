@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use strata_tests::bench::bare_program::BareProgram;
+use strata_tests::bench::bpf_objects::{self, Loaded};
+use strata_tests::bench::meters::ProcessMeter;
 use strata_tests::perf::{self, CallGraph};
 use strata_tests::running::{Running, wait_until};
 use strata_tests::{
@@ -173,5 +176,33 @@ fn the_readers_read_what_they_should() -> Result<()> {
     if let Ok(command) = command {
         assert!(format!("{command:?}").contains("\"--duration\" \"2.5\""));
     }
+    Ok(())
+}
+
+#[test]
+fn the_meters_count_what_was_spent() -> Result<()> {
+    let _machine = machine::alone()?;
+    let _counted = bpf_objects::RunTimes::counted()?;
+    let before = bpf_objects::loaded();
+    let target = Running::start(&targets::c("recurse").build()?, &["50", "2", "30"])?;
+    let bare = BareProgram::start(99)?;
+    let mut meter = ProcessMeter::of(target.pid());
+    meter.read_cpu();
+    let start = meter.cpu_seconds();
+    std::thread::sleep(Duration::from_secs(2));
+    meter.read_cpu();
+    meter.read_memory();
+    let (runs, used) = (bare.runs(), meter.cpu_seconds() - start);
+    let loaded = Loaded::since(&before);
+    println!(
+        "bare program: {} runs of {} ns; target: {used:.3} CPU s, {} bytes; new maps: {} bytes",
+        runs.count,
+        runs.nanoseconds / runs.count.max(1),
+        meter.peak_rss,
+        loaded.map_bytes()
+    );
+    assert!(runs.count >= 150 && runs.nanoseconds / runs.count < 100_000);
+    assert!(loaded.sampler_runs().count >= runs.count && loaded.map_bytes() >= 1016);
+    assert!(used > 0.5 && meter.peak_rss > 100_000);
     Ok(())
 }
