@@ -7,6 +7,7 @@
 //!
 //! Field offsets follow `runtime/symtab.go`. Position-independent programs hold link-time addresses
 //! there, as both Go's linker and GNU ld write them beside the relocations.
+//! Linkers that leave the words of relocated data zero (lld) hide the record from this search.
 //!
 //! Invariant: a record is taken only if five of its words agree with the line table's header.
 

@@ -98,7 +98,32 @@ fn rust(name: &str) -> Option<String> {
     let mut text = Bounded(String::new());
     // An error means that the name is cut, which is what is wanted.
     let _ = write!(text, "{demangled:#}");
-    (!text.0.is_empty()).then_some(text.0)
+    let text = without_outer_brackets(&text.0).unwrap_or(text.0);
+    (!text.is_empty()).then_some(text)
+}
+
+/// New mangling writes `<path::Type>::method` where old mangling and people write
+/// `path::Type::method`. `<Type as Trait>::method` stays.
+fn without_outer_brackets(name: &str) -> Option<String> {
+    let inside = name.strip_prefix('<')?;
+    let mut depth = 1_u32;
+    let mut before = ' ';
+    for (at, character) in inside.char_indices() {
+        match character {
+            '<' => depth = depth.saturating_add(1),
+            // `->` of function types is no bracket.
+            '>' if before != '-' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        before = character;
+        if depth == 0 {
+            let (path, rest) = inside.split_at_checked(at)?;
+            let method = rest.strip_prefix('>').filter(|rest| rest.starts_with("::"))?;
+            let plain = path.chars().next()?.is_alphabetic() && !path.contains(" as ");
+            return plain.then(|| format!("{path}{method}"));
+        }
+    }
+    None
 }
 
 fn cpp(name: &str) -> Option<String> {
@@ -136,6 +161,20 @@ mod tests {
             "core::fmt::Formatter::pad"
         );
         assert_eq!(clean_name("_RNvNtCs1234_7mycrate3foo3bar"), "mycrate::foo::bar");
+    }
+
+    #[test]
+    fn a_type_around_a_method_needs_no_brackets() {
+        let bare = |name| without_outer_brackets(name);
+        assert_eq!(bare("<shop::Order<u32>>::total").as_deref(), Some("shop::Order<u32>::total"));
+        assert_eq!(bare("<shop::Order as core::fmt::Debug>::fmt"), None);
+        assert_eq!(bare("<[u8]>::iter"), None);
+        assert_eq!(
+            bare("<shop::Call<fn(u8) -> u8>>::run").as_deref(),
+            Some("shop::Call<fn(u8) -> u8>::run")
+        );
+        assert_eq!(bare("<shop::Order<u32"), None);
+        assert_eq!(bare("plain::name"), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The Go part of an ELF file: finds the line table and what belongs to it.
 //!
 //! Invariant: table and function data are read under limits; without the module data a table that
-//! needs it is used only if the text's start can be told otherwise.
+//! needs it is used only if the text's start can be told, and checked, otherwise.
 
 use crate::elf::{ElfFile, Section};
 use crate::read_at::read_bytes;
@@ -47,8 +47,7 @@ impl GoProgram {
         let text_start = match module {
             Some(module) => Some(module.text),
             None if header.text_start != 0 => None,
-            // Right for programs that Go's own linker made.
-            None => text,
+            None => Some(text.filter(|&text| starts_at_entry(elf, &table, text))?),
         };
         let function_data =
             module.and_then(|module| module.function_data).map_or(FunctionData::None, |address| {
@@ -70,6 +69,18 @@ impl GoProgram {
             FunctionData::Apart(bytes) => table.with_function_data(bytes),
         })
     }
+}
+
+/// Whether Go's text starts where `.text` does: so it is in programs that Go's own linker made, whose
+/// entry point is a function of Go's. A wrong start would shift every name.
+fn starts_at_entry(elf: &ElfFile<'_>, table: &[u8], text: u64) -> bool {
+    let Ok(table) = PclnTab::parse(table, Some(text)) else {
+        return false;
+    };
+    table.lookup(elf.entry).is_some_and(|function| {
+        function.entry == elf.entry
+            && table.name(&function).is_some_and(|name| name.starts_with("_rt0_"))
+    })
 }
 
 fn find_table(elf: &ElfFile<'_>) -> Option<(u64, Vec<u8>)> {

@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use strata_symbols::{Options, Resolver};
 use support::{addr2line, compile, place, resolve, run, symbols};
 
@@ -54,9 +54,8 @@ fn rust_functions_have_their_paths_and_no_hash() {
 }
 
 fn go(name: &str, source: &str, arguments: &[&str]) -> Option<PathBuf> {
-    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../golang/tests/programs")
-        .join(source);
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../golang/tests/programs").join(source);
     let output = place(name);
     let mut all = vec!["build"];
     all.extend(arguments);
@@ -112,4 +111,36 @@ fn c_and_go_in_one_program_are_both_named() {
     assert_eq!(of("_start"), "_start");
     assert_eq!(of("x_cgo_init"), "x_cgo_init");
     assert_eq!(of("runtime.goexit.abi0"), "runtime.goexit");
+}
+
+/// The function that holds the entry of `path`'s copy without module data, and whether Go was used.
+fn without_module_data(path: &Path, name: &str) -> Option<(bool, Option<String>)> {
+    let copy = place(name);
+    let arguments = ["--rename-section", ".go.module=.gone"];
+    let paths = [path.to_str()?, copy.to_str()?];
+    run("objcopy", &[&arguments[..], &paths].concat())?;
+    let bytes = fs::read(&copy).unwrap();
+    let mut resolver = Resolver::new(&bytes, None, Options::default()).unwrap();
+    let entry = resolver.elf().entry;
+    let found = resolver.resolve(&[entry]);
+    let frame = found[0].frames.last();
+    Some((resolver.report().go, frame.map(|frame| frame.name.to_string())))
+}
+
+#[test]
+fn a_go_table_whose_text_start_cannot_be_known_is_not_guessed() {
+    let Some(inside) = go("go-inside", "plain.go", &["-ldflags=-s -w"]) else {
+        return;
+    };
+    let Some(outside) = go("go-outside", "with_c.go", &["-ldflags=-s -w -linkmode=external"])
+    else {
+        return;
+    };
+    // Before Go 1.26 the module data has no section of its own, and renaming changes nothing.
+    if let Some((true, name)) = without_module_data(&inside, "go-inside-bare") {
+        assert_eq!(name.as_deref(), Some("_rt0_amd64_linux"));
+    }
+    if let Some((found, name)) = without_module_data(&outside, "go-outside-bare") {
+        assert!(!found, "C's start-up code comes first: {name:?}");
+    }
 }
