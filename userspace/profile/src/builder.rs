@@ -1,0 +1,295 @@
+//! Makes a profile, a sample at a time.
+//!
+//! Every call gives an id for what it is handed; the same thing twice gives the same id. Samples
+//! with the same stack and labels add up at once, so memory follows what is different, not how
+//! long a recording runs (except the timeline, which is kept only when asked for).
+//!
+//! Invariant: no call fails. When a table is full (four thousand million of something, or 4 GiB
+//! of names) the empty thing is used and `overflows` counts it.
+
+use std::hash::BuildHasher;
+
+use crate::identity::{CommonStrings, intern_common};
+use crate::intern::Index;
+use crate::kind::{FrameKind, base_name};
+use crate::model::{
+    Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile,
+    SampleKey, StackId, StringId, Thread, ThreadId, Timeline, ValueType,
+};
+use crate::text::shortened;
+
+/// Characters of a file's name in a made-up name; file systems allow 255 bytes.
+const LONGEST_FILE_NAME: usize = 255;
+
+#[derive(Default)]
+pub struct ProfileBuilder {
+    profile: Profile,
+    strings: Index,
+    mappings: Index,
+    frames: Index,
+    locations: Index,
+    stacks: Index,
+    labels: Index,
+    threads: Index,
+    samples: Index,
+    common: CommonStrings,
+}
+
+impl ProfileBuilder {
+    /// `sample_types` are (name, unit) pairs as pprof has them, such as
+    /// `("samples", "count"), ("cpu", "nanoseconds")`.
+    #[must_use]
+    pub fn new(sample_types: &[(&str, &str)]) -> Self {
+        let mut builder = Self::default();
+        builder.common = intern_common(&mut builder);
+        for &(name, unit) in sample_types {
+            let kind = builder.value_type(name, unit);
+            builder.profile.sample_types.push(kind);
+        }
+        builder
+    }
+
+    /// Keeps what [`Self::tick`] is told (otherwise it does nothing).
+    pub fn keep_timeline(&mut self) {
+        self.profile.timeline.get_or_insert_default();
+    }
+
+    pub fn set_period(&mut self, name: &str, unit: &str, period: i64) {
+        self.profile.period_type = self.value_type(name, unit);
+        self.profile.period = period;
+    }
+
+    pub fn set_default_sample_type(&mut self, name: &str) {
+        self.profile.default_sample_type = self.string(name);
+    }
+
+    /// When the recording began, in nanoseconds since 1970.
+    pub fn set_start(&mut self, nanos: i64) {
+        self.profile.start_nanos = nanos;
+    }
+
+    pub fn set_duration(&mut self, nanos: i64) {
+        self.profile.duration_nanos = nanos;
+    }
+
+    pub fn set_host(&mut self, name: &str) {
+        self.profile.host = self.string(name);
+    }
+
+    pub fn comment(&mut self, text: &str) {
+        let text = self.string(text);
+        self.profile.comments.push(text);
+    }
+
+    pub fn string(&mut self, text: &str) -> StringId {
+        let id = self.profile.strings.intern(&mut self.strings, text);
+        StringId(self.or_overflow(id))
+    }
+
+    /// Shorthand for a frame of strings: name, system name (empty if the same), file, line.
+    pub fn frame(
+        &mut self,
+        kind: FrameKind,
+        name: &str,
+        system_name: &str,
+        file: &str,
+        line: u32,
+    ) -> Frame {
+        Frame {
+            name: self.string(name),
+            system_name: self.string(system_name),
+            file: self.string(file),
+            line,
+            kind,
+        }
+    }
+
+    /// A range of addresses a file fills; `build_id` in hexadecimal, empty if unknown.
+    pub fn mapping(
+        &mut self,
+        start: u64,
+        limit: u64,
+        file_offset: u64,
+        path: &str,
+        build_id: &str,
+    ) -> MappingId {
+        let path = self.string(path);
+        let build_id = self.string(build_id);
+        let mapping = Mapping { start, limit, file_offset, path, build_id };
+        let id = position_of(&mut self.profile.mappings, &mut self.mappings, mapping);
+        MappingId(self.or_overflow(id))
+    }
+
+    /// `frames` has the innermost inlined function first. Without any, a name is made of the
+    /// mapping and the offset: `libc.so.6!0x1f3c0`.
+    pub fn location(
+        &mut self,
+        address: u64,
+        mapping: Option<MappingId>,
+        frames: &[Frame],
+    ) -> LocationId {
+        let stub;
+        let frames = if frames.is_empty() {
+            stub = [self.stub_frame(address, mapping)];
+            stub.as_slice()
+        } else {
+            frames
+        };
+        let frames = self.profile.frames.intern(&mut self.frames, frames);
+        let location = Location { address, mapping, frames: self.or_overflow(frames) };
+        let id = position_of(&mut self.profile.locations, &mut self.locations, location);
+        LocationId(self.or_overflow(id))
+    }
+
+    /// Leaf first.
+    pub fn stack(&mut self, locations: &[LocationId]) -> StackId {
+        let mut stack = StackId::default();
+        for &location in locations.iter().rev() {
+            stack = self.called_from(stack, location);
+        }
+        stack
+    }
+
+    /// The stack in which `caller` calls `location`: for callers that already have stacks of
+    /// ids, root first.
+    pub fn called_from(&mut self, caller: StackId, location: LocationId) -> StackId {
+        let id = self.profile.stacks.push(&mut self.stacks, caller.0, location.0);
+        StackId(self.or_overflow(id))
+    }
+
+    pub fn labels(&mut self, labels: &[Label]) -> LabelsId {
+        let id = self.profile.labels.intern(&mut self.labels, labels);
+        LabelsId(self.or_overflow(id))
+    }
+
+    /// A thread; the same pid, tid and names give the same id.
+    pub fn thread(
+        &mut self,
+        pid: u32,
+        tid: u32,
+        comm: &str,
+        process: &str,
+        container: &str,
+    ) -> ThreadId {
+        let thread = Thread {
+            pid,
+            tid,
+            comm: self.string(comm),
+            process: self.string(process),
+            container: self.string(container),
+        };
+        let id = position_of(&mut self.profile.threads, &mut self.threads, thread);
+        ThreadId(self.or_overflow(id))
+    }
+
+    /// The labels that say which thread a sample is of: pid, tid, and comm, process and
+    /// container id where there is something to say.
+    pub fn thread_labels(&mut self, thread: ThreadId) -> LabelsId {
+        let Thread { pid, tid, comm, process, container } = self.profile.thread(thread);
+        let number = |key, value: u32| Label {
+            key,
+            value: LabelValue::Number { value: i64::from(value), unit: StringId::default() },
+        };
+        let text = |key, value| Label { key, value: LabelValue::Text(value) };
+        let mut labels = vec![number(self.common.pid, pid), number(self.common.tid, tid)];
+        if comm != StringId::default() {
+            labels.push(text(self.common.comm, comm));
+        }
+        if process != comm && process != StringId::default() {
+            labels.push(text(self.common.process, process));
+        }
+        if container != StringId::default() {
+            labels.push(text(self.common.container, container));
+        }
+        self.labels(&labels)
+    }
+
+    /// Adds one value for each sample type (a missing one is 0).
+    pub fn add(&mut self, stack: StackId, labels: LabelsId, values: &[i64]) {
+        let width = self.profile.sample_types.len();
+        let key = SampleKey { stack, labels };
+        let before = self.profile.samples.len();
+        let id = position_of(&mut self.profile.samples, &mut self.samples, key);
+        let Some(id) = id else {
+            self.profile.overflows = self.profile.overflows.saturating_add(1);
+            return;
+        };
+        if self.profile.samples.len() > before {
+            let room = self.profile.values.len().saturating_add(width.max(1));
+            self.profile.values.resize(room, 0);
+        }
+        let start = (id as usize).saturating_mul(width.max(1));
+        let sums = self.profile.values.get_mut(start..).unwrap_or_default();
+        for (sum, value) in sums.iter_mut().zip(values).take(width) {
+            *sum = sum.saturating_add(*value);
+        }
+    }
+
+    /// One sample in time: `time` in nanoseconds since the start, `on_cpu` nanoseconds of CPU
+    /// time it stands for. Does nothing unless [`Self::keep_timeline`] was called.
+    pub fn tick(&mut self, thread: ThreadId, time: u64, stack: StackId, on_cpu: u32) {
+        let Some(Timeline { threads, stacks, times, on_cpu: weights }) =
+            self.profile.timeline.as_mut()
+        else {
+            return;
+        };
+        threads.push(thread);
+        stacks.push(stack);
+        times.push(time);
+        weights.push(on_cpu);
+    }
+
+    #[must_use]
+    pub fn finish(self) -> Profile {
+        self.profile
+    }
+
+    /// What has been built so far (for a live view).
+    #[must_use]
+    pub fn so_far(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn value_type(&mut self, name: &str, unit: &str) -> ValueType {
+        ValueType { name: self.string(name), unit: self.string(unit) }
+    }
+
+    fn stub_frame(&mut self, address: u64, mapping: Option<MappingId>) -> Frame {
+        let known = mapping.map(|id| self.profile.mapping(id));
+        let path = known.map_or("", |mapping| self.profile.string(mapping.path));
+        let (name, kind) = if path.is_empty() {
+            ("[unknown]".to_owned(), FrameKind::Marker)
+        } else {
+            let mapping = known.unwrap_or_default();
+            let offset = address.wrapping_sub(mapping.start).wrapping_add(mapping.file_offset);
+            let file = shortened(base_name(path), LONGEST_FILE_NAME);
+            (format!("{file}!0x{offset:x}"), FrameKind::of_mapping(path))
+        };
+        Frame { name: self.string(&name), kind, ..Frame::default() }
+    }
+
+    fn or_overflow(&mut self, id: Option<u32>) -> u32 {
+        id.unwrap_or_else(|| {
+            self.profile.overflows = self.profile.overflows.saturating_add(1);
+            0
+        })
+    }
+}
+
+/// The position of `thing` in `list`, appended if it is new.
+fn position_of<T: Copy + Eq + std::hash::Hash>(
+    list: &mut Vec<T>,
+    index: &mut Index,
+    thing: T,
+) -> Option<u32> {
+    let hash = index.hash(&thing);
+    if let Some(id) = index.find(hash, |id| list.get(id as usize) == Some(&thing)) {
+        return Some(id);
+    }
+    let id = u32::try_from(list.len()).ok()?;
+    list.push(thing);
+    index.insert(hash, id, |hasher, id| {
+        hasher.hash_one(list.get(id as usize).copied().unwrap_or(thing))
+    });
+    Some(id)
+}

@@ -1,0 +1,177 @@
+//! The forms a profile is written in, and how a file name or a word names one.
+
+use std::fmt;
+use std::io::Write;
+use std::path::Path;
+
+use crate::error::{ReadError, WriteError};
+use crate::model::Profile;
+use crate::pprof::{self, Limits};
+use crate::{firefox, flamegraph, folded, perf_script};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// `.pb.gz`, `.pprof`; `.pb` is not compressed.
+    Pprof,
+    Svg,
+    Folded,
+    PerfScript,
+    /// `.json.gz`; `.json` is not compressed.
+    Firefox,
+}
+
+impl Format {
+    pub const ALL: [Self; 5] =
+        [Self::Pprof, Self::Svg, Self::Folded, Self::PerfScript, Self::Firefox];
+
+    /// The format a file's name asks for.
+    #[must_use]
+    pub fn from_path(path: &Path) -> Option<Self> {
+        let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+        let endings = [
+            (".pb.gz", Self::Pprof),
+            (".pprof.gz", Self::Pprof),
+            (".pprof", Self::Pprof),
+            (".pb", Self::Pprof),
+            (".svg", Self::Svg),
+            (".folded", Self::Folded),
+            (".txt", Self::Folded),
+            (".perf", Self::PerfScript),
+            (".json.gz", Self::Firefox),
+            (".json", Self::Firefox),
+        ];
+        endings.into_iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| format)
+    }
+
+    /// The format of this name, as [`Self::name`] gives it, or one people use for it.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name.to_ascii_lowercase().as_str() {
+            "pprof" | "pb" | "pb.gz" => Self::Pprof,
+            "svg" | "flamegraph" | "flame" => Self::Svg,
+            "folded" | "collapsed" | "txt" => Self::Folded,
+            "perf" | "perf-script" => Self::PerfScript,
+            "firefox" | "json" | "json.gz" => Self::Firefox,
+            _ => return None,
+        })
+    }
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pprof => "pprof",
+            Self::Svg => "svg",
+            Self::Folded => "folded",
+            Self::PerfScript => "perf",
+            Self::Firefox => "firefox",
+        }
+    }
+
+    /// The usual ending of its files.
+    #[must_use]
+    pub fn extension(self) -> &'static str {
+        match self {
+            Self::Pprof => "pb.gz",
+            Self::Svg => "svg",
+            Self::Folded => "folded",
+            Self::PerfScript => "perf",
+            Self::Firefox => "json.gz",
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// How a profile is written.
+#[derive(Clone, Debug)]
+pub struct WriteOptions {
+    /// What stands at the top of a flame graph and names a Firefox profile.
+    pub title: String,
+    /// The sample type that formats with one value show, instead of the profile's own choice.
+    pub sample_type: Option<String>,
+    /// Whether pprof and Firefox files are gzipped.
+    pub compressed: bool,
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        Self { title: "Flame graph".to_owned(), sample_type: None, compressed: true }
+    }
+}
+
+impl WriteOptions {
+    /// The usual options for a file of this name: not compressed if it ends in `.pb` or `.json`.
+    #[must_use]
+    pub fn for_path(path: &Path) -> Self {
+        let plain = path
+            .extension()
+            .is_some_and(|end| end.eq_ignore_ascii_case("pb") || end.eq_ignore_ascii_case("json"));
+        Self { compressed: !plain, ..Self::default() }
+    }
+}
+
+/// Writes the profile in a format.
+pub fn write(
+    profile: &Profile,
+    format: Format,
+    options: &WriteOptions,
+    out: impl Write,
+) -> Result<(), WriteError> {
+    let sample_type = shown_sample_type(profile, options)?;
+    match format {
+        Format::Pprof if options.compressed => pprof::encode(profile, out),
+        Format::Pprof => pprof::encode_plain(profile, out),
+        Format::Svg => flamegraph::write(profile, sample_type, &options.title, out),
+        Format::Folded => folded::write(profile, sample_type, out),
+        Format::PerfScript => perf_script::write(profile, sample_type, out),
+        Format::Firefox if options.compressed => {
+            firefox::write_gzip(profile, sample_type, &options.title, out)
+        }
+        Format::Firefox => firefox::write(profile, sample_type, &options.title, out),
+    }
+}
+
+/// Formats with one value show the number of samples when the profile's own choice is CPU time:
+/// the shares are the same and the numbers are what was counted.
+fn shown_sample_type(profile: &Profile, options: &WriteOptions) -> Result<usize, WriteError> {
+    if let Some(wanted) = &options.sample_type {
+        return profile.sample_type(wanted).ok_or_else(|| {
+            let names = profile.sample_types.iter().map(|kind| profile.string(kind.name));
+            let known = names.collect::<Vec<_>>().join(", ");
+            WriteError::NoSampleType { wanted: wanted.clone(), known }
+        });
+    }
+    let shown = profile.shown_sample_type();
+    let name = profile.sample_types.get(shown).map(|kind| profile.string(kind.name));
+    Ok(match (name, profile.counting_sample_type()) {
+        (Some("cpu"), Some(counting)) => counting,
+        _ => shown,
+    })
+}
+
+/// Reads a profile that strata or another tool wrote: pprof (gzipped or not) or folded stacks.
+pub fn read(bytes: &[u8]) -> Result<Profile, ReadError> {
+    let plain = pprof::decompress(bytes, &Limits::default())?;
+    if plain.is_empty() {
+        return Err(ReadError::Empty);
+    }
+    if !looks_like_text(&plain) {
+        return pprof::decode(&plain);
+    }
+    let text = String::from_utf8_lossy(&plain);
+    match text.trim_start().as_bytes() {
+        [b'{', ..] => Err(ReadError::WriteOnly("JSON")),
+        [b'<', b'?' | b's', ..] => Err(ReadError::WriteOnly("SVG")),
+        _ => folded::read(&text),
+    }
+}
+
+/// pprof begins with a newline (field 1) or another tag, and has control bytes at once.
+fn looks_like_text(bytes: &[u8]) -> bool {
+    let start = bytes.get(..4096).unwrap_or(bytes);
+    !start.iter().any(|&byte| byte < 0x20 && !matches!(byte, b'\n' | b'\r' | b'\t'))
+}

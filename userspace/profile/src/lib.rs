@@ -1,0 +1,39 @@
+//! The profile: one model, one builder, and every form it is written in.
+//!
+//! - [`ProfileBuilder`] aggregates samples as they come; [`Profile`] is what it becomes.
+//! - [`pprof`] writes and reads pprof, of strata and of other tools; [`folded`] writes and reads
+//!   folded stacks.
+//! - [`flamegraph`] (SVG), [`perf_script`] (text) and [`firefox`] (JSON) are written only.
+//! - [`summary`] is what a terminal shows; [`text`] makes hostile names harmless.
+//! - [`Format`], [`write`] and [`read`] choose among them by file name.
+//!
+//! Invariant: names, comms and files belong to the programs that were profiled and are hostile.
+//! They are kept as they are in the model and in pprof, and made inert by each writer whose
+//! output a person or a browser looks at. Nothing here panics on any input, and nothing does I/O
+//! beyond the reader or writer it is given.
+
+mod builder;
+mod error;
+pub mod firefox;
+pub mod flamegraph;
+pub mod folded;
+mod format;
+mod identity;
+mod intern;
+mod kind;
+mod model;
+pub mod perf_script;
+pub mod pprof;
+pub mod summary;
+pub mod text;
+mod tree;
+
+pub use builder::ProfileBuilder;
+pub use error::{ReadError, WriteError};
+pub use format::{Format, WriteOptions, read, write};
+pub use identity::Identity;
+pub use kind::FrameKind;
+pub use model::{
+    Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile, Sample,
+    StackId, StringId, Thread, ThreadId, Tick, ValueType,
+};
