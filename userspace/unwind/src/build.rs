@@ -11,6 +11,7 @@ use crate::elf::{Elf, read_exact};
 use crate::expression::rule_of;
 use crate::frame_program::{Outcome, Program, State};
 use crate::frame_section::{Entry, FrameSection};
+use crate::golang::{self, LineTable};
 use crate::landmarks;
 use crate::limits::Limits;
 use crate::pieces::PieceBuilder;
@@ -40,7 +41,9 @@ pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTa
     let mut rules = Rules::new(limits.max_rules);
     let mut statistics = Statistics::default();
 
-    let frame_bytes = frame_section_bytes(&elf, source, limits)?;
+    let line_table = LineTable::read(&elf, source, limits);
+    // Go's own .debug_frame knows less than its line table.
+    let frame_bytes = frame_section_bytes(&elf, source, limits, line_table.is_none())?;
     let (section_bytes, address, debug, terminated) = match &frame_bytes {
         Some(found) => (found.bytes.as_slice(), found.address, found.debug, found.terminated),
         None => (&[][..], 0, false, false),
@@ -58,6 +61,11 @@ pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTa
 
     let regions = code_regions(&elf);
     let mut covered = Coverage::new(&regions, &entries);
+    if let Some(line_table) = &line_table {
+        let (proposal, functions) = golang::propose(line_table, &elf, source, limits, &mut rules);
+        statistics.go_functions = functions;
+        covered.add(proposal);
+    }
     covered.add(plt::propose(&elf, source, limits, &mut rules));
     let landmarks = landmarks::propose(&elf, source, &covered, limits, &mut rules);
     covered.add(landmarks);
@@ -109,6 +117,7 @@ fn frame_section_bytes<R: ReadAt + ?Sized>(
     elf: &Elf,
     source: &R,
     limits: &Limits,
+    with_debug: bool,
 ) -> Result<Option<FrameBytes>, BuildError> {
     let by_section = elf.section(".eh_frame").filter(|section| section.size > 4);
     if let Some(section) = by_section {
@@ -121,7 +130,7 @@ fn frame_section_bytes<R: ReadAt + ?Sized>(
     {
         return Ok(Some(found));
     }
-    let Some(section) = elf.section(".debug_frame") else { return Ok(None) };
+    let Some(section) = elf.section(".debug_frame").filter(|_| with_debug) else { return Ok(None) };
     let bytes = elf.read_section(source, section, limits)?;
     Ok(Some(FrameBytes { bytes, address: 0, debug: true, terminated: false }))
 }

@@ -14,7 +14,7 @@
 //! - [`read`]: the file, read by `pread`-like calls, never mapped
 //! - `elf`: headers, segments, sections
 //! - `frame_section`, `frame_program`, `expression`: call frame information
-//! - `plt`, `landmarks`: everything else rules come from
+//! - `golang`, `plt`, `landmarks`: everything else rules come from
 //! - `coverage`: which address is covered by what
 //! - `rules`, `pieces`: interned rules, rows and their index
 //! - [`table`]: the result, and the search in it
@@ -33,6 +33,7 @@ mod elf;
 mod expression;
 mod frame_program;
 mod frame_section;
+mod golang;
 mod landmarks;
 mod limits;
 mod pieces;
@@ -41,6 +42,7 @@ pub mod read;
 mod rules;
 pub mod table;
 pub mod unwinder;
+mod window;
 
 pub use build::{BuildError, build, fuzz_build};
 pub use limits::Limits;

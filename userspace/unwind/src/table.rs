@@ -145,20 +145,26 @@ impl UnwindTable {
     /// The address, in the file's own numbering, of a file offset within an executable segment.
     #[must_use]
     pub fn address_of_offset(&self, offset: u64) -> Option<u64> {
-        self.loads
-            .iter()
-            .filter(|load| load.executable)
-            .find(|load| offset >= load.offset && offset - load.offset < load.file_size)
-            .or_else(|| {
-                // A mapping starts at the page the segment starts in.
-                self.loads.iter().find(|load| {
-                    load.executable
-                        && offset >= load.offset & !0xfff
-                        && offset < load.offset.saturating_add(load.file_size)
-                })
-            })
-            .map(|load| load.address.wrapping_add(offset).wrapping_sub(load.offset))
+        address_of_offset(&self.loads, offset)
     }
+}
+
+/// The address, in the file's own numbering, of a file offset within an executable segment.
+#[must_use]
+pub fn address_of_offset(loads: &[Load], offset: u64) -> Option<u64> {
+    loads
+        .iter()
+        .filter(|load| load.executable)
+        .find(|load| offset >= load.offset && offset - load.offset < load.file_size)
+        .or_else(|| {
+            // A mapping starts at the page the segment starts in.
+            loads.iter().find(|load| {
+                load.executable
+                    && offset >= load.offset & !0xfff
+                    && offset < load.offset.saturating_add(load.file_size)
+            })
+        })
+        .map(|load| load.address.wrapping_add(offset).wrapping_sub(load.offset))
 }
 
 /// The rule number for an address in page `page` of a piece.

@@ -1,0 +1,160 @@
+//! Steps a program and compares, instruction by instruction.
+
+use std::collections::{BTreeMap, HashMap};
+use std::process::Command;
+
+use strata_layout::record::{End, FRAME_ADDRESS};
+use strata_unwind::unwinder::{Lookup, Registers, unwind};
+
+use crate::shadow::{Shadow, Step, decode};
+use crate::tracee::{Stop, Tracee};
+
+const MAX_FRAMES: usize = 1024;
+const MAX_STEPS: u64 = 3_000_000;
+/// Stack read at once.
+const WINDOW: usize = 2048;
+
+#[derive(Default)]
+pub struct Report {
+    pub steps: u64,
+    /// Stacks taken for true after a scheduler's switch.
+    pub switches: BTreeMap<(String, u64), u64>,
+    pub excepted: BTreeMap<&'static str, u64>,
+    /// By file and address: how often, and what was wrong first.
+    pub failures: BTreeMap<(String, u64), (u64, String)>,
+}
+
+impl Report {
+    pub fn wrong(&self) -> u64 {
+        self.failures.values().map(|(count, _)| count).sum()
+    }
+}
+
+pub struct Checker {
+    tracee: Tracee,
+    threads: HashMap<i32, Shadow>,
+    decoded: HashMap<u64, Step>,
+    report: Report,
+    frames: Vec<u64>,
+    /// The program's stacks are switched by a scheduler of its own.
+    pub switches_stacks: bool,
+}
+
+impl Checker {
+    pub fn new(mut command: Command) -> Self {
+        command.env("GODEBUG", "asyncpreemptoff=1").env("GOMAXPROCS", "1");
+        Self {
+            tracee: Tracee::start(command),
+            threads: HashMap::new(),
+            decoded: HashMap::new(),
+            report: Report::default(),
+            frames: Vec::new(),
+            switches_stacks: false,
+        }
+    }
+
+    pub fn run(mut self) -> Report {
+        self.check(self.tracee.pid);
+        self.tracee.step(self.tracee.pid, 0);
+        while let Some(stop) = self.tracee.wait() {
+            match stop {
+                Stop::Gone { tid } => {
+                    self.threads.remove(&tid);
+                }
+                Stop::Event { tid } => self.tracee.step(tid, 0),
+                Stop::Signal { tid, number } => {
+                    let known = self.threads.contains_key(&tid);
+                    // A new thread reports itself with a stop signal.
+                    let signal = if known && number != libc::SIGSTOP { number } else { 0 };
+                    let sp = self.tracee.registers(tid).0[7];
+                    self.threads.entry(tid).or_default().signal =
+                        (signal != 0).then_some((signal as u64, sp));
+                    if !known {
+                        self.check(tid);
+                    }
+                    self.tracee.step(tid, signal);
+                }
+                Stop::Step { tid } => {
+                    self.check(tid);
+                    if self.report.steps >= MAX_STEPS {
+                        break;
+                    }
+                    self.tracee.step(tid, 0);
+                }
+            }
+        }
+        self.report
+    }
+
+    /// Checks the stack at the instruction a thread is about to run.
+    fn check(&mut self, tid: i32) {
+        let (registers, number) = self.tracee.registers(tid);
+        let (pc, sp) = (registers[16], registers[7]);
+        if self.tracee.space.mapping(pc).is_none() {
+            self.tracee.read_mappings();
+        }
+        let top = self.tracee.word(sp).unwrap_or(0);
+        let mut shadow = self.threads.remove(&tid).unwrap_or_default();
+        shadow.advance(&registers, top);
+        let end = unwind_now(&self.tracee, &registers, &mut self.frames);
+        self.report.steps += 1;
+        if !shadow.agrees(&self.frames) || end != End::Complete {
+            let first = shadow.last.is_none();
+            let switched =
+                self.switches_stacks && shadow.may_be_elsewhere() && end == End::Complete;
+            if first || switched {
+                *self.report.switches.entry(self.tracee.place(pc)).or_default() += 1;
+            } else {
+                let expected: Vec<u64> = shadow.callers.iter().rev().copied().collect();
+                let what = format!(
+                    "{end:?}, sp {sp:#x} last {:x?}\n      expected {}\n      unwound  {}",
+                    shadow.last,
+                    self.describe(&expected),
+                    self.describe(self.frames.get(1..).unwrap_or_default())
+                );
+                let place = self.tracee.place(pc);
+                self.report.failures.entry(place).or_insert((0, what)).0 += 1;
+            }
+            if end == End::Complete && (first || switched) {
+                shadow.adopt(&self.frames);
+            }
+        }
+        let tracee = &self.tracee;
+        let step = *self.decoded.entry(pc).or_insert_with(|| {
+            let mut bytes = [0; 16];
+            let read = tracee.read(pc, &mut bytes);
+            decode(pc, &bytes[..read])
+        });
+        shadow.about_to(pc, step, number);
+        self.threads.insert(tid, shadow);
+    }
+
+    fn describe(&self, addresses: &[u64]) -> String {
+        let places = addresses.iter().take(6).map(|address| {
+            let (file, place) = self.tracee.place(*address);
+            format!("{}+{place:#x}", file.rsplit('/').next().unwrap_or_default())
+        });
+        format!("{} deep: {}", addresses.len(), places.collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// Unwinds from registers, memory read a window at a time.
+fn unwind_now(tracee: &Tracee, registers: &Registers, frames: &mut Vec<u64>) -> End {
+    let mut window = [0; WINDOW];
+    let (mut start, mut length) = (0, 0);
+    let mut read = |address: u64| {
+        let mut offset = address.wrapping_sub(start);
+        if offset.saturating_add(8) > length {
+            start = address;
+            length = tracee.read(address, &mut window) as u64;
+            offset = 0;
+        }
+        let bytes = window.get(offset as usize..offset as usize + 8)?;
+        (offset + 8 <= length).then(|| u64::from_le_bytes(bytes.try_into().unwrap()))
+    };
+    let mut lookup = |pc| -> Lookup { tracee.space.lookup(pc) };
+    frames.clear();
+    let end = unwind(&mut lookup, &mut read, registers, MAX_FRAMES, frames);
+    frames.iter_mut().for_each(|frame| *frame &= FRAME_ADDRESS);
+    end
+}
