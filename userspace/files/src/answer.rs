@@ -1,17 +1,45 @@
 //! From a worker's bytes to an answer: the worker may have been taken over, so everything it says
 //! is checked here before anybody uses it.
 
-use crate::error::FileError;
+use crate::cache::CacheKey;
+use crate::error::{ChildKind, FileError};
+use crate::facts::FileFacts;
 use crate::request::Reply;
+use crate::symbols::Symbols;
+use crate::wire::WireError;
 
 /// What a request's answer has to be.
 #[derive(Debug)]
 pub(crate) enum Expected {
+    /// With where to keep it, if it may be kept.
+    UnwindTable(Option<CacheKey>),
+    Facts,
+    Fits,
+    Symbols {
+        asked: usize,
+    },
     Bytes,
 }
 
-pub(crate) fn decode(expected: Expected, bytes: Vec<u8>) -> Result<Reply, FileError> {
+pub(crate) fn decode(expected: &Expected, bytes: &[u8]) -> Result<Reply, FileError> {
     match expected {
-        Expected::Bytes => Ok(Reply::Bytes(bytes)),
+        Expected::UnwindTable(_) => match strata_unwind::bytes::from_bytes(bytes) {
+            Ok(table) => Ok(Reply::UnwindTable(Box::new(table))),
+            Err(error) => Err(FileError::BadTable(error.to_string())),
+        },
+        Expected::Facts => FileFacts::decode(bytes).map(Reply::Facts).map_err(bad),
+        Expected::Fits => match bytes {
+            [0] => Ok(Reply::Fits(false)),
+            [1] => Ok(Reply::Fits(true)),
+            _ => Err(bad(WireError::Invalid("a flag"))),
+        },
+        Expected::Symbols { asked } => {
+            Symbols::decode(bytes, *asked).map(Reply::Symbols).map_err(bad)
+        }
+        Expected::Bytes => Ok(Reply::Bytes(bytes.to_vec())),
     }
+}
+
+fn bad(error: WireError) -> FileError {
+    FileError::BadReply(ChildKind::Worker, error)
 }

@@ -154,6 +154,8 @@ pub enum FileError {
     Panicked(String),
     #[error("malformed answer of the {0}: {1}")]
     BadReply(ChildKind, WireError),
+    #[error("malformed answer of the file worker: {0}")]
+    BadTable(String),
     #[error("the answer is larger than {0} bytes")]
     ReplyTooLarge(u64),
     /// Too many processes are stuck in the kernel on files that never answer.

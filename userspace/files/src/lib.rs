@@ -12,16 +12,18 @@
 //!   waits.
 //!
 //! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] how processes talk;
-//! [`opener`]; [`worker`], [`sandbox`], [`jobs`], [`target_file`]; [`service`] with [`request`],
-//! [`answer`] and [`child`]; [`error`].
+//! [`opener`]; [`worker`], [`sandbox`], [`jobs`], [`target_file`], [`facts`], [`symbols`];
+//! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`error`].
 //!
 //! The executable calls [`run_opener`] and [`run_worker`] when it is started with the arguments of
 //! [`ChildCommand`], before it opens anything or starts a thread.
 
 mod answer;
+mod cache;
 mod channel;
 mod child;
 mod error;
+mod facts;
 mod identity;
 mod jobs;
 mod opener;
@@ -29,18 +31,22 @@ mod protocol;
 mod request;
 mod sandbox;
 mod service;
+mod symbols;
 mod target_file;
 mod wire;
 mod worker;
 
+pub use cache::{CacheConfig, CacheError, CacheStatistics};
 pub use child::{ChildCommand, Usage};
 pub use error::{ChildKind, Death, FileError, Refusal};
+pub use facts::FileFacts;
 pub use identity::{FileIdentity, IdentityTrust};
 pub use jobs::{JobError, StandardJobs, WorkerJobs};
 pub use opener::{Lane, run_opener};
 pub use protocol::{Locator, ProcessRef};
 pub use request::{Reply, Request};
 pub use service::{ChildReport, Config, FileService, OpenFile, RequestId, Statistics};
+pub use symbols::Symbols;
 pub use target_file::TargetFile;
 pub use wire::WireError;
 pub use worker::run_worker;

@@ -209,6 +209,7 @@ pub(crate) mod kind {
     pub const FACTS: u8 = 2;
     pub const SYMBOLIZE: u8 = 3;
     pub const READ: u8 = 4;
+    pub const FITS: u8 = 5;
 }
 
 /// A request to a worker; its files go along as envelopes, the body inline or in the exchange

@@ -2,17 +2,38 @@
 
 use std::sync::Arc;
 
+use strata_symbols::Options;
+use strata_unwind::{Limits, UnwindTable};
+
 use crate::answer::Expected;
+use crate::cache::CacheKey;
 use crate::error::FileError;
+use crate::facts::FileFacts;
 use crate::jobs::{self, MAX_READ};
 use crate::protocol::{Locator, MAX_PATH, kind};
 use crate::service::{Config, OpenFile, PendingJob, timeout_of};
+use crate::symbols::{Symbols, encode_request};
 
 /// A request to [`crate::FileService`].
 #[derive(Debug)]
 pub enum Request {
     /// Answered by [`Reply::Opened`].
     Open(Locator),
+    /// The file's unwind table, from the cache if it is there. Answered by [`Reply::UnwindTable`].
+    UnwindTable { file: Arc<OpenFile>, limits: Limits },
+    /// What its headers say. Answered by [`Reply::Facts`].
+    Facts { file: Arc<OpenFile> },
+    /// Whether a file is the debug file of a binary with this build id or debug link checksum.
+    /// Answered by [`Reply::Fits`].
+    Fits { candidate: Arc<OpenFile>, build_id: Option<Vec<u8>>, link_crc: Option<u32> },
+    /// Names and lines at addresses as the file was linked ([`FileFacts::address_of`]), best sorted.
+    /// Answered by [`Reply::Symbols`].
+    Symbolize {
+        file: Arc<OpenFile>,
+        debug: Option<Arc<OpenFile>>,
+        addresses: Vec<u64>,
+        options: Options,
+    },
     /// A piece of the file, at most 16 MiB; shorter where it ends. Answered by [`Reply::Bytes`].
     Read { file: Arc<OpenFile>, offset: u64, length: u64 },
     /// A kind of work the worker's own [`crate::WorkerJobs`] know. Answered by [`Reply::Bytes`].
@@ -23,6 +44,10 @@ pub enum Request {
 #[derive(Debug)]
 pub enum Reply {
     Opened(Arc<OpenFile>),
+    UnwindTable(Box<UnwindTable>),
+    Facts(FileFacts),
+    Fits(bool),
+    Symbols(Symbols),
     Bytes(Vec<u8>),
 }
 
@@ -31,19 +56,44 @@ const MAX_FILES: usize = crate::channel::MAX_DESCRIPTORS;
 /// What a worker takes.
 const MAX_BODY: usize = 64 << 20;
 
+/// What names may take: a little for the answer as such, and much for each address.
+const SYMBOL_BYTES: u64 = 1 << 20;
+const SYMBOL_BYTES_PER_ADDRESS: u64 = 4 << 10;
+const FACTS_BYTES: u64 = 1 << 20;
+
 impl Request {
     pub(crate) fn into_job(
         self,
         id: u64,
         config: &Config,
     ) -> Result<(PendingJob, Expected), FileError> {
-        let (kind, body, files, expected) = match self {
+        let most = config.reply_bytes;
+        let (kind, body, files, reply_limit, expected) = match self {
             Self::Open(_) => return Err(FileError::InvalidRequest("opening is not for workers")),
+            Self::UnwindTable { file, limits } => {
+                let body = jobs::encode_limits(&limits);
+                let key = CacheKey::new(&file, &body);
+                (kind::UNWIND_TABLE, body, vec![file], most, Expected::UnwindTable(key))
+            }
+            Self::Facts { file } => {
+                (kind::FACTS, Vec::new(), vec![file], FACTS_BYTES, Expected::Facts)
+            }
+            Self::Fits { candidate, build_id, link_crc } => {
+                let body = jobs::encode_fits(build_id.as_deref(), link_crc);
+                (kind::FITS, body, vec![candidate], 1, Expected::Fits)
+            }
+            Self::Symbolize { file, debug, addresses, options } => {
+                let body = encode_request(&options, &addresses);
+                let files = [file].into_iter().chain(debug).collect();
+                let limit =
+                    SYMBOL_BYTES + SYMBOL_BYTES_PER_ADDRESS.saturating_mul(addresses.len() as u64);
+                (kind::SYMBOLIZE, body, files, limit, Expected::Symbols { asked: addresses.len() })
+            }
             Self::Read { file, offset, length } => {
                 let length = length.min(MAX_READ);
-                (kind::READ, jobs::encode_read(offset, length), vec![file], Expected::Bytes)
+                (kind::READ, jobs::encode_read(offset, length), vec![file], length, Expected::Bytes)
             }
-            Self::Custom { kind, body, files } => (kind, body, files, Expected::Bytes),
+            Self::Custom { kind, body, files } => (kind, body, files, most, Expected::Bytes),
         };
         if files.len() > MAX_FILES {
             return Err(FileError::InvalidRequest("too many files"));
@@ -52,10 +102,9 @@ impl Request {
             return Err(FileError::InvalidRequest("too much at once"));
         }
         let timeout = timeout_of(kind, config);
-        Ok((
-            PendingJob { id, kind, body, files, timeout, urgent: kind != kind::SYMBOLIZE },
-            expected,
-        ))
+        let urgent = kind != kind::SYMBOLIZE;
+        let reply_limit = reply_limit.min(most);
+        Ok((PendingJob { id, kind, body, files, timeout, urgent, reply_limit }, expected))
     }
 }
 

@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
-use crate::answer;
+use crate::answer::{self, Expected};
+use crate::cache::{Cache, CacheConfig, CacheError};
 use crate::channel::Envelope;
 use crate::child::{ChildCommand, Usage};
 use crate::error::{ChildKind, FileError, Refusal};
@@ -40,6 +41,8 @@ use workers::WorkerPool;
 #[derive(Debug, Clone)]
 pub struct Config {
     pub command: ChildCommand,
+    /// Where unwind tables are kept; `None`: nowhere.
+    pub cache: Option<CacheConfig>,
     pub open_timeout: Duration,
     /// On filesystems that may hang; includes copying the file.
     pub slow_open_timeout: Duration,
@@ -68,6 +71,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             command: ChildCommand::default(),
+            cache: Some(CacheConfig::default()),
             open_timeout: Duration::from_secs(2),
             slow_open_timeout: Duration::from_secs(5),
             unwind_timeout: Duration::from_secs(5),
@@ -76,7 +80,7 @@ impl Default for Config {
             read_timeout: Duration::from_secs(2),
             workers: 2,
             worker_memory: 1 << 30,
-            reply_bytes: 256 << 20,
+            reply_bytes: 64 << 20,
             retire_above: 64 << 20,
             idle: Duration::from_secs(20),
             max_stuck: 8,
@@ -155,8 +159,10 @@ pub struct FileService {
     slow: OpenerLane,
     workers: WorkerPool,
     /// What is needed to make an answer out of a worker's bytes.
-    expected: HashMap<u64, answer::Expected>,
+    expected: HashMap<u64, Expected>,
     failures: Failures,
+    cache: Option<Cache>,
+    cache_trouble: Option<CacheError>,
     ready: Vec<(RequestId, Result<Reply, FileError>)>,
     next_id: u64,
 }
@@ -168,7 +174,15 @@ impl FileService {
     /// with the thread that started them.
     pub fn new(config: Config) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let (cache, cache_trouble) =
+            match config.cache.as_ref().map(|cache| Cache::open(cache, config.reply_bytes)) {
+                None => (None, None),
+                Some(Ok(cache)) => (Some(cache), None),
+                Some(Err(error)) => (None, Some(error)),
+            };
         Ok(Self {
+            cache,
+            cache_trouble,
             fast: OpenerLane::new(ChildKind::Opener, config.open_timeout),
             slow: OpenerLane::new(ChildKind::SlowOpener, config.slow_open_timeout),
             workers: WorkerPool::default(),
@@ -219,6 +233,12 @@ impl FileService {
             if let Some(error) = self.failures.check(&Culprit::File(file.identity, job.kind), now) {
                 return Err(error);
             }
+        }
+        if let (Expected::UnwindTable(Some(key)), Some(cache)) = (&expected, &mut self.cache)
+            && let Some(table) = cache.load(key)
+        {
+            self.answer(id, Ok(Reply::UnwindTable(Box::new(table))));
+            return Ok(());
         }
         self.expected.insert(id, expected);
         self.workers.push(job);
@@ -320,7 +340,11 @@ impl FileService {
             self.shared.statistics.reply_bytes += bytes.len() as u64;
             let expected =
                 expected.ok_or(FileError::InvalidRequest("nothing expects its answer"))?;
-            answer::decode(expected, bytes)
+            let reply = answer::decode(&expected, &bytes)?;
+            if let (Expected::UnwindTable(Some(key)), Some(cache)) = (&expected, &mut self.cache) {
+                cache.store(key, &bytes);
+            }
+            Ok(reply)
         });
         if let Err(error) = &outcome
             && error.is_costly()
@@ -394,8 +418,14 @@ impl FileService {
         let _ = rustix::event::poll(&mut descriptors, timeout.as_ref());
     }
 
-    pub fn statistics(&self) -> &Statistics {
-        &self.shared.statistics
+    pub fn statistics(&self) -> Statistics {
+        let cache = self.cache.as_ref().map(|cache| cache.statistics).unwrap_or_default();
+        Statistics { cache, ..self.shared.statistics.clone() }
+    }
+
+    /// Why tables are not kept on disk, if they should be and cannot.
+    pub fn cache_trouble(&self) -> Option<&CacheError> {
+        self.cache_trouble.as_ref()
     }
 
     /// The children there are now, with what they use.

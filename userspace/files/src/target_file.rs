@@ -18,7 +18,9 @@ const WINDOW: usize = 16 << 10;
 #[derive(Debug)]
 pub struct TargetFile {
     file: OwnedFd,
-    identity: FileIdentity,
+    size: u64,
+    /// Changes with the content; unlike the change time not when the file is merely deleted.
+    modified: (i64, u64),
     window: RefCell<Window>,
 }
 
@@ -40,31 +42,43 @@ pub(crate) fn identity_of_stat(stat: &Stat) -> FileIdentity {
     }
 }
 
+fn modification_of_stat(stat: &Stat) -> (i64, u64) {
+    (stat.st_mtime, stat.st_mtime_nsec)
+}
+
 impl TargetFile {
     pub fn new(file: OwnedFd) -> io::Result<Self> {
-        let identity = identity_of_stat(&rustix::fs::fstat(&file)?);
-        Ok(Self { file, identity, window: RefCell::default() })
+        let stat = rustix::fs::fstat(&file)?;
+        let size = identity_of_stat(&stat).size;
+        let modified = modification_of_stat(&stat);
+        Ok(Self { file, size, modified, window: RefCell::default() })
     }
 
     /// The size when it was opened.
     pub fn size(&self) -> u64 {
-        self.identity.size
+        self.size
     }
 
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Whether the file is still the one that was opened: what was read of one that is not is
-    /// a mix of two files.
+    /// Whether the content is still what it was: what was read of one that is not is a mix of
+    /// two files. A file whose owner hides the change harms its own tables only.
     pub fn is_unchanged(&self) -> bool {
-        rustix::fs::fstat(&self.file).is_ok_and(|stat| identity_of_stat(&stat) == self.identity)
+        rustix::fs::fstat(&self.file).is_ok_and(|stat| {
+            identity_of_stat(&stat).size == self.size
+                && modification_of_stat(&stat) == self.modified
+        })
     }
 
     /// Fills all of `buffer` from `offset` on; a file that ends earlier is an error.
     pub fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        if buffer.is_empty() {
+            return Ok(());
+        }
         let end = offset.checked_add(buffer.len() as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
-        if end > self.identity.size {
+        if end > self.size {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if buffer.len() > WINDOW / 2 {
@@ -72,7 +86,7 @@ impl TargetFile {
         }
         let mut window = self.window.borrow_mut();
         if !window.fill(offset, buffer) {
-            let length = self.identity.size.saturating_sub(offset).min(WINDOW as u64);
+            let length = self.size.saturating_sub(offset).min(WINDOW as u64);
             window.bytes.resize(length as usize, 0);
             window.offset = offset;
             let outcome = self.read_through(offset, &mut window.bytes);
@@ -100,6 +114,36 @@ impl TargetFile {
             }
         }
         Ok(())
+    }
+}
+
+impl TargetFile {
+    /// Reads at `offset` as far as the file goes; 0 means that there is nothing more.
+    fn read_some_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.size.saturating_sub(offset);
+        let length = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        self.read_exact_at(offset, buffer.get_mut(..length).unwrap_or_default())?;
+        Ok(length)
+    }
+}
+
+impl strata_unwind::ReadAt for TargetFile {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_some_at(offset, buffer)
+    }
+}
+
+impl strata_symbols::ReadAt for TargetFile {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.read_some_at(offset, buffer)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::cache::CacheStatistics;
 use crate::error::{ChildKind, Death, FileError, Refusal};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct Statistics {
     /// Requests answered by a worker.
     pub jobs_done: u64,
     pub reply_bytes: u64,
+    /// The cache on disk.
+    pub cache: CacheStatistics,
     /// Killed children that the kernel holds on to.
     pub stuck_children: u64,
     /// Of children that have ended.
@@ -51,7 +54,9 @@ impl Statistics {
             }
             FileError::Parse(_) => self.parse_errors += 1,
             FileError::Panicked(_) => self.panics += 1,
-            FileError::BadReply(..) | FileError::ReplyTooLarge(_) => self.bad_replies += 1,
+            FileError::BadReply(..) | FileError::BadTable(_) | FileError::ReplyTooLarge(_) => {
+                self.bad_replies += 1
+            }
             FileError::InvalidRequest(_) | FileError::Spawn(..) => {}
         }
     }

@@ -33,6 +33,8 @@ pub struct PendingJob {
     pub body: Vec<u8>,
     pub files: Vec<Arc<OpenFile>>,
     pub timeout: Duration,
+    /// An answer larger than this is not believed.
+    pub reply_limit: u64,
     /// Somebody waits for it right now (rules for samples, not names for a report).
     pub urgent: bool,
 }
@@ -149,9 +151,7 @@ impl WorkerPool {
         self.deaths_in_a_row = 0;
         let body = match reply.in_exchange {
             None => Ok(reply.body.to_vec()),
-            Some(length) => {
-                read_exchange(worker.exchange.as_fd(), length, shared.config.reply_bytes)
-            }
+            Some(length) => read_exchange(worker.exchange.as_fd(), length, job.reply_limit),
         };
         let outcome = match (reply.status, body) {
             (_, Err(error)) => Err(error),
@@ -159,9 +159,7 @@ impl WorkerPool {
             (JobStatus::ParseError, Ok(body)) => Err(FileError::Parse(text(&body))),
             (JobStatus::Panicked, Ok(body)) => Err(FileError::Panicked(text(&body))),
             (JobStatus::Changed, Ok(_)) => Err(FileError::refused(Refusal::Changed)),
-            (JobStatus::TooLarge, Ok(_)) => {
-                Err(FileError::ReplyTooLarge(shared.config.reply_bytes))
-            }
+            (JobStatus::TooLarge, Ok(_)) => Err(FileError::ReplyTooLarge(job.reply_limit)),
         };
         let bad = matches!(outcome, Err(FileError::BadReply(..)));
         outcomes.push((job, outcome));

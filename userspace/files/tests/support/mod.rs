@@ -20,7 +20,7 @@ pub fn command() -> ChildCommand {
 }
 
 pub fn config() -> Config {
-    Config { command: command(), ..Config::default() }
+    Config { command: command(), cache: None, ..Config::default() }
 }
 
 pub fn service() -> FileService {

@@ -1,0 +1,209 @@
+//! Names and lines as a worker sends them.
+//!
+//! Texts are sent once and named by number. Invariant: what is decoded takes memory in proportion
+//! to the bytes it was decoded from, and no text is longer than the resolver makes them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use strata_symbols::{MAX_NAME_BYTES, Options, Resolved, SymbolFrame};
+
+use crate::wire::{Decoder, Encoder, WireError};
+
+/// Deeper inlining is not believed.
+const MAX_FRAMES: usize = 1024;
+
+/// The answer to a request for names.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Symbols {
+    /// One for each address, in the order asked.
+    pub resolved: Vec<Resolved>,
+    /// What could not be used of the file, for a person.
+    pub problems: Vec<String>,
+}
+
+pub(crate) fn encode_request(options: &Options, addresses: &[u64]) -> Vec<u8> {
+    let mut encoder = Encoder::new();
+    encoder.u8(options.lines.into()).u64(options.dwarf_limit).u64(options.mini_debug_limit);
+    encoder.u32(u32::try_from(addresses.len()).unwrap_or(u32::MAX));
+    for address in addresses {
+        encoder.u64(*address);
+    }
+    encoder.finish()
+}
+
+pub(crate) fn decode_request(bytes: &[u8]) -> Result<(Options, Vec<u64>), WireError> {
+    let mut decoder = Decoder::new(bytes);
+    let options = Options {
+        lines: decoder.bool()?,
+        dwarf_limit: decoder.u64()?,
+        mini_debug_limit: decoder.u64()?,
+    };
+    let count = decoder.count(8)?;
+    let addresses = (0..count).map(|_| decoder.u64()).collect::<Result<_, _>>()?;
+    decoder.finish()?;
+    Ok((options, addresses))
+}
+
+/// Collects texts, each once.
+#[derive(Default)]
+struct Texts<'a> {
+    numbers: HashMap<&'a str, u32>,
+    order: Vec<&'a str>,
+}
+
+impl<'a> Texts<'a> {
+    fn number(&mut self, text: &'a str) -> u32 {
+        let next = u32::try_from(self.order.len()).unwrap_or(u32::MAX);
+        *self.numbers.entry(text).or_insert_with(|| {
+            self.order.push(text);
+            next
+        })
+    }
+}
+
+impl Symbols {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut texts = Texts::default();
+        let mut frames = Encoder::new();
+        let length = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        frames.u32(length(self.resolved.len()));
+        for resolved in &self.resolved {
+            frames.u32(length(resolved.frames.len().min(MAX_FRAMES)));
+            for frame in resolved.frames.iter().take(MAX_FRAMES) {
+                frames.u32(texts.number(&frame.name)).u32(texts.number(&frame.system_name));
+                // 0 is "none" for both.
+                frames.u32(
+                    frame.file.as_ref().map_or(0, |file| texts.number(file).saturating_add(1)),
+                );
+                frames.u32(frame.line.unwrap_or(0));
+            }
+        }
+        let mut encoder = Encoder::new();
+        encoder.u32(length(texts.order.len()));
+        for text in &texts.order {
+            encoder.bytes(text.as_bytes());
+        }
+        encoder.u32(length(self.problems.len()));
+        for problem in &self.problems {
+            encoder.bytes(problem.as_bytes());
+        }
+        let mut bytes = encoder.finish();
+        bytes.extend_from_slice(&frames.finish());
+        bytes
+    }
+
+    /// `asked` is the number of addresses of the request.
+    pub(crate) fn decode(bytes: &[u8], asked: usize) -> Result<Self, WireError> {
+        let mut decoder = Decoder::new(bytes);
+        let count = decoder.count(4)?;
+        let mut texts: Vec<Arc<str>> = Vec::with_capacity(count);
+        for _ in 0..count {
+            let text = decoder.bytes()?;
+            if text.len() > MAX_NAME_BYTES {
+                return Err(WireError::Invalid("the length of a name"));
+            }
+            texts.push(String::from_utf8_lossy(text).into());
+        }
+        let count = decoder.count(4)?;
+        let problems = (0..count).map(|_| decoder.text()).collect::<Result<_, _>>()?;
+
+        let text = |number: u32| {
+            texts.get(number as usize).cloned().ok_or(WireError::Invalid("the number of a text"))
+        };
+        let count = decoder.count(4)?;
+        if count != asked {
+            return Err(WireError::Invalid("the number of addresses"));
+        }
+        let mut resolved = Vec::with_capacity(count);
+        for _ in 0..count {
+            let count = decoder.count(16)?;
+            if count > MAX_FRAMES {
+                return Err(WireError::Invalid("the number of frames"));
+            }
+            let mut frames = Vec::with_capacity(count);
+            for _ in 0..count {
+                let name = text(decoder.u32()?)?;
+                let system_name = text(decoder.u32()?)?;
+                let file = decoder.u32()?.checked_sub(1).map(text).transpose()?;
+                let line = Some(decoder.u32()?).filter(|line| *line != 0);
+                frames.push(SymbolFrame { name, system_name, file, line });
+            }
+            resolved.push(Resolved { frames });
+        }
+        decoder.finish()?;
+        Ok(Self { resolved, problems })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Symbols {
+        let frame = |name: &str, file: Option<&str>, line| SymbolFrame {
+            name: name.into(),
+            system_name: format!("_Z{name}").into(),
+            file: file.map(Into::into),
+            line,
+        };
+        Symbols {
+            resolved: vec![
+                Resolved { frames: vec![frame("a", Some("a.c"), Some(3)), frame("b", None, None)] },
+                Resolved::default(),
+                Resolved { frames: vec![frame("a", Some("a.c"), Some(4))] },
+            ],
+            problems: vec!["debug file: not an ELF file".into()],
+        }
+    }
+
+    #[test]
+    fn symbols_survive_the_wire() {
+        assert_eq!(Symbols::decode(&sample().encode(), 3), Ok(sample()));
+    }
+
+    #[test]
+    fn a_request_survives_the_wire() {
+        let options = Options::default();
+        let bytes = encode_request(&options, &[1, u64::MAX]);
+        assert_eq!(decode_request(&bytes), Ok((options, vec![1, u64::MAX])));
+    }
+
+    #[test]
+    fn an_answer_to_another_number_of_addresses_is_refused() {
+        assert_eq!(
+            Symbols::decode(&sample().encode(), 2),
+            Err(WireError::Invalid("the number of addresses"))
+        );
+    }
+
+    #[test]
+    fn hostile_bytes_are_refused_or_harmless() {
+        let bytes = sample().encode();
+        for length in 0..bytes.len() {
+            assert!(Symbols::decode(&bytes[..length], 3).is_err());
+        }
+        for position in 0..bytes.len() {
+            for value in [0, 1, 0x7f, 0xff] {
+                let mut bytes = bytes.clone();
+                bytes[position] = value;
+                let _ = Symbols::decode(&bytes, 3);
+            }
+        }
+        let long = Symbols {
+            resolved: vec![Resolved {
+                frames: vec![SymbolFrame {
+                    name: "x".repeat(MAX_NAME_BYTES + 1).into(),
+                    system_name: "x".into(),
+                    file: None,
+                    line: None,
+                }],
+            }],
+            problems: Vec::new(),
+        };
+        assert_eq!(
+            Symbols::decode(&long.encode(), 1),
+            Err(WireError::Invalid("the length of a name"))
+        );
+    }
+}
