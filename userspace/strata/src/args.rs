@@ -1,0 +1,202 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use strata_profile::Format;
+
+/// A profiler for the whole host: one stack from the kernel to the line that burns the time.
+///
+/// strata samples every process with eBPF: no restart, no rebuild, no frame pointers needed.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, propagate_version = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Profile the host, some processes, or a command, and write what was found
+    Record(Box<RecordArgs>),
+    /// Turn a profile (pprof or folded stacks) into another format
+    Convert(ConvertArgs),
+    /// Say what works on this host, what does not, and what to do about it
+    Doctor(DoctorArgs),
+}
+
+const RECORD_EXAMPLES: &str = "\
+Examples:
+  strata record                          the whole host, until Ctrl-C
+  strata record --duration 30s           for half a minute
+  strata record --pid 4711               one process and its children
+  strata record --comm nginx             every process of that name
+  strata record --container 3f2a91       a container, by the start of its id
+  strata record -- ./server --port 80    a command from its start to its end
+  strata record -o app.pb.gz -o app.svg -o app.folded
+
+Outputs by extension: .pb.gz (pprof), .svg (flame graph), .folded (folded stacks),
+.perf (perf-script text), .json.gz (Firefox profiler, https://profiler.firefox.com).
+Without --output: strata-<time>.pb.gz and .svg in the current directory.
+
+Exit status: that of the command after `--`; else 0, or 1 when something failed.";
+
+#[derive(Debug, Args)]
+#[command(after_help = RECORD_EXAMPLES)]
+pub struct RecordArgs {
+    #[command(flatten)]
+    pub what: WhatArgs,
+    #[command(flatten)]
+    pub how: HowArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Run this command and profile it (and its children) until it ends
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "What to profile (the whole host by default)")]
+pub struct WhatArgs {
+    /// A process, by its id; repeatable, or separated by commas
+    #[arg(short, long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Vec<u32>,
+    /// Processes by their name (as in /proc/PID/comm; a `*` at the end matches any end)
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub comm: Vec<String>,
+    /// Containers by their id (or its start), or control groups by their path
+    #[arg(long, visible_alias = "cgroup", value_name = "ID|PATH", value_delimiter = ',')]
+    pub container: Vec<String>,
+    /// Leave the children of chosen processes out
+    #[arg(long)]
+    pub no_children: bool,
+    /// The user to run the command as (under sudo: the user who called it)
+    #[arg(long, value_name = "USER", requires = "command")]
+    pub user: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "How to sample")]
+pub struct HowArgs {
+    /// How long to record: seconds, or with a unit (500ms, 30s, 5m, 1h) [until Ctrl-C]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+    /// Samples per second and CPU. A prime keeps clear of timers that tick at round rates
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = 97, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub frequency: u32,
+    /// Keep at most this many user frames of a stack, nearest the running code
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub max_frames: u32,
+    /// Keep the time of every sample (Firefox and .perf outputs always do)
+    #[arg(long)]
+    pub timeline: bool,
+    /// Kernel memory for unwind tables, in MB
+    #[arg(long, value_name = "MB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=4096))]
+    pub table_memory: u32,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "What to write")]
+pub struct OutputArgs {
+    /// A file to write; repeatable; `-` is the standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Vec<PathBuf>,
+    /// The format of outputs whose name does not tell
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<FormatArg>,
+    /// Print a summary for scripts, as JSON, on the standard output
+    #[arg(long)]
+    pub json: bool,
+    /// Print nothing but errors
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say more; twice: what strata does step by step
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// The profile to read: pprof of any tool, or folded stacks; `-` is the standard input
+    pub input: PathBuf,
+    /// The file to write; its extension tells the format; `-` is the standard output
+    pub output: PathBuf,
+    /// The format to write, when the name does not tell
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<FormatArg>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 when recording works (some things may be degraded), \
+    1 when something needed is missing.")]
+pub struct DoctorArgs {
+    /// Say what is known about this process: its mappings, their unwind tables and symbols
+    #[arg(short, long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum FormatArg {
+    Pprof,
+    Svg,
+    Folded,
+    Perf,
+    Firefox,
+}
+
+impl From<FormatArg> for Format {
+    fn from(format: FormatArg) -> Self {
+        match format {
+            FormatArg::Pprof => Self::Pprof,
+            FormatArg::Svg => Self::Svg,
+            FormatArg::Folded => Self::Folded,
+            FormatArg::Perf => Self::PerfScript,
+            FormatArg::Firefox => Self::Firefox,
+        }
+    }
+}
+
+/// `90`, `1.5`, `500ms`, `30s`, `5m`, `2h`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("`{unit}` is no unit of time: use ms, s, m or h")),
+    };
+    let seconds: f64 = number.trim().parse().map_err(|_| format!("`{number}` is no number"))?;
+    let seconds = seconds * scale;
+    if !(0.001..=31_536_000.0).contains(&seconds) {
+        return Err("a recording lasts between a millisecond and a year".into());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert!(parse_duration("5 parsecs").is_err());
+        assert!(parse_duration("-1").is_err());
+        assert!(parse_duration("0").is_err());
+    }
+}

@@ -1,0 +1,454 @@
+//! Files are opened and their tables built, in other processes, as they are needed.
+//!
+//! A file goes through: named by a mapping → opened (which tells what it is) → its table built
+//! or taken from the cache → loaded into kernel memory. Files are opened when a new process maps
+//! them or an old one is sampled; tables are shared by every file name that turns out to be the
+//! same file.
+//!
+//! Invariant: a file that cannot be opened, read or understood never holds anybody up: its code
+//! is then unwound by frame pointers, and the reason is kept for `doctor` and the summary.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strata_files::{
+    Config, FileError, FileIdentity, FileService, Locator, OpenFile, ProcessRef, Reply, Request,
+    RequestId,
+};
+use strata_unwind::{Limits, UnwindTable};
+
+use crate::kernel::loader::Programs;
+use crate::kernel::perf_record::MappedInode;
+use crate::processes::mapped::{FileId, MappedFile};
+use crate::processes::table::{Backing, Mapping, Process, ProcessTable, Space};
+use crate::tables::store::{Code, Store, Stretch, Table};
+
+/// What is known of a file as mappings name it.
+#[derive(Default)]
+enum State {
+    #[default]
+    Unknown,
+    Opening,
+    Opened(Arc<OpenFile>),
+    Failed(String),
+}
+
+struct Entry {
+    state: State,
+    verified: Instant,
+    /// A process that maps it, in whose root more may be found.
+    process: Option<u32>,
+}
+
+/// What is known of the table of a file's content.
+enum TableState {
+    Building,
+    Loaded(Arc<Table>),
+    /// Unwound by frame pointers, and why.
+    None(String),
+}
+
+/// What a request in flight is about.
+enum Asked {
+    Open { file: FileId, fallback: Option<Locator>, by_path: bool },
+    Verify { file: FileId },
+    Table(FileIdentity),
+}
+
+pub struct Loading {
+    service: FileService,
+    entries: Vec<Entry>,
+    tables: HashMap<FileIdentity, TableState>,
+    asked: HashMap<RequestId, Asked>,
+    waiting: HashSet<u32>,
+    progress: bool,
+    vdso: Option<Arc<Table>>,
+    /// Tables no process needs any more are dropped only when memory is tight.
+    pub built: u64,
+    pub failed_files: u64,
+    own: HashSet<u32>,
+}
+
+/// A file is looked at again when a process maps it and it was last looked at this long ago.
+const VERIFY_AFTER: Duration = Duration::from_secs(2);
+
+impl Loading {
+    pub fn start(programs: &mut Programs, store: &mut Store) -> io::Result<Self> {
+        let service = FileService::new(Config::default())?;
+        let vdso = crate::symbols::vdso::image()
+            .and_then(|image| strata_unwind::build(image.as_slice(), &Limits::default()).ok())
+            .and_then(|table| store.load(programs, &table))
+            .map(Arc::new);
+        Ok(Self {
+            service,
+            entries: Vec::new(),
+            tables: HashMap::new(),
+            asked: HashMap::new(),
+            waiting: HashSet::new(),
+            progress: false,
+            vdso,
+            built: 0,
+            failed_files: 0,
+            own: HashSet::new(),
+        })
+    }
+
+    /// Readable when answers have come.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.service.poll_fd()
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.asked.is_empty() { None } else { self.service.next_deadline() }
+    }
+
+    pub fn service(&mut self) -> &mut FileService {
+        &mut self.service
+    }
+
+    /// Whether a pid is one of strata's own helpers.
+    pub fn is_own(&self, pid: u32) -> bool {
+        self.own.contains(&pid)
+    }
+
+    /// Waits for an answer, at most so long. Only for the end of a recording.
+    pub fn block(&mut self, most: Duration) {
+        let mut poll = libc::pollfd {
+            fd: std::os::fd::AsRawFd::as_raw_fd(&self.service.poll_fd()),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let milliseconds = i32::try_from(most.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: one valid descriptor.
+        unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
+    }
+
+    fn entry(&mut self, file: FileId) -> &mut Entry {
+        let index = file.0 as usize;
+        if self.entries.len() <= index {
+            let now = Instant::now();
+            self.entries.resize_with(index + 1, || Entry {
+                state: State::Unknown,
+                verified: now,
+                process: None,
+            });
+        }
+        &mut self.entries[index]
+    }
+
+    /// A new mapping: its file is opened at once if nobody has seen it before, while the process
+    /// surely is there.
+    pub fn first_seen(&mut self, table: &ProcessTable, pid: u32, mapping: &Mapping) {
+        let Backing::File(file) = mapping.backing else { return };
+        let entry = self.entry(file);
+        match entry.state {
+            State::Unknown => self.open(table, file, pid, mapping),
+            State::Opened(_) if entry.verified.elapsed() > VERIFY_AFTER => {
+                entry.verified = Instant::now();
+                let locator = mapped(pid, mapping);
+                let id = self.service.submit(Request::Open(locator));
+                self.asked.insert(id, Asked::Verify { file });
+            }
+            _ => {}
+        }
+    }
+
+    fn open(&mut self, table: &ProcessTable, file: FileId, pid: u32, mapping: &Mapping) {
+        let path = table.files.get(file).map(clean_path);
+        let fallback = path.map(|path| Locator::InRoot { process: process_ref(pid), path });
+        let entry = self.entry(file);
+        entry.state = State::Opening;
+        entry.process = Some(pid);
+        let id = self.service.submit(Request::Open(mapped(pid, mapping)));
+        self.asked.insert(id, Asked::Open { file, fallback, by_path: false });
+    }
+
+    /// A process was sampled: every file it has mapped is wanted now.
+    pub fn need(&mut self, table: &ProcessTable, pid: u32) {
+        let Some(process) = table.get(pid) else { return };
+        for mapping in process.space.mappings() {
+            let Backing::File(file) = mapping.backing else { continue };
+            match self.entry(file).state {
+                State::Unknown => self.open(table, file, pid, mapping),
+                State::Opened(ref opened) => {
+                    let opened = opened.clone();
+                    self.want_table(&opened);
+                }
+                State::Opening | State::Failed(_) => {}
+            }
+        }
+    }
+
+    fn want_table(&mut self, file: &Arc<OpenFile>) {
+        let identity = file.identity();
+        if self.tables.contains_key(&identity) {
+            return;
+        }
+        self.tables.insert(identity, TableState::Building);
+        let id = self
+            .service
+            .submit(Request::UnwindTable { file: file.clone(), limits: Limits::default() });
+        self.asked.insert(id, Asked::Table(identity));
+    }
+
+    /// Takes the answers that have come.
+    pub fn answers(
+        &mut self,
+        programs: &mut Programs,
+        store: &mut Store,
+        processes: &mut ProcessTable,
+    ) {
+        if self.asked.is_empty() && self.service.pending() == 0 {
+            return;
+        }
+        let answers = self.service.drain();
+        if answers.is_empty() {
+            return;
+        }
+        self.own.extend(self.service.children().iter().map(|child| child.pid));
+        for (id, outcome) in answers {
+            match self.asked.remove(&id) {
+                Some(Asked::Open { file, fallback, by_path }) => {
+                    self.opened(processes, file, fallback, by_path, outcome);
+                }
+                Some(Asked::Verify { file }) => self.verified(processes, file, outcome),
+                Some(Asked::Table(identity)) => {
+                    self.table_built(programs, store, identity, outcome);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn opened(
+        &mut self,
+        processes: &mut ProcessTable,
+        file: FileId,
+        fallback: Option<Locator>,
+        by_path: bool,
+        outcome: Result<Reply, FileError>,
+    ) {
+        self.progress = true;
+        match outcome {
+            Ok(Reply::Opened(opened)) => {
+                let named = processes.files.get(file).map(|file| file.inode);
+                let same = named.is_some_and(|inode| is_same(&inode, &opened.identity()));
+                if !same {
+                    // Stacked file systems show other numbers. A path may by now name another
+                    // file; only a mapping tells for sure.
+                    processes.files.forget(file);
+                    if by_path && named.is_some_and(|inode| inode.inode != opened.identity().inode)
+                    {
+                        self.fail(file, "the file at its path is another one now".into());
+                        return;
+                    }
+                }
+                let entry = self.entry(file);
+                entry.verified = Instant::now();
+                entry.state = State::Opened(opened.clone());
+                self.want_table(&opened);
+            }
+            Ok(_) => self.fail(file, "an answer to another question".into()),
+            Err(_) if fallback.is_some() => {
+                if let Some(locator) = fallback {
+                    let next = match &locator {
+                        Locator::InRoot { path, .. } => Some(Locator::Host { path: path.clone() }),
+                        _ => None,
+                    };
+                    let id = self.service.submit(Request::Open(locator));
+                    self.asked.insert(id, Asked::Open { file, fallback: next, by_path: true });
+                }
+            }
+            Err(error) => {
+                processes.files.forget(file);
+                self.fail(file, error.to_string());
+            }
+        }
+    }
+
+    fn fail(&mut self, file: FileId, why: String) {
+        tracing::debug!(file = file.0, %why, "a mapped file cannot be read");
+        self.failed_files += 1;
+        self.entry(file).state = State::Failed(why);
+    }
+
+    fn verified(
+        &mut self,
+        processes: &mut ProcessTable,
+        file: FileId,
+        outcome: Result<Reply, FileError>,
+    ) {
+        let Ok(Reply::Opened(now)) = outcome else { return };
+        if let State::Opened(before) = &self.entry(file).state
+            && before.identity() != now.identity()
+        {
+            // Same inode, other content: whoever maps it from now on maps another file.
+            processes.files.forget(file);
+        }
+    }
+
+    fn table_built(
+        &mut self,
+        programs: &mut Programs,
+        store: &mut Store,
+        identity: FileIdentity,
+        outcome: Result<Reply, FileError>,
+    ) {
+        self.progress = true;
+        let state = match outcome {
+            Ok(Reply::UnwindTable(table)) => {
+                self.built += 1;
+                load(programs, store, &table)
+            }
+            Ok(_) => TableState::None("an answer to another question".into()),
+            Err(error) => TableState::None(error.to_string()),
+        };
+        self.tables.insert(identity, state);
+    }
+
+    /// True once after files or tables have become known.
+    pub fn take_progress(&mut self) -> bool {
+        std::mem::take(&mut self.progress)
+    }
+
+    pub fn wait(&mut self, pid: u32) {
+        self.waiting.insert(pid);
+    }
+
+    pub fn take_waiting(&mut self) -> HashSet<u32> {
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// How a process's code is unwound; `None` while a file of it is not known yet.
+    pub fn code_of(&mut self, process: &Process) -> Option<Vec<Stretch>> {
+        self.code_of_space(&process.space, true)
+    }
+
+    /// As [`Self::code_of`]; without patience, unknown files count as files without a table.
+    pub fn code_of_space(&mut self, space: &Space, patient: bool) -> Option<Vec<Stretch>> {
+        let mut code = Vec::with_capacity(space.mappings().len());
+        for mapping in space.mappings() {
+            let table = match mapping.backing {
+                Backing::Anonymous => None,
+                Backing::Vdso => self.vdso.clone(),
+                Backing::File(file) => match self.table_of(file) {
+                    Ok(table) => table,
+                    Err(Unknown) if patient => return None,
+                    Err(Unknown) => None,
+                },
+            };
+            let code_here = table
+                .and_then(|table| {
+                    let address = address_of_offset(&table, mapping.offset)?;
+                    Some(Code::Table { bias: mapping.start.wrapping_sub(address), table })
+                })
+                .unwrap_or(Code::FramePointer);
+            code.push(Stretch { start: mapping.start, end: mapping.end, code: code_here });
+        }
+        Some(code)
+    }
+
+    fn table_of(&mut self, file: FileId) -> Result<Option<Arc<Table>>, Unknown> {
+        let opened = match &self.entry(file).state {
+            State::Unknown | State::Opening => return Err(Unknown),
+            State::Failed(_) => return Ok(None),
+            State::Opened(opened) => opened.clone(),
+        };
+        match self.tables.get(&opened.identity()) {
+            Some(TableState::Loaded(table)) => Ok(Some(table.clone())),
+            Some(TableState::None(_)) => Ok(None),
+            Some(TableState::Building) => Err(Unknown),
+            None => {
+                self.want_table(&opened);
+                Err(Unknown)
+            }
+        }
+    }
+
+    /// The opened file behind a mapping, for symbols.
+    pub fn open_file(&self, file: FileId) -> Option<Arc<OpenFile>> {
+        match &self.entries.get(file.0 as usize)?.state {
+            State::Opened(opened) => Some(opened.clone()),
+            _ => None,
+        }
+    }
+
+    /// A process that maps a file.
+    pub fn process_of(&self, file: FileId) -> Option<u32> {
+        self.entries.get(file.0 as usize)?.process
+    }
+
+    /// Why a file has no table, for `doctor`.
+    pub fn trouble_of(&self, file: FileId) -> Option<&str> {
+        match &self.entries.get(file.0 as usize)?.state {
+            State::Failed(why) => Some(why),
+            State::Opened(opened) => match self.tables.get(&opened.identity())? {
+                TableState::None(why) => Some(why),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Drops tables that only this module still knows.
+    pub fn release_unused(&mut self, store: &mut Store) {
+        self.tables.retain(|_, state| {
+            let TableState::Loaded(table) = state else { return true };
+            if Arc::strong_count(table) > 1 {
+                return true;
+            }
+            let taken = std::mem::replace(state, TableState::Building);
+            if let TableState::Loaded(table) = taken
+                && let Ok(table) = Arc::try_unwrap(table)
+            {
+                store.unload(table);
+            }
+            false
+        });
+    }
+
+    /// Lets the service move on: deadlines, children that have nothing to do.
+    pub fn sweep(&mut self) {
+        if self.asked.is_empty() {
+            // Nothing is waited for: what comes is housekeeping.
+            self.service.drain();
+        }
+    }
+}
+
+struct Unknown;
+
+fn load(programs: &mut Programs, store: &mut Store, table: &UnwindTable) -> TableState {
+    match store.load(programs, table) {
+        Some(table) => TableState::Loaded(Arc::new(table)),
+        None => TableState::None("no room in kernel memory (--table-memory)".into()),
+    }
+}
+
+fn process_ref(pid: u32) -> ProcessRef {
+    ProcessRef { pid, start_time: None }
+}
+
+fn mapped(pid: u32, mapping: &Mapping) -> Locator {
+    Locator::Mapped { process: process_ref(pid), start: mapping.start, end: mapping.end }
+}
+
+/// A mapped file's path without the kernel's remark that it has no name any more.
+pub fn clean_path(file: &MappedFile) -> std::path::PathBuf {
+    use std::os::unix::ffi::OsStrExt;
+    let path = file.path.strip_suffix(b" (deleted)").unwrap_or(&file.path);
+    std::path::PathBuf::from(std::ffi::OsStr::from_bytes(path))
+}
+
+/// Whether an opened file is the one a mapping names.
+fn is_same(named: &MappedInode, opened: &FileIdentity) -> bool {
+    let device = libc::makedev(named.major, named.minor);
+    named.inode == opened.inode && device == opened.device
+}
+
+fn address_of_offset(table: &Table, offset: u64) -> Option<u64> {
+    strata_unwind::table::address_of_offset(&table.loads, offset)
+}

@@ -1,0 +1,319 @@
+//! The engine: from the kernel's records to an aggregate.
+//!
+//! - [`loading`]: files are opened and their tables built, in other processes, as they are needed.
+//! - [`samples`]: records become samples; raw stacks wait for their tables.
+//! - this module: ties them to the process table, in the order of time.
+//!
+//! Order matters: an event that came before a sample must be applied before it, or the sample
+//! is attributed to what the process was before. Records carry the time they were taken, and
+//! events are drained at least up to that time first.
+//!
+//! Invariant: nothing here waits. Files, tables and symbols come as messages.
+
+pub mod loading;
+pub mod samples;
+
+use std::collections::{HashSet, VecDeque};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use strata_layout::record::Counter;
+
+use crate::kernel::introspect::{self, ProgramUse};
+use crate::kernel::loader::{LoadError, Programs, Settings};
+use crate::kernel::perf_record::Timed;
+use crate::kernel::sideband::Sideband;
+use crate::processes::container::Groups;
+use crate::processes::scan;
+use crate::processes::table::{Change, ProcessTable};
+use crate::recording::aggregate::Aggregate;
+use crate::recording::selection::{Selection, Wanted};
+use crate::tables::store::Store;
+use loading::Loading;
+use samples::Pending;
+
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("process events cannot be opened (perf_event_open): {0}")]
+    Sideband(io::Error),
+    #[error("the file service cannot be started: {0}")]
+    Files(io::Error),
+}
+
+/// What the engine is told at the start.
+pub struct Options {
+    pub settings: Settings,
+    pub wanted: Wanted,
+    pub keep_timeline: bool,
+    /// Bytes of kernel memory for unwind tables.
+    pub table_memory: u64,
+    /// Processes whose samples are left out (strata's own).
+    pub own_pid: u32,
+}
+
+pub struct Engine {
+    pub programs: Programs,
+    sideband: Sideband,
+    queue: VecDeque<Timed>,
+    drained: Vec<Timed>,
+    pub table: ProcessTable,
+    pub store: Store,
+    pub loading: Loading,
+    pub groups: Groups,
+    pub selection: Selection,
+    pub aggregate: Aggregate,
+    pending: Pending,
+    /// Processes whose extents may have to be published anew.
+    dirty: HashSet<u32>,
+    /// Processes whose leader has ended.
+    ended: Vec<u32>,
+    own_pid: u32,
+    /// When the current turn began.
+    now: Instant,
+    max_frames: usize,
+    last_sweep: Instant,
+    pub own_samples: u64,
+    pub deselected_samples: u64,
+    pub malformed_records: u64,
+    /// What the sampler used, when run times were counted.
+    pub sampler_use: Option<ProgramUse>,
+}
+
+/// How long ended processes are kept for samples that are still on their way.
+const SWEEP: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Loads the programs, opens the event streams and reads the state of the host. Sampling
+    /// starts with [`Self::start`].
+    pub fn new(options: Options) -> Result<Self, EngineError> {
+        let mut programs = Programs::load(options.settings)?;
+        // Events first, then the scan: what happens in between is seen twice, not missed.
+        let sideband = Sideband::open(programs.cpus()).map_err(EngineError::Sideband)?;
+        let mut store = Store::new(options.table_memory);
+        let mut table = ProcessTable::default();
+        scan::scan(&mut table);
+        let loading = Loading::start(&mut programs, &mut store).map_err(EngineError::Files)?;
+        let selection = Selection::new(options.wanted, &table);
+        Ok(Self {
+            programs,
+            sideband,
+            queue: VecDeque::new(),
+            drained: Vec::new(),
+            table,
+            store,
+            loading,
+            groups: Groups::default(),
+            selection,
+            aggregate: Aggregate::new(options.keep_timeline),
+            pending: Pending::default(),
+            dirty: HashSet::new(),
+            ended: Vec::new(),
+            own_pid: options.own_pid,
+            now: Instant::now(),
+            max_frames: options.settings.max_frames as usize,
+            last_sweep: Instant::now(),
+            own_samples: 0,
+            deselected_samples: 0,
+            malformed_records: 0,
+            sampler_use: None,
+        })
+    }
+
+    pub fn start(&mut self) -> Result<(), EngineError> {
+        Ok(self.programs.start()?)
+    }
+
+    /// Readable when processes have changed.
+    pub fn events_fd(&self) -> BorrowedFd<'_> {
+        self.sideband.fd()
+    }
+
+    pub fn clear_events_ready(&self) {
+        self.sideband.clear_ready();
+    }
+
+    /// Takes everything that has arrived: events, records, answers about files.
+    pub fn turn(&mut self) {
+        self.now = Instant::now();
+        let mut drained_until = monotonic_nanos();
+        self.drain_events();
+        // One turn takes what a full ring holds; more would keep the rest waiting.
+        for _ in 0..MAX_RECORDS_PER_TURN {
+            let Some(record) = self.programs.next_record() else { break };
+            let Some(sample) = samples::parse(&record) else {
+                self.malformed_records += 1;
+                continue;
+            };
+            let time = sample.header.time;
+            if time > drained_until || self.queue.front().is_some_and(|event| event.time <= time) {
+                // The record borrows the ring: it is kept aside while events are applied.
+                let sample = sample.to_owned();
+                drop(record);
+                if time > drained_until {
+                    drained_until = monotonic_nanos();
+                    self.drain_events();
+                }
+                self.apply_events(time);
+                self.take_sample(sample.as_sample());
+            } else {
+                let sample = sample.to_owned();
+                drop(record);
+                self.take_sample(sample.as_sample());
+            }
+        }
+        self.apply_events(u64::MAX);
+        self.answer_files();
+        self.publish_dirty();
+        self.settle_pending(false);
+        self.make_room();
+        self.sweep();
+    }
+
+    fn drain_events(&mut self) {
+        self.drained.clear();
+        self.sideband.drain(&mut self.drained);
+        self.queue.extend(self.drained.drain(..));
+    }
+
+    fn apply_events(&mut self, until: u64) {
+        while let Some(next) = self.queue.front() {
+            if next.time > until {
+                break;
+            }
+            let Some(event) = self.queue.pop_front() else { break };
+            match self.table.apply(event.time, &event.event) {
+                Change::None => {}
+                Change::Forked { pid, parent } => {
+                    self.selection.forked(pid, parent);
+                    self.dirty.insert(pid);
+                }
+                Change::Executed { pid } => {
+                    self.store.withdraw(&mut self.programs, pid);
+                    self.dirty.insert(pid);
+                }
+                Change::Mapped { pid, mapping } => {
+                    self.loading.first_seen(&self.table, pid, &mapping);
+                    self.dirty.insert(pid);
+                }
+                Change::Exited { pid } => {
+                    self.selection.ended(pid);
+                    self.ended.push(pid);
+                }
+            }
+        }
+    }
+
+    /// Files whose answers have come; processes that wait for them become dirty again.
+    fn answer_files(&mut self) {
+        self.loading.answers(&mut self.programs, &mut self.store, &mut self.table);
+        if self.loading.take_progress() {
+            self.dirty.extend(self.loading.take_waiting());
+        }
+    }
+
+    /// Publishes every process whose mappings changed and whose files are all known.
+    fn publish_dirty(&mut self) {
+        for pid in std::mem::take(&mut self.dirty) {
+            let Some(process) = self.table.get(pid) else { continue };
+            if process.exited && !self.pending.waits_for(pid) {
+                continue;
+            }
+            let Some(code) = self.loading.code_of(process) else {
+                self.loading.wait(pid);
+                continue;
+            };
+            if process.exited {
+                continue;
+            }
+            if let Err(error) = self.store.publish(&mut self.programs, pid, &code) {
+                tracing::warn!(pid, %error, "a process's tables could not be published");
+            }
+        }
+    }
+
+    /// Evicts least-used processes' tables while memory is tight.
+    fn make_room(&mut self) {
+        let mut evicted = 0;
+        while self.store.is_tight() && evicted < 64 {
+            let Some(pid) = self.store.least_used() else { break };
+            self.store.withdraw(&mut self.programs, pid);
+            self.loading.release_unused(&mut self.store);
+            evicted += 1;
+        }
+    }
+
+    /// Housekeeping: ended processes are forgotten once nothing of theirs can come any more.
+    fn sweep(&mut self) {
+        if self.last_sweep.elapsed() < SWEEP {
+            return;
+        }
+        self.last_sweep = Instant::now();
+        self.store.reclaim();
+        let pending = &self.pending;
+        let table = &mut self.table;
+        let (programs, store) = (&mut self.programs, &mut self.store);
+        self.ended.retain(|&pid| {
+            // The pid may be another process by now.
+            if !table.get(pid).is_some_and(|process| process.exited) {
+                return false;
+            }
+            if pending.waits_for(pid) || still_runs(pid) {
+                return true;
+            }
+            store.withdraw(programs, pid);
+            table.remove(pid);
+            false
+        });
+        self.loading.sweep();
+    }
+
+    /// Stops sampling, takes what is left and settles every waiting stack.
+    pub fn finish(&mut self, patience: Duration) -> Result<(), EngineError> {
+        self.programs.stop()?;
+        let deadline = Instant::now() + patience;
+        self.turn();
+        while !self.pending.is_empty() && Instant::now() < deadline {
+            self.loading.block(Duration::from_millis(20));
+            self.turn();
+        }
+        self.settle_pending(true);
+        Ok(())
+    }
+
+    /// Takes down what the sampler has used so far.
+    pub fn note_kernel_use(&mut self) {
+        match introspect::of_this_process() {
+            Ok(own) => self.sampler_use = own.program("sample_cpu").cloned(),
+            Err(error) => tracing::warn!(%error, "BPF programs cannot be inspected"),
+        }
+    }
+
+    pub fn raw_stacks_dropped(&self) -> u64 {
+        self.pending.dropped
+    }
+
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.programs.count(counter as usize)
+    }
+}
+
+const MAX_RECORDS_PER_TURN: usize = 200_000;
+
+pub fn monotonic_nanos() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid place for the result; the clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Whether a process whose leader has ended still has threads that run.
+fn still_runs(pid: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    if unsafe { libc::kill(pid as i32, 0) } != 0 {
+        return io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
+    }
+    std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() > 1)
+}

@@ -1,0 +1,233 @@
+//! Records become samples; raw stacks wait for their tables.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strata_layout::record::{
+    End, FORM_RAW, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_PC_WORD, RAW_REGISTERS_WORD,
+    RAW_STACK_WORD,
+};
+use strata_unwind::unwinder;
+
+use super::Engine;
+use crate::processes::scan;
+use crate::processes::table::{ImageId, Space};
+use crate::recording::aggregate::{ThreadKey, Words};
+
+/// A record's parts.
+#[derive(Clone, Copy)]
+pub struct Sample<'a> {
+    pub header: Header,
+    pub words: &'a [u64],
+}
+
+pub struct OwnedSample {
+    header: Header,
+    words: Vec<u64>,
+}
+
+impl Sample<'_> {
+    pub fn to_owned(self) -> OwnedSample {
+        OwnedSample { header: self.header, words: self.words.to_vec() }
+    }
+}
+
+impl OwnedSample {
+    pub fn as_sample(&self) -> Sample<'_> {
+        Sample { header: self.header, words: &self.words }
+    }
+}
+
+const HEADER_BYTES: usize = size_of::<Header>();
+
+/// Splits a record; `None` when it is shorter than it says.
+pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
+    let (header, words) = bytes.split_at_checked(HEADER_BYTES)?;
+    // SAFETY: 64 initialised bytes; any bytes are a `Header`; read without alignment.
+    let header: Header = unsafe { std::ptr::read_unaligned(header.as_ptr().cast()) };
+    // SAFETY: any eight bytes are a `u64`.
+    let (before, words, _) = unsafe { words.align_to::<u64>() };
+    if !before.is_empty() {
+        return None;
+    }
+    let needed = if header.form == FORM_RAW {
+        RAW_STACK_WORD + header.stack_bytes as usize / 8
+    } else {
+        usize::from(header.kernel_frames) + usize::from(header.user_frames)
+    };
+    let kernel = usize::from(header.kernel_frames);
+    (kernel <= MAX_KERNEL_FRAMES && needed <= words.len()).then_some(Sample { header, words })
+}
+
+/// A raw stack that waits for its process's tables.
+struct Raw {
+    since: Instant,
+    image: ImageId,
+    space: Space,
+    header: Header,
+    kernel: Box<[u64]>,
+    registers: unwinder::Registers,
+    stack: Box<[u8]>,
+}
+
+/// Raw stacks in waiting, by process.
+#[derive(Default)]
+pub struct Pending {
+    waiting: HashMap<u32, Vec<Raw>>,
+    bytes: usize,
+    /// Raw stacks given up because too many waited.
+    pub dropped: u64,
+}
+
+impl Pending {
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub fn waits_for(&self, pid: u32) -> bool {
+        self.waiting.contains_key(&pid)
+    }
+}
+
+/// Bytes of raw stacks kept waiting at most.
+const MAX_PENDING_BYTES: usize = 12 << 20;
+/// A stack waits this long for its tables; then it is unwound with what is there.
+const MAX_WAIT: Duration = Duration::from_secs(3);
+
+impl Engine {
+    pub(super) fn take_sample(&mut self, sample: Sample<'_>) {
+        let header = sample.header;
+        if header.pid == self.own_pid || self.loading.is_own(header.pid) {
+            self.own_samples += 1;
+            return;
+        }
+        if self.table.get(header.pid).is_none() && !scan::scan_process(&mut self.table, header.pid)
+        {
+            self.table.insert_unknown(header.pid, &comm_text(&header.comm));
+        }
+        let Some(process) = self.table.get(header.pid) else { return };
+        let (image, space) = (process.image, process.space.clone());
+        if !self.is_selected(&header, image) {
+            self.deselected_samples += 1;
+            return;
+        }
+        if header.form == FORM_RAW {
+            self.take_raw(sample, image, space);
+            return;
+        }
+        self.store.touch(header.pid, self.now);
+        let kernel = usize::from(header.kernel_frames);
+        let user = usize::from(header.user_frames);
+        let words = Words {
+            kernel: sample.words.get(..kernel).unwrap_or_default(),
+            user: sample.words.get(kernel..kernel + user).unwrap_or_default(),
+            end: End::from_byte(header.end).unwrap_or(End::NoProcess),
+            flags: header.flags,
+        };
+        let key = ThreadKey { image, tid: header.tid, comm: header.comm };
+        self.aggregate.add(header.time, key, words, &space);
+    }
+
+    fn is_selected(&mut self, header: &Header, image: ImageId) -> bool {
+        if self.selection.is_everything() {
+            self.note_group(header, image);
+            return true;
+        }
+        let group = self.note_group(header, image);
+        let comm = self.table.image(image).map(|image| image.comm.clone()).unwrap_or_default();
+        self.selection.keeps(header.pid, &comm, || group)
+    }
+
+    /// The control group of an image, read at its first sample.
+    fn note_group(
+        &mut self,
+        header: &Header,
+        image: ImageId,
+    ) -> Option<Arc<crate::processes::container::Group>> {
+        self.groups.of_image(image, header.pid, header.cgroup)
+    }
+
+    fn take_raw(&mut self, sample: Sample<'_>, image: ImageId, space: Space) {
+        let header = sample.header;
+        // A process is published when it is first needed; processes that never run cost nothing.
+        self.dirty.insert(header.pid);
+        self.loading.need(&self.table, header.pid);
+        let kernel: Box<[u64]> =
+            sample.words.get(..usize::from(header.kernel_frames)).unwrap_or_default().into();
+        let mut registers = [0u64; 17];
+        let saved = sample.words.get(RAW_REGISTERS_WORD..=RAW_PC_WORD).unwrap_or_default();
+        registers.iter_mut().zip(saved).for_each(|(to, from)| *to = *from);
+        let stack: Box<[u8]> = sample
+            .words
+            .get(RAW_STACK_WORD..RAW_STACK_WORD + header.stack_bytes as usize / 8)
+            .unwrap_or_default()
+            .iter()
+            .flat_map(|word| word.to_ne_bytes())
+            .collect();
+        let raw = Raw { since: self.now, image, space, header, kernel, registers, stack };
+        if self.pending.bytes + raw.stack.len() > MAX_PENDING_BYTES {
+            self.pending.dropped += 1;
+            self.add_raw(&raw, None);
+            return;
+        }
+        self.pending.bytes += raw.stack.len();
+        self.pending.waiting.entry(header.pid).or_default().push(raw);
+    }
+
+    /// Unwinds the raw stacks whose files are known by now; all of them when `all` is set.
+    pub(super) fn settle_pending(&mut self, all: bool) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let now = self.now;
+        for (pid, stacks) in std::mem::take(&mut self.pending.waiting) {
+            let mut left = Vec::new();
+            for raw in stacks {
+                let patient = !all && now.saturating_duration_since(raw.since) < MAX_WAIT;
+                match self.loading.code_of_space(&raw.space, patient) {
+                    Some(code) => {
+                        self.pending.bytes -= raw.stack.len();
+                        self.add_raw(&raw, Some(&code));
+                    }
+                    None => left.push(raw),
+                }
+            }
+            if !left.is_empty() {
+                self.pending.waiting.insert(pid, left);
+            }
+        }
+    }
+
+    fn add_raw(&mut self, raw: &Raw, code: Option<&[crate::tables::store::Stretch]>) {
+        let mut user = Vec::new();
+        let end = match code {
+            Some(code) => {
+                let extents = crate::tables::store::extents_of(code);
+                let mut lookup = |address| self.store.lookup(&extents, address);
+                let start = raw.registers.get(7).copied().unwrap_or_default() & !7;
+                let max = self.max_frames;
+                unwinder::unwind_snapshot(
+                    &mut lookup,
+                    &raw.registers,
+                    start,
+                    &raw.stack,
+                    max,
+                    &mut user,
+                )
+            }
+            None => {
+                user.push(raw.registers.get(16).copied().unwrap_or_default() | FRAME_EXACT);
+                End::NoProcess
+            }
+        };
+        let words = Words { kernel: &raw.kernel, user: &user, end, flags: raw.header.flags };
+        let key = ThreadKey { image: raw.image, tid: raw.header.tid, comm: raw.header.comm };
+        self.aggregate.add(raw.header.time, key, words, &raw.space);
+    }
+}
+
+pub fn comm_text(comm: &[u8; 16]) -> String {
+    let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
+    String::from_utf8_lossy(comm.get(..end).unwrap_or_default()).into_owned()
+}

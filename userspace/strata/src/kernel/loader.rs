@@ -1,0 +1,232 @@
+//! Loads the BPF programs and owns their maps: the only module that knows aya.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+
+use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError, RingBuf};
+use aya::programs::perf_event::{
+    PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
+};
+use aya::programs::{BtfTracePoint, PerfEvent, Program, ProgramError};
+use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use strata_layout::record::COUNTERS;
+use strata_layout::rule::{MAX_RULES, Rule};
+use strata_layout::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
+
+use super::memory::MapMemory;
+
+/// The programs, built from `ebpf/programs` and kept beside their source.
+static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../ebpf/strata.bpf.o"));
+
+const MMAPABLE: u32 = 0x400;
+/// Words of a CPU's counters in the `COUNTS` map.
+const COUNTER_SLOTS: usize = 32;
+
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(
+        "the kernel's type information (/sys/kernel/btf/vmlinux) cannot be read: {0}; strata needs a kernel built with CONFIG_DEBUG_INFO_BTF=y"
+    )]
+    Btf(aya::BtfError),
+    #[error("the BPF programs could not be loaded: {0}")]
+    Load(#[from] aya::EbpfError),
+    #[error("the BPF program `{name}` was refused: {source}")]
+    Program { name: &'static str, source: ProgramError },
+    #[error("the BPF map `{name}` is not usable: {source}")]
+    Map { name: &'static str, source: MapError },
+    #[error("the BPF map `{name}` cannot be mapped into memory: {source}")]
+    Memory { name: &'static str, source: io::Error },
+    #[error("the BPF object has no `{0}`: it does not belong to this build")]
+    Missing(&'static str),
+    #[error("the online CPUs cannot be read from {0}")]
+    Cpus(String),
+}
+
+/// What is decided before the programs are loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub max_frames: u32,
+    /// Bytes of the record ring; a power of two and a multiple of the page size.
+    pub ring_bytes: u32,
+    /// Samples per second and CPU.
+    pub frequency: u64,
+}
+
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct ProcessValue(#[expect(dead_code, reason = "read by the kernel")] Process);
+// SAFETY: `Process` is `repr(C)` without padding and any bytes are a value of it.
+unsafe impl Pod for ProcessValue {}
+
+type Segment = Array<MapData, [u32; SEGMENT_WORDS]>;
+
+/// The loaded programs and their maps.
+pub struct Programs {
+    ebpf: Ebpf,
+    processes: HashMap<MapData, u32, ProcessValue>,
+    segments: ArrayOfMaps<MapData, Segment>,
+    /// Keeps the segments' maps; a segment's number is its position.
+    inner: Vec<Segment>,
+    records: RingBuf<MapData>,
+    rules: MapMemory,
+    counts: MapMemory,
+    cpus: Vec<u32>,
+    settings: Settings,
+    links: Vec<PerfEventLinkId>,
+}
+
+impl Programs {
+    pub fn load(settings: Settings) -> Result<Self, LoadError> {
+        let btf = Btf::from_sys_fs().map_err(LoadError::Btf)?;
+        let cpus = aya::util::online_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
+        let possible_cpus =
+            aya::util::nr_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
+        let possible_cpus = u32::try_from(possible_cpus).unwrap_or(u32::MAX);
+        let wakeup = u64::from(settings.ring_bytes / 4);
+        let mut ebpf = EbpfLoader::new()
+            .btf(Some(&btf))
+            .map_max_entries("SAMPLER_SCRATCH", possible_cpus)
+            .map_max_entries("SAMPLER_CACHE", possible_cpus)
+            .map_max_entries("COUNTS", possible_cpus)
+            .map_max_entries("RECORDS", settings.ring_bytes)
+            .override_global("MAX_FRAMES", &settings.max_frames, true)
+            .override_global("WAKEUP_BYTES", &wakeup, true)
+            .load(OBJECT)?;
+
+        let sampler: &mut PerfEvent = program(&mut ebpf, "sample_cpu")?;
+        sampler.load().map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+        let lifecycle: &mut BtfTracePoint = program(&mut ebpf, "forget_on_exec")?;
+        lifecycle
+            .load("sched_process_exec", &btf)
+            .and_then(|()| lifecycle.attach().map(drop))
+            .map_err(|source| LoadError::Program { name: "forget_on_exec", source })?;
+
+        Ok(Self {
+            processes: map(&mut ebpf, "PROCESSES")?,
+            segments: map(&mut ebpf, "SEGMENTS")?,
+            records: map(&mut ebpf, "RECORDS")?,
+            rules: memory(&mut ebpf, "RULES", MAX_RULES as usize * size_of::<Rule>())?,
+            counts: memory(&mut ebpf, "COUNTS", possible_cpus as usize * COUNTER_SLOTS * 8)?,
+            inner: Vec::new(),
+            ebpf,
+            cpus,
+            settings,
+            links: Vec::new(),
+        })
+    }
+
+    /// Starts sampling on every CPU.
+    pub fn start(&mut self) -> Result<(), LoadError> {
+        let frequency = self.settings.frequency;
+        let cpus = self.cpus.clone();
+        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
+        for cpu in cpus {
+            let link = sampler
+                .attach(
+                    PerfEventConfig::Software(SoftwareEvent::CpuClock),
+                    PerfEventScope::AllProcessesOneCpu { cpu },
+                    SamplePolicy::Frequency(frequency),
+                    false,
+                )
+                .map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+            self.links.push(link);
+        }
+        Ok(())
+    }
+
+    /// Stops sampling; records that are in the ring stay there.
+    pub fn stop(&mut self) -> Result<(), LoadError> {
+        let links = std::mem::take(&mut self.links);
+        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
+        for link in links {
+            sampler
+                .detach(link)
+                .map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+        }
+        Ok(())
+    }
+
+    pub fn cpus(&self) -> &[u32] {
+        &self.cpus
+    }
+
+    /// Readable when the programs ask to be drained before the usual time.
+    pub fn records_fd(&self) -> BorrowedFd<'_> {
+        self.records.as_fd()
+    }
+
+    /// The next record's bytes, valid until the item is dropped.
+    pub fn next_record(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
+        self.records.next()
+    }
+
+    pub fn set_process(&mut self, pid: u32, process: Process) -> Result<(), LoadError> {
+        self.processes
+            .insert(pid, ProcessValue(process), 0)
+            .map_err(|source| LoadError::Map { name: "PROCESSES", source })
+    }
+
+    /// Forgets a process; that it is unknown already is not an error.
+    pub fn remove_process(&mut self, pid: u32) {
+        match self.processes.remove(&pid) {
+            Ok(()) | Err(MapError::KeyNotFound) => {}
+            Err(error) => tracing::debug!(pid, %error, "a process entry could not be removed"),
+        }
+    }
+
+    /// Adds a segment; its memory, and its number for extents.
+    pub fn add_segment(&mut self) -> Result<(u32, MapMemory), LoadError> {
+        let named = |source| LoadError::Map { name: "SEGMENTS", source };
+        let segment = Segment::create(1, MMAPABLE).map_err(named)?;
+        let number = u32::try_from(self.inner.len()).unwrap_or(u32::MAX);
+        let memory = MapMemory::map(segment.map().fd().as_fd(), SEGMENT_BYTES)
+            .map_err(|source| LoadError::Memory { name: "SEGMENTS", source })?;
+        self.segments.set(number, &segment, 0).map_err(named)?;
+        self.inner.push(segment);
+        Ok((number, memory))
+    }
+
+    /// The rule array, [`size_of::<Rule>()`](Rule) bytes a rule.
+    pub fn rules(&self) -> &MapMemory {
+        &self.rules
+    }
+
+    /// A counter's sum over all CPUs; `counter` as in `strata_layout::record::Counter`.
+    pub fn count(&self, counter: usize) -> u64 {
+        if counter >= COUNTERS {
+            return 0;
+        }
+        self.counts
+            .longs()
+            .chunks_exact(COUNTER_SLOTS)
+            .filter_map(|cpu| cpu.get(counter))
+            .map(|slot| slot.load(Ordering::Relaxed))
+            .sum()
+    }
+}
+
+fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, LoadError>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
+{
+    let program = ebpf.program_mut(name).ok_or(LoadError::Missing(name))?;
+    program.try_into().map_err(|source| LoadError::Program { name, source })
+}
+
+fn map<M: TryFrom<Map, Error = MapError>>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<M, LoadError> {
+    let map = ebpf.take_map(name).ok_or(LoadError::Missing(name))?;
+    map.try_into().map_err(|source| LoadError::Map { name, source })
+}
+
+fn memory(ebpf: &mut Ebpf, name: &'static str, bytes: usize) -> Result<MapMemory, LoadError> {
+    match ebpf.map(name) {
+        Some(Map::Array(data)) => MapMemory::map(data.fd().as_fd(), bytes)
+            .map_err(|source| LoadError::Memory { name, source }),
+        _ => Err(LoadError::Missing(name)),
+    }
+}

@@ -1,0 +1,77 @@
+//! mmapable BPF maps as plain memory.
+//!
+//! Invariant: words are written with relaxed atomics, because programs read them at any time;
+//! what makes new words visible in the right order is the system call that updates the process
+//! entry afterwards.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// The value area of one mmapable array map, as `u32` words.
+pub struct MapMemory {
+    start: NonNull<AtomicU32>,
+    words: usize,
+}
+
+// SAFETY: the memory is only accessed through atomics.
+unsafe impl Send for MapMemory {}
+// SAFETY: as above.
+unsafe impl Sync for MapMemory {}
+
+impl MapMemory {
+    /// Maps `bytes` bytes of the map behind `fd`.
+    pub fn map(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        // SAFETY: a fresh shared mapping of a map's own pages; the result is checked.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { start, words: bytes / 4 })
+    }
+
+    pub fn words(&self) -> &[AtomicU32] {
+        // SAFETY: the mapping is `words` words long, lives as long as `self`, and is only
+        // accessed through atomics on both sides.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+
+    pub fn longs(&self) -> &[AtomicU64] {
+        // SAFETY: as in `words`; mappings are page-aligned.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.words / 2) }
+    }
+
+    /// Copies `from` to word `at`; false when it does not fit.
+    pub fn write(&self, at: usize, from: impl ExactSizeIterator<Item = u32>) -> bool {
+        let Some(to) = self.words().get(at..).and_then(|rest| rest.get(..from.len())) else {
+            return false;
+        };
+        for (to, from) in to.iter().zip(from) {
+            to.store(from, Ordering::Relaxed);
+        }
+        fence(Ordering::Release);
+        true
+    }
+
+    pub fn read(&self, at: usize) -> Option<u32> {
+        self.words().get(at).map(|word| word.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for MapMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `map`, not used after this.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.words * 4) };
+    }
+}

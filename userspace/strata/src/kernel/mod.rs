@@ -1,0 +1,14 @@
+//! Everything that talks to the kernel's BPF and perf interfaces.
+//!
+//! - [`loader`]: the only module that knows aya: loads the programs, owns the maps.
+//! - [`introspect`]: what programs and maps use; [`type_info`]: the kernel's own types.
+//! - [`memory`]: segments and other mmapable maps as plain memory.
+//! - [`sideband`]: perf events about processes (MMAP2, COMM, FORK, EXIT), and [`perf_record`],
+//!   the parser of their records.
+
+pub mod introspect;
+pub mod loader;
+pub mod memory;
+pub mod perf_record;
+pub mod sideband;
+pub mod type_info;

@@ -1,0 +1,256 @@
+//! Process events: one dummy perf event per CPU that carries MMAP2, COMM, FORK and EXIT records.
+//!
+//! They need no mount and no tracepoint. Build ids are *not* asked for: a build id takes the
+//! place of device and inode in the record (include/uapi/linux/perf_event.h,
+//! `PERF_RECORD_MISC_MMAP_BUILD_ID`), and those are what tells files apart; build ids are read
+//! from the files themselves.
+//!
+//! Invariant: `drain` returns events in the order of their times, across all CPUs.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::perf_record::{self, Event, Timed};
+
+/// Data pages of one CPU's ring; a power of two (256 KiB).
+const DATA_PAGES: usize = 64;
+const PAGE: usize = 4096;
+
+const PERF_TYPE_SOFTWARE: u32 = 1;
+const PERF_COUNT_SW_DUMMY: u64 = 9;
+const PERF_SAMPLE_TID: u64 = 1 << 1;
+const PERF_SAMPLE_TIME: u64 = 1 << 2;
+const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
+
+// Bits of `perf_event_attr`'s flag word.
+const ATTR_DISABLED: u64 = 1;
+const ATTR_MMAP: u64 = 1 << 8;
+const ATTR_COMM: u64 = 1 << 9;
+const ATTR_TASK: u64 = 1 << 13;
+const ATTR_WATERMARK: u64 = 1 << 14;
+const ATTR_SAMPLE_ID_ALL: u64 = 1 << 18;
+const ATTR_MMAP2: u64 = 1 << 23;
+const ATTR_COMM_EXEC: u64 = 1 << 24;
+const ATTR_USE_CLOCKID: u64 = 1 << 25;
+
+/// `struct perf_event_attr`, the first 112 bytes of it (PERF_ATTR_SIZE_VER5).
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_watermark: u32,
+    breakpoint_type: u32,
+    config1: u64,
+    config2: u64,
+    branch_sample_type: u64,
+    sample_regs_user: u64,
+    sample_stack_user: u32,
+    clockid: i32,
+    sample_regs_intr: u64,
+    aux_watermark: u32,
+    sample_max_stack: u16,
+    reserved: u16,
+}
+
+const _: () = assert!(size_of::<Attributes>() == 112);
+
+/// Offsets in `struct perf_event_mmap_page`.
+const DATA_HEAD: usize = 1024;
+const DATA_TAIL: usize = 1032;
+
+struct CpuRing {
+    fd: OwnedFd,
+    start: *mut u8,
+}
+
+// SAFETY: the mapping belongs to this value alone; the kernel side is accessed by atomics.
+unsafe impl Send for CpuRing {}
+
+impl CpuRing {
+    fn open(cpu: u32) -> io::Result<Self> {
+        let attributes = Attributes {
+            kind: PERF_TYPE_SOFTWARE,
+            size: size_of::<Attributes>() as u32,
+            config: PERF_COUNT_SW_DUMMY,
+            sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_TIME,
+            flags: ATTR_DISABLED
+                | ATTR_MMAP
+                | ATTR_MMAP2
+                | ATTR_COMM
+                | ATTR_COMM_EXEC
+                | ATTR_TASK
+                | ATTR_WATERMARK
+                | ATTR_SAMPLE_ID_ALL
+                | ATTR_USE_CLOCKID,
+            wakeup_watermark: 1,
+            clockid: libc::CLOCK_MONOTONIC,
+            ..Attributes::default()
+        };
+        // SAFETY: a valid attribute block; the result is checked.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_perf_event_open,
+                &raw const attributes,
+                -1i32,
+                cpu as i32,
+                -1i32,
+                PERF_FLAG_FD_CLOEXEC,
+            )
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        // SAFETY: a fresh mapping of the event's ring; the result is checked.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                (DATA_PAGES + 1) * PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { fd, start: start.cast() })
+    }
+
+    fn enable(&self) -> io::Result<()> {
+        const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
+        // SAFETY: an ioctl without argument on an owned descriptor.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), PERF_EVENT_IOC_ENABLE, 0) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn position(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: within the mapping's first page, 8-byte aligned, shared with the kernel.
+        unsafe { &*self.start.add(offset).cast::<AtomicU64>() }
+    }
+
+    /// Copies `length` bytes at ring position `at`, which may wrap.
+    fn copy(&self, at: u64, length: usize, to: &mut Vec<u8>) {
+        let size = DATA_PAGES * PAGE;
+        let offset = at as usize & (size - 1);
+        let first = length.min(size - offset);
+        // SAFETY: both parts lie within the data pages; the kernel does not write between tail
+        // and head.
+        unsafe {
+            let data = self.start.add(PAGE);
+            to.extend_from_slice(std::slice::from_raw_parts(data.add(offset), first));
+            to.extend_from_slice(std::slice::from_raw_parts(data, length - first));
+        }
+    }
+
+    fn drain(&self, scratch: &mut Vec<u8>, events: &mut Vec<Timed>) {
+        let head = self.position(DATA_HEAD).load(Ordering::Acquire);
+        let mut tail = self.position(DATA_TAIL).load(Ordering::Relaxed);
+        while head.wrapping_sub(tail) >= 8 {
+            scratch.clear();
+            self.copy(tail, 8, scratch);
+            let header = scratch.first_chunk::<8>().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+            let (kind, misc, size) = (header as u32, (header >> 32) as u16, header >> 48);
+            if size < 8 || size > head.wrapping_sub(tail) {
+                tail = head;
+                break;
+            }
+            scratch.clear();
+            self.copy(tail.wrapping_add(8), size as usize - 8, scratch);
+            events.extend(perf_record::parse(kind, misc, scratch));
+            tail = tail.wrapping_add(size);
+        }
+        self.position(DATA_TAIL).store(tail, Ordering::Release);
+    }
+}
+
+impl Drop for CpuRing {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `open`.
+        unsafe { libc::munmap(self.start.cast(), (DATA_PAGES + 1) * PAGE) };
+    }
+}
+
+/// The process events of all CPUs.
+pub struct Sideband {
+    rings: Vec<CpuRing>,
+    epoll: OwnedFd,
+    scratch: Vec<u8>,
+}
+
+impl Sideband {
+    pub fn open(cpus: &[u32]) -> io::Result<Self> {
+        // SAFETY: no memory involved; the result is checked.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if epoll < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor nobody else owns.
+        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let mut rings = Vec::new();
+        for &cpu in cpus {
+            let ring = CpuRing::open(cpu)?;
+            let mut interest =
+                libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+            // SAFETY: valid descriptors and a valid event.
+            let added = unsafe {
+                libc::epoll_ctl(
+                    epoll.as_raw_fd(),
+                    libc::EPOLL_CTL_ADD,
+                    ring.fd.as_raw_fd(),
+                    &raw mut interest,
+                )
+            };
+            if added != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            ring.enable()?;
+            rings.push(ring);
+        }
+        Ok(Self { rings, epoll, scratch: Vec::new() })
+    }
+
+    /// Readable when any CPU has events.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.epoll.as_fd()
+    }
+
+    /// Takes the readiness back, so that `fd` is readable again only for new events.
+    pub fn clear_ready(&self) {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
+        // SAFETY: room for 32 events; a timeout of zero does not block.
+        while unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), 32, 0) } == 32
+        {
+        }
+    }
+
+    /// All events so far, in the order of their times.
+    pub fn drain(&mut self, into: &mut Vec<Timed>) {
+        let first = into.len();
+        for ring in &self.rings {
+            ring.drain(&mut self.scratch, into);
+        }
+        if let Some(new) = into.get_mut(first..) {
+            // Stable: records of the same moment stay in their CPU's order.
+            new.sort_by_key(|event| event.time);
+        }
+    }
+}
+
+/// Whether an event means that records were lost.
+pub fn lost(event: &Event) -> Option<u64> {
+    match event {
+        Event::Lost { count } => Some(*count),
+        _ => None,
+    }
+}

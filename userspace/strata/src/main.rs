@@ -1,0 +1,146 @@
+//! strata: a host-wide profiler. See `ARCHITECTURE.md` for the map of the code.
+
+mod args;
+mod convert;
+mod engine;
+mod kernel;
+mod processes;
+mod record;
+mod recording;
+mod symbols;
+mod tables;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use args::{Command, RecordArgs};
+use clap::Parser;
+use recording::selection::Wanted;
+use strata_profile::Format;
+
+/// strata's own helper processes are the same executable with one of these as its first argument.
+fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
+    let first = arguments.get(1)?.to_str()?;
+    match first {
+        "internal-opener" => {
+            let lane = arguments.get(2)?.to_str()?;
+            let lane = strata_files::Lane::from_argument(lane.as_bytes())?;
+            Some(strata_files::run_opener(lane))
+        }
+        "internal-worker" => Some(strata_files::run_worker(&strata_files::StandardJobs)),
+        _ => None,
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Some(ended) = helper(&arguments) {
+        return if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let cli = args::Cli::parse();
+    let result = match cli.command {
+        Command::Record(args) => record(*args),
+        Command::Convert(args) => {
+            convert::run(&args.input, &args.output, args.format.map(Into::into))
+        }
+        Command::Doctor(_) => Ok(0),
+    };
+    match result {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            eprintln!("strata: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn record(args: RecordArgs) -> Result<i32> {
+    start_log(args.output.verbose);
+    let mut outputs = Vec::new();
+    let format = args.output.format.map(Into::into);
+    for path in args.output.output {
+        let format = Format::from_path(&path).or(format).with_context(|| {
+            format!(
+                "the name `{}` does not tell a format: use one of .pb.gz .svg .folded .perf .json.gz, \
+                 or --format",
+                path.display()
+            )
+        })?;
+        outputs.push((path, format));
+    }
+    if outputs.is_empty() {
+        let base = default_name();
+        let formats = match format {
+            Some(format) => vec![format],
+            None => vec![Format::Pprof, Format::Svg],
+        };
+        for format in formats {
+            outputs.push((format!("{base}.{}", format.extension()).into(), format));
+        }
+    }
+    let needs_times = |format: &Format| matches!(format, Format::Firefox | Format::PerfScript);
+    let timeline = args.how.timeline || outputs.iter().any(|(_, format)| needs_times(format));
+    if record::is_round_rate(args.how.frequency) && !args.output.quiet {
+        eprintln!(
+            "strata: {} Hz is in step with common timers, which may be sampled always or never; a \
+             prime such as 97 or 997 is safer",
+            args.how.frequency
+        );
+    }
+    let plan = record::Plan {
+        wanted: Wanted {
+            pids: args.what.pid,
+            comms: args.what.comm,
+            groups: args.what.container,
+            follow_children: !args.what.no_children,
+            only_roots: false,
+        },
+        command: args.command,
+        user: args.what.user,
+        duration: args.how.duration,
+        frequency: args.how.frequency,
+        max_frames: args.how.max_frames,
+        timeline,
+        table_memory: u64::from(args.how.table_memory) << 20,
+        outputs,
+        json: args.output.json,
+        quiet: args.output.quiet,
+        verbose: args.output.verbose,
+    };
+    record::run(&plan)
+}
+
+/// `strata-20260131-235959`, in local time.
+fn default_name() -> String {
+    // SAFETY: a zeroed `tm` is valid; both calls only write to what they are given.
+    let now = unsafe {
+        let mut now: libc::tm = std::mem::zeroed();
+        let time = libc::time(std::ptr::null_mut());
+        libc::localtime_r(&raw const time, &raw mut now);
+        now
+    };
+    format!(
+        "strata-{:04}{:02}{:02}-{:02}{:02}{:02}",
+        now.tm_year + 1900,
+        now.tm_mon + 1,
+        now.tm_mday,
+        now.tm_hour,
+        now.tm_min,
+        now.tm_sec
+    )
+}
+
+fn start_log(verbose: u8) {
+    let level = match verbose {
+        0 => tracing::Level::WARN,
+        1 => tracing::Level::INFO,
+        _ => tracing::Level::DEBUG,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_target(false)
+        .without_time()
+        .with_writer(std::io::stderr)
+        .init();
+}

@@ -1,0 +1,71 @@
+//! The files behind mappings, as the kernel names them.
+//!
+//! A mapping names its file by device and inode. That is enough to say "the same file as that
+//! other process's", which saves opening it again; what the file *is* says only its identity
+//! after opening (`strata_files::FileIdentity`). Where the two disagree (stacked file systems
+//! show other numbers to `stat`), the file is opened for each process anew.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::kernel::perf_record::MappedInode;
+
+/// Position in [`MappedFiles`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId(pub u32);
+
+/// One file as mappings name it.
+#[derive(Debug)]
+pub struct MappedFile {
+    pub inode: MappedInode,
+    pub path: Arc<[u8]>,
+}
+
+#[derive(Default)]
+pub struct MappedFiles {
+    files: Vec<MappedFile>,
+    shared: HashMap<MappedInode, FileId>,
+    paths: HashMap<Arc<[u8]>, ()>,
+}
+
+impl MappedFiles {
+    /// The file behind a mapping; a new one when it was not seen before.
+    pub fn intern(&mut self, inode: MappedInode, path: &[u8]) -> FileId {
+        let named = inode.inode != 0;
+        if named && let Some(&known) = self.shared.get(&inode) {
+            return known;
+        }
+        let path = match self.paths.get_key_value(path) {
+            Some((path, ())) => path.clone(),
+            None => {
+                let path: Arc<[u8]> = path.into();
+                self.paths.insert(path.clone(), ());
+                path
+            }
+        };
+        let id = FileId(u32::try_from(self.files.len()).unwrap_or(u32::MAX));
+        self.files.push(MappedFile { inode, path });
+        if named {
+            self.shared.insert(inode, id);
+        }
+        id
+    }
+
+    pub fn get(&self, id: FileId) -> Option<&MappedFile> {
+        self.files.get(id.0 as usize)
+    }
+
+    /// From now on mappings of this inode are a new file: it changed, or its name cannot be
+    /// trusted to mean the same file for everyone.
+    pub fn forget(&mut self, id: FileId) {
+        if let Some(file) = self.files.get(id.0 as usize)
+            && self.shared.get(&file.inode) == Some(&id)
+        {
+            self.shared.remove(&file.inode);
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+}

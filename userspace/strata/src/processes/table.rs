@@ -1,0 +1,371 @@
+//! Processes, their images and executable mappings, kept up by perf events.
+//!
+//! An *image* is one program run by one process: exec makes a new one. Samples belong to
+//! images, so that what a pid did before an exec, or before it was reused, stays apart.
+//!
+//! Invariant: mappings of a process are sorted by address and do not overlap.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::mapped::{FileId, MappedFiles};
+use crate::kernel::perf_record::{Event, MappedInode};
+
+/// Executable mappings of one process at most.
+pub const MAX_MAPPINGS: usize = 4096;
+
+/// What lies behind an executable mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    File(FileId),
+    /// Code without a file: made at run time.
+    Anonymous,
+    /// The kernel's own page for user mode.
+    Vdso,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    /// File offset of `start`.
+    pub offset: u64,
+    pub backing: Backing,
+}
+
+/// Position in [`ProcessTable::images`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ImageId(pub u32);
+
+#[derive(Clone, Debug)]
+pub struct Image {
+    pub pid: u32,
+    pub comm: Arc<str>,
+    /// Monotonic nanoseconds; 0 when it ran before the recording.
+    pub started: u64,
+    pub ended: Option<u64>,
+}
+
+/// The executable mappings of a process at some moment. Cheap to keep: copied only when the
+/// process maps something while somebody else still looks at it.
+#[derive(Clone, Debug, Default)]
+pub struct Space {
+    mappings: Arc<Vec<Mapping>>,
+    /// Changes whenever the mappings do; unique within an image.
+    pub epoch: u32,
+    /// Mappings refused by [`MAX_MAPPINGS`].
+    pub refused: u64,
+}
+
+#[derive(Debug)]
+pub struct Process {
+    pub pid: u32,
+    pub parent: u32,
+    pub image: ImageId,
+    pub space: Space,
+    pub exited: bool,
+}
+
+impl Space {
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
+    pub fn mapping_of(&self, address: u64) -> Option<&Mapping> {
+        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
+        self.mappings.get(after.checked_sub(1)?).filter(|mapping| address < mapping.end)
+    }
+
+    /// Puts a mapping in place of whatever was there.
+    pub fn map(&mut self, new: Mapping) {
+        if new.end <= new.start {
+            return;
+        }
+        let first = self.mappings.partition_point(|old| old.end <= new.start);
+        let last = self.mappings.partition_point(|old| old.start < new.end);
+        let mut pieces = [None, Some(new), None];
+        if let Some(replaced) = self.mappings.get(first..last) {
+            if replaced == [new] {
+                return;
+            }
+            if let Some(old) = replaced.first().filter(|old| old.start < new.start) {
+                pieces[0] = Some(Mapping { end: new.start, ..*old });
+            }
+            if let Some(old) = replaced.last().filter(|old| old.end > new.end) {
+                let offset = old.offset.wrapping_add(new.end - old.start);
+                pieces[2] = Some(Mapping { start: new.end, offset, ..*old });
+            }
+        }
+        if self.mappings.len() >= MAX_MAPPINGS && first == last {
+            self.refused += 1;
+            return;
+        }
+        let mappings = Arc::make_mut(&mut self.mappings);
+        mappings.splice(first..last.max(first), pieces.into_iter().flatten());
+        join_anonymous(mappings);
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+}
+
+/// JIT compilers change protections page by page; neighbours without a file are one.
+fn join_anonymous(mappings: &mut Vec<Mapping>) {
+    mappings.dedup_by(|next, kept| {
+        let joined = kept.backing == Backing::Anonymous
+            && next.backing == Backing::Anonymous
+            && kept.end == next.start;
+        if joined {
+            kept.end = next.end;
+        }
+        joined
+    });
+}
+
+/// What an event did, for those who keep state of their own per process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    None,
+    /// A process appeared by fork; its mappings are its parent's.
+    Forked {
+        pid: u32,
+        parent: u32,
+    },
+    /// A new program: nothing of the old one's is mapped any more.
+    Executed {
+        pid: u32,
+    },
+    Mapped {
+        pid: u32,
+        mapping: Mapping,
+    },
+    /// The thread group's leader ended; other threads may go on for a while.
+    Exited {
+        pid: u32,
+    },
+}
+
+#[derive(Default)]
+pub struct ProcessTable {
+    processes: HashMap<u32, Process>,
+    images: Vec<Image>,
+    /// Images that map a jitdump file: compilers do that to say where it is.
+    jitdumps: HashMap<ImageId, FileId>,
+    pub files: MappedFiles,
+    /// Process events the kernel had no room for.
+    pub lost_events: u64,
+}
+
+impl ProcessTable {
+    pub fn get(&self, pid: u32) -> Option<&Process> {
+        self.processes.get(&pid)
+    }
+
+    pub fn len(&self) -> usize {
+        self.processes.len()
+    }
+
+    pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.processes.keys().copied()
+    }
+
+    /// A process whose mappings are unknown (a kernel thread, one that was missed).
+    pub fn insert_unknown(&mut self, pid: u32, comm: &str) {
+        self.insert_existing(pid, 0, comm, Vec::new());
+    }
+
+    pub fn image(&self, id: ImageId) -> Option<&Image> {
+        self.images.get(id.0 as usize)
+    }
+
+    pub fn images(&self) -> &[Image] {
+        &self.images
+    }
+
+    fn new_image(&mut self, pid: u32, comm: &str, started: u64) -> ImageId {
+        let id = ImageId(u32::try_from(self.images.len()).unwrap_or(u32::MAX));
+        self.images.push(Image { pid, comm: comm.into(), started, ended: None });
+        id
+    }
+
+    /// A process that was there before events were.
+    pub fn insert_existing(&mut self, pid: u32, parent: u32, comm: &str, mappings: Vec<Mapping>) {
+        if self.processes.contains_key(&pid) {
+            return;
+        }
+        let image = self.new_image(pid, comm, 0);
+        let mut space = Space::default();
+        for mapping in mappings {
+            self.note_jitdump(image, mapping.backing);
+            space.map(mapping);
+        }
+        self.processes.insert(pid, Process { pid, parent, image, space, exited: false });
+    }
+
+    pub fn remove(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+    }
+
+    pub fn jitdump_of(&self, image: ImageId) -> Option<FileId> {
+        self.jitdumps.get(&image).copied()
+    }
+
+    fn note_jitdump(&mut self, image: ImageId, backing: Backing) {
+        let Backing::File(file) = backing else { return };
+        if self.files.get(file).is_some_and(|file| is_jitdump(&file.path)) {
+            self.jitdumps.insert(image, file);
+        }
+    }
+
+    pub fn backing(&mut self, inode: MappedInode, path: &[u8]) -> Option<Backing> {
+        match path {
+            b"[vdso]" => Some(Backing::Vdso),
+            b"[vsyscall]" | b"[uprobes]" => None,
+            _ if is_generated_code(path) => Some(Backing::Anonymous),
+            _ => Some(Backing::File(self.files.intern(inode, path))),
+        }
+    }
+
+    pub fn apply(&mut self, time: u64, event: &Event) -> Change {
+        match event {
+            Event::Mmap { pid, start, length, offset, inode, path } => {
+                let Some(backing) = self.backing(*inode, path) else { return Change::None };
+                let Some(process) = self.processes.get_mut(pid) else { return Change::None };
+                let end = start.saturating_add(*length);
+                let mapping = Mapping { start: *start, end, offset: *offset, backing };
+                process.space.map(mapping);
+                let image = process.image;
+                self.note_jitdump(image, backing);
+                Change::Mapped { pid: *pid, mapping }
+            }
+            Event::Comm { pid, tid, name, exec } => self.rename(time, *pid, *tid, name, *exec),
+            Event::Fork { pid, parent, .. } if pid == parent => Change::None,
+            Event::Fork { pid, parent, .. } => self.fork(time, *pid, *parent),
+            Event::Exit { pid, tid } if pid == tid => {
+                let Some(process) = self.processes.get_mut(pid) else { return Change::None };
+                process.exited = true;
+                let image = process.image;
+                if let Some(image) = self.images.get_mut(image.0 as usize) {
+                    image.ended = Some(time);
+                }
+                Change::Exited { pid: *pid }
+            }
+            Event::Exit { .. } => Change::None,
+            Event::Lost { count } => {
+                self.lost_events += count;
+                Change::None
+            }
+        }
+    }
+
+    fn rename(&mut self, time: u64, pid: u32, tid: u32, name: &[u8], exec: bool) -> Change {
+        let name = String::from_utf8_lossy(name);
+        if exec {
+            let image = self.new_image(pid, &name, time);
+            let parent = self.processes.get(&pid).map_or(0, |process| process.parent);
+            let space = Space::default();
+            self.processes.insert(pid, Process { pid, parent, image, space, exited: false });
+            return Change::Executed { pid };
+        }
+        if pid == tid
+            && let Some(process) = self.processes.get(&pid)
+            && let Some(image) = self.images.get_mut(process.image.0 as usize)
+        {
+            image.comm = name.as_ref().into();
+        }
+        Change::None
+    }
+
+    fn fork(&mut self, time: u64, pid: u32, parent: u32) -> Change {
+        let (comm, space) = match self.processes.get(&parent) {
+            Some(parent) => {
+                let comm = self.images.get(parent.image.0 as usize).map(|image| image.comm.clone());
+                (comm.unwrap_or_default(), parent.space.clone())
+            }
+            None => (Arc::default(), Space::default()),
+        };
+        let image = self.new_image(pid, &comm, time);
+        self.processes.insert(pid, Process { pid, parent, image, space, exited: false });
+        Change::Forked { pid, parent }
+    }
+}
+
+/// Paths under which run-time code appears: anonymous memory, and memory files that JIT
+/// compilers map twice (.NET's is called "doublemapper").
+fn is_generated_code(path: &[u8]) -> bool {
+    path.is_empty()
+        || !path.starts_with(b"/")
+        || path.starts_with(b"//anon")
+        || path.starts_with(b"/memfd:doublemapper")
+        || path.starts_with(b"/dev/zero")
+        || path.starts_with(b"/SYSV")
+}
+
+/// `jit-PID.dump`, by the convention of perf's jitdump format.
+fn is_jitdump(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    name.starts_with(b"jit-") && name.ends_with(b".dump")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(start: u64, end: u64, offset: u64) -> Mapping {
+        Mapping { start, end, offset, backing: Backing::File(FileId(1)) }
+    }
+
+    #[test]
+    fn a_mapping_in_the_middle_splits_the_old_one() {
+        let mut space = Space::default();
+        space.map(file(0x1000, 0x9000, 0));
+        space.map(Mapping { backing: Backing::Anonymous, ..file(0x3000, 0x4000, 0) });
+        let ranges: Vec<_> = space.mappings.iter().map(|m| (m.start, m.end, m.offset)).collect();
+        assert_eq!(ranges, [(0x1000, 0x3000, 0), (0x3000, 0x4000, 0), (0x4000, 0x9000, 0x3000)]);
+    }
+
+    #[test]
+    fn the_same_mapping_again_changes_nothing() {
+        let mut space = Space::default();
+        space.map(file(0x1000, 0x2000, 0));
+        let epoch = space.epoch;
+        space.map(file(0x1000, 0x2000, 0));
+        assert_eq!(space.epoch, epoch);
+    }
+
+    #[test]
+    fn neighbouring_generated_code_is_one_mapping() {
+        let mut space = Space::default();
+        for page in 0..10_000u64 {
+            let start = page * 0x1000;
+            space.map(Mapping {
+                start,
+                end: start + 0x1000,
+                offset: 0,
+                backing: Backing::Anonymous,
+            });
+        }
+        assert_eq!(space.mappings.len(), 1);
+    }
+
+    #[test]
+    fn a_process_that_maps_without_end_is_refused() {
+        let mut space = Space::default();
+        for page in 0..10_000u64 {
+            space.map(file(page * 0x2000, page * 0x2000 + 0x1000, 0));
+        }
+        assert_eq!(space.mappings.len(), MAX_MAPPINGS);
+        assert_eq!(space.refused, 10_000 - MAX_MAPPINGS as u64);
+    }
+
+    #[test]
+    fn exec_starts_a_new_image_and_forgets_mappings() {
+        let mut table = ProcessTable::default();
+        table.insert_existing(7, 1, "sh", vec![file(0x1000, 0x2000, 0)]);
+        let old = table.get(7).map(|process| process.image);
+        let exec = Event::Comm { pid: 7, tid: 7, name: b"cat".to_vec(), exec: true };
+        assert_eq!(table.apply(5, &exec), Change::Executed { pid: 7 });
+        let process = table.get(7).expect("still there");
+        assert!(process.space.mappings.is_empty());
+        assert_ne!(Some(process.image), old);
+        assert_eq!(process.parent, 1);
+    }
+}

@@ -1,0 +1,124 @@
+//! What is shown while a recording runs: one line that renews itself on a terminal, a line now
+//! and then elsewhere.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::time::{Duration, Instant};
+
+/// The figures of the line.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Figures {
+    pub samples: u64,
+    pub processes: usize,
+    pub lost: u64,
+    pub incomplete: u64,
+}
+
+pub struct Live {
+    started: Instant,
+    duration: Option<Duration>,
+    shown: bool,
+    terminal: bool,
+    quiet: bool,
+    last_plain: Instant,
+}
+
+/// Between two lines when the output is no terminal.
+const PLAIN_EVERY: Duration = Duration::from_secs(10);
+
+impl Live {
+    pub fn new(duration: Option<Duration>, quiet: bool) -> Self {
+        let now = Instant::now();
+        Self {
+            started: now,
+            duration,
+            shown: false,
+            terminal: stderr().is_terminal(),
+            quiet,
+            last_plain: now,
+        }
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub fn update(&mut self, figures: Figures) {
+        if self.quiet {
+            return;
+        }
+        let line = self.line(figures);
+        if self.terminal {
+            // Back to the start, the line, and whatever the last one had more.
+            let _ = write!(stderr(), "\r{line}\x1b[K");
+            self.shown = true;
+        } else if self.last_plain.elapsed() >= PLAIN_EVERY {
+            self.last_plain = Instant::now();
+            let _ = writeln!(stderr(), "{line}");
+        }
+    }
+
+    fn line(&self, figures: Figures) -> String {
+        let elapsed = clock(self.started.elapsed());
+        let of = self.duration.map(|all| format!(" of {}", clock(all))).unwrap_or_default();
+        let mut line = format!(
+            "recording {elapsed}{of}  {} samples  {} processes  {} lost",
+            grouped(figures.samples),
+            grouped(figures.processes as u64),
+            grouped(figures.lost)
+        );
+        if figures.incomplete > 0 {
+            line.push_str(&format!("  {} incomplete stacks", grouped(figures.incomplete)));
+        }
+        line
+    }
+
+    /// Takes the line away, so that something else can be printed.
+    pub fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+
+    /// A line of its own, above the live one.
+    pub fn say(&mut self, text: &str) {
+        self.clear();
+        if !self.quiet {
+            let _ = writeln!(stderr(), "{text}");
+        }
+    }
+}
+
+fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{}.{}s", seconds, time.subsec_millis() / 100),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}m{:02}s", seconds / 3600, seconds / 60 % 60, seconds % 60),
+    }
+}
+
+/// `1234567` as `1,234,567`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1_234_567), "1,234,567");
+        assert_eq!(clock(Duration::from_millis(61_500)), "1m01s");
+    }
+}

@@ -1,0 +1,171 @@
+//! `strata record`: one recording, from the command line to the files.
+//!
+//! - [`session`]: the recording itself: the loop over records, signals and the command.
+//! - [`launch`]: the command after `--`, run as the right user.
+//! - [`output`]: files that belong to the right user and never follow a link.
+//! - [`live`]: what is shown meanwhile. [`report`]: what is said at the end.
+
+pub mod launch;
+pub mod live;
+pub mod output;
+pub mod report;
+pub mod session;
+
+use std::io::{IsTerminal, Write, stderr, stdout};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use strata_profile::{Format, Profile, WriteOptions};
+
+use crate::recording::resolve::{self, Circumstances};
+use crate::recording::selection::Wanted;
+use launch::User;
+use report::{Report, Written};
+
+/// A recording as it was asked for.
+#[derive(Debug)]
+pub struct Plan {
+    pub wanted: Wanted,
+    pub command: Vec<std::ffi::OsString>,
+    pub user: Option<String>,
+    pub duration: Option<Duration>,
+    pub frequency: u32,
+    pub max_frames: u32,
+    pub timeline: bool,
+    pub table_memory: u64,
+    pub outputs: Vec<(PathBuf, Format)>,
+    pub json: bool,
+    pub quiet: bool,
+    pub verbose: u8,
+}
+
+/// Rates that other timers of a host tick at: sampling in step with one sees always or never
+/// what it drives.
+pub fn is_round_rate(frequency: u32) -> bool {
+    const TIMERS: [u32; 4] = [100, 250, 300, 1000];
+    frequency > 1 && TIMERS.iter().any(|timer| timer % frequency == 0 || frequency % timer == 0)
+}
+
+/// Records, names, writes and reports. The result is the exit status.
+pub fn run(plan: &Plan) -> Result<i32> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the event loop cannot be started")?;
+    let mut recorded = runtime.block_on(session::record(plan))?;
+    // Signals that arrive from here on are handled by the runtime, which must keep turning.
+    let _turning = std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || runtime.block_on(std::future::pending::<()>()))
+        .context("a thread cannot be started")?;
+
+    let circumstances = Circumstances {
+        started: recorded.started,
+        length: recorded.length,
+        frequency: plan.frequency,
+    };
+    let mut progress = Progress::new(plan.quiet || plan.json);
+    let (profile, shortfalls) =
+        resolve::profile(&mut recorded.engine, &circumstances, |done, of| progress.show(done, of));
+    progress.clear();
+
+    let (written, failures) = write_all(plan, &profile, recorded.user.as_ref());
+    let command_exit = recorded.command_status.map(exit_code);
+    let report = Report {
+        engine: &recorded.engine,
+        profile: &profile,
+        shortfalls: &shortfalls,
+        length: recorded.length,
+        frequency: plan.frequency,
+        written: &written,
+        failures: &failures,
+        command_exit,
+    };
+    if plan.json {
+        serde_json::to_writer_pretty(stdout(), &report.json())
+            .context("the summary cannot be written")?;
+        writeln!(stdout())?;
+    } else if !plan.quiet {
+        report.print(&mut stderr(), plan.verbose > 0)?;
+    }
+    for failure in &failures {
+        eprintln!("strata: {failure}");
+    }
+    Ok(match (command_exit, failures.is_empty()) {
+        (Some(code), true) => code,
+        (None, true) => 0,
+        (_, false) => 1,
+    })
+}
+
+/// As a shell reports it: a signal is 128 and its number.
+fn exit_code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+}
+
+/// Writes every output. One that fails does not keep the others from being written, and if all
+/// fail the profile goes where it can be kept.
+fn write_all(plan: &Plan, profile: &Profile, user: Option<&User>) -> (Vec<Written>, Vec<String>) {
+    let mut written = Vec::new();
+    let mut failures = Vec::new();
+    for (path, format) in &plan.outputs {
+        match write_one(path, *format, profile, user) {
+            Ok(done) => written.push(done),
+            Err(error) => failures.push(format!("{error:#}")),
+        }
+    }
+    if written.is_empty() && !failures.is_empty() {
+        let name = format!("strata-rescued-{}.pb.gz", std::process::id());
+        for folder in ["/var/tmp", "/tmp", "/dev/shm"] {
+            let path = Path::new(folder).join(&name);
+            if let Ok(done) = write_one(&path, Format::Pprof, profile, user) {
+                failures.push(format!("the profile was kept in `{}`", path.display()));
+                written.push(done);
+                break;
+            }
+        }
+    }
+    (written, failures)
+}
+
+fn write_one(
+    path: &Path,
+    format: Format,
+    profile: &Profile,
+    user: Option<&User>,
+) -> Result<Written> {
+    let options = WriteOptions { title: "strata".into(), ..WriteOptions::for_path(path) };
+    let bytes = output::write(path, user, |out| {
+        Ok(strata_profile::write(profile, format, &options, out)?)
+    })?;
+    Ok(Written { path: path.to_owned(), bytes, format })
+}
+
+/// Progress of naming, when it takes longer than a second.
+struct Progress {
+    started: Instant,
+    shown: bool,
+    quiet: bool,
+}
+
+impl Progress {
+    fn new(quiet: bool) -> Self {
+        Self { started: Instant::now(), shown: false, quiet: quiet || !stderr().is_terminal() }
+    }
+
+    fn show(&mut self, done: usize, of: usize) {
+        if !self.quiet && self.started.elapsed() > Duration::from_millis(700) {
+            let _ = write!(stderr(), "\rnaming functions: {done} of {of} files\x1b[K");
+            self.shown = true;
+        }
+    }
+
+    fn clear(&mut self) {
+        if self.shown {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! What is said at the end: for people, and as JSON for scripts.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use strata_layout::record::{Counter, End};
+use strata_profile::summary::{self, Summary};
+use strata_profile::text::sanitize_for_terminal;
+use strata_profile::{FrameKind, Profile};
+
+use super::live::grouped;
+use crate::engine::Engine;
+use crate::kernel::introspect;
+use crate::recording::place::describe_end;
+use crate::symbols::Shortfalls;
+
+/// A file that was written.
+pub struct Written {
+    pub path: PathBuf,
+    pub bytes: u64,
+    pub format: strata_profile::Format,
+}
+
+/// Something that is missing from the profile, and how often.
+pub struct Loss {
+    /// For scripts.
+    pub cause: &'static str,
+    /// For people.
+    pub text: String,
+    pub count: u64,
+}
+
+/// Every loss that is not zero.
+pub fn losses(engine: &Engine, shortfalls: &Shortfalls) -> Vec<Loss> {
+    let mut losses = Vec::new();
+    let mut add = |cause, text: &str, count| {
+        if count > 0 {
+            losses.push(Loss { cause, text: text.to_owned(), count });
+        }
+    };
+    add("ring_full", "samples the record ring had no room for", engine.count(Counter::RingFull));
+    add("lost_events", "process events the kernel had no room for", engine.table.lost_events);
+    add("malformed_records", "records that made no sense", engine.malformed_records);
+    for end in End::ALL {
+        if matches!(end, End::Complete | End::KernelOnly) {
+            continue;
+        }
+        let count = engine.aggregate.ends().get(end as usize).copied().unwrap_or_default();
+        add(cause_of(end), &format!("stacks cut: {}", describe_end(end)), count);
+    }
+    add("raw_stacks_dropped", "raw stacks that had to be given up", engine.raw_stacks_dropped());
+    add("files_unreadable", "mapped files that could not be read", engine.loading.failed_files);
+    add("tables_refused", "unwind tables without room (--table-memory)", engine.store.refused);
+    add("unnamed_places", "addresses without a name", shortfalls.unnamed);
+    losses
+}
+
+fn cause_of(end: End) -> &'static str {
+    match end {
+        End::Complete => "complete",
+        End::FrameLimit => "stack_frame_limit",
+        End::NoMapping => "stack_no_mapping",
+        End::BrokenChain => "stack_broken_frame_pointers",
+        End::UnreadableStack => "stack_unreadable",
+        End::UnsupportedRule => "stack_unsupported_rule",
+        End::StackNotGrowing => "stack_not_growing",
+        End::NoProcess => "stack_process_unknown",
+        End::Compat => "stack_32_bit",
+        End::KernelOnly => "kernel_only",
+        End::CaptureLimit => "stack_capture_limit",
+    }
+}
+
+/// Everything the summaries are made of.
+pub struct Report<'a> {
+    pub engine: &'a Engine,
+    pub profile: &'a Profile,
+    pub shortfalls: &'a Shortfalls,
+    pub length: Duration,
+    pub frequency: u32,
+    pub written: &'a [Written],
+    pub failures: &'a [String],
+    pub command_exit: Option<i32>,
+}
+
+/// Lines of each list.
+const MOST: usize = 10;
+
+impl Report<'_> {
+    fn summary(&self) -> Summary {
+        summary::summarize(self.profile, self.profile.shown_sample_type(), MOST)
+    }
+
+    pub fn print(&self, out: &mut dyn Write, verbose: bool) -> std::io::Result<()> {
+        let summary = self.summary();
+        let samples = self.engine.aggregate.samples();
+        let busy = samples as f64 / f64::from(self.frequency) / self.length.as_secs_f64();
+        writeln!(
+            out,
+            "{} samples in {:.1}s at {} Hz: {:.2} CPUs busy, {} processes, {} threads",
+            grouped(samples),
+            self.length.as_secs_f64(),
+            self.frequency,
+            busy,
+            grouped(summary.processes as u64),
+            grouped(self.profile.threads().len() as u64),
+        )?;
+        if samples == 0 {
+            writeln!(
+                out,
+                "nothing ran: what was asked for used no CPU, or ended before it was sampled"
+            )?;
+        }
+        if !summary.top_functions.is_empty() {
+            writeln!(out, "\n  self   total  function")?;
+        }
+        for function in &summary.top_functions {
+            let module = match function.kind {
+                FrameKind::Kernel | FrameKind::Marker => String::new(),
+                _ if function.module.is_empty() => String::new(),
+                _ => format!("  ({})", sanitize_for_terminal(base_name(&function.module))),
+            };
+            writeln!(
+                out,
+                "{:5.1}%  {:5.1}%  {}{module}",
+                function.self_percent,
+                function.total_percent,
+                shorten(&sanitize_for_terminal(&function.name), 90),
+            )?;
+        }
+        if summary.top_processes.len() > 1 {
+            writeln!(out, "\n   cpu   process")?;
+            for process in &summary.top_processes {
+                let pid = process.pid.map(|pid| format!(" [{pid}]")).unwrap_or_default();
+                let container = process.container.get(..12).unwrap_or(&process.container);
+                let container =
+                    if container.is_empty() { String::new() } else { format!("  in {container}") };
+                writeln!(
+                    out,
+                    "{:5.1}%  {}{pid}{container}",
+                    process.percent,
+                    sanitize_for_terminal(&process.name),
+                )?;
+            }
+        }
+        self.print_losses(out, verbose)?;
+        for written in self.written {
+            if written.path != Path::new("-") {
+                writeln!(
+                    out,
+                    "\n{}  ({}, {} KiB)",
+                    written.path.display(),
+                    describe(written.format),
+                    written.bytes.div_ceil(1024)
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn print_losses(&self, out: &mut dyn Write, verbose: bool) -> std::io::Result<()> {
+        let losses = losses(self.engine, self.shortfalls);
+        if losses.is_empty() {
+            writeln!(out, "\nnothing was lost: every stack is complete")?;
+        } else {
+            writeln!(out, "\nnot complete:")?;
+        }
+        for loss in &losses {
+            writeln!(out, "  {:>8}  {}", grouped(loss.count), loss.text)?;
+        }
+        if verbose {
+            for problem in &self.shortfalls.problems {
+                writeln!(out, "  {}", sanitize_for_terminal(problem))?;
+            }
+        } else if !self.shortfalls.problems.is_empty() {
+            writeln!(out, "  (-v tells which files are concerned)")?;
+        }
+        Ok(())
+    }
+
+    pub fn json(&self) -> Value {
+        let summary = self.summary();
+        let losses: serde_json::Map<String, Value> = losses(self.engine, self.shortfalls)
+            .into_iter()
+            .map(|loss| (loss.cause.to_owned(), loss.count.into()))
+            .collect();
+        let stacks: serde_json::Map<String, Value> = End::ALL
+            .iter()
+            .map(|end| {
+                let count = self.engine.aggregate.ends().get(*end as usize).copied();
+                (cause_of(*end).to_owned(), count.unwrap_or_default().into())
+            })
+            .collect();
+        let functions: Vec<Value> = summary
+            .top_functions
+            .iter()
+            .map(|function| {
+                json!({
+                    "name": function.name,
+                    "module": function.module,
+                    "self_percent": function.self_percent,
+                    "total_percent": function.total_percent,
+                })
+            })
+            .collect();
+        let processes: Vec<Value> = summary
+            .top_processes
+            .iter()
+            .map(|process| {
+                json!({
+                    "pid": process.pid,
+                    "name": process.name,
+                    "container": process.container,
+                    "percent": process.percent,
+                })
+            })
+            .collect();
+        let outputs: Vec<Value> = self
+            .written
+            .iter()
+            .map(|written| {
+                json!({
+                    "path": written.path.display().to_string(),
+                    "format": written.format.name(),
+                    "bytes": written.bytes,
+                })
+            })
+            .collect();
+        json!({
+            "samples": self.engine.aggregate.samples(),
+            "duration_seconds": self.length.as_secs_f64(),
+            "frequency": self.frequency,
+            "processes": summary.processes,
+            "stacks": stacks,
+            "losses": losses,
+            "problems": self.shortfalls.problems,
+            "top_functions": functions,
+            "top_processes": processes,
+            "outputs": outputs,
+            "errors": self.failures,
+            "command_exit": self.command_exit,
+            "bpf": self.bpf(),
+            "agent": agent(),
+        })
+    }
+
+    fn bpf(&self) -> Value {
+        let engine = self.engine;
+        let sampler = engine.sampler_use.as_ref();
+        json!({
+            "run_time_ns": sampler.map_or(0, |used| used.run_time.as_nanos() as u64),
+            "run_count": sampler.map_or(0, |used| used.run_count),
+            "verified_instructions": sampler.map_or(0, |used| used.verified_instructions),
+            "samples": engine.count(Counter::Samples),
+            "idle": engine.count(Counter::Idle),
+            "raw": engine.count(Counter::Raw),
+            "cache_hits": engine.count(Counter::CacheHit),
+            "cache_misses": engine.count(Counter::CacheMiss),
+            "map_bytes": introspect::of_this_process().map_or(0, |own| own.map_bytes()),
+            "table_bytes": engine.store.used_bytes(),
+            "rules": engine.store.rule_count(),
+            "tables": engine.loading.built,
+            "evicted": engine.store.evicted,
+        })
+    }
+}
+
+/// What strata itself used, its helpers included.
+fn agent() -> Value {
+    let used = |who| {
+        // SAFETY: a zeroed `rusage` is valid, and filled by the call.
+        unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(who, &raw mut usage);
+            usage
+        }
+    };
+    let (own, helpers) = (used(libc::RUSAGE_SELF), used(libc::RUSAGE_CHILDREN));
+    let seconds = |usage: &libc::rusage| {
+        let time = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+        time(usage.ru_utime) + time(usage.ru_stime)
+    };
+    json!({
+        "cpu_seconds": seconds(&own) + seconds(&helpers),
+        "own_cpu_seconds": seconds(&own),
+        "peak_rss_bytes": (own.ru_maxrss + helpers.ru_maxrss) * 1024,
+    })
+}
+
+fn describe(format: strata_profile::Format) -> &'static str {
+    use strata_profile::Format::{Firefox, Folded, PerfScript, Pprof, Svg};
+    match format {
+        Pprof => "pprof; go tool pprof -http=: FILE",
+        Svg => "flame graph; open it in a browser",
+        Folded => "folded stacks",
+        PerfScript => "perf script text",
+        Firefox => "open it at https://profiler.firefox.com",
+    }
+}
+
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn shorten(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(most - 1).collect();
+    short.push('…');
+    short
+}

@@ -1,0 +1,282 @@
+//! The recording itself: one thread, one loop over records, events, signals and the command.
+
+use std::io::IsTerminal;
+use std::os::fd::{AsRawFd, RawFd};
+use std::process::ExitStatus;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result};
+use strata_layout::record::{Counter, End};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::process::Child;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::launch::{self, User};
+use super::live::{Figures, Live};
+use super::{Plan, output};
+use crate::engine::{Engine, Options};
+use crate::kernel::introspect;
+use crate::kernel::loader::Settings;
+use crate::recording::selection::Wanted;
+
+/// A recording that has ended, not yet named.
+pub struct Recorded {
+    pub engine: Engine,
+    pub started: SystemTime,
+    pub length: Duration,
+    pub command_status: Option<ExitStatus>,
+    pub user: Option<User>,
+    /// What ended the recording.
+    pub ended_by: EndedBy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndedBy {
+    Duration,
+    Signal,
+    Command,
+    /// The process that was asked for has ended.
+    Target,
+}
+
+/// Records are drained at least this often.
+const TURN: Duration = Duration::from_millis(250);
+/// Events arrive in bursts (a program starting maps a dozen files): they are taken together.
+const BURST: Duration = Duration::from_millis(3);
+/// The live line is renewed this often.
+const SHOW: Duration = Duration::from_secs(1);
+/// Stacks that wait for their tables at the end wait so long.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A descriptor that somebody else owns.
+struct Borrowed(RawFd);
+
+impl AsRawFd for Borrowed {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+fn watch(fd: RawFd) -> Result<AsyncFd<Borrowed>> {
+    AsyncFd::with_interest(Borrowed(fd), Interest::READABLE)
+        .context("a descriptor cannot be polled")
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+    quit: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let take = |kind| signal(kind).context("signals cannot be handled");
+        Ok(Self {
+            interrupt: take(SignalKind::interrupt())?,
+            terminate: take(SignalKind::terminate())?,
+            hangup: take(SignalKind::hangup())?,
+            quit: take(SignalKind::quit())?,
+        })
+    }
+
+    async fn next(&mut self) -> i32 {
+        tokio::select! {
+            _ = self.interrupt.recv() => libc::SIGINT,
+            _ = self.terminate.recv() => libc::SIGTERM,
+            _ = self.hangup.recv() => libc::SIGHUP,
+            _ = self.quit.recv() => libc::SIGQUIT,
+        }
+    }
+}
+
+/// Records as planned. Everything that can fail early fails before sampling starts.
+pub async fn record(plan: &Plan) -> Result<Recorded> {
+    let user = User::of_recording(plan.user.as_deref())?;
+    for (path, _) in &plan.outputs {
+        output::check(path, user.as_ref())?;
+    }
+    for &pid in &plan.wanted.pids {
+        anyhow::ensure!(
+            std::path::Path::new(&format!("/proc/{pid}")).exists(),
+            "there is no process {pid}"
+        );
+    }
+    let mut signals = Signals::new()?;
+    let mut engine = Engine::new(Options {
+        settings: Settings {
+            max_frames: plan.max_frames,
+            ring_bytes: ring_bytes(plan.frequency),
+            frequency: u64::from(plan.frequency),
+        },
+        wanted: wanted(plan),
+        keep_timeline: plan.timeline,
+        table_memory: plan.table_memory,
+        own_pid: std::process::id(),
+    })?;
+    // Counting costs a little, and only scripts and the curious look at it.
+    let run_time = (plan.json || plan.verbose > 0)
+        .then(introspect::enable_run_time_stats)
+        .and_then(|enabled| {
+            enabled
+                .inspect_err(|error| tracing::warn!(%error, "BPF run times are not counted"))
+                .ok()
+        });
+    engine.start()?;
+    let started = SystemTime::now();
+    let mut command = match plan.command.as_slice() {
+        [] => None,
+        command => Some(launch::start(command, user.as_ref())?),
+    };
+    if let Some(pid) = command.as_ref().and_then(Child::id) {
+        engine.selection.add_root(pid);
+    }
+    let mut live = Live::new(plan.duration, plan.quiet || plan.json);
+    let begun = Instant::now();
+    let (ended_by, command_status) =
+        run(plan, &mut engine, &mut command, &mut signals, &mut live).await?;
+    let length = begun.elapsed();
+    live.clear();
+    // From here on a further Ctrl-C ends strata at once, whatever it is doing.
+    quit_on_signals(signals);
+    engine.finish(PATIENCE)?;
+    engine.note_kernel_use();
+    drop(run_time);
+    Ok(Recorded { engine, started, length, command_status, user, ended_by })
+}
+
+fn wanted(plan: &Plan) -> Wanted {
+    let mut wanted = plan.wanted.clone();
+    // With a command and no other wish, only the command is recorded.
+    wanted.only_roots = !plan.command.is_empty();
+    wanted
+}
+
+async fn run(
+    plan: &Plan,
+    engine: &mut Engine,
+    command: &mut Option<Child>,
+    signals: &mut Signals,
+    live: &mut Live,
+) -> Result<(EndedBy, Option<ExitStatus>)> {
+    let events = watch(engine.events_fd().as_raw_fd())?;
+    let records = watch(engine.programs.records_fd().as_raw_fd())?;
+    let files = watch(engine.loading.fd().as_raw_fd())?;
+    let end = plan.duration.map(|duration| tokio::time::Instant::now() + duration);
+    let mut show = tokio::time::interval(SHOW);
+    let mut turns = tokio::time::interval(TURN);
+    turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut asked_to_end = false;
+    loop {
+        let files_due = engine.loading.next_deadline().map(tokio::time::Instant::from_std);
+        tokio::select! {
+            biased;
+            received = signals.next() => {
+                if asked_to_end && received != libc::SIGHUP {
+                    return Ok((EndedBy::Signal, None));
+                }
+                asked_to_end = true;
+                let Some(child) = command.as_ref().and_then(Child::id) else {
+                    return Ok((EndedBy::Signal, None));
+                };
+                // The terminal sends its signals to the whole group: the command has it already.
+                if !(from_terminal(received)) {
+                    // SAFETY: plain numbers; the child is not reaped yet.
+                    unsafe { libc::kill(child as i32, received) };
+                }
+                live.say("ending: waiting for the command (once more to stop at once)");
+            }
+            status = wait_for(command) => {
+                let status = status.context("waiting for the command failed")?;
+                return Ok((EndedBy::Command, Some(status)));
+            }
+            () = until(end) => return Ok((EndedBy::Duration, None)),
+            ready = events.readable() => {
+                ready.context("process events")?.clear_ready();
+                tokio::time::sleep(BURST).await;
+                engine.clear_events_ready();
+                engine.turn();
+            }
+            ready = records.readable() => {
+                ready.context("records")?.clear_ready();
+                engine.turn();
+            }
+            ready = files.readable() => {
+                ready.context("files")?.clear_ready();
+                engine.turn();
+            }
+            () = until(files_due) => engine.turn(),
+            _ = turns.tick() => {
+                engine.turn();
+                if targets_are_gone(plan, engine) {
+                    return Ok((EndedBy::Target, None));
+                }
+            }
+            _ = show.tick() => live.update(figures(engine)),
+        }
+    }
+}
+
+async fn wait_for(command: &mut Option<Child>) -> std::io::Result<ExitStatus> {
+    match command {
+        Some(child) => child.wait().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(time: Option<tokio::time::Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether a signal is one that a terminal sends to its whole foreground group, and we are in it.
+fn from_terminal(signal: i32) -> bool {
+    if signal != libc::SIGINT && signal != libc::SIGQUIT {
+        return false;
+    }
+    // SAFETY: no preconditions.
+    std::io::stdin().is_terminal() && unsafe { libc::tcgetpgrp(0) == libc::getpgrp() }
+}
+
+/// A recording of given processes ends with the last of them.
+fn targets_are_gone(plan: &Plan, engine: &Engine) -> bool {
+    !plan.wanted.pids.is_empty()
+        && plan.wanted.comms.is_empty()
+        && plan.wanted.groups.is_empty()
+        && plan.command.is_empty()
+        && engine.selection.roots_are_gone()
+}
+
+fn figures(engine: &Engine) -> Figures {
+    let ends = engine.aggregate.ends();
+    let of = |end: End| ends.get(end as usize).copied().unwrap_or_default();
+    let samples = engine.aggregate.samples();
+    Figures {
+        samples,
+        processes: engine.table.len(),
+        lost: engine.count(Counter::RingFull) + engine.table.lost_events,
+        incomplete: samples - of(End::Complete) - of(End::KernelOnly),
+    }
+}
+
+/// Room for about a second of large records of all CPUs, between 1 and 16 MiB.
+fn ring_bytes(frequency: u32) -> u32 {
+    let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64);
+    let bytes = u64::from(frequency) * cpus * 16_384;
+    bytes.next_power_of_two().clamp(1 << 20, 16 << 20) as u32
+}
+
+fn quit_on_signals(mut signals: Signals) {
+    tokio::spawn(async move {
+        let received = signals.next().await;
+        eprintln!("\nstrata: stopped before the profile was written");
+        // SAFETY: restores the default and sends the signal to this process.
+        unsafe {
+            libc::signal(received, libc::SIG_DFL);
+            libc::raise(received);
+        }
+    });
+}

@@ -1,0 +1,88 @@
+//! An address that means the same in every process.
+//!
+//! Invariant: the address of a frame that is a return address is moved into the call before it
+//! is made a place, so that every place is looked up as it is.
+
+use strata_layout::record::{End, FRAME_ADDRESS, FRAME_EXACT};
+
+use crate::processes::mapped::FileId;
+use crate::processes::table::{Backing, ImageId, Space};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    Kernel(u64),
+    /// By file offset: load addresses differ from process to process.
+    File {
+        file: FileId,
+        offset: u64,
+    },
+    /// Offset in the vDSO.
+    Vdso(u64),
+    /// Code made at run time: only its own process knows it.
+    Generated {
+        image: ImageId,
+        address: u64,
+    },
+    /// In no known mapping.
+    Unknown {
+        image: ImageId,
+        address: u64,
+    },
+    /// Not an address: where and why a stack was cut.
+    Marker(Marker),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Marker {
+    /// More frames than are kept.
+    Truncated,
+    /// The stack could not be followed to its end.
+    Incomplete(u8),
+}
+
+impl Place {
+    pub fn of_kernel(address: u64, leaf: bool) -> Self {
+        Self::Kernel(if leaf { address } else { address.wrapping_sub(1) })
+    }
+
+    /// The place of a user frame as records hold it.
+    pub fn of_user(word: u64, space: &Space, image: ImageId) -> Self {
+        let pc = word & FRAME_ADDRESS;
+        let address = if word & FRAME_EXACT != 0 { pc } else { pc.wrapping_sub(1) };
+        let Some(mapping) = space.mapping_of(address) else {
+            return Self::Unknown { image, address };
+        };
+        let inside = address - mapping.start;
+        match mapping.backing {
+            Backing::File(file) => Self::File { file, offset: mapping.offset.wrapping_add(inside) },
+            Backing::Anonymous => Self::Generated { image, address },
+            Backing::Vdso => Self::Vdso(inside),
+        }
+    }
+
+    /// What to put below the last frame of a stack that ended for this reason.
+    pub fn of_end(end: End) -> Option<Self> {
+        match end {
+            End::Complete | End::KernelOnly => None,
+            End::FrameLimit | End::CaptureLimit => Some(Self::Marker(Marker::Truncated)),
+            other => Some(Self::Marker(Marker::Incomplete(other as u8))),
+        }
+    }
+}
+
+/// In words, why stacks end early: for summaries and `doctor`.
+pub fn describe_end(end: End) -> &'static str {
+    match end {
+        End::Complete => "complete",
+        End::FrameLimit => "more frames than --max-frames",
+        End::NoMapping => "an address in no known mapping",
+        End::BrokenChain => "a broken frame-pointer chain in code without unwind tables",
+        End::UnreadableStack => "stack memory that could not be read",
+        End::UnsupportedRule => "call frame information that cannot be expressed",
+        End::StackNotGrowing => "a stack pointer that moved the wrong way",
+        End::NoProcess => "a process whose tables came too late",
+        End::Compat => "a 32-bit process",
+        End::KernelOnly => "kernel threads: no user stack",
+        End::CaptureLimit => "a raw stack larger than is copied",
+    }
+}

@@ -1,0 +1,149 @@
+//! Whose samples are kept.
+
+use std::collections::HashSet;
+
+use crate::processes::container::Group;
+use crate::processes::table::ProcessTable;
+
+/// What the person asked for; everything empty means the whole host.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    pub pids: Vec<u32>,
+    /// Names of processes, exactly or with `*` at the end.
+    pub comms: Vec<String>,
+    /// Container ids (or the start of one), control group paths, or parts of one.
+    pub groups: Vec<String>,
+    pub follow_children: bool,
+    /// Only what is added later (`Selection::add_root`), and what the lists name.
+    pub only_roots: bool,
+}
+
+impl Wanted {
+    pub fn is_everything(&self) -> bool {
+        self.pids.is_empty() && self.comms.is_empty() && self.groups.is_empty() && !self.only_roots
+    }
+
+    pub fn comm_matches(&self, comm: &str) -> bool {
+        self.comms.iter().any(|wanted| match wanted.strip_suffix('*') {
+            Some(start) => comm.starts_with(start),
+            // The kernel keeps 15 bytes of a name.
+            None => comm == wanted || comm.len() == 15 && wanted.starts_with(comm),
+        })
+    }
+
+    pub fn group_matches(&self, group: &Group) -> bool {
+        self.groups.iter().any(|wanted| {
+            let by_id = wanted.len() >= 6
+                && group.container.as_deref().is_some_and(|id| id.starts_with(wanted.as_str()));
+            by_id
+                || wanted.trim_matches('/').split('/').eq(group.path.trim_matches('/').split('/'))
+                || wanted.len() >= 4 && group.path.contains(wanted.as_str())
+        })
+    }
+}
+
+/// The wanted processes as they come and go.
+pub struct Selection {
+    wanted: Wanted,
+    /// Processes that were asked for by their pid and still are that process.
+    roots: HashSet<u32>,
+    /// Processes kept because of their pid or an ancestor of theirs.
+    followed: HashSet<u32>,
+}
+
+impl Selection {
+    pub fn new(wanted: Wanted, table: &ProcessTable) -> Self {
+        let roots: HashSet<u32> = wanted.pids.iter().copied().collect();
+        let mut selection = Self { followed: roots.clone(), roots, wanted };
+        if selection.wanted.follow_children && !selection.followed.is_empty() {
+            selection.follow_existing(table);
+        }
+        selection
+    }
+
+    /// Children that were there before the recording; parents may come after children in any
+    /// listing, so this goes on until nothing new is found.
+    fn follow_existing(&mut self, table: &ProcessTable) {
+        loop {
+            let before = self.followed.len();
+            for pid in table.pids() {
+                if table.get(pid).is_some_and(|process| self.followed.contains(&process.parent)) {
+                    self.followed.insert(pid);
+                }
+            }
+            if self.followed.len() == before {
+                return;
+            }
+        }
+    }
+
+    pub fn is_everything(&self) -> bool {
+        self.wanted.is_everything()
+    }
+
+    pub fn forked(&mut self, pid: u32, parent: u32) {
+        if self.wanted.follow_children && self.followed.contains(&parent) {
+            self.followed.insert(pid);
+        } else if !self.roots.contains(&pid) {
+            // A reused pid is another process.
+            self.followed.remove(&pid);
+        }
+    }
+
+    /// A process that is wanted from now on. The event of its own start may still come.
+    pub fn add_root(&mut self, pid: u32) {
+        self.roots.insert(pid);
+        self.followed.insert(pid);
+    }
+
+    /// A process has ended: its pid may be another's next.
+    pub fn ended(&mut self, pid: u32) {
+        self.roots.remove(&pid);
+    }
+
+    pub fn roots_are_gone(&self) -> bool {
+        self.roots.is_empty()
+    }
+
+    /// Whether a sample of this process is kept. `group` is asked only when it matters.
+    pub fn keeps(
+        &mut self,
+        pid: u32,
+        comm: &str,
+        group: impl FnOnce() -> Option<std::sync::Arc<Group>>,
+    ) -> bool {
+        if self.wanted.is_everything() || self.followed.contains(&pid) {
+            return true;
+        }
+        let matches = self.wanted.comm_matches(comm)
+            || !self.wanted.groups.is_empty()
+                && group().is_some_and(|group| self.wanted.group_matches(&group));
+        if matches && self.wanted.follow_children {
+            self.followed.insert(pid);
+        }
+        matches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_are_followed_and_reused_pids_are_not() {
+        let wanted = Wanted { pids: vec![10], follow_children: true, ..Wanted::default() };
+        let mut selection = Selection::new(wanted, &ProcessTable::default());
+        selection.forked(11, 10);
+        selection.forked(12, 11);
+        assert!(selection.keeps(12, "x", || None));
+        selection.forked(12, 1);
+        assert!(!selection.keeps(12, "x", || None));
+    }
+
+    #[test]
+    fn a_long_name_matches_what_the_kernel_kept_of_it() {
+        let wanted = Wanted { comms: vec!["a-very-long-program".into()], ..Wanted::default() };
+        assert!(wanted.comm_matches("a-very-long-pro"));
+        assert!(!wanted.comm_matches("a-very"));
+    }
+}

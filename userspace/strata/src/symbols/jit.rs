@@ -1,0 +1,100 @@
+//! Names of generated code: perf maps (`/tmp/perf-PID.map`) and jitdump files.
+//!
+//! Both lie in the target's own namespaces: the path in its root, the number as the process
+//! itself sees it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use strata_files::{FileService, Locator, OpenFile, ProcessRef, Reply, Request};
+use strata_profile::FrameKind;
+use strata_symbols::{JitDump, PerfMap};
+
+use super::NamedFrame;
+
+/// Bytes read of one file at most.
+const MOST: u64 = 512 << 20;
+const PIECE: u64 = 4 << 20;
+
+/// What one process's compilers wrote.
+#[derive(Default)]
+pub struct JitNames {
+    map: Option<PerfMap>,
+    dump: Option<JitDump>,
+}
+
+impl JitNames {
+    /// Reads what there is for a process, which may have ended.
+    pub fn load(service: &mut FileService, pid: u32, dump: Option<Arc<OpenFile>>) -> Self {
+        let mut names = Self::default();
+        if let Some(map) = open_map(service, pid) {
+            let mut parsed = PerfMap::default();
+            read_pieces(service, &map, |piece| {
+                parsed.feed(piece);
+                true
+            });
+            names.map = Some(parsed);
+        }
+        if let Some(dump) = dump {
+            let mut parsed = JitDump::default();
+            read_pieces(service, &dump, |piece| parsed.feed(piece).is_ok());
+            names.dump = Some(parsed);
+        }
+        names
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.map.as_ref().is_none_or(PerfMap::is_empty)
+            && self.dump.as_ref().is_none_or(JitDump::is_empty)
+    }
+
+    pub fn name(&self, address: u64) -> Option<NamedFrame> {
+        if let Some(symbol) = self.dump.as_ref().and_then(|dump| dump.lookup(address)) {
+            let mut frame = NamedFrame::plain(FrameKind::Jit, symbol.name);
+            frame.file = symbol.file.unwrap_or_default().into();
+            frame.line = symbol.line.unwrap_or_default();
+            return Some(frame);
+        }
+        let name = self.map.as_ref()?.lookup(address)?;
+        Some(NamedFrame::plain(FrameKind::Jit, name))
+    }
+}
+
+fn open_map(service: &mut FileService, pid: u32) -> Option<Arc<OpenFile>> {
+    let path = |pid: u32| PathBuf::from(format!("/tmp/perf-{pid}.map"));
+    let process = ProcessRef { pid, start_time: None };
+    let inside = innermost_pid(pid).unwrap_or(pid);
+    let locators = [
+        Locator::InRoot { process, path: path(inside) },
+        // The process is gone, or its map is written by somebody outside.
+        Locator::Host { path: path(pid) },
+    ];
+    locators.into_iter().find_map(|locator| match service.call(Request::Open(locator)) {
+        Ok(Reply::Opened(file)) => Some(file),
+        _ => None,
+    })
+}
+
+/// A process's number in its own pid namespace.
+pub fn innermost_pid(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().last()?.parse().ok()
+}
+
+fn read_pieces(
+    service: &mut FileService,
+    file: &Arc<OpenFile>,
+    mut take: impl FnMut(&[u8]) -> bool,
+) {
+    let mut offset = 0;
+    while offset < MOST {
+        let request = Request::Read { file: file.clone(), offset, length: PIECE };
+        let Ok(Reply::Bytes(piece)) = service.call(request) else { return };
+        if piece.is_empty() || !take(&piece) {
+            return;
+        }
+        offset += piece.len() as u64;
+    }
+}

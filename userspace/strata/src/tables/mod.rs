@@ -1,0 +1,20 @@
+//! Unwind tables in kernel memory.
+//!
+//! - [`arena`]: words in segments: allocated, freed, reused after a grace period.
+//! - [`rule_set`]: the global 16-bit rule numbers, shared between files, with quotas.
+//! - [`store`]: files' tables and processes' extents, published to the kernel and evicted.
+//! - [`search`]: userspace's search in the same memory, for raw stacks.
+//!
+//! Invariant: nothing a published process entry can reach changes until the entry was replaced
+//! and the grace period has passed.
+
+pub mod arena;
+pub mod rule_set;
+pub mod search;
+pub mod store;
+
+use std::time::Duration;
+
+/// How long the kernel may still use what a replaced process entry pointed to. One unwind takes
+/// microseconds; a preempted virtual CPU may take its time.
+pub const GRACE: Duration = Duration::from_secs(2);

@@ -1,0 +1,411 @@
+//! Files' tables and processes' extents in kernel memory.
+//!
+//! Tables are loaded once per file and shared by every process that maps it. Extents are one
+//! block per process, shared by processes that map the same (forks). Over the memory limit, the
+//! process that was published longest ago without a sample since is taken out: should it run
+//! again, its next sample arrives raw and brings it back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use strata_layout::rule::Rule;
+use strata_layout::tables::{
+    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, Process, SEGMENT_BYTES, row_rule,
+};
+use strata_unwind::{Load, UnwindTable};
+
+use super::arena::{Arena, Range};
+use super::rule_set::RuleSet;
+use super::search;
+use crate::kernel::loader::{LoadError, Programs};
+use crate::kernel::memory::MapMemory;
+
+/// Raw stacks a process may send for code outside its extents before it is published anew.
+const CAPTURES: u32 = 8;
+const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
+
+/// A file's table in kernel memory.
+pub struct Table {
+    pieces: Vec<LoadedPiece>,
+    numbers: Vec<u16>,
+    pub loads: Vec<Load>,
+    pub rows: u64,
+}
+
+struct LoadedPiece {
+    first_page: u64,
+    pages: u32,
+    row_count: u32,
+    range: Range,
+}
+
+/// One mapping of a process, and how its code is unwound.
+pub struct Stretch {
+    pub start: u64,
+    pub end: u64,
+    pub code: Code,
+}
+
+pub enum Code {
+    Table { table: Arc<Table>, bias: u64 },
+    FramePointer,
+}
+
+struct Published {
+    extents: Arc<[Extent]>,
+    tables: Vec<Arc<Table>>,
+    range: Range,
+    generation: u32,
+    users: u32,
+}
+
+struct Owner {
+    block: u64,
+    last_used: Instant,
+}
+
+pub struct Store {
+    arena: Arena,
+    rules: RuleSet,
+    segments: Vec<MapMemory>,
+    limit_segments: usize,
+    blocks: HashMap<u64, Published>,
+    owners: HashMap<u32, Owner>,
+    by_content: HashMap<Arc<[Extent]>, u64>,
+    next_block: u64,
+    generation: u32,
+    /// Dropped tables whose memory is still to be given back.
+    pub evicted: u64,
+    /// Tables or extents that found no room.
+    pub refused: u64,
+    /// Extents beyond [`MAX_EXTENTS`].
+    pub cut_extents: u64,
+}
+
+impl Store {
+    /// `limit` bounds the segments' bytes.
+    pub fn new(limit: u64) -> Self {
+        let limit_segments = usize::try_from(limit / SEGMENT_BYTES as u64).unwrap_or(usize::MAX);
+        Self {
+            arena: Arena::default(),
+            rules: RuleSet::default(),
+            segments: Vec::new(),
+            limit_segments: limit_segments.max(2),
+            blocks: HashMap::new(),
+            owners: HashMap::new(),
+            by_content: HashMap::new(),
+            next_block: 0,
+            generation: 0,
+            evicted: 0,
+            refused: 0,
+            cut_extents: 0,
+        }
+    }
+
+    pub fn segment_bytes(&self) -> u64 {
+        (self.arena.segments() * SEGMENT_BYTES) as u64
+    }
+
+    pub fn used_bytes(&self) -> u64 {
+        self.arena.used_bytes()
+    }
+
+    pub fn rule_count(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Copies a file's table into kernel memory. `None` when there is no room for it.
+    pub fn load(&mut self, programs: &mut Programs, table: &UnwindTable) -> Option<Table> {
+        let mut ranges = Vec::with_capacity(table.pieces.len());
+        for piece in &table.pieces {
+            let words = u32::try_from(piece.index.len() + piece.rows.len()).ok();
+            match words.and_then(|words| self.allocate(programs, words)) {
+                Some(range) => ranges.push(range),
+                None => {
+                    let now = Instant::now();
+                    ranges.into_iter().for_each(|range| self.arena.free(range, now));
+                    self.refused += 1;
+                    return None;
+                }
+            }
+        }
+        let rule_memory = programs.rules();
+        let numbers = self.rules.load(&table.rules, |number, rule| {
+            let words = rule_words(&rule);
+            rule_memory.write(usize::from(number) * WORDS_PER_RULE, words.into_iter());
+        });
+        let mut pieces = Vec::with_capacity(ranges.len());
+        for (piece, range) in table.pieces.iter().zip(ranges) {
+            let memory = self.segments.get(range.segment as usize)?;
+            let offset = range.offset as usize;
+            memory.write(offset, piece.index.iter().copied());
+            let rows = piece.rows.iter().map(|&row| {
+                let number = numbers.get(usize::from(row_rule(row))).copied().unwrap_or_default();
+                row & 0xffff | u32::from(number) << 16
+            });
+            memory.write(offset + piece.index.len(), rows);
+            pieces.push(LoadedPiece {
+                first_page: piece.first_page,
+                pages: piece.pages,
+                row_count: piece.rows.len() as u32,
+                range,
+            });
+        }
+        Some(Table { pieces, numbers, loads: table.loads.clone(), rows: table.row_count() })
+    }
+
+    /// Gives a table's memory back. Only when no published process uses it any more.
+    pub fn unload(&mut self, table: Table) {
+        let now = Instant::now();
+        self.rules.unload(&table.numbers, now);
+        for piece in table.pieces {
+            self.arena.free(piece.range, now);
+        }
+        self.evicted += 1;
+    }
+
+    /// Makes a process's extents known to the kernel. `code` is sorted by address.
+    pub fn publish(
+        &mut self,
+        programs: &mut Programs,
+        pid: u32,
+        code: &[Stretch],
+    ) -> Result<(), LoadError> {
+        let mut extents = extents_of(code);
+        if extents.len() > MAX_EXTENTS as usize {
+            self.cut_extents += (extents.len() - MAX_EXTENTS as usize) as u64;
+            extents.truncate(MAX_EXTENTS as usize);
+        }
+        let extents: Arc<[Extent]> = extents.into();
+        let block = match self.by_content.get(&extents) {
+            Some(&block) => block,
+            None => match self.write_block(programs, &extents, code) {
+                Some(block) => block,
+                None => {
+                    self.refused += 1;
+                    return Ok(());
+                }
+            },
+        };
+        let now = Instant::now();
+        let old = self.owners.insert(pid, Owner { block, last_used: now });
+        if let Some(published) = self.blocks.get_mut(&block) {
+            published.users += 1;
+            let entry = Process {
+                segment: published.range.segment,
+                offset: published.range.offset,
+                count: published.extents.len() as u32,
+                generation: published.generation,
+                captures: CAPTURES,
+                reserved: 0,
+            };
+            programs.set_process(pid, entry)?;
+        }
+        if let Some(old) = old {
+            self.release(old.block, now);
+        }
+        Ok(())
+    }
+
+    fn write_block(
+        &mut self,
+        programs: &mut Programs,
+        extents: &Arc<[Extent]>,
+        code: &[Stretch],
+    ) -> Option<u64> {
+        let words = u32::try_from(extents.len() * EXTENT_WORDS).ok()?;
+        let range = self.allocate(programs, words)?;
+        let memory = self.segments.get(range.segment as usize)?;
+        let mut offset = range.offset as usize;
+        for extent in extents.iter() {
+            memory.write(offset, extent_words(extent).into_iter());
+            offset += EXTENT_WORDS;
+        }
+        let tables = code
+            .iter()
+            .filter_map(|stretch| match &stretch.code {
+                Code::Table { table, .. } => Some(table.clone()),
+                Code::FramePointer => None,
+            })
+            .collect();
+        // 0 means "no rule cached": it is never a generation.
+        self.generation = self.generation.wrapping_add(1).max(1);
+        self.next_block += 1;
+        let published = Published {
+            extents: extents.clone(),
+            tables,
+            range,
+            generation: self.generation,
+            users: 0,
+        };
+        self.blocks.insert(self.next_block, published);
+        self.by_content.insert(extents.clone(), self.next_block);
+        Some(self.next_block)
+    }
+
+    fn release(&mut self, block: u64, now: Instant) {
+        let Some(published) = self.blocks.get_mut(&block) else { return };
+        published.users = published.users.saturating_sub(1);
+        if published.users == 0
+            && let Some(published) = self.blocks.remove(&block)
+        {
+            self.by_content.remove(&published.extents);
+            self.arena.free(published.range, now);
+        }
+    }
+
+    /// Takes a process out.
+    pub fn withdraw(&mut self, programs: &mut Programs, pid: u32) {
+        programs.remove_process(pid);
+        if let Some(owner) = self.owners.remove(&pid) {
+            self.release(owner.block, Instant::now());
+        }
+    }
+
+    /// Notes that a process is being sampled, so that it stays.
+    pub fn touch(&mut self, pid: u32, now: Instant) {
+        if let Some(owner) = self.owners.get_mut(&pid) {
+            owner.last_used = now;
+        }
+    }
+
+    /// What the tables say about an address of a process with these extents.
+    pub fn lookup(&self, extents: &[Extent], address: u64) -> strata_unwind::unwinder::Lookup {
+        search::lookup(extents, &self.segments, &self.rules, address)
+    }
+
+    /// Housekeeping: memory whose grace period has passed is available again.
+    pub fn reclaim(&mut self) {
+        let now = Instant::now();
+        self.arena.reclaim(now);
+        self.rules.reclaim(now);
+    }
+
+    /// True when the segments are at their limit and nearly full.
+    pub fn is_tight(&self) -> bool {
+        self.arena.segments() >= self.limit_segments
+            && self.arena.used_bytes() * 8 > self.segment_bytes() * 7
+    }
+
+    /// The published process that was used longest ago.
+    pub fn least_used(&self) -> Option<u32> {
+        self.owners.iter().min_by_key(|(_, owner)| owner.last_used).map(|(pid, _)| *pid)
+    }
+
+    fn allocate(&mut self, programs: &mut Programs, words: u32) -> Option<Range> {
+        if let Some(range) = self.arena.allocate(words) {
+            return Some(range);
+        }
+        if self.arena.segments() >= self.limit_segments {
+            return None;
+        }
+        match programs.add_segment() {
+            Ok((_, memory)) => {
+                self.segments.push(memory);
+                self.arena.add_segment();
+                self.arena.allocate(words)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no further memory for unwind tables");
+                self.limit_segments = self.arena.segments();
+                None
+            }
+        }
+    }
+}
+
+/// The extents of a process. Not bounded by [`MAX_EXTENTS`].
+pub fn extents_of(code: &[Stretch]) -> Vec<Extent> {
+    let mut extents = Vec::with_capacity(code.len());
+    for stretch in code {
+        append_extents(&mut extents, stretch.start, stretch.end, &stretch.code);
+    }
+    extents
+}
+
+/// The extents of one mapping: its pieces, and frame pointers where no piece lies.
+fn append_extents(extents: &mut Vec<Extent>, start: u64, end: u64, code: &Code) {
+    let plain = |start, end| Extent {
+        start,
+        end,
+        bias: 0,
+        first_page: 0,
+        kind: ExtentKind::FramePointer as u32,
+        segment: 0,
+        index: 0,
+        rows: 0,
+        pages: 0,
+        row_count: 0,
+        reserved: [0; 2],
+    };
+    let mut at = start;
+    if let Code::Table { table, bias } = code {
+        for piece in &table.pieces {
+            let piece_start = (piece.first_page << 8).wrapping_add(*bias);
+            let piece_end = ((piece.first_page + u64::from(piece.pages)) << 8).wrapping_add(*bias);
+            let (from, to) = (piece_start.max(at), piece_end.min(end));
+            if from >= to {
+                continue;
+            }
+            if from > at {
+                extents.push(plain(at, from));
+            }
+            let index_words = piece.pages + 1;
+            extents.push(Extent {
+                start: from,
+                end: to,
+                bias: *bias,
+                first_page: piece.first_page,
+                kind: ExtentKind::Rows as u32,
+                segment: piece.range.segment,
+                index: piece.range.offset,
+                rows: piece.range.offset + index_words,
+                pages: piece.pages,
+                row_count: piece.row_count,
+                reserved: [0; 2],
+            });
+            at = to;
+        }
+    }
+    if at < end {
+        extents.push(plain(at, end));
+    }
+}
+
+fn rule_words(rule: &Rule) -> [u32; WORDS_PER_RULE] {
+    [
+        rule.packed.0,
+        u32::from_ne_bytes([rule.base, rule.flags, rule.ra_register, 0]),
+        rule.cfa_offset as u32,
+        rule.deref_add as u32,
+        rule.fp_offset as u32,
+        rule.rbx_offset as u32,
+        rule.ra_offset as u32,
+        0,
+    ]
+}
+
+fn extent_words(extent: &Extent) -> [u32; EXTENT_WORDS] {
+    let split = |long: u64| [long as u32, (long >> 32) as u32];
+    let [start, end] = [split(extent.start), split(extent.end)];
+    let [bias, page] = [split(extent.bias), split(extent.first_page)];
+    [
+        start[0],
+        start[1],
+        end[0],
+        end[1],
+        bias[0],
+        bias[1],
+        page[0],
+        page[1],
+        extent.kind,
+        extent.segment,
+        extent.index,
+        extent.rows,
+        extent.pages,
+        extent.row_count,
+        0,
+        0,
+    ]
+}
