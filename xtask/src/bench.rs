@@ -10,7 +10,7 @@ use crate::{build, project, run, setup::dotnet};
 pub fn run(arguments: &[OsString]) -> Result<()> {
     if !project::is_root() {
         bail!(
-            "the benchmarks load BPF programs and need root: sudo env \"PATH=$PATH\" cargo xtask bench"
+            "the benchmarks load BPF programs and need root: sudo env \"PATH=$PATH\" \"HOME=$HOME\" cargo xtask bench"
         );
     }
     setup::ensure(Profile::Test)?;

@@ -1,10 +1,10 @@
 //! `cargo xtask dist`: what a user downloads. One stripped binary with the BPF object inside,
 //! the licences, the README; a user of it needs no toolchain.
 //!
-//! libelf and zlib are linked in statically, so that only glibc is asked of the user's machine.
+//! Invariant: of the user's machine only glibc is asked; any other library is an error here.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -18,10 +18,7 @@ pub fn run() -> Result<()> {
     setup::ensure(Profile::Record)?;
     bpf_object::ensure()?;
     let mut cargo = project::cargo();
-    cargo
-        .args(["build", "--profile", "dist", "--package", "strata"])
-        .args(["--features", "libbpf-rs/static"])
-        .env("LIBBPF_SYS_LIBRARY_PATH", static_libraries()?);
+    cargo.args(["build", "--profile", "dist", "--package", "strata"]);
     run::aloud(&mut cargo).context("strata does not build")?;
     let binary = project::target().join("dist/strata");
     refuse_other_libraries(&binary)?;
@@ -56,22 +53,6 @@ pub fn run() -> Result<()> {
     println!("  needs Linux on x86-64 with glibc {} or later", newest_glibc_symbol(&binary)?);
     println!("  sha256 {}", run::sha256_of(&archive)?);
     Ok(())
-}
-
-/// Where the C compiler finds libelf.a and libz.a.
-fn static_libraries() -> Result<PathBuf> {
-    for library in ["libelf.a", "libz.a"] {
-        let path = run::output_of(Command::new("cc").arg(format!("-print-file-name={library}")))?;
-        let path = PathBuf::from(path.trim_end());
-        // The compiler repeats the bare name of what it does not find.
-        let Some(directory) = path.parent().filter(|_| path.is_absolute()) else {
-            bail!("there is no {library}: install libelf-dev and zlib1g-dev");
-        };
-        if library == "libz.a" {
-            return Ok(directory.canonicalize()?);
-        }
-    }
-    bail!("no library to look for")
 }
 
 fn refuse_other_libraries(binary: &Path) -> Result<()> {

@@ -21,7 +21,7 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     if !project::is_root() {
         bail!(
             "the end-to-end tests load BPF programs and need root. Run:\n  \
-             sudo env \"PATH=$PATH\" cargo xtask test\n\
+             sudo env \"PATH=$PATH\" \"HOME=$HOME\" cargo xtask test\n\
              (without root: `cargo test --workspace --exclude {END_TO_END}`)"
         );
     }
