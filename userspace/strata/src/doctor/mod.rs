@@ -27,63 +27,50 @@ mod symbols;
 mod text;
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 
-pub use line::{Group, Line, State};
+pub use line::Line;
 
 use environment::Environment;
+use line::State;
 
 /// Exit status: recording works.
 pub const WORKS: i32 = 0;
 /// Exit status: something is missing, recording cannot work.
 pub const CANNOT_WORK: i32 = 1;
 
-/// Tells whether this host can be profiled and what would be lost, or (--pid) what is known about
-/// one process.
-///
-/// Every line is ok, degraded (it works, and this is lost) or missing (recording cannot work), with
-/// the command that fixes it below. Exit status: 0 recording works, also where lines are degraded;
-/// 1 something is missing, or there is no process with that pid; 2 wrong usage.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct DoctorArgs {
-    /// Explain one process: its files, unwind rules, symbols, JIT code, and what is not known
-    #[arg(long, short, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
+/// What is asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Question {
+    /// Explain one process.
     pub pid: Option<u32>,
-    /// Print JSON
-    #[arg(long)]
     pub json: bool,
-    /// Only lines that are not ok
-    #[arg(long, hide = true)]
-    pub brief: bool,
 }
 
-/// What the rest of strata knows and the checks need.
-pub struct Context<'a> {
-    /// Loads the BPF programs and unloads them again; says what was loaded, or what failed.
-    pub load_programs: &'a dyn Fn() -> Result<String, String>,
-    /// Where unwind tables are kept between runs.
-    pub cache: Option<&'a Path>,
-}
+/// Loads strata's BPF programs and unloads them again; says what was loaded, or what failed.
+pub type LoadPrograms<'a> = &'a dyn Fn() -> Result<String, String>;
 
 /// Runs `strata doctor`; the exit status.
-pub fn run(args: &DoctorArgs, context: &Context<'_>) -> anyhow::Result<i32> {
+pub fn run(question: Question, load_programs: LoadPrograms<'_>) -> anyhow::Result<i32> {
     let output = std::io::stdout();
-    let colour = output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    if let Some(pid) = args.pid {
+    let colour =
+        output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    if let Some(pid) = question.pid {
         let Some(report) = process::examine(pid) else {
             anyhow::bail!("there is no process with pid {pid} (pids are those of the host)");
         };
-        let text = if args.json { print::json_text(&report.to_json()) } else { report.to_text(colour) };
+        let text = if question.json {
+            print::json_text(&report.to_json())
+        } else {
+            report.to_text(colour)
+        };
         write(output, &text)?;
         return Ok(WORKS);
     }
-    let lines = all_lines(context);
-    let text = if args.json {
+    let lines = all_lines(load_programs);
+    let text = if question.json {
         print::json_text(&print::lines_as_json(&lines))
     } else {
-        let shown: Vec<&Line> =
-            lines.iter().filter(|line| !args.brief || line.state() != State::Ok).collect();
-        print::lines_as_text(&shown, colour) + &print::verdict(&lines, colour)
+        to_text(&lines, colour) + &print::verdict(&lines, colour)
     };
     write(output, &text)?;
     let missing = lines.iter().any(|line| line.state() == State::Missing);
@@ -105,15 +92,17 @@ pub fn to_text(lines: &[Line], colour: bool) -> String {
     print::lines_as_text(&lines.iter().collect::<Vec<_>>(), colour)
 }
 
-fn all_lines(context: &Context<'_>) -> Vec<Line> {
+fn all_lines(load_programs: LoadPrograms<'_>) -> Vec<Line> {
     let environment = Environment::read();
     let mut lines = host::lines(&environment);
     lines.extend(permissions::lines(&environment));
     lines.extend(perf::lines(&environment));
-    let refused = lines.iter().any(|line| line.state() == State::Missing);
-    lines.push(host::programs(context.load_programs, refused));
+    // Where something is missing, that is why they would not load.
+    if lines.iter().all(|line| line.state() != State::Missing) {
+        lines.push(host::programs(load_programs));
+    }
     lines.extend(symbols::lines(&environment));
-    lines.extend(sandbox::lines(&environment, context.cache));
+    lines.extend(sandbox::lines(&environment));
     lines
 }
 
@@ -122,5 +111,45 @@ fn write(mut to: impl Write, text: &str) -> std::io::Result<()> {
     match to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel's own calls change one thread, libc's all of them.
+    fn become_nobody() {
+        const NOBODY: libc::c_long = 65_534;
+        // SAFETY: only this thread's credentials change; nothing of it is used afterwards.
+        unsafe {
+            assert_eq!(libc::syscall(libc::SYS_setgroups, 0 as libc::c_long, 0 as libc::c_long), 0);
+            assert_eq!(libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY), 0);
+            assert_eq!(libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY), 0);
+        }
+    }
+
+    #[test]
+    fn without_root_what_is_missing_comes_with_the_command_that_fixes_it() {
+        let thread = std::thread::spawn(|| {
+            become_nobody();
+            brief()
+        });
+        let lines = thread.join().expect("needs root: a thread gives it up");
+        let names: Vec<&str> = lines.iter().map(|line| line.name).collect();
+        assert_eq!(names, ["bpf()", "capabilities", "cpu-clock", "process events"]);
+        let program = std::env::current_exe().expect("a path");
+        for line in &lines {
+            assert_eq!(line.state(), State::Missing);
+            let fix = line.fix().expect("a fix");
+            assert!(fix.contains(&format!("{} record", program.display())), "{fix}");
+        }
+        let text = to_text(&lines, false);
+        assert!(text.contains("without CAP_BPF, CAP_PERFMON"), "{text}");
+    }
+
+    #[test]
+    fn with_root_nothing_is_missing() {
+        assert_eq!(brief(), []);
     }
 }

@@ -62,7 +62,7 @@ impl KernelTypes {
                 composite = self.composite(member).ok_or_else(no_field)?;
             }
         }
-        if bits % 8 != 0 {
+        if !bits.is_multiple_of(8) {
             return Err(TypeError::BitField {
                 structure: structure.to_owned(),
                 field: field.to_owned(),

@@ -1,0 +1,210 @@
+//! Code that was made at run time: how much there is, which runtime made it, who names it.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use strata_files::{FileService, Locator, ProcessRef, Reply, Request};
+use strata_symbols::PerfMap;
+
+use super::files::is_file;
+use crate::doctor::parse::CodeMapping;
+use crate::doctor::text::printable;
+
+/// More of a perf map is not read here.
+const MOST_READ: u64 = 64 << 20;
+const PIECE: u64 = 4 << 20;
+
+/// A runtime that makes code, recognised by the files it maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    DotNet,
+    Java,
+    Node,
+    Python,
+    Unknown,
+}
+
+impl Runtime {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DotNet => ".NET",
+            Self::Java => "Java",
+            Self::Node => "Node.js",
+            Self::Python => "Python",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// What makes it write the names of its code.
+    fn naming(self, pid: u32, inner_pid: u32) -> String {
+        match self {
+            Self::DotNet => "restart it with DOTNET_PerfMapEnabled=1 in its environment".to_owned(),
+            Self::Java => format!(
+                "jcmd {pid} Compiler.perfmap (JDK 17 and later; start it with -XX:+PreserveFramePointer for whole stacks)"
+            ),
+            Self::Node => "restart it as: node --perf-basic-prof".to_owned(),
+            Self::Python => "restart it as: python3 -X perf (3.12 and later)".to_owned(),
+            Self::Unknown => {
+                format!(
+                    "switch on what makes its runtime write /tmp/perf-{inner_pid}.map or a jitdump file"
+                )
+            }
+        }
+    }
+}
+
+/// A file that names generated code.
+#[derive(Clone, Debug)]
+pub struct NameSource {
+    pub path: String,
+    pub bytes: u64,
+    /// Functions in it, where it was read.
+    pub functions: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Generated {
+    pub regions: u64,
+    pub bytes: u64,
+    pub runtime: Runtime,
+    pub perf_map: Option<NameSource>,
+    /// Why there is no perf map, with the path that was tried.
+    pub no_perf_map: Option<String>,
+    pub jitdump: Option<String>,
+    /// What to do for names.
+    pub fix: String,
+}
+
+impl Generated {
+    pub fn has_names(&self) -> bool {
+        self.perf_map.is_some() || self.jitdump.is_some()
+    }
+}
+
+/// `None` when all code is from files.
+pub fn examine(
+    service: &mut FileService,
+    process: ProcessRef,
+    inner_pid: u32,
+    mappings: &[CodeMapping],
+) -> Option<Generated> {
+    let regions: Vec<&CodeMapping> =
+        mappings.iter().filter(|mapping| !is_file(mapping) && !is_kernels(mapping)).collect();
+    let jitdump = mappings.iter().find(|mapping| is_jitdump(&mapping.path));
+    if regions.is_empty() && jitdump.is_none() {
+        return None;
+    }
+    let runtime = runtime_of(mappings);
+    let (perf_map, no_perf_map) = match perf_map(service, process, inner_pid) {
+        Ok(found) => (Some(found), None),
+        Err(why) => (None, Some(why)),
+    };
+    Some(Generated {
+        regions: regions.len() as u64,
+        bytes: regions.iter().map(|region| region.end.saturating_sub(region.start)).sum(),
+        runtime,
+        perf_map,
+        no_perf_map,
+        jitdump: jitdump.map(|mapping| printable(&mapping.path)),
+        fix: runtime.naming(process.pid, inner_pid),
+    })
+}
+
+/// Pages the kernel puts into every process.
+fn is_kernels(mapping: &CodeMapping) -> bool {
+    matches!(&mapping.path[..], b"[vdso]" | b"[vsyscall]" | b"[uprobes]")
+}
+
+/// Writers of jitdump map its first page executable so that profilers find it.
+fn is_jitdump(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    name.starts_with(b"jit-") && name.ends_with(b".dump")
+}
+
+fn runtime_of(mappings: &[CodeMapping]) -> Runtime {
+    let maps = |part: &str| {
+        mappings.iter().any(|mapping| {
+            let name = mapping.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+            name.starts_with(part.as_bytes())
+        })
+    };
+    if maps("libcoreclr") || maps("libclrjit") || maps("memfd:doublemapper") {
+        Runtime::DotNet
+    } else if maps("libjvm.so") {
+        Runtime::Java
+    } else if maps("node") || maps("libnode") {
+        Runtime::Node
+    } else if maps("libpython") || maps("python") {
+        Runtime::Python
+    } else {
+        Runtime::Unknown
+    }
+}
+
+/// The perf map: in the process's root by its own number, or on the host by the host's.
+fn perf_map(
+    service: &mut FileService,
+    process: ProcessRef,
+    inner_pid: u32,
+) -> Result<NameSource, String> {
+    let path = |pid: u32| PathBuf::from(format!("/tmp/perf-{pid}.map"));
+    let inside = path(inner_pid);
+    let tries = [
+        (inside.clone(), Locator::InRoot { process, path: inside.clone() }),
+        (path(process.pid), Locator::Host { path: path(process.pid) }),
+    ];
+    let mut why = None;
+    for (path, locator) in tries {
+        match service.call(Request::Open(locator)) {
+            Ok(Reply::Opened(file)) => {
+                let bytes = file.identity().size;
+                let mut map = PerfMap::default();
+                let mut offset = 0;
+                while offset < bytes.min(MOST_READ) {
+                    let request = Request::Read { file: file.clone(), offset, length: PIECE };
+                    let Ok(Reply::Bytes(piece)) = service.call(request) else { break };
+                    if piece.is_empty() {
+                        break;
+                    }
+                    map.feed(&piece);
+                    offset = offset.saturating_add(piece.len() as u64);
+                }
+                let functions = (offset >= bytes).then_some(map.len() as u64);
+                let path = printable(path.as_os_str().as_bytes());
+                return Ok(NameSource { path, bytes, functions });
+            }
+            Ok(_) => {}
+            Err(error) => {
+                why.get_or_insert_with(|| error.to_string());
+            }
+        }
+    }
+    let shown = printable(OsStr::as_bytes(inside.as_os_str()));
+    Err(format!("{shown} in its root: {}", why.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::parse::code_mappings;
+
+    #[test]
+    fn runtimes_are_known_by_their_files() {
+        let runtime = |path: &str| {
+            let maps = format!("1000-2000 r-xp 00000000 fe:01 7 {path}\n");
+            runtime_of(&code_mappings(maps.as_bytes()))
+        };
+        assert_eq!(runtime("/opt/dotnet/shared/libcoreclr.so"), Runtime::DotNet);
+        assert_eq!(runtime("/memfd:doublemapper (deleted)"), Runtime::DotNet);
+        assert_eq!(runtime("/usr/lib/jvm/lib/server/libjvm.so"), Runtime::Java);
+        assert_eq!(runtime("/usr/bin/node"), Runtime::Node);
+        assert_eq!(runtime("/usr/bin/cat"), Runtime::Unknown);
+    }
+
+    #[test]
+    fn a_mapped_jitdump_is_recognised() {
+        assert!(is_jitdump(b"/tmp/.debug/jit/x/jit-77.dump"));
+        assert!(!is_jitdump(b"/usr/lib/jit-77.so"));
+    }
+}

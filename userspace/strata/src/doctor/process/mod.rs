@@ -1,0 +1,158 @@
+//! `strata doctor --pid`: what is known about one process, and why something is not.
+//!
+//! - [`who`]: what `/proc` says about it
+//! - [`files`]: the files it runs code from: opened how, unwound by what, named by what
+//! - [`generated`]: code that compilers at run time made, and where its names come from
+//! - [`show`]: the report for people and for programs
+//!
+//! Invariant: the process is only looked at; it may end at any moment, and what cannot be read
+//! then is told, not an error.
+
+mod files;
+mod generated;
+mod show;
+mod who;
+
+use std::io;
+
+use strata_files::{Config, FileService, ProcessRef};
+
+use super::environment::{Capability, Environment};
+use super::line::State;
+use super::parse::{self, CodeMapping};
+use files::FileReport;
+use generated::Generated;
+use who::Who;
+
+/// Everything there is to say.
+pub struct Report {
+    who: Who,
+    /// Why its mappings could not be read, and what to do.
+    trouble: Option<(String, String)>,
+    files: Vec<FileReport>,
+    generated: Option<Generated>,
+}
+
+/// Looks at a process of the host; `None` when there is none. A thread's number means its process.
+pub fn examine(pid: u32) -> Option<Report> {
+    let who = who::read(pid)?;
+    let mut report = Report { who, trouble: None, files: Vec::new(), generated: None };
+    if report.who.kernel_thread || report.who.ended {
+        return Some(report);
+    }
+    let mappings = match read_mappings(report.who.pid) {
+        Ok(mappings) => mappings,
+        Err(error) => {
+            let fix = match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    Environment::read().privilege_fix(&[Capability::SYS_PTRACE])
+                }
+                _ => "look again: the process has just ended".to_owned(),
+            };
+            report.trouble = Some((format!("its mappings cannot be read: {error}"), fix));
+            return Some(report);
+        }
+    };
+    let mut service = match FileService::new(Config::default()) {
+        Ok(service) => service,
+        Err(error) => {
+            report.trouble = Some((error.to_string(), "strata doctor".to_owned()));
+            return Some(report);
+        }
+    };
+    let process = ProcessRef { pid: report.who.pid, start_time: report.who.start_time };
+    report.files = files::examine(&mut service, process, &mappings);
+    report.generated = generated::examine(&mut service, process, report.who.inner_pid(), &mappings);
+    Some(report)
+}
+
+fn read_mappings(pid: u32) -> io::Result<Vec<CodeMapping>> {
+    std::fs::read(format!("/proc/{pid}/maps")).map(|maps| parse::code_mappings(&maps))
+}
+
+impl Report {
+    /// The shortest answer to "why don't I see it?".
+    fn verdict(&self) -> (State, String) {
+        if self.who.kernel_thread {
+            return (State::Ok, "a kernel thread: its stacks are the kernel's alone".to_owned());
+        }
+        if self.who.ended {
+            return (
+                State::Missing,
+                "it has ended; its parent has not asked for its status yet".to_owned(),
+            );
+        }
+        if let Some((trouble, _)) = &self.trouble {
+            return (State::Missing, trouble.clone());
+        }
+        if self.files.first().is_some_and(|program| program.is_32_bit) {
+            let why = "a program of 32 bits: only 64-bit x86-64 code is unwound and named";
+            return (State::Missing, why.to_owned());
+        }
+        let mut parts = Vec::new();
+        let mut worst = State::Ok;
+        let total = self.files.len();
+        let mut say = |count: usize, state: State, text: &str| {
+            if count > 0 {
+                worst = worst.max(state);
+                parts.push(format!("{count} of {total} files {text}"));
+            }
+        };
+        let count = |test: &dyn Fn(&&FileReport) -> bool| self.files.iter().filter(test).count();
+        say(
+            count(&|file| file.unwinding.is_err()),
+            State::Missing,
+            "without unwind rules: frame pointers only",
+        );
+        say(
+            count(&|file| file.symbols.state() == State::Missing),
+            State::Missing,
+            "without symbols: addresses only",
+        );
+        say(
+            count(&|file| file.symbols.state() == State::Degraded),
+            State::Degraded,
+            "with exported symbols only",
+        );
+        if let Some(generated) = &self.generated
+            && !generated.has_names()
+        {
+            worst = worst.max(State::Degraded);
+            parts.push("generated code without names".to_owned());
+        }
+        if parts.is_empty() {
+            return (State::Ok, "every file has unwind rules and symbols".to_owned());
+        }
+        (worst, parts.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_explained_with_its_files() {
+        let report = examine(std::process::id()).expect("this process");
+        assert!(report.trouble.is_none());
+        let own = std::env::current_exe().expect("a path");
+        let own = own.file_name().expect("a name").to_string_lossy().into_owned();
+        assert!(report.files.iter().any(|file| file.path.contains(&own)));
+        let json = report.to_json();
+        assert_eq!(json["pid"], std::process::id());
+        assert!(report.to_text(false).contains(&own));
+    }
+
+    #[test]
+    fn a_kernel_thread_is_recognised() {
+        let report = examine(2).expect("kthreadd");
+        assert!(report.who.kernel_thread);
+        assert_eq!(report.verdict().0, State::Ok);
+    }
+
+    #[test]
+    fn a_pid_of_nobody_is_told() {
+        // Beyond the largest pid there can be.
+        assert!(examine(4_194_305).is_none());
+    }
+}
