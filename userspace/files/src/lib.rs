@@ -23,6 +23,7 @@ mod cache;
 mod channel;
 mod child;
 mod error;
+pub mod exercise;
 mod facts;
 mod identity;
 mod jobs;

@@ -186,18 +186,24 @@ pub(crate) struct WorkerLimits {
     pub address_space: u64,
     /// Of one answer; also what it may write at all.
     pub reply_bytes: u64,
+    /// Of a file by one job, repeated reads counted.
+    pub read_bytes: u64,
 }
 
 impl WorkerLimits {
     pub fn encode(&self) -> Vec<u8> {
         let mut encoder = Encoder::new();
-        encoder.u64(self.address_space).u64(self.reply_bytes);
+        encoder.u64(self.address_space).u64(self.reply_bytes).u64(self.read_bytes);
         encoder.finish()
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut decoder = Decoder::new(bytes);
-        let limits = Self { address_space: decoder.u64()?, reply_bytes: decoder.u64()? };
+        let limits = Self {
+            address_space: decoder.u64()?,
+            reply_bytes: decoder.u64()?,
+            read_bytes: decoder.u64()?,
+        };
         decoder.finish()?;
         Ok(limits)
     }

@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use rustix::process::{Resource, Rlimit};
 
 use crate::answer::{self, Expected};
 use crate::cache::{Cache, CacheConfig, CacheError};
@@ -55,6 +56,9 @@ pub struct Config {
     /// Address space of a worker.
     pub worker_memory: u64,
     pub reply_bytes: u64,
+    /// What one job may read of a file, repeated reads counted; five times that for a checksum.
+    /// The symbols and lines of the largest programs are below the default.
+    pub read_bytes: u64,
     /// A worker that grew beyond this ends after its answer.
     pub retire_above: u64,
     /// Children without work for so long end.
@@ -81,6 +85,7 @@ impl Default for Config {
             workers: 2,
             worker_memory: 1 << 30,
             reply_bytes: 64 << 20,
+            read_bytes: 1 << 30,
             retire_above: 64 << 20,
             idle: Duration::from_secs(20),
             max_stuck: 8,
@@ -92,7 +97,11 @@ impl Default for Config {
 
 impl Config {
     fn worker_limits(&self) -> WorkerLimits {
-        WorkerLimits { address_space: self.worker_memory, reply_bytes: self.reply_bytes }
+        WorkerLimits {
+            address_space: self.worker_memory,
+            reply_bytes: self.reply_bytes,
+            read_bytes: self.read_bytes,
+        }
     }
 }
 
@@ -168,12 +177,19 @@ pub struct FileService {
 }
 
 impl FileService {
-    /// Starts nothing yet: children are started when there is work for them.
+    /// Starts nothing yet: children are started when there is work for them. Raises the process's
+    /// soft limit of open files to the hard one.
     ///
     /// The thread that drives the service must live as long as the service: its children die
     /// with the thread that started them.
     pub fn new(config: Config) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // Every opened file is a descriptor of this process.
+        let files = rustix::process::getrlimit(Resource::Nofile);
+        let _ = rustix::process::setrlimit(
+            Resource::Nofile,
+            Rlimit { current: files.maximum, maximum: files.maximum },
+        );
         let (cache, cache_trouble) =
             match config.cache.as_ref().map(|cache| Cache::open(cache, config.reply_bytes)) {
                 None => (None, None),
@@ -428,7 +444,14 @@ impl FileService {
         self.cache_trouble.as_ref()
     }
 
-    /// The children there are now, with what they use.
+    /// The pids of all children there are now; costs nothing.
+    pub fn child_pids(&self) -> impl Iterator<Item = u32> {
+        let alive =
+            self.fast.child().into_iter().chain(self.slow.child()).chain(self.workers.children());
+        alive.chain(self.shared.graveyard.children()).map(crate::child::Child::pid)
+    }
+
+    /// The children there are now, with what they use: some reads of `/proc` for each.
     pub fn children(&self) -> Vec<ChildReport> {
         let report = |child: &crate::child::Child, ending| ChildReport {
             kind: child.kind,

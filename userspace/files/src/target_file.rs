@@ -2,9 +2,10 @@
 //!
 //! A mapped file that shrinks kills its reader (SIGBUS); a read one gives a short read, which is
 //! an error here. Small reads are served from one window, so that a parser which reads headers
-//! field by field does not pay a system call for each.
+//! field by field does not pay a system call for each. What one job may read is bounded, so that a
+//! sparse file of terabytes costs seconds at most, whatever its headers claim.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -21,6 +22,8 @@ pub struct TargetFile {
     size: u64,
     /// Changes with the content; unlike the change time not when the file is merely deleted.
     modified: (i64, u64),
+    /// Bytes that may still be read.
+    budget: Cell<u64>,
     window: RefCell<Window>,
 }
 
@@ -47,11 +50,12 @@ fn modification_of_stat(stat: &Stat) -> (i64, u64) {
 }
 
 impl TargetFile {
-    pub fn new(file: OwnedFd) -> io::Result<Self> {
+    /// A file of which at most `budget` bytes are read, counting repeated reads.
+    pub fn new(file: OwnedFd, budget: u64) -> io::Result<Self> {
         let stat = rustix::fs::fstat(&file)?;
         let size = identity_of_stat(&stat).size;
         let modified = modification_of_stat(&stat);
-        Ok(Self { file, size, modified, window: RefCell::default() })
+        Ok(Self { file, size, modified, budget: Cell::new(budget), window: RefCell::default() })
     }
 
     /// The size when it was opened.
@@ -102,6 +106,10 @@ impl TargetFile {
     }
 
     fn read_through(&self, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+        let left = self.budget.get().checked_sub(buffer.len() as u64);
+        let left = left
+            .ok_or_else(|| io::Error::other("more would have to be read of it than it is worth"))?;
+        self.budget.set(left);
         while !buffer.is_empty() {
             match rustix::io::pread(&self.file, &mut *buffer, offset) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -171,7 +179,7 @@ mod tests {
     fn a_file_that_shrinks_while_read_is_a_clean_error() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![7; 1 << 20]).unwrap();
-        let target = TargetFile::new(file.try_clone().unwrap().into()).unwrap();
+        let target = TargetFile::new(file.try_clone().unwrap().into(), u64::MAX).unwrap();
         let mut buffer = vec![0; 100_000];
         target.read_exact_at(500_000, &mut buffer).unwrap();
         assert!(target.is_unchanged());
@@ -192,7 +200,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let content: Vec<u8> = (0..100_000_u32).map(|i| (i % 251) as u8).collect();
         file.write_all(&content).unwrap();
-        let target = TargetFile::new(file.into()).unwrap();
+        let target = TargetFile::new(file.into(), u64::MAX).unwrap();
         for offset in (0..99_990).step_by(777).chain((0..99_990).rev().step_by(5003)) {
             let mut buffer = [0; 9];
             target.read_exact_at(offset as u64, &mut buffer).unwrap();
@@ -201,5 +209,19 @@ mod tests {
         assert!(target.read_exact_at(99_995, &mut [0; 9]).is_err());
         assert!(target.read_exact_at(u64::MAX, &mut [0; 9]).is_err());
         target.read_exact_at(100_000, &mut []).unwrap();
+    }
+
+    #[test]
+    fn no_more_is_read_than_the_budget_allows() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(10 << 30).unwrap();
+        let target = TargetFile::new(file.into(), 1 << 20).unwrap();
+        let mut buffer = vec![0; 400_000];
+        target.read_exact_at(0, &mut buffer).unwrap();
+        target.read_exact_at(5 << 30, &mut buffer).unwrap();
+        assert_eq!(
+            target.read_exact_at(9 << 30, &mut buffer).unwrap_err().kind(),
+            io::ErrorKind::Other
+        );
     }
 }

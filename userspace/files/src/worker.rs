@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::channel::{Channel, Envelope, MAX_MESSAGE, Wait};
 use crate::jobs::{JobError, WorkerJobs};
-use crate::protocol::{JobStatus, WorkerLimits, WorkerReply, WorkerRequest};
+use crate::protocol::{JobStatus, WorkerLimits, WorkerReply, WorkerRequest, kind};
 use crate::sandbox;
 use crate::target_file::TargetFile;
 
@@ -20,6 +20,9 @@ pub(crate) const MAX_INLINE: usize = MAX_MESSAGE - 64;
 const MAX_REQUEST: u64 = 64 << 20;
 /// A worker that used this much processor time in all leaves, well before the kernel's limit.
 const RETIRE_AFTER_SECONDS: i64 = 30;
+
+/// How much more than by other jobs a file is read for a checksum: all of it.
+const CHECKSUM_READS: u64 = 5;
 
 thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
@@ -52,7 +55,9 @@ pub fn run_worker(jobs: &dyn WorkerJobs) -> io::Result<()> {
             None => request.body.to_vec(),
             Some(length) => read_exchange(&exchange, length)?,
         };
-        let (status, mut answer) = serve(jobs, request.kind, &body, received.descriptors);
+        let factor = if request.kind == kind::FITS { CHECKSUM_READS } else { 1 };
+        let budget = limits.read_bytes.saturating_mul(factor);
+        let (status, mut answer) = serve(jobs, request.kind, &body, received.descriptors, budget);
         drop(body);
         let (status, in_exchange) = if answer.len() as u64 > limits.reply_bytes {
             answer.clear();
@@ -81,10 +86,11 @@ fn serve(
     kind: u8,
     body: &[u8],
     envelopes: Vec<OwnedFd>,
+    budget: u64,
 ) -> (JobStatus, Vec<u8>) {
     let files: io::Result<Vec<TargetFile>> = envelopes
         .into_iter()
-        .map(|socket| TargetFile::new(Envelope::from_socket(socket).open()?))
+        .map(|socket| TargetFile::new(Envelope::from_socket(socket).open()?, budget))
         .collect();
     let files = match files {
         Ok(files) => files,

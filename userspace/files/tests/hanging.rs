@@ -23,6 +23,7 @@ fn impatient() -> FileService {
     let config = Config {
         open_timeout: Duration::from_millis(700),
         slow_open_timeout: Duration::from_millis(700),
+        read_timeout: Duration::from_millis(700),
         max_stuck: 3,
         ..config()
     };
@@ -214,6 +215,11 @@ fn an_overlay_above_a_filesystem_that_never_answers_costs_one_opener() {
     let mapped = Mapped::of(&merged.join("program"));
     // Closing a file is asked of the server too, through the overlay: the daemon must not do it.
     let opened = open(&mut service, mapped.locator()).unwrap();
+    fuse.never_answer(fuse::READ);
+    let read = Request::Read { file: opened.clone(), offset: 0, length: 4 };
+    let outcome = service.call(read);
+    assert!(matches!(outcome, Err(FileError::TimedOut(ChildKind::Worker))), "{outcome:?}");
+    serves(&mut service);
     fuse.never_answer(fuse::FLUSH);
     drop(opened);
     let outcome = open(&mut service, mapped.locator());

@@ -169,8 +169,8 @@ fn a_worker_that_grew_leaves_and_gives_its_memory_back() {
 fn a_large_answer_arrives_whole() {
     must_be_root();
     let mut service = service();
-    let answer = bytes(service.call(custom(205, &[70], &[])));
-    assert_eq!(answer.len(), 70 << 20);
+    let answer = bytes(service.call(custom(205, &[60], &[])));
+    assert_eq!(answer.len(), 60 << 20);
     assert!(answer.iter().all(|byte| *byte == 7));
 }
 

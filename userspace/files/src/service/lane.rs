@@ -66,10 +66,10 @@ impl OpenerLane {
         self.waiting.push_back(open);
     }
 
-    /// Whether something waits that could be sent right now.
+    /// Whether something waits that no answer will get moving.
     pub fn has_unsent(&self) -> bool {
-        !self.waiting.is_empty()
-            && self.running.as_ref().is_none_or(|running| running.in_flight.len() < MAX_IN_FLIGHT)
+        let busy = self.running.as_ref().is_some_and(|running| !running.in_flight.is_empty());
+        !self.waiting.is_empty() && !busy
     }
 
     pub fn pending(&self) -> usize {

@@ -76,6 +76,22 @@ impl WorkerJobs for TestJobs {
     }
 }
 
+/// A worker that was taken over: it answers everything with well-packed nonsense.
+struct Liar;
+
+impl WorkerJobs for Liar {
+    fn run(&self, kind: u8, _: &[u8], files: &[TargetFile]) -> Result<Vec<u8>, JobError> {
+        let seed = files.first().map_or(0, TargetFile::size);
+        Ok(match seed % 4 {
+            0 => Vec::new(),
+            1 => vec![0xff; 3000],
+            // Counts that claim far more than follows.
+            2 => [[kind; 4], [0xff; 4], [0; 4], [0xff; 4]].concat(),
+            _ => vec![1; 200_000],
+        })
+    }
+}
+
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let mode = arguments.next().unwrap_or_default();
@@ -86,6 +102,7 @@ fn main() -> ExitCode {
             lane.map_or(Err(std::io::ErrorKind::InvalidInput.into()), run_opener)
         }
         Some("internal-worker") => run_worker(&TestJobs),
+        Some("internal-liar") => run_worker(&Liar),
         Some("internal-broken") => Ok(()),
         Some("internal-sleep") => sleep_in_root(arguments.next().unwrap_or_default().as_ref()),
         _ => Err(std::io::ErrorKind::InvalidInput.into()),
