@@ -6,13 +6,13 @@
 use std::ops::Range;
 
 use crate::bytes;
+use crate::code::{self, Regions, Starts};
 use crate::coverage::{self, Coverage};
 use crate::elf::{Elf, read_exact};
 use crate::expression::rule_of;
 use crate::frame_program::{Outcome, Program, State};
 use crate::frame_section::{Entry, FrameSection};
 use crate::golang::{self, LineTable};
-use crate::landmarks;
 use crate::limits::Limits;
 use crate::pieces::PieceBuilder;
 use crate::plt;
@@ -59,17 +59,31 @@ pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTa
     statistics.entries = entries.len() as u64;
     statistics.skipped_entries = (found - entries.len()) as u64 + section.malformed;
 
-    let regions = code_regions(&elf);
-    let mut covered = Coverage::new(&regions, &entries);
+    let code = code_regions(&elf);
+    let mut covered = Coverage::new(&code, &entries);
     if let Some(line_table) = &line_table {
         let (proposal, functions) = golang::propose(line_table, &elf, source, limits, &mut rules);
         statistics.go_functions = functions;
         covered.add(proposal);
     }
     covered.add(plt::propose(&elf, source, limits, &mut rules));
-    let landmarks = landmarks::propose(&elf, source, &covered, limits, &mut rules);
-    covered.add(landmarks);
     statistics.undescribed_bytes = covered.gaps.iter().map(|gap| gap.end - gap.start).sum();
+    let regions = Regions::read(&elf, source, &covered, limits);
+    if !regions.list.is_empty() {
+        let continued = regions
+            .continued(&entries)
+            .into_iter()
+            .filter(|entry| !code.iter().any(|section| section.start == entry.end()))
+            .map(|entry| (entry.end(), rule_at_end(&section, entry, &mut rules)));
+        let starts = Starts {
+            entry: elf.entry,
+            continued: continued.collect(),
+            functions: code::function_symbols(&elf, source, &regions),
+        };
+        let (proposal, derived) = code::propose(regions, &starts, limits.max_work, &mut rules);
+        statistics.derived_bytes = derived;
+        covered.add(proposal);
+    }
     covered.finish();
 
     let mut writer = RowWriter {
@@ -200,6 +214,20 @@ fn code_regions(elf: &Elf) -> Vec<Range<u64>> {
     regions
 }
 
+/// The rule behind the last instruction of an entry.
+fn rule_at_end(section: &FrameSection<'_>, entry: &Entry, rules: &mut Rules) -> u16 {
+    let Some(common) = section.common.get(entry.common as usize) else { return rules::NONE };
+    let program = Program { section, common, start: entry.start };
+    let mut state = common.initial;
+    let from = entry.program as usize;
+    let to = from.saturating_add(entry.program_size as usize);
+    program.run(from, to, u64::from(entry.size), &mut Vec::new(), &mut state, |_, _| {});
+    rule_of(&state, common, section.bytes, rules)
+}
+
+/// `lea -8(%r10), %rsp`: how GCC leaves a realigned frame, after it has popped RBP.
+const LEA_SIZE: u64 = 4;
+
 /// Writes rows in address order, from entries and fills.
 struct RowWriter<'s, 'a> {
     section: &'s FrameSection<'a>,
@@ -266,8 +294,18 @@ impl RowWriter<'_, '_> {
             if last.is_some_and(|last| last == *state) {
                 return;
             }
-            last = Some(*state);
-            let rule = rule_of(state, common, section.bytes, rules);
+            let mut state = *state;
+            if state.is_realigned_return() {
+                state = state.without_saves();
+                if let Some(before) = last.filter(State::is_realigned_end)
+                    && let Some(restored) = distance.checked_sub(LEA_SIZE)
+                {
+                    let rule = rule_of(&before.without_saves(), common, section.bytes, rules);
+                    pieces.rule_from(entry.start.saturating_add(restored), rule);
+                }
+            }
+            last = Some(state);
+            let rule = rule_of(&state, common, section.bytes, rules);
             *unsupported += u64::from(rule == rules::UNSUPPORTED);
             pieces.rule_from(entry.start.saturating_add(distance), rule);
         });

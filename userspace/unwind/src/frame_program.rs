@@ -65,6 +65,27 @@ impl Default for State {
     }
 }
 
+/// GCC's call frame information for realigned stacks says to the function's very end that
+/// registers are saved relative to RBP, even when RBP has been popped already
+/// (`pop %rbp; lea -8(%r10), %rsp; ret`).
+impl State {
+    /// At the return: RSP points to the return address, and so every register is the caller's.
+    pub fn is_realigned_return(&self) -> bool {
+        self.cfa == Cfa::Register { register: u64::from(register::RSP), offset: 8 }
+            && matches!(self.rbp, Saved::Expression(_))
+    }
+
+    /// Just before it: the CFA is R10.
+    pub fn is_realigned_end(&self) -> bool {
+        matches!(self.cfa, Cfa::Register { register: 10, offset: 0 })
+            && matches!(self.rbp, Saved::Expression(_))
+    }
+
+    pub fn without_saves(self) -> Self {
+        Self { rbp: Saved::Same, rbx: Saved::Same, ..self }
+    }
+}
+
 /// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {

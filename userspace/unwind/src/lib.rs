@@ -7,14 +7,14 @@
 //! 1. call frame information: `.eh_frame`, or `.debug_frame` where that is missing;
 //! 2. Go's line table, which tells how deep the stack is at every instruction;
 //! 3. procedure linkage tables without call frame information;
-//! 4. signal restorers and the entry point, known by their instructions;
+//! 4. the instructions themselves, where nothing describes them;
 //! 5. the frame pointer: rule "none".
 //!
 //! Code map:
 //! - [`read`]: the file, read by `pread`-like calls, never mapped
 //! - `elf`: headers, segments, sections
 //! - `frame_section`, `frame_program`, `expression`: call frame information
-//! - `golang`, `plt`, `landmarks`: everything else rules come from
+//! - `golang`, `plt`, `code`: everything else rules come from
 //! - `coverage`: which address is covered by what
 //! - `rules`, `pieces`: interned rules, rows and their index
 //! - [`table`]: the result, and the search in it
@@ -28,13 +28,13 @@
 
 mod build;
 pub mod bytes;
+mod code;
 mod coverage;
 mod elf;
 mod expression;
 mod frame_program;
 mod frame_section;
 mod golang;
-mod landmarks;
 mod limits;
 mod pieces;
 mod plt;

@@ -25,7 +25,7 @@ impl Default for Limits {
             max_section: 256 << 20,
             max_entries: 2 << 20,
             max_work: 128 << 20,
-            max_decoded: 64 << 20,
+            max_decoded: 16 << 20,
         }
     }
 }

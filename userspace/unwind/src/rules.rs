@@ -86,6 +86,10 @@ impl Rules {
         number
     }
 
+    pub fn get(&self, number: u16) -> Option<&Rule> {
+        self.rules.get(usize::from(number))
+    }
+
     pub fn into_rules(self) -> Vec<Rule> {
         self.rules
     }

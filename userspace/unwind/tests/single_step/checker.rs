@@ -14,6 +14,9 @@ const MAX_STEPS: u64 = 3_000_000;
 /// Stack read at once.
 const WINDOW: usize = 2048;
 
+/// A new thread is known as such within so many instructions.
+const NEW_THREAD: u64 = 8;
+
 #[derive(Default)]
 pub struct Report {
     pub steps: u64,
@@ -38,6 +41,8 @@ pub struct Checker {
     frames: Vec<u64>,
     /// The program's stacks are switched by a scheduler of its own.
     pub switches_stacks: bool,
+    /// Leave out the dynamic linker's start, which other tests have checked.
+    pub from_entry: bool,
 }
 
 impl Checker {
@@ -50,10 +55,14 @@ impl Checker {
             report: Report::default(),
             frames: Vec::new(),
             switches_stacks: false,
+            from_entry: false,
         }
     }
 
     pub fn run(mut self) -> Report {
+        if self.from_entry {
+            self.tracee.run_to_entry();
+        }
         self.check(self.tracee.pid);
         self.tracee.step(self.tracee.pid, 0);
         while let Some(stop) = self.tracee.wait() {
@@ -96,35 +105,38 @@ impl Checker {
         let top = self.tracee.word(sp).unwrap_or(0);
         let mut shadow = self.threads.remove(&tid).unwrap_or_default();
         shadow.advance(&registers, top);
-        let end = unwind_now(&self.tracee, &registers, &mut self.frames);
-        self.report.steps += 1;
-        if !shadow.agrees(&self.frames) || end != End::Complete {
-            let first = shadow.last.is_none();
-            let switched =
-                self.switches_stacks && shadow.may_be_elsewhere() && end == End::Complete;
-            if first || switched {
-                *self.report.switches.entry(self.tracee.place(pc)).or_default() += 1;
-            } else {
-                let expected: Vec<u64> = shadow.callers.iter().rev().copied().collect();
-                let what = format!(
-                    "{end:?}, sp {sp:#x} last {:x?}\n      expected {}\n      unwound  {}",
-                    shadow.last,
-                    self.describe(&expected),
-                    self.describe(self.frames.get(1..).unwrap_or_default())
-                );
-                let place = self.tracee.place(pc);
-                self.report.failures.entry(place).or_insert((0, what)).0 += 1;
-            }
-            if end == End::Complete && (first || switched) {
-                shadow.adopt(&self.frames);
-            }
-        }
         let tracee = &self.tracee;
         let step = *self.decoded.entry(pc).or_insert_with(|| {
             let mut bytes = [0; 16];
             let read = tracee.read(pc, &mut bytes);
             decode(pc, &bytes[..read])
         });
+        shadow.next = Some(step.effect);
+        let end = unwind_now(&self.tracee, &registers, &mut self.frames);
+        self.report.steps += 1;
+        if !shadow.agrees(&self.frames) || end != End::Complete {
+            let place = self.tracee.place(pc);
+            let complete = end == End::Complete;
+            let switched = self.switches_stacks
+                && complete
+                && (shadow.may_be_elsewhere() || shadow.is_cut(&self.frames));
+            let new_thread = tid != self.tracee.pid && shadow.age < NEW_THREAD;
+            if (shadow.age == 0 || switched) && complete {
+                *self.report.switches.entry(place).or_default() += 1;
+                shadow.adopt(&self.frames);
+            } else if let Some(reason) = exception(&place.0, &shadow, end, new_thread) {
+                *self.report.excepted.entry(reason).or_default() += 1;
+            } else {
+                let expected: Vec<u64> = shadow.callers.iter().rev().copied().collect();
+                let what = format!(
+                    "{end:?}, sp {sp:#x}, after {:x?}\n      expected {}\n      unwound  {}",
+                    shadow.last,
+                    self.describe(&expected),
+                    self.describe(self.frames.get(1..).unwrap_or_default())
+                );
+                self.report.failures.entry(place).or_insert((0, what)).0 += 1;
+            }
+        }
         shadow.about_to(pc, step, number);
         self.threads.insert(tid, shadow);
     }
@@ -136,6 +148,21 @@ impl Checker {
         });
         format!("{} deep: {}", addresses.len(), places.collect::<Vec<_>>().join(" "))
     }
+}
+
+/// Why a stack may be wrong at an instruction.
+fn exception(file: &str, shadow: &Shadow, end: End, new_thread: bool) -> Option<&'static str> {
+    // glibc describes the registers; musl's last instruction has moved the stack already.
+    if end == End::UnsupportedRule || shadow.is_about_to_jump_elsewhere() {
+        return Some("longjmp has its target's registers in registers that are not followed");
+    }
+    if new_thread {
+        return Some("a new thread before the instruction from which on it is known as one");
+    }
+    if file.contains("libgcc_s") {
+        return Some("the C++ runtime writes over its own frame to land in a handler");
+    }
+    None
 }
 
 /// Unwinds from registers, memory read a window at a time.

@@ -56,8 +56,12 @@ pub struct Shadow {
     pub callers: Vec<u64>,
     /// The last instruction and, had it been a system call, its number.
     pub last: Option<(u64, Step, u64)>,
+    /// What the instruction about to run does.
+    pub next: Option<Effect>,
     /// A signal is being delivered: its number, and the stack pointer before.
     pub signal: Option<(u64, u64)>,
+    /// Instructions checked.
+    pub age: u64,
     /// Instructions since the stack pointer was set to something else.
     since_move: u32,
     /// This instruction may be anywhere up the stack.
@@ -67,8 +71,14 @@ pub struct Shadow {
 impl Shadow {
     /// The thread runs the instruction at `pc` next.
     pub fn about_to(&mut self, pc: u64, step: Step, number: u64) {
+        self.age += 1;
         self.last = Some((pc, step, number));
         self.since_move = if step.moves_stack { 0 } else { self.since_move.saturating_add(1) };
+    }
+
+    /// The stack pointer was just set to something else, and a jump comes next.
+    pub fn is_about_to_jump_elsewhere(&self) -> bool {
+        self.since_move == 0 && self.next == Some(Effect::Jump)
     }
 
     /// A scheduler may just have switched stacks.
@@ -118,6 +128,13 @@ impl Shadow {
             }
         }
         false
+    }
+
+    /// The unwound stack is right as far as it goes.
+    pub fn is_cut(&self, frames: &[u64]) -> bool {
+        let callers = frames.get(1..).unwrap_or_default();
+        callers.len() < self.callers.len()
+            && self.callers.iter().rev().zip(callers).all(|(known, unwound)| known == unwound)
     }
 
     /// Takes unwound frames for true.

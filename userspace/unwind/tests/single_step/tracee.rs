@@ -26,6 +26,7 @@ pub enum Stop {
 }
 
 impl Tracee {
+    #[expect(clippy::zombie_processes, reason = "drop waits for all children of this thread")]
     pub fn start(mut command: Command) -> Self {
         // SAFETY: between fork and exec only an async-signal-safe system call is made.
         unsafe {
@@ -47,6 +48,29 @@ impl Tracee {
             Self { pid, tables: HashMap::new(), names: Vec::new(), space: AddressSpace::default() };
         tracee.read_mappings();
         tracee
+    }
+
+    /// Runs to the program's entry point at full speed, past the dynamic linker.
+    pub fn run_to_entry(&mut self) {
+        let auxiliary = std::fs::read(format!("/proc/{}/auxv", self.pid)).unwrap();
+        let words: Vec<u64> = auxiliary
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+            .collect();
+        let pair = words.chunks_exact(2).find(|pair| pair[0] == libc::AT_ENTRY);
+        let entry = pair.expect("every program has an entry point")[1];
+        let code = self.word(entry).unwrap();
+        const BREAKPOINT: u64 = 0xcc;
+        poke(self.pid, entry, code & !0xff | BREAKPOINT);
+        ptrace(libc::PTRACE_CONT, self.pid, 0);
+        assert!(matches!(self.wait(), Some(Stop::Step { .. })), "the entry point was not reached");
+        poke(self.pid, entry, code);
+        // SAFETY: plain integers.
+        let mut all: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        ptrace(libc::PTRACE_GETREGS, self.pid, (&raw mut all) as usize);
+        all.rip = entry;
+        ptrace(libc::PTRACE_SETREGS, self.pid, (&raw mut all) as usize);
+        self.read_mappings();
     }
 
     pub fn step(&self, tid: i32, signal: i32) {
@@ -158,4 +182,9 @@ impl Drop for Tracee {
 fn ptrace(request: libc::c_uint, tid: i32, data: usize) {
     // SAFETY: requests used here write at most a `user_regs_struct` to `data`.
     unsafe { libc::ptrace(request, tid, 0, data) };
+}
+
+fn poke(tid: i32, address: u64, word: u64) {
+    // SAFETY: writes to the stopped program's memory only.
+    unsafe { libc::ptrace(libc::PTRACE_POKETEXT, tid, address, word) };
 }

@@ -1,0 +1,336 @@
+//! Rules for code that nothing describes, from its instructions: musl's C library, hand-written
+//! assembly, V8's builtins, the C runtime's start and end.
+//!
+//! From every place known to be a function's start (symbols, call targets, the entry point) the
+//! frame is followed over all branches ([`state`]). What a `switch` jumps to is not known; code
+//! that nothing reached, in a function that jumps through a register, is taken to have the frame
+//! it had there.
+//!
+//! Invariant: every address is visited a bounded number of times, and the work is counted; what
+//! the budget does not reach keeps rule "none", the frame pointer.
+
+mod regions;
+mod state;
+
+use std::collections::HashMap;
+
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
+use strata_layout::rule::Packed;
+
+use crate::coverage::Proposal;
+use crate::rules::{self, Rules};
+use regions::{Region, STARTS, SWITCHES};
+pub(crate) use regions::{Regions, function_symbols};
+use state::State;
+
+/// `mov $15, %rax; syscall`: `rt_sigreturn`, which only a signal restorer calls.
+const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+const ALIGNMENT: u64 = 16;
+
+/// Where to begin.
+pub(crate) struct Starts {
+    pub entry: u64,
+    /// Functions by their symbols, sorted.
+    pub functions: Vec<u64>,
+    /// Places at which described code runs on into code that is not, and the rule there.
+    pub continued: Vec<(u64, u16)>,
+}
+
+/// Derives rules; returns them and the number of bytes that have got one.
+pub(crate) fn propose(
+    mut regions: Regions,
+    starts: &Starts,
+    max_work: u64,
+    rules: &mut Rules,
+) -> (Proposal, u64) {
+    let mut analysis = Analysis {
+        states: vec![State::ENTRY],
+        numbers: HashMap::new(),
+        pending: Vec::new(),
+        work: max_work,
+    };
+    if starts.entry != 0 {
+        analysis.start_at(&mut regions, starts.entry, State::START);
+    }
+    for address in &starts.functions {
+        analysis.start_at(&mut regions, *address, State::ENTRY);
+    }
+    for address in call_targets(&regions, &starts.functions, &mut analysis.work) {
+        analysis.start_at(&mut regions, address, State::ENTRY);
+    }
+    for (address, rule) in &starts.continued {
+        if let Some(state) = rules.get(*rule).and_then(State::from_rule) {
+            analysis.reach(&mut regions, *address, state.weak());
+        }
+    }
+    analysis.run(&mut regions);
+    let mut proposal = Proposal::default();
+    let mut derived = 0;
+    for number in 0..regions.list.len() {
+        analysis.unreached(&mut regions, number);
+        if let Some(region) = regions.list.get(number) {
+            derived += analysis.rows(region, rules, &mut proposal);
+        }
+    }
+    (proposal, derived)
+}
+
+struct Analysis {
+    /// Distinct states; number 0 is not used.
+    states: Vec<State>,
+    numbers: HashMap<State, u16>,
+    pending: Vec<(u64, State)>,
+    work: u64,
+}
+
+impl Analysis {
+    fn number(&mut self, state: State) -> Option<u16> {
+        if let Some(number) = self.numbers.get(&state) {
+            return Some(*number);
+        }
+        let number = u16::try_from(self.states.len()).ok()?;
+        self.states.push(state);
+        self.numbers.insert(state, number);
+        Some(number)
+    }
+
+    fn state(&self, number: u16) -> Option<State> {
+        self.states.get(usize::from(number)).copied()
+    }
+
+    /// A function starts here, whatever reaches it otherwise.
+    fn start_at(&mut self, regions: &mut Regions, address: u64, state: State) {
+        let Some((region, offset)) = regions.at(address) else { return };
+        if region.flag(offset, STARTS) {
+            return;
+        }
+        region.set_flag(offset, STARTS);
+        if let Some(number) = self.number(state) {
+            region.set_state(offset, number);
+            self.pending.push((address, state));
+        }
+    }
+
+    fn reach(&mut self, regions: &mut Regions, address: u64, state: State) {
+        if let Some((region, offset)) = regions.at(address)
+            && region.state(offset) == 0
+        {
+            self.pending.push((address, state));
+        }
+    }
+
+    fn run(&mut self, regions: &mut Regions) {
+        while let Some((address, state)) = self.pending.pop() {
+            self.follow(regions, address, state);
+        }
+    }
+
+    /// Follows code in a straight line, noting where it branches to.
+    fn follow(&mut self, regions: &mut Regions, from: u64, mut state: State) {
+        let mut address = from;
+        while self.work > 0
+            && let Some((region, offset)) = regions.at(address)
+        {
+            self.work -= 1;
+            let known = region.state(offset);
+            if region.flag(offset, STARTS) {
+                // Its state is what it is, and it is followed from there once.
+                if address != from || self.state(known) != Some(state) {
+                    return;
+                }
+            } else if let Some(before) = self.state(known).filter(|_| known != 0) {
+                match before.join(&state) {
+                    Some(joined) => state = joined,
+                    None => return,
+                }
+            }
+            let Some(number) = self.number(state) else { return };
+            let Some(instruction) = region.decode(offset) else { return };
+            region.set_state(offset, number);
+            region.set_length(offset, instruction.len());
+            let target = (instruction.op0_kind() == OpKind::NearBranch64)
+                .then(|| instruction.near_branch_target());
+            match instruction.mnemonic() {
+                Mnemonic::Jmp => match target {
+                    // A start has its own state; anything else gets this one.
+                    Some(target) => address = target,
+                    None => {
+                        region.set_flag(offset, SWITCHES);
+                        return;
+                    }
+                },
+                mnemonic if ends(mnemonic) => return,
+                Mnemonic::Call | Mnemonic::Hlt | Mnemonic::Int3 => {
+                    state.apply(&instruction);
+                    state = state.weak();
+                    address = instruction.next_ip();
+                }
+                _ => {
+                    if let Some(target) = target {
+                        self.pending.push((target, state));
+                    }
+                    state.apply(&instruction);
+                    address = instruction.next_ip();
+                }
+            }
+        }
+    }
+
+    /// Code nothing has reached: what a `switch` or a pointer leads to.
+    fn unreached(&mut self, regions: &mut Regions, number: usize) {
+        let mut offset = 0;
+        let mut switch: Option<State> = None;
+        let mut before: Option<State> = None;
+        let mut padded = true;
+        while self.work > 0
+            && let Some(region) = regions.list.get_mut(number)
+            && offset < region.bytes.len()
+        {
+            self.work -= 1;
+            if region.state(offset) == 0 {
+                let Some(instruction) = region.decode(offset) else {
+                    offset += 1;
+                    continue;
+                };
+                if is_padding(&instruction) {
+                    padded = true;
+                    offset += instruction.len();
+                    continue;
+                }
+                let address = region.start + offset as u64;
+                let is_start = padded && address.is_multiple_of(ALIGNMENT);
+                // What follows a return begins anew; what follows a jump is more of the same.
+                let inside = before.filter(|state| !state.may_return());
+                match switch.or(inside) {
+                    Some(state) if !is_start => {
+                        self.pending.push((address, state.weak()));
+                    }
+                    _ => self.start_at(regions, address, State::ENTRY),
+                }
+                self.run(regions);
+                // Whatever became of it, go on behind it.
+                let Some(region) = regions.list.get(number) else { return };
+                if region.state(offset) == 0 {
+                    offset += instruction.len();
+                    continue;
+                }
+            }
+            let Some(region) = regions.list.get(number) else { return };
+            padded = false;
+            before = self.state(region.state(offset));
+            if region.flag(offset, STARTS) {
+                switch = None;
+            }
+            if region.flag(offset, SWITCHES) {
+                switch = self.state(region.state(offset));
+            }
+            offset += region.length(offset).max(1);
+        }
+    }
+
+    /// The rows of a region; returns the number of bytes that have a rule.
+    fn rows(&self, region: &Region, rules: &mut Rules, proposal: &mut Proposal) -> u64 {
+        let first = proposal.rows.len();
+        let mut derived = 0;
+        let mut last = rules::NONE;
+        proposal.rows.push((region.start, last));
+        let mut offset = 0;
+        while offset < region.bytes.len() {
+            let address = region.start + offset as u64;
+            let rest = region.bytes.get(offset..).unwrap_or_default();
+            let (rule, length) = if rest.starts_with(&RESTORER) {
+                // The return address into a restorer is its first byte, and callers are looked
+                // up by the byte before.
+                last = rules.packed(Packed::SIGNAL);
+                if let Some(before) = address.checked_sub(1).filter(|pc| *pc >= region.start) {
+                    proposal.rows.push((before, last));
+                } else {
+                    proposal.rows.push((address, last));
+                }
+                (last, RESTORER.len())
+            } else {
+                match self.state(region.state(offset)) {
+                    Some(state) if region.state(offset) != 0 => {
+                        (state.rule(rules), region.length(offset).max(1))
+                    }
+                    _ => match region.decode(offset) {
+                        Some(instruction) if is_padding(&instruction) => (last, instruction.len()),
+                        other => (rules::NONE, other.map_or(1, |instruction| instruction.len())),
+                    },
+                }
+            };
+            if rule != last {
+                proposal.rows.push((address, rule));
+                last = rule;
+            }
+            if rule != rules::NONE {
+                derived += length as u64;
+            }
+            offset += length;
+        }
+        proposal.close(region.start, region.start + region.bytes.len() as u64, first);
+        derived
+    }
+}
+
+/// Functions that are called or have their address taken, by decoding everything once in order.
+fn call_targets(regions: &Regions, functions: &[u64], work: &mut u64) -> Vec<u64> {
+    let mut targets = Vec::new();
+    let mut instruction = Instruction::default();
+    for region in &regions.list {
+        let end = region.start + region.bytes.len() as u64;
+        let mut from = region.start;
+        while from < end && *work > 0 {
+            // Decoding falls into step again at every known start.
+            let after = functions.partition_point(|function| *function <= from);
+            let to = functions.get(after).copied().unwrap_or(end).min(end);
+            let range = (from - region.start) as usize..(to - region.start) as usize;
+            let bytes = region.bytes.get(range).unwrap_or_default();
+            let mut decoder = Decoder::with_ip(64, bytes, from, DecoderOptions::NONE);
+            while decoder.can_decode() && *work > 0 {
+                *work -= 1;
+                decoder.decode_out(&mut instruction);
+                targets.extend(function_named_by(&instruction));
+            }
+            from = to;
+        }
+    }
+    targets.sort_unstable();
+    targets.dedup();
+    targets
+}
+
+/// The function that an instruction calls, or takes the address of.
+fn function_named_by(instruction: &Instruction) -> Option<u64> {
+    match instruction.mnemonic() {
+        Mnemonic::Call if instruction.op0_kind() == OpKind::NearBranch64 => {
+            Some(instruction.near_branch_target()).filter(|at| *at != instruction.next_ip())
+        }
+        // Labels within a function have their address taken too, but are rarely aligned.
+        Mnemonic::Lea if instruction.is_ip_rel_memory_operand() => {
+            Some(instruction.ip_rel_memory_address()).filter(|at| at.is_multiple_of(ALIGNMENT))
+        }
+        Mnemonic::Mov if instruction.op1_kind() == OpKind::Immediate32 => {
+            Some(u64::from(instruction.immediate32())).filter(|at| at.is_multiple_of(ALIGNMENT))
+        }
+        _ => None,
+    }
+}
+
+/// Nothing runs on behind these.
+fn ends(mnemonic: Mnemonic) -> bool {
+    matches!(
+        mnemonic,
+        Mnemonic::Ret | Mnemonic::Retf | Mnemonic::Iretq | Mnemonic::Ud2 | Mnemonic::INVALID
+    )
+}
+
+fn is_padding(instruction: &Instruction) -> bool {
+    matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)
+        // xchg %ax,%ax, and the zeros that linkers put between sections
+        || instruction.code() == iced_x86::Code::Xchg_r16_AX
+        || instruction.code() == iced_x86::Code::Add_rm8_r8
+            && instruction.memory_base() == iced_x86::Register::RAX
+            && instruction.op1_register() == iced_x86::Register::AL
+            && instruction.len() == 2
+}
