@@ -8,9 +8,11 @@
 //! once, by its deadline at the latest counted from when its turn comes; the daemon never holds,
 //! reads, or closes a target's file itself.
 
+mod config;
 mod failures;
 mod graveyard;
 mod lane;
+mod open_file;
 mod statistics;
 mod workers;
 
@@ -23,118 +25,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::process::{Resource, Rlimit};
 
 use crate::answer::{self, Expected};
-use crate::cache::{Cache, CacheConfig, CacheError};
-use crate::channel::Envelope;
-use crate::child::{ChildCommand, Usage};
+use crate::cache::{Cache, CacheError};
+use crate::child::Usage;
 use crate::error::{ChildKind, FileError, Refusal};
-use crate::identity::{FileIdentity, IdentityTrust};
-use crate::protocol::{WorkerLimits, kind};
 use crate::request::{Reply, Request};
 
+pub use config::Config;
+pub(crate) use config::timeout_of;
 use failures::{Culprit, Failures};
 use graveyard::Graveyard;
 use lane::{OpenerLane, PendingOpen};
+pub use open_file::OpenFile;
 pub use statistics::Statistics;
 pub(crate) use workers::PendingJob;
 use workers::WorkerPool;
-
-/// What the service may use and how long it waits.
-#[derive(Debug, Clone)]
-pub struct Config {
-    pub command: ChildCommand,
-    /// Where unwind tables are kept; `None`: nowhere.
-    pub cache: Option<CacheConfig>,
-    pub open_timeout: Duration,
-    /// On filesystems that may hang; includes copying the file.
-    pub slow_open_timeout: Duration,
-    pub unwind_timeout: Duration,
-    pub facts_timeout: Duration,
-    pub symbolize_timeout: Duration,
-    pub read_timeout: Duration,
-    /// Workers at most; more than one only while the first is held up by a file.
-    pub workers: usize,
-    /// Address space of a worker.
-    pub worker_memory: u64,
-    pub reply_bytes: u64,
-    /// What one job may read of a file, repeated reads counted; five times that for a checksum.
-    /// The symbols and lines of the largest programs are below the default.
-    pub read_bytes: u64,
-    /// A worker that grew beyond this ends after its answer.
-    pub retire_above: u64,
-    /// Children without work for so long end.
-    pub idle: Duration,
-    /// Children of one kind that may be stuck in the kernel before files like theirs are refused.
-    pub max_stuck: usize,
-    /// Requests that may wait.
-    pub max_waiting: usize,
-    /// How long a file that hung or crashed a child is left alone, the first time.
-    pub failure_pause: Duration,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            command: ChildCommand::default(),
-            cache: Some(CacheConfig::default()),
-            open_timeout: Duration::from_secs(2),
-            slow_open_timeout: Duration::from_secs(5),
-            unwind_timeout: Duration::from_secs(5),
-            facts_timeout: Duration::from_secs(5),
-            symbolize_timeout: Duration::from_secs(20),
-            read_timeout: Duration::from_secs(2),
-            workers: 2,
-            worker_memory: 1 << 30,
-            reply_bytes: 64 << 20,
-            read_bytes: 1 << 30,
-            retire_above: 64 << 20,
-            idle: Duration::from_secs(20),
-            max_stuck: 8,
-            max_waiting: 1 << 16,
-            failure_pause: Duration::from_secs(60),
-        }
-    }
-}
-
-impl Config {
-    fn worker_limits(&self) -> WorkerLimits {
-        WorkerLimits {
-            address_space: self.worker_memory,
-            reply_bytes: self.reply_bytes,
-            read_bytes: self.read_bytes,
-        }
-    }
-}
-
-/// An opened file of a target. Holds it open (also when it is deleted) without being able to
-/// touch it: only a worker can.
-#[derive(Debug)]
-pub struct OpenFile {
-    envelope: Envelope,
-    identity: FileIdentity,
-    trust: IdentityTrust,
-    deleted: bool,
-    copied: bool,
-}
-
-impl OpenFile {
-    pub fn identity(&self) -> FileIdentity {
-        self.identity
-    }
-
-    pub fn trust(&self) -> IdentityTrust {
-        self.trust
-    }
-
-    /// It has no name any more.
-    pub fn is_deleted(&self) -> bool {
-        self.deleted
-    }
-
-    /// A copy in memory of a file that may hang its reader; better not kept for long.
-    pub fn is_copy(&self) -> bool {
-        self.copied
-    }
-}
 
 /// Names a submitted request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -473,15 +377,5 @@ impl FileService {
         let idle = std::mem::replace(&mut self.shared.config.idle, Duration::ZERO);
         self.turn();
         self.shared.config.idle = idle;
-    }
-}
-
-/// The kinds of work there are, for whoever counts by kind.
-pub(crate) fn timeout_of(kind: u8, config: &Config) -> Duration {
-    match kind {
-        kind::UNWIND_TABLE => config.unwind_timeout,
-        kind::FACTS => config.facts_timeout,
-        kind::SYMBOLIZE => config.symbolize_timeout,
-        _ => config.read_timeout,
     }
 }

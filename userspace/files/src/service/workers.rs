@@ -18,7 +18,7 @@ use crate::wire::WireError;
 use crate::worker::MAX_INLINE;
 
 /// A second worker is started when the first has been busy with one file for this long.
-const HELP_AFTER: Duration = Duration::from_millis(50);
+const HELP_AFTER: Duration = Duration::from_millis(250);
 /// How long the kernel is given to say how a worker died.
 const VERDICT_WITHIN: Duration = Duration::from_millis(500);
 /// A worker's message to a person is cut to this.

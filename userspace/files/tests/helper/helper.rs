@@ -33,10 +33,10 @@ impl WorkerJobs for TestJobs {
             // Its own status, as the kernel sees it, cannot be read from inside; the pid can.
             206 => Ok(std::process::id().to_le_bytes().to_vec()),
             207 => Ok(body.to_vec()),
-            // A slow file: half a second of work.
+            // A slow file: a second and a half of work.
             208 => {
                 let start = std::time::Instant::now();
-                while start.elapsed().as_millis() < 500 {
+                while start.elapsed().as_millis() < 1500 {
                     std::hint::spin_loop();
                 }
                 Ok(Vec::new())

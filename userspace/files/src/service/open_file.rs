@@ -1,0 +1,35 @@
+//! An opened file, as the daemon holds it.
+
+use crate::channel::Envelope;
+use crate::identity::{FileIdentity, IdentityTrust};
+
+/// An opened file of a target. Holds it open (also when it is deleted) without being able to
+/// touch it: only a worker can.
+#[derive(Debug)]
+pub struct OpenFile {
+    pub(super) envelope: Envelope,
+    pub(super) identity: FileIdentity,
+    pub(super) trust: IdentityTrust,
+    pub(super) deleted: bool,
+    pub(super) copied: bool,
+}
+
+impl OpenFile {
+    pub fn identity(&self) -> FileIdentity {
+        self.identity
+    }
+
+    pub fn trust(&self) -> IdentityTrust {
+        self.trust
+    }
+
+    /// It has no name any more.
+    pub fn is_deleted(&self) -> bool {
+        self.deleted
+    }
+
+    /// A copy in memory of a file that may hang its reader; better not kept for long.
+    pub fn is_copy(&self) -> bool {
+        self.copied
+    }
+}
