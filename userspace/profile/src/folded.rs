@@ -42,6 +42,10 @@ pub fn write(profile: &Profile, sample_type: usize, mut out: impl Write) -> Resu
         if line.is_empty() {
             line.push_str("[unknown]");
         }
+        // Readers take such a line for a comment.
+        if line.starts_with('#') {
+            line.replace_range(..1, "\\x23");
+        }
         writeln!(out, "{line} {}", node.own)?;
     }
     Ok(out.flush()?)

@@ -163,11 +163,13 @@ pub fn read(bytes: &[u8]) -> Result<Profile, ReadError> {
         return pprof::decode(&plain);
     }
     let text = String::from_utf8_lossy(&plain);
-    match text.trim_start().as_bytes() {
-        [b'{', ..] => Err(ReadError::WriteOnly("JSON")),
-        [b'<', b'?' | b's', ..] => Err(ReadError::WriteOnly("SVG")),
-        _ => folded::read(&text),
-    }
+    folded::read(&text).map_err(|error| match text.trim_start() {
+        start if start.starts_with('{') => ReadError::WriteOnly("JSON"),
+        start if start.starts_with("<?xml") || start.starts_with("<svg") => {
+            ReadError::WriteOnly("SVG")
+        }
+        _ => error,
+    })
 }
 
 /// pprof begins with a newline (field 1) or another tag, and has control bytes at once.

@@ -281,8 +281,9 @@ impl Profile {
     /// The sum of one value over all samples.
     #[must_use]
     pub fn total(&self, sample_type: usize) -> i64 {
-        self.samples()
-            .filter_map(|sample| sample.values.get(sample_type))
-            .fold(0, |sum, &value| sum.saturating_add(value))
+        let values = self.samples().filter_map(|sample| sample.values.get(sample_type));
+        // Fewer than 2^32 values of 64 bits each.
+        let sum: i128 = values.map(|&value| i128::from(value)).sum();
+        i64::try_from(sum).unwrap_or(if sum < 0 { i64::MIN } else { i64::MAX })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! With a timeline, every sample is an event at its time. Without one, times are made up: each
 //! sample is repeated as often as it was counted (readers count events), evenly over the
-//! recording; if that were more than [`MOST_EVENTS`], it is one event with its value as period.
+//! recording; if that were more than [`MOST_EVENTS`], each is one event with its value as period.
 //!
 //! Invariant: an event's header is one line, a frame is one line, an empty line ends an event,
 //! whatever the names hold.
@@ -16,8 +16,9 @@ use crate::identity::Identity;
 use crate::model::{LocationId, Profile, StackId};
 use crate::text::{shortened, visible};
 
-/// Events that are made of a profile without a timeline.
+/// Events that are made of a profile without a timeline, and the frames in all of them.
 const MOST_EVENTS: i64 = 2_000_000;
+const MOST_FRAMES: i64 = 100_000_000;
 /// Characters of a name.
 const LONGEST_NAME: usize = 4_096;
 
@@ -69,15 +70,16 @@ impl<W: Write> Writer<'_, W> {
 
     fn aggregated(&mut self, sample_type: usize) -> Result<(), WriteError> {
         let profile = self.profile;
-        let counting = profile.counting_sample_type();
-        let events = counting.map_or(i64::MAX, |counting| profile.total(counting));
-        let repeated = counting.filter(|_| events <= MOST_EVENTS);
+        let repeated = profile.counting_sample_type().filter(|&at| is_small(profile, at));
+        let events = repeated.map_or(0, |counting| profile.total(counting));
         let count = match repeated {
             Some(_) => events,
             None => i64::try_from(profile.sample_count()).unwrap_or(i64::MAX),
         };
         let step = u64::try_from(profile.duration_nanos).unwrap_or(0).max(1_000_000_000)
             / u64::try_from(count).unwrap_or(1).max(1);
+        let counts = repeated == Some(sample_type);
+        let period = (counts && profile.period > 0).then_some(profile.period);
         let mut time = 0_u64;
         for sample in profile.samples() {
             let value = sample.values.get(sample_type).copied().unwrap_or(0);
@@ -87,7 +89,7 @@ impl<W: Write> Writer<'_, W> {
             }
             let identity = profile.identity(sample.labels);
             for _ in 0..times {
-                self.event(&identity, time, value / times, sample.stack)?;
+                self.event(&identity, time, period.unwrap_or(value / times), sample.stack)?;
                 time = time.saturating_add(step);
             }
         }
@@ -109,7 +111,7 @@ impl<W: Write> Writer<'_, W> {
         if comm.is_empty() {
             let _ = write!(self.line, ":{tid}");
         } else {
-            self.line.push_str(&shortened(comm, 64));
+            push_comm(&mut self.line, &shortened(comm, 64));
         }
         let (seconds, micros) = (time / 1_000_000_000, time / 1_000 % 1_000_000);
         let event = &self.event;
@@ -136,6 +138,27 @@ impl<W: Write> Writer<'_, W> {
             let _ = writeln!(self.line, "\t{:16x} {name} ({file})", location.address);
         }
     }
+}
+
+/// Readers take the first number after a space for the pid.
+fn push_comm(line: &mut String, comm: &str) {
+    let mut characters = comm.chars().peekable();
+    while let Some(character) = characters.next() {
+        let misleads = character == ' ' && characters.peek().is_some_and(char::is_ascii_digit);
+        line.push(if misleads { '_' } else { character });
+    }
+}
+
+/// Whether the profile may be written with an event for each of the samples it counts.
+fn is_small(profile: &Profile, counting: usize) -> bool {
+    let (mut events, mut frames) = (0_i64, 0_i64);
+    for sample in profile.samples() {
+        let count = sample.values.get(counting).copied().unwrap_or(0).max(0);
+        let depth = i64::try_from(profile.stack(sample.stack).count()).unwrap_or(i64::MAX);
+        events = events.saturating_add(count);
+        frames = frames.saturating_add(count.saturating_mul(depth));
+    }
+    events <= MOST_EVENTS && frames <= MOST_FRAMES
 }
 
 fn clipped(name: &str) -> Cow<'_, str> {

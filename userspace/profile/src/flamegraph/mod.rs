@@ -33,7 +33,7 @@ const TOP: f64 = 112.0;
 const ROW: f64 = 18.0;
 const FOOT: f64 = 34.0;
 /// Width of a character of the frames' fixed-width font.
-const COLUMN: f64 = 6.93;
+const COLUMN: f64 = 6.63;
 /// Characters of a name in a tooltip.
 const LONGEST_NAME: usize = 1_000;
 const SHADES: u64 = 5;
@@ -136,7 +136,8 @@ impl Picture<'_> {
             let of_kind = self.tree.nodes.iter().filter(|node| node.kind == NodeKind::Frame(kind));
             let (present, own) =
                 of_kind.fold((false, 0_i64), |(_, sum), node| (true, sum.saturating_add(node.own)));
-            if !present {
+            // A stack that was cut has a marker, but no time is spent in it.
+            if !present || kind == FrameKind::Marker && own == 0 {
                 continue;
             }
             let label = format!("{} {:.1} %", kind.label(), self.share(own));
@@ -371,9 +372,9 @@ mod tests {
 
     #[test]
     fn a_label_is_never_wider_than_its_frame() {
-        assert_eq!(fitting("abcdef", 7.0 + 6.0 * 6.93), "abcdef");
-        assert_eq!(fitting("abcdefg", 7.0 + 6.0 * 6.93), "abcde…");
+        assert_eq!(fitting("abcdef", 7.0 + 6.0 * 6.63), "abcdef");
+        assert_eq!(fitting("abcdefg", 7.0 + 6.0 * 6.63), "abcde…");
         assert_eq!(fitting("abcdefg", 20.0), "");
-        assert_eq!(fitting("名前名前", 7.0 + 5.0 * 6.93 + 0.1), "名前…");
+        assert_eq!(fitting("名前名前", 7.0 + 5.0 * 6.63 + 0.1), "名前…");
     }
 }

@@ -1,7 +1,7 @@
 // Zoom, search and fit to the window. Names are only ever read and written as text.
 (function () {
   "use strict";
-  var svg = document.documentElement, margin = 12, column = 6.93;
+  var svg = document.documentElement, margin = 12, column = 6.63;
   var total = Number(svg.getAttribute("data-total")) || 1;
   var byId = function (id) { return document.getElementById(id); };
   var details = byId("details"), controls = byId("controls"), input, matched = byId("matched");
@@ -75,7 +75,7 @@
       f.g.classList.toggle("x", hit);
       if (hit && f.x >= end) { sum += f.v; end = f.x + f.v; }
     });
-    matched.textContent = text ? "matched " + (100 * sum / total).toFixed(2) + " %" : "";
+    matched.textContent = text ? "matched " + (100 * sum / total).toFixed(2) + " % of all" : "";
   }
 
   function build() {
