@@ -78,7 +78,7 @@ pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTa
         let starts = Starts {
             entry: elf.entry,
             continued: continued.collect(),
-            functions: code::function_symbols(&elf, source, &regions),
+            functions: code::function_starts(&elf, source, &regions),
         };
         let (proposal, derived) = code::propose(regions, &starts, limits.max_work, &mut rules);
         statistics.derived_bytes = derived;

@@ -20,8 +20,8 @@ use strata_layout::rule::Packed;
 use crate::coverage::Proposal;
 use crate::rules::{self, Rules};
 use regions::{Region, STARTS, SWITCHES};
-pub(crate) use regions::{Regions, function_symbols};
-use state::State;
+pub(crate) use regions::{Regions, function_starts};
+use state::{Doubt, State};
 
 /// `mov $15, %rax; syscall`: `rt_sigreturn`, which only a signal restorer calls.
 const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
@@ -30,7 +30,7 @@ const ALIGNMENT: u64 = 16;
 /// Where to begin.
 pub(crate) struct Starts {
     pub entry: u64,
-    /// Functions by their symbols, sorted.
+    /// Functions by the file's symbols and data, sorted.
     pub functions: Vec<u64>,
     /// Places at which described code runs on into code that is not, and the rule there.
     pub continued: Vec<(u64, u16)>,
@@ -60,7 +60,7 @@ pub(crate) fn propose(
     }
     for (address, rule) in &starts.continued {
         if let Some(state) = rules.get(*rule).and_then(State::from_rule) {
-            analysis.reach(&mut regions, *address, state.weak());
+            analysis.reach(&mut regions, *address, state.doubted(Doubt::Returned));
         }
     }
     analysis.run(&mut regions);
@@ -162,7 +162,12 @@ impl Analysis {
                 mnemonic if ends(mnemonic) => return,
                 Mnemonic::Call | Mnemonic::Hlt | Mnemonic::Int3 => {
                     state.apply(&instruction);
-                    state = state.weak();
+                    let doubt = if region.only_padding_follows(offset + instruction.len()) {
+                        Doubt::Guessed
+                    } else {
+                        Doubt::Returned
+                    };
+                    state = state.doubted(doubt);
                     address = instruction.next_ip();
                 }
                 _ => {
@@ -198,15 +203,11 @@ impl Analysis {
                     continue;
                 }
                 let address = region.start + offset as u64;
-                let is_start = padded && address.is_multiple_of(ALIGNMENT);
+                let is_aligned = padded && address.is_multiple_of(ALIGNMENT);
                 // What follows a return begins anew; what follows a jump is more of the same.
-                let inside = before.filter(|state| !state.may_return());
-                match switch.or(inside) {
-                    Some(state) if !is_start => {
-                        self.pending.push((address, state.weak()));
-                    }
-                    _ => self.start_at(regions, address, State::ENTRY),
-                }
+                let inside = before.filter(|state| !is_aligned && !state.may_return());
+                let state = switch.or(inside).unwrap_or(State::ENTRY);
+                self.pending.push((address, state.doubted(Doubt::Guessed)));
                 self.run(regions);
                 // Whatever became of it, go on behind it.
                 let Some(region) = regions.list.get(number) else { return };

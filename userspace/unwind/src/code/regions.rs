@@ -4,7 +4,7 @@
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 use object::LittleEndian as LE;
-use object::elf::{self, Sym64};
+use object::elf::{self, Rela64, Sym64};
 
 use crate::coverage::{self, Coverage};
 use crate::elf::Elf;
@@ -12,7 +12,7 @@ use crate::frame_section::Entry;
 use crate::limits::Limits;
 use crate::read::ReadAt;
 
-use super::ALIGNMENT;
+use super::{ALIGNMENT, is_padding};
 
 /// A function starts here.
 pub(super) const STARTS: u8 = 0x40;
@@ -20,8 +20,9 @@ pub(super) const STARTS: u8 = 0x40;
 pub(super) const SWITCHES: u8 = 0x80;
 const LENGTH: u8 = 0x0f;
 
-/// Symbol tables are read up to this size.
-const MAX_SYMBOLS: u64 = 32 << 20;
+/// Bytes of symbols, and of data, that are worth reading for each byte of code they may name.
+const SYMBOLS_PER_CODE: u64 = 64;
+const DATA_PER_CODE: u64 = 8;
 /// An instruction is not longer than this.
 const LONGEST: usize = 15;
 
@@ -74,6 +75,24 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Padding up to where functions are aligned: the next function may begin behind it.
+    pub fn only_padding_follows(&self, offset: usize) -> bool {
+        let mut at = offset;
+        while let Some(instruction) = self.decode(at) {
+            let address = self.start.saturating_add(at as u64);
+            if at != offset && address.is_multiple_of(ALIGNMENT) {
+                return true;
+            }
+            if !is_padding(&instruction) || at - offset > ALIGNMENT as usize {
+                return false;
+            }
+            at += instruction.len();
+        }
+        true
+    }
+}
+
 pub(crate) struct Regions {
     /// Sorted by address.
     pub list: Vec<Region>,
@@ -110,6 +129,10 @@ impl Regions {
         (offset < region.bytes.len()).then_some((region, offset))
     }
 
+    fn size(&self) -> u64 {
+        self.list.iter().map(|region| region.bytes.len() as u64).sum()
+    }
+
     fn holds(&self, address: u64) -> bool {
         let after = self.list.partition_point(|region| region.start <= address);
         after
@@ -132,15 +155,16 @@ impl Regions {
     }
 }
 
-/// Addresses of functions in the regions, by the file's symbols, sorted.
-pub(crate) fn function_symbols<R: ReadAt + ?Sized>(
+/// Addresses of functions in the regions, by the file's symbols and data, sorted.
+pub(crate) fn function_starts<R: ReadAt + ?Sized>(
     elf: &Elf,
     source: &R,
     regions: &Regions,
 ) -> Vec<u64> {
     let mut functions = Vec::new();
     for section in elf.sections.iter().filter(|section| {
-        matches!(section.kind, elf::SHT_SYMTAB | elf::SHT_DYNSYM) && section.size <= MAX_SYMBOLS
+        matches!(section.kind, elf::SHT_SYMTAB | elf::SHT_DYNSYM)
+            && section.size <= regions.size().saturating_mul(SYMBOLS_PER_CODE)
     }) {
         let Ok(bytes) = crate::elf::read_exact(source, section.offset, section.size as usize)
         else {
@@ -158,7 +182,51 @@ pub(crate) fn function_symbols<R: ReadAt + ?Sized>(
             }
         }
     }
+    addresses_in_data(elf, source, regions, &mut functions);
     functions.sort_unstable();
     functions.dedup();
     functions
+}
+
+/// Functions whose address data holds: relative relocations, and the words of data sections in
+/// programs that need none. Jump tables lie elsewhere (`.rodata`).
+fn addresses_in_data<R: ReadAt + ?Sized>(
+    elf: &Elf,
+    source: &R,
+    regions: &Regions,
+    functions: &mut Vec<u64>,
+) {
+    const HOLDERS: [&str; 4] = [".data", ".data.rel.ro", ".init_array", ".fini_array"];
+    let mut note = |address: u64| {
+        if address.is_multiple_of(ALIGNMENT) && regions.holds(address) {
+            functions.push(address);
+        }
+    };
+    let most = regions.size().saturating_mul(DATA_PER_CODE);
+    for section in elf.sections.iter().filter(|section| section.size <= most) {
+        let relocates = section.kind == elf::SHT_RELA;
+        let holds =
+            section.has_bytes() && HOLDERS.iter().any(|name| elf.name(section) == name.as_bytes());
+        if !relocates && !holds {
+            continue;
+        }
+        let Ok(bytes) = crate::elf::read_exact(source, section.offset, section.size as usize)
+        else {
+            continue;
+        };
+        if relocates {
+            let count = bytes.len() / size_of::<Rela64<LE>>();
+            let Ok((relocations, _)) = object::pod::slice_from_bytes::<Rela64<LE>>(&bytes, count)
+            else {
+                continue;
+            };
+            let relative = relocations
+                .iter()
+                .filter(|entry| entry.r_info.get(LE) as u32 == elf::R_X86_64_RELATIVE);
+            relative.for_each(|entry| note(entry.r_addend.get(LE) as u64));
+        } else {
+            let (words, _) = bytes.as_chunks::<8>();
+            words.iter().for_each(|word| note(u64::from_le_bytes(*word)));
+        }
+    }
 }

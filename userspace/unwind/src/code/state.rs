@@ -11,6 +11,17 @@ use crate::rules::{self, Rules};
 /// Frames beyond this are not believed.
 const MAX_FRAME: i32 = 1 << 24;
 
+/// How sure a state is; of two that differ the surer one is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Doubt {
+    /// From a function's start, by branches alone.
+    None,
+    /// By returning from a call, which may never return.
+    Returned,
+    /// Across padding behind a call, or by a guess.
+    Guessed,
+}
+
 /// What is known about the frame before an instruction runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct State {
@@ -27,8 +38,8 @@ pub(super) struct State {
     outermost: bool,
     /// The return address was popped into this register (`vfork`).
     return_in: Option<u8>,
-    /// It was reached by returning from a call, which may never return.
-    weak: bool,
+    /// How sure it is that code gets here like this.
+    doubt: Doubt,
 }
 
 impl State {
@@ -40,7 +51,7 @@ impl State {
         fp_is_callers: true,
         outermost: false,
         return_in: None,
-        weak: false,
+        doubt: Doubt::None,
     };
     /// At the program's entry point, which has no caller.
     pub const START: Self = Self { outermost: true, ..Self::ENTRY };
@@ -66,18 +77,18 @@ impl State {
         self.sp == Some(8)
     }
 
-    /// The same, but anything known better replaces it.
-    pub fn weak(self) -> Self {
-        Self { weak: true, ..self }
+    /// The same, but less sure.
+    pub fn doubted(self, doubt: Doubt) -> Self {
+        Self { doubt: self.doubt.max(doubt), ..self }
     }
 
     /// What is known when this address is reached with either state; `None` when `self` stays.
     pub fn join(&self, other: &Self) -> Option<Self> {
-        if self == other || other.weak {
-            return None;
-        }
-        if self.weak {
+        if other.doubt < self.doubt {
             return Some(*other);
+        }
+        if self == other || other.doubt > self.doubt || self.doubt != Doubt::None {
+            return None;
         }
         let both = |a, b| if a == b { a } else { None };
         let joined = Self {
@@ -87,7 +98,7 @@ impl State {
             fp_is_callers: self.fp_is_callers && other.fp_is_callers,
             outermost: self.outermost && other.outermost,
             return_in: if self.return_in == other.return_in { self.return_in } else { None },
-            weak: false,
+            doubt: Doubt::None,
         };
         (joined != *self).then_some(joined)
     }
@@ -138,16 +149,14 @@ impl State {
                 self.move_sp(8);
                 self.restore_fp();
             }
-            Mnemonic::Call => {
-                // Position-independent code of old calls the next instruction for its address.
-                if instruction.near_branch_target() == instruction.next_ip()
-                    && instruction.op0_kind() == OpKind::NearBranch64
-                {
-                    self.move_sp(-8);
-                } else {
-                    self.weak = true;
-                }
+            // Position-independent code of old calls the next instruction for its address.
+            Mnemonic::Call
+                if instruction.op0_kind() == OpKind::NearBranch64
+                    && instruction.near_branch_target() == instruction.next_ip() =>
+            {
+                self.move_sp(-8);
             }
+            Mnemonic::Call => {}
             Mnemonic::Enter => {
                 self.sp = None;
                 self.fp = None;

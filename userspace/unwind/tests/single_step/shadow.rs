@@ -104,7 +104,7 @@ impl Shadow {
             Effect::None => {}
             Effect::Call { returns_to } => self.callers.push(returns_to),
             Effect::Return => self.may_unwind = self.callers.pop() != Some(pc),
-            Effect::Jump => self.may_unwind = true,
+            Effect::Jump => self.may_unwind = self.since_move < MOVE,
             Effect::SystemCall if number == libc::SYS_rt_sigreturn as u64 => {
                 self.callers.pop();
             }
