@@ -8,6 +8,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
@@ -167,6 +168,18 @@ impl Envelope {
 impl AsFd for Envelope {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// A file in memory that only its holders know, and that cannot be executed.
+///
+/// Hosts may refuse memory files that could be (sysctl vm.memfd_noexec=2, Linux 6.3); kernels before
+/// do not know the flag.
+pub fn memory_file(name: &str) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(rustix::io::Errno::INVAL) => Ok(memfd_create(name, flags)?),
+        created => Ok(created?),
     }
 }
 

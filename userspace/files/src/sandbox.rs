@@ -29,6 +29,10 @@ const MAX_PROCESSOR_SECONDS: u64 = 120;
 
 /// Gives up everything. On an error the process must not read any target's file.
 pub fn enter(limits: &WorkerLimits) -> io::Result<()> {
+    // Users, capabilities and filters belong to threads: another thread would keep them.
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("a worker must be the only thread of its process"));
+    }
     std::env::set_current_dir("/")?;
     drop_users_and_capabilities()?;
     // Changing the user cleared it (prctl(2)).

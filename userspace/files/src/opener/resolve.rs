@@ -11,8 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, FileType, MemfdFlags, Mode, OFlags, ResolveFlags, SealFlags, Statx, StatxFlags,
-    fcntl_add_seals, fstatfs, memfd_create, open, openat, openat2, statx,
+    AtFlags, FileType, Mode, OFlags, ResolveFlags, SealFlags, Statx, StatxFlags, fcntl_add_seals,
+    fstatfs, open, openat, openat2, statx,
 };
 use rustix::io::Errno;
 
@@ -214,8 +214,7 @@ fn copy_of(file: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Refused> {
         return Err((Refusal::TooLarge, 0));
     }
     let other = |error: io::Error| (Refusal::Other, error.raw_os_error().unwrap_or(0));
-    let copy = memfd_create("strata-copy", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(|errno| other(errno.into()))?;
+    let copy = crate::channel::memory_file("strata-copy").map_err(other)?;
     let mut chunk = vec![0; 256 << 10];
     let mut offset: u64 = 0;
     while offset < size {

@@ -6,10 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, memfd_create};
-
 use super::{OpenFile, Shared};
-use crate::channel::{Channel, MAX_MESSAGE, Wait};
+use crate::channel::{Channel, MAX_MESSAGE, Wait, memory_file};
 use crate::child::Child;
 use crate::error::{ChildKind, Death, FileError, Refusal};
 use crate::identity::IdentityTrust;
@@ -270,13 +268,9 @@ impl WorkerPool {
         let arguments = shared.config.command.worker.clone();
         let (child, channel) = shared.start_child(ChildKind::Worker, &arguments)?;
         let limits = shared.config.worker_limits();
-        let hello = memfd_create("strata-exchange", MemfdFlags::CLOEXEC)
-            .map_err(io::Error::from)
-            .and_then(|exchange| {
-                channel
-                    .send(&limits.encode(), &[exchange.as_fd()], Wait::DontWait)
-                    .map(|()| exchange)
-            });
+        let hello = memory_file("strata-exchange").and_then(|exchange| {
+            channel.send(&limits.encode(), &[exchange.as_fd()], Wait::DontWait).map(|()| exchange)
+        });
         match hello {
             Ok(exchange) => {
                 self.workers.push(Worker { child, channel, exchange, job: None, since: now });
