@@ -28,18 +28,24 @@ use archive::Archive;
 pub fn run(options: &VmOptions) -> Result<()> {
     setup::ensure(Profile::Emulator)?;
     let kernels = kernels::ensure(options.kernel.as_deref())?;
-    if !options.boot_only {
-        build::ensure()?;
-    }
+    let strata = match std::env::var_os("STRATA_BIN") {
+        _ if options.boot_only => None,
+        // Another build of it, to be judged on the same kernels.
+        Some(binary) => Some(PathBuf::from(binary)),
+        None => {
+            build::ensure()?;
+            Some(project::strata_binary())
+        }
+    };
     let work = project::target().join("vm-test");
     fs::create_dir_all(&work)?;
-    let initrd = initrd(&work, !options.boot_only)?;
+    let initrd = initrd(&work, strata.as_deref())?;
 
     let mut failures = Vec::new();
     for kernel in &kernels {
         let directory = work.join(kernel.name);
         let result = emulator::boot(&kernel.release, &kernel.image, &initrd, &directory)
-            .and_then(|transcript| verdict::judge(&transcript, kernel, !options.boot_only));
+            .and_then(|transcript| verdict::judge(&transcript, kernel, strata.is_some()));
         match result {
             Ok(summary) => println!("Linux {}: {summary}", kernel.release),
             Err(error) => {
@@ -57,7 +63,7 @@ pub fn run(options: &VmOptions) -> Result<()> {
 }
 
 /// The archive the guest runs from.
-fn initrd(work: &Path, with_strata: bool) -> Result<PathBuf> {
+fn initrd(work: &Path, strata: Option<&Path>) -> Result<PathBuf> {
     let known = work.join("known");
     let mut compile = Command::new("cc");
     compile.args(["-O2", "-fomit-frame-pointer", "-Wall", "-Werror", "-o"]).arg(&known);
@@ -68,8 +74,8 @@ fn initrd(work: &Path, with_strata: bool) -> Result<PathBuf> {
     archive.file("init", 0o755, &fs::read(project::root().join("xtask/guest/init.sh"))?)?;
     archive.copy("bin/busybox", &kernels::ensure_busybox()?)?;
     archive.copy_with_libraries("bin/known", &known)?;
-    if with_strata {
-        archive.copy_with_libraries("bin/strata", &project::strata_binary())?;
+    if let Some(strata) = strata {
+        archive.copy_with_libraries("bin/strata", strata)?;
     }
     let file = work.join("initrd");
     fs::write(&file, archive.finish())?;
