@@ -42,7 +42,7 @@ pub enum End {
     NoProcess = 7,
     /// A 32-bit process.
     Compat = 8,
-    /// No user stack at all: a kernel thread.
+    /// No user stack at all: a kernel thread, or a process that has given its memory back.
     KernelOnly = 9,
     /// A raw stack was cut before its end.
     CaptureLimit = 10,
@@ -137,8 +137,8 @@ pub enum Counter {
     CacheHit = 4,
     /// It had not.
     CacheMiss = 5,
-    /// Samples of strata itself, left out.
-    OwnProcess = 6,
+    /// Samples of processes that are not wanted.
+    Skipped = 6,
     /// First of [`END_COUNT`] counters: how user stacks ended.
     FirstEnd = 8,
 }

@@ -90,8 +90,12 @@ pub struct Process {
     pub generation: u32,
     /// Raw stacks the sampler may still send for code it finds no extent for (see `record`).
     pub captures: u32,
-    pub reserved: u32,
+    /// `PROCESS_*`.
+    pub flags: u32,
 }
+
+/// Samples of this process are not wanted: nothing is read and nothing is sent.
+pub const PROCESS_SKIP: u32 = 1;
 
 const _: () = assert!(size_of::<Process>() == 24);
 

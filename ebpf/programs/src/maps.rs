@@ -2,7 +2,7 @@
 
 use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
-use strata_layout::record::{COUNTERS, Counter, Header, MAX_WORDS};
+use strata_layout::record::{COUNTERS, Header, MAX_WORDS};
 use strata_layout::rule::{MAX_RULES, Rule};
 use strata_layout::step::Frame;
 use strata_layout::tables::{CACHE_LINES, CacheLine, MAX_SEGMENTS, Process, SEGMENT_WORDS};
@@ -78,6 +78,10 @@ static MAX_FRAMES: u32 = 1024;
 #[unsafe(no_mangle)]
 static WAKEUP_BYTES: u64 = 1 << 20;
 
+/// Offset of `mm` in `struct task_struct`; 0 when it is not known.
+#[unsafe(no_mangle)]
+static TASK_MM: u64 = 0;
+
 /// A setting patched by userspace: read so that the compiler cannot fold its default in.
 #[inline(always)]
 fn setting<T: Copy>(place: &'static T) -> T {
@@ -91,13 +95,17 @@ pub fn max_frames() -> u32 {
 }
 
 #[inline(always)]
+pub fn task_mm() -> u64 {
+    setting(&TASK_MM)
+}
+
+#[inline(always)]
 pub fn wakeup_bytes() -> u64 {
     setting(&WAKEUP_BYTES)
 }
 
 #[inline(always)]
 pub fn count(cpu: u32, counter: u32, by: u64) {
-    let _ = Counter::Samples;
     if let Some(slots) = COUNTS.get_ptr_mut(cpu) {
         let slot = counter as usize & (COUNTER_SLOTS - 1);
         // SAFETY: `slot` is masked to the array; the sampler is alone on its CPU.

@@ -7,6 +7,7 @@
 use core::ffi::c_void;
 
 use aya_ebpf::EbpfContext;
+use aya_ebpf::bindings::task_struct;
 use aya_ebpf::helpers::generated::{
     bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_task_btf, bpf_get_stack,
     bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_probe_read_user, bpf_ringbuf_output,
@@ -20,9 +21,11 @@ use strata_layout::record::{
     RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
 };
 use strata_layout::step::Frame;
+use strata_layout::tables::{PROCESS_SKIP, Process};
 
 use crate::maps::{
-    PROCESSES, RECORDS, SAMPLER_CACHE, SAMPLER_SCRATCH, Scratch, count, max_frames, wakeup_bytes,
+    PROCESSES, RECORDS, SAMPLER_CACHE, SAMPLER_SCRATCH, Scratch, count, max_frames,
+    task_mm, wakeup_bytes,
 };
 use crate::unwind::{Walk, saved_register, walk};
 
@@ -50,6 +53,12 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         count(cpu, Counter::Idle as u32, 1);
         return 0;
     }
+    let process = PROCESSES.get_ptr_mut(pid);
+    // SAFETY: a map value.
+    if process.is_some_and(|process| unsafe { (*process).flags } & PROCESS_SKIP != 0) {
+        count(cpu, Counter::Skipped as u32, 1);
+        return 0;
+    }
     let (Some(scratch), Some(cache)) =
         (SAMPLER_SCRATCH.get_ptr_mut(cpu), SAMPLER_CACHE.get_ptr_mut(cpu))
     else {
@@ -65,16 +74,15 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         let task = bpf_get_current_task_btf();
         (task, bpf_task_pt_regs(task) as *const u8)
     };
-    let _ = task;
     // SAFETY: bpf_task_pt_regs returns a trusted pointer; the offsets lie within pt_regs.
     let mode = unsafe { saved(registers, SAVED_CS) } & 0xffff;
     let mut words = record.header.kernel_frames as u64;
     let mut wakeup = BPF_RB_NO_WAKEUP;
-    if mode & 3 == 0 {
+    if mode & 3 == 0 || !has_memory(task) {
         record.header.end = End::KernelOnly as u8;
     } else if mode != USER64_CS {
         record.header.end = End::Compat as u8;
-    } else if user_stack(record, cache, registers, pid) {
+    } else if user_stack(record, cache, registers, process) {
         words += record.header.user_frames as u64;
     } else {
         words = raw_stack(record, registers);
@@ -83,6 +91,20 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     }
     emit(record, words, wakeup, cpu);
     0
+}
+
+/// Whether a task still has user memory: it gives it back early in its exit, and the tearing down
+/// of a large one takes long enough to be sampled.
+#[inline(always)]
+fn has_memory(task: *mut task_struct) -> bool {
+    let offset = task_mm();
+    if offset == 0 {
+        return true;
+    }
+    // SAFETY: the offset is the field's, from the kernel's own type information; the verifier
+    // checks it.
+    let mm: u64 = unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize).cast()) };
+    mm != 0
 }
 
 /// # Safety
@@ -145,9 +167,9 @@ fn user_stack(
     record: &mut Scratch,
     cache: *mut crate::maps::Cache,
     registers: *const u8,
-    pid: u32,
+    process: Option<*mut Process>,
 ) -> bool {
-    let Some(process) = PROCESSES.get_ptr_mut(pid) else {
+    let Some(process) = process else {
         return false;
     };
     // SAFETY: map values; `registers` is what bpf_task_pt_regs returned.

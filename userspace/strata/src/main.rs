@@ -2,6 +2,7 @@
 
 mod args;
 mod convert;
+mod doctor;
 mod engine;
 mod kernel;
 mod processes;
@@ -11,11 +12,13 @@ mod symbols;
 mod tables;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use args::{Command, RecordArgs};
 use clap::Parser;
+use kernel::loader::{Programs, Settings};
 use recording::selection::Wanted;
 use strata_profile::Format;
 
@@ -44,12 +47,17 @@ fn main() -> ExitCode {
         Command::Convert(args) => {
             convert::run(&args.input, &args.output, args.format.map(Into::into))
         }
-        Command::Doctor(_) => Ok(0),
+        Command::Doctor(args) => {
+            doctor::run(doctor::Question { pid: args.pid, json: args.json }, &probe)
+        }
     };
     match result {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
             eprintln!("strata: {error:#}");
+            if error.is::<engine::EngineError>() {
+                explain();
+            }
             ExitCode::FAILURE
         }
     }
@@ -109,6 +117,22 @@ fn record(args: RecordArgs) -> Result<i32> {
         verbose: args.output.verbose,
     };
     record::run(&plan)
+}
+
+/// Loads the programs as a recording would, for `doctor`.
+fn probe() -> Result<String, String> {
+    let settings = Settings { max_frames: 1024, ring_bytes: 1 << 20, frequency: 97 };
+    let programs = Programs::load(settings).map_err(|error| error.to_string())?;
+    Ok(format!("loaded for {} CPUs", programs.cpus().len()))
+}
+
+/// What keeps a recording from starting, and what to do about it.
+fn explain() {
+    let missing = doctor::brief();
+    if !missing.is_empty() {
+        let colour = std::env::var_os("NO_COLOR").is_none() && std::io::stderr().is_terminal();
+        eprint!("\n{}", doctor::to_text(&missing, colour));
+    }
 }
 
 /// `strata-20260131-235959`, in local time.

@@ -69,7 +69,6 @@ pub struct Loading {
     /// Tables no process needs any more are dropped only when memory is tight.
     pub built: u64,
     pub failed_files: u64,
-    own: HashSet<u32>,
 }
 
 /// A file is looked at again when a process maps it and it was last looked at this long ago.
@@ -92,7 +91,6 @@ impl Loading {
             vdso,
             built: 0,
             failed_files: 0,
-            own: HashSet::new(),
         })
     }
 
@@ -107,11 +105,6 @@ impl Loading {
 
     pub fn service(&mut self) -> &mut FileService {
         &mut self.service
-    }
-
-    /// Whether a pid is one of strata's own helpers.
-    pub fn is_own(&self, pid: u32) -> bool {
-        self.own.contains(&pid)
     }
 
     /// Waits for an answer, at most so long. Only for the end of a recording.
@@ -208,7 +201,6 @@ impl Loading {
         if answers.is_empty() {
             return;
         }
-        self.own.extend(self.service.children().iter().map(|child| child.pid));
         for (id, outcome) in answers {
             match self.asked.remove(&id) {
                 Some(Asked::Open { file, fallback, by_path }) => {

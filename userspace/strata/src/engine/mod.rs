@@ -198,6 +198,13 @@ impl Engine {
                     self.loading.first_seen(&self.table, pid, &mapping);
                     self.dirty.insert(pid);
                 }
+                Change::Renamed { pid } => {
+                    // Whether it is wanted may depend on its name.
+                    if !self.selection.is_everything() {
+                        self.store.withdraw(&mut self.programs, pid);
+                        self.dirty.insert(pid);
+                    }
+                }
                 Change::Exited { pid } => {
                     self.selection.ended(pid);
                     self.ended.push(pid);

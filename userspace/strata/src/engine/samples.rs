@@ -98,8 +98,9 @@ const MAX_WAIT: Duration = Duration::from_secs(3);
 impl Engine {
     pub(super) fn take_sample(&mut self, sample: Sample<'_>) {
         let header = sample.header;
-        if header.pid == self.own_pid || self.loading.is_own(header.pid) {
+        if self.is_own(header.pid) {
             self.own_samples += 1;
+            self.store.skip(&mut self.programs, header.pid);
             return;
         }
         if self.table.get(header.pid).is_none() && !scan::scan_process(&mut self.table, header.pid)
@@ -110,6 +111,7 @@ impl Engine {
         let (image, space) = (process.image, process.space.clone());
         if !self.is_selected(&header, image) {
             self.deselected_samples += 1;
+            self.store.skip(&mut self.programs, header.pid);
             return;
         }
         if header.form == FORM_RAW {
@@ -127,6 +129,14 @@ impl Engine {
         };
         let key = ThreadKey { image, tid: header.tid, comm: header.comm };
         self.aggregate.add(header.time, key, words, &space);
+    }
+
+    /// strata itself and its helpers, but not the command it was asked to run.
+    fn is_own(&self, pid: u32) -> bool {
+        pid == self.own_pid
+            || self.table.get(pid).is_some_and(|process| {
+                process.parent == self.own_pid && !self.selection.is_root(pid)
+            })
     }
 
     fn is_selected(&mut self, header: &Header, image: ImageId) -> bool {

@@ -15,6 +15,7 @@ use strata_layout::rule::{MAX_RULES, Rule};
 use strata_layout::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
 
 use super::memory::MapMemory;
+use super::type_info::KernelTypes;
 
 /// The programs, built from `ebpf/programs` and kept beside their source.
 static OBJECT: &[u8] =
@@ -56,7 +57,7 @@ pub struct Settings {
 
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-struct ProcessValue(#[expect(dead_code, reason = "read by the kernel")] Process);
+struct ProcessValue(Process);
 // SAFETY: `Process` is `repr(C)` without padding and any bytes are a value of it.
 unsafe impl Pod for ProcessValue {}
 
@@ -85,6 +86,13 @@ impl Programs {
             aya::util::nr_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
         let possible_cpus = u32::try_from(possible_cpus).unwrap_or(u32::MAX);
         let wakeup = u64::from(settings.ring_bytes / 4);
+        let task_mm = match KernelTypes::read().and_then(|t| t.offset_of("task_struct", "mm")) {
+            Ok(offset) => u64::from(offset),
+            Err(error) => {
+                tracing::warn!(%error, "stacks of ending processes will look broken");
+                0
+            }
+        };
         let mut ebpf = EbpfLoader::new()
             .btf(Some(&btf))
             .map_max_entries("SAMPLER_SCRATCH", possible_cpus)
@@ -92,6 +100,7 @@ impl Programs {
             .map_max_entries("COUNTS", possible_cpus)
             .map_max_entries("RECORDS", settings.ring_bytes)
             .override_global("MAX_FRAMES", &settings.max_frames, true)
+            .override_global("TASK_MM", &task_mm, true)
             .override_global("WAKEUP_BYTES", &wakeup, true)
             .load(OBJECT)?;
 

@@ -137,6 +137,10 @@ pub enum Change {
         pid: u32,
         mapping: Mapping,
     },
+    /// The process has another name.
+    Renamed {
+        pid: u32,
+    },
     /// The thread group's leader ended; other threads may go on for a while.
     Exited {
         pid: u32,
@@ -270,6 +274,7 @@ impl ProcessTable {
             && let Some(image) = self.images.get_mut(process.image.0 as usize)
         {
             image.comm = name.as_ref().into();
+            return Change::Renamed { pid };
         }
         Change::None
     }

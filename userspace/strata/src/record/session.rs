@@ -1,7 +1,7 @@
 //! The recording itself: one thread, one loop over records, events, signals and the command.
 
 use std::io::IsTerminal;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -49,18 +49,12 @@ const SHOW: Duration = Duration::from_secs(1);
 /// Stacks that wait for their tables at the end wait so long.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A descriptor that somebody else owns.
-struct Borrowed(RawFd);
-
-impl AsRawFd for Borrowed {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
-}
-
-fn watch(fd: RawFd) -> Result<AsyncFd<Borrowed>> {
-    AsyncFd::with_interest(Borrowed(fd), Interest::READABLE)
-        .context("a descriptor cannot be polled")
+/// A descriptor of our own to wait on: readiness belongs to what is open, not to the number.
+fn watch(fd: BorrowedFd<'_>) -> Result<AsyncFd<OwnedFd>> {
+    let fd = fd.try_clone_to_owned().context("a descriptor cannot be copied")?;
+    // SAFETY: the descriptor is open, owned by the result and registered nowhere else.
+    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
+        .map_err(|error| anyhow::anyhow!("a descriptor cannot be polled: {error}"))
 }
 
 struct Signals {
@@ -160,9 +154,9 @@ async fn run(
     signals: &mut Signals,
     live: &mut Live,
 ) -> Result<(EndedBy, Option<ExitStatus>)> {
-    let events = watch(engine.events_fd().as_raw_fd())?;
-    let records = watch(engine.programs.records_fd().as_raw_fd())?;
-    let files = watch(engine.loading.fd().as_raw_fd())?;
+    let events = watch(engine.events_fd())?;
+    let records = watch(engine.programs.records_fd())?;
+    let files = watch(engine.loading.fd())?;
     let end = plan.duration.map(|duration| tokio::time::Instant::now() + duration);
     let mut show = tokio::time::interval(SHOW);
     let mut turns = tokio::time::interval(TURN);

@@ -101,6 +101,10 @@ impl Selection {
         self.roots.remove(&pid);
     }
 
+    pub fn is_root(&self, pid: u32) -> bool {
+        self.roots.contains(&pid)
+    }
+
     pub fn roots_are_gone(&self) -> bool {
         self.roots.is_empty()
     }

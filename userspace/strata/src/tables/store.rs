@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use strata_layout::rule::Rule;
 use strata_layout::tables::{
-    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, Process, SEGMENT_BYTES, row_rule,
+    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, PROCESS_SKIP, Process, SEGMENT_BYTES, row_rule,
 };
 use strata_unwind::{Load, UnwindTable};
 
@@ -30,7 +30,6 @@ pub struct Table {
     pieces: Vec<LoadedPiece>,
     numbers: Vec<u16>,
     pub loads: Vec<Load>,
-    pub rows: u64,
 }
 
 struct LoadedPiece {
@@ -54,7 +53,8 @@ pub enum Code {
 
 struct Published {
     extents: Arc<[Extent]>,
-    tables: Vec<Arc<Table>>,
+    /// Kept alive by whoever is published with them.
+    _tables: Vec<Arc<Table>>,
     range: Range,
     generation: u32,
     users: u32,
@@ -152,7 +152,7 @@ impl Store {
                 range,
             });
         }
-        Some(Table { pieces, numbers, loads: table.loads.clone(), rows: table.row_count() })
+        Some(Table { pieces, numbers, loads: table.loads.clone() })
     }
 
     /// Gives a table's memory back. Only when no published process uses it any more.
@@ -198,14 +198,33 @@ impl Store {
                 count: published.extents.len() as u32,
                 generation: published.generation,
                 captures: CAPTURES,
-                reserved: 0,
+                flags: 0,
             };
-            programs.set_process(pid, entry)?;
+            let set = programs.set_process(pid, entry);
+            // The map is full: whoever was not sampled for longest makes room.
+            if set.is_err()
+                && let Some(other) = self.least_used().filter(|other| *other != pid)
+            {
+                self.withdraw(programs, other);
+                self.evicted += 1;
+                programs.set_process(pid, entry)?;
+            }
         }
         if let Some(old) = old {
             self.release(old.block, now);
         }
         Ok(())
+    }
+
+    /// Samples of this process are not wanted until it executes something else.
+    pub fn skip(&mut self, programs: &mut Programs, pid: u32) {
+        if let Some(owner) = self.owners.remove(&pid) {
+            self.release(owner.block, Instant::now());
+        }
+        let entry = Process { flags: PROCESS_SKIP, ..Process::default() };
+        if let Err(error) = programs.set_process(pid, entry) {
+            tracing::debug!(pid, %error, "a process cannot be skipped in the kernel");
+        }
     }
 
     fn write_block(
@@ -234,7 +253,7 @@ impl Store {
         self.next_block += 1;
         let published = Published {
             extents: extents.clone(),
-            tables,
+            _tables: tables,
             range,
             generation: self.generation,
             users: 0,
