@@ -2,15 +2,17 @@
 //!
 //! Userspace learns of the exec a little later; until then the old program's extents would
 //! still answer for the new one's addresses. Without an entry the sampler sends the raw stack.
+//!
+//! A raw tracepoint, because it needs neither a mount nor the kernel's type information parsed.
 
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::macros::btf_tracepoint;
-use aya_ebpf::programs::BtfTracePointContext;
+use aya_ebpf::macros::raw_tracepoint;
+use aya_ebpf::programs::RawTracePointContext;
 
 use crate::maps::PROCESSES;
 
-#[btf_tracepoint(function = "sched_process_exec")]
-pub fn forget_on_exec(_context: BtfTracePointContext) -> i32 {
+#[raw_tracepoint(tracepoint = "sched_process_exec")]
+pub fn forget_on_exec(_context: RawTracePointContext) -> i32 {
     let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
     let _ = PROCESSES.remove(pid);
     0

@@ -188,21 +188,24 @@ impl Engine {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
                     self.selection.forked(pid, parent);
-                    self.dirty.insert(pid);
+                    if self.selection.surely_keeps(pid) {
+                        self.dirty.insert(pid);
+                    }
                 }
                 Change::Executed { pid } => {
                     self.store.withdraw(&mut self.programs, pid);
-                    self.dirty.insert(pid);
                 }
                 Change::Mapped { pid, mapping } => {
-                    self.loading.first_seen(&self.table, pid, &mapping);
-                    self.dirty.insert(pid);
+                    // Others are looked at when they are sampled and turn out to be wanted.
+                    if self.selection.surely_keeps(pid) {
+                        self.loading.first_seen(&self.table, pid, &mapping);
+                        self.dirty.insert(pid);
+                    }
                 }
                 Change::Renamed { pid } => {
                     // Whether it is wanted may depend on its name.
                     if !self.selection.is_everything() {
                         self.store.withdraw(&mut self.programs, pid);
-                        self.dirty.insert(pid);
                     }
                 }
                 Change::Exited { pid } => {

@@ -101,6 +101,11 @@ impl Selection {
         self.roots.remove(&pid);
     }
 
+    /// Whether a process is known to be wanted before any sample of it was seen.
+    pub fn surely_keeps(&self, pid: u32) -> bool {
+        self.wanted.is_everything() || self.followed.contains(&pid)
+    }
+
     pub fn is_root(&self, pid: u32) -> bool {
         self.roots.contains(&pid)
     }
