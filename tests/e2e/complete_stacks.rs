@@ -72,9 +72,8 @@ fn with(program: std::path::PathBuf, arguments: &[&str]) -> Command {
     command
 }
 
-#[test]
-fn native_stacks_end_at_thread_starts() -> Result<()> {
-    let _machine = machine::alone()?;
+/// The native test set: name and command.
+fn native() -> Result<Vec<(&'static str, Command)>> {
     let mut commands = Vec::new();
     for name in [
         "shares",
@@ -88,7 +87,7 @@ fn native_stacks_end_at_thread_starts() -> Result<()> {
         "stack_realign",
         "zero",
     ] {
-        commands.push((name, with(targets::c(name).build()?, &["60"])));
+        commands.push((name, with(targets::c(name).build()?, &["120"])));
     }
     let variants = [
         ("static_pie", targets::c("shares").named("static_pie").flag("-static-pie").build()?),
@@ -98,18 +97,43 @@ fn native_stacks_end_at_thread_starts() -> Result<()> {
         ("stripped", targets::c("shares").named("stripped").stripped().build()?),
         ("no_pie", targets::c("alloca").named("no_pie").flag("-no-pie").build()?),
         ("avx", targets::c("stack_realign").named("avx").flag("-mavx2").build()?),
-        ("lld_free_plt", targets::plt("plt_lazy", &[])?),
+        ("lazy_plt", targets::plt("plt_lazy", &[])?),
         ("ibt_plt", targets::plt("plt_ibt", &["-fcf-protection=full", "-Wl,-z,ibtplt"])?),
         ("now_plt", targets::plt("plt_now", &["-Wl,-z,now"])?),
         ("cpp", targets::cpp_shares().build()?),
         ("rust", targets::rust_shares()?),
     ];
-    commands.extend(variants.map(|(name, program)| (name, with(program, &["60"]))));
+    commands.extend(variants.map(|(name, program)| (name, with(program, &["120"]))));
     let plugin = targets::plugin()?.display().to_string();
-    commands.push(("dlopen", with(targets::c("dlopen").build()?, &[&plugin, "60"])));
-    commands.push(("deep", with(targets::c("recurse").build()?, &["500", "2", "60"])));
-    let (recorded, pids) = record_together(commands, machine::short_or_long(15.0, 60.0))?;
-    check(&recorded, &pids, &["forks", "vfork"])
+    commands.push(("dlopen", with(targets::c("dlopen").build()?, &[&plugin, "120"])));
+    commands.push(("deep", with(targets::c("recurse").build()?, &["500", "2", "120"])));
+    Ok(commands)
+}
+
+#[test]
+fn native_stacks_end_at_thread_starts() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut commands = native()?;
+    // A few at a time: each needs its share of the CPUs to have samples enough.
+    while !commands.is_empty() {
+        let some = commands.split_off(commands.len().saturating_sub(6));
+        let (recorded, pids) = record_together(some, machine::short_or_long(6.0, 30.0))?;
+        check(&recorded, &pids, &["forks", "vfork"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_overloaded_host_gets_whole_stacks_too() -> Result<()> {
+    let _machine = machine::alone()?;
+    let (recorded, pids) = record_together(native()?, machine::short_or_long(10.0, 30.0))?;
+    let stacks = recorded.stacks()?;
+    let own = stacks.that(|s| pids.iter().any(|(_, pid)| s.pid() == Some(*pid)));
+    let completeness = own.completeness();
+    println!("{} programs at once: {completeness}", pids.len());
+    recorded.print_losses();
+    assert!(completeness.fraction() > 0.95);
+    Ok(())
 }
 
 #[test]
@@ -194,7 +218,7 @@ fn a_500_deep_recursion_is_whole_and_a_3000_deep_one_is_marked_as_cut() -> Resul
             burning.total(),
             100.0 * whole
         );
-        assert!(burning.total() > 500 && whole > 0.995);
+        assert!(burning.total() > 200 && whole > 0.995);
         assert!(burning.completeness().fraction() > 0.995, "{}", burning.completeness());
     }
     let recorded = strata::record()?.frequency(997).command(&program, &["3000", "2", "3"]).run()?;
@@ -215,7 +239,7 @@ fn a_500_deep_recursion_is_whole_and_a_3000_deep_one_is_marked_as_cut() -> Resul
         burning.total()
     );
     recorded.print_losses();
-    assert!(burning.total() > 500 && marked > 0.995 && right > 0.995);
+    assert!(burning.total() > 200 && marked > 0.995 && right > 0.995);
     let cut = recorded.summary()?.losses_named(&["frame_limit"]);
     assert!(cut as f64 >= 0.99 * burning.total() as f64, "only {cut} cut stacks are counted");
     Ok(())

@@ -148,7 +148,7 @@ fn a_full_disk_costs_only_the_file_on_it() -> Result<()> {
     );
     let stacks = pprof::read(&good)?.stacks()?;
     println!("the other file has {} samples", stacks.total());
-    assert!(stacks.of_comm("shares").total() > 1000, "the other file was lost, too");
+    assert!(stacks.of_comm("shares").total() > 200, "the other file was lost, too");
     let half_written = disk.0.path().join("full.svg");
     assert!(
         !half_written.exists() || std::fs::metadata(half_written)?.len() == 0,

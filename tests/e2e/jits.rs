@@ -29,7 +29,7 @@ fn node_shows_its_javascript_functions() -> Result<()> {
     let burning = own.share_that(|s| {
         s.frames.iter().any(|f| f.name.contains("burn") || f.name.contains("compareAndBurn"))
     });
-    assert!(own.total() > 2500 && burning > 0.95, "{burning}");
+    assert!(own.total() > 200 && burning > 0.95, "{burning}");
     assert!(
         with("descend") > 0.9,
         "callers written in JavaScript are missing: {}",
@@ -61,6 +61,6 @@ fn java_shows_its_methods() -> Result<()> {
     for stack in own.stacks.iter().take(3) {
         println!("  {} x {}", stack.count, stack.line());
     }
-    assert!(own.total() > 2500 && leaves > 0.9);
+    assert!(own.total() > 200 && leaves > 0.9);
     Ok(())
 }

@@ -11,7 +11,8 @@ use object::{Object, ObjectSegment};
 
 use crate::stacks::Frame;
 
-const NAMES: [&str; 12] = [
+/// `runtime.mcall` switches to the scheduler's stack for good: nothing below it is live.
+const NAMES: [&str; 13] = [
     "_start",
     "__clone",
     "__clone3",
@@ -20,6 +21,7 @@ const NAMES: [&str; 12] = [
     "start_thread",
     "runtime.goexit",
     "runtime.goexit.abi0",
+    "runtime.mcall",
     "runtime.mstart",
     "runtime.mstart.abi0",
     "runtime.rt0_go",

@@ -137,9 +137,7 @@ impl Stacks {
 
     /// The fraction of samples whose innermost *user* function is this.
     pub fn share_of_leaf(&self, name: &str) -> f64 {
-        self.share_that(|s| {
-            s.frames.iter().find(|f| !f.is_kernel()).is_some_and(|f| f.name == name)
-        })
+        self.share_that(|s| s.leaf_function() == name)
     }
 
     /// The fraction of samples whose innermost user function's name has all of these parts.

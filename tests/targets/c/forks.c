@@ -12,9 +12,9 @@ NOINLINE static void fork_child(void) {
 }
 
 int main(int argc, char **argv) {
-    double end = wall_now() + seconds_argument(argc, argv, 1, 60);
+    double end = target_now() + seconds_argument(argc, argv, 1, 60);
     uint64_t sum = 0;
-    while (wall_now() < end) {
+    while (target_now() < end) {
         pid_t pid = fork();
         if (pid == 0) fork_child();
         for (int i = 0; i < 40; i++) sum += fork_parent_leaf();

@@ -8,9 +8,9 @@ NOINLINE uint64_t placeholder_name_of_40_characters_length(void) { return burn_u
 int main(int argc, char **argv) {
     if (argc < 2) return 2;
     prctl(PR_SET_NAME, argv[1]);
-    double end = wall_now() + seconds_argument(argc, argv, 2, 60);
+    double end = target_now() + seconds_argument(argc, argv, 2, 60);
     uint64_t sum = 0;
-    while (wall_now() < end) {
+    while (target_now() < end) {
         sum += placeholder_name_of_40_characters_length();
         KEEP_FRAME(sum);
     }

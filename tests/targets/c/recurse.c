@@ -17,7 +17,7 @@ NOINLINE uint64_t recurse(int depth) {
 NOINLINE static void *recurse_thread(void *unused) {
     (void)unused;
     uint64_t sum = 0;
-    while (wall_now() < end) sum += recurse(wanted_depth);
+    while (target_now() < end) sum += recurse(wanted_depth);
     return (void *)(uintptr_t)(sum & 1);
 }
 
@@ -25,7 +25,7 @@ int main(int argc, char **argv) {
     if (argc < 3) return 2;
     wanted_depth = atoi(argv[1]);
     int threads = atoi(argv[2]);
-    end = wall_now() + seconds_argument(argc, argv, 3, 60);
+    end = target_now() + seconds_argument(argc, argv, 3, 60);
     pthread_t ids[64];
     if (threads > 64) return 2;
     for (int i = 1; i < threads; i++) pthread_create(&ids[i], 0, recurse_thread, 0);

@@ -2,8 +2,8 @@
 #include "burn.h"
 
 int main(int argc, char **argv) {
-    double end = wall_now() + seconds_argument(argc, argv, 1, 60);
-    while (wall_now() < end) usleep(500000);
+    double end = target_now() + seconds_argument(argc, argv, 1, 60);
+    while (target_now() < end) usleep(500000);
     report_cpu("sleeper");
     return 0;
 }

@@ -34,11 +34,11 @@ NOINLINE static uint64_t realign_stack_arguments(long a, long b, long c, long d,
 }
 
 int main(int argc, char **argv) {
-    double end = wall_now() + seconds_argument(argc, argv, 1, 60);
+    double end = target_now() + seconds_argument(argc, argv, 1, 60);
     uint64_t sum = 0;
     wide w;
     memset(&w, 0, sizeof w);
-    for (long turn = 0; wall_now() < end; turn++) sum += realign_stack_arguments(1, 2, 3, 4, 5, 6, w, turn);
+    for (long turn = 0; target_now() < end; turn++) sum += realign_stack_arguments(1, 2, 3, 4, 5, 6, w, turn);
     report_cpu("stack_realign");
     return sum == 42;
 }

@@ -14,15 +14,15 @@ NOINLINE static void *short_thread(void *unused) {
 NOINLINE static void *long_thread(void *unused) {
     (void)unused;
     uint64_t sum = 0;
-    while (wall_now() < end) sum += thread_leaf();
+    while (target_now() < end) sum += thread_leaf();
     return (void *)(uintptr_t)(sum & 1);
 }
 
 int main(int argc, char **argv) {
-    end = wall_now() + seconds_argument(argc, argv, 1, 60);
+    end = target_now() + seconds_argument(argc, argv, 1, 60);
     pthread_t stays[3], comes;
     for (int i = 0; i < 3; i++) pthread_create(&stays[i], 0, long_thread, 0);
-    while (wall_now() < end) {
+    while (target_now() < end) {
         pthread_create(&comes, 0, short_thread, 0);
         pthread_join(comes, 0);
     }

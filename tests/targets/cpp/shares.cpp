@@ -68,8 +68,8 @@ int main(int argc, char **argv) {
     work::burners.push_back(std::make_unique<work::ShareBurner<work::Fifty>>());
     work::burners.push_back(std::make_unique<work::ShareBurner<work::Thirty>>());
     work::burners.push_back(std::make_unique<work::ShareBurner<work::Twenty>>());
-    double end = wall_now() + seconds_argument(argc, argv, 1, 60);
-    while (wall_now() < end) work::sink += work::catch_from_below();
+    double end = target_now() + seconds_argument(argc, argv, 1, 60);
+    while (target_now() < end) work::sink += work::catch_from_below();
     report_cpu("shares_cpp");
     return work::sink == 42;
 }
