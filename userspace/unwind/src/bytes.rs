@@ -124,6 +124,23 @@ pub fn from_bytes(bytes: &[u8]) -> Result<UnwindTable, FormatError> {
     Ok(UnwindTable { rules, pieces, loads, statistics: Statistics::from_array(statistics) })
 }
 
+/// For fuzzing: any bytes as the content behind a right header.
+pub fn fuzz_content(content: &[u8]) {
+    let mut bytes = Vec::from(MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(&((HEADER + content.len()) as u64).to_le_bytes());
+    bytes.extend_from_slice(&xxh3_64(content).to_le_bytes());
+    bytes.extend_from_slice(content);
+    if let Ok(table) = from_bytes(&bytes) {
+        for piece in &table.pieces {
+            for address in (piece.start()..piece.end()).step_by(61) {
+                assert!(table.rules.contains(&table.lookup(address)));
+            }
+        }
+    }
+}
+
 struct Writer(Vec<u8>);
 
 impl Writer {

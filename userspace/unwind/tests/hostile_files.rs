@@ -58,6 +58,23 @@ fn mutated_call_frame_information_never_panics() {
     }
 }
 
+/// Without `.eh_frame` all code is read instruction by instruction.
+#[test]
+fn mutated_code_never_panics() {
+    let mut original = read("/lib64/ld-linux-x86-64.so.2");
+    let code = section(&original, ".text");
+    let frames = section(&original, ".eh_frame");
+    original[frames].fill(0);
+    let mut random = Random(0xc0de);
+    for _ in 0..30 {
+        let mut bytes = original.clone();
+        for _ in 0..20 {
+            mutate(&mut random, &mut bytes, code.clone());
+        }
+        fuzz_build(&bytes);
+    }
+}
+
 #[test]
 fn mutated_headers_never_panic() {
     let original = read("/lib64/ld-linux-x86-64.so.2");

@@ -26,6 +26,8 @@ use state::{Doubt, State};
 /// `mov $15, %rax; syscall`: `rt_sigreturn`, which only a signal restorer calls.
 const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 const ALIGNMENT: u64 = 16;
+/// Instructions looked ahead to tell whether a guess can be right.
+const MAX_PROBE: usize = 256;
 
 /// Where to begin.
 pub(crate) struct Starts {
@@ -44,8 +46,9 @@ pub(crate) fn propose(
     rules: &mut Rules,
 ) -> (Proposal, u64) {
     let mut analysis = Analysis {
-        states: vec![State::ENTRY],
-        numbers: HashMap::new(),
+        states: vec![State::ENTRY, State::ENTRY],
+        numbers: HashMap::from([(State::ENTRY, 1)]),
+        last: (State::ENTRY, 1),
         pending: Vec::new(),
         work: max_work,
     };
@@ -79,12 +82,24 @@ struct Analysis {
     /// Distinct states; number 0 is not used.
     states: Vec<State>,
     numbers: HashMap<State, u16>,
+    /// The state numbered last.
+    last: (State, u16),
     pending: Vec<(u64, State)>,
     work: u64,
 }
 
 impl Analysis {
     fn number(&mut self, state: State) -> Option<u16> {
+        // Most instructions leave the frame as it is.
+        if self.last.0 == state {
+            return Some(self.last.1);
+        }
+        let number = self.number_of(state)?;
+        self.last = (state, number);
+        Some(number)
+    }
+
+    fn number_of(&mut self, state: State) -> Option<u16> {
         if let Some(number) = self.numbers.get(&state) {
             return Some(*number);
         }
@@ -161,13 +176,15 @@ impl Analysis {
                 },
                 mnemonic if ends(mnemonic) => return,
                 Mnemonic::Call | Mnemonic::Hlt | Mnemonic::Int3 => {
-                    state.apply(&instruction);
-                    let doubt = if region.only_padding_follows(offset + instruction.len()) {
-                        Doubt::Guessed
-                    } else {
-                        Doubt::Returned
-                    };
-                    state = state.doubted(doubt);
+                    let next = offset + instruction.len();
+                    if instruction.mnemonic() == Mnemonic::Call && region.pops_at(next) {
+                        state.apply(&instruction);
+                    }
+                    // The call may be a function's last instruction: see `unreached`.
+                    if region.only_padding_follows(next) {
+                        return;
+                    }
+                    state = state.doubted(Doubt::Returned);
                     address = instruction.next_ip();
                 }
                 _ => {
@@ -181,12 +198,12 @@ impl Analysis {
         }
     }
 
-    /// Code nothing has reached: what a `switch` or a pointer leads to.
+    /// Code nothing has reached: what a `switch` or a pointer leads to, and what follows a call
+    /// that may not return.
     fn unreached(&mut self, regions: &mut Regions, number: usize) {
         let mut offset = 0;
         let mut switch: Option<State> = None;
         let mut before: Option<State> = None;
-        let mut padded = true;
         while self.work > 0
             && let Some(region) = regions.list.get_mut(number)
             && offset < region.bytes.len()
@@ -198,15 +215,11 @@ impl Analysis {
                     continue;
                 };
                 if is_padding(&instruction) {
-                    padded = true;
                     offset += instruction.len();
                     continue;
                 }
                 let address = region.start + offset as u64;
-                let is_aligned = padded && address.is_multiple_of(ALIGNMENT);
-                // What follows a return begins anew; what follows a jump is more of the same.
-                let inside = before.filter(|state| !is_aligned && !state.may_return());
-                let state = switch.or(inside).unwrap_or(State::ENTRY);
+                let state = self.likeliest(regions, address, switch, before);
                 self.pending.push((address, state.doubted(Doubt::Guessed)));
                 self.run(regions);
                 // Whatever became of it, go on behind it.
@@ -217,16 +230,80 @@ impl Analysis {
                 }
             }
             let Some(region) = regions.list.get(number) else { return };
-            padded = false;
             before = self.state(region.state(offset));
             if region.flag(offset, STARTS) {
                 switch = None;
             }
             if region.flag(offset, SWITCHES) {
-                switch = self.state(region.state(offset));
+                switch = before;
             }
             offset += region.length(offset).max(1);
         }
+    }
+
+    /// The state to take for unreached code: the first that leads to a proper return.
+    fn likeliest(
+        &mut self,
+        regions: &mut Regions,
+        address: u64,
+        switch: Option<State>,
+        before: Option<State>,
+    ) -> State {
+        let inside = [switch, before].into_iter().flatten().filter(State::is_inside);
+        let candidates: Vec<State> = inside.chain([State::ENTRY]).collect();
+        let answers: Vec<Option<bool>> = candidates
+            .iter()
+            .map(|state| self.returns_properly(regions, address, *state))
+            .collect();
+        let first = |wanted| answers.iter().position(|answer| *answer == wanted);
+        let chosen = first(Some(true)).or_else(|| {
+            let starts = regions.at(address).is_some_and(|(region, offset)| {
+                region.decode(offset).is_some_and(|instruction| is_prologue(&instruction))
+            });
+            first(None).filter(|_| !starts)
+        });
+        chosen.and_then(|chosen| candidates.get(chosen)).copied().unwrap_or(State::ENTRY)
+    }
+
+    /// Whether code that starts in a state returns with RSP at the return address, or meets
+    /// known code in that code's state. `None` when it cannot be told.
+    fn returns_properly(
+        &mut self,
+        regions: &mut Regions,
+        from: u64,
+        mut state: State,
+    ) -> Option<bool> {
+        let mut address = from;
+        for _ in 0..MAX_PROBE {
+            self.work = self.work.checked_sub(1)?;
+            let (region, offset) = regions.at(address)?;
+            if let Some(known) =
+                self.state(region.state(offset)).filter(|_| region.state(offset) != 0)
+            {
+                return known.has_same_frame(&state);
+            }
+            let instruction = region.decode(offset)?;
+            match instruction.mnemonic() {
+                Mnemonic::Ret => return Some(state.may_return()),
+                Mnemonic::Jmp if instruction.op0_kind() == OpKind::NearBranch64 => {
+                    address = instruction.near_branch_target();
+                    continue;
+                }
+                Mnemonic::Jmp => return None,
+                mnemonic if ends(mnemonic) => return None,
+                // It may not return: what follows then is another function.
+                Mnemonic::Call if region.only_padding_follows(offset + instruction.len()) => {
+                    return None;
+                }
+                Mnemonic::Call => {}
+                _ => state.apply(&instruction),
+            }
+            if !state.is_followed() {
+                return Some(false);
+            }
+            address = instruction.next_ip();
+        }
+        None
     }
 
     /// The rows of a region; returns the number of bytes that have a rule.
@@ -291,7 +368,10 @@ fn call_targets(regions: &Regions, functions: &[u64], work: &mut u64) -> Vec<u64
             while decoder.can_decode() && *work > 0 {
                 *work -= 1;
                 decoder.decode_out(&mut instruction);
-                targets.extend(function_named_by(&instruction));
+                let next = (instruction.next_ip() - region.start) as usize;
+                if instruction.mnemonic() != Mnemonic::Call || !region.pops_at(next) {
+                    targets.extend(function_named_by(&instruction));
+                }
             }
             from = to;
         }
@@ -305,7 +385,7 @@ fn call_targets(regions: &Regions, functions: &[u64], work: &mut u64) -> Vec<u64
 fn function_named_by(instruction: &Instruction) -> Option<u64> {
     match instruction.mnemonic() {
         Mnemonic::Call if instruction.op0_kind() == OpKind::NearBranch64 => {
-            Some(instruction.near_branch_target()).filter(|at| *at != instruction.next_ip())
+            Some(instruction.near_branch_target())
         }
         // Labels within a function have their address taken too, but are rarely aligned.
         Mnemonic::Lea if instruction.is_ip_rel_memory_operand() => {
@@ -315,6 +395,16 @@ fn function_named_by(instruction: &Instruction) -> Option<u64> {
             Some(u64::from(instruction.immediate32())).filter(|at| at.is_multiple_of(ALIGNMENT))
         }
         _ => None,
+    }
+}
+
+/// Functions begin like this, and their middle rarely looks so.
+fn is_prologue(instruction: &Instruction) -> bool {
+    match instruction.mnemonic() {
+        Mnemonic::Push => instruction.op0_kind() == OpKind::Register,
+        Mnemonic::Sub => instruction.op0_register() == iced_x86::Register::RSP,
+        Mnemonic::Endbr64 => true,
+        _ => false,
     }
 }
 

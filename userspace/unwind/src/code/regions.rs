@@ -66,6 +66,10 @@ impl Region {
         }
     }
 
+    fn holds(&self, address: u64) -> bool {
+        address.checked_sub(self.start).is_some_and(|offset| offset < self.bytes.len() as u64)
+    }
+
     pub fn decode(&self, offset: usize) -> Option<Instruction> {
         let end = offset.saturating_add(LONGEST).min(self.bytes.len());
         let bytes = self.bytes.get(offset..end)?;
@@ -76,12 +80,18 @@ impl Region {
 }
 
 impl Region {
-    /// Padding up to where functions are aligned: the next function may begin behind it.
+    /// A `pop` comes here: a call to it only asked for its own address, as position-independent
+    /// code of old did.
+    pub fn pops_at(&self, offset: usize) -> bool {
+        matches!(self.bytes.get(offset..), Some([0x41, 0x58..=0x5f, ..] | [0x58..=0x5f, ..]))
+    }
+
+    /// Nothing but padding up to where functions are aligned: the next one may begin there.
     pub fn only_padding_follows(&self, offset: usize) -> bool {
         let mut at = offset;
         while let Some(instruction) = self.decode(at) {
             let address = self.start.saturating_add(at as u64);
-            if at != offset && address.is_multiple_of(ALIGNMENT) {
+            if address.is_multiple_of(ALIGNMENT) {
                 return true;
             }
             if !is_padding(&instruction) || at - offset > ALIGNMENT as usize {
@@ -96,6 +106,8 @@ impl Region {
 pub(crate) struct Regions {
     /// Sorted by address.
     pub list: Vec<Region>,
+    /// The region found last: code mostly stays in one.
+    last: usize,
 }
 
 impl Regions {
@@ -119,14 +131,17 @@ impl Regions {
             let shapes = vec![0; bytes.len()];
             list.push(Region { start: gap.start, bytes, states, shapes });
         }
-        Self { list }
+        Self { list, last: 0 }
     }
 
     pub fn at(&mut self, address: u64) -> Option<(&mut Region, usize)> {
-        let after = self.list.partition_point(|region| region.start <= address);
-        let region = self.list.get_mut(after.checked_sub(1)?)?;
-        let offset = usize::try_from(address - region.start).ok()?;
-        (offset < region.bytes.len()).then_some((region, offset))
+        if !self.list.get(self.last).is_some_and(|region| region.holds(address)) {
+            let after = self.list.partition_point(|region| region.start <= address);
+            self.last = after.checked_sub(1)?;
+        }
+        let region = self.list.get_mut(self.last).filter(|region| region.holds(address))?;
+        let offset = (address - region.start) as usize;
+        Some((region, offset))
     }
 
     fn size(&self) -> u64 {
@@ -138,7 +153,7 @@ impl Regions {
         after
             .checked_sub(1)
             .and_then(|before| self.list.get(before))
-            .is_some_and(|region| address - region.start < region.bytes.len() as u64)
+            .is_some_and(|region| region.holds(address))
     }
 
     /// Entries that end where a region starts, when code may run on from one into the other.

@@ -18,7 +18,7 @@ pub(super) enum Doubt {
     None,
     /// By returning from a call, which may never return.
     Returned,
-    /// Across padding behind a call, or by a guess.
+    /// By a guess: what jumps there, if anything does, is not known.
     Guessed,
 }
 
@@ -72,9 +72,23 @@ impl State {
         }
     }
 
-    /// RSP points to the return address: a function may end (or begin) here.
+    /// RSP points to the return address.
     pub fn may_return(&self) -> bool {
         self.sp == Some(8)
+    }
+
+    /// Within a function: its frame is known, and not yet (or no more) empty.
+    pub fn is_inside(&self) -> bool {
+        self.is_followed() && !self.may_return() && !self.outermost
+    }
+
+    pub fn is_followed(&self) -> bool {
+        self.sp.is_some() || self.fp.is_some()
+    }
+
+    /// `None` when one of them does not know where RSP is.
+    pub fn has_same_frame(&self, other: &Self) -> Option<bool> {
+        Some(self.sp? == other.sp?)
     }
 
     /// The same, but less sure.
@@ -149,7 +163,7 @@ impl State {
                 self.move_sp(8);
                 self.restore_fp();
             }
-            // Position-independent code of old calls the next instruction for its address.
+            // One that only pushes its own address (see `Region::pops_at`).
             Mnemonic::Call
                 if instruction.op0_kind() == OpKind::NearBranch64
                     && instruction.near_branch_target() == instruction.next_ip() =>

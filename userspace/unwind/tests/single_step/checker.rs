@@ -10,7 +10,7 @@ use crate::shadow::{Shadow, Step, decode};
 use crate::tracee::{Stop, Tracee};
 
 const MAX_FRAMES: usize = 1024;
-const MAX_STEPS: u64 = 3_000_000;
+const MAX_STEPS: u64 = 1_000_000;
 /// Stack read at once.
 const WINDOW: usize = 2048;
 

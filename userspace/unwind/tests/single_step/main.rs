@@ -100,6 +100,12 @@ fn every_instruction_of_musl_programs_has_the_right_stack() {
     assert_all_right("C with musl, static", build, 10_000, |_| {});
     let build = compile(
         directory.path(),
+        compiler("musl-gcc", &["-O2", "-static", "-pthread", "-s"], "shapes.c"),
+        "stripped",
+    );
+    assert_all_right("C with musl, static and stripped", build, 10_000, |_| {});
+    let build = compile(
+        directory.path(),
         compiler("musl-gcc", &["-O2", "-pthread"], "shapes.c"),
         "dynamic",
     );
