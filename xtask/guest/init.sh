@@ -8,7 +8,6 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 stty -F /dev/ttyS1 raw -echo
-exec >/dev/ttyS1 2>&1
 
 section() {
     name=$1
@@ -20,19 +19,24 @@ section() {
     echo "@@@ end $name $status"
 }
 
-section release uname -r
-if [ -e /bin/strata ]; then
-    section doctor strata doctor
-    section record strata record --frequency 199 --output /tmp/child.folded -- /bin/known 5
-    section child cat /tmp/child.folded
+everything() {
+    section release uname -r
+    if [ -e /bin/strata ]; then
+        section doctor strata doctor
+        section record strata record --frequency 199 --output /tmp/child.folded -- /bin/known 5
+        section child cat /tmp/child.folded
 
-    # The same from outside: a program that was there before, among everything else.
-    known 60 >/dev/null &
-    section record-host strata record --frequency 199 --duration 4 --output /tmp/host.folded
-    section host cat /tmp/host.folded
-    kill %1
-else
-    section known known 1
-fi
-echo "@@@ done"
+        # The same from outside: a program that was there before, among everything else.
+        known 60 >/dev/null &
+        section record-host strata record --frequency 199 --duration 4 --output /tmp/host.folded
+        section host cat /tmp/host.folded
+        kill %1
+    else
+        section known known 1
+    fi
+    echo "@@@ done"
+}
+
+# Through a pipe, so that strata does not take the port for a terminal.
+everything 2>&1 | cat >/dev/ttyS1
 poweroff -f

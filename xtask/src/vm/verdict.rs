@@ -26,7 +26,12 @@ pub fn judge(transcript: &Transcript, kernel: &Kernel, with_strata: bool) -> Res
         ensure!(said.contains("rounds"), "the program said {said:?}");
         return Ok(format!("boots and runs programs ({})", said.trim()));
     }
-    text_of(transcript, "doctor").context("strata doctor")?;
+    let doctor = text_of(transcript, "doctor").context("strata doctor")?;
+    let loads = |line: &str| line.trim().starts_with("ok ") && line.contains("strata's programs");
+    ensure!(
+        doctor.lines().any(loads),
+        "strata doctor does not say that its programs load:\n{doctor}"
+    );
     text_of(transcript, "record").context("strata record -- known")?;
     let child = recording(transcript, "child").context("recorded as a child")?;
     text_of(transcript, "record-host").context("strata record, host-wide")?;
