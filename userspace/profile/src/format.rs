@@ -159,10 +159,11 @@ pub fn read(bytes: &[u8]) -> Result<Profile, ReadError> {
     if plain.is_empty() {
         return Err(ReadError::Empty);
     }
-    if !looks_like_text(&plain) {
-        return pprof::decode(&plain);
-    }
     let text = String::from_utf8_lossy(&plain);
+    if !looks_like_text(&plain) {
+        // Another tool's folded stacks may have control bytes in names.
+        return pprof::decode(&plain).or_else(|error| folded::read(&text).map_err(|_| error));
+    }
     folded::read(&text).map_err(|error| match text.trim_start() {
         start if start.starts_with('{') => ReadError::WriteOnly("JSON"),
         start if start.starts_with("<?xml") || start.starts_with("<svg") => {

@@ -87,6 +87,12 @@ fn folded_stacks_of_other_tools_keep_their_kinds() {
 }
 
 #[test]
+fn control_bytes_in_folded_stacks_of_other_tools_are_read_as_names() {
+    let profile = read(b"app;main;\x1b[31mred 3\n").unwrap();
+    assert_eq!(written(&profile, Format::Folded), "app;main;\\x1b[31mred 3\n");
+}
+
+#[test]
 fn text_that_is_no_profile_says_where() {
     assert!(matches!(read(b"a;b 1\nnonsense\n"), Err(ReadError::NotFolded { line: 2 })));
     assert!(matches!(read(b"{\"meta\":{}}"), Err(ReadError::WriteOnly(_))));

@@ -17,6 +17,18 @@
     };
   });
 
+  // East Asian characters take two columns.
+  function fitting(name, room) {
+    var used = 0, kept = "", shown = "";
+    for (var letter of name) {
+      used += letter.codePointAt(0) >= 0x1100 && /[\u1100-\u115f\u2e80-\ud7a3\uf900-\ufe6f\uff00-\uff60]/.test(letter) ? 2 : 1;
+      if (used > room) return kept + "…";
+      shown += letter;
+      if (used < room) kept = shown;
+    }
+    return shown;
+  }
+
   function label(frame, w) {
     var room = Math.floor((w - 7) / column);
     if (room < 3) { if (frame.text) frame.text.textContent = ""; return; }
@@ -25,8 +37,7 @@
       frame.text.setAttribute("y", frame.y + 13);
       frame.g.appendChild(frame.text);
     }
-    var letters = Array.from(frame.name);
-    frame.text.textContent = letters.length <= room ? frame.name : letters.slice(0, room - 1).join("") + "…";
+    frame.text.textContent = fitting(frame.name, room);
   }
 
   function draw() {
