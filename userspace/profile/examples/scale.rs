@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut locations = Vec::new();
     for number in 0..FUNCTIONS {
         let path = format!("/usr/lib/lib{}.so", number % 97);
-        let start = 0x7f00_0000_0000 + (number % 97 << 28);
+        let start = 0x7f00_0000_0000 + ((number % 97) << 28);
         let mapping = builder.mapping(start, start + (1 << 28), 0, &path, "0123456789abcdef");
         let name = format!("namespace_{}::Class{}::method_{number}", number % 31, number % 311);
         let frame = builder.frame(FrameKind::Native, &name, "", "source.rs", 7);
@@ -88,8 +88,8 @@ impl Write for Counted {
 }
 
 fn mixed(number: u64) -> u64 {
-    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    number ^ number >> 27
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    number ^ (number >> 27)
 }
 
 fn peak() -> String {
