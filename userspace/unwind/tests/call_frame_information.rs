@@ -103,6 +103,10 @@ fn agrees(
         };
         match row.register(number).unwrap_or(RegisterRule::Undefined) {
             RegisterRule::Offset(offset) => at == Some(offset),
+            // At the end of a realigned frame GCC says so of a RBP that is restored already.
+            RegisterRule::Expression(_) if at.is_none() => {
+                number == X86_64::RBX || matches!((base, cfa), (10, 0) | (7, 8))
+            }
             RegisterRule::Expression(_) => {
                 number == X86_64::RBX || rule.flags & FLAG_SAVES_AT_FP != 0
             }

@@ -215,6 +215,8 @@ impl Analysis {
                     continue;
                 };
                 if is_padding(&instruction) {
+                    // The entry function is short; what lies apart from it is another.
+                    before = before.filter(|state| !state.is_outermost());
                     offset += instruction.len();
                     continue;
                 }
@@ -273,6 +275,9 @@ impl Analysis {
         from: u64,
         mut state: State,
     ) -> Option<bool> {
+        if state.is_outermost() {
+            return None;
+        }
         let mut address = from;
         for _ in 0..MAX_PROBE {
             self.work = self.work.checked_sub(1)?;

@@ -79,7 +79,11 @@ impl State {
 
     /// Within a function: its frame is known, and not yet (or no more) empty.
     pub fn is_inside(&self) -> bool {
-        self.is_followed() && !self.may_return() && !self.outermost
+        self.outermost || self.is_followed() && !self.may_return()
+    }
+
+    pub fn is_outermost(&self) -> bool {
+        self.outermost
     }
 
     pub fn is_followed(&self) -> bool {
