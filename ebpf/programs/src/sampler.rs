@@ -85,11 +85,20 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     } else if user_stack(record, cache, registers, process) {
         words += record.header.user_frames as u64;
     } else {
+        #[cfg(feature = "log")]
+        aya_log_ebpf::info!(&context, "no table: pid {} at {:x}", pid, unsafe {
+            saved(registers, SAVED_IP)
+        });
         words = raw_stack(record, registers);
         wakeup = BPF_RB_FORCE_WAKEUP;
         count(cpu, Counter::Raw as u32, 1);
     }
-    emit(record, words, wakeup, cpu);
+    let sent = emit(record, words, wakeup, cpu);
+    #[cfg(feature = "log")]
+    if !sent {
+        aya_log_ebpf::warn!(&context, "the record ring is full: pid {}, cpu {}", pid, cpu);
+    }
+    let _ = sent;
     0
 }
 
@@ -257,7 +266,7 @@ fn ring() -> *mut c_void {
 }
 
 #[inline(always)]
-fn emit(record: &mut Scratch, words: u64, mut wakeup: u64, cpu: u32) {
+fn emit(record: &mut Scratch, words: u64, mut wakeup: u64, cpu: u32) -> bool {
     let size = size_of::<Header>() as u64 + (words & 0x1fff) * 8;
     let most = (size_of::<Header>() + strata_layout::record::MAX_WORDS * 8) as u64;
     let size = if size > most { most } else { size };
@@ -272,11 +281,12 @@ fn emit(record: &mut Scratch, words: u64, mut wakeup: u64, cpu: u32) {
             bpf_ringbuf_output(ring(), (&raw mut record.header).cast(), size, wakeup);
         if sent != 0 {
             count(cpu, Counter::RingFull as u32, 1);
-            return;
+            return false;
         }
     }
     count(cpu, Counter::Samples as u32, 1);
     count(cpu, Counter::CacheHit as u32, record.hits as u64);
     count(cpu, Counter::CacheMiss as u32, record.misses as u64);
     count(cpu, Counter::FirstEnd as u32 + (record.header.end as u32 & 15), 1);
+    true
 }

@@ -75,6 +75,8 @@ pub struct Engine {
     now: Instant,
     max_frames: usize,
     last_sweep: Instant,
+    /// When sampling started, by the records' clock.
+    pub started: u64,
     pub own_samples: u64,
     pub deselected_samples: u64,
     pub malformed_records: u64,
@@ -115,6 +117,7 @@ impl Engine {
             now: Instant::now(),
             max_frames: options.settings.max_frames as usize,
             last_sweep: Instant::now(),
+            started: 0,
             own_samples: 0,
             deselected_samples: 0,
             malformed_records: 0,
@@ -123,6 +126,7 @@ impl Engine {
     }
 
     pub fn start(&mut self) -> Result<(), EngineError> {
+        self.started = monotonic_nanos();
         Ok(self.programs.start()?)
     }
 
@@ -184,7 +188,7 @@ impl Engine {
                 break;
             }
             let Some(event) = self.queue.pop_front() else { break };
-            match self.table.apply(event.time, &event.event) {
+            match self.table.apply(&event.event) {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
                     self.selection.forked(pid, parent);
@@ -261,6 +265,7 @@ impl Engine {
             return;
         }
         self.last_sweep = Instant::now();
+        self.programs.flush_diagnostics();
         self.store.reclaim();
         let pending = &self.pending;
         let table = &mut self.table;

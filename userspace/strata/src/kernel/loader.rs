@@ -1,5 +1,6 @@
 //! Loads the BPF programs and owns their maps: the only module that knows aya.
 
+use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -10,6 +11,7 @@ use aya::programs::perf_event::{
 };
 use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
 use aya::{Ebpf, EbpfLoader, Pod};
+use aya_log::EbpfLogger;
 use strata_layout::record::COUNTERS;
 use strata_layout::rule::{MAX_RULES, Rule};
 use strata_layout::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
@@ -20,6 +22,30 @@ use super::type_info::KernelTypes;
 /// The programs, built from `ebpf/programs` and kept beside their source.
 static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../ebpf/strata.bpf.o"));
+
+/// Names another object to load, for who works on the programs: one built with their diagnostics.
+const OBJECT_VARIABLE: &str = "STRATA_BPF_OBJECT";
+
+fn object() -> Result<Cow<'static, [u8]>, LoadError> {
+    let Some(path) = std::env::var_os(OBJECT_VARIABLE) else { return Ok(Cow::Borrowed(OBJECT)) };
+    std::fs::read(&path)
+        .map(Cow::Owned)
+        .map_err(|source| LoadError::Object { path: path.to_string_lossy().into_owned(), source })
+}
+
+/// What the programs say about themselves, when they were built to (feature `log`).
+struct Diagnostics(EbpfLogger<&'static dyn log::Log>);
+
+impl Diagnostics {
+    fn of(ebpf: &mut Ebpf) -> Option<Self> {
+        // The released object has no such map.
+        ebpf.map("AYA_LOGS")?;
+        EbpfLogger::init(ebpf)
+            .map(Self)
+            .inspect_err(|error| tracing::warn!(%error, "BPF diagnostics cannot be read"))
+            .ok()
+    }
+}
 
 const MMAPABLE: u32 = 0x400;
 /// Words of a CPU's counters in the `COUNTS` map.
@@ -37,6 +63,8 @@ pub enum LoadError {
     Memory { name: &'static str, source: io::Error },
     #[error("the BPF object has no `{0}`: it does not belong to this build")]
     Missing(&'static str),
+    #[error("the BPF object `{path}` (from {OBJECT_VARIABLE}) cannot be read: {source}")]
+    Object { path: String, source: io::Error },
     #[error("the online CPUs cannot be read from {0}")]
     Cpus(String),
 }
@@ -62,6 +90,7 @@ type Segment = Array<MapData, [u32; SEGMENT_WORDS]>;
 /// The loaded programs and their maps.
 pub struct Programs {
     ebpf: Ebpf,
+    diagnostics: Option<Diagnostics>,
     processes: HashMap<MapData, u32, ProcessValue>,
     segments: ArrayOfMaps<MapData, Segment>,
     /// Keeps the segments' maps; a segment's number is its position.
@@ -98,7 +127,8 @@ impl Programs {
             .override_global("MAX_FRAMES", &settings.max_frames, true)
             .override_global("TASK_MM", &task_mm, true)
             .override_global("WAKEUP_BYTES", &wakeup, true)
-            .load(OBJECT)?;
+            .load(&object()?)?;
+        let diagnostics = Diagnostics::of(&mut ebpf);
 
         let sampler: &mut PerfEvent = program(&mut ebpf, "sample_cpu")?;
         sampler.load().map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
@@ -115,6 +145,7 @@ impl Programs {
             rules: memory(&mut ebpf, "RULES", MAX_RULES as usize * size_of::<Rule>())?,
             counts: memory(&mut ebpf, "COUNTS", possible_cpus as usize * COUNTER_SLOTS * 8)?,
             inner: Vec::new(),
+            diagnostics,
             ebpf,
             cpus,
             settings,
@@ -151,6 +182,13 @@ impl Programs {
                 .map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
         }
         Ok(())
+    }
+
+    /// Passes on what the programs have said since the last time.
+    pub fn flush_diagnostics(&mut self) {
+        if let Some(Diagnostics(logger)) = &mut self.diagnostics {
+            logger.flush();
+        }
     }
 
     pub fn cpus(&self) -> &[u32] {

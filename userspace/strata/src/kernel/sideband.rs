@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::perf_record::{self, Event, Timed};
+use super::perf_record::{self, Timed};
 
 /// Data pages of one CPU's ring; a power of two (256 KiB).
 const DATA_PAGES: usize = 64;
@@ -244,13 +244,5 @@ impl Sideband {
             // Stable: records of the same moment stay in their CPU's order.
             new.sort_by_key(|event| event.time);
         }
-    }
-}
-
-/// Whether an event means that records were lost.
-pub fn lost(event: &Event) -> Option<u64> {
-    match event {
-        Event::Lost { count } => Some(*count),
-        _ => None,
     }
 }

@@ -64,8 +64,4 @@ impl MappedFiles {
             self.shared.remove(&file.inode);
         }
     }
-
-    pub fn len(&self) -> usize {
-        self.files.len()
-    }
 }

@@ -41,9 +41,6 @@ pub struct ImageId(pub u32);
 pub struct Image {
     pub pid: u32,
     pub comm: Arc<str>,
-    /// Monotonic nanoseconds; 0 when it ran before the recording.
-    pub started: u64,
-    pub ended: Option<u64>,
 }
 
 /// The executable mappings of a process at some moment. Cheap to keep: copied only when the
@@ -59,7 +56,6 @@ pub struct Space {
 
 #[derive(Debug)]
 pub struct Process {
-    pub pid: u32,
     pub parent: u32,
     pub image: ImageId,
     pub space: Space,
@@ -180,13 +176,9 @@ impl ProcessTable {
         self.images.get(id.0 as usize)
     }
 
-    pub fn images(&self) -> &[Image] {
-        &self.images
-    }
-
-    fn new_image(&mut self, pid: u32, comm: &str, started: u64) -> ImageId {
+    fn new_image(&mut self, pid: u32, comm: &str) -> ImageId {
         let id = ImageId(u32::try_from(self.images.len()).unwrap_or(u32::MAX));
-        self.images.push(Image { pid, comm: comm.into(), started, ended: None });
+        self.images.push(Image { pid, comm: comm.into() });
         id
     }
 
@@ -195,13 +187,13 @@ impl ProcessTable {
         if self.processes.contains_key(&pid) {
             return;
         }
-        let image = self.new_image(pid, comm, 0);
+        let image = self.new_image(pid, comm);
         let mut space = Space::default();
         for mapping in mappings {
             self.note_jitdump(image, mapping.backing);
             space.map(mapping);
         }
-        self.processes.insert(pid, Process { pid, parent, image, space, exited: false });
+        self.processes.insert(pid, Process { parent, image, space, exited: false });
     }
 
     pub fn remove(&mut self, pid: u32) {
@@ -228,7 +220,7 @@ impl ProcessTable {
         }
     }
 
-    pub fn apply(&mut self, time: u64, event: &Event) -> Change {
+    pub fn apply(&mut self, event: &Event) -> Change {
         match event {
             Event::Mmap { pid, start, length, offset, inode, path } => {
                 let Some(backing) = self.backing(*inode, path) else { return Change::None };
@@ -240,16 +232,12 @@ impl ProcessTable {
                 self.note_jitdump(image, backing);
                 Change::Mapped { pid: *pid, mapping }
             }
-            Event::Comm { pid, tid, name, exec } => self.rename(time, *pid, *tid, name, *exec),
+            Event::Comm { pid, tid, name, exec } => self.rename(*pid, *tid, name, *exec),
             Event::Fork { pid, parent, .. } if pid == parent => Change::None,
-            Event::Fork { pid, parent, .. } => self.fork(time, *pid, *parent),
+            Event::Fork { pid, parent, .. } => self.fork(*pid, *parent),
             Event::Exit { pid, tid } if pid == tid => {
                 let Some(process) = self.processes.get_mut(pid) else { return Change::None };
                 process.exited = true;
-                let image = process.image;
-                if let Some(image) = self.images.get_mut(image.0 as usize) {
-                    image.ended = Some(time);
-                }
                 Change::Exited { pid: *pid }
             }
             Event::Exit { .. } => Change::None,
@@ -260,13 +248,13 @@ impl ProcessTable {
         }
     }
 
-    fn rename(&mut self, time: u64, pid: u32, tid: u32, name: &[u8], exec: bool) -> Change {
+    fn rename(&mut self, pid: u32, tid: u32, name: &[u8], exec: bool) -> Change {
         let name = String::from_utf8_lossy(name);
         if exec {
-            let image = self.new_image(pid, &name, time);
+            let image = self.new_image(pid, &name);
             let parent = self.processes.get(&pid).map_or(0, |process| process.parent);
             let space = Space::default();
-            self.processes.insert(pid, Process { pid, parent, image, space, exited: false });
+            self.processes.insert(pid, Process { parent, image, space, exited: false });
             return Change::Executed { pid };
         }
         if pid == tid
@@ -279,7 +267,7 @@ impl ProcessTable {
         Change::None
     }
 
-    fn fork(&mut self, time: u64, pid: u32, parent: u32) -> Change {
+    fn fork(&mut self, pid: u32, parent: u32) -> Change {
         let (comm, space) = match self.processes.get(&parent) {
             Some(parent) => {
                 let comm = self.images.get(parent.image.0 as usize).map(|image| image.comm.clone());
@@ -287,8 +275,8 @@ impl ProcessTable {
             }
             None => (Arc::default(), Space::default()),
         };
-        let image = self.new_image(pid, &comm, time);
-        self.processes.insert(pid, Process { pid, parent, image, space, exited: false });
+        let image = self.new_image(pid, &comm);
+        self.processes.insert(pid, Process { parent, image, space, exited: false });
         Change::Forked { pid, parent }
     }
 }
@@ -367,7 +355,7 @@ mod tests {
         table.insert_existing(7, 1, "sh", vec![file(0x1000, 0x2000, 0)]);
         let old = table.get(7).map(|process| process.image);
         let exec = Event::Comm { pid: 7, tid: 7, name: b"cat".to_vec(), exec: true };
-        assert_eq!(table.apply(5, &exec), Change::Executed { pid: 7 });
+        assert_eq!(table.apply(&exec), Change::Executed { pid: 7 });
         let process = table.get(7).expect("still there");
         assert!(process.space.mappings.is_empty());
         assert_ne!(Some(process.image), old);

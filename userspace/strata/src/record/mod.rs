@@ -46,7 +46,8 @@ pub struct Plan {
 /// what it drives.
 pub fn is_round_rate(frequency: u32) -> bool {
     const TIMERS: [u32; 4] = [100, 250, 300, 1000];
-    frequency > 1 && TIMERS.iter().any(|timer| timer % frequency == 0 || frequency % timer == 0)
+    frequency > 1
+        && TIMERS.iter().any(|timer| timer % frequency == 0 || frequency.is_multiple_of(*timer))
 }
 
 /// Records, names, writes and reports. The result is the exit status.

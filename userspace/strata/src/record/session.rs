@@ -27,12 +27,11 @@ pub struct Recorded {
     pub length: Duration,
     pub command_status: Option<ExitStatus>,
     pub user: Option<User>,
-    /// What ended the recording.
-    pub ended_by: EndedBy,
 }
 
+/// What ended a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndedBy {
+enum EndedBy {
     Duration,
     Signal,
     Command,
@@ -131,13 +130,16 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     let (ended_by, command_status) =
         run(plan, &mut engine, &mut command, &mut signals, &mut live).await?;
     let length = begun.elapsed();
+    if ended_by == EndedBy::Target {
+        live.say("what was to be profiled has ended");
+    }
     live.clear();
     // From here on a further Ctrl-C ends strata at once, whatever it is doing.
     quit_on_signals(signals);
     engine.finish(PATIENCE)?;
     engine.note_kernel_use();
     drop(run_time);
-    Ok(Recorded { engine, started, length, command_status, user, ended_by })
+    Ok(Recorded { engine, started, length, command_status, user })
 }
 
 fn wanted(plan: &Plan) -> Wanted {

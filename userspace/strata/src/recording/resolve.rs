@@ -271,7 +271,8 @@ fn build(engine: &Engine, circumstances: &Circumstances, names: &Names) -> Profi
             if let (Some(&thread), Some(&stack)) =
                 (threads.get(tick.thread.0 as usize), stacks.get(tick.stack.0 as usize))
             {
-                builder.tick(thread, tick.time, stack, 1);
+                let time = tick.time.saturating_sub(engine.started);
+                builder.tick(thread, time, stack, u32::try_from(period).unwrap_or(u32::MAX));
             }
         }
     }

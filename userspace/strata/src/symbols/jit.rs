@@ -44,11 +44,6 @@ impl JitNames {
         names
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.map.as_ref().is_none_or(PerfMap::is_empty)
-            && self.dump.as_ref().is_none_or(JitDump::is_empty)
-    }
-
     pub fn name(&self, address: u64) -> Option<NamedFrame> {
         if let Some(symbol) = self.dump.as_ref().and_then(|dump| dump.lookup(address)) {
             let mut frame = NamedFrame::plain(FrameKind::Jit, symbol.name);

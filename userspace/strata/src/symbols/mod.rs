@@ -1,6 +1,6 @@
 //! Names for places: every unique address of a recording is resolved once, at its end.
 //!
-//! - [`kernel`]: `/proc/kallsyms`.
+//! - [`kernel`] reads `/proc/kallsyms`.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
 //! - [`jit`]: what JIT compilers write about their code: perf maps and jitdump files.
 //! - [`vdso`]: the kernel's own page for user mode.
