@@ -16,18 +16,19 @@ const NOBODY: u32 = 65534;
 fn the_exit_code_is_the_commands() -> Result<()> {
     let _machine = machine::alone()?;
     for code in [0, 7, 255] {
-        let ended =
-            Running::from_command(strata::record()?.shell(&format!("exit {code}")).to_command()?)?;
+        let record = strata::record()?.shell(&format!("exit {code}"));
+        let ended = Running::from_command(record.to_command()?)?;
         let ended = ended.wait(Duration::from_secs(60))?;
         println!("exit {code} -> {}", ended.status);
         assert_eq!(ended.status.code(), Some(code), "{}", ended.stderr);
     }
-    let ended = Running::from_command(strata::record()?.shell("kill -TERM $$").to_command()?)?;
+    let record = strata::record()?.shell("kill -TERM $$");
+    let ended = Running::from_command(record.to_command()?)?;
     let ended = ended.wait(Duration::from_secs(60))?;
     println!("killed by TERM -> {}", ended.status);
     assert!(ended.status.code() == Some(128 + 15) || ended.status.signal() == Some(15));
-    let missing =
-        Running::from_command(strata::record()?.command("/no/such/program", &[]).to_command()?)?;
+    let record = strata::record()?.command("/no/such/program", &[]);
+    let missing = Running::from_command(record.to_command()?)?;
     let missing = missing.wait(Duration::from_secs(60))?;
     println!("missing program -> {}: {}", missing.status, missing.stderr.trim());
     assert!(missing.status.code() == Some(127) && missing.stderr.contains("/no/such/program"));

@@ -113,8 +113,9 @@ fn a_thousand_execs_a_second_stall_nothing() -> Result<()> {
     let churn =
         Running::start(&targets::c("exec_churn").build()?, &["/bin/true", "1000", &seconds_text])?;
     let before = strata_tests::running::cpu_seconds_of(steady.pid())?;
-    let recorded = recording.finish()?;
+    std::thread::sleep(Duration::from_secs_f64(seconds - 0.5));
     let used = strata_tests::running::cpu_seconds_of(steady.pid())? - before;
+    let recorded = recording.finish()?;
     let churn = churn.wait(Duration::from_secs(60))?;
     let stacks = recorded.stacks()?;
     let own = stacks.of_pid(steady.pid());

@@ -12,11 +12,14 @@ use object::{Object, ObjectSection};
 /// An ELF file's bytes, to be edited and written.
 pub struct ElfCopy {
     bytes: Vec<u8>,
+    /// As it was: an edited file may not parse any more.
+    original: Vec<u8>,
 }
 
 impl ElfCopy {
     pub fn of(path: &Path) -> Result<Self> {
-        Ok(Self { bytes: fs::read(path).with_context(|| format!("reading {}", path.display()))? })
+        let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(Self { original: bytes.clone(), bytes })
     }
 
     /// Replaces a string, wherever it is followed by a NUL, by another one that is not longer.
@@ -62,7 +65,7 @@ impl ElfCopy {
     pub fn claim_section_size(&mut self, name: &str, size: u64) -> Result<()> {
         let table = self.word(0x28)?; // e_shoff
         let index = {
-            let elf = object::File::parse(self.bytes.as_slice())?;
+            let elf = object::File::parse(self.original.as_slice())?;
             elf.section_by_name(name).with_context(|| format!("no section {name}"))?.index().0
         };
         let header = usize::try_from(table)? + index * 64; // sizeof(Elf64_Shdr)
@@ -73,7 +76,7 @@ impl ElfCopy {
 
     /// The hexadecimal build id.
     pub fn build_id(&self) -> Result<String> {
-        let elf = object::File::parse(self.bytes.as_slice())?;
+        let elf = object::File::parse(self.original.as_slice())?;
         let id = elf.build_id()?.context("no build id")?;
         Ok(id.iter().map(|b| format!("{b:02x}")).collect())
     }
@@ -86,7 +89,7 @@ impl ElfCopy {
     }
 
     fn section_range(&self, name: &str) -> Result<(usize, usize)> {
-        let elf = object::File::parse(self.bytes.as_slice())?;
+        let elf = object::File::parse(self.original.as_slice())?;
         let section = elf.section_by_name(name).with_context(|| format!("no section {name}"))?;
         let (offset, size) = section.file_range().context("a section without content")?;
         Ok((usize::try_from(offset)?, usize::try_from(size)?))

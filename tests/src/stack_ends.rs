@@ -11,8 +11,8 @@ use object::{Object, ObjectSegment};
 
 use crate::stacks::Frame;
 
-/// `runtime.mcall` switches to the scheduler's stack for good: nothing below it is live.
-const NAMES: [&str; 13] = [
+/// `runtime.mcall` and `runtime.morestack` switch to the scheduler's stack: it starts with them.
+const NAMES: [&str; 14] = [
     "_start",
     "__clone",
     "__clone3",
@@ -22,6 +22,7 @@ const NAMES: [&str; 13] = [
     "runtime.goexit",
     "runtime.goexit.abi0",
     "runtime.mcall",
+    "runtime.morestack",
     "runtime.mstart",
     "runtime.mstart.abi0",
     "runtime.rt0_go",

@@ -3,7 +3,7 @@
 #include <sys/wait.h>
 
 NOINLINE static uint64_t fork_parent_leaf(void) { return burn_units(200); }
-NOINLINE static uint64_t fork_child_leaf(void) { return burn_units(200); }
+NOINLINE static uint64_t fork_child_leaf(void) { return burn_units(200) ^ 1; } /* not the same code: it would be folded */
 
 NOINLINE static void fork_child(void) {
     uint64_t sum = 0;

@@ -3,7 +3,7 @@
 #include "burn.h"
 #include <sys/wait.h>
 
-NOINLINE static uint64_t vfork_child_leaf(void) { return burn_units(200); }
+NOINLINE static uint64_t vfork_child_leaf(void) { return burn_units(200) ^ 1; } /* not the same code: it would be folded */
 NOINLINE static uint64_t vfork_parent_leaf(void) { return burn_units(200); }
 
 NOINLINE static uint64_t vfork_once(void) {
