@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 use lexopt::prelude::*;
 
 use crate::setup::Profile;
+use crate::test;
 
 pub enum Command {
     Help(&'static str),
@@ -17,6 +18,8 @@ pub enum Command {
     Build(BuildOptions),
     Record(Vec<OsString>),
     Test(Vec<OsString>),
+    /// Not for people: how `test` has cargo start a test program.
+    RunTestProgram(Vec<OsString>),
     VmTest(VmOptions),
     Bench(Vec<OsString>),
     Fuzz(FuzzOptions),
@@ -78,6 +81,7 @@ pub fn parse() -> Result<Command> {
         "help" => Ok(Command::Help(HELP)),
         "record" => Ok(Command::Record(words.raw_args()?.collect())),
         "test" => Ok(Command::Test(words.raw_args()?.collect())),
+        test::RUN_PROGRAM => Ok(Command::RunTestProgram(words.raw_args()?.collect())),
         "bench" => Ok(Command::Bench(words.raw_args()?.collect())),
         "setup" => parse_setup(&mut words),
         "build" => parse_build(&mut words),

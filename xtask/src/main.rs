@@ -48,6 +48,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Build(options) => build::run(options)?,
         Command::Record(arguments) => record::run(&arguments)?,
         Command::Test(filters) => return test::run(&filters),
+        Command::RunTestProgram(words) => return test::run_program(&words),
         Command::VmTest(options) => vm::run(&options)?,
         Command::Bench(arguments) => bench::run(&arguments)?,
         Command::Fuzz(options) => fuzz::run(&options)?,

@@ -1,13 +1,18 @@
 //! `cargo xtask test`: every test of the workspace, with one line of totals at the end.
 //!
 //! Unit and property tests run in parallel; the end-to-end tests of `strata-tests` one at a
-//! time, because they share one kernel and measure shares of its CPUs. All are built in the
-//! development profile (overflow checks on); the `strata` they drive is the release binary.
+//! time, because they share one kernel and measure shares of its CPUs. All are built at once, in
+//! the development profile (overflow checks on); the `strata` they drive is the release binary.
+//! One `cargo test` for all of them: two would resolve features twice and compile most
+//! dependencies again. So cargo starts each test program through [`run_program`], which knows
+//! the one that must be serial.
 //!
 //! Invariant: a test harness that ends without its result line counts as a failure.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +21,10 @@ use crate::setup::{self, Profile, dotnet};
 use crate::{build, project};
 
 const END_TO_END: &str = "strata-tests";
+/// How cargo names the program of its `e2e` tests.
+const SERIAL_PROGRAM: &str = "e2e-";
+/// This program's own command that cargo starts a test program with.
+pub const RUN_PROGRAM: &str = "run-test-program";
 
 pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     if !project::is_root() {
@@ -29,14 +38,14 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     build::ensure()?;
 
     let mut totals = Totals::default();
-    let mut units = cargo_test();
-    units.args(["--workspace", "--exclude", END_TO_END, "--no-fail-fast", "--"]).args(arguments);
-    count(&mut units, &mut totals)?;
-    if project::root().join("tests/Cargo.toml").exists() {
-        let mut end_to_end = cargo_test();
-        end_to_end.args(["--package", END_TO_END, "--no-fail-fast", "--", "--test-threads=1"]);
-        count(end_to_end.args(arguments), &mut totals)?;
-    }
+    let mut cargo = project::cargo();
+    cargo
+        .args(["test", "--workspace", "--no-fail-fast", "--config", &runner()?, "--"])
+        .args(arguments)
+        .env("STRATA_BIN", project::strata_binary())
+        .env("STRATA_CACHE", project::cache())
+        .env("STRATA_DOTNET", dotnet::directory());
+    count(&mut cargo, &mut totals)?;
 
     println!();
     for name in &totals.failures {
@@ -46,16 +55,23 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn cargo_test() -> Command {
-    let mut cargo = project::cargo();
-    cargo
-        .arg("test")
-        .env("STRATA_BIN", project::strata_binary())
-        .env("STRATA_CACHE", project::cache())
-        .env("STRATA_DOTNET", dotnet::directory())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
-    cargo
+/// Cargo's setting that makes it start test programs through [`run_program`].
+fn runner() -> Result<String> {
+    let this = std::env::current_exe()?;
+    let this = this.to_str().context("xtask lies at a path that is not UTF-8")?;
+    Ok(format!("target.x86_64-unknown-linux-gnu.runner=[{this:?}, \"{RUN_PROGRAM}\"]"))
+}
+
+/// Becomes the test program that `words` begin with.
+pub fn run_program(words: &[OsString]) -> Result<ExitCode> {
+    let (program, arguments) = words.split_first().context("no test program is named")?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy();
+    if name.starts_with(SERIAL_PROGRAM) {
+        command.arg("--test-threads=1");
+    }
+    Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))
 }
 
 #[derive(Default)]
@@ -68,7 +84,7 @@ struct Totals {
 
 /// Runs `cargo test`, shows what it says and adds up its result lines.
 fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
-    let before = totals.failed;
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start cargo")?;
     let output = child.stdout.take().context("cargo has no standard output")?;
     let mut started = 0_u64;
@@ -96,7 +112,7 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
     if lost > 0 {
         totals.failed += lost;
         totals.failures.push(format!("{lost} test program(s) ended without a result"));
-    } else if !status.success() && totals.failed == before {
+    } else if !status.success() && totals.failed == 0 {
         // It did not compile, or a doctest could not be built.
         totals.failed += 1;
         totals.failures.push(format!("cargo test ({status})"));
