@@ -83,6 +83,7 @@ pub const FLAG_KERNEL_CUT: u8 = 1;
 pub struct Header {
     /// Nanoseconds of the monotonic clock.
     pub time: u64,
+    /// Number of the control group in the unified hierarchy; raw form only, else 0.
     pub cgroup: u64,
     pub pid: u32,
     pub tid: u32,

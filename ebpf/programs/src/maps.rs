@@ -51,6 +51,8 @@ pub const WINDOW_WORDS: usize = 256;
 
 /// Working memory of one program on one CPU. The loop's scalars live here and not on the BPF
 /// stack: there they would be tracked by the verifier and its states never converge.
+///
+/// What every sample touches comes first, so that a usual sample stays within two pages.
 #[repr(C)]
 pub struct Scratch {
     pub frame: Frame,
@@ -65,9 +67,9 @@ pub struct Scratch {
     pub end: u32,
     pub hits: u32,
     pub misses: u32,
+    pub window: [u64; WINDOW_WORDS],
     pub header: Header,
     pub words: [u64; MAX_WORDS],
-    pub window: [u64; WINDOW_WORDS],
 }
 
 /// User frames of a record at most (`--max-frames`).
@@ -104,11 +106,12 @@ pub fn wakeup_bytes() -> u64 {
     setting(&WAKEUP_BYTES)
 }
 
+/// The counters of one CPU.
+pub type Counters = [u64; COUNTER_SLOTS];
+
 #[inline(always)]
-pub fn count(cpu: u32, counter: u32, by: u64) {
-    if let Some(slots) = COUNTS.get_ptr_mut(cpu) {
-        let slot = counter as usize & (COUNTER_SLOTS - 1);
-        // SAFETY: `slot` is masked to the array; the sampler is alone on its CPU.
-        unsafe { (*slots)[slot] += by };
-    }
+pub fn count(counters: *mut Counters, counter: u32, by: u64) {
+    let slot = counter as usize & (COUNTER_SLOTS - 1);
+    // SAFETY: a map value; `slot` is masked to it and the sampler is alone on its CPU.
+    unsafe { (*counters)[slot] += by };
 }

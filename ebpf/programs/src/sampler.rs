@@ -17,15 +17,15 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use strata_layout::record::{
-    Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES,
-    RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
+    Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES, RAW_PC_WORD,
+    RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
 };
 use strata_layout::step::Frame;
 use strata_layout::tables::{PROCESS_SKIP, Process};
 
 use crate::maps::{
-    PROCESSES, RECORDS, SAMPLER_CACHE, SAMPLER_SCRATCH, Scratch, count, max_frames,
-    task_mm, wakeup_bytes,
+    COUNTS, Counters, PROCESSES, RECORDS, SAMPLER_CACHE, SAMPLER_SCRATCH, Scratch, count,
+    max_frames, task_mm, wakeup_bytes,
 };
 use crate::unwind::{Walk, saved_register, walk};
 
@@ -49,14 +49,17 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     // SAFETY: the helper has no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let pid = (ids >> 32) as u32;
+    let Some(counters) = COUNTS.get_ptr_mut(cpu) else {
+        return 0;
+    };
     if pid == 0 {
-        count(cpu, Counter::Idle as u32, 1);
+        count(counters, Counter::Idle as u32, 1);
         return 0;
     }
     let process = PROCESSES.get_ptr_mut(pid);
     // SAFETY: a map value.
     if process.is_some_and(|process| unsafe { (*process).flags } & PROCESS_SKIP != 0) {
-        count(cpu, Counter::Skipped as u32, 1);
+        count(counters, Counter::Skipped as u32, 1);
         return 0;
     }
     let (Some(scratch), Some(cache)) =
@@ -67,7 +70,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     // SAFETY: a map value; this program is alone on its CPU.
     let record = unsafe { &mut *scratch };
     fill_header(&mut record.header, ids, cpu);
-    kernel_stack(&context, record);
+    let in_kernel = kernel_stack(&context, record);
 
     // SAFETY: the current task is valid for the whole program.
     let (task, registers) = unsafe {
@@ -78,7 +81,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     let mode = unsafe { saved(registers, SAVED_CS) } & 0xffff;
     let mut words = record.header.kernel_frames as u64;
     let mut wakeup = BPF_RB_NO_WAKEUP;
-    if mode & 3 == 0 || !has_memory(task) {
+    if mode & 3 == 0 || in_kernel && !has_memory(task) {
         record.header.end = End::KernelOnly as u8;
     } else if mode != USER64_CS {
         record.header.end = End::Compat as u8;
@@ -91,9 +94,9 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         });
         words = raw_stack(record, registers);
         wakeup = BPF_RB_FORCE_WAKEUP;
-        count(cpu, Counter::Raw as u32, 1);
+        count(counters, Counter::Raw as u32, 1);
     }
-    let sent = emit(record, words, wakeup, cpu);
+    let sent = emit(record, words, wakeup, counters);
     #[cfg(feature = "log")]
     if !sent {
         aya_log_ebpf::warn!(&context, "the record ring is full: pid {}, cpu {}", pid, cpu);
@@ -112,7 +115,8 @@ fn has_memory(task: *mut task_struct) -> bool {
     }
     // SAFETY: the offset is the field's, from the kernel's own type information; the verifier
     // checks it.
-    let mm: u64 = unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize).cast()) };
+    let mm: u64 =
+        unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize).cast()) };
     mm != 0
 }
 
@@ -129,7 +133,6 @@ fn fill_header(header: &mut Header, ids: u64, cpu: u32) {
     // SAFETY: helpers without preconditions; `comm` is 16 bytes of a map value.
     unsafe {
         header.time = bpf_ktime_get_ns();
-        header.cgroup = bpf_get_current_cgroup_id();
         bpf_get_current_comm((&raw mut header.comm).cast(), 16);
     }
     header.pid = (ids >> 32) as u32;
@@ -140,16 +143,20 @@ fn fill_header(header: &mut Header, ids: u64, cpu: u32) {
     header.user_frames = 0;
     header.form = FORM_UNWOUND;
     header.flags = 0;
+    header.cgroup = 0;
     header.stack_bytes = 0;
 }
 
+/// Takes the kernel's stack; false when the tick hit user mode, and there is none.
 #[inline(always)]
-fn kernel_stack(context: &PerfEventContext, record: &mut Scratch) {
+fn kernel_stack(context: &PerfEventContext, record: &mut Scratch) -> bool {
     // Interrupted in user mode there is no kernel stack, and asking for it is not free.
     // SAFETY: `bpf_perf_event_data` starts with the interrupted `struct pt_regs`.
-    let mode = unsafe { core::ptr::read_volatile(context.as_ptr().cast::<u8>().add(SAVED_CS).cast::<u64>()) };
+    let mode = unsafe {
+        core::ptr::read_volatile(context.as_ptr().cast::<u8>().add(SAVED_CS).cast::<u64>())
+    };
     if mode & 3 != 0 {
-        return;
+        return false;
     }
     // SAFETY: the buffer has room for MAX_KERNEL_FRAMES words.
     let bytes = unsafe {
@@ -167,6 +174,7 @@ fn kernel_stack(context: &PerfEventContext, record: &mut Scratch) {
             record.header.flags |= FLAG_KERNEL_CUT;
         }
     }
+    true
 }
 
 /// Unwinds the user stack; false when the kernel has no tables for it yet and userspace should
@@ -202,12 +210,8 @@ fn user_stack(
     record.first_word = record.header.kernel_frames as u32;
     record.hits = 0;
     record.misses = 0;
-    let mut walked = Walk {
-        scratch: record,
-        cache,
-        task: core::ptr::null_mut(),
-        registers: registers.cast(),
-    };
+    let mut walked =
+        Walk { scratch: record, cache, task: core::ptr::null_mut(), registers: registers.cast() };
     walk(&mut walked);
     if record.end == End::NoMapping as u32 && record.process.captures != 0 {
         // SAFETY: a map value; a lost update only sends one raw stack more.
@@ -223,6 +227,9 @@ fn user_stack(
 #[inline(always)]
 fn raw_stack(record: &mut Scratch, registers: *const u8) -> u64 {
     record.header.form = FORM_RAW;
+    // Only a process's first samples need it; finding it touches memory all over.
+    // SAFETY: a helper without preconditions.
+    record.header.cgroup = unsafe { bpf_get_current_cgroup_id() };
     record.header.end = End::NoProcess as u8;
     record.header.user_frames = 0;
     for number in 0..16u8 {
@@ -266,7 +273,7 @@ fn ring() -> *mut c_void {
 }
 
 #[inline(always)]
-fn emit(record: &mut Scratch, words: u64, mut wakeup: u64, cpu: u32) -> bool {
+fn emit(record: &mut Scratch, words: u64, mut wakeup: u64, counters: *mut Counters) -> bool {
     let size = size_of::<Header>() as u64 + (words & 0x1fff) * 8;
     let most = (size_of::<Header>() + strata_layout::record::MAX_WORDS * 8) as u64;
     let size = if size > most { most } else { size };
@@ -277,16 +284,15 @@ fn emit(record: &mut Scratch, words: u64, mut wakeup: u64, cpu: u32) -> bool {
         {
             wakeup = BPF_RB_FORCE_WAKEUP;
         }
-        let sent =
-            bpf_ringbuf_output(ring(), (&raw mut record.header).cast(), size, wakeup);
+        let sent = bpf_ringbuf_output(ring(), (&raw mut record.header).cast(), size, wakeup);
         if sent != 0 {
-            count(cpu, Counter::RingFull as u32, 1);
+            count(counters, Counter::RingFull as u32, 1);
             return false;
         }
     }
-    count(cpu, Counter::Samples as u32, 1);
-    count(cpu, Counter::CacheHit as u32, record.hits as u64);
-    count(cpu, Counter::CacheMiss as u32, record.misses as u64);
-    count(cpu, Counter::FirstEnd as u32 + (record.header.end as u32 & 15), 1);
+    count(counters, Counter::Samples as u32, 1);
+    count(counters, Counter::CacheHit as u32, record.hits as u64);
+    count(counters, Counter::CacheMiss as u32, record.misses as u64);
+    count(counters, Counter::FirstEnd as u32 + (record.header.end as u32 & 15), 1);
     true
 }

@@ -44,12 +44,7 @@ pub fn walk(walk: &mut Walk) {
     unsafe {
         (*walk.scratch).end = End::FrameLimit as u32;
         let frames = (*walk.scratch).max_frames + 1;
-        bpf_loop(
-            frames,
-            frame_callback as *mut c_void,
-            core::ptr::from_mut(walk).cast(),
-            0,
-        );
+        bpf_loop(frames, frame_callback as *mut c_void, core::ptr::from_mut(walk).cast(), 0);
     }
 }
 
@@ -259,9 +254,8 @@ impl Machine for Kernel {
         let mut value = 0u64;
         let at = (self.registers as u64).wrapping_add(saved_register(number));
         // SAFETY: 8 bytes of our own stack; the helper checks the source.
-        let read = unsafe {
-            bpf_probe_read_kernel((&raw mut value).cast(), 8, at as *const c_void)
-        };
+        let read =
+            unsafe { bpf_probe_read_kernel((&raw mut value).cast(), 8, at as *const c_void) };
         (read == 0).then_some(value)
     }
 }

@@ -66,7 +66,7 @@ impl Groups {
         }
         let group = self.read(pid);
         match &group {
-            Some(group) if number != ROOT_GROUP => {
+            Some(group) if number > ROOT_GROUP => {
                 self.by_id.insert(number, group.clone());
             }
             _ => {}
