@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_files::{
-    Config, FileError, FileIdentity, FileService, Locator, OpenFile, ProcessRef, Reply, Request,
-    RequestId,
+    Config, FileError, FileIdentity, FileService, IdentityTrust, Locator, OpenFile, ProcessRef,
+    Reply, Request, RequestId,
 };
 use strata_unwind::{Limits, UnwindTable};
 
@@ -51,17 +51,32 @@ enum TableState {
     None(String),
 }
 
+/// Whose table it is: the content's, or this mapped file's alone where the file system does not
+/// vouch for what it says of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct TableKey {
+    identity: FileIdentity,
+    only_for: Option<FileId>,
+}
+
+impl TableKey {
+    fn of(file: FileId, opened: &OpenFile) -> Self {
+        let alone = opened.trust() == IdentityTrust::WithinProcess;
+        Self { identity: opened.identity(), only_for: alone.then_some(file) }
+    }
+}
+
 /// What a request in flight is about.
 enum Asked {
     Open { file: FileId, fallback: Option<Locator>, by_path: bool },
     Verify { file: FileId },
-    Table(FileIdentity),
+    Table(TableKey),
 }
 
 pub struct Loading {
     service: FileService,
     entries: Vec<Entry>,
-    tables: HashMap<FileIdentity, TableState>,
+    tables: HashMap<TableKey, TableState>,
     asked: HashMap<RequestId, Asked>,
     waiting: HashSet<u32>,
     progress: bool,
@@ -168,23 +183,22 @@ impl Loading {
                 State::Unknown => self.open(table, file, pid, mapping),
                 State::Opened(ref opened) => {
                     let opened = opened.clone();
-                    self.want_table(&opened);
+                    self.want_table(file, &opened);
                 }
                 State::Opening | State::Failed(_) => {}
             }
         }
     }
 
-    fn want_table(&mut self, file: &Arc<OpenFile>) {
-        let identity = file.identity();
-        if self.tables.contains_key(&identity) {
+    fn want_table(&mut self, file: FileId, opened: &Arc<OpenFile>) {
+        let key = TableKey::of(file, opened);
+        if self.tables.contains_key(&key) {
             return;
         }
-        self.tables.insert(identity, TableState::Building);
-        let id = self
-            .service
-            .submit(Request::UnwindTable { file: file.clone(), limits: Limits::default() });
-        self.asked.insert(id, Asked::Table(identity));
+        self.tables.insert(key, TableState::Building);
+        let request = Request::UnwindTable { file: opened.clone(), limits: Limits::default() };
+        let id = self.service.submit(request);
+        self.asked.insert(id, Asked::Table(key));
     }
 
     /// Takes the answers that have come.
@@ -207,8 +221,8 @@ impl Loading {
                     self.opened(processes, file, fallback, by_path, outcome);
                 }
                 Some(Asked::Verify { file }) => self.verified(processes, file, outcome),
-                Some(Asked::Table(identity)) => {
-                    self.table_built(programs, store, identity, outcome);
+                Some(Asked::Table(key)) => {
+                    self.table_built(programs, store, key, outcome);
                 }
                 None => {}
             }
@@ -241,7 +255,7 @@ impl Loading {
                 let entry = self.entry(file);
                 entry.verified = Instant::now();
                 entry.state = State::Opened(opened.clone());
-                self.want_table(&opened);
+                self.want_table(file, &opened);
             }
             Ok(_) => self.fail(file, "an answer to another question".into()),
             Err(_) if fallback.is_some() => {
@@ -286,7 +300,7 @@ impl Loading {
         &mut self,
         programs: &mut Programs,
         store: &mut Store,
-        identity: FileIdentity,
+        key: TableKey,
         outcome: Result<Reply, FileError>,
     ) {
         self.progress = true;
@@ -298,7 +312,7 @@ impl Loading {
             Ok(_) => TableState::None("an answer to another question".into()),
             Err(error) => TableState::None(error.to_string()),
         };
-        self.tables.insert(identity, state);
+        self.tables.insert(key, state);
     }
 
     /// True once after files or tables have become known.
@@ -349,12 +363,12 @@ impl Loading {
             State::Failed(_) => return Ok(None),
             State::Opened(opened) => opened.clone(),
         };
-        match self.tables.get(&opened.identity()) {
+        match self.tables.get(&TableKey::of(file, &opened)) {
             Some(TableState::Loaded(table)) => Ok(Some(table.clone())),
             Some(TableState::None(_)) => Ok(None),
             Some(TableState::Building) => Err(Unknown),
             None => {
-                self.want_table(&opened);
+                self.want_table(file, &opened);
                 Err(Unknown)
             }
         }
@@ -377,7 +391,7 @@ impl Loading {
     pub fn trouble_of(&self, file: FileId) -> Option<&str> {
         match &self.entries.get(file.0 as usize)?.state {
             State::Failed(why) => Some(why),
-            State::Opened(opened) => match self.tables.get(&opened.identity())? {
+            State::Opened(opened) => match self.tables.get(&TableKey::of(file, &opened))? {
                 TableState::None(why) => Some(why),
                 _ => None,
             },

@@ -192,6 +192,8 @@ impl Engine {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
                     self.selection.forked(pid, parent);
+                    // A pid may come round again before its last owner was swept.
+                    self.store.withdraw(&mut self.programs, pid);
                     if self.selection.surely_keeps(pid) {
                         self.dirty.insert(pid);
                     }

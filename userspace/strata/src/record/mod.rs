@@ -95,11 +95,34 @@ pub fn run(plan: &Plan) -> Result<i32> {
     for failure in &failures {
         eprintln!("strata: {failure}");
     }
+    let command_exit = match recorded.still_running {
+        Some(pid) => Some(wait_for_command(pid, plan.quiet)),
+        None => command_exit,
+    };
     Ok(match (command_exit, failures.is_empty()) {
         (Some(code), true) => code,
         (None, true) => 0,
         (_, false) => 1,
     })
+}
+
+/// A command that outlives its recording is left to end by itself; its exit status is still ours.
+fn wait_for_command(pid: u32, quiet: bool) -> i32 {
+    if !quiet {
+        eprintln!("the recording has ended; waiting for the command (Ctrl-C to stop)");
+    }
+    let mut status = 0;
+    // SAFETY: plain numbers and a valid place; restores what Ctrl-C does by default.
+    unsafe {
+        libc::signal(libc::SIGINT, libc::SIG_DFL);
+        libc::signal(libc::SIGTERM, libc::SIG_DFL);
+        while libc::waitpid(pid as i32, &raw mut status, 0) < 0 {
+            if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+                return 1;
+            }
+        }
+    }
+    exit_code(ExitStatus::from_raw(status))
 }
 
 /// As a shell reports it: a signal is 128 and its number.

@@ -26,6 +26,8 @@ pub struct Recorded {
     pub started: SystemTime,
     pub length: Duration,
     pub command_status: Option<ExitStatus>,
+    /// The command, when it goes on after the recording.
+    pub still_running: Option<u32>,
     pub user: Option<User>,
 }
 
@@ -134,12 +136,18 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         live.say("what was to be profiled has ended");
     }
     live.clear();
+    let still_running = match command_status {
+        Some(_) => None,
+        None => command.as_ref().and_then(Child::id),
+    };
+    // It is waited for later, and not by this event loop.
+    std::mem::forget(command);
     // From here on a further Ctrl-C ends strata at once, whatever it is doing.
     quit_on_signals(signals);
     engine.finish(PATIENCE)?;
     engine.note_kernel_use();
     drop(run_time);
-    Ok(Recorded { engine, started, length, command_status, user })
+    Ok(Recorded { engine, started, length, command_status, still_running, user })
 }
 
 fn wanted(plan: &Plan) -> Wanted {

@@ -5,7 +5,7 @@
 //! process that was published longest ago without a sample since is taken out: should it run
 //! again, its next sample arrives raw and brings it back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -72,6 +72,7 @@ pub struct Store {
     limit_segments: usize,
     blocks: HashMap<u64, Published>,
     owners: HashMap<u32, Owner>,
+    skipped: HashSet<u32>,
     by_content: HashMap<Arc<[Extent]>, u64>,
     next_block: u64,
     generation: u32,
@@ -94,6 +95,7 @@ impl Store {
             limit_segments: limit_segments.max(2),
             blocks: HashMap::new(),
             owners: HashMap::new(),
+            skipped: HashSet::new(),
             by_content: HashMap::new(),
             next_block: 0,
             generation: 0,
@@ -189,6 +191,7 @@ impl Store {
             },
         };
         let now = Instant::now();
+        self.skipped.remove(&pid);
         let old = self.owners.insert(pid, Owner { block, last_used: now });
         if let Some(published) = self.blocks.get_mut(&block) {
             published.users += 1;
@@ -221,6 +224,7 @@ impl Store {
         if let Some(owner) = self.owners.remove(&pid) {
             self.release(owner.block, Instant::now());
         }
+        self.skipped.insert(pid);
         let entry = Process { flags: PROCESS_SKIP, ..Process::default() };
         if let Err(error) = programs.set_process(pid, entry) {
             tracing::debug!(pid, %error, "a process cannot be skipped in the kernel");
@@ -276,8 +280,11 @@ impl Store {
 
     /// Takes a process out.
     pub fn withdraw(&mut self, programs: &mut Programs, pid: u32) {
-        programs.remove_process(pid);
-        if let Some(owner) = self.owners.remove(&pid) {
+        let owner = self.owners.remove(&pid);
+        if self.skipped.remove(&pid) || owner.is_some() {
+            programs.remove_process(pid);
+        }
+        if let Some(owner) = owner {
             self.release(owner.block, Instant::now());
         }
     }
