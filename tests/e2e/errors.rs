@@ -39,7 +39,9 @@ fn without_root_it_says_what_to_run() -> Result<()> {
     let binary = public_binary(folder.path())?;
     let mut command = Command::new(places::required("setpriv", "util-linux")?);
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary);
-    command.args(["record", "--duration", "1"]).current_dir("/");
+    // A folder that user may write to: what is missing is permission to profile.
+    std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534))?;
+    command.args(["record", "--duration", "1"]).current_dir(folder.path());
     let (done, said) = strata_says(&mut command)?;
     assert!(!done.status.success());
     assert!(said.contains("sudo") || said.contains("CAP_"), "the message does not say what to do");
@@ -75,6 +77,7 @@ fn without_btf_it_works_or_says_so() -> Result<()> {
     command.args(["--mount", "/bin/sh", "-c", &script]).current_dir(folder.path());
     let (done, said) = strata_says(&mut command)?;
     assert!(done.status.success() || said.contains("BTF"), "the message does not name BTF");
+    assert!(!said.contains('\x1b'), "colours were printed although nobody watches");
     Ok(())
 }
 
@@ -231,6 +234,7 @@ fn doctor_explains_one_process() -> Result<()> {
     let _machine = machine::alone()?;
     let target =
         Running::start(&targets::c("shares").named("stripped").stripped().build()?, &["30"])?;
+    std::thread::sleep(Duration::from_millis(500)); // until it has loaded its libraries
     let mut command = Command::new(places::strata_binary()?);
     let (done, said) = strata_says(command.args(["doctor", "--pid", &target.pid().to_string()]))?;
     assert!(done.status.code().is_some());

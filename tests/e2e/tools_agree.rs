@@ -155,21 +155,13 @@ fn every_format_of_a_recording_has_the_same_totals() -> Result<()> {
     println!("pprof {total}, folded {folded_total}, perf text {}", script.total());
     assert_eq!(folded_total, total);
 
-    let svg = recorded.text("profile.svg")?;
-    let boxes = text_outputs::svg_boxes(&svg)?;
-    let widths = text_outputs::svg_shares(&boxes);
     for name in ["burn_fifty", "burn_thirty", "burn_twenty", "compare_and_burn", "main"] {
         let wanted = stacks.share_with(name);
-        let width: f64 = widths.iter().filter(|(n, _)| n.as_str() == name).map(|(_, w)| w).sum();
-        let of_folded = folded
-            .iter()
-            .filter(|f| f.frames.iter().any(|n| n == name))
-            .map(|f| f.count)
-            .sum::<u64>();
-        let of_script = script.stacks.iter().filter(|s| s.has(name)).count() as f64
-            / script.total().max(1) as f64;
-        println!("  {name}: pprof {wanted:.4}, SVG {width:.4}, perf text {of_script:.4}");
-        assert!((width - wanted).abs() <= 0.001, "{name}: SVG width {width}, pprof {wanted}");
+        let of_folded = folded.iter().filter(|f| f.frames.iter().any(|n| n == name));
+        let of_folded = of_folded.map(|f| f.count).sum::<u64>();
+        let of_script = script.stacks.iter().filter(|s| s.has(name)).count() as f64;
+        let of_script = of_script / script.total().max(1) as f64;
+        println!("  {name}: pprof {wanted:.4}, perf text {of_script:.4}");
         assert!((of_folded as f64 / total as f64 - wanted).abs() < 1e-9, "{name} in folded");
         assert!((of_script - wanted).abs() <= 0.001, "{name} in the perf text");
     }
@@ -201,6 +193,39 @@ pub fn well_formed_xml(path: &Path) -> Result<()> {
     if !done.status.success() {
         bail!("{} is not XML: {}", path.display(), String::from_utf8_lossy(&done.stderr));
     }
+    Ok(())
+}
+
+#[test]
+fn widths_in_the_svg_are_the_profiles_totals() -> Result<()> {
+    let _machine = machine::alone()?;
+    // Few different stacks: boxes too narrow to be drawn would be missing in the sums.
+    let program = targets::c("zero").build()?;
+    let record = strata::record()?.frequency(997).output("profile.svg");
+    let recorded = record.command(program, &["4"]).run()?;
+    let stacks = recorded.stacks()?;
+    let boxes = text_outputs::svg_boxes(&recorded.text("profile.svg")?)?;
+    let widths = text_outputs::svg_shares(&boxes);
+    for name in ["main", "zero_outer", "zero_inner", "read_zero"] {
+        let wanted = stacks.share_with(name);
+        let width = widths.get(name).copied().unwrap_or(0.0);
+        println!("  {name}: pprof {wanted:.4}, SVG {width:.4}");
+        assert!((width - wanted).abs() <= 0.001, "{name}: SVG width {width}, pprof {wanted}");
+    }
+    // Every box is as wide as the samples its title tells.
+    let widest = boxes.iter().map(|b| b.width).fold(0.0, f64::max);
+    for flame_box in &boxes {
+        let count = flame_box
+            .title
+            .rsplit('(')
+            .next()
+            .and_then(|t| t.split(' ').next())
+            .unwrap_or_default();
+        let count: f64 = count.replace(',', "").parse().context("a title without a count")?;
+        let share = count / stacks.total() as f64;
+        assert!((flame_box.width / widest - share).abs() <= 0.001, "{flame_box:?}");
+    }
+    println!("{} boxes", boxes.len());
     Ok(())
 }
 

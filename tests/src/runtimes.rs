@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,13 +17,21 @@ use crate::running::Running;
 
 /// The Python shares, or the idle Python service.
 pub fn python(script: &str, arguments: &[&str]) -> Result<Command> {
-    // A version manager's shim is a shell script; ask it for the interpreter itself.
-    let shim = places::required("python3", "python3")?;
-    let done = Command::new(shim).args(["-c", "import sys; print(sys.executable)"]).output()?;
-    let interpreter = String::from_utf8(done.stdout)?.trim().to_string();
-    let mut command = Command::new(interpreter);
+    let mut command = Command::new(python_interpreter()?);
     command.arg(places::target_sources().join("python").join(script)).args(arguments);
     Ok(command)
+}
+
+/// The interpreter itself: a version manager's `python3` is a shell script.
+fn python_interpreter() -> Result<PathBuf> {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(found) = FOUND.get() {
+        return Ok(found.clone());
+    }
+    let shim = places::required("python3", "python3")?;
+    let done = Command::new(shim).args(["-c", "import sys; print(sys.executable)"]).output()?;
+    let found = PathBuf::from(String::from_utf8(done.stdout)?.trim());
+    Ok(FOUND.get_or_init(|| found).clone())
 }
 
 /// The Node shares, with a perf map.

@@ -37,7 +37,8 @@ pub fn svg_boxes(svg: &str) -> Result<Vec<FlameBox>> {
     let mut boxes = Vec::new();
     for part in svg.split("<title>").skip(1) {
         let (title, rest) = part.split_once("</title>").context("an open title")?;
-        let Some((_, rect)) = rest.split_once("<rect") else { continue };
+        // The picture's own title has no box.
+        let Some(rect) = rest.trim_start().strip_prefix("<rect") else { continue };
         let rect = rect.split('>').next().unwrap_or_default();
         let width = attribute(rect, "width").context("a box without a width")?;
         let y = attribute(rect, "y").context("a box without a place")?;
@@ -55,7 +56,7 @@ pub fn svg_shares(boxes: &[FlameBox]) -> BTreeMap<String, f64> {
     let widest = boxes.iter().map(|b| b.width).fold(0.0, f64::max);
     let mut shares = BTreeMap::new();
     for flame_box in boxes {
-        let name = flame_box.title.split(" (").next().unwrap_or_default().to_string();
+        let name = flame_box.title.split(['\n', '(']).next().unwrap_or_default().trim().to_string();
         *shares.entry(name).or_insert(0.0) += flame_box.width / widest;
     }
     shares
