@@ -145,3 +145,10 @@ pub enum Counter {
 }
 
 pub const COUNTERS: usize = Counter::FirstEnd as usize + END_COUNT;
+
+/// Room for counters in a CPU's working memory: whole cache lines.
+pub const COUNTER_SLOTS: usize = 32;
+/// Words of a CPU's working memory, which starts with its counters.
+pub const HOT_WORDS: usize = 304;
+
+const _: () = assert!(COUNTERS <= COUNTER_SLOTS);

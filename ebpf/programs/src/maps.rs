@@ -2,7 +2,7 @@
 
 use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
-use strata_layout::record::{COUNTERS, Header, MAX_WORDS};
+use strata_layout::record::{COUNTER_SLOTS, HOT_WORDS, Header, MAX_WORDS};
 use strata_layout::rule::{MAX_RULES, Rule};
 use strata_layout::step::Frame;
 use strata_layout::tables::{CACHE_LINES, CacheLine, MAX_SEGMENTS, Process, SEGMENT_WORDS};
@@ -29,20 +29,19 @@ pub static RULES: Array<Rule, { MAX_RULES as usize }, MMAPABLE> = Array::new();
 pub static RECORDS: RingBuf<Header, { 4 << 20 }> = RingBuf::new();
 
 /// The CPU sampler's working memory; one entry per CPU, set by userspace.
+///
+/// Small on purpose: the kernel takes array maps of up to 32 KiB from its linear mapping, where a
+/// sample does not have to walk page tables for them; larger ones are mapped page by page.
 #[btf_map]
-pub static SAMPLER_SCRATCH: Array<Scratch, 1> = Array::new();
+pub static SAMPLER_HOT: Array<Hot, 1> = Array::new();
+
+/// The CPU sampler's record under construction; one entry per CPU, set by userspace.
+#[btf_map]
+pub static SAMPLER_RECORD: Array<Record, 1> = Array::new();
 
 /// The CPU sampler's cache from pc to rule; one entry per CPU, set by userspace.
 #[btf_map]
 pub static SAMPLER_CACHE: Array<Cache, 1> = Array::new();
-
-/// Counters, `COUNTERS` per CPU; sized and summed by userspace.
-#[btf_map]
-pub static COUNTS: Array<[u64; COUNTER_SLOTS], 1, MMAPABLE> = Array::new();
-
-/// Counters of one CPU, rounded up to whole cache lines.
-pub const COUNTER_SLOTS: usize = 32;
-const _: () = assert!(COUNTERS <= COUNTER_SLOTS);
 
 pub type Cache = [CacheLine; CACHE_LINES];
 
@@ -51,10 +50,10 @@ pub const WINDOW_WORDS: usize = 256;
 
 /// Working memory of one program on one CPU. The loop's scalars live here and not on the BPF
 /// stack: there they would be tracked by the verifier and its states never converge.
-///
-/// What every sample touches comes first, so that a usual sample stays within two pages.
 #[repr(C)]
-pub struct Scratch {
+pub struct Hot {
+    /// Read by userspace: must come first.
+    pub counters: Counters,
     pub frame: Frame,
     pub process: Process,
     /// Address of the window's first word; the window is empty when `window_bytes` is 0.
@@ -62,12 +61,19 @@ pub struct Scratch {
     pub window_bytes: u64,
     pub user_frames: u32,
     pub max_frames: u32,
-    /// Index of the first user frame in `words`.
+    /// Index of the first user frame in the record's words.
     pub first_word: u32,
     pub end: u32,
     pub hits: u32,
     pub misses: u32,
     pub window: [u64; WINDOW_WORDS],
+}
+
+const _: () = assert!(size_of::<Hot>() == HOT_WORDS * 8);
+
+/// A record under construction: header and words are adjacent, as they are sent.
+#[repr(C)]
+pub struct Record {
     pub header: Header,
     pub words: [u64; MAX_WORDS],
 }
@@ -110,8 +116,7 @@ pub fn wakeup_bytes() -> u64 {
 pub type Counters = [u64; COUNTER_SLOTS];
 
 #[inline(always)]
-pub fn count(counters: *mut Counters, counter: u32, by: u64) {
+pub fn count(counters: &mut Counters, counter: u32, by: u64) {
     let slot = counter as usize & (COUNTER_SLOTS - 1);
-    // SAFETY: a map value; `slot` is masked to it and the sampler is alone on its CPU.
-    unsafe { (*counters)[slot] += by };
+    counters[slot] += by;
 }

@@ -24,8 +24,8 @@ use strata_layout::step::Frame;
 use strata_layout::tables::{PROCESS_SKIP, Process};
 
 use crate::maps::{
-    COUNTS, Counters, PROCESSES, RECORDS, SAMPLER_CACHE, SAMPLER_SCRATCH, Scratch, count,
-    max_frames, task_mm, wakeup_bytes,
+    Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, count, max_frames,
+    task_mm, wakeup_bytes,
 };
 use crate::unwind::{Walk, saved_register, walk};
 
@@ -49,26 +49,30 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     // SAFETY: the helper has no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let pid = (ids >> 32) as u32;
-    let Some(counters) = COUNTS.get_ptr_mut(cpu) else {
+    let Some(hot) = SAMPLER_HOT.get_ptr_mut(cpu) else {
         return 0;
     };
+    // SAFETY: a map value; this program is alone on its CPU.
+    let hot = unsafe { &mut *hot };
     if pid == 0 {
-        count(counters, Counter::Idle as u32, 1);
+        count(&mut hot.counters, Counter::Idle as u32, 1);
         return 0;
     }
     let process = PROCESSES.get_ptr_mut(pid);
     // SAFETY: a map value.
     if process.is_some_and(|process| unsafe { (*process).flags } & PROCESS_SKIP != 0) {
-        count(counters, Counter::Skipped as u32, 1);
+        count(&mut hot.counters, Counter::Skipped as u32, 1);
         return 0;
     }
-    let (Some(scratch), Some(cache)) =
-        (SAMPLER_SCRATCH.get_ptr_mut(cpu), SAMPLER_CACHE.get_ptr_mut(cpu))
+    let (Some(record), Some(cache)) =
+        (SAMPLER_RECORD.get_ptr_mut(cpu), SAMPLER_CACHE.get_ptr_mut(cpu))
     else {
         return 0;
     };
-    // SAFETY: a map value; this program is alone on its CPU.
-    let record = unsafe { &mut *scratch };
+    // SAFETY: as above.
+    let record = unsafe { &mut *record };
+    hot.hits = 0;
+    hot.misses = 0;
     fill_header(&mut record.header, ids, cpu);
     let in_kernel = kernel_stack(&context, record);
 
@@ -85,7 +89,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         record.header.end = End::KernelOnly as u8;
     } else if mode != USER64_CS {
         record.header.end = End::Compat as u8;
-    } else if user_stack(record, cache, registers, process) {
+    } else if user_stack(hot, record, cache, registers, process) {
         words += record.header.user_frames as u64;
     } else {
         #[cfg(feature = "log")]
@@ -94,9 +98,9 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         });
         words = raw_stack(record, registers);
         wakeup = BPF_RB_FORCE_WAKEUP;
-        count(counters, Counter::Raw as u32, 1);
+        count(&mut hot.counters, Counter::Raw as u32, 1);
     }
-    let sent = emit(record, words, wakeup, counters);
+    let sent = emit(hot, record, words, wakeup);
     #[cfg(feature = "log")]
     if !sent {
         aya_log_ebpf::warn!(&context, "the record ring is full: pid {}, cpu {}", pid, cpu);
@@ -149,7 +153,7 @@ fn fill_header(header: &mut Header, ids: u64, cpu: u32) {
 
 /// Takes the kernel's stack; false when the tick hit user mode, and there is none.
 #[inline(always)]
-fn kernel_stack(context: &PerfEventContext, record: &mut Scratch) -> bool {
+fn kernel_stack(context: &PerfEventContext, record: &mut Record) -> bool {
     // Interrupted in user mode there is no kernel stack, and asking for it is not free.
     // SAFETY: `bpf_perf_event_data` starts with the interrupted `struct pt_regs`.
     let mode = unsafe {
@@ -181,7 +185,8 @@ fn kernel_stack(context: &PerfEventContext, record: &mut Scratch) -> bool {
 /// get the raw stack instead.
 #[inline(always)]
 fn user_stack(
-    record: &mut Scratch,
+    hot: &mut Hot,
+    record: &mut Record,
     cache: *mut crate::maps::Cache,
     registers: *const u8,
     process: Option<*mut Process>,
@@ -191,8 +196,8 @@ fn user_stack(
     };
     // SAFETY: map values; `registers` is what bpf_task_pt_regs returned.
     unsafe {
-        record.process = *process;
-        record.frame = Frame {
+        hot.process = *process;
+        hot.frame = Frame {
             pc: saved(registers, SAVED_IP),
             sp: saved(registers, SAVED_SP),
             fp: saved(registers, SAVED_BP),
@@ -203,29 +208,27 @@ fn user_stack(
             by_pointer: 0,
         };
     }
-    record.header.generation = record.process.generation;
-    record.window_bytes = 0;
-    record.user_frames = 0;
-    record.max_frames = max_frames();
-    record.first_word = record.header.kernel_frames as u32;
-    record.hits = 0;
-    record.misses = 0;
+    record.header.generation = hot.process.generation;
+    hot.window_bytes = 0;
+    hot.user_frames = 0;
+    hot.max_frames = max_frames();
+    hot.first_word = record.header.kernel_frames as u32;
     let mut walked =
-        Walk { scratch: record, cache, task: core::ptr::null_mut(), registers: registers.cast() };
+        Walk { hot, record, cache, task: core::ptr::null_mut(), registers: registers.cast() };
     walk(&mut walked);
-    if record.end == End::NoMapping as u32 && record.process.captures != 0 {
+    if hot.end == End::NoMapping as u32 && hot.process.captures != 0 {
         // SAFETY: a map value; a lost update only sends one raw stack more.
-        unsafe { (*process).captures = record.process.captures - 1 };
+        unsafe { (*process).captures = hot.process.captures - 1 };
         return false;
     }
-    record.header.user_frames = record.user_frames as u16;
-    record.header.end = record.end as u8;
+    record.header.user_frames = hot.user_frames as u16;
+    record.header.end = hot.end as u8;
     true
 }
 
 /// Copies registers and stack as they are; returns the words of the record.
 #[inline(always)]
-fn raw_stack(record: &mut Scratch, registers: *const u8) -> u64 {
+fn raw_stack(record: &mut Record, registers: *const u8) -> u64 {
     record.header.form = FORM_RAW;
     // Only a process's first samples need it; finding it touches memory all over.
     // SAFETY: a helper without preconditions.
@@ -273,11 +276,11 @@ fn ring() -> *mut c_void {
 }
 
 #[inline(always)]
-fn emit(record: &mut Scratch, words: u64, mut wakeup: u64, counters: *mut Counters) -> bool {
+fn emit(hot: &mut Hot, record: &mut Record, words: u64, mut wakeup: u64) -> bool {
     let size = size_of::<Header>() as u64 + (words & 0x1fff) * 8;
     let most = (size_of::<Header>() + strata_layout::record::MAX_WORDS * 8) as u64;
     let size = if size > most { most } else { size };
-    // SAFETY: header and words are adjacent in `Scratch` and `size` is within them.
+    // SAFETY: header and words are adjacent in `Record` and `size` is within them.
     unsafe {
         if wakeup == BPF_RB_NO_WAKEUP
             && bpf_ringbuf_query(ring(), BPF_RB_AVAIL_DATA) >= wakeup_bytes()
@@ -286,13 +289,13 @@ fn emit(record: &mut Scratch, words: u64, mut wakeup: u64, counters: *mut Counte
         }
         let sent = bpf_ringbuf_output(ring(), (&raw mut record.header).cast(), size, wakeup);
         if sent != 0 {
-            count(counters, Counter::RingFull as u32, 1);
+            count(&mut hot.counters, Counter::RingFull as u32, 1);
             return false;
         }
     }
-    count(counters, Counter::Samples as u32, 1);
-    count(counters, Counter::CacheHit as u32, record.hits as u64);
-    count(counters, Counter::CacheMiss as u32, record.misses as u64);
-    count(counters, Counter::FirstEnd as u32 + (record.header.end as u32 & 15), 1);
+    count(&mut hot.counters, Counter::Samples as u32, 1);
+    count(&mut hot.counters, Counter::CacheHit as u32, hot.hits as u64);
+    count(&mut hot.counters, Counter::CacheMiss as u32, hot.misses as u64);
+    count(&mut hot.counters, Counter::FirstEnd as u32 + (record.header.end as u32 & 15), 1);
     true
 }

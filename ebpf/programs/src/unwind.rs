@@ -18,15 +18,17 @@ use strata_layout::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
 use strata_layout::rule::{Packed, Rule, register};
 use strata_layout::step::{self, Machine};
 use strata_layout::tables::{
-    CACHE_LINES, EXTENT_WORDS, Extent, ExtentKind, PAGE_SHIFT, Process, SEGMENT_WORDS, row_rule,
+    CACHE_LINES, CacheLine, EXTENT_WORDS, Extent, ExtentKind, PAGE_SHIFT, Process, SEGMENT_WORDS,
+    row_rule,
 };
 
-use crate::maps::{Cache, RULES, SEGMENTS, Scratch, Segment, WINDOW_WORDS};
+use crate::maps::{Cache, Hot, RULES, Record, SEGMENTS, Segment, WINDOW_WORDS};
 
-/// What one walk needs besides its scratch memory.
+/// What one walk needs besides its hot memory.
 #[repr(C)]
 pub struct Walk {
-    pub scratch: *mut Scratch,
+    pub hot: *mut Hot,
+    pub record: *mut Record,
     pub cache: *mut Cache,
     /// The thread whose stack it is; null for the current one.
     pub task: *mut task_struct,
@@ -37,13 +39,13 @@ pub struct Walk {
 /// Words are indexed below 4096; kernel and user frames together are fewer than that.
 const WORD_MASK: usize = 4095;
 
-/// Walks the stack that starts at `scratch.frame`, writing frames from `scratch.first_word` on.
+/// Walks the stack that starts at `hot.frame`, writing frames from `hot.first_word` on.
 #[inline(always)]
 pub fn walk(walk: &mut Walk) {
     // SAFETY: `frame_callback` has the signature that bpf_loop calls; `walk` outlives the call.
     unsafe {
-        (*walk.scratch).end = End::FrameLimit as u32;
-        let frames = (*walk.scratch).max_frames + 1;
+        (*walk.hot).end = End::FrameLimit as u32;
+        let frames = (*walk.hot).max_frames + 1;
         bpf_loop(frames, frame_callback as *mut c_void, core::ptr::from_mut(walk).cast(), 0);
     }
 }
@@ -52,49 +54,61 @@ extern "C" fn frame_callback(_index: u32, context: *mut c_void) -> i64 {
     // SAFETY: the context is the `Walk` that `walk` passes to bpf_loop.
     let walk = unsafe { &mut *context.cast::<Walk>() };
     // SAFETY: a map value, valid for the whole program.
-    let scratch = unsafe { &mut *walk.scratch };
-    let count = scratch.user_frames;
-    if count >= scratch.max_frames {
+    let hot = unsafe { &mut *walk.hot };
+    let count = hot.user_frames;
+    if count >= hot.max_frames {
         return 1;
     }
-    let mut word = scratch.frame.pc & FRAME_ADDRESS;
-    word |= (scratch.frame.exact & 1) * FRAME_EXACT;
-    word |= (scratch.frame.by_pointer & 1) * FRAME_BY_POINTER;
-    scratch.words[(scratch.first_word + count) as usize & WORD_MASK] = word;
-    scratch.user_frames = count + 1;
+    let mut word = hot.frame.pc & FRAME_ADDRESS;
+    word |= (hot.frame.exact & 1) * FRAME_EXACT;
+    word |= (hot.frame.by_pointer & 1) * FRAME_BY_POINTER;
+    // SAFETY: a map value; the index is masked to it.
+    unsafe { (*walk.record).words[(hot.first_word + count) as usize & WORD_MASK] = word };
+    hot.user_frames = count + 1;
 
-    let pc = step::lookup_pc(&scratch.frame);
-    let Some(rule) = find_rule(scratch, walk.cache, pc) else {
-        scratch.end = End::NoMapping as u32;
+    let pc = step::lookup_pc(&hot.frame);
+    let Some(rule) = find_rule(hot, walk.cache, pc) else {
+        hot.end = End::NoMapping as u32;
         return 1;
     };
-    let mut frame = scratch.frame;
-    let mut machine = Kernel { scratch: walk.scratch, task: walk.task, registers: walk.registers };
+    let mut frame = hot.frame;
+    let mut machine = Kernel { hot: walk.hot, task: walk.task, registers: walk.registers };
     let end = step::step(&mut machine, &mut frame, rule);
-    scratch.frame = frame;
+    hot.frame = frame;
     match end {
         None => 0,
         Some(end) => {
-            scratch.end = end as u32;
+            hot.end = end as u32;
             1
         }
     }
 }
 
+/// Where in the cache a pc's rule may be. Code of the same 64 KiB shares one of its eight pages,
+/// so that a sample touches few of them.
+#[inline(always)]
+fn line_of(pc: u64) -> usize {
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    const PAGE_LINES: u64 = 4096 / size_of::<CacheLine>() as u64;
+    let page = (pc >> 16).wrapping_mul(SPREAD) >> 56;
+    let line = pc.wrapping_mul(SPREAD) >> 56;
+    (page * PAGE_LINES + line) as usize & (CACHE_LINES - 1)
+}
+
 /// The rule for `pc`, through the cache. `None` when no extent covers it.
 #[inline(always)]
-fn find_rule(scratch: &mut Scratch, cache: *mut Cache, pc: u64) -> Option<Packed> {
-    let line = (pc.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53) as usize & (CACHE_LINES - 1);
+fn find_rule(hot: &mut Hot, cache: *mut Cache, pc: u64) -> Option<Packed> {
+    let line = line_of(pc);
     // SAFETY: a map value; `line` is masked to it.
     let line = unsafe { &mut (*cache)[line] };
-    if line.pc == pc && line.generation == scratch.process.generation {
-        scratch.hits += 1;
+    if line.pc == pc && line.generation == hot.process.generation {
+        hot.hits += 1;
         return Some(Packed(line.rule));
     }
-    scratch.misses += 1;
-    let rule = search(&scratch.process, pc)?;
+    hot.misses += 1;
+    let rule = search(&hot.process, pc)?;
     line.pc = pc;
-    line.generation = scratch.process.generation;
+    line.generation = hot.process.generation;
     line.rule = rule.0;
     Some(rule)
 }
@@ -183,7 +197,7 @@ fn search(process: &Process, pc: u64) -> Option<Packed> {
 
 /// The step's view of a thread: its memory through the window, its saved registers.
 struct Kernel {
-    scratch: *mut Scratch,
+    hot: *mut Hot,
     task: *mut task_struct,
     registers: *const c_void,
 }
@@ -206,19 +220,19 @@ impl Kernel {
     #[inline(never)]
     fn refill(&mut self, address: u64) -> bool {
         // SAFETY: a map value.
-        let scratch = unsafe { &mut *self.scratch };
-        let window: *mut c_void = (&raw mut scratch.window).cast();
-        scratch.window_at = address;
-        scratch.window_bytes = WINDOW_WORDS as u64 * 8;
+        let hot = unsafe { &mut *self.hot };
+        let window: *mut c_void = (&raw mut hot.window).cast();
+        hot.window_at = address;
+        hot.window_bytes = WINDOW_WORDS as u64 * 8;
         if self.copy(window, WINDOW_WORDS as u32 * 8, address) {
             return true;
         }
         let to_page_end = (4096 - (address & 4095)) as u32 & 0x7f8;
-        scratch.window_bytes = to_page_end as u64;
+        hot.window_bytes = to_page_end as u64;
         if to_page_end != 0 && self.copy(window, to_page_end, address) {
             return true;
         }
-        scratch.window_bytes = 0;
+        hot.window_bytes = 0;
         false
     }
 }
@@ -227,20 +241,20 @@ impl Machine for Kernel {
     #[inline(always)]
     fn read(&mut self, address: u64) -> Option<u64> {
         // SAFETY: a map value.
-        let scratch = unsafe { &mut *self.scratch };
+        let hot = unsafe { &mut *self.hot };
         if address & 7 != 0 {
             // Misaligned stacks exist (hand-written code); they are not worth a window.
             let mut value = 0u64;
             return self.copy((&raw mut value).cast(), 8, address).then_some(value);
         }
-        let mut offset = address.wrapping_sub(scratch.window_at);
-        if offset >= scratch.window_bytes {
+        let mut offset = address.wrapping_sub(hot.window_at);
+        if offset >= hot.window_bytes {
             if !self.refill(address) {
                 return None;
             }
             offset = 0;
         }
-        Some(scratch.window[(offset >> 3) as usize & (WINDOW_WORDS - 1)])
+        Some(hot.window[(offset >> 3) as usize & (WINDOW_WORDS - 1)])
     }
 
     #[inline(always)]

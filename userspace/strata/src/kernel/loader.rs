@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
 
 use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError, RingBuf};
 use aya::programs::perf_event::{
@@ -12,7 +11,6 @@ use aya::programs::perf_event::{
 use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
 use aya::{Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
-use strata_layout::record::COUNTERS;
 use strata_layout::rule::{MAX_RULES, Rule};
 use strata_layout::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
 
@@ -48,22 +46,21 @@ impl Diagnostics {
 }
 
 const MMAPABLE: u32 = 0x400;
-/// Words of a CPU's counters in the `COUNTS` map.
-const COUNTER_SLOTS: usize = 32;
+use strata_layout::record::{COUNTER_SLOTS, HOT_WORDS};
 
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    #[error("the BPF programs could not be loaded: {0}")]
+    #[error("the BPF programs could not be loaded")]
     Load(#[from] aya::EbpfError),
-    #[error("the BPF program `{name}` was refused: {source}")]
+    #[error("the BPF program `{name}` was refused")]
     Program { name: &'static str, source: ProgramError },
-    #[error("the BPF map `{name}` is not usable: {source}")]
+    #[error("the BPF map `{name}` is not usable")]
     Map { name: &'static str, source: MapError },
-    #[error("the BPF map `{name}` cannot be mapped into memory: {source}")]
+    #[error("the BPF map `{name}` cannot be mapped into memory")]
     Memory { name: &'static str, source: io::Error },
     #[error("the BPF object has no `{0}`: it does not belong to this build")]
     Missing(&'static str),
-    #[error("the BPF object `{path}` (from {OBJECT_VARIABLE}) cannot be read: {source}")]
+    #[error("the BPF object `{path}` (from {OBJECT_VARIABLE}) cannot be read")]
     Object { path: String, source: io::Error },
     #[error("the online CPUs cannot be read from {0}")]
     Cpus(String),
@@ -85,6 +82,17 @@ struct ProcessValue(Process);
 // SAFETY: `Process` is `repr(C)` without padding and any bytes are a value of it.
 unsafe impl Pod for ProcessValue {}
 
+/// The sampler's working memory of one CPU, of which the counters come first. They are read a few
+/// times a second; the rest is the programs' own business.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HotValue {
+    counters: [u64; COUNTER_SLOTS],
+    rest: [u64; HOT_WORDS - COUNTER_SLOTS],
+}
+// SAFETY: plain words.
+unsafe impl Pod for HotValue {}
+
 type Segment = Array<MapData, [u32; SEGMENT_WORDS]>;
 
 /// The loaded programs and their maps.
@@ -97,7 +105,8 @@ pub struct Programs {
     inner: Vec<Segment>,
     records: RingBuf<MapData>,
     rules: MapMemory,
-    counts: MapMemory,
+    hot: Array<MapData, HotValue>,
+    possible_cpus: u32,
     cpus: Vec<u32>,
     settings: Settings,
     links: Vec<PerfEventLinkId>,
@@ -120,9 +129,9 @@ impl Programs {
         let mut ebpf = EbpfLoader::new()
             // Nothing is relocated by it, and reading it takes 25 ms and 20 MB.
             .btf(None)
-            .map_max_entries("SAMPLER_SCRATCH", possible_cpus)
+            .map_max_entries("SAMPLER_HOT", possible_cpus)
+            .map_max_entries("SAMPLER_RECORD", possible_cpus)
             .map_max_entries("SAMPLER_CACHE", possible_cpus)
-            .map_max_entries("COUNTS", possible_cpus)
             .map_max_entries("RECORDS", settings.ring_bytes)
             .override_global("MAX_FRAMES", &settings.max_frames, true)
             .override_global("TASK_MM", &task_mm, true)
@@ -143,7 +152,8 @@ impl Programs {
             segments: map(&mut ebpf, "SEGMENTS")?,
             records: map(&mut ebpf, "RECORDS")?,
             rules: memory(&mut ebpf, "RULES", MAX_RULES as usize * size_of::<Rule>())?,
-            counts: memory(&mut ebpf, "COUNTS", possible_cpus as usize * COUNTER_SLOTS * 8)?,
+            hot: map(&mut ebpf, "SAMPLER_HOT")?,
+            possible_cpus,
             inner: Vec::new(),
             diagnostics,
             ebpf,
@@ -238,14 +248,9 @@ impl Programs {
 
     /// A counter's sum over all CPUs; `counter` as in `strata_layout::record::Counter`.
     pub fn count(&self, counter: usize) -> u64 {
-        if counter >= COUNTERS {
-            return 0;
-        }
-        self.counts
-            .longs()
-            .chunks_exact(COUNTER_SLOTS)
-            .filter_map(|cpu| cpu.get(counter))
-            .map(|slot| slot.load(Ordering::Relaxed))
+        (0..self.possible_cpus)
+            .filter_map(|cpu| self.hot.get(&cpu, 0).ok())
+            .filter_map(|hot| hot.counters.get(counter).copied())
             .sum()
     }
 }

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// The value area of one mmapable array map, as `u32` words.
 pub struct MapMemory {
@@ -45,11 +45,6 @@ impl MapMemory {
         // SAFETY: the mapping is `words` words long, lives as long as `self`, and is only
         // accessed through atomics on both sides.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
-    }
-
-    pub fn longs(&self) -> &[AtomicU64] {
-        // SAFETY: as in `words`; mappings are page-aligned.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.words / 2) }
     }
 
     /// Copies `from` to word `at`; false when it does not fit.
