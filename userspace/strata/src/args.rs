@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use strata_profile::Format;
 
-/// A profiler for the whole host: one stack from the kernel to the line that burns the time.
+/// A profiler for the whole host: one stack from the kernel to the function that burns the time.
 ///
 /// strata samples every process with eBPF: no restart, no rebuild, no frame pointers needed.
 #[derive(Debug, Parser)]
@@ -39,6 +39,7 @@ Examples:
 
 Outputs by extension: .pb.gz (pprof), .svg (flame graph), .folded (folded stacks),
 .perf (perf-script text), .json.gz (Firefox profiler, https://profiler.firefox.com).
+(.pprof, .pb, .txt and .json are understood as well; .pb and .json are not compressed.)
 Without --output: strata-<time>.pb.gz and .svg in the current directory.
 
 Exit status: that of the command after `--`; else 0, or 1 when something failed.";
@@ -66,13 +67,14 @@ pub struct WhatArgs {
     /// Processes by their name (as in /proc/PID/comm; a `*` at the end matches any end)
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub comm: Vec<String>,
-    /// Containers by their id (or its start), or control groups by their path
+    /// Containers by their id (or the first 6 digits and more), or control groups by their path (or a
+    /// part of 4 characters and more)
     #[arg(long, visible_alias = "cgroup", value_name = "ID|PATH", value_delimiter = ',')]
     pub container: Vec<String>,
     /// Leave the children of chosen processes out
     #[arg(long)]
     pub no_children: bool,
-    /// The user to run the command as (under sudo: the user who called it)
+    /// The user to run the command as, who then owns the outputs too (under sudo: its caller)
     #[arg(long, value_name = "USER", requires = "command")]
     pub user: Option<String>,
 }
@@ -80,7 +82,8 @@ pub struct WhatArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "How to sample")]
 pub struct HowArgs {
-    /// How long to record: seconds, or with a unit (500ms, 30s, 5m, 1h) [until Ctrl-C]
+    /// How long to record: seconds, or with a unit (500ms, 30s, 5m, 1h); a command that goes on is
+    /// waited for [until Ctrl-C]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// Samples per second and CPU. A prime keeps clear of timers that tick at round rates
@@ -89,7 +92,7 @@ pub struct HowArgs {
     /// Keep at most this many user frames of a stack, nearest the running code
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub max_frames: u32,
-    /// Keep the time of every sample (Firefox and .perf outputs always do)
+    /// Keep the time of every sample even if no output needs it (Firefox and .perf outputs do)
     #[arg(long)]
     pub timeline: bool,
     /// Kernel memory for unwind tables, in MB
@@ -106,7 +109,7 @@ pub struct OutputArgs {
     /// The format of outputs whose name does not tell
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
-    /// Print a summary for scripts, as JSON, on the standard output
+    /// Print a summary for scripts, as JSON, on the standard output (counts BPF run time too)
     #[arg(long)]
     pub json: bool,
     /// Print nothing but errors
@@ -118,6 +121,9 @@ pub struct OutputArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  strata convert app.pb.gz app.svg\n  strata convert cpu.pprof cpu.folded\n  strata convert - profile.json.gz < app.pb.gz"
+)]
 pub struct ConvertArgs {
     /// The profile to read: pprof of any tool, or folded stacks; `-` is the standard input
     pub input: PathBuf,
@@ -130,7 +136,8 @@ pub struct ConvertArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Exit status: 0 when recording works (some things may be degraded), \
-    1 when something needed is missing.")]
+    1 when something needed is missing or there is no such process, \
+    2 for wrong usage. With --pid: 0 whatever is found.")]
 pub struct DoctorArgs {
     /// Say what is known about this process: its mappings, their unwind tables and symbols
     #[arg(short, long, value_name = "PID")]

@@ -68,18 +68,19 @@ pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTa
     }
     covered.add(plt::propose(&elf, source, limits, &mut rules));
     statistics.undescribed_bytes = covered.gaps.iter().map(|gap| gap.end - gap.start).sum();
-    let regions = Regions::read(&elf, source, &covered, limits);
+    let mut regions = Regions::read(&elf, source, &covered, limits);
     if !regions.list.is_empty() {
         let continued = regions
             .continued(&entries)
             .into_iter()
             .filter(|entry| !code.iter().any(|section| section.start == entry.end()))
             .map(|entry| (entry.end(), rule_at_end(&section, entry, &mut rules)));
-        let starts = Starts {
-            entry: elf.entry,
-            continued: continued.collect(),
-            functions: code::function_starts(&elf, source, &regions),
-        };
+        let continued: Vec<_> = continued.collect();
+        let known = code::known_code(&elf, source, &regions);
+        if let Some(builtins) = &known.builtins {
+            regions.leave_out(builtins);
+        }
+        let starts = Starts { entry: elf.entry, continued, functions: known.functions };
         let (proposal, derived) = code::propose(regions, &starts, limits.max_work, &mut rules);
         statistics.derived_bytes = derived;
         covered.add(proposal);

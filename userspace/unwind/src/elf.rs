@@ -34,6 +34,8 @@ pub(crate) struct Section {
     pub address: u64,
     pub offset: u64,
     pub size: u64,
+    /// Number of the section that this one refers to: a symbol table's names.
+    pub link: u32,
 }
 
 impl Section {
@@ -146,6 +148,7 @@ impl Elf {
                 address: section.sh_addr.get(LE),
                 offset: section.sh_offset.get(LE),
                 size: section.sh_size.get(LE),
+                link: section.sh_link.get(LE),
             })
             .collect();
         if let Some(names) = self.sections.get(usize::from(header.e_shstrndx.get(LE)))

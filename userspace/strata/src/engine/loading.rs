@@ -382,6 +382,18 @@ impl Loading {
         }
     }
 
+    /// What the helper processes have used, those that have ended included.
+    pub fn helpers(&self) -> Helpers {
+        let statistics = self.service.statistics();
+        let living = self.service.children();
+        let now = living.iter().map(|child| child.usage.processor_time).sum::<Duration>();
+        let memory = living.iter().map(|child| child.usage.peak_memory_bytes).sum::<u64>();
+        Helpers {
+            processor_time: statistics.ended_processor_time + now,
+            peak_memory_bytes: memory.max(statistics.peak_worker_memory_bytes),
+        }
+    }
+
     /// A process that maps a file.
     pub fn process_of(&self, file: FileId) -> Option<u32> {
         self.entries.get(file.0 as usize)?.process
@@ -423,6 +435,12 @@ impl Loading {
             self.service.drain();
         }
     }
+}
+
+/// What strata's helper processes used.
+pub struct Helpers {
+    pub processor_time: Duration,
+    pub peak_memory_bytes: u64,
 }
 
 struct Unknown;

@@ -241,3 +241,51 @@ pub fn comm_text(comm: &[u8; 16]) -> String {
     let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
     String::from_utf8_lossy(comm.get(..end).unwrap_or_default()).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(header: &Header, words: usize) -> Vec<u8> {
+        // SAFETY: a `Header` is 64 initialised bytes without padding.
+        let header: [u8; HEADER_BYTES] = unsafe { std::mem::transmute_copy(header) };
+        let mut bytes = header.to_vec();
+        bytes.resize(HEADER_BYTES + words * 8, 0);
+        bytes
+    }
+
+    fn header(form: u8) -> Header {
+        Header {
+            time: 1,
+            cgroup: 0,
+            pid: 2,
+            tid: 2,
+            cpu: 0,
+            generation: 1,
+            kernel_frames: 3,
+            user_frames: 4,
+            end: 0,
+            form,
+            flags: 0,
+            reserved: 0,
+            stack_bytes: 16,
+            reserved2: 0,
+            comm: [0; 16],
+        }
+    }
+
+    #[test]
+    fn a_record_shorter_than_it_says_is_refused() {
+        assert!(parse(&bytes(&header(0), 7)).is_some());
+        assert!(parse(&bytes(&header(0), 6)).is_none());
+        assert!(parse(&bytes(&header(FORM_RAW), RAW_STACK_WORD + 2)).is_some());
+        assert!(parse(&bytes(&header(FORM_RAW), RAW_STACK_WORD + 1)).is_none());
+        assert!(parse(&[0; 10]).is_none());
+    }
+
+    #[test]
+    fn a_name_ends_at_its_first_nul() {
+        assert_eq!(comm_text(b"cat\0garbage\0\0\0\0\0"), "cat");
+        assert_eq!(comm_text(b"sixteen-bytes-xx"), "sixteen-bytes-xx");
+    }
+}

@@ -242,7 +242,25 @@ impl Report<'_> {
             "errors": self.failures,
             "command_exit": self.command_exit,
             "bpf": self.bpf(),
-            "agent": agent(),
+            "agent": self.agent(),
+        })
+    }
+
+    /// What strata itself used, its helpers included, and the command not.
+    fn agent(&self) -> Value {
+        // SAFETY: a zeroed `rusage` is valid, and filled by the call.
+        let own = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+            usage
+        };
+        let time = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+        let own_seconds = time(own.ru_utime) + time(own.ru_stime);
+        let helpers = self.engine.loading.helpers();
+        json!({
+            "cpu_seconds": own_seconds + helpers.processor_time.as_secs_f64(),
+            "own_cpu_seconds": own_seconds,
+            "peak_rss_bytes": own.ru_maxrss as u64 * 1024 + helpers.peak_memory_bytes,
         })
     }
 
@@ -265,28 +283,6 @@ impl Report<'_> {
             "evicted": engine.store.evicted,
         })
     }
-}
-
-/// What strata itself used, its helpers included.
-fn agent() -> Value {
-    let used = |who| {
-        // SAFETY: a zeroed `rusage` is valid, and filled by the call.
-        unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            libc::getrusage(who, &raw mut usage);
-            usage
-        }
-    };
-    let (own, helpers) = (used(libc::RUSAGE_SELF), used(libc::RUSAGE_CHILDREN));
-    let seconds = |usage: &libc::rusage| {
-        let time = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
-        time(usage.ru_utime) + time(usage.ru_stime)
-    };
-    json!({
-        "cpu_seconds": seconds(&own) + seconds(&helpers),
-        "own_cpu_seconds": seconds(&own),
-        "peak_rss_bytes": (own.ru_maxrss + helpers.ru_maxrss) * 1024,
-    })
 }
 
 fn describe(format: strata_profile::Format) -> &'static str {

@@ -266,11 +266,12 @@ fn figures(engine: &Engine) -> Figures {
     }
 }
 
-/// Room for about a second of usual records of all CPUs, between 2 and 8 MiB.
+/// Room for about a second of usual records of all CPUs, and for some raw stacks of new processes,
+/// which are larger: between 4 and 16 MiB.
 fn ring_bytes(frequency: u32) -> u32 {
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64);
-    let bytes = u64::from(frequency) * cpus * 4_096;
-    bytes.next_power_of_two().clamp(2 << 20, 8 << 20) as u32
+    let bytes = u64::from(frequency) * cpus * 8_192;
+    bytes.next_power_of_two().clamp(4 << 20, 16 << 20) as u32
 }
 
 fn quit_on_signals(mut signals: Signals) {

@@ -223,7 +223,7 @@ mod tests {
     fn a_cut_stack_is_another_stack_and_is_marked() {
         let mut aggregate = Aggregate::new(false);
         let whole = Words { kernel: &[], user: &[3, 4], end: End::Complete, flags: 0 };
-        aggregate.add(0, key(1), whole, None);
+        aggregate.add(0, key(1), whole, &Space::default());
         aggregate.add(0, key(1), Words { end: End::FrameLimit, ..whole }, &Space::default());
         assert_eq!(aggregate.stacks(), 2);
         let places: Vec<_> = aggregate.places().collect();

@@ -20,7 +20,7 @@ use strata_layout::rule::Packed;
 use crate::coverage::Proposal;
 use crate::rules::{self, Rules};
 use regions::{Region, STARTS, SWITCHES};
-pub(crate) use regions::{Regions, function_starts};
+pub(crate) use regions::{Regions, known_code};
 use state::{Doubt, State};
 
 /// `mov $15, %rax; syscall`: `rt_sigreturn`, which only a signal restorer calls.

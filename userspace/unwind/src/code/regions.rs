@@ -2,12 +2,14 @@
 //!
 //! Invariant: three bytes of memory per byte of code, and as much code as the budget allows.
 
+use std::ops::Range;
+
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 use object::LittleEndian as LE;
 use object::elf::{self, Rela64, Sym64};
 
 use crate::coverage::{self, Coverage};
-use crate::elf::Elf;
+use crate::elf::{Elf, Section};
 use crate::frame_section::Entry;
 use crate::limits::Limits;
 use crate::read::ReadAt;
@@ -134,6 +136,25 @@ impl Regions {
         Self { list, last: 0 }
     }
 
+    /// Leaves a stretch of code to the frame pointer.
+    pub fn leave_out(&mut self, range: &Range<u64>) {
+        let old = std::mem::take(&mut self.list);
+        for region in old {
+            let end = region.start.saturating_add(region.bytes.len() as u64);
+            for part in [region.start..range.start.min(end), range.end.max(region.start)..end] {
+                let inside = |address: u64| (address - region.start) as usize;
+                if part.start < part.end
+                    && let Some(bytes) =
+                        region.bytes.get(inside(part.start)..inside(part.end)).map(<[u8]>::to_vec)
+                {
+                    let (states, shapes) = (vec![0; bytes.len()], vec![0; bytes.len()]);
+                    self.list.push(Region { start: part.start, bytes, states, shapes });
+                }
+            }
+        }
+        self.last = 0;
+    }
+
     pub fn at(&mut self, address: u64) -> Option<(&mut Region, usize)> {
         if !self.list.get(self.last).is_some_and(|region| region.holds(address)) {
             let after = self.list.partition_point(|region| region.start <= address);
@@ -170,13 +191,29 @@ impl Regions {
     }
 }
 
+/// What a file's symbols and data say about undescribed code.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// Addresses of functions, sorted.
+    pub functions: Vec<u64>,
+    /// Code whose calls do not leave RSP as it was: see [`is_builtin`].
+    pub builtins: Option<Range<u64>>,
+}
+
+/// V8's builtins, compiled ahead of time into `node` and browsers. They follow conventions of
+/// their own (a callee may take its arguments off the stack), so counting pushes goes wrong after
+/// calls; but they keep frame pointers throughout.
+fn is_builtin(name: &[u8]) -> bool {
+    name.starts_with(b"Builtins_")
+}
+
+/// Names of symbols are read up to this size.
+const MAX_SYMBOL_NAMES: u64 = 64 << 20;
+
 /// Addresses of functions in the regions, by the file's symbols and data, sorted.
-pub(crate) fn function_starts<R: ReadAt + ?Sized>(
-    elf: &Elf,
-    source: &R,
-    regions: &Regions,
-) -> Vec<u64> {
+pub(crate) fn known_code<R: ReadAt + ?Sized>(elf: &Elf, source: &R, regions: &Regions) -> Known {
     let mut functions = Vec::new();
+    let mut builtins: Option<Range<u64>> = None;
     for section in elf.sections.iter().filter(|section| {
         matches!(section.kind, elf::SHT_SYMTAB | elf::SHT_DYNSYM)
             && section.size <= regions.size().saturating_mul(SYMBOLS_PER_CODE)
@@ -189,18 +226,35 @@ pub(crate) fn function_starts<R: ReadAt + ?Sized>(
         let Ok((symbols, _)) = object::pod::slice_from_bytes::<Sym64<LE>>(&bytes, count) else {
             continue;
         };
+        let names = names_of(elf, source, section);
         for symbol in symbols {
             let kind = symbol.st_info & 0xf;
             let address = symbol.st_value.get(LE);
             if (kind == elf::STT_FUNC || kind == elf::STT_GNU_IFUNC) && regions.holds(address) {
-                functions.push(address);
+                let name = names.get(symbol.st_name.get(LE) as usize..).unwrap_or_default();
+                if is_builtin(name) {
+                    let end = address.saturating_add(symbol.st_size.get(LE));
+                    let known = builtins.unwrap_or(address..end);
+                    builtins = Some(known.start.min(address)..known.end.max(end));
+                } else {
+                    functions.push(address);
+                }
             }
         }
     }
     addresses_in_data(elf, source, regions, &mut functions);
     functions.sort_unstable();
     functions.dedup();
-    functions
+    Known { functions, builtins }
+}
+
+/// The names that a symbol table's entries point into.
+fn names_of<R: ReadAt + ?Sized>(elf: &Elf, source: &R, symbols: &Section) -> Vec<u8> {
+    elf.sections
+        .get(symbols.link as usize)
+        .filter(|names| names.kind == elf::SHT_STRTAB && names.size <= MAX_SYMBOL_NAMES)
+        .and_then(|names| crate::elf::read_exact(source, names.offset, names.size as usize).ok())
+        .unwrap_or_default()
 }
 
 /// Functions whose address data holds: relative relocations, and the words of data sections in
