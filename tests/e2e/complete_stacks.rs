@@ -13,10 +13,10 @@ use strata_tests::{machine, runtimes, strata, targets};
 /// tables are there must be kept whole, too.
 const FREQUENCY: u32 = 199;
 
-/// Records the whole host while all of these run.
+/// Records the whole host while all of these run, until each has used so many CPU seconds.
 fn record_together(
     commands: Vec<(&str, Command)>,
-    seconds: f64,
+    cpu_seconds: f64,
 ) -> Result<(Recorded, Vec<(String, i32)>)> {
     let mut running = Vec::new();
     let mut pids = Vec::new();
@@ -26,7 +26,9 @@ fn record_together(
         running.push(process);
     }
     std::thread::sleep(std::time::Duration::from_secs(1));
-    let recorded = strata::record()?.frequency(FREQUENCY).seconds(seconds).run()?;
+    let numbers: Vec<i32> = pids.iter().map(|(_, pid)| *pid).collect();
+    let recording = strata::record()?.frequency(FREQUENCY).start()?;
+    let recorded = recording.finish_when_used(&numbers, cpu_seconds)?;
     Ok((recorded, pids))
 }
 
@@ -91,7 +93,7 @@ fn native() -> Result<Vec<(&'static str, Command)>> {
         "stack_realign",
         "zero",
     ] {
-        commands.push((name, with(targets::c(name).build()?, &["120"])));
+        commands.push((name, with(targets::c(name).build()?, &["400"])));
     }
     let variants = [
         ("static_pie", targets::c("shares").named("static_pie").flag("-static-pie").build()?),
@@ -107,10 +109,10 @@ fn native() -> Result<Vec<(&'static str, Command)>> {
         ("cpp", targets::cpp_shares().build()?),
         ("rust", targets::rust_shares()?),
     ];
-    commands.extend(variants.map(|(name, program)| (name, with(program, &["120"]))));
+    commands.extend(variants.map(|(name, program)| (name, with(program, &["400"]))));
     let plugin = targets::plugin()?.display().to_string();
-    commands.push(("dlopen", with(targets::c("dlopen").build()?, &[&plugin, "120"])));
-    commands.push(("deep", with(targets::c("recurse").build()?, &["500", "2", "120"])));
+    commands.push(("dlopen", with(targets::c("dlopen").build()?, &[&plugin, "400"])));
+    commands.push(("deep", with(targets::c("recurse").build()?, &["500", "2", "400"])));
     Ok(commands)
 }
 
@@ -121,7 +123,7 @@ fn native_stacks_end_at_thread_starts() -> Result<()> {
     // A few at a time: each needs its share of the CPUs to have samples enough.
     while !commands.is_empty() {
         let some = commands.split_off(commands.len().saturating_sub(6));
-        let (recorded, pids) = record_together(some, machine::short_or_long(8.0, 30.0))?;
+        let (recorded, pids) = record_together(some, machine::short_or_long(1.5, 10.0))?;
         check(&recorded, &pids, &["forks", "vfork"])?;
     }
     Ok(())
@@ -130,15 +132,15 @@ fn native_stacks_end_at_thread_starts() -> Result<()> {
 #[test]
 fn on_an_overloaded_host_what_is_missing_is_counted() -> Result<()> {
     let _machine = machine::alone()?;
-    let seconds = machine::short_or_long(10.0, 30.0);
-    let (recorded, pids) = record_together(native()?, seconds)?;
+    let (recorded, pids) = record_together(native()?, machine::short_or_long(0.4, 2.0))?;
     let stacks = recorded.stacks()?;
     let own = stacks.that(|s| pids.iter().any(|(_, pid)| s.pid() == Some(*pid)));
     let completeness = own.completeness();
     println!("{} programs at once: {completeness}", pids.len());
     let losses = recorded.summary()?;
     let lost = losses.losses_named(&["ring_full"]);
-    let called_for = seconds * f64::from(FREQUENCY) * machine::cpus() as f64;
+    let called_for =
+        losses.number("duration_seconds")? * f64::from(FREQUENCY) * machine::cpus() as f64;
     println!(
         "{} samples and {lost} lost, {called_for:.0} called for; {:?}",
         stacks.total(),
@@ -160,19 +162,19 @@ fn stacks_of_runtimes_and_compilers_end_at_thread_starts() -> Result<()> {
         folder.path().display()
     );
     let commands = vec![
-        ("go", with(targets::go("shares", "shares_go", &[])?, &["60", "2"])),
+        ("go", with(targets::go("shares", "shares_go", &[])?, &["400", "2"])),
         (
             "go_stripped",
-            with(targets::go("shares", "go_stripped", &["-ldflags=-s -w"])?, &["60", "1"]),
+            with(targets::go("shares", "go_stripped", &["-ldflags=-s -w"])?, &["400", "1"]),
         ),
-        ("go_pie", with(targets::go("shares", "go_pie", &["-buildmode=pie"])?, &["60", "1"])),
-        ("cgo", with(targets::go("cgo", "cgo", &[])?, &["60"])),
-        ("python", runtimes::python("shares.py", &["60"])?),
-        ("node", runtimes::node(&["60"])?),
-        ("java", runtimes::java("60")?),
+        ("go_pie", with(targets::go("shares", "go_pie", &["-buildmode=pie"])?, &["400", "1"])),
+        ("cgo", with(targets::go("cgo", "cgo", &[])?, &["400"])),
+        ("python", runtimes::python("shares.py", &["400"])?),
+        ("node", runtimes::node(&["400"])?),
+        ("java", runtimes::java("400")?),
     ];
     let _compiler = Running::from_command(with("/bin/sh".into(), &["-c", &compile]))?;
-    let (recorded, pids) = record_together(commands, machine::short_or_long(12.0, 60.0))?;
+    let (recorded, pids) = record_together(commands, machine::short_or_long(2.5, 20.0))?;
     for (_, pid) in &pids {
         let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
     }
@@ -184,9 +186,9 @@ fn dotnet_stacks_end_at_thread_starts() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = runtimes::dotnet()?;
     let mut command = dotnet.command(&dotnet.recursion()?);
-    command.args(["50", "2", "60"]);
+    command.args(["50", "2", "400"]);
     let (recorded, pids) =
-        record_together(vec![("dotnet", command)], machine::short_or_long(6.0, 20.0))?;
+        record_together(vec![("dotnet", command)], machine::short_or_long(5.0, 20.0))?;
     check(&recorded, &pids, &[])
 }
 

@@ -142,7 +142,8 @@ fn a_full_disk_costs_only_the_file_on_it() -> Result<()> {
     let good = folder.path().join("good.pb.gz");
     let mut command = Command::new(places::strata_binary()?);
     command.args(["record", "--frequency", "997", "-o"]).arg(disk.0.path().join("full.svg"));
-    command.arg("-o").arg(&good).arg("--").arg(targets::c("shares").build()?).arg("2");
+    command.arg("-o").arg(&good).arg("--").arg(targets::c("shares").build()?).arg("1.5");
+    command.env("STRATA_TARGET_CLOCK", "cpu");
     let (done, said) = strata_says(&mut command)?;
     assert!(!done.status.success(), "a file was lost silently");
     assert!(
@@ -184,10 +185,12 @@ fn crafted_unwind_tables_hurt_only_their_own_process() -> Result<()> {
         programs.push(copy.write(&folder.path().join(format!("crafted{seed}")))?);
     }
     for program in &programs {
-        hostile.push(Running::start(program, &["30"])?);
+        hostile.push(Running::start(program, &["300"])?);
     }
-    let good = Running::start(&program, &["30"])?;
-    let recorded = strata::record()?.frequency(997).seconds(5.0).run()?;
+    let good = Running::start(&program, &["300"])?;
+    let mut pids: Vec<i32> = hostile.iter().map(Running::pid).collect();
+    pids.push(good.pid());
+    let recorded = strata::record()?.frequency(997).start()?.finish_when_used(&pids, 0.5)?;
     let stacks = recorded.stacks()?;
     for (index, target) in hostile.iter().enumerate() {
         let own = stacks.of_pid(target.pid());

@@ -31,20 +31,20 @@ fn check(recorded: &Recorded, good: &Running, hostile: &Running) -> Result<()> {
 }
 
 fn good() -> Result<Running> {
-    Running::start(&targets::c("shares").named("good").build()?, &["90"])
+    Running::start(&targets::c("shares").named("good").build()?, &["300"])
 }
 
 #[test]
 fn a_fuse_mount_that_never_answers_stalls_nothing() -> Result<()> {
     let _machine = machine::alone()?;
     let files = SilentFileSystem::with_program(&targets::c("shares").build()?)?;
-    let hostile = Running::start(&files.program(), &["90"])?;
+    let hostile = Running::start(&files.program(), &["300"])?;
     std::thread::sleep(Duration::from_secs(1));
     files.fall_silent();
-    let recording = strata::record()?.frequency(997).seconds(6.0).start()?;
+    let recording = strata::record()?.frequency(997).start()?;
     // Starts after the silence: it needs tables while the hostile file is being waited for.
     let good = good()?;
-    let recorded = recording.finish()?;
+    let recorded = recording.finish_when_used(&[good.pid(), hostile.pid()], 1.5)?;
     check(&recorded, &good, &hostile)
 }
 
@@ -54,12 +54,15 @@ fn a_fifo_in_place_of_the_program_stalls_nothing() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("program");
     std::fs::copy(targets::c("shares").build()?, &path)?;
-    let hostile = Running::start(&path, &["90"])?;
+    let hostile = Running::start(&path, &["300"])?;
     std::thread::sleep(Duration::from_millis(300));
     std::fs::remove_file(&path)?;
     rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0)?;
     let good = good()?;
-    let recorded = strata::record()?.frequency(997).seconds(4.0).run()?;
+    let recorded = strata::record()?
+        .frequency(997)
+        .start()?
+        .finish_when_used(&[good.pid(), hostile.pid()], 1.5)?;
     check(&recorded, &good, &hostile)
 }
 
@@ -73,7 +76,7 @@ fn a_ten_gigabyte_elf_costs_neither_memory_nor_time() -> Result<()> {
     }
     let path = copy.write(&folder.path().join("sparse"))?;
     File::options().write(true).open(&path)?.set_len(10 << 30)?;
-    let hostile = Running::start(&path, &["90"])?;
+    let hostile = Running::start(&path, &["300"])?;
     let good = good()?;
     let mut recording = strata::record()?.frequency(997).seconds(5.0).start()?;
     let pid = recording.running().pid();
@@ -106,9 +109,12 @@ fn a_file_that_shrinks_while_it_is_read_kills_nobody() -> Result<()> {
     // Big enough to be read for a while.
     std::fs::copy(places_of_a_big_library()?, &library)?;
     let hostile =
-        Running::start(&targets::c("shrinking").build()?, &[&library.to_string_lossy(), "90"])?;
+        Running::start(&targets::c("shrinking").build()?, &[&library.to_string_lossy(), "300"])?;
     let good = good()?;
-    let recorded = strata::record()?.frequency(997).seconds(5.0).run()?;
+    let recorded = strata::record()?
+        .frequency(997)
+        .start()?
+        .finish_when_used(&[good.pid(), hostile.pid()], 1.5)?;
     check(&recorded, &good, &hostile)
 }
 
@@ -126,11 +132,11 @@ fn an_elf_that_claims_libcs_build_id_poisons_nothing() -> Result<()> {
         targets::c("alloca").named("impostor").flag(format!("-Wl,--build-id=0x{id}")).build()?;
     assert_eq!(ElfCopy::of(&impostor)?.build_id()?, id);
     // The impostor is there first: its tables and names are made before libc's are needed.
-    let hostile = Running::start(&impostor, &["90"])?;
+    let hostile = Running::start(&impostor, &["300"])?;
     std::thread::sleep(Duration::from_millis(300));
-    let recording = strata::record()?.frequency(997).seconds(6.0).start()?;
+    let recording = strata::record()?.frequency(997).start()?;
     let good = good()?;
-    let recorded = recording.finish()?;
+    let recorded = recording.finish_when_used(&[good.pid(), hostile.pid()], 1.5)?;
     check(&recorded, &good, &hostile)?;
     let stacks = recorded.stacks()?;
     let own = stacks.of_pid(good.pid());
@@ -139,9 +145,9 @@ fn an_elf_that_claims_libcs_build_id_poisons_nothing() -> Result<()> {
     println!("impostor: {:.4} with its own names", theirs.share_with("alloca_descend"));
     assert!(theirs.share_with("alloca_descend") > 0.98 && theirs.completeness().fraction() > 0.98);
     // And the other way round: libc known first, the impostor after.
-    let recording = strata::record()?.frequency(997).seconds(4.0).start()?;
-    let late = Running::start(&impostor, &["90"])?;
-    let theirs = recording.finish()?.stacks()?.of_pid(late.pid());
+    let recording = strata::record()?.frequency(997).start()?;
+    let late = Running::start(&impostor, &["300"])?;
+    let theirs = recording.finish_when_used(&[late.pid()], 1.5)?.stacks()?.of_pid(late.pid());
     println!("late impostor: {:.4} with its own names", theirs.share_with("alloca_descend"));
     assert!(theirs.share_with("alloca_descend") > 0.97);
     Ok(())
@@ -153,12 +159,15 @@ fn links_in_a_targets_root_lead_nowhere_else() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("linked");
     std::fs::copy(targets::c("shares").build()?, &path)?;
-    let hostile = Running::start(&path, &["90"])?;
+    let hostile = Running::start(&path, &["300"])?;
     std::thread::sleep(Duration::from_millis(300));
     std::fs::remove_file(&path)?;
     // Opening this device would start reading a terminal or block.
     std::os::unix::fs::symlink("/dev/tty", &path)?;
     let good = good()?;
-    let recorded = strata::record()?.frequency(997).seconds(4.0).run()?;
+    let recorded = strata::record()?
+        .frequency(997)
+        .start()?
+        .finish_when_used(&[good.pid(), hostile.pid()], 1.5)?;
     check(&recorded, &good, &hostile)
 }

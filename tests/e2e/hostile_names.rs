@@ -25,13 +25,14 @@ fn script_quotes_separators_and_escapes_are_inert_everywhere() -> Result<()> {
         "{\"json\":",
     ];
     let running: Vec<Running> =
-        names.iter().map(|n| Running::start(&program, &[n, "30"])).collect::<Result<_>>()?;
+        names.iter().map(|n| Running::start(&program, &[n, "300"])).collect::<Result<_>>()?;
     std::thread::sleep(std::time::Duration::from_millis(300));
     let map = format!("/tmp/perf-{}.map", running[0].pid());
     std::fs::write(&map, "0 ffffffffffffffff <script>map\x1b[1m\n\n\nnonsense\n10 zz\n")?;
-    let record = strata::record()?.frequency(997).seconds(3.0);
-    let recorded =
-        record.output("p.svg").output("p.folded").output("p.perf").output("p.json.gz").run();
+    let record = strata::record()?.frequency(997).output("p.svg").output("p.folded");
+    let recording = record.output("p.perf").output("p.json.gz").start()?;
+    let pids: Vec<i32> = running.iter().map(Running::pid).collect();
+    let recorded = recording.finish_when_used(&pids, 0.5);
     let _ = std::fs::remove_file(map);
     let recorded = recorded?;
 
@@ -67,7 +68,7 @@ fn the_summary_for_people_is_plain_text_when_nobody_watches() -> Result<()> {
         "bell\x07\x1b]0;owned\x07\x1b[2J",
     )?;
     let program = copy.write(&folder.path().join("names"))?;
-    let _target = Running::start(&program, &["\x1b[2J\x1b[31m", "30"])?;
+    let _target = Running::start(&program, &["\x1b[2J\x1b[31m", "300"])?;
     let recorded = strata::record()?.for_people().frequency(997).seconds(2.0).run()?;
     let said = [recorded.ended.stdout.as_str(), recorded.ended.stderr.as_str()].concat();
     println!("{said}");

@@ -11,7 +11,7 @@ fn a_program_only_its_own_namespace_can_see_is_symbolised() -> Result<()> {
     let _hidden =
         namespaces::hidden(&targets::c("shares").build()?, "hidden_prog", "60", folder.path())?;
     let pid = namespaces::pid_of("hidden_prog").context("the hidden program")?;
-    let recorded = strata::record()?.frequency(997).seconds(4.0).run()?;
+    let recorded = strata::record()?.frequency(997).start()?.finish_when_used(&[pid], 1.5)?;
     let own = recorded.stacks()?.of_pid(pid);
     let named = own.share_that(|s| s.has("descend") && s.has("main"));
     println!("{} samples, {named:.4} named; complete {}", own.total(), own.completeness());
@@ -39,7 +39,7 @@ fn a_containers_samples_carry_its_id() -> Result<()> {
     let program = targets::c("shares").named("shares_static").flag("-static").build()?;
     let container = namespaces::Container::start(&program, "contained", &["60"])?;
     let pid = container.pid()?;
-    let recorded = strata::record()?.frequency(997).seconds(4.0).run()?;
+    let recorded = strata::record()?.frequency(997).start()?.finish_when_used(&[pid], 1.5)?;
     let own = recorded.stacks()?.of_pid(pid);
     let named = own.share_that(|s| s.has("descend") && s.has("main"));
     let labelled = own.share_that(|s| {

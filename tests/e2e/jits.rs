@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use strata_tests::running::Running;
+use strata_tests::running::{Running, cpu_seconds_of, wait_until};
 use strata_tests::{machine, runtimes, strata};
 
 #[test]
 fn node_shows_its_javascript_functions() -> Result<()> {
     let _machine = machine::alone()?;
-    let node = Running::from_command(runtimes::node(&["60"])?)?;
-    std::thread::sleep(Duration::from_secs(1));
-    let recorded = strata::record()?.frequency(997).seconds(6.0).run()?;
+    let node = Running::from_command(runtimes::node(&["300"])?)?;
+    let recording = strata::record()?.frequency(997).start()?;
+    let recorded = recording.finish_when_used(&[node.pid()], 3.0)?;
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", node.pid()));
     let own = recorded.stacks()?.of_pid(node.pid());
     let with = |name: &str| own.share_that(|s| s.frames.iter().any(|f| f.name.contains(name)));
@@ -41,12 +41,14 @@ fn node_shows_its_javascript_functions() -> Result<()> {
 #[test]
 fn java_shows_its_methods() -> Result<()> {
     let _machine = machine::alone()?;
-    let java = Running::from_command(runtimes::java("60")?)?;
-    std::thread::sleep(Duration::from_secs(3));
-    let recording = strata::record()?.frequency(997).seconds(6.0).start()?;
-    std::thread::sleep(Duration::from_secs(3));
+    let java = Running::from_command(runtimes::java("300")?)?;
+    // Until its methods are compiled for good: the map has what is compiled when it is written.
+    wait_until("Java is warm", Duration::from_secs(120), || {
+        cpu_seconds_of(java.pid()).is_ok_and(|used| used > 6.0)
+    })?;
+    let recording = strata::record()?.frequency(997).start()?;
     runtimes::write_java_perf_map(java.pid())?;
-    let recorded = recording.finish()?;
+    let recorded = recording.finish_when_used(&[java.pid()], 3.0)?;
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", java.pid()));
     let own = recorded.stacks()?.of_pid(java.pid());
     // The compiler may inline the burners into whoever calls them: then that has the samples.

@@ -56,7 +56,8 @@ fn a_program_deleted_after_its_start_is_symbolised() -> Result<()> {
     let target = Running::start(&copy, &["30"])?;
     std::thread::sleep(Duration::from_millis(200));
     std::fs::remove_file(&copy)?;
-    let recorded = strata::record()?.frequency(FREQUENCY).seconds(3.0).run()?;
+    let recorded =
+        strata::record()?.frequency(FREQUENCY).start()?.finish_when_used(&[target.pid()], 1.5)?;
     let own = recorded.stacks()?.of_pid(target.pid());
     let named = own.share_that(|s| s.has("descend") && s.has("main"));
     println!("{} samples, {named:.4} named; complete {}", own.total(), own.completeness());
@@ -70,7 +71,7 @@ fn a_program_deleted_while_it_is_recorded_is_symbolised() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let copy = folder.path().join("deleted_two");
     std::fs::copy(targets::c("shares").build()?, &copy)?;
-    let line = format!("{0} 3 & sleep 1; rm {0}; wait", copy.display());
+    let line = format!("STRATA_TARGET_CLOCK=cpu {0} 2 & sleep 1; rm {0}; wait", copy.display());
     let recorded = strata::record()?.frequency(FREQUENCY).shell(&line).run()?;
     let own = recorded.stacks()?.of_comm("deleted_two");
     let named = own.share_that(|s| s.has("descend") && s.has("main"));
@@ -90,7 +91,8 @@ fn a_replaced_program_is_named_by_what_runs() -> Result<()> {
     let newer = folder.path().join("newer");
     std::fs::copy(targets::c("alloca").build()?, &newer)?;
     std::fs::rename(newer, &copy)?;
-    let recorded = strata::record()?.frequency(FREQUENCY).seconds(3.0).run()?;
+    let recorded =
+        strata::record()?.frequency(FREQUENCY).start()?.finish_when_used(&[target.pid()], 1.5)?;
     let own = recorded.stacks()?.of_pid(target.pid());
     println!(
         "{} samples, {:.4} with descend; complete {}",

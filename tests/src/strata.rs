@@ -6,10 +6,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::pprof::{self, Profile};
-use crate::running::{Ended, Running, wait_until};
+use crate::running::{Ended, Running, cpu_seconds_of, wait_until};
 use crate::stacks::Stacks;
 use crate::summary::Summary;
 use crate::{machine, places};
@@ -17,6 +18,9 @@ use crate::{machine, places};
 /// How long strata may take beyond the recording itself: a limit against hanging tests, not a
 /// promise. Two cores that are busy with the targets symbolise slowly.
 const GRACE: Duration = Duration::from_secs(90);
+
+/// How long targets may take to use their CPU time on a machine that does much else.
+const LONGEST_WAIT: Duration = Duration::from_secs(180);
 
 /// A recording to be made.
 pub struct Record {
@@ -145,6 +149,18 @@ impl Record {
 }
 
 impl Recording {
+    /// Ends it, as Ctrl-C does, once each of these processes has used so many CPU seconds: enough
+    /// samples, however busy the machine is.
+    pub fn finish_when_used(mut self, pids: &[i32], seconds: f64) -> Result<Recorded> {
+        let used = |pid: i32| cpu_seconds_of(pid).unwrap_or(f64::INFINITY);
+        let wanted: Vec<(i32, f64)> = pids.iter().map(|pid| (*pid, used(*pid) + seconds)).collect();
+        wait_until("the targets have used their CPU time", LONGEST_WAIT, || {
+            wanted.iter().all(|(pid, until)| used(*pid) >= *until) || !self.running.is_alive()
+        })?;
+        self.running.signal(Signal::INT)?;
+        self.finish()
+    }
+
     /// Waits for the end, which must be a success.
     pub fn finish(self) -> Result<Recorded> {
         let recorded = self.end()?;
