@@ -403,7 +403,7 @@ impl Loading {
     pub fn trouble_of(&self, file: FileId) -> Option<&str> {
         match &self.entries.get(file.0 as usize)?.state {
             State::Failed(why) => Some(why),
-            State::Opened(opened) => match self.tables.get(&TableKey::of(file, &opened))? {
+            State::Opened(opened) => match self.tables.get(&TableKey::of(file, opened))? {
                 TableState::None(why) => Some(why),
                 _ => None,
             },
