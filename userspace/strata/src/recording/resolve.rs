@@ -126,7 +126,7 @@ fn resolve_kernel(wanted: &[(u64, usize)], names: &mut Names, shortfalls: &mut S
         return;
     }
     let module = names.pseudo_module("[kernel.kallsyms]");
-    let symbols = kernel::load();
+    let symbols = kernel::load(wanted.iter().map(|(address, _)| *address));
     if let Err(why) = &symbols {
         shortfalls.problem(why.clone());
     }

@@ -1,7 +1,10 @@
 //! Names of kernel addresses, with modules and BPF programs, from `/proc/kallsyms`.
+//!
+//! The table has some 200,000 lines and a recording wants a few hundred of them: lines are passed
+//! by on their addresses alone, and only the nearest below each wanted address are parsed.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader};
 
 use strata_profile::FrameKind;
 use strata_symbols::KernelSymbols;
@@ -9,19 +12,73 @@ use strata_symbols::kallsyms::Builder;
 
 use super::NamedFrame;
 
-/// Reads the kernel's table; the error says what to do.
-pub fn load() -> Result<KernelSymbols, String> {
+/// The symbols around the wanted addresses; the error says what to do.
+pub fn load(wanted: impl Iterator<Item = u64>) -> Result<KernelSymbols, String> {
     let failed = |error| format!("/proc/kallsyms cannot be read: {error}");
-    let mut file = File::open("/proc/kallsyms").map_err(failed)?;
-    let mut builder = Builder::default();
-    let mut piece = vec![0u8; 64 << 10];
+    let file = File::open("/proc/kallsyms").map_err(failed)?;
+    nearest(BufReader::with_capacity(256 << 10, file), wanted)
+        .map_err(failed)?
+        .finish()
+        .map_err(|error| error.to_string())
+}
+
+/// Lines of one address below a wanted one.
+#[derive(Default)]
+struct Nearest {
+    address: u64,
+    lines: Vec<u8>,
+}
+
+fn nearest(mut table: impl BufRead, wanted: impl Iterator<Item = u64>) -> std::io::Result<Builder> {
+    let mut wanted: Vec<u64> = wanted.collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let mut found: Vec<Nearest> = wanted.iter().map(|_| Nearest::default()).collect();
+    let mut line = Vec::new();
+    let mut any = Vec::new();
     loop {
-        match file.read(&mut piece).map_err(failed)? {
-            0 => break,
-            count => builder.feed(piece.get(..count).unwrap_or_default()),
+        line.clear();
+        if table.read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+        let Some(address) = address_of(&line) else { continue };
+        if any.is_empty() {
+            any.clone_from(&line);
+        }
+        // The first wanted address from here on; what lies beyond it is settled at the end.
+        let next = wanted.partition_point(|wanted| *wanted < address);
+        let Some(best) = found.get_mut(next) else { continue };
+        if address > best.address {
+            best.address = address;
+            best.lines.clear();
+        }
+        if address == best.address {
+            best.lines.extend_from_slice(&line);
         }
     }
-    builder.finish().map_err(|error| error.to_string())
+    let mut builder = Builder::default();
+    // Without wanted lines the table's first line still tells whether addresses are hidden.
+    builder.feed(&any);
+    for nearest in &found {
+        builder.feed(&nearest.lines);
+    }
+    Ok(builder)
+}
+
+/// The address of a line that names code.
+fn address_of(line: &[u8]) -> Option<u64> {
+    let (digits, rest) = line.split_at_checked(16)?;
+    if !matches!(rest, [b' ', b't' | b'T' | b'w' | b'W', b' ', ..]) {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        Some(value << 4 | u64::from(digit))
+    })
 }
 
 pub fn name(symbols: &KernelSymbols, address: u64) -> Option<NamedFrame> {
@@ -31,4 +88,48 @@ pub fn name(symbols: &KernelSymbols, address: u64) -> Option<NamedFrame> {
         frame.system_name = symbol.raw_name.into();
     }
     Some(frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "ffffffff81000000 T _stext\n\
+        ffffffff81000100 t helper\n\
+        ffffffff81000100 T do_work\n\
+        ffffffff81000180 d some_data\n\
+        ffffffff81000200 T later\n\
+        ffffffffc0000000 t in_module\t[mod]\n\
+        ffffffff81000150 t out_of_order\n";
+
+    #[test]
+    fn the_nearest_symbol_below_an_address_is_found_in_any_order() {
+        let wanted = [0xffff_ffff_8100_0160, 0xffff_ffff_8100_01ff, 0xffff_ffff_c000_0010];
+        let symbols = nearest(TABLE.as_bytes(), wanted.into_iter()).expect("readable");
+        let symbols = symbols.finish().expect("addresses are shown");
+        let name_at = |address| name(&symbols, address).map(|frame| frame.name.to_string());
+        assert_eq!(name_at(wanted[0]).as_deref(), Some("out_of_order"));
+        assert_eq!(name_at(wanted[1]).as_deref(), Some("out_of_order"));
+        assert_eq!(name_at(wanted[2]).as_deref(), Some("in_module [mod]"));
+    }
+
+    #[test]
+    fn the_kernels_own_table_gives_the_same_names_as_when_it_is_read_whole() {
+        let text = std::fs::read("/proc/kallsyms").expect("every Linux has it");
+        let Ok(whole) = KernelSymbols::parse(&text) else {
+            eprintln!("skipped: addresses are hidden from this user (kernel.kptr_restrict)");
+            return;
+        };
+        let addresses: Vec<u64> = text
+            .split(|byte| *byte == b'\n')
+            .filter_map(address_of)
+            .step_by(97)
+            .map(|address| address + 3)
+            .collect();
+        let some = nearest(text.as_slice(), addresses.iter().copied()).expect("readable");
+        let some = some.finish().expect("addresses are shown");
+        for address in addresses {
+            assert_eq!(name(&some, address), name(&whole, address), "{address:x}");
+        }
+    }
 }
