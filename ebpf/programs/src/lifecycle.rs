@@ -3,7 +3,7 @@
 //! Userspace learns of the exec a little later; until then the old program's extents would
 //! still answer for the new one's addresses. Without an entry the sampler sends the raw stack.
 //!
-//! A raw tracepoint, because it needs neither a mount nor the kernel's type information parsed.
+//! A raw tracepoint, because it needs no mount.
 
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::macros::raw_tracepoint;

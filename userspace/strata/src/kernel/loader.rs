@@ -127,8 +127,6 @@ impl Programs {
             }
         };
         let mut ebpf = EbpfLoader::new()
-            // Nothing is relocated by it, and reading it takes 25 ms and 20 MB.
-            .btf(None)
             .map_max_entries("SAMPLER_HOT", possible_cpus)
             .map_max_entries("SAMPLER_RECORD", possible_cpus)
             .map_max_entries("SAMPLER_CACHE", possible_cpus)
