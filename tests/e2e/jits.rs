@@ -10,6 +10,7 @@ use strata_tests::{machine, runtimes, strata};
 fn node_shows_its_javascript_functions() -> Result<()> {
     let _machine = machine::alone()?;
     let node = Running::from_command(runtimes::node(&["300"])?)?;
+    until_used(node.pid(), 2.5)?; // its functions are compiled
     let recording = strata::record()?.frequency(997).start()?;
     let recorded = recording.finish_when_used(&[node.pid()], 3.0)?;
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", node.pid()));
@@ -42,13 +43,12 @@ fn node_shows_its_javascript_functions() -> Result<()> {
 fn java_shows_its_methods() -> Result<()> {
     let _machine = machine::alone()?;
     let java = Running::from_command(runtimes::java("300")?)?;
-    // Until its methods are compiled for good: the map has what is compiled when it is written.
-    wait_until("Java is warm", Duration::from_secs(120), || {
-        cpu_seconds_of(java.pid()).is_ok_and(|used| used > 6.0)
-    })?;
+    until_used(java.pid(), 6.0)?;
     let recording = strata::record()?.frequency(997).start()?;
+    until_used(java.pid(), 9.0)?;
+    // At the end: the map has what is compiled when it is written.
     runtimes::write_java_perf_map(java.pid())?;
-    let recorded = recording.finish_when_used(&[java.pid()], 3.0)?;
+    let recorded = recording.finish_when_used(&[java.pid()], 0.0)?;
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", java.pid()));
     let own = recorded.stacks()?.of_pid(java.pid());
     // The compiler may inline the burners into whoever calls them: then that has the samples.
@@ -64,4 +64,11 @@ fn java_shows_its_methods() -> Result<()> {
     }
     assert!(own.total() > 200 && leaves > 0.9 && callers > 0.9);
     Ok(())
+}
+
+/// Waits until a process has used so many CPU seconds in its life.
+fn until_used(pid: i32, seconds: f64) -> Result<()> {
+    wait_until("the runtime has used its CPU time", Duration::from_secs(180), || {
+        cpu_seconds_of(pid).is_ok_and(|used| used >= seconds)
+    })
 }
