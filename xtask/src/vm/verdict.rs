@@ -14,8 +14,10 @@ const LEAVES: [(&str, f64); 3] = [("leaf_half", 0.5), ("leaf_third", 0.3), ("lea
 const CHAIN: [&str; 6] = ["_start", "main", "descend", "through_libc", "compare", "leaves"];
 const RECURSION: usize = 21;
 const COMPLETE: f64 = 0.95;
-/// Three standard deviations of a share of 0.5 at some 400 samples.
-const SHARE_TOLERANCE: f64 = 0.08;
+/// Three standard deviations of a share of 0.5 at some 400 samples are 0.08. An emulator that is
+/// kept from running delivers the ticks it missed in a burst, all in one place: as much again.
+/// (How exact shares are is tested where clocks are real.)
+const SHARE_TOLERANCE: f64 = 0.16;
 const FEWEST_SAMPLES: u64 = 100;
 
 pub fn judge(transcript: &Transcript, kernel: &Kernel, with_strata: bool) -> Result<String> {
