@@ -25,7 +25,7 @@ pub struct Measured {
     pub samples: f64,
     /// Frames of a sample, on average, kernel frames included.
     pub frames_per_sample: f64,
-    /// Percent of the user stacks that end where a thread starts.
+    /// Percent of the user stacks of what the scene started that end where a thread starts.
     pub complete_percent: f64,
     pub bpf_us_per_sample: f64,
     pub bpf_ns_per_frame: f64,
@@ -69,15 +69,18 @@ pub fn under_strata(scene: Scene, seconds: f64, early_exit_ns: f64) -> Result<Me
     let mut stage = scene.start()?;
     let before = bpf_objects::loaded();
     let mut recording = strata::record()?.frequency(FREQUENCY).seconds(seconds).start()?;
-    let own = Loaded::since(&before);
+    let loaded = Loaded::since(&before);
     let bare = BareProgram::start(u64::from(FREQUENCY))?;
     scene.continue_with_profiler(&mut stage)?;
-    let watched = watch(&mut recording, seconds, &before, &own, &bare);
+    let watched = watch(&mut recording, seconds, &before, &loaded, &bare);
     drop(bare);
     let recorded = recording.finish()?;
+    let pids = stage.pids();
     drop(stage);
 
     let stacks = recorded.stacks()?;
+    let own = stacks.that(|s| s.pid().is_some_and(|pid| pids.contains(&pid)));
+    let completeness = if own.total() > 0 { own.completeness() } else { stacks.completeness() };
     let summary = recorded.summary()?;
     let samples = summary.number("bpf.samples").unwrap_or(stacks.total() as f64).max(1.0);
     let frames: u64 = stacks.stacks.iter().map(|s| s.count * machine_frames(s)).sum();
@@ -95,7 +98,7 @@ pub fn under_strata(scene: Scene, seconds: f64, early_exit_ns: f64) -> Result<Me
         seconds,
         samples,
         frames_per_sample,
-        complete_percent: 100.0 * stacks.completeness().fraction(),
+        complete_percent: 100.0 * completeness.fraction(),
         bpf_us_per_sample: us,
         bpf_ns_per_frame: 1e3 * us / frames_per_sample.max(1.0),
         bare_us_per_sample: bare_us,

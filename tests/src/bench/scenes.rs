@@ -106,6 +106,11 @@ impl Scene {
 }
 
 impl Stage {
+    /// What was started directly.
+    pub fn pids(&self) -> Vec<i32> {
+        self.running.iter().map(Running::pid).collect()
+    }
+
     fn add(&mut self, command: Command) -> Result<()> {
         self.running.push(Running::from_command(command)?);
         Ok(())
