@@ -25,6 +25,10 @@ use strata_profile::Format;
 /// strata's own helper processes are the same executable with one of these as its first argument.
 fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
     let first = arguments.get(1)?.to_str()?;
+    if first.starts_with("internal-") {
+        // Parsing can wait; only the recording itself goes before others.
+        record::launch::set_priority(0);
+    }
     match first {
         "internal-opener" => {
             let lane = arguments.get(2)?.to_str()?;
@@ -165,6 +169,7 @@ fn start_log(verbose: u8) {
         .with_max_level(level)
         .with_target(false)
         .without_time()
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(std::io::stderr)
         .init();
 }

@@ -126,6 +126,12 @@ impl Engine {
     }
 
     pub fn start(&mut self) -> Result<(), EngineError> {
+        // Samples of others are not even taken.
+        let unwanted: Vec<u32> =
+            self.table.pids().filter(|pid| self.selection.surely_drops(*pid)).collect();
+        for pid in unwanted {
+            self.store.skip(&mut self.programs, pid);
+        }
         self.started = monotonic_nanos();
         Ok(self.programs.start()?)
     }
@@ -196,10 +202,15 @@ impl Engine {
                     self.store.withdraw(&mut self.programs, pid);
                     if self.selection.surely_keeps(pid) {
                         self.dirty.insert(pid);
+                    } else if self.selection.surely_drops(pid) {
+                        self.store.skip(&mut self.programs, pid);
                     }
                 }
                 Change::Executed { pid } => {
                     self.store.withdraw(&mut self.programs, pid);
+                    if self.selection.surely_drops(pid) {
+                        self.store.skip(&mut self.programs, pid);
+                    }
                 }
                 Change::Mapped { pid, mapping } => {
                     // Others are looked at when they are sampled and turn out to be wanted.

@@ -91,7 +91,7 @@ impl Pending {
 }
 
 /// Bytes of raw stacks kept waiting at most.
-const MAX_PENDING_BYTES: usize = 12 << 20;
+const MAX_PENDING_BYTES: usize = 32 << 20;
 /// A stack waits this long for its tables; then it is unwound with what is there.
 const MAX_WAIT: Duration = Duration::from_secs(3);
 

@@ -99,6 +99,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         );
     }
     let mut signals = Signals::new()?;
+    launch::set_priority(launch::RECORDING_PRIORITY);
     let mut engine = Engine::new(Options {
         settings: Settings {
             max_frames: plan.max_frames,
@@ -145,6 +146,8 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     // From here on a further Ctrl-C ends strata at once, whatever it is doing.
     quit_on_signals(signals);
     engine.finish(PATIENCE)?;
+    // Naming and writing are in nobody's way.
+    launch::set_priority(0);
     engine.note_kernel_use();
     drop(run_time);
     Ok(Recorded { engine, started, length, command_status, still_running, user })

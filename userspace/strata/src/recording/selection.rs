@@ -106,6 +106,13 @@ impl Selection {
         self.wanted.is_everything() || self.followed.contains(&pid)
     }
 
+    /// Whether a process is known to be unwanted before any sample of it was seen: with given
+    /// processes and their children, lineage alone decides.
+    pub fn surely_drops(&self, pid: u32) -> bool {
+        let by_lineage = self.wanted.comms.is_empty() && self.wanted.groups.is_empty();
+        by_lineage && !self.surely_keeps(pid)
+    }
+
     pub fn is_root(&self, pid: u32) -> bool {
         self.roots.contains(&pid)
     }
