@@ -335,10 +335,16 @@ impl Loading {
 
     /// As [`Self::code_of`]; without patience, unknown files count as files without a table.
     pub fn code_of_space(&mut self, space: &Space, patient: bool) -> Option<Vec<Stretch>> {
-        let mut code = Vec::with_capacity(space.mappings().len());
-        for mapping in space.mappings() {
+        let mappings = space.mappings();
+        let mut code: Vec<Stretch> = Vec::with_capacity(mappings.len());
+        for (index, mapping) in mappings.iter().enumerate() {
             let table = match mapping.backing {
-                Backing::Anonymous => None,
+                Backing::Anonymous => {
+                    let before = code.last().map_or(0, |stretch| stretch.end);
+                    let after = mappings.get(index + 1).map_or(u64::MAX, |next| next.start);
+                    code.push(generated(mapping, before, after));
+                    continue;
+                }
                 Backing::Vdso => self.vdso.clone(),
                 Backing::File(file) => match self.table_of(file) {
                     Ok(table) => table,
@@ -450,6 +456,16 @@ fn load(programs: &mut Programs, store: &mut Store, table: &UnwindTable) -> Tabl
         Some(table) => TableState::Loaded(Arc::new(table)),
         None => TableState::None("no room in kernel memory (--table-memory)".into()),
     }
+}
+
+/// Compilers add code next to code, and run it before anybody can hear of it: what they have not
+/// mapped yet around a mapping of theirs counts as theirs too. It also keeps a process from being
+/// published anew for every page.
+fn generated(mapping: &Mapping, before: u64, after: u64) -> Stretch {
+    const AREA: u64 = 2 << 20;
+    let start = mapping.start & !(AREA - 1);
+    let end = mapping.end.checked_next_multiple_of(AREA).unwrap_or(mapping.end);
+    Stretch { start: start.max(before), end: end.min(after), code: Code::FramePointer }
 }
 
 fn process_ref(pid: u32) -> ProcessRef {

@@ -182,7 +182,12 @@ impl Store {
         let extents: Arc<[Extent]> = extents.into();
         let block = match self.by_content.get(&extents) {
             Some(&block) => block,
-            None => match self.write_block(programs, &extents, code) {
+            None => match self.write_block(
+                programs,
+                &extents,
+                code,
+                self.kept_generation(pid, &extents),
+            ) {
                 Some(block) => block,
                 None => {
                     self.refused += 1;
@@ -231,11 +236,20 @@ impl Store {
         }
     }
 
+    /// A process's generation, when its new extents only add to its old ones: every rule cached
+    /// for it still holds. Not when others share the old ones: they may grow another way.
+    fn kept_generation(&self, pid: u32, new: &[Extent]) -> Option<u32> {
+        let owner = self.owners.get(&pid)?;
+        let old = self.blocks.get(&owner.block).filter(|old| old.users == 1)?;
+        old.extents.iter().all(|extent| still_holds(extent, new)).then_some(old.generation)
+    }
+
     fn write_block(
         &mut self,
         programs: &mut Programs,
         extents: &Arc<[Extent]>,
         code: &[Stretch],
+        generation: Option<u32>,
     ) -> Option<u64> {
         let words = u32::try_from(extents.len() * EXTENT_WORDS).ok()?;
         let range = self.allocate(programs, words)?;
@@ -252,16 +266,14 @@ impl Store {
                 Code::FramePointer => None,
             })
             .collect();
-        // 0 means "no rule cached": it is never a generation.
-        self.generation = self.generation.wrapping_add(1).max(1);
+        let generation = generation.unwrap_or_else(|| {
+            // 0 means "no rule cached": it is never a generation.
+            self.generation = self.generation.wrapping_add(1).max(1);
+            self.generation
+        });
         self.next_block += 1;
-        let published = Published {
-            extents: extents.clone(),
-            _tables: tables,
-            range,
-            generation: self.generation,
-            users: 0,
-        };
+        let published =
+            Published { extents: extents.clone(), _tables: tables, range, generation, users: 0 };
         self.blocks.insert(self.next_block, published);
         self.by_content.insert(extents.clone(), self.next_block);
         Some(self.next_block)
@@ -399,6 +411,15 @@ fn append_extents(extents: &mut Vec<Extent>, start: u64, end: u64, code: &Code) 
     }
 }
 
+/// Whether every address of an extent is found in the same way in these extents.
+fn still_holds(old: &Extent, extents: &[Extent]) -> bool {
+    let at = extents.partition_point(|extent| extent.end <= old.start);
+    extents.get(at).is_some_and(|new| {
+        let same_code = Extent { start: old.start, end: old.end, ..*new } == *old;
+        new.start <= old.start && old.end <= new.end && same_code
+    })
+}
+
 fn rule_words(rule: &Rule) -> [u32; WORDS_PER_RULE] {
     [
         rule.packed.0,
@@ -434,4 +455,35 @@ fn extent_words(extent: &Extent) -> [u32; EXTENT_WORDS] {
         0,
         0,
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(start: u64, end: u64, bias: u64) -> Extent {
+        Extent {
+            start,
+            end,
+            bias,
+            first_page: 0,
+            kind: ExtentKind::Rows as u32,
+            segment: 0,
+            index: 0,
+            rows: 0,
+            pages: 0,
+            row_count: 0,
+            reserved: [0; 2],
+        }
+    }
+
+    #[test]
+    fn cached_rules_hold_while_extents_only_grow() {
+        let old = extent(0x2000, 0x3000, 7);
+        let more = [extent(0, 0x1000, 1), extent(0x2000, 0x4000, 7)];
+        assert!(still_holds(&old, &more));
+        assert!(!still_holds(&old, &[extent(0x2000, 0x3000, 8)]), "other code");
+        assert!(!still_holds(&old, &[extent(0x2000, 0x2800, 7)]), "a part is gone");
+        assert!(!still_holds(&old, &[]), "unmapped");
+    }
 }
