@@ -158,21 +158,15 @@ impl Engine {
                 continue;
             };
             let time = sample.header.time;
-            if time > drained_until || self.queue.front().is_some_and(|event| event.time <= time) {
-                // The record borrows the ring: it is kept aside while events are applied.
-                let sample = sample.to_owned();
-                drop(record);
-                if time > drained_until {
-                    drained_until = monotonic_nanos();
-                    self.drain_events();
-                }
-                self.apply_events(time);
-                self.take_sample(sample.as_sample());
-            } else {
-                let sample = sample.to_owned();
-                drop(record);
-                self.take_sample(sample.as_sample());
+            // The record borrows the ring: it is kept aside while events are applied.
+            let sample = sample.to_owned();
+            drop(record);
+            if time > drained_until {
+                drained_until = monotonic_nanos();
+                self.drain_events();
             }
+            self.apply_events(time);
+            self.take_sample(sample.as_sample());
         }
         self.apply_events(u64::MAX);
         self.answer_files();
