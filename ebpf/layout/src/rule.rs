@@ -34,12 +34,18 @@ pub enum Kind {
     Extended = 9,
     /// Call frame information strata cannot express; the stack ends here and is counted.
     Unsupported = 10,
+    /// Code of a runtime that says what it generates, but not this yet: found as if no mapping
+    /// covered it, so that the stack is copied and unwound once the runtime has said it.
+    Unannounced = 11,
 }
 
 const OFFSET_SHIFT: u32 = 4;
 const OFFSET_BITS: u32 = 14;
 const FP_SHIFT: u32 = OFFSET_SHIFT + OFFSET_BITS;
 const RBX_SHIFT: u32 = FP_SHIFT + 4;
+
+/// See [`Packed::with_epilogue_check`]. Rules of kind `Sp`, `Fp` and `Extended` may have it.
+const EPILOGUE_CHECK: u32 = 1 << 31;
 
 /// Largest CFA offset of a packed rule, in bytes.
 pub const MAX_PACKED_OFFSET: u32 = ((1 << OFFSET_BITS) - 1) * 8;
@@ -60,6 +66,7 @@ impl Packed {
     pub const FRAME_POINTER: Self = Self(Kind::FramePointer as u32);
     pub const STACK_SWITCH: Self = Self(Kind::StackSwitch as u32);
     pub const UNSUPPORTED: Self = Self(Kind::Unsupported as u32);
+    pub const UNANNOUNCED: Self = Self(Kind::Unannounced as u32);
 
     /// A rule of kind `Sp`, `Fp` or `Rbx`. Offsets in bytes: the CFA's above the base register,
     /// the saved registers' below the CFA (0: not saved, the register is the caller's).
@@ -93,6 +100,20 @@ impl Packed {
         Self(Kind::Extended as u32 | (number as u32) << OFFSET_SHIFT)
     }
 
+    /// The same rule for code that leaves its frame by the Windows convention (what the CLR's
+    /// compilers emit): in a leaf frame, an epilogue is told by the instructions at the pc, and
+    /// the rule is for everywhere else.
+    #[must_use]
+    pub const fn with_epilogue_check(self) -> Self {
+        Self(self.0 | EPILOGUE_CHECK)
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn checks_epilogue(self) -> bool {
+        self.0 & EPILOGUE_CHECK != 0
+    }
+
     #[inline(always)]
     #[must_use]
     pub const fn kind(self) -> u32 {
@@ -103,7 +124,7 @@ impl Packed {
     #[inline(always)]
     #[must_use]
     pub const fn field(self) -> u32 {
-        self.0 >> OFFSET_SHIFT
+        (self.0 & !EPILOGUE_CHECK) >> OFFSET_SHIFT
     }
 
     #[inline(always)]
