@@ -110,6 +110,8 @@ const _: () = assert!(size_of::<Header>() == 64);
 pub const RAW_REGISTERS_WORD: usize = 128;
 /// Raw form: word of the pc.
 pub const RAW_PC_WORD: usize = RAW_REGISTERS_WORD + 16;
+/// Raw form: word at which the code around the pc starts ([`crate::epilogue::Code`]).
+pub const RAW_CODE_WORD: usize = RAW_PC_WORD + 1;
 /// Raw form: word at which the stack's bytes start.
 pub const RAW_STACK_WORD: usize = 152;
 /// Raw form: pages of stack at most, the first of which is usually a partial one.
@@ -121,6 +123,7 @@ pub const MAX_WORDS: usize = RAW_STACK_WORD + RAW_STACK_BYTES / 8;
 
 const _: () = assert!(MAX_WORDS >= MAX_KERNEL_FRAMES + MAX_USER_FRAMES);
 const _: () = assert!(RAW_REGISTERS_WORD >= MAX_KERNEL_FRAMES);
+const _: () = assert!(RAW_STACK_WORD >= RAW_CODE_WORD + size_of::<crate::epilogue::Code>() / 8);
 
 /// Counters, one per CPU; index into the counter array.
 #[repr(u32)]

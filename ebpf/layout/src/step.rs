@@ -7,6 +7,7 @@
 //! Invariant: a step either moves the stack pointer up (towards older frames), switches stacks
 //! by a rule that says so, or ends. Nothing here can loop, panic or divide.
 
+use crate::epilogue::{self, Code};
 use crate::record::End;
 use crate::rule::{self, Kind, Packed, Rule, register};
 
@@ -37,6 +38,8 @@ pub trait Machine {
     /// A register of the interrupted thread, by its DWARF number; asked for in the first
     /// frame only.
     fn register(&mut self, number: u8) -> Option<u64>;
+    /// The code around a pc; asked for in exact frames only.
+    fn code(&mut self, pc: u64) -> Option<Code>;
 }
 
 /// Offsets in the ucontext that the kernel pushes for a signal (x86-64:
@@ -75,12 +78,34 @@ pub fn lookup_pc(frame: &Frame) -> u64 {
 /// Moves `frame` to its caller by `word`; `Some` when the stack ends at this frame.
 #[inline(always)]
 pub fn step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -> Option<End> {
+    if word.checks_epilogue()
+        && frame.exact & 1 != 0
+        && let Some(code) = machine.code(frame.pc)
+        && let Some(epilogue) = epilogue::at(&code)
+    {
+        return leave_epilogue(machine, frame, epilogue);
+    }
     let kind = word.kind();
     if kind == Kind::Sp as u32 || kind == Kind::Fp as u32 {
         let base = if kind == Kind::Sp as u32 { frame.sp } else { frame.fp };
         return to_caller(machine, frame, base.wrapping_add(word.cfa_offset()), word);
     }
     uncommon_step(machine, frame, word)
+}
+
+#[inline(always)]
+fn leave_epilogue<M: Machine>(
+    machine: &mut M,
+    frame: &mut Frame,
+    epilogue: epilogue::Epilogue,
+) -> Option<End> {
+    if epilogue.fp_pop != 0 {
+        match machine.read(frame.sp.wrapping_add(epilogue.fp_pop * 8 - 8)) {
+            Some(fp) => frame.fp = fp,
+            None => return Some(End::UnreadableStack),
+        }
+    }
+    return_to(machine, frame, frame.sp.wrapping_add(epilogue.pops * 8 + 8))
 }
 
 /// The caller of a frame whose return address is just below `cfa`.

@@ -16,9 +16,10 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
+use strata_layout::epilogue::{BYTES_BEFORE, Code};
 use strata_layout::record::{
-    Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES, RAW_PC_WORD,
-    RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
+    Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES,
+    RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
 };
 use strata_layout::step::Frame;
 use strata_layout::tables::{PROCESS_SKIP, Process};
@@ -246,6 +247,12 @@ fn raw_stack(record: &mut Record, registers: *const u8) -> u64 {
     // SAFETY: `registers` is what bpf_task_pt_regs returned.
     let (pc, sp) = unsafe { (saved(registers, SAVED_IP), saved(registers, SAVED_SP)) };
     record.words[RAW_PC_WORD] = pc;
+    // SAFETY: room for the code at a constant place; the helper clears it when it cannot read.
+    unsafe {
+        let from = pc.wrapping_sub(BYTES_BEFORE) as *const c_void;
+        let to = (&raw mut record.words[RAW_CODE_WORD]).cast();
+        bpf_probe_read_user(to, size_of::<Code>() as u32, from);
+    }
     let stack: *mut u8 = (&raw mut record.words[RAW_STACK_WORD]).cast();
     let start = sp & !7;
     let first = 4096 - (start & 0xff8);

@@ -14,6 +14,7 @@ use aya_ebpf::bindings::task_struct;
 use aya_ebpf::helpers::generated::{
     bpf_copy_from_user_task, bpf_loop, bpf_probe_read_kernel, bpf_probe_read_user,
 };
+use strata_layout::epilogue::{self, Code};
 use strata_layout::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
 use strata_layout::rule::{Packed, Rule, register};
 use strata_layout::step::{self, Machine};
@@ -192,7 +193,8 @@ fn search(process: &Process, pc: u64) -> Option<Packed> {
     let row = word_of(table, (rows + first).wrapping_sub(1));
     let rule = RULES.get_ptr(row_rule(row) as u32)?;
     // SAFETY: a map value.
-    Some(unsafe { (*rule).packed })
+    let rule = unsafe { (*rule).packed };
+    if rule.0 == Packed::UNANNOUNCED.0 { None } else { Some(rule) }
 }
 
 /// The step's view of a thread: its memory through the window, its saved registers.
@@ -271,6 +273,13 @@ impl Machine for Kernel {
         let read =
             unsafe { bpf_probe_read_kernel((&raw mut value).cast(), 8, at as *const c_void) };
         (read == 0).then_some(value)
+    }
+
+    #[inline(always)]
+    fn code(&mut self, pc: u64) -> Option<Code> {
+        let mut code: Code = [0; 4];
+        let from = pc.wrapping_sub(epilogue::BYTES_BEFORE);
+        self.copy((&raw mut code).cast(), size_of::<Code>() as u32, from).then_some(code)
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use strata_layout::epilogue::Code;
 use strata_layout::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
 use strata_layout::rule::{Packed, Rule};
 use strata_layout::step::{self, Frame, Machine};
@@ -32,16 +33,25 @@ const RBP: usize = 6;
 const RSP: usize = 7;
 const PC: usize = 16;
 
+/// The thread's state where it was interrupted.
+#[derive(Clone, Copy, Debug)]
+pub struct Interrupted<'a> {
+    pub registers: &'a Registers,
+    /// The code around its pc; zeros when it is not known.
+    pub code: Code,
+}
+
 /// Unwinds over memory that `read` reads. Frames, innermost first, are appended to `frames`
 /// as a record holds them.
 pub fn unwind(
     lookup: &mut dyn FnMut(u64) -> Lookup,
     read: &mut dyn FnMut(u64) -> Option<u64>,
-    registers: &Registers,
+    at: Interrupted<'_>,
     max_frames: usize,
     frames: &mut Vec<u64>,
 ) -> End {
-    let mut machine = Memory { read, registers, rule: None };
+    let registers = at.registers;
+    let mut machine = Memory { read, at, rule: None };
     let mut frame = Frame {
         pc: registers[PC],
         sp: registers[RSP],
@@ -55,6 +65,7 @@ pub fn unwind(
         let word = match lookup(step::lookup_pc(&frame)) {
             Lookup::NoMapping => return End::NoMapping,
             Lookup::FramePointer => Packed::FRAME_POINTER,
+            Lookup::Rule(rule) if rule.packed == Packed::UNANNOUNCED => return End::NoMapping,
             Lookup::Rule(rule) => {
                 machine.rule = Some(rule);
                 rule.packed
@@ -71,7 +82,7 @@ pub fn unwind(
 /// there ([`End::CaptureLimit`]).
 pub fn unwind_snapshot(
     lookup: &mut dyn FnMut(u64) -> Lookup,
-    registers: &Registers,
+    at: Interrupted<'_>,
     stack_start: u64,
     stack: &[u8],
     max_frames: usize,
@@ -90,7 +101,7 @@ pub fn unwind_snapshot(
         beyond |= word.is_none() && offset < MAX_STACK;
         word
     };
-    let end = unwind(lookup, &mut read, registers, max_frames, frames);
+    let end = unwind(lookup, &mut read, at, max_frames, frames);
     if beyond && matches!(end, End::UnreadableStack | End::BrokenChain) {
         return End::CaptureLimit;
     }
@@ -108,7 +119,7 @@ fn encode(frame: &Frame) -> u64 {
 
 struct Memory<'a> {
     read: &'a mut dyn FnMut(u64) -> Option<u64>,
-    registers: &'a Registers,
+    at: Interrupted<'a>,
     /// The rule of the current frame, for extended words.
     rule: Option<Rule>,
 }
@@ -123,7 +134,11 @@ impl Machine for Memory<'_> {
     }
 
     fn register(&mut self, number: u8) -> Option<u64> {
-        self.registers.get(usize::from(number)).copied()
+        self.at.registers.get(usize::from(number)).copied()
+    }
+
+    fn code(&mut self, pc: u64) -> Option<Code> {
+        (pc == self.at.registers[PC]).then_some(self.at.code)
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_layout::record::{
-    End, FORM_RAW, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_PC_WORD, RAW_REGISTERS_WORD,
-    RAW_STACK_WORD,
+    End, FORM_RAW, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_CODE_WORD, RAW_PC_WORD,
+    RAW_REGISTERS_WORD, RAW_STACK_WORD,
 };
 use strata_unwind::unwinder;
 
@@ -68,6 +68,7 @@ struct Raw {
     header: Header,
     kernel: Box<[u64]>,
     registers: unwinder::Registers,
+    code: strata_layout::epilogue::Code,
     stack: Box<[u8]>,
 }
 
@@ -168,6 +169,9 @@ impl Engine {
         let mut registers = [0u64; 17];
         let saved = sample.words.get(RAW_REGISTERS_WORD..=RAW_PC_WORD).unwrap_or_default();
         registers.iter_mut().zip(saved).for_each(|(to, from)| *to = *from);
+        let mut code = [0u64; 4];
+        let saved = sample.words.get(RAW_CODE_WORD..RAW_STACK_WORD).unwrap_or_default();
+        code.iter_mut().zip(saved).for_each(|(to, from)| *to = *from);
         let stack: Box<[u8]> = sample
             .words
             .get(RAW_STACK_WORD..RAW_STACK_WORD + header.stack_bytes as usize / 8)
@@ -175,7 +179,7 @@ impl Engine {
             .iter()
             .flat_map(|word| word.to_ne_bytes())
             .collect();
-        let raw = Raw { since: self.now, image, space, header, kernel, registers, stack };
+        let raw = Raw { since: self.now, image, space, header, kernel, registers, code, stack };
         if self.pending.bytes + raw.stack.len() > MAX_PENDING_BYTES {
             self.pending.dropped += 1;
             self.add_raw(&raw, None);
@@ -219,7 +223,7 @@ impl Engine {
                 let max = self.max_frames;
                 unwinder::unwind_snapshot(
                     &mut lookup,
-                    &raw.registers,
+                    unwinder::Interrupted { registers: &raw.registers, code: raw.code },
                     start,
                     &raw.stack,
                     max,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::process::Command;
 
 use strata_layout::record::{End, FRAME_ADDRESS};
-use strata_unwind::unwinder::{Lookup, Registers, unwind};
+use strata_unwind::unwinder::{Interrupted, Lookup, Registers, unwind};
 
 use crate::shadow::{Shadow, Step, decode};
 use crate::tracee::{Stop, Tracee};
@@ -181,7 +181,8 @@ fn unwind_now(tracee: &Tracee, registers: &Registers, frames: &mut Vec<u64>) -> 
     };
     let mut lookup = |pc| -> Lookup { tracee.space.lookup(pc) };
     frames.clear();
-    let end = unwind(&mut lookup, &mut read, registers, MAX_FRAMES, frames);
+    let at = Interrupted { registers, code: [0; 4] };
+    let end = unwind(&mut lookup, &mut read, at, MAX_FRAMES, frames);
     frames.iter_mut().for_each(|frame| *frame &= FRAME_ADDRESS);
     end
 }

@@ -1,0 +1,138 @@
+//! Epilogues told by their instructions, as Windows' unwinder does it: the CLR's compilers emit
+//! unwind information for prologues only, and keep to this form on Linux too.
+//!
+//! An epilogue is `add rsp, N` or `lea rsp, [rbp - N]`, then pops, then `ret` or a jump out of
+//! the method. Before the pops the body's rule holds; from there on the stack is what the
+//! instructions say. (dotnet/runtime, docs/design/coreclr/botr/clr-abi.md, "Unwinding"; the
+//! Windows x64 ABI, "Epilog code".)
+//!
+//! Invariant: bounded, without memory access, and without branches that the verifier would have
+//! to follow twice.
+
+/// Bytes before the pc in a [`Code`]: what ran just before tells a jump out of a method from
+/// one inside it.
+pub const BYTES_BEFORE: u64 = 8;
+/// 32 bytes of code, from [`BYTES_BEFORE`] before the pc on; zeros when they are not known.
+pub type Code = [u64; 4];
+
+/// Registers an epilogue may restore: RBX, RBP, R12 to R15, and two to spare.
+const MOST_POPS: u32 = 8;
+
+/// What is left to be undone at a pc inside an epilogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epilogue {
+    /// Words popped before the return address.
+    pub pops: u64,
+    /// Which of them, counted from 1, is RBP; 0 when it is restored already or never changed.
+    pub fp_pop: u64,
+}
+
+/// 1 when `value` (below 2^63) is zero, else 0, without a branch.
+#[inline(always)]
+const fn is_zero(value: u64) -> u64 {
+    value.wrapping_sub(1) >> 63
+}
+
+/// The epilogue that `code` is in, if it is in one.
+#[inline(always)]
+#[must_use]
+pub fn at(code: &Code) -> Option<Epilogue> {
+    let [before, mut low, mut middle, mut high] = *code;
+    let mut pops = 0u64;
+    let mut pops_to_fp = 1u64;
+    let mut fp_popped = 0u64;
+    let mut more = 1u64;
+    for _ in 0..MOST_POPS {
+        // `pop r64`: 58+r; with REX.B: 41 58+r.
+        let short = is_zero((low & 0xf8) ^ 0x58);
+        let long = is_zero((low & 0xf8ff) ^ 0x5841);
+        more &= short | long;
+        pops += more;
+        fp_popped |= is_zero((low & 0xff) ^ 0x5d) & more;
+        pops_to_fp += more & (fp_popped ^ 1);
+        let bits = (8 + long * 8) * more;
+        // Two shifts: one by 64 is none.
+        low = low >> bits | middle << 1 << (63 - bits);
+        middle = middle >> bits | high << 1 << (63 - bits);
+        high >>= bits;
+    }
+    let returns = is_zero((low & 0xff) ^ 0xc3) | is_zero((low & 0xffff) ^ 0xc3f3);
+    // `rex.W jmp r/m64` (48 FF /4): how the JIT marks a jump that leaves the method.
+    let leaves = is_zero((low & 0x38_fff8) ^ 0x20_ff48);
+    // `jmp rel32` leaves the method after pops or when the frame was given up just before.
+    let jumps = is_zero((low & 0xff) ^ 0xe9) & (is_zero(pops) ^ 1 | frame_given_up(before));
+    if returns | leaves | jumps == 0 {
+        return None;
+    }
+    Some(Epilogue { pops, fp_pop: pops_to_fp & fp_popped.wrapping_neg() })
+}
+
+/// 1 when the eight bytes before an instruction end in `add rsp, imm8`, `add rsp, imm32`, or
+/// `pop`.
+#[inline(always)]
+const fn frame_given_up(before: u64) -> u64 {
+    let add_byte = is_zero((before >> 32 & 0xff_ffff) ^ 0xc4_8348);
+    let add_long = is_zero((before >> 8 & 0xff_ffff) ^ 0xc4_8148);
+    let pop = is_zero((before >> 56 & 0xff) ^ 0x5d);
+    let pop_long = is_zero((before >> 48 & 0xf8ff) ^ 0x5841);
+    add_byte | add_long | pop | pop_long
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `code` with `before` ending where `after` starts.
+    fn code(before: &[u8], after: &[u8]) -> Code {
+        let mut bytes = [0u8; 32];
+        bytes[8 - before.len()..8].copy_from_slice(before);
+        bytes[8..8 + after.len()].copy_from_slice(after);
+        let mut words = [0u64; 4];
+        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(chunk.try_into().unwrap());
+        }
+        words
+    }
+
+    #[test]
+    fn a_return_alone_is_the_end_of_an_epilogue() {
+        assert_eq!(at(&code(&[0x5d], &[0xc3])), Some(Epilogue { pops: 0, fp_pop: 0 }));
+    }
+
+    #[test]
+    fn pops_are_counted_and_the_frame_pointer_among_them_is_found() {
+        // pop rbx; pop r14; pop r15; pop rbp; ret
+        let pops = [0x5b, 0x41, 0x5e, 0x41, 0x5f, 0x5d, 0xc3];
+        assert_eq!(at(&code(&[], &pops)), Some(Epilogue { pops: 4, fp_pop: 4 }));
+        assert_eq!(at(&code(&[], &pops[1..])), Some(Epilogue { pops: 3, fp_pop: 3 }));
+        // pop r13 has rbp's low byte, and is not rbp
+        assert_eq!(at(&code(&[], &[0x41, 0x5d, 0xc3])), Some(Epilogue { pops: 1, fp_pop: 0 }));
+        // six registers and a return: 10 bytes
+        let six = [0x5b, 0x41, 0x5c, 0x41, 0x5d, 0x41, 0x5e, 0x41, 0x5f, 0x5d, 0xc3];
+        assert_eq!(at(&code(&[], &six)), Some(Epilogue { pops: 6, fp_pop: 6 }));
+    }
+
+    #[test]
+    fn jumps_out_of_a_method_are_epilogues_and_jumps_inside_are_not() {
+        // rex.W jmp rax
+        assert_eq!(at(&code(&[], &[0x48, 0xff, 0xe0])), Some(Epilogue { pops: 0, fp_pop: 0 }));
+        // rex.W jmp [rip + 1]
+        assert!(at(&code(&[], &[0x48, 0xff, 0x25, 1, 0, 0, 0])).is_some());
+        // jmp rax: a switch
+        assert_eq!(at(&code(&[], &[0xff, 0xe0])), None);
+        // jmp rel32
+        assert_eq!(at(&code(&[0x90], &[0xe9, 1, 0, 0, 0])), None);
+        assert!(at(&code(&[0x48, 0x83, 0xc4, 0x28], &[0xe9, 1, 0, 0, 0])).is_some());
+        assert!(at(&code(&[0x48, 0x81, 0xc4, 0, 1, 0, 0], &[0xe9, 1, 0, 0, 0])).is_some());
+        assert!(at(&code(&[], &[0x5d, 0xe9, 1, 0, 0, 0])).is_some());
+    }
+
+    #[test]
+    fn other_code_is_not_an_epilogue() {
+        assert_eq!(at(&code(&[], &[0x48, 0x89, 0xc3])), None);
+        assert_eq!(at(&code(&[], &[0x48, 0x83, 0xc4, 0x28, 0xc3])), None);
+        // a pop that nothing like a return follows
+        assert_eq!(at(&code(&[], &[0x58, 0x90])), None);
+        assert_eq!(at(&[0; 4]), None);
+    }
+}
