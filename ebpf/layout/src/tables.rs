@@ -52,6 +52,8 @@ pub enum ExtentKind {
     Rows = 0,
     /// No table: follow the frame pointer (JIT code, files that could not be read).
     FramePointer = 1,
+    /// Code that a runtime will announce, and has not yet: as if nothing were mapped here.
+    Unannounced = 2,
 }
 
 /// One executable mapping of a process, or the part of one that a piece covers.
@@ -73,7 +75,9 @@ pub struct Extent {
     pub rows: u32,
     pub pages: u32,
     pub row_count: u32,
-    pub reserved: [u32; 2],
+    /// Not read by the kernel: extents of generated code with the same era other than 0 agree.
+    pub era: u32,
+    pub reserved: u32,
 }
 
 const _: () = assert!(size_of::<Extent>() == EXTENT_WORDS * 4);

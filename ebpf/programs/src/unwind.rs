@@ -166,6 +166,9 @@ fn search(process: &Process, pc: u64) -> Option<Packed> {
     if pc < extent.start {
         return None;
     }
+    if extent.kind == ExtentKind::Unannounced as u32 {
+        return None;
+    }
     if extent.kind != ExtentKind::Rows as u32 {
         return Some(Packed::FRAME_POINTER);
     }

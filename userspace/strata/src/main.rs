@@ -5,6 +5,7 @@ mod convert;
 mod doctor;
 mod engine;
 mod kernel;
+mod managed;
 mod processes;
 mod record;
 mod recording;

@@ -429,6 +429,7 @@ impl Loading {
                 && let Ok(table) = Arc::try_unwrap(table)
             {
                 store.unload(table);
+                store.evicted += 1;
             }
             false
         });

@@ -7,12 +7,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-use strata_layout::rule::{Kind, MAX_RULES, Packed, Rule};
+use strata_layout::rule::{MAX_RULES, Packed, Rule};
 
 use super::GRACE;
 
-/// New rule numbers a single file may take.
-pub const NEW_RULES_PER_FILE: usize = 2048;
+/// New rule numbers a single file, or all generated code of a process, may take.
+pub const NEW_RULES_PER_OWNER: usize = 2048;
 
 /// Number of the rule "unsupported", which is always there.
 pub const UNSUPPORTED: u16 = 1;
@@ -42,17 +42,27 @@ impl Default for RuleSet {
 }
 
 /// A rule as it is compared: an extended word carries its own number, which says nothing.
-fn nameless(mut rule: Rule) -> Rule {
+fn nameless(rule: Rule) -> Rule {
+    renamed(rule, 0)
+}
+
+fn renamed(mut rule: Rule, number: u16) -> Rule {
     if rule.is_extended() {
-        rule.packed = Packed::extended(0);
+        let word = Packed::extended(number);
+        rule.packed = if rule.packed.checks_epilogue() { word.with_epilogue_check() } else { word };
     }
     rule
 }
 
 impl RuleSet {
-    /// Numbers for a file's rules, in their order. `written` is told of every new rule.
-    pub fn load(&mut self, rules: &[Rule], mut written: impl FnMut(u16, Rule)) -> Vec<u16> {
-        let mut new = 0;
+    /// Numbers for a file's rules, in their order. `quota` says how many of them may be new, and
+    /// `written` is told of each that is.
+    pub fn load(
+        &mut self,
+        rules: &[Rule],
+        quota: &mut usize,
+        mut written: impl FnMut(u16, Rule),
+    ) -> Vec<u16> {
         rules
             .iter()
             .map(|rule| {
@@ -61,13 +71,13 @@ impl RuleSet {
                     self.add_user(number);
                     return number;
                 }
-                if new >= NEW_RULES_PER_FILE {
+                if *quota == 0 {
                     self.add_user(UNSUPPORTED);
                     return UNSUPPORTED;
                 }
                 match self.take(rule) {
                     Some(number) => {
-                        new += 1;
+                        *quota -= 1;
                         written(number, self.whole(number));
                         number
                     }
@@ -107,11 +117,7 @@ impl RuleSet {
     /// The rule behind a number, as the kernel's array holds it.
     pub fn whole(&self, number: u16) -> Rule {
         let none = Rule::simple(Packed::NONE);
-        let mut rule = self.rules.get(usize::from(number)).copied().unwrap_or(none);
-        if rule.packed.kind() == Kind::Extended as u32 {
-            rule.packed = Packed::extended(number);
-        }
-        rule
+        renamed(self.rules.get(usize::from(number)).copied().unwrap_or(none), number)
     }
 
     /// Numbers in use.
@@ -159,9 +165,9 @@ mod tests {
     fn one_file_cannot_take_all_numbers() {
         let mut set = RuleSet::default();
         let hostile: Vec<Rule> = (0..60_000).map(rule).collect();
-        let numbers = set.load(&hostile, |_, _| {});
-        assert_eq!(numbers.iter().filter(|&&n| n != UNSUPPORTED).count(), NEW_RULES_PER_FILE);
-        let honest = set.load(&[Rule::simple(Packed::END)], |_, _| {});
+        let numbers = set.load(&hostile, &mut NEW_RULES_PER_OWNER.clone(), |_, _| {});
+        assert_eq!(numbers.iter().filter(|&&n| n != UNSUPPORTED).count(), NEW_RULES_PER_OWNER);
+        let honest = set.load(&[Rule::simple(Packed::END)], &mut 1, |_, _| {});
         assert_ne!(honest, [UNSUPPORTED]);
     }
 
@@ -172,7 +178,7 @@ mod tests {
         let now = Instant::now();
         for round in 0..100 {
             let rules: Vec<Rule> = (0..2000).map(|n| rule(round * 2000 + n)).collect();
-            let numbers = set.load(&rules, |_, _| {});
+            let numbers = set.load(&rules, &mut 2000, |_, _| {});
             assert!(numbers.iter().all(|&n| n != UNSUPPORTED), "round {round}");
             set.unload(&numbers, now);
             set.reclaim(now + GRACE);
@@ -183,7 +189,7 @@ mod tests {
     #[test]
     fn an_extended_rule_carries_its_own_number() {
         let mut set = RuleSet::default();
-        let numbers = set.load(&[rule(8), rule(16), rule(8)], |_, _| {});
+        let numbers = set.load(&[rule(8), rule(16), rule(8)], &mut 9, |_, _| {});
         assert_eq!(numbers[0], numbers[2]);
         assert_eq!(set.whole(numbers[1]).packed, Packed::extended(numbers[1]));
     }

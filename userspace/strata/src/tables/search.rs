@@ -14,6 +14,9 @@ pub fn lookup(extents: &[Extent], segments: &[MapMemory], rules: &RuleSet, addre
     let Some(extent) = extents.get(after).filter(|extent| address >= extent.start) else {
         return Lookup::NoMapping;
     };
+    if extent.kind == ExtentKind::Unannounced as u32 {
+        return Lookup::Rule(strata_layout::rule::Rule::simple(Packed::UNANNOUNCED));
+    }
     if extent.kind != ExtentKind::Rows as u32 {
         return Lookup::FramePointer;
     }

@@ -16,7 +16,7 @@ use strata_layout::tables::{
 use strata_unwind::{Load, UnwindTable};
 
 use super::arena::{Arena, Range};
-use super::rule_set::RuleSet;
+use super::rule_set::{NEW_RULES_PER_OWNER, RuleSet};
 use super::search;
 use crate::kernel::loader::{LoadError, Programs};
 use crate::kernel::memory::MapMemory;
@@ -47,7 +47,18 @@ pub struct Stretch {
 }
 
 pub enum Code {
-    Table { table: Arc<Table>, bias: u64 },
+    Table {
+        table: Arc<Table>,
+        bias: u64,
+    },
+    /// A part of a runtime's generated code. Tables of the same era agree wherever both have
+    /// rules.
+    Generated {
+        table: Arc<Table>,
+        era: u32,
+    },
+    /// Where a runtime that announces its code may put more of it.
+    Unannounced,
     FramePointer,
 }
 
@@ -119,6 +130,16 @@ impl Store {
 
     /// Copies a file's table into kernel memory. `None` when there is no room for it.
     pub fn load(&mut self, programs: &mut Programs, table: &UnwindTable) -> Option<Table> {
+        self.load_within(programs, table, &mut NEW_RULES_PER_OWNER.clone())
+    }
+
+    /// As [`Self::load`]; of its rules as many may be new as `quota` says.
+    pub fn load_within(
+        &mut self,
+        programs: &mut Programs,
+        table: &UnwindTable,
+        quota: &mut usize,
+    ) -> Option<Table> {
         let mut ranges = Vec::with_capacity(table.pieces.len());
         for piece in &table.pieces {
             let words = u32::try_from(piece.index.len() + piece.rows.len()).ok();
@@ -133,7 +154,7 @@ impl Store {
             }
         }
         let rule_memory = programs.rules();
-        let numbers = self.rules.load(&table.rules, |number, rule| {
+        let numbers = self.rules.load(&table.rules, quota, |number, rule| {
             let words = rule_words(&rule);
             rule_memory.write(usize::from(number) * WORDS_PER_RULE, words.into_iter());
         });
@@ -164,7 +185,6 @@ impl Store {
         for piece in table.pieces {
             self.arena.free(piece.range, now);
         }
-        self.evicted += 1;
     }
 
     /// Makes a process's extents known to the kernel. `code` is sorted by address.
@@ -262,8 +282,8 @@ impl Store {
         let tables = code
             .iter()
             .filter_map(|stretch| match &stretch.code {
-                Code::Table { table, .. } => Some(table.clone()),
-                Code::FramePointer => None,
+                Code::Table { table, .. } | Code::Generated { table, .. } => Some(table.clone()),
+                Code::Unannounced | Code::FramePointer => None,
             })
             .collect();
         let generation = generation.unwrap_or_else(|| {
@@ -362,61 +382,73 @@ pub fn extents_of(code: &[Stretch]) -> Vec<Extent> {
     extents
 }
 
-/// The extents of one mapping: its pieces, and frame pointers where no piece lies.
+/// The extents of one mapping: its pieces, and between them what the rest of it is.
 fn append_extents(extents: &mut Vec<Extent>, start: u64, end: u64, code: &Code) {
+    let (table, bias, between, era) = match code {
+        Code::Table { table, bias } => (Some(table), *bias, ExtentKind::FramePointer, 0),
+        Code::Generated { table, era } => {
+            (Some(table), 0, ExtentKind::Unannounced, era.wrapping_add(1).max(1))
+        }
+        Code::Unannounced => (None, 0, ExtentKind::Unannounced, 0),
+        Code::FramePointer => (None, 0, ExtentKind::FramePointer, 0),
+    };
     let plain = |start, end| Extent {
         start,
         end,
         bias: 0,
         first_page: 0,
-        kind: ExtentKind::FramePointer as u32,
+        kind: between as u32,
         segment: 0,
         index: 0,
         rows: 0,
         pages: 0,
         row_count: 0,
-        reserved: [0; 2],
+        era: 0,
+        reserved: 0,
     };
     let mut at = start;
-    if let Code::Table { table, bias } = code {
-        for piece in &table.pieces {
-            let piece_start = (piece.first_page << 8).wrapping_add(*bias);
-            let piece_end = ((piece.first_page + u64::from(piece.pages)) << 8).wrapping_add(*bias);
-            let (from, to) = (piece_start.max(at), piece_end.min(end));
-            if from >= to {
-                continue;
-            }
-            if from > at {
-                extents.push(plain(at, from));
-            }
-            let index_words = piece.pages + 1;
-            extents.push(Extent {
-                start: from,
-                end: to,
-                bias: *bias,
-                first_page: piece.first_page,
-                kind: ExtentKind::Rows as u32,
-                segment: piece.range.segment,
-                index: piece.range.offset,
-                rows: piece.range.offset + index_words,
-                pages: piece.pages,
-                row_count: piece.row_count,
-                reserved: [0; 2],
-            });
-            at = to;
+    for piece in table.map(|table| table.pieces.as_slice()).unwrap_or_default() {
+        let piece_start = (piece.first_page << 8).wrapping_add(bias);
+        let piece_end = ((piece.first_page + u64::from(piece.pages)) << 8).wrapping_add(bias);
+        let (from, to) = (piece_start.max(at), piece_end.min(end));
+        if from >= to {
+            continue;
         }
+        if from > at {
+            extents.push(plain(at, from));
+        }
+        let index_words = piece.pages + 1;
+        extents.push(Extent {
+            start: from,
+            end: to,
+            bias,
+            first_page: piece.first_page,
+            kind: ExtentKind::Rows as u32,
+            segment: piece.range.segment,
+            index: piece.range.offset,
+            rows: piece.range.offset + index_words,
+            pages: piece.pages,
+            row_count: piece.row_count,
+            era,
+            reserved: 0,
+        });
+        at = to;
     }
     if at < end {
         extents.push(plain(at, end));
     }
 }
 
-/// Whether every address of an extent is found in the same way in these extents.
+/// Whether every rule found in an extent is found in these extents too.
 fn still_holds(old: &Extent, extents: &[Extent]) -> bool {
+    if old.kind == ExtentKind::Unannounced as u32 {
+        return true;
+    }
     let at = extents.partition_point(|extent| extent.end <= old.start);
     extents.get(at).is_some_and(|new| {
         let same_code = Extent { start: old.start, end: old.end, ..*new } == *old;
-        new.start <= old.start && old.end <= new.end && same_code
+        let same_era = old.era != 0 && old.era == new.era;
+        new.start <= old.start && old.end <= new.end && (same_code || same_era)
     })
 }
 
@@ -452,7 +484,7 @@ fn extent_words(extent: &Extent) -> [u32; EXTENT_WORDS] {
         extent.rows,
         extent.pages,
         extent.row_count,
-        0,
+        extent.era,
         0,
     ]
 }
@@ -473,7 +505,8 @@ mod tests {
             rows: 0,
             pages: 0,
             row_count: 0,
-            reserved: [0; 2],
+            era: 0,
+            reserved: 0,
         }
     }
 
@@ -485,5 +518,8 @@ mod tests {
         assert!(!still_holds(&old, &[extent(0x2000, 0x3000, 8)]), "other code");
         assert!(!still_holds(&old, &[extent(0x2000, 0x2800, 7)]), "a part is gone");
         assert!(!still_holds(&old, &[]), "unmapped");
+        let generated = Extent { era: 3, index: 7, ..old };
+        assert!(still_holds(&generated, &[Extent { index: 9, ..generated }]), "more of it");
+        assert!(!still_holds(&generated, &[Extent { era: 4, ..generated }]), "other code");
     }
 }
