@@ -1,0 +1,340 @@
+//! Precompiled code: which method the code at an address belongs to.
+//!
+//! The tables are read once, into memory; signatures of instances stay bytes until somebody asks.
+//!
+//! Invariant: what the tables claim is held against the bytes there are: no index, count or overlap
+//! in them costs more than reading each byte a few times.
+//!
+//! References: `docs/design/coreclr/botr/readytorun-format.md`, `src/coreclr/inc/readytorun.h`,
+//! `ILCompiler.Reflection.ReadyToRun` (all of the .NET runtime).
+
+pub(crate) mod instance;
+mod native_format;
+
+use std::ops::Range;
+
+use crate::Error;
+use crate::bytes::{Cursor, bounded_text, index, name_bytes, u32_at};
+use crate::pe::{Directory, Machine, PeImage};
+use native_format::{SparseArray, entry_point, hash_entries};
+
+const SIGNATURE: u32 = 0x0052_5452;
+const MAX_SECTIONS: u32 = 256;
+/// Of one table; those of the largest images have some megabytes.
+const MAX_TABLE: u64 = 64 << 20;
+
+/// `ReadyToRunSectionType` (`readytorun.h`).
+mod section {
+    pub const RUNTIME_FUNCTIONS: u32 = 102;
+    pub const METHOD_DEF_ENTRY_POINTS: u32 = 103;
+    pub const INSTANCE_ENTRY_POINTS: u32 = 109;
+    pub const MANIFEST_METADATA: u32 = 112;
+    pub const COMPONENT_ASSEMBLIES: u32 = 115;
+    pub const OWNER_COMPOSITE_EXECUTABLE: u32 = 116;
+    pub const HOT_COLD_MAP: u32 = 120;
+}
+
+/// Whether an image holds its own code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Code and metadata of one assembly.
+    Single,
+    /// The code of several assemblies, whose metadata is elsewhere.
+    Composite,
+    /// The metadata of an assembly whose code is in a composite image of this file name.
+    Component { owner: String },
+}
+
+/// A piece of code with unwind information of its own: a method, or a funclet or cold part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuntimeFunction {
+    pub begin: u32,
+    pub end: u32,
+}
+
+/// What an entry point is the entry of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The row of a MethodDef.
+    Method(u32),
+    /// The offset of a signature in the table of instances.
+    Instance(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// The first runtime function of the method; funclets follow it.
+    function: u32,
+    owner: Owner,
+}
+
+/// A runtime function and whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub owner: Owner,
+    /// Of the whole method, as far as it lies in one piece.
+    pub entry: RuntimeFunction,
+    pub function: RuntimeFunction,
+    pub cold: bool,
+}
+
+/// The tables of one image.
+#[derive(Debug)]
+pub struct NativeCode {
+    pub major_version: u16,
+    pub minor_version: u16,
+    pub kind: Kind,
+    functions: Vec<RuntimeFunction>,
+    /// By function, each once.
+    entries: Vec<Entry>,
+    /// Cold function and hot function, by the former.
+    cold: Vec<(u32, u32)>,
+    instances: Vec<u8>,
+    instance_count: u32,
+    /// Metadata with references that the assembly's own does not have.
+    pub(crate) manifest: Option<crate::Metadata>,
+    /// Parts that could not be used.
+    problems: Vec<&'static str>,
+}
+
+/// The sections that a header lists.
+struct Sections(Vec<(u32, Directory)>);
+
+impl Sections {
+    fn find(&self, wanted: u32) -> Option<Directory> {
+        self.0.iter().find(|(kind, _)| *kind == wanted).map(|(_, directory)| *directory)
+    }
+
+    fn read(&self, image: &PeImage<'_>, what: &'static str, wanted: u32) -> Result<Vec<u8>, Error> {
+        match self.find(wanted) {
+            Some(at) if at.size > 0 => image.read(what, at.rva, at.size.into(), MAX_TABLE),
+            _ => Ok(Vec::new()),
+        }
+    }
+}
+
+impl NativeCode {
+    /// The tables of an image; `None` when it has no precompiled code. `methods` is how many
+    /// MethodDefs its metadata has.
+    pub(crate) fn read(image: &PeImage<'_>, methods: u32) -> Result<Option<Self>, Error> {
+        let what = "ReadyToRun header";
+        let Some(header_rva) = header_of(image) else { return Ok(None) };
+        let header = image.read(what, header_rva, 16, 16)?;
+        let mut cursor = Cursor::new(&header);
+        if cursor.u32() != Some(SIGNATURE) {
+            // Of an older kind of native image.
+            return Ok(None);
+        }
+        let cut = || Error::Cut { what };
+        let major_version = cursor.u16().ok_or_else(cut)?;
+        let minor_version = cursor.u16().ok_or_else(cut)?;
+        let _flags = cursor.u32().ok_or_else(cut)?;
+        let count = cursor.u32().ok_or_else(cut)?.min(MAX_SECTIONS);
+        let length = u64::from(count) * 12;
+        let list = image.read(what, header_rva.saturating_add(16), length, length)?;
+        let sections = Sections(
+            list.chunks_exact(12)
+                .filter_map(|entry| Some((u32_at(entry, 0)?, Directory::read(entry, 4)?)))
+                .collect(),
+        );
+        let mut code = Self {
+            major_version,
+            minor_version,
+            kind: Kind::Single,
+            functions: Vec::new(),
+            entries: Vec::new(),
+            cold: Vec::new(),
+            instances: Vec::new(),
+            instance_count: 0,
+            manifest: None,
+            problems: Vec::new(),
+        };
+        code.fill(image, &sections, methods)?;
+        Ok(Some(code))
+    }
+
+    fn fill(
+        &mut self,
+        image: &PeImage<'_>,
+        sections: &Sections,
+        methods: u32,
+    ) -> Result<(), Error> {
+        if sections.find(section::OWNER_COMPOSITE_EXECUTABLE).is_some() {
+            let what = "name of the composite image";
+            let name = sections.read(image, what, section::OWNER_COMPOSITE_EXECUTABLE)?;
+            self.kind = Kind::Component { owner: bounded_text(name_bytes(&name)) };
+            return Ok(());
+        }
+        let functions = sections.read(image, "runtime functions", section::RUNTIME_FUNCTIONS)?;
+        self.functions = runtime_functions(image.machine, &functions)?;
+        if sections.find(section::COMPONENT_ASSEMBLIES).is_some() {
+            self.kind = Kind::Composite;
+            return Ok(());
+        }
+        let what = "method entry points";
+        let table = sections.read(image, what, section::METHOD_DEF_ENTRY_POINTS)?;
+        self.add_methods(&table, methods);
+        match sections.read(image, "instance entry points", section::INSTANCE_ENTRY_POINTS) {
+            Ok(table) => {
+                self.instances = table;
+                self.add_instances();
+            }
+            Err(error) => self.allow(error, "instance entry points")?,
+        }
+        self.entries.sort_by_key(|entry| entry.function);
+        self.entries.dedup_by_key(|entry| entry.function);
+        match sections.read(image, "hot and cold parts", section::HOT_COLD_MAP) {
+            Ok(table) => self.add_cold(&table),
+            Err(error) => self.allow(error, "hot and cold parts")?,
+        }
+        match sections.read(image, "manifest metadata", section::MANIFEST_METADATA) {
+            Ok(bytes) if !bytes.is_empty() => match crate::Metadata::parse(bytes) {
+                Ok(metadata) => self.manifest = Some(metadata),
+                Err(error) => self.allow(error, "manifest metadata")?,
+            },
+            Ok(_) => {}
+            Err(error) => self.allow(error, "manifest metadata")?,
+        }
+        Ok(())
+    }
+
+    /// What is damaged is left out; what cannot be read is an error.
+    fn allow(&mut self, error: Error, what: &'static str) -> Result<(), Error> {
+        if matches!(error, Error::Io { .. }) {
+            return Err(error);
+        }
+        self.problems.push(what);
+        Ok(())
+    }
+
+    fn add_methods(&mut self, table: &[u8], methods: u32) {
+        let Some(array) = SparseArray::new(table) else { return };
+        for row in 1..=array.count().min(methods) {
+            let Some(function) = array.get(row - 1).and_then(|at| entry_point(table, at)) else {
+                continue;
+            };
+            self.add(function, Owner::Method(row));
+        }
+    }
+
+    fn add_instances(&mut self) {
+        let table = std::mem::take(&mut self.instances);
+        // What honest signatures take together, with the numbers that lie between them.
+        let mut budget = u32::try_from(table.len()).unwrap_or(u32::MAX).saturating_mul(2);
+        for at in hash_entries(&table, table.len() / 2) {
+            let Some((function, left)) = instance::entry_of(&table, at, budget) else {
+                continue;
+            };
+            budget = left;
+            if let Ok(at) = u32::try_from(at) {
+                self.instance_count = self.instance_count.saturating_add(1);
+                self.add(function, Owner::Instance(at));
+            }
+        }
+        self.instances = table;
+    }
+
+    fn add(&mut self, function: u32, owner: Owner) {
+        if index(function) < self.functions.len() {
+            self.entries.push(Entry { function, owner });
+        }
+    }
+
+    fn add_cold(&mut self, table: &[u8]) {
+        self.cold = table
+            .chunks_exact(8)
+            .filter_map(|pair| Some((u32_at(pair, 0)?, u32_at(pair, 4)?)))
+            .collect();
+        self.cold.sort_unstable();
+    }
+
+    /// All runtime functions, in the order of the file.
+    #[must_use]
+    pub fn runtime_functions(&self) -> &[RuntimeFunction] {
+        &self.functions
+    }
+
+    /// How many methods have code here, and how many instances of generic ones.
+    #[must_use]
+    pub fn counts(&self) -> (usize, u32) {
+        (self.entries.len(), self.instance_count)
+    }
+
+    /// Tables that could not be used.
+    #[must_use]
+    pub fn problems(&self) -> &[&'static str] {
+        &self.problems
+    }
+
+    pub(crate) fn instances(&self) -> &[u8] {
+        &self.instances
+    }
+
+    /// The function whose code is at an address.
+    #[must_use]
+    pub fn function_at(&self, rva: u32) -> Option<(u32, RuntimeFunction)> {
+        let after = self.functions.partition_point(|function| function.begin <= rva);
+        let number = after.checked_sub(1)?;
+        let function = *self.functions.get(number)?;
+        (rva < function.end).then_some((u32::try_from(number).ok()?, function))
+    }
+
+    pub(crate) fn find(&self, rva: u32) -> Option<Found> {
+        let (number, function) = self.function_at(rva)?;
+        let first_cold = self.cold.first().map_or(u32::MAX, |(cold, _)| *cold);
+        let cold = number >= first_cold;
+        let hot = if cold {
+            let after = self.cold.partition_point(|(cold, _)| *cold <= number);
+            self.cold.get(after.checked_sub(1)?)?.1
+        } else {
+            number
+        };
+        let after = self.entries.partition_point(|entry| entry.function <= hot);
+        let entry = self.entries.get(after.checked_sub(1)?)?;
+        let next = self.entries.get(after).map_or(u32::MAX, |entry| entry.function).min(first_cold);
+        let functions =
+            self.functions.get(method_range(entry.function, next, self.functions.len()));
+        let functions = functions.unwrap_or_default();
+        let begin = functions.first()?.begin;
+        let end = functions.last()?.end;
+        Some(Found { owner: entry.owner, entry: RuntimeFunction { begin, end }, function, cold })
+    }
+}
+
+fn method_range(first: u32, next: u32, count: usize) -> Range<usize> {
+    index(first)..index(next).min(count)
+}
+
+fn header_of(image: &PeImage<'_>) -> Option<u32> {
+    match image.cli().filter(|cli| cli.has_native_code()) {
+        Some(cli) => Some(cli.managed_native_header.rva),
+        // A composite image names its header by an export.
+        None => image.export(b"RTR_HEADER"),
+    }
+}
+
+fn runtime_functions(machine: Machine, table: &[u8]) -> Result<Vec<RuntimeFunction>, Error> {
+    match machine {
+        // With their ends (`RUNTIME_FUNCTION`, winnt.h). A word -1 ends the table.
+        Machine::Amd64 => Ok(table
+            .chunks_exact(12)
+            .filter_map(|entry| {
+                Some(RuntimeFunction { begin: u32_at(entry, 0)?, end: u32_at(entry, 4)? })
+            })
+            .collect()),
+        Machine::Arm64 => {
+            let begins: Vec<u32> =
+                table.chunks_exact(8).filter_map(|entry| u32_at(entry, 0)).collect();
+            let ends = begins.iter().skip(1).copied().chain([u32::MAX]);
+            Ok(begins
+                .iter()
+                .zip(ends)
+                .map(|(begin, end)| RuntimeFunction { begin: *begin, end })
+                .collect())
+        }
+        Machine::I386 | Machine::Other(_) => Err(Error::Foreign {
+            what: "precompiled code",
+            form: format!("for another machine: {machine:?}"),
+        }),
+    }
+}
