@@ -1,0 +1,339 @@
+//! The object that the runtime calls: `ICorProfilerCallback` to `ICorProfilerCallback11`.
+//!
+//! One static object; reference counts mean nothing to it. **Invariant:** every function in the
+//! table returns to the runtime whatever happens: a panic is contained, and after one the bridge is
+//! quiet for good. `errno` is left as it was found.
+
+mod table;
+
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::com::{E_FAIL, E_NOINTERFACE, E_POINTER, Guid, HResult, IUNKNOWN, S_OK};
+use crate::lifecycle;
+use crate::methods::{self, Reason};
+use crate::session::Session;
+use crate::{domains, modules, threads};
+
+pub use table::CALLBACK;
+
+/// Every callback interface up to the newest; the table has the slots of all of them.
+const IDENTITIES: [Guid; 11] = [
+    Guid::new(0x176fbed1_a55c_4796_98ca_a9da0ef883e7),
+    Guid::new(0x8a8cc829_ccf2_49fe_bbae_0f022228071a),
+    Guid::new(0x4fd2ed52_7731_4b8d_9469_03d2cc3086c5),
+    Guid::new(0x7b63b2e3_107d_4d48_b2f6_f61e229470d2),
+    Guid::new(0x8dfba405_8c9f_45f8_bffa_83b14cef78b5),
+    Guid::new(0xfc13df4b_4448_4f4f_950c_ba8d19d00c36),
+    Guid::new(0xf76a2dba_1d52_4539_866c_2aa518f9efc3),
+    Guid::new(0x5bed9b15_c079_4d47_bfe2_215a140c07e0),
+    Guid::new(0x27583ec3_c8f5_482f_8052_194b8ce4705a),
+    Guid::new(0xcec5b60e_c69c_495f_87f6_84d28ee16ffb),
+    Guid::new(0x42350846_aaed_47f7_b128_fd0c98881cde),
+];
+
+/// Runs one callback's work, with everything contained.
+fn contained(work: impl FnOnce() -> HResult) -> HResult {
+    // SAFETY: every libc has it, and it is a plain thread-local.
+    let errno = unsafe { *libc::__errno_location() };
+    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
+        // What a panic carries may panic when it is dropped.
+        std::mem::forget(payload);
+        lifecycle::panicked();
+        E_FAIL
+    });
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    result
+}
+
+/// Runs the work of an event, if there is a session that is to be told of it.
+#[inline]
+fn event(work: impl FnOnce(&Session)) -> HResult {
+    contained(|| {
+        if let Some(session) = lifecycle::current() {
+            work(session);
+        }
+        S_OK
+    })
+}
+
+unsafe extern "C" fn query_interface(
+    this: *mut c_void,
+    identity: *const Guid,
+    found: *mut *mut c_void,
+) -> HResult {
+    if identity.is_null() || found.is_null() {
+        return E_POINTER;
+    }
+    // SAFETY: the caller passes an identity and a place for the result, as COM has it.
+    unsafe {
+        let known = *identity == IUNKNOWN || IDENTITIES.contains(&*identity);
+        *found = if known { this } else { std::ptr::null_mut() };
+        if known { S_OK } else { E_NOINTERFACE }
+    }
+}
+
+unsafe extern "C" fn count_reference(_this: *mut c_void) -> u32 {
+    1
+}
+
+/// Every callback that the bridge has no use for. The C convention lets the callee ignore
+/// arguments, and the caller removes them.
+unsafe extern "C" fn ignore(_this: *mut c_void) -> HResult {
+    S_OK
+}
+
+unsafe extern "C" fn initialize(_this: *mut c_void, unknown: *mut c_void) -> HResult {
+    contained(|| {
+        // SAFETY: the runtime passes its info object.
+        unsafe { lifecycle::start(unknown, lifecycle::Loading::Environment) }
+    })
+}
+
+unsafe extern "C" fn initialize_for_attach(
+    _this: *mut c_void,
+    unknown: *mut c_void,
+    _data: *mut c_void,
+    _size: u32,
+) -> HResult {
+    contained(|| {
+        // SAFETY: the runtime passes its info object.
+        unsafe { lifecycle::start(unknown, lifecycle::Loading::Attach) }
+    })
+}
+
+unsafe extern "C" fn profiler_attach_complete(_this: *mut c_void) -> HResult {
+    event(Session::runtime_is_ready)
+}
+
+unsafe extern "C" fn profiler_detach_succeeded(_this: *mut c_void) -> HResult {
+    contained(|| {
+        lifecycle::end();
+        S_OK
+    })
+}
+
+unsafe extern "C" fn shutdown(_this: *mut c_void) -> HResult {
+    contained(|| {
+        lifecycle::shut_down();
+        S_OK
+    })
+}
+
+/// Always yes: it is asked before anything else is known, and a notification-only profiler lives
+/// beside any other.
+unsafe extern "C" fn load_as_notification_only(_this: *mut c_void, answer: *mut i32) -> HResult {
+    if answer.is_null() {
+        return E_POINTER;
+    }
+    // SAFETY: the runtime passes a place for the answer.
+    unsafe { *answer = 1 };
+    S_OK
+}
+
+unsafe extern "C" fn app_domain_creation_finished(
+    _this: *mut c_void,
+    app_domain: usize,
+    status: HResult,
+) -> HResult {
+    event(|session| {
+        if status >= 0 {
+            domains::learn(session, app_domain);
+        }
+    })
+}
+
+unsafe extern "C" fn app_domain_shutdown_finished(
+    _this: *mut c_void,
+    app_domain: usize,
+    _status: HResult,
+) -> HResult {
+    event(|session| domains::tell_end(session, app_domain))
+}
+
+/// The first callback of a module at which its assembly is known.
+unsafe extern "C" fn module_attached_to_assembly(
+    _this: *mut c_void,
+    module: usize,
+    _assembly: usize,
+) -> HResult {
+    event(|session| {
+        session.module_came();
+        if session.is_telling() {
+            modules::module(session, module);
+        }
+    })
+}
+
+unsafe extern "C" fn module_unload_started(_this: *mut c_void, module: usize) -> HResult {
+    event(|session| {
+        session.unload_begins();
+        modules::tell_end(session, module);
+    })
+}
+
+unsafe extern "C" fn module_unload_finished(
+    _this: *mut c_void,
+    _module: usize,
+    _status: HResult,
+) -> HResult {
+    event(Session::unload_ends)
+}
+
+unsafe extern "C" fn jit_compilation_finished(
+    _this: *mut c_void,
+    function: usize,
+    status: HResult,
+    _safe_to_block: i32,
+) -> HResult {
+    event(|session| {
+        if status >= 0 && session.is_compiling() {
+            methods::tell_compiled(session, function, 0);
+        }
+    })
+}
+
+unsafe extern "C" fn rejit_compilation_finished(
+    _this: *mut c_void,
+    function: usize,
+    rejit: usize,
+    status: HResult,
+    _safe_to_block: i32,
+) -> HResult {
+    event(|session| {
+        if status >= 0 && session.is_compiling() {
+            methods::tell_compiled(session, function, rejit);
+        }
+    })
+}
+
+/// Not asked for, but delivered with the compilations: whoever else is there decides.
+unsafe extern "C" fn jit_inlining(
+    _this: *mut c_void,
+    _caller: usize,
+    _callee: usize,
+    should_inline: *mut i32,
+) -> HResult {
+    if !should_inline.is_null() {
+        // SAFETY: the runtime passes a place for the answer.
+        unsafe { *should_inline = 1 };
+    }
+    S_OK
+}
+
+unsafe extern "C" fn dynamic_method_jit_compilation_finished(
+    _this: *mut c_void,
+    function: usize,
+    status: HResult,
+    _safe_to_block: i32,
+) -> HResult {
+    event(|session| {
+        if status >= 0 && session.is_compiling() {
+            methods::tell_dynamic(session, function, Reason::Compiled);
+        }
+    })
+}
+
+unsafe extern "C" fn dynamic_method_unloaded(_this: *mut c_void, function: usize) -> HResult {
+    event(|session| methods::tell_dynamic_end(session, function))
+}
+
+unsafe extern "C" fn thread_assigned_to_os_thread(
+    _this: *mut c_void,
+    thread: usize,
+    tid: u32,
+) -> HResult {
+    event(|session| threads::assigned(session, thread, tid))
+}
+
+unsafe extern "C" fn thread_destroyed(_this: *mut c_void, thread: usize) -> HResult {
+    event(|session| threads::destroyed(session, thread))
+}
+
+unsafe extern "C" fn thread_name_changed(
+    _this: *mut c_void,
+    thread: usize,
+    length: u32,
+    name: *const u16,
+) -> HResult {
+    event(|session| {
+        let name = if name.is_null() {
+            &[]
+        } else {
+            // SAFETY: the runtime passes that many units, not ended by a NUL (corprof.idl).
+            unsafe { std::slice::from_raw_parts(name, length as usize) }
+        };
+        threads::renamed(session, thread, name);
+    })
+}
+
+/// What `DllGetClassObject` hands out: it makes the one callback object.
+pub mod factory {
+    use super::*;
+    use crate::com::{CLASS_E_NOAGGREGATION, ICLASSFACTORY};
+
+    #[repr(C)]
+    pub struct Factory {
+        table: &'static Table,
+    }
+
+    #[repr(C)]
+    struct Table {
+        query_interface:
+            unsafe extern "C" fn(*mut c_void, *const Guid, *mut *mut c_void) -> HResult,
+        add_reference: unsafe extern "C" fn(*mut c_void) -> u32,
+        release: unsafe extern "C" fn(*mut c_void) -> u32,
+        create_instance: unsafe extern "C" fn(
+            *mut c_void,
+            *mut c_void,
+            *const Guid,
+            *mut *mut c_void,
+        ) -> HResult,
+        lock_server: unsafe extern "C" fn(*mut c_void, i32) -> HResult,
+    }
+
+    pub static FACTORY: Factory = Factory {
+        table: &Table {
+            query_interface,
+            add_reference: count_reference,
+            release: count_reference,
+            create_instance,
+            lock_server,
+        },
+    };
+
+    unsafe extern "C" fn query_interface(
+        this: *mut c_void,
+        identity: *const Guid,
+        found: *mut *mut c_void,
+    ) -> HResult {
+        if identity.is_null() || found.is_null() {
+            return E_POINTER;
+        }
+        // SAFETY: the caller passes an identity and a place for the result, as COM has it.
+        unsafe {
+            let known = *identity == IUNKNOWN || *identity == ICLASSFACTORY;
+            *found = if known { this } else { std::ptr::null_mut() };
+            if known { S_OK } else { E_NOINTERFACE }
+        }
+    }
+
+    unsafe extern "C" fn create_instance(
+        _this: *mut c_void,
+        outer: *mut c_void,
+        identity: *const Guid,
+        made: *mut *mut c_void,
+    ) -> HResult {
+        if !outer.is_null() {
+            return CLASS_E_NOAGGREGATION;
+        }
+        let callback = (&raw const CALLBACK).cast_mut().cast();
+        // SAFETY: the caller passes an identity and a place for the result.
+        unsafe { super::query_interface(callback, identity, made) }
+    }
+
+    unsafe extern "C" fn lock_server(_this: *mut c_void, _lock: i32) -> HResult {
+        S_OK
+    }
+}

@@ -1,0 +1,239 @@
+//! What was already told: modules, types, classes as type arguments, and starts of code.
+//!
+//! One lock guards it all. **Invariant:** nothing here calls the runtime, so the lock is never
+//! held while the runtime waits for something. Names are looked up first, without the lock, and
+//! entered afterwards; two threads that do so at once write the same record twice, which says the same.
+
+use crate::com::metadata::Importer;
+use crate::table::{NoMemory, Table};
+
+/// A module as methods need it.
+#[derive(Clone, Copy)]
+pub struct Module {
+    pub id: usize,
+    /// Never used again in this session, unlike the id.
+    pub serial: u32,
+    pub app_domain: usize,
+    pub base: usize,
+    pub size: u32,
+    /// Where the code lies that was compiled ahead, if inside the module's own image.
+    pub ready_to_run: bool,
+    /// Counted; given back when the module goes. `None` for a module without metadata.
+    pub importer: Option<Importer>,
+}
+
+/// Code that was written to the log.
+#[derive(Clone, Copy, Default)]
+struct Code {
+    function: usize,
+    module_serial: u32,
+}
+
+/// Where the text of a class stands in the arena; empty for a reference type.
+#[derive(Clone, Copy, Default)]
+struct ClassText {
+    offset: u32,
+    length: u32,
+}
+
+/// How a type was told: with how many generic parameters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Told {
+    pub generic_parameters: u8,
+}
+
+pub struct Known {
+    modules: Vec<Module>,
+    module_slots: Table<u32>,
+    next_serial: u32,
+    types: Table<u8>,
+    classes: Table<ClassText>,
+    arena: String,
+    code: Table<Code>,
+    dynamic: Table<usize>,
+}
+
+fn type_key(serial: u32, token: u32) -> u64 {
+    u64::from(serial) << 32 | u64::from(token)
+}
+
+impl Known {
+    pub const fn new() -> Self {
+        Known {
+            modules: Vec::new(),
+            module_slots: Table::new(),
+            next_serial: 1,
+            types: Table::new(),
+            classes: Table::new(),
+            arena: String::new(),
+            code: Table::new(),
+            dynamic: Table::new(),
+        }
+    }
+
+    pub fn module(&self, id: usize) -> Option<Module> {
+        let slot = self.module_slots.get(id as u64)?;
+        self.modules.get(slot as usize).copied()
+    }
+
+    /// Enters a module, with a serial of its own, unless it is there. Answers what is there then, and
+    /// whether it is the caller's.
+    pub fn enter_module(&mut self, mut module: Module) -> Result<(Module, bool), NoMemory> {
+        if let Some(there) = self.module(module.id) {
+            return Ok((there, false));
+        }
+        self.modules.try_reserve(1).map_err(|_| NoMemory)?;
+        module.serial = self.next_serial;
+        let slot = u32::try_from(self.modules.len()).map_err(|_| NoMemory)?;
+        self.module_slots.insert(module.id as u64, slot)?;
+        self.modules.push(module);
+        self.next_serial += 1;
+        Ok((module, true))
+    }
+
+    /// Forgets a module and everything that is of it. Its code is given to `each`, as function and
+    /// start. Classes of other modules may name its types as arguments, so all of them are forgotten.
+    pub fn forget_module(
+        &mut self,
+        id: usize,
+        mut each: impl FnMut(usize, usize),
+    ) -> Option<Module> {
+        let gone = self.module(id)?;
+        self.modules.retain(|module| module.id != id);
+        self.module_slots.clear();
+        for (slot, module) in self.modules.iter().enumerate() {
+            // Slots that get lost for want of memory are entered again when they are needed.
+            let _ = self.module_slots.insert(module.id as u64, slot as u32);
+        }
+        self.types.retain(|key, _| key >> 32 != u64::from(gone.serial));
+        self.forget_classes();
+        self.code.retain(|start, code| {
+            let stays = code.module_serial != gone.serial;
+            if !stays {
+                each(code.function, start as usize);
+            }
+            stays
+        });
+        Some(gone)
+    }
+
+    pub fn forget_classes(&mut self) {
+        self.classes.clear();
+        self.arena.clear();
+    }
+
+    pub fn told(&self, serial: u32, token: u32) -> Option<Told> {
+        let generic_parameters = self.types.get(type_key(serial, token))?;
+        Some(Told { generic_parameters })
+    }
+
+    pub fn enter_type(&mut self, serial: u32, token: u32, told: Told) -> Result<(), NoMemory> {
+        self.types.insert(type_key(serial, token), told.generic_parameters).map(drop)
+    }
+
+    /// The text of a class as a type argument: empty for reference types.
+    pub fn class(&self, class: usize) -> Option<&str> {
+        let ClassText { offset, length } = self.classes.get(class as u64)?;
+        self.arena.get(offset as usize..(offset + length) as usize)
+    }
+
+    pub fn enter_class(&mut self, class: usize, text: &str) -> Result<(), NoMemory> {
+        self.arena.try_reserve(text.len()).map_err(|_| NoMemory)?;
+        let offset = u32::try_from(self.arena.len()).map_err(|_| NoMemory)?;
+        let length = u32::try_from(text.len()).map_err(|_| NoMemory)?;
+        self.arena.push_str(text);
+        self.classes.insert(class as u64, ClassText { offset, length }).map(drop)
+    }
+
+    pub fn has_code(&self, start: usize) -> bool {
+        self.code.get(start as u64).is_some()
+    }
+
+    /// Enters code, and answers whether it is new. Without memory it counts as new: told twice is
+    /// better than not at all.
+    pub fn enter_code(&mut self, start: usize, function: usize, module_serial: u32) -> bool {
+        self.code.insert(start as u64, Code { function, module_serial }).unwrap_or(true)
+    }
+
+    /// Keeps the start of a dynamic method's code, which is needed again when it ends.
+    pub fn enter_dynamic(&mut self, function: usize, start: usize) -> Result<(), NoMemory> {
+        self.dynamic.insert(function as u64, start).map(drop)
+    }
+
+    pub fn forget_dynamic(&mut self, function: usize) -> Option<usize> {
+        self.dynamic.remove(function as u64)
+    }
+
+    pub fn code_count(&self) -> usize {
+        self.code.len()
+    }
+
+    /// Every importer, to be given back at the end.
+    pub fn importers(&self) -> impl Iterator<Item = Importer> + '_ {
+        self.modules.iter().filter_map(|module| module.importer)
+    }
+
+    pub fn module_ids(&self) -> impl Iterator<Item = usize> + '_ {
+        self.modules.iter().map(|module| module.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(id: usize) -> Module {
+        Module {
+            id,
+            serial: 0,
+            app_domain: 1,
+            base: 0,
+            size: 0,
+            ready_to_run: false,
+            importer: None,
+        }
+    }
+
+    #[test]
+    fn a_module_that_comes_again_at_the_same_address_is_another() {
+        let mut known = Known::new();
+        let (first, new) = known.enter_module(module(0x1000)).unwrap();
+        assert!(new);
+        assert!(!known.enter_module(module(0x1000)).unwrap().1);
+        known.enter_type(first.serial, 0x0200_0002, Told { generic_parameters: 1 }).unwrap();
+        assert!(known.enter_code(0x4000, 7, first.serial));
+        assert!(!known.enter_code(0x4000, 7, first.serial));
+
+        let mut gone = Vec::new();
+        known.forget_module(0x1000, |function, start| gone.push((function, start)));
+        assert_eq!(gone, [(7, 0x4000)]);
+        assert!(known.module(0x1000).is_none());
+
+        let (second, new) = known.enter_module(module(0x1000)).unwrap();
+        assert!(new);
+        assert_ne!(first.serial, second.serial);
+        assert_eq!(known.told(second.serial, 0x0200_0002), None);
+        assert!(known.enter_code(0x4000, 7, second.serial));
+    }
+
+    #[test]
+    fn other_modules_stay_when_one_goes() {
+        let mut known = Known::new();
+        for id in [0x1000, 0x2000, 0x3000] {
+            known.enter_module(module(id)).unwrap();
+        }
+        known.forget_module(0x2000, |_, _| ());
+        assert_eq!(known.module_ids().collect::<Vec<_>>(), [0x1000, 0x3000]);
+        assert_eq!(known.module(0x3000).map(|module| module.id), Some(0x3000));
+    }
+
+    #[test]
+    fn classes_keep_their_text_and_reference_types_are_empty() {
+        let mut known = Known::new();
+        known.enter_class(1, "System.Int32").unwrap();
+        known.enter_class(2, "").unwrap();
+        assert_eq!(known.class(1), Some("System.Int32"));
+        assert_eq!(known.class(2), Some(""));
+        assert_eq!(known.class(3), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! Modules: told before anything refers to them, forgotten when they go.
+
+use strata_bridge_layout::record::{
+    MethodUnload, Module as ModuleRecord, ModuleUnload, module_flag,
+};
+
+use crate::com::metadata::{IMPORT2, Importer};
+use crate::domains;
+use crate::image::Image;
+use crate::known::Module;
+use crate::session::Session;
+use crate::text::Text;
+
+/// `COR_PRF_MODULE_FLAGS` (corprof.idl).
+const DISK: u32 = 1;
+const DYNAMIC: u32 = 4;
+const FLAT: u32 = 0x20;
+
+/// The module, told and entered if it was not.
+pub fn module(session: &Session, id: usize) -> Option<Module> {
+    if id == 0 {
+        return None;
+    }
+    if let Some(module) = session.known().module(id) {
+        return Some(module);
+    }
+    tell(session, id)
+}
+
+fn tell(session: &Session, id: usize) -> Option<Module> {
+    let mut path_units = [0u16; 2048];
+    let info = session.info().module_info(id, &mut path_units)?;
+    let mut path = Text::<4096>::new();
+    path.push_units(path_units.get(..info.path_units as usize).unwrap_or_default());
+
+    let importer = session.info().module_metadata(id, &IMPORT2).map(|interface| {
+        // SAFETY: it was asked for by this interface's identity.
+        unsafe { Importer::new(interface) }
+    });
+    let mut name_units = [0u16; 512];
+    let length = session.info().assembly_name(info.assembly, &mut name_units).unwrap_or(0);
+    let mut assembly = Text::<2048>::new();
+    assembly.push_units(name_units.get(..length).unwrap_or_default());
+
+    let mut app_domains = [0usize; 4];
+    let found = session.info().app_domains_of_module(id, &mut app_domains).unwrap_or(0);
+    let app_domain = app_domains.get(..found).and_then(|all| all.first()).copied().unwrap_or(0);
+    domains::learn(session, app_domain);
+
+    // SAFETY: the runtime says that the module's image lies there, mapped or flat.
+    let image = unsafe { Image::read(info.base, info.flags & FLAT != 0) };
+    let module = Module {
+        id,
+        serial: 0,
+        app_domain,
+        base: info.base,
+        size: image.size,
+        ready_to_run: image.ready_to_run,
+        importer,
+    };
+    let mut flags = 0;
+    for (set, flag) in [
+        (info.flags & DYNAMIC != 0, module_flag::DYNAMIC),
+        (info.flags & (DYNAMIC | DISK) == 0, module_flag::IN_MEMORY),
+        (image.ready_to_run, module_flag::READY_TO_RUN),
+        (info.flags & FLAT != 0, module_flag::FLAT),
+    ] {
+        if set {
+            flags |= flag;
+        }
+    }
+    session.write(&ModuleRecord {
+        module: id as u64,
+        app_domain: app_domain as u64,
+        base: info.base as u64,
+        size: image.size,
+        mvid: importer.and_then(Importer::mvid).unwrap_or_default(),
+        flags,
+        assembly: assembly.as_str(),
+        path: path.as_str(),
+    });
+    let entered = session.known().enter_module(module);
+    match entered {
+        Ok((module, true)) => Some(module),
+        // Another thread was faster, or there is no memory: the reference is not kept.
+        Ok((module, false)) => {
+            release(importer);
+            Some(module)
+        }
+        Err(_) => {
+            release(importer);
+            None
+        }
+    }
+}
+
+fn release(importer: Option<Importer>) {
+    if let Some(importer) = importer {
+        importer.release();
+    }
+}
+
+/// A module goes; the methods that were told of it are gone, too.
+pub fn tell_end(session: &Session, id: usize) {
+    let gone = session.known().forget_module(id, |function, start| {
+        session.write(&MethodUnload { function: function as u64, start: start as u64 });
+    });
+    if let Some(gone) = gone {
+        session.write(&ModuleUnload { module: id as u64 });
+        release(gone.importer);
+    }
+}
