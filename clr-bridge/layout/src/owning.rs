@@ -1,0 +1,258 @@
+//! Owning a bridge: the lock, the wishes, the requests, the ring's tail. The daemon's side.
+//!
+//! The owner writes into memory of a process that may do anything with it. `pwrite` would wait for
+//! the file's inode lock, which the process can hold for as long as it likes: by a `write` of its own
+//! from memory that a FUSE server or userfaultfd provides (mm/filemap.c, `generic_perform_write`
+//! faults the source in under the lock that `shmem_file_write_iter` took). A store through a mapping
+//! needs no such lock, but a fault that the kernel cannot serve is a signal. So the control page is
+//! mapped and written by `process_vm_writev` to this very process: the kernel does the copying, and what it cannot
+//! do is an error.
+//!
+//! Invariant: nothing here waits for the process or faults. What is read back from it is checked.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+use crate::control::{Outcome, Request, Wishes, slot_of};
+use crate::layout::{
+    ANSWER_SLOTS, ANSWERED, BEAT, CONTROL, REQUEST_SLOTS, REQUESTS, RING_TAIL, RequestSlot, STATUS,
+    WISHES, WishBlock,
+};
+use crate::owner::{LockError, lock, unlock};
+use crate::reader::ReadAt;
+use crate::ring::tail_check;
+use crate::status::StatusRecord;
+
+/// Why a bridge cannot be owned.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeError {
+    /// What the memory says of the owner: a claim of the process that holds the memory.
+    #[error("another strata owns this process's bridge: {name:?}, pid {pid}")]
+    Owned { name: String, pid: u32 },
+    #[error("the bridge's memory cannot be used: {0}")]
+    Call(#[from] io::Error),
+}
+
+/// Why a request was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    #[error("the bridge has not answered the last {REQUEST_SLOTS} requests yet")]
+    Full,
+    #[error("the request cannot be written: {0}")]
+    Call(#[from] io::Error),
+}
+
+/// The pages that the owner writes, mapped.
+#[derive(Debug)]
+struct ControlPages {
+    start: NonNull<u8>,
+}
+
+const PAGES: usize = STATUS - CONTROL;
+
+// SAFETY: only the kernel reads and writes through the address.
+unsafe impl Send for ControlPages {}
+// SAFETY: as above.
+unsafe impl Sync for ControlPages {}
+
+impl ControlPages {
+    fn map(file: &File) -> io::Result<Self> {
+        // SAFETY: a new mapping where the kernel finds room; nothing existing is replaced.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                PAGES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                CONTROL as libc::off_t,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        NonNull::new(start.cast()).map(|start| Self { start }).ok_or_else(io::Error::last_os_error)
+    }
+
+    /// Writes at an offset of the file.
+    fn write(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        let inside = offset.checked_sub(CONTROL).filter(|at| at + bytes.len() <= PAGES);
+        let inside = inside.ok_or(io::ErrorKind::InvalidInput)?;
+        let from = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let to = libc::iovec {
+            iov_base: self.start.as_ptr().wrapping_add(inside).cast(),
+            iov_len: bytes.len(),
+        };
+        // SAFETY: the kernel checks both ranges; `to` lies in our own mapping by the check above,
+        // of which there are no references.
+        let written = unsafe {
+            libc::process_vm_writev(libc::getpid(), &raw const from, 1, &raw const to, 1, 0)
+        };
+        match usize::try_from(written) {
+            Ok(written) if written == bytes.len() => Ok(()),
+            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+            Err(_) => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for ControlPages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, not used afterwards.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), PAGES) };
+    }
+}
+
+/// The owner of a bridge, until it is dropped.
+#[derive(Debug)]
+pub struct Owner {
+    file: File,
+    pages: ControlPages,
+    wishes: Wishes,
+    /// Number of the next request.
+    next: u32,
+    beat: u64,
+}
+
+impl Owner {
+    /// Becomes the owner. `file` is a main file that was checked, opened by this process itself
+    /// ([`crate::owner`] says why). Nothing is wished for yet.
+    pub fn take(file: File, name: &str) -> Result<Self, TakeError> {
+        match lock(&file) {
+            Ok(()) => {}
+            Err(LockError::Owned) => {
+                let wishes = read_wishes(&file)?.unwrap_or_default();
+                return Err(TakeError::Owned { name: wishes.owner_name, pid: wishes.owner_pid });
+            }
+            Err(LockError::Call(error)) => return Err(error.into()),
+        }
+        let pages = ControlPages::map(&file)?;
+        let wishes = Wishes {
+            epoch: next_epoch(&file)?,
+            owner_pid: std::process::id(),
+            owner_name: name.to_owned(),
+            ..Wishes::default()
+        };
+        pages.write(REQUESTS, &[0; REQUEST_SLOTS * size_of::<RequestSlot>()])?;
+        let beat = u64::from_le_bytes(read_word(&file, BEAT)?);
+        let mut owner = Self { file, pages, wishes, next: 1, beat };
+        owner.beat()?;
+        owner.write_wishes()?;
+        Ok(owner)
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    #[must_use]
+    pub fn wishes(&self) -> &Wishes {
+        &self.wishes
+    }
+
+    /// Changes what is wanted: bits of [`crate::control::wish`], and rates of event types.
+    pub fn wish(&mut self, flags: u64, rates: [u32; 32]) -> io::Result<()> {
+        self.wishes.flags = flags;
+        self.wishes.rates = rates;
+        self.wishes.generation = self.wishes.generation.wrapping_add(1);
+        self.write_wishes()
+    }
+
+    fn write_wishes(&self) -> io::Result<()> {
+        self.pages.write(WISHES, &self.wishes.to_bytes())
+    }
+
+    /// Whether the bridge says that the wishes are in force.
+    #[must_use]
+    pub fn is_obeyed(&self, status: &StatusRecord) -> bool {
+        status.obeyed == (self.wishes.epoch, self.wishes.generation)
+    }
+
+    /// Tells the bridge that the owner is there: every time it looks.
+    pub fn beat(&mut self) -> io::Result<()> {
+        self.beat = self.beat.wrapping_add(1).max(1);
+        self.pages.write(BEAT, &self.beat.to_le_bytes())
+    }
+
+    /// Asks for something; the sequence number of the request.
+    pub fn request(&mut self, kind: u32, first: u64, second: u64) -> Result<u64, RequestError> {
+        let waiting = self.next.wrapping_sub(1).wrapping_sub(self.answered()?);
+        if waiting as usize >= REQUEST_SLOTS {
+            return Err(RequestError::Full);
+        }
+        let sequence = u64::from(self.wishes.epoch) << 32 | u64::from(self.next);
+        let request = Request { sequence, kind, first, second };
+        let offset = REQUESTS + slot_of(sequence) * size_of::<RequestSlot>();
+        self.pages.write(offset, &request.to_bytes())?;
+        match self.next.checked_add(1) {
+            Some(next) => self.next = next,
+            None => {
+                // All numbers are used: go on as the next owner would.
+                self.wishes.epoch = self.wishes.epoch.wrapping_add(1).max(1);
+                self.next = 1;
+                self.write_wishes()?;
+            }
+        }
+        Ok(sequence)
+    }
+
+    /// Number of the last request that was answered.
+    fn answered(&self) -> io::Result<u32> {
+        let answered = u64::from_le_bytes(read_word(&self.file, ANSWERED)?);
+        Ok(if (answered >> 32) as u32 == self.wishes.epoch { answered as u32 } else { 0 })
+    }
+
+    /// What became of a request of the last [`REQUEST_SLOTS`]; `None` if it has not been answered.
+    pub fn outcome(&self, sequence: u64) -> io::Result<Option<Outcome>> {
+        let slot = ANSWER_SLOTS + 8 * slot_of(sequence);
+        let word = u64::from_le_bytes(read_word(&self.file, slot)?);
+        Ok(Outcome::unpack(word, sequence))
+    }
+
+    /// Gives the bridge the ring's cells before this position back.
+    pub fn set_ring_tail(&self, tail: u64) -> io::Result<()> {
+        let mut words = [0; 16];
+        let (low, high) = words.split_at_mut(8);
+        low.copy_from_slice(&tail.to_le_bytes());
+        high.copy_from_slice(&tail_check(tail).to_le_bytes());
+        self.pages.write(RING_TAIL, &words)
+    }
+
+    /// Wishes for nothing any more and gives the bridge back. The file is returned: the log in it
+    /// can still be read.
+    pub fn release(mut self) -> io::Result<File> {
+        self.wish(0, [0; 32])?;
+        self.wishes.owner_pid = 0;
+        self.wishes.owner_name.clear();
+        self.write_wishes()?;
+        match unlock(&self.file) {
+            Ok(()) => Ok(self.file),
+            Err(LockError::Call(error)) => Err(error),
+            Err(LockError::Owned) => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+}
+
+fn read_word(file: &File, offset: usize) -> io::Result<[u8; 8]> {
+    let mut word = [0; 8];
+    file.read_at(offset as u64, &mut word)?;
+    Ok(word)
+}
+
+fn read_wishes(file: &File) -> io::Result<Option<Wishes>> {
+    let mut bytes = [0; size_of::<WishBlock>()];
+    file.read_at(WISHES as u64, &mut bytes)?;
+    Ok(Wishes::from_bytes(&bytes))
+}
+
+/// An epoch that no owner before had, as far as the memory tells the truth.
+fn next_epoch(file: &File) -> io::Result<u32> {
+    let written = read_wishes(file)?.map_or(0, |wishes| wishes.epoch);
+    let mut page = [0; size_of::<crate::layout::StatusPage>()];
+    file.read_at(STATUS as u64, &mut page)?;
+    let (obeyed, _) = StatusRecord::from_bytes(&page).obeyed;
+    let answered = (u64::from_le_bytes(read_word(file, ANSWERED)?) >> 32) as u32;
+    Ok(written.max(obeyed).max(answered).wrapping_add(1).max(1))
+}

@@ -1,0 +1,418 @@
+//! Tailing the log.
+//!
+//! A segment is copied twice: once for the records' first words, which tell how far it is committed,
+//! and, after an acquiring fence, the committed part once more for the records themselves. One copy would not
+//! do: the kernel may copy its bytes in any order.
+//!
+//! The reader stops at a record that is reserved and not yet committed. When the process has ended, it
+//! steps over it. While the process lives, it steps over it after [`PATIENCE`] and keeps looking at it,
+//! so that a thread that was only stopped loses nothing; a thread that is gone has lost one record.
+//!
+//! Invariant: a position only grows, and within one segment.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::offset_of;
+use std::sync::atomic::{Ordering, fence};
+
+use super::{
+    Budget, HeaderError, Limits, ReadAt, ReaderLosses, main_header, read_array, segment_header,
+};
+use crate::contexts::Context;
+use crate::layout::{
+    CONTEXT_FREE, CONTEXT_PROBES, CONTEXT_SLOTS, CONTEXTS, ContextSlot, MAX_RECORD, MAX_SEGMENTS,
+    RECORD_COMMITTED, RECORD_END, RECORD_FREE, RECORD_RESERVED, RecordHeader, SEGMENT_DATA,
+    SEGMENT_SIZE, STATUS, StatusPage, context_place,
+};
+use crate::log::RecordWord;
+use crate::record::{DecodeError, FLAG_CUT, Record};
+use crate::status::StatusRecord;
+
+/// How long a reserved record is waited for, in nanoseconds.
+pub const PATIENCE: u64 = 2_000_000_000;
+/// Bytes that are copied at once.
+const CHUNK: usize = 64 << 10;
+/// Reserved records that are looked at again and again.
+const MAX_LATE: usize = 16;
+/// So often a segment is read although nothing seems to be new.
+const LOOK_ANYWAY: u32 = 64;
+const HEADER: usize = size_of::<RecordHeader>();
+
+/// A record of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Nanoseconds of the monotonic clock.
+    pub time: u64,
+    /// A text or list of it was cut.
+    pub cut: bool,
+    pub record: Record,
+}
+
+/// What a call has read.
+#[derive(Debug, Default)]
+pub struct Poll {
+    pub entries: Vec<Entry>,
+    /// The budget ended the call: there may be more.
+    pub more: bool,
+}
+
+#[derive(Debug)]
+struct Tail<R> {
+    file: R,
+    position: usize,
+    /// Bytes of committed records that were read.
+    consumed: u64,
+    /// Since when the record at `position` is reserved.
+    waiting: Option<u64>,
+    done: bool,
+}
+
+/// A reserved record that was stepped over.
+#[derive(Debug, Clone, Copy)]
+struct Late {
+    segment: usize,
+    position: usize,
+    length: usize,
+}
+
+/// Reads the log and the status of one process.
+#[derive(Debug)]
+pub struct Reader<R> {
+    main: R,
+    id: [u8; 16],
+    segments: [Option<Tail<R>>; MAX_SEGMENTS],
+    late: VecDeque<Late>,
+    limits: Limits,
+    read: u64,
+    polls: u32,
+    ended: bool,
+    losses: ReaderLosses,
+}
+
+/// What lies at a position.
+enum Found {
+    /// Nothing yet, or not within these bytes.
+    Nothing,
+    Committed(usize),
+    Reserved(usize),
+    End,
+    Broken,
+}
+
+/// Looks at a record's first word at the start of `bytes`; `room` is the rest of the segment.
+fn look(bytes: &[u8], room: usize) -> Found {
+    let Some(word) = bytes.first_chunk::<8>() else { return Found::Nothing };
+    let word = RecordWord::unpack(u64::from_le_bytes(*word));
+    let length = word.length as usize;
+    let fits = length >= HEADER && length.is_multiple_of(8) && length <= room.min(MAX_RECORD);
+    match word.state {
+        RECORD_FREE => Found::Nothing,
+        RECORD_END => Found::End,
+        RECORD_COMMITTED if fits => Found::Committed(length),
+        RECORD_RESERVED if fits => Found::Reserved(length),
+        _ => Found::Broken,
+    }
+}
+
+/// What is left of a call's budget.
+struct Left {
+    records: usize,
+    bytes: usize,
+}
+
+impl Left {
+    fn is_used_up(&self) -> bool {
+        self.records == 0 || self.bytes == 0
+    }
+}
+
+impl<R: ReadAt> Reader<R> {
+    /// Checks the header of a main file.
+    pub fn new(main: R, limits: Limits) -> Result<Self, HeaderError> {
+        let id = main_header(&main)?;
+        Ok(Self {
+            main,
+            id,
+            segments: std::array::from_fn(|_| None),
+            late: VecDeque::new(),
+            limits,
+            read: 0,
+            polls: 0,
+            ended: false,
+            losses: ReaderLosses::default(),
+        })
+    }
+
+    /// What tells this main file from others, and what its segments repeat.
+    #[must_use]
+    pub fn id(&self) -> [u8; 16] {
+        self.id
+    }
+
+    pub fn main(&self) -> &R {
+        &self.main
+    }
+
+    #[must_use]
+    pub fn losses(&self) -> ReaderLosses {
+        self.losses
+    }
+
+    /// Adds a segment that was found; its number.
+    pub fn add_segment(&mut self, file: R) -> Result<u32, HeaderError> {
+        let number = segment_header(&file, &self.id)?;
+        let place = self.segments.get_mut(number as usize).ok_or(HeaderError::Contradiction)?;
+        if place.is_some() {
+            return Err(HeaderError::Twice(number));
+        }
+        let position = SEGMENT_DATA;
+        *place = Some(Tail { file, position, consumed: 0, waiting: None, done: false });
+        Ok(number)
+    }
+
+    /// How many segments the status names that were not added yet.
+    #[must_use]
+    pub fn missing_segments(&self, status: &StatusRecord) -> usize {
+        self.segments.iter().take(status.segments).filter(|place| place.is_none()).count()
+    }
+
+    /// What the bridge says about itself.
+    pub fn status(&self) -> io::Result<StatusRecord> {
+        Ok(StatusRecord::from_bytes(&read_array(&self.main, STATUS as u64)?))
+    }
+
+    /// What a thread has set, if it is not setting it right now.
+    pub fn context(&self, tid: u32) -> io::Result<Option<Context>> {
+        let first = context_place(tid);
+        for index in first..first + CONTEXT_PROBES {
+            let place = CONTEXTS + (index & (CONTEXT_SLOTS - 1)) * size_of::<ContextSlot>();
+            let before = ContextSlot::from_bytes(&read_array(&self.main, place as u64)?);
+            if before.tid == CONTEXT_FREE {
+                break;
+            }
+            if before.tid == tid {
+                fence(Ordering::Acquire);
+                let after = ContextSlot::from_bytes(&read_array(&self.main, place as u64)?);
+                let whole = before == after && before.sequence.is_multiple_of(2);
+                return Ok(whole.then_some(Context {
+                    app_domain: after.app_domain,
+                    label_set: after.label_set,
+                    span: after.span,
+                    trace: after.trace,
+                    root_span: after.root_span,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The process is gone: nothing that is unfinished will be finished.
+    pub fn process_ended(&mut self) {
+        self.ended = true;
+    }
+
+    /// Reads what is new. `now` is the monotonic time.
+    pub fn poll(&mut self, budget: Budget, now: u64) -> io::Result<Poll> {
+        let mut poll = Poll::default();
+        let mut left = Left { records: budget.records, bytes: budget.bytes };
+        self.poll_segments(&mut poll, &mut left, &mut Vec::new(), now)?;
+        poll.more = left.is_used_up();
+        Ok(poll)
+    }
+
+    fn poll_segments(
+        &mut self,
+        poll: &mut Poll,
+        left: &mut Left,
+        buffer: &mut Vec<u8>,
+        now: u64,
+    ) -> io::Result<()> {
+        let status = self.status()?;
+        self.polls = self.polls.wrapping_add(1);
+        let look_anyway = self.ended || self.polls.is_multiple_of(LOOK_ANYWAY);
+        self.poll_late(poll, left, buffer)?;
+        for number in 0..MAX_SEGMENTS {
+            let Some(tail) = self.segments.get(number).and_then(Option::as_ref) else { continue };
+            if tail.done {
+                continue;
+            }
+            let quiet = tail.consumed == status.committed(number) && tail.waiting.is_none();
+            if quiet && !look_anyway {
+                break;
+            }
+            while !left.is_used_up() && self.read_chunk(number, poll, left, buffer, now)? {}
+            let done = self.segments.get(number).and_then(Option::as_ref).is_none_or(|t| t.done);
+            if left.is_used_up() || !done {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads some records of a segment; `false` when it has no more for now.
+    fn read_chunk(
+        &mut self,
+        number: usize,
+        poll: &mut Poll,
+        left: &mut Left,
+        buffer: &mut Vec<u8>,
+        now: u64,
+    ) -> io::Result<bool> {
+        let Some(tail) = self.segments.get_mut(number).and_then(Option::as_mut) else {
+            return Ok(false);
+        };
+        if self.read >= self.limits.records {
+            self.losses.over_limit = true;
+            tail.done = true;
+            return Ok(false);
+        }
+        let room = SEGMENT_SIZE.saturating_sub(tail.position);
+        fill(buffer, &tail.file, tail.position, room.min(CHUNK), left)?;
+        let (committed, next) = committed_part(buffer, room);
+        if committed > 0 {
+            fence(Ordering::Acquire);
+            fill(buffer, &tail.file, tail.position, committed, left)?;
+            let most = (self.limits.records - self.read).min(left.records as u64) as usize;
+            let (records, bytes) =
+                take_records(buffer, room, most, &mut poll.entries, &mut self.losses);
+            tail.position += bytes;
+            tail.consumed += bytes as u64;
+            tail.waiting = None;
+            left.records = left.records.saturating_sub(records);
+            self.read += records as u64;
+            if bytes == 0 {
+                // What was committed is not any more.
+                tail.done = true;
+                self.losses.broken_segments += 1;
+            }
+            return Ok(!tail.done);
+        }
+        match next {
+            Found::Nothing if room < 8 => {
+                tail.done = true;
+                Ok(false)
+            }
+            Found::Nothing | Found::Committed(_) => Ok(false),
+            Found::End => {
+                tail.done = true;
+                tail.consumed += room as u64;
+                Ok(false)
+            }
+            Found::Broken => {
+                tail.done = true;
+                self.losses.broken_segments += 1;
+                Ok(false)
+            }
+            Found::Reserved(length) => {
+                let since = *tail.waiting.get_or_insert(now);
+                if !self.ended && now.saturating_sub(since) < PATIENCE {
+                    return Ok(false);
+                }
+                if self.ended || self.late.len() >= MAX_LATE {
+                    self.losses.unfinished += 1;
+                } else {
+                    let position = tail.position;
+                    self.late.push_back(Late { segment: number, position, length });
+                }
+                tail.position += length;
+                tail.waiting = None;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Looks whether records that were stepped over are finished by now.
+    fn poll_late(
+        &mut self,
+        poll: &mut Poll,
+        left: &mut Left,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        for _ in 0..self.late.len() {
+            if left.is_used_up() {
+                break;
+            }
+            let Some(late) = self.late.pop_front() else { break };
+            let Some(tail) = self.segments.get_mut(late.segment).and_then(Option::as_mut) else {
+                continue;
+            };
+            let room = SEGMENT_SIZE.saturating_sub(late.position);
+            fill(buffer, &tail.file, late.position, 8, left)?;
+            match look(buffer, room) {
+                Found::Committed(length) if length == late.length => {
+                    fence(Ordering::Acquire);
+                    fill(buffer, &tail.file, late.position, length, left)?;
+                    let (records, bytes) =
+                        take_records(buffer, room, 1, &mut poll.entries, &mut self.losses);
+                    tail.consumed += bytes as u64;
+                    left.records = left.records.saturating_sub(records);
+                    self.read += records as u64;
+                    self.losses.late += records as u64;
+                }
+                Found::Reserved(length) if length == late.length && !self.ended => {
+                    self.late.push_back(late);
+                }
+                _ => self.losses.unfinished += 1,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies `length` bytes, or as many as there are.
+fn fill<R: ReadAt>(
+    buffer: &mut Vec<u8>,
+    file: &R,
+    position: usize,
+    length: usize,
+    left: &mut Left,
+) -> io::Result<()> {
+    buffer.clear();
+    buffer.resize(length, 0);
+    let read = file.read_at(position as u64, buffer)?;
+    buffer.truncate(read);
+    left.bytes = left.bytes.saturating_sub(length);
+    Ok(())
+}
+
+/// How many bytes from the start of `bytes` on are whole committed records, and what follows them.
+/// The first record may be longer than `bytes`.
+fn committed_part(bytes: &[u8], room: usize) -> (usize, Found) {
+    let mut at = 0;
+    loop {
+        match look(bytes.get(at..).unwrap_or_default(), room.saturating_sub(at)) {
+            Found::Committed(length) if at == 0 || at + length <= bytes.len() => at += length,
+            found => return (at, found),
+        }
+    }
+}
+
+/// Decodes records from the start of `bytes` on, at most `most`: how many, and of how many bytes.
+fn take_records(
+    bytes: &[u8],
+    room: usize,
+    most: usize,
+    entries: &mut Vec<Entry>,
+    losses: &mut ReaderLosses,
+) -> (usize, usize) {
+    let mut at = 0;
+    for records in 0..most {
+        let rest = bytes.get(at..).unwrap_or_default();
+        let Found::Committed(length) = look(rest, room.saturating_sub(at)) else {
+            return (records, at);
+        };
+        let Some(record) = rest.get(..length) else { return (records, at) };
+        at += length;
+        let Some((header, fields)) = record.split_first_chunk::<HEADER>() else { continue };
+        let header = RecordHeader::from_bytes(header);
+        let cut = header.flags & FLAG_CUT != 0;
+        match Record::decode(header.kind, fields) {
+            Ok(record) => entries.push(Entry { time: header.time, cut, record }),
+            Err(DecodeError::UnknownKind(_)) => losses.unknown_kind += 1,
+            Err(_) => losses.malformed += 1,
+        }
+    }
+    (most, at)
+}
+
+const _: () = assert!(offset_of!(RecordHeader, time) == 8 && size_of::<StatusPage>() == 4096);

@@ -1,0 +1,184 @@
+//! Reading the shared memory of a process that may lie.
+//!
+//! Everything comes through [`ReadAt`], in bounded copies that are checked after copying; nothing is
+//! mapped, so nothing can fault. [`Reader`] tails the log, [`ring::RingReader`] takes events from the
+//! ring, [`file`] says whether a file may be read at all.
+//!
+//! Invariant: a call does work bounded by its budget, whatever it reads. The same bytes give the same
+//! records. What a lie costs is counted in [`ReaderLosses`], and is that process's own data.
+
+pub mod file;
+mod log;
+pub mod ring;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+pub use self::log::{Entry, Poll, Reader};
+use crate::layout::{MAIN_MAGIC, MAX_SEGMENTS, MainHeader, SEGMENT_MAGIC, SegmentHeader, VERSION};
+
+/// Bytes that can be read at an offset.
+pub trait ReadAt {
+    /// Copies up to `buffer.len()` bytes; fewer only at the end.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
+}
+
+impl ReadAt for File {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match FileExt::read_at(self, rest, offset + done as u64) {
+                Ok(0) => break,
+                Ok(length) => done += length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl ReadAt for [u8] {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let from = usize::try_from(offset).ok().and_then(|offset| self.get(offset..));
+        let from = from.unwrap_or_default();
+        let length = from.len().min(buffer.len());
+        if let (Some(to), Some(from)) = (buffer.get_mut(..length), from.get(..length)) {
+            to.copy_from_slice(from);
+        }
+        Ok(length)
+    }
+}
+
+impl ReadAt for Vec<u8> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.as_slice().read_at(offset, buffer)
+    }
+}
+
+impl<R: ReadAt + ?Sized> ReadAt for &R {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        (**self).read_at(offset, buffer)
+    }
+}
+
+impl<R: ReadAt + ?Sized> ReadAt for std::sync::Arc<R> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        (**self).read_at(offset, buffer)
+    }
+}
+
+/// Reads exactly `N` bytes.
+fn read_array<const N: usize>(from: &impl ReadAt, offset: u64) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    if from.read_at(offset, &mut bytes)? < N {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(bytes)
+}
+
+/// Why a file is not the shared memory that this version reads.
+#[derive(Debug, thiserror::Error)]
+pub enum HeaderError {
+    #[error("the header cannot be read: {0}")]
+    Read(#[from] io::Error),
+    #[error("this is not memory of strata's CLR bridge")]
+    NotOurs,
+    #[error(
+        "the process runs a newer bridge (memory layout {found}; this strata reads {VERSION}): \
+         use the newer strata, or restart the process"
+    )]
+    Newer { found: u32 },
+    #[error(
+        "the process still runs an older bridge (memory layout {found}; this strata reads \
+         {VERSION}): restart the process"
+    )]
+    Older { found: u32 },
+    #[error("the header contradicts its own version")]
+    Contradiction,
+    #[error("the segment belongs to another main file")]
+    AnotherMain,
+    #[error("segment {0} is there already")]
+    Twice(u32),
+}
+
+/// Checks the start of a main file and returns its id.
+fn main_header(main: &impl ReadAt) -> Result<[u8; 16], HeaderError> {
+    let header = MainHeader::from_bytes(&read_array(main, 0)?);
+    check_version(header.magic == MAIN_MAGIC, header.version)?;
+    if header != MainHeader::new(header.id) {
+        return Err(HeaderError::Contradiction);
+    }
+    Ok(header.id)
+}
+
+/// Checks the start of a segment of the main file with this id, and returns its number.
+fn segment_header(segment: &impl ReadAt, id: &[u8; 16]) -> Result<u32, HeaderError> {
+    let header = SegmentHeader::from_bytes(&read_array(segment, 0)?);
+    check_version(header.magic == SEGMENT_MAGIC, header.version)?;
+    if header.id != *id {
+        return Err(HeaderError::AnotherMain);
+    }
+    let expected = SegmentHeader { tail: header.tail, ..SegmentHeader::new(*id, header.number) };
+    if header != expected || header.number as usize >= MAX_SEGMENTS {
+        return Err(HeaderError::Contradiction);
+    }
+    Ok(header.number)
+}
+
+fn check_version(ours: bool, found: u32) -> Result<(), HeaderError> {
+    match found {
+        _ if !ours => Err(HeaderError::NotOurs),
+        VERSION => Ok(()),
+        _ if found > VERSION => Err(HeaderError::Newer { found }),
+        _ => Err(HeaderError::Older { found }),
+    }
+}
+
+/// What one call may do. One record or event more than fits may be read, so that every call gets on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    pub records: usize,
+    /// Bytes copied from the process's memory.
+    pub bytes: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { records: 4096, bytes: 1 << 20 }
+    }
+}
+
+/// What one process may cost over its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    pub records: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { records: 4 << 20 }
+    }
+}
+
+/// What a process's memory has cost its own data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReaderLosses {
+    /// Records whose fields are none.
+    pub malformed: u64,
+    /// Records of a kind that this version does not know.
+    pub unknown_kind: u64,
+    /// Records that were begun and never finished.
+    pub unfinished: u64,
+    /// Records that were finished so late that others came before them. Not lost.
+    pub late: u64,
+    /// Segments that were left because what lies there cannot be a log.
+    pub broken_segments: u64,
+    /// The process wrote more records than it may.
+    pub over_limit: bool,
+    /// Events whose bytes are none.
+    pub malformed_events: u64,
+    /// How often the ring made no sense and was started anew.
+    pub ring_restarts: u64,
+}

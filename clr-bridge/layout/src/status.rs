@@ -1,0 +1,252 @@
+//! What the bridge says about itself: state, runtime, losses, counts.
+//!
+//! Invariant: a loss has a cause, and every cause is counted.
+
+use std::mem::offset_of;
+use std::sync::atomic::Ordering;
+
+use crate::layout::{MAX_SEGMENTS, STATUS, StatusPage};
+use crate::memory::{Memory, Word};
+
+macro_rules! numbered {
+    ($(#[$about:meta])* $name:ident { $($(#[$variant_about:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(usize)]
+        pub enum $name {
+            $($(#[$variant_about])* $variant = $number,)*
+        }
+
+        impl $name {
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// For people.
+            #[must_use]
+            pub fn text(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+
+            #[must_use]
+            pub fn from_number(number: u64) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+numbered! {
+    /// What the bridge is doing.
+    State {
+        /// Not set up yet.
+        Starting = 0 "starting",
+        Ready = 1 "ready",
+        Detaching = 2 "detaching",
+        /// Nothing will be written any more.
+        Detached = 3 "detached",
+        /// It cannot work; a diagnostic says why.
+        Failed = 4 "failed",
+    }
+}
+
+numbered! {
+    /// Why something was lost in the bridge.
+    Loss {
+        RingFull = 0 "ring full",
+        RingContended = 1 "ring contended",
+        EventTooLong = 2 "event too long",
+        LogFull = 3 "log full",
+        LogContended = 4 "log contended",
+        RecordTooLong = 5 "record too long",
+        /// A text or a list was longer than its bound.
+        RecordCut = 6 "record cut",
+        /// No memory for the log.
+        LogMemory = 7 "no memory for the log",
+        /// No place in the thread-context table.
+        ContextFull = 8 "context table full",
+        ContextContended = 9 "context contended",
+        /// A request of a kind that the bridge does not know.
+        RequestUnknown = 10 "unknown request",
+        /// A call into the runtime that failed.
+        RuntimeCall = 11 "runtime call failed",
+        /// A panic that was contained.
+        Panic = 12 "panic contained",
+        /// The ring has no memory yet.
+        RingAbsent = 13 "ring without memory",
+    }
+}
+
+numbered! {
+    /// What the bridge counts besides losses.
+    Count {
+        Methods = 0 "methods",
+        MethodUnloads = 1 "methods unloaded",
+        Modules = 2 "modules",
+        Types = 3 "types",
+        AppDomains = 4 "AppDomains",
+        Threads = 5 "threads",
+        Requests = 6 "requests answered",
+        /// Nanoseconds spent in callbacks and in the lookup thread.
+        BusyNanoseconds = 7 "nanoseconds busy",
+        Callbacks = 8 "callbacks",
+        Events = 9 "events",
+        OwnersSeen = 10 "owners seen",
+    }
+}
+
+/// The status page, to be written to.
+#[derive(Debug)]
+pub struct Status<'a, M> {
+    memory: &'a M,
+}
+
+impl<'a, M: Memory> Status<'a, M> {
+    pub fn new(memory: &'a M) -> Self {
+        Self { memory }
+    }
+
+    fn word(&self, offset: usize) -> Option<&'a M::Word> {
+        self.memory.word(STATUS + offset)
+    }
+
+    fn store(&self, offset: usize, value: u64) {
+        if let Some(word) = self.word(offset) {
+            word.store(value, Ordering::Release);
+        }
+    }
+
+    fn add(&self, offset: usize, value: u64) {
+        if let Some(word) = self.word(offset) {
+            word.add(value, Ordering::Release);
+        }
+    }
+
+    pub fn set_state(&self, state: State) {
+        self.store(offset_of!(StatusPage, state), state as u64);
+    }
+
+    /// The process's number in its own PID namespace.
+    pub fn set_pid(&self, pid: u32) {
+        self.store(offset_of!(StatusPage, pid), u64::from(pid));
+    }
+
+    pub fn set_created(&self, time: u64) {
+        self.store(offset_of!(StatusPage, created), time);
+    }
+
+    /// The runtime's version (major, minor, build, revision) and which `ICorProfilerInfo` it gave.
+    pub fn set_runtime(&self, version: [u16; 4], interface: u32, text: &str) {
+        let [major, minor, build, revision] = version.map(u64::from);
+        let packed = major | minor << 16 | build << 32 | revision << 48;
+        self.store(offset_of!(StatusPage, runtime), packed);
+        self.store(offset_of!(StatusPage, interface), u64::from(interface));
+        self.set_text(offset_of!(StatusPage, runtime_text), text);
+    }
+
+    /// The bridge's own version.
+    pub fn set_bridge(&self, text: &str) {
+        self.set_text(offset_of!(StatusPage, bridge_text), text);
+    }
+
+    fn set_text(&self, offset: usize, text: &str) {
+        let mut bytes = [0; 64];
+        let kept = text.get(..text.floor_char_boundary(bytes.len())).unwrap_or_default();
+        for (to, from) in bytes.iter_mut().zip(kept.bytes()) {
+            *to = from;
+        }
+        for (number, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+            self.store(offset + 8 * number, u64::from_le_bytes(*word));
+        }
+    }
+
+    pub fn set_segments(&self, count: usize) {
+        self.store(offset_of!(StatusPage, segments), count as u64);
+    }
+
+    /// The wishes of this epoch and generation are in force.
+    pub fn set_obeyed(&self, epoch: u32, generation: u32) {
+        let packed = u64::from(epoch) << 32 | u64::from(generation);
+        self.store(offset_of!(StatusPage, obeyed), packed);
+    }
+
+    pub fn lost(&self, loss: Loss, count: u64) {
+        self.add(offset_of!(StatusPage, losses) + 8 * loss as usize, count);
+    }
+
+    pub fn count(&self, count: Count, by: u64) {
+        self.add(offset_of!(StatusPage, counts) + 8 * count as usize, by);
+    }
+
+    pub fn committed(&self, segment: usize, bytes: u64) {
+        if segment < MAX_SEGMENTS {
+            self.add(offset_of!(StatusPage, committed) + 8 * segment, bytes);
+        }
+    }
+}
+
+/// The status page, as read: claims of the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatusRecord {
+    /// `None`: a state that this version does not know.
+    pub state: Option<State>,
+    pub pid: u32,
+    pub created: u64,
+    pub runtime: [u16; 4],
+    pub interface: u32,
+    /// At most [`MAX_SEGMENTS`].
+    pub segments: usize,
+    /// Epoch and generation of the wishes in force.
+    pub obeyed: (u32, u32),
+    pub runtime_text: String,
+    pub bridge_text: String,
+    losses: [u64; 32],
+    counts: [u64; 32],
+    committed: [u64; 64],
+}
+
+impl StatusRecord {
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; size_of::<StatusPage>()]) -> Self {
+        let page = StatusPage::from_bytes(bytes);
+        Self {
+            state: State::from_number(page.state),
+            pid: page.pid as u32,
+            created: page.created,
+            runtime: page.runtime,
+            interface: page.interface as u32,
+            segments: page.segments.min(MAX_SEGMENTS as u64) as usize,
+            obeyed: ((page.obeyed >> 32) as u32, page.obeyed as u32),
+            runtime_text: text(&page.runtime_text),
+            bridge_text: text(&page.bridge_text),
+            losses: page.losses,
+            counts: page.counts,
+            committed: page.committed,
+        }
+    }
+
+    #[must_use]
+    pub fn lost(&self, loss: Loss) -> u64 {
+        self.losses.get(loss as usize).copied().unwrap_or(0)
+    }
+
+    #[must_use]
+    pub fn count(&self, count: Count) -> u64 {
+        self.counts.get(count as usize).copied().unwrap_or(0)
+    }
+
+    /// Bytes that are committed in a segment, in whichever order.
+    #[must_use]
+    pub fn committed(&self, segment: usize) -> u64 {
+        self.committed.get(segment).copied().unwrap_or(0)
+    }
+}
+
+/// A text that ends at its first zero byte.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
+}
