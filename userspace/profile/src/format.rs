@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use crate::error::{ReadError, WriteError};
+use crate::kind::FrameKind;
 use crate::model::Profile;
 use crate::pprof::{self, Limits};
 use crate::{firefox, flamegraph, folded, perf_script};
@@ -95,11 +96,33 @@ pub struct WriteOptions {
     pub sample_type: Option<String>,
     /// Whether pprof and Firefox files are gzipped.
     pub compressed: bool,
+    /// Frames that a flame graph leaves out; what they called stands below their callers.
+    pub hidden: fn(&FrameView<'_>) -> bool,
+}
+
+/// A frame, for who decides whether it is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameView<'a> {
+    pub kind: FrameKind,
+    pub name: &'a str,
+    /// The path of its mapping; empty when it has none.
+    pub mapping: &'a str,
+}
+
+/// Hides nothing.
+#[must_use]
+pub fn show_all(_frame: &FrameView<'_>) -> bool {
+    false
 }
 
 impl Default for WriteOptions {
     fn default() -> Self {
-        Self { title: "Flame graph".to_owned(), sample_type: None, compressed: true }
+        Self {
+            title: "Flame graph".to_owned(),
+            sample_type: None,
+            compressed: true,
+            hidden: show_all,
+        }
     }
 }
 
@@ -125,7 +148,7 @@ pub fn write(
     match format {
         Format::Pprof if options.compressed => pprof::encode(profile, out),
         Format::Pprof => pprof::encode_plain(profile, out),
-        Format::Svg => flamegraph::write(profile, sample_type, &options.title, out),
+        Format::Svg => flamegraph::write(profile, sample_type, &options.title, options.hidden, out),
         Format::Folded => folded::write(profile, sample_type, out),
         Format::PerfScript => perf_script::write(profile, sample_type, out),
         Format::Firefox if options.compressed => {

@@ -8,6 +8,7 @@
 
 use hashbrown::HashMap;
 
+use crate::format::FrameView;
 use crate::kind::FrameKind;
 use crate::model::{Frame, LocationId, Profile, StackId, StringId};
 
@@ -56,6 +57,7 @@ impl CallTree {
         roots: Roots,
         shown: usize,
         counting: Option<usize>,
+        hidden: fn(&FrameView<'_>) -> bool,
     ) -> Self {
         let root = Node {
             parent: 0,
@@ -85,7 +87,7 @@ impl CallTree {
             if owners[1] != owners[0] && owners[1] != StringId::default() {
                 top = tree.child(top, owners[1], NodeKind::Process);
             }
-            let leaf = tree.node_of(profile, top, sample.stack);
+            let leaf = tree.node_of(profile, top, sample.stack, hidden);
             if let Some(node) = tree.nodes.get_mut(leaf as usize) {
                 let count = counting.and_then(|at| sample.values.get(at)).copied();
                 node.own = node.own.saturating_add(value);
@@ -98,7 +100,13 @@ impl CallTree {
         tree
     }
 
-    fn node_of(&mut self, profile: &Profile, top: u32, stack: StackId) -> u32 {
+    fn node_of(
+        &mut self,
+        profile: &Profile,
+        top: u32,
+        stack: StackId,
+        hidden: fn(&FrameView<'_>) -> bool,
+    ) -> u32 {
         let mut missing: Vec<(StackId, LocationId)> = Vec::new();
         let mut at = stack;
         let mut node = loop {
@@ -110,8 +118,14 @@ impl CallTree {
             at = StackId(leaf.caller);
         };
         for &(stack, location) in missing.iter().rev() {
-            for frame in profile.frames(profile.location(location)).iter().rev() {
+            let location = profile.location(location);
+            let mapping = location.mapping.map(|mapping| profile.mapping(mapping));
+            let mapping = mapping.map_or("", |mapping| profile.string(mapping.path));
+            for frame in profile.frames(location).iter().rev() {
                 let Frame { name, kind, .. } = *frame;
+                if hidden(&FrameView { kind, name: profile.string(name), mapping }) {
+                    continue;
+                }
                 node = self.child(node, name, NodeKind::Frame(kind));
             }
             self.known_stacks.insert((top, stack), node);

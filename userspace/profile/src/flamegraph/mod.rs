@@ -22,6 +22,7 @@ use std::io::Write;
 
 use self::layout::{Layout, Placed, lay_out};
 use crate::error::WriteError;
+use crate::format::FrameView;
 use crate::kind::FrameKind;
 use crate::model::Profile;
 use crate::text::{columns, duration, grouped, push_xml, quantity, shortened};
@@ -43,10 +44,11 @@ pub fn write(
     profile: &Profile,
     sample_type: usize,
     title: &str,
+    hidden: fn(&FrameView<'_>) -> bool,
     mut out: impl Write,
 ) -> Result<(), WriteError> {
     let counting = profile.counting_sample_type();
-    let tree = CallTree::new(profile, Roots::ProcessThenComm, sample_type, counting);
+    let tree = CallTree::new(profile, Roots::ProcessThenComm, sample_type, counting, hidden);
     let layout = lay_out(profile, &tree);
     let picture = Picture { profile, tree: &tree, sample_type, counting };
     let height = TOP + ROW * (f64::from(layout.depth) + 1.0) + FOOT;
