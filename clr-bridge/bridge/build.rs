@@ -3,5 +3,8 @@
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libstrata_clr.so");
+    // The runtime closes a profiler's library when it has detached. It stays mapped all the same: a
+    // thread may be in `SetApplicationInfoForAppDomain`, and the next attach needs no file.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=build.rs");
 }

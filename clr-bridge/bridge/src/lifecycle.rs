@@ -23,6 +23,7 @@ use crate::com::{ALREADY_ACTIVE, E_FAIL, E_NOINTERFACE, E_OUTOFMEMORY, HResult, 
 use crate::lookup;
 use crate::session::Session;
 use crate::shared::Shared;
+use crate::text::Text;
 
 /// How the runtime came to load the bridge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,10 +121,13 @@ fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
 }
 
 fn describe(session: &Session) {
-    let version = session.info().runtime_version().unwrap_or_default();
+    let mut units = [0u16; 64];
+    let (version, length) = session.info().runtime_version(&mut units).unwrap_or_default();
+    let mut text = Text::<64>::new();
+    text.push_units(units.get(..length).unwrap_or_default());
     let [major, minor, build] = version;
     let status = session.shared().writer().status();
-    status.set_runtime([major, minor, build, 0], session.info().version(), "");
+    status.set_runtime([major, minor, build, 0], session.info().version(), text.as_str());
     status.set_bridge(env!("CARGO_PKG_VERSION"));
 }
 

@@ -228,6 +228,7 @@ impl Session {
     pub fn timed(&self, work: impl FnOnce()) {
         let start = monotonic_time();
         work();
+        self.shared.count(Count::Callbacks, 1);
         self.shared.count(Count::BusyNanoseconds, monotonic_time().saturating_sub(start));
     }
 

@@ -189,7 +189,7 @@ unsafe extern "C" fn jit_compilation_finished(
 ) -> HResult {
     event(|session| {
         if status >= 0 && session.is_compiling() {
-            methods::tell_compiled(session, function, 0);
+            session.timed(|| methods::tell_compiled(session, function, 0));
         }
     })
 }
@@ -203,7 +203,7 @@ unsafe extern "C" fn rejit_compilation_finished(
 ) -> HResult {
     event(|session| {
         if status >= 0 && session.is_compiling() {
-            methods::tell_compiled(session, function, rejit);
+            session.timed(|| methods::tell_compiled(session, function, rejit));
         }
     })
 }
@@ -230,7 +230,7 @@ unsafe extern "C" fn dynamic_method_jit_compilation_finished(
 ) -> HResult {
     event(|session| {
         if status >= 0 && session.is_compiling() {
-            methods::tell_dynamic(session, function, Reason::Compiled);
+            session.timed(|| drop(methods::tell_dynamic(session, function, Reason::Compiled)));
         }
     })
 }

@@ -263,8 +263,8 @@ impl Info {
         unsafe { Interface::from_raw(list) }
     }
 
-    /// Major, minor and build number. 3.1 says 4.0.30319.
-    pub fn runtime_version(self) -> Option<[u16; 3]> {
+    /// Major, minor and build number; the text, which goes into `text`, and its length. 3.1 says 4.0.30319.
+    pub fn runtime_version(self, text: &mut [u16]) -> Option<([u16; 3], usize)> {
         let mut numbers = [0u16; 3];
         let [major, minor, build] = &mut numbers;
         let mut instance = 0u16;
@@ -282,11 +282,11 @@ impl Info {
             minor,
             build,
             &mut fix,
-            0,
+            length(text),
             &mut units,
-            std::ptr::null_mut()
+            text.as_mut_ptr()
         ))?;
-        Some(numbers)
+        Some((numbers, without_nul(units, text)))
     }
 
     /// The AppDomains a module is loaded in: how many, the first ones into `app_domains`.

@@ -1,0 +1,6 @@
+//! The library in real runtimes: loaded by environment, attached, detached, and in trouble.
+
+mod support;
+
+mod lifecycle;
+mod names;

@@ -1,0 +1,216 @@
+// The program that the tests profile: every form of method that names have, and commands on its
+// standard input for what is to happen while somebody watches.
+using System;
+using System.Collections.Generic;
+using System.Linq;
+using System.Reflection;
+using System.Reflection.Emit;
+using System.Runtime.CompilerServices;
+using System.Runtime.InteropServices;
+using System.Threading;
+using System.Threading.Tasks;
+
+namespace Shop
+{
+    public struct Money
+    {
+        public int Cents;
+        public static Money operator +(Money a, Money b) => new Money { Cents = a.Cents + b.Cents };
+    }
+
+    public enum Color { Red, Green }
+
+    public class Cart<T>
+    {
+        public class Line<U>
+        {
+            [MethodImpl(MethodImplOptions.NoInlining)]
+            public U Pick(U a, T b) => a;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        public T Same(T value) => value;
+    }
+
+    public static class Tools
+    {
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        public static TFirst Choose<TFirst, TSecond>(TFirst a, TSecond b) => a;
+    }
+
+    public interface IPaid { int Total { get; } }
+
+    public class Order : IPaid
+    {
+        int IPaid.Total => 7;
+
+        public async Task<int> Pay()
+        {
+            await Task.Yield();
+            return 1;
+        }
+
+        public IEnumerable<int> Lines()
+        {
+            yield return 1;
+            yield return 2;
+        }
+    }
+
+    public static class Native
+    {
+        [DllImport("libstrata_clr.so")]
+        public static extern void SetApplicationInfoForAppDomain(
+            string runtimeId, string serviceName, string environment, string version);
+    }
+
+    public class Program
+    {
+        static volatile bool stop;
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static int Burn(int count)
+        {
+            int sum = 0;
+            for (int i = 0; i < count; i++) sum += i % 7;
+            return sum;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Forms()
+        {
+            new Cart<int>.Line<string>().Pick("a", 3);
+            new Cart<int>.Line<Guid>().Pick(Guid.Empty, 3);
+            new Cart<string>().Same("x");
+            new Cart<Money>().Same(new Money());
+            new Cart<Color>().Same(Color.Red);
+            new Cart<KeyValuePair<int, string>>().Same(default);
+            Tools.Choose(3, "x");
+            Tools.Choose("a", new Money());
+            var sum = new Money { Cents = 1 } + new Money { Cents = 2 };
+            Func<int, int> captures = x => x + sum.Cents;
+            captures(2);
+            Func<int, int> captureless = x => x + 1;
+            captureless(2);
+            Local(3);
+            ((IPaid)new Order()).Total.ToString();
+            new Order().Pay().Wait();
+            new Order().Lines().Sum();
+            int Local(int x) => x + 1;
+        }
+
+        static Func<int, int> Dynamic(string name)
+        {
+            var method = new DynamicMethod(name, typeof(int), new[] { typeof(int) });
+            var code = method.GetILGenerator();
+            code.Emit(OpCodes.Ldarg_0);
+            code.Emit(OpCodes.Ldc_I4_1);
+            code.Emit(OpCodes.Add);
+            code.Emit(OpCodes.Ret);
+            return (Func<int, int>)method.CreateDelegate(typeof(Func<int, int>));
+        }
+
+        // A whole assembly, made at run time and collected again.
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Collectible(string name)
+        {
+            var assembly = AssemblyBuilder.DefineDynamicAssembly(
+                new AssemblyName(name), AssemblyBuilderAccess.RunAndCollect);
+            var type = assembly.DefineDynamicModule(name).DefineType("Made." + name);
+            var method = type.DefineMethod(
+                "Twice", MethodAttributes.Public | MethodAttributes.Static,
+                typeof(int), new[] { typeof(int) });
+            var code = method.GetILGenerator();
+            code.Emit(OpCodes.Ldarg_0);
+            code.Emit(OpCodes.Ldarg_0);
+            code.Emit(OpCodes.Add);
+            code.Emit(OpCodes.Ret);
+            type.CreateTypeInfo().GetMethod("Twice").Invoke(null, new object[] { 4 });
+        }
+
+        static void Collect()
+        {
+            for (int i = 0; i < 10; i++)
+            {
+                GC.Collect();
+                GC.WaitForPendingFinalizers();
+            }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static long Loop(int rounds)
+        {
+            long sum = 0;
+            for (int i = 0; i < rounds; i++) sum += (sum ^ i) % 13;
+            return sum;
+        }
+
+        static long entry;
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void FunctionPointer()
+        {
+            // A framework method that was compiled ahead: its entry is what somebody may ask about.
+            RuntimeHelpers.PrepareMethod(typeof(string).GetMethod("IsNullOrWhiteSpace").MethodHandle);
+            entry = typeof(string).GetMethod("IsNullOrWhiteSpace")
+                .MethodHandle.GetFunctionPointer().ToInt64();
+        }
+
+        public static void Main(string[] arguments)
+        {
+            Forms();
+            Dynamic("Before")(1);
+            new Thread(() => { while (!stop) { Burn(1000); Thread.Sleep(1); } })
+            {
+                IsBackground = true, Name = "burner"
+            }.Start();
+            Console.WriteLine("ready");
+            string line;
+            while ((line = Console.ReadLine()) != null)
+            {
+                var words = line.Split(' ');
+                switch (words[0])
+                {
+                    case "forms": Forms(); break;
+                    case "dynamic": Console.WriteLine(Dynamic(words[1])(1)); continue;
+                    case "collectible": Collectible(words[1]); break;
+                    case "collect": Collect(); break;
+                    case "osr": Loop(int.Parse(words[1])); break;
+                    case "compile":
+                        // Real work for the JIT compiler: expression trees are dynamic methods.
+                        for (int i = 0; i < int.Parse(words[1]); i++) Dynamic("Many" + i)(i);
+                        break;
+                    case "thread":
+                        var thread = new Thread(() => Burn(10)) { Name = words[1] };
+                        thread.Start();
+                        thread.Join();
+                        break;
+                    case "service":
+                        Native.SetApplicationInfoForAppDomain(
+                            words[1], words[2], words[3], words[4]);
+                        break;
+                    case "entry":
+                        FunctionPointer();
+                        Console.WriteLine(entry);
+                        continue;
+                    case "spin":
+                        var until = DateTime.UtcNow.AddMilliseconds(int.Parse(words[1]));
+                        while (DateTime.UtcNow < until) Burn(1000);
+                        break;
+                    case "quit": stop = true; Console.WriteLine("bye"); return;
+                }
+                Console.WriteLine("done");
+            }
+        }
+    }
+}
+
+// Runs the program inside another one (DOTNET_STARTUP_HOOKS), where a runtime has no host of its own.
+internal class StartupHook
+{
+    public static void Initialize()
+    {
+        Shop.Program.Main(new string[0]);
+        Environment.Exit(0);
+    }
+}
