@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     method.method_name,
                     method.class_args.join(" | "),
                     method.method_args.join(" | "),
-                    if method.stub { " stub" } else { "" },
+                    if method.shared { " SHARED" } else { "" },
                 );
             }
         }

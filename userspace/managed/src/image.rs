@@ -21,8 +21,9 @@ const MAX_SIGNATURE: usize = 16 << 10;
 const MAX_LIST_BYTES: usize = 16 << 10;
 
 /// Which part of a method an address is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CodePart {
+    #[default]
     Body,
     /// A handler or filter: code of the method with a frame of its own.
     Funclet,
@@ -31,7 +32,7 @@ pub enum CodePart {
 }
 
 /// A method, as the metadata names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MethodRef {
     /// MethodDef or MemberRef.
     pub token: u32,
@@ -50,6 +51,9 @@ pub struct MethodRef {
     pub method_args: Vec<String>,
     /// A stub that calls the method: unboxes, or passes type arguments on.
     pub stub: bool,
+    /// Other methods have the very same code (P/Invokes of one signature, in .NET Core 3): this is
+    /// one of them.
+    pub shared: bool,
     /// Of the whole method's code, cold parts aside; 0 when it was asked for by token.
     pub start_rva: u32,
     pub size: u32,
@@ -176,7 +180,6 @@ impl<'a> ManagedImage<'a> {
         }
         Some(MethodRef {
             token,
-            assembly: None,
             type_token: method.type_token,
             type_name: type_name.unwrap_or_default(),
             method_name: metadata.method_name(&method)?,
@@ -186,12 +189,7 @@ impl<'a> ManagedImage<'a> {
                 .filter(|signature: &&[u8]| <[u8]>::len(signature) <= MAX_SIGNATURE)
                 .unwrap_or_default()
                 .to_vec(),
-            class_args: Vec::new(),
-            method_args: Vec::new(),
-            stub: false,
-            start_rva: 0,
-            size: 0,
-            part: CodePart::Body,
+            ..MethodRef::default()
         })
     }
 
@@ -206,7 +204,8 @@ impl<'a> ManagedImage<'a> {
             }
             Owner::Instance(at) => self.instance(code, at)?,
         };
-        let Found { entry, function, cold, .. } = found;
+        let Found { entry, function, cold, shared, .. } = found;
+        method.shared = shared;
         method.start_rva = entry.begin;
         method.size = entry.end.saturating_sub(entry.begin);
         method.part = match (cold, function.begin == entry.begin) {
@@ -227,18 +226,7 @@ impl<'a> ManagedImage<'a> {
             module => MethodRef {
                 token,
                 assembly: Some(self.assembly_of(code, module)?),
-                type_token: 0,
-                type_name: String::new(),
-                method_name: String::new(),
-                class_params: Vec::new(),
-                method_params: Vec::new(),
-                signature: Vec::new(),
-                class_args: Vec::new(),
-                method_args: Vec::new(),
-                stub: false,
-                start_rva: 0,
-                size: 0,
-                part: CodePart::Body,
+                ..MethodRef::default()
             },
         };
         method.stub = stub;

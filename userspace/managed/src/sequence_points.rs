@@ -21,11 +21,14 @@ impl SequencePoint {
     }
 }
 
+/// More bytes of one method are not read; those of a long method have some thousands.
+const MAX_BLOB: usize = 1 << 20;
+
 /// The points of a blob, as far as it can be read. `document` is that of the method's row, 0 when
 /// the blob names it.
 pub(crate) fn decode(blob: &[u8], document: u32) -> Vec<SequencePoint> {
     let mut points = Vec::new();
-    let _ = decode_into(blob, document, &mut points);
+    let _ = decode_into(blob.get(..MAX_BLOB).unwrap_or(blob), document, &mut points);
     points
 }
 

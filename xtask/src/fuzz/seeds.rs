@@ -8,6 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::setup::dotnet;
 use crate::{project, run};
 
 /// A Go program that profiles itself: its line table and its profile are both seeds.
@@ -69,6 +70,7 @@ pub fn make() -> Result<()> {
     fs::write(&dump, jitdump())?;
     plant(&corpus, "jitdump", &dump)?;
     go_seeds(&work, &corpus)?;
+    dotnet_seeds(&work, &corpus)?;
     // No seed of its own: the fuzzer starts from nothing.
     fs::create_dir_all(corpus.join("unwind_bytes"))?;
     Ok(())
@@ -125,6 +127,39 @@ fn go_seeds(work: &Path, corpus: &Path) -> Result<()> {
     // Plain as well: a mutation of compressed bytes rarely gets past the checksum.
     run::output_of(Command::new("gzip").args(["--decompress", "--force", "--keep"]).arg(&profile))?;
     plant(corpus, "pprof_decode", &work.join("cpu.pprof"))
+}
+
+/// A C# program with its PDB apart and inside, and small precompiled assemblies of each runtime.
+/// The runtimes are large, so they are used when the tests have assembled them.
+fn dotnet_seeds(work: &Path, corpus: &Path) -> Result<()> {
+    let dotnet = dotnet::directory();
+    let compiler = dotnet.join("compile");
+    if !compiler.exists() {
+        eprintln!("· no seeds from .NET: `cargo xtask setup test` assembles its runtimes");
+        for target in ["managed_image", "portable_pdb"] {
+            fs::create_dir_all(corpus.join(target))?;
+        }
+        return Ok(());
+    }
+    let source = project::root().join("userspace/managed/tests/programs/Lines.cs");
+    for kind in ["embedded", "portable"] {
+        let program = work.join(format!("lines-{kind}.dll"));
+        let mut compile = Command::new(&compiler);
+        compile.arg(&program).arg(&source).arg(format!("-debug:{kind}"));
+        run::quietly("compile a C# program", &mut compile)?;
+        plant(corpus, "managed_image", &program)?;
+    }
+    plant(corpus, "portable_pdb", &work.join("lines-portable.pdb"))?;
+    for (version, name) in [
+        ("3.1", "System.IO.Compression.Brotli.dll"),
+        ("9", "System.Net.WebHeaderCollection.dll"),
+    ] {
+        let shared = dotnet.join(version).join("shared/Microsoft.NETCore.App");
+        for runtime in fs::read_dir(&shared)? {
+            plant(corpus, "managed_image", &runtime?.path().join(name))?;
+        }
+    }
+    Ok(())
 }
 
 /// A jitdump of one function with lines (tools/perf/Documentation/jitdump-specification.txt).

@@ -66,6 +66,9 @@ struct Entry {
     /// The first runtime function of the method; funclets follow it.
     function: u32,
     owner: Owner,
+    /// Further methods have the same code. Crossgen of .NET Core 3 lets P/Invokes of one signature
+    /// share their stub.
+    shared: bool,
 }
 
 /// A runtime function and whose it is.
@@ -76,6 +79,7 @@ pub(crate) struct Found {
     pub entry: RuntimeFunction,
     pub function: RuntimeFunction,
     pub cold: bool,
+    pub shared: bool,
 }
 
 /// The tables of one image.
@@ -182,7 +186,10 @@ impl NativeCode {
             Err(error) => self.allow(error, "instance entry points")?,
         }
         self.entries.sort_by_key(|entry| entry.function);
-        self.entries.dedup_by_key(|entry| entry.function);
+        self.entries.dedup_by(|later, first| {
+            first.shared |= later.function == first.function;
+            later.function == first.function
+        });
         match sections.read(image, "hot and cold parts", section::HOT_COLD_MAP) {
             Ok(table) => self.add_cold(&table),
             Err(error) => self.allow(error, "hot and cold parts")?,
@@ -236,7 +243,7 @@ impl NativeCode {
 
     fn add(&mut self, function: u32, owner: Owner) {
         if index(function) < self.functions.len() {
-            self.entries.push(Entry { function, owner });
+            self.entries.push(Entry { function, owner, shared: false });
         }
     }
 
@@ -297,7 +304,8 @@ impl NativeCode {
         let functions = functions.unwrap_or_default();
         let begin = functions.first()?.begin;
         let end = functions.last()?.end;
-        Some(Found { owner: entry.owner, entry: RuntimeFunction { begin, end }, function, cold })
+        let code = RuntimeFunction { begin, end };
+        Some(Found { owner: entry.owner, entry: code, function, cold, shared: entry.shared })
     }
 }
 
