@@ -46,7 +46,8 @@ pub struct MethodRef {
     pub class_params: Vec<String>,
     pub method_params: Vec<String>,
     pub signature: Vec<u8>,
-    /// One for each parameter of an instance, or none; empty text stands for any reference type.
+    /// One for each parameter of an instance, or none. Value types are exact, `` Name`1[Argument] ``
+    /// if generic; empty text stands for any reference type.
     pub class_args: Vec<String>,
     pub method_args: Vec<String>,
     /// A stub that calls the method: unboxes, or passes type arguments on.

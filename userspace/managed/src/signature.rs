@@ -19,6 +19,7 @@ const MAX_STEPS: u32 = 64 << 10;
 pub(crate) const MAX_ARGUMENTS: u32 = 256;
 
 mod element {
+    pub const STRING: u8 = 0x0e;
     pub const PTR: u8 = 0x0f;
     pub const BYREF: u8 = 0x10;
     pub const VALUETYPE: u8 = 0x11;
@@ -27,6 +28,7 @@ mod element {
     pub const ARRAY: u8 = 0x14;
     pub const GENERICINST: u8 = 0x15;
     pub const FNPTR: u8 = 0x1b;
+    pub const OBJECT: u8 = 0x1c;
     pub const SZARRAY: u8 = 0x1d;
     pub const MVAR: u8 = 0x1e;
     pub const CMOD_REQD: u8 = 0x1f;
@@ -119,13 +121,40 @@ impl<'a> Walk<'a> {
         self.read_type(MAX_DEPTH)
     }
 
-    /// A type as text; an empty one for `__Canon`, which stands for any reference type, and for a
-    /// type of a module that is not known.
-    pub fn type_text(&mut self, names: &'a dyn TypeNames) -> Option<String> {
-        if self.cursor.rest().first() == Some(&element::CANON_ZAPSIG) {
-            self.byte()?;
+    /// A type argument as text; an empty one for a reference type, since code is shared by all of
+    /// those, and for a type of a module that is not known.
+    pub fn argument(&mut self, names: &'a dyn TypeNames) -> Option<String> {
+        if self.is_reference_type() {
+            self.skip_type()?;
             return Some(String::new());
         }
+        self.type_text(names)
+    }
+
+    fn is_reference_type(&self) -> bool {
+        let mut ahead = self.cursor;
+        let mut kind = ahead.u8();
+        if kind == Some(element::MODULE_ZAPSIG) {
+            kind = ahead.compressed().and_then(|_| ahead.u8());
+        }
+        if kind == Some(element::GENERICINST) {
+            kind = ahead.u8();
+        }
+        matches!(
+            kind,
+            Some(
+                element::CANON_ZAPSIG
+                    | element::STRING
+                    | element::OBJECT
+                    | element::CLASS
+                    | element::SZARRAY
+                    | element::ARRAY
+            )
+        )
+    }
+
+    /// A type as text; an empty one for a type of a module that is not known.
+    pub fn type_text(&mut self, names: &'a dyn TypeNames) -> Option<String> {
         self.output = Output::Text { names, text: String::new(), known: true };
         let outcome = self.read_type(MAX_DEPTH);
         match std::mem::replace(&mut self.output, Output::Nothing) {
@@ -161,7 +190,7 @@ impl<'a> Walk<'a> {
         let mut arguments = Vec::new();
         for position in 0..ahead.number()? {
             if position < MAX_ARGUMENTS {
-                arguments.push(ahead.type_text(names)?);
+                arguments.push(ahead.argument(names)?);
             } else {
                 ahead.skip_type()?;
             }
@@ -259,14 +288,14 @@ impl<'a> Walk<'a> {
 
     fn arguments(&mut self, depth: u32) -> Option<()> {
         let count = self.number()?;
-        self.write("<");
+        self.write("[");
         for number in 0..count {
             if number > 0 {
                 self.write(",");
             }
             self.read_type(depth)?;
         }
-        self.write(">");
+        self.write("]");
         Some(())
     }
 
@@ -380,19 +409,36 @@ mod tests {
             (&[0x14, 0x08, 2, 1, 5, 2, 0, 0], "System.Int32[,]"),
             (&[0x0f, 0x01], "System.Void*"),
             (&[0x12, 0x08], "M0.T2000002"),
-            (&[0x15, 0x11, 0x08, 2, 0x08, 0x13, 0], "M0.T2000002<System.Int32,!0>"),
+            (&[0x15, 0x11, 0x08, 2, 0x08, 0x13, 0], "M0.T2000002[System.Int32,!0]"),
             (&[0x1e, 1], "!!1"),
             (&[0x20, 0x09, 0x08], "System.Int32"),
             (&[0x3f, 7, 0x11, 0x08], "M7.T2000002"),
             // The arguments of a generic type of another module are of this one again.
-            (&[0x3f, 7, 0x15, 0x11, 0x08, 1, 0x11, 0x0c], "M7.T2000002<M0.T2000003>"),
+            (&[0x3f, 7, 0x15, 0x11, 0x08, 1, 0x11, 0x0c], "M7.T2000002[M0.T2000003]"),
             (&[0x1b, 0, 1, 0x01, 0x08], "method System.Void *(System.Int32)"),
-            // Any reference type, and a type of a module nobody knows.
-            (&[0x3e], ""),
+            (&[0x3e], "System.__Canon"),
+            // A type of a module nobody knows.
             (&[0x3f, 9, 0x11, 0x08], ""),
         ] {
             assert_eq!(text(signature).as_deref(), Some(expected), "{signature:x?}");
         }
+    }
+
+    #[test]
+    fn arguments_that_are_references_are_empty() {
+        let argument = |signature: &[u8]| Walk::new(signature, 1000).argument(&Numbered);
+        for reference in [
+            &[0x3e][..],
+            &[0x0e],
+            &[0x1d, 0x08],
+            &[0x12, 0x08],
+            &[0x15, 0x12, 0x08, 1, 0x08],
+            &[0x3f, 7, 0x15, 0x12, 0x08, 1, 0x08],
+        ] {
+            assert_eq!(argument(reference).as_deref(), Some(""), "{reference:x?}");
+        }
+        let value = [0x15, 0x11, 0x08, 2, 0x3e, 0x08];
+        assert_eq!(argument(&value).as_deref(), Some("M0.T2000002[System.__Canon,System.Int32]"));
     }
 
     #[test]

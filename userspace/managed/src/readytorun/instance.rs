@@ -29,7 +29,8 @@ pub(crate) struct Instance {
     pub token: Option<u32>,
     /// A stub that calls the method, not the method itself.
     pub stub: bool,
-    /// Empty text stands for any reference type, and for what cannot be named.
+    /// Empty text stands for any reference type, and for what cannot be named; a generic value
+    /// type is written `` Name`2[Argument,System.__Canon] ``, as the runtime does.
     pub class_args: Vec<String>,
     pub method_args: Vec<String>,
 }
@@ -76,7 +77,7 @@ fn read<'a>(walk: &mut Walk<'a>, names: Option<&'a dyn TypeNames>) -> Option<Ins
         for position in 0..count {
             match names {
                 Some(names) if position < MAX_ARGUMENTS => {
-                    method_args.push(walk.type_text(names)?);
+                    method_args.push(walk.argument(names)?);
                 }
                 _ => walk.skip_type()?,
             }
