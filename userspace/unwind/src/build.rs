@@ -1,4 +1,5 @@
-//! From a file to its unwind table: the order in which the sources of rules are asked.
+//! From a file to its unwind table: the order in which the sources of rules are asked. PE files
+//! have a single source, their exception directory.
 //!
 //! Invariant: whatever is wrong with one source, the others still count; an error means that
 //! the file as such could not be read.
@@ -14,9 +15,10 @@ use crate::frame_program::{Outcome, Program, State};
 use crate::frame_section::{Entry, FrameSection};
 use crate::golang::{self, LineTable};
 use crate::limits::Limits;
+use crate::managed::image;
 use crate::pieces::PieceBuilder;
 use crate::plt;
-use crate::read::ReadAt;
+use crate::read::{Part, ReadAt};
 use crate::rules::{self, Rules};
 use crate::table::{Statistics, UnwindTable};
 
@@ -25,18 +27,22 @@ use crate::table::{Statistics, UnwindTable};
 pub enum BuildError {
     #[error("the file could not be read")]
     Read(#[from] std::io::Error),
-    #[error("not an ELF file")]
-    NotElf,
-    #[error("an ELF file for another machine: only 64-bit x86-64 programs are unwound")]
+    #[error("neither an ELF nor a PE file")]
+    NotProgram,
+    #[error("a file for another machine: only 64-bit x86-64 programs are unwound")]
     OtherMachine,
-    #[error("the ELF file is cut: it is shorter than its headers say")]
+    #[error("the file is cut: it is shorter than its headers say")]
     Cut,
     #[error("a section of {size} bytes is larger than the limit of {limit}")]
     TooLarge { size: u64, limit: u64 },
 }
 
-/// Builds the unwind table of an ELF file (or of an ELF image in memory, such as the vDSO).
+/// Builds the unwind table of an ELF file (or of an ELF image in memory, such as the vDSO), or of
+/// a PE file: there addresses count from the image's start.
 pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTable, BuildError> {
+    if image::is_pe(source) {
+        return image::build(source, limits);
+    }
     let elf = Elf::read(source)?;
     let mut rules = Rules::new(limits.max_rules);
     let mut statistics = Statistics::default();
@@ -103,6 +109,20 @@ pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTa
     let pieces = writer.pieces.finish();
     statistics.refused_rows = rules.refused;
     Ok(UnwindTable { rules: rules.into_rules(), pieces, loads: elf.loads, statistics })
+}
+
+/// Builds the unwind table of a file that lies inside another one: an assembly in a single-file
+/// program. File offsets in the table are the outer file's.
+pub fn build_part<R: ReadAt + ?Sized>(
+    source: &R,
+    range: Range<u64>,
+    limits: &Limits,
+) -> Result<UnwindTable, BuildError> {
+    let mut table = build(&Part::new(source, range.clone()), limits)?;
+    for load in &mut table.loads {
+        load.offset = load.offset.saturating_add(range.start);
+    }
+    Ok(table)
 }
 
 /// For fuzzing: any bytes as a file, and what was built survives being written and read.

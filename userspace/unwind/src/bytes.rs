@@ -13,7 +13,7 @@ use crate::table::{Load, Piece, Statistics, UnwindTable};
 
 const MAGIC: [u8; 8] = *b"strataUT";
 /// Changes with this format, with the meaning of rules, and with how tables are built.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 const HEADER: usize = 8 + 4 + 4 + 8 + 8;
 const RULE_WORDS: usize = size_of::<Rule>() / 4;
@@ -284,14 +284,15 @@ fn check_rule(rule: &Rule, number: u32) -> Result<(), FormatError> {
             && rule.reserved2 == 0
     } else {
         let field = rule.packed.field();
-        let field_is_known =
-            if kind == Kind::Sp as u32 || kind == Kind::Fp as u32 || kind == Kind::Rbx as u32 {
-                rule.packed.0 >> 26 == 0
-            } else if kind == Kind::Plt as u32 {
-                field < 16
-            } else {
-                kind <= KINDS && field == 0
-            };
+        let field_is_known = if kind == Kind::Sp as u32 || kind == Kind::Fp as u32 {
+            field >> 22 == 0
+        } else if kind == Kind::Rbx as u32 {
+            rule.packed.0 >> 26 == 0
+        } else if kind == Kind::Plt as u32 {
+            field < 16
+        } else {
+            kind <= KINDS && field == 0
+        };
         field_is_known && *rule == Rule::simple(rule.packed)
     };
     if known { Ok(()) } else { Err(FormatError::Content("a rule of a shape that none has")) }

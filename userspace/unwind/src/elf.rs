@@ -58,14 +58,14 @@ impl Elf {
     pub fn read<R: ReadAt + ?Sized>(source: &R) -> Result<Self, BuildError> {
         let mut bytes = [0; size_of::<FileHeader64<LE>>()];
         if source.len() < bytes.len() as u64 {
-            return Err(BuildError::NotElf);
+            return Err(BuildError::NotProgram);
         }
         read_whole(source, 0, &mut bytes)?;
         let Ok((header, _)) = pod::from_bytes::<FileHeader64<LE>>(&bytes) else {
-            return Err(BuildError::NotElf);
+            return Err(BuildError::NotProgram);
         };
         if header.e_ident.magic != elf::ELFMAG {
-            return Err(BuildError::NotElf);
+            return Err(BuildError::NotProgram);
         }
         if header.e_ident.class != elf::ELFCLASS64
             || header.e_ident.data != elf::ELFDATA2LSB

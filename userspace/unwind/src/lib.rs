@@ -1,4 +1,4 @@
-//! From an ELF file to unwind rows, and the unwinder that runs them in userspace.
+//! From a program's file to unwind rows, and the unwinder that runs them in userspace.
 //!
 //! [`build`] reads what a file says about its stack frames and turns it into the rows and rules
 //! that the kernel searches ([`strata_layout::tables`], [`strata_layout::rule`]). Sources, best
@@ -10,11 +10,15 @@
 //! 4. the instructions themselves, where nothing describes them;
 //! 5. the frame pointer: rule "none".
 //!
+//! That is for ELF files. The CLR's images are PE files, described by an exception directory, and
+//! what the CLR compiles at run time is described by its own instructions: [`managed`].
+//!
 //! Code map:
 //! - [`read`]: the file, read by `pread`-like calls, never mapped
 //! - `elf`: headers, segments, sections
 //! - `frame_section`, `frame_program`, `expression`: call frame information
 //! - `golang`, `plt`, `code`: everything else rules come from
+//! - [`managed`]: code of the CLR
 //! - `coverage`: which address is covered by what
 //! - `rules`, `pieces`: interned rules, rows and their index
 //! - [`table`]: the result, and the search in it
@@ -36,6 +40,7 @@ mod frame_program;
 mod frame_section;
 mod golang;
 mod limits;
+pub mod managed;
 mod pieces;
 mod plt;
 pub mod read;
@@ -44,7 +49,7 @@ pub mod table;
 pub mod unwinder;
 mod window;
 
-pub use build::{BuildError, build, fuzz_build};
+pub use build::{BuildError, build, build_part, fuzz_build};
 pub use limits::Limits;
 pub use read::ReadAt;
 pub use table::{Load, Piece, Statistics, UnwindTable};

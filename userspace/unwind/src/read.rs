@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 /// Something that can be read by position: a file, or bytes in memory.
@@ -67,6 +68,37 @@ impl ReadAt for FileReader {
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         self.file.read_at(buffer, offset)
+    }
+}
+
+/// A range of something that can be read, as if it were all there is.
+#[derive(Debug)]
+pub struct Part<'a, R: ?Sized> {
+    source: &'a R,
+    start: u64,
+    size: u64,
+}
+
+impl<'a, R: ReadAt + ?Sized> Part<'a, R> {
+    /// As much of the range as there is.
+    pub fn new(source: &'a R, range: Range<u64>) -> Self {
+        let end = range.end.min(source.len());
+        Self { source, start: range.start, size: end.saturating_sub(range.start) }
+    }
+}
+
+impl<R: ReadAt + ?Sized> ReadAt for Part<'_, R> {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let rest = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let count = rest.min(buffer.len());
+        match (self.start.checked_add(offset), buffer.get_mut(..count)) {
+            (Some(at), Some(buffer)) if count != 0 => self.source.read_at(at, buffer),
+            _ => Ok(0),
+        }
     }
 }
 

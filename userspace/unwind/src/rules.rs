@@ -69,9 +69,20 @@ impl Rules {
         UNSUPPORTED
     }
 
-    /// The number of a rule that needs more than a word; its `packed` field is filled in here.
+    /// The number of a rule of either form.
+    pub fn number(&mut self, rule: Rule) -> u16 {
+        if rule.is_extended() { self.extended(rule) } else { self.packed(rule.packed) }
+    }
+
+    /// The number of a rule that needs more than a word. The word is filled in here; what counts
+    /// of it is whether epilogues are checked.
     pub fn extended(&mut self, mut rule: Rule) -> u16 {
-        rule.packed = Packed(0);
+        let checks_epilogue = rule.packed.checks_epilogue();
+        let word = |number| match Packed::extended(number) {
+            word if checks_epilogue => word.with_epilogue_check(),
+            word => word,
+        };
+        rule.packed = word(0);
         if let Some(number) = self.extended.get(&rule) {
             return *number;
         }
@@ -81,7 +92,7 @@ impl Rules {
         }
         let number = self.rules.len() as u16;
         self.extended.insert(rule, number);
-        rule.packed = Packed::extended(number);
+        rule.packed = word(number);
         self.rules.push(rule);
         number
     }
