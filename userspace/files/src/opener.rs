@@ -13,8 +13,8 @@
 //! Invariants: no file's content is interpreted here; only regular files are opened for reading;
 //! a path is resolved below its root and never through a magic link.
 
-mod filesystems;
-mod process;
+pub(crate) mod filesystems;
+pub(crate) mod process;
 mod resolve;
 
 use std::io;

@@ -51,7 +51,8 @@ impl HeldProcesses {
     }
 }
 
-fn open_process(process: ProcessRef) -> Result<OwnedFd, Refused> {
+/// Opens the directory of `process` after a check that it is the one that was meant.
+pub fn open_process(process: ProcessRef) -> Result<OwnedFd, Refused> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = open(format!("/proc/{}", process.pid), flags, Mode::empty()).map_err(
         |errno| match errno {
