@@ -1,0 +1,105 @@
+//! Whether strata's library is in a process, how it is, and who reads it: without becoming its owner.
+
+use std::fmt;
+use std::os::fd::AsRawFd;
+
+use strata_bridge_layout::layout::{OWNER_LOCK, WISHES, WishBlock, checksum};
+use strata_bridge_layout::reader::{Limits, ReadAt, Reader, file};
+use strata_bridge_layout::status::{Count, Loss, State};
+
+use super::memory_files;
+use crate::mappings::SharedMapping;
+use crate::target::Target;
+
+/// Who reads a bridge, as the memory has it: the process could have written something else there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    pub name: String,
+    /// In the PID namespace of that strata; 0 when nobody said.
+    pub pid: u32,
+}
+
+impl Holder {
+    pub fn new(name: &str, pid: u32) -> Self {
+        Self { name: name.chars().filter(|letter| !letter.is_control()).collect(), pid }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = if self.name.is_empty() { "of unknown name" } else { &self.name };
+        match self.pid {
+            0 => f.write_str(name),
+            pid => write!(f, "{name}, pid {pid}"),
+        }
+    }
+}
+
+/// Strata's library in a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BridgeState {
+    NotLoaded,
+    Loaded {
+        /// `None`: a state that this version does not know.
+        state: Option<State>,
+        holder: Option<Holder>,
+        methods: u64,
+        /// Everything that was lost, of whatever cause.
+        losses: u64,
+        version: String,
+    },
+    /// It is there and cannot be read: why.
+    Unusable(String),
+}
+
+/// Looks at the memory files among these mappings. Nothing of a target's can hang here.
+pub fn presence(target: &Target, shared: &[SharedMapping]) -> BridgeState {
+    let mut first_reason = None;
+    for main in memory_files::mains(shared) {
+        match look(target, &main) {
+            Ok(BridgeState::Loaded { state: Some(State::Detached), .. }) => {}
+            Ok(state) => return state,
+            Err(reason) => first_reason = first_reason.or(Some(reason)),
+        }
+    }
+    first_reason.map_or(BridgeState::NotLoaded, BridgeState::Unusable)
+}
+
+fn look(target: &Target, main: &SharedMapping) -> Result<BridgeState, String> {
+    let file = memory_files::open(target, main).map_err(|error| error.to_string())?;
+    file::check_main(&file).map_err(|error| error.to_string())?;
+    let reader = Reader::new(&file, Limits::default()).map_err(|error| error.to_string())?;
+    let status = reader.status().map_err(|error| error.to_string())?;
+    let holder = is_owned(&file).then(|| holder_of(&file));
+    Ok(BridgeState::Loaded {
+        state: status.state,
+        holder,
+        methods: status.count(Count::Methods),
+        losses: Loss::ALL.iter().fold(0, |sum: u64, loss| sum.saturating_add(status.lost(*loss))),
+        version: status.bridge_text.chars().filter(|letter| !letter.is_control()).collect(),
+    })
+}
+
+fn holder_of(file: &std::fs::File) -> Holder {
+    let mut bytes = [0; size_of::<WishBlock>()];
+    let read = file.read_at(WISHES as u64, &mut bytes).unwrap_or(0);
+    let block = WishBlock::from_bytes(&bytes);
+    if read < bytes.len() || block.check != checksum(bytes.get(8..).unwrap_or_default()) {
+        return Holder::new("", 0);
+    }
+    let name = block.owner_name.split(|&byte| byte == 0).next().unwrap_or_default();
+    Holder::new(&String::from_utf8_lossy(name), block.owner_pid)
+}
+
+/// Whether somebody holds the owner's lock. Asking takes no lock (fcntl(2), F_OFD_GETLK).
+fn is_owned(file: &std::fs::File) -> bool {
+    // SAFETY: a plain C structure for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = OWNER_LOCK;
+    lock.l_len = 1;
+    // SAFETY: the descriptor is open, and `lock` is a structure that the kernel may overwrite.
+    let outcome = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    outcome == 0 && i32::from(lock.l_type) != libc::F_UNLCK
+}

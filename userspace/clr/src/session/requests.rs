@@ -1,0 +1,133 @@
+//! What is asked of a bridge: waiting, asked, and answered or not.
+//!
+//! The bridge has 256 places for requests and serves them in order, so what does not fit waits here.
+//! The answers are records of the log; here only those show that will never have one.
+
+use std::collections::{HashSet, VecDeque};
+use std::io;
+
+use strata_bridge_layout::control::{Outcome, request};
+use strata_bridge_layout::owning::{Owner, RequestError};
+
+/// More requests do not wait.
+pub const MAX_WAITING: usize = 1 << 16;
+
+/// Something that is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Question {
+    /// Which method this address belongs to: a `Method` with `asked_ip`, or `NotFound`.
+    Address(u64),
+    /// Which IL the code of this function at this start came from: an `IlMap`.
+    IlMap { function: u64, rejit: u64, start: u64 },
+    /// An AppDomain, once more: an `AppDomain`.
+    AppDomain(u64),
+}
+
+impl Question {
+    fn encoded(self) -> (u32, u64, u64) {
+        match self {
+            Self::Address(ip) => (request::RESOLVE_IP, ip, 0),
+            Self::IlMap { function, rejit, .. } => (request::IL_MAP, function, rejit),
+            Self::AppDomain(id) => (request::APP_DOMAIN, id, 0),
+        }
+    }
+}
+
+/// Why a question has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Unanswered {
+    /// The runtime refused, or the bridge does not know such questions.
+    Refused,
+    /// There was no room for the answer.
+    Lost,
+    /// The bridge went before it answered.
+    Gone,
+}
+
+#[derive(Debug, Default)]
+pub struct Requests {
+    waiting: VecDeque<Question>,
+    asked: VecDeque<(u64, Question)>,
+    /// What waits or is asked, to ask it once.
+    open: HashSet<Question>,
+    /// Questions that were turned away because too many waited.
+    dropped: u64,
+}
+
+impl Requests {
+    /// Asks, unless that was asked and not answered yet.
+    pub fn ask(&mut self, question: Question) {
+        if self.open.len() >= MAX_WAITING {
+            self.dropped += 1;
+        } else if self.open.insert(question) {
+            self.waiting.push_back(question);
+        }
+    }
+
+    /// How many have not been answered.
+    pub fn open(&self) -> usize {
+        self.open.len()
+    }
+
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Sees what became of the requests, and sends as many as there is room for.
+    pub fn advance(&mut self, owner: &mut Owner) -> io::Result<Vec<(Question, Unanswered)>> {
+        let mut unanswered = Vec::new();
+        while let Some(&(sequence, question)) = self.asked.front() {
+            let Some(outcome) = owner.outcome(sequence)? else { break };
+            self.asked.pop_front();
+            self.open.remove(&question);
+            match outcome {
+                Outcome::Answered => {}
+                Outcome::Unknown | Outcome::Failed => {
+                    unanswered.push((question, Unanswered::Refused));
+                }
+                Outcome::Lost => unanswered.push((question, Unanswered::Lost)),
+            }
+        }
+        while let Some(&question) = self.waiting.front() {
+            let (kind, first, second) = question.encoded();
+            match owner.request(kind, first, second) {
+                Ok(sequence) => {
+                    self.waiting.pop_front();
+                    self.asked.push_back((sequence, question));
+                }
+                Err(RequestError::Full) => break,
+                Err(RequestError::Call(error)) => return Err(error),
+            }
+        }
+        Ok(unanswered)
+    }
+
+    /// Nobody will answer any more.
+    pub fn give_up(&mut self) -> Vec<(Question, Unanswered)> {
+        let asked = self.asked.drain(..).map(|(_, question)| question);
+        let open = asked.chain(self.waiting.drain(..)).map(|q| (q, Unanswered::Gone)).collect();
+        self.open.clear();
+        open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_waits_once_and_not_without_end() {
+        let mut requests = Requests::default();
+        for _ in 0..3 {
+            requests.ask(Question::Address(7));
+        }
+        assert_eq!(requests.open(), 1);
+        for ip in 0..2 * MAX_WAITING as u64 {
+            requests.ask(Question::Address(ip));
+        }
+        assert_eq!(requests.open(), MAX_WAITING);
+        assert_eq!(requests.dropped(), MAX_WAITING as u64);
+        assert_eq!(requests.give_up().len(), MAX_WAITING);
+        assert_eq!(requests.open(), 0);
+    }
+}

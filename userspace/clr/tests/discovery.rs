@@ -1,0 +1,149 @@
+//! What is seen of real CLR processes, and what they answer.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use strata_clr::diagnostics::{Diagnostics, DiagnosticsError, HResult};
+use strata_clr::{CLibrary, Deadline, Evidence, Machine, RuntimeVersion, SocketError, discover};
+use support::{Clr, Runtime, must_be_root};
+
+fn soon() -> Deadline {
+    Deadline::within(Duration::from_secs(5))
+}
+
+#[test]
+fn every_runtime_is_found_with_its_version_and_socket() {
+    must_be_root();
+    for runtime in Runtime::ALL {
+        let clr = runtime.start();
+        let start = Instant::now();
+        let found = discover(clr.pid()).unwrap().expect("a CLR");
+        println!("{runtime:?}: discovered in {:?}: {:?}", start.elapsed(), found.sockets);
+        let single = runtime.is_single_file();
+        assert_eq!(found.evidence, if single { Evidence::SingleFile } else { Evidence::Library });
+        assert_eq!(found.machine, Some(Machine::OWN));
+        assert_eq!(found.c_library, Some(CLibrary::Glibc));
+        assert_eq!(found.status.inner_pid, clr.pid());
+        assert!(found.shared.is_empty() && found.switches.profilers().is_empty());
+        let sockets = found.sockets.as_ref().expect("a socket");
+        assert_eq!(sockets.len(), 1);
+        let info = Diagnostics::new(&found.target, sockets).process_info(soon());
+        match runtime {
+            Runtime::Core31 => {
+                assert_eq!(found.version, RuntimeVersion::parse("3.1.2"));
+                let refused = DiagnosticsError::Refused(HResult::UNKNOWN_COMMAND);
+                assert_eq!(info, Err(refused));
+            }
+            _ => {
+                let info = info.unwrap();
+                println!("{info:?}");
+                let version = RuntimeVersion::parse(&info.runtime_version.unwrap()).unwrap();
+                assert_eq!(version.major, runtime.major());
+                assert_eq!(info.pid, u64::from(clr.pid()));
+                assert_eq!(info.architecture, "x64");
+                assert!(found.version.is_none_or(|found| found == version));
+                assert_eq!(found.version.is_some(), !single);
+            }
+        }
+    }
+}
+
+#[test]
+fn diagnostics_that_are_switched_off_are_the_reason() {
+    must_be_root();
+    for (runtime, name) in [
+        (Runtime::Core31, "COMPlus_EnableDiagnostics"),
+        (Runtime::Net9, "DOTNET_EnableDiagnostics"),
+        (Runtime::Net9, "DOTNET_EnableDiagnostics_IPC"),
+    ] {
+        let mut command = runtime.command();
+        command.env(name, "0");
+        let clr = Clr::start(command);
+        let found = discover(clr.pid()).unwrap().expect("a CLR");
+        let error = found.sockets.expect_err("no socket");
+        assert_eq!(error, SocketError::SwitchedOff(format!("{name}=0")));
+    }
+}
+
+#[test]
+fn the_socket_is_looked_for_where_the_process_puts_temporary_files() {
+    must_be_root();
+    let folder = tempfile::tempdir().unwrap();
+    let real = folder.path().join("real");
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, folder.path().join("link")).unwrap();
+    let mut command = Runtime::Net9.command();
+    command.env("TMPDIR", folder.path().join("link"));
+    let clr = Clr::start(command).with_folder(folder);
+    let found = discover(clr.pid()).unwrap().expect("a CLR");
+    let sockets = found.sockets.as_ref().expect("a socket behind root's link");
+    assert!(Diagnostics::new(&found.target, sockets).process_info(soon()).is_ok());
+}
+
+#[test]
+fn sockets_of_the_dead_under_the_same_number_do_not_stand_in_the_way() {
+    must_be_root();
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Runtime::Net9.command();
+    command.env("TMPDIR", folder.path());
+    let clr = Clr::start(command);
+    let entries = std::fs::read_dir(folder.path()).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let own = paths.into_iter().find(|path| path.to_str().unwrap().ends_with("-socket")).unwrap();
+    // As in another time namespace: the key is not the start time that is seen from here.
+    let renamed = folder.path().join(format!("dotnet-diagnostic-{}-7777777-socket", clr.pid()));
+    std::fs::rename(own, renamed).unwrap();
+    for key in 1..4 {
+        let name = format!("dotnet-diagnostic-{}-{key}-socket", clr.pid());
+        drop(std::os::unix::net::UnixListener::bind(folder.path().join(name)).unwrap());
+    }
+    let found = discover(clr.pid()).unwrap().expect("a CLR");
+    let sockets = found.sockets.as_ref().unwrap();
+    assert_eq!(sockets.len(), 4);
+    assert!(Diagnostics::new(&found.target, sockets).process_info(soon()).is_ok());
+}
+
+#[test]
+fn a_stopped_runtime_costs_a_bounded_wait() {
+    must_be_root();
+    let clr = Runtime::Net9.start();
+    let found = discover(clr.pid()).unwrap().expect("a CLR");
+    // SAFETY: a signal to a process that this test started.
+    unsafe { libc::kill(clr.pid() as i32, libc::SIGSTOP) };
+    let start = Instant::now();
+    let again = discover(clr.pid()).unwrap().expect("a stopped CLR is one");
+    let sockets = found.sockets.as_ref().unwrap();
+    let answer = Diagnostics::new(&again.target, sockets)
+        .process_info(Deadline::within(Duration::from_millis(300)));
+    println!("{answer:?} after {:?}", start.elapsed());
+    assert!(matches!(answer, Err(DiagnosticsError::NoAnswer(_))));
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn the_perf_map_of_a_running_program_can_be_switched_on_and_off() {
+    must_be_root();
+    for runtime in [Runtime::Net8, Runtime::Net9] {
+        let clr = runtime.start();
+        let found = discover(clr.pid()).unwrap().expect("a CLR");
+        let diagnostics = Diagnostics::new(&found.target, found.sockets.as_ref().unwrap());
+        let map = format!("/tmp/perf-{}.map", clr.pid());
+        assert!(!std::path::Path::new(&map).exists());
+        let start = Instant::now();
+        diagnostics.enable_perf_map(strata_clr::diagnostics::PerfMapKind::PerfMap, soon()).unwrap();
+        println!("{runtime:?}: perf map after {:?}", start.elapsed());
+        let text = std::fs::read_to_string(&map).unwrap();
+        let named = text.lines().filter(|line| line.contains("Steady::")).count();
+        println!("{} lines, {named} of the program", text.lines().count());
+        assert!(named > 0);
+        diagnostics.disable_perf_map(soon()).unwrap();
+        std::fs::remove_file(map).unwrap();
+    }
+    let clr = Runtime::Core31.start();
+    let found = discover(clr.pid()).unwrap().expect("a CLR");
+    let diagnostics = Diagnostics::new(&found.target, found.sockets.as_ref().unwrap());
+    let kind = strata_clr::diagnostics::PerfMapKind::PerfMap;
+    let answer = diagnostics.enable_perf_map(kind, soon());
+    assert_eq!(answer, Err(DiagnosticsError::Refused(HResult::UNKNOWN_COMMAND)));
+}
