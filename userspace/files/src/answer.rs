@@ -4,6 +4,7 @@
 use crate::cache::CacheKey;
 use crate::error::{ChildKind, FileError};
 use crate::facts::FileFacts;
+use crate::managed::{ManagedFacts, ManagedLines, ManagedNames, decode_bundle};
 use crate::request::Reply;
 use crate::symbols::Symbols;
 use crate::wire::WireError;
@@ -18,6 +19,14 @@ pub(crate) enum Expected {
     Symbols {
         asked: usize,
     },
+    ManagedFacts,
+    ManagedNames {
+        asked: usize,
+    },
+    ManagedLines {
+        asked: usize,
+    },
+    Bundle,
     Bytes,
 }
 
@@ -36,6 +45,14 @@ pub(crate) fn decode(expected: &Expected, bytes: &[u8]) -> Result<Reply, FileErr
         Expected::Symbols { asked } => {
             Symbols::decode(bytes, *asked).map(Reply::Symbols).map_err(bad)
         }
+        Expected::ManagedFacts => ManagedFacts::decode(bytes).map(Reply::ManagedFacts).map_err(bad),
+        Expected::ManagedNames { asked } => {
+            ManagedNames::decode(bytes, *asked).map(Reply::ManagedNames).map_err(bad)
+        }
+        Expected::ManagedLines { asked } => {
+            ManagedLines::decode(bytes, *asked).map(Reply::ManagedLines).map_err(bad)
+        }
+        Expected::Bundle => decode_bundle(bytes).map(Reply::Bundle).map_err(bad),
         Expected::Bytes => Ok(Reply::Bytes(bytes.to_vec())),
     }
 }

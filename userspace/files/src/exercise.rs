@@ -2,6 +2,7 @@
 //! taken over.
 
 use crate::facts::FileFacts;
+use crate::managed::{ManagedFacts, ManagedLines, ManagedNames, decode_bundle, encode_bundle};
 use crate::protocol::{OpenReply, WorkerReply};
 use crate::symbols::Symbols;
 
@@ -13,7 +14,35 @@ pub fn replies(data: &[u8]) {
     if let Ok(facts) = FileFacts::decode(data) {
         assert_eq!(FileFacts::decode(&facts.encode()).as_ref(), Ok(&facts), "facts do not survive");
     }
+    if let Ok(facts) = ManagedFacts::decode(data) {
+        assert_eq!(
+            ManagedFacts::decode(&facts.encode()).as_ref(),
+            Ok(&facts),
+            "managed facts do not survive"
+        );
+    }
+    if let Ok(bundle) = decode_bundle(data) {
+        assert_eq!(
+            decode_bundle(&encode_bundle(&bundle)).as_ref(),
+            Ok(&bundle),
+            "bundles do not survive"
+        );
+    }
     for asked in [0, 1, 3] {
+        if let Ok(names) = ManagedNames::decode(data, asked) {
+            assert_eq!(
+                ManagedNames::decode(&names.encode(), asked).as_ref(),
+                Ok(&names),
+                "methods do not survive"
+            );
+        }
+        if let Ok(lines) = ManagedLines::decode(data, asked) {
+            assert_eq!(
+                ManagedLines::decode(&lines.encode(), asked).as_ref(),
+                Ok(&lines),
+                "lines do not survive"
+            );
+        }
         if let Ok(symbols) = Symbols::decode(data, asked) {
             assert_eq!(
                 Symbols::decode(&symbols.encode(), asked).as_ref(),

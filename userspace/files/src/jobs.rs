@@ -7,6 +7,7 @@ use strata_symbols::Resolver;
 use strata_unwind::Limits;
 
 use crate::facts::FileFacts;
+use crate::managed_jobs;
 use crate::protocol::kind;
 use crate::symbols::{Symbols, decode_request};
 use crate::target_file::TargetFile;
@@ -28,7 +29,7 @@ impl From<WireError> for JobError {
 }
 
 /// An error with what caused it, as one line.
-fn parse_error(error: &dyn std::error::Error) -> JobError {
+pub(crate) fn parse_error(error: &dyn std::error::Error) -> JobError {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -60,6 +61,10 @@ impl WorkerJobs for StandardJobs {
             kind::SYMBOLIZE => symbolize(body, file, files.get(1)),
             kind::FITS => fits(body, file),
             kind::READ => read(body, file),
+            kind::MANAGED_FACTS => managed_jobs::facts(body, file),
+            kind::MANAGED_NAMES => managed_jobs::names(body, file),
+            kind::MANAGED_LINES => managed_jobs::lines(body, file),
+            kind::BUNDLE => managed_jobs::bundle(file),
             kind => Err(JobError::Parse(format!("unknown kind of work {kind}"))),
         }
     }

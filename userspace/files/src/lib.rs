@@ -12,8 +12,8 @@
 //!   waits.
 //!
 //! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] how processes talk;
-//! [`opener`], and [`opening`] for what others share of it; [`worker`], [`sandbox`], [`jobs`],
-//! [`target_file`], [`facts`], [`symbols`];
+//! [`opener`]; [`worker`], [`sandbox`], [`jobs`], [`target_file`], [`facts`], [`symbols`],
+//! [`managed`];
 //! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`error`].
 //!
 //! The executable calls [`run_opener`] and [`run_worker`] when it is started with the arguments of
@@ -28,14 +28,16 @@ pub mod exercise;
 mod facts;
 mod identity;
 mod jobs;
+mod managed;
+mod managed_jobs;
 mod opener;
-pub mod opening;
 mod protocol;
 mod request;
 mod sandbox;
 mod service;
 mod symbols;
 mod target_file;
+mod texts;
 mod wire;
 mod worker;
 
@@ -45,6 +47,10 @@ pub use error::{ChildKind, Death, FileError, Refusal};
 pub use facts::FileFacts;
 pub use identity::{FileIdentity, IdentityTrust};
 pub use jobs::{JobError, StandardJobs, WorkerJobs};
+pub use managed::{
+    AssemblyCode, FilePart, IlPlace, ImagePlace, ManagedFacts, ManagedLines, ManagedMethod,
+    ManagedNames,
+};
 pub use opener::{Lane, run_opener};
 pub use protocol::{Locator, ProcessRef};
 pub use request::{Reply, Request};

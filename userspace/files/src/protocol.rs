@@ -216,6 +216,10 @@ pub(crate) mod kind {
     pub const SYMBOLIZE: u8 = 3;
     pub const READ: u8 = 4;
     pub const FITS: u8 = 5;
+    pub const MANAGED_FACTS: u8 = 6;
+    pub const MANAGED_NAMES: u8 = 7;
+    pub const MANAGED_LINES: u8 = 8;
+    pub const BUNDLE: u8 = 9;
 }
 
 /// A request to a worker; its files go along as envelopes, the body inline or in the exchange

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use strata_managed::{Bundle, PdbId};
 use strata_symbols::Options;
 use strata_unwind::{Limits, UnwindTable};
 
@@ -10,6 +11,9 @@ use crate::cache::CacheKey;
 use crate::error::FileError;
 use crate::facts::FileFacts;
 use crate::jobs::{self, MAX_READ};
+use crate::managed::{
+    self, FilePart, IlPlace, ImagePlace, ManagedFacts, ManagedLines, ManagedNames,
+};
 use crate::protocol::{Locator, MAX_PATH, kind};
 use crate::service::{Config, OpenFile, PendingJob, timeout_of};
 use crate::symbols::{Symbols, encode_request};
@@ -34,6 +38,16 @@ pub enum Request {
         addresses: Vec<u64>,
         options: Options,
     },
+    /// What the headers of an assembly say. Answered by [`Reply::ManagedFacts`].
+    ManagedFacts { file: Arc<OpenFile>, part: Option<FilePart> },
+    /// The methods whose precompiled code is at places of an assembly, best sorted. Answered by
+    /// [`Reply::ManagedNames`].
+    ManagedNames { file: Arc<OpenFile>, part: Option<FilePart>, places: Vec<ImagePlace> },
+    /// The lines that IL came from, out of a portable PDB or of an assembly with one inside, if it
+    /// has this id. Answered by [`Reply::ManagedLines`].
+    ManagedLines { file: Arc<OpenFile>, part: Option<FilePart>, pdb: PdbId, places: Vec<IlPlace> },
+    /// The files inside a single-file .NET program. Answered by [`Reply::Bundle`].
+    Bundle { file: Arc<OpenFile> },
     /// A piece of the file, at most 16 MiB; shorter where it ends. Answered by [`Reply::Bytes`].
     Read { file: Arc<OpenFile>, offset: u64, length: u64 },
     /// A kind of work the worker's own [`crate::WorkerJobs`] know. Answered by [`Reply::Bytes`].
@@ -48,6 +62,10 @@ pub enum Reply {
     Facts(FileFacts),
     Fits(bool),
     Symbols(Symbols),
+    ManagedFacts(ManagedFacts),
+    ManagedNames(ManagedNames),
+    ManagedLines(ManagedLines),
+    Bundle(Bundle),
     Bytes(Vec<u8>),
 }
 
@@ -60,6 +78,9 @@ const MAX_BODY: usize = 64 << 20;
 const SYMBOL_BYTES: u64 = 1 << 20;
 const SYMBOL_BYTES_PER_ADDRESS: u64 = 4 << 10;
 const FACTS_BYTES: u64 = 1 << 20;
+/// Types, parameters and a signature beside the names.
+const METHOD_BYTES_PER_PLACE: u64 = 16 << 10;
+const BUNDLE_BYTES: u64 = 32 << 20;
 
 impl Request {
     pub(crate) fn into_job(
@@ -89,6 +110,25 @@ impl Request {
                     SYMBOL_BYTES + SYMBOL_BYTES_PER_ADDRESS.saturating_mul(addresses.len() as u64);
                 (kind::SYMBOLIZE, body, files, limit, Expected::Symbols { asked: addresses.len() })
             }
+            Self::ManagedFacts { file, part } => {
+                let body = managed::encode_facts_request(part.as_ref());
+                (kind::MANAGED_FACTS, body, vec![file], FACTS_BYTES, Expected::ManagedFacts)
+            }
+            Self::ManagedNames { file, part, places } => {
+                let asked = places.len();
+                let body = managed::encode_names_request(part.as_ref(), &places);
+                let limit = METHOD_BYTES_PER_PLACE.saturating_mul(asked as u64) + SYMBOL_BYTES;
+                (kind::MANAGED_NAMES, body, vec![file], limit, Expected::ManagedNames { asked })
+            }
+            Self::ManagedLines { file, part, pdb, places } => {
+                let asked = places.len();
+                let body = managed::encode_lines_request(part.as_ref(), pdb, &places);
+                let limit = SYMBOL_BYTES_PER_ADDRESS.saturating_mul(asked as u64) + SYMBOL_BYTES;
+                (kind::MANAGED_LINES, body, vec![file], limit, Expected::ManagedLines { asked })
+            }
+            Self::Bundle { file } => {
+                (kind::BUNDLE, Vec::new(), vec![file], BUNDLE_BYTES, Expected::Bundle)
+            }
             Self::Read { file, offset, length } => {
                 let length = length.min(MAX_READ);
                 (kind::READ, jobs::encode_read(offset, length), vec![file], length, Expected::Bytes)
@@ -102,7 +142,8 @@ impl Request {
             return Err(FileError::InvalidRequest("too much at once"));
         }
         let timeout = timeout_of(kind, config);
-        let urgent = kind != kind::SYMBOLIZE;
+        // Names can wait, unwind tables cannot.
+        let urgent = !matches!(kind, kind::SYMBOLIZE | kind::MANAGED_NAMES | kind::MANAGED_LINES);
         let reply_limit = reply_limit.min(most);
         Ok((PendingJob { id, kind, body, files, timeout, urgent, reply_limit }, expected))
     }

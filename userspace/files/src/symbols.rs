@@ -3,11 +3,9 @@
 //! Texts are sent once and named by number. Invariant: what is decoded takes memory in proportion
 //! to the bytes it was decoded from, and no text is longer than the resolver makes them.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use strata_symbols::{Options, Resolved, SymbolFrame};
 
-use strata_symbols::{MAX_NAME_BYTES, Options, Resolved, SymbolFrame};
-
+use crate::texts::{TextTable, Texts, count_of};
 use crate::wire::{Decoder, Encoder, WireError};
 
 /// Deeper inlining is not believed.
@@ -45,46 +43,21 @@ pub(crate) fn decode_request(bytes: &[u8]) -> Result<(Options, Vec<u64>), WireEr
     Ok((options, addresses))
 }
 
-/// Collects texts, each once.
-#[derive(Default)]
-struct Texts<'a> {
-    numbers: HashMap<&'a str, u32>,
-    order: Vec<&'a str>,
-}
-
-impl<'a> Texts<'a> {
-    fn number(&mut self, text: &'a str) -> u32 {
-        let next = u32::try_from(self.order.len()).unwrap_or(u32::MAX);
-        *self.numbers.entry(text).or_insert_with(|| {
-            self.order.push(text);
-            next
-        })
-    }
-}
-
 impl Symbols {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut texts = Texts::default();
         let mut frames = Encoder::new();
-        let length = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
-        frames.u32(length(self.resolved.len()));
+        frames.u32(count_of(self.resolved.len()));
         for resolved in &self.resolved {
-            frames.u32(length(resolved.frames.len().min(MAX_FRAMES)));
+            frames.u32(count_of(resolved.frames.len().min(MAX_FRAMES)));
             for frame in resolved.frames.iter().take(MAX_FRAMES) {
                 frames.u32(texts.number(&frame.name)).u32(texts.number(&frame.system_name));
-                // 0 is "none" for both.
-                frames.u32(
-                    frame.file.as_ref().map_or(0, |file| texts.number(file).saturating_add(1)),
-                );
-                frames.u32(frame.line.unwrap_or(0));
+                frames.u32(texts.optional(frame.file.as_deref())).u32(frame.line.unwrap_or(0));
             }
         }
         let mut encoder = Encoder::new();
-        encoder.u32(length(texts.order.len()));
-        for text in &texts.order {
-            encoder.bytes(text.as_bytes());
-        }
-        encoder.u32(length(self.problems.len()));
+        texts.encode(&mut encoder);
+        encoder.u32(count_of(self.problems.len()));
         for problem in &self.problems {
             encoder.bytes(problem.as_bytes());
         }
@@ -96,21 +69,10 @@ impl Symbols {
     /// `asked` is the number of addresses of the request.
     pub(crate) fn decode(bytes: &[u8], asked: usize) -> Result<Self, WireError> {
         let mut decoder = Decoder::new(bytes);
-        let count = decoder.count(4)?;
-        let mut texts: Vec<Arc<str>> = Vec::with_capacity(count);
-        for _ in 0..count {
-            let text = decoder.bytes()?;
-            if text.len() > MAX_NAME_BYTES {
-                return Err(WireError::Invalid("the length of a name"));
-            }
-            texts.push(String::from_utf8_lossy(text).into());
-        }
+        let texts = TextTable::decode(&mut decoder)?;
         let count = decoder.count(4)?;
         let problems = (0..count).map(|_| decoder.text()).collect::<Result<_, _>>()?;
 
-        let text = |number: u32| {
-            texts.get(number as usize).cloned().ok_or(WireError::Invalid("the number of a text"))
-        };
         let count = decoder.count(4)?;
         if count != asked {
             return Err(WireError::Invalid("the number of addresses"));
@@ -123,9 +85,9 @@ impl Symbols {
             }
             let mut frames = Vec::with_capacity(count);
             for _ in 0..count {
-                let name = text(decoder.u32()?)?;
-                let system_name = text(decoder.u32()?)?;
-                let file = decoder.u32()?.checked_sub(1).map(text).transpose()?;
+                let name = texts.get(decoder.u32()?)?;
+                let system_name = texts.get(decoder.u32()?)?;
+                let file = texts.optional(decoder.u32()?)?;
                 let line = Some(decoder.u32()?).filter(|line| *line != 0);
                 frames.push(SymbolFrame { name, system_name, file, line });
             }
@@ -139,6 +101,7 @@ impl Symbols {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use strata_symbols::MAX_NAME_BYTES;
 
     fn sample() -> Symbols {
         let frame = |name: &str, file: Option<&str>, line| SymbolFrame {

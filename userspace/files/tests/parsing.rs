@@ -10,8 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use strata_files::{
-    CacheConfig, Config, FileError, FileService, OpenFile, Refusal, Reply, Request,
+    CacheConfig, Config, FileError, FileService, IlPlace, ImagePlace, OpenFile, Refusal, Reply,
+    Request,
 };
+use strata_managed::PdbId;
 use strata_symbols::{ElfFile, Options, Resolver};
 use strata_unwind::{Limits, UnwindTable};
 use support::*;
@@ -298,6 +300,19 @@ fn lies_of_a_worker_are_refused() {
                 addresses: vec![1, 2, 3],
                 options,
             },
+            Request::ManagedFacts { file: file.clone(), part: None },
+            Request::ManagedNames {
+                file: file.clone(),
+                part: None,
+                places: vec![ImagePlace::Offset(1)],
+            },
+            Request::ManagedLines {
+                file: file.clone(),
+                part: None,
+                pdb: PdbId([0; 20]),
+                places: vec![IlPlace { token: 1, il_offset: 2 }],
+            },
+            Request::Bundle { file: file.clone() },
         ]);
         for outcome in outcomes {
             let refused = matches!(

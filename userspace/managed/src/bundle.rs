@@ -8,6 +8,7 @@ use memchr::memmem;
 
 use crate::Error;
 use crate::bytes::{Cursor, bounded_text, u64_at};
+use crate::debug_directory::{MAX_PDB, inflate};
 use crate::source::{read_bytes, read_some};
 use strata_symbols::ReadAt;
 
@@ -64,14 +65,20 @@ impl BundledFile {
     /// # Errors
     /// When it does not unpack or is too large to hold.
     pub fn unpack(&self, bundle: &dyn ReadAt) -> Result<Vec<u8>, Error> {
-        let what = "bundled file";
-        let limit = crate::debug_directory::MAX_PDB;
-        let stored = read_bytes(bundle, what, self.offset, self.stored_size(), limit)?;
-        if !self.is_compressed() {
-            return Ok(stored);
+        if self.is_compressed() {
+            return unpack(bundle, self.offset, self.compressed_size, self.size);
         }
-        crate::debug_directory::inflate(&stored, what, self.size)
+        read_bytes(bundle, "bundled file", self.offset, self.size, MAX_PDB)
     }
+}
+
+/// Unpacks `size` bytes from where `length` bytes are stored.
+///
+/// # Errors
+/// When they do not unpack to that, or are too many.
+pub fn unpack(bundle: &dyn ReadAt, offset: u64, length: u64, size: u64) -> Result<Vec<u8>, Error> {
+    let what = "bundled file";
+    inflate(&read_bytes(bundle, what, offset, length, MAX_PDB)?, what, size)
 }
 
 /// The manifest of a single-file program.

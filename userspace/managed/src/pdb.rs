@@ -9,12 +9,12 @@ use crate::bytes::{Cursor, array, bound, index};
 use crate::debug_directory::{MAX_PDB, PdbId};
 use crate::metadata::Metadata;
 use crate::metadata::schema::table;
-use crate::sequence_points::{decode, point_at};
+use crate::sequence_points::decode;
 use crate::source::read_bytes;
 use crate::{Error, MAX_NAME_BYTES};
 use strata_symbols::ReadAt;
 
-pub use crate::sequence_points::SequencePoint;
+pub use crate::sequence_points::{SequencePoint, point_at};
 
 /// An open PDB.
 #[derive(Debug)]
@@ -44,7 +44,9 @@ impl PortablePdb {
         Ok(Self { id: PdbId(id.ok_or(Error::NotPortablePdb)?), metadata })
     }
 
-    pub(crate) fn check(&self, wanted: PdbId) -> Result<(), Error> {
+    /// # Errors
+    /// When its id is another than the module's.
+    pub fn check(&self, wanted: PdbId) -> Result<(), Error> {
         if self.id == wanted { Ok(()) } else { Err(Error::OtherBuild { found: self.id, wanted }) }
     }
 

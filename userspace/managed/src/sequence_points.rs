@@ -75,7 +75,8 @@ fn decode_into(blob: &[u8], document: u32, points: &mut Vec<SequencePoint>) -> O
 
 /// The point that the runtime shows in a stack trace: the last one at or before the offset that is
 /// not hidden (`StackTraceSymbols.GetSourceLineInfo`, System.Diagnostics.StackTrace).
-pub(crate) fn point_at(points: &[SequencePoint], il_offset: u32) -> Option<SequencePoint> {
+#[must_use]
+pub fn point_at(points: &[SequencePoint], il_offset: u32) -> Option<SequencePoint> {
     points
         .iter()
         .take_while(|point| point.il_offset <= il_offset)
