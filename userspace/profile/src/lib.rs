@@ -30,7 +30,7 @@ mod tree;
 
 pub use builder::ProfileBuilder;
 pub use error::{ReadError, WriteError};
-pub use format::{Format, FrameView, WriteOptions, read, write};
+pub use format::{Format, FrameView, WriteOptions, read, show_all, write};
 pub use identity::Identity;
 pub use kind::FrameKind;
 pub use model::{

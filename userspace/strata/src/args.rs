@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use strata_profile::Format;
 
+use crate::managed::view::Shown;
+
 /// A profiler for the whole host: one stack from the kernel to the function that burns the time.
 ///
 /// strata samples every process with eBPF: no restart, no rebuild, no frame pointers needed.
@@ -98,6 +100,9 @@ pub struct HowArgs {
     /// Kernel memory for unwind tables, in MB
     #[arg(long, value_name = "MB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=4096))]
     pub table_memory: u32,
+    /// How to reach into .NET processes for the names of their methods
+    #[arg(long, value_name = "HOW", default_value = "attach")]
+    pub clr: ClrArg,
 }
 
 #[derive(Debug, Args)]
@@ -109,6 +114,9 @@ pub struct OutputArgs {
     /// The format of outputs whose name does not tell
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
+    /// Which frames a flame graph shows (the other formats have them all)
+    #[arg(long, value_name = "WHICH", default_value = "all")]
+    pub frames: FramesArg,
     /// Print a summary for scripts, as JSON, on the standard output (counts BPF run time too)
     #[arg(long)]
     pub json: bool,
@@ -132,6 +140,9 @@ pub struct ConvertArgs {
     /// The format to write, when the name does not tell
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
+    /// Which frames a flame graph shows
+    #[arg(long, value_name = "WHICH", default_value = "all")]
+    pub frames: FramesArg,
 }
 
 #[derive(Debug, Args)]
@@ -145,6 +156,44 @@ pub struct DoctorArgs {
     /// Print the findings as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ClrArg {
+    /// Load the bridge into running processes, and take it back at the end
+    Attach,
+    /// Use it where a process has loaded it itself (see `strata env`)
+    EnvOnly,
+    /// Leave .NET processes alone: frames of generated code have no names
+    Off,
+}
+
+impl From<ClrArg> for crate::managed::Policy {
+    fn from(how: ClrArg) -> Self {
+        match how {
+            ClrArg::Attach => Self::Attach,
+            ClrArg::EnvOnly => Self::EnvironmentOnly,
+            ClrArg::Off => Self::Off,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FramesArg {
+    /// Every frame
+    All,
+    /// Without the .NET runtime's own: its native code, and what it puts between a caller and an
+    /// async continuation
+    App,
+}
+
+impl From<FramesArg> for Shown {
+    fn from(frames: FramesArg) -> Self {
+        match frames {
+            FramesArg::All => Self::All,
+            FramesArg::App => Self::App,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -6,12 +6,13 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use strata_profile::{Format, WriteOptions};
 
+use crate::managed::view::Shown;
 use crate::record::output;
 
 /// A profile larger than this is refused.
 const MOST: u64 = 2 << 30;
 
-pub fn run(input: &Path, to: &Path, format: Option<Format>) -> Result<i32> {
+pub fn run(input: &Path, to: &Path, format: Option<Format>, shown: Shown) -> Result<i32> {
     let format = Format::from_path(to).or(format).with_context(|| {
         format!(
             "the name `{}` does not tell a format: use one of .pb.gz .svg .folded .perf .json.gz, or \
@@ -30,7 +31,7 @@ pub fn run(input: &Path, to: &Path, format: Option<Format>) -> Result<i32> {
         .with_context(|| format!("`{}` is no profile that strata reads", input.display()))?;
     output::check(to, None)?;
     let title = input.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let options = WriteOptions { title, ..WriteOptions::for_path(to) };
+    let options = WriteOptions { title, hidden: shown.hidden(), ..WriteOptions::for_path(to) };
     output::write(to, None, |out| Ok(strata_profile::write(&profile, format, &options, out)?))?;
     Ok(0)
 }

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Record(args) => record(*args),
         Command::Convert(args) => {
-            convert::run(&args.input, &args.output, args.format.map(Into::into))
+            convert::run(&args.input, &args.output, args.format.map(Into::into), args.frames.into())
         }
         Command::Doctor(args) => {
             doctor::run(doctor::Question { pid: args.pid, json: args.json }, &probe)
@@ -115,6 +115,8 @@ fn record(args: RecordArgs) -> Result<i32> {
         frequency: args.how.frequency,
         max_frames: args.how.max_frames,
         timeline,
+        managed: args.how.clr.into(),
+        shown: args.output.frames.into(),
         table_memory: u64::from(args.how.table_memory) << 20,
         outputs,
         json: args.output.json,

@@ -22,6 +22,7 @@ use strata_unwind::{Limits, UnwindTable};
 
 use crate::kernel::loader::Programs;
 use crate::kernel::perf_record::MappedInode;
+use crate::managed::units::Units;
 use crate::processes::mapped::{FileId, MappedFile};
 use crate::processes::table::{Backing, Mapping, Process, ProcessTable, Space};
 use crate::tables::store::{Code, Store, Stretch, Table};
@@ -329,12 +330,21 @@ impl Loading {
     }
 
     /// How a process's code is unwound; `None` while a file of it is not known yet.
-    pub fn code_of(&mut self, process: &Process) -> Option<Vec<Stretch>> {
-        self.code_of_space(&process.space, true)
+    pub fn code_of(
+        &mut self,
+        process: &Process,
+        generated: Option<&Units>,
+    ) -> Option<Vec<Stretch>> {
+        self.code_of_space(&process.space, generated, true)
     }
 
     /// As [`Self::code_of`]; without patience, unknown files count as files without a table.
-    pub fn code_of_space(&mut self, space: &Space, patient: bool) -> Option<Vec<Stretch>> {
+    pub fn code_of_space(
+        &mut self,
+        space: &Space,
+        generated: Option<&Units>,
+        patient: bool,
+    ) -> Option<Vec<Stretch>> {
         let mappings = space.mappings();
         let mut code: Vec<Stretch> = Vec::with_capacity(mappings.len());
         for (index, mapping) in mappings.iter().enumerate() {
@@ -342,7 +352,11 @@ impl Loading {
                 Backing::Anonymous => {
                     let before = code.last().map_or(0, |stretch| stretch.end);
                     let after = mappings.get(index + 1).map_or(u64::MAX, |next| next.start);
-                    code.push(generated(mapping, before, after));
+                    let (start, end) = area_of(mapping, before, after);
+                    match generated {
+                        Some(units) => units.stretches(start, end, &mut code),
+                        None => code.push(Stretch { start, end, code: Code::FramePointer }),
+                    }
                     continue;
                 }
                 Backing::Vdso => self.vdso.clone(),
@@ -358,6 +372,13 @@ impl Loading {
                     Some(Code::Table { bias: mapping.start.wrapping_sub(address), table })
                 })
                 .unwrap_or(Code::FramePointer);
+            // A module that lies in a file of another kind, such as a bundle.
+            if let (Code::FramePointer, Some(units)) = (&code_here, generated)
+                && units.has_module(mapping.start)
+            {
+                units.stretches(mapping.start, mapping.end, &mut code);
+                continue;
+            }
             code.push(Stretch { start: mapping.start, end: mapping.end, code: code_here });
         }
         Some(code)
@@ -462,11 +483,11 @@ fn load(programs: &mut Programs, store: &mut Store, table: &UnwindTable) -> Tabl
 /// Compilers add code next to code, and run it before anybody can hear of it: what they have not
 /// mapped yet around a mapping of theirs counts as theirs too. It also keeps a process from being
 /// published anew for every page.
-fn generated(mapping: &Mapping, before: u64, after: u64) -> Stretch {
+fn area_of(mapping: &Mapping, before: u64, after: u64) -> (u64, u64) {
     const AREA: u64 = 2 << 20;
     let start = mapping.start & !(AREA - 1);
     let end = mapping.end.checked_next_multiple_of(AREA).unwrap_or(mapping.end);
-    Stretch { start: start.max(before), end: end.min(after), code: Code::FramePointer }
+    (start.max(before), end.min(after))
 }
 
 fn process_ref(pid: u32) -> ProcessRef {

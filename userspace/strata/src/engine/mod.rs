@@ -24,9 +24,10 @@ use crate::kernel::introspect::{self, ProgramUse};
 use crate::kernel::loader::{LoadError, Programs, Settings};
 use crate::kernel::perf_record::Timed;
 use crate::kernel::sideband::Sideband;
+use crate::managed::{self, Managed};
 use crate::processes::container::Groups;
 use crate::processes::scan;
-use crate::processes::table::{Change, ProcessTable};
+use crate::processes::table::{Backing, Change, Mapping, ProcessTable};
 use crate::recording::aggregate::Aggregate;
 use crate::recording::selection::{Selection, Wanted};
 use crate::tables::store::Store;
@@ -52,6 +53,8 @@ pub struct Options {
     pub table_memory: u64,
     /// Processes whose samples are left out (strata's own).
     pub own_pid: u32,
+    /// What may be done to .NET processes.
+    pub managed: managed::Policy,
 }
 
 pub struct Engine {
@@ -65,6 +68,7 @@ pub struct Engine {
     pub groups: Groups,
     pub selection: Selection,
     pub aggregate: Aggregate,
+    pub managed: Managed,
     pending: Pending,
     /// Processes whose extents may have to be published anew.
     dirty: HashSet<u32>,
@@ -110,6 +114,7 @@ impl Engine {
             groups: Groups::default(),
             selection,
             aggregate: Aggregate::new(options.keep_timeline),
+            managed: Managed::new(options.managed),
             pending: Pending::default(),
             dirty: HashSet::new(),
             ended: Vec::new(),
@@ -131,6 +136,11 @@ impl Engine {
             self.table.pids().filter(|pid| self.selection.surely_drops(*pid)).collect();
         for pid in unwanted {
             self.store.skip(&mut self.programs, pid);
+        }
+        let wanted: Vec<u32> =
+            self.table.pids().filter(|pid| self.selection.surely_keeps(*pid)).collect();
+        for pid in wanted {
+            self.look_for_runtime(pid);
         }
         self.started = monotonic_nanos();
         Ok(self.programs.start()?)
@@ -170,6 +180,7 @@ impl Engine {
         }
         self.apply_events(u64::MAX);
         self.answer_files();
+        self.managed.turn(&mut self.programs, &mut self.store, &self.aggregate, &mut self.dirty);
         self.publish_dirty();
         self.settle_pending(false);
         self.make_room();
@@ -201,6 +212,7 @@ impl Engine {
                     }
                 }
                 Change::Executed { pid } => {
+                    self.managed.left(pid);
                     self.store.withdraw(&mut self.programs, pid);
                     if self.selection.surely_drops(pid) {
                         self.store.skip(&mut self.programs, pid);
@@ -211,6 +223,7 @@ impl Engine {
                     if self.selection.surely_keeps(pid) {
                         self.loading.first_seen(&self.table, pid, &mapping);
                         self.dirty.insert(pid);
+                        self.look_at_mapping(pid, &mapping);
                     }
                 }
                 Change::Renamed { pid } => {
@@ -224,6 +237,21 @@ impl Engine {
                     self.ended.push(pid);
                 }
             }
+        }
+    }
+
+    /// Whether a process that is recorded is a .NET process, by all it has mapped.
+    fn look_for_runtime(&mut self, pid: u32) {
+        let Some(process) = self.table.get(pid) else { return };
+        for mapping in process.space.clone().mappings() {
+            self.look_at_mapping(pid, mapping);
+        }
+    }
+
+    fn look_at_mapping(&mut self, pid: u32, mapping: &Mapping) {
+        let Backing::File(file) = mapping.backing else { return };
+        if let (Some(process), Some(file)) = (self.table.get(pid), self.table.files.get(file)) {
+            self.managed.mapped(pid, process.image, &file.path);
         }
     }
 
@@ -242,7 +270,8 @@ impl Engine {
             if process.exited && !self.pending.waits_for(pid) {
                 continue;
             }
-            let Some(code) = self.loading.code_of(process) else {
+            let generated = self.managed.units_of(process.image);
+            let Some(code) = self.loading.code_of(process, generated) else {
                 self.loading.wait(pid);
                 continue;
             };
@@ -277,6 +306,7 @@ impl Engine {
         let pending = &self.pending;
         let table = &mut self.table;
         let (programs, store) = (&mut self.programs, &mut self.store);
+        let managed = &mut self.managed;
         self.ended.retain(|&pid| {
             // The pid may be another process by now.
             if !table.get(pid).is_some_and(|process| process.exited) {
@@ -285,6 +315,7 @@ impl Engine {
             if pending.waits_for(pid) || still_runs(pid) {
                 return true;
             }
+            managed.left(pid);
             store.withdraw(programs, pid);
             table.remove(pid);
             false
@@ -302,6 +333,7 @@ impl Engine {
             self.turn();
         }
         self.settle_pending(true);
+        self.managed.finish(&self.aggregate);
         Ok(())
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_layout::record::{
-    End, FORM_RAW, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_CODE_WORD, RAW_PC_WORD,
-    RAW_REGISTERS_WORD, RAW_STACK_WORD,
+    End, FORM_RAW, FRAME_ADDRESS, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_CODE_WORD,
+    RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD,
 };
 use strata_unwind::unwinder;
 
@@ -14,6 +14,7 @@ use super::Engine;
 use crate::processes::scan;
 use crate::processes::table::{ImageId, Space};
 use crate::recording::aggregate::{ThreadKey, Words};
+use crate::tables::store::{self, Stretch};
 
 /// A record's parts.
 #[derive(Clone, Copy)]
@@ -95,6 +96,8 @@ impl Pending {
 const MAX_PENDING_BYTES: usize = 32 << 20;
 /// A stack waits this long for its tables; then it is unwound with what is there.
 const MAX_WAIT: Duration = Duration::from_secs(3);
+/// Unannounced stubs that one stack may lead through.
+const MAX_ROUNDS: u32 = 8;
 
 impl Engine {
     pub(super) fn take_sample(&mut self, sample: Sample<'_>) {
@@ -127,6 +130,7 @@ impl Engine {
             user: sample.words.get(kernel..kernel + user).unwrap_or_default(),
             end: End::from_byte(header.end).unwrap_or(End::NoProcess),
             flags: header.flags,
+            era: self.managed.era_of(image),
         };
         let key = ThreadKey { image, tid: header.tid, comm: header.comm };
         self.aggregate.add(header.time, key, words, &space);
@@ -182,14 +186,14 @@ impl Engine {
         let raw = Raw { since: self.now, image, space, header, kernel, registers, code, stack };
         if self.pending.bytes + raw.stack.len() > MAX_PENDING_BYTES {
             self.pending.dropped += 1;
-            self.add_raw(&raw, None);
+            self.add_raw(&raw, &[raw_pc(&raw)], End::NoProcess);
             return;
         }
         self.pending.bytes += raw.stack.len();
         self.pending.waiting.entry(header.pid).or_default().push(raw);
     }
 
-    /// Unwinds the raw stacks whose files are known by now; all of them when `all` is set.
+    /// Unwinds the raw stacks of which everything is known by now; all of them when `all` is set.
     pub(super) fn settle_pending(&mut self, all: bool) {
         if self.pending.is_empty() {
             return;
@@ -199,12 +203,10 @@ impl Engine {
             let mut left = Vec::new();
             for raw in stacks {
                 let patient = !all && now.saturating_duration_since(raw.since) < MAX_WAIT;
-                match self.loading.code_of_space(&raw.space, patient) {
-                    Some(code) => {
-                        self.pending.bytes -= raw.stack.len();
-                        self.add_raw(&raw, Some(&code));
-                    }
-                    None => left.push(raw),
+                if self.settle(&raw, patient) {
+                    self.pending.bytes -= raw.stack.len();
+                } else {
+                    left.push(raw);
                 }
             }
             if !left.is_empty() {
@@ -213,32 +215,72 @@ impl Engine {
         }
     }
 
-    fn add_raw(&mut self, raw: &Raw, code: Option<&[crate::tables::store::Stretch]>) {
+    /// Unwinds a raw stack; false when something about it may still become known.
+    fn settle(&mut self, raw: &Raw, patient: bool) -> bool {
+        if patient && self.managed.is_attaching(raw.image) {
+            return false;
+        }
+        // Each round that ends at code nobody announced makes that code known.
+        for _ in 0..MAX_ROUNDS {
+            let generated = self.managed.units_of(raw.image);
+            let Some(code) = self.loading.code_of_space(&raw.space, generated, patient) else {
+                return false;
+            };
+            let (user, end) = self.unwind(raw, &code);
+            if end == End::NoMapping
+                && generated.is_some()
+                && let Some(&last) = user.last()
+            {
+                let exact = last & FRAME_EXACT != 0;
+                let address = (last & FRAME_ADDRESS).wrapping_sub(u64::from(!exact));
+                if self.managed.unannounced(raw.image, address, patient) {
+                    if patient {
+                        return false;
+                    }
+                } else {
+                    self.managed.turn(
+                        &mut self.programs,
+                        &mut self.store,
+                        &self.aggregate,
+                        &mut self.dirty,
+                    );
+                    continue;
+                }
+            }
+            self.add_raw(raw, &user, end);
+            return true;
+        }
+        self.add_raw(raw, &[raw_pc(raw)], End::NoMapping);
+        true
+    }
+
+    fn unwind(&self, raw: &Raw, code: &[Stretch]) -> (Vec<u64>, End) {
+        let extents = store::extents_of(code);
+        let mut lookup = |address| self.store.lookup(&extents, address);
+        let start = raw.registers.get(7).copied().unwrap_or_default() & !7;
+        let at = unwinder::Interrupted { registers: &raw.registers, code: raw.code };
         let mut user = Vec::new();
-        let end = match code {
-            Some(code) => {
-                let extents = crate::tables::store::extents_of(code);
-                let mut lookup = |address| self.store.lookup(&extents, address);
-                let start = raw.registers.get(7).copied().unwrap_or_default() & !7;
-                let max = self.max_frames;
-                unwinder::unwind_snapshot(
-                    &mut lookup,
-                    unwinder::Interrupted { registers: &raw.registers, code: raw.code },
-                    start,
-                    &raw.stack,
-                    max,
-                    &mut user,
-                )
-            }
-            None => {
-                user.push(raw.registers.get(16).copied().unwrap_or_default() | FRAME_EXACT);
-                End::NoProcess
-            }
-        };
-        let words = Words { kernel: &raw.kernel, user: &user, end, flags: raw.header.flags };
+        let end = unwinder::unwind_snapshot(
+            &mut lookup,
+            at,
+            start,
+            &raw.stack,
+            self.max_frames,
+            &mut user,
+        );
+        (user, end)
+    }
+
+    fn add_raw(&mut self, raw: &Raw, user: &[u64], end: End) {
+        let era = self.managed.era_of(raw.image);
+        let words = Words { kernel: &raw.kernel, user, end, flags: raw.header.flags, era };
         let key = ThreadKey { image: raw.image, tid: raw.header.tid, comm: raw.header.comm };
         self.aggregate.add(raw.header.time, key, words, &raw.space);
     }
+}
+
+fn raw_pc(raw: &Raw) -> u64 {
+    raw.registers.get(16).copied().unwrap_or_default() | FRAME_EXACT
 }
 
 pub fn comm_text(comm: &[u8; 16]) -> String {

@@ -1,5 +1,310 @@
-//! .NET processes: the bridge in each, the code it announces, and the names of it.
+//! .NET processes: the bridge in each, the code it announces, and what its names are made of.
 //!
+//! - [`bridge`]: reaching into a process, in threads of their own: attaching may take seconds.
+//! - [`runtime`]: what the bridge has said about one process.
 //! - [`code`]: the code a runtime has generated: who is where, and how it is unwound.
+//! - [`units`]: that code in kernel memory.
+//! - [`view`]: which frames a flame graph shows.
+//!
+//! Here they are tied together: a process that is recorded gets a bridge, what the bridge says
+//! is taken in at every turn, and what is known is published before stacks that waited for it are
+//! unwound.
+//!
+//! Invariant: nothing here waits for a process.
 
+pub mod bridge;
 pub mod code;
+pub mod runtime;
+pub mod units;
+pub mod view;
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use crate::kernel::loader::Programs;
+use crate::processes::table::ImageId;
+use crate::recording::aggregate::Aggregate;
+use crate::recording::place::Place;
+use crate::tables::store::Store;
+use bridge::{Arrival, Bridge, Bridges};
+use runtime::Runtime;
+use units::Units;
+
+/// What may be done to a .NET process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Attach the bridge to running processes.
+    #[default]
+    Attach,
+    /// Only use a bridge that a process loaded itself.
+    EnvironmentOnly,
+    Off,
+}
+
+/// What became of a process's bridge.
+enum State {
+    Attaching,
+    Attached(Box<Bridge>),
+    /// Not reached, and why.
+    Refused(String),
+    /// It was there; the process or the recording has ended.
+    Ended,
+}
+
+/// A .NET process, or what one was before it executed something else.
+struct Target {
+    pid: u32,
+    state: State,
+    runtime: Runtime,
+    units: Units,
+    /// Where it was refused to say more than the budget holds.
+    modules_seen: usize,
+}
+
+/// What the bridges of a recording amount to, for the summary.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    pub attached: u64,
+    pub detached: u64,
+    pub methods: u64,
+    /// By pid: why not.
+    pub refused: Vec<(u32, String)>,
+    /// Records that were lost in a process or refused here.
+    pub lost: u64,
+}
+
+pub struct Managed {
+    policy: Policy,
+    bridges: Bridges,
+    targets: HashMap<ImageId, Target>,
+    current: HashMap<u32, ImageId>,
+    /// Places of the aggregate that have been looked through.
+    places_seen: usize,
+    attached: u64,
+    detached: u64,
+}
+
+/// How long the last questions may take at the end.
+const LAST_ANSWERS: Duration = Duration::from_millis(600);
+
+impl Managed {
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            bridges: Bridges::default(),
+            targets: HashMap::new(),
+            current: HashMap::new(),
+            places_seen: 0,
+            attached: 0,
+            detached: 0,
+        }
+    }
+
+    /// A process that is recorded has mapped this file: what only a .NET process maps makes it one.
+    pub fn mapped(&mut self, pid: u32, image: ImageId, path: &[u8]) {
+        if self.policy != Policy::Off && bridge::tells_a_runtime(path) {
+            self.wanted(pid, image);
+        }
+    }
+
+    fn wanted(&mut self, pid: u32, image: ImageId) {
+        if self.targets.contains_key(&image) {
+            return;
+        }
+        self.left(pid);
+        self.bridges.reach(pid, image, self.policy == Policy::Attach);
+        let target = Target {
+            pid,
+            state: State::Attaching,
+            runtime: Runtime::default(),
+            units: Units::default(),
+            modules_seen: 0,
+        };
+        self.targets.insert(image, target);
+        self.current.insert(pid, image);
+    }
+
+    /// A process has executed something else, or ended: what it was stays for its samples.
+    pub fn left(&mut self, pid: u32) {
+        if let Some(image) = self.current.remove(&pid)
+            && let Some(target) = self.targets.get_mut(&image)
+        {
+            target.take_in();
+            target.state = State::Ended;
+            target.units.clear();
+        }
+    }
+
+    /// Takes in what has come from all processes. Those that must be published anew are put into
+    /// `dirty`.
+    pub fn turn(
+        &mut self,
+        programs: &mut Programs,
+        store: &mut Store,
+        aggregate: &Aggregate,
+        dirty: &mut HashSet<u32>,
+    ) {
+        if self.targets.is_empty() {
+            return;
+        }
+        while let Some(Arrival { pid, image, outcome }) = self.bridges.arrived() {
+            let Some(target) = self.targets.get_mut(&image) else { continue };
+            if matches!(target.state, State::Ended) {
+                continue;
+            }
+            target.state = match outcome {
+                Ok(bridge) => {
+                    self.attached += 1;
+                    tracing::info!(pid, "the bridge is in place");
+                    State::Attached(bridge)
+                }
+                Err(why) => {
+                    tracing::info!(pid, %why, "no bridge in a .NET process");
+                    State::Refused(why)
+                }
+            };
+        }
+        for target in self.targets.values_mut() {
+            let was_known = target.runtime.enumerated;
+            target.take_in();
+            if !target.runtime.enumerated {
+                continue;
+            }
+            let changed = target.units.update(&mut target.runtime.code, programs, store);
+            if changed || !was_known {
+                dirty.insert(target.pid);
+            }
+            target.units.sweep(store);
+        }
+        self.ask_about_new_places(aggregate);
+    }
+
+    /// Every sampled method's IL map is asked for once; every address nobody claims too.
+    fn ask_about_new_places(&mut self, aggregate: &Aggregate) {
+        for position in self.places_seen.. {
+            let Some(place) = aggregate.place(position) else { break };
+            self.places_seen = position + 1;
+            if let Place::Generated { image, address, era } = place
+                && let Some(target) = self.targets.get_mut(&image)
+            {
+                target.ask_about(address, era);
+            }
+        }
+    }
+
+    /// The generated code of a process, once its bridge has said all there was.
+    pub fn units_of(&self, image: ImageId) -> Option<&Units> {
+        let target = self.targets.get(&image)?;
+        let current = self.current.get(&target.pid) == Some(&image);
+        (current && target.runtime.enumerated).then_some(&target.units)
+    }
+
+    pub fn era_of(&self, image: ImageId) -> u32 {
+        self.targets.get(&image).map_or(0, |target| target.runtime.code.era())
+    }
+
+    /// A stack led to code that nobody has announced. True while an answer may come; after that
+    /// it counts as a stub.
+    pub fn unannounced(&mut self, image: ImageId, address: u64, patient: bool) -> bool {
+        let Some(target) = self.targets.get_mut(&image) else { return false };
+        if target.runtime.code.knows(address) {
+            return true;
+        }
+        if let State::Attached(bridge) = &mut target.state
+            && target.runtime.ask(address)
+        {
+            bridge.ask_address(address);
+        }
+        if patient && target.runtime.is_waiting_for(address) {
+            return true;
+        }
+        target.runtime.code.insert_stub(address);
+        false
+    }
+
+    /// Whether a process's bridge is still on its way.
+    pub fn is_attaching(&self, image: ImageId) -> bool {
+        self.targets.get(&image).is_some_and(|target| match target.state {
+            State::Attaching => true,
+            State::Attached(_) => !target.runtime.enumerated,
+            State::Refused(_) | State::Ended => false,
+        })
+    }
+
+    /// What is known of a process's runtime.
+    pub fn runtime_of(&self, image: ImageId) -> Option<&Runtime> {
+        self.targets.get(&image).map(|target| &target.runtime)
+    }
+
+    /// The end: the last answers are waited for, and every bridge that was attached is detached.
+    pub fn finish(&mut self, aggregate: &Aggregate) {
+        self.ask_about_new_places(aggregate);
+        let deadline = Instant::now() + LAST_ANSWERS;
+        loop {
+            self.targets.values_mut().for_each(Target::take_in);
+            let waiting = self.targets.values_mut().any(|target| match &mut target.state {
+                State::Attached(bridge) => bridge.has_questions(),
+                _ => false,
+            });
+            if !waiting || Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut leaving = Vec::new();
+        for target in self.targets.values_mut() {
+            if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
+                leaving.push(bridge);
+            }
+        }
+        self.detached += bridge::detach_all(leaving);
+    }
+
+    pub fn totals(&self) -> Totals {
+        let mut totals =
+            Totals { attached: self.attached, detached: self.detached, ..Totals::default() };
+        for target in self.targets.values() {
+            totals.methods += target.runtime.methods() as u64;
+            totals.lost += target.runtime.refused + target.runtime.code.refused;
+            if let State::Refused(why) = &target.state {
+                totals.refused.push((target.pid, why.clone()));
+            }
+        }
+        totals
+    }
+}
+
+impl Target {
+    /// Takes in what the bridge has said since the last time.
+    fn take_in(&mut self) {
+        let State::Attached(bridge) = &mut self.state else { return };
+        let runtime = &mut self.runtime;
+        let alive = bridge.poll(&mut |record| runtime.apply(record));
+        let modules = runtime.modules();
+        if modules.len() > self.modules_seen {
+            self.modules_seen = modules.len();
+            self.units.set_modules(modules.map(|module| (module.base, module.size)));
+        }
+        if !alive {
+            self.state = State::Ended;
+        }
+    }
+
+    fn ask_about(&mut self, address: u64, era: u32) {
+        let State::Attached(bridge) = &mut self.state else { return };
+        match self.runtime.find(address, era) {
+            Some(found) => {
+                if self.runtime.ask_il_map(found.start)
+                    && let Some(method) = self.runtime.method_of(found.method)
+                {
+                    bridge.ask_il_map(method.function, method.rejit, found.start);
+                }
+            }
+            None => {
+                if self.runtime.ask(address) {
+                    bridge.ask_address(address);
+                }
+            }
+        }
+    }
+}

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use strata_profile::{Format, Profile, WriteOptions};
 
+use crate::managed::{self, view::Shown};
 use crate::recording::resolve::{self, Circumstances};
 use crate::recording::selection::Wanted;
 use launch::User;
@@ -36,6 +37,10 @@ pub struct Plan {
     pub max_frames: u32,
     pub timeline: bool,
     pub table_memory: u64,
+    /// What may be done to .NET processes.
+    pub managed: managed::Policy,
+    /// What a flame graph shows.
+    pub shown: Shown,
     pub outputs: Vec<(PathBuf, Format)>,
     pub json: bool,
     pub quiet: bool,
@@ -136,7 +141,7 @@ fn write_all(plan: &Plan, profile: &Profile, user: Option<&User>) -> (Vec<Writte
     let mut written = Vec::new();
     let mut failures = Vec::new();
     for (path, format) in &plan.outputs {
-        match write_one(path, *format, profile, user) {
+        match write_one(path, *format, profile, plan.shown, user) {
             Ok(done) => written.push(done),
             Err(error) => failures.push(format!("{error:#}")),
         }
@@ -145,7 +150,7 @@ fn write_all(plan: &Plan, profile: &Profile, user: Option<&User>) -> (Vec<Writte
         let name = format!("strata-rescued-{}.pb.gz", std::process::id());
         for folder in ["/var/tmp", "/tmp", "/dev/shm"] {
             let path = Path::new(folder).join(&name);
-            if let Ok(done) = write_one(&path, Format::Pprof, profile, user) {
+            if let Ok(done) = write_one(&path, Format::Pprof, profile, plan.shown, user) {
                 failures.push(format!("the profile was kept in `{}`", path.display()));
                 written.push(done);
                 break;
@@ -159,9 +164,14 @@ fn write_one(
     path: &Path,
     format: Format,
     profile: &Profile,
+    shown: Shown,
     user: Option<&User>,
 ) -> Result<Written> {
-    let options = WriteOptions { title: "strata".into(), ..WriteOptions::for_path(path) };
+    let options = WriteOptions {
+        title: "strata".into(),
+        hidden: shown.hidden(),
+        ..WriteOptions::for_path(path)
+    };
     let bytes = output::write(path, user, |out| {
         Ok(strata_profile::write(profile, format, &options, out)?)
     })?;

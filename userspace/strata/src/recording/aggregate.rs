@@ -35,6 +35,8 @@ pub struct Words<'a> {
     pub user: &'a [u64],
     pub end: End,
     pub flags: u8,
+    /// The era of the process's generated code.
+    pub era: u32,
 }
 
 /// One sample in time.
@@ -107,6 +109,7 @@ impl Aggregate {
         let mut hash = xxhash_rust::xxh3::Xxh3::with_seed(self.seed);
         hash.update(&image.0.to_ne_bytes());
         hash.update(&space.epoch.to_ne_bytes());
+        hash.update(&words.era.to_ne_bytes());
         hash.update(&[words.end as u8, words.flags]);
         hash.update(&(words.kernel.len() as u32).to_ne_bytes());
         hash.update(bytes_of(words.kernel));
@@ -131,7 +134,7 @@ impl Aggregate {
             push(Place::Marker(Marker::Truncated));
         }
         for &word in words.user {
-            push(Place::of_user(word, space, image));
+            push(Place::of_user(word, space, image, words.era));
         }
         if let Some(marker) = Place::of_end(words.end) {
             push(marker);
@@ -158,6 +161,11 @@ impl Aggregate {
 
     pub fn places(&self) -> impl ExactSizeIterator<Item = Place> + '_ {
         self.places.iter().copied()
+    }
+
+    /// The place at a position.
+    pub fn place(&self, position: usize) -> Option<Place> {
+        self.places.get_index(position).copied()
     }
 
     /// Positions in [`Self::places`], leaf first.
@@ -209,7 +217,7 @@ mod tests {
     #[test]
     fn the_same_stack_is_kept_once() {
         let mut aggregate = Aggregate::new(false);
-        let words = Words { kernel: &[1, 2], user: &[3, 4], end: End::Complete, flags: 0 };
+        let words = Words { kernel: &[1, 2], user: &[3, 4], end: End::Complete, flags: 0, era: 0 };
         for tid in 0..3 {
             aggregate.add(0, key(tid), words, &Space::default());
             aggregate.add(1, key(tid), words, &Space::default());
@@ -222,7 +230,7 @@ mod tests {
     #[test]
     fn a_cut_stack_is_another_stack_and_is_marked() {
         let mut aggregate = Aggregate::new(false);
-        let whole = Words { kernel: &[], user: &[3, 4], end: End::Complete, flags: 0 };
+        let whole = Words { kernel: &[], user: &[3, 4], end: End::Complete, flags: 0, era: 0 };
         aggregate.add(0, key(1), whole, &Space::default());
         aggregate.add(0, key(1), Words { end: End::FrameLimit, ..whole }, &Space::default());
         assert_eq!(aggregate.stacks(), 2);

@@ -22,6 +22,8 @@ pub enum Place {
     Generated {
         image: ImageId,
         address: u64,
+        /// Which of the codes that were at this address (see `managed::code`).
+        era: u32,
     },
     /// In no known mapping.
     Unknown {
@@ -46,7 +48,7 @@ impl Place {
     }
 
     /// The place of a user frame as records hold it.
-    pub fn of_user(word: u64, space: &Space, image: ImageId) -> Self {
+    pub fn of_user(word: u64, space: &Space, image: ImageId, era: u32) -> Self {
         let pc = word & FRAME_ADDRESS;
         let address = if word & FRAME_EXACT != 0 { pc } else { pc.wrapping_sub(1) };
         let Some(mapping) = space.mapping_of(address) else {
@@ -55,7 +57,7 @@ impl Place {
         let inside = address - mapping.start;
         match mapping.backing {
             Backing::File(file) => Self::File { file, offset: mapping.offset.wrapping_add(inside) },
-            Backing::Anonymous => Self::Generated { image, address },
+            Backing::Anonymous => Self::Generated { image, address, era },
             Backing::Vdso => Self::Vdso(inside),
         }
     }

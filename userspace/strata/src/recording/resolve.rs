@@ -14,7 +14,7 @@ use crate::engine::loading::clean_path;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
 use crate::symbols::jit::JitNames;
-use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls, kernel, native, vdso};
+use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls, kernel, managed, native, vdso};
 
 /// When and how the samples were taken.
 pub struct Circumstances {
@@ -29,6 +29,14 @@ struct Resolution {
     address: u64,
     module: Option<usize>,
     frames: Vec<NamedFrame>,
+}
+
+/// An address in code made at run time.
+#[derive(Clone, Copy)]
+struct GeneratedCode {
+    address: u64,
+    era: u32,
+    index: usize,
 }
 
 struct Names {
@@ -56,7 +64,7 @@ fn resolve_all(
     let mut names =
         Names { places: vec![Resolution::default(); places.len()], modules: Vec::new() };
     let mut by_file: HashMap<FileId, Vec<(u64, usize)>> = HashMap::new();
-    let mut by_image: HashMap<ImageId, Vec<(u64, usize)>> = HashMap::new();
+    let mut by_image: HashMap<ImageId, Vec<GeneratedCode>> = HashMap::new();
     let mut in_kernel = Vec::new();
     let mut in_vdso = Vec::new();
     for (index, place) in places.iter().enumerate() {
@@ -64,8 +72,8 @@ fn resolve_all(
             Place::Kernel(address) => in_kernel.push((address, index)),
             Place::File { file, offset } => by_file.entry(file).or_default().push((offset, index)),
             Place::Vdso(offset) => in_vdso.push((offset, index)),
-            Place::Generated { image, address } => {
-                by_image.entry(image).or_default().push((address, index));
+            Place::Generated { image, address, era } => {
+                by_image.entry(image).or_default().push(GeneratedCode { address, era, index });
             }
             Place::Unknown { address, .. } => names.set(index, address, None, unknown()),
             Place::Marker(marker) => names.set(index, 0, None, marker_frame(marker)),
@@ -192,14 +200,31 @@ fn resolve_file(
 fn resolve_generated(
     engine: &mut Engine,
     image: ImageId,
-    wanted: &[(u64, usize)],
+    wanted: &[GeneratedCode],
     names: &mut Names,
 ) {
+    let mut unknown = Vec::new();
+    if let Some(runtime) = engine.managed.runtime_of(image) {
+        for code in wanted {
+            match managed::name(runtime, code.address, code.era) {
+                Some((module, frame)) => {
+                    let module = names.pseudo_module(&module);
+                    names.set(code.index, code.address, Some(module), vec![frame]);
+                }
+                None => unknown.push(*code),
+            }
+        }
+    } else {
+        unknown.extend_from_slice(wanted);
+    }
+    if unknown.is_empty() {
+        return;
+    }
     let Some(pid) = engine.table.image(image).map(|image| image.pid) else { return };
     let dump = engine.table.jitdump_of(image).and_then(|file| engine.loading.open_file(file));
     let jit = JitNames::load(engine.loading.service(), pid, dump);
     let module = names.pseudo_module("[jit]");
-    for &(address, index) in wanted {
+    for GeneratedCode { address, index, .. } in unknown {
         let frames = jit.name(address).into_iter().collect();
         names.set(index, address, Some(module), frames);
     }

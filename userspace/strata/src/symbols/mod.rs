@@ -1,6 +1,7 @@
 //! Names for places: every unique address of a recording is resolved once, at its end.
 //!
 //! - [`kernel`] reads `/proc/kallsyms`.
+//! - [`managed`]: methods of .NET, by what the bridge has said.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
 //! - [`jit`]: what JIT compilers write about their code: perf maps and jitdump files.
 //! - [`vdso`]: the kernel's own page for user mode.
@@ -9,6 +10,7 @@
 
 pub mod jit;
 pub mod kernel;
+pub mod managed;
 pub mod native;
 pub mod vdso;
 

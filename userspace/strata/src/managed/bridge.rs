@@ -1,0 +1,183 @@
+//! Reaching into a process, and reading what its bridge says.
+//!
+//! Attaching may take seconds and belongs on threads of its own; what comes of it arrives as a
+//! message. Reading is done at every turn and never waits.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use strata_bridge_layout::record::Record;
+use strata_clr::session::{Budget, Life};
+use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Target};
+
+use crate::processes::table::ImageId;
+
+/// Processes reached into at the same time.
+const MOST_AT_ONCE: usize = 8;
+/// A runtime that is starting refuses for some milliseconds.
+const STARTING: Duration = Duration::from_secs(3);
+const RETRY: Duration = Duration::from_millis(10);
+/// A bridge leaves within some tenths of a second.
+const LEAVING: Duration = Duration::from_secs(5);
+/// Reads of one turn: a compiler announces some thousand methods in that time.
+const READS: usize = 16;
+
+/// Whether only a .NET process maps a file of this name.
+pub fn tells_a_runtime(path: &[u8]) -> bool {
+    let name = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    name.ends_with(b"/libcoreclr.so") || name.starts_with(b"/memfd:doublemapper")
+}
+
+/// What came of reaching into a process.
+pub struct Arrival {
+    pub pid: u32,
+    pub image: ImageId,
+    pub outcome: Result<Box<Bridge>, String>,
+}
+
+/// Attaching, on a few threads.
+pub struct Bridges {
+    waiting: VecDeque<(u32, ImageId, bool)>,
+    running: usize,
+    sender: Sender<Arrival>,
+    receiver: Receiver<Arrival>,
+}
+
+impl Default for Bridges {
+    fn default() -> Self {
+        let (sender, receiver) = channel();
+        Self { waiting: VecDeque::new(), running: 0, sender, receiver }
+    }
+}
+
+impl Bridges {
+    /// Reaches into a process; with `attach`, loads the bridge when it is not there.
+    pub fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
+        self.waiting.push_back((pid, image, attach));
+        self.start_waiting();
+    }
+
+    fn start_waiting(&mut self) {
+        while self.running < MOST_AT_ONCE
+            && let Some((pid, image, attach)) = self.waiting.pop_front()
+        {
+            let sender = self.sender.clone();
+            let reach = move || {
+                let outcome = reach(pid, attach).map(Box::new).map_err(|error| error.to_string());
+                // Nobody listens when the recording has ended meanwhile.
+                let _ = sender.send(Arrival { pid, image, outcome });
+            };
+            match std::thread::Builder::new().name("attach".into()).spawn(reach) {
+                Ok(_) => self.running += 1,
+                Err(error) => {
+                    let outcome = Err(format!("no thread to attach with: {error}"));
+                    let _ = self.sender.send(Arrival { pid, image, outcome });
+                    self.running += 1;
+                }
+            }
+        }
+    }
+
+    pub fn arrived(&mut self) -> Option<Arrival> {
+        let arrival = self.receiver.try_recv().ok()?;
+        self.running -= 1;
+        self.start_waiting();
+        Some(arrival)
+    }
+
+    /// Bridges that are on their way.
+    pub fn pending(&self) -> usize {
+        self.running + self.waiting.len()
+    }
+}
+
+fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
+    let deadline = Deadline::within(STARTING);
+    loop {
+        let outcome = if attach {
+            strata_clr::attach(pid, &AttachOptions::default())
+                .map(|attached| (attached.session, attached.how))
+                .map(|(session, how)| (session, matches!(how, strata_clr::How::Loaded(_))))
+        } else {
+            let target = Target::open(pid)?;
+            let opened = Session::open(target, &SessionOptions::default());
+            opened.map(|session| (session, false)).map_err(AttachError::from)
+        };
+        match outcome {
+            Ok((session, loaded)) => return Ok(Bridge { session, loaded }),
+            Err(error) if error.may_pass() && !deadline.has_passed() => {
+                std::thread::sleep(RETRY);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The bridge of one process.
+pub struct Bridge {
+    session: Session,
+    /// strata has loaded it, and takes it back.
+    loaded: bool,
+}
+
+impl Bridge {
+    /// Hands over what the bridge has said since the last time; false when nothing more can come.
+    pub fn poll(&mut self, take: &mut dyn FnMut(Record)) -> bool {
+        for _ in 0..READS {
+            let read = match self.session.poll(Budget::default()) {
+                Ok(read) => read,
+                Err(error) => {
+                    tracing::debug!(%error, "a bridge cannot be read any more");
+                    return false;
+                }
+            };
+            for entry in read.entries {
+                take(entry.record);
+            }
+            if !read.more {
+                return read.life == Life::Running;
+            }
+        }
+        true
+    }
+
+    pub fn ask_address(&mut self, address: u64) {
+        self.session.resolve(&[address]);
+    }
+
+    pub fn ask_il_map(&mut self, function: u64, rejit: u64, start: u64) {
+        self.session.il_maps(&[(function, rejit, start)]);
+    }
+
+    pub fn has_questions(&self) -> bool {
+        self.session.open_questions() > 0
+    }
+}
+
+/// Takes back what strata has loaded, all at the same time; how many have left.
+pub fn detach_all(bridges: Vec<Box<Bridge>>) -> u64 {
+    let mut leaving: Vec<Box<Bridge>> = Vec::new();
+    let mut left = 0;
+    for mut bridge in bridges {
+        if !bridge.loaded {
+            if let Err(error) = bridge.session.release() {
+                tracing::debug!(%error, "a bridge was not released");
+            }
+        } else if bridge.session.detach().is_ok() {
+            leaving.push(bridge);
+        }
+    }
+    let deadline = Deadline::within(LEAVING);
+    while !leaving.is_empty() && !deadline.has_passed() {
+        leaving.retain_mut(|bridge| {
+            let here = bridge.poll(&mut drop);
+            left += u64::from(!here);
+            here
+        });
+        if !leaving.is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    left
+}

@@ -1,0 +1,212 @@
+//! What the bridge has said about one process: its modules, types and methods.
+//!
+//! Everything here was claimed by the process. It is kept as it came, within a budget, and names
+//! are made of it only at the end, for what was sampled.
+//!
+//! Invariant: at most [`MAX_BYTES`] of texts and [`MAX_METHODS`] methods; what is beyond is
+//! refused and counted.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use strata_bridge_layout::field::IlMapEntry;
+use strata_bridge_layout::record::{AppDomainRecord, MethodRecord, ModuleRecord, Record, Tier};
+use strata_unwind::managed::{MethodCode, method_rules};
+
+use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
+
+const MAX_METHODS: usize = MAX_SPANS;
+const MAX_BYTES: usize = 256 << 20;
+/// Of a method's unoptimised code, kept.
+const FIRST_CODE: usize = 96;
+/// What an entry costs besides its texts.
+const OVERHEAD: usize = 200;
+
+/// A type as records refer to it.
+#[derive(Clone, Debug)]
+pub struct Type {
+    pub name: String,
+    pub signature: Vec<u8>,
+    pub generic_parameters: Vec<String>,
+}
+
+/// An IL map, and whose it is.
+pub type IlMap = Arc<[IlMapEntry]>;
+
+/// An address whose method has been asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Waiting,
+    Answered,
+}
+
+#[derive(Default)]
+pub struct Runtime {
+    pub code: CodeMap,
+    methods: Vec<MethodRecord>,
+    types: HashMap<(u64, u32), Arc<Type>>,
+    modules: HashMap<u64, Arc<ModuleRecord>>,
+    pub domains: HashMap<u64, AppDomainRecord>,
+    threads: HashMap<u32, String>,
+    /// By function: how its unoptimised code begins, which code that replaces it while it runs
+    /// is unwound by.
+    first_code: HashMap<u64, Box<[u8]>>,
+    il_maps: HashMap<u64, IlMap>,
+    il_maps_asked: HashSet<u64>,
+    asked: HashMap<u64, Asked>,
+    /// Everything that existed when strata came has been said.
+    pub enumerated: bool,
+    /// What the bridge says about itself, the last of it.
+    pub remarks: Vec<String>,
+    bytes: usize,
+    /// Records refused because of the budget.
+    pub refused: u64,
+}
+
+impl Runtime {
+    /// Takes one record in.
+    pub fn apply(&mut self, record: Record) {
+        if self.bytes > MAX_BYTES {
+            self.refused += 1;
+            return;
+        }
+        match record {
+            Record::Method(method) => self.method(method),
+            Record::MethodUnload(gone) => self.code.remove(gone.start),
+            Record::Type(record) => {
+                let text = record.name.len() + record.signature.len();
+                let parameters: usize = record.generic_parameters.iter().map(String::len).sum();
+                self.bytes += OVERHEAD + text + parameters;
+                let of_type = Type {
+                    name: record.name,
+                    signature: record.signature,
+                    generic_parameters: record.generic_parameters,
+                };
+                self.types.insert((record.module, record.token), Arc::new(of_type));
+            }
+            Record::Module(module) => {
+                self.bytes += OVERHEAD + module.path.len() + module.assembly.len();
+                self.modules.insert(module.module, Arc::new(module));
+            }
+            Record::AppDomain(domain) => {
+                self.bytes += OVERHEAD + domain.name.len() + domain.service.len();
+                self.domains.insert(domain.id, domain);
+            }
+            Record::Thread(thread) => {
+                self.bytes += OVERHEAD + thread.name.len();
+                self.threads.insert(thread.os_tid, thread.name);
+            }
+            Record::IlMap(map) => {
+                self.bytes += OVERHEAD + map.entries.len() * size_of::<IlMapEntry>();
+                self.il_maps.insert(map.start, map.entries.into());
+            }
+            Record::NotFound(nobody) => {
+                if let Some(asked) = self.asked.get_mut(&nobody.ip) {
+                    *asked = Asked::Answered;
+                    self.code.insert_stub(nobody.ip);
+                }
+            }
+            Record::Enumerated(_) => self.enumerated = true,
+            Record::Diagnostic(remark) => {
+                tracing::debug!(level = remark.level, "bridge: {}", remark.text);
+                const MOST: usize = 20;
+                if self.remarks.len() < MOST {
+                    self.remarks.push(remark.text);
+                }
+            }
+            // Names of modules and domains that are gone are still wanted for their samples.
+            Record::ModuleUnload(_) | Record::AppDomainEnd(_) | Record::ThreadEnd(_) => {}
+        }
+    }
+
+    fn method(&mut self, mut method: MethodRecord) {
+        if let Some(asked) = self.asked.get_mut(&method.asked_ip) {
+            *asked = Asked::Answered;
+        }
+        if self.methods.len() >= MAX_METHODS {
+            self.refused += 1;
+            return;
+        }
+        let index = MethodIndex(self.methods.len() as u32);
+        let ranges = std::mem::take(&mut method.ranges);
+        let mut body = None;
+        for range in &ranges {
+            // Code apart from a method's start runs in the frame that its start has made.
+            let rules = match body {
+                None => method_rules(&MethodCode {
+                    size: range.size,
+                    bytes: &range.code,
+                    is_replacement: method.tier() == Tier::Osr,
+                    replaced: self.first_code.get(&method.function).map_or(&[], |code| code),
+                }),
+                Some(rule) => vec![(0, rule)],
+            };
+            body = body.or(rules.last().map(|(_, rule)| *rule));
+            self.code.insert(range.start, range.size, &rules, index);
+        }
+        if let Some(range) = ranges.first()
+            && matches!(method.tier(), Tier::Minimal | Tier::Unknown)
+        {
+            let first: Box<[u8]> = range.code.iter().take(FIRST_CODE).copied().collect();
+            self.bytes += first.len();
+            self.first_code.insert(method.function, first);
+        }
+        self.bytes += OVERHEAD + method.name.len() + method.signature.len();
+        self.methods.push(method);
+    }
+
+    pub fn find(&self, address: u64, era: u32) -> Option<Found> {
+        self.code.method_at(address, era)
+    }
+
+    pub fn method_of(&self, index: MethodIndex) -> Option<&MethodRecord> {
+        self.methods.get(index.0 as usize)
+    }
+
+    pub fn methods(&self) -> usize {
+        self.methods.len()
+    }
+
+    pub fn type_of(&self, module: u64, token: u32) -> Option<&Arc<Type>> {
+        self.types.get(&(module, token))
+    }
+
+    pub fn module_of(&self, module: u64) -> Option<&Arc<ModuleRecord>> {
+        self.modules.get(&module)
+    }
+
+    /// The module whose image covers an address.
+    pub fn module_at(&self, address: u64) -> Option<&Arc<ModuleRecord>> {
+        self.modules.values().find(|module| {
+            module.base != 0 && address.wrapping_sub(module.base) < u64::from(module.size)
+        })
+    }
+
+    pub fn modules(&self) -> impl ExactSizeIterator<Item = &ModuleRecord> {
+        self.modules.values().map(|module| &**module)
+    }
+
+    /// Notes that an IL map is being asked for; false when it was asked for before.
+    pub fn ask_il_map(&mut self, start: u64) -> bool {
+        self.il_maps_asked.insert(start)
+    }
+
+    pub fn il_map_of(&self, start: u64) -> Option<&IlMap> {
+        self.il_maps.get(&start)
+    }
+
+    /// Notes that an address is being asked for; false when it was asked for before.
+    pub fn ask(&mut self, address: u64) -> bool {
+        const MOST: usize = 100_000;
+        if self.asked.len() >= MOST || self.asked.contains_key(&address) {
+            return false;
+        }
+        self.asked.insert(address, Asked::Waiting);
+        true
+    }
+
+    /// Whether the answer about an address is still to come.
+    pub fn is_waiting_for(&self, address: u64) -> bool {
+        self.asked.get(&address) == Some(&Asked::Waiting)
+    }
+}

@@ -1,0 +1,109 @@
+//! A process's generated code in kernel memory: one table for each unit that has any.
+//!
+//! Invariant: a table is given back only when no published process uses it any more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::code::{CodeMap, UNIT};
+use crate::kernel::loader::Programs;
+use crate::tables::rule_set::NEW_RULES_PER_OWNER;
+use crate::tables::store::{Code, Store, Stretch, Table};
+
+pub struct Units {
+    tables: BTreeMap<u64, Arc<Table>>,
+    replaced: Vec<Arc<Table>>,
+    /// Where modules are loaded.
+    modules: Vec<(u64, u64)>,
+    era: u32,
+    /// New rules that its tables may still take.
+    quota: usize,
+}
+
+impl Default for Units {
+    fn default() -> Self {
+        Self {
+            tables: BTreeMap::new(),
+            replaced: Vec::new(),
+            modules: Vec::new(),
+            era: 0,
+            quota: NEW_RULES_PER_OWNER,
+        }
+    }
+}
+
+impl Units {
+    /// Loads what has changed; true when the process must be published anew.
+    pub fn update(
+        &mut self,
+        code: &mut CodeMap,
+        programs: &mut Programs,
+        store: &mut Store,
+    ) -> bool {
+        self.era = code.era();
+        let dirty = code.take_dirty();
+        for unit in &dirty {
+            let table = code.table_of(*unit);
+            let loaded = table.and_then(|table| {
+                store.load_within(programs, &table, &mut self.quota).map(Arc::new)
+            });
+            let old = match loaded {
+                Some(table) => self.tables.insert(*unit, table),
+                None => self.tables.remove(unit),
+            };
+            self.replaced.extend(old);
+        }
+        !dirty.is_empty()
+    }
+
+    /// Gives back what nobody uses any more.
+    pub fn sweep(&mut self, store: &mut Store) {
+        for table in std::mem::take(&mut self.replaced) {
+            match Arc::try_unwrap(table) {
+                Ok(table) => store.unload(table),
+                Err(used) => self.replaced.push(used),
+            }
+        }
+    }
+
+    /// All tables are on their way out.
+    pub fn clear(&mut self) {
+        self.replaced.extend(std::mem::take(&mut self.tables).into_values());
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty() && self.replaced.is_empty()
+    }
+
+    /// Where modules are loaded: start and size.
+    pub fn set_modules(&mut self, modules: impl Iterator<Item = (u64, u32)>) {
+        const MOST: usize = 10_000;
+        self.modules = modules
+            .filter(|(base, _)| *base != 0)
+            .map(|(base, size)| (base, base.saturating_add(u64::from(size))))
+            .take(MOST)
+            .collect();
+    }
+
+    /// Whether a module of the runtime is loaded here.
+    pub fn has_module(&self, address: u64) -> bool {
+        self.modules.iter().any(|&(start, end)| (start..end).contains(&address))
+    }
+
+    /// How the code between two addresses is unwound.
+    pub fn stretches(&self, start: u64, end: u64, to: &mut Vec<Stretch>) {
+        let mut at = start;
+        for (&unit, table) in self.tables.range(start & !(UNIT - 1)..end) {
+            let (from, until) = (unit.max(start), (unit + UNIT).min(end));
+            if from > at {
+                to.push(Stretch { start: at, end: from, code: Code::Unannounced });
+            }
+            let code = Code::Generated { table: table.clone(), era: self.era };
+            to.push(Stretch { start: from, end: until, code });
+            at = until;
+        }
+        if at < end {
+            to.push(Stretch { start: at, end, code: Code::Unannounced });
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Which frames a flame graph shows.
+//!
+//! The data always has them all: a view decides by a frame's name and place, so that a profile can
+//! be shown either way later.
+
+use strata_profile::{FrameKind, FrameView};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Shown {
+    #[default]
+    All,
+    /// Without the .NET runtime's own frames.
+    App,
+}
+
+impl Shown {
+    pub fn hidden(self) -> fn(&FrameView<'_>) -> bool {
+        match self {
+            Self::All => strata_profile::show_all,
+            Self::App => is_of_the_runtime,
+        }
+    }
+}
+
+/// Native files of the runtime and its hosts.
+const NATIVE: [&str; 6] = [
+    "libcoreclr.so",
+    "libclrjit.so",
+    "libhostfxr.so",
+    "libhostpolicy.so",
+    "libclrgc.so",
+    "libstrata_clr.so",
+];
+
+fn is_of_the_runtime(frame: &FrameView<'_>) -> bool {
+    match frame.kind {
+        FrameKind::Managed => frame.name.starts_with("System.Runtime.EH."),
+        FrameKind::Native => {
+            let file = frame.mapping.rsplit('/').next().unwrap_or_default();
+            NATIVE.contains(&file) || file == "dotnet"
+        }
+        FrameKind::Kernel | FrameKind::Jit | FrameKind::Marker => false,
+    }
+}
