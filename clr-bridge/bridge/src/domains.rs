@@ -46,12 +46,13 @@ pub fn learn(session: &Session, id: usize) {
         return;
     }
     let mut units = [0u16; 512];
-    let length = session.info().app_domain_name(id, &mut units).unwrap_or(0);
     let mut name = Text::<2048>::new();
-    name.push_units(units.get(..length).unwrap_or_default());
+    // A thread that is being made may not ask: the name is then what it was.
+    let length = session.info().app_domain_name(id, &mut units);
+    name.push_units(units.get(..length.unwrap_or(0)).unwrap_or_default());
     let mut domains = domains();
     let Some(domain) = entry(&mut domains, id) else { return };
-    if domain.name != name.as_str() {
+    if length.is_some() && domain.name != name.as_str() {
         set(&mut domain.name, name.as_str());
         domain.told = 0;
     }

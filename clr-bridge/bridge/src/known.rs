@@ -16,8 +16,6 @@ pub struct Module {
     pub app_domain: usize,
     pub base: usize,
     pub size: u32,
-    /// Where the code lies that was compiled ahead, if inside the module's own image.
-    pub ready_to_run: bool,
     /// Counted; given back when the module goes. `None` for a module without metadata.
     pub importer: Option<Importer>,
 }
@@ -36,18 +34,21 @@ struct ClassText {
     length: u32,
 }
 
-/// How a type was told: with how many generic parameters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Told {
-    pub generic_parameters: u8,
+/// The type definition of a class that has methods.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Owner {
+    pub token: u32,
+    /// The class has type arguments.
+    pub generic: bool,
 }
 
 pub struct Known {
     modules: Vec<Module>,
     module_slots: Table<u32>,
     next_serial: u32,
-    types: Table<u8>,
+    types: Table<()>,
     classes: Table<ClassText>,
+    owners: Table<Owner>,
     arena: String,
     code: Table<Code>,
     dynamic: Table<usize>,
@@ -65,6 +66,7 @@ impl Known {
             next_serial: 1,
             types: Table::new(),
             classes: Table::new(),
+            owners: Table::new(),
             arena: String::new(),
             code: Table::new(),
             dynamic: Table::new(),
@@ -119,16 +121,16 @@ impl Known {
 
     pub fn forget_classes(&mut self) {
         self.classes.clear();
+        self.owners.clear();
         self.arena.clear();
     }
 
-    pub fn told(&self, serial: u32, token: u32) -> Option<Told> {
-        let generic_parameters = self.types.get(type_key(serial, token))?;
-        Some(Told { generic_parameters })
+    pub fn has_type(&self, serial: u32, token: u32) -> bool {
+        self.types.get(type_key(serial, token)).is_some()
     }
 
-    pub fn enter_type(&mut self, serial: u32, token: u32, told: Told) -> Result<(), NoMemory> {
-        self.types.insert(type_key(serial, token), told.generic_parameters).map(drop)
+    pub fn enter_type(&mut self, serial: u32, token: u32) -> Result<(), NoMemory> {
+        self.types.insert(type_key(serial, token), ()).map(drop)
     }
 
     /// The text of a class as a type argument: empty for reference types.
@@ -143,6 +145,14 @@ impl Known {
         let length = u32::try_from(text.len()).map_err(|_| NoMemory)?;
         self.arena.push_str(text);
         self.classes.insert(class as u64, ClassText { offset, length }).map(drop)
+    }
+
+    pub fn owner(&self, class: usize) -> Option<Owner> {
+        self.owners.get(class as u64)
+    }
+
+    pub fn enter_owner(&mut self, class: usize, owner: Owner) -> Result<(), NoMemory> {
+        self.owners.insert(class as u64, owner).map(drop)
     }
 
     pub fn has_code(&self, start: usize) -> bool {
@@ -164,17 +174,9 @@ impl Known {
         self.dynamic.remove(function as u64)
     }
 
-    pub fn code_count(&self) -> usize {
-        self.code.len()
-    }
-
     /// Every importer, to be given back at the end.
     pub fn importers(&self) -> impl Iterator<Item = Importer> + '_ {
         self.modules.iter().filter_map(|module| module.importer)
-    }
-
-    pub fn module_ids(&self) -> impl Iterator<Item = usize> + '_ {
-        self.modules.iter().map(|module| module.id)
     }
 }
 
@@ -183,15 +185,7 @@ mod tests {
     use super::*;
 
     fn module(id: usize) -> Module {
-        Module {
-            id,
-            serial: 0,
-            app_domain: 1,
-            base: 0,
-            size: 0,
-            ready_to_run: false,
-            importer: None,
-        }
+        Module { id, serial: 0, app_domain: 1, base: 0, size: 0, importer: None }
     }
 
     #[test]
@@ -200,7 +194,7 @@ mod tests {
         let (first, new) = known.enter_module(module(0x1000)).unwrap();
         assert!(new);
         assert!(!known.enter_module(module(0x1000)).unwrap().1);
-        known.enter_type(first.serial, 0x0200_0002, Told { generic_parameters: 1 }).unwrap();
+        known.enter_type(first.serial, 0x0200_0002).unwrap();
         assert!(known.enter_code(0x4000, 7, first.serial));
         assert!(!known.enter_code(0x4000, 7, first.serial));
 
@@ -212,7 +206,7 @@ mod tests {
         let (second, new) = known.enter_module(module(0x1000)).unwrap();
         assert!(new);
         assert_ne!(first.serial, second.serial);
-        assert_eq!(known.told(second.serial, 0x0200_0002), None);
+        assert!(!known.has_type(second.serial, 0x0200_0002));
         assert!(known.enter_code(0x4000, 7, second.serial));
     }
 
@@ -223,7 +217,7 @@ mod tests {
             known.enter_module(module(id)).unwrap();
         }
         known.forget_module(0x2000, |_, _| ());
-        assert_eq!(known.module_ids().collect::<Vec<_>>(), [0x1000, 0x3000]);
+        assert!(known.module(0x1000).is_some() && known.module(0x2000).is_none());
         assert_eq!(known.module(0x3000).map(|module| module.id), Some(0x3000));
     }
 

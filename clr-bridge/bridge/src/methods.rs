@@ -9,10 +9,10 @@ use strata_bridge_layout::field::CodeRange;
 use strata_bridge_layout::record::{Method, MethodKind, MethodUnload, Tier};
 
 use crate::com::info::{CodeRange as NativeRange, FunctionInfo};
+use crate::com::metadata::{Importer, row};
 use crate::il_maps;
-use crate::known::{Module, Told};
+use crate::known::{Module, Owner};
 use crate::session::Session;
-use crate::signature;
 use crate::text::{Text, valid_part};
 use crate::types::{self, MOST_PARAMETERS, ParameterNames};
 
@@ -151,12 +151,22 @@ impl Named {
     fn of(session: &Session, function: usize) -> Option<Named> {
         let mut arguments = [0; MOST_PARAMETERS];
         let info = session.info().function_info(function, &mut arguments)?;
-        let module = session.module(info.module)?;
+        let known = session.known();
+        let (module, owner) = (known.module(info.module), known.owner(info.class));
+        drop(known);
+        let module = match module {
+            Some(module) => module,
+            None => session.module(info.module)?,
+        };
         let importer = module.importer?;
-        let method = importer.method(info.token)?;
+        let (start, size) = importer.method_signature(info.token)?;
         // SAFETY: the blob lies in the module's metadata, and the module is alive while one of
         // its methods is looked at.
-        let signature = unsafe { blob(method.signature, method.signature_size) };
+        let signature = unsafe { blob(start, size) };
+        let Owner { token: parent, generic } = match owner {
+            Some(owner) => owner,
+            None => find_owner(session, importer, &info)?,
+        };
         let mut named = Named {
             function,
             info,
@@ -164,30 +174,23 @@ impl Named {
             class_arguments: [0; MOST_PARAMETERS],
             class_argument_count: 0,
             module,
-            parent: method.parent,
+            parent,
             signature,
             name: importer.name_in_heap(info.token).unwrap_or(c""),
             parameters: ParameterNames::none(),
         };
-        let Told { generic_parameters } = named.tell_types(session);
-        if generic_parameters > 0 && info.class != 0 {
+        types::tell_all(session, &module, signature, parent);
+        if generic && info.class != 0 {
             named.learn_class_arguments(session);
         }
         const GENERIC: u8 = 0x10;
         if signature.first().is_some_and(|first| first & GENERIC != 0) {
-            named.parameters.read(importer, info.token, &mut [0; 1024]);
+            named.parameters.read(importer, info.token);
             for argument in named.method_arguments() {
                 types::learn_class(session, *argument);
             }
         }
         Some(named)
-    }
-
-    fn tell_types(&self, session: &Session) -> Told {
-        signature::tokens_of_method(self.signature, &mut |token| {
-            types::tell(session, &self.module, token);
-        });
-        types::tell(session, &self.module, self.parent)
     }
 
     fn learn_class_arguments(&mut self, session: &Session) {
@@ -267,6 +270,21 @@ impl Named {
             Tier::Unknown
         }
     }
+}
+
+/// The type definition that a function belongs to. Code that several classes share has no class.
+fn find_owner(session: &Session, importer: Importer, info: &FunctionInfo) -> Option<Owner> {
+    if info.class != 0
+        && let Some(class) = session.info().class_info(info.class, &mut [0; MOST_PARAMETERS])
+        && class.module == info.module
+        && row(class.token) != 0
+    {
+        let owner = Owner { token: class.token, generic: class.arguments > 0 };
+        // Without memory it is asked again next time.
+        let _ = session.known().enter_owner(info.class, owner);
+        return Some(owner);
+    }
+    Some(Owner { token: importer.method_parent(info.token)?, generic: false })
 }
 
 const NO_CODE: CodeRange<'static> = CodeRange { start: 0, size: 0, code: &[] };

@@ -33,7 +33,7 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
     let mut path = Text::<4096>::new();
     path.push_units(path_units.get(..info.path_units as usize).unwrap_or_default());
 
-    let importer = session.info().module_metadata(id, &IMPORT2).map(|interface| {
+    let importer = session.info().module_metadata(id, &IMPORT2).and_then(|interface| {
         // SAFETY: it was asked for by this interface's identity.
         unsafe { Importer::new(interface) }
     });
@@ -49,15 +49,7 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
 
     // SAFETY: the runtime says that the module's image lies there, mapped or flat.
     let image = unsafe { Image::read(info.base, info.flags & FLAT != 0) };
-    let module = Module {
-        id,
-        serial: 0,
-        app_domain,
-        base: info.base,
-        size: image.size,
-        ready_to_run: image.ready_to_run,
-        importer,
-    };
+    let module = Module { id, serial: 0, app_domain, base: info.base, size: image.size, importer };
     let mut flags = 0;
     for (set, flag) in [
         (info.flags & DYNAMIC != 0, module_flag::DYNAMIC),

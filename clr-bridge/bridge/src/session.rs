@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use strata_bridge_layout::record::{Diagnostic, Encode, Level};
+#[cfg(not(feature = "measure"))]
 use strata_bridge_layout::shared_file::monotonic_time;
 use strata_bridge_layout::status::{Count, Loss};
 
@@ -226,10 +227,10 @@ impl Session {
 
     /// Counts what a piece of work cost.
     pub fn timed(&self, work: impl FnOnce()) {
-        let start = monotonic_time();
+        let start = cost_clock();
         work();
         self.shared.count(Count::Callbacks, 1);
-        self.shared.count(Count::BusyNanoseconds, monotonic_time().saturating_sub(start));
+        self.shared.count(Count::BusyNanoseconds, cost_clock().saturating_sub(start));
     }
 
     /// Gives everything of the runtime's back. Nobody uses the session any more.
@@ -239,6 +240,21 @@ impl Session {
         }
         self.info.release();
     }
+}
+
+/// What the bridge's own time is counted by: the monotonic clock, which costs 25 ns.
+#[cfg(not(feature = "measure"))]
+fn cost_clock() -> u64 {
+    monotonic_time()
+}
+
+/// What the bridge's own time is counted by: the thread's CPU clock, which is a system call.
+#[cfg(feature = "measure")]
+fn cost_clock() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a place for the time.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 fn nap(nanoseconds: i64) {

@@ -21,7 +21,8 @@ impl<V: Copy + Default> Table<V> {
         Table { slots: Vec::new(), used: 0 }
     }
 
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         self.used
     }
 

@@ -1,24 +1,31 @@
 //! Text without the heap: the runtime's UTF-16 to the log's UTF-8, in a buffer of fixed size.
 
-/// UTF-16 units that names are asked with. Type names have at most 1,023 (corhdr.h,
-/// MAX_CLASS_NAME), file paths at most 4,095 bytes.
-pub type Units<const N: usize> = [u16; N];
+use std::mem::MaybeUninit;
 
 /// UTF-8 text in place. What does not fit is left out, at a character's border.
+///
+/// **Invariant:** the first `length` bytes are whole characters, and the others are never read: most
+/// texts are short, and their room is not cleared first.
 pub struct Text<const N: usize> {
-    bytes: [u8; N],
+    bytes: [MaybeUninit<u8>; N],
     length: usize,
 }
 
 impl<const N: usize> Text<N> {
     pub const fn new() -> Self {
-        Text { bytes: [0; N], length: 0 }
+        Text { bytes: [MaybeUninit::uninit(); N], length: 0 }
     }
 
     pub fn as_str(&self) -> &str {
-        let bytes = self.bytes.get(..self.length).unwrap_or_default();
-        // Only whole characters were pushed; were it not so, the text would be empty.
-        std::str::from_utf8(bytes).unwrap_or_default()
+        // SAFETY: `push` and `prepend` have filled these bytes with whole characters.
+        unsafe {
+            let bytes = std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.length);
+            std::str::from_utf8_unchecked(bytes)
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.length
     }
 
     pub fn clear(&mut self) {
@@ -26,13 +33,10 @@ impl<const N: usize> Text<N> {
     }
 
     pub fn push(&mut self, text: &str) {
-        let room = N - self.length;
-        let end = if text.len() <= room { text.len() } else { text.floor_char_boundary(room) };
-        if let (Some(to), Some(from)) =
-            (self.bytes.get_mut(self.length..self.length + end), text.as_bytes().get(..end))
-        {
-            to.copy_from_slice(from);
-            self.length += end;
+        let part = beginning(text, N - self.length);
+        if let Some(room) = self.bytes.get_mut(self.length..self.length + part.len()) {
+            room.write_copy_of_slice(part.as_bytes());
+            self.length += part.len();
         }
     }
 
@@ -46,22 +50,22 @@ impl<const N: usize> Text<N> {
 
     /// Puts text before what is there.
     pub fn prepend(&mut self, text: &str) {
-        let end = text.floor_char_boundary(text.len().min(N));
-        let kept = self.length.min(N - end);
-        let kept = self.as_str().floor_char_boundary(kept);
-        self.bytes.copy_within(..kept, end);
-        if let (Some(to), Some(from)) = (self.bytes.get_mut(..end), text.as_bytes().get(..end)) {
-            to.copy_from_slice(from);
+        let part = beginning(text, N);
+        let kept = beginning(self.as_str(), N - part.len()).len();
+        self.bytes.copy_within(..kept, part.len());
+        if let Some(room) = self.bytes.get_mut(..part.len()) {
+            room.write_copy_of_slice(part.as_bytes());
+            self.length = part.len() + kept;
         }
-        self.length = end + kept;
     }
 }
 
-impl<const N: usize> std::fmt::Write for Text<N> {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        self.push(text);
-        Ok(())
+/// As many whole characters as fit.
+fn beginning(text: &str, room: usize) -> &str {
+    if text.len() <= room {
+        return text;
     }
+    text.get(..text.floor_char_boundary(room)).unwrap_or_default()
 }
 
 /// Bytes that are text when they are UTF-8; else the part of them that is.

@@ -3,15 +3,13 @@
 use strata_bridge_layout::record::Type;
 
 use crate::com::metadata::{Importer, TYPE_DEF, TYPE_REF, TYPE_SPEC, row, table};
-use crate::known::{Module, Told};
+use crate::known::Module;
 use crate::session::Session;
 use crate::signature;
-use crate::text::{Text, Units};
+use crate::text::{Text, valid_part};
 
 /// Type names in metadata have at most 1,023 characters (corhdr.h, MAX_CLASS_NAME); nested ones
 /// are several of them.
-const NAME_UNITS: usize = 1024;
-pub type NameUnits = Units<NAME_UNITS>;
 type TypeText = Text<4096>;
 
 /// Enclosing types that are followed.
@@ -34,29 +32,23 @@ impl ParameterNames {
         ParameterNames { text: Text::new(), ends: [0; MOST_PARAMETERS], count: 0 }
     }
 
-    pub fn read(&mut self, importer: Importer, owner: u32, units: &mut NameUnits) {
+    pub fn read(&mut self, importer: Importer, owner: u32) {
         let mut tokens = [0u32; MOST_PARAMETERS];
         let found = importer.generic_parameters(owner, &mut tokens);
         for position in 0..found {
             // They mostly come in order, and are asked for in any.
-            for token in tokens.iter().cycle().skip(position).take(found) {
-                let Some((at, length)) = importer.generic_parameter(*token, units) else {
-                    continue;
-                };
+            for token in tokens.iter().take(found).cycle().skip(position).take(found) {
+                let Some((at, name)) = importer.generic_parameter(*token) else { continue };
                 if at as usize == position {
-                    self.text.push_units(units.get(..length).unwrap_or_default());
+                    self.text.push(valid_part(name.to_bytes()));
                     break;
                 }
             }
             if let Some(end) = self.ends.get_mut(position) {
-                *end = self.text.as_str().len() as u16;
+                *end = self.text.len() as u16;
                 self.count = position + 1;
             }
         }
-    }
-
-    pub fn count(&self) -> usize {
-        self.count
     }
 
     /// Puts the names into `names`; the rest of it stays as it is.
@@ -71,30 +63,53 @@ impl ParameterNames {
     }
 }
 
-/// Writes the records of a type and of everything its name needs, unless they are there already.
-/// Answers how many generic parameters the type has.
-pub fn tell(session: &Session, module: &Module, token: u32) -> Told {
-    tell_to(session, module, token, DEEPEST)
+/// Types of one signature that are looked up together.
+const TOGETHER: usize = 32;
+
+/// Tells the types that a signature names, and the type that the method belongs to.
+pub fn tell_all(session: &Session, module: &Module, blob: &[u8], parent: u32) {
+    let mut tokens = [0u32; TOGETHER];
+    tokens[0] = parent;
+    let mut count = 1;
+    signature::tokens_of_method(blob, &mut |token| {
+        if let Some(place) = tokens.get_mut(count) {
+            *place = token;
+            count += 1;
+        } else {
+            tell(session, module, token);
+        }
+    });
+    // Nearly always everything was told before: that is found out under one lock.
+    let known = session.known();
+    for token in tokens.iter_mut().take(count) {
+        if known.has_type(module.serial, *token) {
+            *token = 0;
+        }
+    }
+    drop(known);
+    for token in tokens.into_iter().take(count).filter(|token| *token != 0) {
+        tell(session, module, token);
+    }
 }
 
-fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) -> Told {
-    let nothing = Told { generic_parameters: 0 };
-    if row(token) == 0 {
-        return nothing;
-    }
-    if let Some(told) = session.known().told(module.serial, token) {
-        return told;
+/// Writes the records of a type and of everything its name needs, unless they are there already.
+fn tell(session: &Session, module: &Module, token: u32) {
+    tell_to(session, module, token, DEEPEST);
+}
+
+fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) {
+    if row(token) == 0 || session.known().has_type(module.serial, token) {
+        return;
     }
     let (Some(importer), Some(depth)) = (module.importer, depth.checked_sub(1)) else {
-        return nothing;
+        return;
     };
     let mut name = TypeText::new();
-    let mut units = [0; NAME_UNITS];
     let mut parameters = ParameterNames::none();
     let mut blob: &[u8] = &[];
     match table(token) {
         TYPE_SPEC => {
-            let Some((start, size)) = importer.type_spec(token) else { return nothing };
+            let Some((start, size)) = importer.type_spec(token) else { return };
             // SAFETY: the blob lies in the module's metadata, and the module is alive while one
             // of its methods is looked at.
             blob = unsafe { std::slice::from_raw_parts(start, size as usize) };
@@ -103,11 +118,15 @@ fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) -> Told {
             });
         }
         TYPE_DEF => {
-            full_name(importer, token, &mut name, &mut units);
-            parameters.read(importer, token, &mut units);
+            full_name(importer, token, &mut name);
+            // Compilers mark generic types in their names (ECMA-335 I.10.7.2), and so not asking
+            // is well worth it.
+            if name.as_str().contains('`') {
+                parameters.read(importer, token);
+            }
         }
-        TYPE_REF => full_name(importer, token, &mut name, &mut units),
-        _ => return nothing,
+        TYPE_REF => full_name(importer, token, &mut name),
+        _ => return,
     }
     let mut list = [""; MOST_PARAMETERS];
     session.write(&Type {
@@ -117,43 +136,37 @@ fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) -> Told {
         signature: blob,
         generic_parameters: parameters.list(&mut list).into(),
     });
-    let told = Told { generic_parameters: parameters.count() as u8 };
     // Without memory the type is told again next time.
-    let _ = session.known().enter_type(module.serial, token, told);
-    told
+    let _ = session.known().enter_type(module.serial, token);
 }
 
 /// `Namespace.Outer+Inner` of a type definition or reference.
-fn full_name(importer: Importer, token: u32, name: &mut TypeText, units: &mut NameUnits) {
+fn full_name(importer: Importer, token: u32, name: &mut TypeText) {
     let mut token = token;
-    let mut part = TypeText::new();
     for depth in 0..DEEPEST_NESTING {
-        let outer = match table(token) {
+        if depth > 0 {
+            name.prepend("+");
+        }
+        let (part, outer) = match table(token) {
             TYPE_DEF => {
-                let Some((length, _)) = importer.type_def(token, units) else { return };
-                put_part(units.get(..length), depth, &mut part, name);
-                importer.enclosing_type(token)
+                let Some((part, nested)) = importer.type_def(token) else { return };
+                (part, if nested { importer.enclosing_type(token) } else { None })
             }
             _ => {
-                let Some((length, scope)) = importer.type_ref(token, units) else { return };
-                put_part(units.get(..length), depth, &mut part, name);
-                (table(scope) == TYPE_REF && row(scope) != 0).then_some(scope)
+                let Some((part, scope)) = importer.type_ref(token) else { return };
+                (part, (table(scope) == TYPE_REF && row(scope) != 0).then_some(scope))
             }
         };
+        name.prepend(valid_part(part.name.to_bytes()));
+        if !part.namespace.is_empty() {
+            name.prepend(".");
+            name.prepend(valid_part(part.namespace.to_bytes()));
+        }
         match outer {
             Some(outer) => token = outer,
             None => return,
         }
     }
-}
-
-fn put_part(units: Option<&[u16]>, depth: usize, part: &mut TypeText, name: &mut TypeText) {
-    part.clear();
-    part.push_units(units.unwrap_or_default());
-    if depth > 0 {
-        part.push("+");
-    }
-    name.prepend(part.as_str());
 }
 
 /// Makes sure that the text of a class is known: for a value type its full name with its
@@ -182,11 +195,9 @@ fn value_type(session: &Session, class: usize, depth: u32, text: &mut TypeText) 
     let info = session.info().class_info(class, &mut arguments)?;
     let module = session.module(info.module)?;
     let importer = module.importer?;
-    let mut units = [0; NAME_UNITS];
-    let (_, extends) = importer.type_def(info.token, &mut units)?;
     let mut base = TypeText::new();
-    full_name(importer, extends, &mut base, &mut units);
-    full_name(importer, info.token, text, &mut units);
+    full_name(importer, importer.base_type(info.token)?, &mut base);
+    full_name(importer, info.token, text);
     let is_value = match base.as_str() {
         "System.Enum" => true,
         "System.ValueType" => text.as_str() != "System.Enum",

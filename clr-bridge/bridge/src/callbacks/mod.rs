@@ -230,7 +230,9 @@ unsafe extern "C" fn dynamic_method_jit_compilation_finished(
 ) -> HResult {
     event(|session| {
         if status >= 0 && session.is_compiling() {
-            session.timed(|| drop(methods::tell_dynamic(session, function, Reason::Compiled)));
+            session.timed(|| {
+                methods::tell_dynamic(session, function, Reason::Compiled);
+            });
         }
     })
 }
