@@ -35,6 +35,8 @@ pub const ANSWERED: usize = ANSWERS;
 /// One word for each request slot.
 pub const ANSWER_SLOTS: usize = ANSWERS + PAGE / 2;
 pub const RING_HEAD: usize = 6 * PAGE;
+/// The last whole tail that the bridge saw.
+pub const RING_TAIL_SEEN: usize = RING_HEAD + 64;
 pub const CONTEXTS: usize = 16 * PAGE;
 pub const CONTEXT_SLOTS: usize = 4096;
 /// One word for each cell of the ring.

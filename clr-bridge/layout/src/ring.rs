@@ -31,6 +31,8 @@ pub struct RingPlaces {
     pub head: usize,
     pub tail: usize,
     pub tail_check: usize,
+    /// The last whole tail that a writer saw; written by writers.
+    pub tail_seen: usize,
     pub words: usize,
     pub data: usize,
     /// A power of two.
@@ -44,6 +46,7 @@ impl RingPlaces {
         head: crate::layout::RING_HEAD,
         tail: RING_TAIL,
         tail_check: RING_TAIL_CHECK,
+        tail_seen: crate::layout::RING_TAIL_SEEN,
         words: crate::layout::RING_WORDS,
         data: crate::layout::RING_DATA,
         cells: crate::layout::RING_CELLS,
@@ -121,10 +124,19 @@ impl<'a, M: Memory> Ring<'a, M> {
         self.memory.word(offset).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// How far the reader is. Half a change of the reader's is no tail.
-    fn tail(&self) -> Option<u64> {
+    /// How far the reader is. While it is changing that: how far it was, which leaves less room.
+    fn tail(&self) -> u64 {
+        let seen = self.word(self.places.tail_seen);
         let tail = self.word(self.places.tail);
-        (self.word(self.places.tail_check) == tail_check(tail)).then_some(tail)
+        if self.word(self.places.tail_check) != tail_check(tail) {
+            return seen;
+        }
+        if tail != seen
+            && let Some(word) = self.memory.word(self.places.tail_seen)
+        {
+            word.store(tail, Ordering::Release);
+        }
+        tail
     }
 
     pub fn push(&self, event: &Event<'_>) -> Pushed {
@@ -148,10 +160,8 @@ impl<'a, M: Memory> Ring<'a, M> {
                 }
                 continue;
             }
-            let free = self
-                .tail()
-                .and_then(|tail| head.checked_sub(tail))
-                .and_then(|used| capacity.checked_sub(used));
+            let used = head.checked_sub(self.tail());
+            let free = used.and_then(|used| capacity.checked_sub(used));
             if free.is_none_or(|free| free < cells) {
                 // Behind an old head there is never room: look whether it is one.
                 if head_word.load(Ordering::Acquire) == head {

@@ -13,7 +13,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem::offset_of;
-use std::sync::atomic::{Ordering, fence};
 
 use super::{
     Budget, HeaderError, Limits, ReadAt, ReaderLosses, main_header, read_array, segment_header,
@@ -37,6 +36,7 @@ const MAX_LATE: usize = 16;
 /// So often a segment is read although nothing seems to be new.
 const LOOK_ANYWAY: u32 = 64;
 const HEADER: usize = size_of::<RecordHeader>();
+const COMMITTED: usize = STATUS + offset_of!(StatusPage, committed);
 
 /// A record of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +80,8 @@ struct Late {
 pub struct Reader<R> {
     main: R,
     id: [u8; 16],
-    segments: [Option<Tail<R>>; MAX_SEGMENTS],
+    /// By number; always [`MAX_SEGMENTS`] places.
+    segments: Vec<Option<Tail<R>>>,
     late: VecDeque<Late>,
     limits: Limits,
     read: u64,
@@ -133,7 +134,7 @@ impl<R: ReadAt> Reader<R> {
         Ok(Self {
             main,
             id,
-            segments: std::array::from_fn(|_| None),
+            segments: (0..MAX_SEGMENTS).map(|_| None).collect(),
             late: VecDeque::new(),
             limits,
             read: 0,
@@ -191,7 +192,7 @@ impl<R: ReadAt> Reader<R> {
                 break;
             }
             if before.tid == tid {
-                fence(Ordering::Acquire);
+                self.main.settle();
                 let after = ContextSlot::from_bytes(&read_array(&self.main, place as u64)?);
                 let whole = before == after && before.sequence.is_multiple_of(2);
                 return Ok(whole.then_some(Context {
@@ -227,16 +228,18 @@ impl<R: ReadAt> Reader<R> {
         buffer: &mut Vec<u8>,
         now: u64,
     ) -> io::Result<()> {
-        let status = self.status()?;
+        let committed: [u8; 8 * MAX_SEGMENTS] = read_array(&self.main, COMMITTED as u64)?;
+        let (committed, _) = committed.as_chunks::<8>();
         self.polls = self.polls.wrapping_add(1);
         let look_anyway = self.ended || self.polls.is_multiple_of(LOOK_ANYWAY);
         self.poll_late(poll, left, buffer)?;
-        for number in 0..MAX_SEGMENTS {
+        for (number, committed) in committed.iter().enumerate() {
             let Some(tail) = self.segments.get(number).and_then(Option::as_ref) else { continue };
             if tail.done {
                 continue;
             }
-            let quiet = tail.consumed == status.committed(number) && tail.waiting.is_none();
+            let committed = u64::from_le_bytes(*committed);
+            let quiet = tail.consumed == committed && tail.waiting.is_none();
             if quiet && !look_anyway {
                 break;
             }
@@ -270,7 +273,7 @@ impl<R: ReadAt> Reader<R> {
         fill(buffer, &tail.file, tail.position, room.min(CHUNK), left)?;
         let (committed, next) = committed_part(buffer, room);
         if committed > 0 {
-            fence(Ordering::Acquire);
+            tail.file.settle();
             fill(buffer, &tail.file, tail.position, committed, left)?;
             let most = (self.limits.records - self.read).min(left.records as u64) as usize;
             let (records, bytes) =
@@ -340,7 +343,7 @@ impl<R: ReadAt> Reader<R> {
             fill(buffer, &tail.file, late.position, 8, left)?;
             match look(buffer, room) {
                 Found::Committed(length) if length == late.length => {
-                    fence(Ordering::Acquire);
+                    tail.file.settle();
                     fill(buffer, &tail.file, late.position, length, left)?;
                     let (records, bytes) =
                         take_records(buffer, room, 1, &mut poll.entries, &mut self.losses);
@@ -367,8 +370,7 @@ fn fill<R: ReadAt>(
     length: usize,
     left: &mut Left,
 ) -> io::Result<()> {
-    buffer.clear();
-    buffer.resize(length, 0);
+    *buffer = vec![0; length];
     let read = file.read_at(position as u64, buffer)?;
     buffer.truncate(read);
     left.bytes = left.bytes.saturating_sub(length);
@@ -414,5 +416,3 @@ fn take_records(
     }
     (most, at)
 }
-
-const _: () = assert!(offset_of!(RecordHeader, time) == 8 && size_of::<StatusPage>() == 4096);

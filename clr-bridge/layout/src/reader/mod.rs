@@ -14,6 +14,7 @@ pub mod ring;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{Ordering, fence};
 
 pub use self::log::{Entry, Poll, Reader};
 use crate::layout::{MAIN_MAGIC, MAX_SEGMENTS, MainHeader, SEGMENT_MAGIC, SegmentHeader, VERSION};
@@ -22,6 +23,11 @@ use crate::layout::{MAIN_MAGIC, MAX_SEGMENTS, MainHeader, SEGMENT_MAGIC, Segment
 pub trait ReadAt {
     /// Copies up to `buffer.len()` bytes; fewer only at the end.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// What is read after this is at least as new as what was read before.
+    fn settle(&self) {
+        fence(Ordering::Acquire);
+    }
 }
 
 impl ReadAt for File {
@@ -61,11 +67,19 @@ impl<R: ReadAt + ?Sized> ReadAt for &R {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         (**self).read_at(offset, buffer)
     }
+
+    fn settle(&self) {
+        (**self).settle();
+    }
 }
 
 impl<R: ReadAt + ?Sized> ReadAt for std::sync::Arc<R> {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         (**self).read_at(offset, buffer)
+    }
+
+    fn settle(&self) {
+        (**self).settle();
     }
 }
 

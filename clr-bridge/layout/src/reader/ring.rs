@@ -77,10 +77,10 @@ impl RingReader {
         let mut more = true;
         while events.len() < budget.records && bytes > 0 {
             let head = u64::from_le_bytes(read_array(main, self.places.head as u64)?);
-            fence(Ordering::Acquire);
+            main.settle();
             match self.readable(main, head, budget.records - events.len(), &mut bytes)? {
                 Readable::Cells(cells, sizes) => {
-                    fence(Ordering::Acquire);
+                    main.settle();
                     let copy = self.copy_cells(main, cells, &mut bytes)?;
                     let mut rest = copy.as_slice();
                     for size in sizes {
