@@ -1,0 +1,151 @@
+//! Processes that fake the memory of strata's library: what it costs is bounded, and theirs.
+
+mod support;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use strata_clr::session::{BridgeState, Budget, Entry, Life, presence};
+use strata_clr::{Session, SessionError, SessionOptions, Target, discover};
+use support::{Clr, must_be_root};
+
+fn hostile(behaviour: &str) -> Clr {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_strata-clr-hostile"));
+    command.arg(behaviour);
+    Clr::start(command)
+}
+
+fn open(clr: &Clr) -> Result<Session, SessionError> {
+    Session::open(Target::open(clr.pid()).unwrap(), &SessionOptions::default())
+}
+
+/// Resident memory of this process, in KiB, at its highest since it was last asked to forget that.
+fn peak_memory(forget: bool) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    let peak = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    if forget {
+        std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    }
+    peak
+}
+
+fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the place may be written.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+struct Cost {
+    records: usize,
+    polls: usize,
+    longest: Duration,
+    cpu: Duration,
+    memory: u64,
+}
+
+/// Polls as strata does, until there is no more or for this long.
+fn read_for(session: &mut Session, time: Duration, until_idle: bool) -> Cost {
+    peak_memory(true);
+    let before = peak_memory(false);
+    let (start, cpu) = (Instant::now(), cpu_time());
+    let mut cost =
+        Cost { records: 0, polls: 0, longest: Duration::ZERO, cpu: Duration::ZERO, memory: 0 };
+    while start.elapsed() < time {
+        let poll_start = cpu_time();
+        let Ok(read) = session.poll(Budget::default()) else { break };
+        cost.longest = cost.longest.max(cpu_time() - poll_start);
+        cost.polls += 1;
+        cost.records += read.entries.len();
+        let entries: Vec<Entry> = read.entries;
+        drop(entries);
+        if read.life != Life::Running && !read.more {
+            break;
+        }
+        if !read.more {
+            if until_idle && cost.polls > 200 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    cost.cpu = cpu_time() - cpu;
+    cost.memory = peak_memory(false).saturating_sub(before);
+    cost
+}
+
+#[test]
+fn whatever_lies_in_the_memory_reading_it_is_bounded() {
+    must_be_root();
+    for behaviour in ["random", "cycles", "millions", "fat", "reserved", "holes", "promises"] {
+        let mut clr = hostile(behaviour);
+        let mut session = match open(&clr) {
+            Ok(session) => session,
+            // The header may just have been punched away.
+            Err(error) if behaviour == "holes" => {
+                println!("{behaviour}: {error}");
+                continue;
+            }
+            Err(error) => panic!("{behaviour}: {error}"),
+        };
+        // A reserved record is waited for, two seconds each.
+        let until_idle = behaviour != "reserved";
+        let cost = read_for(&mut session, Duration::from_secs(6), until_idle);
+        println!(
+            "{behaviour}: {} records in {} polls, longest {:?}, CPU {:?}, memory +{} KiB, {:?}",
+            cost.records,
+            cost.polls,
+            cost.longest,
+            cost.cpu,
+            cost.memory,
+            session.losses()
+        );
+        assert!(cost.longest < Duration::from_millis(250), "{behaviour}");
+        assert!(cost.memory < 64 << 10, "{behaviour}");
+        session.resolve(&(0..100_000).collect::<Vec<u64>>());
+        session.poll(Budget::default()).ok();
+        clr.kill();
+        let rest = read_for(&mut session, Duration::from_secs(20), false);
+        println!("{behaviour}: {} records after its death, {:?}", rest.records, session.life());
+        assert_eq!(session.life(), Life::Ended);
+        assert!(rest.memory < 64 << 10, "{behaviour}");
+        // A debug build reads a million records in some seconds.
+        assert!(cost.records + rest.records <= 5 << 20);
+    }
+}
+
+#[test]
+fn memory_that_could_hurt_its_reader_is_refused_before_it_is_read() {
+    must_be_root();
+    for (behaviour, reason) in [
+        ("unsealed", "not sealed"),
+        ("huge-pages", "not a file that can be sealed"),
+        ("many", "the header contradicts its own version"),
+        ("another-version", "newer bridge"),
+    ] {
+        let clr = hostile(behaviour);
+        let start = Instant::now();
+        let error = open(&clr).unwrap_err();
+        println!("{behaviour}: {error} ({:?})", start.elapsed());
+        let text = error.to_string();
+        let is_absent = matches!(error, SessionError::NotLoaded) && behaviour == "huge-pages";
+        assert!(text.contains(reason) || is_absent, "{behaviour}: {text}");
+        assert!(start.elapsed() < Duration::from_secs(1));
+        let found = discover(clr.pid()).unwrap();
+        if let Some(found) = found {
+            let state = presence(&found.target, &found.shared);
+            assert!(matches!(state, BridgeState::Unusable(_)), "{state:?}");
+        }
+    }
+}
+
+#[test]
+fn segments_that_are_promised_and_never_there_are_looked_for_ever_more_rarely() {
+    must_be_root();
+    let clr = hostile("promises");
+    let mut session = open(&clr).unwrap();
+    let cost = read_for(&mut session, Duration::from_secs(5), false);
+    println!("{} polls in 5 s, CPU {:?}, longest {:?}", cost.polls, cost.cpu, cost.longest);
+    assert!(cost.cpu < Duration::from_millis(1000));
+}

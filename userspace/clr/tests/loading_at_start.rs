@@ -1,0 +1,184 @@
+//! Processes that load strata's library at their start, alone and beside somebody else's profiler.
+
+mod support;
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use strata_bridge_layout::record::Record;
+use strata_clr::environment::environment;
+use strata_clr::session::{BridgeState, Budget, State, presence};
+use strata_clr::{AttachError, AttachOptions, CLibrary, How, Session, attach, discover, install};
+use support::{Clr, Runtime, must_be_root, wait_until};
+
+const OTHER: &str = "{6B1F0C2E-5D7A-4E83-8C49-0A1B2C3D4E5F}";
+
+/// Somebody else's profiler.
+fn other_profiler(folder: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/profiler.c");
+    let output = folder.join("libother.so");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&output).arg(source);
+    assert!(compiler.status().expect("a C compiler").success());
+    output
+}
+
+/// The command with what strata would add to its environment.
+fn with_strata(mut command: Command, folder: &Path, eager: bool) -> (Command, Option<String>) {
+    let library = install(folder, CLibrary::Glibc).unwrap();
+    let mut existing = Vec::new();
+    for (name, value) in command.get_envs() {
+        existing.extend(name.as_bytes());
+        existing.push(b'=');
+        existing.extend(value.unwrap_or(OsStr::new("")).as_bytes());
+        existing.push(0);
+    }
+    let added = environment(&library, &existing, eager).unwrap();
+    for variable in &added.variables {
+        command.env(variable.name, &variable.value);
+    }
+    (command, added.beside)
+}
+
+fn with_other(mut command: Command, folder: &Path) -> Command {
+    command
+        .env("CORECLR_ENABLE_PROFILING", "1")
+        .env("CORECLR_PROFILER", OTHER)
+        .env("CORECLR_PROFILER_PATH", other_profiler(folder));
+    command
+}
+
+fn names_until(session: &mut Session, wanted: &str) -> HashSet<String> {
+    let mut names = HashSet::new();
+    wait_until(&format!("{wanted} is told of"), || {
+        for entry in session.poll(Budget::default()).unwrap().entries {
+            if let Record::Method(method) = entry.record {
+                names.insert(method.name);
+            }
+        }
+        names.contains(wanted)
+    });
+    names
+}
+
+fn open(clr: &Clr) -> Session {
+    let attached = attach(clr.pid(), &AttachOptions::default()).unwrap();
+    assert_eq!(attached.how, How::AlreadyLoaded);
+    attached.session
+}
+
+#[test]
+fn a_process_started_with_strata_is_read_without_being_attached_to() {
+    must_be_root();
+    for runtime in Runtime::ALL {
+        for eager in [false, true] {
+            let folder = tempfile::tempdir_in("/tmp").unwrap();
+            let (command, beside) = with_strata(runtime.command(), folder.path(), eager);
+            assert_eq!(beside, None);
+            let clr = Clr::start(command);
+            let mut methods = 0;
+            let mut look = || {
+                let found = discover(clr.pid()).unwrap().expect("a CLR");
+                let BridgeState::Loaded { state, holder, methods: now, .. } =
+                    presence(&found.target, &found.shared)
+                else {
+                    panic!("the library is loaded")
+                };
+                assert_eq!((state, holder), (Some(State::Ready), None));
+                methods = now;
+                now > 0
+            };
+            if eager {
+                wait_until("compilations are told without a reader", look);
+            } else {
+                assert!(!look());
+            }
+            println!("{runtime:?}, eager {eager}: {methods} methods before anybody read");
+            let mut session = open(&clr);
+            let main = if runtime == Runtime::Net10 { "MoveNext" } else { "Work" };
+            names_until(&mut session, main);
+        }
+    }
+}
+
+#[test]
+fn beside_another_profiler_strata_is_loaded_as_one_that_is_only_told() {
+    must_be_root();
+    for runtime in [Runtime::Net8, Runtime::Net9, Runtime::Net10] {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let command = with_other(runtime.command(), folder.path());
+        let (command, beside) = with_strata(command, folder.path(), false);
+        assert_eq!(beside.as_deref(), Some("libother.so"));
+        let clr = Clr::start(command);
+        let found = discover(clr.pid()).unwrap().expect("a CLR");
+        let profilers: Vec<String> =
+            found.switches.profilers().iter().map(ToString::to_string).collect();
+        assert_eq!(profilers, ["libother.so", "strata"]);
+        let mut session = open(&clr);
+        let main = if runtime == Runtime::Net10 { "MoveNext" } else { "Work" };
+        names_until(&mut session, main);
+        session.detach_and_wait(Duration::from_secs(12), Budget::default(), |_| {}).unwrap();
+    }
+}
+
+#[test]
+fn strata_attaches_beside_another_profiler_where_the_runtime_can_have_two() {
+    must_be_root();
+    for runtime in Runtime::ALL {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let mut clr = Clr::start(with_other(runtime.command(), folder.path()));
+        let outcome = attach(clr.pid(), &AttachOptions::default());
+        match outcome {
+            Ok(attached) => {
+                assert_ne!(runtime, Runtime::Core31);
+                let mut session = attached.session;
+                let time = Duration::from_secs(12);
+                session.detach_and_wait(time, Budget::default(), |_| {}).unwrap();
+            }
+            Err(error) => {
+                println!("{runtime:?}: {error}");
+                assert_eq!(runtime, Runtime::Core31);
+                let AttachError::AnotherProfiler(name) = error else { panic!("{error}") };
+                assert_eq!(name, "libother.so");
+            }
+        }
+        assert!(clr.is_alive());
+    }
+}
+
+#[test]
+fn strata_that_is_loaded_by_the_environment_detaches_and_is_attached_again() {
+    must_be_root();
+    for runtime in [Runtime::Core31, Runtime::Net8, Runtime::Net9] {
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let (command, _) = with_strata(runtime.command(), folder.path(), false);
+        let mut clr = Clr::start(command);
+        let mut session = open(&clr);
+        names_until(&mut session, "Work");
+        session.detach_and_wait(Duration::from_secs(12), Budget::default(), |_| {}).unwrap();
+        drop(session);
+        let again = attach(clr.pid(), &AttachOptions::default()).unwrap();
+        println!("{runtime:?}: {:?}", again.how);
+        let mut session = again.session;
+        names_until(&mut session, "Work");
+        assert!(clr.is_alive());
+    }
+}
+
+#[test]
+fn profilers_that_are_switched_off_can_still_be_attached() {
+    must_be_root();
+    let mut command = Runtime::Net9.command();
+    command.env("DOTNET_EnableDiagnostics_Profiler", "0");
+    let clr = Clr::start(command);
+    let outcome = attach(clr.pid(), &AttachOptions::default());
+    println!("{:?}", outcome.as_ref().map(|attached| &attached.how));
+    let switches = discover(clr.pid()).unwrap().unwrap().switches;
+    assert!(switches.profilers_switched_off().is_some());
+    let mut session = outcome.unwrap().session;
+    names_until(&mut session, "Work");
+}
