@@ -12,8 +12,8 @@
 //!   waits.
 //!
 //! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] how processes talk;
-//! [`opener`]; [`worker`], [`sandbox`], [`jobs`], [`target_file`], [`facts`], [`symbols`],
-//! [`managed`];
+//! [`opener`], and [`opening`] for what others share of it; [`worker`], [`sandbox`], [`jobs`],
+//! [`target_file`], [`facts`], [`symbols`], [`managed`];
 //! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`error`].
 //!
 //! The executable calls [`run_opener`] and [`run_worker`] when it is started with the arguments of
@@ -31,6 +31,7 @@ mod jobs;
 mod managed;
 mod managed_jobs;
 mod opener;
+pub mod opening;
 mod protocol;
 mod request;
 mod sandbox;
