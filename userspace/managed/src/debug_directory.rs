@@ -13,7 +13,7 @@ const ENTRY_BYTES: usize = 28;
 const MAX_ENTRIES: u64 = 64;
 const MAX_ENTRY_DATA: u64 = 64 << 10;
 /// Of an unpacked PDB; those of the largest programs have some tens of megabytes.
-pub(crate) const MAX_PDB: u64 = 128 << 20;
+pub(crate) const MAX_PDB: u64 = 64 << 20;
 
 const CODE_VIEW: u32 = 2;
 const EMBEDDED_PORTABLE_PDB: u32 = 17;

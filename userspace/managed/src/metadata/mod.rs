@@ -17,8 +17,8 @@ use crate::bytes::{Cursor, array, bounded_text, index, name_bytes, u64_at};
 use schema::{TABLES, table};
 use tables::Tables;
 
-/// The largest known assemblies have some tens of megabytes of it.
-pub(crate) const MAX_METADATA: u64 = 128 << 20;
+/// The largest known assemblies have some 25 MB of it.
+pub(crate) const MAX_METADATA: u64 = 64 << 20;
 const MAX_STREAMS: u16 = 32;
 const WHAT: &str = "metadata";
 

@@ -35,11 +35,14 @@ pub(crate) struct Instance {
     pub method_args: Vec<String>,
 }
 
-/// The first runtime function of the instance whose signature is at `at`, and the steps left.
-pub(crate) fn entry_of(table: &[u8], at: usize, budget: u32) -> Option<(u32, u32)> {
-    let mut walk = Walk::new(table.get(at..)?, budget);
-    read(&mut walk, None)?;
-    Some((entry_point(walk.rest(), 0)?, walk.steps_left()))
+/// The first runtime function of the instance whose signature is at `at`. What reading it takes
+/// is taken off the budget, whether it can be read or not.
+pub(crate) fn entry_of(table: &[u8], at: usize, budget: &mut u32) -> Option<u32> {
+    let mut walk = Walk::new(table.get(at..)?, *budget);
+    let outcome = read(&mut walk, None);
+    *budget = walk.steps_left();
+    outcome?;
+    entry_point(walk.rest(), 0)
 }
 
 /// The instance whose signature is at `at`.

@@ -21,7 +21,7 @@ use native_format::{SparseArray, entry_point, hash_entries};
 const SIGNATURE: u32 = 0x0052_5452;
 const MAX_SECTIONS: u32 = 256;
 /// Of one table; those of the largest images have some megabytes.
-const MAX_TABLE: u64 = 64 << 20;
+const MAX_TABLE: u64 = 32 << 20;
 
 /// `ReadyToRunSectionType` (`readytorun.h`).
 mod section {
@@ -228,11 +228,10 @@ impl NativeCode {
         let table = std::mem::take(&mut self.instances);
         // What honest signatures take together, with the numbers that lie between them.
         let mut budget = u32::try_from(table.len()).unwrap_or(u32::MAX).saturating_mul(2);
-        for at in hash_entries(&table, table.len() / 2) {
-            let Some((function, left)) = instance::entry_of(&table, at, budget) else {
+        for at in hash_entries(&table, self.functions.len().saturating_mul(2)) {
+            let Some(function) = instance::entry_of(&table, at, &mut budget) else {
                 continue;
             };
-            budget = left;
             if let Ok(at) = u32::try_from(at) {
                 self.instance_count = self.instance_count.saturating_add(1);
                 self.add(function, Owner::Instance(at));
@@ -242,7 +241,9 @@ impl NativeCode {
     }
 
     fn add(&mut self, function: u32, owner: Owner) {
-        if index(function) < self.functions.len() {
+        // Crossgen of .NET Core 3 enters some functions under several names, but few.
+        let most = self.functions.len().saturating_mul(2).saturating_add(64);
+        if index(function) < self.functions.len() && self.entries.len() < most {
             self.entries.push(Entry { function, owner, shared: false });
         }
     }
@@ -344,5 +345,103 @@ fn runtime_functions(machine: Machine, table: &[u8]) -> Result<Vec<RuntimeFuncti
             what: "precompiled code",
             form: format!("for another machine: {machine:?}"),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn function(begin: u32) -> RuntimeFunction {
+        RuntimeFunction { begin, end: begin + 10 }
+    }
+
+    fn code() -> NativeCode {
+        NativeCode {
+            major_version: 9,
+            minor_version: 0,
+            kind: Kind::Single,
+            // Method 1 with a funclet, method 2, and the cold parts of 1 (two of them) and 2.
+            functions: [100, 110, 120, 200, 210, 220].map(function).to_vec(),
+            entries: [(0, 1), (2, 2)]
+                .map(|(function, row)| Entry { function, owner: Owner::Method(row), shared: false })
+                .to_vec(),
+            cold: vec![(3, 0), (5, 2)],
+            instances: Vec::new(),
+            instance_count: 0,
+            manifest: None,
+            problems: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn funclets_and_cold_parts_belong_to_their_method() {
+        let code = code();
+        let find = |rva| code.find(rva).map(|found| (found.owner, found.entry.begin, found.cold));
+        for (rva, row, begin, cold) in [
+            (100, 1, 100, false),
+            (119, 1, 100, false),
+            (120, 2, 120, false),
+            (200, 1, 100, true),
+            (215, 1, 100, true),
+            (229, 2, 120, true),
+        ] {
+            assert_eq!(find(rva), Some((Owner::Method(row), begin, cold)), "{rva}");
+        }
+        assert_eq!(code.find(115).map(|found| found.entry.end), Some(120));
+        assert_eq!(code.find(125).map(|found| found.entry.end), Some(130), "not the cold parts");
+        assert_eq!(find(99), None);
+        assert_eq!(find(130), None, "a gap");
+        assert_eq!(find(230), None);
+    }
+
+    #[test]
+    fn code_before_the_first_method_has_no_owner() {
+        let mut code = code();
+        code.entries.remove(0);
+        assert_eq!(code.find(105), None);
+        // A map of cold parts that points anywhere.
+        code.cold = vec![(0, u32::MAX), (1, 0)];
+        assert!(code.find(100).is_none_or(|found| found.cold));
+        assert_eq!(code.find(110), None);
+    }
+
+    #[test]
+    fn instances_that_all_share_one_long_signature_cost_no_more_than_the_table() {
+        const ENTRIES: usize = 100_000;
+        // One bucket, entries of six bytes: hash, then a distance of five.
+        let mut table = vec![2];
+        let end = 8 + 6 * ENTRIES;
+        table.extend_from_slice(&8_u32.to_le_bytes());
+        table.extend_from_slice(&u32::try_from(end).unwrap().to_le_bytes());
+        while table.len() <= end {
+            let distance =
+                i32::try_from(end + 1).unwrap() - i32::try_from(table.len() + 1).unwrap();
+            table.extend_from_slice(&[0, 0x0f]);
+            table.extend_from_slice(&distance.to_le_bytes());
+        }
+        // The owner is an array with 16,383 sizes; then a method, and its function 0.
+        table.truncate(end + 1);
+        table.extend_from_slice(&[0x40, 0x14, 0x08, 1, 0xbf, 0xff]);
+        table.resize(table.len() + 0x3fff, 1);
+        table.extend_from_slice(&[0, 1, 0]);
+        let mut code = code();
+        code.functions = (0..100_000).map(|number| function(number * 10)).collect();
+        code.entries.clear();
+        code.instances = table;
+        let before = std::time::Instant::now();
+        code.add_instances();
+        let most = 2 * code.instances.len() / 0x3fff;
+        assert!((1..=most).contains(&code.entries.len()), "{}", code.entries.len());
+        assert!(before.elapsed() < std::time::Duration::from_secs(10));
+    }
+
+    #[test]
+    fn functions_of_arm64_end_where_the_next_begins() {
+        let table: Vec<u8> =
+            [100_u32, 7, 120, 7].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let functions = runtime_functions(Machine::Arm64, &table).unwrap();
+        assert_eq!(functions.iter().map(|one| one.end).collect::<Vec<_>>(), [120, u32::MAX]);
+        assert!(runtime_functions(Machine::I386, &table).is_err());
     }
 }

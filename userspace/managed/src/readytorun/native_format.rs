@@ -98,10 +98,11 @@ impl<'a> SparseArray<'a> {
     }
 }
 
-/// Where the entries of a hash table are: of at most `most`, by which overlapping buckets are kept
+/// Where the entries of a hash table are. At most `most` are looked at, by which overlapping buckets are kept
 /// from costing more than the table is worth.
 pub(crate) fn hash_entries(bytes: &[u8], most: usize) -> Vec<usize> {
     let mut found = Vec::new();
+    let mut visited = 0_usize;
     let Some(header) = bytes.first().copied() else { return found };
     let (shift, width) = (header >> 2, header & 3);
     if shift > 31 || width > 2 {
@@ -120,7 +121,8 @@ pub(crate) fn hash_entries(bytes: &[u8], most: usize) -> Vec<usize> {
             let at = offset.saturating_add(1);
             let Some((distance, after)) = signed(bytes, at) else { break };
             offset = after;
-            if found.len() >= most {
+            visited = visited.saturating_add(1);
+            if visited > most {
                 return found;
             }
             let distance = isize::try_from(distance).unwrap_or(isize::MAX);
@@ -161,6 +163,15 @@ mod tests {
         }
         bytes.resize(600, 0);
         assert_eq!(hash_entries(&bytes, 1000).len(), 1000);
+        // The same with entries outside of the table: those count too.
+        let mut bytes = vec![14 << 2 | 1];
+        for bucket in 0..=1_usize << 14 {
+            bytes.extend_from_slice(&if bucket % 2 == 0 { [0, 0] } else { [0xff, 0xff] });
+        }
+        bytes.resize(1 << 16, 0x07);
+        let before = std::time::Instant::now();
+        assert!(hash_entries(&bytes, 1000).len() <= 1000);
+        assert!(before.elapsed() < std::time::Duration::from_secs(1));
         assert!(hash_entries(&[0xff; 40], 1000).is_empty());
         assert!(hash_entries(&[], 1000).is_empty());
     }
