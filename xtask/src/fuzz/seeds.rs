@@ -150,10 +150,9 @@ fn dotnet_seeds(work: &Path, corpus: &Path) -> Result<()> {
         plant(corpus, "managed_image", &program)?;
     }
     plant(corpus, "portable_pdb", &work.join("lines-portable.pdb"))?;
-    for (version, name) in [
-        ("3.1", "System.IO.Compression.Brotli.dll"),
-        ("9", "System.Net.WebHeaderCollection.dll"),
-    ] {
+    for (version, name) in
+        [("3.1", "System.IO.Compression.Brotli.dll"), ("9", "System.Net.WebHeaderCollection.dll")]
+    {
         let shared = dotnet.join(version).join("shared/Microsoft.NETCore.App");
         for runtime in fs::read_dir(&shared)? {
             plant(corpus, "managed_image", &runtime?.path().join(name))?;
