@@ -6,6 +6,7 @@
 //! prints the figures it saw (`--nocapture`).
 
 mod complete_stacks;
+mod dotnet_targets;
 mod errors;
 mod harness;
 mod hostile_files;

@@ -7,6 +7,10 @@
 //! | [`compile`] | a recipe for a target program, built once per source and flags |
 //! | [`targets`] | the catalogue of target programs |
 //! | [`runtimes`] | targets that need a runtime: Python, Node, Java, .NET |
+//! | [`dotnet_calls`] | a .NET program's call graph, compared with stacks |
+//! | [`dotnet_parked`] | waiting .NET threads: what the runtime says of each stack |
+//! | [`dotnet_names`] | names that a .NET program expects, lines that are hot |
+//! | [`dotnet_profiler`] | a second CLR profiler, for living beside it |
 //! | [`running`] | a child process that cannot outlive its test |
 //! | [`strata`] | one run of `strata record` and what came of it |
 //! | [`summary`] | the `--json` summary, losses above all |
@@ -26,6 +30,10 @@
 
 pub mod bench;
 pub mod compile;
+pub mod dotnet_calls;
+pub mod dotnet_names;
+pub mod dotnet_parked;
+pub mod dotnet_profiler;
 pub mod elf_edit;
 pub mod fuse;
 pub mod machine;

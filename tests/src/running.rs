@@ -7,6 +7,7 @@ use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,8 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 pub struct Running {
     name: String,
     child: Child,
-    stdout: Option<JoinHandle<Vec<u8>>>,
-    stderr: Option<JoinHandle<Vec<u8>>>,
+    stdout: Option<Collected>,
+    stderr: Option<Collected>,
     status: Option<ExitStatus>,
 }
 
@@ -77,7 +78,7 @@ impl Running {
         while self.is_alive() {
             if start.elapsed() > at_most {
                 self.kill();
-                let stderr = self.stderr.take().map(finished).unwrap_or_default();
+                let stderr = self.stderr.take().map(Collected::finished).unwrap_or_default();
                 bail!("{} did not end in {at_most:?}; it had said:\n{stderr}", self.name);
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -85,9 +86,31 @@ impl Running {
         let status = self.status.context("a status after the end")?;
         // Whoever it started may still hold the pipes.
         self.kill();
-        let stdout = self.stdout.take().map(finished).unwrap_or_default();
-        let stderr = self.stderr.take().map(finished).unwrap_or_default();
+        let stdout = self.stdout.take().map(Collected::finished).unwrap_or_default();
+        let stderr = self.stderr.take().map(Collected::finished).unwrap_or_default();
         Ok(Ended { status, stdout, stderr })
+    }
+
+    /// What it has written to its standard output so far.
+    pub fn said(&self) -> String {
+        self.stdout.as_ref().map(Collected::text).unwrap_or_default()
+    }
+
+    /// Waits until it has written this line to its standard output.
+    pub fn wait_for_line(&mut self, line: &str, at_most: Duration) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let was_alive = self.is_alive();
+            let said = self.said();
+            if said.lines().any(|l| l == line) {
+                return Ok(());
+            }
+            if !was_alive || start.elapsed() > at_most {
+                let stderr = self.stderr.as_ref().map(Collected::text).unwrap_or_default();
+                bail!("{} did not say {line:?}, but:\n{said}{stderr}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn kill(&mut self) {
@@ -119,16 +142,37 @@ impl Ended {
     }
 }
 
-fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = pipe.read_to_end(&mut bytes);
-        bytes
-    })
+/// A pipe that is being read to its end.
+struct Collected {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
 }
 
-fn finished(reader: JoinHandle<Vec<u8>>) -> String {
-    String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned()
+impl Collected {
+    fn text(&self) -> String {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn finished(self) -> String {
+        let Self { bytes, reader } = self;
+        let _ = reader.join();
+        let bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+fn collect(mut pipe: impl Read + Send + 'static) -> Collected {
+    let bytes = Arc::new(Mutex::new(Vec::new()));
+    let collected = Arc::clone(&bytes);
+    let reader = std::thread::spawn(move || {
+        let mut part = vec![0; 1 << 16];
+        while let Ok(length @ 1..) = pipe.read(&mut part) {
+            let mut bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
+            bytes.extend(part.iter().take(length));
+        }
+    });
+    Collected { bytes: collected, reader }
 }
 
 /// CPU seconds the kernel has counted for a process (all threads, dead ones too).

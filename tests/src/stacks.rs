@@ -21,6 +21,11 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// One of which only the name is known.
+    pub fn named(name: &str) -> Self {
+        Self { name: name.to_string(), ..Self::default() }
+    }
+
     /// Whether its address belongs to the kernel (the upper half on x86-64 and arm64).
     pub fn is_kernel(&self) -> bool {
         self.address >> 63 == 1

@@ -2,18 +2,29 @@
 //!
 //! Python, Node and Java are the machine's; .NET is what `cargo xtask setup test` assembled in the
 //! cache.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`dotnet`] | a test program as a command, on any version of .NET |
+//! | [`assemblies`] | C#, VB and F# programs, compiled once |
+//! | [`bundle`] | a program appended to the executable that runs it |
 
-use std::fs;
+pub mod assemblies;
+pub mod bundle;
+pub mod dotnet;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::compile::{OUTPUT, Recipe};
 use crate::places;
 use crate::running::Running;
+
+pub use dotnet::{DotNet, Version, dotnet};
 
 /// The Python shares, or the idle Python service.
 pub fn python(script: &str, arguments: &[&str]) -> Result<Command> {
@@ -76,62 +87,4 @@ pub fn write_java_perf_map(pid: i32) -> Result<()> {
         bail!("jcmd wrote no {map}: {}{}", ended.stdout, ended.stderr);
     }
     Ok(())
-}
-
-/// The assembled .NET runtime and compiler: `9/dotnet` and `compile` in one folder.
-pub struct DotNet {
-    folder: PathBuf,
-}
-
-/// Finds what the set-up assembled: in `STRATA_DOTNET`, else in the cache.
-pub fn dotnet() -> Result<DotNet> {
-    let folder = match std::env::var_os("STRATA_DOTNET") {
-        Some(folder) => PathBuf::from(folder),
-        None => places::cache("dotnet")?,
-    };
-    if !folder.join("compile").is_file() || !folder.join("9/dotnet").is_file() {
-        bail!("no .NET in {}: run `cargo xtask setup test`", folder.display());
-    }
-    Ok(DotNet { folder })
-}
-
-impl DotNet {
-    /// A command that runs a managed program.
-    pub fn command(&self, assembly: &Path) -> Command {
-        let mut command = Command::new(self.folder.join("9/dotnet"));
-        command.arg("exec").arg(assembly);
-        command
-            .env("DOTNET_SYSTEM_GLOBALIZATION_INVARIANT", "1")
-            .env("DOTNET_CLI_TELEMETRY_OPTOUT", "1");
-        command
-    }
-
-    /// A command that compiles a C# file; the compiler is a .NET program itself.
-    pub fn compile_command(&self, source: &Path, output: &Path) -> Command {
-        let mut command = Command::new(self.folder.join("compile"));
-        command.arg(output).arg(source);
-        command
-    }
-
-    /// The recursion program, compiled once.
-    pub fn recursion(&self) -> Result<PathBuf> {
-        let source = places::target_sources().join("csharp/Recursion.cs");
-        let folder = places::cache("targets")?.join("csharp");
-        fs::create_dir_all(&folder)?;
-        let output = folder.join("Recursion.dll");
-        let modified = |p: &Path| fs::metadata(p).and_then(|m| m.modified()).ok();
-        if modified(&output) > modified(&source) {
-            return Ok(output);
-        }
-        let done =
-            self.compile_command(&source, &output).output().context("starting the C# compiler")?;
-        if !done.status.success() {
-            bail!(
-                "csc: {}{}",
-                String::from_utf8_lossy(&done.stdout),
-                String::from_utf8_lossy(&done.stderr)
-            );
-        }
-        Ok(output)
-    }
 }
