@@ -217,7 +217,6 @@ impl<R: ReadAt> Reader<R> {
         let mut poll = Poll::default();
         let mut left = Left { records: budget.records, bytes: budget.bytes };
         self.poll_segments(&mut poll, &mut left, &mut Vec::new(), now)?;
-        poll.more = left.is_used_up();
         Ok(poll)
     }
 
@@ -243,9 +242,16 @@ impl<R: ReadAt> Reader<R> {
             if quiet && !look_anyway {
                 break;
             }
-            while !left.is_used_up() && self.read_chunk(number, poll, left, buffer, now)? {}
-            let done = self.segments.get(number).and_then(Option::as_ref).is_none_or(|t| t.done);
-            if left.is_used_up() || !done {
+            loop {
+                if left.is_used_up() {
+                    poll.more = true;
+                    return Ok(());
+                }
+                if !self.read_chunk(number, poll, left, buffer, now)? {
+                    break;
+                }
+            }
+            if self.segments.get(number).and_then(Option::as_ref).is_some_and(|tail| !tail.done) {
                 break;
             }
         }
@@ -333,6 +339,7 @@ impl<R: ReadAt> Reader<R> {
     ) -> io::Result<()> {
         for _ in 0..self.late.len() {
             if left.is_used_up() {
+                poll.more = true;
                 break;
             }
             let Some(late) = self.late.pop_front() else { break };
@@ -340,8 +347,9 @@ impl<R: ReadAt> Reader<R> {
                 continue;
             };
             let room = SEGMENT_SIZE.saturating_sub(late.position);
-            fill(buffer, &tail.file, late.position, 8, left)?;
-            match look(buffer, room) {
+            let mut word = [0; 8];
+            tail.file.read_at(late.position as u64, &mut word)?;
+            match look(&word, room) {
                 Found::Committed(length) if length == late.length => {
                     tail.file.settle();
                     fill(buffer, &tail.file, late.position, length, left)?;
