@@ -101,6 +101,10 @@ pub struct Process {
 /// Samples of this process are not wanted: nothing is read and nothing is sent.
 pub const PROCESS_SKIP: u32 = 1;
 
+/// Stacks that lead through unannounced code are sent raw, while captures last. Else such code is
+/// taken to keep a frame pointer, which nearly all of it does.
+pub const PROCESS_PATIENT: u32 = 2;
+
 const _: () = assert!(size_of::<Process>() == 24);
 
 /// One line of the per-CPU cache from pc to rule.

@@ -98,7 +98,10 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
             saved(registers, SAVED_IP)
         });
         words = raw_stack(record, registers);
-        wakeup = BPF_RB_FORCE_WAKEUP;
+        // A new process is waited for; code that a known one has added comes with the next turn.
+        if process.is_none() {
+            wakeup = BPF_RB_FORCE_WAKEUP;
+        }
         count(&mut hot.counters, Counter::Raw as u32, 1);
     }
     let sent = emit(hot, record, words, wakeup);

@@ -19,8 +19,8 @@ use strata_layout::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
 use strata_layout::rule::{Packed, Rule, register};
 use strata_layout::step::{self, Machine};
 use strata_layout::tables::{
-    CACHE_LINES, CacheLine, EXTENT_WORDS, Extent, ExtentKind, PAGE_SHIFT, Process, SEGMENT_WORDS,
-    row_rule,
+    CACHE_LINES, CacheLine, EXTENT_WORDS, Extent, ExtentKind, PAGE_SHIFT, PROCESS_PATIENT, Process,
+    SEGMENT_WORDS, row_rule,
 };
 
 use crate::maps::{Cache, Hot, RULES, Record, SEGMENTS, Segment, WINDOW_WORDS};
@@ -108,6 +108,10 @@ fn find_rule(hot: &mut Hot, cache: *mut Cache, pc: u64) -> Option<Packed> {
     }
     hot.misses += 1;
     let rule = search(&hot.process, pc)?;
+    if rule.0 == Packed::UNANNOUNCED.0 {
+        let waits = hot.process.captures != 0 && hot.process.flags & PROCESS_PATIENT != 0;
+        return if waits { None } else { Some(Packed::FRAME_POINTER) };
+    }
     line.pc = pc;
     line.generation = hot.process.generation;
     line.rule = rule.0;
@@ -167,7 +171,7 @@ fn search(process: &Process, pc: u64) -> Option<Packed> {
         return None;
     }
     if extent.kind == ExtentKind::Unannounced as u32 {
-        return None;
+        return Some(Packed::UNANNOUNCED);
     }
     if extent.kind != ExtentKind::Rows as u32 {
         return Some(Packed::FRAME_POINTER);
@@ -196,8 +200,7 @@ fn search(process: &Process, pc: u64) -> Option<Packed> {
     let row = word_of(table, (rows + first).wrapping_sub(1));
     let rule = RULES.get_ptr(row_rule(row) as u32)?;
     // SAFETY: a map value.
-    let rule = unsafe { (*rule).packed };
-    if rule.0 == Packed::UNANNOUNCED.0 { None } else { Some(rule) }
+    Some(unsafe { (*rule).packed })
 }
 
 /// The step's view of a thread: its memory through the window, its saved registers.

@@ -25,6 +25,8 @@ pub enum Command {
     Record(Box<RecordArgs>),
     /// Turn a profile (pprof or folded stacks) into another format
     Convert(ConvertArgs),
+    /// List the .NET processes of this host, and how strata's bridge in each is
+    Ps(PsArgs),
     /// Say what works on this host, what does not, and what to do about it
     Doctor(DoctorArgs),
 }
@@ -154,6 +156,13 @@ pub struct DoctorArgs {
     #[arg(short, long, value_name = "PID")]
     pub pid: Option<u32>,
     /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    /// Print the list as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -7,6 +7,7 @@ mod engine;
 mod kernel;
 mod managed;
 mod processes;
+mod ps;
 mod record;
 mod recording;
 mod symbols;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => {
             convert::run(&args.input, &args.output, args.format.map(Into::into), args.frames.into())
         }
+        Command::Ps(args) => ps::run(args.json),
         Command::Doctor(args) => {
             doctor::run(doctor::Question { pid: args.pid, json: args.json }, &probe)
         }

@@ -8,13 +8,14 @@ use strata_layout::record::{
     End, FORM_RAW, FRAME_ADDRESS, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_CODE_WORD,
     RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD,
 };
+use strata_layout::tables::Extent;
 use strata_unwind::unwinder;
 
 use super::Engine;
 use crate::processes::scan;
 use crate::processes::table::{ImageId, Space};
 use crate::recording::aggregate::{ThreadKey, Words};
-use crate::tables::store::{self, Stretch};
+use crate::tables::store;
 
 /// A record's parts.
 #[derive(Clone, Copy)]
@@ -71,6 +72,13 @@ struct Raw {
     registers: unwinder::Registers,
     code: strata_layout::epilogue::Code,
     stack: Box<[u8]>,
+}
+
+/// The extents of a process with one set of mappings.
+struct Known {
+    image: ImageId,
+    epoch: u32,
+    extents: Vec<Extent>,
 }
 
 /// Raw stacks in waiting, by process.
@@ -201,9 +209,10 @@ impl Engine {
         let now = self.now;
         for (pid, stacks) in std::mem::take(&mut self.pending.waiting) {
             let mut left = Vec::new();
+            let mut extents = None;
             for raw in stacks {
                 let patient = !all && now.saturating_duration_since(raw.since) < MAX_WAIT;
-                if self.settle(&raw, patient) {
+                if self.settle(&raw, patient, &mut extents) {
                     self.pending.bytes -= raw.stack.len();
                 } else {
                     left.push(raw);
@@ -215,35 +224,38 @@ impl Engine {
         }
     }
 
-    /// Unwinds a raw stack; false when something about it may still become known.
-    fn settle(&mut self, raw: &Raw, patient: bool) -> bool {
+    /// Unwinds a raw stack; false when something about it may still become known. `known` keeps
+    /// a process's extents from one of its stacks to the next.
+    fn settle(&mut self, raw: &Raw, patient: bool, known: &mut Option<Known>) -> bool {
         if patient && self.managed.is_attaching(raw.image) {
             return false;
         }
         // Each round that ends at code nobody announced makes that code known.
         for _ in 0..MAX_ROUNDS {
-            let generated = self.managed.units_of(raw.image);
-            let Some(code) = self.loading.code_of_space(&raw.space, generated, patient) else {
-                return false;
-            };
-            let (user, end) = self.unwind(raw, &code);
+            let of_this =
+                |known: &Known| known.image == raw.image && known.epoch == raw.space.epoch;
+            if !known.as_ref().is_some_and(of_this) {
+                let generated = self.managed.units_of(raw.image);
+                let Some(code) = self.loading.code_of_space(&raw.space, generated, patient) else {
+                    return false;
+                };
+                let extents = store::extents_of(&code);
+                *known = Some(Known { image: raw.image, epoch: raw.space.epoch, extents });
+            }
+            let extents = known.as_ref().map(|known| known.extents.as_slice()).unwrap_or_default();
+            let (user, end) = self.unwind(raw, extents);
             if end == End::NoMapping
-                && generated.is_some()
+                && self.managed.units_of(raw.image).is_some()
                 && let Some(&last) = user.last()
             {
                 let exact = last & FRAME_EXACT != 0;
                 let address = (last & FRAME_ADDRESS).wrapping_sub(u64::from(!exact));
-                if self.managed.unannounced(raw.image, address, patient) {
-                    if patient {
-                        return false;
-                    }
-                } else {
-                    self.managed.turn(
-                        &mut self.programs,
-                        &mut self.store,
-                        &self.aggregate,
-                        &mut self.dirty,
-                    );
+                if patient && self.managed.unannounced(raw.image, address) {
+                    return false;
+                }
+                if self.managed.take_for_stub(raw.image, address) {
+                    self.managed.publish(&mut self.programs, &mut self.store, raw.image);
+                    *known = None;
                     continue;
                 }
             }
@@ -254,9 +266,8 @@ impl Engine {
         true
     }
 
-    fn unwind(&self, raw: &Raw, code: &[Stretch]) -> (Vec<u64>, End) {
-        let extents = store::extents_of(code);
-        let mut lookup = |address| self.store.lookup(&extents, address);
+    fn unwind(&self, raw: &Raw, extents: &[Extent]) -> (Vec<u64>, End) {
+        let mut lookup = |address| self.store.lookup(extents, address);
         let start = raw.registers.get(7).copied().unwrap_or_default() & !7;
         let at = unwinder::Interrupted { registers: &raw.registers, code: raw.code };
         let mut user = Vec::new();

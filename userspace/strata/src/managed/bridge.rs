@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use strata_bridge_layout::record::Record;
-use strata_clr::session::{Budget, Life};
+use strata_clr::session::{Budget, Life, Loss};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Target};
 
 use crate::processes::table::ImageId;
@@ -140,6 +140,19 @@ impl Bridge {
             }
         }
         true
+    }
+
+    /// Whether strata has loaded it, and takes it back.
+    pub fn was_loaded(&self) -> bool {
+        self.loaded
+    }
+
+    /// Records lost in the process, or refused because of what they were.
+    pub fn lost(&self) -> u64 {
+        let status = self.session.status();
+        let there: u64 = Loss::ALL.iter().map(|loss| status.lost(*loss)).sum();
+        let here = self.session.losses();
+        there + here.malformed + here.unknown_kind + here.unfinished + here.broken_segments
     }
 
     pub fn ask_address(&mut self, address: u64) {

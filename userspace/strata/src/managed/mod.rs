@@ -3,6 +3,7 @@
 //! - [`bridge`]: reaching into a process, in threads of their own: attaching may take seconds.
 //! - [`runtime`]: what the bridge has said about one process.
 //! - [`code`]: the code a runtime has generated: who is where, and how it is unwound.
+//! - [`names`]: from what is known of a method to its name.
 //! - [`units`]: that code in kernel memory.
 //! - [`view`]: which frames a flame graph shows.
 //!
@@ -14,6 +15,7 @@
 
 pub mod bridge;
 pub mod code;
+pub mod names;
 pub mod runtime;
 pub mod units;
 pub mod view;
@@ -57,14 +59,19 @@ struct Target {
     state: State,
     runtime: Runtime,
     units: Units,
-    /// Where it was refused to say more than the budget holds.
     modules_seen: usize,
+    /// Records lost on their way here.
+    lost: u64,
+    published: Instant,
 }
 
 /// What the bridges of a recording amount to, for the summary.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
+    /// Processes with a bridge.
     pub attached: u64,
+    /// Those of them that strata has loaded it into.
+    pub loaded: u64,
     pub detached: u64,
     pub methods: u64,
     /// By pid: why not.
@@ -81,9 +88,12 @@ pub struct Managed {
     /// Places of the aggregate that have been looked through.
     places_seen: usize,
     attached: u64,
+    loaded: u64,
     detached: u64,
 }
 
+/// Code that a process adds is made known to the kernel this often.
+const PUBLISH_AFTER: Duration = Duration::from_millis(100);
 /// How long the last questions may take at the end.
 const LAST_ANSWERS: Duration = Duration::from_millis(600);
 
@@ -96,6 +106,7 @@ impl Managed {
             current: HashMap::new(),
             places_seen: 0,
             attached: 0,
+            loaded: 0,
             detached: 0,
         }
     }
@@ -119,6 +130,8 @@ impl Managed {
             runtime: Runtime::default(),
             units: Units::default(),
             modules_seen: 0,
+            lost: 0,
+            published: Instant::now(),
         };
         self.targets.insert(image, target);
         self.current.insert(pid, image);
@@ -155,6 +168,7 @@ impl Managed {
             target.state = match outcome {
                 Ok(bridge) => {
                     self.attached += 1;
+                    self.loaded += u64::from(bridge.was_loaded());
                     tracing::info!(pid, "the bridge is in place");
                     State::Attached(bridge)
                 }
@@ -170,6 +184,10 @@ impl Managed {
             if !target.runtime.enumerated {
                 continue;
             }
+            if was_known && target.published.elapsed() < PUBLISH_AFTER {
+                continue;
+            }
+            target.published = Instant::now();
             let changed = target.units.update(&mut target.runtime.code, programs, store);
             if changed || !was_known {
                 dirty.insert(target.pid);
@@ -203,11 +221,11 @@ impl Managed {
         self.targets.get(&image).map_or(0, |target| target.runtime.code.era())
     }
 
-    /// A stack led to code that nobody has announced. True while an answer may come; after that
-    /// it counts as a stub.
-    pub fn unannounced(&mut self, image: ImageId, address: u64, patient: bool) -> bool {
+    /// A stack led to code that nobody has announced. True while an answer may come.
+    pub fn unannounced(&mut self, image: ImageId, address: u64) -> bool {
         let Some(target) = self.targets.get_mut(&image) else { return false };
         if target.runtime.code.knows(address) {
+            // It was announced meanwhile, and comes with the next publication.
             return true;
         }
         if let State::Attached(bridge) = &mut target.state
@@ -215,11 +233,22 @@ impl Managed {
         {
             bridge.ask_address(address);
         }
-        if patient && target.runtime.is_waiting_for(address) {
-            return true;
-        }
+        target.runtime.is_waiting_for(address)
+    }
+
+    /// Nobody will say anything about this address any more: it counts as a stub. False when it
+    /// does already.
+    pub fn take_for_stub(&mut self, image: ImageId, address: u64) -> bool {
+        let Some(target) = self.targets.get_mut(&image) else { return false };
         target.runtime.code.insert_stub(address);
-        false
+        target.runtime.code.is_dirty()
+    }
+
+    /// Makes what is known of a process's code known to searches at once.
+    pub fn publish(&mut self, programs: &mut Programs, store: &mut Store, image: ImageId) {
+        if let Some(target) = self.targets.get_mut(&image) {
+            target.units.update(&mut target.runtime.code, programs, store);
+        }
     }
 
     /// Whether a process's bridge is still on its way.
@@ -261,11 +290,15 @@ impl Managed {
     }
 
     pub fn totals(&self) -> Totals {
-        let mut totals =
-            Totals { attached: self.attached, detached: self.detached, ..Totals::default() };
+        let mut totals = Totals {
+            attached: self.attached,
+            loaded: self.loaded,
+            detached: self.detached,
+            ..Totals::default()
+        };
         for target in self.targets.values() {
             totals.methods += target.runtime.methods() as u64;
-            totals.lost += target.runtime.refused + target.runtime.code.refused;
+            totals.lost += target.lost + target.runtime.refused + target.runtime.code.refused;
             if let State::Refused(why) = &target.state {
                 totals.refused.push((target.pid, why.clone()));
             }
@@ -280,6 +313,7 @@ impl Target {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
         let alive = bridge.poll(&mut |record| runtime.apply(record));
+        self.lost = bridge.lost();
         let modules = runtime.modules();
         if modules.len() > self.modules_seen {
             self.modules_seen = modules.len();

@@ -53,6 +53,11 @@ pub fn losses(engine: &Engine, shortfalls: &Shortfalls) -> Vec<Loss> {
     add("raw_stacks_dropped", "raw stacks that had to be given up", engine.raw_stacks_dropped());
     add("files_unreadable", "mapped files that could not be read", engine.loading.failed_files);
     add("tables_refused", "unwind tables without room (--table-memory)", engine.store.refused);
+    add(
+        "clr_records_lost",
+        "records of .NET processes that were lost or refused",
+        engine.managed.totals().lost,
+    );
     add("unnamed_places", "addresses without a name", shortfalls.unnamed);
     losses
 }
@@ -145,6 +150,7 @@ impl Report<'_> {
                 )?;
             }
         }
+        self.print_managed(out)?;
         self.print_losses(out, verbose)?;
         for written in self.written {
             if written.path != Path::new("-") {
@@ -156,6 +162,35 @@ impl Report<'_> {
                     written.bytes.div_ceil(1024)
                 )?;
             }
+        }
+        Ok(())
+    }
+
+    /// How many .NET processes were reached into, and which were not, and why.
+    fn print_managed(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        let totals = self.engine.managed.totals();
+        if totals.attached == 0 && totals.refused.is_empty() {
+            return Ok(());
+        }
+        let still = totals.loaded.saturating_sub(totals.detached);
+        writeln!(
+            out,
+            "\n.NET: {} methods of {} process{}{}",
+            grouped(totals.methods),
+            grouped(totals.attached),
+            if totals.attached == 1 { "" } else { "es" },
+            if still == 0 {
+                ", none is still attached".to_owned()
+            } else {
+                format!(", {} ended or did not let go in time", grouped(still))
+            },
+        )?;
+        for (pid, why) in totals.refused.iter().take(MOST) {
+            writeln!(out, "  process {pid} has no managed names: {}", sanitize_for_terminal(why))?;
+        }
+        if totals.refused.len() > MOST {
+            let more = totals.refused.len() - MOST;
+            writeln!(out, "  and {more} more (`strata ps` tells)")?;
         }
         Ok(())
     }
@@ -241,8 +276,22 @@ impl Report<'_> {
             "outputs": outputs,
             "errors": self.failures,
             "command_exit": self.command_exit,
+            "clr": self.managed(),
             "bpf": self.bpf(),
             "agent": self.agent(),
+        })
+    }
+
+    fn managed(&self) -> Value {
+        let totals = self.engine.managed.totals();
+        let refused: Vec<Value> =
+            totals.refused.iter().map(|(pid, why)| json!({ "pid": pid, "reason": why })).collect();
+        json!({
+            "attached": totals.attached,
+            "loaded": totals.loaded,
+            "detached": totals.detached,
+            "methods": totals.methods,
+            "refused": refused,
         })
     }
 

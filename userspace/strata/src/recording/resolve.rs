@@ -1,9 +1,10 @@
 //! The end of a recording: every place is named once, and the aggregate becomes a profile.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use strata_files::ProcessRef;
+use strata_files::{OpenFile, ProcessRef};
 use strata_layout::record::End;
 use strata_profile::{FrameKind, LocationId, MappingId, Profile, ProfileBuilder};
 use strata_symbols::Resolver;
@@ -14,6 +15,7 @@ use crate::engine::loading::clean_path;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
 use crate::symbols::jit::JitNames;
+use crate::symbols::managed::GeneratedCode;
 use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls, kernel, managed, native, vdso};
 
 /// When and how the samples were taken.
@@ -29,14 +31,6 @@ struct Resolution {
     address: u64,
     module: Option<usize>,
     frames: Vec<NamedFrame>,
-}
-
-/// An address in code made at run time.
-#[derive(Clone, Copy)]
-struct GeneratedCode {
-    address: u64,
-    era: u32,
-    index: usize,
 }
 
 struct Names {
@@ -87,7 +81,7 @@ fn resolve_all(
         resolve_file(engine, file, offsets, &mut names, shortfalls);
     }
     for (image, addresses) in by_image {
-        resolve_generated(engine, image, &addresses, &mut names);
+        resolve_generated(engine, image, &addresses, &mut names, shortfalls);
     }
     shortfalls.unnamed = names.places.iter().filter(|place| place.frames.is_empty()).count() as u64;
     names
@@ -189,11 +183,51 @@ fn resolve_file(
         .filter(|pid| engine.table.get(*pid).is_some())
         .map(|pid| ProcessRef { pid, start_time: None });
     let offsets: Vec<u64> = wanted.iter().map(|(offset, _)| *offset).collect();
-    let request = native::Wanted { file: opened, path: &path, process, offsets: &offsets };
-    let named = native::resolve(engine.loading.service(), &request, shortfalls);
-    let module = names.module(named.module);
-    for ((_, index), (address, frames)) in wanted.into_iter().zip(named.frames) {
+    if managed::is_assembly(&path) {
+        let module = names.pseudo_module(&path.display().to_string());
+        let service = engine.loading.service();
+        let frames = managed::resolve_assembly(service, &opened, None, &offsets, shortfalls);
+        for ((offset, index), frames) in wanted.into_iter().zip(frames) {
+            names.set(index, offset, Some(module), frames);
+        }
+        return;
+    }
+    let request = native::Wanted { file: opened.clone(), path: &path, process, offsets: &offsets };
+    let mut named = native::resolve(engine.loading.service(), &request, shortfalls);
+    let module = names.module(std::mem::take(&mut named.module));
+    let frames = std::mem::take(&mut named.frames);
+    let mut outside = Vec::new();
+    for ((offset, index), (address, frames)) in wanted.into_iter().zip(frames) {
+        if frames.is_empty() && named.code_is_elsewhere(offset) {
+            outside.push((offset, index));
+        }
         names.set(index, address, Some(module), frames);
+    }
+    resolve_bundled(engine, &opened, &outside, names, shortfalls);
+}
+
+/// Assemblies inside a single-file program: their code is in its file, and in no segment of it.
+fn resolve_bundled(
+    engine: &mut Engine,
+    file: &Arc<OpenFile>,
+    wanted: &[(u64, usize)],
+    names: &mut Names,
+    shortfalls: &mut Shortfalls,
+) {
+    if wanted.is_empty() {
+        return;
+    }
+    let offsets: Vec<u64> = wanted.iter().map(|(offset, _)| *offset).collect();
+    let service = engine.loading.service();
+    for (part, path) in managed::parts_of_bundle(service, file, &offsets) {
+        let inside = |offset: u64| offset.wrapping_sub(part.offset) < part.length;
+        let here: Vec<_> = wanted.iter().filter(|(offset, _)| inside(*offset)).collect();
+        let offsets: Vec<u64> = here.iter().map(|(offset, _)| *offset).collect();
+        let frames = managed::resolve_assembly(service, file, Some(part), &offsets, shortfalls);
+        let module = names.pseudo_module(&path);
+        for ((offset, index), frames) in here.into_iter().zip(frames) {
+            names.set(*index, *offset, Some(module), frames);
+        }
     }
 }
 
@@ -202,21 +236,22 @@ fn resolve_generated(
     image: ImageId,
     wanted: &[GeneratedCode],
     names: &mut Names,
+    shortfalls: &mut Shortfalls,
 ) {
-    let mut unknown = Vec::new();
-    if let Some(runtime) = engine.managed.runtime_of(image) {
-        for code in wanted {
-            match managed::name(runtime, code.address, code.era) {
-                Some((module, frame)) => {
-                    let module = names.pseudo_module(&module);
-                    names.set(code.index, code.address, Some(module), vec![frame]);
-                }
-                None => unknown.push(*code),
+    let process = process_of(engine, image);
+    let unknown = match engine.managed.runtime_of(image) {
+        Some(runtime) => {
+            let service = engine.loading.service();
+            let (named, unknown) =
+                managed::resolve_generated(service, runtime, process, wanted, shortfalls);
+            for place in named {
+                let module = names.pseudo_module(&place.module);
+                names.set(place.index, place.address, Some(module), vec![place.frame]);
             }
+            unknown
         }
-    } else {
-        unknown.extend_from_slice(wanted);
-    }
+        None => wanted.to_vec(),
+    };
     if unknown.is_empty() {
         return;
     }
@@ -228,6 +263,13 @@ fn resolve_generated(
         let frames = jit.name(address).into_iter().collect();
         names.set(index, address, Some(module), frames);
     }
+}
+
+/// The process of an image, if it is still there and still runs it.
+fn process_of(engine: &Engine, image: ImageId) -> Option<ProcessRef> {
+    let pid = engine.table.image(image)?.pid;
+    let current = engine.table.get(pid).is_some_and(|process| process.image == image);
+    current.then_some(ProcessRef { pid, start_time: None })
 }
 
 fn build(engine: &Engine, circumstances: &Circumstances, names: &Names) -> Profile {

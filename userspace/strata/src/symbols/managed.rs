@@ -1,30 +1,258 @@
-//! Names of .NET methods, by what the bridge has said of them.
+//! Names and lines of .NET methods: generated code by what the bridge has said of it, precompiled
+//! code by what its assembly says.
+//!
+//! Lines come from the portable PDB that has the assembly's own id: inside it, beside it, or where
+//! the compiler put it; looked for in the process's root.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use strata_bridge_layout::record::MethodRecord;
+use strata_files::{
+    FilePart, FileService, IlPlace, ImagePlace, Locator, ManagedFacts, ManagedMethod, OpenFile,
+    ProcessRef, Reply, Request,
+};
 use strata_profile::FrameKind;
 
-use super::NamedFrame;
+use super::{NamedFrame, Shortfalls};
+use crate::managed::names;
 use crate::managed::runtime::Runtime;
 
-/// The module and the name of the method at an address, as it was in an era.
-pub fn name(runtime: &Runtime, address: u64, era: u32) -> Option<(String, NamedFrame)> {
-    let found = runtime.find(address, era)?;
-    let method = runtime.method_of(found.method)?;
-    let module = module_name(runtime, method);
-    Some((module, NamedFrame::plain(FrameKind::Managed, &raw_name(runtime, method))))
+/// An address in generated code, in the era of its sample.
+#[derive(Clone, Copy)]
+pub struct GeneratedCode {
+    pub address: u64,
+    pub era: u32,
+    /// Of its place.
+    pub index: usize,
 }
 
-fn module_name(runtime: &Runtime, method: &MethodRecord) -> String {
-    let Some(module) = runtime.module_of(method.module) else { return "[managed]".into() };
-    if !module.path.is_empty() {
-        return module.path.clone();
-    }
-    format!("{}.dll", module.assembly)
+/// A named place: its module's path and its frame.
+pub struct NamedPlace {
+    pub index: usize,
+    pub address: u64,
+    pub module: String,
+    pub frame: NamedFrame,
 }
 
-fn raw_name(runtime: &Runtime, method: &MethodRecord) -> String {
-    match runtime.type_of(method.module, method.type_token) {
-        Some(of_type) => format!("{}.{}", of_type.name, method.name),
-        None => method.name.clone(),
+/// Names what the bridge knows; the rest is handed back.
+pub fn resolve_generated(
+    service: &mut FileService,
+    runtime: &Runtime,
+    process: Option<ProcessRef>,
+    wanted: &[GeneratedCode],
+    shortfalls: &mut Shortfalls,
+) -> (Vec<NamedPlace>, Vec<GeneratedCode>) {
+    let mut named: Vec<NamedPlace> = Vec::new();
+    let mut unknown = Vec::new();
+    let mut wants_line: BTreeMap<String, Vec<(usize, IlPlace)>> = BTreeMap::new();
+    for code in wanted {
+        let found = runtime.find(code.address, code.era);
+        let method = found.and_then(|found| runtime.method_of(found.method));
+        let (Some(found), Some(method)) = (found, method) else {
+            unknown.push(*code);
+            continue;
+        };
+        let module = module_path(runtime, method);
+        let native = code.address - found.start;
+        if let Some(il_offset) = il_offset(runtime, found.start, native) {
+            let place = IlPlace { token: method.token, il_offset };
+            wants_line.entry(module.clone()).or_default().push((named.len(), place));
+        }
+        let frame = names::of_generated(runtime, method);
+        named.push(NamedPlace { index: code.index, address: code.address, module, frame });
     }
+    for (module, places) in wants_line {
+        if !module.starts_with('/') {
+            continue;
+        }
+        let il: Vec<IlPlace> = places.iter().map(|(_, place)| *place).collect();
+        let lines = lines_of(service, process, Path::new(&module), &il, shortfalls);
+        for ((at, _), line) in places.iter().zip(lines) {
+            if let (Some(named), Some((file, line))) = (named.get_mut(*at), line) {
+                named.frame.file = file;
+                named.frame.line = line;
+            }
+        }
+    }
+    (named, unknown)
+}
+
+fn module_path(runtime: &Runtime, method: &MethodRecord) -> String {
+    match runtime.module_of(method.module) {
+        Some(module) if !module.path.is_empty() => module.path.clone(),
+        Some(module) if !module.assembly.is_empty() => format!("{}.dll", module.assembly),
+        _ => "[managed]".into(),
+    }
+}
+
+/// The IL that the native code at an offset came from. Negative entries are the prologue (-2),
+/// the epilogue (-3) and code without a mapping (-1) (corprof.idl, `COR_DEBUG_IL_TO_NATIVE_MAP`).
+fn il_offset(runtime: &Runtime, start: u64, native: u64) -> Option<u32> {
+    const PROLOGUE: i32 = -2;
+    let map = runtime.il_map_of(start)?;
+    let mut before: Vec<_> = map.iter().filter(|entry| u64::from(entry.native) <= native).collect();
+    before.sort_by_key(|entry| entry.native);
+    before.iter().rev().find_map(|entry| match entry.il {
+        PROLOGUE => Some(0),
+        il => u32::try_from(il).ok(),
+    })
+}
+
+/// Document and line of IL of an assembly, for each place, if its PDB is there.
+fn lines_of(
+    service: &mut FileService,
+    process: Option<ProcessRef>,
+    module: &Path,
+    places: &[IlPlace],
+    shortfalls: &mut Shortfalls,
+) -> Vec<Option<(Arc<str>, u32)>> {
+    let nothing = vec![None; places.len()];
+    let Some(assembly) = open(service, process, module) else { return nothing };
+    let request = Request::ManagedFacts { file: assembly.clone(), part: None };
+    let Ok(Reply::ManagedFacts(facts)) = service.call(request) else { return nothing };
+    let Some(pdb) = &facts.pdb else { return nothing };
+    let candidates = std::iter::once(assembly)
+        .filter(|_| facts.has_embedded_pdb)
+        .map(Some)
+        .collect::<Vec<_>>()
+        .into_iter();
+    let beside = pdb_paths(module, &facts);
+    let mut why_not = None;
+    for embedded in candidates {
+        if let Some(lines) = ask_lines(service, embedded, pdb.id, places, &mut why_not) {
+            return lines;
+        }
+    }
+    for path in beside {
+        let file = open(service, process, &path);
+        if let Some(lines) = ask_lines(service, file, pdb.id, places, &mut why_not) {
+            return lines;
+        }
+    }
+    if let Some(why) = why_not {
+        shortfalls.problem(format!("{}: {why}", module.display()));
+    }
+    nothing
+}
+
+fn ask_lines(
+    service: &mut FileService,
+    file: Option<Arc<OpenFile>>,
+    pdb: strata_managed::PdbId,
+    places: &[IlPlace],
+    why_not: &mut Option<String>,
+) -> Option<Vec<Option<(Arc<str>, u32)>>> {
+    let request = Request::ManagedLines { file: file?, part: None, pdb, places: places.to_vec() };
+    match service.call(request) {
+        Ok(Reply::ManagedLines(lines)) => Some(lines.lines),
+        Ok(_) => None,
+        Err(error) => {
+            *why_not = Some(error.to_string());
+            None
+        }
+    }
+}
+
+/// Beside the assembly under either name, and where the compiler wrote it.
+fn pdb_paths(module: &Path, facts: &ManagedFacts) -> Vec<PathBuf> {
+    let mut paths = vec![module.with_extension("pdb")];
+    if let Some(pdb) = &facts.pdb {
+        let written = pdb.path.replace('\\', "/");
+        if let (Some(folder), Some(name)) = (module.parent(), written.rsplit('/').next())
+            && !name.is_empty()
+        {
+            paths.push(folder.join(name));
+        }
+        if written.starts_with('/') {
+            paths.push(written.into());
+        }
+    }
+    paths.dedup();
+    paths
+}
+
+fn open(
+    service: &mut FileService,
+    process: Option<ProcessRef>,
+    path: &Path,
+) -> Option<Arc<OpenFile>> {
+    let inside = process.map(|process| Locator::InRoot { process, path: path.to_owned() });
+    let outside = Locator::Host { path: path.to_owned() };
+    inside.into_iter().chain([outside]).find_map(|locator| {
+        match service.call(Request::Open(locator)) {
+            Ok(Reply::Opened(file)) => Some(file),
+            _ => None,
+        }
+    })
+}
+
+/// Whether a file of this name is an assembly.
+pub fn is_assembly(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|end| end.eq_ignore_ascii_case("dll") || end.eq_ignore_ascii_case("exe"))
+}
+
+/// Names precompiled code by its assembly, for each file offset.
+pub fn resolve_assembly(
+    service: &mut FileService,
+    file: &Arc<OpenFile>,
+    part: Option<FilePart>,
+    offsets: &[u64],
+    shortfalls: &mut Shortfalls,
+) -> Vec<Vec<NamedFrame>> {
+    let start = part.map_or(0, |part| part.offset);
+    let places =
+        offsets.iter().map(|offset| ImagePlace::Offset(offset.saturating_sub(start))).collect();
+    match service.call(Request::ManagedNames { file: file.clone(), part, places }) {
+        Ok(Reply::ManagedNames(found)) => {
+            let mut known: HashMap<*const ManagedMethod, NamedFrame> = HashMap::new();
+            let frame = |method: &Option<Arc<ManagedMethod>>| {
+                let method = method.as_ref()?;
+                let frame = known
+                    .entry(Arc::as_ptr(method))
+                    .or_insert_with(|| names::of_precompiled(method, &found));
+                Some(vec![frame.clone()])
+            };
+            found.methods.iter().map(frame).map(Option::unwrap_or_default).collect()
+        }
+        Ok(_) => vec![Vec::new(); offsets.len()],
+        Err(error) => {
+            shortfalls.problem(format!("an assembly: {error}"));
+            vec![Vec::new(); offsets.len()]
+        }
+    }
+}
+
+/// The parts of a single-file program that hold these file offsets.
+pub fn parts_of_bundle(
+    service: &mut FileService,
+    file: &Arc<OpenFile>,
+    offsets: &[u64],
+) -> Vec<(FilePart, String)> {
+    let Ok(Reply::Bundle(bundle)) = service.call(Request::Bundle { file: file.clone() }) else {
+        return Vec::new();
+    };
+    bundle
+        .files
+        .iter()
+        .filter(|entry| {
+            let end = entry.offset.saturating_add(entry.size);
+            offsets.iter().any(|offset| (entry.offset..end).contains(offset))
+        })
+        .map(|entry| {
+            let part = FilePart { offset: entry.offset, length: entry.size, unpacked: None };
+            (part, entry.path.clone())
+        })
+        .collect()
+}
+
+/// A frame of managed code.
+pub fn frame(name: &str, system_name: &str) -> NamedFrame {
+    let mut frame = NamedFrame::plain(FrameKind::Managed, name);
+    if system_name != name {
+        frame.system_name = system_name.into();
+    }
+    frame
 }

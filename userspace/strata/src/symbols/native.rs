@@ -26,6 +26,16 @@ pub struct Named {
     pub module: ModuleInfo,
     /// Frames by offset, innermost first; and the address in the file's own numbering.
     pub frames: Vec<(u64, Vec<NamedFrame>)>,
+    /// Where the file's segments lie in it; empty when they are not known.
+    segments: Vec<(u64, u64)>,
+}
+
+impl Named {
+    /// Whether an offset of the file lies outside of everything that its headers describe.
+    pub fn code_is_elsewhere(&self, offset: u64) -> bool {
+        let inside = |(start, end): &(u64, u64)| (*start..*end).contains(&offset);
+        !self.segments.is_empty() && !self.segments.iter().any(inside)
+    }
 }
 
 /// Names all offsets of one file; what cannot be named has no frames.
@@ -39,6 +49,7 @@ pub fn resolve(
     let unnamed = |module| Named {
         module,
         frames: wanted.offsets.iter().map(|offset| (*offset, Vec::new())).collect(),
+        segments: Vec::new(),
     };
     let facts = match service.call(Request::Facts { file: wanted.file.clone() }) {
         Ok(Reply::Facts(facts)) => facts,
@@ -77,7 +88,11 @@ pub fn resolve(
             (address, frames_of(resolved))
         })
         .collect();
-    Named { module, frames }
+    let segments = facts.segments.iter();
+    let segments = segments
+        .map(|segment| (segment.offset, segment.offset.saturating_add(segment.file_size)))
+        .collect();
+    Named { module, frames, segments }
 }
 
 fn frames_of(resolved: Resolved) -> Vec<NamedFrame> {

@@ -7,11 +7,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use strata_layout::rule::Rule;
 use strata_layout::tables::{
-    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, PROCESS_SKIP, Process, SEGMENT_BYTES, row_rule,
+    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, PROCESS_PATIENT, PROCESS_SKIP, Process,
+    SEGMENT_BYTES, row_rule,
 };
 use strata_unwind::{Load, UnwindTable};
 
@@ -23,6 +24,8 @@ use crate::kernel::memory::MapMemory;
 
 /// Raw stacks a process may send for code outside its extents before it is published anew.
 const CAPTURES: u32 = 8;
+/// A runtime that keeps generating code may send some of them this often.
+const PATIENT_EVERY: Duration = Duration::from_secs(1);
 const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
 
 /// A file's table in kernel memory.
@@ -74,6 +77,8 @@ struct Published {
 struct Owner {
     block: u64,
     last_used: Instant,
+    /// When it was last allowed to send stacks for unannounced code.
+    patient: Option<Instant>,
 }
 
 pub struct Store {
@@ -217,7 +222,12 @@ impl Store {
         };
         let now = Instant::now();
         self.skipped.remove(&pid);
-        let old = self.owners.insert(pid, Owner { block, last_used: now });
+        let before = self.owners.get(&pid).and_then(|owner| owner.patient);
+        let due = before.is_none_or(|before| now.duration_since(before) >= PATIENT_EVERY);
+        let waits =
+            due && extents.iter().any(|extent| extent.kind == ExtentKind::Unannounced as u32);
+        let patient = if waits { Some(now) } else { before };
+        let old = self.owners.insert(pid, Owner { block, last_used: now, patient });
         if let Some(published) = self.blocks.get_mut(&block) {
             published.users += 1;
             let entry = Process {
@@ -226,7 +236,7 @@ impl Store {
                 count: published.extents.len() as u32,
                 generation: published.generation,
                 captures: CAPTURES,
-                flags: 0,
+                flags: if waits { PROCESS_PATIENT } else { 0 },
             };
             let set = programs.set_process(pid, entry);
             // The map is full: whoever was not sampled for longest makes room.

@@ -1,0 +1,154 @@
+//! `strata ps`: the .NET processes of this host, and how their bridges are.
+//!
+//! Looks only: nothing is loaded, attached or locked.
+
+use std::io::{Write, stdout};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use strata_clr::session::{BridgeState, presence};
+use strata_clr::{ClrProcess, Machine, discover};
+use strata_profile::text::sanitize_for_terminal;
+
+use crate::processes::container;
+
+/// A line of the table.
+struct Row {
+    pid: u32,
+    name: String,
+    runtime: String,
+    bridge: String,
+    /// Why it cannot be attached to, if it cannot.
+    refused: Option<String>,
+    methods: u64,
+    losses: u64,
+    container: String,
+}
+
+/// The exit status: 0, whatever is found.
+pub fn run(as_json: bool) -> Result<i32> {
+    let rows = rows()?;
+    let mut out = stdout().lock();
+    if as_json {
+        let rows: Vec<Value> = rows.iter().map(Row::json).collect();
+        serde_json::to_writer_pretty(&mut out, &rows)?;
+        writeln!(out)?;
+        return Ok(0);
+    }
+    if rows.is_empty() {
+        writeln!(out, "no .NET process is running")?;
+        return Ok(0);
+    }
+    let text = |row: &Row| {
+        let bridge = match &row.refused {
+            Some(why) => format!("{}: {why}", row.bridge),
+            None => row.bridge.clone(),
+        };
+        let cells = [
+            row.pid.to_string(),
+            row.name.clone(),
+            row.runtime.clone(),
+            row.methods.to_string(),
+            row.losses.to_string(),
+            row.container.get(..12).unwrap_or(&row.container).to_owned(),
+            bridge,
+        ];
+        cells.map(|cell| sanitize_for_terminal(&cell).into_owned())
+    };
+    let heads = ["PID", "NAME", "RUNTIME", "METHODS", "LOST", "CONTAINER", "BRIDGE"];
+    let lines: Vec<[String; 7]> =
+        std::iter::once(heads.map(str::to_owned)).chain(rows.iter().map(text)).collect();
+    let width = |column: usize| {
+        lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    for line in &lines {
+        let mut padded = String::new();
+        for (cell, width) in line.iter().zip(&widths) {
+            padded.push_str(&format!("{cell:<width$}  "));
+        }
+        writeln!(out, "{}", padded.trim_end())?;
+    }
+    Ok(0)
+}
+
+fn rows() -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        match discover(pid) {
+            Ok(Some(process)) => rows.push(row(pid, &process)),
+            Ok(None) => {}
+            // It ended while it was looked at, or is not ours to look at.
+            Err(error) => tracing::debug!(pid, %error, "a process cannot be looked at"),
+        }
+    }
+    rows.sort_by_key(|row| row.pid);
+    Ok(rows)
+}
+
+fn row(pid: u32, process: &ClrProcess) -> Row {
+    let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let comm = String::from_utf8_lossy(read("comm").trim_ascii_end()).into_owned();
+    let group = container::parse(&String::from_utf8_lossy(&read("cgroup")));
+    let (bridge, methods, losses) = match presence(&process.target, &process.shared) {
+        BridgeState::NotLoaded => ("not loaded".to_owned(), 0, 0),
+        BridgeState::Unusable(why) => (format!("unusable: {why}"), 0, 0),
+        BridgeState::Loaded { state, holder, methods, losses, .. } => {
+            let state = state.map_or("in a state of another version", |state| state.text());
+            let bridge = match holder {
+                Some(holder) => format!("attached, read by {holder}"),
+                None => format!("loaded, {state}, nobody reads"),
+            };
+            (bridge, methods, losses)
+        }
+    };
+    let refused = (bridge == "not loaded").then(|| refusal(process)).flatten();
+    Row {
+        pid,
+        name: comm,
+        runtime: process.version.map_or_else(|| "single-file".to_owned(), |v| v.to_string()),
+        bridge,
+        refused,
+        methods,
+        losses,
+        container: group.container.unwrap_or_default(),
+    }
+}
+
+/// Why an attach would be refused, as far as that is known without trying.
+pub fn refusal(process: &ClrProcess) -> Option<String> {
+    if let Some(machine) = process.machine
+        && machine != Machine::OWN
+    {
+        return Some(format!("it is a program for {machine}"));
+    }
+    if let Some(variable) = process.switches.profilers_switched_off() {
+        return Some(format!("profilers are switched off by {variable}"));
+    }
+    if let Err(error) = &process.sockets {
+        return Some(error.to_string());
+    }
+    let takes_one = process.version.is_some_and(|version| !version.has_notification_profilers());
+    let other = process.switches.profilers().into_iter().find(|profiler| !profiler.is_strata());
+    if let (true, Some(other)) = (takes_one, other) {
+        return Some(format!("its runtime takes one profiler only and has {other}"));
+    }
+    None
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        json!({
+            "pid": self.pid,
+            "name": self.name,
+            "runtime": self.runtime,
+            "bridge": self.bridge,
+            "refused": self.refused,
+            "methods": self.methods,
+            "losses": self.losses,
+            "container": self.container,
+        })
+    }
+}
