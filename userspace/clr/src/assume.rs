@@ -2,7 +2,8 @@
 //!
 //! A file that is made in a target's filesystem must belong to the target, and in a mount of a
 //! user namespace it cannot even belong to anybody else (EOVERFLOW, `inode_init_owner` and
-//! `HAS_UNMAPPED_ID` in fs/). It also keeps strata from writing where the target itself could not.
+//! `HAS_UNMAPPED_ID` in fs/). It also keeps strata from writing where the target's user could not
+//! (where the target is root, that is anywhere).
 //!
 //! The kernel has these per thread; libc's `setgroups` sets them for all, so it is called directly.
 

@@ -9,7 +9,7 @@ use crate::bridge_library;
 use crate::deadline::Deadline;
 use crate::diagnostics::{Diagnostics, DiagnosticsError, HResult, PerfMapKind};
 use crate::discover::{ClrProcess, DiscoverError, Machine, discover};
-use crate::guarded::{self, Patience, Stuck};
+use crate::guarded::{self, Stuck};
 use crate::loading::{self, LoadError, Loaded};
 use crate::mappings::CLibrary;
 use crate::session::{Session, SessionError, SessionOptions};
@@ -18,10 +18,10 @@ use crate::version::RuntimeVersion;
 
 /// How long an attach may take: an AttachProfiler behind a detach, and some before and after.
 pub const ATTACH_TIME: Duration = Duration::from_secs(15);
-/// Between the runtime's answer and the mapping of the memory nothing happens; but looking costs
-/// little.
-const OPENING: Duration = Duration::from_secs(2);
-const OPENING_LOOK: Duration = Duration::from_millis(5);
+/// How long a runtime may take for a small question.
+const ASKING: Duration = Duration::from_secs(3);
+/// Between two looks at a library that is leaving.
+const LEAVING_LOOK: Duration = Duration::from_millis(20);
 
 /// How to attach.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct Attached {
     pub session: Session,
     pub how: How,
     pub took: Duration,
-    /// As the path of its runtime has it; see also [`Session::status`].
+    /// As the path of its runtime has it, else as the runtime says itself.
     pub version: Option<RuntimeVersion>,
 }
 
@@ -112,30 +112,35 @@ pub fn attach(pid: u32, options: &AttachOptions) -> Result<Attached, AttachError
 /// Attaches to a process that was discovered.
 pub fn attach_to(process: ClrProcess, options: &AttachOptions) -> Result<Attached, AttachError> {
     let start = Instant::now();
+    let deadline = Deadline::within(options.time);
     if let Some(machine) = process.machine.filter(|machine| *machine != Machine::OWN) {
         return Err(AttachError::AnotherArchitecture(machine));
     }
-    let version = process.version;
-    let done = |session, how| Attached { session, how, took: start.elapsed(), version };
-    if !process.shared.is_empty() {
-        match Session::open(process.target.try_clone()?, &options.session) {
-            Ok(session) => return Ok(done(session, How::AlreadyLoaded)),
-            Err(SessionError::NotLoaded) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
     let target = process.target.try_clone()?;
+    let path_version = process.version;
+    let done = |session: Session, how| Attached {
+        version: path_version.or_else(|| RuntimeVersion::of_status(session.status())),
+        session,
+        how,
+        took: start.elapsed(),
+    };
+    match open(&target, options, deadline) {
+        Ok(session) => return Ok(done(session, How::AlreadyLoaded)),
+        Err(SessionError::NotLoaded) => {}
+        Err(error) => return Err(error.into()),
+    }
     let other = other_profiler(&process);
     let c_library = process.c_library.unwrap_or(CLibrary::Glibc);
     let library = bridge_library::library(c_library).ok_or(AttachError::NoLibrary(c_library))?;
-    let loaded = guarded::run("strata-clr-load", options.time, move |patience, deadline| {
+    let left = deadline.remaining().unwrap_or_default();
+    let loaded = guarded::run("strata-clr-load", left, move |patience, deadline| {
         loading::load(&process, &library, patience, deadline)
     })?;
     let how = match loaded {
         Ok(loaded) => How::Loaded(loaded),
-        // Somebody else's strata was faster, or the process has a profiler and takes no second.
+        // Another strata was faster, or the process has a profiler and takes no second.
         Err(error) if error.result() == Some(HResult::ALREADY_ACTIVE) => {
-            return match Session::open(target, &options.session) {
+            return match open(&target, options, deadline) {
                 Ok(session) => Ok(done(session, How::AlreadyLoaded)),
                 Err(SessionError::NotLoaded) => Err(AttachError::AnotherProfiler(other)),
                 Err(error) => Err(error.into()),
@@ -143,8 +148,25 @@ pub fn attach_to(process: ClrProcess, options: &AttachOptions) -> Result<Attache
         }
         Err(error) => return Err(AttachError::Load(error)),
     };
-    let session = open_soon(&target, options, Deadline::within(OPENING))?;
-    Ok(done(session, how))
+    // The library maps its memory before the runtime answers.
+    Ok(done(open(&target, options, deadline)?, how))
+}
+
+/// Opens the memory of the library, if it is in the process. One that is leaving is waited for: then
+/// there is none.
+fn open(
+    target: &Target,
+    options: &AttachOptions,
+    deadline: Deadline,
+) -> Result<Session, SessionError> {
+    loop {
+        match Session::open(target.try_clone()?, &options.session) {
+            Err(SessionError::Leaving) if !deadline.has_passed() => {
+                std::thread::sleep(LEAVING_LOOK);
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// What the environment says of a profiler that is not strata's.
@@ -154,42 +176,32 @@ fn other_profiler(process: &ClrProcess) -> String {
     other.map_or_else(|| "another profiler".to_owned(), ToString::to_string)
 }
 
-fn open_soon(
-    target: &Target,
-    options: &AttachOptions,
-    deadline: Deadline,
-) -> Result<Session, AttachError> {
-    loop {
-        match Session::open(target.try_clone()?, &options.session) {
-            Err(SessionError::NotLoaded) if !deadline.has_passed() => {
-                std::thread::sleep(OPENING_LOOK);
-            }
-            outcome => return Ok(outcome?),
-        }
-    }
-}
-
 /// Lets a runtime write a perf map, where strata's library may not be loaded (.NET 8 and later).
 /// The file is `perf-PID.map` in the process's temporary directory, under its own number.
-pub fn enable_perf_map(process: ClrProcess) -> Result<(), AttachError> {
-    with_diagnostics(process, |diagnostics, deadline| {
-        diagnostics.enable_perf_map(PerfMapKind::PerfMap, deadline)
-    })
+pub fn enable_perf_map(process: &ClrProcess) -> Result<(), AttachError> {
+    let deadline = Deadline::within(ASKING);
+    let outcome = diagnostics(process)?.enable_perf_map(PerfMapKind::PerfMap, deadline);
+    outcome.map_err(|error| AttachError::Load(error.into()))
 }
 
 /// Ends what [`enable_perf_map`] began.
-pub fn disable_perf_map(process: ClrProcess) -> Result<(), AttachError> {
-    with_diagnostics(process, |diagnostics, deadline| diagnostics.disable_perf_map(deadline))
+pub fn disable_perf_map(process: &ClrProcess) -> Result<(), AttachError> {
+    let outcome = diagnostics(process)?.disable_perf_map(Deadline::within(ASKING));
+    outcome.map_err(|error| AttachError::Load(error.into()))
 }
 
-fn with_diagnostics(
-    process: ClrProcess,
-    work: impl FnOnce(&Diagnostics<'_>, Deadline) -> Result<(), DiagnosticsError> + Send + 'static,
-) -> Result<(), AttachError> {
-    const TIME: Duration = Duration::from_secs(5);
-    let outcome = guarded::run("strata-clr-ask", TIME, move |_: Patience, deadline| {
-        let sockets = process.sockets.as_ref().map_err(|error| LoadError::from(error.clone()))?;
-        work(&Diagnostics::new(&process.target, sockets), deadline).map_err(LoadError::from)
-    })?;
-    outcome.map_err(AttachError::Load)
+/// The version of a process's runtime: from its path, else in its own words (.NET 6 and later).
+pub fn runtime_version(process: &ClrProcess) -> Option<RuntimeVersion> {
+    process.version.or_else(|| {
+        let info = diagnostics(process).ok()?.process_info(Deadline::within(ASKING)).ok()?;
+        RuntimeVersion::parse(&info.runtime_version?)
+    })
+}
+
+/// Talking to a socket that was found has an end, whatever its other side does.
+fn diagnostics(process: &ClrProcess) -> Result<Diagnostics<'_>, AttachError> {
+    match &process.sockets {
+        Ok(sockets) => Ok(Diagnostics::new(&process.target, sockets)),
+        Err(error) => Err(AttachError::Load(error.clone().into())),
+    }
 }

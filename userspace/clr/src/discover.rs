@@ -143,7 +143,11 @@ fn look(
     };
     let sockets = {
         let mut root = Root::of(&target, patience, deadline)?;
-        socket::find(&mut root, &target, &status, &switches, deadline)
+        match (socket::find(&mut root, &target, &status, &switches, deadline), patience) {
+            // Its environment, which may name another directory, was not read.
+            (Err(SocketError::NotFound { .. }), Patience::LocalOnly) => Err(SocketError::NotLooked),
+            (found, _) => found,
+        }
     };
     Ok(ClrProcess {
         evidence,

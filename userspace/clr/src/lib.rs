@@ -32,6 +32,7 @@ mod deadline;
 pub mod diagnostics;
 mod discover;
 pub mod environment;
+pub mod exercise;
 mod guarded;
 mod install;
 pub mod loading;
@@ -47,7 +48,7 @@ mod version;
 
 pub use attach::{
     ATTACH_TIME, AttachError, AttachOptions, Attached, How, attach, attach_to, disable_perf_map,
-    enable_perf_map,
+    enable_perf_map, runtime_version,
 };
 pub use deadline::Deadline;
 pub use discover::{ClrProcess, DiscoverError, Evidence, Machine, discover, discover_checked};

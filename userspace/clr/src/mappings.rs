@@ -104,7 +104,7 @@ impl Mappings {
         Ok(found)
     }
 
-    fn take(&mut self, line: &[u8]) {
+    pub(crate) fn take(&mut self, line: &[u8]) {
         let Some(mapping) = Line::parse(line) else { return };
         let name = mapping.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         let name = name.strip_suffix(b" (deleted)").unwrap_or(name);

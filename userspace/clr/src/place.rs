@@ -114,7 +114,7 @@ pub fn candidates(root: &mut Root<'_>, target: &Target, switches: &Switches) -> 
 }
 
 /// Mount points that are writable, not noexec, and of a filesystem that cannot hang.
-fn writable_mounts(mountinfo: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn writable_mounts(mountinfo: &[u8]) -> Vec<Vec<u8>> {
     let lines = mountinfo.split(|&byte| byte == b'\n');
     lines.filter_map(writable_mount).take(MAX_MOUNTS).collect()
 }

@@ -51,6 +51,8 @@ pub enum SessionError {
     Target(#[from] TargetError),
     #[error("strata's library is not loaded in the process")]
     NotLoaded,
+    #[error("strata's library is leaving the process")]
+    Leaving,
     #[error("the memory of strata's library in the process: {0}")]
     Refused(#[from] file::Refused),
     #[error(transparent)]
@@ -395,12 +397,21 @@ fn open_main(
     main: &SharedMapping,
     options: &SessionOptions,
 ) -> Result<(Owner, Reader<File>, StatusRecord), SessionError> {
-    let file = memory_files::open(target, main)?;
+    let file = match memory_files::open(target, main) {
+        Ok(file) => file,
+        // It was unmapped since the mappings were read.
+        Err(file::Refused::Call { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Err(SessionError::NotLoaded);
+        }
+        Err(error) => return Err(error.into()),
+    };
     file::check_main(&file)?;
     let reader = Reader::new(file.try_clone()?, options.limits)?;
     let status = reader.status()?;
-    if status.state == Some(State::Detached) {
-        return Err(SessionError::NotLoaded);
+    match status.state {
+        Some(State::Detaching) => return Err(SessionError::Leaving),
+        Some(State::Detached) => return Err(SessionError::NotLoaded),
+        _ => {}
     }
     let owner = Owner::take(file, &options.owner_name).map_err(|error| match error {
         TakeError::Owned { name, pid } => SessionError::Owned(Holder::new(&name, pid)),

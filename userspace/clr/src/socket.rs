@@ -41,6 +41,10 @@ pub enum SocketError {
         "no diagnostics socket dotnet-diagnostic-{inner_pid}-*-socket in its {directory}: switched off in its code or configuration, deleted, or the runtime has only just begun to start"
     )]
     NotFound { directory: String, inner_pid: u32 },
+    #[error(
+        "its diagnostics socket was not looked for, because filesystems of other processes hang strata already"
+    )]
+    NotLooked,
     #[error("{0} is not a socket but something put in its place")]
     NotASocket(String),
     #[error("{name} belongs to user {owner}, who is not the process's user {user}")]

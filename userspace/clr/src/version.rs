@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use strata_bridge_layout::status::StatusRecord;
+
 /// Version numbers as the product counts them: 9.0.7.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuntimeVersion {
@@ -28,6 +30,13 @@ impl RuntimeVersion {
             return None;
         }
         Self::parse(std::str::from_utf8(version).ok()?)
+    }
+
+    /// From what strata's library was told by the runtime: right since .NET 5; before, a runtime
+    /// calls itself 4.0.30319.
+    pub fn of_status(status: &StatusRecord) -> Option<Self> {
+        let [major, minor, patch, _] = status.runtime;
+        (major >= 5).then_some(Self { major, minor, patch })
     }
 
     /// Whether profilers that are only told of events exist beside the main one

@@ -7,12 +7,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use strata_bridge_layout::record::{MethodKind, Record};
+use strata_clr::environment::environment;
 use strata_clr::loading::Loaded;
 use strata_clr::session::{
     BridgeState, Budget, Entry, Life, Poll, SessionOptions, State, presence,
 };
 use strata_clr::{
-    AttachError, AttachOptions, How, Session, SessionError, Target, attach, discover,
+    AttachError, AttachOptions, CLibrary, How, Machine, Session, SessionError, Target, attach,
+    attach_to, discover, runtime_version,
 };
 use support::{Clr, Runtime, must_be_root, wait_until};
 
@@ -278,4 +280,94 @@ fn strata_that_is_killed_leaves_the_process_to_the_next() {
         read_until_enumerated(&mut next);
     }
     assert!(clr.is_alive());
+}
+
+#[test]
+fn a_bridge_that_is_leaving_is_waited_for() {
+    must_be_root();
+    for runtime in [Runtime::Core31, Runtime::Net8, Runtime::Net9] {
+        let clr = runtime.start();
+        let mut session = attach(clr.pid(), &options("test")).unwrap().session;
+        read_until_enumerated(&mut session);
+        session.detach().unwrap();
+        drop(session);
+        let again = attach(clr.pid(), &options("test")).unwrap();
+        println!("{runtime:?}: {:?} in {:?}", again.how, again.took);
+        let mut session = again.session;
+        assert!(method_names(&read_until_enumerated(&mut session)).contains("Work"));
+    }
+}
+
+#[test]
+fn the_version_of_every_runtime_is_known() {
+    must_be_root();
+    for runtime in Runtime::ALL {
+        let clr = runtime.start();
+        let asked = runtime_version(&discover(clr.pid()).unwrap().unwrap());
+        let attached = attach(clr.pid(), &options("test")).unwrap();
+        assert_eq!(asked.map(|version| version.major), Some(runtime.major()));
+        assert_eq!(attached.version, asked);
+    }
+}
+
+#[test]
+fn programs_for_other_machines_are_refused_with_that_reason() {
+    must_be_root();
+    let clr = Runtime::Net9.start();
+    let mut process = discover(clr.pid()).unwrap().unwrap();
+    process.machine = Some(Machine::AARCH64);
+    let error = attach_to(process, &options("test")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "it is a program for arm64; this strata attaches to programs for x86-64 only"
+    );
+}
+
+#[test]
+fn a_run_of_the_compiler_is_read_to_the_last_of_its_methods() {
+    must_be_root();
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let library = strata_clr::install(folder.path(), CLibrary::Glibc).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/Steady.cs");
+    let mut command = std::process::Command::new(support::dotnet().join("compile"));
+    command.arg(folder.path().join("out.dll")).arg(source);
+    for variable in environment(&library, b"", true).unwrap().variables {
+        command.env(variable.name, &variable.value);
+    }
+    let mut compiler = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut session = None;
+    wait_until("the compiler runs", || {
+        // The script starts the compiler as its child.
+        let clr = support::innermost_child(compiler.id());
+        // With IL maps there is more than fits into one segment.
+        let options = SessionOptions { il_maps: true, ..SessionOptions::default() };
+        session = Target::open(clr).ok().and_then(|target| Session::open(target, &options).ok());
+        session.is_some()
+    });
+    let mut session = session.unwrap();
+    let (mut methods, mut records, mut longest) = (0_u64, 0, Duration::ZERO);
+    loop {
+        let start = Instant::now();
+        let read = poll(&mut session);
+        longest = longest.max(start.elapsed());
+        records += read.entries.len();
+        let is_method = |entry: &&Entry| matches!(entry.record, Record::Method(_));
+        methods += read.entries.iter().filter(is_method).count() as u64;
+        if read.life != Life::Running && !read.more && read.entries.is_empty() {
+            break;
+        }
+        if !read.more {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let status = session.status();
+    println!(
+        "{methods} methods of {} in {records} records, {} segments, longest poll {longest:?}, {:?}",
+        session.methods(),
+        status.segments,
+        session.losses()
+    );
+    compiler.wait().unwrap();
+    assert!(methods > 5000 && methods == session.methods());
+    assert!(status.segments > 1, "the log grew while it was read");
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fuse::Fuse;
-use strata_clr::{DiscoverError, MAX_STUCK, Stuck, discover, stuck_threads};
+use strata_clr::{DiscoverError, MAX_STUCK, SocketError, Stuck, discover, stuck_threads};
 use support::{Clr, Runtime, must_be_root, wait_until};
 
 #[test]
@@ -35,6 +35,7 @@ fn directories_that_hang_cost_a_few_threads_and_no_other_process_its_attach() {
     let start = Instant::now();
     let found = discover(hanging.pid()).unwrap().expect("it has a libcoreclr.so");
     println!("{:?} after {:?}", found.sockets, start.elapsed());
+    assert!(matches!(found.sockets, Err(SocketError::NotLooked)));
     assert!(start.elapsed() < Duration::from_secs(1));
     assert_eq!(stuck_threads(), MAX_STUCK);
     let other = Runtime::Net9.start();

@@ -149,3 +149,13 @@ fn segments_that_are_promised_and_never_there_are_looked_for_ever_more_rarely() 
     println!("{} polls in 5 s, CPU {:?}, longest {:?}", cost.polls, cost.cpu, cost.longest);
     assert!(cost.cpu < Duration::from_millis(1000));
 }
+
+#[test]
+fn a_process_that_runs_another_program_now_has_no_bridge_any_more() {
+    must_be_root();
+    let clr = hostile("execs");
+    let mut session = open(&clr).unwrap();
+    let cost = read_for(&mut session, Duration::from_secs(5), false);
+    println!("{:?} after {} polls", session.life(), cost.polls);
+    assert_eq!(session.life(), Life::Left);
+}

@@ -15,16 +15,24 @@ use strata_clr::session::{BridgeState, Budget, State, presence};
 use strata_clr::{AttachError, AttachOptions, CLibrary, How, Session, attach, discover, install};
 use support::{Clr, Runtime, must_be_root, wait_until};
 
-const OTHER: &str = "{6B1F0C2E-5D7A-4E83-8C49-0A1B2C3D4E5F}";
+/// The class of the test profiler in tests/targets/profiler.
+const OTHER: &str = "{7F0A3C52-6B1E-4D0B-9E0A-5D2E1C0B8A11}";
 
-/// Somebody else's profiler.
+/// Somebody else's profiler: it counts compilations in a file.
 fn other_profiler(folder: &Path) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/profiler.c");
+    let source = support::workspace().join("tests/targets/profiler/profiler.c");
     let output = folder.join("libother.so");
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&output).arg(source);
+    compiler.args(["-shared", "-fPIC", "-O1", "-pthread", "-o"]).arg(&output).arg(source);
     assert!(compiler.status().expect("a C compiler").success());
     output
+}
+
+/// Compilations that the other profiler has counted.
+fn counted_by_other(folder: &Path) -> u64 {
+    let text = std::fs::read_to_string(folder.join("counts")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("jit-finished "));
+    line.map_or(0, |count| count.parse().unwrap())
 }
 
 /// The command with what strata would add to its environment.
@@ -48,7 +56,8 @@ fn with_other(mut command: Command, folder: &Path) -> Command {
     command
         .env("CORECLR_ENABLE_PROFILING", "1")
         .env("CORECLR_PROFILER", OTHER)
-        .env("CORECLR_PROFILER_PATH", other_profiler(folder));
+        .env("CORECLR_PROFILER_PATH", other_profiler(folder))
+        .env("STRATA_TEST_PROFILER", folder.join("counts"));
     command
 }
 
@@ -122,7 +131,17 @@ fn beside_another_profiler_strata_is_loaded_as_one_that_is_only_told() {
         let main = if runtime == Runtime::Net10 { "MoveNext" } else { "Work" };
         names_until(&mut session, main);
         session.detach_and_wait(Duration::from_secs(12), Budget::default(), |_| {}).unwrap();
+        goes_on_counting(folder.path(), runtime);
     }
+}
+
+/// 10's program compiles nothing more once it stands still.
+fn goes_on_counting(folder: &Path, runtime: Runtime) {
+    let before = counted_by_other(folder);
+    wait_until("the other profiler goes on counting", || {
+        let now = counted_by_other(folder);
+        now > before || runtime == Runtime::Net10 && now > 0
+    });
 }
 
 #[test]
@@ -136,8 +155,12 @@ fn strata_attaches_beside_another_profiler_where_the_runtime_can_have_two() {
             Ok(attached) => {
                 assert_ne!(runtime, Runtime::Core31);
                 let mut session = attached.session;
+                let name = if runtime == Runtime::Net10 { "MoveNext" } else { "Work" };
+                names_until(&mut session, name);
+                goes_on_counting(folder.path(), runtime);
                 let time = Duration::from_secs(12);
                 session.detach_and_wait(time, Budget::default(), |_| {}).unwrap();
+                goes_on_counting(folder.path(), runtime);
             }
             Err(error) => {
                 println!("{runtime:?}: {error}");

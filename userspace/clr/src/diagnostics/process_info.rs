@@ -21,7 +21,7 @@ pub struct ProcessInfo {
 
 impl ProcessInfo {
     /// `second`: the payload is that of `ProcessInfo2`.
-    pub(super) fn parse(payload: &[u8], second: bool) -> Result<Self, DiagnosticsError> {
+    pub(crate) fn parse(payload: &[u8], second: bool) -> Result<Self, DiagnosticsError> {
         let mut fields = Fields(payload);
         let mut info = Self {
             pid: u64::from_le_bytes(*fields.take()?),

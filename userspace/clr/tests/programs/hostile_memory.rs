@@ -29,10 +29,17 @@ fn main() {
         "unsealed" => unsealed(),
         "huge-pages" => huge_pages(),
         "many" => many(),
+        "execs" => std::mem::forget(main_file(&status(0, 0))),
         "another-version" => another_version(),
         other => panic!("no behaviour {other}"),
     }
     say_running();
+    if behaviour == "execs" {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let error =
+            std::os::unix::process::CommandExt::exec(std::process::Command::new("sleep").arg("60"));
+        panic!("{error}");
+    }
     loop {
         std::thread::park();
     }

@@ -221,7 +221,7 @@ fn has_runtime_threads(pid: u32) -> bool {
 }
 
 /// Follows only children: `unshare --fork` and shells have one each.
-fn innermost_child(pid: u32) -> u32 {
+pub fn innermost_child(pid: u32) -> u32 {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     match children.unwrap_or_default().split_whitespace().next() {
         Some(child) => innermost_child(child.parse().unwrap()),
