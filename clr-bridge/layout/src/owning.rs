@@ -220,18 +220,19 @@ impl Owner {
         self.pages.write(RING_TAIL, &words)
     }
 
-    /// Wishes for nothing any more and gives the bridge back. The file is returned: the log in it
-    /// can still be read.
-    pub fn release(mut self) -> io::Result<File> {
+    /// Wishes for nothing any more and gives the bridge back.
+    pub fn release(mut self) -> io::Result<()> {
         self.wish(0, [0; 32])?;
         self.wishes.owner_pid = 0;
         self.wishes.owner_name.clear();
-        self.write_wishes()?;
-        match unlock(&self.file) {
-            Ok(()) => Ok(self.file),
-            Err(LockError::Call(error)) => Err(error),
-            Err(LockError::Owned) => Err(io::ErrorKind::WouldBlock.into()),
-        }
+        self.write_wishes()
+    }
+}
+
+/// Lets go at once: a child of this process may have a descriptor of the file until it executes.
+impl Drop for Owner {
+    fn drop(&mut self) {
+        _ = unlock(&self.file);
     }
 }
 
