@@ -27,6 +27,8 @@ pub enum Command {
     Convert(ConvertArgs),
     /// List the .NET processes of this host, and how strata's bridge in each is
     Ps(PsArgs),
+    /// Print the environment variables that make a .NET process load strata's bridge at its start
+    Env(EnvArgs),
     /// Say what works on this host, what does not, and what to do about it
     Doctor(DoctorArgs),
 }
@@ -158,6 +160,40 @@ pub struct DoctorArgs {
     /// Print the findings as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  eval \"$(strata env)\" && dotnet app.dll\n  \
+    strata env --form dockerfile --directory . >> Dockerfile\n\n\
+    Without a strata that reads it the bridge stays quiet. A running process needs none of this: \
+    `strata record` attaches to it.")]
+pub struct EnvArgs {
+    /// How to write them down
+    #[arg(long, value_name = "FORM", default_value = "shell")]
+    pub form: FormArg,
+    /// Where to put the bridge's library; others than root and you must not be able to write there
+    #[arg(long, value_name = "DIR", default_value = crate::managed::start::DIRECTORY)]
+    pub directory: PathBuf,
+    /// For a runtime on musl (Alpine)
+    #[arg(long)]
+    pub musl: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum FormArg {
+    /// `export` lines
+    Shell,
+    /// `COPY` and `ENV` lines
+    Dockerfile,
+}
+
+impl From<FormArg> for strata_clr::environment::Form {
+    fn from(form: FormArg) -> Self {
+        match form {
+            FormArg::Shell => Self::Shell,
+            FormArg::Dockerfile => Self::Dockerfile,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

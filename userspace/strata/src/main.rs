@@ -53,6 +53,7 @@ fn main() -> ExitCode {
         Command::Convert(args) => {
             convert::run(&args.input, &args.output, args.format.map(Into::into), args.frames.into())
         }
+        Command::Env(args) => managed::start::print(&args.directory, args.form.into(), args.musl),
         Command::Ps(args) => ps::run(args.json),
         Command::Doctor(args) => {
             doctor::run(doctor::Question { pid: args.pid, json: args.json }, &probe)

@@ -4,6 +4,7 @@
 //! - [`runtime`]: what the bridge has said about one process.
 //! - [`code`]: the code a runtime has generated: who is where, and how it is unwound.
 //! - [`names`]: from what is known of a method to its name.
+//! - [`start`]: loading the bridge at a process's start.
 //! - [`units`]: that code in kernel memory.
 //! - [`view`]: which frames a flame graph shows.
 //!
@@ -17,6 +18,7 @@ pub mod bridge;
 pub mod code;
 pub mod names;
 pub mod runtime;
+pub mod start;
 pub mod units;
 pub mod view;
 

@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, Result, bail};
+use strata_clr::environment::Variable;
 use tokio::process::{Child, Command};
 
 /// A user of the host.
@@ -92,11 +93,12 @@ pub fn set_priority(nice: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
-/// Starts the command. It shares strata's terminal, files and process group.
-pub fn start(command: &[OsString], user: Option<&User>) -> Result<Child> {
+/// Starts the command, with these variables besides its usual ones. It shares strata's terminal, files and process group.
+pub fn start(command: &[OsString], user: Option<&User>, variables: &[Variable]) -> Result<Child> {
     let [program, arguments @ ..] = command else { bail!("no command to run") };
     let mut starting = Command::new(program);
     starting.args(arguments).kill_on_drop(false);
+    starting.envs(variables.iter().map(|variable| (variable.name, &variable.value)));
     // SAFETY: only system calls that may follow a fork.
     unsafe {
         starting.pre_exec(|| {

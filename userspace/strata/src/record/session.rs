@@ -6,6 +6,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
+use strata_clr::environment::Variable;
 use strata_layout::record::{Counter, End};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -18,6 +19,7 @@ use super::{Plan, output};
 use crate::engine::{Engine, Options};
 use crate::kernel::introspect;
 use crate::kernel::loader::Settings;
+use crate::managed::{self, Policy};
 use crate::recording::selection::Wanted;
 
 /// A recording that has ended, not yet named.
@@ -124,7 +126,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     let started = SystemTime::now();
     let mut command = match plan.command.as_slice() {
         [] => None,
-        command => Some(launch::start(command, user.as_ref())?),
+        command => Some(launch::start(command, user.as_ref(), &variables(plan))?),
     };
     if let Some(pid) = command.as_ref().and_then(Child::id) {
         engine.selection.add_root(pid);
@@ -152,6 +154,17 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     engine.note_kernel_use();
     drop(run_time);
     Ok(Recorded { engine, started, length, command_status, still_running, user })
+}
+
+/// What makes .NET programs below the command load the bridge at their start.
+fn variables(plan: &Plan) -> Vec<Variable> {
+    if plan.managed == Policy::Off {
+        return Vec::new();
+    }
+    managed::start::for_child().unwrap_or_else(|error| {
+        tracing::info!("the bridge is not loaded at the start of .NET programs: {error:#}");
+        Vec::new()
+    })
 }
 
 fn wanted(plan: &Plan) -> Wanted {
