@@ -86,12 +86,10 @@ impl DotNet {
     /// Why a version cannot run this program, if so.
     pub fn supports(&self, version: Version, name: &str) -> std::result::Result<(), &'static str> {
         match (version, name) {
-            (Version::V10, "Basic") => {
-                Err("the trimmed framework lacks Microsoft.VisualBasic.Core.dll and async methods")
-            }
-            (Version::V10, "Functional") => {
-                Err("the trimmed framework lacks what FSharp.Core.dll needs")
-            }
+            // Its runtime library refers to System.Runtime.dll.
+            (Version::V10, "Basic" | "Functional") => Err(
+                "System.Runtime.dll no longer says where System.Object is: its forwards were trimmed away",
+            ),
             _ => Ok(()),
         }
     }
