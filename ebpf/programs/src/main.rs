@@ -3,6 +3,7 @@
 //! - [`maps`]: the memory shared with userspace, and the settings it patches in before loading.
 //! - [`unwind`]: the one unwinder, for every program: finds rules, walks frames.
 //! - [`sampler`]: the CPU sampler (`perf_event`).
+//! - [`threads`]: stacks of threads that do not run (`iter.s/task`).
 //! - [`lifecycle`]: forgets a process's mappings the moment it executes another program.
 //!
 //! Invariant: nothing here trusts what it reads from a process; every index is masked, every
@@ -13,6 +14,7 @@
 mod lifecycle;
 mod maps;
 mod sampler;
+mod threads;
 mod unwind;
 
 #[panic_handler]

@@ -43,6 +43,16 @@ pub static SAMPLER_RECORD: Array<Record, 1> = Array::new();
 #[btf_map]
 pub static SAMPLER_CACHE: Array<Cache, 1> = Array::new();
 
+/// The same three for the thread walker, which is not bound to a CPU and runs once at a time.
+#[btf_map]
+pub static THREADS_HOT: Array<Hot, 1> = Array::new();
+
+#[btf_map]
+pub static THREADS_RECORD: Array<Record, 1> = Array::new();
+
+#[btf_map]
+pub static THREADS_CACHE: Array<Cache, 1> = Array::new();
+
 pub type Cache = [CacheLine; CACHE_LINES];
 
 /// Words of the stack window (2 KiB).
@@ -89,6 +99,43 @@ static WAKEUP_BYTES: u64 = 1 << 20;
 /// Offset of `mm` in `struct task_struct`; 0 when it is not known.
 #[unsafe(no_mangle)]
 static TASK_MM: u64 = 0;
+
+/// The process whose threads are walked.
+#[unsafe(no_mangle)]
+static WANTED_PROCESS: u32 = 0;
+
+/// Offsets in `struct task_struct`.
+#[unsafe(no_mangle)]
+static TASK_TGID: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_PID: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_STATE: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_COMM: u32 = 0;
+
+/// Where the thread walker finds what it needs of a task.
+pub struct TaskOffsets {
+    pub tgid: u32,
+    pub pid: u32,
+    pub state: u32,
+    pub comm: u32,
+}
+
+#[inline(always)]
+pub fn task_offsets() -> TaskOffsets {
+    TaskOffsets {
+        tgid: setting(&TASK_TGID),
+        pid: setting(&TASK_PID),
+        state: setting(&TASK_STATE),
+        comm: setting(&TASK_COMM),
+    }
+}
+
+#[inline(always)]
+pub fn wanted_process() -> u32 {
+    setting(&WANTED_PROCESS)
+}
 
 /// A setting patched by userspace: read so that the compiler cannot fold its default in.
 #[inline(always)]

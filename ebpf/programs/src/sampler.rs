@@ -40,7 +40,7 @@ const SAVED_BX: usize = 40;
 /// Code segments of user mode (arch/x86/include/asm/segment.h).
 const USER64_CS: u64 = 0x33;
 
-const BPF_RB_NO_WAKEUP: u64 = 1;
+pub const BPF_RB_NO_WAKEUP: u64 = 1;
 const BPF_RB_FORCE_WAKEUP: u64 = 2;
 const BPF_RB_AVAIL_DATA: u64 = 0;
 
@@ -90,7 +90,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         record.header.end = End::KernelOnly as u8;
     } else if mode != USER64_CS {
         record.header.end = End::Compat as u8;
-    } else if user_stack(hot, record, cache, registers, process) {
+    } else if user_stack(hot, record, cache, registers, process, core::ptr::null_mut()) {
         words += record.header.user_frames as u64;
     } else {
         #[cfg(feature = "log")]
@@ -116,7 +116,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
 /// Whether a task still has user memory: it gives it back early in its exit, and the tearing down
 /// of a large one takes long enough to be sampled.
 #[inline(always)]
-fn has_memory(task: *mut task_struct) -> bool {
+pub fn has_memory(task: *mut task_struct) -> bool {
     let offset = task_mm();
     if offset == 0 {
         return true;
@@ -185,15 +185,16 @@ fn kernel_stack(context: &PerfEventContext, record: &mut Record) -> bool {
     true
 }
 
-/// Unwinds the user stack; false when the kernel has no tables for it yet and userspace should
+/// Unwinds the user stack of a thread (null: the current one); false when the kernel has no tables for it yet and userspace should
 /// get the raw stack instead.
 #[inline(always)]
-fn user_stack(
+pub fn user_stack(
     hot: &mut Hot,
     record: &mut Record,
     cache: *mut crate::maps::Cache,
     registers: *const u8,
     process: Option<*mut Process>,
+    task: *mut task_struct,
 ) -> bool {
     let Some(process) = process else {
         return false;
@@ -217,8 +218,7 @@ fn user_stack(
     hot.user_frames = 0;
     hot.max_frames = max_frames();
     hot.first_word = record.header.kernel_frames as u32;
-    let mut walked =
-        Walk { hot, record, cache, task: core::ptr::null_mut(), registers: registers.cast() };
+    let mut walked = Walk { hot, record, cache, task, registers: registers.cast() };
     walk(&mut walked);
     if hot.end == End::NoMapping as u32 && hot.process.captures != 0 {
         // SAFETY: a map value; a lost update only sends one raw stack more.
@@ -286,7 +286,7 @@ fn ring() -> *mut c_void {
 }
 
 #[inline(always)]
-fn emit(hot: &mut Hot, record: &mut Record, words: u64, mut wakeup: u64) -> bool {
+pub fn emit(hot: &mut Hot, record: &mut Record, words: u64, mut wakeup: u64) -> bool {
     let size = size_of::<Header>() as u64 + (words & 0x1fff) * 8;
     let most = (size_of::<Header>() + strata_layout::record::MAX_WORDS * 8) as u64;
     let size = if size > most { most } else { size };

@@ -27,6 +27,8 @@ pub enum Command {
     Convert(ConvertArgs),
     /// List the .NET processes of this host, and how strata's bridge in each is
     Ps(PsArgs),
+    /// Show where the threads of a process are right now, blocked ones included
+    Stacks(StacksArgs),
     /// Print the environment variables that make a .NET process load strata's bridge at its start
     Env(EnvArgs),
     /// Say what works on this host, what does not, and what to do about it
@@ -158,6 +160,23 @@ pub struct DoctorArgs {
     #[arg(short, long, value_name = "PID")]
     pub pid: Option<u32>,
     /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Nothing is stopped or signalled. Threads that run at that moment are left out: \
+    `strata record` shows those."
+)]
+pub struct StacksArgs {
+    /// The process
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: u32,
+    /// How to reach into a .NET process for the names of its methods
+    #[arg(long, value_name = "HOW", default_value = "attach")]
+    pub clr: ClrArg,
+    /// Print the stacks as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -10,6 +10,7 @@ mod processes;
 mod ps;
 mod record;
 mod recording;
+mod stacks;
 mod symbols;
 mod tables;
 
@@ -53,6 +54,11 @@ fn main() -> ExitCode {
         Command::Convert(args) => {
             convert::run(&args.input, &args.output, args.format.map(Into::into), args.frames.into())
         }
+        Command::Stacks(args) => stacks::run(&stacks::Question {
+            pid: args.pid,
+            managed: args.clr.into(),
+            json: args.json,
+        }),
         Command::Env(args) => managed::start::print(&args.directory, args.form.into(), args.musl),
         Command::Ps(args) => ps::run(args.json),
         Command::Doctor(args) => {
@@ -131,7 +137,8 @@ fn record(args: RecordArgs) -> Result<i32> {
 
 /// Loads the programs as a recording would, for `doctor`.
 fn probe() -> Result<String, String> {
-    let settings = Settings { max_frames: 1024, ring_bytes: 1 << 20, frequency: 97 };
+    let settings =
+        Settings { max_frames: 1024, ring_bytes: 1 << 20, frequency: 97, threads_of: None };
     let programs = Programs::load(settings).map_err(|error| error.to_string())?;
     Ok(format!("loaded for {} CPUs", programs.cpus().len()))
 }

@@ -146,6 +146,20 @@ impl Engine {
         Ok(self.programs.start()?)
     }
 
+    /// Loads what a process's stacks need before it was sampled, and looks for its runtime.
+    pub fn prepare(&mut self, pid: u32) {
+        self.loading.need(&self.table, pid);
+        self.dirty.insert(pid);
+        self.look_for_runtime(pid);
+        self.turn();
+    }
+
+    /// Whether all that [`Self::prepare`] has asked for is there.
+    pub fn is_prepared(&self, pid: u32) -> bool {
+        let Some(process) = self.table.get(pid) else { return true };
+        self.store.is_published(pid) && !self.managed.is_attaching(process.image)
+    }
+
     /// Readable when processes have changed.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         self.sideband.fd()

@@ -8,14 +8,14 @@ use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError
 use aya::programs::perf_event::{
     PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
 };
-use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
-use aya::{Ebpf, EbpfLoader, Pod};
+use aya::programs::{Iter, PerfEvent, Program, ProgramError, RawTracePoint};
+use aya::{Btf, Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
 use strata_layout::rule::{MAX_RULES, Rule};
 use strata_layout::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
 
 use super::memory::MapMemory;
-use super::type_info::KernelTypes;
+use super::type_info::{KernelTypes, TypeError};
 
 /// The programs, built from `ebpf/programs` and kept beside their source.
 static OBJECT: &[u8] =
@@ -62,6 +62,14 @@ pub enum LoadError {
     Missing(&'static str),
     #[error("the BPF object `{path}` (from {OBJECT_VARIABLE}) cannot be read")]
     Object { path: String, source: io::Error },
+    #[error("the kernel's types cannot be read")]
+    Types(#[source] aya::BtfError),
+    #[error(transparent)]
+    Fields(#[from] TypeError),
+    #[error("threads cannot be walked")]
+    Walk(#[source] aya::programs::links::LinkError),
+    #[error("walking threads failed: {0}")]
+    Pass(#[source] io::Error),
     #[error("the online CPUs cannot be read from {0}")]
     Cpus(String),
 }
@@ -74,6 +82,8 @@ pub struct Settings {
     pub ring_bytes: u32,
     /// Samples per second and CPU.
     pub frequency: u64,
+    /// Whose threads are to be walked ([`Programs::walk_threads`]).
+    pub threads_of: Option<u32>,
 }
 
 #[repr(transparent)]
@@ -126,7 +136,17 @@ impl Programs {
                 0
             }
         };
-        let mut ebpf = EbpfLoader::new()
+        let walker = settings.threads_of.map(Walker::of).transpose()?;
+        let mut loader = EbpfLoader::new();
+        if let Some(walker) = &walker {
+            loader
+                .override_global("WANTED_PROCESS", &walker.process, true)
+                .override_global("TASK_TGID", &walker.tgid, true)
+                .override_global("TASK_PID", &walker.pid, true)
+                .override_global("TASK_STATE", &walker.state, true)
+                .override_global("TASK_COMM", &walker.comm, true);
+        }
+        let mut ebpf = loader
             .map_max_entries("SAMPLER_HOT", possible_cpus)
             .map_max_entries("SAMPLER_RECORD", possible_cpus)
             .map_max_entries("SAMPLER_CACHE", possible_cpus)
@@ -139,6 +159,13 @@ impl Programs {
 
         let sampler: &mut PerfEvent = program(&mut ebpf, "sample_cpu")?;
         sampler.load().map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+        if walker.is_some() {
+            let types = Btf::from_sys_fs().map_err(LoadError::Types)?;
+            let threads: &mut Iter = program(&mut ebpf, "walk_threads")?;
+            threads
+                .load("task", &types)
+                .map_err(|source| LoadError::Program { name: "walk_threads", source })?;
+        }
         let lifecycle: &mut RawTracePoint = program(&mut ebpf, "forget_on_exec")?;
         lifecycle
             .load()
@@ -190,6 +217,17 @@ impl Programs {
                 .map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
         }
         Ok(())
+    }
+
+    /// Walks the stacks of all threads of the wanted process that do not run; they come as records.
+    pub fn walk_threads(&mut self) -> Result<(), LoadError> {
+        let named = |source| LoadError::Program { name: "walk_threads", source };
+        let threads: &mut Iter = program(&mut self.ebpf, "walk_threads")?;
+        let link = threads.attach().map_err(named)?;
+        let link = threads.take_link(link).map_err(named)?;
+        let mut pass = link.into_file().map_err(LoadError::Walk)?;
+        // The program runs while its output, which is empty, is read.
+        io::copy(&mut pass, &mut io::sink()).map(drop).map_err(LoadError::Pass)
     }
 
     /// Passes on what the programs have said since the last time.
@@ -250,6 +288,29 @@ impl Programs {
             .filter_map(|cpu| self.hot.get(&cpu, 0).ok())
             .filter_map(|hot| hot.counters.get(counter).copied())
             .sum()
+    }
+}
+
+/// What the thread walker is told before it is loaded.
+struct Walker {
+    process: u32,
+    tgid: u32,
+    pid: u32,
+    state: u32,
+    comm: u32,
+}
+
+impl Walker {
+    fn of(process: u32) -> Result<Self, LoadError> {
+        let types = KernelTypes::read()?;
+        let offset = |field| types.offset_of("task_struct", field);
+        Ok(Self {
+            process,
+            tgid: offset("tgid")?,
+            pid: offset("pid")?,
+            state: offset("__state")?,
+            comm: offset("comm")?,
+        })
     }
 }
 

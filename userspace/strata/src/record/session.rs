@@ -107,6 +107,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
             max_frames: plan.max_frames,
             ring_bytes: ring_bytes(plan.frequency),
             frequency: u64::from(plan.frequency),
+            threads_of: None,
         },
         wanted: wanted(plan),
         keep_timeline: plan.timeline,

@@ -331,6 +331,11 @@ impl Store {
         }
     }
 
+    /// Whether a process's tables are in place.
+    pub fn is_published(&self, pid: u32) -> bool {
+        self.owners.contains_key(&pid)
+    }
+
     /// Notes that a process is being sampled, so that it stays.
     pub fn touch(&mut self, pid: u32, now: Instant) {
         if let Some(owner) = self.owners.get_mut(&pid) {
