@@ -25,6 +25,8 @@ use crate::target::{Status, Target, TargetError};
 const MAX_NAMES: usize = 100_000;
 /// More sockets that might be the target's are not tried.
 const MAX_CANDIDATES: usize = 16;
+/// More of the list of sockets is not read.
+const MAX_SOCKETS_TEXT: usize = 8 << 20;
 /// A runtime that is busy elsewhere does not accept, but its queue is rarely full.
 const CONNECT: Duration = Duration::from_secs(3);
 
@@ -126,8 +128,12 @@ pub fn find(
         Ok(true)
     };
     if !keep(root, exact.as_bytes())? {
-        for name in names(directory.as_fd(), status.inner_pid, deadline) {
-            keep(root, &name)?;
+        // In another time namespace, or restored from a checkpoint, it has another key. So have the
+        // sockets of the dead, but nobody listens on those.
+        let candidates = names(directory.as_fd(), status.inner_pid, deadline);
+        let listening = if candidates.is_empty() { Vec::new() } else { listening(target)? };
+        for name in candidates.iter().filter(|name| listening.contains(name)) {
+            keep(root, name)?;
         }
     }
     match (found.is_empty(), refused, switches.socket_switched_off()) {
@@ -157,6 +163,16 @@ fn names(
         .filter(|name| is_name_of(name, inner_pid))
         .take(MAX_CANDIDATES)
         .collect()
+}
+
+/// File names of the diagnostics sockets that are bound in the target's network namespace.
+fn listening(target: &Target) -> Result<Vec<Vec<u8>>, TargetError> {
+    let text = target.read("net/unix", MAX_SOCKETS_TEXT)?;
+    let names = text.split(|&byte| byte == b'\n').filter_map(|line| {
+        let name = line.rsplit(|&byte| byte == b'/').next()?;
+        name.starts_with(b"dotnet-diagnostic-").then(|| name.to_vec())
+    });
+    Ok(names.collect())
 }
 
 /// A handle of the node, when it is a socket of a user who may be the target; nothing when there

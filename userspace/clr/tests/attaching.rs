@@ -16,7 +16,7 @@ use strata_clr::{
     AttachError, AttachOptions, CLibrary, How, Machine, Session, SessionError, Target, attach,
     attach_to, discover, runtime_version,
 };
-use support::{Clr, Runtime, must_be_root, wait_until};
+use support::{Clr, Runtime, alone, wait_until};
 
 fn options(name: &str) -> AttachOptions {
     let session = SessionOptions { owner_name: name.to_owned(), ..SessionOptions::default() };
@@ -62,7 +62,7 @@ fn lines_with(pid: u32, what: &str) -> usize {
 
 #[test]
 fn methods_of_a_running_program_are_read_and_the_bridge_leaves_again() {
-    must_be_root();
+    let _alone = alone();
     for runtime in Runtime::ALL {
         let mut clr = runtime.start();
         let attached = attach(clr.pid(), &options("test")).unwrap();
@@ -105,7 +105,7 @@ fn methods_of_a_running_program_are_read_and_the_bridge_leaves_again() {
 
 #[test]
 fn addresses_and_il_maps_are_answered() {
-    must_be_root();
+    let _alone = alone();
     for runtime in [Runtime::Core31, Runtime::Net8, Runtime::Net9] {
         let clr = runtime.start();
         let mut session = attach(clr.pid(), &options("test")).unwrap().session;
@@ -144,7 +144,7 @@ fn addresses_and_il_maps_are_answered() {
 
 #[test]
 fn twenty_cycles_leave_no_thread_file_mapping_or_socket_behind() {
-    must_be_root();
+    let _alone = alone();
     for runtime in [Runtime::Core31, Runtime::Net8, Runtime::Net9, Runtime::Net10] {
         let mut clr = runtime.start();
         let pid = clr.pid();
@@ -179,7 +179,7 @@ fn twenty_cycles_leave_no_thread_file_mapping_or_socket_behind() {
 
 #[test]
 fn a_second_strata_is_told_who_reads_the_process() {
-    must_be_root();
+    let _alone = alone();
     let clr = Runtime::Net9.start();
     let first = attach(clr.pid(), &options("the first")).unwrap().session;
     let error = attach(clr.pid(), &options("the second")).unwrap_err();
@@ -195,7 +195,7 @@ fn a_second_strata_is_told_who_reads_the_process() {
 
 #[test]
 fn what_was_written_is_read_after_the_process_was_killed() {
-    must_be_root();
+    let _alone = alone();
     let mut clr = Runtime::Net9.start();
     let mut session = attach(clr.pid(), &options("test")).unwrap().session;
     // The bridge writes; nobody reads.
@@ -224,7 +224,7 @@ fn what_was_written_is_read_after_the_process_was_killed() {
 
 #[test]
 fn in_namespaces_of_another_user_with_a_read_only_root_methods_are_named() {
-    must_be_root();
+    let _alone = alone();
     for runtime in [Runtime::Core31, Runtime::Net9] {
         let arrange = "mount -t tmpfs none /tmp && mount -o remount,bind,ro /";
         let clr = Clr::in_namespaces(runtime, 4321, arrange);
@@ -249,7 +249,7 @@ fn in_namespaces_of_another_user_with_a_read_only_root_methods_are_named() {
 
 #[test]
 fn a_process_that_is_starting_is_attached_to_as_soon_as_it_can_be() {
-    must_be_root();
+    let _alone = alone();
     for _ in 0..5 {
         let clr = Clr::start_with(Runtime::Net9.command(), false);
         wait_until("it maps its runtime", || matches!(discover(clr.pid()), Ok(Some(_))));
@@ -266,7 +266,7 @@ fn a_process_that_is_starting_is_attached_to_as_soon_as_it_can_be() {
 
 #[test]
 fn strata_that_is_killed_leaves_the_process_to_the_next() {
-    must_be_root();
+    let _alone = alone();
     let mut clr = Runtime::Net9.start();
     let first = attach(clr.pid(), &options("the first")).unwrap().session;
     // What the kernel does when an owner dies: it closes the descriptors.
@@ -284,7 +284,7 @@ fn strata_that_is_killed_leaves_the_process_to_the_next() {
 
 #[test]
 fn a_bridge_that_is_leaving_is_waited_for() {
-    must_be_root();
+    let _alone = alone();
     for runtime in [Runtime::Core31, Runtime::Net8, Runtime::Net9] {
         let clr = runtime.start();
         let mut session = attach(clr.pid(), &options("test")).unwrap().session;
@@ -300,7 +300,7 @@ fn a_bridge_that_is_leaving_is_waited_for() {
 
 #[test]
 fn the_version_of_every_runtime_is_known() {
-    must_be_root();
+    let _alone = alone();
     for runtime in Runtime::ALL {
         let clr = runtime.start();
         let asked = runtime_version(&discover(clr.pid()).unwrap().unwrap());
@@ -312,7 +312,7 @@ fn the_version_of_every_runtime_is_known() {
 
 #[test]
 fn programs_for_other_machines_are_refused_with_that_reason() {
-    must_be_root();
+    let _alone = alone();
     let clr = Runtime::Net9.start();
     let mut process = discover(clr.pid()).unwrap().unwrap();
     process.machine = Some(Machine::AARCH64);
@@ -325,7 +325,7 @@ fn programs_for_other_machines_are_refused_with_that_reason() {
 
 #[test]
 fn a_run_of_the_compiler_is_read_to_the_last_of_its_methods() {
-    must_be_root();
+    let _alone = alone();
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let library = strata_clr::install(folder.path(), CLibrary::Glibc).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/Steady.cs");

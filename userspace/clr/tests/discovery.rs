@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use strata_clr::diagnostics::{Diagnostics, DiagnosticsError, HResult};
 use strata_clr::{CLibrary, Deadline, Evidence, Machine, RuntimeVersion, SocketError, discover};
-use support::{Clr, Runtime, must_be_root};
+use support::{Clr, Runtime, alone};
 
 fn soon() -> Deadline {
     Deadline::within(Duration::from_secs(5))
@@ -14,7 +14,7 @@ fn soon() -> Deadline {
 
 #[test]
 fn every_runtime_is_found_with_its_version_and_socket() {
-    must_be_root();
+    let _alone = alone();
     for runtime in Runtime::ALL {
         let clr = runtime.start();
         let start = Instant::now();
@@ -51,7 +51,7 @@ fn every_runtime_is_found_with_its_version_and_socket() {
 
 #[test]
 fn diagnostics_that_are_switched_off_are_the_reason() {
-    must_be_root();
+    let _alone = alone();
     for (runtime, name) in [
         (Runtime::Core31, "COMPlus_EnableDiagnostics"),
         (Runtime::Net9, "DOTNET_EnableDiagnostics"),
@@ -68,7 +68,7 @@ fn diagnostics_that_are_switched_off_are_the_reason() {
 
 #[test]
 fn the_socket_is_looked_for_where_the_process_puts_temporary_files() {
-    must_be_root();
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let real = folder.path().join("real");
     std::fs::create_dir(&real).unwrap();
@@ -81,36 +81,62 @@ fn the_socket_is_looked_for_where_the_process_puts_temporary_files() {
     assert!(Diagnostics::new(&found.target, sockets).process_info(soon()).is_ok());
 }
 
-#[test]
-fn sockets_of_the_dead_under_the_same_number_do_not_stand_in_the_way() {
-    must_be_root();
-    let folder = tempfile::tempdir().unwrap();
-    let mut command = Runtime::Net9.command();
-    command.env("TMPDIR", folder.path());
-    let clr = Clr::start(command);
-    let entries = std::fs::read_dir(folder.path()).unwrap();
-    let paths = entries.map(|entry| entry.unwrap().path());
-    let own = paths.into_iter().find(|path| path.to_str().unwrap().ends_with("-socket")).unwrap();
-    // As in another time namespace: the key is not the start time that is seen from here.
-    let renamed = folder.path().join(format!("dotnet-diagnostic-{}-7777777-socket", clr.pid()));
-    std::fs::rename(own, renamed).unwrap();
-    for key in 1..4 {
-        let name = format!("dotnet-diagnostic-{}-{key}-socket", clr.pid());
-        drop(std::os::unix::net::UnixListener::bind(folder.path().join(name)).unwrap());
+/// The program in a time namespace of its own: it has another start time there, and so another key.
+fn in_another_time(folder: &std::path::Path) -> Clr {
+    let program = Runtime::Net9.command();
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--time", "--boottime", "1000000", "--fork", "--kill-child"]);
+    command.arg(program.get_program()).args(program.get_args()).env("TMPDIR", folder);
+    for (name, value) in program.get_envs() {
+        command.env(name, value.unwrap_or_default());
     }
+    Clr::start(command)
+}
+
+fn leave_dead_sockets(folder: &std::path::Path, pid: u32) {
+    for key in 1..4 {
+        let name = format!("dotnet-diagnostic-{pid}-{key}-socket");
+        drop(std::os::unix::net::UnixListener::bind(folder.join(name)).unwrap());
+    }
+}
+
+#[test]
+fn a_socket_under_another_key_is_told_from_those_of_the_dead() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let clr = in_another_time(folder.path());
+    leave_dead_sockets(folder.path(), clr.pid());
     let found = discover(clr.pid()).unwrap().expect("a CLR");
     let sockets = found.sockets.as_ref().unwrap();
-    assert_eq!(sockets.len(), 4);
+    println!("{sockets:?}");
+    assert_eq!(sockets.len(), 1);
+    assert!(!sockets[0].path.contains(&format!("-{}-", found.target.start_time())));
     assert!(Diagnostics::new(&found.target, sockets).process_info(soon()).is_ok());
 }
 
 #[test]
+fn sockets_of_the_dead_do_not_hide_that_diagnostics_are_off() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Runtime::Net9.command();
+    command.env("TMPDIR", folder.path()).env("DOTNET_EnableDiagnostics", "0");
+    let clr = Clr::start(command);
+    leave_dead_sockets(folder.path(), clr.pid());
+    let found = discover(clr.pid()).unwrap().expect("a CLR");
+    assert!(matches!(found.sockets, Err(SocketError::SwitchedOff(_))));
+}
+
+#[test]
 fn a_stopped_runtime_costs_a_bounded_wait() {
-    must_be_root();
+    let _alone = alone();
     let clr = Runtime::Net9.start();
     let found = discover(clr.pid()).unwrap().expect("a CLR");
     // SAFETY: a signal to a process that this test started.
     unsafe { libc::kill(clr.pid() as i32, libc::SIGSTOP) };
+    let stat = format!("/proc/{}/stat", clr.pid());
+    support::wait_until("it stands still", || {
+        std::fs::read_to_string(&stat).unwrap().contains(") T ")
+    });
     let start = Instant::now();
     let again = discover(clr.pid()).unwrap().expect("a stopped CLR is one");
     let sockets = found.sockets.as_ref().unwrap();
@@ -123,7 +149,7 @@ fn a_stopped_runtime_costs_a_bounded_wait() {
 
 #[test]
 fn the_perf_map_of_a_running_program_can_be_switched_on_and_off() {
-    must_be_root();
+    let _alone = alone();
     for runtime in [Runtime::Net8, Runtime::Net9] {
         let clr = runtime.start();
         let found = discover(clr.pid()).unwrap().expect("a CLR");

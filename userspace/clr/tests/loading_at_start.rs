@@ -13,7 +13,7 @@ use strata_bridge_layout::record::Record;
 use strata_clr::environment::environment;
 use strata_clr::session::{BridgeState, Budget, State, presence};
 use strata_clr::{AttachError, AttachOptions, CLibrary, How, Session, attach, discover, install};
-use support::{Clr, Runtime, must_be_root, wait_until};
+use support::{Clr, Runtime, alone, wait_until};
 
 /// The class of the test profiler in tests/targets/profiler.
 const OTHER: &str = "{7F0A3C52-6B1E-4D0B-9E0A-5D2E1C0B8A11}";
@@ -82,7 +82,7 @@ fn open(clr: &Clr) -> Session {
 
 #[test]
 fn a_process_started_with_strata_is_read_without_being_attached_to() {
-    must_be_root();
+    let _alone = alone();
     for runtime in Runtime::ALL {
         for eager in [false, true] {
             let folder = tempfile::tempdir_in("/tmp").unwrap();
@@ -116,7 +116,7 @@ fn a_process_started_with_strata_is_read_without_being_attached_to() {
 
 #[test]
 fn beside_another_profiler_strata_is_loaded_as_one_that_is_only_told() {
-    must_be_root();
+    let _alone = alone();
     for runtime in [Runtime::Net8, Runtime::Net9, Runtime::Net10] {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let command = with_other(runtime.command(), folder.path());
@@ -146,7 +146,7 @@ fn goes_on_counting(folder: &Path, runtime: Runtime) {
 
 #[test]
 fn strata_attaches_beside_another_profiler_where_the_runtime_can_have_two() {
-    must_be_root();
+    let _alone = alone();
     for runtime in Runtime::ALL {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let mut clr = Clr::start(with_other(runtime.command(), folder.path()));
@@ -175,7 +175,7 @@ fn strata_attaches_beside_another_profiler_where_the_runtime_can_have_two() {
 
 #[test]
 fn strata_that_is_loaded_by_the_environment_detaches_and_is_attached_again() {
-    must_be_root();
+    let _alone = alone();
     for runtime in [Runtime::Core31, Runtime::Net8, Runtime::Net9] {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         let (command, _) = with_strata(runtime.command(), folder.path(), false);
@@ -194,7 +194,7 @@ fn strata_that_is_loaded_by_the_environment_detaches_and_is_attached_again() {
 
 #[test]
 fn profilers_that_are_switched_off_can_still_be_attached() {
-    must_be_root();
+    let _alone = alone();
     let mut command = Runtime::Net9.command();
     command.env("DOTNET_EnableDiagnostics_Profiler", "0");
     let clr = Clr::start(command);

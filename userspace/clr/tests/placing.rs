@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use strata_clr::diagnostics::{ClassId, HResult};
 use strata_clr::loading::{Library, LoadError, load};
 use strata_clr::{Deadline, Patience, PlaceError, Unusable, discover};
-use support::{Clr, Runtime, must_be_root};
+use support::{Clr, Runtime, alone};
 
 const NAME: &str = "libstrata_clr_test_placing.so";
 
@@ -54,7 +54,7 @@ fn leftovers(directory: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_library_is_mapped_by_every_runtime_and_leaves_no_file_behind() {
-    must_be_root();
+    let _alone = alone();
     for runtime in Runtime::ALL {
         let folder = tempfile::tempdir().unwrap();
         let mut command = runtime.command();
@@ -67,7 +67,7 @@ fn a_library_is_mapped_by_every_runtime_and_leaves_no_file_behind() {
 
 #[test]
 fn a_library_is_placed_in_namespaces_of_another_user_with_a_read_only_root() {
-    must_be_root();
+    let _alone = alone();
     for runtime in [Runtime::Core31, Runtime::Net9] {
         let arrange = "mount -t tmpfs none /tmp && mount -o remount,bind,ro /";
         let clr = Clr::in_namespaces(runtime, 4321, arrange);
@@ -82,7 +82,7 @@ fn a_library_is_placed_in_namespaces_of_another_user_with_a_read_only_root() {
 
 #[test]
 fn where_tmp_is_noexec_the_next_place_is_taken() {
-    must_be_root();
+    let _alone = alone();
     let arrange = "mount -t tmpfs -o noexec none /tmp && mount -t tmpfs none /var/tmp \
                    && mount -t tmpfs -o noexec none /dev/shm && mount -o remount,bind,ro /";
     let clr = Clr::in_namespaces(Runtime::Net9, 4321, arrange);
@@ -91,7 +91,7 @@ fn where_tmp_is_noexec_the_next_place_is_taken() {
 
 #[test]
 fn any_writable_mount_will_do_when_the_usual_directories_will_not() {
-    must_be_root();
+    let _alone = alone();
     let arrange = "mount -t tmpfs -o noexec none /tmp && mount -t tmpfs -o noexec none /var/tmp \
                    && mount -t tmpfs -o noexec none /dev/shm && mount -t tmpfs none /srv \
                    && mount -o remount,bind,ro / && cd /";
@@ -101,7 +101,7 @@ fn any_writable_mount_will_do_when_the_usual_directories_will_not() {
 
 #[test]
 fn noexec_everywhere_is_the_reason() {
-    must_be_root();
+    let _alone = alone();
     let arrange = "mount -t tmpfs -o noexec none /tmp && mount -t tmpfs -o noexec none /var/tmp \
                    && mount -t tmpfs -o noexec none /dev/shm && mount -o remount,bind,ro / && cd /";
     let clr = Clr::in_namespaces(Runtime::Net9, 4321, arrange);
@@ -113,19 +113,19 @@ fn noexec_everywhere_is_the_reason() {
 
 #[test]
 fn no_writable_place_at_all_is_the_reason() {
-    must_be_root();
+    let _alone = alone();
     let arrange = "mount -t tmpfs -o noexec none /dev/shm && mount -t tmpfs none /tmp && cd /";
     let clr = Clr::in_namespaces(Runtime::Net9, 4321, arrange);
     // The runtime had to make its socket first.
-    let read_only = "mount -o remount,ro /tmp && mount -o remount,ro /dev/shm \
+    let read_only = "mount -o remount,bind,ro /tmp && mount -o remount,bind,ro,noexec /dev/shm \
                      && mount -o remount,bind,ro /";
     let pid = clr.pid().to_string();
     let done = Command::new("nsenter")
-        .args(["--target", &pid, "--user", "--mount", "--preserve-credentials"])
+        .args(["--target", &pid, "--user", "--mount"])
         .args(["sh", "-c", read_only])
-        .status()
+        .output()
         .unwrap();
-    assert!(done.success());
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let error = attempt(&clr).unwrap_err();
     println!("{error}");
     assert!(matches!(error, LoadError::Place(PlaceError::Nowhere(_))));
@@ -133,7 +133,7 @@ fn no_writable_place_at_all_is_the_reason() {
 
 #[test]
 fn a_full_temporary_directory_is_passed_over() {
-    must_be_root();
+    let _alone = alone();
     let arrange = "mount -t tmpfs -o size=64k none /tmp && mount -t tmpfs none /var/tmp \
                    && (head -c 60000 /dev/zero > /tmp/full; true)";
     let clr = Clr::in_namespaces(Runtime::Net9, 4321, arrange);

@@ -237,6 +237,22 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Held while a test has CLRs that nobody else may attach to: a recording of the whole host attaches to
+/// all. The end-to-end tests hold the same lock.
+pub struct Alone {
+    _lock: fs::File,
+}
+
+pub fn alone() -> Alone {
+    must_be_root();
+    let cache = std::env::var_os("STRATA_CACHE").map(PathBuf::from);
+    let folder = cache.unwrap_or_else(|| workspace().join(".cache")).join("targets");
+    fs::create_dir_all(&folder).unwrap();
+    let lock = fs::File::create(folder.join("machine.lock")).unwrap();
+    lock.lock().unwrap();
+    Alone { _lock: lock }
+}
+
 pub fn must_be_root() {
     assert!(
         rustix::process::geteuid().is_root(),
