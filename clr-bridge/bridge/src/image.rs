@@ -1,12 +1,14 @@
-//! What a module's headers in memory say: how large it is, and whether it holds ReadyToRun code
-//! (ECMA-335 II.25, docs/design/coreclr/botr/readytorun-format.md).
+//! What a module's headers in memory say: how large it is, where its metadata lies, and whether it
+//! holds ReadyToRun code (ECMA-335 II.25, docs/design/coreclr/botr/readytorun-format.md).
 
-/// What is known of a module's image. All zero: nothing.
+/// What is known of a module's image. By default: nothing.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Image {
     /// `SizeOfImage`: how much memory it takes when it is mapped.
     pub size: u32,
     pub ready_to_run: bool,
+    /// The metadata, from its root on. It is there as long as the module.
+    pub metadata: Option<&'static [u8]>,
 }
 
 /// The headers lie in the first page.
@@ -30,12 +32,14 @@ impl Image {
             // SAFETY: `place` found it within a section, which the runtime has mapped.
             Some(unsafe { std::slice::from_raw_parts((base + place) as *const u8, count) })
         };
-        let ready_to_run = || {
-            let cli = bytes_at(headers.cli_header, CLI_HEADER_SIZE)?;
-            let native = number(cli, 64)?;
-            Some(native != 0 && bytes_at(native, RTR.len())? == RTR)
+        let Some(cli) = bytes_at(headers.cli_header, CLI_HEADER_SIZE) else {
+            return Image { size: headers.size, ..Image::default() };
         };
-        Image { size: headers.size, ready_to_run: ready_to_run().unwrap_or(false) }
+        let directory = |at: usize| Some((number(cli, at)?, number(cli, at + 4)? as usize));
+        let metadata = directory(8).and_then(|(rva, size)| bytes_at(rva, size));
+        let native = directory(64).filter(|(rva, _)| *rva != 0);
+        let native = native.and_then(|(rva, _)| bytes_at(rva, RTR.len()));
+        Image { size: headers.size, ready_to_run: native == Some(&RTR), metadata }
     }
 }
 
@@ -112,6 +116,9 @@ mod tests {
         put(section + 16, &0x200u32.to_le_bytes());
         put(section + 20, &0x1000u32.to_le_bytes());
         let data = if flat { 0x1000 } else { 0x2000 };
+        put(data + 8 + 8, &0x2180u32.to_le_bytes());
+        put(data + 8 + 12, &4u32.to_le_bytes());
+        put(data + 0x180, b"BSJB");
         if ready_to_run {
             put(data + 8 + 64, &0x2100u32.to_le_bytes());
             put(data + 0x100, b"RTR\0");
@@ -128,7 +135,8 @@ mod tests {
     fn ready_to_run_code_is_seen_in_both_layouts() {
         for flat in [false, true] {
             let found = read(&library(true, flat), flat);
-            assert_eq!(found, Image { size: 0x4000, ready_to_run: true });
+            assert_eq!((found.size, found.ready_to_run), (0x4000, true));
+            assert_eq!(found.metadata, Some(&b"BSJB"[..]));
             assert!(!read(&library(false, flat), flat).ready_to_run);
         }
     }

@@ -5,6 +5,7 @@
 //! entered afterwards; two threads that do so at once write the same record twice, which says the same.
 
 use crate::com::metadata::Importer;
+use crate::metadata::Metadata;
 use crate::table::{NoMemory, Table};
 
 /// A module as methods need it.
@@ -16,8 +17,8 @@ pub struct Module {
     pub app_domain: usize,
     pub base: usize,
     pub size: u32,
-    /// Counted; given back when the module goes. `None` for a module without metadata.
-    pub importer: Option<Importer>,
+    /// `None` for a module without any.
+    pub metadata: Option<Metadata>,
 }
 
 /// Code that was written to the log.
@@ -91,6 +92,22 @@ impl Known {
         self.modules.push(module);
         self.next_serial += 1;
         Ok((module, true))
+    }
+
+    /// Lets a module's metadata be read through the importer from now on. The importer is not taken
+    /// when there is one already, or no such module: then what is there is the answer.
+    pub fn set_importer(
+        &mut self,
+        id: usize,
+        importer: Importer,
+    ) -> Result<Module, Option<Module>> {
+        let slot = self.module_slots.get(id as u64).ok_or(None)?;
+        let module = self.modules.get_mut(slot as usize).ok_or(None)?;
+        if matches!(module.metadata, Some(Metadata::Importer(_))) {
+            return Err(Some(*module));
+        }
+        module.metadata = Some(Metadata::Importer(importer));
+        Ok(*module)
     }
 
     /// Forgets a module and everything that is of it. Its code is given to `each`, as function and
@@ -174,9 +191,9 @@ impl Known {
         self.dynamic.remove(function as u64)
     }
 
-    /// Every importer, to be given back at the end.
-    pub fn importers(&self) -> impl Iterator<Item = Importer> + '_ {
-        self.modules.iter().filter_map(|module| module.importer)
+    /// What is to be given back at the end.
+    pub fn metadata(&self) -> impl Iterator<Item = &Metadata> {
+        self.modules.iter().filter_map(|module| module.metadata.as_ref())
     }
 }
 
@@ -185,7 +202,7 @@ mod tests {
     use super::*;
 
     fn module(id: usize) -> Module {
-        Module { id, serial: 0, app_domain: 1, base: 0, size: 0, importer: None }
+        Module { id, serial: 0, app_domain: 1, base: 0, size: 0, metadata: None }
     }
 
     #[test]

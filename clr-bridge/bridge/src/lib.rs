@@ -13,6 +13,7 @@
 //! | `session` | what lives from attach to detach |
 //! | `lookup` | the bridge's own thread: obeys the owner, enumerates, answers requests |
 //! | `methods`, `types`, `modules`, `threads`, `domains` | what is told, each in its record |
+//! | `metadata`, `image`, `signature` | a module's own words, read where the runtime mapped them |
 //! | `known` | what was told already |
 //! | `shared` | the shared memory |
 //!
@@ -27,6 +28,7 @@ mod image;
 mod known;
 mod lifecycle;
 mod lookup;
+mod metadata;
 mod methods;
 mod modules;
 mod session;

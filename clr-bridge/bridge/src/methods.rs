@@ -3,17 +3,17 @@
 //! The callbacks that say a method was compiled end here, and so do the enumeration of what was
 //! compiled before and the answers to requests.
 
-use std::ffi::CStr;
-
 use strata_bridge_layout::field::CodeRange;
 use strata_bridge_layout::record::{Method, MethodKind, MethodUnload, Tier};
 
 use crate::com::info::{CodeRange as NativeRange, FunctionInfo};
-use crate::com::metadata::{Importer, row};
+use crate::com::metadata::row;
 use crate::il_maps;
 use crate::known::{Module, Owner};
+use crate::metadata::Metadata;
+use crate::modules;
 use crate::session::Session;
-use crate::text::{Text, valid_part};
+use crate::text::Text;
 use crate::types::{self, MOST_PARAMETERS, ParameterNames};
 
 /// Pieces of one compilation that are told: the runtime splits code in two, hot and cold.
@@ -142,7 +142,7 @@ struct Named {
     module: Module,
     parent: u32,
     signature: &'static [u8],
-    name: &'static CStr,
+    name: &'static str,
     parameters: ParameterNames,
 }
 
@@ -158,14 +158,12 @@ impl Named {
             Some(module) => module,
             None => session.module(info.module)?,
         };
-        let importer = module.importer?;
-        let (start, size) = importer.method_signature(info.token)?;
-        // SAFETY: the blob lies in the module's metadata, and the module is alive while one of
-        // its methods is looked at.
-        let signature = unsafe { blob(start, size) };
+        let module = modules::with_token(session, module, info.token)?;
+        let metadata = module.metadata.as_ref()?;
+        let signature = metadata.method_signature(info.token)?;
         let Owner { token: parent, generic } = match owner {
             Some(owner) => owner,
-            None => find_owner(session, importer, &info)?,
+            None => find_owner(session, metadata, &info)?,
         };
         let mut named = Named {
             function,
@@ -176,7 +174,7 @@ impl Named {
             module,
             parent,
             signature,
-            name: importer.name_in_heap(info.token).unwrap_or(c""),
+            name: metadata.method_name(info.token).unwrap_or_default(),
             parameters: ParameterNames::none(),
         };
         types::tell_all(session, &module, signature, parent);
@@ -185,7 +183,7 @@ impl Named {
         }
         const GENERIC: u8 = 0x10;
         if signature.first().is_some_and(|first| first & GENERIC != 0) {
-            named.parameters.read(importer, info.token);
+            named.parameters.read(metadata, info.token);
             for argument in named.method_arguments() {
                 types::learn_class(session, *argument);
             }
@@ -241,7 +239,7 @@ impl Named {
             } as u8,
             tier: self.tier(ranges) as u8,
             app_domain: self.module.app_domain as u64,
-            name: valid_part(self.name.to_bytes()),
+            name: self.name,
             generic_parameters: self.parameters.list(&mut parameters).into(),
             signature: self.signature,
             class_arguments: of_class.get(..class_arguments.len()).unwrap_or_default().into(),
@@ -273,7 +271,7 @@ impl Named {
 }
 
 /// The type definition that a function belongs to. Code that several classes share has no class.
-fn find_owner(session: &Session, importer: Importer, info: &FunctionInfo) -> Option<Owner> {
+fn find_owner(session: &Session, metadata: &Metadata, info: &FunctionInfo) -> Option<Owner> {
     if info.class != 0
         && let Some(class) = session.info().class_info(info.class, &mut [0; MOST_PARAMETERS])
         && class.module == info.module
@@ -284,7 +282,7 @@ fn find_owner(session: &Session, importer: Importer, info: &FunctionInfo) -> Opt
         let _ = session.known().enter_owner(info.class, owner);
         return Some(owner);
     }
-    Some(Owner { token: importer.method_parent(info.token)?, generic: false })
+    Some(Owner { token: metadata.method_parent(info.token)?, generic: false })
 }
 
 const NO_CODE: CodeRange<'static> = CodeRange { start: 0, size: 0, code: &[] };

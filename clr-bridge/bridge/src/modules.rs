@@ -8,6 +8,7 @@ use crate::com::metadata::{IMPORT2, Importer};
 use crate::domains;
 use crate::image::Image;
 use crate::known::Module;
+use crate::metadata::{Metadata, Tables};
 use crate::session::Session;
 use crate::text::Text;
 
@@ -33,10 +34,6 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
     let mut path = Text::<4096>::new();
     path.push_units(path_units.get(..info.path_units as usize).unwrap_or_default());
 
-    let importer = session.info().module_metadata(id, &IMPORT2).and_then(|interface| {
-        // SAFETY: it was asked for by this interface's identity.
-        unsafe { Importer::new(interface) }
-    });
     let mut name_units = [0u16; 512];
     let length = session.info().assembly_name(info.assembly, &mut name_units).unwrap_or(0);
     let mut assembly = Text::<2048>::new();
@@ -49,7 +46,8 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
 
     // SAFETY: the runtime says that the module's image lies there, mapped or flat.
     let image = unsafe { Image::read(info.base, info.flags & FLAT != 0) };
-    let module = Module { id, serial: 0, app_domain, base: info.base, size: image.size, importer };
+    let metadata = read_metadata(session, id, &image);
+    let module = Module { id, serial: 0, app_domain, base: info.base, size: image.size, metadata };
     let mut flags = 0;
     for (set, flag) in [
         (info.flags & DYNAMIC != 0, module_flag::DYNAMIC),
@@ -66,7 +64,7 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
         app_domain: app_domain as u64,
         base: info.base as u64,
         size: image.size,
-        mvid: importer.and_then(Importer::mvid).unwrap_or_default(),
+        mvid: metadata.as_ref().and_then(Metadata::mvid).unwrap_or_default(),
         flags,
         assembly: assembly.as_str(),
         path: path.as_str(),
@@ -76,19 +74,50 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
         Ok((module, true)) => Some(module),
         // Another thread was faster, or there is no memory: the reference is not kept.
         Ok((module, false)) => {
-            release(importer);
+            release(metadata);
             Some(module)
         }
         Err(_) => {
-            release(importer);
+            release(metadata);
             None
         }
     }
 }
 
-fn release(importer: Option<Importer>) {
-    if let Some(importer) = importer {
-        importer.release();
+/// The metadata: from the image where that can be read, else from the runtime.
+fn read_metadata(session: &Session, id: usize, image: &Image) -> Option<Metadata> {
+    match image.metadata.and_then(Tables::parse) {
+        Some(tables) => Some(Metadata::Mapped(tables)),
+        None => import(session, id).map(Metadata::Importer),
+    }
+}
+
+fn import(session: &Session, id: usize) -> Option<Importer> {
+    let interface = session.info().module_metadata(id, &IMPORT2)?;
+    // SAFETY: it was asked for by this interface's identity.
+    unsafe { Importer::new(interface) }
+}
+
+/// The module with metadata that has this token. What its image does not have was added while it
+/// runs (by another profiler, by an edit), and its metadata is writable by then anyway.
+pub fn with_token(session: &Session, module: Module, token: u32) -> Option<Module> {
+    if module.metadata.as_ref()?.has(token) {
+        return Some(module);
+    }
+    let importer = import(session, module.id)?;
+    let entered = session.known().set_importer(module.id, importer);
+    match entered {
+        Ok(module) => Some(module),
+        Err(there) => {
+            importer.release();
+            there.filter(|module| module.metadata.as_ref().is_some_and(|found| found.has(token)))
+        }
+    }
+}
+
+fn release(metadata: Option<Metadata>) {
+    if let Some(metadata) = metadata {
+        metadata.release();
     }
 }
 
@@ -99,6 +128,6 @@ pub fn tell_end(session: &Session, id: usize) {
     });
     if let Some(gone) = gone {
         session.write(&ModuleUnload { module: id as u64 });
-        release(gone.importer);
+        release(gone.metadata);
     }
 }

@@ -235,8 +235,8 @@ impl Session {
 
     /// Gives everything of the runtime's back. Nobody uses the session any more.
     pub fn release(&self) {
-        for importer in self.known().importers() {
-            importer.release();
+        for metadata in self.known().metadata() {
+            metadata.release();
         }
         self.info.release();
     }

@@ -2,11 +2,13 @@
 
 use strata_bridge_layout::record::Type;
 
-use crate::com::metadata::{Importer, TYPE_DEF, TYPE_REF, TYPE_SPEC, row, table};
+use crate::com::metadata::{TYPE_DEF, TYPE_REF, TYPE_SPEC, row, table};
 use crate::known::Module;
+use crate::metadata::Metadata;
+use crate::modules;
 use crate::session::Session;
 use crate::signature;
-use crate::text::{Text, valid_part};
+use crate::text::Text;
 
 /// Type names in metadata have at most 1,023 characters (corhdr.h, MAX_CLASS_NAME); nested ones
 /// are several of them.
@@ -32,22 +34,24 @@ impl ParameterNames {
         ParameterNames { text: Text::new(), ends: [0; MOST_PARAMETERS], count: 0 }
     }
 
-    pub fn read(&mut self, importer: Importer, owner: u32) {
-        let mut tokens = [0u32; MOST_PARAMETERS];
-        let found = importer.generic_parameters(owner, &mut tokens);
-        for position in 0..found {
-            // They mostly come in order, and are asked for in any.
-            for token in tokens.iter().take(found).cycle().skip(position).take(found) {
-                let Some((at, name)) = importer.generic_parameter(*token) else { continue };
-                if at as usize == position {
-                    self.text.push(valid_part(name.to_bytes()));
-                    break;
-                }
+    pub fn read(&mut self, metadata: &Metadata, owner: u32) {
+        // They mostly come in order; one that does not is left for the next turn.
+        for _ in 0..MOST_PARAMETERS {
+            let before = self.count;
+            metadata.generic_parameters(owner, |position, name| self.add(position, name));
+            if self.count == before {
+                return;
             }
-            if let Some(end) = self.ends.get_mut(position) {
-                *end = self.text.len() as u16;
-                self.count = position + 1;
-            }
+        }
+    }
+
+    fn add(&mut self, position: u32, name: &str) {
+        if position as usize == self.count
+            && let Some(end) = self.ends.get_mut(self.count)
+        {
+            self.text.push(name);
+            *end = self.text.len() as u16;
+            self.count += 1;
         }
     }
 
@@ -101,7 +105,8 @@ fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) {
     if row(token) == 0 || session.known().has_type(module.serial, token) {
         return;
     }
-    let (Some(importer), Some(depth)) = (module.importer, depth.checked_sub(1)) else {
+    let Some(module) = modules::with_token(session, *module, token) else { return };
+    let (Some(metadata), Some(depth)) = (&module.metadata, depth.checked_sub(1)) else {
         return;
     };
     let mut name = TypeText::new();
@@ -109,23 +114,21 @@ fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) {
     let mut blob: &[u8] = &[];
     match table(token) {
         TYPE_SPEC => {
-            let Some((start, size)) = importer.type_spec(token) else { return };
-            // SAFETY: the blob lies in the module's metadata, and the module is alive while one
-            // of its methods is looked at.
-            blob = unsafe { std::slice::from_raw_parts(start, size as usize) };
+            let Some(found) = metadata.type_spec(token) else { return };
+            blob = found;
             signature::tokens_of_type(blob, &mut |inner| {
-                tell_to(session, module, inner, depth);
+                tell_to(session, &module, inner, depth);
             });
         }
         TYPE_DEF => {
-            full_name(importer, token, &mut name);
+            full_name(metadata, token, &mut name);
             // Compilers mark generic types in their names (ECMA-335 I.10.7.2), and so not asking
             // is well worth it.
             if name.as_str().contains('`') {
-                parameters.read(importer, token);
+                parameters.read(metadata, token);
             }
         }
-        TYPE_REF => full_name(importer, token, &mut name),
+        TYPE_REF => full_name(metadata, token, &mut name),
         _ => return,
     }
     let mut list = [""; MOST_PARAMETERS];
@@ -141,7 +144,7 @@ fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) {
 }
 
 /// `Namespace.Outer+Inner` of a type definition or reference.
-fn full_name(importer: Importer, token: u32, name: &mut TypeText) {
+fn full_name(metadata: &Metadata, token: u32, name: &mut TypeText) {
     let mut token = token;
     for depth in 0..DEEPEST_NESTING {
         if depth > 0 {
@@ -149,18 +152,19 @@ fn full_name(importer: Importer, token: u32, name: &mut TypeText) {
         }
         let (part, outer) = match table(token) {
             TYPE_DEF => {
-                let Some((part, nested)) = importer.type_def(token) else { return };
-                (part, if nested { importer.enclosing_type(token) } else { None })
+                let Some(found) = metadata.type_def(token) else { return };
+                (found.name, if found.nested { metadata.enclosing_type(token) } else { None })
             }
             _ => {
-                let Some((part, scope)) = importer.type_ref(token) else { return };
-                (part, (table(scope) == TYPE_REF && row(scope) != 0).then_some(scope))
+                let Some(found) = metadata.type_ref(token) else { return };
+                let nested = table(found.scope) == TYPE_REF && row(found.scope) != 0;
+                (found.name, nested.then_some(found.scope))
             }
         };
-        name.prepend(valid_part(part.name.to_bytes()));
+        name.prepend(part.name);
         if !part.namespace.is_empty() {
             name.prepend(".");
-            name.prepend(valid_part(part.namespace.to_bytes()));
+            name.prepend(part.namespace);
         }
         match outer {
             Some(outer) => token = outer,
@@ -194,10 +198,11 @@ fn value_type(session: &Session, class: usize, depth: u32, text: &mut TypeText) 
     let mut arguments = [0usize; MOST_PARAMETERS];
     let info = session.info().class_info(class, &mut arguments)?;
     let module = session.module(info.module)?;
-    let importer = module.importer?;
+    let module = modules::with_token(session, module, info.token)?;
+    let metadata = module.metadata.as_ref()?;
     let mut base = TypeText::new();
-    full_name(importer, importer.base_type(info.token)?, &mut base);
-    full_name(importer, info.token, text);
+    full_name(metadata, metadata.type_def(info.token)?.extends, &mut base);
+    full_name(metadata, info.token, text);
     let is_value = match base.as_str() {
         "System.Enum" => true,
         "System.ValueType" => text.as_str() != "System.Enum",

@@ -1,7 +1,6 @@
 //! The metadata of one module: `IMetaDataImport2` and `IMetaDataTables` (cor.h).
 //!
-//! The importer answers in UTF-16 that it makes anew each time, the tables hand out the UTF-8 that is
-//! there: a type's name costs a third of a microsecond instead of three. Slot numbers follow the
+//! For modules whose metadata is not in an image ([`crate::metadata`]). Slot numbers follow the
 //! declarations in cor.h: `IMetaDataImport` has slots 3 to 64, `IMetaDataImport2` 65 to 72,
 //! `IMetaDataTables` 3 to 21.
 
@@ -135,11 +134,12 @@ impl Importer {
         Some((TypeName { namespace, name }, scope))
     }
 
-    /// The signature of a method definition. It lives as long as its module.
-    pub fn method_signature(self, token: u32) -> Option<(*const u8, u32)> {
+    /// The signature of a method definition.
+    pub fn method_signature(self, token: u32) -> Option<&'static [u8]> {
         let (mut signature, mut size) = (std::ptr::null(), 0);
         self.method(token, std::ptr::null_mut(), &mut signature, &mut size)?;
-        Some((signature, size))
+        // SAFETY: as in `blob`.
+        unsafe { blob(signature, size) }
     }
 
     /// The type that a method definition belongs to: a search through the table of types.
@@ -187,12 +187,16 @@ impl Importer {
         (result >= 0).then_some(())
     }
 
-    /// The blob of a type specification. It lives as long as its module.
-    pub fn type_spec(self, token: u32) -> Option<(*const u8, u32)> {
-        let (mut blob, mut size) = (std::ptr::null(), 0);
+    /// The blob of a type specification.
+    pub fn type_spec(self, token: u32) -> Option<&'static [u8]> {
+        let (mut start, mut size) = (std::ptr::null(), 0);
         let result =
-            call!(self.import, 44, (u32, *mut *const u8, *mut u32), token, &mut blob, &mut size);
-        (result >= 0 && !blob.is_null()).then_some((blob, size))
+            call!(self.import, 44, (u32, *mut *const u8, *mut u32), token, &mut start, &mut size);
+        if result < 0 {
+            return None;
+        }
+        // SAFETY: as in `blob`.
+        unsafe { blob(start, size) }
     }
 
     /// The name of a definition as it stands in the string heap: UTF-8, for a type without its
@@ -248,6 +252,19 @@ impl Importer {
         let name = self.string(self.column(GENERIC_PARAM_TABLE, 3, row(token))?)?;
         Some((position, name))
     }
+}
+
+/// A blob in the module's heap.
+///
+/// # Safety
+/// `start` is null, or `size` bytes from there are the module's, which is alive while one of its
+/// methods is looked at. The caller copies at once.
+unsafe fn blob(start: *const u8, size: u32) -> Option<&'static [u8]> {
+    if start.is_null() {
+        return None;
+    }
+    // SAFETY: passed on from the caller.
+    Some(unsafe { std::slice::from_raw_parts(start, size as usize) })
 }
 
 fn length<T>(slice: &[T]) -> u32 {
