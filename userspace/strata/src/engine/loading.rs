@@ -349,7 +349,7 @@ impl Loading {
         let mut code: Vec<Stretch> = Vec::with_capacity(mappings.len());
         for (index, mapping) in mappings.iter().enumerate() {
             let table = match mapping.backing {
-                Backing::Anonymous => {
+                Backing::Anonymous | Backing::Runtime => {
                     let before = code.last().map_or(0, |stretch| stretch.end);
                     let after = mappings.get(index + 1).map_or(u64::MAX, |next| next.start);
                     let (start, end) = area_of(mapping, before, after);

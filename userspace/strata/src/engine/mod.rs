@@ -24,7 +24,7 @@ use crate::kernel::introspect::{self, ProgramUse};
 use crate::kernel::loader::{LoadError, Programs, Settings};
 use crate::kernel::perf_record::Timed;
 use crate::kernel::sideband::Sideband;
-use crate::managed::{self, Managed};
+use crate::managed::{self, Managed, bridge::tells_a_runtime};
 use crate::processes::container::Groups;
 use crate::processes::scan;
 use crate::processes::table::{Backing, Change, Mapping, ProcessTable};
@@ -263,9 +263,16 @@ impl Engine {
     }
 
     fn look_at_mapping(&mut self, pid: u32, mapping: &Mapping) {
-        let Backing::File(file) = mapping.backing else { return };
-        if let (Some(process), Some(file)) = (self.table.get(pid), self.table.files.get(file)) {
-            self.managed.mapped(pid, process.image, &file.path);
+        let Some(process) = self.table.get(pid) else { return };
+        let tells = match mapping.backing {
+            Backing::Runtime => true,
+            Backing::File(file) => {
+                self.table.files.get(file).is_some_and(|file| tells_a_runtime(&file.path))
+            }
+            Backing::Anonymous | Backing::Vdso => false,
+        };
+        if tells {
+            self.managed.found(pid, process.image);
         }
     }
 

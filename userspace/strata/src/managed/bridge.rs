@@ -26,7 +26,7 @@ const READS: usize = 16;
 /// Whether only a .NET process maps a file of this name.
 pub fn tells_a_runtime(path: &[u8]) -> bool {
     let name = path.strip_suffix(b" (deleted)").unwrap_or(path);
-    name.ends_with(b"/libcoreclr.so") || name.starts_with(b"/memfd:doublemapper")
+    name.ends_with(b"/libcoreclr.so")
 }
 
 /// What came of reaching into a process.

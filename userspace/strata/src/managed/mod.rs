@@ -113,15 +113,9 @@ impl Managed {
         }
     }
 
-    /// A process that is recorded has mapped this file: what only a .NET process maps makes it one.
-    pub fn mapped(&mut self, pid: u32, image: ImageId, path: &[u8]) {
-        if self.policy != Policy::Off && bridge::tells_a_runtime(path) {
-            self.wanted(pid, image);
-        }
-    }
-
-    fn wanted(&mut self, pid: u32, image: ImageId) {
-        if self.targets.contains_key(&image) {
+    /// A process that is recorded turns out to be a .NET process.
+    pub fn found(&mut self, pid: u32, image: ImageId) {
+        if self.policy == Policy::Off || self.targets.contains_key(&image) {
             return;
         }
         self.left(pid);

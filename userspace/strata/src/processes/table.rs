@@ -20,8 +20,17 @@ pub enum Backing {
     File(FileId),
     /// Code without a file: made at run time.
     Anonymous,
+    /// The same, in memory that only .NET maps so (its "doublemapper").
+    Runtime,
     /// The kernel's own page for user mode.
     Vdso,
+}
+
+impl Backing {
+    /// Whether it is code made at run time.
+    pub fn is_generated(self) -> bool {
+        matches!(self, Self::Anonymous | Self::Runtime)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +115,8 @@ impl Space {
 /// JIT compilers change protections page by page; neighbours without a file are one.
 fn join_anonymous(mappings: &mut Vec<Mapping>) {
     mappings.dedup_by(|next, kept| {
-        let joined = kept.backing == Backing::Anonymous
-            && next.backing == Backing::Anonymous
-            && kept.end == next.start;
+        let joined =
+            kept.backing.is_generated() && kept.backing == next.backing && kept.end == next.start;
         if joined {
             kept.end = next.end;
         }
@@ -215,6 +223,7 @@ impl ProcessTable {
         match path {
             b"[vdso]" => Some(Backing::Vdso),
             b"[vsyscall]" | b"[uprobes]" => None,
+            _ if path.starts_with(b"/memfd:doublemapper") => Some(Backing::Runtime),
             _ if is_generated_code(path) => Some(Backing::Anonymous),
             _ => Some(Backing::File(self.files.intern(inode, path))),
         }
@@ -281,13 +290,11 @@ impl ProcessTable {
     }
 }
 
-/// Paths under which run-time code appears: anonymous memory, and memory files that JIT
-/// compilers map twice (.NET's is called "doublemapper").
+/// Paths under which run-time code appears.
 fn is_generated_code(path: &[u8]) -> bool {
     path.is_empty()
         || !path.starts_with(b"/")
         || path.starts_with(b"//anon")
-        || path.starts_with(b"/memfd:doublemapper")
         || path.starts_with(b"/dev/zero")
         || path.starts_with(b"/SYSV")
 }

@@ -57,7 +57,7 @@ impl Place {
         let inside = address - mapping.start;
         match mapping.backing {
             Backing::File(file) => Self::File { file, offset: mapping.offset.wrapping_add(inside) },
-            Backing::Anonymous => Self::Generated { image, address, era },
+            Backing::Anonymous | Backing::Runtime => Self::Generated { image, address, era },
             Backing::Vdso => Self::Vdso(inside),
         }
     }
