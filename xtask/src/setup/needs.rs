@@ -22,6 +22,11 @@ pub const RECORD: &[Need] = &[
         found: Found::File("/usr/include/zlib.h"),
         packages: &["zlib1g-dev"],
     },
+    Need {
+        why: "links the bridge for .NET processes on musl, and programs to profile",
+        found: Found::Programs(&["musl-gcc"]),
+        packages: &["musl-tools"],
+    },
 ];
 
 pub const BPF: &[Need] = &[
@@ -54,11 +59,6 @@ pub const BPF: &[Need] = &[
 
 pub const TEST: &[Need] = &[
     Need { why: "C++ programs to profile", found: Found::Programs(&["c++"]), packages: &["g++"] },
-    Need {
-        why: "programs to profile that are linked to musl",
-        found: Found::Programs(&["musl-gcc"]),
-        packages: &["musl-tools"],
-    },
     Need {
         why: "Go and cgo programs to profile, `go tool pprof` as a second reader",
         found: Found::Programs(&["go"]),

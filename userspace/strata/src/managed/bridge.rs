@@ -33,7 +33,14 @@ pub fn tells_a_runtime(path: &[u8]) -> bool {
 pub struct Arrival {
     pub pid: u32,
     pub image: ImageId,
-    pub outcome: Result<Box<Bridge>, String>,
+    pub outcome: Result<Box<Bridge>, Refusal>,
+}
+
+/// Why a process has no bridge.
+pub struct Refusal {
+    pub why: String,
+    /// Its runtime writes a perf map instead, until it is told to stop.
+    pub writes_perf_map: bool,
 }
 
 /// Attaching, on a few threads.
@@ -64,14 +71,16 @@ impl Bridges {
         {
             let sender = self.sender.clone();
             let reach = move || {
-                let outcome = reach(pid, attach).map(Box::new).map_err(|error| error.to_string());
+                let outcome =
+                    reach(pid, attach).map(Box::new).map_err(|error| instead(pid, attach, &error));
                 // Nobody listens when the recording has ended meanwhile.
                 let _ = sender.send(Arrival { pid, image, outcome });
             };
             match std::thread::Builder::new().name("attach".into()).spawn(reach) {
                 Ok(_) => self.running += 1,
                 Err(error) => {
-                    let outcome = Err(format!("no thread to attach with: {error}"));
+                    let why = format!("no thread to attach with: {error}");
+                    let outcome = Err(Refusal { why, writes_perf_map: false });
                     let _ = self.sender.send(Arrival { pid, image, outcome });
                     self.running += 1;
                 }
@@ -111,6 +120,29 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
             }
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Where the bridge may not be loaded, a runtime that can is told to write a perf map.
+fn instead(pid: u32, attach: bool, error: &AttachError) -> Refusal {
+    let writes_perf_map = attach
+        && !matches!(error, AttachError::NotClr | AttachError::Target(_))
+        && strata_clr::discover(pid)
+            .ok()
+            .flatten()
+            .filter(|process| process.version.is_none_or(|v| v.has_perf_map_command()))
+            .is_some_and(|process| strata_clr::enable_perf_map(&process).is_ok());
+    Refusal { why: error.to_string(), writes_perf_map }
+}
+
+/// Tells a runtime to stop writing its perf map.
+pub fn stop_perf_map(pid: u32) {
+    let stopped = strata_clr::discover(pid)
+        .ok()
+        .flatten()
+        .map(|process| strata_clr::disable_perf_map(&process));
+    if let Some(Err(error)) = stopped {
+        tracing::debug!(pid, %error, "a runtime goes on writing its perf map");
     }
 }
 

@@ -30,7 +30,7 @@ use crate::processes::table::ImageId;
 use crate::recording::aggregate::Aggregate;
 use crate::recording::place::Place;
 use crate::tables::store::Store;
-use bridge::{Arrival, Bridge, Bridges};
+use bridge::{Arrival, Bridge, Bridges, Refusal};
 use runtime::Runtime;
 use units::Units;
 
@@ -50,7 +50,7 @@ enum State {
     Attaching,
     Attached(Box<Bridge>),
     /// Not reached, and why.
-    Refused(String),
+    Refused(Refusal),
     /// It was there; the process or the recording has ended.
     Ended,
 }
@@ -168,9 +168,9 @@ impl Managed {
                     tracing::info!(pid, "the bridge is in place");
                     State::Attached(bridge)
                 }
-                Err(why) => {
-                    tracing::info!(pid, %why, "no bridge in a .NET process");
-                    State::Refused(why)
+                Err(refusal) => {
+                    tracing::info!(pid, why = %refusal.why, "no bridge in a .NET process");
+                    State::Refused(refusal)
                 }
             };
         }
@@ -285,6 +285,15 @@ impl Managed {
         self.detached += bridge::detach_all(leaving);
     }
 
+    /// When everything is named: what runtimes were told to write, they need not write any more.
+    pub fn release(&self) {
+        for target in self.targets.values() {
+            if let State::Refused(Refusal { writes_perf_map: true, .. }) = target.state {
+                bridge::stop_perf_map(target.pid);
+            }
+        }
+    }
+
     pub fn totals(&self) -> Totals {
         let mut totals = Totals {
             attached: self.attached,
@@ -295,8 +304,10 @@ impl Managed {
         for target in self.targets.values() {
             totals.methods += target.runtime.methods() as u64;
             totals.lost += target.lost + target.runtime.refused + target.runtime.code.refused;
-            if let State::Refused(why) = &target.state {
-                totals.refused.push((target.pid, why.clone()));
+            if let State::Refused(refusal) = &target.state {
+                let map =
+                    if refusal.writes_perf_map { "; its perf map is read instead" } else { "" };
+                totals.refused.push((target.pid, format!("{}{map}", refusal.why)));
             }
         }
         totals

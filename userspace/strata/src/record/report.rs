@@ -172,19 +172,21 @@ impl Report<'_> {
         if totals.attached == 0 && totals.refused.is_empty() {
             return Ok(());
         }
-        let still = totals.loaded.saturating_sub(totals.detached);
-        writeln!(
-            out,
-            "\n.NET: {} methods of {} process{}{}",
-            grouped(totals.methods),
-            grouped(totals.attached),
-            if totals.attached == 1 { "" } else { "es" },
-            if still == 0 {
-                ", none is still attached".to_owned()
-            } else {
-                format!(", {} ended or did not let go in time", grouped(still))
-            },
-        )?;
+        let processes = |count: u64| match count {
+            1 => "1 process".to_owned(),
+            count => format!("{} processes", grouped(count)),
+        };
+        let mut line =
+            format!(".NET: {} methods of {}", grouped(totals.methods), processes(totals.attached));
+        if totals.loaded > 0 {
+            let gone = totals.loaded.saturating_sub(totals.detached);
+            line += &format!("; attached to {}", grouped(totals.loaded));
+            line += &format!(", detached from {}", grouped(totals.detached));
+            if gone > 0 {
+                line += &format!(" ({} ended first, or did not let go in time)", grouped(gone));
+            }
+        }
+        writeln!(out, "\n{line}")?;
         for (pid, why) in totals.refused.iter().take(MOST) {
             writeln!(out, "  process {pid} has no managed names: {}", sanitize_for_terminal(why))?;
         }

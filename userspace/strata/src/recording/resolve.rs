@@ -46,6 +46,7 @@ pub fn profile(
 ) -> (Profile, Shortfalls) {
     let mut shortfalls = Shortfalls::default();
     let names = resolve_all(engine, &mut shortfalls, &mut progress);
+    engine.managed.release();
     (build(engine, circumstances, &names), shortfalls)
 }
 

@@ -72,13 +72,15 @@ pub struct Generated {
     /// Why there is no perf map, with the path that was tried.
     pub no_perf_map: Option<String>,
     pub jitdump: Option<String>,
+    /// strata may ask the runtime itself.
+    pub attachable: bool,
     /// What to do for names.
     pub fix: String,
 }
 
 impl Generated {
     pub fn has_names(&self) -> bool {
-        self.perf_map.is_some() || self.jitdump.is_some()
+        self.attachable || self.perf_map.is_some() || self.jitdump.is_some()
     }
 }
 
@@ -96,6 +98,7 @@ pub fn examine(
         return None;
     }
     let runtime = runtime_of(mappings);
+    let refusal = (runtime == Runtime::DotNet).then(|| attaching(process.pid));
     let (perf_map, no_perf_map) = match perf_map(service, process, inner_pid) {
         Ok(found) => (Some(found), None),
         Err(why) => (None, Some(why)),
@@ -107,8 +110,24 @@ pub fn examine(
         perf_map,
         no_perf_map,
         jitdump: jitdump.map(|mapping| printable(&mapping.path)),
-        fix: runtime.naming(process.pid, inner_pid),
+        attachable: matches!(refusal, Some(Ok(()))),
+        fix: match refusal {
+            Some(Err(why)) => format!(
+                "strata cannot attach: {why}. Or {}",
+                runtime.naming(process.pid, inner_pid)
+            ),
+            _ => runtime.naming(process.pid, inner_pid),
+        },
     })
+}
+
+/// Whether strata may attach to a .NET process, as far as that is known without trying.
+fn attaching(pid: u32) -> Result<(), String> {
+    match strata_clr::discover(pid) {
+        Ok(Some(process)) => crate::ps::refusal(&process).map_or(Ok(()), Err),
+        Ok(None) => Err("its runtime cannot be found".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// Pages the kernel puts into every process.
