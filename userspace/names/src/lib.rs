@@ -1,2 +1,32 @@
 //! Turns the names that the CLR's metadata holds into the names that people wrote.
+//!
+//! Code map:
+//! - [`frame`]: a method's name as a flame graph shows it, from everything that is known of it
+//! - [`path`]: type names, and what a compiler made each of their parts for
+//! - [`member`]: method names: accessors, lambdas, local functions, constructors
+//! - [`operators`]: what `op_Addition` was in the source
+//! - [`type_text`]: type names with arguments, as the runtime writes them
+//! - [`signature`]: signature blobs to text
+//! - [`hiding`]: which frames are plumbing, and which of them are one for a reader
+//!
+//! Invariant: all input is hostile. Nothing panics, and every text that comes out has at most
+//! [`MAX_NAME_BYTES`] and no character that moves a cursor or changes the direction of writing.
+
 #![forbid(unsafe_code)]
+
+mod arguments;
+mod brackets;
+mod frame;
+mod hiding;
+mod inert;
+mod member;
+mod operators;
+mod path;
+pub mod signature;
+mod type_text;
+
+pub use frame::{FrameName, Kind, RawMethod, frame_name, with_signature};
+pub use hiding::{Shown, folds, plumbing};
+pub use inert::MAX_NAME_BYTES;
+pub use signature::{Signature, TypeNames};
+pub use type_text::type_name;

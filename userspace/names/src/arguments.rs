@@ -1,0 +1,68 @@
+//! Generic arguments as they are shown, and which part of a name they belong to.
+
+use std::ops::Range;
+
+use crate::inert::push;
+use crate::path::Segment;
+use crate::type_text;
+
+/// What the runtime passes for any reference type.
+pub(crate) const SHARED: &str = "System.__Canon";
+/// More arguments are not shown. The longest function type of the framework has 17.
+const MOST: usize = 64;
+
+/// One text for each argument: of a shared one the name that its parameter was declared with.
+pub(crate) fn shown<T: AsRef<str>>(arguments: &[T], parameters: &[T]) -> Vec<String> {
+    (0..arguments.len().max(parameters.len()).min(MOST))
+        .map(|position| match arguments.get(position).map(T::as_ref) {
+            Some(argument) if !argument.is_empty() && argument != SHARED => {
+                type_text::clean(argument)
+            }
+            _ => match parameters.get(position).map(T::as_ref) {
+                Some(name) if !name.is_empty() => declared(name),
+                _ => format!("T{position}"),
+            },
+        })
+        .collect()
+}
+
+/// The name of a parameter in the source.
+fn declared(name: &str) -> String {
+    // VB copies the parameters of a method to the types it makes for it, as "SM$T" and "$CLS0"
+    // (Roslyn, VisualBasic/Portable/Symbols/SynthesizedSymbols/GeneratedNameConstants.vb).
+    if let Some(number) = name.strip_prefix("$CLS") {
+        return format!("T{number}");
+    }
+    name.strip_prefix("SM$").unwrap_or(name).to_string()
+}
+
+/// Which arguments belong to which part of a type's name. Nested types repeat the parameters of
+/// the types around them, but count only their own in their names (ECMA-335 I.10.7.2).
+pub(crate) fn distribute(segments: &[Segment<'_>], count: usize) -> Vec<Range<usize>> {
+    let mut start = 0usize;
+    let mut ranges: Vec<Range<usize>> = segments
+        .iter()
+        .map(|segment| {
+            let end = start.saturating_add(segment.arity).min(count);
+            let range = start..end;
+            start = end;
+            range
+        })
+        .collect();
+    // Not every compiler counts.
+    if let Some(last) = ranges.last_mut() {
+        last.end = count;
+    }
+    ranges
+}
+
+/// "<A, B>"; nothing when there are none.
+pub(crate) fn push_list(text: &mut String, arguments: &[String]) {
+    for (position, argument) in arguments.iter().enumerate() {
+        push(text, if position == 0 { "<" } else { ", " });
+        push(text, argument);
+    }
+    if !arguments.is_empty() {
+        push(text, ">");
+    }
+}

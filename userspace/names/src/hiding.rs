@@ -1,0 +1,152 @@
+//! Which frames are the runtime's plumbing, and which of them are one for a reader.
+//!
+//! Nothing is removed here: a view decides.
+
+/// A frame's names, of any profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shown<'a> {
+    pub name: &'a str,
+    pub system_name: &'a str,
+}
+
+/// Types of which every method stands between a caller and its continuation.
+const TYPES: [&str; 26] = [
+    "System.Runtime.CompilerServices.AsyncIteratorMethodBuilder",
+    "System.Runtime.CompilerServices.AsyncMethodBuilderCore",
+    "System.Runtime.CompilerServices.AsyncTaskMethodBuilder",
+    "System.Runtime.CompilerServices.AsyncValueTaskMethodBuilder",
+    "System.Runtime.CompilerServices.AsyncVoidMethodBuilder",
+    "System.Runtime.CompilerServices.ConfiguredTaskAwaitable",
+    "System.Runtime.CompilerServices.ConfiguredValueTaskAwaitable",
+    "System.Runtime.CompilerServices.PoolingAsyncValueTaskMethodBuilder",
+    "System.Runtime.CompilerServices.TaskAwaiter",
+    "System.Runtime.CompilerServices.ValueTaskAwaiter",
+    "System.Runtime.CompilerServices.YieldAwaitable",
+    "System.Runtime.CompilerServices.AsyncHelpers",
+    "System.Runtime.ExceptionServices.InternalCalls",
+    "System.Runtime.EH",
+    "System.Runtime.StackFrameIterator",
+    "System.Threading.ExecutionContext",
+    "System.Threading.Tasks.AwaitTaskContinuation",
+    "System.Threading.Tasks.ContinuationTaskFromTask",
+    "System.Threading.Tasks.ContinuationTaskFromResultTask",
+    "System.Threading.Tasks.ContinuationResultTaskFromTask",
+    "System.Threading.Tasks.ContinuationResultTaskFromResultTask",
+    "System.Threading.Tasks.ContinueWithTaskContinuation",
+    "System.Threading.Tasks.SynchronizationContextAwaitTaskContinuation",
+    "System.Threading.Tasks.TaskSchedulerAwaitTaskContinuation",
+    "System.Threading.Tasks.UnwrapPromise",
+    "System.Threading.Tasks.Sources.ManualResetValueTaskSourceCore",
+];
+
+/// Single methods of types that do more than that.
+const METHODS: [&str; 18] = [
+    "System.Threading.Tasks.Task.ExecuteEntry",
+    "System.Threading.Tasks.Task.ExecuteEntryUnsafe",
+    "System.Threading.Tasks.Task.ExecuteFromThreadPool",
+    "System.Threading.Tasks.Task.ExecuteWithThreadLocal",
+    "System.Threading.Tasks.Task.FinishContinuations",
+    "System.Threading.Tasks.Task.FinishSlow",
+    "System.Threading.Tasks.Task.FinishStageThree",
+    "System.Threading.Tasks.Task.FinishStageTwo",
+    "System.Threading.Tasks.Task.InnerInvoke",
+    "System.Threading.Tasks.Task.RunContinuations",
+    "System.Threading.Tasks.Task.RunOrQueueCompletionAction",
+    "System.Threading.Tasks.Task.ScheduleAndStart",
+    "System.Threading.Tasks.Task.SetContinuationForAwait",
+    "System.Threading.Tasks.Task.TrySetException",
+    "System.Threading.Tasks.Task.TrySetResult",
+    "System.Threading.Tasks.Task.UnsafeSetContinuationForAwait",
+    "System.Runtime.ExceptionServices.ExceptionDispatchInfo.Throw",
+    "System.Runtime.CompilerServices.RuntimeHelpers.DispatchTailCalls",
+];
+
+/// Whether a frame of this cleaned name stands between a caller and its continuation, or between
+/// a `throw` and its `catch`, without being anybody's work.
+#[must_use]
+pub fn plumbing(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("System.") else { return false };
+    // Most names are none, and need no copy to find out.
+    if !rest.starts_with("Runtime.") && !rest.starts_with("Threading.") {
+        return false;
+    }
+    let plain = without_arguments(name);
+    METHODS.contains(&plain.as_str())
+        || TYPES
+            .iter()
+            .any(|known| plain.strip_prefix(known).is_some_and(|rest| rest.starts_with('.')))
+}
+
+/// The name without what is in angle brackets.
+fn without_arguments(name: &str) -> String {
+    let mut depth = 0usize;
+    let mut plain = String::with_capacity(name.len());
+    for character in name.chars() {
+        match character {
+            '<' => depth += 1,
+            '>' => depth = depth.saturating_sub(1),
+            _ if depth == 0 => plain.push(character),
+            _ => {}
+        }
+    }
+    plain
+}
+
+/// Whether two adjacent frames are one for a reader: an async method or iterator, called by its own
+/// first part under the same name. A method that calls itself stays as many frames as it is, and
+/// plumbing between the two must be hidden before.
+#[must_use]
+pub fn folds(callee: Shown<'_>, caller: Shown<'_>) -> bool {
+    callee.name == caller.name
+        && callee.system_name != caller.system_name
+        && is_body(callee.system_name) != is_body(caller.system_name)
+}
+
+/// Whether a raw name is of a method that the compiler made of somebody's body.
+fn is_body(system_name: &str) -> bool {
+    let name = system_name.split_once('(').map_or(system_name, |(name, _)| name);
+    name.rsplit_once('.').is_some_and(|(of_type, method)| {
+        method == "MoveNext" && (of_type.contains(">d") || of_type.contains("VB$StateMachine_"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plumbing_is_known_with_and_without_arguments() {
+        for name in [
+            "System.Runtime.CompilerServices.AsyncMethodBuilderCore.Start<Shop.Payment.Pay>",
+            "System.Runtime.CompilerServices.AsyncTaskMethodBuilder<TResult>.Start<TStateMachine>",
+            "System.Runtime.CompilerServices.AsyncTaskMethodBuilder<TResult>.AsyncStateMachineBox<Shop.Payment.Pay>.MoveNext",
+            "System.Threading.ExecutionContext.RunInternal",
+            "System.Threading.Tasks.Task<TResult>.TrySetResult",
+            "System.Runtime.EH.RhThrowEx",
+        ] {
+            assert!(plumbing(name), "{name}");
+        }
+        for name in [
+            "System.Threading.Tasks.Task.Wait",
+            "System.Runtime.EHelp.Go",
+            "Shop.Payment.Pay",
+            "System.Threading.ExecutionContext",
+            "",
+        ] {
+            assert!(!plumbing(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_async_method_and_its_body_are_one() {
+        let start = Shown { name: "Shop.Payment.Pay", system_name: "Shop.Payment.Pay()" };
+        let body = Shown {
+            name: "Shop.Payment.Pay",
+            system_name: "System.Void Shop.Payment+<Pay>d__7.MoveNext()",
+        };
+        assert!(folds(body, start) && folds(start, body));
+        assert!(!folds(start, start), "a method that calls itself");
+        assert!(!folds(body, body));
+        assert!(!folds(body, Shown { name: "Shop.Payment.Other", ..start }));
+    }
+}
