@@ -123,6 +123,9 @@ pub struct OutputArgs {
     /// Which frames a flame graph shows (the other formats have them all)
     #[arg(long, value_name = "WHICH", default_value = "all")]
     pub frames: FramesArg,
+    /// Show the types of .NET methods' parameters in their names
+    #[arg(long)]
+    pub signatures: bool,
     /// Print a summary for scripts, as JSON, on the standard output (counts BPF run time too)
     #[arg(long)]
     pub json: bool,

@@ -126,6 +126,7 @@ fn record(args: RecordArgs) -> Result<i32> {
         timeline,
         managed: args.how.clr.into(),
         shown: args.output.frames.into(),
+        signatures: args.output.signatures,
         table_memory: u64::from(args.how.table_memory) << 20,
         outputs,
         json: args.output.json,

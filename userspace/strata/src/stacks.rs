@@ -63,8 +63,12 @@ pub fn run(question: &Question) -> Result<i32> {
     engine.programs.walk_threads()?;
     engine.turn();
     engine.finish(PATIENCE)?;
-    let circumstances =
-        Circumstances { started: SystemTime::now(), length: Duration::ZERO, frequency: 1 };
+    let circumstances = Circumstances {
+        started: SystemTime::now(),
+        length: Duration::ZERO,
+        frequency: 1,
+        signatures: false,
+    };
     let (profile, _) = resolve::profile(&mut engine, &circumstances, |_, _| {});
     let threads = threads(&profile);
     let mut out = stdout().lock();

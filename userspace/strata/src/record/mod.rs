@@ -41,6 +41,7 @@ pub struct Plan {
     pub managed: managed::Policy,
     /// What a flame graph shows.
     pub shown: Shown,
+    pub signatures: bool,
     pub outputs: Vec<(PathBuf, Format)>,
     pub json: bool,
     pub quiet: bool,
@@ -72,6 +73,7 @@ pub fn run(plan: &Plan) -> Result<i32> {
         started: recorded.started,
         length: recorded.length,
         frequency: plan.frequency,
+        signatures: plan.signatures,
     };
     let mut progress = Progress::new(plan.quiet || plan.json);
     let (profile, shortfalls) =

@@ -12,6 +12,7 @@ use strata_symbols::Resolver;
 use super::place::{Marker, Place, describe_end};
 use crate::engine::Engine;
 use crate::engine::loading::clean_path;
+use crate::managed::names::folds;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
 use crate::symbols::jit::JitNames;
@@ -23,6 +24,8 @@ pub struct Circumstances {
     pub started: SystemTime,
     pub length: Duration,
     pub frequency: u32,
+    /// Names of .NET methods have the types of their parameters.
+    pub signatures: bool,
 }
 
 /// A place with its names.
@@ -36,6 +39,7 @@ struct Resolution {
 struct Names {
     places: Vec<Resolution>,
     modules: Vec<ModuleInfo>,
+    signatures: bool,
 }
 
 /// Names everything and builds the profile. `progress` is told how far it is: done, of all.
@@ -45,19 +49,23 @@ pub fn profile(
     mut progress: impl FnMut(usize, usize),
 ) -> (Profile, Shortfalls) {
     let mut shortfalls = Shortfalls::default();
-    let names = resolve_all(engine, &mut shortfalls, &mut progress);
+    let names = resolve_all(engine, circumstances.signatures, &mut shortfalls, &mut progress);
     engine.managed.release();
     (build(engine, circumstances, &names), shortfalls)
 }
 
 fn resolve_all(
     engine: &mut Engine,
+    signatures: bool,
     shortfalls: &mut Shortfalls,
     progress: &mut impl FnMut(usize, usize),
 ) -> Names {
     let places: Vec<Place> = engine.aggregate.places().collect();
-    let mut names =
-        Names { places: vec![Resolution::default(); places.len()], modules: Vec::new() };
+    let mut names = Names {
+        places: vec![Resolution::default(); places.len()],
+        modules: Vec::new(),
+        signatures,
+    };
     let mut by_file: HashMap<FileId, Vec<(u64, usize)>> = HashMap::new();
     let mut by_image: HashMap<ImageId, Vec<GeneratedCode>> = HashMap::new();
     let mut in_kernel = Vec::new();
@@ -187,7 +195,14 @@ fn resolve_file(
     if managed::is_assembly(&path) {
         let module = names.pseudo_module(&path.display().to_string());
         let service = engine.loading.service();
-        let frames = managed::resolve_assembly(service, &opened, None, &offsets, shortfalls);
+        let frames = managed::resolve_assembly(
+            service,
+            &opened,
+            None,
+            &offsets,
+            names.signatures,
+            shortfalls,
+        );
         for ((offset, index), frames) in wanted.into_iter().zip(frames) {
             names.set(index, offset, Some(module), frames);
         }
@@ -224,7 +239,14 @@ fn resolve_bundled(
         let inside = |offset: u64| offset.wrapping_sub(part.offset) < part.length;
         let here: Vec<_> = wanted.iter().filter(|(offset, _)| inside(*offset)).collect();
         let offsets: Vec<u64> = here.iter().map(|(offset, _)| *offset).collect();
-        let frames = managed::resolve_assembly(service, file, Some(part), &offsets, shortfalls);
+        let frames = managed::resolve_assembly(
+            service,
+            file,
+            Some(part),
+            &offsets,
+            names.signatures,
+            shortfalls,
+        );
         let module = names.pseudo_module(&path);
         for ((offset, index), frames) in here.into_iter().zip(frames) {
             names.set(*index, *offset, Some(module), frames);
@@ -243,8 +265,14 @@ fn resolve_generated(
     let unknown = match engine.managed.runtime_of(image) {
         Some(runtime) => {
             let service = engine.loading.service();
-            let (named, unknown) =
-                managed::resolve_generated(service, runtime, process, wanted, shortfalls);
+            let (named, unknown) = managed::resolve_generated(
+                service,
+                runtime,
+                process,
+                wanted,
+                names.signatures,
+                shortfalls,
+            );
             for place in named {
                 let module = names.pseudo_module(&place.module);
                 names.set(place.index, place.address, Some(module), vec![place.frame]);
@@ -318,8 +346,18 @@ fn build(engine: &Engine, circumstances: &Circumstances, names: &Names) -> Profi
     let stacks: Vec<_> = (0..aggregate.stacks())
         .map(|stack| {
             let places = aggregate.stack_of(super::aggregate::StackId(stack as u32));
-            let stack: Vec<LocationId> =
-                places.iter().filter_map(|place| locations.get(*place as usize).copied()).collect();
+            let mut stack: Vec<LocationId> = Vec::with_capacity(places.len());
+            let mut callee: Option<&NamedFrame> = None;
+            for place in places {
+                let place = *place as usize;
+                let frames = names.places.get(place).map(|place| place.frames.as_slice());
+                let frame = frames.and_then(<[NamedFrame]>::first);
+                let folded = matches!((callee, frame), (Some(callee), Some(caller)) if folds(callee, caller));
+                callee = frame.filter(|frame| frame.kind == FrameKind::Managed);
+                if !folded {
+                    stack.extend(locations.get(place).copied());
+                }
+            }
             builder.stack(&stack)
         })
         .collect();

@@ -42,6 +42,7 @@ pub fn resolve_generated(
     runtime: &Runtime,
     process: Option<ProcessRef>,
     wanted: &[GeneratedCode],
+    signatures: bool,
     shortfalls: &mut Shortfalls,
 ) -> (Vec<NamedPlace>, Vec<GeneratedCode>) {
     let mut named: Vec<NamedPlace> = Vec::new();
@@ -60,7 +61,7 @@ pub fn resolve_generated(
             let place = IlPlace { token: method.token, il_offset };
             wants_line.entry(module.clone()).or_default().push((named.len(), place));
         }
-        let frame = names::of_generated(runtime, method);
+        let frame = names::of_generated(runtime, method, signatures);
         named.push(NamedPlace { index: code.index, address: code.address, module, frame });
     }
     for (module, places) in wants_line {
@@ -200,6 +201,7 @@ pub fn resolve_assembly(
     file: &Arc<OpenFile>,
     part: Option<FilePart>,
     offsets: &[u64],
+    signatures: bool,
     shortfalls: &mut Shortfalls,
 ) -> Vec<Vec<NamedFrame>> {
     let start = part.map_or(0, |part| part.offset);
@@ -212,7 +214,7 @@ pub fn resolve_assembly(
                 let method = method.as_ref()?;
                 let frame = known
                     .entry(Arc::as_ptr(method))
-                    .or_insert_with(|| names::of_precompiled(method, &found));
+                    .or_insert_with(|| names::of_precompiled(method, &found, signatures));
                 Some(vec![frame.clone()])
             };
             found.methods.iter().map(frame).map(Option::unwrap_or_default).collect()
