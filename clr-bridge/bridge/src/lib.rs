@@ -31,6 +31,8 @@ mod lookup;
 mod metadata;
 mod methods;
 mod modules;
+#[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
+mod old_glibc;
 mod session;
 mod shared;
 mod signature;

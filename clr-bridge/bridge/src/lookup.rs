@@ -42,7 +42,13 @@ const STACK: usize = 256 << 10;
 /// Given to the runtime to detach in; it looks again after that time.
 const DETACH_MILLISECONDS: u32 = 50;
 
-static THREAD: Mutex<Option<libc::pthread_t>> = Mutex::new(None);
+/// Which thread it is: a number for glibc, a pointer for musl.
+struct Handle(libc::pthread_t);
+
+// SAFETY: any thread may join any other.
+unsafe impl Send for Handle {}
+
+static THREAD: Mutex<Option<Handle>> = Mutex::new(None);
 /// 1: the thread is to end. Waited on as a futex.
 static STOP: AtomicU32 = AtomicU32::new(0);
 static EAGER: AtomicBool = AtomicBool::new(false);
@@ -51,10 +57,10 @@ static EAGER: AtomicBool = AtomicBool::new(false);
 pub fn spawn(session: &'static Session, eager: bool) -> bool {
     STOP.store(0, Ordering::SeqCst);
     EAGER.store(eager, Ordering::SeqCst);
-    let mut thread: libc::pthread_t = 0;
     // SAFETY: plain pthread calls on locals; a thread inherits its maker's signal mask, which is
     // put back.
     let made = unsafe {
+        let mut thread: libc::pthread_t = std::mem::zeroed();
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
@@ -70,12 +76,11 @@ pub fn spawn(session: &'static Session, eager: bool) -> bool {
             libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         }
         libc::pthread_attr_destroy(&mut attributes);
-        made
+        made.then_some(Handle(thread))
     };
-    if made {
-        *THREAD.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-    }
-    made
+    let is_made = made.is_some();
+    *THREAD.lock().unwrap_or_else(PoisonError::into_inner) = made;
+    is_made
 }
 
 /// Lets the thread end soon.
@@ -96,7 +101,7 @@ pub fn stop() {
 pub fn join() {
     stop();
     let thread = THREAD.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(thread) = thread {
+    if let Some(Handle(thread)) = thread {
         // SAFETY: made by `spawn`, and joined once.
         unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
     }

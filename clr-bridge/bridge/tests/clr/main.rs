@@ -3,4 +3,5 @@
 mod support;
 
 mod lifecycle;
+mod linking;
 mod names;

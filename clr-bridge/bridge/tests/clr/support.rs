@@ -27,7 +27,7 @@ pub const SONAME: &str = "libstrata_clr.so";
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// The workspace's folder.
-fn workspace() -> PathBuf {
+pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace")
 }
 
@@ -45,11 +45,15 @@ pub fn library() -> &'static Path {
             .output()
             .expect("starting cargo");
         assert!(built.status.success(), "the library does not build");
-        let text = String::from_utf8_lossy(&built.stdout);
-        let end = text.rfind("libstrata_clr.so\"").expect("cargo names the library");
-        let start = text[..end].rfind('"').expect("a quoted path") + 1;
-        PathBuf::from(&text[start..end + SONAME.len()])
+        library_in(&String::from_utf8_lossy(&built.stdout))
     })
+}
+
+/// The library's path in what cargo says of a build.
+pub fn library_in(messages: &str) -> PathBuf {
+    let end = messages.rfind("libstrata_clr.so\"").expect("cargo names the library");
+    let start = messages[..end].rfind('"').expect("a quoted path") + 1;
+    PathBuf::from(&messages[start..end + SONAME.len()])
 }
 
 /// The assembled .NET runtimes.
