@@ -39,6 +39,8 @@ const SHORTEST_LOOK: Duration = Duration::from_millis(20);
 const LONGEST_LOOK: Duration = Duration::from_secs(2);
 /// Looking for segments may take this part of the time.
 const LOOKING_SHARE: u32 = 50;
+/// How often the process and the bridge's status are looked at, at most.
+const LOOK: Duration = Duration::from_millis(20);
 /// How often it is checked that the process has not dropped the memory.
 const CHECK_MAPPED: Duration = Duration::from_secs(1);
 /// Between two looks while waiting for a detach.
@@ -121,6 +123,8 @@ pub struct Session {
     /// Files that were looked at, by inode.
     known: HashSet<u64>,
     look: NextLook,
+    /// When process and status are looked at again.
+    looks_at: Instant,
     checked: Instant,
     life: Life,
     enumerated: bool,
@@ -175,6 +179,7 @@ impl Session {
             requests: Requests::default(),
             known: HashSet::new(),
             look: NextLook { at: now, wait: SHORTEST_LOOK },
+            looks_at: now,
             checked: now,
             life: Life::Running,
             enumerated: false,
@@ -264,13 +269,16 @@ impl Session {
     /// Reads what is new, sends what is asked, and looks whether the bridge is still there.
     pub fn poll(&mut self, budget: Budget) -> Result<Poll, SessionError> {
         let now = Instant::now();
-        // Before reading: what is written after this is read by the next call.
-        self.look_after_process(now);
-        if self.life == Life::Running {
-            self.owner.beat()?;
+        if now >= self.looks_at {
+            self.looks_at = now + LOOK;
+            // Before reading: what is written after this is read by the next call.
+            self.look_after_process(now);
+            if self.life == Life::Running {
+                self.owner.beat()?;
+            }
+            self.status = self.reader.status()?;
+            self.look_for_segments(now);
         }
-        self.status = self.reader.status()?;
-        self.look_for_segments(now);
         let read = self.reader.poll(budget, monotonic_time())?;
         self.enumerated |= read.entries.iter().any(|entry| self.is_own_enumeration(entry));
         let mut unanswered = match self.life {

@@ -213,8 +213,7 @@ fn what_was_written_is_read_after_the_process_was_killed() {
         let read = poll(&mut session);
         records += read.entries.len();
         names.extend(method_names(&read.entries));
-        assert_eq!(read.life, Life::Ended);
-        if !read.more && read.entries.is_empty() {
+        if read.life == Life::Ended && !read.more && read.entries.is_empty() {
             break;
         }
     }
