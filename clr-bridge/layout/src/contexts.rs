@@ -1,9 +1,9 @@
 //! The thread-context table: what each thread is doing, for whoever samples it from outside.
 //!
-//! A slot is found by hashing the thread's tid (in its innermost PID namespace, as the sampler knows
-//! it) and looking at up to [`CONTEXT_PROBES`] places from there; a free slot ends the search. The
-//! first word of a slot is its tid and its sequence, which is odd while the rest is being written:
-//! a sampler that finds it odd, or changed after reading, ignores the slot.
+//! A slot is found by hashing the thread's tid (in its innermost PID namespace, as the sampler
+//! knows it) and looking at up to [`CONTEXT_PROBES`] places from there; a free slot ends the
+//! search. The first word of a slot is its tid and its sequence, which is odd while the rest is
+//! being written: a sampler that finds it odd, or changed after reading, ignores the slot.
 //!
 //! Slots are given out and taken back under a lock in the process's own memory, a few times in a
 //! thread's life. Setting a context takes no lock, and is meant to be called by the thread itself.

@@ -1,7 +1,8 @@
 //! Events of the ring: samples that the bridge takes, of whichever type.
 //!
-//! An event is its 48-byte header ([`EventHeader`]), its frames, then its detail: bytes whose meaning
-//! depends on the kind. The kinds belong to those who write and read them; here they are numbers.
+//! An event is its 48-byte header ([`EventHeader`]), its frames, then its detail: bytes whose
+//! meaning depends on the kind. The kinds belong to those who write and read them; here they are
+//! numbers.
 //!
 //! Invariant: reading checks every length against the bytes that are there.
 

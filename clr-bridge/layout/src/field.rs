@@ -1,8 +1,8 @@
 //! How one field of a record becomes bytes, and back.
 //!
 //! Integers are little-endian and packed without padding. A text or a byte string is a `u16` length
-//! and its bytes; a list is a `u16` count and its items. What is longer than a bound is cut, and the
-//! record says so ([`crate::record::FLAG_CUT`]).
+//! and its bytes; a list is a `u16` count and its items. What is longer than a bound is cut, and
+//! the record says so ([`crate::record::FLAG_CUT`]).
 //!
 //! Invariant: decoding allocates no more than the input is long (times the size of an item), never
 //! panics and never reads past its input. Encoding never allocates and never panics.
@@ -340,7 +340,8 @@ impl Field for Vec<CodeRangeRecord> {
 }
 
 /// From an offset in a method's native code to an offset in its IL, or to one of the negative
-/// values that mean prologue, epilogue and no mapping (`corprof.idl`, `COR_DEBUG_IL_TO_NATIVE_MAP`).
+/// values that mean prologue, epilogue and no mapping (`corprof.idl`,
+/// `COR_DEBUG_IL_TO_NATIVE_MAP`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IlMapEntry {
     pub native: u32,

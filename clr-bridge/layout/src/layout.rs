@@ -3,7 +3,8 @@
 //! The tables that explain these numbers are in the [crate's documentation](crate). Everything is
 //! little-endian, every offset counts from the start of its file, structures have no padding.
 //!
-//! Invariant: a number of the layout stands here and nowhere else, and version 1 means exactly these.
+//! Invariant: a number of the layout stands here and nowhere else, and version 1 means exactly
+//! these.
 
 /// What the reader of this crate speaks.
 pub const VERSION: u32 = 1;
@@ -70,6 +71,15 @@ pub const MAX_EVENT: usize = 16 << 10;
 
 /// A slot of the context table is looked for in this many places, from its first on.
 pub const CONTEXT_PROBES: usize = 16;
+
+// As the crate's documentation has them.
+const _: () = {
+    assert!(WISHES == 0x1000 && RING_TAIL == 0x1200 && RING_TAIL_CHECK == 0x1208);
+    assert!(BEAT == 0x1240 && REQUESTS == 0x2000 && STATUS == 0x4000 && ANSWERS == 0x5000);
+    assert!(ANSWER_SLOTS == 0x5800 && RING_HEAD == 0x6000 && RING_TAIL_SEEN == 0x6040);
+    assert!(CONTEXTS == 0x10000 && RING_WORDS == 0x50000 && RING_DATA == 0x70000);
+    assert!(MAIN_END == 0x17_0000 && SEGMENT_TAIL == 64 && SEGMENT_DATA == 128);
+};
 
 const _: () = {
     assert!(MAIN_END <= MAIN_SIZE);

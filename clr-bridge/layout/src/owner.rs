@@ -1,17 +1,17 @@
 //! Who owns a bridge: an open-file-description write lock on the first byte of the main file.
 //!
-//! Such a lock belongs to the open file description that took it, not to a process
-//! (fcntl(2), "Open file description locks"). The owner opens the file anew, by the target's
-//! `/proc/PID/map_files` or `/proc/PID/fd`, so its description is its own; the bridge asks through the
-//! description it got when it made the file. A description that both share (a descriptor passed over
-//! a socket, or taken with `pidfd_getfd`) would not conflict with itself: the bridge would see no owner.
-//! The kernel drops the lock when the last descriptor of the owner's description is closed, also by
+//! Such a lock belongs to the open file description that took it, not to a process (fcntl(2), "Open
+//! file description locks"). The owner opens the file anew, by the target's `/proc/PID/map_files`
+//! or `/proc/PID/fd`, so its description is its own; the bridge asks through the description it got
+//! when it made the file. A description that both share (a descriptor passed over a socket, or
+//! taken with `pidfd_getfd`) would not conflict with itself: the bridge would see no owner. The
+//! kernel drops the lock when the last descriptor of the owner's description is closed, also by
 //! `kill -9`. An owner must not leave the descriptor to children that outlive it: it is opened
 //! close-on-exec.
 //!
 //! The app may close descriptors that it does not know of, and the number may then be another file.
-//! The bridge compares the file's identity each time; when its descriptor is gone, it goes by whether
-//! the owner's beat in the control page still changes.
+//! The bridge compares the file's identity each time; when its descriptor is gone, it goes by
+//! whether the owner's beat in the control page still changes.
 //!
 //! Invariant: asking never blocks and never changes a lock.
 

@@ -3,7 +3,8 @@
 //! Every kind exists twice, from one list of fields: `Method<'a>` borrows what the bridge has at
 //! hand and is written without allocating; `MethodRecord` owns what was read. A record's bytes are
 //! its 16-byte header ([`crate::log`]) and its fields in the order of the list, encoded as
-//! [`crate::field`] says. Bytes after the last field are ignored: padding today, room for later fields.
+//! [`crate::field`] says. Bytes after the last field are ignored: padding today, room for later
+//! fields.
 //!
 //! Invariant: `decode` of any bytes is a value or an error; its memory is bounded by its input.
 
@@ -320,7 +321,9 @@ pub mod module_flag {
 }
 
 macro_rules! byte_enum {
-    ($(#[$about:meta])* $name:ident { $($(#[$variant_about:meta])* $variant:ident = $value:literal,)* }) => {
+    ($(#[$about:meta])* $name:ident {
+        $($(#[$variant_about:meta])* $variant:ident = $value:literal,)*
+    }) => {
         $(#[$about])*
         #[repr(u8)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -5,10 +5,10 @@
 //! whole cells; the word of its first cell holds its pass, its number of cells and its state.
 //!
 //! The thread that changes the word at the head from an older pass to *reserved* in this pass owns
-//! the event; it, or whoever finds the word taken, moves the head on; it writes the cells and stores
-//! the word again as *committed*, releasing. Passes only grow, so a thread that was asleep with an
-//! old head finds its word changed, and events that went round the ring are never mistaken for new
-//! ones. The reader writes nothing but the tail.
+//! the event; it, or whoever finds the word taken, moves the head on; it writes the cells and
+//! stores the word again as *committed*, releasing. Passes only grow, so a thread that was asleep
+//! with an old head finds its word changed, and events that went round the ring are never mistaken
+//! for new ones. The reader writes nothing but the tail.
 //!
 //! Invariant: nothing is written between tail and head but by the thread that reserved it. A full
 //! ring drops the new event. Loops are bounded.
@@ -184,8 +184,9 @@ impl<'a, M: Memory> Ring<'a, M> {
     /// Copies bytes of the event at `position`, round the end of the ring if need be.
     fn copy(&self, position: u64, at: usize, bytes: &[u8]) {
         let size = self.places.cells * self.places.cell;
-        let start = (self.places.cell_of(position) * self.places.cell + at) % size.max(1);
-        let (first, second) = bytes.split_at(bytes.len().min(size - start));
+        let start = self.places.cell_of(position) * self.places.cell + at;
+        let start = if start < size { start } else { start - size };
+        let (first, second) = bytes.split_at(bytes.len().min(size.saturating_sub(start)));
         self.memory.write(self.places.data + start, first);
         if !second.is_empty() {
             self.memory.write(self.places.data, second);

@@ -1,9 +1,9 @@
 //! Making the shared files, in somebody else's process.
 //!
-//! A file gets its size and its header before it is sealed, and is sealed before it is mapped: whoever
-//! finds the mapping finds a file that is complete and cannot change its size. Memory is taken from the
-//! kernel before it is written to ([`Mapping::populate`]), so that a lack of it is an error here and
-//! not a SIGBUS there (strict overcommit: mm/shmem.c, `shmem_inode_acct_blocks`).
+//! A file gets its size and its header before it is sealed, and is sealed before it is mapped:
+//! whoever finds the mapping finds a file that is complete and cannot change its size. Memory is
+//! taken from the kernel before it is written to ([`Mapping::populate`]), so that a lack of it is
+//! an error here and not a SIGBUS there (strict overcommit: mm/shmem.c, `shmem_inode_acct_blocks`).
 //!
 //! A forked child must not write into its parent's memory. The mappings are not inherited
 //! (`MADV_DONTFORK`), which also keeps them out of the child's `/proc/PID/maps`; and before every

@@ -9,7 +9,9 @@ use crate::layout::{MAX_SEGMENTS, STATUS, StatusPage};
 use crate::memory::{Memory, Word};
 
 macro_rules! numbered {
-    ($(#[$about:meta])* $name:ident { $($(#[$variant_about:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
+    ($(#[$about:meta])* $name:ident {
+        $($(#[$variant_about:meta])* $variant:ident = $number:literal $text:literal,)*
+    }) => {
         $(#[$about])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(usize)]

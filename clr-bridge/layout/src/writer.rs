@@ -1,10 +1,10 @@
 //! The whole shared memory, as the bridge writes it.
 //!
-//! [`Writer`] owns the main mapping and the log segments, makes further segments when they are needed,
-//! and counts every loss in the status page. All methods take `&self` and may be called by any
-//! thread. The log's lock is held only to add a segment or memory, every 256 KiB of log; callbacks that
-//! append may wait for each other there, never for the owner. Pushing events and setting contexts
-//! takes no lock at all, so it may be done while the runtime is suspended.
+//! [`Writer`] owns the main mapping and the log segments, makes further segments when they are
+//! needed, and counts every loss in the status page. All methods take `&self` and may be called by
+//! any thread. The log's lock is held only to add a segment or memory, every 256 KiB of log;
+//! callbacks that append may wait for each other there, never for the owner. Pushing events and
+//! setting contexts takes no lock at all, so it may be done while the runtime is suspended.
 //!
 //! In a forked child every method does nothing and says so.
 //!

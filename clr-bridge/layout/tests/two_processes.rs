@@ -100,10 +100,12 @@ fn a_forked_child_cannot_write_into_its_parents_memory() {
 #[test]
 fn limits_of_the_app_are_errors_not_signals() {
     let mut peer = Peer::start(&["limited"]).expect("a process");
-    let said = peer.tell("what?");
+    let said = peer.tell("files?");
     assert!(said.contains("may not write files of 2097152 bytes"), "{said}");
     assert!(said.contains("may not write files of 4194304 bytes"), "{said}");
     assert!(said.ends_with("0 mappings left"), "{said}");
+    // Records are lost, and memory is asked for again a second later.
+    assert_eq!(peer.tell("memory?"), "no memory for the log, soon false, later true");
 }
 
 #[test]

@@ -43,8 +43,8 @@ pub enum Refused {
     Header(#[from] HeaderError),
 }
 
-/// Opens a file through `/proc/PID/map_files` or `/proc/PID/fd`. A lease would make the opening wait
-/// for its holder (fcntl(2), "Leases"): `O_NONBLOCK` refuses instead.
+/// Opens a file through `/proc/PID/map_files` or `/proc/PID/fd`. A lease would make the opening
+/// wait for its holder (fcntl(2), "Leases"): `O_NONBLOCK` refuses instead.
 pub fn open(path: &Path) -> Result<File, Refused> {
     OpenOptions::new()
         .read(true)

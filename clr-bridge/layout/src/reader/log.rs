@@ -1,12 +1,13 @@
 //! Tailing the log.
 //!
-//! A segment is copied twice: once for the records' first words, which tell how far it is committed,
-//! and, after an acquiring fence, the committed part once more for the records themselves. One copy would not
-//! do: the kernel may copy its bytes in any order.
+//! A segment is copied twice: once for the records' first words, which tell how far it is
+//! committed, and, after an acquiring fence, the committed part once more for the records
+//! themselves. One copy would not do: the kernel may copy its bytes in any order.
 //!
-//! The reader stops at a record that is reserved and not yet committed. When the process has ended, it
-//! steps over it. While the process lives, it steps over it after [`PATIENCE`] and keeps looking at it,
-//! so that a thread that was only stopped loses nothing; a thread that is gone has lost one record.
+//! The reader stops at a record that is reserved and not yet committed. When the process has ended,
+//! it steps over it. While the process lives, it steps over it after [`PATIENCE`] and keeps looking
+//! at it, so that a thread that was only stopped loses nothing; a thread that is gone has lost one
+//! record.
 //!
 //! Invariant: a position only grows, and within one segment.
 

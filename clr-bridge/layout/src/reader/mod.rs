@@ -1,11 +1,11 @@
 //! Reading the shared memory of a process that may lie.
 //!
-//! Everything comes through [`ReadAt`], in bounded copies that are checked after copying; nothing is
-//! mapped, so nothing can fault. [`Reader`] tails the log, [`ring::RingReader`] takes events from the
-//! ring, [`file`] says whether a file may be read at all.
+//! Everything comes through [`ReadAt`], in bounded copies that are checked after copying; nothing
+//! is mapped, so nothing can fault. [`Reader`] tails the log, [`ring::RingReader`] takes events
+//! from the ring, [`mod@file`] says whether a file may be read at all.
 //!
-//! Invariant: a call does work bounded by its budget, whatever it reads. The same bytes give the same
-//! records. What a lie costs is counted in [`ReaderLosses`], and is that process's own data.
+//! Invariant: a call does work bounded by its budget, whatever it reads. The same bytes give the
+//! same records. What a lie costs is counted in [`ReaderLosses`], and is that process's own data.
 
 pub mod file;
 mod log;
@@ -150,7 +150,8 @@ fn check_version(ours: bool, found: u32) -> Result<(), HeaderError> {
     }
 }
 
-/// What one call may do. One record or event more than fits may be read, so that every call gets on.
+/// What one call may do. One record or event more than fits may be read, so that every call gets
+/// on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     pub records: usize,

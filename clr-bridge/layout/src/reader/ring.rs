@@ -1,8 +1,8 @@
 //! Taking events from the ring. Only the owner does.
 //!
-//! As with the log, the words are copied first, and the committed cells after an acquiring fence. The new
-//! tail is given back to the caller, who writes it ([`crate::owning::Owner::set_ring_tail`]): only then may the bridge
-//! use the cells again.
+//! As with the log, the words are copied first, and the committed cells after an acquiring fence.
+//! The new tail is given back to the caller, who writes it
+//! ([`crate::owning::Owner::set_ring_tail`]): only then may the bridge use the cells again.
 //!
 //! A reserved event of a living process is waited for: its cells are still being written, and the
 //! ring drops what does not fit behind it. When the process has ended, it is stepped over.

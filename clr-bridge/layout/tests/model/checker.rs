@@ -1,20 +1,21 @@
 //! A model checker: runs a small concurrent program in every order of its memory accesses, and with
 //! every old value that a load may still return, up to a bound.
 //!
-//! loom was tried first. It remembers one last access for each word, so that a thread that loads a word
-//! before it changes it hides from it that another thread had loaded the word before, and that order
-//! is never tried: it ran the log's append beside a reader without ever letting the reader see a record.
+//! loom was tried first. It remembers one last access for each word, so that a thread that loads a
+//! word before it changes it hides from it that another thread had loaded the word before, and that
+//! order is never tried: it ran the log's append beside a reader without ever letting the reader
+//! see a record.
 //!
-//! The memory is the usual operational model of release and acquire. A word is the list of all values
-//! that were stored, oldest first. A thread has a view: which value of each word it knows of, and it
-//! never sees an older one. A releasing store carries its thread's view; an acquiring load of it takes that
-//! view over. A relaxed load keeps it aside until an acquiring fence; a relaxed store carries what the
-//! thread knew at its last releasing fence. A read-modify-write takes the newest value and hands
-//! on the view that it carried. (Not modelled: stores that go before older ones of the same word, and
-//! loads that see the future.)
+//! The memory is the usual operational model of release and acquire. A word is the list of all
+//! values that were stored, oldest first. A thread has a view: which value of each word it knows
+//! of, and it never sees an older one. A releasing store carries its thread's view; an acquiring
+//! load of it takes that view over. A relaxed load keeps it aside until an acquiring fence; a
+//! relaxed store carries what the thread knew at its last releasing fence. A read-modify-write
+//! takes the newest value and hands on the view that it carried. (Not modelled: stores that go
+//! before older ones of the same word, and loads that see the future.)
 //!
-//! Threads are real threads, of which one runs at a time. Before every access the checker chooses who
-//! runs on; after a run it goes back to the last choice with something left to try.
+//! Threads are real threads, of which one runs at a time. Before every access the checker chooses
+//! who runs on; after a run it goes back to the last choice with something left to try.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;

@@ -1,7 +1,8 @@
 //! The writer's algorithms and the real reader under a model checker: every interleaving, and every
 //! stale value that the memory model allows, for small numbers of threads and records.
 //!
-//! The memory is the checker's; the code is the crate's own, by its `Memory` and `ReadAt` parameters.
+//! The memory is the checker's; the code is the crate's own, by its `Memory` and `ReadAt`
+//! parameters.
 
 mod checker;
 

@@ -1,5 +1,6 @@
-//! Files that look like shared memory from outside and are not, and processes that use theirs against
-//! the reader. Each stays mapped under the name that strata looks for, where that is possible.
+//! Files that look like shared memory from outside and are not, and processes that use theirs
+//! against the reader. Each stays mapped under the name that strata looks for, where that is
+//! possible.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -122,8 +123,8 @@ fn whole() -> (File, File) {
     (main, segment)
 }
 
-/// Seals do not forbid holes: when told, everything is punched out and filled with rubbish, again and
-/// again.
+/// Seals do not forbid holes: when told, everything is punched out and filled with rubbish, again
+/// and again.
 fn holes() {
     let files = whole();
     let mut files = Some(files);

@@ -1,7 +1,7 @@
 //! The other process of the tests: an honest writer, an owner, or somebody hostile.
 //!
-//! It plays the role of its first argument, says `ready` or why it cannot, and obeys the lines of its
-//! standard input. It ends with its input.
+//! It plays the role of its first argument, says `ready` or why it cannot, and obeys the lines of
+//! its standard input. It ends with its input.
 
 mod hostile;
 
@@ -156,18 +156,38 @@ fn own(path: &str) {
     }
 }
 
-/// In a process that may not have files of the size that is needed.
+/// Sets a limit; the type of its number differs between the C libraries.
+macro_rules! set_limit {
+    ($what:expr, $bytes:expr) => {{
+        let limit = libc::rlimit { rlim_cur: $bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: `limit` is a valid structure.
+        assert_eq!(unsafe { libc::setrlimit($what, &raw const limit) }, 0);
+    }};
+}
+
+/// In a process that may not have files of the size that is needed, and then not the memory.
 fn limited() {
-    let small = libc::rlimit { rlim_cur: MAIN_SIZE as u64 - 1, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: `small` is a valid structure.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const small) }, 0);
+    set_limit!(libc::RLIMIT_FSIZE, MAIN_SIZE as u64 - 1);
     let refused = Writer::create().expect_err("no memory").to_string();
     // Enough for the main file, not for a segment.
-    let larger = libc::rlimit { rlim_cur: MAIN_SIZE as u64, ..small };
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const larger) }, 0);
+    set_limit!(libc::RLIMIT_FSIZE, MAIN_SIZE as u64);
     let refused_later = Writer::create().expect_err("no memory").to_string();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
     let left = maps.lines().filter(|line| line.contains("strata-clr")).count();
-    obey(|_| format!("{refused}; {refused_later}; {left} mappings left"));
+    set_limit!(libc::RLIMIT_FSIZE, libc::RLIM_INFINITY);
+
+    let writer = Writer::create().expect("memory");
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("statm");
+    let pages: u64 = pages.split(' ').next().and_then(|size| size.parse().ok()).expect("a size");
+    set_limit!(libc::RLIMIT_AS, pages * 4096 + (2 << 20));
+    let append = |now| writer.append(now, &NotFound { ip: 1 });
+    let lost = (0..1 << 20).find_map(|_| append(0).err()).expect("it does not fit").to_string();
+    set_limit!(libc::RLIMIT_AS, libc::RLIM_INFINITY);
+    let soon = append(1000).is_ok();
+    let later = append(2_000_000_000).is_ok();
+    let memory = format!("{lost}, soon {soon}, later {later}");
+    obey(|line| match line {
+        "files?" => format!("{refused}; {refused_later}; {left} mappings left"),
+        _ => memory.clone(),
+    });
 }
