@@ -136,7 +136,8 @@ fn cleaned<T: AsRef<str>>(method: &RawMethod<'_, T>) -> String {
     }
     let of_method = shown(method.method_arguments, method.method_parameters);
     let of_type = shown(method.type_arguments, method.type_parameters);
-    let name = Frame::of(front(method.type_name), &of_type).finish(method, of_method);
+    let name =
+        Frame::of(front(method.type_name), &of_type, method.related).finish(method, of_method);
     match method.kind {
         Kind::Stub => format!("(stub) {name}"),
         Kind::Ordinary | Kind::Dynamic => name,
@@ -164,6 +165,9 @@ fn stub<T>(method: &RawMethod<'_, T>) -> Option<String> {
     })
 }
 
+/// The type that functions without a type are in (ECMA-335 II.10.8).
+const GLOBAL: &str = "Module";
+
 /// A type's name as far as it is shown, and what it says of the method.
 #[derive(Default)]
 struct Frame {
@@ -171,6 +175,7 @@ struct Frame {
     /// The innermost type's name.
     owner: String,
     in_compiler_type: bool,
+    in_holder: bool,
     in_closure: bool,
     in_function: bool,
     captures: bool,
@@ -180,7 +185,7 @@ struct Frame {
 }
 
 impl Frame {
-    fn of(type_name: &str, arguments: &[String]) -> Self {
+    fn of(type_name: &str, arguments: &[String], enclosing: Option<&str>) -> Self {
         let mut frame = Frame::default();
         let path = Path::parse(type_name);
         let ranges = distribute(&path.segments, arguments.len());
@@ -197,6 +202,11 @@ impl Frame {
                     frame.in_compiler_type = true;
                     frame.push_type(name, "", own);
                 }
+                Part::Holder(name) => {
+                    frame.in_compiler_type = name != GLOBAL;
+                    frame.in_holder = true;
+                    frame.owner = name.to_string();
+                }
                 Part::Closure { captures } => {
                     frame.in_closure = true;
                     frame.captures = captures;
@@ -205,9 +215,10 @@ impl Frame {
                 Part::StateMachine(method) => {
                     let place = Place {
                         owner: &frame.owner,
+                        enclosing,
                         captures: frame.captures,
                         in_type_name: true,
-                        ..Place::default()
+                        shape: Shape::default(),
                     };
                     frame.machine = Some((Member::parse(method, place), own.to_vec()));
                 }
@@ -221,9 +232,6 @@ impl Frame {
 
     /// Everything so far ends in a dot.
     fn push_type(&mut self, name: &str, number: &str, arguments: &[String]) {
-        if name.is_empty() {
-            return;
-        }
         self.owner = format!("{name}{number}");
         push(&mut self.text, &self.owner);
         push_list(&mut self.text, arguments);
@@ -240,6 +248,8 @@ impl Frame {
             self.in_compiler_type = true;
             push(&mut self.text, "Closure");
         } else {
+            // Module initialisers.
+            self.in_compiler_type |= self.in_holder && raw == ".cctor";
             let place = Place {
                 owner: &self.owner,
                 enclosing: method.related,

@@ -92,14 +92,19 @@ fn without_arguments(name: &str) -> String {
     plain
 }
 
-/// Whether two adjacent frames are one for a reader: an async method or iterator, called by its own
-/// first part under the same name. A method that calls itself stays as many frames as it is, and
-/// plumbing between the two must be hidden before.
+/// Whether two adjacent frames are one for a reader: an async method and its own first part, which
+/// have the same name. A method that calls itself stays as many frames as it is. Plumbing between
+/// the two must be hidden before.
 #[must_use]
 pub fn folds(callee: Shown<'_>, caller: Shown<'_>) -> bool {
-    callee.name == caller.name
-        && callee.system_name != caller.system_name
-        && is_body(callee.system_name) != is_body(caller.system_name)
+    let (body, method) = match (is_body(callee.system_name), is_body(caller.system_name)) {
+        (true, false) => (callee.name, caller.name),
+        (false, true) => (caller.name, callee.name),
+        _ => return false,
+    };
+    // With signatures in the names: the body has no parameters, the method may have some.
+    let body = body.strip_suffix("()").unwrap_or(body);
+    method.strip_prefix(body).is_some_and(|rest| rest.is_empty() || rest.starts_with('('))
 }
 
 /// Whether a raw name is of a method that the compiler made of somebody's body.
@@ -148,5 +153,7 @@ mod tests {
         assert!(!folds(start, start), "a method that calls itself");
         assert!(!folds(body, body));
         assert!(!folds(body, Shown { name: "Shop.Payment.Other", ..start }));
+        let start = Shown { name: "Shop.Payment.Pay(System.Int32)", ..start };
+        assert!(folds(Shown { name: "Shop.Payment.Pay()", ..body }, start), "with signatures");
     }
 }

@@ -112,12 +112,8 @@ impl Member {
                 is_static: name.ends_with("cctor"),
             };
         }
-        let undotted;
-        let mut name = name;
-        if place.in_type_name {
-            undotted = name.replace('-', ".");
-            name = &undotted;
-        }
+        let dotted = if place.in_type_name { Some(name.replace('-', ".")) } else { dotted(name) };
+        let mut name = dotted.as_deref().unwrap_or(name);
         let mut method = String::new();
         if let Some((interface, last)) = rsplit_outside(name, b'.')
             && !interface.is_empty()
@@ -152,6 +148,24 @@ impl Member {
             push(text, " (static)");
         }
     }
+}
+
+/// "System.IDisposable.Dispose" of F#'s "System-IDisposable-Dispose". F# methods may have any
+/// characters in their names; only an interface's name before the last dash tells these.
+fn dotted(name: &str) -> Option<String> {
+    let (interface, method) = name.rsplit_once('-')?;
+    let pieces = || interface.split('-').map(|piece| piece.split('`').next().unwrap_or_default());
+    let mut last = pieces().next_back()?.chars();
+    let is_interface = last.next() == Some('I') && last.next().is_some_and(char::is_uppercase);
+    let is_identifier = |piece: &str| {
+        !piece.is_empty() && piece.chars().all(|one| one.is_alphanumeric() || one == '_')
+    };
+    if !is_interface || !is_identifier(method) || !pieces().all(is_identifier) {
+        return None;
+    }
+    let mut shown: String = pieces().flat_map(|piece| [piece, "."]).collect();
+    shown.push_str(method);
+    Some(shown)
 }
 
 fn is_constructor(name: &str) -> bool {

@@ -18,8 +18,10 @@ pub(crate) enum Part<'a> {
     StateMachine(&'a str),
     /// An F# closure, which is one function.
     Function(&'a str),
-    /// A helper of the compiler; without a name when it only holds others.
+    /// A helper of the compiler.
     Compiler(&'a str),
+    /// Holds what belongs to no type: helpers, a module's functions.
+    Holder(&'a str),
 }
 
 /// One part of a type's name.
@@ -92,7 +94,7 @@ fn csharp_part<'a>(inner: &'a str, rest: &'a str) -> Option<Part<'a>> {
         return csharp_part_without_method(rest);
     }
     if inner == "PrivateImplementationDetails" || inner == "Module" {
-        return Some(Part::Compiler(""));
+        return Some(Part::Holder(inner));
     }
     // Before C# 10 top-level statements were in "<Program>$".
     if rest == "$" {
@@ -151,7 +153,8 @@ fn visual_basic_part(name: &str) -> Option<Part<'_>> {
     let name = name.strip_prefix("VB$")?;
     if let Some(rest) = name.strip_prefix("StateMachine_") {
         let (number, method) = rest.split_once('_')?;
-        let counted = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        // Those of lambdas have no number.
+        let counted = number.bytes().all(|byte| byte.is_ascii_digit());
         return (counted && !method.is_empty()).then_some(Part::StateMachine(method));
     }
     for (prefix, shown) in
@@ -195,12 +198,16 @@ mod tests {
             ),
             ("<>f__AnonymousType0`2", vec![Anonymous("AnonymousType", "0")]),
             ("<>z__ReadOnlyArray`1", vec![Compiler("ReadOnlyArray")]),
-            ("<PrivateImplementationDetails>", vec![Compiler("")]),
+            ("<PrivateImplementationDetails>", vec![Holder("PrivateImplementationDetails")]),
             ("<Program>F3A__Hidden", vec![Named("Hidden")]),
             ("<Program>$", vec![Named("Program")]),
             ("Till+_Closure$__", vec![Named("Till"), Closure { captures: false }]),
             ("Till+_Closure$__1-0", vec![Named("Till"), Closure { captures: true }]),
             ("Till+VB$StateMachine_3_Pay", vec![Named("Till"), StateMachine("Pay")]),
+            (
+                "Till+VB$StateMachine___Lambda$__6-0",
+                vec![Named("Till"), StateMachine("_Lambda$__6-0")],
+            ),
             ("VB$AnonymousType_0`1", vec![Anonymous("AnonymousType", "0")]),
             ("Module+total@12-1", vec![Named("Module"), Function("total@12-1")]),
             ("<StartupCode$App>.$Program", vec![Named("Program")]),

@@ -61,7 +61,7 @@ fn shown(name: &str, arguments: &[String]) -> String {
                 let place = Place { owner, captures, in_type_name: true, ..Place::default() };
                 Member::parse(method, place).push_to(&mut text, own, &[]);
             }
-            Part::Compiler(name) => {
+            Part::Compiler(name) | Part::Holder(name) => {
                 push(&mut text, name);
                 push_list(&mut text, own);
             }

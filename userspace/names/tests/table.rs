@@ -148,6 +148,13 @@ fn what_the_compiler_adds_is_marked_or_named() {
         ("<>f__AnonymousType0`2", ".ctor", "AnonymousType0.AnonymousType0"),
         ("<>f__AnonymousDelegate1", "Invoke", "AnonymousDelegate1.Invoke"),
         ("<PrivateImplementationDetails>", "ComputeStringHash", "(compiler) ComputeStringHash"),
+        (
+            "<PrivateImplementationDetails>",
+            ".cctor",
+            "(compiler) PrivateImplementationDetails (static)",
+        ),
+        ("<Module>", ".cctor", "(compiler) Module (static)"),
+        ("<Module>", "main", "main"),
         ("<>z__ReadOnlyArray`1", "get_Count", "(compiler) ReadOnlyArray.Count.get"),
         ("<Program>F0123456789ABCDEF__Hidden", "Run", "Hidden.Run"),
         ("Shop.<Program>F0123456789ABCDEF__Hidden`1", ".ctor", "Shop.Hidden.Hidden"),
@@ -163,13 +170,15 @@ fn visual_basic_names_are_cleaned() {
         ("Store.Till+_Closure$__1-0", "_Lambda$__0", "Store.Till.Lambda"),
         ("VB$AnonymousType_0`1", "ToString", "AnonymousType0.ToString"),
     ]);
-    for type_name in ["Store.Till+_Closure$__1-0", "Store.Till+_Closure$__", "Store.Till"] {
-        let method = RawMethod::<&str> {
-            type_name,
-            method: "_Lambda$__0",
-            related: Some("Run"),
-            ..RawMethod::default()
-        };
+    for (type_name, method) in [
+        ("Store.Till+_Closure$__1-0", "_Lambda$__0"),
+        ("Store.Till+_Closure$__", "_Lambda$__6-0"),
+        ("Store.Till+_Closure$__", "_Lambda$__R6-1"),
+        ("Store.Till", "_Lambda$__16-1"),
+        ("Store.Till+_Closure$__1-0+VB$StateMachine___Lambda$__0", "MoveNext"),
+    ] {
+        let method =
+            RawMethod::<&str> { type_name, method, related: Some("Run"), ..RawMethod::default() };
         assert_eq!(frame_name(&method).name, "Store.Till.Run_Lambda");
     }
 }
@@ -183,6 +192,16 @@ fn fsharp_names_are_cleaned() {
         ("<StartupCode$App>.$Program", "main@", "Program.main@"),
         ("<StartupCode$App>.$Program", ".cctor", "Program.Program (static)"),
         ("Module", "|Even|Odd|", "Module.|Even|Odd|"),
+        ("Module+total@12", ".ctor", "Module.total@12.total@12"),
+        ("Counter`1", "System-IDisposable-Dispose", "Counter.System.IDisposable.Dispose"),
+        (
+            "Counter`1",
+            "System-Collections-Generic-IEnumerable`1-GetEnumerator",
+            "Counter.System.Collections.Generic.IEnumerable.GetEnumerator",
+        ),
+        ("Counter", "Till-ITotal-get_Name", "Counter.Till.ITotal.Name.get"),
+        ("Module", "my odd-name test", "Module.my odd-name test"),
+        ("Module", "well-known", "Module.well-known"),
         ("Module", "op_PipeRight", "Module.operator |>"),
     ]);
 }
