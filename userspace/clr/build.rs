@@ -85,17 +85,9 @@ fn musl(root: &Path, output: &Path) -> Option<PathBuf> {
         );
         return None;
     }
-    // The library takes the C library from the process it is loaded into. For unwinding panics it
-    // brings its own: libgcc_s of a glibc system cannot be loaded on musl, and a container may have
-    // none at all. rustc asks for `-lgcc_s`, and this file answers.
-    let unwinder = folder.join("self-contained/libunwind.a");
-    let answers = output.join("unwinder");
-    fs::create_dir_all(&answers).expect("a folder in OUT_DIR");
-    fs::write(answers.join("libgcc_s.so"), format!("INPUT(\"{}\")\n", unwinder.display()))
-        .expect("writing the linker script");
-    let flags = format!("-Ctarget-feature=-crt-static\x1f-Lnative={}", answers.display());
+    // The library takes the C library from the process it is loaded into.
     let settings = [
-        ("CARGO_ENCODED_RUSTFLAGS", flags.as_str()),
+        ("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=-crt-static"),
         ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_LINKER", "musl-gcc"),
     ];
     match build(root, output, &MUSL, &settings) {
