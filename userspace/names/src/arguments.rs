@@ -2,26 +2,35 @@
 
 use std::ops::Range;
 
-use crate::inert::push;
+use crate::inert::{MAX_NAME_BYTES, push};
 use crate::path::Segment;
 use crate::type_text;
 
 /// What the runtime passes for any reference type.
 pub(crate) const SHARED: &str = "System.__Canon";
 /// More arguments are not shown. The longest function type of the framework has 17.
-const MOST: usize = 64;
+pub(crate) const MOST: usize = 64;
 
-/// One text for each argument: of a shared one the name that its parameter was declared with.
+/// One text for each argument: of a shared one the name that its parameter was declared with. All
+/// of them together are looked at no further than a name may be long.
 pub(crate) fn shown<T: AsRef<str>>(arguments: &[T], parameters: &[T]) -> Vec<String> {
+    let mut left = MAX_NAME_BYTES;
     (0..arguments.len().max(parameters.len()).min(MOST))
-        .map(|position| match arguments.get(position).map(T::as_ref) {
-            Some(argument) if !argument.is_empty() && argument != SHARED => {
-                type_text::clean(argument)
+        .map(|position| {
+            let given = arguments.get(position).map_or("", T::as_ref);
+            let name = parameters.get(position).map_or("", T::as_ref);
+            let (text, is_given) = match given {
+                "" | SHARED => (name, false),
+                _ => (given, true),
+            };
+            match left.checked_sub(text.len()) {
+                None => "…".to_string(),
+                Some(_) if text.is_empty() => format!("T{position}"),
+                Some(less) => {
+                    left = less;
+                    if is_given { type_text::clean(text) } else { declared(text) }
+                }
             }
-            _ => match parameters.get(position).map(T::as_ref) {
-                Some(name) if !name.is_empty() => declared(name),
-                _ => format!("T{position}"),
-            },
         })
         .collect()
 }

@@ -1,6 +1,6 @@
 //! A method's name as a flame graph shows it.
 
-use crate::arguments::{distribute, push_list, shown};
+use crate::arguments::{MOST, SHARED, distribute, push_list, shown};
 use crate::hiding::plumbing;
 use crate::inert::{front, inert, push};
 use crate::member::{Member, Place, Shape, Within};
@@ -115,10 +115,10 @@ fn system_name<T: AsRef<str>>(method: &RawMethod<'_, T>) -> String {
 }
 
 fn push_raw<T: AsRef<str>>(text: &mut String, arguments: &[T]) {
-    for (position, argument) in arguments.iter().enumerate() {
+    for (position, argument) in arguments.iter().take(MOST).enumerate() {
         push(text, if position == 0 { "[" } else { "," });
         let argument = argument.as_ref();
-        push(text, if argument.is_empty() { crate::arguments::SHARED } else { argument });
+        push(text, if argument.is_empty() { SHARED } else { argument });
     }
     if !arguments.is_empty() {
         push(text, "]");

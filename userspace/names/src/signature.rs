@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::inert::{inert, push};
+use crate::inert::{MAX_NAME_BYTES, inert, push};
 
 /// Deeper types are not believed.
 const DEEPEST: usize = 32;
@@ -146,12 +146,15 @@ impl<N: TypeNames> Walk<'_, N> {
         };
         signature.return_modifiers = self.modifiers()?;
         signature.return_type = self.one(depth)?;
+        let mut bytes = 0;
         for position in 0..count as usize {
-            if position == MOST_PARAMETERS {
+            if position == MOST_PARAMETERS || bytes > MAX_NAME_BYTES {
                 signature.parameters.push("…".to_string());
                 return Some((signature, false));
             }
-            signature.parameters.push(self.one(depth)?);
+            let parameter = self.one(depth)?;
+            bytes += parameter.len();
+            signature.parameters.push(parameter);
         }
         Some((signature, true))
     }

@@ -102,6 +102,7 @@ proptest! {
         if let Some(signature) = decode(&blob, &Circular) {
             prop_assert!(is_good(&signature.return_type));
             prop_assert!(signature.parameters.iter().all(|parameter| is_good(parameter)));
+            prop_assert!(signature.to_string().len() <= 4 * MAX_NAME_BYTES);
             prop_assert!(signature.return_modifiers.iter().all(|modifier| is_good(modifier)));
         }
         prop_assert!(decode_type(&blob, &Circular).is_none_or(|text| is_good(&text)));
@@ -113,15 +114,15 @@ proptest! {
     ) {
         let blob = [&[0x20, 8], &blob[..]].concat();
         let signature = decode(&blob, &Circular);
-        prop_assert!(signature.is_none_or(|signature| signature.parameters.len() == 8));
+        prop_assert!(signature.is_none_or(|signature| signature.parameters.len() <= 8));
     }
 }
 
 #[test]
-fn very_long_names_take_no_time() {
+fn of_very_long_names_only_the_start_is_looked_at() {
     for piece in ["<", "<>", "+", "A+", "[", "A`1[", ",", "<>c+", "`", "<a", ".", "-", "@1", "_"] {
-        let long = piece.repeat(1 << 20);
-        let arguments = vec![long.clone(); 100];
+        let long = piece.repeat(20_000);
+        let arguments = vec![long.clone(), long.get(..4000).unwrap_or_default().to_string()];
         let names = frame_name(&RawMethod {
             type_name: &long,
             method: &long,
