@@ -4,6 +4,7 @@
 //! a segment's header. The main part is read in the places where it matters, each from its start.
 
 use std::io;
+use std::mem::offset_of;
 use std::ptr::NonNull;
 
 use crate::contexts::{Context, Contexts, Registrar};
@@ -11,7 +12,7 @@ use crate::control::{ControlReader, Outcome, Request, Wishes};
 use crate::event::Event;
 use crate::layout::{
     ANSWERS, CONTEXTS, CONTROL, MAIN_SIZE, MainHeader, REQUESTS, RING_DATA, RING_HEAD, RING_WORDS,
-    SEGMENT_DATA, STATUS, SegmentHeader,
+    SEGMENT_DATA, STATUS, SegmentHeader, StatusPage,
 };
 use crate::log::{Prepared, Segment};
 use crate::memory::Region;
@@ -72,6 +73,8 @@ fn read(flags: u8, main: &[u8], segment: &[u8]) -> Option<(Vec<Entry>, ReaderLos
     for place in [CONTROL, REQUESTS, STATUS, ANSWERS, RING_HEAD, CONTEXTS, RING_WORDS, RING_DATA] {
         pieces.push((place, main.get(..4096).unwrap_or(main)));
     }
+    // So that there is always something new in the log.
+    pieces.push((STATUS + offset_of!(StatusPage, committed), &[0xff; 8]));
     let main_file = Sparse { size: MAIN_SIZE, pieces };
     let segment_header = SegmentHeader::new(ID, 0).to_bytes();
     let segment_pieces = vec![(0, &segment_header[..]), (SEGMENT_DATA, segment)];
@@ -89,6 +92,7 @@ fn read(flags: u8, main: &[u8], segment: &[u8]) -> Option<(Vec<Entry>, ReaderLos
     let mut entries = Vec::new();
     let mut losses = ReaderLosses::default();
     let mut tails = 0_u64;
+    let mut quiet = 0;
     for now in 0..100 {
         let poll = reader.poll(budget, now * 1_000_000_000).ok()?;
         assert!(poll.entries.len() <= budget.records, "within the budget");
@@ -96,6 +100,11 @@ fn read(flags: u8, main: &[u8], segment: &[u8]) -> Option<(Vec<Entry>, ReaderLos
         let events = ring.poll(&main_file, budget, &mut losses).ok()?;
         assert!(events.events.len() <= budget.records, "within the budget");
         tails = tails.wrapping_add(events.tail);
+        quiet = if poll.more || events.more { 0 } else { quiet + 1 };
+        if quiet > 3 {
+            // Longer than a record is waited for.
+            break;
+        }
     }
     _ = reader.status();
     for tid in [1, 2, 1000, u32::MAX] {
@@ -112,7 +121,8 @@ fn read(flags: u8, main: &[u8], segment: &[u8]) -> Option<(Vec<Entry>, ReaderLos
 
 /// The bridge's side: somebody else may have written over its memory.
 fn write(main: &[u8], segment: &[u8]) {
-    let mut words = vec![0_u64; MAIN_SIZE / 8];
+    // Up to what lies behind the words of the ring: an event that would lie there is not written.
+    let mut words = vec![0_u64; RING_DATA / 8 + 512];
     let fill = |words: &mut Vec<u64>, place: usize, bytes: &[u8]| {
         for (word, chunk) in words.iter_mut().skip(place / 8).zip(bytes.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*chunk);

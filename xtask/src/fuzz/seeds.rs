@@ -69,6 +69,9 @@ pub fn make() -> Result<()> {
     let dump = work.join("jit.dump");
     fs::write(&dump, jitdump())?;
     plant(&corpus, "jitdump", &dump)?;
+    let memory = work.join("bridge-memory");
+    fs::write(&memory, bridge_memory())?;
+    plant(&corpus, "bridge_memory", &memory)?;
     go_seeds(&work, &corpus)?;
     dotnet_seeds(&work, &corpus)?;
     // No seed of its own: the fuzzer starts from nothing.
@@ -83,6 +86,33 @@ fn plant(corpus: &Path, target: &str, seed: &Path) -> Result<()> {
     fs::copy(seed, directory.join(format!("seed-{name}")))
         .with_context(|| format!("cannot plant {}", seed.display()))?;
     Ok(())
+}
+
+/// Flags, a ring head and a committed event as the main file's part, and a log of one record of each
+/// kind, as `strata_bridge_layout::exercise` takes them apart and its documentation says.
+fn bridge_memory() -> Vec<u8> {
+    const COMMITTED: u64 = 2 << 56;
+    const END: u64 = 3 << 56;
+    let mut main = vec![0_u8; 256];
+    main[0] = 1;
+    let event = [7_u64, 0, 5, 1, 2, 3, 0x7f00_0000];
+    main.extend(event.iter().flat_map(|word| word.to_le_bytes()));
+    let mut bytes = vec![0];
+    bytes.extend((main.len() as u16).to_le_bytes());
+    bytes.extend(main);
+    for kind in 1..=13_u64 {
+        // Numbers, then texts and lists: lengths of 2 and 1 and 0.
+        let mut fields = vec![1_u8; 8];
+        fields.extend([0; 80]);
+        fields.extend([2, 0, b'a', b'b', 1, 0, 1, 0, b'c', 0, 0, 1, 0]);
+        fields.resize(176, 0);
+        let word = 192 | kind << 32 | COMMITTED;
+        bytes.extend(word.to_le_bytes());
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(fields);
+    }
+    bytes.extend((64 | END).to_le_bytes());
+    bytes
 }
 
 /// One C program in the shapes that a parser meets: with and without debug information,
