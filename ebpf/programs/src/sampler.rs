@@ -22,7 +22,7 @@ use strata_layout::record::{
     RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
 };
 use strata_layout::step::Frame;
-use strata_layout::tables::{PROCESS_SKIP, Process};
+use strata_layout::tables::{PROCESS_PATIENT, PROCESS_SKIP, Process};
 
 use crate::maps::{
     Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, count, max_frames,
@@ -202,6 +202,11 @@ pub fn user_stack(
     // SAFETY: map values; `registers` is what bpf_task_pt_regs returned.
     unsafe {
         hot.process = *process;
+        if !task.is_null() {
+            // It is walked again once the runtime has said what this code is.
+            hot.process.captures = 1;
+            hot.process.flags |= PROCESS_PATIENT;
+        }
         hot.frame = Frame {
             pc: saved(registers, SAVED_IP),
             sp: saved(registers, SAVED_SP),
@@ -222,7 +227,11 @@ pub fn user_stack(
     walk(&mut walked);
     if hot.end == End::NoMapping as u32 && hot.process.captures != 0 {
         // SAFETY: a map value; a lost update only sends one raw stack more.
-        unsafe { (*process).captures = hot.process.captures - 1 };
+        unsafe {
+            if task.is_null() {
+                (*process).captures = hot.process.captures - 1;
+            }
+        }
         return false;
     }
     record.header.user_frames = hot.user_frames as u16;

@@ -130,7 +130,8 @@ pub fn refusal(process: &ClrProcess) -> Option<String> {
     if let Err(error) = &process.sockets {
         return Some(error.to_string());
     }
-    let takes_one = process.version.is_some_and(|version| !version.has_notification_profilers());
+    // Profilers that are only notified came with .NET 6 (corprof.idl, ICorProfilerCallback11).
+    let takes_one = process.version.is_some_and(|version| version.major < 6);
     let other = process.switches.profilers().into_iter().find(|profiler| !profiler.is_strata());
     if let (true, Some(other)) = (takes_one, other) {
         return Some(format!("its runtime takes one profiler only and has {other}"));

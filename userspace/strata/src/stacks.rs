@@ -29,6 +29,8 @@ pub struct Question {
 
 /// Tables and bridge are waited for so long.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Unannounced code that one stack may lead through.
+const LOOKS: u32 = 12;
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Prints the stacks; the exit status.
@@ -50,6 +52,7 @@ pub fn run(question: &Question) -> Result<i32> {
         table_memory: 64 << 20,
         own_pid: std::process::id(),
         managed: question.managed,
+        signatures: false,
     })?;
     engine.prepare(pid);
     let deadline = Instant::now() + PATIENCE;
@@ -60,8 +63,13 @@ pub fn run(question: &Question) -> Result<i32> {
         engine.loading.block(LOOK);
         engine.turn();
     }
-    engine.programs.walk_threads()?;
-    engine.turn();
+    // Each look may find code that the runtime has not told of yet, and asks.
+    for _ in 0..LOOKS {
+        engine.walk(pid)?;
+        if engine.is_settled() {
+            break;
+        }
+    }
     engine.finish(PATIENCE)?;
     let circumstances = Circumstances {
         started: SystemTime::now(),

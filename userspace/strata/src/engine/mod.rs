@@ -18,7 +18,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use strata_layout::record::Counter;
+use strata_layout::record::{Counter, End};
 
 use crate::kernel::introspect::{self, ProgramUse};
 use crate::kernel::loader::{LoadError, Programs, Settings};
@@ -55,6 +55,8 @@ pub struct Options {
     pub own_pid: u32,
     /// What may be done to .NET processes.
     pub managed: managed::Policy,
+    /// Names of .NET methods have the types of their parameters.
+    pub signatures: bool,
 }
 
 pub struct Engine {
@@ -88,6 +90,8 @@ pub struct Engine {
     pub sampler_use: Option<ProgramUse>,
 }
 
+/// A runtime answers within milliseconds.
+const SETTLING: Duration = Duration::from_secs(1);
 /// How long ended processes are kept for samples that are still on their way.
 const SWEEP: Duration = Duration::from_secs(1);
 
@@ -114,7 +118,7 @@ impl Engine {
             groups: Groups::default(),
             selection,
             aggregate: Aggregate::new(options.keep_timeline),
-            managed: Managed::new(options.managed),
+            managed: Managed::new(options.managed, options.signatures),
             pending: Pending::default(),
             dirty: HashSet::new(),
             ended: Vec::new(),
@@ -158,6 +162,28 @@ impl Engine {
     pub fn is_prepared(&self, pid: u32) -> bool {
         let Some(process) = self.table.get(pid) else { return true };
         self.store.is_published(pid) && !self.managed.is_attaching(process.image)
+    }
+
+    /// Takes a new look at the threads of a prepared process; what was seen before is forgotten.
+    pub fn walk(&mut self, pid: u32) -> Result<(), EngineError> {
+        self.aggregate = Aggregate::new(false);
+        self.managed.forget_places();
+        self.programs.walk_threads()?;
+        self.turn();
+        if let Some(process) = self.table.get(pid) {
+            let image = process.image;
+            let deadline = Instant::now() + SETTLING;
+            while self.managed.is_settling(image) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(10));
+                self.turn();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every stack was followed to its end or to a cause that another look would not change.
+    pub fn is_settled(&self) -> bool {
+        self.aggregate.ends().get(End::NoMapping as usize) == Some(&0)
     }
 
     /// Readable when processes have changed.

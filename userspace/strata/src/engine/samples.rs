@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_layout::record::{
-    End, FORM_RAW, FRAME_ADDRESS, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_CODE_WORD,
-    RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD,
+    End, FORM_RAW, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header, MAX_KERNEL_FRAMES,
+    RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD,
 };
 use strata_layout::tables::Extent;
 use strata_unwind::unwinder;
@@ -131,6 +131,7 @@ impl Engine {
             return;
         }
         self.store.touch(header.pid, self.now);
+        self.ask_about_followed(&sample, image);
         let kernel = usize::from(header.kernel_frames);
         let user = usize::from(header.user_frames);
         let words = Words {
@@ -142,6 +143,26 @@ impl Engine {
         };
         let key = ThreadKey { image, tid: header.tid, comm: header.comm };
         self.aggregate.add(header.time, key, words, &space);
+    }
+
+    /// Code of a runtime that was followed by frame pointer, or not at all, because nobody has
+    /// announced it: the runtime is asked whose it is.
+    fn ask_about_followed(&mut self, sample: &Sample<'_>, image: ImageId) {
+        if self.managed.units_of(image).is_none() {
+            return;
+        }
+        let kernel = usize::from(sample.header.kernel_frames);
+        let user = sample.words.get(kernel..).unwrap_or_default();
+        let user = user.get(..usize::from(sample.header.user_frames)).unwrap_or_default();
+        for pair in user.windows(2) {
+            let &[callee, caller] = pair else { continue };
+            if caller & FRAME_BY_POINTER != 0 {
+                self.managed.unannounced(image, address_of(callee));
+            }
+        }
+        if let Some(&last) = user.last().filter(|_| sample.header.end == End::NoMapping as u8) {
+            self.managed.unannounced(image, address_of(last));
+        }
     }
 
     /// strata itself and its helpers, but not the command it was asked to run.
@@ -248,8 +269,7 @@ impl Engine {
                 && self.managed.units_of(raw.image).is_some()
                 && let Some(&last) = user.last()
             {
-                let exact = last & FRAME_EXACT != 0;
-                let address = (last & FRAME_ADDRESS).wrapping_sub(u64::from(!exact));
+                let address = address_of(last);
                 if patient && self.managed.unannounced(raw.image, address) {
                     return false;
                 }
@@ -288,6 +308,11 @@ impl Engine {
         let key = ThreadKey { image: raw.image, tid: raw.header.tid, comm: raw.header.comm };
         self.aggregate.add(raw.header.time, key, words, &raw.space);
     }
+}
+
+/// Where a frame's code is: the call, not the instruction after it.
+fn address_of(word: u64) -> u64 {
+    (word & FRAME_ADDRESS).wrapping_sub(u64::from(word & FRAME_EXACT == 0))
 }
 
 fn raw_pc(raw: &Raw) -> u64 {

@@ -94,11 +94,6 @@ impl Bridges {
         self.start_waiting();
         Some(arrival)
     }
-
-    /// Bridges that are on their way.
-    pub fn pending(&self) -> usize {
-        self.running + self.waiting.len()
-    }
 }
 
 fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
@@ -130,7 +125,7 @@ fn instead(pid: u32, attach: bool, error: &AttachError) -> Refusal {
         && strata_clr::discover(pid)
             .ok()
             .flatten()
-            .filter(|process| process.version.is_none_or(|v| v.has_perf_map_command()))
+            .filter(|process| process.version.is_none_or(|version| version.major >= 8))
             .is_some_and(|process| strata_clr::enable_perf_map(&process).is_ok());
     Refusal { why: error.to_string(), writes_perf_map }
 }

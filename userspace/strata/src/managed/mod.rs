@@ -65,6 +65,9 @@ struct Target {
     /// Records lost on their way here.
     lost: u64,
     published: Instant,
+    /// Places of the aggregate that are this process's.
+    sampled: Vec<(u64, u32)>,
+    ended: Option<Instant>,
 }
 
 /// What the bridges of a recording amount to, for the summary.
@@ -84,6 +87,8 @@ pub struct Totals {
 
 pub struct Managed {
     policy: Policy,
+    /// Names have the types of parameters.
+    signatures: bool,
     bridges: Bridges,
     targets: HashMap<ImageId, Target>,
     current: HashMap<u32, ImageId>,
@@ -96,13 +101,16 @@ pub struct Managed {
 
 /// Code that a process adds is made known to the kernel this often.
 const PUBLISH_AFTER: Duration = Duration::from_millis(100);
+/// Samples of a process come this long after its end at most.
+const STRAGGLERS: Duration = Duration::from_secs(5);
 /// How long the last questions may take at the end.
 const LAST_ANSWERS: Duration = Duration::from_millis(600);
 
 impl Managed {
-    pub fn new(policy: Policy) -> Self {
+    pub fn new(policy: Policy, signatures: bool) -> Self {
         Self {
             policy,
+            signatures,
             bridges: Bridges::default(),
             targets: HashMap::new(),
             current: HashMap::new(),
@@ -128,6 +136,8 @@ impl Managed {
             modules_seen: 0,
             lost: 0,
             published: Instant::now(),
+            sampled: Vec::new(),
+            ended: None,
         };
         self.targets.insert(image, target);
         self.current.insert(pid, image);
@@ -140,6 +150,7 @@ impl Managed {
         {
             target.take_in();
             target.state = State::Ended;
+            target.ended = Some(Instant::now());
             target.units.clear();
         }
     }
@@ -174,7 +185,12 @@ impl Managed {
                 }
             };
         }
+        self.ask_about_new_places(aggregate);
         for target in self.targets.values_mut() {
+            if target.is_over() {
+                target.runtime.keep_only(&target.sampled, self.signatures);
+                target.ended = None;
+            }
             let was_known = target.runtime.enumerated;
             target.take_in();
             if !target.runtime.enumerated {
@@ -190,7 +206,6 @@ impl Managed {
             }
             target.units.sweep(store);
         }
-        self.ask_about_new_places(aggregate);
     }
 
     /// Every sampled method's IL map is asked for once; every address nobody claims too.
@@ -201,6 +216,7 @@ impl Managed {
             if let Place::Generated { image, address, era } = place
                 && let Some(target) = self.targets.get_mut(&image)
             {
+                target.sampled.push((address, era));
                 target.ask_about(address, era);
             }
         }
@@ -245,6 +261,22 @@ impl Managed {
         if let Some(target) = self.targets.get_mut(&image) {
             target.units.update(&mut target.runtime.code, programs, store);
         }
+    }
+
+    /// The aggregate starts anew.
+    pub fn forget_places(&mut self) {
+        self.places_seen = 0;
+    }
+
+    /// Whether a process still has questions to answer, or code that is not published yet.
+    pub fn is_settling(&mut self, image: ImageId) -> bool {
+        self.targets.get_mut(&image).is_some_and(|target| {
+            let asked = match &mut target.state {
+                State::Attached(bridge) => bridge.has_questions(),
+                _ => false,
+            };
+            asked || target.runtime.code.is_dirty()
+        })
     }
 
     /// Whether a process's bridge is still on its way.
@@ -302,7 +334,7 @@ impl Managed {
             ..Totals::default()
         };
         for target in self.targets.values() {
-            totals.methods += target.runtime.methods() as u64;
+            totals.methods += target.runtime.methods();
             totals.lost += target.lost + target.runtime.refused + target.runtime.code.refused;
             if let State::Refused(refusal) = &target.state {
                 let map =
@@ -329,6 +361,11 @@ impl Target {
         if !alive {
             self.state = State::Ended;
         }
+    }
+
+    /// Whether it ended so long ago that no sample of it can come any more.
+    fn is_over(&self) -> bool {
+        self.ended.is_some_and(|ended| ended.elapsed() > STRAGGLERS)
     }
 
     fn ask_about(&mut self, address: u64, era: u32) {

@@ -11,6 +11,51 @@ use super::runtime::{Runtime, Type};
 use crate::symbols::NamedFrame;
 use crate::symbols::managed::frame;
 
+/// All that is wanted of a method's address at the end.
+#[derive(Clone, Debug)]
+pub struct Described {
+    pub module: Arc<str>,
+    pub frame: NamedFrame,
+    /// Its MethodDef token and the IL that the code came from.
+    pub il: Option<(u32, u32)>,
+}
+
+/// What was at an address of generated code in an era.
+pub fn describe(runtime: &Runtime, address: u64, era: u32, signatures: bool) -> Option<Described> {
+    if let Some(kept) = runtime.kept(address, era) {
+        return Some(kept.clone());
+    }
+    let found = runtime.find(address, era)?;
+    let method = runtime.method_of(found.method)?;
+    let il = il_offset(runtime, found.start, address - found.start);
+    Some(Described {
+        module: module_path(runtime, method),
+        frame: of_generated(runtime, method, signatures),
+        il: il.map(|offset| (method.token, offset)),
+    })
+}
+
+fn module_path(runtime: &Runtime, method: &MethodRecord) -> Arc<str> {
+    match runtime.module_of(method.module) {
+        Some(module) if !module.path.is_empty() => module.path.as_str().into(),
+        Some(module) if !module.assembly.is_empty() => format!("{}.dll", module.assembly).into(),
+        _ => "[managed]".into(),
+    }
+}
+
+/// The IL that the native code at an offset came from. Negative entries are the prologue (-2),
+/// the epilogue (-3) and code without a mapping (-1) (corprof.idl, `COR_DEBUG_IL_TO_NATIVE_MAP`).
+fn il_offset(runtime: &Runtime, start: u64, native: u64) -> Option<u32> {
+    const PROLOGUE: i32 = -2;
+    let map = runtime.il_map_of(start)?;
+    let mut before: Vec<_> = map.iter().filter(|entry| u64::from(entry.native) <= native).collect();
+    before.sort_by_key(|entry| entry.native);
+    before.iter().rev().find_map(|entry| match entry.il {
+        PROLOGUE => Some(0),
+        il => u32::try_from(il).ok(),
+    })
+}
+
 /// Names of the types in a module, by what the bridge has said.
 struct OfRuntime<'a> {
     runtime: &'a Runtime,
@@ -40,13 +85,15 @@ impl TypeNames for OfRuntime<'_> {
 }
 
 /// Of a method that the bridge has told of.
-pub fn of_generated(runtime: &Runtime, method: &MethodRecord, signatures: bool) -> NamedFrame {
+fn of_generated(runtime: &Runtime, method: &MethodRecord, signatures: bool) -> NamedFrame {
     let of_type = runtime.type_of(method.module, method.type_token).map(|of_type| &**of_type);
     let names = OfRuntime { runtime, module: method.module, of_type, method };
     let decoded = signature::decode(&method.signature, &names);
     let kind = match method.kind() {
         Some(MethodKind::Dynamic) => Kind::Dynamic,
         Some(MethodKind::Stub) => Kind::Stub,
+        // What is asked for by address does not say; what has no token has no metadata.
+        Some(MethodKind::Resolved) if method.token == 0 => Kind::Dynamic,
         _ => Kind::Ordinary,
     };
     let raw = RawMethod::<String> {
@@ -97,7 +144,7 @@ pub fn of_precompiled(
         method_parameters: &method.method_params,
         type_arguments: &method.class_args,
         method_arguments: &method.method_args,
-        kind: Kind::Ordinary,
+        kind: if method.stub { Kind::Stub } else { Kind::Ordinary },
         signature: decoded.as_ref(),
         related: None,
     };

@@ -14,6 +14,7 @@ use strata_bridge_layout::record::{AppDomainRecord, MethodRecord, ModuleRecord, 
 use strata_unwind::managed::{MethodCode, method_rules};
 
 use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
+use super::names::{self, Described};
 
 const MAX_METHODS: usize = MAX_SPANS;
 const MAX_BYTES: usize = 256 << 20;
@@ -54,6 +55,9 @@ pub struct Runtime {
     il_maps: HashMap<u64, IlMap>,
     il_maps_asked: HashSet<u64>,
     asked: HashMap<u64, Asked>,
+    /// Of a process that has ended: what its samples need, by address and era.
+    kept: HashMap<(u64, u32), Described>,
+    methods_told: u64,
     /// Everything that existed when strata came has been said.
     pub enumerated: bool,
     /// What the bridge says about itself, the last of it.
@@ -152,6 +156,7 @@ impl Runtime {
             self.first_code.insert(method.function, first);
         }
         self.bytes += OVERHEAD + method.name.len() + method.signature.len();
+        self.methods_told += 1;
         self.methods.push(method);
     }
 
@@ -163,8 +168,30 @@ impl Runtime {
         self.methods.get(index.0 as usize)
     }
 
-    pub fn methods(&self) -> usize {
-        self.methods.len()
+    /// Methods that the bridge has told of.
+    pub fn methods(&self) -> u64 {
+        self.methods_told
+    }
+
+    /// What is kept of a process that has ended.
+    pub fn kept(&self, address: u64, era: u32) -> Option<&Described> {
+        self.kept.get(&(address, era))
+    }
+
+    /// Nothing more will be said or sampled: only what the samples so far need is kept.
+    pub fn keep_only(&mut self, sampled: &[(u64, u32)], signatures: bool) {
+        let kept = sampled.iter().filter_map(|&(address, era)| {
+            Some(((address, era), names::describe(self, address, era, signatures)?))
+        });
+        *self = Self {
+            kept: kept.collect(),
+            domains: std::mem::take(&mut self.domains),
+            enumerated: self.enumerated,
+            remarks: std::mem::take(&mut self.remarks),
+            methods_told: self.methods_told,
+            refused: self.refused + self.code.refused,
+            ..Self::default()
+        };
     }
 
     pub fn type_of(&self, module: u64, token: u32) -> Option<&Arc<Type>> {
@@ -173,13 +200,6 @@ impl Runtime {
 
     pub fn module_of(&self, module: u64) -> Option<&Arc<ModuleRecord>> {
         self.modules.get(&module)
-    }
-
-    /// The module whose image covers an address.
-    pub fn module_at(&self, address: u64) -> Option<&Arc<ModuleRecord>> {
-        self.modules.values().find(|module| {
-            module.base != 0 && address.wrapping_sub(module.base) < u64::from(module.size)
-        })
     }
 
     pub fn modules(&self) -> impl ExactSizeIterator<Item = &ModuleRecord> {

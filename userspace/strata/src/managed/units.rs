@@ -71,10 +71,6 @@ impl Units {
         self.replaced.extend(std::mem::take(&mut self.tables).into_values());
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.tables.is_empty() && self.replaced.is_empty()
-    }
-
     /// Where modules are loaded: start and size.
     pub fn set_modules(&mut self, modules: impl Iterator<Item = (u64, u32)>) {
         const MOST: usize = 10_000;

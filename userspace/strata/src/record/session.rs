@@ -114,6 +114,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         table_memory: plan.table_memory,
         own_pid: std::process::id(),
         managed: plan.managed,
+        signatures: plan.signatures,
     })?;
     // Counting costs a little, and only scripts and the curious look at it.
     let run_time = (plan.json || plan.verbose > 0)

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use strata_bridge_layout::record::MethodRecord;
 use strata_files::{
     FilePart, FileService, IlPlace, ImagePlace, Locator, ManagedFacts, ManagedMethod, OpenFile,
     ProcessRef, Reply, Request,
@@ -16,7 +15,7 @@ use strata_files::{
 use strata_profile::FrameKind;
 
 use super::{NamedFrame, Shortfalls};
-use crate::managed::names;
+use crate::managed::names::{self, Described};
 use crate::managed::runtime::Runtime;
 
 /// An address in generated code, in the era of its sample.
@@ -32,7 +31,7 @@ pub struct GeneratedCode {
 pub struct NamedPlace {
     pub index: usize,
     pub address: u64,
-    pub module: String,
+    pub module: Arc<str>,
     pub frame: NamedFrame,
 }
 
@@ -47,21 +46,18 @@ pub fn resolve_generated(
 ) -> (Vec<NamedPlace>, Vec<GeneratedCode>) {
     let mut named: Vec<NamedPlace> = Vec::new();
     let mut unknown = Vec::new();
-    let mut wants_line: BTreeMap<String, Vec<(usize, IlPlace)>> = BTreeMap::new();
+    let mut wants_line: BTreeMap<Arc<str>, Vec<(usize, IlPlace)>> = BTreeMap::new();
     for code in wanted {
-        let found = runtime.find(code.address, code.era);
-        let method = found.and_then(|found| runtime.method_of(found.method));
-        let (Some(found), Some(method)) = (found, method) else {
+        let Some(Described { module, frame, il }) =
+            names::describe(runtime, code.address, code.era, signatures)
+        else {
             unknown.push(*code);
             continue;
         };
-        let module = module_path(runtime, method);
-        let native = code.address - found.start;
-        if let Some(il_offset) = il_offset(runtime, found.start, native) {
-            let place = IlPlace { token: method.token, il_offset };
+        if let Some((token, il_offset)) = il {
+            let place = IlPlace { token, il_offset };
             wants_line.entry(module.clone()).or_default().push((named.len(), place));
         }
-        let frame = names::of_generated(runtime, method, signatures);
         named.push(NamedPlace { index: code.index, address: code.address, module, frame });
     }
     for (module, places) in wants_line {
@@ -69,7 +65,7 @@ pub fn resolve_generated(
             continue;
         }
         let il: Vec<IlPlace> = places.iter().map(|(_, place)| *place).collect();
-        let lines = lines_of(service, process, Path::new(&module), &il, shortfalls);
+        let lines = lines_of(service, process, Path::new(&*module), &il, shortfalls);
         for ((at, _), line) in places.iter().zip(lines) {
             if let (Some(named), Some((file, line))) = (named.get_mut(*at), line) {
                 named.frame.file = file;
@@ -78,27 +74,6 @@ pub fn resolve_generated(
         }
     }
     (named, unknown)
-}
-
-fn module_path(runtime: &Runtime, method: &MethodRecord) -> String {
-    match runtime.module_of(method.module) {
-        Some(module) if !module.path.is_empty() => module.path.clone(),
-        Some(module) if !module.assembly.is_empty() => format!("{}.dll", module.assembly),
-        _ => "[managed]".into(),
-    }
-}
-
-/// The IL that the native code at an offset came from. Negative entries are the prologue (-2),
-/// the epilogue (-3) and code without a mapping (-1) (corprof.idl, `COR_DEBUG_IL_TO_NATIVE_MAP`).
-fn il_offset(runtime: &Runtime, start: u64, native: u64) -> Option<u32> {
-    const PROLOGUE: i32 = -2;
-    let map = runtime.il_map_of(start)?;
-    let mut before: Vec<_> = map.iter().filter(|entry| u64::from(entry.native) <= native).collect();
-    before.sort_by_key(|entry| entry.native);
-    before.iter().rev().find_map(|entry| match entry.il {
-        PROLOGUE => Some(0),
-        il => u32::try_from(il).ok(),
-    })
 }
 
 /// Document and line of IL of an assembly, for each place, if its PDB is there.

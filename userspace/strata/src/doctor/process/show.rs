@@ -211,14 +211,18 @@ fn show_generated(text: &mut String, generated: &Generated, colour: bool) {
     let padded = coloured(&format!("{:<8}", state.name()), state, colour);
     let _ = writeln!(
         text,
-        "  {padded}  {} (regions: {}; runtime: {}), unwound by frame pointers",
+        "  {padded}  {} (regions: {}; runtime: {}), unwound by {}",
         size(generated.bytes),
         generated.regions,
-        generated.runtime.name()
+        generated.runtime.name(),
+        if generated.attachable { "what its runtime says" } else { "frame pointers" }
     );
     let mut row = |name: &str, value: &str| {
         let _ = writeln!(text, "  {:8}  {name:<10} {value}", "");
     };
+    if generated.attachable {
+        row("bridge", "`strata record` attaches to it (`strata ps` shows how it is)");
+    }
     if let Some(map) = &generated.perf_map {
         let functions = match map.functions {
             Some(functions) => format!(", {functions} functions"),
