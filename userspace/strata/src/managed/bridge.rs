@@ -4,6 +4,7 @@
 //! message. Reading is done at every turn and never waits.
 
 use std::collections::VecDeque;
+use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -180,6 +181,15 @@ impl Bridge {
         let there: u64 = Loss::ALL.iter().map(|loss| status.lost(*loss)).sum();
         let here = self.session.losses();
         there + here.malformed + here.unknown_kind + here.unfinished + here.broken_segments
+    }
+
+    /// The process's code at an address, or as much of it as can be read.
+    pub fn read_code(&self, start: u64, size: u32) -> Vec<u8> {
+        let mut code = vec![0; size as usize];
+        let memory = std::fs::File::open(format!("/proc/{}/mem", self.session.target().pid()));
+        let read = memory.and_then(|memory| memory.read_at(&mut code, start)).unwrap_or(0);
+        code.truncate(read);
+        code
     }
 
     pub fn ask_address(&mut self, address: u64) {

@@ -127,6 +127,20 @@ impl CodeMap {
         self.touch(start, end);
     }
 
+    /// The code that starts here is unwound by these rules, as is known by now.
+    pub fn refine(&mut self, start: u64, rules: &[(u32, Rule)]) {
+        let rows = self.row_list(rules);
+        if let Some(span) = self.spans.get_mut(&start)
+            && span.rows != rows
+        {
+            span.rows = rows;
+            let end = start + u64::from(span.size);
+            // What was cached for the old rules must not be used any more.
+            self.era = self.era.wrapping_add(1);
+            self.touch(start, end);
+        }
+    }
+
     /// The code that starts here is gone.
     pub fn remove(&mut self, start: u64) {
         if let Some(span) = self.spans.get(&start) {

@@ -372,6 +372,9 @@ impl Target {
         let State::Attached(bridge) = &mut self.state else { return };
         match self.runtime.find(address, era) {
             Some(found) => {
+                if let Some(size) = self.runtime.wants_code(found.start) {
+                    self.runtime.take_code(found.start, &bridge.read_code(found.start, size));
+                }
                 if self.runtime.ask_il_map(found.start)
                     && let Some(method) = self.runtime.method_of(found.method)
                 {

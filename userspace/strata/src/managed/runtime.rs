@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use strata_bridge_layout::field::IlMapEntry;
 use strata_bridge_layout::record::{AppDomainRecord, MethodRecord, ModuleRecord, Record, Tier};
-use strata_unwind::managed::{MethodCode, method_rules};
+use strata_unwind::managed::{MethodCode, method_rules, wants_all_code};
 
 use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
 use super::names::{self, Described};
@@ -20,6 +20,8 @@ const MAX_METHODS: usize = MAX_SPANS;
 const MAX_BYTES: usize = 256 << 20;
 /// Of a method's unoptimised code, kept.
 const FIRST_CODE: usize = 96;
+/// A method's code is read in whole up to this size.
+const MAX_CODE: u32 = 64 << 10;
 /// What an entry costs besides its texts.
 const OVERHEAD: usize = 200;
 
@@ -41,6 +43,13 @@ enum Asked {
     Answered,
 }
 
+/// A method of whose code only the first bytes are known.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    size: u32,
+    is_replacement: bool,
+}
+
 #[derive(Default)]
 pub struct Runtime {
     pub code: CodeMap,
@@ -54,6 +63,8 @@ pub struct Runtime {
     first_code: HashMap<u64, Box<[u8]>>,
     il_maps: HashMap<u64, IlMap>,
     il_maps_asked: HashSet<u64>,
+    /// By start: methods of whose code only the first bytes are known, and their function.
+    cut: HashMap<u64, (Cut, u64)>,
     asked: HashMap<u64, Asked>,
     /// Of a process that has ended: what its samples need, by address and era.
     kept: HashMap<(u64, u32), Described>,
@@ -137,12 +148,19 @@ impl Runtime {
         for range in &ranges {
             // Code apart from a method's start runs in the frame that its start has made.
             let rules = match body {
-                None => method_rules(&MethodCode {
-                    size: range.size,
-                    bytes: &range.code,
-                    is_replacement: method.tier() == Tier::Osr,
-                    replaced: self.first_code.get(&method.function).map_or(&[], |code| code),
-                }),
+                None => {
+                    let code = MethodCode {
+                        size: range.size,
+                        bytes: &range.code,
+                        is_replacement: method.tier() == Tier::Osr,
+                        replaced: self.first_code.get(&method.function).map_or(&[], |code| code),
+                    };
+                    if wants_all_code(&code) && range.size <= MAX_CODE {
+                        let cut = Cut { size: range.size, is_replacement: code.is_replacement };
+                        self.cut.insert(range.start, (cut, method.function));
+                    }
+                    method_rules(&code)
+                }
                 Some(rule) => vec![(0, rule)],
             };
             body = body.or(rules.last().map(|(_, rule)| *rule));
@@ -166,6 +184,24 @@ impl Runtime {
 
     pub fn method_of(&self, index: MethodIndex) -> Option<&MethodRecord> {
         self.methods.get(index.0 as usize)
+    }
+
+    /// How much of the code at `start` should be read, because its first bytes do not tell all of
+    /// its rules (they may belong to handlers); once for each method.
+    pub fn wants_code(&self, start: u64) -> Option<u32> {
+        self.cut.get(&start).map(|(cut, _)| cut.size)
+    }
+
+    /// All of the code that starts here, or what could be read of it.
+    pub fn take_code(&mut self, start: u64, bytes: &[u8]) {
+        let Some((cut, function)) = self.cut.remove(&start) else { return };
+        let rules = method_rules(&MethodCode {
+            size: cut.size,
+            bytes,
+            is_replacement: cut.is_replacement,
+            replaced: self.first_code.get(&function).map_or(&[], |code| code),
+        });
+        self.code.refine(start, &rules);
     }
 
     /// Methods that the bridge has told of.
