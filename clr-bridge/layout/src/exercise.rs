@@ -1,7 +1,8 @@
 //! Everything that reads the shared memory, fed with any bytes: for the fuzzer.
 //!
 //! Input: a byte of flags, the length of the main file's part (`u16`), that part, and what follows
-//! a segment's header. The main part is read in the places where it matters, each from its start.
+//! a segment's header. The main part is read in the places where it matters: the words of the ring
+//! from its byte 8 on, the ring's cells from its byte 64 on, the others from its start.
 
 use std::io;
 use std::mem::offset_of;
@@ -70,9 +71,11 @@ fn read(flags: u8, main: &[u8], segment: &[u8]) -> Option<(Vec<Entry>, ReaderLos
     let header = MainHeader::new(ID).to_bytes();
     let header = if flags & OWN_HEADER != 0 { main } else { &header };
     let mut pieces = vec![(0, header)];
-    for place in [CONTROL, REQUESTS, STATUS, ANSWERS, RING_HEAD, CONTEXTS, RING_WORDS, RING_DATA] {
-        pieces.push((place, main.get(..4096).unwrap_or(main)));
+    let part = |from: usize| main.get(from..main.len().min(from + 4096)).unwrap_or_default();
+    for place in [CONTROL, REQUESTS, STATUS, ANSWERS, RING_HEAD, CONTEXTS] {
+        pieces.push((place, part(0)));
     }
+    pieces.extend([(RING_WORDS, part(8)), (RING_DATA, part(64))]);
     // So that there is always something new in the log.
     pieces.push((STATUS + offset_of!(StatusPage, committed), &[0xff; 8]));
     let main_file = Sparse { size: MAIN_SIZE, pieces };
@@ -81,7 +84,9 @@ fn read(flags: u8, main: &[u8], segment: &[u8]) -> Option<(Vec<Entry>, ReaderLos
     let segment = Sparse { size: SEGMENT_DATA + segment.len(), pieces: segment_pieces };
 
     let mut reader = Reader::new(&main_file as &dyn ReadAt, Limits { records: RECORDS }).ok()?;
-    let mut ring = RingReader::new(&main_file, RingPlaces::MAIN).ok()?;
+    // The head has moved since.
+    let mut ring =
+        RingReader::new(&Sparse { size: MAIN_SIZE, pieces: Vec::new() }, RingPlaces::MAIN).ok()?;
     _ = reader.add_segment(&segment);
     if flags & ENDED != 0 {
         reader.process_ended();

@@ -88,15 +88,15 @@ fn plant(corpus: &Path, target: &str, seed: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Flags, a ring head and a committed event as the main file's part, and a log of one record of each
+/// Flags, a ring with committed events as the main file's part, and a log of one record of each
 /// kind, as `strata_bridge_layout::exercise` takes them apart and its documentation says.
 fn bridge_memory() -> Vec<u8> {
     const COMMITTED: u64 = 2 << 56;
     const END: u64 = 3 << 56;
-    let mut main = vec![0_u8; 256];
-    main[0] = 1;
-    let event = [7_u64, 0, 5, 1, 2, 3, 0x7f00_0000];
-    main.extend(event.iter().flat_map(|word| word.to_le_bytes()));
+    // The head; two events of one cell; what else lies there; the first event, of kind 7 with a frame.
+    let ring = [2_u64, 1 << 24 | 4 | 2, 1 << 24 | 4 | 2, 0, 0, 0, 0, 0];
+    let event = [7 | 1 << 16, 1000, 5, 1, 2, 3, 0x7f00_0000];
+    let main: Vec<u8> = ring.iter().chain(&event).flat_map(|word| word.to_le_bytes()).collect();
     let mut bytes = vec![0];
     bytes.extend((main.len() as u16).to_le_bytes());
     bytes.extend(main);
