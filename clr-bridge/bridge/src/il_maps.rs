@@ -9,25 +9,17 @@ use crate::session::Session;
 /// Entries that fit on the stack; methods with more are asked for again with room from the heap.
 const FEW: usize = 64;
 
-/// Tells the map of every compilation of a function. `None` when the runtime has none.
-pub fn tell(session: &Session, function: u64, rejit: u64) -> Option<bool> {
-    let mut starts = [0; 32];
-    let (function, rejit) = (function as usize, rejit as usize);
-    let count = session.info().code_starts(function, rejit, &mut starts).unwrap_or(0);
-    if count == 0 {
-        return tell_with(session, function, rejit, 0, |entries| {
-            session.info().il_map_of_version(function, rejit, entries)
-        });
+/// Tells the map of the code at `start`, if it is this function's. `None` when it is not, or the
+/// runtime has none.
+///
+/// The runtime takes a function's id for a pointer and follows it, so an id that came from outside,
+/// or whose method is gone by now, would end the process. It is asked by address whose code this is.
+pub fn tell(session: &Session, start: u64, function: u64) -> Option<bool> {
+    let (found, rejit) = session.info().function_at(start)?;
+    if found as u64 != function {
+        return None;
     }
-    let mut written = None;
-    for start in starts.iter().take(count) {
-        let told = tell_one(session, function, rejit, *start);
-        written = match (written, told) {
-            (Some(before), Some(now)) => Some(before && now),
-            (before, now) => before.or(now),
-        };
-    }
-    written
+    tell_one(session, found, rejit, start as usize)
 }
 
 /// Tells the map of one compilation.

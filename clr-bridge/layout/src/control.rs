@@ -34,7 +34,7 @@ pub mod wish {
 pub mod request {
     /// `first` is an address: answered by a `Method` of kind `Resolved` or `NotFound`.
     pub const RESOLVE_IP: u32 = 1;
-    /// `first` is a function, `second` its ReJIT id: answered by an `IlMap`.
+    /// `first` is where a method's code starts, `second` its function: answered by an `IlMap`.
     pub const IL_MAP: u32 = 2;
     /// `first` is an AppDomain: it is told of again.
     pub const APP_DOMAIN: u32 = 3;

@@ -355,27 +355,6 @@ impl Info {
         Some((count as usize).min(ranges.len()))
     }
 
-    pub fn il_map_of_version(
-        self,
-        function: usize,
-        rejit: usize,
-        entries: &mut [IlToNative],
-    ) -> Option<usize> {
-        let mut count = 0;
-        good(call!(
-            self,
-            4,
-            78,
-            (usize, usize, u32, *mut u32, *mut IlToNative),
-            function,
-            rejit,
-            length(entries),
-            &mut count,
-            entries.as_mut_ptr()
-        ))?;
-        Some(count as usize)
-    }
-
     pub fn jitted_functions(self) -> Option<Interface> {
         let mut list: *mut c_void = std::ptr::null_mut();
         good(call!(self, 4, 79, (*mut *mut c_void), &mut list))?;

@@ -27,7 +27,7 @@ impl Question {
     fn encoded(self) -> (u32, u64, u64) {
         match self {
             Self::Address(ip) => (request::RESOLVE_IP, ip, 0),
-            Self::IlMap { function, rejit, .. } => (request::IL_MAP, function, rejit),
+            Self::IlMap { function, start, .. } => (request::IL_MAP, start, function),
             Self::AppDomain(id) => (request::APP_DOMAIN, id, 0),
         }
     }
