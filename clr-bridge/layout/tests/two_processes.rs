@@ -170,12 +170,19 @@ fn any_mapping(pid: u32, part: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/map_files/{range}"))
 }
 
-/// What checking says of a hostile process's mapping.
+/// What opening or checking says of a hostile process's mapping.
 fn refusal(what: &str, part: &str) -> String {
     let peer = Peer::start(&["hostile", what]).expect("a hostile process");
-    let file = file::open(&any_mapping(peer.pid(), part)).expect("it can be opened");
-    let refused = file::check_main(&file).expect_err("it is refused");
-    format!("{refused}")
+    let opened = file::open(&any_mapping(peer.pid(), part));
+    opened.and_then(|file| file::check_main(&file)).expect_err("it is refused").to_string()
+}
+
+/// What checking alone says, had it been opened.
+fn refusal_when_open(what: &str, part: &str) -> String {
+    let peer = Peer::start(&["hostile", what]).expect("a hostile process");
+    let path = any_mapping(peer.pid(), part);
+    let file = File::options().read(true).write(true).open(path).expect("it can be opened");
+    file::check_main(&file).expect_err("it is refused").to_string()
 }
 
 #[test]
@@ -195,11 +202,14 @@ fn a_file_of_another_size_is_refused() {
 
 #[test]
 fn a_file_that_is_no_memfd_is_refused() {
-    assert_eq!(refusal("plain file", ".plain-"), "not a file that can be sealed");
+    let elsewhere = "not in the kernel's own tmpfs, where memfds are";
+    let tmpfs_file = "/dev/shm/strata-layout-test";
+    assert_eq!(refusal("plain file", ".plain-"), elsewhere);
+    assert_eq!(refusal("tmpfs file", tmpfs_file), elsewhere);
+    assert_eq!(refusal_when_open("plain file", ".plain-"), "not a file that can be sealed");
     // Such files can only be sealed against sealing. A shared mapping of zeros is one of them.
-    for (what, part) in [("zeros", "/dev/zero"), ("tmpfs file", "/dev/shm/strata-layout-test")] {
-        assert!(refusal(what, part).starts_with("not sealed"), "{what}");
-    }
+    assert!(refusal_when_open("tmpfs file", tmpfs_file).starts_with("not sealed"));
+    assert!(refusal("zeros", "/dev/zero").starts_with("not sealed"));
     // By their device and name they are not even looked at.
     for what in ["plain file", "zeros", "tmpfs file"] {
         let peer = Peer::start(&["hostile", what]).expect("a hostile process");
@@ -218,8 +228,9 @@ fn huge_pages_are_refused() {
     _ = std::fs::write(pool, before.trim());
     match peer {
         Ok(peer) => {
-            let file =
-                file::open(&any_mapping(peer.pid(), "strata-clr")).expect("it can be opened");
+            let path = any_mapping(peer.pid(), "strata-clr");
+            assert!(matches!(file::open(&path), Err(file::Refused::NoMemfd)));
+            let file = File::options().read(true).write(true).open(path).expect("it can be opened");
             let said = file::check_main(&file).expect_err("it is refused").to_string();
             assert!(said.starts_with("not on tmpfs (file system 0x958458f6)"), "{said}");
             assert_eq!(mapped(peer.pid(), "strata-clr"), Vec::<PathBuf>::new());

@@ -1,9 +1,10 @@
 //! Whether a file of another process may be read at all.
 //!
-//! A file that is opened because a process maps it can be anything. Before it is opened, its device
-//! number in `/proc/PID/maps` says whether it is on the kernel's own tmpfs, where memfds live
-//! ([`memfd_device`]): nothing else is touched, so no file system of somebody's can be asked and
-//! hang. After opening, its seals, size and header are checked.
+//! A file that is opened because a process maps it can be anything, and another thing a moment later:
+//! a path in `map_files` is only a range of addresses. So it is first held (`O_PATH`), which asks
+//! nobody; then its device says whether it is on the kernel's own tmpfs, where memfds live; and only
+//! then is what is held opened. No file system of somebody's can make strata hang. After opening, its
+//! seals, size and header are checked.
 //!
 //! Invariant: what passes has the size it must have, and keeps it; reading it allocates no memory
 //! and cannot block on the process.
@@ -13,6 +14,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use super::{HeaderError, main_header};
 use crate::layout::{MAIN_SIZE, SEGMENT_SIZE};
@@ -25,6 +27,8 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 pub enum Refused {
     #[error("{call} failed: {source}")]
     Call { call: &'static str, source: io::Error },
+    #[error("not in the kernel's own tmpfs, where memfds are")]
+    NoMemfd,
     #[error("the process holds a lease on the file")]
     Leased,
     #[error("not a file that can be sealed")]
@@ -43,18 +47,50 @@ pub enum Refused {
     Header(#[from] HeaderError),
 }
 
-/// Opens a file through `/proc/PID/map_files` or `/proc/PID/fd`. A lease would make the opening
-/// wait for its holder (fcntl(2), "Leases"): `O_NONBLOCK` refuses instead.
+/// Opens a memfd through `/proc/PID/map_files` or `/proc/PID/fd`, for reading and writing. A lease
+/// would make the opening wait for its holder (fcntl(2), "Leases"): `O_NONBLOCK` refuses instead.
 pub fn open(path: &Path) -> Result<File, Refused> {
+    let failed = |call| move |source| Refused::Call { call, source };
+    let held = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH)
+        .open(path)
+        .map_err(failed("open(O_PATH)"))?;
+    let memfds = memfd_device().map_err(failed("memfd_create"))?;
+    if device(&held).map_err(failed("statx"))? != memfds {
+        return Err(Refused::NoMemfd);
+    }
     OpenOptions::new()
         .read(true)
         .write(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)
+        .open(format!("/proc/self/fd/{}", held.as_raw_fd()))
         .map_err(|source| match source.kind() {
             io::ErrorKind::WouldBlock => Refused::Leased,
             _ => Refused::Call { call: "open", source },
         })
+}
+
+/// The device of a file, without asking its file system (statx(2), `AT_STATX_DONT_SYNC`).
+fn device(file: &File) -> io::Result<u64> {
+    // SAFETY: a plain C structure for which zero is a value.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the path is a C string, `status` is valid for writing.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_statx,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            libc::STATX_TYPE,
+            &raw mut status,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(libc::makedev(status.stx_dev_major, status.stx_dev_minor))
 }
 
 /// Checks a main file: what it is, and its header. It can be owned and read then.
@@ -105,17 +141,22 @@ fn check_file(file: &File, expected: u64) -> Result<i32, Refused> {
 }
 
 /// The device number that all memfds have, as `stat` gives it: major and minor as `/proc/PID/maps`
-/// shows them are `libc::major` and `libc::minor` of it.
+/// shows them are `libc::major` and `libc::minor` of it. Other files on it are shared anonymous
+/// memory and System V segments.
 pub fn memfd_device() -> io::Result<u64> {
+    static DEVICE: OnceLock<u64> = OnceLock::new();
+    if let Some(device) = DEVICE.get() {
+        return Ok(*device);
+    }
     let name = c"strata-device";
     // SAFETY: a C string that outlives the call.
     let descriptor =
         unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC) };
-    match i32::try_from(descriptor) {
+    let file = match i32::try_from(descriptor) {
         // SAFETY: a descriptor that the kernel just made, and nobody else knows.
         Ok(descriptor) if descriptor >= 0 => unsafe { File::from_raw_fd(descriptor) },
         _ => return Err(io::Error::last_os_error()),
-    }
-    .metadata()
-    .map(|metadata| metadata.dev())
+    };
+    let device = file.metadata()?.dev();
+    Ok(*DEVICE.get_or_init(|| device))
 }
