@@ -6,15 +6,23 @@
 pub struct Image {
     /// `SizeOfImage`: how much memory it takes when it is mapped.
     pub size: u32,
-    pub ready_to_run: bool,
+    pub ready_to_run: Option<ReadyToRun>,
     /// The metadata, from its root on. It is there as long as the module.
     pub metadata: Option<&'static [u8]>,
+}
+
+/// What the header of code that was compiled ahead says.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct ReadyToRun {
+    /// The code lies in another image, together with that of other modules.
+    pub is_component: bool,
+    /// Rarely used parts of methods lie apart.
+    pub splits_methods: bool,
 }
 
 /// The headers lie in the first page.
 const PAGE: usize = 4096;
 const CLI_HEADER_SIZE: usize = 72;
-const RTR: [u8; 4] = *b"RTR\0";
 
 impl Image {
     /// # Safety
@@ -38,8 +46,44 @@ impl Image {
         let directory = |at: usize| Some((number(cli, at)?, number(cli, at + 4)? as usize));
         let metadata = directory(8).and_then(|(rva, size)| bytes_at(rva, size));
         let native = directory(64).filter(|(rva, _)| *rva != 0);
-        let native = native.and_then(|(rva, _)| bytes_at(rva, RTR.len()));
-        Image { size: headers.size, ready_to_run: native == Some(&RTR), metadata }
+        let native = native.and_then(|(rva, size)| ReadyToRun::parse(bytes_at(rva, size)?));
+        Image { size: headers.size, ready_to_run: native, metadata }
+    }
+
+    /// The bytes before an address in the code of the image at `base`; `None` outside of its code.
+    ///
+    /// # Safety
+    /// As for [`Image::read`], and the image is mapped section by section: only such code runs.
+    pub unsafe fn code_before<'a, const N: usize>(
+        base: usize,
+        address: usize,
+    ) -> Option<&'a [u8; N]> {
+        // SAFETY: an image is at least a page long in memory.
+        let headers = unsafe { std::slice::from_raw_parts(base as *const u8, PAGE) };
+        let headers = Headers::parse(headers)?;
+        let start = address.checked_sub(N)?;
+        let rva = u32::try_from(start.checked_sub(base)?).ok()?;
+        if !headers.is_code(rva, N)? {
+            return None;
+        }
+        // SAFETY: within a section of code, which is mapped.
+        Some(unsafe { &*(start as *const [u8; N]) })
+    }
+}
+
+impl ReadyToRun {
+    /// From its header (src/coreclr/inc/readytorun.h).
+    fn parse(header: &[u8]) -> Option<ReadyToRun> {
+        const COMPONENT: u32 = 0x20;
+        const HOT_COLD_MAP: u32 = 120;
+        if header.get(..4)? != b"RTR\0" {
+            return None;
+        }
+        let sections = header.get(16..)?.chunks_exact(12).take(number(header, 12)? as usize);
+        Some(ReadyToRun {
+            is_component: number(header, 8)? & COMPONENT != 0,
+            splits_methods: { sections }.any(|section| number(section, 0) == Some(HOT_COLD_MAP)),
+        })
     }
 }
 
@@ -78,6 +122,17 @@ impl<'a> Headers<'a> {
             cli_header: number(optional, directories + 8 * CLI_DIRECTORY)?,
             sections: sections.get(..(section_count * 40).min(sections.len()))?,
         })
+    }
+
+    /// Whether bytes lie within one section of code.
+    fn is_code(&self, rva: u32, count: usize) -> Option<bool> {
+        const EXECUTABLE: u32 = 0x2000_0000;
+        let section = self.sections.chunks_exact(40).find(|section| {
+            let start = number(section, 12).unwrap_or(u32::MAX);
+            let size = number(section, 16).unwrap_or(0) as usize;
+            rva.checked_sub(start).is_some_and(|offset| offset as usize + count <= size)
+        })?;
+        Some(number(section, 36)? & EXECUTABLE != 0)
     }
 
     /// Where bytes lie, counted from the base, if they lie within one section.
@@ -121,7 +176,11 @@ mod tests {
         put(data + 0x180, b"BSJB");
         if ready_to_run {
             put(data + 8 + 64, &0x2100u32.to_le_bytes());
+            put(data + 8 + 68, &28u32.to_le_bytes());
             put(data + 0x100, b"RTR\0");
+            put(data + 0x100 + 8, &0x20u32.to_le_bytes());
+            put(data + 0x100 + 12, &1u32.to_le_bytes());
+            put(data + 0x100 + 16, &120u32.to_le_bytes());
         }
         bytes
     }
@@ -135,10 +194,26 @@ mod tests {
     fn ready_to_run_code_is_seen_in_both_layouts() {
         for flat in [false, true] {
             let found = read(&library(true, flat), flat);
-            assert_eq!((found.size, found.ready_to_run), (0x4000, true));
+            let ready_to_run = ReadyToRun { is_component: true, splits_methods: true };
+            assert_eq!((found.size, found.ready_to_run), (0x4000, Some(ready_to_run)));
             assert_eq!(found.metadata, Some(&b"BSJB"[..]));
-            assert!(!read(&library(false, flat), flat).ready_to_run);
+            assert_eq!(read(&library(false, flat), flat).ready_to_run, None);
         }
+    }
+
+    #[test]
+    fn only_code_is_read_before_an_address() {
+        let mut bytes = library(true, false);
+        let base = bytes.as_ptr() as usize;
+        // SAFETY: the bytes are an image of more than a page.
+        let before = |address| unsafe { Image::code_before::<4>(base, base + address) };
+        assert_eq!(before(0x2104), None);
+        bytes[0x98 + 240 + 36..0x98 + 240 + 40].copy_from_slice(&0x6000_0020u32.to_le_bytes());
+        let base = bytes.as_ptr() as usize;
+        // SAFETY: as above.
+        let before = |address| unsafe { Image::code_before::<4>(base, base + address) };
+        assert_eq!(before(0x2104), Some(b"RTR\0"));
+        assert_eq!((before(0x2003), before(0x2201), before(3)), (None, None, None));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! entered afterwards; two threads that do so at once write the same record twice, which says the same.
 
 use crate::com::metadata::Importer;
+use crate::image::ReadyToRun;
 use crate::metadata::Metadata;
 use crate::table::{NoMemory, Table};
 
@@ -17,8 +18,18 @@ pub struct Module {
     pub app_domain: usize,
     pub base: usize,
     pub size: u32,
+    pub ready_to_run: Option<ReadyToRun>,
+    /// The lowest address of code in the image that is known to have been prepared to run; 0: none.
+    pub prepared: usize,
     /// `None` for a module without any.
     pub metadata: Option<Metadata>,
+}
+
+impl Module {
+    pub fn contains(&self, address: usize) -> bool {
+        self.base != 0
+            && address.checked_sub(self.base).is_some_and(|offset| offset < self.size as usize)
+    }
 }
 
 /// Code that was written to the log.
@@ -94,20 +105,27 @@ impl Known {
         Ok((module, true))
     }
 
-    /// Lets a module's metadata be read through the importer from now on. The importer is not taken
-    /// when there is one already, or no such module: then what is there is the answer.
-    pub fn set_importer(
-        &mut self,
-        id: usize,
-        importer: Importer,
-    ) -> Result<Module, Option<Module>> {
-        let slot = self.module_slots.get(id as u64).ok_or(None)?;
-        let module = self.modules.get_mut(slot as usize).ok_or(None)?;
-        if matches!(module.metadata, Some(Metadata::Importer(_))) {
-            return Err(Some(*module));
+    /// The module in whose image an address lies.
+    pub fn module_at(&self, address: usize) -> Option<&Module> {
+        self.modules.iter().find(|module| module.contains(address))
+    }
+
+    /// Some modules have their code in an image that belongs to none of them.
+    pub fn has_components(&self) -> bool {
+        self.modules.iter().any(|module| module.ready_to_run.is_some_and(|code| code.is_component))
+    }
+
+    /// Lets a module's metadata be read through the importer from now on, unless there is one already.
+    /// Answers what is there then, and whether this importer was taken.
+    pub fn set_importer(&mut self, id: usize, importer: Importer) -> (Option<Module>, bool) {
+        let slot = self.module_slots.get(id as u64);
+        let module = slot.and_then(|slot| self.modules.get_mut(slot as usize));
+        let Some(module) = module else { return (None, false) };
+        let is_new = matches!(module.metadata, Some(Metadata::Mapped(_)));
+        if is_new {
+            module.metadata = Some(Metadata::Importer(importer));
         }
-        module.metadata = Some(Metadata::Importer(importer));
-        Ok(*module)
+        (Some(*module), is_new)
     }
 
     /// Forgets a module and everything that is of it. Its code is given to `each`, as function and
@@ -178,8 +196,16 @@ impl Known {
 
     /// Enters code, and answers whether it is new. Without memory it counts as new: told twice is
     /// better than not at all.
-    pub fn enter_code(&mut self, start: usize, function: usize, module_serial: u32) -> bool {
-        self.code.insert(start as u64, Code { function, module_serial }).unwrap_or(true)
+    pub fn enter_code(&mut self, start: usize, function: usize, module: &Module) -> bool {
+        if module.contains(start)
+            && let Some(slot) = self.module_slots.get(module.id as u64)
+            && let Some(module) = self.modules.get_mut(slot as usize)
+            && (module.prepared == 0 || start < module.prepared)
+        {
+            module.prepared = start;
+        }
+        let code = Code { function, module_serial: module.serial };
+        self.code.insert(start as u64, code).unwrap_or(true)
     }
 
     /// Keeps the start of a dynamic method's code, which is needed again when it ends.
@@ -202,7 +228,16 @@ mod tests {
     use super::*;
 
     fn module(id: usize) -> Module {
-        Module { id, serial: 0, app_domain: 1, base: 0, size: 0, metadata: None }
+        Module {
+            id,
+            serial: 0,
+            app_domain: 1,
+            base: 0,
+            size: 0,
+            ready_to_run: None,
+            prepared: 0,
+            metadata: None,
+        }
     }
 
     #[test]
@@ -212,8 +247,8 @@ mod tests {
         assert!(new);
         assert!(!known.enter_module(module(0x1000)).unwrap().1);
         known.enter_type(first.serial, 0x0200_0002).unwrap();
-        assert!(known.enter_code(0x4000, 7, first.serial));
-        assert!(!known.enter_code(0x4000, 7, first.serial));
+        assert!(known.enter_code(0x4000, 7, &first));
+        assert!(!known.enter_code(0x4000, 7, &first));
 
         let mut gone = Vec::new();
         known.forget_module(0x1000, |function, start| gone.push((function, start)));
@@ -224,7 +259,19 @@ mod tests {
         assert!(new);
         assert_ne!(first.serial, second.serial);
         assert!(!known.has_type(second.serial, 0x0200_0002));
-        assert!(known.enter_code(0x4000, 7, second.serial));
+        assert!(known.enter_code(0x4000, 7, &second));
+    }
+
+    #[test]
+    fn the_lowest_code_in_an_image_is_kept() {
+        let mut known = Known::new();
+        let image = Module { base: 0x10_0000, size: 0x1000, ..module(0x1000) };
+        let (entered, _) = known.enter_module(image).unwrap();
+        for start in [0x50_0000, 0x10_0800, 0x10_0400, 0x10_0600] {
+            known.enter_code(start, 7, &entered);
+        }
+        assert_eq!(known.module_at(0x10_0fff).map(|module| module.prepared), Some(0x10_0400));
+        assert!(known.module_at(0x10_1000).is_none());
     }
 
     #[test]

@@ -19,6 +19,7 @@ use strata_bridge_layout::status::{Count, Loss, State};
 
 use crate::com::enumerators;
 use crate::lifecycle;
+use crate::methods::Asked;
 use crate::session::Session;
 use crate::{domains, il_maps, methods, threads};
 
@@ -276,12 +277,19 @@ impl Lookup {
     }
 }
 
+/// In the second word of a question about an address: a thread was seen running there.
+const RUNNING: u64 = 1;
+
 fn serve(session: &Session, request: &Request) -> Outcome {
     let written = match request.kind {
-        request::RESOLVE_IP => match methods::tell_asked(session, request.first) {
-            Some(written) => written,
-            None => session.write(&NotFound { ip: request.first }),
-        },
+        request::RESOLVE_IP => {
+            let running = request.second & RUNNING != 0;
+            match methods::tell_asked(session, request.first, running) {
+                Asked::Told { written } => written,
+                Asked::NotFound => session.write(&NotFound { ip: request.first }),
+                Asked::Refused => return Outcome::Failed,
+            }
+        }
         request::IL_MAP => match il_maps::tell(session, request.first, request.second) {
             Some(written) => written,
             None => return Outcome::Failed,

@@ -9,7 +9,8 @@ use strata_bridge_layout::record::{Method, MethodKind, MethodUnload, Tier};
 use crate::com::info::{CodeRange as NativeRange, FunctionInfo};
 use crate::com::metadata::row;
 use crate::il_maps;
-use crate::known::{Module, Owner};
+use crate::image::Image;
+use crate::known::{Known, Module, Owner};
 use crate::metadata::Metadata;
 use crate::modules;
 use crate::session::Session;
@@ -53,7 +54,7 @@ pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
     }
     let Some(named) = Named::of(session, function) else { return };
     for start in starts {
-        if session.known().enter_code(*start, function, named.module.serial) {
+        if session.known().enter_code(*start, function, &named.module) {
             let mut ranges = [NativeRange::default(); MOST_RANGES];
             let ranges = code_ranges(session, function, rejit, *start, &mut ranges);
             named.tell(session, rejit, ranges, Reason::Compiled);
@@ -64,9 +65,29 @@ pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
     }
 }
 
-/// Tells the code at an address, and says whether that was written. `None` when the runtime knows
-/// none there.
-pub fn tell_asked(session: &Session, ip: u64) -> Option<bool> {
+/// What became of a question.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// The answer is in the log, or was lost on the way there.
+    Told { written: bool },
+    /// The runtime knows no method there.
+    NotFound,
+    /// The runtime may not be asked about this address.
+    Refused,
+}
+
+/// Tells the code at an address.
+pub fn tell_asked(session: &Session, ip: u64, running: bool) -> Asked {
+    if !may_ask(&session.known(), ip as usize, running) {
+        return Asked::Refused;
+    }
+    match tell_found(session, ip) {
+        Some(written) => Asked::Told { written },
+        None => Asked::NotFound,
+    }
+}
+
+fn tell_found(session: &Session, ip: u64) -> Option<bool> {
     let (function, rejit) = session.info().function_at(ip)?;
     if session.info().is_dynamic(function) {
         return tell_dynamic(session, function, Reason::Asked { ip });
@@ -77,11 +98,69 @@ pub fn tell_asked(session: &Session, ip: u64) -> Option<bool> {
         let mut ranges = [NativeRange::default(); MOST_RANGES];
         let ranges = code_ranges(session, function, rejit, *start, &mut ranges);
         if ranges.iter().any(|range| contains(range, ip)) {
-            session.known().enter_code(*start, function, named.module.serial);
+            session.known().enter_code(*start, function, &named.module);
             return Some(named.tell(session, rejit, ranges, Reason::Asked { ip }));
         }
     }
     None
+}
+
+/// Whether the runtime can be asked which function is at an address.
+///
+/// In code that was compiled ahead it goes from the address down to the next method that has been
+/// prepared to run, and does not look where it ends (src/coreclr/vm/codeman.cpp,
+/// `ReadyToRunJitManager::JitCodeToMethodInfo`): when there is none below, it leaves its table, and
+/// 3.1 and 9 crash. So it is asked about such an address only when a method at or below it is known to
+/// have been prepared; when a thread is `running` there; or when the bytes before it (or one byte
+/// further, for askers that look up the call) are a call: then it is an address to return to,
+/// and whatever left it on a stack has run. What the runtime finds counts only if it contains the address.
+fn may_ask(known: &Known, ip: usize, running: bool) -> bool {
+    if running {
+        return true;
+    }
+    let Some(module) = known.module_at(ip) else { return !known.has_components() };
+    let Some(code) = module.ready_to_run else { return true };
+    let above = !code.splits_methods && module.prepared != 0 && ip >= module.prepared;
+    let is_return = |address| {
+        // SAFETY: the runtime has loaded the module's image there, and runs its code.
+        let before = unsafe { Image::code_before(module.base, address) };
+        before.is_some_and(|before| follows_call(before, address, module))
+    };
+    above || is_return(ip) || ip.checked_add(1).is_some_and(is_return)
+}
+
+/// Whether the code before an address is a call. One that says where it goes, or where it finds that,
+/// stays within the image: compiled code calls everything else through the image's own cells.
+fn follows_call(code: &[u8; 8], address: usize, module: &Module) -> bool {
+    let target = |bytes: [u8; 4]| {
+        let offset = i32::from_le_bytes(bytes) as isize;
+        module.contains(address.wrapping_add_signed(offset))
+    };
+    match *code {
+        [.., 0xe8, a, b, c, d] => target([a, b, c, d]),
+        [.., 0xff, 0x15, a, b, c, d] => target([a, b, c, d]),
+        _ => ends_with_call(code),
+    }
+}
+
+/// Whether code ends with a call through a register or through memory (Intel SDM, volume 2, CALL).
+fn ends_with_call(code: &[u8; 8]) -> bool {
+    // Operation /2 in the second byte: which operand, and how many bytes follow.
+    let through = |modrm: u8, length: usize| {
+        let (mode, operation, register) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
+        let index = usize::from(mode != 3 && register == 4);
+        let offset = match (mode, register) {
+            (0, 5) => 4,
+            (0 | 3, _) => 0,
+            (1, _) => 1,
+            _ => 4,
+        };
+        operation == 2 && length == 2 + index + offset
+    };
+    (2..=7).any(|length| match code.get(8 - length..) {
+        Some([0xff, modrm, ..]) => through(*modrm, length),
+        _ => false,
+    })
 }
 
 /// Tells a method that has no metadata: a `DynamicMethod`, or glue that the runtime made.
@@ -256,11 +335,7 @@ impl Named {
     /// ahead, and the entry of a loop's replacement looks like nothing else.
     fn tier(&self, ranges: &[NativeRange]) -> Tier {
         let Some(first) = ranges.first() else { return Tier::Unknown };
-        let in_image = first
-            .start
-            .checked_sub(self.module.base)
-            .is_some_and(|offset| self.module.base != 0 && offset < self.module.size as usize);
-        if in_image {
+        if self.module.contains(first.start) {
             Tier::ReadyToRun
         } else if is_osr(code_bytes(first, CODE_BYTES)) {
             Tier::Osr
@@ -375,4 +450,61 @@ unsafe fn blob<'a>(start: *const u8, size: u32) -> &'a [u8] {
     }
     // SAFETY: passed on from the caller.
     unsafe { std::slice::from_raw_parts(start, size as usize) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_known_by_their_bytes() {
+        let calls: [&[u8]; 7] = [
+            &[0xff, 0xd0],
+            &[0x41, 0xff, 0xd3],
+            &[0xff, 0x10],
+            &[0xff, 0x50, 0x18],
+            &[0xff, 0x54, 0x24, 0x08],
+            &[0xff, 0x90, 1, 2, 3, 4],
+            &[0xff, 0x94, 0x24, 1, 2, 3, 4],
+        ];
+        for call in calls {
+            let mut code = [0x90; 8];
+            code[8 - call.len()..].copy_from_slice(call);
+            assert!(ends_with_call(&code), "{call:02x?}");
+        }
+    }
+
+    #[test]
+    fn a_call_to_a_place_stays_within_the_image() {
+        let module = Module {
+            id: 1,
+            serial: 1,
+            app_domain: 1,
+            base: 0x10_0000,
+            size: 0x1_0000,
+            ready_to_run: None,
+            prepared: 0,
+            metadata: None,
+        };
+        let call = |first: &[u8], offset: i32| {
+            let mut code = [0x90; 8];
+            code[4 - first.len()..4].copy_from_slice(first);
+            code[4..].copy_from_slice(&offset.to_le_bytes());
+            follows_call(&code, 0x10_8000, &module)
+        };
+        for first in [&[0xe8][..], &[0xff, 0x15]] {
+            assert!(call(first, 0x7fff) && call(first, -0x8000));
+            assert!(!call(first, 0x8000) && !call(first, -0x8001));
+        }
+    }
+
+    #[test]
+    fn other_code_is_no_call() {
+        let others: [&[u8]; 4] = [&[0x90], &[0xff, 0x25, 1, 2, 3, 4], &[0xff, 0xe0], &[0xff, 0xc0]];
+        for other in others {
+            let mut code = [0x90; 8];
+            code[8 - other.len()..].copy_from_slice(other);
+            assert!(!ends_with_call(&code), "{other:02x?}");
+        }
+    }
 }

@@ -47,12 +47,21 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
     // SAFETY: the runtime says that the module's image lies there, mapped or flat.
     let image = unsafe { Image::read(info.base, info.flags & FLAT != 0) };
     let metadata = read_metadata(session, id, &image);
-    let module = Module { id, serial: 0, app_domain, base: info.base, size: image.size, metadata };
+    let module = Module {
+        id,
+        serial: 0,
+        app_domain,
+        base: info.base,
+        size: image.size,
+        ready_to_run: image.ready_to_run,
+        prepared: 0,
+        metadata,
+    };
     let mut flags = 0;
     for (set, flag) in [
         (info.flags & DYNAMIC != 0, module_flag::DYNAMIC),
         (info.flags & (DYNAMIC | DISK) == 0, module_flag::IN_MEMORY),
-        (image.ready_to_run, module_flag::READY_TO_RUN),
+        (image.ready_to_run.is_some(), module_flag::READY_TO_RUN),
         (info.flags & FLAT != 0, module_flag::FLAT),
     ] {
         if set {
@@ -105,14 +114,11 @@ pub fn with_token(session: &Session, module: Module, token: u32) -> Option<Modul
         return Some(module);
     }
     let importer = import(session, module.id)?;
-    let entered = session.known().set_importer(module.id, importer);
-    match entered {
-        Ok(module) => Some(module),
-        Err(there) => {
-            importer.release();
-            there.filter(|module| module.metadata.as_ref().is_some_and(|found| found.has(token)))
-        }
+    let (module, taken) = session.known().set_importer(module.id, importer);
+    if !taken {
+        importer.release();
     }
+    module.filter(|module| module.metadata.as_ref().is_some_and(|found| found.has(token)))
 }
 
 fn release(metadata: Option<Metadata>) {

@@ -43,6 +43,10 @@ pub struct TypeReference<'a> {
 
 /// The metadata of one module.
 #[derive(Clone, Copy)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all modules are of the larger kind, and nothing is allocated for one"
+)]
 pub enum Metadata {
     /// In the module's image.
     Mapped(Tables<'static>),

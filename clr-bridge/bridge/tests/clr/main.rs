@@ -2,6 +2,8 @@
 
 mod support;
 
+mod answers;
+mod changes;
 mod lifecycle;
 mod linking;
 mod names;

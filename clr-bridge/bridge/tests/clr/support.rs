@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use strata_bridge_layout::contexts::Context;
 use strata_bridge_layout::control::{Outcome, wish};
 use strata_bridge_layout::owning::{Owner, TakeError};
 use strata_bridge_layout::reader::{self, Budget, Entry, Limits, Reader};
@@ -300,20 +301,15 @@ pub fn attach(pid: u32, library: &str) -> u32 {
     u32::from_le_bytes(answer[20..].try_into().expect("four bytes"))
 }
 
+/// The socket's name has the process's start time, which tells it from those that dead processes with
+/// the same number have left.
 fn diagnostics_socket(pid: u32) -> PathBuf {
-    let start = format!("dotnet-diagnostic-{pid}-");
-    let deadline = Instant::now() + SOON;
-    loop {
-        let found = fs::read_dir("/tmp")
-            .expect("the folder of sockets")
-            .flatten()
-            .find(|entry| entry.file_name().to_string_lossy().starts_with(&start));
-        if let Some(entry) = found {
-            return entry.path();
-        }
-        assert!(Instant::now() < deadline, "no diagnostics socket of {pid}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
+    let started = fields.split_whitespace().nth(19).expect("a start time");
+    let path = PathBuf::from(format!("/tmp/dotnet-diagnostic-{pid}-{started}-socket"));
+    eventually("the diagnostics socket", || path.exists().then_some(()));
+    path
 }
 
 /// Attaches by the bare name when the library is mapped, and by its path else.
@@ -389,6 +385,11 @@ impl Watcher {
         self.owner = None;
     }
 
+    /// What a thread's slot says.
+    pub fn context(&self, tid: u32) -> Option<Context> {
+        self.reader.context(tid).expect("the contexts")
+    }
+
     pub fn status(&self) -> StatusRecord {
         self.reader.status().expect("the status")
     }
@@ -441,7 +442,8 @@ impl Watcher {
         let owner = self.owner.as_mut().expect("an owner");
         let sequence = owner.request(kind, first, second).expect("to ask");
         let owner = self.owner.as_ref().expect("an owner");
-        eventually("an outcome", || owner.outcome(sequence).expect("the answers"))
+        let what = format!("an outcome of {kind} {first:#x} ({sequence:#x})");
+        eventually(&what, || owner.outcome(sequence).expect("the answers"))
     }
 
     pub fn methods(&self) -> impl Iterator<Item = &MethodRecord> {

@@ -69,10 +69,13 @@ namespace Shop
         static volatile bool stop;
 
         [MethodImpl(MethodImplOptions.NoInlining)]
+        static int Step(int i) => i % 7;
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
         static int Burn(int count)
         {
             int sum = 0;
-            for (int i = 0; i < count; i++) sum += i % 7;
+            for (int i = 0; i < count; i++) sum += Step(i);
             return sum;
         }
 
@@ -145,17 +148,6 @@ namespace Shop
             return sum;
         }
 
-        static long entry;
-
-        [MethodImpl(MethodImplOptions.NoInlining)]
-        static void FunctionPointer()
-        {
-            // A framework method that was compiled ahead: its entry is what somebody may ask about.
-            RuntimeHelpers.PrepareMethod(typeof(string).GetMethod("IsNullOrWhiteSpace").MethodHandle);
-            entry = typeof(string).GetMethod("IsNullOrWhiteSpace")
-                .MethodHandle.GetFunctionPointer().ToInt64();
-        }
-
         public static void Main(string[] arguments)
         {
             Forms();
@@ -189,10 +181,6 @@ namespace Shop
                         Native.SetApplicationInfoForAppDomain(
                             words[1], words[2], words[3], words[4]);
                         break;
-                    case "entry":
-                        FunctionPointer();
-                        Console.WriteLine(entry);
-                        continue;
                     case "spin":
                         var until = DateTime.UtcNow.AddMilliseconds(int.Parse(words[1]));
                         while (DateTime.UtcNow < until) Burn(1000);
