@@ -8,6 +8,7 @@
 //! - `prologue`: what prologues build
 //! - `funclets`: where handlers begin, behind the body
 //! - `replaced`: methods that replace a running frame of themselves
+//! - `stubs`: code that is no method's ([`stub_at`])
 //! - `pe`: headers and sections of a PE file
 //! - `unwind_codes`: what the exception directory says of a function
 //! - `thunks`: the stubs of a ReadyToRun image, which have no unwind information
@@ -41,10 +42,13 @@ pub(crate) mod image;
 mod pe;
 mod prologue;
 mod replaced;
+mod stubs;
 mod thunks;
 mod unwind_codes;
 
 use strata_layout::rule::Rule;
+
+pub use stubs::{STUB_REACH, Stub, stub_at};
 
 use frame::{Base, Frame, Rows};
 

@@ -4,12 +4,12 @@
 //! (docs/design/coreclr/botr/readytorun-format.md, `READYTORUN_SECTION_DELAYLOAD_METHODCALL_THUNKS`).
 //! Each is a few moves and up to two pushes, then a jump: no unwind information describes them.
 //!
-//! Invariant: a stub's stack is followed from jump to jump; nothing else is believed of it.
+//! Invariant: an image whose headers make no sense has none.
 
-use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
-use strata_layout::rule::{Kind, Packed};
+use strata_layout::rule::Packed;
 
 use super::pe::{Pe, Table};
+use super::stubs;
 use crate::limits::Limits;
 use crate::read::ReadAt;
 
@@ -38,7 +38,7 @@ pub(super) fn read<R: ReadAt + ?Sized>(pe: &Pe, source: &R, limits: &Limits) -> 
     Some(Thunks {
         start: place.address,
         end: place.address.saturating_add(bytes.len() as u32),
-        rules: rules(&bytes, place.address),
+        rules: stubs::frames(&bytes, place.address),
     })
 }
 
@@ -69,24 +69,4 @@ fn table(bytes: &[u8]) -> Option<Table> {
     let table =
         Table { address: u32::from_le_bytes([a, b, c, d]), size: u32::from_le_bytes([e, f, g, h]) };
     (table.size != 0).then_some(table)
-}
-
-fn rules(bytes: &[u8], start: u32) -> Vec<(u32, Packed)> {
-    let mut decoder = Decoder::with_ip(64, bytes, start.into(), DecoderOptions::NONE);
-    let mut instruction = Instruction::default();
-    let mut depth = 8;
-    let mut rules: Vec<(u32, Packed)> = Vec::new();
-    while decoder.can_decode() {
-        decoder.decode_out(&mut instruction);
-        let rule = Packed::frame(Kind::Sp, depth, 0, 0).unwrap_or(Packed::UNSUPPORTED);
-        if rules.last().is_none_or(|(_, last)| *last != rule) {
-            rules.push((instruction.ip() as u32, rule));
-        }
-        match instruction.mnemonic() {
-            Mnemonic::Push => depth = (depth + 8).min(64),
-            Mnemonic::Jmp | Mnemonic::Int3 => depth = 8,
-            _ => {}
-        }
-    }
-    rules
 }

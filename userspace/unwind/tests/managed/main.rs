@@ -1,9 +1,11 @@
 //! Rules of managed code against what the runtimes themselves know: of methods compiled at run
 //! time, and of compiled images.
 
+mod hostile;
 mod images;
 mod methods;
 mod runtime;
+mod shapes;
 mod truth;
 
 use std::process::Command;
@@ -37,8 +39,7 @@ const ASSEMBLIES: [&str; 3] =
 fn check_target(version: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Option<Report> {
     let folder = runtime::folder()?;
     let directory = tempfile::tempdir().unwrap();
-    let options = ["-unsafe", "-nowarn:0649"];
-    let assembly = runtime::compile(&folder, directory.path(), "managed", &options);
+    let assembly = runtime::compile(&folder, directory.path(), "managed");
     let mut command = runtime::command(&folder, version, &assembly);
     command.args(arguments).envs(variables.iter().copied());
     Some(check_all(&Program::start(command)))
@@ -97,11 +98,10 @@ fn all_methods_of_8_are_known() {
         return println!("skipped: no {}", program.display());
     }
     let directory = tempfile::tempdir().unwrap();
-    let hook = runtime::compile(&folder, directory.path(), "prepare_hook", &["-target:library"]);
+    let hook = runtime::compile(&folder, directory.path(), "managed");
     for tiered in ["0", "1"] {
-        let mut command = Command::new(&program);
-        runtime::describe(&mut command);
-        command.arg("--version").env("DOTNET_STARTUP_HOOKS", &hook);
+        let mut command = runtime::hooked_command(&program, &hook);
+        command.env("STRATA_TARGET", [&["prepare"][..], &ASSEMBLIES].concat().join(" "));
         command.env("COMPlus_ReadyToRun", "0").env("COMPlus_TieredCompilation", tiered);
         let report = check_all(&Program::start(command));
         assert_all_right(&format!("8, tiered {tiered}"), &report, 10_000);

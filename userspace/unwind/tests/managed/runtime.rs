@@ -23,12 +23,13 @@ pub fn folder() -> Option<PathBuf> {
 }
 
 /// Compiles a C# target.
-pub fn compile(folder: &Path, into: &Path, name: &str, options: &[&str]) -> PathBuf {
+pub fn compile(folder: &Path, into: &Path, name: &str) -> PathBuf {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/targets").join(name).with_extension("cs");
     let output = into.join(name).with_extension("dll");
     let mut command = Command::new(folder.join("compile"));
-    let done = command.arg(&output).arg(source).args(options).output().unwrap();
+    command.arg(&output).arg(source).args(["-unsafe", "-nowarn:0649"]);
+    let done = command.output().unwrap();
     assert!(done.status.success(), "csc: {}", String::from_utf8_lossy(&done.stdout));
     output
 }
@@ -38,6 +39,14 @@ pub fn command(folder: &Path, version: &str, assembly: &Path) -> Command {
     let mut command = Command::new(folder.join(version).join("dotnet"));
     command.arg("exec").arg(assembly);
     describe(&mut command);
+    command
+}
+
+/// A command that runs a program with an assembly as its start-up hook.
+pub fn hooked_command(program: &Path, hook: &Path) -> Command {
+    let mut command = Command::new(program);
+    describe(&mut command);
+    command.arg("--version").env("DOTNET_STARTUP_HOOKS", hook);
     command
 }
 

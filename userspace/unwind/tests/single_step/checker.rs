@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::process::Command;
 
+use strata_layout::epilogue::{BYTES_BEFORE, Code};
 use strata_layout::record::{End, FRAME_ADDRESS};
 use strata_unwind::unwinder::{Interrupted, Lookup, Registers, unwind};
 
@@ -10,9 +11,11 @@ use crate::shadow::{Shadow, Step, decode};
 use crate::tracee::{Stop, Tracee};
 
 const MAX_FRAMES: usize = 1024;
-const MAX_STEPS: u64 = 1_000_000;
 /// Stack read at once.
 const WINDOW: usize = 2048;
+
+/// A runtime's compiled methods are read anew so often; stubs are never known.
+const MOST_REFRESHES: u32 = 200;
 
 /// A new thread is known as such within so many instructions.
 const NEW_THREAD: u64 = 8;
@@ -43,19 +46,32 @@ pub struct Checker {
     pub switches_stacks: bool,
     /// Leave out the dynamic linker's start, which other tests have checked.
     pub from_entry: bool,
+    pub max_steps: u64,
+    refreshes: u32,
 }
 
 impl Checker {
     pub fn new(mut command: Command) -> Self {
         command.env("GODEBUG", "asyncpreemptoff=1").env("GOMAXPROCS", "1");
+        Self::with(Tracee::start(command))
+    }
+
+    /// Checks the main thread of a running .NET program.
+    pub fn attach(pid: i32) -> Self {
+        Self::with(Tracee::attach(pid))
+    }
+
+    fn with(tracee: Tracee) -> Self {
         Self {
-            tracee: Tracee::start(command),
+            tracee,
             threads: HashMap::new(),
             decoded: HashMap::new(),
             report: Report::default(),
             frames: Vec::new(),
             switches_stacks: false,
             from_entry: false,
+            max_steps: 1_000_000,
+            refreshes: 0,
         }
     }
 
@@ -85,7 +101,7 @@ impl Checker {
                 }
                 Stop::Step { tid } => {
                     self.check(tid);
-                    if self.report.steps >= MAX_STEPS {
+                    if self.report.steps >= self.max_steps {
                         break;
                     }
                     self.tracee.step(tid, 0);
@@ -99,7 +115,7 @@ impl Checker {
     fn check(&mut self, tid: i32) {
         let (registers, number) = self.tracee.registers(tid);
         let (pc, sp) = (registers[16], registers[7]);
-        if self.tracee.space.mapping(pc).is_none() {
+        if !self.tracee.is_mapped(pc) {
             self.tracee.read_mappings();
         }
         let top = self.tracee.word(sp).unwrap_or(0);
@@ -112,8 +128,14 @@ impl Checker {
             decode(pc, &bytes[..read])
         });
         shadow.next = Some(step.effect);
-        let end = unwind_now(&self.tracee, &registers, &mut self.frames);
+        let mut end = unwind_now(&self.tracee, &registers, &mut self.frames);
         self.report.steps += 1;
+        let unknown = |frames: &[u64]| frames.iter().any(|frame| tracee.is_unknown(*frame));
+        if unknown(&self.frames) && self.refreshes < MOST_REFRESHES {
+            self.refreshes += 1;
+            self.tracee.read_mappings();
+            end = unwind_now(&self.tracee, &registers, &mut self.frames);
+        }
         if !shadow.agrees(&self.frames) || end != End::Complete {
             let place = self.tracee.place(pc);
             let complete = end == End::Complete;
@@ -124,7 +146,9 @@ impl Checker {
             if (shadow.age == 0 || switched) && complete {
                 *self.report.switches.entry(place).or_default() += 1;
                 shadow.adopt(&self.frames);
-            } else if let Some(reason) = exception(&place.0, &shadow, end, new_thread) {
+            } else if let Some(reason) = exception(&place.0, &shadow, end, new_thread)
+                .or_else(|| exception_of_runtime(&self.tracee, pc))
+            {
                 *self.report.excepted.entry(reason).or_default() += 1;
             } else {
                 let expected: Vec<u64> = shadow.callers.iter().rev().copied().collect();
@@ -165,6 +189,38 @@ fn exception(file: &str, shadow: &Shadow, end: End, new_thread: bool) -> Option<
     None
 }
 
+/// Why a stack may be wrong at an instruction of the CLR's own code.
+fn exception_of_runtime(tracee: &Tracee, pc: u64) -> Option<&'static str> {
+    // push rbp; mov r10, rdi; mov r11, rsi; test byte [r10 + 0x30], 2
+    const RESTORES: [u8; 12] =
+        [0x55, 0x49, 0x89, 0xfa, 0x49, 0x89, 0xf3, 0x41, 0xf6, 0x42, 0x30, 0x02];
+    const RESTORES_SIZE: usize = 0x100;
+    const JUMP_THROUGH_CELL: [u8; 2] = [0xff, 0x25];
+    if !tracee.is_runtime() {
+        return None;
+    }
+    let mut code = [0; RESTORES_SIZE + RESTORES.len()];
+    let read = tracee.read(pc.saturating_sub(RESTORES_SIZE as u64), &mut code);
+    if code[..read].windows(RESTORES.len()).any(|bytes| bytes == RESTORES) {
+        return Some("RtlRestoreContext does not say that it pushes RBP");
+    }
+    let mut rest = [0; 16];
+    tracee.read(pc, &mut rest);
+    if tracee.is_method(pc) && without_pops(&rest).starts_with(&JUMP_THROUGH_CELL) {
+        return Some("`jmp [rip + N]` ends a method, which the step does not know");
+    }
+    let leaves = matches!(without_pops(&rest), [0xc3 | 0xe9 | 0xeb, ..]);
+    let native = !tracee.is_method(pc) && !tracee.is_unknown(pc);
+    (native && leaves).then_some("the compiler of an old libcoreclr did not describe epilogues")
+}
+
+fn without_pops(mut code: &[u8]) -> &[u8] {
+    while let [0x41, 0x58..=0x5f, rest @ ..] | [0x58..=0x5f, rest @ ..] = code {
+        code = rest;
+    }
+    code
+}
+
 /// Unwinds from registers, memory read a window at a time.
 fn unwind_now(tracee: &Tracee, registers: &Registers, frames: &mut Vec<u64>) -> End {
     let mut window = [0; WINDOW];
@@ -179,10 +235,20 @@ fn unwind_now(tracee: &Tracee, registers: &Registers, frames: &mut Vec<u64>) -> 
         let bytes = window.get(offset as usize..offset as usize + 8)?;
         (offset + 8 <= length).then(|| u64::from_le_bytes(bytes.try_into().unwrap()))
     };
-    let mut lookup = |pc| -> Lookup { tracee.space.lookup(pc) };
+    let mut lookup = |pc| -> Lookup { tracee.lookup(pc) };
     frames.clear();
-    let at = Interrupted { registers, code: [0; 4] };
+    let at = Interrupted { registers, code: code_at(tracee, registers[16]) };
     let end = unwind(&mut lookup, &mut read, at, MAX_FRAMES, frames);
     frames.iter_mut().for_each(|frame| *frame &= FRAME_ADDRESS);
     end
+}
+
+/// The code around a pc.
+fn code_at(tracee: &Tracee, pc: u64) -> Code {
+    let mut bytes = [0; size_of::<Code>()];
+    tracee.read(pc.wrapping_sub(BYTES_BEFORE), &mut bytes);
+    let (words, _) = bytes.as_chunks::<8>();
+    let mut code = Code::default();
+    code.iter_mut().zip(words).for_each(|(to, word)| *to = u64::from_le_bytes(*word));
+    code
 }

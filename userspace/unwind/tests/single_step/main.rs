@@ -2,6 +2,10 @@
 //! our tables must be the stack that the calls and returns seen so far have made.
 
 mod checker;
+mod managed;
+#[expect(dead_code, reason = "the other test reads programs in more ways")]
+#[path = "../managed/runtime.rs"]
+mod runtime;
 mod shadow;
 mod tracee;
 

@@ -37,6 +37,7 @@ pub fn decode(pc: u64, bytes: &[u8]) -> Step {
         Mnemonic::Syscall => Effect::SystemCall,
         Mnemonic::Call => Effect::Call { returns_to: instruction.next_ip() },
         Mnemonic::Ret => Effect::Return,
+        Mnemonic::Iretq => Effect::Jump,
         Mnemonic::Jmp if instruction.op0_kind() != OpKind::NearBranch64 => Effect::Jump,
         _ => Effect::None,
     };
@@ -47,6 +48,7 @@ pub fn decode(pc: u64, bytes: &[u8]) -> Step {
         && instruction.memory_base() != Register::RSP
         && instruction.memory_base() != Register::RBP
         && instruction.op1_register() != Register::RBP;
+    let moves_stack = moves_stack || instruction.mnemonic() == Mnemonic::Iretq;
     Step { effect, moves_stack }
 }
 

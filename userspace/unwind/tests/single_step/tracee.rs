@@ -1,20 +1,34 @@
 //! A program under `ptrace`, one instruction at a time: registers, memory, mappings.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
 
-use strata_unwind::read::FileReader;
-use strata_unwind::unwinder::{AddressSpace, Mapping, Registers};
-use strata_unwind::{Limits, UnwindTable, build};
+use strata_layout::rule::{Kind, Packed, Rule};
+use strata_unwind::managed::{MethodCode, STUB_REACH, method_rules, stub_at};
+use strata_unwind::read::{FileReader, ReadAt};
+use strata_unwind::unwinder::{AddressSpace, Lookup, Mapping, Registers};
+use strata_unwind::{Limits, UnwindTable, build, build_part};
+
+use crate::runtime;
 
 pub struct Tracee {
     pub pid: i32,
     tables: HashMap<String, Option<Arc<UnwindTable>>>,
     pub names: Vec<(u64, u64, u64, String)>,
-    pub space: AddressSpace,
+    space: AddressSpace,
+    /// What a runtime has compiled; `None` in programs that have none.
+    methods: Option<BTreeMap<u64, Method>>,
+}
+
+/// Code that a runtime has compiled.
+struct Method {
+    size: u32,
+    name: String,
+    rules: Vec<(u32, Rule)>,
 }
 
 /// What a stop of a thread was.
@@ -44,8 +58,28 @@ impl Tracee {
         let options =
             libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_EXITKILL;
         ptrace(libc::PTRACE_SETOPTIONS, pid, options as usize);
-        let mut tracee =
-            Self { pid, tables: HashMap::new(), names: Vec::new(), space: AddressSpace::default() };
+        let mut tracee = Self::new(pid);
+        tracee.read_mappings();
+        tracee
+    }
+
+    fn new(pid: i32) -> Self {
+        Self {
+            pid,
+            tables: HashMap::new(),
+            names: Vec::new(),
+            space: AddressSpace::default(),
+            methods: None,
+        }
+    }
+
+    /// Stops the main thread of a running .NET program.
+    pub fn attach(pid: i32) -> Self {
+        ptrace(libc::PTRACE_SEIZE, pid, libc::PTRACE_O_EXITKILL as usize);
+        ptrace(libc::PTRACE_INTERRUPT, pid, 0);
+        let mut tracee = Self::new(pid);
+        tracee.methods = Some(BTreeMap::new());
+        assert!(matches!(tracee.wait(), Some(Stop::Event { .. })), "the program did not stop");
         tracee.read_mappings();
         tracee
     }
@@ -120,7 +154,9 @@ impl Tracee {
         (self.read(address, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
     }
 
+    /// Reads what is mapped and compiled now.
     pub fn read_mappings(&mut self) {
+        self.read_methods();
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
         let mut mappings = Vec::new();
         self.names.clear();
@@ -134,7 +170,7 @@ impl Tracee {
             let number = |text| u64::from_str_radix(text, 16).unwrap();
             let (start, end, offset) = (number(start), number(end), number(offset));
             let path = path.first().copied().unwrap_or_default();
-            let table = self.table(path, start, end);
+            let table = self.table(path, start, end, offset);
             let address = table.as_ref().and_then(|table| table.address_of_offset(offset));
             let bias = start.wrapping_sub(address.unwrap_or(start));
             self.names.push((start, end, bias, path.to_owned()));
@@ -143,25 +179,125 @@ impl Tracee {
         self.space = AddressSpace::new(mappings);
     }
 
-    fn table(&mut self, path: &str, start: u64, end: u64) -> Option<Arc<UnwindTable>> {
-        if let Some(table) = self.tables.get(path) {
+    fn read_methods(&mut self) {
+        let Some(mut known) = self.methods.take() else { return };
+        for compiled in runtime::compiled(self.pid) {
+            let same =
+                |method: &Method| method.size == compiled.size && method.name == compiled.name;
+            if compiled.is_stub() || known.get(&compiled.start).is_some_and(same) {
+                continue;
+            }
+            let mut code = vec![0; compiled.size as usize];
+            let read = self.read(compiled.start, &mut code);
+            code.truncate(read);
+            let rules = method_rules(&MethodCode {
+                size: compiled.size,
+                bytes: &code,
+                is_replacement: compiled.is_replacement(),
+                replaced: &[],
+            });
+            let (size, name) = (compiled.size, compiled.name);
+            known.insert(compiled.start, Method { size, name, rules });
+        }
+        self.methods = Some(known);
+    }
+
+    fn method(&self, address: u64) -> Option<(u64, &Method)> {
+        let (start, method) = self.methods.as_ref()?.range(..=address).next_back()?;
+        (address - start < u64::from(method.size)).then_some((*start, method))
+    }
+
+    pub fn lookup(&self, address: u64) -> Lookup {
+        if let Some((start, method)) = self.method(address) {
+            let after =
+                method.rules.partition_point(|(offset, _)| start + u64::from(*offset) <= address);
+            return Lookup::Rule(method.rules[after - 1].1);
+        }
+        match self.space.lookup(address) {
+            Lookup::FramePointer if self.methods.is_some() => Lookup::Rule(self.stub(address)),
+            other => other,
+        }
+    }
+
+    /// The rule of generated code that is no method.
+    fn stub(&self, address: u64) -> Rule {
+        let mut code = [0; 2 * STUB_REACH];
+        let read = self.read(address - STUB_REACH as u64, &mut code);
+        let Some(stub) = stub_at(&code[..read], STUB_REACH) else {
+            return Rule::simple(Packed::frame(Kind::Sp, 8, 0, 0).unwrap());
+        };
+        let offset = (STUB_REACH - stub.start) as u32;
+        let after = stub.rules.partition_point(|(from, _)| *from <= offset);
+        stub.rules[after - 1].1
+    }
+
+    pub fn is_mapped(&self, address: u64) -> bool {
+        self.space.mapping(address).is_some()
+    }
+
+    pub fn is_runtime(&self) -> bool {
+        self.methods.is_some()
+    }
+
+    pub fn is_method(&self, address: u64) -> bool {
+        self.method(address).is_some()
+    }
+
+    /// Generated code that is no method that we know.
+    pub fn is_unknown(&self, address: u64) -> bool {
+        self.methods.is_some()
+            && self.method(address).is_none()
+            && self.space.mapping(address).is_none_or(|mapping| mapping.table.is_none())
+    }
+
+    fn table(&mut self, path: &str, start: u64, end: u64, offset: u64) -> Option<Arc<UnwindTable>> {
+        let inside = self.assembly(path, offset);
+        let key = match inside {
+            Some(inside) => format!("{path}+{inside:#x}"),
+            None => path.to_owned(),
+        };
+        if let Some(table) = self.tables.get(&key) {
             return table.clone();
         }
+        let limits = Limits::default();
         let table = if path == "[vdso]" {
             let mut image = vec![0; (end - start) as usize];
             self.read(start, &mut image);
-            build(&image, &Limits::default()).ok()
+            build(&image, &limits).ok()
         } else {
             let file = std::fs::File::open(path).ok();
-            file.and_then(|file| build(&FileReader::new(file).unwrap(), &Limits::default()).ok())
+            let source = file.map(|file| FileReader::new(file).unwrap());
+            source.and_then(|source| match inside {
+                Some(inside) => build_part(&source, inside..source.len(), &limits).ok(),
+                None => build(&source, &limits).ok(),
+            })
         };
         let table = table.map(Arc::new);
-        self.tables.insert(path.to_owned(), table.clone());
+        self.tables.insert(key, table.clone());
         table
+    }
+
+    /// Where in the mapping's first page of a single-file .NET program an assembly starts.
+    fn assembly(&self, path: &str, offset: u64) -> Option<u64> {
+        if self.methods.is_none() || offset == 0 {
+            return None;
+        }
+        let mut page = [0; 2 * 4096];
+        std::fs::File::open(path).ok()?.read_exact_at(&mut page, offset).ok()?;
+        let starts = (0..4096).step_by(16).find(|start| {
+            let header = page[start + 0x3c..start + 0x40].try_into().map(u32::from_le_bytes);
+            let signature = header.ok().and_then(|at| page.get(start + at as usize..));
+            page[*start..].starts_with(b"MZ")
+                && signature.is_some_and(|signature| signature.starts_with(b"PE\0\0"))
+        })?;
+        Some(offset + starts as u64)
     }
 
     /// File and address in its own numbering.
     pub fn place(&self, address: u64) -> (String, u64) {
+        if let Some((start, method)) = self.method(address) {
+            return (method.name.clone(), address - start);
+        }
         match self.names.iter().find(|(start, end, ..)| (*start..*end).contains(&address)) {
             Some((_, _, bias, path)) => (path.clone(), address - bias),
             None => ("?".to_owned(), address),

@@ -1,10 +1,12 @@
-// Every shape of frame that the CLR's compiler makes, over and over. usage: managed.dll [prepare ASSEMBLY…]
+// Every shape of frame that the CLR's compiler makes, over and over.
 //
-// "ready" on standard output says that everything has been compiled once. With `prepare`, all
-// methods of framework assemblies are compiled instead, and nothing runs.
+// usage: managed.dll ROUNDS [throw]        "ready" is written after so many rounds; exceptions are
+//                                          thrown until then, or for ever
+//        managed.dll prepare ASSEMBLY…     all methods of assemblies are compiled; nothing runs
+//
+// As a start-up hook it takes its arguments from STRATA_TARGET.
 using System;
 using System.Collections.Generic;
-using System.IO;
 using System.Linq;
 using System.Reflection;
 using System.Runtime.CompilerServices;
@@ -137,10 +139,8 @@ static unsafe class Managed
 
     static IEnumerable<MethodBase> MethodsOf(string assembly)
     {
-        var folder = Path.GetDirectoryName(typeof(object).Assembly.Location);
-        var file = Path.Combine(folder ?? "", assembly + ".dll");
         Type[] types;
-        try { types = Assembly.LoadFrom(file).GetTypes(); } catch (ReflectionTypeLoadException e) { types = e.Types; }
+        try { types = Assembly.Load(assembly).GetTypes(); } catch (ReflectionTypeLoadException e) { types = e.Types; }
         var all = BindingFlags.DeclaredOnly | BindingFlags.Instance | BindingFlags.Static | BindingFlags.Public | BindingFlags.NonPublic;
         foreach (var type in types)
         {
@@ -152,7 +152,7 @@ static unsafe class Managed
         }
     }
 
-    static void Main(string[] arguments)
+    internal static void Main(string[] arguments)
     {
         if (arguments.Length > 0 && arguments[0] == "prepare")
         {
@@ -172,4 +172,9 @@ static unsafe class Managed
             if (r == warm) Console.WriteLine("ready");
         }
     }
+}
+
+internal class StartupHook
+{
+    public static void Initialize() => Managed.Main(Environment.GetEnvironmentVariable("STRATA_TARGET").Split(' '));
 }
