@@ -14,6 +14,7 @@
 //! | `lookup` | the bridge's own thread: obeys the owner, enumerates, answers requests |
 //! | `methods`, `types`, `modules`, `threads`, `domains` | what is told, each in its record |
 //! | `metadata`, `image`, `signature` | a module's own words, read where the runtime mapped them |
+//! | `canonical` | the class of shared code, where the interface gives none |
 //! | `known` | what was told already |
 //! | `shared` | the shared memory |
 //!
@@ -21,6 +22,7 @@
 //! it was when the bridge has left.
 
 mod callbacks;
+mod canonical;
 mod com;
 mod domains;
 mod il_maps;

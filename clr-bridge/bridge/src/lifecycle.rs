@@ -97,10 +97,10 @@ pub unsafe fn start(unknown: *mut c_void, loading: Loading) -> HResult {
 fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
     let shared = Shared::create().map_err(|_| E_OUTOFMEMORY)?;
     let number = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
-    let session = allocate(Session::new(info, shared, number)).ok_or(E_OUTOFMEMORY)?;
+    let major = describe(info, &shared);
+    let session = allocate(Session::new(info, shared, number, major)).ok_or(E_OUTOFMEMORY)?;
     // SAFETY: just made, and freed below or in `end` only.
     let living = unsafe { &*session };
-    describe(living);
     let eager = loading == Loading::Environment && is_eager();
     if eager {
         living.start_telling();
@@ -120,15 +120,17 @@ fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
     Ok(())
 }
 
-fn describe(session: &Session) {
+/// Says which runtime and which bridge this is. Answers the runtime's major version.
+fn describe(info: Info, shared: &Shared) -> u16 {
     let mut units = [0u16; 64];
-    let (version, length) = session.info().runtime_version(&mut units).unwrap_or_default();
+    let (version, length) = info.runtime_version(&mut units).unwrap_or_default();
     let mut text = Text::<64>::new();
     text.push_units(units.get(..length).unwrap_or_default());
     let [major, minor, build] = version;
-    let status = session.shared().writer().status();
-    status.set_runtime([major, minor, build, 0], session.info().version(), text.as_str());
+    let status = shared.writer().status();
+    status.set_runtime([major, minor, build, 0], info.version(), text.as_str());
     status.set_bridge(env!("CARGO_PKG_VERSION"));
+    major
 }
 
 /// Whether everything is to be told from the first method on, without waiting for a reader.

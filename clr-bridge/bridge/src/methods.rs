@@ -229,10 +229,13 @@ impl Named {
     /// Looks up a function, and tells the types that its records will refer to.
     fn of(session: &Session, function: usize) -> Option<Named> {
         let mut arguments = [0; MOST_PARAMETERS];
-        let info = session.info().function_info(function, &mut arguments)?;
+        let mut info = session.info().function_info(function, &mut arguments)?;
         let known = session.known();
         let (module, owner) = (known.module(info.module), known.owner(info.class));
         drop(known);
+        if info.class != 0 {
+            session.canonical().prove(function, info.class, owner.is_none());
+        }
         let module = match module {
             Some(module) => module,
             None => session.module(info.module)?,
@@ -242,7 +245,7 @@ impl Named {
         let signature = metadata.method_signature(info.token)?;
         let Owner { token: parent, generic } = match owner {
             Some(owner) => owner,
-            None => find_owner(session, metadata, &info)?,
+            None => find_owner(session, metadata, function, &mut info)?,
         };
         let mut named = Named {
             function,
@@ -345,19 +348,30 @@ impl Named {
     }
 }
 
-/// The type definition that a function belongs to. Code that several classes share has no class.
-fn find_owner(session: &Session, metadata: &Metadata, info: &FunctionInfo) -> Option<Owner> {
-    if info.class != 0
-        && let Some(class) = session.info().class_info(info.class, &mut [0; MOST_PARAMETERS])
-        && class.module == info.module
-        && row(class.token) != 0
-    {
-        let owner = Owner { token: class.token, generic: class.arguments > 0 };
-        // Without memory it is asked again next time.
-        let _ = session.known().enter_owner(info.class, owner);
-        return Some(owner);
+/// The type definition that a function belongs to. Code that several classes share has no class as
+/// far as the runtime says; then it gets the one that stands for all of them.
+fn find_owner(
+    session: &Session,
+    metadata: &Metadata,
+    function: usize,
+    info: &mut FunctionInfo,
+) -> Option<Owner> {
+    if info.class == 0 {
+        let token = metadata.method_parent(info.token)?;
+        info.class = session.canonical().class_of(session, function, info.module, token);
+        if info.class == 0 {
+            return Some(Owner { token, generic: false });
+        }
     }
-    Some(Owner { token: metadata.method_parent(info.token)?, generic: false })
+    let class = session.info().class_info(info.class, &mut [0; MOST_PARAMETERS]);
+    let class = class.filter(|class| class.module == info.module && row(class.token) != 0);
+    let Some(class) = class else {
+        return Some(Owner { token: metadata.method_parent(info.token)?, generic: false });
+    };
+    let owner = Owner { token: class.token, generic: class.arguments > 0 };
+    // Without memory it is asked again next time.
+    let _ = session.known().enter_owner(info.class, owner);
+    Some(owner)
 }
 
 const NO_CODE: CodeRange<'static> = CodeRange { start: 0, size: 0, code: &[] };

@@ -8,6 +8,7 @@ use strata_bridge_layout::record::{Diagnostic, Encode, Level};
 use strata_bridge_layout::shared_file::monotonic_time;
 use strata_bridge_layout::status::{Count, Loss};
 
+use crate::canonical::Canonical;
 use crate::com::info::Info;
 use crate::known::{Known, Module};
 use crate::modules;
@@ -21,6 +22,7 @@ pub struct Session {
     number: u64,
     known: Mutex<Known>,
     threads: Threads,
+    canonical: Canonical,
     /// Modules, threads, AppDomains and unloads are told. Once somebody has read the log it stays
     /// so: what is in the log stays true.
     telling: AtomicBool,
@@ -40,13 +42,15 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn new(info: Info, shared: Shared, number: u64) -> Session {
+    /// `major` is the runtime's version.
+    pub fn new(info: Info, shared: Shared, number: u64, major: u16) -> Session {
         Session {
             info,
             shared,
             number,
             known: Mutex::new(Known::new()),
             threads: Threads::new(),
+            canonical: Canonical::new(major),
             telling: AtomicBool::new(false),
             compiling: AtomicBool::new(false),
             il_maps: AtomicBool::new(false),
@@ -77,6 +81,10 @@ impl Session {
 
     pub fn threads(&self) -> &Threads {
         &self.threads
+    }
+
+    pub fn canonical(&self) -> &Canonical {
+        &self.canonical
     }
 
     pub fn module(&self, id: usize) -> Option<Module> {

@@ -5,11 +5,13 @@ use strata_bridge_layout::record::{MethodKind, Record};
 use crate::support::*;
 
 /// As `Watcher::full_name` puts them together; shared arguments are empty.
-const FORMS: [&str; 19] = [
+const FORMS: [&str; 21] = [
     "Shop.Program.Main",
     "Shop.Program.Forms",
     "Shop.Cart`1+Line`1<System.Int32, System.Guid>.Pick",
-    "Shop.Cart`1.Same",
+    "Shop.Cart`1+Line`1<System.Int32, >.Pick",
+    "Shop.Cart`1<>.Same",
+    "Shop.Cart`1<System.Collections.Generic.KeyValuePair`2[System.Int32,System.__Canon]>.Same",
     "Shop.Cart`1<Shop.Money>.Same",
     "Shop.Cart`1<Shop.Color>.Same",
     "Shop.Tools.Choose<System.Int32, >",
