@@ -206,8 +206,8 @@ impl Bridge {
 }
 
 /// Takes back what strata has loaded, all at the same time; how many have left.
-pub fn detach_all(bridges: Vec<Box<Bridge>>) -> u64 {
-    let mut leaving: Vec<Box<Bridge>> = Vec::new();
+pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
+    let mut leaving: Vec<Bridge> = Vec::new();
     let mut left = 0;
     for mut bridge in bridges {
         if !bridge.loaded {

@@ -311,7 +311,7 @@ impl Managed {
         let mut leaving = Vec::new();
         for target in self.targets.values_mut() {
             if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
-                leaving.push(bridge);
+                leaving.push(*bridge);
             }
         }
         self.detached += bridge::detach_all(leaving);

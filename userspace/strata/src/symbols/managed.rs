@@ -76,6 +76,9 @@ pub fn resolve_generated(
     (named, unknown)
 }
 
+/// A document and a line in it, if the PDB has one.
+type Line = Option<(Arc<str>, u32)>;
+
 /// Document and line of IL of an assembly, for each place, if its PDB is there.
 fn lines_of(
     service: &mut FileService,
@@ -83,7 +86,7 @@ fn lines_of(
     module: &Path,
     places: &[IlPlace],
     shortfalls: &mut Shortfalls,
-) -> Vec<Option<(Arc<str>, u32)>> {
+) -> Vec<Line> {
     let nothing = vec![None; places.len()];
     let Some(assembly) = open(service, process, module) else { return nothing };
     let request = Request::ManagedFacts { file: assembly.clone(), part: None };
@@ -119,7 +122,7 @@ fn ask_lines(
     pdb: strata_managed::PdbId,
     places: &[IlPlace],
     why_not: &mut Option<String>,
-) -> Option<Vec<Option<(Arc<str>, u32)>>> {
+) -> Option<Vec<Line>> {
     let request = Request::ManagedLines { file: file?, part: None, pdb, places: places.to_vec() };
     match service.call(request) {
         Ok(Reply::ManagedLines(lines)) => Some(lines.lines),

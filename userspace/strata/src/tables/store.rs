@@ -24,7 +24,10 @@ use crate::kernel::memory::MapMemory;
 
 /// Raw stacks a process may send for code outside its extents before it is published anew.
 const CAPTURES: u32 = 8;
-/// A runtime that keeps generating code may send some of them this often.
+/// As many for code that a runtime has not announced: a copy ends after 32 KiB of stack, following
+/// the frame pointer does not.
+const PATIENT_CAPTURES: u32 = 2;
+/// A runtime that keeps generating code may send them this often.
 const PATIENT_EVERY: Duration = Duration::from_secs(1);
 const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
 
@@ -235,7 +238,7 @@ impl Store {
                 offset: published.range.offset,
                 count: published.extents.len() as u32,
                 generation: published.generation,
-                captures: CAPTURES,
+                captures: if waits { PATIENT_CAPTURES } else { CAPTURES },
                 flags: if waits { PROCESS_PATIENT } else { 0 },
             };
             let set = programs.set_process(pid, entry);
