@@ -64,14 +64,14 @@ pub fn learn(session: &Session, id: usize) {
     }
 }
 
-/// Tells an AppDomain again, and says whether that was written.
-pub fn tell_again(session: &Session, id: usize) -> bool {
-    learn(session, id);
-    domains().iter_mut().find(|domain| domain.id == id).is_some_and(|domain| {
-        domain.told = 0;
-        tell(session, domain);
-        domain.told != 0
-    })
+/// Tells an AppDomain again, and says whether that was written. `None` when it is none: the runtime
+/// would follow any number.
+pub fn tell_again(session: &Session, id: usize) -> Option<bool> {
+    let mut domains = domains();
+    let domain = domains.iter_mut().find(|domain| domain.id == id)?;
+    domain.told = 0;
+    tell(session, domain);
+    Some(domain.told != 0)
 }
 
 /// Looks at the names again: the runtime renames its AppDomain while it starts.

@@ -3,6 +3,7 @@
 use strata_bridge_layout::field::{IlMapEntry, MAX_MAP_ENTRIES};
 use strata_bridge_layout::record::IlMap;
 
+use crate::asking;
 use crate::com::info::IlToNative;
 use crate::session::Session;
 
@@ -15,6 +16,9 @@ const FEW: usize = 64;
 /// The runtime takes a function's id for a pointer and follows it, so an id that came from outside,
 /// or whose method is gone by now, would end the process. It is asked by address whose code this is.
 pub fn tell(session: &Session, start: u64, function: u64) -> Option<bool> {
+    if !asking::may_ask(&session.known(), start as usize, false) {
+        return None;
+    }
     let (found, rejit) = session.info().function_at(start)?;
     if found as u64 != function {
         return None;

@@ -12,7 +12,9 @@
 //! | `lifecycle` | from the first call to the last: one session at a time |
 //! | `session` | what lives from attach to detach |
 //! | `lookup` | the bridge's own thread: obeys the owner, enumerates, answers requests |
-//! | `methods`, `types`, `modules`, `threads`, `domains` | what is told, each in its record |
+//! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is told, each in its record |
+//! | `asking` | addresses that somebody asks about |
+//! | `compilations` | where a function's code lies |
 //! | `metadata`, `image`, `signature` | a module's own words, read where the runtime mapped them |
 //! | `canonical` | the class of shared code, where the interface gives none |
 //! | `known` | what was told already |
@@ -21,9 +23,11 @@
 //! **Invariant:** the app never dies of the bridge, never waits for strata, and finds everything as
 //! it was when the bridge has left.
 
+mod asking;
 mod callbacks;
 mod canonical;
 mod com;
+mod compilations;
 mod domains;
 mod il_maps;
 mod image;

@@ -17,9 +17,9 @@ use strata_bridge_layout::record::{Enumerated, Level, NotFound};
 use strata_bridge_layout::shared_file::monotonic_time;
 use strata_bridge_layout::status::{Count, Loss, State};
 
+use crate::asking::{self, Asked};
 use crate::com::enumerators;
 use crate::lifecycle;
-use crate::methods::Asked;
 use crate::session::Session;
 use crate::{domains, il_maps, methods, threads};
 
@@ -284,7 +284,7 @@ fn serve(session: &Session, request: &Request) -> Outcome {
     let written = match request.kind {
         request::RESOLVE_IP => {
             let running = request.second & RUNNING != 0;
-            match methods::tell_asked(session, request.first, running) {
+            match asking::tell_asked(session, request.first, running) {
                 Asked::Told { written } => written,
                 Asked::NotFound => session.write(&NotFound { ip: request.first }),
                 Asked::Refused => return Outcome::Failed,
@@ -294,7 +294,10 @@ fn serve(session: &Session, request: &Request) -> Outcome {
             Some(written) => written,
             None => return Outcome::Failed,
         },
-        request::APP_DOMAIN => domains::tell_again(session, request.first as usize),
+        request::APP_DOMAIN => match domains::tell_again(session, request.first as usize) {
+            Some(written) => written,
+            None => return Outcome::Failed,
+        },
         _ => {
             session.shared().lost(Loss::RequestUnknown);
             return Outcome::Unknown;

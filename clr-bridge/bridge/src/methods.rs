@@ -3,29 +3,17 @@
 //! The callbacks that say a method was compiled end here, and so do the enumeration of what was
 //! compiled before and the answers to requests.
 
-use strata_bridge_layout::field::CodeRange;
 use strata_bridge_layout::record::{Method, MethodKind, MethodUnload, Tier};
 
-use crate::com::info::{CodeRange as NativeRange, FunctionInfo};
+use crate::com::info::FunctionInfo;
 use crate::com::metadata::row;
-use crate::il_maps;
-use crate::image::Image;
-use crate::known::{Known, Module, Owner};
+use crate::compilations::{Code, Compilations, NO_PIECES};
+use crate::known::{Module, Owner};
 use crate::metadata::Metadata;
-use crate::modules;
 use crate::session::Session;
 use crate::text::Text;
 use crate::types::{self, MOST_PARAMETERS, ParameterNames};
-
-/// Pieces of one compilation that are told: the runtime splits code in two, hot and cold.
-const MOST_RANGES: usize = 8;
-/// Compilations of one function that are told at once.
-const MOST_COMPILATIONS: usize = 32;
-
-/// First bytes of code in a record: a prologue ends well within. The prologue of a method that is
-/// entered in the middle of a loop copies its frame, and may be long.
-const CODE_BYTES: usize = 96;
-const OSR_CODE_BYTES: usize = 4096;
+use crate::{il_maps, modules};
 
 /// Why code is told.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,17 +35,16 @@ impl Reason {
 
 /// Tells every compilation of a function that was not told before.
 pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
-    let mut starts = [0; MOST_COMPILATIONS];
-    let starts = code_starts(session, function, rejit, &mut starts);
+    let compilations = Compilations::of(session, function, rejit);
+    let starts = compilations.starts();
     if starts.is_empty() || all_told(session, starts) {
         return;
     }
     let Some(named) = Named::of(session, function) else { return };
     for start in starts {
         if session.known().enter_code(*start, function, &named.module) {
-            let mut ranges = [NativeRange::default(); MOST_RANGES];
-            let ranges = code_ranges(session, function, rejit, *start, &mut ranges);
-            named.tell(session, rejit, ranges, Reason::Compiled);
+            let code = compilations.code(session, *start);
+            named.tell(session, rejit, &code, Reason::Compiled);
             if session.wants_il_maps() {
                 il_maps::tell_one(session, function, rejit, *start);
             }
@@ -65,102 +52,9 @@ pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
     }
 }
 
-/// What became of a question.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    /// The answer is in the log, or was lost on the way there.
-    Told { written: bool },
-    /// The runtime knows no method there.
-    NotFound,
-    /// The runtime may not be asked about this address.
-    Refused,
-}
-
-/// Tells the code at an address.
-pub fn tell_asked(session: &Session, ip: u64, running: bool) -> Asked {
-    if !may_ask(&session.known(), ip as usize, running) {
-        return Asked::Refused;
-    }
-    match tell_found(session, ip) {
-        Some(written) => Asked::Told { written },
-        None => Asked::NotFound,
-    }
-}
-
-fn tell_found(session: &Session, ip: u64) -> Option<bool> {
-    let (function, rejit) = session.info().function_at(ip)?;
-    if session.info().is_dynamic(function) {
-        return tell_dynamic(session, function, Reason::Asked { ip });
-    }
-    let named = Named::of(session, function)?;
-    let mut starts = [0; MOST_COMPILATIONS];
-    for start in code_starts(session, function, rejit, &mut starts) {
-        let mut ranges = [NativeRange::default(); MOST_RANGES];
-        let ranges = code_ranges(session, function, rejit, *start, &mut ranges);
-        if ranges.iter().any(|range| contains(range, ip)) {
-            session.known().enter_code(*start, function, &named.module);
-            return Some(named.tell(session, rejit, ranges, Reason::Asked { ip }));
-        }
-    }
-    None
-}
-
-/// Whether the runtime can be asked which function is at an address.
-///
-/// In code that was compiled ahead it goes from the address down to the next method that has been
-/// prepared to run, and does not look where it ends (src/coreclr/vm/codeman.cpp,
-/// `ReadyToRunJitManager::JitCodeToMethodInfo`): when there is none below, it leaves its table, and
-/// 3.1 and 9 crash. So it is asked about such an address only when a method at or below it is known to
-/// have been prepared; when a thread is `running` there; or when the bytes before it (or one byte
-/// further, for askers that look up the call) are a call: then it is an address to return to,
-/// and whatever left it on a stack has run. What the runtime finds counts only if it contains the address.
-fn may_ask(known: &Known, ip: usize, running: bool) -> bool {
-    if running {
-        return true;
-    }
-    let Some(module) = known.module_at(ip) else { return !known.has_components() };
-    let Some(code) = module.ready_to_run else { return true };
-    let above = !code.splits_methods && module.prepared != 0 && ip >= module.prepared;
-    let is_return = |address| {
-        // SAFETY: the runtime has loaded the module's image there, and runs its code.
-        let before = unsafe { Image::code_before(module.base, address) };
-        before.is_some_and(|before| follows_call(before, address, module))
-    };
-    above || is_return(ip) || ip.checked_add(1).is_some_and(is_return)
-}
-
-/// Whether the code before an address is a call. One that says where it goes, or where it finds that,
-/// stays within the image: compiled code calls everything else through the image's own cells.
-fn follows_call(code: &[u8; 8], address: usize, module: &Module) -> bool {
-    let target = |bytes: [u8; 4]| {
-        let offset = i32::from_le_bytes(bytes) as isize;
-        module.contains(address.wrapping_add_signed(offset))
-    };
-    match *code {
-        [.., 0xe8, a, b, c, d] => target([a, b, c, d]),
-        [.., 0xff, 0x15, a, b, c, d] => target([a, b, c, d]),
-        _ => ends_with_call(code),
-    }
-}
-
-/// Whether code ends with a call through a register or through memory (Intel SDM, volume 2, CALL).
-fn ends_with_call(code: &[u8; 8]) -> bool {
-    // Operation /2 in the second byte: which operand, and how many bytes follow.
-    let through = |modrm: u8, length: usize| {
-        let (mode, operation, register) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
-        let index = usize::from(mode != 3 && register == 4);
-        let offset = match (mode, register) {
-            (0, 5) => 4,
-            (0 | 3, _) => 0,
-            (1, _) => 1,
-            _ => 4,
-        };
-        operation == 2 && length == 2 + index + offset
-    };
-    (2..=7).any(|length| match code.get(8 - length..) {
-        Some([0xff, modrm, ..]) => through(*modrm, length),
-        _ => false,
-    })
+fn all_told(session: &Session, starts: &[usize]) -> bool {
+    let known = session.known();
+    starts.iter().all(|start| known.has_code(*start))
 }
 
 /// Tells a method that has no metadata: a `DynamicMethod`, or glue that the runtime made.
@@ -175,13 +69,10 @@ pub fn tell_dynamic(session: &Session, function: usize, reason: Reason) -> Optio
         Reason::Compiled => MethodKind::Dynamic,
     };
     let module = session.module(dynamic.module);
-    let mut ranges = [NativeRange::default(); MOST_RANGES];
-    let count = session.info().code_of_version(function, 0, &mut ranges).unwrap_or(0);
-    let ranges = ranges.get(..count).unwrap_or_default();
-    let first = ranges.first()?;
+    let code = Code::of_dynamic(session, function);
     // Without memory the end of it is told without its start.
-    let _ = session.known().enter_dynamic(function, first.start);
-    let mut pieces = [NO_CODE; MOST_RANGES];
+    let _ = session.known().enter_dynamic(function, code.start()?);
+    let mut pieces = NO_PIECES;
     Some(session.write(&Method {
         function: function as u64,
         rejit: 0,
@@ -199,7 +90,7 @@ pub fn tell_dynamic(session: &Session, function: usize, reason: Reason) -> Optio
         class_arguments: Default::default(),
         method_arguments: Default::default(),
         asked_ip: reason.asked_ip(),
-        ranges: pieces_of(ranges, &mut pieces).into(),
+        ranges: code.to_record(&mut pieces).into(),
     }))
 }
 
@@ -212,7 +103,7 @@ pub fn tell_dynamic_end(session: &Session, function: usize) {
 }
 
 /// A function with everything that all its compilations share.
-struct Named {
+pub struct Named {
     function: usize,
     info: FunctionInfo,
     arguments: [usize; MOST_PARAMETERS],
@@ -227,7 +118,7 @@ struct Named {
 
 impl Named {
     /// Looks up a function, and tells the types that its records will refer to.
-    fn of(session: &Session, function: usize) -> Option<Named> {
+    pub fn of(session: &Session, function: usize) -> Option<Named> {
         let mut arguments = [0; MOST_PARAMETERS];
         let mut info = session.info().function_info(function, &mut arguments)?;
         let known = session.known();
@@ -273,6 +164,10 @@ impl Named {
         Some(named)
     }
 
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
     fn learn_class_arguments(&mut self, session: &Session) {
         let Some(class) = session.info().class_info(self.info.class, &mut self.class_arguments)
         else {
@@ -289,14 +184,8 @@ impl Named {
     }
 
     /// Writes one compilation.
-    fn tell(
-        &self,
-        session: &Session,
-        rejit: usize,
-        ranges: &[NativeRange],
-        reason: Reason,
-    ) -> bool {
-        let mut pieces = [NO_CODE; MOST_RANGES];
+    pub fn tell(&self, session: &Session, rejit: usize, code: &Code, reason: Reason) -> bool {
+        let mut pieces = NO_PIECES;
         let mut parameters = [""; MOST_PARAMETERS];
         let mut of_class = [""; MOST_PARAMETERS];
         let mut of_method = [""; MOST_PARAMETERS];
@@ -319,7 +208,7 @@ impl Named {
                 Reason::Compiled => MethodKind::Jitted,
                 Reason::Asked { .. } => MethodKind::Resolved,
             } as u8,
-            tier: self.tier(ranges) as u8,
+            tier: self.tier(code) as u8,
             app_domain: self.module.app_domain as u64,
             name: self.name,
             generic_parameters: self.parameters.list(&mut parameters).into(),
@@ -330,17 +219,16 @@ impl Named {
                 .unwrap_or_default()
                 .into(),
             asked_ip: reason.asked_ip(),
-            ranges: pieces_of(ranges, &mut pieces).into(),
+            ranges: code.to_record(&mut pieces).into(),
         })
     }
 
     /// The profiling interface does not say the tier. Code within a module's image was compiled
     /// ahead, and the entry of a loop's replacement looks like nothing else.
-    fn tier(&self, ranges: &[NativeRange]) -> Tier {
-        let Some(first) = ranges.first() else { return Tier::Unknown };
-        if self.module.contains(first.start) {
+    fn tier(&self, code: &Code) -> Tier {
+        if code.start().is_some_and(|start| self.module.contains(start)) {
             Tier::ReadyToRun
-        } else if is_osr(code_bytes(first, CODE_BYTES)) {
+        } else if code.replaces_a_loop() {
             Tier::Osr
         } else {
             Tier::Unknown
@@ -374,88 +262,6 @@ fn find_owner(
     Some(owner)
 }
 
-const NO_CODE: CodeRange<'static> = CodeRange { start: 0, size: 0, code: &[] };
-
-/// Where the compilations of one IL version of a function start.
-fn code_starts<'a>(
-    session: &Session,
-    function: usize,
-    rejit: usize,
-    starts: &'a mut [usize; MOST_COMPILATIONS],
-) -> &'a [usize] {
-    if session.info().version() >= 9 {
-        let count = session.info().code_starts(function, rejit, starts).unwrap_or(0);
-        return starts.get(..count).unwrap_or_default();
-    }
-    let mut ranges = [NativeRange::default(); MOST_RANGES];
-    match session.info().code_of_version(function, rejit, &mut ranges) {
-        Some(1..) => {
-            starts[0] = ranges[0].start;
-            &starts[..1]
-        }
-        _ => &[],
-    }
-}
-
-/// The pieces of the code that starts at `start`.
-fn code_ranges<'a>(
-    session: &Session,
-    function: usize,
-    rejit: usize,
-    start: usize,
-    ranges: &'a mut [NativeRange; MOST_RANGES],
-) -> &'a [NativeRange] {
-    let count = if session.info().version() >= 9 {
-        session.info().code_at(start, ranges)
-    } else {
-        session.info().code_of_version(function, rejit, ranges)
-    };
-    ranges.get(..count.unwrap_or(0)).unwrap_or_default()
-}
-
-fn all_told(session: &Session, starts: &[usize]) -> bool {
-    let known = session.known();
-    starts.iter().all(|start| known.has_code(*start))
-}
-
-fn contains(range: &NativeRange, ip: u64) -> bool {
-    (ip as usize).checked_sub(range.start).is_some_and(|offset| offset < range.size)
-}
-
-/// The same pieces with their first bytes.
-fn pieces_of<'a, 'c>(
-    ranges: &[NativeRange],
-    pieces: &'a mut [CodeRange<'c>; MOST_RANGES],
-) -> &'a [CodeRange<'c>] {
-    for (piece, range) in pieces.iter_mut().zip(ranges) {
-        let code = code_bytes(range, CODE_BYTES);
-        let code = if is_osr(code) { code_bytes(range, OSR_CODE_BYTES) } else { code };
-        *piece = CodeRange {
-            start: range.start as u64,
-            size: u32::try_from(range.size).unwrap_or(u32::MAX),
-            code,
-        };
-    }
-    pieces.get(..ranges.len()).unwrap_or_default()
-}
-
-/// The first bytes of a piece of code.
-fn code_bytes(range: &NativeRange, most: usize) -> &'static [u8] {
-    if range.start == 0 {
-        return &[];
-    }
-    // SAFETY: the runtime says that this is code of a living method, so it is mapped; it is
-    // readable in every mode of the runtime (utilcode/executableallocator.cpp maps code
-    // read+execute), and nobody writes it after it was published.
-    unsafe { std::slice::from_raw_parts(range.start as *const u8, range.size.min(most)) }
-}
-
-/// Code that replaces a running loop's begins with reading the frame it takes over:
-/// `mov rax, [rbp+n]` (src/coreclr/jit/codegenxarch.cpp, `genOSRHandleTier0CalleeSavedRegistersAndFrame`).
-fn is_osr(code: &[u8]) -> bool {
-    matches!(code, [0x48, 0x8b, 0x45 | 0x85, ..])
-}
-
 /// # Safety
 /// `start` is null, or `size` bytes from there on live as long as the result is used.
 unsafe fn blob<'a>(start: *const u8, size: u32) -> &'a [u8] {
@@ -464,61 +270,4 @@ unsafe fn blob<'a>(start: *const u8, size: u32) -> &'a [u8] {
     }
     // SAFETY: passed on from the caller.
     unsafe { std::slice::from_raw_parts(start, size as usize) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_are_known_by_their_bytes() {
-        let calls: [&[u8]; 7] = [
-            &[0xff, 0xd0],
-            &[0x41, 0xff, 0xd3],
-            &[0xff, 0x10],
-            &[0xff, 0x50, 0x18],
-            &[0xff, 0x54, 0x24, 0x08],
-            &[0xff, 0x90, 1, 2, 3, 4],
-            &[0xff, 0x94, 0x24, 1, 2, 3, 4],
-        ];
-        for call in calls {
-            let mut code = [0x90; 8];
-            code[8 - call.len()..].copy_from_slice(call);
-            assert!(ends_with_call(&code), "{call:02x?}");
-        }
-    }
-
-    #[test]
-    fn a_call_to_a_place_stays_within_the_image() {
-        let module = Module {
-            id: 1,
-            serial: 1,
-            app_domain: 1,
-            base: 0x10_0000,
-            size: 0x1_0000,
-            ready_to_run: None,
-            prepared: 0,
-            metadata: None,
-        };
-        let call = |first: &[u8], offset: i32| {
-            let mut code = [0x90; 8];
-            code[4 - first.len()..4].copy_from_slice(first);
-            code[4..].copy_from_slice(&offset.to_le_bytes());
-            follows_call(&code, 0x10_8000, &module)
-        };
-        for first in [&[0xe8][..], &[0xff, 0x15]] {
-            assert!(call(first, 0x7fff) && call(first, -0x8000));
-            assert!(!call(first, 0x8000) && !call(first, -0x8001));
-        }
-    }
-
-    #[test]
-    fn other_code_is_no_call() {
-        let others: [&[u8]; 4] = [&[0x90], &[0xff, 0x25, 1, 2, 3, 4], &[0xff, 0xe0], &[0xff, 0xc0]];
-        for other in others {
-            let mut code = [0x90; 8];
-            code[8 - other.len()..].copy_from_slice(other);
-            assert!(!ends_with_call(&code), "{other:02x?}");
-        }
-    }
 }

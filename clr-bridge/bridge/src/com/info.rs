@@ -432,10 +432,15 @@ impl Info {
     // ICorProfilerInfo9
 
     /// Where the code of one IL version of a function starts, one entry for each time it was
-    /// compiled: how many there are, the first into `starts`.
-    pub fn code_starts(self, function: usize, rejit: usize, starts: &mut [usize]) -> Option<usize> {
+    /// compiled. With room for fewer than there are: how many there are.
+    pub fn code_starts(
+        self,
+        function: usize,
+        rejit: usize,
+        starts: &mut [usize],
+    ) -> Result<usize, usize> {
         let mut count = 0;
-        good(call!(
+        let result = call!(
             self,
             9,
             90,
@@ -445,8 +450,9 @@ impl Info {
             length(starts),
             &mut count,
             starts.as_mut_ptr()
-        ))?;
-        Some((count as usize).min(starts.len()))
+        );
+        let count = count as usize;
+        if good(result).is_some() && count <= starts.len() { Ok(count) } else { Err(count) }
     }
 
     pub fn il_map_at(self, start: usize, entries: &mut [IlToNative]) -> Option<usize> {

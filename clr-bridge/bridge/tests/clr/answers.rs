@@ -188,6 +188,27 @@ fn a_method_has_a_map_from_its_code_to_its_il() {
 }
 
 #[test]
+fn made_up_ids_and_addresses_harm_nothing() {
+    for version in versions() {
+        let mut target = Target::start(version, Start::default());
+        attach_bridge(&target);
+        let mut watcher = Watcher::find(&target);
+        watcher.own();
+        watcher.until_enumerated();
+        let main = watcher.methods().find(|method| method.name == "Main").expect("Main").clone();
+        let module = main.module;
+        for number in [0, 1, 0x1000, main.function, main.ranges[0].start, module, u64::MAX] {
+            assert_eq!(watcher.ask(request::IL_MAP, number, number), Outcome::Failed);
+            assert_eq!(watcher.ask(request::APP_DOMAIN, number, number), Outcome::Failed);
+            assert_eq!(watcher.ask(request::RESOLVE_IP, number, 0), Outcome::Answered);
+            assert_eq!(watcher.ask(request::REBIND, number, number), Outcome::Unknown);
+        }
+        assert_eq!(target.tell("forms"), "done", "{version}");
+        target.quit();
+    }
+}
+
+#[test]
 fn maps_come_with_every_compilation_when_they_are_wished_for() {
     for version in versions() {
         let mut target = Target::start(version, Start::default());
