@@ -6,6 +6,11 @@
 //! prints the figures it saw (`--nocapture`).
 
 mod complete_stacks;
+mod dotnet_attaching;
+mod dotnet_beside;
+mod dotnet_running;
+mod dotnet_stacks;
+mod dotnet_surviving;
 mod dotnet_targets;
 mod errors;
 mod harness;

@@ -1,0 +1,234 @@
+//! strata reaches into .NET programs, whenever they started, and leaves nothing behind.
+
+use anyhow::{Context, Result};
+use strata_tests::running::Running;
+use strata_tests::runtimes::{Version, dotnet};
+use strata_tests::stacks::Stacks;
+use strata_tests::strata::Recorded;
+use strata_tests::{machine, places, strata};
+
+use crate::dotnet_running::{
+    Clr, FREQUENCY, PATIENCE, Wrongs, ask, count_of, listed, print_examples, recorded_command,
+    recorded_without_variables, start, start_command,
+};
+
+const BURNERS: [&str; 3] = ["Shares.BurnFifty", "Shares.BurnThirty", "Shares.BurnTwenty"];
+
+/// The fraction of a program's samples that its own methods are in, by their names: each burner
+/// below what calls it, and all below Main.
+fn named_share(own: &Stacks) -> f64 {
+    own.share_that(|stack| {
+        BURNERS.iter().any(|burner| stack.has(burner))
+            && stack.has("Shares.Turn")
+            && stack.has("Shares.Main")
+    })
+}
+
+fn check(
+    version: Version,
+    how: &str,
+    recorded: &Recorded,
+    own: &Stacks,
+    wrongs: &mut Wrongs,
+) -> Result<Clr> {
+    let clr = Clr::of(recorded)?;
+    let named = named_share(own);
+    let complete = own.completeness();
+    println!(
+        "{version}, {how}: {} samples, {:.2} % below the program's methods, {clr:?}, complete {complete}",
+        own.total(),
+        100.0 * named
+    );
+    let few = own.that(|stack| !stack.has("Shares.Main"));
+    print_examples(&few, 2);
+    wrongs.unless(own.total() >= 900, || format!("{version}, {how}: {} samples", own.total()));
+    wrongs.unless(named > 0.9, || format!("{version}, {how}: {named} named"));
+    wrongs.unless(clr.attached == 1 && clr.refused.is_empty(), || {
+        format!("{version}, {how}: {clr:?}")
+    });
+    wrongs.unless(complete.fraction() > 0.99, || format!("{version}, {how}: {complete}"));
+    Ok(clr)
+}
+
+#[test]
+fn a_program_that_runs_already_shows_its_methods_by_name() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in dotnet.versions() {
+        let mut app = start(&dotnet, version, "Shares", &["120"])?;
+        let recording = strata::record()?.frequency(FREQUENCY).pid(app.pid()).start()?;
+        let recorded = recording.finish_when_used(&[app.pid()], 1.5)?;
+        let own = recorded.stacks()?.of_pid(app.pid());
+        let clr = check(version, "before", &recorded, &own, &mut wrongs)?;
+        wrongs.unless(clr.came_and_left_once(), || format!("{version}: {clr:?}"));
+        wrongs.unless(app.is_alive(), || format!("{version}: the program ended"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+#[test]
+fn a_program_that_starts_later_shows_its_methods_by_name_too() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in dotnet.versions() {
+        let mut command = dotnet.program(version, "Shares", &["3"])?;
+        command.env("STRATA_TARGET_CLOCK", "cpu");
+
+        let record = strata::record()?.frequency(FREQUENCY);
+        let recorded = recorded_command(record, &command)?.run()?;
+        let own = recorded.stacks()?.that(is_of_main_thread);
+        let clr = check(version, "started by strata", &recorded, &own, &mut wrongs)?;
+        wrongs.unless(clr.loaded == 0, || format!("{version}: attached to its own child {clr:?}"));
+
+        let record = strata::record()?.frequency(FREQUENCY);
+        let recorded = recorded_without_variables(record, &command)?.run()?;
+        let own = recorded.stacks()?.that(is_of_main_thread);
+        let clr = check(version, "started while recording", &recorded, &own, &mut wrongs)?;
+        wrongs.unless(clr.loaded == 1, || format!("{version}: not attached {clr:?}"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+/// Its own samples of managed code: not those of the runtime's start and of its other threads.
+fn is_of_main_thread(stack: &strata_tests::stacks::Stack) -> bool {
+    stack.pid() == stack.tid() && stack.has("Shares.Main")
+        || stack.frames.iter().any(|frame| BURNERS.contains(&frame.name.as_str()))
+}
+
+#[test]
+fn twenty_recordings_of_one_program_leave_nothing_behind() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in dotnet.versions() {
+        let mut app = start(&dotnet, version, "Busy", &["600", "0.2"])?;
+        let pid = app.pid();
+        let state = || -> Result<[usize; 4]> {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+            let of_strata = maps.lines().filter(|line| line.contains("strata")).count();
+            let counts = [count_of(pid, "task")?, count_of(pid, "fd")?, maps.lines().count()];
+            Ok([counts[0], counts[1], counts[2], of_strata])
+        };
+        let before = state()?;
+        let mut after: Vec<[usize; 4]> = vec![];
+        for cycle in 0..20 {
+            let record = strata::record()?.frequency(FREQUENCY).seconds(1.0).pid(pid);
+            let recorded = record.run()?;
+            let clr = Clr::of(&recorded)?;
+            let own = recorded.stacks()?.of_pid(pid);
+            let named = own.share_with("Busy.Main");
+            wrongs.unless(clr.came_and_left_once(), || format!("{version}, {cycle}: {clr:?}"));
+            wrongs.unless(named > 0.8, || {
+                format!("{version}, {cycle}: {named} of {} below Busy.Main", own.total())
+            });
+            after.push(state()?);
+        }
+        let rates = |said: &str| said.lines().filter(|line| line.starts_with("rate ")).count();
+        let so_far = rates(&app.said());
+        let goes_on = strata_tests::running::wait_until("it works on", PATIENCE, || {
+            rates(&app.said()) > so_far + 3
+        });
+        println!(
+            "{version}: threads, files, mappings, of them strata's: {before:?}, then {after:?}"
+        );
+        wrongs.unless(goes_on.is_ok() && app.is_alive(), || format!("{version}: it stopped"));
+        let most = |column: usize, of: &[[usize; 4]]| {
+            of.iter().filter_map(|row| row.get(column)).max().copied().unwrap_or_default()
+        };
+        let (first, last) = after.split_at(5);
+        for (column, what) in
+            ["threads", "files", "mappings", "strata's mappings"].iter().enumerate()
+        {
+            // The runtime maps and unmaps its own memory, too, while it works.
+            let slack = if column == 2 { 4 } else { 0 };
+            let (early, late) = (most(column, first), most(column, last));
+            wrongs.unless(late <= early + slack, || {
+                format!("{version}: {early} {what}, and later {late}")
+            });
+        }
+    }
+    wrongs.none();
+    Ok(())
+}
+
+#[test]
+fn a_program_started_with_the_variables_of_strata_env_is_read_without_attaching() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let printed = ask(&["env"])?;
+    let mut wrongs = Wrongs::default();
+    for version in dotnet.versions() {
+        let mut command = dotnet.program(version, "Shares", &["120"])?;
+        for line in printed.lines() {
+            let line = line.strip_prefix("export ").context("not an export")?;
+            let (name, value) = line.split_once('=').context("no value")?;
+            command.env(name, value.trim_matches('\''));
+        }
+        let app = start_command(command)?;
+        let row = listed(app.pid())?.context("strata ps does not list it")?;
+        println!("{version}: {row}");
+        let record = strata::record()?.frequency(FREQUENCY).pid(app.pid());
+        let recording = record.option("--clr", "env-only").start()?;
+        let recorded = recording.finish_when_used(&[app.pid()], 1.5)?;
+        let own = recorded.stacks()?.of_pid(app.pid());
+        let clr = check(version, "strata env", &recorded, &own, &mut wrongs)?;
+        wrongs.unless(clr.loaded == 0, || format!("{version}: {clr:?}"));
+        let row = listed(app.pid())?.context("strata ps does not list it")?;
+        let bridge = row.get("bridge").and_then(serde_json::Value::as_str).unwrap_or_default();
+        wrongs.unless(bridge.starts_with("loaded"), || format!("{version}: {row}"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+#[test]
+fn without_attaching_nothing_is_loaded_and_stacks_are_still_whole() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in dotnet.versions() {
+        for policy in ["off", "env-only"] {
+            let app = start(&dotnet, version, "Shares", &["120"])?;
+            let record = strata::record()?.frequency(FREQUENCY).pid(app.pid());
+            let recording = record.option("--clr", policy).start()?;
+            let recorded = recording.finish_when_used(&[app.pid()], 1.0)?;
+            let clr = Clr::of(&recorded)?;
+            let maps = std::fs::read_to_string(format!("/proc/{}/maps", app.pid()))?;
+            let own = recorded.stacks()?.of_pid(app.pid());
+            println!("{version}, --clr {policy}: {} samples, {clr:?}", own.total());
+            print_examples(&own, 1);
+            wrongs.unless(!maps.contains("strata"), || format!("{version}: strata is in it"));
+            wrongs.unless(clr.loaded == 0 && own.total() >= 500, || {
+                format!("{version}, {policy}: {} samples, {clr:?}", own.total())
+            });
+        }
+    }
+    wrongs.none();
+    Ok(())
+}
+
+#[test]
+fn the_list_says_what_runs_and_how_strata_is_in_it() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let app: Running = start(&dotnet, version, "Sleeper", &["2", "120"])?;
+        let idle = listed(app.pid())?.context("strata ps does not list it")?;
+        let recording = strata::record()?.seconds(60.0).pid(app.pid()).start()?;
+        strata_tests::running::wait_until("strata is attached", PATIENCE, || {
+            let row = listed(app.pid()).ok().flatten().unwrap_or_default();
+            row["bridge"].as_str().unwrap_or_default().starts_with("attached")
+        })?;
+        let read = listed(app.pid())?.context("strata ps does not list it")?;
+        println!("{version}: {idle}\n  then {read}");
+        assert_eq!(idle["bridge"], "not loaded");
+        assert!(idle["refused"].is_null(), "{idle}");
+        drop(recording);
+    }
+    assert!(places::strata_binary()?.is_file());
+    Ok(())
+}
