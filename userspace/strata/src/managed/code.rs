@@ -215,18 +215,22 @@ impl CodeMap {
 
     /// The method whose code was at an address in an era.
     pub fn method_at(&self, address: u64, era: u32) -> Option<Found> {
-        if let Some((start, span)) = self.span_at(address)
+        let now = self.span_at(address);
+        if let Some((start, span)) = now
             && span.born <= era
         {
             return span.method.map(|method| Found { method, start });
         }
-        self.retired
+        let then = self
+            .retired
             .iter()
             .find(|old| {
                 let inside = address.wrapping_sub(old.start) < u64::from(old.span.size);
                 inside && old.span.born <= era && era < old.died
             })
-            .and_then(|old| old.span.method.map(|method| Found { method, start: old.start }))
+            .and_then(|old| old.span.method.map(|method| Found { method, start: old.start }));
+        // Nobody was known to be there: who came next was there already, and announced later.
+        then.or_else(|| now.and_then(|(start, span)| Some(Found { method: span.method?, start })))
     }
 
     /// Units whose code has changed since they were last taken.
@@ -391,6 +395,9 @@ mod tests {
         assert_eq!(map.method_at(0x1090, before).map(|f| f.method), Some(MethodIndex(1)));
         assert_eq!(map.method_at(0x1090, after).map(|f| f.method), Some(MethodIndex(2)));
         assert_eq!(map.method_at(0x1010, after), None, "it was overwritten, so it is gone");
+        map.insert(0x9000, 0x100, &[(0, rule(8))], MethodIndex(3));
+        let late = map.method_at(0x9000, before).map(|f| f.method);
+        assert_eq!(late, Some(MethodIndex(3)), "announced after it was sampled");
     }
 
     #[test]
