@@ -339,3 +339,40 @@ pub mod factory {
         S_OK
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_does_not_leave_a_callback_and_errno_stays() {
+        // SAFETY: every libc has it, and it is a plain thread-local.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
+        unsafe { *errno = libc::EAGAIN };
+        let result = contained(|| {
+            // SAFETY: as above.
+            unsafe { *errno = libc::ENOMEM };
+            if std::hint::black_box(true) {
+                panic!("contained");
+            }
+            S_OK
+        });
+        assert_eq!(result, E_FAIL);
+        // SAFETY: as above.
+        assert_eq!(unsafe { *errno }, libc::EAGAIN);
+        assert!(lifecycle::current().is_none());
+    }
+
+    #[test]
+    fn what_carries_a_panic_may_panic_itself() {
+        struct Worse;
+        impl Drop for Worse {
+            fn drop(&mut self) {
+                panic!("while dropping");
+            }
+        }
+        let result = contained(|| std::panic::panic_any(Worse));
+        assert_eq!(result, E_FAIL);
+    }
+}

@@ -293,3 +293,122 @@ fn layout(number: usize, rows: &[u32; TABLES], heap_sizes: u8, start: usize) -> 
     table.row_size = offset;
     Some(table)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::image::Image;
+    use crate::signature;
+
+    /// The assemblies of a runtime that the set-up of the tests has fetched.
+    fn assemblies() -> Vec<Vec<u8>> {
+        let shared = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../.cache/dotnet/9/shared/Microsoft.NETCore.App");
+        let version = std::fs::read_dir(&shared)
+            .expect("a runtime: run `cargo xtask setup test`")
+            .flatten()
+            .next()
+            .expect("a version");
+        std::fs::read_dir(version.path())
+            .expect("its files")
+            .flatten()
+            .filter(|file| file.path().extension().is_some_and(|ending| ending == "dll"))
+            .map(|file| std::fs::read(file.path()).expect("an assembly"))
+            .collect()
+    }
+
+    fn metadata(file: &[u8]) -> Option<&'static [u8]> {
+        // SAFETY: a file of an assembly is its flat image, and outlives the test.
+        unsafe { Image::read(file.as_ptr() as usize, true) }.metadata
+    }
+
+    fn row_of_type(row: u32) -> u32 {
+        (TYPE_DEF as u32) << 24 | row
+    }
+
+    #[test]
+    fn every_type_and_method_of_a_framework_is_read() {
+        let (mut types, mut methods, mut nested, mut parameters) = (0, 0, 0, 0);
+        for file in assemblies() {
+            let Some(tables) = metadata(&file).and_then(Tables::parse) else { continue };
+            assert!(tables.mvid().is_some_and(|mvid| mvid != [0; 16]));
+            for row in 1..=tables.type_def.rows {
+                let token = row_of_type(row);
+                let found = tables.type_def(token).expect("a type");
+                assert!(!found.name.name.is_empty());
+                assert_eq!(found.nested, tables.enclosing_type(token).is_some());
+                nested += u32::from(found.nested);
+                types += 1;
+                // Compilers count the parameters in the name, those of enclosing types apart.
+                let mut count = 0;
+                tables.generic_parameters(token, |position, name| {
+                    assert_eq!(position, count);
+                    assert!(!name.is_empty());
+                    count += 1;
+                });
+                if let Some((_, arity)) = found.name.name.rsplit_once('`') {
+                    assert!(arity.parse().is_ok_and(|arity: u32| arity <= count));
+                }
+                parameters += count;
+                // Every method between this type's first and the next type's belongs to it.
+                let first = tables.column(&tables.type_def, 5, row).expect("a list");
+                let next = tables.column(&tables.type_def, 5, row + 1);
+                for method in first..next.unwrap_or(tables.method_def.rows + 1) {
+                    let method_token = (METHOD_DEF as u32) << 24 | method;
+                    assert_eq!(tables.method_parent(method_token), Some(token));
+                    assert!(tables.method_name(method_token).is_some_and(|name| !name.is_empty()));
+                    let blob = tables.method_signature(method_token).expect("a signature");
+                    signature::tokens_of_method(blob, &mut |named| assert!(tables.has(named)));
+                    methods += 1;
+                }
+            }
+            for row in 1..=tables.type_ref.rows {
+                let found = tables.type_ref((TYPE_REF as u32) << 24 | row).expect("a reference");
+                assert!(!found.name.name.is_empty());
+            }
+            for row in 1..=tables.type_spec.rows {
+                let blob = tables.type_spec((TYPE_SPEC as u32) << 24 | row).expect("a blob");
+                signature::tokens_of_type(blob, &mut |named| assert!(tables.has(named)));
+            }
+        }
+        assert!(types > 10_000 && methods > 50_000, "{types} types, {methods} methods");
+        assert!(nested > 1_000 && parameters > 1_000, "{nested} nested, {parameters} parameters");
+    }
+
+    #[test]
+    fn tokens_that_are_not_there_are_nothing() {
+        let file = assemblies().into_iter().max_by_key(Vec::len).expect("an assembly");
+        let tables = metadata(&file).and_then(Tables::parse).expect("tables");
+        for token in [0, 0x0200_0000, 0x02ff_ffff, 0x06ff_ffff, 0x7fff_ffff, u32::MAX] {
+            assert!(!tables.has(token));
+            assert!(tables.type_def(token).is_none() && tables.type_ref(token).is_none());
+            assert!(tables.method_name(token).is_none() && tables.type_spec(token).is_none());
+            assert!(tables.method_signature(token).is_none());
+            tables.generic_parameters(token, |_, _| panic!("{token:#x}"));
+        }
+    }
+
+    #[test]
+    fn damaged_metadata_is_refused_or_read_within_its_bounds() {
+        let file = assemblies().into_iter().min_by_key(Vec::len).expect("an assembly");
+        let whole = metadata(&file).expect("metadata");
+        let mut seed = 7u64;
+        for _ in 0..20_000 {
+            let mut damaged = whole.to_vec();
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (seed >> 33) as usize % damaged.len().min(2_000);
+            damaged[at] = (seed >> 20) as u8;
+            damaged.truncate((seed >> 40) as usize % (whole.len() * 2));
+            let Some(tables) = Tables::parse(&damaged) else { continue };
+            for row in 0..50 {
+                let _ = tables.type_def(row_of_type(row));
+                let _ = tables.enclosing_type(row_of_type(row));
+                let _ = tables.method_parent((METHOD_DEF as u32) << 24 | row);
+                let _ = tables.method_signature((METHOD_DEF as u32) << 24 | row);
+                tables.generic_parameters(row_of_type(row), |_, _| ());
+            }
+        }
+    }
+}

@@ -7,3 +7,5 @@ mod changes;
 mod lifecycle;
 mod linking;
 mod names;
+mod newest;
+mod trouble;

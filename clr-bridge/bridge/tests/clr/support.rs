@@ -122,7 +122,6 @@ pub struct Target {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
-    pub version: &'static str,
 }
 
 impl Target {
@@ -164,6 +163,8 @@ impl Target {
             command.env("STRATA_CLR_EAGER", "1");
         }
         if let Some(limit) = start.file_size_limit {
+            // The runtime itself needs a large file else, for the two views of its code.
+            command.env("DOTNET_EnableWriteXorExecute", "0");
             limit_file_size(&mut command, limit);
         }
         let mut child = command.spawn().expect("starting the program");
@@ -177,7 +178,7 @@ impl Target {
                 }
             }
         });
-        let target = Target { child, input, lines, version };
+        let target = Target { child, input, lines };
         assert_eq!(target.line(), "ready");
         target
     }
@@ -224,30 +225,8 @@ impl Target {
         names
     }
 
-    /// What the descriptors are.
-    pub fn files(&self) -> Vec<String> {
-        let files = fs::read_dir(format!("/proc/{}/fd", self.pid())).into_iter().flatten();
-        let mut names: Vec<String> = files
-            .flatten()
-            .filter_map(|file| fs::read_link(file.path()).ok())
-            .map(|link| link.display().to_string())
-            .collect();
-        names.sort();
-        names
-    }
-
-    /// What of the process would grow if an attach left something behind.
     pub fn footprint(&self) -> Footprint {
-        let proc = PathBuf::from(format!("/proc/{}", self.pid()));
-        let count = |what: &str| fs::read_dir(proc.join(what)).map_or(0, Iterator::count);
-        let maps = fs::read_to_string(proc.join("maps")).unwrap_or_default();
-        Footprint {
-            threads: count("task"),
-            // The runtime opens its libraries when it needs them.
-            files: self.files().iter().filter(|file| !file.ends_with(".dll")).count(),
-            libraries: maps.lines().filter(|line| line.contains(SONAME)).count(),
-            memory: maps.lines().filter(|line| line.contains("strata-clr")).count(),
-        }
+        Footprint::of(self.pid())
     }
 }
 
@@ -259,12 +238,40 @@ pub struct Footprint {
     pub memory: usize,
 }
 
+impl Footprint {
+    /// What of the process would grow if an attach left something behind.
+    pub fn of(pid: u32) -> Footprint {
+        let proc = PathBuf::from(format!("/proc/{pid}"));
+        let count = |what: &str| fs::read_dir(proc.join(what)).map_or(0, Iterator::count);
+        let maps = fs::read_to_string(proc.join("maps")).unwrap_or_default();
+        Footprint {
+            threads: count("task"),
+            // The runtime opens its libraries when it needs them.
+            files: files_of(pid).iter().filter(|file| !file.ends_with(".dll")).count(),
+            libraries: maps.lines().filter(|line| line.contains(SONAME)).count(),
+            memory: maps.lines().filter(|line| line.contains("strata-clr")).count(),
+        }
+    }
+}
+
 impl Drop for Target {
     fn drop(&mut self) {
         // It may be over already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What the descriptors of a process are.
+fn files_of(pid: u32) -> Vec<String> {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+    let mut names: Vec<String> = files
+        .flatten()
+        .filter_map(|file| fs::read_link(file.path()).ok())
+        .map(|link| link.display().to_string())
+        .collect();
+    names.sort();
+    names
 }
 
 fn limit_file_size(command: &mut Command, limit: u64) {
@@ -312,18 +319,22 @@ fn diagnostics_socket(pid: u32) -> PathBuf {
     path
 }
 
-/// Attaches by the bare name when the library is mapped, and by its path else.
 pub fn attach_bridge(target: &Target) {
+    attach_bridge_to(target.pid());
+}
+
+/// Attaches by the bare name when the library is mapped, and by its path else.
+pub fn attach_bridge_to(pid: u32) {
     let path = library().to_str().expect("a path of text");
-    let way = if target.footprint().libraries > 0 { SONAME } else { path };
+    let way = if Footprint::of(pid).libraries > 0 { SONAME } else { path };
     let deadline = Instant::now() + SOON;
     loop {
-        let result = attach(target.pid(), way);
+        let result = attach(pid, way);
         if result == 0 {
             return;
         }
         // Too early, or an earlier detach is not over.
-        assert!(Instant::now() < deadline, "attach to {}: {result:#x}", target.version);
+        assert!(Instant::now() < deadline, "attach to {pid}: {result:#x}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -349,9 +360,12 @@ fn mapped(pid: u32, name: &str) -> Vec<PathBuf> {
 }
 
 impl Watcher {
-    /// Waits for a bridge in the process.
     pub fn find(target: &Target) -> Watcher {
-        let pid = target.pid();
+        Watcher::find_in(target.pid())
+    }
+
+    /// Waits for a bridge in the process.
+    pub fn find_in(pid: u32) -> Watcher {
         let main =
             eventually("the bridge's memory", || mapped(pid, "strata-clr").into_iter().next());
         let file = reader::file::open(&main).expect("the main file");

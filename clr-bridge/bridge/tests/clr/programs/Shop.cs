@@ -64,6 +64,32 @@ namespace Shop
             string runtimeId, string serviceName, string environment, string version);
     }
 
+    public static class Process
+    {
+        [DllImport("libc")]
+        static extern int fork();
+
+        [DllImport("libc")]
+        static extern void _exit(int status);
+
+        [DllImport("libc")]
+        static extern int waitpid(int pid, out int status, int options);
+
+        // A child that goes on in managed code, and compiles some of it.
+        public static string Fork(Action inChild)
+        {
+            waitpid(0, out _, 1);
+            int pid = fork();
+            if (pid == 0)
+            {
+                inChild();
+                _exit(7);
+            }
+            waitpid(pid, out int status, 0);
+            return "child ended with " + (status >> 8);
+        }
+    }
+
     public class Program
     {
         static volatile bool stop;
@@ -181,6 +207,10 @@ namespace Shop
                         Native.SetApplicationInfoForAppDomain(
                             words[1], words[2], words[3], words[4]);
                         break;
+                    case "fork":
+                        _ = Dynamic("BeforeFork");
+                        Console.WriteLine(Process.Fork(() => Dynamic("InChild")(1)));
+                        continue;
                     case "spin":
                         var until = DateTime.UtcNow.AddMilliseconds(int.Parse(words[1]));
                         while (DateTime.UtcNow < until) Burn(1000);
