@@ -3,6 +3,7 @@
 //! Looks only: nothing is loaded, attached or locked.
 
 use std::io::{Write, stdout};
+use std::os::unix::fs::MetadataExt;
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -77,6 +78,9 @@ fn rows() -> Result<Vec<Row>> {
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        if is_strata(pid) {
+            continue;
+        }
         match discover(pid) {
             Ok(Some(process)) => rows.push(row(pid, &process)),
             Ok(None) => {}
@@ -86,6 +90,16 @@ fn rows() -> Result<Vec<Row>> {
     }
     rows.sort_by_key(|row| row.pid);
     Ok(rows)
+}
+
+/// A strata has the memory of the bridges it reads mapped, and is no .NET process for that.
+fn is_strata(pid: u32) -> bool {
+    let program = |pid: &str| {
+        let found = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    let own = program("self");
+    own.is_some() && program(&pid.to_string()) == own
 }
 
 fn row(pid: u32, process: &ClrProcess) -> Row {

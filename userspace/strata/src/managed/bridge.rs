@@ -103,7 +103,11 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
         let outcome = if attach {
             strata_clr::attach(pid, &AttachOptions::default())
                 .map(|attached| (attached.session, attached.how))
-                .map(|(session, how)| (session, matches!(how, strata_clr::How::Loaded(_))))
+                // One that is there was left behind by a strata that was killed, or loaded by the
+                // process itself.
+                .map(|(session, how)| {
+                    (session, matches!(how, strata_clr::How::Loaded(_)) || !loads_it_itself(pid))
+                })
         } else {
             let target = Target::open(pid)?;
             let opened = Session::open(target, &SessionOptions::default());
@@ -117,6 +121,12 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Whether a process's environment makes it load the bridge at its start.
+fn loads_it_itself(pid: u32) -> bool {
+    let process = strata_clr::discover(pid).ok().flatten();
+    process.is_none_or(|process| process.switches.profilers().iter().any(|p| p.is_strata()))
 }
 
 /// Where the bridge may not be loaded, a runtime that can is told to write a perf map.

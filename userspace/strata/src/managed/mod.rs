@@ -310,8 +310,10 @@ impl Managed {
         }
         let mut leaving = Vec::new();
         for target in self.targets.values_mut() {
-            if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
-                leaving.push(*bridge);
+            match std::mem::replace(&mut target.state, State::Ended) {
+                State::Attached(bridge) => leaving.push(*bridge),
+                // Why not is told in the summary.
+                other => target.state = other,
             }
         }
         self.detached += bridge::detach_all(leaving);
