@@ -1,4 +1,4 @@
-//! Any bytes as an ELF file to build unwind rows from; what is built survives its stored form.
+//! Any bytes as an ELF or PE file to build unwind rows from; what is built survives its stored form.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -69,6 +69,9 @@ pub fn make() -> Result<()> {
     let dump = work.join("jit.dump");
     fs::write(&dump, jitdump())?;
     plant(&corpus, "jitdump", &dump)?;
+    let method = work.join("method");
+    fs::write(&method, method_code())?;
+    plant(&corpus, "managed_code", &method)?;
     let memory = work.join("bridge-memory");
     fs::write(&memory, bridge_memory())?;
     plant(&corpus, "bridge_memory", &memory)?;
@@ -113,6 +116,22 @@ fn bridge_memory() -> Vec<u8> {
     }
     bytes.extend((64 | END).to_le_bytes());
     bytes
+}
+
+/// Two bytes of choices, then a .NET method with a frame pointer and a handler behind its body.
+fn method_code() -> Vec<u8> {
+    let choices = [0, 0];
+    // push rbp; sub rsp, 16; lea rbp, [rsp + 16]; call; add rsp, 16; pop rbp; ret
+    let body = [
+        0x55, 0x48, 0x83, 0xec, 0x10, 0x48, 0x8d, 0x6c, 0x24, 0x10, 0xe8, 0, 0, 0, 0, 0x48, 0x83,
+        0xc4, 0x10, 0x5d, 0xc3,
+    ];
+    // push rbp; sub rsp, 16; mov rbp, [rdi]; call; add rsp, 16; pop rbp; ret
+    let handler = [
+        0x55, 0x48, 0x83, 0xec, 0x10, 0x48, 0x8b, 0x2f, 0xe8, 0, 0, 0, 0, 0x48, 0x83, 0xc4, 0x10,
+        0x5d, 0xc3,
+    ];
+    [&choices[..], &body, &handler].concat()
 }
 
 /// One C program in the shapes that a parser meets: with and without debug information,
@@ -185,7 +204,9 @@ fn dotnet_seeds(work: &Path, corpus: &Path) -> Result<()> {
     {
         let shared = dotnet.join(version).join("shared/Microsoft.NETCore.App");
         for runtime in fs::read_dir(&shared)? {
-            plant(corpus, "managed_image", &runtime?.path().join(name))?;
+            let assembly = runtime?.path().join(name);
+            plant(corpus, "managed_image", &assembly)?;
+            plant(corpus, "unwind_tables", &assembly)?;
         }
     }
     Ok(())

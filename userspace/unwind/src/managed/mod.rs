@@ -107,3 +107,22 @@ fn handlers(bytes: &[u8], starts: &[u32], rows: &mut Rows) {
         prologue::follow(bytes, *start, Frame::ENTRY, rows);
     }
 }
+
+/// For fuzzing: any bytes as a method's code, as code around a stub, and as both of a replacement.
+pub fn fuzz_code(data: &[u8]) {
+    let [choice, size, bytes @ ..] = data else { return };
+    let code = MethodCode {
+        size: bytes.len() as u32 + u32::from(*size),
+        bytes,
+        is_replacement: choice & 1 != 0,
+        replaced: if choice & 2 != 0 { bytes } else { &[] },
+    };
+    let rules = method_rules(&code);
+    assert!(rules.first().is_some_and(|(offset, _)| *offset == 0));
+    assert!(rules.is_sorted_by(|a, b| a.0 < b.0));
+    assert!(rules.last().is_some_and(|(offset, _)| *offset as usize <= bytes.len()));
+    _ = wants_all_code(&code);
+    if let Some(stub) = stub_at(bytes, usize::from(*size)) {
+        assert!((stub.start..stub.start + stub.size as usize).contains(&usize::from(*size)));
+    }
+}
