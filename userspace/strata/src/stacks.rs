@@ -27,8 +27,10 @@ pub struct Question {
     pub json: bool,
 }
 
-/// Tables and bridge are waited for so long.
+/// Tables are waited for so long.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// And a bridge; a process that fakes one is shown without names.
+const BRIDGE_PATIENCE: Duration = Duration::from_secs(4);
 /// Unannounced code that one stack may lead through.
 const LOOKS: u32 = 12;
 const LOOK: Duration = Duration::from_millis(10);
@@ -55,9 +57,9 @@ pub fn run(question: &Question) -> Result<i32> {
         signatures: false,
     })?;
     engine.prepare(pid);
-    let deadline = Instant::now() + PATIENCE;
-    while !engine.is_prepared(pid) {
-        if Instant::now() > deadline {
+    let begun = Instant::now();
+    while !engine.is_prepared(pid, begun.elapsed() < BRIDGE_PATIENCE) {
+        if begun.elapsed() > PATIENCE {
             bail!("the unwind tables of process {pid} are not ready after {PATIENCE:?}");
         }
         engine.loading.block(LOOK);

@@ -159,9 +159,11 @@ impl Engine {
     }
 
     /// Whether all that [`Self::prepare`] has asked for is there.
-    pub fn is_prepared(&self, pid: u32) -> bool {
+    /// Without patience a bridge that says nothing is not waited for.
+    pub fn is_prepared(&self, pid: u32, patient: bool) -> bool {
         let Some(process) = self.table.get(pid) else { return true };
-        self.store.is_published(pid) && !self.managed.is_attaching(process.image)
+        let attaching = patient && self.managed.is_attaching(process.image);
+        self.store.is_published(pid) && !attaching
     }
 
     /// Takes a new look at the threads of a prepared process; what was seen before is forgotten.
