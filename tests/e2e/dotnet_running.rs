@@ -177,13 +177,6 @@ impl Wrongs {
         }
     }
 
-    /// A step of one version that failed must not keep the others from being looked at.
-    pub fn take(&mut self, version: Version, result: Result<()>) {
-        if let Err(error) = result {
-            self.unless(false, || format!("{version}: {error:#}"));
-        }
-    }
-
     pub fn none(self) {
         assert!(self.0.is_empty(), "{:#?}", self.0);
     }

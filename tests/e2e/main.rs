@@ -8,6 +8,9 @@
 mod complete_stacks;
 mod dotnet_attaching;
 mod dotnet_beside;
+mod dotnet_hostile;
+mod dotnet_names;
+mod dotnet_places;
 mod dotnet_running;
 mod dotnet_stacks;
 mod dotnet_surviving;

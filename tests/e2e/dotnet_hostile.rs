@@ -1,0 +1,124 @@
+//! Programs that only look like .NET, and are hostile: they cost their own data and nothing else.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use strata_tests::running::{Running, cpu_seconds_of};
+use strata_tests::{machine, strata, targets};
+
+use crate::dotnet_running::{Clr, FREQUENCY, Wrongs, start_command};
+
+const MODES: [&str; 15] = [
+    "honest",
+    "random",
+    "all-random",
+    "changing",
+    "counts",
+    "cycles",
+    "millions",
+    "stuck",
+    "overlaps",
+    "holes",
+    "shrinking",
+    "hugetlb",
+    "file",
+    "mains",
+    "locked",
+];
+const SOCKETS: [&str; 5] = ["none", "silent", "mute", "flood", "huge"];
+
+const SECONDS: f64 = 2.0;
+
+/// What a recording may take beyond its duration: attaching gives up after some seconds, and two
+/// cores are shared with the hostile program. Without a limit it would be minutes, or for ever.
+const LONGEST: Duration = Duration::from_secs(45);
+
+/// What a recording of two small processes may take of memory, whatever one of them does.
+const MOST_MEMORY: f64 = (512 << 20) as f64;
+
+#[test]
+fn a_hostile_program_costs_nothing_but_its_own_names() -> Result<()> {
+    let _machine = machine::alone()?;
+    let fake = targets::c("fake_clr").build()?;
+    let other = Running::start(&targets::c("shares").build()?, &["600"])?;
+    let mut wrongs = Wrongs::default();
+    let with_nonsense = MODES.map(|mode| (mode, "nonsense"));
+    let honest = SOCKETS.map(|socket| ("honest", socket));
+    for (mode, socket) in with_nonsense.into_iter().chain(honest) {
+        let folder = tempfile::tempdir()?;
+        let mut command = Command::new(&fake);
+        command.args([mode, "300", socket]).env("TMPDIR", folder.path());
+        let mut hostile = start_command(command)?;
+        let used = |pid: i32| cpu_seconds_of(pid).unwrap_or_default();
+
+        let start = Instant::now();
+        let record = strata::record()?.frequency(FREQUENCY).seconds(SECONDS);
+        let recording = record.pid(hostile.pid()).pid(other.pid()).start()?;
+        let before = (used(other.pid()), used(hostile.pid()));
+        std::thread::sleep(Duration::from_secs_f64(SECONDS / 2.0));
+        let meanwhile = (used(other.pid()) - before.0, used(hostile.pid()) - before.1);
+        let recorded = recording.finish()?;
+        let took = start.elapsed();
+
+        let stacks = recorded.stacks()?;
+        let (good, bad) = (stacks.of_pid(other.pid()), stacks.of_pid(hostile.pid()));
+        let named = good.share_with("descend");
+        let burning = bad.share_with("hostile_burn");
+        let memory = recorded.summary()?.number("agent.peak_rss_bytes")?;
+        let clr = Clr::of(&recorded)?;
+        println!(
+            "{mode}, {socket}: {took:.1?}, {:.0} MiB; the other {} samples, {named:.3} named, complete {}; \
+             the hostile one {} samples, {burning:.3} named; {clr:?}",
+            memory / f64::from(1 << 20),
+            good.total(),
+            good.completeness(),
+            bad.total()
+        );
+        let how = format!("{mode}, {socket}");
+        // Half of the recording at least was watched.
+        let wanted = |seconds: f64| 0.9 * seconds * f64::from(FREQUENCY);
+        wrongs.unless(good.total() as f64 >= wanted(meanwhile.0) && named > 0.99, || {
+            format!("{how}: the other has {} samples, {named} named", good.total())
+        });
+        wrongs.unless(good.completeness().fraction() > 0.99, || {
+            format!("{how}: the other's stacks are {}", good.completeness())
+        });
+        wrongs.unless(bad.total() as f64 >= wanted(meanwhile.1) && burning > 0.9, || {
+            format!("{how}: the hostile one has {} samples, {burning} named", bad.total())
+        });
+        wrongs.unless(clr.attached == 1 || clr.why_not(hostile.pid()).is_some(), || {
+            format!("{how}: neither read nor refused: {clr:?}")
+        });
+        wrongs.unless(took < LONGEST, || format!("{how}: {took:?}"));
+        wrongs.unless(memory < MOST_MEMORY, || format!("{how}: {memory} bytes"));
+        wrongs.unless(hostile.is_alive(), || format!("{how}: the program ended"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+#[test]
+fn looking_at_hostile_programs_ends() -> Result<()> {
+    let _machine = machine::alone()?;
+    let fake = targets::c("fake_clr").build()?;
+    for mode in MODES {
+        let folder = tempfile::tempdir()?;
+        let mut command = Command::new(&fake);
+        command.args([mode, "300", "silent"]).env("TMPDIR", folder.path());
+        let hostile = start_command(command)?;
+        let start = Instant::now();
+        let row = crate::dotnet_running::listed(hostile.pid())?;
+        let listed = start.elapsed();
+        let start = Instant::now();
+        let threads = crate::dotnet_running::waiting_threads(hostile.pid())?;
+        println!(
+            "{mode}: listed after {listed:.1?}: {}; {} threads after {:.1?}",
+            row.context("it is not listed")?,
+            threads.total(),
+            start.elapsed()
+        );
+        assert!(listed < LONGEST && start.elapsed() < LONGEST);
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! .NET programs in namespaces of their own: attached to and named; and the few that may refuse.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use strata_tests::running::{Running, wait_until};
+use strata_tests::runtimes::{DotNet, Version, dotnet};
+use strata_tests::{machine, places, strata};
+
+use crate::dotnet_running::{
+    Clr, FREQUENCY, PATIENCE, Wrongs, listed, print_examples, start_command,
+};
+
+/// A user that is nobody on this host.
+const USER: &str = "4321";
+
+/// A program in user, PID and mount namespaces of its own, after a script has arranged its mounts.
+struct Contained {
+    _running: Running,
+    pid: i32,
+}
+
+impl Contained {
+    fn start(dotnet: &DotNet, version: Version, arrange: &str) -> Result<Self> {
+        let program = dotnet.program(version, "Shares", &["600"])?;
+        let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy());
+        let mut words = vec![quoted(program.get_program())];
+        words.extend(program.get_args().map(quoted));
+        let script = format!("{arrange} && cd / && exec {}", words.join(" "));
+        let mut command = Command::new(places::required("setpriv", "util-linux")?);
+        command.args(["--reuid", USER, "--regid", USER, "--clear-groups", "unshare"]);
+        command.args(["--user", "--map-root-user", "--pid", "--mount", "--fork", "--kill-child"]);
+        command.args(["/bin/sh", "-c", &script]).env("HOME", "/").env_remove("TMPDIR");
+        for (name, value) in program.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        let running = start_command(command)?;
+        let outer = running.pid();
+        let mut pid = None;
+        wait_until("the program is a child", PATIENCE, || {
+            let children = format!("/proc/{outer}/task/{outer}/children");
+            let text = std::fs::read_to_string(children).unwrap_or_default();
+            pid = text.split_whitespace().next().and_then(|word| word.parse().ok());
+            pid.is_some()
+        })?;
+        Ok(Self { _running: running, pid: pid.context("no child")? })
+    }
+}
+
+#[test]
+fn a_program_in_namespaces_with_a_read_only_root_is_attached_to_and_named() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in dotnet.versions() {
+        let arrange =
+            "mount -t tmpfs none /tmp && mount -t proc none /proc && mount -o remount,bind,ro /";
+        let app = Contained::start(&dotnet, version, arrange)?;
+        let record = strata::record()?.frequency(FREQUENCY).pid(app.pid).start()?;
+        let recorded = record.finish_when_used(&[app.pid], 2.0)?;
+        let (clr, own) = (Clr::of(&recorded)?, recorded.stacks()?.of_pid(app.pid));
+        let named = own.share_that(|stack| stack.has("Shares.Main") && stack.has("Shares.Turn"));
+        println!(
+            "{version}: {} samples, {named:.3} named, complete {}, {clr:?}",
+            own.total(),
+            own.completeness()
+        );
+        print_examples(&own.that(|stack| !stack.has("Shares.Main")), 1);
+        wrongs.unless(clr.came_and_left_once() && named > 0.9 && own.total() > 1000, || {
+            format!("{version}: {named} of {} named, {clr:?}", own.total())
+        });
+        // Nothing of strata's is left in its temporary folder.
+        let inside = format!("/proc/{}/root/tmp", app.pid);
+        let left: Vec<_> = std::fs::read_dir(inside)?.flatten().map(|e| e.file_name()).collect();
+        println!("  left in /tmp: {left:?}");
+        wrongs.unless(left.iter().all(|name| !name.to_string_lossy().contains("strata")), || {
+            format!("{version}: left {left:?}")
+        });
+    }
+    wrongs.none();
+    Ok(())
+}
+
+/// What the summary and the list say of a process that strata cannot be loaded into; its samples and
+/// native frames are there all the same.
+fn refusal_of(pid: i32) -> Result<(String, String)> {
+    let row = listed(pid)?.context("strata ps does not list it")?;
+    let recording = strata::record()?.frequency(FREQUENCY).pid(pid).start()?;
+    let recorded = recording.finish_when_used(&[pid], 1.5)?;
+    let (clr, own) = (Clr::of(&recorded)?, recorded.stacks()?.of_pid(pid));
+    println!("  {} samples, {clr:?}\n  {row}", own.total());
+    assert!(own.total() > 500 && clr.attached == 0, "{} samples, {clr:?}", own.total());
+    let why = clr.why_not(pid).context("no reason")?.to_string();
+    Ok((why, row["refused"].as_str().unwrap_or_default().to_string()))
+}
+
+#[test]
+fn no_place_to_execute_from_is_a_reason() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in dotnet.versions() {
+        let arrange = "for at in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o noexec none $at || exit 1; done \
+            && mount -o remount,bind,ro /";
+        let app = Contained::start(&dotnet, version, arrange)?;
+        println!("{version}:");
+        let (why, _) = refusal_of(app.pid)?;
+        wrongs.unless(why.contains("noexec"), || format!("{version}: {why}"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+#[test]
+fn diagnostics_switched_off_are_a_reason() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in dotnet.versions() {
+        let mut command = dotnet.program(version, "Shares", &["600"])?;
+        // What 3.1 reads has the older prefix; newer ones read both.
+        command.env("COMPlus_EnableDiagnostics", "0").env("DOTNET_EnableDiagnostics", "0");
+        let app = start_command(command)?;
+        println!("{version}:");
+        let (why, listed) = refusal_of(app.pid())?;
+        for said in [&why, &listed] {
+            wrongs.unless(said.contains("EnableDiagnostics"), || format!("{version}: {said:?}"));
+        }
+    }
+    wrongs.none();
+    Ok(())
+}
