@@ -66,6 +66,10 @@ pub struct Known {
     dynamic: Table<usize>,
 }
 
+/// Bytes of text of classes, and classes, that are kept.
+const MOST_TEXT: usize = 2 << 20;
+const MOST_CLASSES: usize = 65_536;
+
 fn type_key(serial: u32, token: u32) -> u64 {
     u64::from(serial) << 32 | u64::from(token)
 }
@@ -174,7 +178,13 @@ impl Known {
         self.arena.get(offset as usize..(offset + length) as usize)
     }
 
+    /// Enters a class. Texts can be made up without end, so when they are many, all are forgotten, and
+    /// looked up anew when they are needed.
     pub fn enter_class(&mut self, class: usize, text: &str) -> Result<(), NoMemory> {
+        if self.arena.len() + text.len() > MOST_TEXT || self.classes.len() >= MOST_CLASSES {
+            self.classes = Table::new();
+            self.arena = String::new();
+        }
         self.arena.try_reserve(text.len()).map_err(|_| NoMemory)?;
         let offset = u32::try_from(self.arena.len()).map_err(|_| NoMemory)?;
         let length = u32::try_from(text.len()).map_err(|_| NoMemory)?;
@@ -260,6 +270,18 @@ mod tests {
         assert_ne!(first.serial, second.serial);
         assert!(!known.has_type(second.serial, 0x0200_0002));
         assert!(known.enter_code(0x4000, 7, &second));
+    }
+
+    #[test]
+    fn texts_of_classes_are_bounded() {
+        let mut known = Known::new();
+        let text = "x".repeat(1_000);
+        for class in 1..10_000 {
+            known.enter_class(class, &text).unwrap();
+            assert_eq!(known.class(class), Some(text.as_str()));
+        }
+        assert!(known.arena.len() <= MOST_TEXT);
+        assert_eq!(known.class(1), None);
     }
 
     #[test]

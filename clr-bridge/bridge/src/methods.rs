@@ -3,12 +3,14 @@
 //! The callbacks that say a method was compiled end here, and so do the enumeration of what was
 //! compiled before and the answers to requests.
 
+use std::sync::MutexGuard;
+
 use strata_bridge_layout::record::{Method, MethodKind, MethodUnload, Tier};
 
 use crate::com::info::FunctionInfo;
 use crate::com::metadata::row;
 use crate::compilations::{Code, Compilations, NO_PIECES};
-use crate::known::{Module, Owner};
+use crate::known::{Known, Module, Owner};
 use crate::metadata::Metadata;
 use crate::session::Session;
 use crate::text::Text;
@@ -152,14 +154,11 @@ impl Named {
         };
         types::tell_all(session, &module, signature, parent);
         if generic && info.class != 0 {
-            named.learn_class_arguments(session);
+            named.ask_class_arguments(session);
         }
         const GENERIC: u8 = 0x10;
         if signature.first().is_some_and(|first| first & GENERIC != 0) {
             named.parameters.read(metadata, info.token);
-            for argument in named.method_arguments() {
-                types::learn_class(session, *argument);
-            }
         }
         Some(named)
     }
@@ -168,19 +167,30 @@ impl Named {
         &self.module
     }
 
-    fn learn_class_arguments(&mut self, session: &Session) {
-        let Some(class) = session.info().class_info(self.info.class, &mut self.class_arguments)
-        else {
-            return;
-        };
-        self.class_argument_count = class.arguments as usize;
-        for argument in self.class_arguments.iter().take(self.class_argument_count) {
-            types::learn_class(session, *argument);
-        }
+    fn ask_class_arguments(&mut self, session: &Session) {
+        let class = session.info().class_info(self.info.class, &mut self.class_arguments);
+        let count = class.map_or(0, |class| class.arguments as usize);
+        self.class_argument_count = count.min(MOST_PARAMETERS);
     }
 
     fn method_arguments(&self) -> &[usize] {
         self.arguments.get(..self.info.arguments as usize).unwrap_or_default()
+    }
+
+    /// What is known, with the classes of the type arguments in it. They may have been forgotten since
+    /// they were learned, though hardly twice.
+    fn with_classes<'s>(&self, session: &'s Session) -> MutexGuard<'s, Known> {
+        let of_class = self.class_arguments.iter().take(self.class_argument_count);
+        let classes = || of_class.clone().chain(self.method_arguments());
+        for _ in 0..3 {
+            let known = session.known();
+            if classes().all(|class| *class == 0 || known.class(*class).is_some()) {
+                return known;
+            }
+            drop(known);
+            classes().for_each(|class| types::learn_class(session, *class));
+        }
+        session.known()
     }
 
     /// Writes one compilation.
@@ -189,9 +199,9 @@ impl Named {
         let mut parameters = [""; MOST_PARAMETERS];
         let mut of_class = [""; MOST_PARAMETERS];
         let mut of_method = [""; MOST_PARAMETERS];
-        let known = session.known();
         let class_arguments =
             self.class_arguments.get(..self.class_argument_count).unwrap_or_default();
+        let known = self.with_classes(session);
         for (class, text) in class_arguments.iter().zip(&mut of_class) {
             *text = known.class(*class).unwrap_or_default();
         }

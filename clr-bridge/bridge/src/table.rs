@@ -21,8 +21,7 @@ impl<V: Copy + Default> Table<V> {
         Table { slots: Vec::new(), used: 0 }
     }
 
-    #[cfg(test)]
-    fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.used
     }
 

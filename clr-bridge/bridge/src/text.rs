@@ -28,10 +28,6 @@ impl<const N: usize> Text<N> {
         self.length
     }
 
-    pub fn clear(&mut self) {
-        self.length = 0;
-    }
-
     pub fn push(&mut self, text: &str) {
         let part = beginning(text, N - self.length);
         if let Some(room) = self.bytes.get_mut(self.length..self.length + part.len()) {

@@ -16,8 +16,10 @@ type TypeText = Text<4096>;
 
 /// Enclosing types that are followed.
 const DEEPEST_NESTING: usize = 16;
-/// Type specifications within type specifications, and type arguments within type arguments.
+/// Type specifications within type specifications.
 const DEEPEST: u32 = 8;
+/// Type arguments within type arguments; deeper ones count as shared.
+const DEEPEST_ARGUMENT: u32 = 32;
 
 /// Generic parameters of one type or method that are told.
 pub const MOST_PARAMETERS: usize = 16;
@@ -144,7 +146,7 @@ fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) {
 }
 
 /// `Namespace.Outer+Inner` of a type definition or reference.
-fn full_name(metadata: &Metadata, token: u32, name: &mut TypeText) {
+fn full_name<const N: usize>(metadata: &Metadata, token: u32, name: &mut Text<N>) {
     let mut token = token;
     for depth in 0..DEEPEST_NESTING {
         if depth > 0 {
@@ -176,17 +178,11 @@ fn full_name(metadata: &Metadata, token: u32, name: &mut TypeText) {
 /// Makes sure that the text of a class is known: for a value type its full name with its
 /// arguments, for a reference type nothing, since code is shared by all of those.
 pub fn learn_class(session: &Session, class: usize) {
-    learn_class_to(session, class, DEEPEST);
-}
-
-fn learn_class_to(session: &Session, class: usize, depth: u32) {
     if class == 0 || session.known().class(class).is_some() {
         return;
     }
     let mut text = TypeText::new();
-    if let Some(depth) = depth.checked_sub(1) {
-        value_type(session, class, depth, &mut text);
-    }
+    value_type(session, class, DEEPEST_ARGUMENT, &mut text);
     // Without memory it is asked again next time.
     let _ = session.known().enter_class(class, text.as_str());
 }
@@ -194,37 +190,39 @@ fn learn_class_to(session: &Session, class: usize, depth: u32) {
 /// Arguments of an argument: those that are shared have the name of their stand-in.
 const SHARED: &str = "System.__Canon";
 
+/// Appends the text of a value type. `None`, and nothing, for any other class.
 fn value_type(session: &Session, class: usize, depth: u32, text: &mut TypeText) -> Option<()> {
+    if let Some(known) = session.known().class(class) {
+        text.push(known);
+        return (!known.is_empty()).then_some(());
+    }
+    let depth = depth.checked_sub(1)?;
     let mut arguments = [0usize; MOST_PARAMETERS];
     let info = session.info().class_info(class, &mut arguments)?;
     let module = session.module(info.module)?;
     let module = modules::with_token(session, module, info.token)?;
     let metadata = module.metadata.as_ref()?;
-    let mut base = TypeText::new();
+    let mut base = Text::<32>::new();
     full_name(metadata, metadata.type_def(info.token)?.extends, &mut base);
-    full_name(metadata, info.token, text);
+    let mut name = Text::<1024>::new();
+    full_name(metadata, info.token, &mut name);
     let is_value = match base.as_str() {
         "System.Enum" => true,
-        "System.ValueType" => text.as_str() != "System.Enum",
+        "System.ValueType" => name.as_str() != "System.Enum",
         _ => false,
     };
     if !is_value {
-        text.clear();
         return None;
     }
+    text.push(name.as_str());
     let arguments = arguments.get(..info.arguments as usize).unwrap_or_default();
-    for argument in arguments {
-        learn_class_to(session, *argument, depth);
+    for (position, argument) in arguments.iter().enumerate() {
+        text.push(if position == 0 { "[" } else { "," });
+        if value_type(session, *argument, depth, text).is_none() {
+            text.push(SHARED);
+        }
     }
     if !arguments.is_empty() {
-        let known = session.known();
-        for (position, argument) in arguments.iter().enumerate() {
-            text.push(if position == 0 { "[" } else { "," });
-            match known.class(*argument) {
-                Some("") | None => text.push(SHARED),
-                Some(name) => text.push(name),
-            }
-        }
         text.push("]");
     }
     Some(())
