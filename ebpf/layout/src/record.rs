@@ -114,8 +114,15 @@ pub const RAW_PC_WORD: usize = RAW_REGISTERS_WORD + 16;
 pub const RAW_CODE_WORD: usize = RAW_PC_WORD + 1;
 /// Raw form: word at which the stack's bytes start.
 pub const RAW_STACK_WORD: usize = 152;
+/// Raw form: where the copy of the stack starts. Where a function ends, its tables still say of
+/// registers it has taken back already where they were: just below the stack pointer.
+#[inline(always)]
+#[must_use]
+pub const fn raw_stack_start(sp: u64) -> u64 {
+    (sp & !7).wrapping_sub(128)
+}
 /// Raw form: pages of stack at most, the first of which is usually a partial one.
-pub const RAW_STACK_PAGES: usize = 8;
+pub const RAW_STACK_PAGES: usize = 15;
 pub const RAW_STACK_BYTES: usize = RAW_STACK_PAGES * 4096;
 
 /// Words after the header that a record may need.

@@ -20,6 +20,7 @@ use strata_layout::epilogue::{BYTES_BEFORE, Code};
 use strata_layout::record::{
     Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES,
     RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
+    raw_stack_start,
 };
 use strata_layout::step::Frame;
 use strata_layout::tables::{PROCESS_PATIENT, PROCESS_SKIP, Process};
@@ -266,7 +267,7 @@ fn raw_stack(record: &mut Record, registers: *const u8) -> u64 {
         bpf_probe_read_user(to, size_of::<Code>() as u32, from);
     }
     let stack: *mut u8 = (&raw mut record.words[RAW_STACK_WORD]).cast();
-    let start = sp & !7;
+    let start = raw_stack_start(sp);
     let first = 4096 - (start & 0xff8);
     let mut bytes = 0u64;
     for page in 0..RAW_STACK_PAGES as u64 {
@@ -280,10 +281,12 @@ fn raw_stack(record: &mut Record, registers: *const u8) -> u64 {
                 (start + offset) as *const c_void,
             )
         };
-        if read != 0 {
+        if read == 0 {
+            bytes = offset + size;
+        } else if bytes != 0 {
             break;
         }
-        bytes = offset + size;
+        // The innermost function may not have touched its frame's first pages yet: they stay zero.
     }
     record.header.stack_bytes = bytes as u32;
     RAW_STACK_WORD as u64 + (bytes >> 3)

@@ -197,6 +197,12 @@ impl Engine {
         self.sideband.clear_ready();
     }
 
+    /// When [`Self::turn`] is due although nothing has arrived.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let deadlines = [self.loading.next_deadline(), self.managed.next_deadline()];
+        deadlines.into_iter().flatten().min()
+    }
+
     /// Takes everything that has arrived: events, records, answers about files.
     pub fn turn(&mut self) {
         self.now = Instant::now();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use strata_layout::record::{
     End, FORM_RAW, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header, MAX_KERNEL_FRAMES,
-    RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD,
+    RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD, raw_stack_start,
 };
 use strata_layout::tables::Extent;
 use strata_unwind::unwinder;
@@ -288,7 +288,7 @@ impl Engine {
 
     fn unwind(&self, raw: &Raw, extents: &[Extent]) -> (Vec<u64>, End) {
         let mut lookup = |address| self.store.lookup(extents, address);
-        let start = raw.registers.get(7).copied().unwrap_or_default() & !7;
+        let start = raw_stack_start(raw.registers.get(7).copied().unwrap_or_default());
         let at = unwinder::Interrupted { registers: &raw.registers, code: raw.code };
         let mut user = Vec::new();
         let end = unwinder::unwind_snapshot(

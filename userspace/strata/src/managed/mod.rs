@@ -65,8 +65,12 @@ struct Target {
     /// Records lost on their way here.
     lost: u64,
     published: Instant,
+    /// Stacks wait for code that has been announced and is not published yet.
+    is_awaited: bool,
     /// Places of the aggregate that are this process's.
     sampled: Vec<(u64, u32)>,
+    /// Those of them whose method was not known yet.
+    nameless: Vec<(u64, u32)>,
     ended: Option<Instant>,
 }
 
@@ -101,6 +105,10 @@ pub struct Managed {
 
 /// Code that a process adds is made known to the kernel this often.
 const PUBLISH_AFTER: Duration = Duration::from_millis(100);
+/// And this soon when stacks lead through it.
+const PUBLISH_AWAITED_AFTER: Duration = Duration::from_millis(10);
+/// Places whose method is not known yet, of one process.
+const MOST_NAMELESS: usize = 10_000;
 /// Samples of a process come this long after its end at most.
 const STRAGGLERS: Duration = Duration::from_secs(5);
 /// How long the last questions may take at the end.
@@ -136,7 +144,9 @@ impl Managed {
             modules_seen: 0,
             lost: 0,
             published: Instant::now(),
+            is_awaited: false,
             sampled: Vec::new(),
+            nameless: Vec::new(),
             ended: None,
         };
         self.targets.insert(image, target);
@@ -196,10 +206,12 @@ impl Managed {
             if !target.runtime.enumerated {
                 continue;
             }
-            if was_known && target.published.elapsed() < PUBLISH_AFTER {
+            if was_known && target.published.elapsed() < target.publish_after() {
                 continue;
             }
             target.published = Instant::now();
+            target.is_awaited = false;
+            target.ask_about_nameless();
             let changed = target.units.update(&mut target.runtime.code, programs, store);
             if changed || !was_known {
                 dirty.insert(target.pid);
@@ -217,7 +229,9 @@ impl Managed {
                 && let Some(target) = self.targets.get_mut(&image)
             {
                 target.sampled.push((address, era));
-                target.ask_about(address, era);
+                if !target.ask_about(address, era) && target.nameless.len() < MOST_NAMELESS {
+                    target.nameless.push((address, era));
+                }
             }
         }
     }
@@ -238,7 +252,8 @@ impl Managed {
         let Some(target) = self.targets.get_mut(&image) else { return false };
         if target.runtime.code.knows(address) {
             // It was announced meanwhile, and comes with the next publication.
-            return true;
+            target.is_awaited |= target.runtime.code.is_dirty();
+            return target.is_awaited;
         }
         if let State::Attached(bridge) = &mut target.state
             && target.runtime.ask(address)
@@ -261,6 +276,12 @@ impl Managed {
         if let Some(target) = self.targets.get_mut(&image) {
             target.units.update(&mut target.runtime.code, programs, store);
         }
+    }
+
+    /// When code is to be published that stacks wait for.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let awaited = self.targets.values().filter(|target| target.is_awaited);
+        awaited.map(|target| target.published + PUBLISH_AWAITED_AFTER).min()
     }
 
     /// The aggregate starts anew.
@@ -298,7 +319,10 @@ impl Managed {
         self.ask_about_new_places(aggregate);
         let deadline = Instant::now() + LAST_ANSWERS;
         loop {
-            self.targets.values_mut().for_each(Target::take_in);
+            for target in self.targets.values_mut() {
+                target.take_in();
+                target.ask_about_nameless();
+            }
             let waiting = self.targets.values_mut().any(|target| match &mut target.state {
                 State::Attached(bridge) => bridge.has_questions(),
                 _ => false,
@@ -370,8 +394,21 @@ impl Target {
         self.ended.is_some_and(|ended| ended.elapsed() > STRAGGLERS)
     }
 
-    fn ask_about(&mut self, address: u64, era: u32) {
-        let State::Attached(bridge) = &mut self.state else { return };
+    /// How long after a publication the next one follows.
+    fn publish_after(&self) -> Duration {
+        if self.is_awaited { PUBLISH_AWAITED_AFTER } else { PUBLISH_AFTER }
+    }
+
+    /// Places whose method was not known when they were sampled.
+    fn ask_about_nameless(&mut self) {
+        let mut nameless = std::mem::take(&mut self.nameless);
+        nameless.retain(|&(address, era)| !self.ask_about(address, era));
+        self.nameless = nameless;
+    }
+
+    /// Asks for what is to be known of a place; false when its method is not known yet.
+    fn ask_about(&mut self, address: u64, era: u32) -> bool {
+        let State::Attached(bridge) = &mut self.state else { return true };
         match self.runtime.find(address, era) {
             Some(found) => {
                 if let Some(size) = self.runtime.wants_code(found.start) {
@@ -382,11 +419,13 @@ impl Target {
                 {
                     bridge.ask_il_map(method.function, method.rejit, found.start);
                 }
+                true
             }
             None => {
                 if self.runtime.ask(address) {
                     bridge.ask_address(address);
                 }
+                !self.runtime.is_waiting_for(address)
             }
         }
     }

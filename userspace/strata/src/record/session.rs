@@ -192,7 +192,7 @@ async fn run(
     turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut asked_to_end = false;
     loop {
-        let files_due = engine.loading.next_deadline().map(tokio::time::Instant::from_std);
+        let due = engine.next_deadline().map(tokio::time::Instant::from_std);
         tokio::select! {
             biased;
             received = signals.next() => {
@@ -229,7 +229,7 @@ async fn run(
                 ready.context("files")?.clear_ready();
                 engine.turn();
             }
-            () = until(files_due) => engine.turn(),
+            () = until(due) => engine.turn(),
             _ = turns.tick() => {
                 engine.turn();
                 if targets_are_gone(plan, engine) {

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use strata_layout::rule::Rule;
 use strata_layout::tables::{
@@ -24,11 +24,9 @@ use crate::kernel::memory::MapMemory;
 
 /// Raw stacks a process may send for code outside its extents before it is published anew.
 const CAPTURES: u32 = 8;
-/// As many for code that a runtime has not announced: a copy ends after 32 KiB of stack, following
-/// the frame pointer does not.
-const PATIENT_CAPTURES: u32 = 2;
-/// A runtime that keeps generating code may send them this often.
-const PATIENT_EVERY: Duration = Duration::from_secs(1);
+/// As many for code that a runtime has not announced yet: it is published anew as soon as such
+/// stacks come.
+const PATIENT_CAPTURES: u32 = 64;
 const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
 
 /// A file's table in kernel memory.
@@ -80,8 +78,6 @@ struct Published {
 struct Owner {
     block: u64,
     last_used: Instant,
-    /// When it was last allowed to send stacks for unannounced code.
-    patient: Option<Instant>,
 }
 
 pub struct Store {
@@ -225,12 +221,8 @@ impl Store {
         };
         let now = Instant::now();
         self.skipped.remove(&pid);
-        let before = self.owners.get(&pid).and_then(|owner| owner.patient);
-        let due = before.is_none_or(|before| now.duration_since(before) >= PATIENT_EVERY);
-        let waits =
-            due && extents.iter().any(|extent| extent.kind == ExtentKind::Unannounced as u32);
-        let patient = if waits { Some(now) } else { before };
-        let old = self.owners.insert(pid, Owner { block, last_used: now, patient });
+        let waits = extents.iter().any(|extent| extent.kind == ExtentKind::Unannounced as u32);
+        let old = self.owners.insert(pid, Owner { block, last_used: now });
         if let Some(published) = self.blocks.get_mut(&block) {
             published.users += 1;
             let entry = Process {
