@@ -131,13 +131,15 @@ impl Engine {
             return;
         }
         self.store.touch(header.pid, self.now);
-        self.ask_about_followed(&sample, image);
         let kernel = usize::from(header.kernel_frames);
         let user = usize::from(header.user_frames);
+        let user = sample.words.get(kernel..kernel + user).unwrap_or_default();
+        let end = End::from_byte(header.end).unwrap_or(End::NoProcess);
+        let (user, end) = self.check_followed(user, end, image);
         let words = Words {
             kernel: sample.words.get(..kernel).unwrap_or_default(),
-            user: sample.words.get(kernel..kernel + user).unwrap_or_default(),
-            end: End::from_byte(header.end).unwrap_or(End::NoProcess),
+            user,
+            end,
             flags: header.flags,
             era: self.managed.era_of(image),
         };
@@ -145,24 +147,43 @@ impl Engine {
         self.aggregate.add(header.time, key, words, &space);
     }
 
-    /// Code of a runtime that was followed by frame pointer, or not at all, because nobody has
-    /// announced it: the runtime is asked whose it is.
-    fn ask_about_followed(&mut self, sample: &Sample<'_>, image: ImageId) {
+    /// Code of a runtime that was followed by frame pointer, or not at all, because the kernel did
+    /// not know it yet and too many stacks were copied already. Where the code turns out to keep no
+    /// frame pointer, the stack ends: no caller is better than a wrong one. Where it is still
+    /// unknown, the runtime is asked whose it is.
+    fn check_followed<'a>(
+        &mut self,
+        user: &'a [u64],
+        end: End,
+        image: ImageId,
+    ) -> (&'a [u64], End) {
         if self.managed.units_of(image).is_none() {
-            return;
+            return (user, end);
         }
-        let kernel = usize::from(sample.header.kernel_frames);
-        let user = sample.words.get(kernel..).unwrap_or_default();
-        let user = user.get(..usize::from(sample.header.user_frames)).unwrap_or_default();
-        for pair in user.windows(2) {
+        let mut is_current = false;
+        for (position, pair) in user.windows(2).enumerate() {
             let &[callee, caller] = pair else { continue };
-            if caller & FRAME_BY_POINTER != 0 {
-                self.managed.unannounced(image, address_of(callee));
+            if caller & FRAME_BY_POINTER == 0 {
+                continue;
+            }
+            if !std::mem::replace(&mut is_current, true) {
+                self.managed.take_in(image);
+            }
+            match self.managed.keeps_frame_pointer(image, address_of(callee)) {
+                Some(true) => {}
+                Some(false) => {
+                    let known = user.get(..=position).unwrap_or_default();
+                    return (known, End::NoMapping);
+                }
+                None => {
+                    self.managed.unannounced(image, address_of(callee));
+                }
             }
         }
-        if let Some(&last) = user.last().filter(|_| sample.header.end == End::NoMapping as u8) {
+        if let Some(&last) = user.last().filter(|_| end == End::NoMapping) {
             self.managed.unannounced(image, address_of(last));
         }
+        (user, end)
     }
 
     /// strata itself and its helpers, but not the command it was asked to run.

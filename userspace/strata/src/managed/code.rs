@@ -213,6 +213,17 @@ impl CodeMap {
         self.span_at(address).is_some()
     }
 
+    /// Whether following the frame pointer leads from this code to its caller; `None` where nobody
+    /// is known to be.
+    pub fn keeps_frame_pointer(&self, address: u64) -> Option<bool> {
+        let (start, span) = self.span_at(address)?;
+        let rows = self.row_lists.get(span.rows as usize)?;
+        let before = rows.iter().take_while(|(at, _)| start + u64::from(*at) <= address);
+        let rule = self.rules.get(usize::from(before.last()?.1))?.packed;
+        let is_frame = rule.kind() == Kind::Fp as u32 && rule.fp_below() == 16;
+        Some(is_frame && rule.cfa_offset() == 16)
+    }
+
     /// The method whose code was at an address in an era.
     pub fn method_at(&self, address: u64, era: u32) -> Option<Found> {
         let now = self.span_at(address);
@@ -383,6 +394,16 @@ mod tests {
             assert_eq!(looked_up(&map, start + 1), rule(16));
             assert_eq!(looked_up(&map, start + 0x5f), rule(16));
         }
+    }
+
+    #[test]
+    fn code_tells_whether_it_keeps_a_frame_pointer() {
+        let framed = Rule::simple(Packed::frame(Kind::Fp, 16, 16, 0).unwrap());
+        let mut map = CodeMap::default();
+        map.insert(0x1000, 0x40, &[(0, rule(8)), (5, framed)], MethodIndex(0));
+        assert_eq!(map.keeps_frame_pointer(0x1004), Some(false));
+        assert_eq!(map.keeps_frame_pointer(0x1005), Some(true));
+        assert_eq!(map.keeps_frame_pointer(0x1040), None);
     }
 
     #[test]

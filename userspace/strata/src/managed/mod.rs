@@ -165,6 +165,13 @@ impl Managed {
         }
     }
 
+    /// Takes in what a process's bridge has said since the last turn.
+    pub fn take_in(&mut self, image: ImageId) {
+        if let Some(target) = self.targets.get_mut(&image) {
+            target.take_in();
+        }
+    }
+
     /// Takes in what has come from all processes. Those that must be published anew are put into
     /// `dirty`.
     pub fn turn(
@@ -261,6 +268,12 @@ impl Managed {
             bridge.ask_address(address);
         }
         target.runtime.is_waiting_for(address)
+    }
+
+    /// Whether following the frame pointer leads from this code to its caller, if that is known by
+    /// now.
+    pub fn keeps_frame_pointer(&self, image: ImageId, address: u64) -> Option<bool> {
+        self.targets.get(&image)?.runtime.code.keeps_frame_pointer(address)
     }
 
     /// Nobody will say anything about this address any more: it counts as a stub. False when it
