@@ -5,6 +5,7 @@ use crate::cache::CacheKey;
 use crate::error::{ChildKind, FileError};
 use crate::facts::FileFacts;
 use crate::managed::{ManagedFacts, ManagedLines, ManagedNames, decode_bundle};
+use crate::related::decode_answers;
 use crate::request::Reply;
 use crate::symbols::Symbols;
 use crate::wire::WireError;
@@ -24,6 +25,9 @@ pub(crate) enum Expected {
         asked: usize,
     },
     ManagedLines {
+        asked: usize,
+    },
+    Related {
         asked: usize,
     },
     Bundle,
@@ -51,6 +55,9 @@ pub(crate) fn decode(expected: &Expected, bytes: &[u8]) -> Result<Reply, FileErr
         }
         Expected::ManagedLines { asked } => {
             ManagedLines::decode(bytes, *asked).map(Reply::ManagedLines).map_err(bad)
+        }
+        Expected::Related { asked } => {
+            decode_answers(bytes, *asked).map(Reply::Related).map_err(bad)
         }
         Expected::Bundle => decode_bundle(bytes).map(Reply::Bundle).map_err(bad),
         Expected::Bytes => Ok(Reply::Bytes(bytes.to_vec())),

@@ -4,6 +4,7 @@
 use crate::facts::FileFacts;
 use crate::managed::{ManagedFacts, ManagedLines, ManagedNames, decode_bundle, encode_bundle};
 use crate::protocol::{OpenReply, WorkerReply};
+use crate::related::{decode_answers, encode_answers};
 use crate::symbols::Symbols;
 
 /// Decodes `data` as everything a child may send.
@@ -41,6 +42,13 @@ pub fn replies(data: &[u8]) {
                 ManagedLines::decode(&lines.encode(), asked).as_ref(),
                 Ok(&lines),
                 "lines do not survive"
+            );
+        }
+        if let Ok(answers) = decode_answers(data, asked) {
+            assert_eq!(
+                decode_answers(&encode_answers(&answers), asked).as_ref(),
+                Ok(&answers),
+                "answers do not survive"
             );
         }
         if let Ok(symbols) = Symbols::decode(data, asked) {

@@ -9,6 +9,7 @@ use strata_unwind::Limits;
 use crate::facts::FileFacts;
 use crate::managed_jobs;
 use crate::protocol::kind;
+use crate::related;
 use crate::symbols::{Symbols, decode_request};
 use crate::target_file::TargetFile;
 use crate::wire::{Decoder, Encoder, WireError};
@@ -64,6 +65,7 @@ impl WorkerJobs for StandardJobs {
             kind::MANAGED_FACTS => managed_jobs::facts(body, file),
             kind::MANAGED_NAMES => managed_jobs::names(body, file),
             kind::MANAGED_LINES => managed_jobs::lines(body, file),
+            kind::RELATED => related::answer(body, file),
             kind::BUNDLE => managed_jobs::bundle(file),
             kind => Err(JobError::Parse(format!("unknown kind of work {kind}"))),
         }

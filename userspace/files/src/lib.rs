@@ -13,7 +13,8 @@
 //!
 //! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] how processes talk;
 //! [`opener`], and [`opening`] for what others share of it; [`worker`], [`sandbox`], [`jobs`],
-//! [`target_file`], [`facts`], [`symbols`], [`managed`];
+//! [`target_file`], [`facts`], [`symbols`], [`managed`],
+//! [`related`];
 //! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`error`].
 //!
 //! The executable calls [`run_opener`] and [`run_worker`] when it is started with the arguments of
@@ -33,6 +34,7 @@ mod managed_jobs;
 mod opener;
 pub mod opening;
 mod protocol;
+mod related;
 mod request;
 mod sandbox;
 mod service;
@@ -54,6 +56,7 @@ pub use managed::{
 };
 pub use opener::{Lane, run_opener};
 pub use protocol::{Locator, ProcessRef};
+pub use related::Related;
 pub use request::{Reply, Request};
 pub use service::{ChildReport, Config, FileService, OpenFile, RequestId, Statistics};
 pub use symbols::Symbols;

@@ -13,7 +13,7 @@ use strata_managed::{CodePart, PdbReference};
 pub(crate) use answers::{decode_bundle, encode_bundle};
 pub(crate) use requests::{
     decode_il_places, decode_part, decode_pdb_id, decode_places, encode_facts_request,
-    encode_lines_request, encode_names_request,
+    encode_lines_request, encode_names_request, encode_part,
 };
 
 /// A file inside a file: an assembly or a PDB in a single-file program.
@@ -78,6 +78,8 @@ pub struct ManagedMethod {
     /// Exact value types; empty for a shared (reference type) argument.
     pub class_args: Vec<Arc<str>>,
     pub method_args: Vec<Arc<str>>,
+    /// The method that a lambda is written in, when its own name does not tell.
+    pub around: Option<Arc<str>>,
     /// A stub that calls the method.
     pub stub: bool,
     /// Other methods have the very same code.

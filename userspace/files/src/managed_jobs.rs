@@ -24,7 +24,7 @@ fn failed(error: strata_managed::Error) -> JobError {
 }
 
 /// Does `work` with the file, or with a part of it.
-fn with_part(
+pub(crate) fn with_part(
     file: &TargetFile,
     part: Option<FilePart>,
     work: impl FnOnce(&dyn ReadAt) -> Result<Vec<u8>, JobError>,
@@ -108,7 +108,11 @@ impl Known {
             if let Some(metadata) = image.metadata() {
                 self.learn_types(metadata, &method);
             }
-            Arc::new(sent(method))
+            let around = match method.assembly {
+                None => image.method_around(method.token).map(Arc::from),
+                Some(_) => None,
+            };
+            Arc::new(ManagedMethod { around, ..sent(method) })
         });
         self.methods.insert(function, method.clone());
         method
@@ -144,6 +148,7 @@ fn sent(method: MethodRef) -> ManagedMethod {
         signature: method.signature,
         class_args: list(method.class_args),
         method_args: list(method.method_args),
+        around: None,
         stub: method.stub,
         shared: method.shared,
         start_rva: method.start_rva,

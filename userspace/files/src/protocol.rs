@@ -220,6 +220,7 @@ pub(crate) mod kind {
     pub const MANAGED_NAMES: u8 = 7;
     pub const MANAGED_LINES: u8 = 8;
     pub const BUNDLE: u8 = 9;
+    pub const RELATED: u8 = 10;
 }
 
 /// A request to a worker; its files go along as envelopes, the body inline or in the exchange

@@ -15,6 +15,7 @@ use crate::managed::{
     self, FilePart, IlPlace, ImagePlace, ManagedFacts, ManagedLines, ManagedNames,
 };
 use crate::protocol::{Locator, MAX_PATH, kind};
+use crate::related::{self, Related};
 use crate::service::{Config, OpenFile, PendingJob, timeout_of};
 use crate::symbols::{Symbols, encode_request};
 
@@ -46,6 +47,9 @@ pub enum Request {
     /// The lines that IL came from, out of a portable PDB or of an assembly with one inside, if it
     /// has this id. Answered by [`Reply::ManagedLines`].
     ManagedLines { file: Arc<OpenFile>, part: Option<FilePart>, pdb: PdbId, places: Vec<IlPlace> },
+    /// What only the instructions of an assembly tell of some methods. Answered by
+    /// [`Reply::Related`].
+    Related { file: Arc<OpenFile>, part: Option<FilePart>, questions: Vec<Related> },
     /// The files inside a single-file .NET program. Answered by [`Reply::Bundle`].
     Bundle { file: Arc<OpenFile> },
     /// A piece of the file, at most 16 MiB; shorter where it ends. Answered by [`Reply::Bytes`].
@@ -65,6 +69,8 @@ pub enum Reply {
     ManagedFacts(ManagedFacts),
     ManagedNames(ManagedNames),
     ManagedLines(ManagedLines),
+    /// A method's name, or a native function's, for each question.
+    Related(Vec<Option<Arc<str>>>),
     Bundle(Bundle),
     Bytes(Vec<u8>),
 }
@@ -126,6 +132,12 @@ impl Request {
                 let limit = SYMBOL_BYTES_PER_ADDRESS.saturating_mul(asked as u64) + SYMBOL_BYTES;
                 (kind::MANAGED_LINES, body, vec![file], limit, Expected::ManagedLines { asked })
             }
+            Self::Related { file, part, questions } => {
+                let asked = questions.len();
+                let body = related::encode_questions(part.as_ref(), &questions);
+                let limit = SYMBOL_BYTES_PER_ADDRESS.saturating_mul(asked as u64) + SYMBOL_BYTES;
+                (kind::RELATED, body, vec![file], limit, Expected::Related { asked })
+            }
             Self::Bundle { file } => {
                 (kind::BUNDLE, Vec::new(), vec![file], BUNDLE_BYTES, Expected::Bundle)
             }
@@ -143,7 +155,10 @@ impl Request {
         }
         let timeout = timeout_of(kind, config);
         // Names can wait, unwind tables cannot.
-        let urgent = !matches!(kind, kind::SYMBOLIZE | kind::MANAGED_NAMES | kind::MANAGED_LINES);
+        let urgent = !matches!(
+            kind,
+            kind::SYMBOLIZE | kind::MANAGED_NAMES | kind::MANAGED_LINES | kind::RELATED
+        );
         let reply_limit = reply_limit.min(most);
         Ok((PendingJob { id, kind, body, files, timeout, urgent, reply_limit }, expected))
     }

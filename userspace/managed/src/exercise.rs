@@ -16,7 +16,13 @@ pub fn image(bytes: &[u8]) -> usize {
     let mut named = 0_usize;
     for row in (0..64).chain([0x00ff_ffff]) {
         for table in [0x0600_0000, 0x0a00_0000] {
-            named = named.saturating_add(image.method(table | row).into_iter().count());
+            let method = image.method(table | row);
+            if let Some(method) = &method {
+                let statement = crate::Statement { method: table | row, start: 0, end: u32::MAX };
+                let _ = image.import_of(&method.signature, statement);
+                let _ = image.method_around(table | row);
+            }
+            named = named.saturating_add(method.into_iter().count());
         }
     }
     let functions = image.runtime_functions();

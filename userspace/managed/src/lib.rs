@@ -6,6 +6,8 @@
 //! - [`metadata`]: ECMA-335 tables and heaps; [`signature`]: blobs to type names
 //! - [`readytorun`]: which method precompiled code belongs to
 //! - [`image`]: [`ManagedImage`]: the three above as one answer to "what is at this address?"
+//! - `il`, `related`: what only a method's instructions say: where a VB lambda is written, which
+//!   native function a statement calls
 //! - [`pdb`]: portable PDBs: IL offsets to documents and lines
 //! - [`bundle`]: the files inside a single-file program
 //! - [`exercise`]: entry points for fuzzers
@@ -23,11 +25,13 @@ pub mod bundle;
 mod bytes;
 pub mod debug_directory;
 pub mod exercise;
+mod il;
 pub mod image;
 pub mod metadata;
 pub mod pdb;
 pub mod pe;
 pub mod readytorun;
+mod related;
 mod sequence_points;
 pub mod signature;
 pub mod source;
@@ -38,6 +42,7 @@ pub use image::{CodePart, ManagedImage, MethodRef};
 pub use metadata::Metadata;
 pub use pdb::{PortablePdb, SequencePoint};
 pub use pe::PeImage;
+pub use related::Statement;
 pub use source::Part;
 pub use strata_symbols::{MAX_NAME_BYTES, ReadAt};
 

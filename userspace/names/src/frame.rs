@@ -3,7 +3,7 @@
 use crate::arguments::{MOST, SHARED, distribute, push_list, shown};
 use crate::hiding::plumbing;
 use crate::inert::{front, inert, push};
-use crate::member::{Member, Place, Shape, Within};
+use crate::member::{Member, Place, Shape, VISUAL_BASIC_LAMBDA, Within};
 use crate::path::{Part, Path};
 use crate::signature::Signature;
 use crate::type_text;
@@ -88,6 +88,29 @@ pub fn with_signature(name: &str, signature: &Signature) -> String {
     inert(&text)
 }
 
+/// What a method's name needs and neither it nor its type's name tells ([`RawMethod::related`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lacking {
+    /// The method that a lambda is written in.
+    Around,
+    /// The native function that a stub calls.
+    Target,
+}
+
+/// What is lacking for a good name of a method, if something is.
+#[must_use]
+pub fn lacking(type_name: &str, method: &str) -> Option<Lacking> {
+    if type_name.is_empty() {
+        return (method == P_INVOKE).then_some(Lacking::Target);
+    }
+    let is_lambda = |name: &str| name.starts_with(VISUAL_BASIC_LAMBDA);
+    let innermost = Path::parse(type_name).segments.last().map(|segment| segment.part);
+    match innermost {
+        Some(Part::StateMachine(of_method)) if is_lambda(of_method) => Some(Lacking::Around),
+        _ => is_lambda(method).then_some(Lacking::Around),
+    }
+}
+
 fn system_name<T: AsRef<str>>(method: &RawMethod<'_, T>) -> String {
     let mut text = String::new();
     if let Some(signature) = method.signature {
@@ -143,6 +166,9 @@ fn cleaned<T: AsRef<str>>(method: &RawMethod<'_, T>) -> String {
         Kind::Ordinary | Kind::Dynamic => name,
     }
 }
+
+/// A stub that calls a native function.
+const P_INVOKE: &str = "IL_STUB_PInvoke";
 
 /// The runtime names its stubs by their purpose (`src/coreclr/vm/ilstubcache.cpp`).
 fn stub<T>(method: &RawMethod<'_, T>) -> Option<String> {

@@ -9,6 +9,15 @@ pub struct Shown<'a> {
     pub system_name: &'a str,
 }
 
+impl<'a> Shown<'a> {
+    /// The method's raw name.
+    fn raw(&self) -> &'a str {
+        let all = if self.system_name.is_empty() { self.name } else { self.system_name };
+        let name = all.split_once('(').map_or(all, |(name, _)| name);
+        name.rsplit_once('.').map_or(name, |(_, method)| method)
+    }
+}
+
 /// Types of which every method stands between a caller and its continuation.
 const TYPES: [&str; 26] = [
     "System.Runtime.CompilerServices.AsyncIteratorMethodBuilder",
@@ -92,11 +101,14 @@ fn without_arguments(name: &str) -> String {
     plain
 }
 
-/// Whether two adjacent frames are one for a reader: an async method and its own first part, which
-/// have the same name. A method that calls itself stays as many frames as it is. Plumbing between
-/// the two must be hidden before.
+/// Whether two adjacent frames are one for a reader: an async method and its own first part, or an
+/// async `Main` and its wrapper, which have the same name. A method that calls itself stays as many
+/// frames as it is. Plumbing between the two must be hidden before.
 #[must_use]
 pub fn folds(callee: Shown<'_>, caller: Shown<'_>) -> bool {
+    if wraps(caller.raw(), callee.raw()) {
+        return callee.name == caller.name;
+    }
     let (body, method) = match (is_body(callee.system_name), is_body(caller.system_name)) {
         (true, false) => (callee.name, caller.name),
         (false, true) => (caller.name, callee.name),
@@ -105,6 +117,15 @@ pub fn folds(callee: Shown<'_>, caller: Shown<'_>) -> bool {
     // With signatures in the names: the body has no parameters, the method may have some.
     let body = body.strip_suffix("()").unwrap_or(body);
     method.strip_prefix(body).is_some_and(|rest| rest.is_empty() || rest.starts_with('('))
+}
+
+/// Whether the compiler made a method to call an entry point that waits: "<Main>" calls "Main", or
+/// the "<Main>$" of top-level statements.
+fn wraps(wrapper: &str, method: &str) -> bool {
+    let Some(of_method) = wrapper.strip_prefix('<').and_then(|rest| rest.strip_suffix('>')) else {
+        return false;
+    };
+    method == of_method || method.strip_suffix('$') == Some(wrapper)
 }
 
 /// Whether a raw name is of a method that the compiler made of somebody's body.
@@ -140,6 +161,22 @@ mod tests {
         ] {
             assert!(!plumbing(name), "{name}");
         }
+    }
+
+    #[test]
+    fn an_async_main_and_its_wrapper_are_one() {
+        let shown = |system_name| Shown { name: "Program.Main", system_name };
+        let wrapper = shown("System.Int32 Program.<Main>(System.String[])");
+        let main =
+            shown("System.Threading.Tasks.Task`1[System.Int32] Program.Main(System.String[])");
+        let statements = shown("System.Threading.Tasks.Task Program.<Main>$(System.String[])");
+        let body = shown("System.Void Program+<Main>d__0.MoveNext()");
+        assert!(folds(main, wrapper) && folds(statements, wrapper) && folds(body, wrapper));
+        assert!(folds(main, shown("Program.<Main>")) && folds(shown(""), wrapper));
+        assert!(!folds(wrapper, main), "the wrapper calls, it is not called");
+        assert!(!folds(main, main) && !folds(wrapper, wrapper) && !folds(statements, statements));
+        let other = Shown { name: "Other.Main", system_name: "System.Void Other.Main()" };
+        assert!(!folds(other, wrapper), "of another type");
     }
 
     #[test]

@@ -25,7 +25,7 @@ mod path;
 pub mod signature;
 mod type_text;
 
-pub use frame::{FrameName, Kind, RawMethod, frame_name, with_signature};
+pub use frame::{FrameName, Kind, Lacking, RawMethod, frame_name, lacking, with_signature};
 pub use hiding::{Shown, folds, plumbing};
 pub use inert::MAX_NAME_BYTES;
 pub use signature::{Signature, TypeNames};

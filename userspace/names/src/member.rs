@@ -50,6 +50,9 @@ pub(crate) struct Shape {
     pub init: bool,
 }
 
+/// How VB names a lambda's method (Roslyn, `GeneratedNameConstants.vb`).
+pub(crate) const VISUAL_BASIC_LAMBDA: &str = "_Lambda$__";
+
 /// Compilers nest names three deep.
 const DEEPEST: usize = 8;
 
@@ -92,7 +95,7 @@ impl Member {
     }
 
     fn visual_basic(name: &str, place: Place<'_>, depth: usize) -> Option<Self> {
-        name.strip_prefix("_Lambda$__")?;
+        name.strip_prefix(VISUAL_BASIC_LAMBDA)?;
         let Some(enclosing) = place.enclosing else {
             return Some(Member { method: "Lambda".to_string(), ..Self::default() });
         };

@@ -103,12 +103,33 @@ namespace Shop
         [DllImport("libc", SetLastError = true)]
         private static extern unsafe void qsort(ulong* items, UIntPtr count, UIntPtr size, Comparison compare);
 
+        // Two of one signature have one stub.
+        [DllImport("libc", SetLastError = true)]
+        private static extern unsafe void* lfind(ulong* key, ulong* items, UIntPtr* count, UIntPtr size, Comparison compare);
+
+        [DllImport("libc", SetLastError = true)]
+        private static extern unsafe void* lsearch(ulong* key, ulong* items, UIntPtr* count, UIntPtr size, Comparison compare);
+
         private static unsafe int Compare(ulong* first, ulong* second) => Spin.Here();
 
         public static unsafe void Sort()
         {
             ulong* items = stackalloc ulong[2];
             qsort(items, (UIntPtr)2, (UIntPtr)8, Compare);
+        }
+
+        public static unsafe void Find()
+        {
+            ulong* items = stackalloc ulong[2];
+            UIntPtr count = (UIntPtr)1;
+            lfind(items, items, &count, (UIntPtr)8, Compare);
+        }
+
+        public static unsafe void Search()
+        {
+            ulong* items = stackalloc ulong[2];
+            UIntPtr count = (UIntPtr)1;
+            lsearch(items, items, &count, (UIntPtr)8, Compare);
         }
     }
 
@@ -139,6 +160,8 @@ namespace Shop
             Form("AnonymousType0.Equals", till.Compare);
             Form("(compiler) ComputeStringHash", till.SwitchForLong);
             Form("(stub) P/Invoke qsort", Library.Sort);
+            Form("(stub) P/Invoke lfind", Library.Find);
+            Form("(stub) P/Invoke lsearch", Library.Search);
             Form("(dynamic) Invoke_1", Dynamic());
         }
     }

@@ -95,6 +95,7 @@ impl ManagedMethod {
             encode_list(encoder, texts, list);
         }
         encoder.bytes(self.signature.get(..MAX_SIGNATURE).unwrap_or(&self.signature));
+        encoder.u32(texts.optional(self.around.as_deref()));
         encoder.u8(self.stub.into()).u8(self.shared.into());
         encoder.u32(self.start_rva).u32(self.size);
         encoder.u8(match self.part {
@@ -116,6 +117,7 @@ impl ManagedMethod {
             class_args: decode_list(decoder, texts)?,
             method_args: decode_list(decoder, texts)?,
             signature: decoder.bytes()?.to_vec(),
+            around: texts.optional(decoder.u32()?)?,
             stub: decoder.bool()?,
             shared: decoder.bool()?,
             start_rva: decoder.u32()?,
@@ -176,7 +178,7 @@ impl ManagedNames {
         let mut decoder = Decoder::new(bytes);
         let texts = TextTable::decode(&mut decoder)?;
         // Lists of no text, and a signature of no byte.
-        let count = decoder.count(51)?;
+        let count = decoder.count(55)?;
         let mut distinct = Vec::with_capacity(count);
         for _ in 0..count {
             distinct.push(Arc::new(ManagedMethod::decode(&mut decoder, &texts)?));
@@ -306,6 +308,7 @@ mod tests {
             signature: vec![0x20, 0, 1],
             class_args: vec!["".into()],
             method_args: Vec::new(),
+            around: (name == "other").then(|| "Run".into()),
             stub: false,
             shared: true,
             start_rva: 0x1000,

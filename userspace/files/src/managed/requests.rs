@@ -7,7 +7,7 @@ use super::{FilePart, IlPlace, ImagePlace};
 use crate::texts::count_of;
 use crate::wire::{Decoder, Encoder, WireError};
 
-fn encode_part(encoder: &mut Encoder, part: Option<&FilePart>) {
+pub(crate) fn encode_part(encoder: &mut Encoder, part: Option<&FilePart>) {
     match part {
         None => encoder.u8(0),
         Some(part) => {

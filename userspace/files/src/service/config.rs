@@ -78,7 +78,9 @@ pub(crate) fn timeout_of(kind: u8, config: &Config) -> Duration {
     match kind {
         kind::UNWIND_TABLE => config.unwind_timeout,
         kind::FACTS | kind::MANAGED_FACTS | kind::BUNDLE => config.facts_timeout,
-        kind::SYMBOLIZE | kind::MANAGED_NAMES | kind::MANAGED_LINES => config.symbolize_timeout,
+        kind::SYMBOLIZE | kind::MANAGED_NAMES | kind::MANAGED_LINES | kind::RELATED => {
+            config.symbolize_timeout
+        }
         _ => config.read_timeout,
     }
 }

@@ -9,6 +9,7 @@ pub mod schema;
 mod tables;
 
 pub use names::Method;
+pub(crate) use names::{row_of, table_of};
 
 use std::ops::Range;
 

@@ -29,11 +29,11 @@ pub struct Method<'a> {
     pub il_rva: u32,
 }
 
-fn row_of(token: u32) -> u32 {
+pub(crate) fn row_of(token: u32) -> u32 {
     token & 0x00ff_ffff
 }
 
-fn table_of(token: u32) -> u8 {
+pub(crate) fn table_of(token: u32) -> u8 {
     let [table, ..] = token.to_be_bytes();
     table
 }
@@ -80,7 +80,7 @@ impl Metadata {
         Some(text)
     }
 
-    fn enclosing_type(&self, row: u32) -> Option<u32> {
+    pub(crate) fn enclosing_type(&self, row: u32) -> Option<u32> {
         let at = self.lower_bound(table::NESTED_CLASS, 0, row);
         let nested = self.cell(table::NESTED_CLASS, at, 0)? == row;
         let outer = self.cell(table::NESTED_CLASS, at, 1)?;

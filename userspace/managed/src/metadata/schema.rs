@@ -24,6 +24,7 @@ pub mod table {
     pub const PROPERTY: u8 = 0x17;
     pub const MODULE_REF: u8 = 0x1a;
     pub const TYPE_SPEC: u8 = 0x1b;
+    pub const IMPL_MAP: u8 = 0x1c;
     pub const ASSEMBLY: u8 = 0x20;
     pub const ASSEMBLY_REF: u8 = 0x23;
     pub const FILE: u8 = 0x26;
@@ -152,7 +153,7 @@ pub(crate) const MEMBER_REF_PARENT: Coded =
     Coded { bits: 3, tables: &[TYPE_DEF, TYPE_REF, MODULE_REF, METHOD_DEF, TYPE_SPEC] };
 const HAS_SEMANTICS: Coded = Coded { bits: 1, tables: &[EVENT, PROPERTY] };
 pub(crate) const METHOD_DEF_OR_REF: Coded = Coded { bits: 1, tables: &[METHOD_DEF, MEMBER_REF] };
-const MEMBER_FORWARDED: Coded = Coded { bits: 1, tables: &[FIELD, METHOD_DEF] };
+pub(crate) const MEMBER_FORWARDED: Coded = Coded { bits: 1, tables: &[FIELD, METHOD_DEF] };
 const IMPLEMENTATION: Coded = Coded { bits: 2, tables: &[FILE, ASSEMBLY_REF, EXPORTED_TYPE] };
 const CUSTOM_ATTRIBUTE_TYPE: Coded =
     Coded { bits: 3, tables: &[NONE, NONE, METHOD_DEF, MEMBER_REF, NONE] };

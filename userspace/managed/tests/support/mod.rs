@@ -57,6 +57,33 @@ pub fn compile(folder: &Path, program: &str, options: &[&str]) -> PathBuf {
     output
 }
 
+/// The same of a VB program.
+pub fn compile_visual_basic(folder: &Path, program: &str, optimised: bool) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(program);
+    let output = folder.join(program).with_extension("dll");
+    let compiler = dotnet().join("csc");
+    let references = compiler.join("references");
+    let mut compile = Command::new(dotnet().join("9/dotnet"));
+    compile.arg("exec").arg("--runtimeconfig").arg(compiler.join("csc.runtimeconfig.json"));
+    compile.arg(compiler.join("vbc.dll"));
+    compile.args(["-nologo", "-optioninfer+", "-define:_MYTYPE=\"Empty\""]);
+    compile.arg(if optimised { "-optimize+" } else { "-debug+" });
+    compile.arg(format!("-sdkpath:{}", references.display()));
+    let runtime = references.join("Microsoft.VisualBasic.Core.dll");
+    compile.arg(format!("-vbruntime:{}", runtime.display()));
+    for reference in std::fs::read_dir(&references).unwrap() {
+        let path = reference.unwrap().path();
+        if path.extension().is_some_and(|kind| kind == "dll") {
+            compile.arg(format!("-r:{}", path.display()));
+        }
+    }
+    compile.arg(format!("-out:{}", output.display())).arg(source);
+    say(&mut compile);
+    let configuration = r#"{"runtimeOptions":{"framework":{"name":"Microsoft.NETCore.App","version":"3.1.0"},"rollForward":"LatestMajor"}}"#;
+    std::fs::write(output.with_extension("runtimeconfig.json"), configuration).unwrap();
+    output
+}
+
 /// What a program says on a runtime.
 pub fn run(version: &str, program: &Path, arguments: &[&Path]) -> String {
     let mut run = Command::new(dotnet().join(version).join("dotnet"));

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use strata_bridge_layout::record::{MethodKind, MethodRecord};
 use strata_files::{ManagedMethod, ManagedNames};
-use strata_names::{Kind, RawMethod, Signature, TypeNames, frame_name, signature, with_signature};
+use strata_managed::Statement;
+use strata_names::{
+    Kind, Lacking, RawMethod, Signature, TypeNames, frame_name, lacking, signature, with_signature,
+};
 
 use super::runtime::{Runtime, Type};
 use crate::symbols::NamedFrame;
@@ -16,8 +19,35 @@ use crate::symbols::managed::frame;
 pub struct Described {
     pub module: Arc<str>,
     pub frame: NamedFrame,
-    /// Its MethodDef token and the IL that the code came from.
-    pub il: Option<(u32, u32)>,
+    /// Of the module.
+    pub mvid: [u8; 16],
+    /// The IL that the code came from.
+    pub il: Option<Statement>,
+    /// What its name lacks.
+    pub open: Option<Open>,
+}
+
+/// A name that lacks something which only an assembly can tell.
+#[derive(Clone, Debug)]
+pub struct Open {
+    pub question: Question,
+    named: Arc<Named>,
+}
+
+/// What an assembly has to be asked for a name.
+#[derive(Clone, Debug)]
+pub enum Question {
+    /// Its own: in which method this lambda is written.
+    Around(u32),
+    /// The caller's: which native function a stub of this signature calls.
+    Import(Vec<u8>),
+}
+
+impl Open {
+    /// The name with what it lacked.
+    pub fn answered(&self, related: &str) -> NamedFrame {
+        self.named.frame(Some(related))
+    }
 }
 
 /// What was at an address of generated code in an era.
@@ -27,11 +57,22 @@ pub fn describe(runtime: &Runtime, address: u64, era: u32, signatures: bool) -> 
     }
     let found = runtime.find(address, era)?;
     let method = runtime.method_of(found.method)?;
-    let il = il_offset(runtime, found.start, address - found.start);
+    let named = of_generated(runtime, method, signatures);
+    let frame = named.frame(None);
+    let question = match lacking(&named.type_name, &named.method) {
+        Some(Lacking::Around) => Some(Question::Around(method.token)),
+        Some(Lacking::Target) => Some(Question::Import(method.signature.clone())),
+        None => None,
+    };
+    let open = question.map(|question| Open { question, named: named.into() });
+    let mvid = runtime.module_of(method.module).map(|module| module.mvid).unwrap_or_default();
+    let il = il_of(runtime, found.start, address - found.start);
     Some(Described {
         module: module_path(runtime, method),
-        frame: of_generated(runtime, method, signatures),
-        il: il.map(|offset| (method.token, offset)),
+        frame,
+        mvid,
+        il: il.map(|(start, end)| Statement { method: method.token, start, end }),
+        open,
     })
 }
 
@@ -43,17 +84,20 @@ fn module_path(runtime: &Runtime, method: &MethodRecord) -> Arc<str> {
     }
 }
 
-/// The IL that the native code at an offset came from. Negative entries are the prologue (-2),
-/// the epilogue (-3) and code without a mapping (-1) (corprof.idl, `COR_DEBUG_IL_TO_NATIVE_MAP`).
-fn il_offset(runtime: &Runtime, start: u64, native: u64) -> Option<u32> {
+/// The IL that the native code at an offset came from: where it begins, and where the next begins
+/// that has code of its own. Negative entries are the prologue (-2), the epilogue (-3) and code
+/// without a mapping (-1) (corprof.idl, `COR_DEBUG_IL_TO_NATIVE_MAP`).
+fn il_of(runtime: &Runtime, start: u64, native: u64) -> Option<(u32, u32)> {
     const PROLOGUE: i32 = -2;
     let map = runtime.il_map_of(start)?;
     let mut before: Vec<_> = map.iter().filter(|entry| u64::from(entry.native) <= native).collect();
     before.sort_by_key(|entry| entry.native);
-    before.iter().rev().find_map(|entry| match entry.il {
+    let begin = before.iter().rev().find_map(|entry| match entry.il {
         PROLOGUE => Some(0),
         il => u32::try_from(il).ok(),
-    })
+    })?;
+    let all = map.iter().filter_map(|entry| u32::try_from(entry.il).ok());
+    Some((begin, all.filter(|il| *il > begin).min().unwrap_or(u32::MAX)))
 }
 
 /// Names of the types in a module, by what the bridge has said.
@@ -84,8 +128,39 @@ impl TypeNames for OfRuntime<'_> {
     }
 }
 
+/// What a name is made of.
+#[derive(Clone, Debug)]
+struct Named {
+    type_name: String,
+    method: String,
+    type_parameters: Vec<String>,
+    method_parameters: Vec<String>,
+    type_arguments: Vec<String>,
+    method_arguments: Vec<String>,
+    kind: Kind,
+    signature: Option<Signature>,
+    with_signature: bool,
+}
+
+impl Named {
+    fn frame(&self, related: Option<&str>) -> NamedFrame {
+        let raw = RawMethod::<String> {
+            type_name: &self.type_name,
+            method: &self.method,
+            type_parameters: &self.type_parameters,
+            method_parameters: &self.method_parameters,
+            type_arguments: &self.type_arguments,
+            method_arguments: &self.method_arguments,
+            kind: self.kind,
+            signature: self.signature.as_ref(),
+            related,
+        };
+        named(&raw, self.signature.as_ref(), self.with_signature)
+    }
+}
+
 /// Of a method that the bridge has told of.
-fn of_generated(runtime: &Runtime, method: &MethodRecord, signatures: bool) -> NamedFrame {
+fn of_generated(runtime: &Runtime, method: &MethodRecord, with_signature: bool) -> Named {
     let of_type = runtime.type_of(method.module, method.type_token).map(|of_type| &**of_type);
     let names = OfRuntime { runtime, module: method.module, of_type, method };
     let decoded = signature::decode(&method.signature, &names);
@@ -96,18 +171,19 @@ fn of_generated(runtime: &Runtime, method: &MethodRecord, signatures: bool) -> N
         Some(MethodKind::Resolved) if method.token == 0 => Kind::Dynamic,
         _ => Kind::Ordinary,
     };
-    let raw = RawMethod::<String> {
-        type_name: of_type.map_or("", |of_type| &of_type.name),
-        method: &method.name,
-        type_parameters: of_type.map_or(&[], |of_type| &of_type.generic_parameters),
-        method_parameters: &method.generic_parameters,
-        type_arguments: &method.class_arguments,
-        method_arguments: &method.method_arguments,
+    Named {
+        type_name: of_type.map(|of_type| of_type.name.clone()).unwrap_or_default(),
+        method: method.name.clone(),
+        type_parameters: of_type
+            .map(|of_type| of_type.generic_parameters.clone())
+            .unwrap_or_default(),
+        method_parameters: method.generic_parameters.clone(),
+        type_arguments: method.class_arguments.clone(),
+        method_arguments: method.method_arguments.clone(),
         kind,
-        signature: decoded.as_ref(),
-        related: None,
-    };
-    named(&raw, decoded.as_ref(), signatures)
+        signature: decoded,
+        with_signature,
+    }
 }
 
 /// Names of the types in an assembly, by what it says itself.
@@ -146,7 +222,7 @@ pub fn of_precompiled(
         method_arguments: &method.method_args,
         kind: if method.stub { Kind::Stub } else { Kind::Ordinary },
         signature: decoded.as_ref(),
-        related: None,
+        related: method.around.as_deref(),
     };
     named(&raw, decoded.as_ref(), signatures)
 }

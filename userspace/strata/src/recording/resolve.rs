@@ -10,6 +10,7 @@ use strata_profile::{FrameKind, LocationId, MappingId, Profile, ProfileBuilder};
 use strata_symbols::Resolver;
 
 use super::place::{Marker, Place, describe_end};
+use super::related::{self, Lacking};
 use crate::engine::Engine;
 use crate::engine::loading::clean_path;
 use crate::managed::names::folds;
@@ -40,6 +41,9 @@ struct Names {
     places: Vec<Resolution>,
     modules: Vec<ModuleInfo>,
     signatures: bool,
+    lacking: Lacking,
+    /// Frames that have their names by their caller, by both places.
+    by_caller: HashMap<(u32, u32), NamedFrame>,
 }
 
 /// Names everything and builds the profile. `progress` is told how far it is: done, of all.
@@ -65,6 +69,8 @@ fn resolve_all(
         places: vec![Resolution::default(); places.len()],
         modules: Vec::new(),
         signatures,
+        lacking: Lacking::default(),
+        by_caller: HashMap::new(),
     };
     let mut by_file: HashMap<FileId, Vec<(u64, usize)>> = HashMap::new();
     let mut by_image: HashMap<ImageId, Vec<GeneratedCode>> = HashMap::new();
@@ -91,6 +97,17 @@ fn resolve_all(
     }
     for (image, addresses) in by_image {
         resolve_generated(engine, image, &addresses, &mut names, shortfalls);
+    }
+    for ((place, caller), better) in names.lacking.find_out(engine) {
+        let of_place = names.places.get_mut(place as usize);
+        let Some(frame) = of_place.and_then(|place| place.frames.first_mut()) else { continue };
+        let better = related::rename(frame, &better);
+        match caller {
+            None => *frame = better,
+            Some(caller) => {
+                names.by_caller.insert((place, caller), better);
+            }
+        }
     }
     shortfalls.unnamed = names.places.iter().filter(|place| place.frames.is_empty()).count() as u64;
     names
@@ -274,8 +291,13 @@ fn resolve_generated(
                 shortfalls,
             );
             for place in named {
-                let module = names.pseudo_module(&place.module);
-                names.set(place.index, place.address, Some(module), vec![place.frame]);
+                let module = names.pseudo_module(&place.described.module);
+                let pid = process.map(|process| process.pid);
+                if let Ok(index) = u32::try_from(place.index) {
+                    names.lacking.add(index, &place.described, pid);
+                }
+                let frames = vec![place.described.frame];
+                names.set(place.index, place.address, Some(module), frames);
             }
             unknown
         }
@@ -317,17 +339,22 @@ fn build(engine: &Engine, circumstances: &Circumstances, names: &Names) -> Profi
         .iter()
         .map(|m| builder.mapping(m.start, m.limit, m.offset, &m.path, &m.build_id))
         .collect();
-    let locations: Vec<LocationId> = names
-        .places
+    let mut location = |place: &Resolution, frames: &[NamedFrame]| {
+        let frames: Vec<_> = frames
+            .iter()
+            .map(|f| builder.frame(f.kind, &f.name, &f.system_name, &f.file, f.line))
+            .collect();
+        let module = place.module.and_then(|module| modules.get(module)).copied();
+        builder.location(place.address, module, &frames)
+    };
+    let locations: Vec<LocationId> =
+        names.places.iter().map(|place| location(place, &place.frames)).collect();
+    let by_caller: HashMap<(u32, u32), LocationId> = names
+        .by_caller
         .iter()
-        .map(|place| {
-            let frames: Vec<_> = place
-                .frames
-                .iter()
-                .map(|f| builder.frame(f.kind, &f.name, &f.system_name, &f.file, f.line))
-                .collect();
-            let module = place.module.and_then(|module| modules.get(module)).copied();
-            builder.location(place.address, module, &frames)
+        .filter_map(|(pair, frame)| {
+            let place = names.places.get(pair.0 as usize)?;
+            Some((*pair, location(place, std::slice::from_ref(frame))))
         })
         .collect();
     let aggregate = &engine.aggregate;
@@ -348,14 +375,16 @@ fn build(engine: &Engine, circumstances: &Circumstances, names: &Names) -> Profi
             let places = aggregate.stack_of(super::aggregate::StackId(stack as u32));
             let mut stack: Vec<LocationId> = Vec::with_capacity(places.len());
             let mut callee: Option<&NamedFrame> = None;
-            for place in places {
-                let place = *place as usize;
+            for (at, number) in places.iter().enumerate() {
+                let place = *number as usize;
                 let frames = names.places.get(place).map(|place| place.frames.as_slice());
                 let frame = frames.and_then(<[NamedFrame]>::first);
                 let folded = matches!((callee, frame), (Some(callee), Some(caller)) if folds(callee, caller));
                 callee = frame.filter(|frame| frame.kind == FrameKind::Managed);
+                let pair = places.get(at + 1).map(|caller| (*number, *caller));
+                let own = pair.and_then(|pair| by_caller.get(&pair));
                 if !folded {
-                    stack.extend(locations.get(place).copied());
+                    stack.extend(own.or(locations.get(place)).copied());
                 }
             }
             builder.stack(&stack)

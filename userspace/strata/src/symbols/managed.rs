@@ -12,6 +12,7 @@ use strata_files::{
     FilePart, FileService, IlPlace, ImagePlace, Locator, ManagedFacts, ManagedMethod, OpenFile,
     ProcessRef, Reply, Request,
 };
+use strata_managed::Statement;
 use strata_profile::FrameKind;
 
 use super::{NamedFrame, Shortfalls};
@@ -27,12 +28,11 @@ pub struct GeneratedCode {
     pub index: usize,
 }
 
-/// A named place: its module's path and its frame.
+/// A named place.
 pub struct NamedPlace {
     pub index: usize,
     pub address: u64,
-    pub module: Arc<str>,
-    pub frame: NamedFrame,
+    pub described: Described,
 }
 
 /// Names what the bridge knows; the rest is handed back.
@@ -48,17 +48,15 @@ pub fn resolve_generated(
     let mut unknown = Vec::new();
     let mut wants_line: BTreeMap<Arc<str>, Vec<(usize, IlPlace)>> = BTreeMap::new();
     for code in wanted {
-        let Some(Described { module, frame, il }) =
-            names::describe(runtime, code.address, code.era, signatures)
-        else {
+        let Some(described) = names::describe(runtime, code.address, code.era, signatures) else {
             unknown.push(*code);
             continue;
         };
-        if let Some((token, il_offset)) = il {
-            let place = IlPlace { token, il_offset };
-            wants_line.entry(module.clone()).or_default().push((named.len(), place));
+        if let Some(Statement { method, start, .. }) = described.il {
+            let place = IlPlace { token: method, il_offset: start };
+            wants_line.entry(described.module.clone()).or_default().push((named.len(), place));
         }
-        named.push(NamedPlace { index: code.index, address: code.address, module, frame });
+        named.push(NamedPlace { index: code.index, address: code.address, described });
     }
     for (module, places) in wants_line {
         if !module.starts_with('/') {
@@ -68,8 +66,8 @@ pub fn resolve_generated(
         let lines = lines_of(service, process, Path::new(&*module), &il, shortfalls);
         for ((at, _), line) in places.iter().zip(lines) {
             if let (Some(named), Some((file, line))) = (named.get_mut(*at), line) {
-                named.frame.file = file;
-                named.frame.line = line;
+                named.described.frame.file = file;
+                named.described.frame.line = line;
             }
         }
     }
@@ -152,7 +150,7 @@ fn pdb_paths(module: &Path, facts: &ManagedFacts) -> Vec<PathBuf> {
     paths
 }
 
-fn open(
+pub(super) fn open(
     service: &mut FileService,
     process: Option<ProcessRef>,
     path: &Path,

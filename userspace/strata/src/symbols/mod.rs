@@ -3,6 +3,7 @@
 //! - [`kernel`] reads `/proc/kallsyms`.
 //! - [`managed`]: methods of .NET, by what the bridge has said.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
+//! - [`related`]: what only the instructions of an assembly tell of its methods.
 //! - [`jit`]: what JIT compilers write about their code: perf maps and jitdump files.
 //! - [`vdso`]: the kernel's own page for user mode.
 //!
@@ -12,6 +13,7 @@ pub mod jit;
 pub mod kernel;
 pub mod managed;
 pub mod native;
+pub mod related;
 pub mod vdso;
 
 use std::sync::Arc;

@@ -1,0 +1,124 @@
+//! The names that only instructions tell: the method that a VB lambda is written in, and the native
+//! function that a stub calls.
+//!
+//! A stub serves several methods of one signature, and only its caller tells which: so it is one
+//! place with as many names as it has callers, and its name goes with the pair of the two places.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use strata_files::Related;
+use strata_managed::Statement;
+
+use super::aggregate::{Aggregate, StackId};
+use super::place::Place;
+use crate::engine::Engine;
+use crate::managed::names::{Described, Open, Question};
+use crate::processes::mapped::FileId;
+use crate::symbols::NamedFrame;
+use crate::symbols::related::Assembly;
+
+/// Whose name is asked for: a place, or a place as another one calls it.
+type About = (u32, Option<u32>);
+
+/// What is asked of one assembly.
+#[derive(Default)]
+struct Questions {
+    questions: BTreeMap<About, Related>,
+    /// Files that are on the same stacks: one of them is the program that the assembly is inside of.
+    programs: BTreeSet<FileId>,
+}
+
+/// More files on the stacks of one program are not looked into.
+const MOST_PROGRAMS: usize = 64;
+
+/// Places whose names lack something, and places that may tell it.
+#[derive(Default)]
+pub struct Lacking {
+    open: HashMap<u32, (Assembly, Open)>,
+    statements: HashMap<u32, (Assembly, Statement)>,
+}
+
+impl Lacking {
+    /// A place of generated code, and what is known of it. `pid` is its process, if it is there.
+    pub fn add(&mut self, place: u32, described: &Described, pid: Option<u32>) {
+        let assembly = || Assembly { path: described.module.clone(), mvid: described.mvid, pid };
+        if let Some(open) = &described.open {
+            self.open.insert(place, (assembly(), open.clone()));
+        } else if let Some(statement) = described.il {
+            self.statements.insert(place, (assembly(), statement));
+        }
+    }
+
+    /// The names that are found out: of places, and of places as others call them.
+    pub fn find_out(&self, engine: &mut Engine) -> HashMap<About, NamedFrame> {
+        let mut named = HashMap::new();
+        for (assembly, Questions { questions, programs }) in self.questions(&engine.aggregate) {
+            let files = programs.iter().filter_map(|file| engine.loading.open_file(*file));
+            let files: Vec<_> = files.take(MOST_PROGRAMS).collect();
+            let (about, questions): (Vec<About>, Vec<Related>) = questions.into_iter().unzip();
+            let answers = assembly.ask(engine.loading.service(), &files, questions);
+            for (about, answer) in about.into_iter().zip(answers) {
+                if let (Some((_, open)), Some(answer)) = (self.open.get(&about.0), answer) {
+                    named.insert(about, open.answered(&answer));
+                }
+            }
+        }
+        named
+    }
+
+    fn questions(&self, aggregate: &Aggregate) -> BTreeMap<Assembly, Questions> {
+        let mut all: BTreeMap<Assembly, Questions> = BTreeMap::new();
+        if self.open.is_empty() {
+            return all;
+        }
+        for stack in 0..aggregate.stacks() {
+            let places = aggregate.stack_of(StackId(stack as u32));
+            for (at, place) in places.iter().enumerate() {
+                let Some((own, open)) = self.open.get(place) else { continue };
+                let caller = places.get(at + 1);
+                let Some((assembly, about, question)) = self.question(*place, own, open, caller)
+                else {
+                    continue;
+                };
+                let asked = all.entry(assembly.clone()).or_default();
+                asked.questions.entry(about).or_insert(question);
+                if assembly.is_inside_a_program() {
+                    asked.programs.extend(places.iter().filter_map(|place| {
+                        match aggregate.place(*place as usize) {
+                            Some(Place::File { file, .. }) => Some(file),
+                            _ => None,
+                        }
+                    }));
+                }
+            }
+        }
+        all
+    }
+
+    fn question<'a>(
+        &'a self,
+        place: u32,
+        own: &'a Assembly,
+        open: &Open,
+        caller: Option<&u32>,
+    ) -> Option<(&'a Assembly, About, Related)> {
+        match &open.question {
+            Question::Around(token) => Some((own, (place, None), Related::Around(*token))),
+            Question::Import(signature) => {
+                let (assembly, called_by) = self.statements.get(caller?)?;
+                let (signature, called_by) = (signature.clone(), *called_by);
+                let about = (place, caller.copied());
+                Some((assembly, about, Related::Import { signature, called_by }))
+            }
+        }
+    }
+}
+
+/// Gives a frame its better name; file and line stay.
+pub fn rename(frame: &NamedFrame, better: &NamedFrame) -> NamedFrame {
+    NamedFrame {
+        name: better.name.clone(),
+        system_name: better.system_name.clone(),
+        ..frame.clone()
+    }
+}
