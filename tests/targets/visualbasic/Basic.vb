@@ -27,6 +27,8 @@ Namespace Store
     End Module
 
     Public Class Till
+        Private ReadOnly seven As Integer = 7
+
         Public ReadOnly Property Total As Integer
             Get
                 Return Spin.Here()
@@ -54,6 +56,37 @@ Namespace Store
             spins()
         End Sub
 
+        ' It captures nothing but the object, and is a method of its own type.
+        Public Sub Own()
+            Dim spins As Func(Of Integer) = Function() Spin.Here() + seven
+            spins()
+        End Sub
+
+        Public Sub Nested(captured As Integer)
+            Dim outer As Func(Of Func(Of Integer)) = Function() Function() Spin.Here() + captured
+            outer()()
+        End Sub
+
+        Public Sub Generic(Of T)(captured As T)
+            Dim spins As Func(Of Integer) = Function() Spin.Here() + captured.GetHashCode()
+            spins()
+        End Sub
+
+        Public Function Later(captured As Integer) As Task(Of Integer)
+            Dim spins As Func(Of Task(Of Integer)) =
+                Async Function()
+                    Await Task.Yield()
+                    Return Spin.Here() + captured
+                End Function
+            Return spins()
+        End Function
+
+        Public Async Function Within() As Task(Of Integer)
+            Await Task.Yield()
+            Dim spins As Func(Of Integer) = Function() Spin.Here()
+            Return spins()
+        End Function
+
         Public Async Function Pay() As Task(Of Integer)
             Await Task.Yield()
             Return Spin.Here()
@@ -76,6 +109,11 @@ Namespace Store
             form("Store.Till.operator +", Sub() till = till + till)
             form("Store.Till.Plain_Lambda", Sub() till.Plain())
             form("Store.Till.Captures_Lambda", Sub() till.Captures(3))
+            form("Store.Till.Own_Lambda", Sub() till.Own())
+            form("Store.Till.Nested_Lambda", Sub() till.Nested(3))
+            form("Store.Till.Generic<System.Int32>_Lambda", Sub() till.Generic(3))
+            form("Store.Till.Later_Lambda", Sub() till.Later(3).Wait())
+            form("Store.Till.Within_Lambda", Sub() till.Within().Wait())
             form("Store.Till.Pay", Sub() till.Pay().Wait())
             form("Store.Till.Lines", Sub() Spin.Sink += till.Lines().Count())
             Return forms

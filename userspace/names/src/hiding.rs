@@ -101,8 +101,8 @@ fn without_arguments(name: &str) -> String {
     plain
 }
 
-/// Whether two adjacent frames are one for a reader: an async method and its own first part, or an
-/// async `Main` and its wrapper, which have the same name. A method that calls itself stays as many
+/// Whether two adjacent frames are one for a reader: an async method and its own first part, an
+/// iterator and what it makes for its body, or an async `Main` and its wrapper, which have the same name. A method that calls itself stays as many
 /// frames as it is. Plumbing between the two must be hidden before.
 #[must_use]
 pub fn folds(callee: Shown<'_>, caller: Shown<'_>) -> bool {
@@ -131,9 +131,9 @@ fn wraps(wrapper: &str, method: &str) -> bool {
 /// Whether a raw name is of a method that the compiler made of somebody's body.
 fn is_body(system_name: &str) -> bool {
     let name = system_name.split_once('(').map_or(system_name, |(name, _)| name);
-    name.rsplit_once('.').is_some_and(|(of_type, method)| {
-        method == "MoveNext" && (of_type.contains(">d") || of_type.contains("VB$StateMachine_"))
-    })
+    // An iterator's method only makes what holds its body.
+    let of_type = name.strip_suffix(".MoveNext").or_else(|| name.strip_suffix("..ctor"));
+    of_type.is_some_and(|of_type| of_type.contains(">d") || of_type.contains("VB$StateMachine_"))
 }
 
 #[cfg(test)]
@@ -187,6 +187,12 @@ mod tests {
             system_name: "System.Void Shop.Payment+<Pay>d__7.MoveNext()",
         };
         assert!(folds(body, start) && folds(start, body));
+        for system_name in [
+            "System.Void Shop.Payment+<Pay>d__7..ctor(System.Int32)",
+            "Shop.Payment+VB$StateMachine_7_Pay..ctor",
+        ] {
+            assert!(folds(Shown { system_name, ..body }, start), "{system_name}");
+        }
         assert!(!folds(start, start), "a method that calls itself");
         assert!(!folds(body, body));
         assert!(!folds(body, Shown { name: "Shop.Payment.Other", ..start }));

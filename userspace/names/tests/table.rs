@@ -1,6 +1,6 @@
 //! Every form that the documentation of frame names lists, and the variants that compilers make.
 
-use strata_names::{Kind, RawMethod, frame_name};
+use strata_names::{Kind, Lacking, RawMethod, frame_name, lacking};
 
 /// The name of a method without arguments: "Type" and "Method".
 fn name(type_name: &str, method: &str) -> String {
@@ -180,6 +180,23 @@ fn visual_basic_names_are_cleaned() {
         let method =
             RawMethod::<&str> { type_name, method, related: Some("Run"), ..RawMethod::default() };
         assert_eq!(frame_name(&method).name, "Store.Till.Run_Lambda");
+    }
+}
+
+#[test]
+fn what_a_name_lacks_is_known() {
+    for (type_name, method, lacks) in [
+        ("Store.Till+_Closure$__1-0", "_Lambda$__0", Some(Lacking::Around)),
+        ("Store.Till", "_Lambda$__16-1", Some(Lacking::Around)),
+        ("Till+_Closure$__1-0+VB$StateMachine___Lambda$__0", "MoveNext", Some(Lacking::Around)),
+        ("", "IL_STUB_PInvoke", Some(Lacking::Target)),
+        ("", "IL_STUB_ReversePInvoke", None),
+        ("", "Invoke_1", None),
+        ("Store.Till+VB$StateMachine_3_Pay", "MoveNext", None),
+        ("Shop.Order+<>c", "<Run>b__3_0", None),
+        ("Shop.Order", "IL_STUB_PInvoke", None),
+    ] {
+        assert_eq!(lacking(type_name, method), lacks, "{type_name}.{method}");
     }
 }
 
