@@ -234,7 +234,6 @@ fn check_compiler(how: &str, recorded: &Recorded, wrongs: &mut Wrongs) -> Result
 }
 
 #[test]
-#[ignore = "not measured since late announcements are named; run it with --ignored"]
 fn a_compiler_at_work_is_named() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
