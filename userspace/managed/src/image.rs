@@ -20,6 +20,9 @@ const MAX_SIGNATURE: usize = 16 << 10;
 /// Of all the type parameters, or arguments, of one method together.
 const MAX_LIST_BYTES: usize = 16 << 10;
 
+/// What the runtime calls code that calls a native function (`src/coreclr/vm/ilstubcache.cpp`).
+pub const P_INVOKE: &str = "IL_STUB_PInvoke";
+
 /// Which part of a method an address is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CodePart {
@@ -52,8 +55,8 @@ pub struct MethodRef {
     pub method_args: Vec<String>,
     /// A stub that calls the method: unboxes, or passes type arguments on.
     pub stub: bool,
-    /// Other methods have the very same code (P/Invokes of one signature, in .NET Core 3): this is
-    /// one of them.
+    /// Other methods have the very same code: this is one of them. Native functions of one signature
+    /// have, in .NET Core 3: nobody knows which of them it is, and its name is [`P_INVOKE`].
     pub shared: bool,
     /// Of the whole method's code, cold parts aside; 0 when it was asked for by token.
     pub start_rva: u32,
@@ -207,6 +210,16 @@ impl<'a> ManagedImage<'a> {
         };
         let Found { entry, function, cold, shared, .. } = found;
         method.shared = shared;
+        let has_il = || Some(self.metadata.as_ref()?.method(method.token)?.il_rva != 0);
+        if shared && has_il() == Some(false) {
+            method = MethodRef {
+                token: method.token,
+                method_name: P_INVOKE.to_string(),
+                signature: method.signature,
+                shared,
+                ..MethodRef::default()
+            };
+        }
         method.start_rva = entry.begin;
         method.size = entry.end.saturating_sub(entry.begin);
         method.part = match (cold, function.begin == entry.begin) {

@@ -75,6 +75,11 @@ fn runtime_agrees(version: &str) {
         assert_eq!(method.part, CodePart::Body);
         if method.shared {
             shared += 1;
+            assert_eq!(
+                (&*method.method_name, &*method.type_name),
+                ("IL_STUB_PInvoke", ""),
+                "{line}"
+            );
             continue;
         }
         assert_eq!(method.method_name, name, "{line}");
