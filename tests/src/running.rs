@@ -41,6 +41,11 @@ impl Running {
     /// Starts a prepared command in a process group of its own, with its output collected.
     pub fn from_command(mut command: Command) -> Result<Self> {
         let name = format!("{command:?}");
+        // Cargo's has strata's library in it, which a program would load instead of the one that
+        // strata carries.
+        if !command.get_envs().any(|(name, _)| name == "LD_LIBRARY_PATH") {
+            command.env_remove("LD_LIBRARY_PATH");
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
         let stdout = child.stdout.take().map(collect);

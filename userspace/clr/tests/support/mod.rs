@@ -136,6 +136,8 @@ impl Clr {
     pub fn start_with(mut command: Command, wait: bool) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         command.process_group(0);
+        // Cargo's has the library in it, which must come from strata.
+        command.env_remove("LD_LIBRARY_PATH");
         let mut child = command.spawn().expect("the CLR starts");
         let name = format!("{command:?}");
         if wait && !name.contains("azmcp") {
