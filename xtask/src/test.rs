@@ -14,6 +14,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -51,6 +52,11 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     for name in &totals.failures {
         println!("failed: {name}");
     }
+    totals.waits.sort_by_key(|(wait, _)| std::cmp::Reverse(*wait));
+    println!("waited longest for:");
+    for (wait, name) in totals.waits.iter().take(SLOWEST) {
+        println!("  {:>5.1} s  {name}", wait.as_secs_f64());
+    }
     println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
     Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -80,7 +86,13 @@ struct Totals {
     failed: u64,
     ignored: u64,
     failures: Vec<String>,
+    /// Between the result of a test and the one before it: how long a test took, where they run one
+    /// at a time.
+    waits: Vec<(Duration, String)>,
 }
+
+/// Tests that are named for the time they took.
+const SLOWEST: usize = 20;
 
 /// Runs `cargo test`, shows what it says and adds up its result lines.
 fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
@@ -89,12 +101,20 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
     let output = child.stdout.take().context("cargo has no standard output")?;
     let mut started = 0_u64;
     let mut ended = 0_u64;
+    let mut last = Instant::now();
     for line in BufReader::new(output).split(b'\n') {
         let line = line?;
         let line = String::from_utf8_lossy(&line);
         // The program that reads our output may be gone; the tests still count.
         _ = writeln!(std::io::stdout(), "{line}");
-        started += u64::from(starts_a_harness(&line));
+        if starts_a_harness(&line) {
+            started += 1;
+            last = Instant::now();
+        }
+        if let Some(name) = ended_test(&line) {
+            totals.waits.push((last.elapsed(), name.to_owned()));
+            last = Instant::now();
+        }
         if let Some(name) =
             line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
         {
@@ -120,6 +140,12 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
     Ok(())
 }
 
+/// `test a_name ... ok`
+fn ended_test(line: &str) -> Option<&str> {
+    let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    matches!(result, "ok" | "FAILED").then_some(name)
+}
+
 /// `running 3 tests`
 fn starts_a_harness(line: &str) -> bool {
     let Some((number, word)) =
@@ -141,7 +167,15 @@ fn number_before(text: &str, word: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::number_before;
+    use super::{ended_test, number_before};
+
+    #[test]
+    fn the_line_of_a_test_that_ended_has_its_name() {
+        assert_eq!(ended_test("test a::b ... ok"), Some("a::b"));
+        assert_eq!(ended_test("test a::b ... FAILED"), Some("a::b"));
+        assert_eq!(ended_test("test a::b ... ignored, for a reason"), None);
+        assert_eq!(ended_test("test result: ok. 3 passed"), None);
+    }
 
     #[test]
     fn the_numbers_of_a_result_line_are_read() {

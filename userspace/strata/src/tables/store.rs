@@ -26,7 +26,7 @@ use crate::kernel::memory::MapMemory;
 const CAPTURES: u32 = 8;
 /// As many for code that a runtime has not announced yet: it is published anew as soon as such
 /// stacks come.
-const PATIENT_CAPTURES: u32 = 64;
+const PATIENT_CAPTURES: u32 = 256;
 const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
 
 /// A file's table in kernel memory.
