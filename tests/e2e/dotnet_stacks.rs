@@ -98,10 +98,6 @@ fn no_caller_is_skipped_in_ten_thousand_samples() -> Result<()> {
     Ok(())
 }
 
-/// Precompiled code inside a bundle is asked for method by method, and not every look at it is the
-/// last that is needed: up to 16 of 23 chains were cut.
-const NOT_YET: Version = Version::V8;
-
 fn compare_waiting(
     how: &str,
     expected: &[ManagedStack],
@@ -131,10 +127,6 @@ fn waiting_threads_are_where_the_runtime_says() -> Result<()> {
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
-        if version == NOT_YET {
-            println!("{version}: not right yet, not tested");
-            continue;
-        }
         for tiered in ["1", "0"] {
             let folder = tempfile::tempdir()?;
             let file = folder.path().join("parked");

@@ -91,6 +91,7 @@ fn measure() -> Result<(), Box<dyn Error>> {
     let start = Instant::now();
     let tables = |file: &Arc<OpenFile>| Request::UnwindTable {
         file: file.clone(),
+        part: None,
         limits: Default::default(),
     };
     let outcomes = service.call_all(files.iter().map(tables).collect());

@@ -22,6 +22,7 @@ use strata_unwind::UnwindTable;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::identity::{FileIdentity, IdentityTrust};
+use crate::managed::FilePart;
 use crate::service::OpenFile;
 
 const SUFFIX: &str = ".unwind";
@@ -95,18 +96,22 @@ pub(crate) struct CacheKey {
 }
 
 impl CacheKey {
-    /// `None` for a file whose table must not be kept. `limits` are the bytes of what else the
-    /// table depends on.
-    pub fn new(file: &OpenFile, limits: &[u8]) -> Option<Self> {
+    /// `None` for a file whose table must not be kept. `part` is the part of the file that the
+    /// table is of, and `limits` the bytes of what else it depends on.
+    pub fn new(file: &OpenFile, part: Option<&FilePart>, limits: &[u8]) -> Option<Self> {
         let keeps = file.trust() == IdentityTrust::Persistent && !file.is_copy();
-        keeps.then(|| Self::of_identity(file.identity(), limits))
+        keeps.then(|| Self::of_identity(file.identity(), part, limits))
     }
 
-    fn of_identity(identity: FileIdentity, limits: &[u8]) -> Self {
-        // All of the identity is in the name, so no two files share one. The limits are our own:
-        // nobody can make their digests collide.
+    fn of_identity(identity: FileIdentity, part: Option<&FilePart>, limits: &[u8]) -> Self {
+        // All of the identity and of the part are in the name, so no two share one. The limits are
+        // our own: nobody can make their digests collide.
         let version = strata_unwind::bytes::VERSION;
-        let name = format!("{identity}-v{version}-{:x}{SUFFIX}", xxh3_64(limits));
+        let part = part.map_or_else(String::new, |part| {
+            let unpacked = part.unpacked.map_or_else(String::new, |size| format!("-{size:x}"));
+            format!("-at-{:x}-{:x}{unpacked}", part.offset, part.length)
+        });
+        let name = format!("{identity}-v{version}-{:x}{part}{SUFFIX}", xxh3_64(limits));
         Self { name, ctime_ns: identity.ctime_ns }
     }
 }

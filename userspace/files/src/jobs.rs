@@ -7,6 +7,7 @@ use strata_symbols::Resolver;
 use strata_unwind::Limits;
 
 use crate::facts::FileFacts;
+use crate::managed::{FilePart, decode_part, encode_part};
 use crate::managed_jobs;
 use crate::protocol::kind;
 use crate::related;
@@ -79,6 +80,14 @@ pub(crate) fn encode_limits(limits: &Limits) -> Vec<u8> {
     encoder.finish()
 }
 
+/// `limits` as [`encode_limits`] makes them.
+pub(crate) fn encode_table_request(mut limits: Vec<u8>, part: Option<&FilePart>) -> Vec<u8> {
+    let mut encoder = Encoder::new();
+    encode_part(&mut encoder, part);
+    limits.extend(encoder.finish());
+    limits
+}
+
 fn unwind_table(body: &[u8], file: &TargetFile) -> Result<Vec<u8>, JobError> {
     let mut decoder = Decoder::new(body);
     let limits = Limits {
@@ -89,8 +98,20 @@ fn unwind_table(body: &[u8], file: &TargetFile) -> Result<Vec<u8>, JobError> {
         max_work: decoder.u64()?,
         max_decoded: decoder.u64()?,
     };
+    let part = decode_part(&mut decoder)?;
     decoder.finish()?;
-    let table = strata_unwind::build(file, &limits).map_err(|error| parse_error(&error))?;
+    let built = match part {
+        None => strata_unwind::build(file, &limits),
+        Some(FilePart { offset, length, unpacked: None }) => {
+            let end = offset.saturating_add(length);
+            strata_unwind::build_part(file, offset..end, &limits)
+        }
+        Some(FilePart { offset, length, unpacked: Some(size) }) => {
+            let bytes = strata_managed::bundle::unpack(file, offset, length, size);
+            strata_unwind::build(&bytes.map_err(|error| parse_error(&error))?, &limits)
+        }
+    };
+    let table = built.map_err(|error| parse_error(&error))?;
     Ok(strata_unwind::bytes::to_bytes(&table))
 }
 

@@ -24,8 +24,10 @@ use crate::symbols::{Symbols, encode_request};
 pub enum Request {
     /// Answered by [`Reply::Opened`].
     Open(Locator),
-    /// The file's unwind table, from the cache if it is there. Answered by [`Reply::UnwindTable`].
-    UnwindTable { file: Arc<OpenFile>, limits: Limits },
+    /// The unwind table of a file, or of an assembly inside it, from the cache if it is there. Of a
+    /// part that is not compressed, offsets in the table are the whole file's. Answered by
+    /// [`Reply::UnwindTable`].
+    UnwindTable { file: Arc<OpenFile>, part: Option<FilePart>, limits: Limits },
     /// What its headers say. Answered by [`Reply::Facts`].
     Facts { file: Arc<OpenFile> },
     /// Whether a file is the debug file of a binary with this build id or debug link checksum.
@@ -97,9 +99,10 @@ impl Request {
         let most = config.reply_bytes;
         let (kind, body, files, reply_limit, expected) = match self {
             Self::Open(_) => return Err(FileError::InvalidRequest("opening is not for workers")),
-            Self::UnwindTable { file, limits } => {
-                let body = jobs::encode_limits(&limits);
-                let key = CacheKey::new(&file, &body);
+            Self::UnwindTable { file, part, limits } => {
+                let limits = jobs::encode_limits(&limits);
+                let key = CacheKey::new(&file, part.as_ref(), &limits);
+                let body = jobs::encode_table_request(limits, part.as_ref());
                 (kind::UNWIND_TABLE, body, vec![file], most, Expected::UnwindTable(key))
             }
             Self::Facts { file } => {

@@ -26,7 +26,11 @@ fn libc_path() -> PathBuf {
 }
 
 fn unwind(service: &mut FileService, file: &Arc<OpenFile>) -> Result<Box<UnwindTable>, FileError> {
-    match service.call(Request::UnwindTable { file: file.clone(), limits: Limits::default() })? {
+    match service.call(Request::UnwindTable {
+        file: file.clone(),
+        part: None,
+        limits: Limits::default(),
+    })? {
         Reply::UnwindTable(table) => Ok(table),
         other => panic!("no table: {other:?}"),
     }
@@ -291,7 +295,7 @@ fn lies_of_a_worker_are_refused() {
         std::fs::write(&path, vec![0; size]).unwrap();
         let file = open_host(&mut service, &path).unwrap();
         let outcomes = service.call_all(vec![
-            Request::UnwindTable { file: file.clone(), limits: Limits::default() },
+            Request::UnwindTable { file: file.clone(), part: None, limits: Limits::default() },
             Request::Facts { file: file.clone() },
             Request::Fits { candidate: file.clone(), build_id: None, link_crc: None },
             Request::Symbolize {

@@ -8,7 +8,7 @@ fn identity(inode: u64) -> FileIdentity {
 }
 
 fn key(inode: u64) -> CacheKey {
-    CacheKey::of_identity(identity(inode), b"limits")
+    CacheKey::of_identity(identity(inode), None, b"limits")
 }
 
 fn table() -> (UnwindTable, Vec<u8>) {
@@ -35,13 +35,13 @@ fn a_table_is_found_again_by_its_files_identity_only() {
     let mut again = open(&path, 1 << 30);
     assert_eq!(again.load(&key(1)), Some(table));
     assert_eq!(again.load(&key(2)), None);
-    assert_eq!(again.load(&CacheKey::of_identity(identity(1), b"other limits")), None);
+    assert_eq!(again.load(&CacheKey::of_identity(identity(1), None, b"other limits")), None);
     for changed in [
         FileIdentity { device: 2, ..identity(1) },
         FileIdentity { size: 4, ..identity(1) },
         FileIdentity { ctime_ns: 1_000_000_001, ..identity(1) },
     ] {
-        assert_eq!(again.load(&CacheKey::of_identity(changed, b"limits")), None);
+        assert_eq!(again.load(&CacheKey::of_identity(changed, None, b"limits")), None);
     }
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
@@ -95,7 +95,7 @@ fn a_file_changed_just_now_is_not_kept() {
     let folder = tempfile::tempdir().unwrap();
     let mut cache = open(&folder.path().join("cache"), 1 << 30);
     let fresh = FileIdentity { ctime_ns: now().as_nanos() as i64, ..identity(1) };
-    let key = CacheKey::of_identity(fresh, b"limits");
+    let key = CacheKey::of_identity(fresh, None, b"limits");
     cache.store(&key, &table().1);
     assert!(cache.load(&key).is_none());
     assert_eq!(cache.statistics.too_fresh, 1);

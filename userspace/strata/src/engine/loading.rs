@@ -3,10 +3,12 @@
 //! A file goes through: named by a mapping → opened (which tells what it is) → its table built
 //! or taken from the cache → loaded into kernel memory. Files are opened when a new process maps
 //! them or an old one is sampled; tables are shared by every file name that turns out to be the
-//! same file.
+//! same file. Assemblies inside a single-file program have tables of their own ([`bundles`]).
 //!
 //! Invariant: a file that cannot be opened, read or understood never holds anybody up: its code
 //! is then unwound by frame pointers, and the reason is kept for `doctor` and the summary.
+
+mod bundles;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,17 +17,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_files::{
-    Config, FileError, FileIdentity, FileService, IdentityTrust, Locator, OpenFile, ProcessRef,
-    Reply, Request, RequestId,
+    Config, FileError, FileIdentity, FilePart, FileService, IdentityTrust, Locator, OpenFile,
+    ProcessRef, Reply, Request, RequestId,
 };
 use strata_unwind::{Limits, UnwindTable};
 
 use crate::kernel::loader::Programs;
 use crate::kernel::perf_record::MappedInode;
 use crate::managed::units::Units;
-use crate::processes::mapped::{FileId, MappedFile};
+use crate::processes::mapped::{FileId, MappedFile, MappedFiles};
 use crate::processes::table::{Backing, Mapping, Process, ProcessTable, Space};
 use crate::tables::store::{Code, Store, Stretch, Table};
+use bundles::Bundles;
 
 /// What is known of a file as mappings name it.
 #[derive(Default)]
@@ -53,17 +56,18 @@ enum TableState {
 }
 
 /// Whose table it is: the content's, or this mapped file's alone where the file system does not
-/// vouch for what it says of a file.
+/// vouch for what it says of a file. Of the whole, or of a file inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct TableKey {
     identity: FileIdentity,
     only_for: Option<FileId>,
+    part: Option<FilePart>,
 }
 
 impl TableKey {
-    fn of(file: FileId, opened: &OpenFile) -> Self {
+    fn of(file: FileId, opened: &OpenFile, part: Option<FilePart>) -> Self {
         let alone = opened.trust() == IdentityTrust::WithinProcess;
-        Self { identity: opened.identity(), only_for: alone.then_some(file) }
+        Self { identity: opened.identity(), only_for: alone.then_some(file), part }
     }
 }
 
@@ -72,12 +76,14 @@ enum Asked {
     Open { file: FileId, fallback: Option<Locator>, by_path: bool },
     Verify { file: FileId },
     Table(TableKey),
+    Bundle(TableKey),
 }
 
 pub struct Loading {
     service: FileService,
     entries: Vec<Entry>,
     tables: HashMap<TableKey, TableState>,
+    bundles: Bundles,
     asked: HashMap<RequestId, Asked>,
     waiting: HashSet<u32>,
     progress: bool,
@@ -101,6 +107,7 @@ impl Loading {
             service,
             entries: Vec::new(),
             tables: HashMap::new(),
+            bundles: Bundles::default(),
             asked: HashMap::new(),
             waiting: HashSet::new(),
             progress: false,
@@ -184,20 +191,20 @@ impl Loading {
                 State::Unknown => self.open(table, file, pid, mapping),
                 State::Opened(ref opened) => {
                     let opened = opened.clone();
-                    self.want_table(file, &opened);
+                    self.want_table(TableKey::of(file, &opened, None), &opened);
                 }
                 State::Opening | State::Failed(_) => {}
             }
         }
     }
 
-    fn want_table(&mut self, file: FileId, opened: &Arc<OpenFile>) {
-        let key = TableKey::of(file, opened);
+    fn want_table(&mut self, key: TableKey, opened: &Arc<OpenFile>) {
         if self.tables.contains_key(&key) {
             return;
         }
         self.tables.insert(key, TableState::Building);
-        let request = Request::UnwindTable { file: opened.clone(), limits: Limits::default() };
+        let limits = Limits::default();
+        let request = Request::UnwindTable { file: opened.clone(), part: key.part, limits };
         let id = self.service.submit(request);
         self.asked.insert(id, Asked::Table(key));
     }
@@ -224,6 +231,10 @@ impl Loading {
                 Some(Asked::Verify { file }) => self.verified(processes, file, outcome),
                 Some(Asked::Table(key)) => {
                     self.table_built(programs, store, key, outcome);
+                }
+                Some(Asked::Bundle(key)) => {
+                    self.progress = true;
+                    self.bundle_read(key, outcome);
                 }
                 None => {}
             }
@@ -256,7 +267,7 @@ impl Loading {
                 let entry = self.entry(file);
                 entry.verified = Instant::now();
                 entry.state = State::Opened(opened.clone());
-                self.want_table(file, &opened);
+                self.want_table(TableKey::of(file, &opened, None), &opened);
             }
             Ok(_) => self.fail(file, "an answer to another question".into()),
             Err(_) if fallback.is_some() => {
@@ -333,55 +344,65 @@ impl Loading {
     pub fn code_of(
         &mut self,
         process: &Process,
+        files: &MappedFiles,
         generated: Option<&Units>,
     ) -> Option<Vec<Stretch>> {
-        self.code_of_space(&process.space, generated, true)
+        self.code_of_space(&process.space, files, generated, true)
     }
 
     /// As [`Self::code_of`]; without patience, unknown files count as files without a table.
     pub fn code_of_space(
         &mut self,
         space: &Space,
+        files: &MappedFiles,
         generated: Option<&Units>,
         patient: bool,
     ) -> Option<Vec<Stretch>> {
         let mappings = space.mappings();
         let mut code: Vec<Stretch> = Vec::with_capacity(mappings.len());
+        // All that is missing is asked for, not just the first of it.
+        let mut complete = true;
         for (index, mapping) in mappings.iter().enumerate() {
-            let table = match mapping.backing {
+            let (start, end) = (mapping.start, mapping.end);
+            let known = match mapping.backing {
                 Backing::Anonymous | Backing::Runtime => {
                     let before = code.last().map_or(0, |stretch| stretch.end);
                     let after = mappings.get(index + 1).map_or(u64::MAX, |next| next.start);
-                    let (start, end) = area_of(mapping, before, after);
+                    let area = area_of(mapping, before, after);
+                    let (start, end) = area;
                     match generated {
-                        Some(units) => units.stretches(start, end, &mut code),
+                        Some(units) => {
+                            let of = (mappings, files);
+                            complete &= self.code_of_memory(of, area, units, &mut code);
+                        }
                         None => code.push(Stretch { start, end, code: Code::FramePointer }),
                     }
                     continue;
                 }
-                Backing::Vdso => self.vdso.clone(),
-                Backing::File(file) => match self.table_of(file) {
-                    Ok(table) => table,
-                    Err(Unknown) if patient => return None,
-                    Err(Unknown) => None,
-                },
+                Backing::Vdso => Ok(self.vdso.clone().and_then(|table| in_table(table, mapping))),
+                Backing::File(file) => self.code_of_file(file, mapping),
             };
-            let code_here = table
-                .and_then(|table| {
-                    let address = address_of_offset(&table, mapping.offset)?;
-                    Some(Code::Table { bias: mapping.start.wrapping_sub(address), table })
-                })
-                .unwrap_or(Code::FramePointer);
+            complete &= known.is_ok();
+            let code_here = known.unwrap_or(None).unwrap_or(Code::FramePointer);
             // A module that lies in a file of another kind, such as a bundle.
             if let (Code::FramePointer, Some(units)) = (&code_here, generated)
-                && units.has_module(mapping.start)
+                && units.has_module(start)
             {
-                units.stretches(mapping.start, mapping.end, &mut code);
+                units.stretches(start, end, &mut code);
                 continue;
             }
-            code.push(Stretch { start: mapping.start, end: mapping.end, code: code_here });
+            code.push(Stretch { start, end, code: code_here });
         }
-        Some(code)
+        (complete || !patient).then_some(code)
+    }
+
+    /// How the code of a file's mapping is unwound.
+    fn code_of_file(&mut self, file: FileId, mapping: &Mapping) -> Result<Option<Code>, Unknown> {
+        let Some(table) = self.table_of(file)? else { return Ok(None) };
+        match in_table(table, mapping) {
+            Some(code) => Ok(Some(code)),
+            None => self.code_of_part(file, mapping),
+        }
     }
 
     fn table_of(&mut self, file: FileId) -> Result<Option<Arc<Table>>, Unknown> {
@@ -390,12 +411,20 @@ impl Loading {
             State::Failed(_) => return Ok(None),
             State::Opened(opened) => opened.clone(),
         };
-        match self.tables.get(&TableKey::of(file, &opened)) {
+        self.known_table(TableKey::of(file, &opened, None), &opened)
+    }
+
+    fn known_table(
+        &mut self,
+        key: TableKey,
+        opened: &Arc<OpenFile>,
+    ) -> Result<Option<Arc<Table>>, Unknown> {
+        match self.tables.get(&key) {
             Some(TableState::Loaded(table)) => Ok(Some(table.clone())),
             Some(TableState::None(_)) => Ok(None),
             Some(TableState::Building) => Err(Unknown),
             None => {
-                self.want_table(file, &opened);
+                self.want_table(key, opened);
                 Err(Unknown)
             }
         }
@@ -430,7 +459,7 @@ impl Loading {
     pub fn trouble_of(&self, file: FileId) -> Option<&str> {
         match &self.entries.get(file.0 as usize)?.state {
             State::Failed(why) => Some(why),
-            State::Opened(opened) => match self.tables.get(&TableKey::of(file, opened))? {
+            State::Opened(opened) => match self.tables.get(&TableKey::of(file, opened, None))? {
                 TableState::None(why) => Some(why),
                 _ => None,
             },
@@ -511,6 +540,8 @@ fn is_same(named: &MappedInode, opened: &FileIdentity) -> bool {
     named.inode == opened.inode && device == opened.device
 }
 
-fn address_of_offset(table: &Table, offset: u64) -> Option<u64> {
-    strata_unwind::table::address_of_offset(&table.loads, offset)
+/// The code of a mapping, if it lies in a segment that the table is of.
+fn in_table(table: Arc<Table>, mapping: &Mapping) -> Option<Code> {
+    let address = strata_unwind::table::address_of_offset(&table.loads, mapping.offset)?;
+    Some(Code::Table { bias: mapping.start.wrapping_sub(address), table })
 }

@@ -326,7 +326,7 @@ impl Engine {
                 continue;
             }
             let generated = self.managed.units_of(process.image);
-            let Some(code) = self.loading.code_of(process, generated) else {
+            let Some(code) = self.loading.code_of(process, &self.table.files, generated) else {
                 self.loading.wait(pid);
                 continue;
             };

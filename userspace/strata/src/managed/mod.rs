@@ -395,7 +395,7 @@ impl Target {
         let modules = runtime.modules();
         if modules.len() > self.modules_seen {
             self.modules_seen = modules.len();
-            self.units.set_modules(modules.map(|module| (module.base, module.size)));
+            self.units.set_modules(modules);
         }
         if !alive {
             self.state = State::Ended;

@@ -5,16 +5,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use strata_bridge_layout::record::{ModuleRecord, module_flag};
+
 use super::code::{CodeMap, UNIT};
 use crate::kernel::loader::Programs;
 use crate::tables::rule_set::NEW_RULES_PER_OWNER;
 use crate::tables::store::{Code, Store, Stretch, Table};
 
+/// A module as the runtime has loaded it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadedModule {
+    pub start: u64,
+    pub end: u64,
+    /// It has precompiled code.
+    pub precompiled: bool,
+    pub path: Box<str>,
+}
+
 pub struct Units {
     tables: BTreeMap<u64, Arc<Table>>,
     replaced: Vec<Arc<Table>>,
-    /// Where modules are loaded.
-    modules: Vec<(u64, u64)>,
+    /// Where modules are loaded, by address.
+    modules: Vec<LoadedModule>,
     era: u32,
     /// New rules that its tables may still take.
     quota: usize,
@@ -71,19 +83,33 @@ impl Units {
         self.replaced.extend(std::mem::take(&mut self.tables).into_values());
     }
 
-    /// Where modules are loaded: start and size.
-    pub fn set_modules(&mut self, modules: impl Iterator<Item = (u64, u32)>) {
+    /// Where modules are loaded.
+    pub fn set_modules<'a>(&mut self, modules: impl Iterator<Item = &'a ModuleRecord>) {
         const MOST: usize = 10_000;
         self.modules = modules
-            .filter(|(base, _)| *base != 0)
-            .map(|(base, size)| (base, base.saturating_add(u64::from(size))))
+            .filter(|module| module.base != 0 && module.flags & module_flag::DYNAMIC == 0)
+            .map(|module| LoadedModule {
+                start: module.base,
+                end: module.base.saturating_add(u64::from(module.size)),
+                precompiled: module.flags & module_flag::READY_TO_RUN != 0,
+                path: module.path.as_str().into(),
+            })
             .take(MOST)
             .collect();
+        self.modules.sort_unstable_by_key(|module| module.start);
     }
 
     /// Whether a module of the runtime is loaded here.
     pub fn has_module(&self, address: u64) -> bool {
-        self.modules.iter().any(|&(start, end)| (start..end).contains(&address))
+        self.modules.iter().any(|module| (module.start..module.end).contains(&address))
+    }
+
+    /// The modules with precompiled code that have a place between two addresses, by address.
+    pub fn precompiled_within(&self, start: u64, end: u64) -> impl Iterator<Item = &LoadedModule> {
+        let here = move |module: &&LoadedModule| {
+            module.precompiled && module.start < end && module.end > start
+        };
+        self.modules.iter().filter(here)
     }
 
     /// How the code between two addresses is unwound.

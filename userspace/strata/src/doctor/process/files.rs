@@ -145,7 +145,11 @@ pub fn examine(
     let facts = asked.iter().map(|&file| Request::Facts { file: file.clone() }).collect();
     let tables = asked
         .iter()
-        .map(|&file| Request::UnwindTable { file: file.clone(), limits: Limits::default() })
+        .map(|&file| Request::UnwindTable {
+            file: file.clone(),
+            part: None,
+            limits: Limits::default(),
+        })
         .collect();
     let mut facts = service.call_all(facts).into_iter();
     let mut tables = service.call_all(tables).into_iter();
