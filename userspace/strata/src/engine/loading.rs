@@ -25,8 +25,8 @@ use strata_unwind::{Limits, UnwindTable};
 use crate::kernel::loader::Programs;
 use crate::kernel::perf_record::MappedInode;
 use crate::managed::units::Units;
-use crate::processes::mapped::{FileId, MappedFile, MappedFiles};
-use crate::processes::table::{Backing, Mapping, Process, ProcessTable, Space};
+use crate::processes::mapped::{FileId, MappedFile};
+use crate::processes::table::{Backing, MappedProgram, Mapping, Process, ProcessTable, Space};
 use crate::tables::store::{Code, Store, Stretch, Table};
 use bundles::Bundles;
 
@@ -336,6 +336,11 @@ impl Loading {
         self.waiting.insert(pid);
     }
 
+    /// Whether a process waits for tables to be published with.
+    pub fn is_waited_for_by(&self, pid: u32) -> bool {
+        self.waiting.contains(&pid)
+    }
+
     pub fn take_waiting(&mut self) -> HashSet<u32> {
         std::mem::take(&mut self.waiting)
     }
@@ -344,17 +349,17 @@ impl Loading {
     pub fn code_of(
         &mut self,
         process: &Process,
-        files: &MappedFiles,
+        program: Option<&MappedProgram<'_>>,
         generated: Option<&Units>,
     ) -> Option<Vec<Stretch>> {
-        self.code_of_space(&process.space, files, generated, true)
+        self.code_of_space(&process.space, program, generated, true)
     }
 
     /// As [`Self::code_of`]; without patience, unknown files count as files without a table.
     pub fn code_of_space(
         &mut self,
         space: &Space,
-        files: &MappedFiles,
+        program: Option<&MappedProgram<'_>>,
         generated: Option<&Units>,
         patient: bool,
     ) -> Option<Vec<Stretch>> {
@@ -372,8 +377,7 @@ impl Loading {
                     let (start, end) = area;
                     match generated {
                         Some(units) => {
-                            let of = (mappings, files);
-                            complete &= self.code_of_memory(of, area, units, &mut code);
+                            complete &= self.code_of_memory(program, area, units, &mut code);
                         }
                         None => code.push(Stretch { start, end, code: Code::FramePointer }),
                     }

@@ -163,7 +163,8 @@ impl Engine {
     pub fn is_prepared(&self, pid: u32, patient: bool) -> bool {
         let Some(process) = self.table.get(pid) else { return true };
         let attaching = patient && self.managed.is_attaching(process.image);
-        self.store.is_published(pid) && !attaching
+        // What it was published with may be older than what its bridge has said.
+        self.store.is_published(pid) && !self.loading.is_waited_for_by(pid) && !attaching
     }
 
     /// Takes a new look at the threads of a prepared process; what was seen before is forgotten.
@@ -326,7 +327,8 @@ impl Engine {
                 continue;
             }
             let generated = self.managed.units_of(process.image);
-            let Some(code) = self.loading.code_of(process, &self.table.files, generated) else {
+            let program = self.table.program_of(process.image);
+            let Some(code) = self.loading.code_of(process, program.as_ref(), generated) else {
                 self.loading.wait(pid);
                 continue;
             };

@@ -278,8 +278,9 @@ impl Engine {
                 |known: &Known| known.image == raw.image && known.epoch == raw.space.epoch;
             if !known.as_ref().is_some_and(of_this) {
                 let generated = self.managed.units_of(raw.image);
-                let files = &self.table.files;
-                let code = self.loading.code_of_space(&raw.space, files, generated, patient);
+                let program = self.table.program_of(raw.image);
+                let program = program.as_ref();
+                let code = self.loading.code_of_space(&raw.space, program, generated, patient);
                 let Some(code) = code else { return false };
                 let extents = store::extents_of(&code);
                 *known = Some(Known { image: raw.image, epoch: raw.space.epoch, extents });

@@ -27,6 +27,8 @@ pub struct Units {
     replaced: Vec<Arc<Table>>,
     /// Where modules are loaded, by address.
     modules: Vec<LoadedModule>,
+    /// There are more of them than were published.
+    changed: bool,
     era: u32,
     /// New rules that its tables may still take.
     quota: usize,
@@ -38,6 +40,7 @@ impl Default for Units {
             tables: BTreeMap::new(),
             replaced: Vec::new(),
             modules: Vec::new(),
+            changed: false,
             era: 0,
             quota: NEW_RULES_PER_OWNER,
         }
@@ -65,7 +68,8 @@ impl Units {
             };
             self.replaced.extend(old);
         }
-        !dirty.is_empty()
+        let changed = std::mem::take(&mut self.changed);
+        changed || !dirty.is_empty()
     }
 
     /// Gives back what nobody uses any more.
@@ -86,17 +90,23 @@ impl Units {
     /// Where modules are loaded.
     pub fn set_modules<'a>(&mut self, modules: impl Iterator<Item = &'a ModuleRecord>) {
         const MOST: usize = 10_000;
+        let before = self.modules.iter().filter(|module| module.precompiled).count();
         self.modules = modules
             .filter(|module| module.base != 0 && module.flags & module_flag::DYNAMIC == 0)
             .map(|module| LoadedModule {
                 start: module.base,
                 end: module.base.saturating_add(u64::from(module.size)),
                 precompiled: module.flags & module_flag::READY_TO_RUN != 0,
-                path: module.path.as_str().into(),
+                // What lies in a bundle has no path.
+                path: match module.path.as_str() {
+                    "" => format!("{}.dll", module.assembly).into(),
+                    path => path.into(),
+                },
             })
             .take(MOST)
             .collect();
         self.modules.sort_unstable_by_key(|module| module.start);
+        self.changed |= self.modules.iter().filter(|module| module.precompiled).count() != before;
     }
 
     /// Whether a module of the runtime is loaded here.

@@ -50,6 +50,8 @@ pub struct ImageId(pub u32);
 pub struct Image {
     pub pid: u32,
     pub comm: Arc<str>,
+    /// The file it was started from: the first one it mapped.
+    pub program: Option<FileId>,
 }
 
 /// The executable mappings of a process at some moment. Cheap to keep: copied only when the
@@ -61,6 +63,26 @@ pub struct Space {
     pub epoch: u32,
     /// Mappings refused by [`MAX_MAPPINGS`].
     pub refused: u64,
+}
+
+/// The file that a process was started from.
+#[derive(Clone, Copy, Debug)]
+pub struct MappedProgram<'a> {
+    pub file: FileId,
+    pub path: &'a [u8],
+}
+
+impl MappedProgram<'_> {
+    /// The name of a file inside the program, when it is known by a path: by one below the
+    /// program's folder, or by its own.
+    pub fn name_inside<'a>(&self, path: &'a str) -> Option<&'a str> {
+        if !path.starts_with('/') {
+            return Some(path);
+        }
+        let folder = self.path.iter().rposition(|byte| *byte == b'/')?;
+        let folder = std::str::from_utf8(self.path.get(..=folder)?).ok()?;
+        path.strip_prefix(folder)
+    }
 }
 
 #[derive(Debug)]
@@ -184,10 +206,26 @@ impl ProcessTable {
         self.images.get(id.0 as usize)
     }
 
+    pub fn program_of(&self, image: ImageId) -> Option<MappedProgram<'_>> {
+        let file = self.image(image)?.program?;
+        Some(MappedProgram { file, path: &self.files.get(file)?.path })
+    }
+
     fn new_image(&mut self, pid: u32, comm: &str) -> ImageId {
         let id = ImageId(u32::try_from(self.images.len()).unwrap_or(u32::MAX));
-        self.images.push(Image { pid, comm: comm.into() });
+        self.images.push(Image { pid, comm: comm.into(), program: None });
         id
+    }
+
+    /// Exec maps the program first, and below its libraries; only assemblies may lie lower.
+    fn note_program(&mut self, image: ImageId, backing: Backing) {
+        if let Backing::File(file) = backing
+            && let Some(image) = self.images.get_mut(image.0 as usize)
+            && image.program.is_none()
+            && self.files.get(file).is_some_and(|file| !file.path.ends_with(b".dll"))
+        {
+            image.program = Some(file);
+        }
     }
 
     /// A process that was there before events were.
@@ -199,6 +237,7 @@ impl ProcessTable {
         let mut space = Space::default();
         for mapping in mappings {
             self.note_jitdump(image, mapping.backing);
+            self.note_program(image, mapping.backing);
             space.map(mapping);
         }
         self.processes.insert(pid, Process { parent, image, space, exited: false });
@@ -239,6 +278,7 @@ impl ProcessTable {
                 process.space.map(mapping);
                 let image = process.image;
                 self.note_jitdump(image, backing);
+                self.note_program(image, backing);
                 Change::Mapped { pid: *pid, mapping }
             }
             Event::Comm { pid, tid, name, exec } => self.rename(*pid, *tid, name, *exec),
@@ -277,14 +317,16 @@ impl ProcessTable {
     }
 
     fn fork(&mut self, pid: u32, parent: u32) -> Change {
-        let (comm, space) = match self.processes.get(&parent) {
-            Some(parent) => {
-                let comm = self.images.get(parent.image.0 as usize).map(|image| image.comm.clone());
-                (comm.unwrap_or_default(), parent.space.clone())
-            }
-            None => (Arc::default(), Space::default()),
+        let (of_parent, space) = match self.processes.get(&parent) {
+            Some(parent) => (self.image(parent.image).cloned(), parent.space.clone()),
+            None => (None, Space::default()),
         };
+        let (comm, program) =
+            of_parent.map_or_else(Default::default, |image| (image.comm, image.program));
         let image = self.new_image(pid, &comm);
+        if let Some(image) = self.images.get_mut(image.0 as usize) {
+            image.program = program;
+        }
         self.processes.insert(pid, Process { parent, image, space, exited: false });
         Change::Forked { pid, parent }
     }
@@ -354,6 +396,32 @@ mod tests {
         }
         assert_eq!(space.mappings.len(), MAX_MAPPINGS);
         assert_eq!(space.refused, 10_000 - MAX_MAPPINGS as u64);
+    }
+
+    #[test]
+    fn the_program_is_the_first_file_that_is_no_assembly_and_children_have_it_too() {
+        let mut table = ProcessTable::default();
+        let mut mapped = |number: u64, path: &[u8]| {
+            let inode = MappedInode { major: 8, minor: 1, inode: number, generation: 0 };
+            let backing = table.backing(inode, path).expect("a file");
+            Mapping { backing, ..file(number << 16, (number << 16) + 0x1000, 0) }
+        };
+        let mappings = [mapped(1, b"/app/A.dll"), mapped(2, b"/app/host"), mapped(3, b"/lib/c.so")];
+        table.insert_existing(7, 1, "host", mappings.to_vec());
+        table.apply(&Event::Fork { pid: 8, tid: 8, parent: 7 });
+        for pid in [7, 8] {
+            let image = table.get(pid).expect("a process").image;
+            let program = table.program_of(image).expect("a program");
+            assert_eq!(program.path, b"/app/host");
+            for (path, name) in [
+                ("/app/B.dll", Some("B.dll")),
+                ("/app/fr/B.dll", Some("fr/B.dll")),
+                ("B.dll", Some("B.dll")),
+                ("/other/B.dll", None),
+            ] {
+                assert_eq!(program.name_inside(path), name);
+            }
+        }
     }
 
     #[test]

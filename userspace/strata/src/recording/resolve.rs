@@ -16,6 +16,7 @@ use crate::engine::loading::clean_path;
 use crate::managed::names::folds;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
+use crate::symbols::assemblies::{ProcessFiles, Program};
 use crate::symbols::jit::JitNames;
 use crate::symbols::managed::GeneratedCode;
 use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls, kernel, managed, native, vdso};
@@ -278,21 +279,21 @@ fn resolve_generated(
     names: &mut Names,
     shortfalls: &mut Shortfalls,
 ) {
-    let process = process_of(engine, image);
+    let mut files = ProcessFiles::new(process_of(engine, image), program_of(engine, image));
     let unknown = match engine.managed.runtime_of(image) {
         Some(runtime) => {
             let service = engine.loading.service();
             let (named, unknown) = managed::resolve_generated(
                 service,
                 runtime,
-                process,
+                &mut files,
                 wanted,
                 names.signatures,
                 shortfalls,
             );
             for place in named {
                 let module = names.pseudo_module(&place.described.module);
-                let pid = process.map(|process| process.pid);
+                let pid = files.process.map(|process| process.pid);
                 if let Ok(index) = u32::try_from(place.index) {
                     names.lacking.add(index, &place.described, pid);
                 }
@@ -321,6 +322,13 @@ fn process_of(engine: &Engine, image: ImageId) -> Option<ProcessRef> {
     let pid = engine.table.image(image)?.pid;
     let current = engine.table.get(pid).is_some_and(|process| process.image == image);
     current.then_some(ProcessRef { pid, start_time: None })
+}
+
+/// The program of an image.
+fn program_of(engine: &Engine, image: ImageId) -> Option<Program> {
+    let program = engine.table.image(image)?.program?;
+    let path = clean_path(engine.table.files.get(program)?);
+    Some(Program { file: engine.loading.open_file(program)?, path })
 }
 
 fn build(engine: &Engine, circumstances: &Circumstances, names: &Names) -> Profile {

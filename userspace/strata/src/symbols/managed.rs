@@ -2,19 +2,20 @@
 //! code by what its assembly says.
 //!
 //! Lines come from the portable PDB that has the assembly's own id: inside it, beside it, or where
-//! the compiler put it; looked for in the process's root.
+//! the compiler put it; looked for in the process's root, and in its program if that is a bundle.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use strata_files::{
-    FilePart, FileService, IlPlace, ImagePlace, Locator, ManagedFacts, ManagedMethod, OpenFile,
-    ProcessRef, Reply, Request,
+    FilePart, FileService, IlPlace, ImagePlace, ManagedFacts, ManagedMethod, OpenFile, Reply,
+    Request,
 };
 use strata_managed::Statement;
 use strata_profile::FrameKind;
 
+use super::assemblies::{ProcessFiles, Source};
 use super::{NamedFrame, Shortfalls};
 use crate::managed::names::{self, Described};
 use crate::managed::runtime::Runtime;
@@ -39,7 +40,7 @@ pub struct NamedPlace {
 pub fn resolve_generated(
     service: &mut FileService,
     runtime: &Runtime,
-    process: Option<ProcessRef>,
+    files: &mut ProcessFiles,
     wanted: &[GeneratedCode],
     signatures: bool,
     shortfalls: &mut Shortfalls,
@@ -59,11 +60,8 @@ pub fn resolve_generated(
         named.push(NamedPlace { index: code.index, address: code.address, described });
     }
     for (module, places) in wants_line {
-        if !module.starts_with('/') {
-            continue;
-        }
         let il: Vec<IlPlace> = places.iter().map(|(_, place)| *place).collect();
-        let lines = lines_of(service, process, Path::new(&*module), &il, shortfalls);
+        let lines = lines_of(service, files, &module, &il, shortfalls);
         for ((at, _), line) in places.iter().zip(lines) {
             if let (Some(named), Some((file, line))) = (named.get_mut(*at), line) {
                 named.described.frame.file = file;
@@ -80,49 +78,47 @@ type Line = Option<(Arc<str>, u32)>;
 /// Document and line of IL of an assembly, for each place, if its PDB is there.
 fn lines_of(
     service: &mut FileService,
-    process: Option<ProcessRef>,
-    module: &Path,
+    files: &mut ProcessFiles,
+    module: &str,
     places: &[IlPlace],
     shortfalls: &mut Shortfalls,
 ) -> Vec<Line> {
     let nothing = vec![None; places.len()];
-    let Some(assembly) = open(service, process, module) else { return nothing };
-    let request = Request::ManagedFacts { file: assembly.clone(), part: None };
+    let Some(assembly) = files.assembly(service, module) else { return nothing };
+    let request = Request::ManagedFacts { file: assembly.file.clone(), part: assembly.part };
     let Ok(Reply::ManagedFacts(facts)) = service.call(request) else { return nothing };
     let Some(pdb) = &facts.pdb else { return nothing };
-    let candidates = std::iter::once(assembly)
-        .filter(|_| facts.has_embedded_pdb)
-        .map(Some)
-        .collect::<Vec<_>>()
-        .into_iter();
-    let beside = pdb_paths(module, &facts);
     let mut why_not = None;
-    for embedded in candidates {
-        if let Some(lines) = ask_lines(service, embedded, pdb.id, places, &mut why_not) {
-            return lines;
-        }
+    if facts.has_embedded_pdb
+        && let Some(lines) = ask_lines(service, assembly, pdb.id, places, &mut why_not)
+    {
+        return lines;
     }
-    for path in beside {
-        let file = open(service, process, &path);
-        if let Some(lines) = ask_lines(service, file, pdb.id, places, &mut why_not) {
+    for path in pdb_paths(Path::new(module), &facts) {
+        let found = files.inside(service, &path).or_else(|| {
+            let path = files.path_of(path.to_str()?)?;
+            files.open(service, &path)
+        });
+        if let Some(found) = found
+            && let Some(lines) = ask_lines(service, found, pdb.id, places, &mut why_not)
+        {
             return lines;
         }
     }
     if let Some(why) = why_not {
-        shortfalls.problem(format!("{}: {why}", module.display()));
+        shortfalls.problem(format!("{module}: {why}"));
     }
     nothing
 }
 
 fn ask_lines(
     service: &mut FileService,
-    file: Option<Arc<OpenFile>>,
+    Source { file, part }: Source,
     pdb: strata_managed::PdbId,
     places: &[IlPlace],
     why_not: &mut Option<String>,
 ) -> Option<Vec<Line>> {
-    let request = Request::ManagedLines { file: file?, part: None, pdb, places: places.to_vec() };
-    match service.call(request) {
+    match service.call(Request::ManagedLines { file, part, pdb, places: places.to_vec() }) {
         Ok(Reply::ManagedLines(lines)) => Some(lines.lines),
         Ok(_) => None,
         Err(error) => {
@@ -148,21 +144,6 @@ fn pdb_paths(module: &Path, facts: &ManagedFacts) -> Vec<PathBuf> {
     }
     paths.dedup();
     paths
-}
-
-pub(super) fn open(
-    service: &mut FileService,
-    process: Option<ProcessRef>,
-    path: &Path,
-) -> Option<Arc<OpenFile>> {
-    let inside = process.map(|process| Locator::InRoot { process, path: path.to_owned() });
-    let outside = Locator::Host { path: path.to_owned() };
-    inside.into_iter().chain([outside]).find_map(|locator| {
-        match service.call(Request::Open(locator)) {
-            Ok(Reply::Opened(file)) => Some(file),
-            _ => None,
-        }
-    })
 }
 
 /// Whether a file of this name is an assembly.

@@ -1,5 +1,6 @@
 //! Names for places: every unique address of a recording is resolved once, at its end.
 //!
+//! - [`assemblies`]: where the files of a .NET process are.
 //! - [`kernel`] reads `/proc/kallsyms`.
 //! - [`managed`]: methods of .NET, by what the bridge has said.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
@@ -9,6 +10,7 @@
 //!
 //! Invariant: what has no name keeps its place: `module!0xoffset`, `[unknown]`; and is counted.
 
+pub mod assemblies;
 pub mod jit;
 pub mod kernel;
 pub mod managed;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use strata_files::{FilePart, FileService, OpenFile, ProcessRef, Related, Reply, Request};
 
-use super::managed::open;
+use super::assemblies::open;
 
 /// An assembly that a runtime has loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

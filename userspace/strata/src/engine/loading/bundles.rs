@@ -18,8 +18,8 @@ use strata_unwind::Load;
 
 use super::{Asked, Loading, State, TableKey, Unknown};
 use crate::managed::units::{LoadedModule, Units};
-use crate::processes::mapped::{FileId, MappedFiles};
-use crate::processes::table::{Backing, Mapping};
+use crate::processes::mapped::FileId;
+use crate::processes::table::{MappedProgram, Mapping};
 use crate::tables::store::{Code, Stretch, Table};
 
 /// Assemblies kept of one bundle; programs have some hundreds.
@@ -153,7 +153,7 @@ impl Loading {
     /// runtime has announced. False when a table is still to come; then it is left out.
     pub(super) fn code_of_memory(
         &mut self,
-        (mappings, files): (&[Mapping], &MappedFiles),
+        program: Option<&MappedProgram<'_>>,
         (start, end): (u64, u64),
         units: &Units,
         to: &mut Vec<Stretch>,
@@ -161,7 +161,7 @@ impl Loading {
         let mut complete = true;
         let mut at = start;
         for module in units.precompiled_within(start, end) {
-            let table = match self.table_of_copy(mappings, files, module) {
+            let table = match self.table_of_copy(program, module) {
                 Ok(Some(table)) => table,
                 Ok(None) => continue,
                 Err(Unknown) => {
@@ -190,37 +190,21 @@ impl Loading {
         complete
     }
 
-    /// The table of an assembly of which the runtime has made a copy. It lies in the program
-    /// that is mapped from the folder the runtime names.
+    /// The table of an assembly of which the runtime has made a copy.
     fn table_of_copy(
         &mut self,
-        mappings: &[Mapping],
-        files: &MappedFiles,
+        program: Option<&MappedProgram<'_>>,
         module: &LoadedModule,
     ) -> Result<Option<Arc<Table>>, Unknown> {
-        let mut tried = Vec::new();
-        for mapping in mappings {
-            let Backing::File(file) = mapping.backing else { continue };
-            let Some(mapped) = files.get(file).filter(|_| !tried.contains(&file)) else { continue };
-            let Some(folder) = folder_of(&mapped.path) else { continue };
-            let Some(name) = module.path.as_bytes().strip_prefix(folder) else { continue };
-            if tried.len() == MAX_TRIED {
-                break;
-            }
-            tried.push(file);
-            let Ok(name) = std::str::from_utf8(name) else { continue };
-            if self.table_of(file)?.is_none() {
-                continue;
-            }
-            let Some((key, assemblies)) = self.assemblies_of(file)? else { continue };
-            if let Some(part) = assemblies.compressed.get(name)
-                && let Some(table) = self.table_of_part(file, key, *part)?
-                && is_as_large(&table.loads, module)
-            {
-                return Ok(Some(table));
-            }
+        let Some(program) = program else { return Ok(None) };
+        let Some(name) = program.name_inside(&module.path) else { return Ok(None) };
+        if self.table_of(program.file)?.is_none() {
+            return Ok(None);
         }
-        Ok(None)
+        let Some((key, assemblies)) = self.assemblies_of(program.file)? else { return Ok(None) };
+        let Some(part) = assemblies.compressed.get(name) else { return Ok(None) };
+        let table = self.table_of_part(program.file, key, *part)?;
+        Ok(table.filter(|table| is_as_large(&table.loads, module)))
     }
 
     /// The assemblies of a file, if it is a bundle.
@@ -280,12 +264,6 @@ impl Loading {
     }
 }
 
-/// The folder of a path, with its `/`.
-fn folder_of(path: &[u8]) -> Option<&[u8]> {
-    let slash = path.iter().rposition(|byte| *byte == b'/')?;
-    path.get(..=slash)
-}
-
 /// Whether a module has room for all that the sections of its file take.
 fn is_as_large(loads: &[Load], module: &LoadedModule) -> bool {
     let size = module.end - module.start;
@@ -296,6 +274,7 @@ fn is_as_large(loads: &[Load], module: &LoadedModule) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::processes::table::Backing;
     use strata_managed::bundle::BundledFile;
 
     fn assemblies(files: &[(u64, u64, u64)]) -> Assemblies {
@@ -377,7 +356,5 @@ mod tests {
         assert!(is_as_large(&loads, &module(0x1_4000)));
         assert!(!is_as_large(&loads, &module(0x1_3000)));
         assert!(!is_as_large(&[load(0, u64::MAX, 1)], &module(u64::MAX)));
-        assert_eq!(folder_of(b"/app/host"), Some(&b"/app/"[..]));
-        assert_eq!(folder_of(b"host"), None);
     }
 }
