@@ -14,6 +14,7 @@ use strata_files::{
 };
 use strata_managed::{Bundle, ManagedImage, PdbId};
 use strata_symbols::FileAt;
+use strata_unwind::{Limits, UnwindTable};
 use support::*;
 
 fn dotnet() -> PathBuf {
@@ -163,6 +164,76 @@ fn assemblies_inside_a_single_file_program_are_read_where_they_lie() {
         let outcome = names(&mut service, &file, part, vec![ImagePlace::Address(0)]);
         assert!(matches!(outcome, Err(FileError::Parse(_))), "{outcome:?}");
     }
+}
+
+fn table(
+    service: &mut FileService,
+    file: &Arc<OpenFile>,
+    part: Option<FilePart>,
+) -> Result<UnwindTable, FileError> {
+    let limits = Limits::default();
+    match service.call(Request::UnwindTable { file: file.clone(), part, limits })? {
+        Reply::UnwindTable(table) => Ok(*table),
+        other => panic!("no table: {other:?}"),
+    }
+}
+
+#[test]
+fn an_assembly_inside_a_program_has_the_unwind_table_it_has_outside() {
+    must_be_root();
+    let mut service = service();
+    let path = dotnet().join("8/Sarif.Multitool");
+    let source = read(&path);
+    let bundle = Bundle::open(&source).unwrap();
+    let file = open_host(&mut service, &path).unwrap();
+    let host = table(&mut service, &file, None).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["System.Private.CoreLib.dll", "System.Threading.dll"] {
+        let entry = bundle.files.iter().find(|entry| entry.path == name).unwrap();
+        let content = entry.unpack(&source).unwrap();
+        let alone = folder.path().join(name);
+        std::fs::write(&alone, &content).unwrap();
+        let alone = open_host(&mut service, &alone).unwrap();
+        let expected = table(&mut service, &alone, None).unwrap();
+        assert!(expected.pieces.iter().map(|piece| piece.rows.len()).sum::<usize>() > 100);
+
+        // Where it lies, its offsets are the program's.
+        let part = FilePart { offset: entry.offset, length: entry.size, unpacked: None };
+        for _ in 0..2 {
+            let inside = table(&mut service, &file, Some(part)).unwrap();
+            assert_ne!(inside, host);
+            assert_eq!((&inside.pieces, &inside.rules), (&expected.pieces, &expected.rules));
+            for (inside, outside) in inside.loads.iter().zip(&expected.loads) {
+                assert_eq!(inside.offset, outside.offset + entry.offset);
+                assert_eq!(inside.address, outside.address);
+            }
+        }
+
+        let mut packed =
+            flate2::write::DeflateEncoder::new(b"before".to_vec(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut packed, &content).unwrap();
+        let packed = packed.finish().unwrap();
+        let length = packed.len() as u64 - 6;
+        let compressed = folder.path().join("compressed");
+        std::fs::write(&compressed, packed).unwrap();
+        let compressed = open_host(&mut service, &compressed).unwrap();
+        let mut of = |unpacked| {
+            let part = FilePart { offset: 6, length, unpacked: Some(unpacked) };
+            table(&mut service, &compressed, Some(part))
+        };
+        assert_eq!(of(entry.size).unwrap(), expected);
+        for wrong in [0, entry.size - 1, entry.size + 1, u64::MAX] {
+            assert!(matches!(of(wrong), Err(FileError::Parse(_))), "{wrong}");
+        }
+    }
+    // Parts that are no programs, or not there.
+    let json = bundle.files.iter().find(|entry| entry.path.ends_with(".json")).unwrap();
+    for (offset, length) in [(u64::MAX, 10), (json.offset, json.size), (5, u64::MAX), (0, 0)] {
+        let part = FilePart { offset, length, unpacked: None };
+        let outcome = table(&mut service, &file, Some(part));
+        assert!(matches!(outcome, Err(FileError::Parse(_))), "{outcome:?}");
+    }
+    assert!(service.statistics().deaths.is_empty());
 }
 
 fn compile(folder: &Path, debug: &str) -> PathBuf {

@@ -48,6 +48,29 @@ fn a_table_is_found_again_by_its_files_identity_only() {
 }
 
 #[test]
+fn each_part_of_a_file_has_a_table_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    let (table, bytes) = table();
+    let part = FilePart { offset: 5, length: 6, unpacked: None };
+    let key = |part: Option<&FilePart>| CacheKey::of_identity(identity(1), part, b"limits");
+    let mut cache = open(&path, 1 << 30);
+    cache.store(&key(Some(&part)), &bytes);
+    assert_eq!(cache.load(&key(Some(&part))), Some(table));
+    assert_eq!(cache.load(&key(None)), None);
+    for other in [
+        FilePart { offset: 6, ..part },
+        FilePart { length: 5, ..part },
+        FilePart { unpacked: Some(6), ..part },
+    ] {
+        assert_eq!(cache.load(&key(Some(&other))), None);
+    }
+    let longest = FilePart { offset: u64::MAX, length: u64::MAX, unpacked: Some(u64::MAX) };
+    let most = FileIdentity { device: u64::MAX, inode: u64::MAX, size: u64::MAX, ctime_ns: -1 };
+    assert!(CacheKey::of_identity(most, Some(&longest), b"limits").name.len() < 250);
+}
+
+#[test]
 fn a_damaged_entry_is_removed_and_missed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache");

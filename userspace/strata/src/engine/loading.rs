@@ -26,7 +26,7 @@ use crate::kernel::loader::Programs;
 use crate::kernel::perf_record::MappedInode;
 use crate::managed::units::Units;
 use crate::processes::mapped::{FileId, MappedFile};
-use crate::processes::table::{Backing, MappedProgram, Mapping, Process, ProcessTable, Space};
+use crate::processes::table::{Backing, MappedProgram, Mapping, ProcessTable, Space};
 use crate::tables::store::{Code, Store, Stretch, Table};
 use bundles::Bundles;
 
@@ -345,35 +345,27 @@ impl Loading {
         std::mem::take(&mut self.waiting)
     }
 
-    /// How a process's code is unwound; `None` while a file of it is not known yet.
+    /// How a process's code is unwound, and whether all of it is known by now: what is still to
+    /// come is dealt with as `missing` says. All of it is asked for.
     pub fn code_of(
-        &mut self,
-        process: &Process,
-        program: Option<&MappedProgram<'_>>,
-        generated: Option<&Units>,
-    ) -> Option<Vec<Stretch>> {
-        self.code_of_space(&process.space, program, generated, true)
-    }
-
-    /// As [`Self::code_of`]; without patience, unknown files count as files without a table.
-    pub fn code_of_space(
         &mut self,
         space: &Space,
         program: Option<&MappedProgram<'_>>,
         generated: Option<&Units>,
-        patient: bool,
-    ) -> Option<Vec<Stretch>> {
+        missing: Missing,
+    ) -> (Vec<Stretch>, bool) {
         let mappings = space.mappings();
         let mut code: Vec<Stretch> = Vec::with_capacity(mappings.len());
-        // All that is missing is asked for, not just the first of it.
         let mut complete = true;
+        let mut before = 0;
         for (index, mapping) in mappings.iter().enumerate() {
             let (start, end) = (mapping.start, mapping.end);
+            let after_last = code.last().map_or(before, |stretch| stretch.end.max(before));
+            before = end;
             let known = match mapping.backing {
                 Backing::Anonymous | Backing::Runtime => {
-                    let before = code.last().map_or(0, |stretch| stretch.end);
-                    let after = mappings.get(index + 1).map_or(u64::MAX, |next| next.start);
-                    let area = area_of(mapping, before, after);
+                    let next = mappings.get(index + 1).map_or(u64::MAX, |next| next.start);
+                    let area = area_of(mapping, after_last, next);
                     let (start, end) = area;
                     match generated {
                         Some(units) => {
@@ -386,8 +378,17 @@ impl Loading {
                 Backing::Vdso => Ok(self.vdso.clone().and_then(|table| in_table(table, mapping))),
                 Backing::File(file) => self.code_of_file(file, mapping),
             };
-            complete &= known.is_ok();
-            let code_here = known.unwrap_or(None).unwrap_or(Code::FramePointer);
+            let known = match known {
+                Ok(known) => known,
+                Err(Unknown) => {
+                    complete = false;
+                    if missing == Missing::LeaveOut {
+                        continue;
+                    }
+                    None
+                }
+            };
+            let code_here = known.unwrap_or(Code::FramePointer);
             // A module that lies in a file of another kind, such as a bundle.
             if let (Code::FramePointer, Some(units)) = (&code_here, generated)
                 && units.has_module(start)
@@ -397,7 +398,7 @@ impl Loading {
             }
             code.push(Stretch { start, end, code: code_here });
         }
-        (complete || !patient).then_some(code)
+        (code, complete)
     }
 
     /// How the code of a file's mapping is unwound.
@@ -505,6 +506,15 @@ pub struct Helpers {
 }
 
 struct Unknown;
+
+/// What is done about mappings whose file is not known yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// They are in no extent: stacks through them are sent as they are, or end there.
+    LeaveOut,
+    /// They count as files without a table.
+    FollowPointer,
+}
 
 fn load(programs: &mut Programs, store: &mut Store, table: &UnwindTable) -> TableState {
     match store.load(programs, table) {

@@ -31,7 +31,7 @@ use crate::processes::table::{Backing, Change, Mapping, ProcessTable};
 use crate::recording::aggregate::Aggregate;
 use crate::recording::selection::{Selection, Wanted};
 use crate::tables::store::Store;
-use loading::Loading;
+use loading::{Loading, Missing};
 use samples::Pending;
 
 #[derive(Debug, thiserror::Error)]
@@ -328,14 +328,20 @@ impl Engine {
             }
             let generated = self.managed.units_of(process.image);
             let program = self.table.program_of(process.image);
-            let Some(code) = self.loading.code_of(process, program.as_ref(), generated) else {
+            let program = program.as_ref();
+            let missing = Missing::LeaveOut;
+            let (code, complete) =
+                self.loading.code_of(&process.space, program, generated, missing);
+            // A process that is published goes on with what is known by now, so that the rest
+            // holds up nothing else; every time, a few stacks through the rest come raw.
+            let goes_on = self.store.is_published(pid) && !self.pending.is_full();
+            if !complete {
                 self.loading.wait(pid);
-                continue;
-            };
-            if process.exited {
+            }
+            if process.exited || !(complete || goes_on) {
                 continue;
             }
-            if let Err(error) = self.store.publish(&mut self.programs, pid, &code) {
+            if let Err(error) = self.store.publish(&mut self.programs, pid, &code, complete) {
                 tracing::warn!(pid, %error, "a process's tables could not be published");
             }
         }

@@ -12,6 +12,7 @@ use strata_layout::tables::Extent;
 use strata_unwind::unwinder;
 
 use super::Engine;
+use super::loading::Missing;
 use crate::processes::scan;
 use crate::processes::table::{ImageId, Space};
 use crate::recording::aggregate::{ThreadKey, Words};
@@ -79,6 +80,8 @@ struct Known {
     image: ImageId,
     epoch: u32,
     extents: Vec<Extent>,
+    /// Nothing of it is still to come.
+    complete: bool,
 }
 
 /// Raw stacks in waiting, by process.
@@ -93,6 +96,11 @@ pub struct Pending {
 impl Pending {
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// No more than needed should come.
+    pub fn is_full(&self) -> bool {
+        self.bytes > MAX_PENDING_BYTES / 2
     }
 
     pub fn waits_for(&self, pid: u32) -> bool {
@@ -280,10 +288,15 @@ impl Engine {
                 let generated = self.managed.units_of(raw.image);
                 let program = self.table.program_of(raw.image);
                 let program = program.as_ref();
-                let code = self.loading.code_of_space(&raw.space, program, generated, patient);
-                let Some(code) = code else { return false };
+                let missing = Missing::FollowPointer;
+                let (code, complete) =
+                    self.loading.code_of(&raw.space, program, generated, missing);
                 let extents = store::extents_of(&code);
-                *known = Some(Known { image: raw.image, epoch: raw.space.epoch, extents });
+                let (image, epoch) = (raw.image, raw.space.epoch);
+                *known = Some(Known { image, epoch, extents, complete });
+            }
+            if patient && known.as_ref().is_some_and(|known| !known.complete) {
+                return false;
             }
             let extents = known.as_ref().map(|known| known.extents.as_slice()).unwrap_or_default();
             let (user, end) = self.unwind(raw, extents);

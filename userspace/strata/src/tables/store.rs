@@ -24,6 +24,8 @@ use crate::kernel::memory::MapMemory;
 
 /// Raw stacks a process may send for code outside its extents before it is published anew.
 const CAPTURES: u32 = 8;
+/// As many while tables are on their way: a start-up maps file after file, and runs each at once.
+const CAPTURES_MEANWHILE: u32 = 64;
 /// As many for code that a runtime has not announced yet: it is published anew as soon as such
 /// stacks come.
 const PATIENT_CAPTURES: u32 = 256;
@@ -191,12 +193,14 @@ impl Store {
         }
     }
 
-    /// Makes a process's extents known to the kernel. `code` is sorted by address.
+    /// Makes a process's extents known to the kernel. `code` is sorted by address; it is complete
+    /// when nothing of it is still to come.
     pub fn publish(
         &mut self,
         programs: &mut Programs,
         pid: u32,
         code: &[Stretch],
+        complete: bool,
     ) -> Result<(), LoadError> {
         let mut extents = extents_of(code);
         if extents.len() > MAX_EXTENTS as usize {
@@ -230,7 +234,11 @@ impl Store {
                 offset: published.range.offset,
                 count: published.extents.len() as u32,
                 generation: published.generation,
-                captures: if waits { PATIENT_CAPTURES } else { CAPTURES },
+                captures: match (complete, waits) {
+                    (false, _) => CAPTURES_MEANWHILE,
+                    (true, true) => PATIENT_CAPTURES,
+                    (true, false) => CAPTURES,
+                },
                 flags: if waits { PROCESS_PATIENT } else { 0 },
             };
             let set = programs.set_process(pid, entry);
