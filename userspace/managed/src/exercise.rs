@@ -2,17 +2,23 @@
 //!
 //! Invariant: each returns for every input.
 
-use crate::{Bundle, ManagedImage, PdbId, PortablePdb};
+use crate::{Bundle, ManagedImage, Part, PdbId, PortablePdb};
 
 /// An image or a bundle: headers, names, code, lines. Returns how many methods were named.
 #[must_use]
 pub fn image(bytes: &[u8]) -> usize {
+    let mut named = 0_usize;
     if let Ok(bundle) = Bundle::open(&bytes) {
         for file in bundle.files.iter().take(8) {
             let _ = file.unpack(&bytes);
+            let part = Part::new(&bytes, file.offset, file.stored_size());
+            named = named.saturating_add(ManagedImage::open(&part).map_or(0, |image| walk(&image)));
         }
     }
-    let Ok(image) = ManagedImage::open(&bytes) else { return 0 };
+    named.saturating_add(ManagedImage::open(&bytes).map_or(0, |image| walk(&image)))
+}
+
+fn walk(image: &ManagedImage<'_>) -> usize {
     let mut named = 0_usize;
     for row in (0..64).chain([0x00ff_ffff]) {
         for table in [0x0600_0000, 0x0a00_0000] {

@@ -77,6 +77,30 @@ fn damaged_precompiled_assemblies_end_in_names_or_errors() {
 }
 
 #[test]
+fn damaged_bundles_end_in_names_or_errors() {
+    // A host's last bytes, one assembly, and the manifest.
+    let folder = tempfile::tempdir().unwrap();
+    let assembly = std::fs::read(compile(folder.path(), "Lines.cs", &["-debug:embedded"])).unwrap();
+    let mut bundle = b"host".to_vec();
+    let manifest = bundle.len() as u64 + 8 + 32 + assembly.len() as u64;
+    bundle.extend_from_slice(&manifest.to_le_bytes());
+    bundle.extend_from_slice(&strata_managed::bundle::SIGNATURE);
+    let offset = bundle.len() as u64;
+    bundle.extend_from_slice(&assembly);
+    for word in [6_u32, 0, 1] {
+        bundle.extend_from_slice(&word.to_le_bytes());
+    }
+    bundle.extend_from_slice(b"\x02id");
+    bundle.extend_from_slice(&[0; 40]);
+    for word in [offset, assembly.len() as u64, 0] {
+        bundle.extend_from_slice(&word.to_le_bytes());
+    }
+    bundle.extend_from_slice(b"\x01\x09Lines.dll");
+    assert!(exercise::image(&bundle) > 5);
+    damage(&bundle, 2000, exercise::image);
+}
+
+#[test]
 fn damaged_pdbs_end_in_lines_or_errors() {
     let folder = tempfile::tempdir().unwrap();
     let assembly = compile(folder.path(), "Lines.cs", &["-debug:portable"]);

@@ -125,10 +125,22 @@ pub fn build_part<R: ReadAt + ?Sized>(
     Ok(table)
 }
 
-/// For fuzzing: any bytes as a file, and what was built survives being written and read.
+/// For fuzzing: any bytes as a file, and as a file with another one inside; what was built survives
+/// being written and read.
 pub fn fuzz_build(data: &[u8]) {
     let limits = Limits { max_work: 1 << 20, max_rows: 1 << 16, ..Limits::default() };
-    if let Ok(table) = build(data, &limits) {
+    fuzz_survival(build(data, &limits));
+    // Where it lies and how long it is come out of the bytes, too.
+    if let Some((place, rest)) = data.split_first_chunk::<8>() {
+        let place = u64::from_le_bytes(*place);
+        let start = place % 16;
+        fuzz_survival(build_part(rest, start..start.saturating_add(place >> 4), &limits));
+        fuzz_survival(build_part(rest, place..u64::MAX, &limits));
+    }
+}
+
+fn fuzz_survival(built: Result<UnwindTable, BuildError>) {
+    if let Ok(table) = built {
         let written = bytes::to_bytes(&table);
         let read = bytes::from_bytes(&written);
         assert!(read.as_ref().is_ok_and(|read| *read == table), "{read:?}");

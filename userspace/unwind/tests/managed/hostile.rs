@@ -1,7 +1,7 @@
 //! PE files that lie: nothing panics, nothing takes long, and what is written can be read back.
 
 use strata_layout::rule::{Kind, Packed};
-use strata_unwind::{BuildError, Limits, build, bytes, fuzz_build};
+use strata_unwind::{BuildError, Limits, build, build_part, bytes, fuzz_build};
 
 /// A PE file of one section with functions, unwind information, a CLR header and stubs.
 fn image() -> Vec<u8> {
@@ -108,6 +108,30 @@ fn an_image_for_another_machine_says_so() {
     assert!(matches!(build(&file, &Limits::default()), Err(BuildError::OtherMachine)));
     file[0x80] = 0;
     assert!(matches!(build(&file, &Limits::default()), Err(BuildError::NotProgram)));
+}
+
+#[test]
+fn an_image_inside_a_file_is_read_where_it_lies_and_nowhere_else() {
+    let limits = Limits::default();
+    let alone = build(&image(), &limits).unwrap();
+    let size = image().len() as u64;
+    let file = [&[0xcc; 77][..], &image(), &[0xcc; 500]].concat();
+    let inside = build_part(&file, 77..77 + size, &limits).unwrap();
+    assert_eq!((&inside.pieces, &inside.rules), (&alone.pieces, &alone.rules));
+    for (inside, alone) in inside.loads.iter().zip(&alone.loads) {
+        assert_eq!(inside.offset, alone.offset + 77);
+        assert_eq!(inside.file_size, alone.file_size);
+    }
+    // Bytes behind the part are not the image's.
+    let cut = build_part(&file, 77..77 + size - 1, &limits);
+    let alone = build(&image()[..image().len() - 1], &limits);
+    assert_eq!(cut.map(|table| table.pieces).ok(), alone.map(|table| table.pieces).ok());
+    for range in [0..u64::MAX, 76..77 + size, u64::MAX..u64::MAX, 78..5] {
+        assert!(build_part(&file, range.clone(), &limits).is_err(), "{range:?}");
+    }
+    for length in 0..file.len() {
+        fuzz_build(&[&77_u64.to_le_bytes()[..], &file[..length]].concat());
+    }
 }
 
 #[test]
