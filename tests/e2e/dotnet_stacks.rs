@@ -98,7 +98,7 @@ fn no_caller_is_skipped_in_ten_thousand_samples() -> Result<()> {
     Ok(())
 }
 
-fn compare_waiting(
+pub fn compare_waiting(
     how: &str,
     expected: &[ManagedStack],
     pid: i32,

@@ -8,6 +8,7 @@
 mod complete_stacks;
 mod dotnet_attaching;
 mod dotnet_beside;
+mod dotnet_bundles;
 mod dotnet_hostile;
 mod dotnet_names;
 mod dotnet_places;

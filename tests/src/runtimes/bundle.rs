@@ -16,7 +16,7 @@ use super::dotnet::write_once;
 use crate::places;
 
 /// SHA-256 of ".net core bundle"; the eight bytes before it are the manifest's offset.
-const MARK: [u8; 32] = [
+pub(super) const MARK: [u8; 32] = [
     0x8b, 0x12, 0x02, 0xb9, 0x6a, 0x61, 0x20, 0x38, 0x72, 0x7b, 0x93, 0x02, 0x14, 0xd7, 0xa0, 0x32,
     0x13, 0xf5, 0xb9, 0xe6, 0xef, 0xae, 0x33, 0x18, 0xee, 0x3b, 0x2d, 0xce, 0x24, 0xb3, 0x6a, 0xae,
 ];
@@ -188,7 +188,7 @@ fn bind(executable: &mut [u8], name: &str) -> Result<()> {
 }
 
 /// The length goes first, in seven bits.
-fn push_string(bytes: &mut Vec<u8>, text: &str) -> Result<()> {
+pub(super) fn push_string(bytes: &mut Vec<u8>, text: &str) -> Result<()> {
     let length = u8::try_from(text.len())?;
     if length > 0x7f {
         bail!("{text} is too long a name");
@@ -198,6 +198,6 @@ fn push_string(bytes: &mut Vec<u8>, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+pub(super) fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
     haystack.windows(needle.len()).position(|window| window == needle)
 }

@@ -8,10 +8,12 @@
 //! | [`dotnet`] | a test program as a command, on any version of .NET |
 //! | [`assemblies`] | C#, VB and F# programs, compiled once |
 //! | [`bundle`] | a program appended to the executable that runs it |
+//! | [`repack`] | such a file with compressed files and others inside |
 
 pub mod assemblies;
 pub mod bundle;
 pub mod dotnet;
+pub mod repack;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
