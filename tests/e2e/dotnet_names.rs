@@ -105,7 +105,6 @@ const HOT: [(&str, &str); 5] = [
 ];
 
 #[test]
-#[ignore = "not reached yet: 99-100 % on 3.1, 8 and 9, but 89-90 % just after code was compiled again; run it with --ignored"]
 fn hot_loops_are_on_their_lines() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;

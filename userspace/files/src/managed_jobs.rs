@@ -81,10 +81,14 @@ pub(crate) fn names(body: &[u8], file: &TargetFile) -> Result<Vec<u8>, JobError>
     })
 }
 
+/// What stands for the name of an image's own stubs.
+const IMAGE_STUB: &str = "runtime call";
+
 /// What was found out for one request: each function is looked at once.
 #[derive(Default)]
 struct Known {
     methods: HashMap<u32, Option<Arc<ManagedMethod>>>,
+    stub: Option<Arc<ManagedMethod>>,
     types: BTreeMap<u32, Arc<str>>,
     type_text: usize,
 }
@@ -100,7 +104,9 @@ impl Known {
             ImagePlace::Offset(offset) => image.rva_of(offset)?,
             ImagePlace::Address(address) => address,
         };
-        let (function, _) = code.function_at(address)?;
+        let Some((function, _)) = code.function_at(address) else {
+            return image.is_code(address).then(|| self.stub(code))?;
+        };
         if let Some(known) = self.methods.get(&function) {
             return known.clone();
         }
@@ -116,6 +122,16 @@ impl Known {
         });
         self.methods.insert(function, method.clone());
         method
+    }
+
+    /// Code of an image that is in none of its functions: what it calls other code through, before
+    /// that is known.
+    fn stub(&mut self, code: &NativeCode) -> Option<Arc<ManagedMethod>> {
+        if matches!(code.kind, Kind::Component { .. }) {
+            return None;
+        }
+        let stub = MethodRef { method_name: IMAGE_STUB.into(), stub: true, ..MethodRef::default() };
+        Some(self.stub.get_or_insert_with(|| Arc::new(sent(stub))).clone())
     }
 
     fn learn_types(&mut self, metadata: &Metadata, method: &MethodRef) {

@@ -159,6 +159,14 @@ impl<'a> ManagedImage<'a> {
         self.native_code().ok().flatten().map_or(&[], NativeCode::runtime_functions)
     }
 
+    /// Whether the byte at an address of the loaded image may be code.
+    #[must_use]
+    pub fn is_code(&self, rva: u32) -> bool {
+        self.pe.sections().iter().any(|section| {
+            section.is_executable() && rva.wrapping_sub(section.rva) < section.virtual_size
+        })
+    }
+
     /// The address of a byte of the file in the loaded image.
     #[must_use]
     pub fn rva_of(&self, offset: u64) -> Option<u32> {

@@ -232,7 +232,7 @@ impl Managed {
         for position in self.places_seen.. {
             let Some(place) = aggregate.place(position) else { break };
             self.places_seen = position + 1;
-            if let Place::Generated { image, address, era } = place
+            if let Place::Generated { image, address, era, .. } = place
                 && let Some(target) = self.targets.get_mut(&image)
             {
                 target.sampled.push((address, era));
@@ -325,6 +325,15 @@ impl Managed {
     /// What is known of a process's runtime.
     pub fn runtime_of(&self, image: ImageId) -> Option<&Runtime> {
         self.targets.get(&image).map(|target| &target.runtime)
+    }
+
+    /// Whether all code that a process's runtime has made is known: nothing of what its bridge said
+    /// was lost.
+    pub fn knows_all(&self, image: ImageId) -> bool {
+        self.targets.get(&image).is_some_and(|target| {
+            let runtime = &target.runtime;
+            runtime.enumerated && target.lost + runtime.refused + runtime.code.refused == 0
+        })
     }
 
     /// The end: the last answers are waited for, and every bridge that was attached is detached.

@@ -24,6 +24,8 @@ pub enum Place {
         address: u64,
         /// Which of the codes that were at this address (see `managed::code`).
         era: u32,
+        /// In memory that only .NET maps so.
+        of_runtime: bool,
     },
     /// In no known mapping.
     Unknown {
@@ -57,7 +59,8 @@ impl Place {
         let inside = address - mapping.start;
         match mapping.backing {
             Backing::File(file) => Self::File { file, offset: mapping.offset.wrapping_add(inside) },
-            Backing::Anonymous | Backing::Runtime => Self::Generated { image, address, era },
+            Backing::Anonymous => Self::Generated { image, address, era, of_runtime: false },
+            Backing::Runtime => Self::Generated { image, address, era, of_runtime: true },
             Backing::Vdso => Self::Vdso(inside),
         }
     }

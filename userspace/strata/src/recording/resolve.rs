@@ -82,8 +82,9 @@ fn resolve_all(
             Place::Kernel(address) => in_kernel.push((address, index)),
             Place::File { file, offset } => by_file.entry(file).or_default().push((offset, index)),
             Place::Vdso(offset) => in_vdso.push((offset, index)),
-            Place::Generated { image, address, era } => {
-                by_image.entry(image).or_default().push(GeneratedCode { address, era, index });
+            Place::Generated { image, address, era, of_runtime } => {
+                let code = GeneratedCode { address, era, of_runtime, index };
+                by_image.entry(image).or_default().push(code);
             }
             Place::Unknown { address, .. } => names.set(index, address, None, unknown()),
             Place::Marker(marker) => names.set(index, 0, None, marker_frame(marker)),
@@ -311,8 +312,10 @@ fn resolve_generated(
     let dump = engine.table.jitdump_of(image).and_then(|file| engine.loading.open_file(file));
     let jit = JitNames::load(engine.loading.service(), pid, dump);
     let module = names.pseudo_module("[jit]");
-    for GeneratedCode { address, index, .. } in unknown {
-        let frames = jit.name(address).into_iter().collect();
+    let all_known = engine.managed.knows_all(image);
+    for GeneratedCode { address, index, of_runtime, .. } in unknown {
+        let stub = || (of_runtime && all_known).then(managed::runtime_stub);
+        let frames = jit.name(address).or_else(stub).into_iter().collect();
         names.set(index, address, Some(module), frames);
     }
 }

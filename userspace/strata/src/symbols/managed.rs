@@ -25,6 +25,8 @@ use crate::managed::runtime::Runtime;
 pub struct GeneratedCode {
     pub address: u64,
     pub era: u32,
+    /// In memory that only .NET maps so.
+    pub of_runtime: bool,
     /// Of its place.
     pub index: usize,
 }
@@ -205,6 +207,12 @@ pub fn parts_of_bundle(
             (part, entry.path.clone())
         })
         .collect()
+}
+
+/// Code that a runtime has made and that is no method's: how its methods call each other, and calls
+/// into it.
+pub fn runtime_stub() -> NamedFrame {
+    frame("(stub) runtime", "(stub) runtime")
 }
 
 /// A frame of managed code.
