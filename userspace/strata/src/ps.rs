@@ -1,6 +1,7 @@
 //! `strata ps`: the .NET processes of this host, and how their bridges are.
 //!
-//! Looks only: nothing is loaded, attached or locked.
+//! Looks only: nothing is loaded, attached or locked. Runtimes inside their program are asked for
+//! their version over their diagnostics socket.
 
 use std::io::{Write, stdout};
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use anyhow::Result;
 use serde_json::{Value, json};
 use strata_clr::session::{BridgeState, presence};
-use strata_clr::{ClrProcess, Machine, discover};
+use strata_clr::{ClrProcess, Machine, discover, runtime_version};
 use strata_profile::text::sanitize_for_terminal;
 
 use crate::processes::container;
@@ -74,7 +75,7 @@ pub fn run(as_json: bool) -> Result<i32> {
 }
 
 fn rows() -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
+    let mut processes = Vec::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -82,15 +83,27 @@ fn rows() -> Result<Vec<Row>> {
             continue;
         }
         match discover(pid) {
-            Ok(Some(process)) => rows.push(row(pid, &process)),
+            Ok(Some(process)) => processes.push((pid, process)),
             Ok(None) => {}
             // It ended while it was looked at, or is not ours to look at.
             Err(error) => tracing::debug!(pid, %error, "a process cannot be looked at"),
         }
     }
-    rows.sort_by_key(|row| row.pid);
+    processes.sort_by_key(|(pid, _)| *pid);
+    // Single-file programs are asked for their version, and need not answer.
+    let mut rows = Vec::new();
+    for some in processes.chunks(AT_ONCE) {
+        rows.extend(std::thread::scope(|scope| {
+            let asked: Vec<_> =
+                some.iter().map(|(pid, process)| scope.spawn(|| row(*pid, process))).collect();
+            asked.into_iter().filter_map(|row| row.join().ok()).collect::<Vec<_>>()
+        }));
+    }
     Ok(rows)
 }
+
+/// Processes that are asked at the same time.
+const AT_ONCE: usize = 16;
 
 /// A strata has the memory of the bridges it reads mapped, and is no .NET process for that.
 fn is_strata(pid: u32) -> bool {
@@ -122,12 +135,22 @@ fn row(pid: u32, process: &ClrProcess) -> Row {
     Row {
         pid,
         name: comm,
-        runtime: process.version.map_or_else(|| "single-file".to_owned(), |v| v.to_string()),
+        runtime: runtime(process),
         bridge,
         refused,
         methods,
         losses,
         container: group.container.unwrap_or_default(),
+    }
+}
+
+fn runtime(process: &ClrProcess) -> String {
+    if let Some(version) = process.version {
+        return version.to_string();
+    }
+    match runtime_version(process) {
+        Some(version) => format!("{version} single-file"),
+        None => "single-file".to_owned(),
     }
 }
 
