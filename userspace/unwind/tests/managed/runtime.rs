@@ -137,6 +137,11 @@ impl Drop for Program {
     }
 }
 
+/// Bytes of a perf map.
+pub fn map_size(pid: i32) -> u64 {
+    std::fs::metadata(format!("/tmp/perf-{pid}.map")).map_or(0, |map| map.len())
+}
+
 pub fn compiled(pid: i32) -> Vec<Compiled> {
     // Names of generated types are not always text.
     let text = std::fs::read(format!("/tmp/perf-{pid}.map")).unwrap_or_default();

@@ -14,7 +14,7 @@ const MAX_FRAMES: usize = 1024;
 /// Stack read at once.
 const WINDOW: usize = 2048;
 
-/// A runtime's compiled methods are read anew so often; stubs are never known.
+/// Mappings are read anew so often when no method was added; stubs are never known.
 const MOST_REFRESHES: u32 = 200;
 
 /// A new thread is known as such within so many instructions.
@@ -131,8 +131,10 @@ impl Checker {
         let mut end = unwind_now(&self.tracee, &registers, &mut self.frames);
         self.report.steps += 1;
         let unknown = |frames: &[u64]| frames.iter().any(|frame| tracee.is_unknown(*frame));
-        if unknown(&self.frames) && self.refreshes < MOST_REFRESHES {
-            self.refreshes += 1;
+        if unknown(&self.frames)
+            && (self.tracee.has_compiled_more() || self.refreshes < MOST_REFRESHES)
+        {
+            self.refreshes += u32::from(!self.tracee.has_compiled_more());
             self.tracee.read_mappings();
             end = unwind_now(&self.tracee, &registers, &mut self.frames);
         }

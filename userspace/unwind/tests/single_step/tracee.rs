@@ -22,6 +22,8 @@ pub struct Tracee {
     space: AddressSpace,
     /// What a runtime has compiled; `None` in programs that have none.
     methods: Option<BTreeMap<u64, Method>>,
+    /// How much its perf map said when it was read.
+    map_size: u64,
 }
 
 /// Code that a runtime has compiled.
@@ -70,6 +72,7 @@ impl Tracee {
             names: Vec::new(),
             space: AddressSpace::default(),
             methods: None,
+            map_size: 0,
         }
     }
 
@@ -181,6 +184,7 @@ impl Tracee {
 
     fn read_methods(&mut self) {
         let Some(mut known) = self.methods.take() else { return };
+        self.map_size = runtime::map_size(self.pid);
         for compiled in runtime::compiled(self.pid) {
             let same =
                 |method: &Method| method.size == compiled.size && method.name == compiled.name;
@@ -233,6 +237,11 @@ impl Tracee {
 
     pub fn is_mapped(&self, address: u64) -> bool {
         self.space.mapping(address).is_some()
+    }
+
+    /// Whether its perf map has grown since it was read.
+    pub fn has_compiled_more(&self) -> bool {
+        self.methods.is_some() && runtime::map_size(self.pid) != self.map_size
     }
 
     pub fn is_runtime(&self) -> bool {
