@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::process::Command;
 
+use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 use strata_layout::epilogue::{BYTES_BEFORE, Code};
 use strata_layout::record::{End, FRAME_ADDRESS};
 use strata_unwind::unwinder::{Interrupted, Lookup, Registers, unwind};
@@ -206,14 +207,29 @@ fn exception_of_runtime(tracee: &Tracee, pc: u64) -> Option<&'static str> {
     if code[..read].windows(RESTORES.len()).any(|bytes| bytes == RESTORES) {
         return Some("RtlRestoreContext does not say that it pushes RBP");
     }
-    let mut rest = [0; 16];
+    let mut rest = [0; 64];
     tracee.read(pc, &mut rest);
     if tracee.is_method(pc) && without_pops(&rest).starts_with(&JUMP_THROUGH_CELL) {
         return Some("`jmp [rip + N]` ends a method, which the step does not know");
     }
-    let leaves = matches!(without_pops(&rest), [0xc3 | 0xe9 | 0xeb, ..]);
     let native = !tracee.is_method(pc) && !tracee.is_unknown(pc);
-    (native && leaves).then_some("the compiler of an old libcoreclr did not describe epilogues")
+    (native && only_leaves(pc, &rest))
+        .then_some("the compiler of an old libcoreclr did not describe epilogues")
+}
+
+/// Whether these are the last instructions of a function, or of a way through it that has no frame.
+fn only_leaves(pc: u64, code: &[u8]) -> bool {
+    const MOST: usize = 8;
+    let instructions = Decoder::with_ip(64, code, pc, DecoderOptions::NONE).into_iter().take(MOST);
+    for instruction in instructions {
+        match instruction.mnemonic() {
+            Mnemonic::Ret | Mnemonic::Jmp => return true,
+            Mnemonic::Call | Mnemonic::INVALID => return false,
+            _ if instruction.op0_kind() == OpKind::NearBranch64 => return false,
+            _ => {}
+        }
+    }
+    false
 }
 
 fn without_pops(mut code: &[u8]) -> &[u8] {

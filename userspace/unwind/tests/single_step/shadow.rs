@@ -18,6 +18,8 @@ pub enum Effect {
         returns_to: u64,
     },
     Return,
+    /// Takes a word from the stack: right after a call, the call itself.
+    Take,
     /// May leave several frames at once (`longjmp`, a scheduler).
     Jump,
     SystemCall,
@@ -37,6 +39,7 @@ pub fn decode(pc: u64, bytes: &[u8]) -> Step {
         Mnemonic::Syscall => Effect::SystemCall,
         Mnemonic::Call => Effect::Call { returns_to: instruction.next_ip() },
         Mnemonic::Ret => Effect::Return,
+        Mnemonic::Pop => Effect::Take,
         Mnemonic::Iretq => Effect::Jump,
         Mnemonic::Jmp if instruction.op0_kind() != OpKind::NearBranch64 => Effect::Jump,
         _ => Effect::None,
@@ -64,6 +67,8 @@ pub struct Shadow {
     pub signal: Option<(u64, u64)>,
     /// Instructions checked.
     pub age: u64,
+    /// The last instruction was a call.
+    has_called: bool,
     /// Instructions since the stack pointer was set to something else.
     since_move: u32,
     /// This instruction may be anywhere up the stack.
@@ -102,7 +107,11 @@ impl Shadow {
                 return;
             }
         }
+        let has_called =
+            std::mem::replace(&mut self.has_called, matches!(step.effect, Effect::Call { .. }));
         match step.effect {
+            // A runtime's stub tells by a call which one it is (PrecodeFixupThunk).
+            Effect::Take => self.may_unwind = has_called,
             Effect::None => {}
             Effect::Call { returns_to } => self.callers.push(returns_to),
             Effect::Return => self.may_unwind = self.callers.pop() != Some(pc),
