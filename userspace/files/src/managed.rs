@@ -95,6 +95,8 @@ pub struct ManagedMethod {
 pub struct ManagedNames {
     /// One for each place, in the order asked.
     pub methods: Vec<Option<Arc<ManagedMethod>>>,
+    /// Likewise: the IL offset in its method that a place came from.
+    pub il_offsets: Vec<Option<u32>>,
     /// Names of the types that the signatures refer to, by token, each once, sorted.
     pub types: Vec<(u32, Arc<str>)>,
 }

@@ -77,8 +77,22 @@ pub(crate) fn names(body: &[u8], file: &TargetFile) -> Result<Vec<u8>, JobError>
         let code = image.native_code().map_err(|error| parse_error(error))?;
         let mut known = Known::default();
         let methods = places.iter().map(|place| known.method(&image, code?, *place)).collect();
-        Ok(ManagedNames { methods, types: known.types.into_iter().collect() }.encode())
+        let il_offset = |place: &ImagePlace| image.il_at_rva(address_of(&image, *place)?);
+        let il_offsets = match image.pdb() {
+            Some(_) => places.iter().map(il_offset).collect(),
+            // Nobody could make a line of them.
+            None => vec![None; places.len()],
+        };
+        let types = known.types.into_iter().collect();
+        Ok(ManagedNames { methods, il_offsets, types }.encode())
     })
+}
+
+fn address_of(image: &ManagedImage<'_>, place: ImagePlace) -> Option<u32> {
+    match place {
+        ImagePlace::Offset(offset) => image.rva_of(offset),
+        ImagePlace::Address(address) => Some(address),
+    }
 }
 
 /// What stands for the name of an image's own stubs.
@@ -100,10 +114,7 @@ impl Known {
         code: &NativeCode,
         place: ImagePlace,
     ) -> Option<Arc<ManagedMethod>> {
-        let address = match place {
-            ImagePlace::Offset(offset) => image.rva_of(offset)?,
-            ImagePlace::Address(address) => address,
-        };
+        let address = address_of(image, place)?;
         let Some((function, _)) = code.function_at(address) else {
             return image.is_code(address).then(|| self.stub(code))?;
         };

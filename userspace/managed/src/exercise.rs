@@ -35,6 +35,7 @@ fn walk(image: &ManagedImage<'_>) -> usize {
     let step = functions.len().checked_div(256).unwrap_or(0).max(1);
     for function in functions.iter().step_by(step) {
         for rva in [function.begin, function.end.saturating_sub(1)] {
+            let _ = image.il_at_rva(rva);
             if let Some(method) = image.method_at_rva(rva) {
                 let _ = crate::signature::type_tokens(&method.signature);
                 named = named.saturating_add(1);

@@ -9,6 +9,7 @@ use crate::debug_directory::{DebugDirectory, PdbReference};
 use crate::metadata::schema::table;
 use crate::metadata::{MAX_METADATA, Metadata};
 use crate::pe::PeImage;
+use crate::readytorun::debug_info::{DebugInfo, statement_at};
 use crate::readytorun::instance::{Instance, instance_at};
 use crate::readytorun::{Found, NativeCode, Owner, RuntimeFunction};
 use crate::signature::TypeNames;
@@ -71,6 +72,7 @@ pub struct ManagedImage<'a> {
     metadata: Option<Metadata>,
     debug: DebugDirectory,
     code: OnceCell<Result<Option<NativeCode>, Error>>,
+    debug_info: OnceCell<Option<DebugInfo>>,
 }
 
 /// Names of types in this image's modules.
@@ -96,7 +98,8 @@ impl<'a> ManagedImage<'a> {
         };
         // What is wrong with it costs lines, not names.
         let debug = DebugDirectory::read(&pe).unwrap_or_default();
-        let image = Self { pe, metadata, debug, code: OnceCell::new() };
+        let image =
+            Self { pe, metadata, debug, code: OnceCell::new(), debug_info: OnceCell::new() };
         if image.metadata.is_none() && !matches!(image.native_code(), Ok(Some(_))) {
             return Err(Error::NotManaged);
         }
@@ -236,6 +239,23 @@ impl<'a> ManagedImage<'a> {
             (false, false) => CodePart::Funclet,
         };
         Some(method)
+    }
+
+    /// Where the statements of a precompiled method begin, by an address of its code: offsets in that
+    /// code, and in its IL (negative ones are no statement's).
+    #[must_use]
+    pub fn il_map_at_rva(&self, rva: u32) -> Option<Vec<(u32, i32)>> {
+        let code = self.native_code().ok().flatten()?;
+        let found = code.find(rva).filter(|found| !found.cold)?;
+        let debug_info = self.debug_info.get_or_init(|| code.debug_info(&self.pe));
+        debug_info.as_ref()?.il_map(found.first)
+    }
+
+    /// The IL that precompiled code came from.
+    #[must_use]
+    pub fn il_at_rva(&self, rva: u32) -> Option<u32> {
+        let begin = self.native_code().ok().flatten()?.find(rva)?.entry.begin;
+        statement_at(&self.il_map_at_rva(rva)?, rva.checked_sub(begin)?)
     }
 
     fn instance(&self, code: &NativeCode, at: u32) -> Option<MethodRef> {

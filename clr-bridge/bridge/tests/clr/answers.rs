@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use strata_bridge_layout::control::{Outcome, request, wish};
 use strata_bridge_layout::field::CodeRangeRecord;
 use strata_bridge_layout::record::{MethodKind, MethodRecord, Record, Tier};
+use strata_managed::ManagedImage;
 
 use crate::support::*;
 
@@ -183,6 +184,62 @@ fn a_method_has_a_map_from_its_code_to_its_il() {
         assert!(map.entries.len() > 10, "{version}: {map:?}");
         assert!(map.entries.iter().any(|entry| entry.il == 0), "{version}: {map:?}");
         assert!(map.entries.iter().all(|entry| entry.native <= main.ranges[0].size), "{map:?}");
+        target.quit();
+    }
+}
+
+/// What precompiled images say of their code is what the runtime makes of it.
+#[test]
+fn maps_of_code_that_was_compiled_ahead_are_those_in_its_image() {
+    for version in ["3.1", "9"] {
+        let target = Target::start(version, Start::default());
+        attach_bridge(&target);
+        let mut watcher = Watcher::find(&target);
+        watcher.own();
+        watcher.until_enumerated();
+        let modules: Vec<_> = watcher
+            .entries
+            .iter()
+            .filter_map(|entry| match &entry.record {
+                Record::Module(module) => Some(module.clone()),
+                _ => None,
+            })
+            .collect();
+        let mut same = 0;
+        for ip in callers_on_the_stack(&target) {
+            let Ok(Some(method)) = answer(&mut watcher, ip) else { continue };
+            let start = method.ranges[0].start;
+            let module = modules.iter().find(|module| module.module == method.module).unwrap();
+            if watcher.ask(request::IL_MAP, start, method.function) != Outcome::Answered {
+                continue;
+            }
+            let map = watcher.until("a map", |entries| {
+                entries.iter().find_map(|entry| match &entry.record {
+                    Record::IlMap(map) if map.start == start => Some(map.clone()),
+                    _ => None,
+                })
+            });
+            let mut told: Vec<(u32, i32)> =
+                map.entries.iter().map(|entry| (entry.native, entry.il)).collect();
+            let file = fs::read(&module.path).expect("the image");
+            let file = file.as_slice();
+            let image = ManagedImage::open(&file).expect("an image");
+            let rva = u32::try_from(start - module.base).expect("an address in the image");
+            let mut read = image.il_map_at_rva(rva).expect("a map in the image");
+            told.sort_unstable();
+            read.sort_unstable();
+            // The runtime leaves out calls within a statement.
+            let is_known = |entry: &(u32, i32)| told.contains(entry);
+            let mut begun = None;
+            for entry in &read {
+                assert!(is_known(entry) || begun == Some(entry.1), "{version}: {read:?} {told:?}");
+                begun = Some(entry.1);
+            }
+            read.retain(is_known);
+            assert_eq!(told, read, "{version} {}", method.name);
+            same += 1;
+        }
+        assert!(same >= 4, "{version}: only {same} methods");
         target.quit();
     }
 }

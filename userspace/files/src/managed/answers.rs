@@ -137,6 +137,9 @@ impl ManagedMethod {
     }
 }
 
+/// Stands for no IL offset.
+const NO_IL: u32 = u32::MAX;
+
 impl ManagedNames {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut texts = Texts::default();
@@ -167,7 +170,11 @@ impl ManagedNames {
         texts.encode(&mut encoder);
         encoder.u32(count);
         let mut bytes = encoder.finish();
-        for part in [methods, numbers, types] {
+        let mut il = Encoder::new();
+        for offset in &self.il_offsets {
+            il.u32(offset.unwrap_or(NO_IL));
+        }
+        for part in [methods, numbers, il, types] {
             bytes.extend_from_slice(&part.finish());
         }
         bytes
@@ -197,6 +204,10 @@ impl ManagedNames {
                 }
             });
         }
+        let mut il_offsets = Vec::with_capacity(methods.len());
+        for _ in 0..methods.len() {
+            il_offsets.push(Some(decoder.u32()?).filter(|offset| *offset != NO_IL));
+        }
         let count = decoder.count(8)?;
         let types = (0..count)
             .map(|_| Ok((decoder.u32()?, texts.get(decoder.u32()?)?)))
@@ -205,7 +216,7 @@ impl ManagedNames {
         if !types.is_sorted_by(|(one, _), (next, _)| one < next) {
             return Err(WireError::Invalid("the order of types"));
         }
-        Ok(Self { methods, types })
+        Ok(Self { methods, il_offsets, types })
     }
 }
 
@@ -321,6 +332,7 @@ mod tests {
         let first = method("Add");
         ManagedNames {
             methods: vec![Some(first.clone()), Some(first), None, Some(method("other"))],
+            il_offsets: vec![Some(0), Some(7), None, None],
             types: vec![(0x0100_0001, "System.Object".into()), (0x0200_0002, "Shop.Cart`1".into())],
         }
     }

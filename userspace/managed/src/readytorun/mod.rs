@@ -8,6 +8,7 @@
 //! References: `docs/design/coreclr/botr/readytorun-format.md`, `src/coreclr/inc/readytorun.h`,
 //! `ILCompiler.Reflection.ReadyToRun` (all of the .NET runtime).
 
+pub(crate) mod debug_info;
 pub(crate) mod instance;
 mod native_format;
 
@@ -16,6 +17,7 @@ use std::ops::Range;
 use crate::Error;
 use crate::bytes::{Cursor, bounded_text, index, name_bytes, u32_at};
 use crate::pe::{Directory, Machine, PeImage};
+use debug_info::DebugInfo;
 use native_format::{SparseArray, entry_point, hash_entries};
 
 const SIGNATURE: u32 = 0x0052_5452;
@@ -27,6 +29,7 @@ const MAX_TABLE: u64 = 32 << 20;
 mod section {
     pub const RUNTIME_FUNCTIONS: u32 = 102;
     pub const METHOD_DEF_ENTRY_POINTS: u32 = 103;
+    pub const DEBUG_INFO: u32 = 105;
     pub const INSTANCE_ENTRY_POINTS: u32 = 109;
     pub const MANIFEST_METADATA: u32 = 112;
     pub const COMPONENT_ASSEMBLIES: u32 = 115;
@@ -80,6 +83,8 @@ pub(crate) struct Found {
     pub function: RuntimeFunction,
     pub cold: bool,
     pub shared: bool,
+    /// The method's first runtime function.
+    pub first: u32,
 }
 
 /// The tables of one image.
@@ -97,6 +102,8 @@ pub struct NativeCode {
     instance_count: u32,
     /// Metadata with references that the assembly's own does not have.
     pub(crate) manifest: Option<crate::Metadata>,
+    /// Where the lists of statements are, which are read when somebody asks.
+    debug_info: Option<Directory>,
     /// Parts that could not be used.
     problems: Vec<&'static str>,
 }
@@ -151,6 +158,7 @@ impl NativeCode {
             instances: Vec::new(),
             instance_count: 0,
             manifest: None,
+            debug_info: sections.find(section::DEBUG_INFO),
             problems: Vec::new(),
         };
         code.fill(image, &sections, methods)?;
@@ -274,6 +282,13 @@ impl NativeCode {
         &self.problems
     }
 
+    /// The lists of statements of all methods.
+    pub(crate) fn debug_info(&self, image: &PeImage<'_>) -> Option<DebugInfo> {
+        let at = self.debug_info.filter(|at| at.size > 0)?;
+        let bytes = image.read("debug information", at.rva, at.size.into(), MAX_TABLE).ok()?;
+        Some(DebugInfo::new(bytes, self.major_version))
+    }
+
     pub(crate) fn instances(&self) -> &[u8] {
         &self.instances
     }
@@ -306,7 +321,14 @@ impl NativeCode {
         let begin = functions.first()?.begin;
         let end = functions.last()?.end;
         let code = RuntimeFunction { begin, end };
-        Some(Found { owner: entry.owner, entry: code, function, cold, shared: entry.shared })
+        Some(Found {
+            owner: entry.owner,
+            entry: code,
+            function,
+            cold,
+            shared: entry.shared,
+            first: entry.function,
+        })
     }
 }
 
@@ -370,6 +392,7 @@ mod tests {
             instances: Vec::new(),
             instance_count: 0,
             manifest: None,
+            debug_info: None,
             problems: Vec::new(),
         }
     }

@@ -9,7 +9,7 @@
 use crate::bytes::{array, index, u16_at, u32_at};
 
 /// A number of one to five bytes and the offset behind it; the lowest bits say how many bytes.
-fn unsigned(bytes: &[u8], offset: usize) -> Option<(u32, usize)> {
+pub(crate) fn unsigned(bytes: &[u8], offset: usize) -> Option<(u32, usize)> {
     let first = *bytes.get(offset)?;
     let after = |length: usize| offset.checked_add(length);
     Some(match first.trailing_ones() {

@@ -1,10 +1,9 @@
 //! The end of a recording: every place is named once, and the aggregate becomes a profile.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use strata_files::{OpenFile, ProcessRef};
+use strata_files::ProcessRef;
 use strata_layout::record::End;
 use strata_profile::{FrameKind, LocationId, MappingId, Profile, ProfileBuilder};
 use strata_symbols::Resolver;
@@ -18,7 +17,7 @@ use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
 use crate::symbols::assemblies::{ProcessFiles, Program};
 use crate::symbols::jit::JitNames;
-use crate::symbols::managed::GeneratedCode;
+use crate::symbols::managed::{GeneratedCode, Precompiled};
 use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls, kernel, managed, native, vdso};
 
 /// When and how the samples were taken.
@@ -212,12 +211,14 @@ fn resolve_file(
         .map(|pid| ProcessRef { pid, start_time: None });
     let offsets: Vec<u64> = wanted.iter().map(|(offset, _)| *offset).collect();
     if managed::is_assembly(&path) {
-        let module = names.pseudo_module(&path.display().to_string());
+        let name = path.display().to_string();
+        let module = names.pseudo_module(&name);
         let service = engine.loading.service();
+        let assembly = Precompiled { file: &opened, part: None, module: &name };
         let frames = managed::resolve_assembly(
             service,
-            &opened,
-            None,
+            &assembly,
+            &mut ProcessFiles::new(process, None),
             &offsets,
             names.signatures,
             shortfalls,
@@ -238,13 +239,15 @@ fn resolve_file(
         }
         names.set(index, address, Some(module), frames);
     }
-    resolve_bundled(engine, &opened, &outside, names, shortfalls);
+    let program = Program { file: opened, path };
+    resolve_bundled(engine, program, process, &outside, names, shortfalls);
 }
 
 /// Assemblies inside a single-file program: their code is in its file, and in no segment of it.
 fn resolve_bundled(
     engine: &mut Engine,
-    file: &Arc<OpenFile>,
+    program: Program,
+    process: Option<ProcessRef>,
     wanted: &[(u64, usize)],
     names: &mut Names,
     shortfalls: &mut Shortfalls,
@@ -254,14 +257,17 @@ fn resolve_bundled(
     }
     let offsets: Vec<u64> = wanted.iter().map(|(offset, _)| *offset).collect();
     let service = engine.loading.service();
-    for (part, path) in managed::parts_of_bundle(service, file, &offsets) {
+    let file = program.file.clone();
+    let mut files = ProcessFiles::new(process, Some(program));
+    for (part, path) in managed::parts_of_bundle(service, &file, &offsets) {
         let inside = |offset: u64| offset.wrapping_sub(part.offset) < part.length;
         let here: Vec<_> = wanted.iter().filter(|(offset, _)| inside(*offset)).collect();
         let offsets: Vec<u64> = here.iter().map(|(offset, _)| *offset).collect();
+        let assembly = Precompiled { file: &file, part: Some(part), module: &path };
         let frames = managed::resolve_assembly(
             service,
-            file,
-            Some(part),
+            &assembly,
+            &mut files,
             &offsets,
             names.signatures,
             shortfalls,

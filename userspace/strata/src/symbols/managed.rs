@@ -154,15 +154,24 @@ pub fn is_assembly(path: &Path) -> bool {
         .is_some_and(|end| end.eq_ignore_ascii_case("dll") || end.eq_ignore_ascii_case("exe"))
 }
 
-/// Names precompiled code by its assembly, for each file offset.
+/// An assembly with precompiled code, and what it is to the process that runs it.
+pub struct Precompiled<'a> {
+    pub file: &'a Arc<OpenFile>,
+    pub part: Option<FilePart>,
+    /// Its path, or its name in a bundle.
+    pub module: &'a str,
+}
+
+/// Names precompiled code by its assembly, for each file offset, with its lines.
 pub fn resolve_assembly(
     service: &mut FileService,
-    file: &Arc<OpenFile>,
-    part: Option<FilePart>,
+    assembly: &Precompiled<'_>,
+    files: &mut ProcessFiles,
     offsets: &[u64],
     signatures: bool,
     shortfalls: &mut Shortfalls,
 ) -> Vec<Vec<NamedFrame>> {
+    let Precompiled { file, part, module } = *assembly;
     let start = part.map_or(0, |part| part.offset);
     let places =
         offsets.iter().map(|offset| ImagePlace::Offset(offset.saturating_sub(start))).collect();
@@ -176,7 +185,29 @@ pub fn resolve_assembly(
                     .or_insert_with(|| names::of_precompiled(method, &found, signatures));
                 Some(vec![frame.clone()])
             };
-            found.methods.iter().map(frame).map(Option::unwrap_or_default).collect()
+            let mut frames: Vec<Vec<NamedFrame>> =
+                found.methods.iter().map(frame).map(Option::unwrap_or_default).collect();
+            let il = found.methods.iter().zip(&found.il_offsets).enumerate();
+            let il: Vec<(usize, IlPlace)> = il
+                .filter_map(|(at, (method, il_offset))| {
+                    // What was instantiated from another assembly has its lines there.
+                    let method = method.as_ref().filter(|method| method.assembly.is_none())?;
+                    Some((at, IlPlace { token: method.token, il_offset: (*il_offset)? }))
+                })
+                .collect();
+            if !il.is_empty() {
+                let places: Vec<IlPlace> = il.iter().map(|(_, place)| *place).collect();
+                let lines = lines_of(service, files, module, &places, shortfalls);
+                for ((at, _), line) in il.iter().zip(lines) {
+                    if let (Some([frame]), Some((file, line))) =
+                        (frames.get_mut(*at).map(Vec::as_mut_slice), line)
+                    {
+                        frame.file = file;
+                        frame.line = line;
+                    }
+                }
+            }
+            frames
         }
         Ok(_) => vec![Vec::new(); offsets.len()],
         Err(error) => {
