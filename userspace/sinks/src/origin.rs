@@ -1,0 +1,329 @@
+//! What a profile is about, and how each backend is told. One row a fact.
+//!
+//! Pyroscope makes a time series of each set of labels, so a fact that is new with every process
+//! (its id, its container's id) is no label there unless it is asked for. Everything here may
+//! come from the profiled programs: names are made valid, values are bounded.
+
+use std::borrow::Cow;
+
+use crate::limits::{Cuts, shortened};
+
+/// What a profile is about; empty or `None` where unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    pub service: String,
+    pub env: String,
+    pub version: String,
+    pub host: String,
+    pub pid: Option<u32>,
+    pub runtime_id: String,
+    pub language: Language,
+    pub runtime_version: String,
+    pub container_id: String,
+    pub container_name: String,
+    pub pod: String,
+    pub namespace: String,
+    pub node: String,
+    pub git_repository: String,
+    pub git_commit: String,
+    pub cores: Option<u32>,
+    /// As Rust names it: `x86_64`, `aarch64`.
+    pub architecture: String,
+    /// The how-manieth profile of this runtime, from 0.
+    pub sequence: u64,
+    /// Labels that somebody chose, as (name, value).
+    pub labels: Vec<(String, String)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Language {
+    #[default]
+    Native,
+    DotNet,
+    Go,
+}
+
+impl Language {
+    /// What pins the language in Pyroscope: a stack that merely looks like Go is rewritten
+    /// otherwise.
+    #[must_use]
+    pub fn spy(self) -> &'static str {
+        match self {
+            Self::Native => "ebpfspy",
+            Self::DotNet => "dotnetspy",
+            Self::Go => "gospy",
+        }
+    }
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::DotNet => "dotnet",
+            Self::Go => "go",
+        }
+    }
+}
+
+/// A value of a fact.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value<'o> {
+    Text(Cow<'o, str>),
+    Number(i64),
+}
+
+impl Value<'_> {
+    #[must_use]
+    pub fn into_text(self) -> String {
+        match self {
+            Self::Text(text) => text.into_owned(),
+            Self::Number(number) => number.to_string(),
+        }
+    }
+}
+
+/// A row: where the fact is, and what each backend calls it (empty: not told).
+struct Fact {
+    own: &'static str,
+    of: fn(&Origin) -> Option<Value<'_>>,
+    pyroscope: &'static str,
+    /// Whether Pyroscope is told without being asked to.
+    usual: bool,
+    datadog: &'static str,
+    otlp: &'static str,
+}
+
+fn text(text: &str) -> Option<Value<'_>> {
+    (!text.is_empty()).then_some(Value::Text(Cow::Borrowed(text)))
+}
+
+macro_rules! facts {
+    ($($own:literal, $of:expr, $pyroscope:literal, $usual:literal, $datadog:literal, $otlp:literal;)*) => {
+        &[$(Fact { own: $own, of: $of, pyroscope: $pyroscope, usual: $usual, datadog: $datadog, otlp: $otlp }),*]
+    };
+}
+
+static FACTS: &[Fact] = facts! {
+    "service", |o| text(&o.service), "service_name", true, "service", "service.name";
+    "env", |o| text(&o.env), "env", true, "env", "deployment.environment.name";
+    "version", |o| text(&o.version), "version", true, "version", "service.version";
+    "host", |o| text(&o.host), "hostname", true, "host", "host.name";
+    "namespace", |o| text(&o.namespace), "namespace", true, "kube_namespace", "k8s.namespace.name";
+    "pod", |o| text(&o.pod), "pod", true, "pod_name", "k8s.pod.name";
+    "container_name", |o| text(&o.container_name), "container", true, "container_name", "container.name";
+    "node", |o| text(&o.node), "node", true, "kube_node", "k8s.node.name";
+    "git_repository", |o| text(&o.git_repository), "service_repository", true, "git.repository_url", "vcs.repository.url.full";
+    "git_commit", |o| text(&o.git_commit), "service_git_ref", true, "git.commit.sha", "vcs.ref.head.revision";
+    "language", |o| text(o.language.name()), "language", false, "language", "process.runtime.name";
+    "runtime_version", |o| text(&o.runtime_version), "runtime_version", false, "runtime_version", "process.runtime.version";
+    "container_id", |o| text(&o.container_id), "container_id", false, "container_id", "container.id";
+    "runtime_id", |o| text(&o.runtime_id), "runtime_id", false, "runtime-id", "service.instance.id";
+    "pid", |o| o.pid.map(|pid| Value::Number(i64::from(pid))), "pid", false, "process_id", "process.pid";
+    "cores", |o| o.cores.map(|cores| Value::Number(i64::from(cores))), "", false, "number_of_cpu_cores", "";
+    "architecture", |o| text(&o.architecture), "", false, "process_architecture", "host.arch";
+    "sequence", |o| Some(Value::Number(i64::try_from(o.sequence).unwrap_or(i64::MAX))), "", false, "profile_seq", "";
+};
+
+/// Labels that are strata's to set, whatever somebody chose.
+const RESERVED: [&str; 3] = ["__name__", "__delta__", "pyroscope_spy"];
+
+/// What a set of labels may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LabelLimits {
+    pub count: usize,
+    pub name_bytes: usize,
+    pub value_bytes: usize,
+}
+
+/// The labels of a Pyroscope series, sorted by name, without `__name__`. `also` are facts (by
+/// strata's name) that are no labels by themselves.
+#[must_use]
+pub fn pyroscope_labels(
+    origin: &Origin,
+    also: &[String],
+    limits: &LabelLimits,
+    cuts: &mut Cuts,
+) -> Vec<(String, String)> {
+    let mut labels = vec![
+        ("__delta__".to_owned(), "false".to_owned()),
+        ("pyroscope_spy".to_owned(), origin.language.spy().to_owned()),
+    ];
+    if origin.service.is_empty() {
+        // A series without a service is refused.
+        labels.push(("service_name".to_owned(), "unknown".to_owned()));
+    }
+    let facts = FACTS.iter().filter(|fact| !fact.pyroscope.is_empty());
+    let facts = facts.filter(|fact| fact.usual || also.iter().any(|name| name == fact.own));
+    let facts = facts.filter_map(|fact| {
+        let value = (fact.of)(origin)?;
+        Some((fact.pyroscope.to_owned(), value.into_text()))
+    });
+    let chosen = origin.labels.iter().map(|(name, value)| (pyroscope_name(name), value.clone()));
+    for (name, value) in facts.chain(chosen) {
+        let known = labels.iter().any(|(other, _)| *other == name);
+        if value.is_empty() {
+            continue;
+        }
+        // One place is for `__name__`.
+        let full = labels.len().saturating_add(1) >= limits.count;
+        if known || full || RESERVED.contains(&name.as_str()) {
+            cuts.dropped_labels = cuts.dropped_labels.saturating_add(1);
+            continue;
+        }
+        let name = bounded(name, limits.name_bytes, cuts);
+        labels.push((name, bounded(value, limits.value_bytes, cuts)));
+    }
+    labels.sort();
+    labels
+}
+
+/// The tags of a Datadog profile, as `name:value`.
+#[must_use]
+pub fn datadog_tags(origin: &Origin, limits: &LabelLimits, cuts: &mut Cuts) -> Vec<String> {
+    let facts = FACTS.iter().filter(|fact| !fact.datadog.is_empty());
+    let facts =
+        facts.filter_map(|fact| Some((fact.datadog.to_owned(), (fact.of)(origin)?.into_text())));
+    let own = [("profiler_version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())];
+    let chosen = origin.labels.iter().cloned();
+    let mut tags: Vec<(String, String)> = Vec::new();
+    for (name, value) in facts.chain(own).chain(chosen) {
+        if name.is_empty() || value.is_empty() {
+            continue;
+        }
+        if tags.len() >= limits.count || tags.iter().any(|(other, _)| *other == name) {
+            cuts.dropped_labels = cuts.dropped_labels.saturating_add(1);
+            continue;
+        }
+        let name = bounded(name, limits.name_bytes, cuts);
+        tags.push((name, bounded(value, limits.value_bytes, cuts)));
+    }
+    // A comma ends a tag; a colon ends its name.
+    tags.iter()
+        .map(|(name, value)| {
+            let name = name.replace([',', ':'], "_");
+            format!("{name}:{}", value.replace(',', "_"))
+        })
+        .collect()
+}
+
+/// The attributes of an OTLP resource.
+#[must_use]
+pub fn otlp_attributes<'o>(
+    origin: &'o Origin,
+    limits: &LabelLimits,
+    cuts: &mut Cuts,
+) -> Vec<(String, Value<'o>)> {
+    let facts = FACTS.iter().filter(|fact| !fact.otlp.is_empty());
+    let facts = facts.filter_map(|fact| Some((fact.otlp.to_owned(), (fact.of)(origin)?)));
+    let chosen =
+        origin.labels.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?)));
+    let mut attributes: Vec<(String, Value)> = Vec::new();
+    for (name, value) in facts.chain(chosen) {
+        let known = attributes.iter().any(|(other, _)| *other == name);
+        if name.is_empty() || known || attributes.len() >= limits.count {
+            cuts.dropped_labels = cuts.dropped_labels.saturating_add(1);
+            continue;
+        }
+        let name = bounded(name, limits.name_bytes, cuts);
+        let value = match value {
+            Value::Text(text) => {
+                let short = shortened(&text, limits.value_bytes);
+                cuts.shortened_texts =
+                    cuts.shortened_texts.saturating_add(u64::from(short.is_some()));
+                Value::Text(short.map_or(text, Cow::Owned))
+            }
+            number @ Value::Number(_) => number,
+        };
+        attributes.push((name, value));
+    }
+    attributes
+}
+
+fn bounded(text: String, bytes: usize, cuts: &mut Cuts) -> String {
+    match shortened(&text, bytes) {
+        Some(short) => {
+            cuts.shortened_texts = cuts.shortened_texts.saturating_add(1);
+            short
+        }
+        None => text,
+    }
+}
+
+/// A valid name of a label: letters, digits and underscores, no digit first.
+fn pyroscope_name(name: &str) -> String {
+    let valid = |byte: char| if byte.is_ascii_alphanumeric() { byte } else { '_' };
+    let mut made: String = name.chars().map(valid).collect();
+    if made.is_empty() || made.starts_with(|first: char| first.is_ascii_digit()) {
+        made.insert(0, '_');
+    }
+    made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LabelLimits, Language, Origin, datadog_tags, pyroscope_labels};
+    use crate::limits::Cuts;
+
+    const LIMITS: LabelLimits = LabelLimits { count: 30, name_bytes: 1024, value_bytes: 2048 };
+
+    fn shop() -> Origin {
+        Origin {
+            service: "shop".to_owned(),
+            env: "prod".to_owned(),
+            pid: Some(7),
+            runtime_id: "a-b".to_owned(),
+            language: Language::DotNet,
+            labels: vec![
+                ("team.name".to_owned(), "one,two".to_owned()),
+                ("service_name".to_owned(), "other".to_owned()),
+                ("__name__".to_owned(), "wall".to_owned()),
+            ],
+            ..Origin::default()
+        }
+    }
+
+    #[test]
+    fn a_chosen_label_never_replaces_what_strata_says() {
+        let mut cuts = Cuts::default();
+        let labels = pyroscope_labels(&shop(), &[], &LIMITS, &mut cuts);
+        let labels: Vec<(&str, &str)> =
+            labels.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(
+            labels,
+            [
+                ("__delta__", "false"),
+                ("env", "prod"),
+                ("pyroscope_spy", "dotnetspy"),
+                ("service_name", "shop"),
+                ("team_name", "one,two"),
+            ]
+        );
+        assert_eq!(cuts.dropped_labels, 2);
+    }
+
+    #[test]
+    fn a_process_id_is_a_label_only_when_asked_for() {
+        let also = ["pid".to_owned()];
+        let labels = pyroscope_labels(&shop(), &also, &LIMITS, &mut Cuts::default());
+        assert!(labels.contains(&("pid".to_owned(), "7".to_owned())));
+    }
+
+    #[test]
+    fn labels_over_the_limit_are_counted_and_leave_room_for_the_name() {
+        let mut origin = shop();
+        origin.labels = (0..50).map(|at| (format!("label{at}"), "x".to_owned())).collect();
+        let mut cuts = Cuts::default();
+        let labels = pyroscope_labels(&origin, &[], &LIMITS, &mut cuts);
+        assert_eq!(labels.len(), 29);
+        assert_eq!(cuts.dropped_labels, 50 - 25);
+    }
+
+    #[test]
+    fn a_comma_in_a_value_makes_no_second_tag() {
+        let tags = datadog_tags(&shop(), &LIMITS, &mut Cuts::default());
+        assert!(tags.contains(&"team.name:one_two".to_owned()));
+        assert!(tags.contains(&"runtime-id:a-b".to_owned()));
+        assert!(tags.contains(&"process_id:7".to_owned()));
+        assert!(tags.iter().all(|tag| !tag.contains(',')));
+    }
+}
