@@ -455,9 +455,10 @@ impl<'p> Costs<'p> {
         bytes
     }
 
+    /// OTLP writes a sample once for each type.
     fn sample(&mut self, sample: &strata_profile::Sample, seen: &mut Seen) -> usize {
         let profile = self.profile;
-        let mut bytes = sample.values.len().saturating_mul(11).saturating_add(32);
+        let mut bytes = sample.values.len().saturating_mul(24).saturating_add(32);
         for location in profile.stack(sample.stack) {
             bytes = bytes.saturating_add(self.location(location, seen));
         }

@@ -1,0 +1,265 @@
+//! The requests of Pyroscope: `push.v1.PusherService/Push`, and `/ingest` of older servers.
+//!
+//! The messages are those of `api/push/v1/push.proto` (github.com/grafana/pyroscope). All series
+//! of a period go in one request, up to what the server lets through in one burst: a larger
+//! request would be refused as too fast however often it is sent.
+
+use bytes::Bytes;
+use prost::Message;
+use uuid::Uuid;
+
+use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped_pprof};
+use crate::limits::{Cuts, Limits, Selection, fit};
+use crate::origin::{LabelLimits, Origin, pyroscope_labels};
+use crate::types::{self, LabelRule, PyroscopeType};
+
+/// Below the server's default burst of 2 MiB, which counts a request's profiles uncompressed.
+const BURST: usize = 1_900_000;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Api {
+    #[default]
+    Push,
+    /// Servers before 1.0: one request for each profile, and no profile type but the server's
+    /// guess.
+    Ingest,
+}
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub api: Api,
+    pub limits: Limits,
+    pub label_limits: LabelLimits,
+    /// The labels of samples that are sent; a text makes a series of its own.
+    pub sample_labels: Vec<LabelRule>,
+    /// Facts that are sent as labels besides the usual: `pid`, `runtime_id`, `container_id`.
+    pub more_labels: Vec<String>,
+    /// Uncompressed bytes of a request.
+    pub batch_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            api: Api::default(),
+            limits: Limits {
+                depth: 1000,
+                samples: 16_000,
+                bytes: BURST,
+                labels: 100,
+                name_bytes: 1024,
+                value_bytes: 2048,
+                symbol_bytes: 4096,
+            },
+            label_limits: LabelLimits { count: 30, name_bytes: 1024, value_bytes: 2048 },
+            sample_labels: types::pyroscope_labels(),
+            more_labels: Vec::new(),
+            batch_bytes: BURST,
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct LabelPair {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct RawSample {
+    #[prost(bytes = "vec", tag = "1")]
+    raw_profile: Vec<u8>,
+    #[prost(string, tag = "2")]
+    id: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Series {
+    #[prost(message, repeated, tag = "1")]
+    labels: Vec<LabelPair>,
+    #[prost(message, repeated, tag = "2")]
+    samples: Vec<RawSample>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct PushRequest {
+    #[prost(message, repeated, tag = "1")]
+    series: Vec<Series>,
+}
+
+/// Makes the requests for these profiles.
+#[must_use]
+pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
+    let mut encoded = Encoded::default();
+    let mut push = Push::default();
+    for outgoing in profiles {
+        for (kind, selection) in groups(settings, outgoing, &mut encoded.cuts) {
+            let (parts, cuts) = fit(&outgoing.profile, &selection, &settings.limits);
+            encoded.cuts += cuts;
+            for part in parts {
+                let raw = gzipped_pprof(&part.profile, &mut encoded.cuts);
+                let Some(raw) = raw else { continue };
+                match settings.api {
+                    Api::Push => {
+                        if push.bytes.saturating_add(part.bytes) > settings.batch_bytes {
+                            encoded.batches.extend(push.take());
+                        }
+                        let labels = labels_of(settings, outgoing, kind, &mut encoded.cuts);
+                        push.add(labels, raw, part.bytes, outgoing.profile.start_nanos);
+                    }
+                    Api::Ingest => {
+                        let batch = ingest(settings, outgoing, kind, raw, &mut encoded.cuts);
+                        encoded.batches.push(batch);
+                    }
+                }
+            }
+        }
+    }
+    encoded.batches.extend(push.take());
+    encoded
+}
+
+/// The types of the profile that go together: those with the same `__name__` and period.
+fn groups<'s>(
+    settings: &'s Settings,
+    outgoing: &Outgoing,
+    cuts: &mut Cuts,
+) -> Vec<(PyroscopeType, Selection<'s>)> {
+    let profile = &outgoing.profile;
+    let mut groups: Vec<(PyroscopeType, Selection)> = Vec::new();
+    for (position, kind) in profile.sample_types.iter().enumerate() {
+        let row = types::find(profile.string(kind.name), profile.string(kind.unit));
+        let Some(kind) = row.and_then(|row| row.pyroscope) else {
+            cuts.dropped_types = cuts.dropped_types.saturating_add(1);
+            continue;
+        };
+        let column = (position, kind.value.name, kind.value.unit);
+        let known = groups
+            .iter_mut()
+            .find(|(other, _)| other.profile == kind.profile && other.period == kind.period);
+        match known {
+            Some((_, selection)) => selection.types.push(column),
+            None => groups.push((
+                kind,
+                Selection {
+                    types: vec![column],
+                    period: (kind.period.name, kind.period.unit),
+                    labels: &settings.sample_labels,
+                },
+            )),
+        }
+    }
+    groups
+}
+
+fn labels_of(
+    settings: &Settings,
+    outgoing: &Outgoing,
+    kind: PyroscopeType,
+    cuts: &mut Cuts,
+) -> Vec<(String, String)> {
+    let limits = &settings.label_limits;
+    let mut labels = pyroscope_labels(&outgoing.origin, &settings.more_labels, limits, cuts);
+    labels.push(("__name__".to_owned(), kind.profile.to_owned()));
+    labels.sort();
+    labels
+}
+
+/// A request that grows.
+#[derive(Default)]
+struct Push {
+    request: PushRequest,
+    bytes: usize,
+    profiles: u32,
+    oldest: Option<i64>,
+}
+
+impl Push {
+    fn add(&mut self, labels: Vec<(String, String)>, raw: Vec<u8>, bytes: usize, start: i64) {
+        let labels: Vec<LabelPair> =
+            labels.into_iter().map(|(name, value)| LabelPair { name, value }).collect();
+        let sample = RawSample { raw_profile: raw, id: Uuid::new_v4().to_string() };
+        match self.request.series.iter_mut().find(|series| series.labels == labels) {
+            Some(series) => series.samples.push(sample),
+            None => self.request.series.push(Series { labels, samples: vec![sample] }),
+        }
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.profiles = self.profiles.saturating_add(1);
+        self.oldest = Some(self.oldest.unwrap_or(start).min(start));
+    }
+
+    fn take(&mut self) -> Option<Batch> {
+        let full = std::mem::take(self);
+        Some(Batch {
+            id: Uuid::new_v4(),
+            protocol: Protocol::Plain,
+            path: "/push.v1.PusherService/Push".to_owned(),
+            content_type: "application/proto".to_owned(),
+            // The profiles in it are compressed.
+            gzipped: false,
+            profiles: full.profiles,
+            oldest: full.oldest?,
+            body: Bytes::from(full.request.encode_to_vec()),
+        })
+    }
+}
+
+/// `POST /ingest` with the profile as the whole body: `format=pprof` and multipart together are
+/// refused.
+fn ingest(
+    settings: &Settings,
+    outgoing: &Outgoing,
+    kind: PyroscopeType,
+    raw: Vec<u8>,
+    cuts: &mut Cuts,
+) -> Batch {
+    let profile = &outgoing.profile;
+    let origin: &Origin = &outgoing.origin;
+    let labels = labels_of(settings, outgoing, kind, cuts);
+    let service = labels.iter().find(|(name, _)| name == "service_name");
+    let service = service.map_or("unknown", |(_, value)| value.as_str());
+    let pairs: Vec<String> = labels
+        .iter()
+        .filter(|(name, _)| !matches!(name.as_str(), "service_name" | "__name__" | "pyroscope_spy"))
+        .map(|(name, value)| format!("{name}={}", in_key(value)))
+        .collect();
+    let name = format!("{}{{{}}}", in_key(service), pairs.join(","));
+    let seconds = |nanos: i64| nanos.div_euclid(1_000_000_000).max(0);
+    let from = seconds(profile.start_nanos);
+    let until = seconds(profile.start_nanos.saturating_add(profile.duration_nanos));
+    let path = format!(
+        "/ingest?name={}&from={from}&until={}&format=pprof&spyName={}",
+        in_query(&name),
+        until.max(from.saturating_add(1)),
+        origin.language.spy()
+    );
+    Batch {
+        id: Uuid::new_v4(),
+        protocol: Protocol::Plain,
+        path,
+        content_type: "binary/octet-stream".to_owned(),
+        gzipped: false,
+        profiles: 1,
+        oldest: profile.start_nanos,
+        body: Bytes::from(raw),
+    }
+}
+
+/// A value inside `name{key=value,…}`, which knows no escapes.
+fn in_key(value: &str) -> String {
+    value.replace(['{', '}', ',', '='], "_")
+}
+
+fn in_query(text: &str) -> String {
+    let mut made = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            made.push(char::from(byte));
+        } else {
+            made.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    made
+}

@@ -1,0 +1,59 @@
+//! One place where profiles go: how they are written for it, and the connection to it.
+//!
+//! Making bytes and sending them are apart: the bytes can lie in a spool for hours in between.
+
+use crate::batch::{Batch, Encoded, Outgoing};
+use crate::http::{Client, Destination, SetupError};
+use crate::outcome::Outcome;
+use crate::{datadog, otlp, pyroscope};
+
+/// A kind of server, and what it takes.
+#[derive(Clone, Debug)]
+pub enum Backend {
+    Pyroscope(pyroscope::Settings),
+    Datadog(datadog::Settings),
+    Otlp(otlp::Settings),
+}
+
+impl Backend {
+    /// The requests that send these profiles. Pure: no I/O, no clock.
+    #[must_use]
+    pub fn encode(&self, profiles: &[Outgoing]) -> Encoded {
+        match self {
+            Self::Pyroscope(settings) => pyroscope::encode(settings, profiles),
+            Self::Datadog(settings) => datadog::encode(settings, profiles),
+            Self::Otlp(settings) => otlp::encode(settings, profiles),
+        }
+    }
+
+    fn is_grpc(&self) -> bool {
+        matches!(self, Self::Otlp(settings) if settings.transport == otlp::Transport::Grpc)
+    }
+}
+
+/// A server that profiles are sent to.
+#[derive(Debug)]
+pub struct Sink {
+    backend: Backend,
+    client: Client,
+}
+
+impl Sink {
+    /// # Errors
+    /// If the destination has a header or certificate that is none.
+    pub fn new(backend: Backend, destination: &Destination) -> Result<Self, SetupError> {
+        let client = Client::new(destination, backend.is_grpc())?;
+        Ok(Self { backend, client })
+    }
+
+    /// See [`Backend::encode`].
+    #[must_use]
+    pub fn encode(&self, profiles: &[Outgoing]) -> Encoded {
+        self.backend.encode(profiles)
+    }
+
+    /// Sends the batch once, whatever comes of it.
+    pub async fn send(&self, batch: &Batch) -> Outcome {
+        self.client.send(batch).await
+    }
+}
