@@ -238,7 +238,8 @@ impl Client {
             return delivery(grpc_payload(&answer.bytes).unwrap_or_default(), secrets);
         }
         let message = outcome::percent_decoded(text_of(from, "grpc-message"));
-        outcome::of_grpc_status(code, &outcome::shown(&message, secrets))
+        let wait = outcome::grpc_wait(text_of(from, "grpc-status-details-bin"));
+        outcome::of_grpc_status(code, wait, &outcome::shown(&message, secrets))
     }
 
     fn failed(&self, error: reqwest::Error) -> Outcome {

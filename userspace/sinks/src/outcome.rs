@@ -6,6 +6,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use prost::Message;
 use strata_profile::text::{shortened, visible};
 
@@ -123,12 +125,52 @@ struct RpcStatus {
     code: i32,
     #[prost(string, tag = "2")]
     message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<Detail>,
+}
+
+/// `google.protobuf.Any`, a detail of a status.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Detail {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `google.rpc.RetryInfo`, with its `google.protobuf.Duration`.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    delay: Option<Delay>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct Delay {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
+    #[prost(int32, tag = "2")]
+    nanos: i32,
+}
+
+/// The wait that `grpc-status-details-bin` asks for.
+#[must_use]
+pub(crate) fn grpc_wait(details: &str) -> Option<Duration> {
+    let bytes = STANDARD_NO_PAD.decode(details.trim_end_matches('=')).ok()?;
+    let status = RpcStatus::decode(bytes.as_slice()).ok()?;
+    let mut details = status.details.iter();
+    let info = details.find(|detail| detail.type_url.ends_with("/google.rpc.RetryInfo"))?;
+    let delay = RetryInfo::decode(info.value.as_slice()).ok()?.delay.unwrap_or_default();
+    let seconds = Duration::from_secs(u64::try_from(delay.seconds).unwrap_or(0));
+    let nanos = Duration::from_nanos(u64::try_from(delay.nanos).unwrap_or(0));
+    Some(seconds.saturating_add(nanos).min(LONGEST_WAIT))
 }
 
 /// The outcome of a gRPC status (github.com/grpc/grpc/blob/master/doc/statuscodes.md): those
-/// that OTLP says to retry are.
+/// that OTLP says to retry are. A server whose resources are exhausted says when to come back if
+/// it means its load; otherwise it means the message.
 #[must_use]
-pub(crate) fn of_grpc_status(code: u32, message: &str) -> Outcome {
+pub(crate) fn of_grpc_status(code: u32, wait: Option<Duration>, message: &str) -> Outcome {
     let name = match code {
         0 => return Outcome::delivered(),
         1 => "CANCELLED",
@@ -147,7 +189,8 @@ pub(crate) fn of_grpc_status(code: u32, message: &str) -> Outcome {
     };
     let reason = format!("the server answered gRPC status {code}, {name}: {message}");
     match code {
-        1 | 4 | 8 | 10 | 11 | 14 | 15 => Outcome::Retry { after: None, reason },
+        1 | 4 | 10 | 11 | 14 | 15 => Outcome::Retry { after: wait, reason },
+        8 if wait.is_some() => Outcome::Retry { after: wait, reason },
         _ => Outcome::Refused { status: None, reason },
     }
 }
@@ -178,8 +221,11 @@ pub(crate) fn percent_decoded(text: &str) -> String {
 mod tests {
     use std::time::{Duration, SystemTime};
 
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD_NO_PAD;
+
     use super::{LONGEST_WAIT, Outcome, message_of, of_grpc_status, of_status, percent_decoded};
-    use super::{retry_after, shown};
+    use super::{grpc_wait, retry_after, shown};
     use crate::secret::Secret;
 
     #[test]
@@ -196,9 +242,11 @@ mod tests {
     #[test]
     fn the_grpc_codes_that_otlp_retries_are_retried() {
         for code in 1..=17 {
-            let retried = matches!(of_grpc_status(code, ""), Outcome::Retry { .. });
-            assert_eq!(retried, [1, 4, 8, 10, 11, 14, 15].contains(&code), "{code}");
+            let retried = matches!(of_grpc_status(code, None, ""), Outcome::Retry { .. });
+            assert_eq!(retried, [1, 4, 10, 11, 14, 15].contains(&code), "{code}");
         }
+        let wait = Some(Duration::from_secs(1));
+        assert!(matches!(of_grpc_status(8, wait, ""), Outcome::Retry { .. }));
     }
 
     #[test]
@@ -210,6 +258,24 @@ mod tests {
         assert_eq!(retry_after("99999999999", now), Some(LONGEST_WAIT));
         assert_eq!(retry_after("soon", now), None);
         assert_eq!(retry_after(date, SystemTime::now()), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_wait_of_grpc_is_in_the_details() {
+        // Status { code: 8, details: [RetryInfo { retry_delay: 5 s }] }, by hand.
+        let mut status = vec![0x08, 8, 0x1a, 46, 0x0a, 40];
+        status.extend(b"type.googleapis.com/google.rpc.RetryInfo");
+        status.extend([0x12, 2, 0x0a, 0]);
+        let base64 = |bytes: &[u8]| STANDARD_NO_PAD.encode(bytes);
+        assert_eq!(grpc_wait(&base64(&status)), Some(Duration::ZERO));
+        status.truncate(status.len() - 4);
+        status.extend([0x12, 4, 0x0a, 2, 0x08, 5]);
+        status[3] = 48;
+        assert_eq!(grpc_wait(&base64(&status)), Some(Duration::from_secs(5)));
+        assert_eq!(grpc_wait(&format!("{}==", base64(&status))), Some(Duration::from_secs(5)));
+        for nonsense in ["", "!", "AAAA", "//////"] {
+            assert_eq!(grpc_wait(nonsense), None);
+        }
     }
 
     #[test]

@@ -132,6 +132,26 @@ fn a_deep_stack_loses_its_root_and_says_so() {
 }
 
 #[test]
+fn a_place_with_endless_inlined_functions_keeps_the_innermost() {
+    let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);
+    let frames: Vec<_> = (0..100_000)
+        .map(|at| builder.frame(FrameKind::Native, &format!("inlined{at}"), "", "", 1))
+        .collect();
+    let location = builder.location(1, None, &frames);
+    let stack = builder.stack(&[location, location]);
+    builder.add(stack, Default::default(), &[1, 2]);
+    let limits = Limits { bytes: FEWEST_BYTES, ..LIMITS };
+    let (parts, cuts) = fit(&builder.finish(), &select(&[]), &limits);
+    assert_eq!((parts.len(), cuts.trimmed_stacks), (1, 1));
+    let part = &parts[0].profile;
+    let mut bytes = Vec::new();
+    pprof::encode_plain(part, &mut bytes).unwrap();
+    assert!(bytes.len() <= FEWEST_BYTES);
+    let sample = part.samples().next().unwrap();
+    assert_eq!((leaf(part, sample.stack).as_str(), sample.values), ("inlined0", [1, 2].as_slice()));
+}
+
+#[test]
 fn a_profile_that_fits_is_not_cut() {
     let profile = profile_of(&[(vec![1, 2], 1, 1, 10), (vec![1, 2], 2, 1, 10)], 1);
     let rules = [LabelRule::new("tid", "tid", Form::Number)];

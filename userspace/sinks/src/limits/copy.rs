@@ -1,0 +1,201 @@
+//! Copies samples into a new profile, with what they refer to and nothing else.
+
+use std::collections::HashMap;
+
+use strata_profile::{
+    Frame, FrameKind, Label, LabelValue, LabelsId, LocationId, MappingId, Profile, ProfileBuilder,
+    StackId, StringId,
+};
+
+use super::costs::{Costs, LABEL_BYTES, Seen, kept_frames};
+use super::{Cuts, Limits, TRIMMED, shortened};
+use crate::types::{Form, LabelRule};
+
+/// Copies what is needed of a profile into a new one.
+pub(super) struct Copy<'p> {
+    source: &'p Profile,
+    pub(super) builder: ProfileBuilder,
+    symbol_bytes: usize,
+    frame_room: usize,
+    locations: HashMap<LocationId, LocationId>,
+    pub(super) cuts: Cuts,
+}
+
+impl<'p> Copy<'p> {
+    pub(super) fn new(
+        source: &'p Profile,
+        types: &[(&str, &str)],
+        symbol_bytes: usize,
+        frame_room: usize,
+    ) -> Self {
+        let mut builder = ProfileBuilder::new(types);
+        builder.set_start(source.start_nanos);
+        builder.set_duration(source.duration_nanos);
+        let (locations, cuts) = (HashMap::new(), Cuts::default());
+        Self { source, builder, symbol_bytes, frame_room, locations, cuts }
+    }
+
+    fn text(&mut self, id: StringId, longest: usize) -> StringId {
+        let text = self.source.string(id);
+        match shortened(text, longest) {
+            Some(short) => {
+                self.cuts.shortened_texts = self.cuts.shortened_texts.saturating_add(1);
+                self.builder.string(&short)
+            }
+            None => self.builder.string(text),
+        }
+    }
+
+    fn mapping(&mut self, id: MappingId) -> MappingId {
+        let mapping = self.source.mapping(id);
+        let path = self.source.string(mapping.path);
+        let build_id = self.source.string(mapping.build_id);
+        let short = shortened(path, self.symbol_bytes);
+        let path = short.as_deref().unwrap_or(path);
+        let (start, limit, offset) = (mapping.start, mapping.limit, mapping.file_offset);
+        self.builder.mapping(start, limit, offset, path, build_id)
+    }
+
+    fn location(&mut self, id: LocationId) -> LocationId {
+        if let Some(&known) = self.locations.get(&id) {
+            return known;
+        }
+        let location = self.source.location(id);
+        let mapping = location.mapping.map(|id| self.mapping(id));
+        let source = self.source;
+        let longest = self.symbol_bytes;
+        let frames = source.frames(location);
+        let kept = kept_frames(source, frames, longest, self.frame_room);
+        let mut copied: Vec<Frame> = frames
+            .iter()
+            .take(kept)
+            .map(|frame| Frame {
+                name: self.text(frame.name, longest),
+                system_name: self.text(frame.system_name, longest),
+                file: self.text(frame.file, longest),
+                ..*frame
+            })
+            .collect();
+        if kept < frames.len() {
+            self.cuts.trimmed_stacks = self.cuts.trimmed_stacks.saturating_add(1);
+            copied.push(self.builder.frame(FrameKind::Marker, TRIMMED, "", "", 0));
+        }
+        let made = self.builder.location(location.address, mapping, &copied);
+        self.locations.insert(id, made);
+        made
+    }
+
+    pub(super) fn stack(&mut self, id: StackId) -> StackId {
+        let source = self.source;
+        let locations: Vec<LocationId> = source.stack(id).map(|at| self.location(at)).collect();
+        self.builder.stack(&locations)
+    }
+
+    /// The stack, and whether it lost frames at its root.
+    pub(super) fn trimmed_stack(
+        &mut self,
+        id: StackId,
+        limits: &Limits,
+        costs: &mut Costs,
+    ) -> (StackId, bool) {
+        let source = self.source;
+        let mut kept: Vec<LocationId> = Vec::new();
+        let mut seen = Seen::default();
+        // The other half is for labels, values and the marker.
+        let room = limits.bytes / 2;
+        let mut bytes = 0_usize;
+        let mut trimmed = false;
+        for at in source.stack(id) {
+            bytes = bytes.saturating_add(costs.location(at, &mut seen));
+            if kept.len() >= limits.depth || (bytes > room && !kept.is_empty()) {
+                trimmed = true;
+                break;
+            }
+            kept.push(at);
+        }
+        if trimmed {
+            kept.truncate(limits.depth.saturating_sub(1));
+        }
+        let mut locations: Vec<LocationId> = kept.iter().map(|&at| self.location(at)).collect();
+        if trimmed {
+            let marker = self.builder.frame(FrameKind::Marker, TRIMMED, "", "", 0);
+            locations.push(self.builder.location(0, None, &[marker]));
+        }
+        (self.builder.stack(&locations), trimmed)
+    }
+
+    pub(super) fn labels(&mut self, id: LabelsId) -> LabelsId {
+        let source = self.source;
+        let labels: Vec<Label> = source
+            .labels(id)
+            .iter()
+            .map(|label| {
+                let value = match label.value {
+                    LabelValue::Text(text) => LabelValue::Text(self.text(text, usize::MAX)),
+                    LabelValue::Number { value, unit } => {
+                        LabelValue::Number { value, unit: self.text(unit, usize::MAX) }
+                    }
+                };
+                Label { key: self.text(label.key, usize::MAX), value }
+            })
+            .collect();
+        self.builder.labels(&labels)
+    }
+
+    pub(super) fn allowed_labels(
+        &mut self,
+        id: LabelsId,
+        rules: &[LabelRule],
+        limits: &Limits,
+    ) -> LabelsId {
+        let source = self.source;
+        let mut labels: Vec<Label> = Vec::new();
+        let room = limits.bytes / 4;
+        let mut bytes = 0_usize;
+        for label in source.labels(id) {
+            let key = source.string(label.key);
+            let rule = rules.iter().find(|rule| rule.own == key);
+            let made = rule.and_then(|rule| self.allowed_label(label, rule, limits));
+            let Some((made, cost)) = made else {
+                self.cuts.dropped_labels = self.cuts.dropped_labels.saturating_add(1);
+                continue;
+            };
+            bytes = bytes.saturating_add(cost);
+            if labels.len() >= limits.labels || bytes > room {
+                self.cuts.dropped_labels = self.cuts.dropped_labels.saturating_add(1);
+                continue;
+            }
+            labels.push(made);
+        }
+        self.builder.labels(&labels)
+    }
+
+    fn allowed_label(
+        &mut self,
+        label: &Label,
+        rule: &LabelRule,
+        limits: &Limits,
+    ) -> Option<(Label, usize)> {
+        let name = shortened(&rule.named, limits.name_bytes);
+        let key = self.builder.string(name.as_deref().unwrap_or(&rule.named));
+        let value = match (label.value, rule.form) {
+            (LabelValue::Text(text), Form::AsItIs) => {
+                LabelValue::Text(self.text(text, limits.value_bytes))
+            }
+            (LabelValue::Text(text), Form::Number) => {
+                let value = self.source.string(text).parse().ok()?;
+                LabelValue::Number { value, unit: StringId::default() }
+            }
+            (LabelValue::Number { value, unit }, _) => {
+                LabelValue::Number { value, unit: self.text(unit, limits.value_bytes) }
+            }
+        };
+        let text = match value {
+            LabelValue::Text(text) => text,
+            LabelValue::Number { unit, .. } => unit,
+        };
+        let strings = [key, text].map(|id| self.builder.so_far().string(id).len());
+        let cost = strings.iter().sum::<usize>().saturating_add(LABEL_BYTES);
+        Some((Label { key, value }, cost))
+    }
+}
