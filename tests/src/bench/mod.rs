@@ -8,6 +8,7 @@
 //! | [`bare_program`] | a BPF program of two `bpf_get_stack` calls: the least a profiler can cost |
 //! | [`meters`] | CPU time and memory of a process with its children |
 //! | [`measure`] | one scene under strata, and under perf |
+//! | [`clr`] | what strata costs .NET programs: start-up, speed, memory, latencies |
 //! | [`components`] | table building and symbolisation by themselves |
 //! | [`report`] | the table and the JSON file |
 //!
@@ -15,6 +16,7 @@
 
 pub mod bare_program;
 pub mod bpf_objects;
+pub mod clr;
 pub mod components;
 pub mod measure;
 pub mod meters;

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::clr::figure::{self, Figure};
 use super::components::Component;
 use super::measure::Measured;
 
@@ -17,6 +18,8 @@ pub struct Report {
     pub early_exit_ns: f64,
     pub scenes: Vec<Measured>,
     pub components: Vec<Component>,
+    /// Of the group for .NET.
+    pub clr: Vec<Figure>,
     /// Scenes that could not be measured, and why.
     pub failed: Vec<(String, String)>,
 }
@@ -36,6 +39,11 @@ fn bounds(scene: &str) -> Option<(f64, f64)> {
     })
 }
 
+/// The most that a sample may cost in a scene.
+pub fn most_bpf_us(scene: &str) -> Option<f64> {
+    bounds(scene).map(|(microseconds, _)| microseconds).filter(|bound| bound.is_finite())
+}
+
 const MOST_RSS_MB: f64 = 60.0;
 const MOST_MAP_MB: f64 = 32.0;
 
@@ -53,6 +61,29 @@ fn bounded(value: f64, bound: Option<f64>, digits: usize) -> String {
 /// Prints the table.
 pub fn print(report: &Report) {
     println!("\n{} · {} CPUs · Linux {}", report.processor, report.cpus, report.kernel);
+    if !report.scenes.is_empty() {
+        print_scenes(report);
+    }
+    if !report.components.is_empty() {
+        println!();
+        let mut rows = vec![["component", "input", "figure"].map(String::from).to_vec()];
+        rows.extend(
+            report
+                .components
+                .iter()
+                .map(|c| vec![c.name.clone(), c.input.clone(), c.figure.clone()]),
+        );
+        print_columns(&rows);
+    }
+    if !report.clr.is_empty() {
+        figure::print(&report.clr);
+    }
+    for (scene, why) in &report.failed {
+        println!("\nnot measured: {scene}: {why}");
+    }
+}
+
+fn print_scenes(report: &Report) {
     println!(
         "99 Hz; a figure above its bound is marked with !; an early exit costs {:.0} ns\n",
         report.early_exit_ns
@@ -75,20 +106,6 @@ pub fn print(report: &Report) {
         }
     }
     print_columns(&rows);
-    if !report.components.is_empty() {
-        println!();
-        let mut rows = vec![["component", "input", "figure"].map(String::from).to_vec()];
-        rows.extend(
-            report
-                .components
-                .iter()
-                .map(|c| vec![c.name.clone(), c.input.clone(), c.figure.clone()]),
-        );
-        print_columns(&rows);
-    }
-    for (scene, why) in &report.failed {
-        println!("\nnot measured: {scene}: {why}");
-    }
 }
 
 fn header() -> Vec<String> {
@@ -131,7 +148,8 @@ fn row(m: &Measured) -> Vec<String> {
     ]
 }
 
-fn print_columns(rows: &[Vec<String>]) {
+/// Prints rows of cells below each other.
+pub fn print_columns(rows: &[Vec<String>]) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|r| r.get(column)).map(|c| c.chars().count()).max().unwrap_or(0)

@@ -27,11 +27,12 @@ pub enum Scene {
 }
 
 /// All of them; the idle host first, because it tells what an early exit costs.
-pub const ALL: [Scene; 8] = [
+pub const ALL: [Scene; 9] = [
     Scene::Idle,
     Scene::Recursion { depth: 5 },
     Scene::Recursion { depth: 50 },
     Scene::Recursion { depth: 200 },
+    Scene::DotNetRecursion { depth: 5 },
     Scene::DotNetRecursion { depth: 50 },
     Scene::CSharpCompiler,
     Scene::Pythons { count: 200 },

@@ -159,6 +159,18 @@ impl DotNet {
         command
     }
 
+    /// The C# compiler itself, on .NET 9.
+    pub fn compiler(&self, source: &Path, output: &Path) -> Command {
+        let compiler = self.folder.join("csc");
+        let mut command = self.command(&compiler.join("csc.dll"));
+        command
+            .args(["-nologo", "-o+"])
+            .arg(format!("-out:{}", output.display()))
+            .arg(format!("@{}", compiler.join("refs.rsp").display()))
+            .arg(source);
+        command
+    }
+
     /// A real .NET 10 program, trimmed and in a single file: a server that prints its version.
     pub fn real_program(&self) -> Command {
         let mut command = Command::new(self.folder.join("10/azmcp"));
