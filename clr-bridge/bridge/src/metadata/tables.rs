@@ -6,6 +6,8 @@
 //!
 //! **Invariant:** nothing is allocated, and no index is followed without a check.
 
+use std::ffi::CStr;
+
 use super::schema::{
     Column, GENERIC_PARAM, METHOD_DEF, METHOD_PTR, MODULE, NESTED_CLASS, RESOLUTION_SCOPE, SCHEMA,
     TABLES, TYPE_DEF, TYPE_DEF_OR_REF, TYPE_OR_METHOD_DEF, TYPE_REF, TYPE_SPEC,
@@ -127,8 +129,7 @@ impl<'a> Tables<'a> {
 
     fn text(&self, table: &Table, column: usize, row: u32) -> Option<&'a str> {
         let bytes = self.strings.get(self.column(table, column, row)? as usize..)?;
-        let length = memchr(bytes)?;
-        Some(valid_part(bytes.get(..length)?))
+        Some(valid_part(CStr::from_bytes_until_nul(bytes).ok()?.to_bytes()))
     }
 
     fn blob(&self, table: &Table, column: usize, row: u32) -> Option<&'a [u8]> {
@@ -254,11 +255,6 @@ impl<'a> Tables<'a> {
         }
         Some(low)
     }
-}
-
-/// Where the first NUL is.
-fn memchr(bytes: &[u8]) -> Option<usize> {
-    bytes.iter().position(|byte| *byte == 0)
 }
 
 /// How a table lies in the stream.
