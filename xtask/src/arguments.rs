@@ -62,7 +62,8 @@ cargo xtask COMMAND
                                the release binary; the BPF object too when its sources changed
   vm-test [--kernel 6.1|6.12|7.2|newest|all] [--boot-only]
                                strata on other kernels, under emulation
-  bench [NAME…]                measure, beside perf
+  bench [SCENE… | clr] [OPTIONS…]
+                               measure: scenes, beside perf; what .NET programs pay (`bench --help`)
   fuzz [TARGET] [--seconds N]  fuzz one parser, or each (60 seconds each)
   dist                         a stripped release binary in a tar archive, with licences
 

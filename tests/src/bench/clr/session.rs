@@ -15,8 +15,9 @@ use crate::runtimes::{self, Version};
 
 const PART: &str = "session";
 const PATIENCE: Duration = Duration::from_secs(60);
-/// After so long without a question the bridge looks less often.
+/// After so long without a question the bridge looks less often, and still less often.
 const QUIET: Duration = Duration::from_millis(120);
+const VERY_QUIET: Duration = Duration::from_millis(2500);
 /// Between two looks for an answer.
 const LOOK: Duration = Duration::from_micros(100);
 /// Asked one at a time, and together, in each session.
@@ -28,6 +29,7 @@ const TOGETHER: usize = 200;
 struct Times {
     attach: Vec<f64>,
     enumerate: Vec<f64>,
+    late: Vec<f64>,
     first: Vec<f64>,
     next: Vec<f64>,
     /// Microseconds an answer.
@@ -45,7 +47,7 @@ pub fn measure(effort: Effort) -> Result<Vec<Figure>> {
         program.wait_for_line("ready", PATIENCE)?;
         let pid = u32::try_from(program.pid())?;
         let mut times = Times::default();
-        for _ in 0..effort.pairs {
+        for _ in 0..effort.pairs.div_ceil(2) {
             cycle(pid, &mut times).with_context(|| version.to_string())?;
         }
         figures.extend(times.figures(version));
@@ -65,6 +67,8 @@ fn cycle(pid: u32, times: &mut Times) -> Result<()> {
     let addresses = enumerated(&mut session)?;
     times.enumerate.push(milliseconds(start));
     let mut addresses = addresses.into_iter().cycle();
+    std::thread::sleep(VERY_QUIET);
+    times.late.push(asked(&mut session, &[addresses.next().context("a method")?])?);
     for _ in 0..ALONE {
         std::thread::sleep(QUIET);
         times.first.push(asked(&mut session, &[addresses.next().context("a method")?])?);
@@ -139,7 +143,8 @@ impl Times {
         vec![
             line("attach", &self.attach, "ms"),
             line(&format!("attach {enumerated}"), &self.enumerate, "ms"),
-            line("an address, after a silence", &self.first, "ms"),
+            line("an address, after a long silence", &self.late, "ms"),
+            line("an address, after a short one", &self.first, "ms"),
             line("an address, right after another", &self.next, "ms"),
             line(&format!("each of {TOGETHER} addresses at once"), &self.together, "µs"),
             line("detach", &self.detach, "ms"),

@@ -1,14 +1,16 @@
 //! What the bridge costs a program that compiles very many methods in two seconds: the C# compiler.
 //!
-//! Every round runs each variant once, in another order each time, and differences are between runs
-//! of the same round. CPU time of all its threads is the measure on a machine that does other things
-//! too; wall time is printed beside it.
+//! With and without run at the same time, each on a CPU of its own, and then once more with the CPUs
+//! exchanged: what else the machine does meets both. CPU time of all threads is the measure; wall time
+//! is printed beside it.
 
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use strata_clr::environment;
 use strata_clr::session::{Budget, Count, SessionOptions, StatusRecord};
 use strata_clr::{CLibrary, Session, Target, bridge_library};
@@ -43,14 +45,23 @@ enum Variant {
     NotificationOnly,
 }
 
-const VARIANTS: [Variant; 4] =
-    [Variant::Without, Variant::Quiet, Variant::Telling, Variant::NotificationOnly];
+const VARIANTS: [(Variant, &str); 3] = [
+    (Variant::Quiet, "loaded, nobody reads"),
+    (Variant::Telling, "telling every method"),
+    (Variant::NotificationOnly, "the same, notification-only"),
+];
 
 /// Seconds.
 #[derive(Clone, Copy)]
 struct Cost {
     wall: f64,
     cpu: f64,
+}
+
+impl Cost {
+    fn and(self, other: Cost) -> Cost {
+        Cost { wall: self.wall + other.wall, cpu: self.cpu + other.cpu }
+    }
 }
 
 /// The library as a file, and a place for what the compiler writes.
@@ -74,10 +85,10 @@ impl Setting {
         Ok(Self { folder, library })
     }
 
-    fn compiler(&self, variant: Variant, library: &Path) -> Result<Command> {
+    fn compiler(&self, variant: Variant, library: &Path, number: usize) -> Result<Command> {
         let source = places::target_sources().join("csharp/Recursion.cs");
-        let mut command =
-            runtimes::dotnet()?.compiler(&source, &self.folder.path().join("output.dll"));
+        let output = self.folder.path().join(format!("output-{number}.dll"));
+        let mut command = runtimes::dotnet()?.compiler(&source, &output);
         // As if another profiler were the main one, which only the list of the others is seen of.
         let beside = b"CORECLR_ENABLE_PROFILING=1\0CORECLR_PROFILER={00000000-0000-0000-0000-000000000001}\0";
         let existing: &[u8] = match variant {
@@ -91,62 +102,107 @@ impl Setting {
     }
 }
 
-/// CPU seconds of the children that have ended.
-fn cpu_of_children() -> f64 {
-    // SAFETY: a plain C structure for which zero is a value, filled by the call.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
-        usage
-    };
+/// Runs the compiler on one CPU.
+fn run(setting: &Setting, variant: Variant, cpu: usize) -> Result<Cost> {
+    let mut command = setting.compiler(variant, &setting.library, cpu)?;
+    pin(&mut command, cpu);
+    let start = Instant::now();
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let (status, usage) = wait(&child.context("starting the compiler")?)?;
+    if !status.success() {
+        bail!("the compiler: {status}");
+    }
     let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+    Ok(Cost {
+        wall: start.elapsed().as_secs_f64(),
+        cpu: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+    })
 }
 
-fn run(setting: &Setting, variant: Variant) -> Result<Cost> {
-    let mut command = setting.compiler(variant, &setting.library)?;
-    let (before, start) = (cpu_of_children(), Instant::now());
-    let done = command.stdin(Stdio::null()).output().context("starting the compiler")?;
-    let cost = Cost { wall: start.elapsed().as_secs_f64(), cpu: cpu_of_children() - before };
-    if !done.status.success() {
-        bail!("the compiler: {}\n{}", done.status, String::from_utf8_lossy(&done.stdout));
+fn pin(command: &mut Command, cpu: usize) {
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    // SAFETY: between fork and exec there is one system call, and nothing is allocated.
+    unsafe {
+        command.pre_exec(move || Ok(sched_setaffinity(None, &only)?));
     }
-    Ok(cost)
+}
+
+/// Waits for a child, and says what it and its threads have used.
+fn wait(child: &Child) -> Result<(ExitStatus, libc::rusage)> {
+    let (pid, mut status) = (i32::try_from(child.id())?, 0);
+    // SAFETY: a plain C structure for which zero is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both are valid for writing; the child is ours and nobody else waits for it.
+    if unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) } != pid {
+        return Err(std::io::Error::last_os_error()).context("waiting for the compiler");
+    }
+    Ok((ExitStatus::from_raw(status), usage))
+}
+
+/// Two runs at the same time, on two CPUs.
+fn both(setting: &Setting, variants: [(Variant, usize); 2]) -> Result<[Cost; 2]> {
+    let [first, second] = variants;
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| run(setting, second.0, second.1));
+        let one = run(setting, first.0, first.1)?;
+        Ok([one, other.join().map_err(|_| anyhow!("a thread ended"))??])
+    })
+}
+
+/// With and without a variant, on each of two CPUs.
+fn pair(setting: &Setting, variant: Variant, [a, b]: [usize; 2]) -> Result<[Cost; 2]> {
+    let [without_a, with_b] = both(setting, [(Variant::Without, a), (variant, b)])?;
+    let [with_a, without_b] = both(setting, [(variant, a), (Variant::Without, b)])?;
+    Ok([without_a.and(without_b), with_a.and(with_b)])
+}
+
+/// The first and the last CPU that this process may use: seldom two halves of one core.
+fn two_cpus() -> Result<[usize; 2]> {
+    let allowed = sched_getaffinity(None)?;
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let first = cpus.next().context("a CPU")?;
+    Ok([first, cpus.next_back().context("this compares two CPUs, and there is one")?])
 }
 
 /// Measures this part.
 pub fn measure(effort: Effort) -> Result<Vec<Figure>> {
-    let setting = Setting::new()?;
-    let mut costs = [const { Vec::new() }; VARIANTS.len()];
+    let (setting, cpus) = (Setting::new()?, two_cpus()?);
+    let mut pairs = [const { Vec::new() }; VARIANTS.len()];
     // The first round warms the caches.
     for round in 0..=effort.pairs {
-        for turn in 0..VARIANTS.len() {
-            let number = (round + turn) % VARIANTS.len();
-            let cost = run(&setting, VARIANTS[number])?;
+        for ((variant, _), pairs) in VARIANTS.iter().zip(&mut pairs) {
+            let pair = pair(&setting, *variant, cpus)?;
             if round > 0 {
-                costs[number].push(cost);
+                pairs.push(pair);
             }
         }
     }
-    let [without, quiet, telling, notified] = costs;
-    let walls = |costs: &[Cost]| costs.iter().map(|cost| cost.wall).collect::<Vec<_>>();
-    let cpus = |costs: &[Cost]| costs.iter().map(|cost| cost.cpu).collect::<Vec<_>>();
+    let column = |pairs: &[[Cost; 2]], place: usize, of: fn(&Cost) -> f64| -> Vec<f64> {
+        pairs.iter().filter_map(|pair| pair.get(place)).map(of).collect()
+    };
+    let every: Vec<[Cost; 2]> = pairs.iter().flatten().copied().collect();
+    let half = |values: Vec<f64>| median(&values) / 2.0;
+    let without = half(column(&every, 0, |cost| cost.cpu));
     let mut figures = vec![
-        Figure::new(PART, "compiler run without", median(&cpus(&without)), "s CPU")
-            .note(format!("median; {:.3} s of wall time", median(&walls(&without)))),
+        Figure::new(PART, "compiler run without", without, "s CPU")
+            .note(format!("median; {:.3} s of wall time", half(column(&every, 0, |c| c.wall)))),
     ];
-    for (name, costs) in [
-        ("loaded, nobody reads", &quiet),
-        ("telling every method", &telling),
-        ("the same, notification-only", &notified),
-    ] {
-        let cpu = pairs::relative(&cpus(costs), &cpus(&without));
-        let wall = pairs::relative(&walls(costs), &walls(&without));
-        let bounded = |figure: Figure| figure.at_most(BOUND);
-        figures.push(bounded(Figure::difference(PART, format!("{name}: CPU"), &cpu)));
-        figures.push(bounded(Figure::difference(PART, format!("{name}: wall"), &wall)));
+    let mut more = Vec::new();
+    for ((_, name), pairs) in VARIANTS.iter().zip(&pairs) {
+        for (kind, of) in
+            [("CPU", (|cost| cost.cpu) as fn(&Cost) -> f64), ("wall", |cost| cost.wall)]
+        {
+            let difference = pairs::relative(&column(pairs, 1, of), &column(pairs, 0, of));
+            let figure = Figure::difference(PART, format!("{name}: {kind}"), &difference);
+            figures.push(figure.at_most(BOUND));
+            if kind == "CPU" {
+                more.push(difference.median / 100.0 * without);
+            }
+        }
     }
-    figures.extend(events(&setting, median(&cpus(&telling)) - median(&cpus(&quiet)))?);
+    let [quiet, telling, _] = more.as_slice() else { bail!("three variants") };
+    figures.extend(events(&setting, telling - quiet)?);
     Ok(figures)
 }
 
@@ -172,13 +228,13 @@ fn events(setting: &Setting, more_seconds: f64) -> Result<Vec<Figure>> {
         Figure::new(PART, "JIT event, within the bridge", median(&each), "µs")
             .note(format!("median of {COUNTED_RUNS} runs' means, by the {clock}")),
         Figure::new(PART, "JIT event, in all", more_seconds * 1e6 / methods as f64, "µs CPU")
-            .note("telling minus quiet; with what the runtime does for the event itself"),
+            .note("telling minus loaded; with what the runtime does for the event itself"),
     ])
 }
 
 /// Runs once with a reader, and says what the bridge counted.
 fn counted(setting: &Setting, library: &Path) -> Result<StatusRecord> {
-    let mut running = Running::from_command(setting.compiler(Variant::Telling, library)?)?;
+    let mut running = Running::from_command(setting.compiler(Variant::Telling, library, 0)?)?;
     let pid = u32::try_from(running.pid())?;
     let mut session = None;
     wait_until("the bridge is loaded", PATIENCE, || {

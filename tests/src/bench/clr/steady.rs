@@ -39,15 +39,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Speed {
     per_second: f64,
     per_cpu_second: f64,
+    /// CPUs that the program's thread had.
+    cpus: f64,
 }
 
-/// Percent of one CPU while strata was there.
+/// What strata used while the program worked.
 #[derive(Clone, Copy)]
 struct Shares {
+    /// Percent of the program's CPU time, so for the next.
     bpf: f64,
     bridge: f64,
+    /// Percent of a CPU.
     strata: f64,
-    samples: f64,
+    runs_per_second: f64,
 }
 
 /// How far the program is: operations, wall seconds, CPU seconds of its thread.
@@ -88,7 +92,7 @@ impl Busy {
         std::thread::sleep(Duration::from_secs_f64(seconds));
         let Progress(to) = self.next_progress()?;
         let [work, wall, cpu] = [to[0] - from[0], to[1] - from[1], to[2] - from[2]];
-        Ok(Speed { per_second: work / wall, per_cpu_second: work / cpu })
+        Ok(Speed { per_second: work / wall, per_cpu_second: work / cpu, cpus: cpu / wall })
     }
 
     /// CPU nanoseconds of the bridge's thread.
@@ -126,12 +130,12 @@ impl Busy {
         meter.read_cpu();
         let after = own.sampler_runs();
         let bridge = self.bridge_nanoseconds().context("the bridge's thread")? - bridge;
-        let percent = |nanoseconds: u64| nanoseconds as f64 / elapsed / 1e7;
+        let percent = |nanoseconds: u64| nanoseconds as f64 / elapsed / speed.cpus / 1e7;
         let shares = Shares {
             bpf: percent(after.nanoseconds - runs.nanoseconds),
             bridge: percent(bridge),
             strata: 100.0 * (meter.cpu_seconds() - cpu) / elapsed,
-            samples: (after.count - runs.count) as f64 / elapsed,
+            runs_per_second: (after.count - runs.count) as f64 / elapsed,
         };
         recording.running().signal(Signal::INT)?;
         let recorded = recording.finish()?;
@@ -192,19 +196,24 @@ fn figures(
     };
     let note = |figure: Figure| figure.note(how);
     vec![
-        Figure::new(part, "BPF and bridge", middle(|s| s.bpf + s.bridge), "% of a CPU")
-            .at_most(BOUND)
-            .note(format!(
-                "median of {}: BPF {:.3}, bridge's thread {:.3}",
-                shares.len(),
-                middle(|s| s.bpf),
-                middle(|s| s.bridge)
-            )),
+        Figure::new(
+            part,
+            "BPF and bridge, of the program's CPU time",
+            middle(|s| s.bpf + s.bridge),
+            "%",
+        )
+        .at_most(BOUND)
+        .note(format!(
+            "median of {}: BPF {:.3}, bridge's thread {:.3}",
+            shares.len(),
+            middle(|s| s.bpf),
+            middle(|s| s.bridge)
+        )),
         note(Figure::difference(part, "loss of work per CPU second", &loss(|s| s.per_cpu_second)))
             .at_most(BOUND),
         note(Figure::difference(part, "loss of work per second", &loss(|s| s.per_second)))
             .at_most(BOUND),
         Figure::new(part, "strata itself", middle(|s| s.strata), "% of a CPU")
-            .note(format!("BPF ran {:.0} times a second", middle(|s| s.samples))),
+            .note(format!("BPF ran {:.0} times a second", middle(|s| s.runs_per_second))),
     ]
 }
