@@ -239,6 +239,11 @@ impl ProfileBuilder {
         weights.push(on_cpu);
     }
 
+    /// Counts what other tables had no room for, when what they hold is merged into this one.
+    pub fn count_overflows(&mut self, overflows: u64) {
+        self.profile.overflows = self.profile.overflows.saturating_add(overflows);
+    }
+
     #[must_use]
     pub fn finish(self) -> Profile {
         self.profile

@@ -4,6 +4,7 @@
 //! - [`pprof`] writes and reads pprof, of strata and of other tools; [`folded`] writes and reads
 //!   folded stacks.
 //! - [`flamegraph`] (SVG), [`perf_script`] (text) and [`firefox`] (JSON) are written only.
+//! - [`difference`] compares two profiles, for a differential flame graph and a table.
 //! - [`summary`] is what a terminal shows; [`text`] makes hostile names harmless.
 //! - [`Format`], [`write`] and [`read`] choose among them by file name.
 //!
@@ -13,6 +14,7 @@
 //! beyond the reader or writer it is given.
 
 mod builder;
+pub mod difference;
 mod error;
 pub mod firefox;
 pub mod flamegraph;

@@ -212,6 +212,20 @@ impl Profile {
         })
     }
 
+    /// The leaf of a stack and the stack of its caller; `None` for the empty stack. For who visits
+    /// callers that stacks share only once.
+    #[must_use]
+    pub fn leaf(&self, id: StackId) -> Option<(LocationId, StackId)> {
+        let node = self.stacks.leaf(id.0)?;
+        Some((LocationId(node.location), StackId(node.caller)))
+    }
+
+    /// How many stacks there are, those of callers included: ids are positions below it.
+    #[must_use]
+    pub fn stack_count(&self) -> usize {
+        self.stacks.len()
+    }
+
     #[must_use]
     pub fn labels(&self, id: LabelsId) -> &[Label] {
         self.labels.get(id.0)
