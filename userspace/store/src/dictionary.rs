@@ -1,0 +1,302 @@
+//! What the profiles of one service share within a segment: strings, mappings, locations, stacks
+//! as a prefix tree, label sets, threads.
+//!
+//! The writer keeps only an index from things to their numbers. What is new goes out with the
+//! record that needs it first, so a segment can be read from its beginning to any record.
+//!
+//! Addresses are left out: the same function lies at another address in every process, and no
+//! two samples of it need the same instruction. A location is its functions and lines, and the
+//! file they are in; that is what makes a month of profiles share one dictionary.
+//!
+//! Invariant: number 0 of every table is the empty thing; numbers are given in order.
+
+use std::hash::Hash;
+
+use hashbrown::{Equivalent, HashMap};
+use strata_profile::{
+    Frame, LabelValue, LabelsId, Location, LocationId, Profile, StackId, StringId,
+};
+
+use crate::wire::{put, put_signed, put_text};
+
+/// What a table's entry takes beside its key: the number, and its share of the index.
+const ENTRY_BYTES: usize = 24;
+
+/// Frames at one location: what is inlined deeper than this was not written by people.
+pub(crate) const MOST_FRAMES: usize = 4_096;
+
+struct Table<K> {
+    numbers: HashMap<K, u32>,
+    next: u32,
+    /// The first number that is not written yet.
+    base: u32,
+    added: Vec<u8>,
+}
+
+impl<K> Default for Table<K> {
+    fn default() -> Self {
+        Self { numbers: HashMap::new(), next: 1, base: 1, added: Vec::new() }
+    }
+}
+
+impl<K: Hash + Eq> Table<K> {
+    /// The number of `key`; if it is new, `encode` says what is written of it.
+    fn number<Q: Hash + Equivalent<K> + ?Sized>(
+        &mut self,
+        key: &Q,
+        own: impl FnOnce(&Q) -> K,
+        encode: impl FnOnce(&mut Vec<u8>, u32),
+    ) -> (u32, bool) {
+        if let Some(&number) = self.numbers.get(key) {
+            return (number, false);
+        }
+        let number = self.next;
+        // A segment is closed long before it has 2^32 of anything.
+        self.next = self.next.saturating_add(1);
+        encode(&mut self.added, number);
+        self.numbers.insert(own(key), number);
+        (number, true)
+    }
+
+    fn take(&mut self, out: &mut Vec<u8>) {
+        put(out, u64::from(self.base));
+        put(out, u64::from(self.next.saturating_sub(self.base)));
+        out.append(&mut self.added);
+        self.base = self.next;
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Dictionary {
+    strings: Table<Box<str>>,
+    mappings: Table<(u32, u32)>,
+    locations: Table<Box<[u32]>>,
+    stacks: Table<(u32, u32)>,
+    labels: Table<Box<[i64]>>,
+    threads: Table<[u32; 5]>,
+    memory: usize,
+}
+
+impl Dictionary {
+    /// Bytes it takes, about.
+    pub(crate) fn memory(&self) -> usize {
+        self.memory
+    }
+
+    /// Writes what is new since the last time.
+    pub(crate) fn take_added(&mut self, out: &mut Vec<u8>) {
+        self.strings.take(out);
+        self.mappings.take(out);
+        self.locations.take(out);
+        self.stacks.take(out);
+        self.labels.take(out);
+        self.threads.take(out);
+    }
+
+    fn grow(&mut self, (number, is_new): (u32, bool), bytes: usize) -> u32 {
+        if is_new {
+            self.memory = self.memory.saturating_add(bytes).saturating_add(ENTRY_BYTES);
+        }
+        number
+    }
+
+    pub(crate) fn string(&mut self, text: &str) -> u32 {
+        if text.is_empty() {
+            return 0;
+        }
+        let added = self.strings.number(text, |text| Box::from(text), |out, _| put_text(out, text));
+        self.grow(added, text.len())
+    }
+
+    fn mapping(&mut self, path: &str, build_id: &str) -> u32 {
+        let key = (self.string(path), self.string(build_id));
+        let added = self.mappings.number(
+            &key,
+            |key| *key,
+            |out, _| {
+                put(out, u64::from(key.0));
+                put(out, u64::from(key.1));
+            },
+        );
+        self.grow(added, size_of_val(&key))
+    }
+
+    fn location(&mut self, profile: &Profile, location: Location) -> u32 {
+        let mapping = location.mapping.map_or(0, |mapping| {
+            let mapping = profile.mapping(mapping);
+            self.mapping(profile.string(mapping.path), profile.string(mapping.build_id))
+        });
+        let nameless = [Frame::default()];
+        let frames = match profile.frames(location) {
+            [] => nameless.as_slice(),
+            frames => frames.get(..MOST_FRAMES).unwrap_or(frames),
+        };
+        let mut key = Vec::with_capacity(frames.len().saturating_mul(5).saturating_add(1));
+        key.push(mapping);
+        for frame in frames {
+            key.push(self.string(profile.string(frame.name)));
+            key.push(self.string(profile.string(frame.system_name)));
+            key.push(self.string(profile.string(frame.file)));
+            key.push(frame.line);
+            key.push(frame.kind as u32);
+        }
+        let added = self.locations.number(
+            key.as_slice(),
+            |key| Box::from(key),
+            |out, _| {
+                put(out, u64::from(mapping));
+                put(out, frames.len() as u64);
+                for &field in key.iter().skip(1) {
+                    put(out, u64::from(field));
+                }
+            },
+        );
+        self.grow(added, size_of_val(key.as_slice()))
+    }
+
+    fn stack(&mut self, caller: u32, location: u32) -> u32 {
+        let key = (caller, location);
+        let added = self.stacks.number(
+            &key,
+            |key| *key,
+            |out, number| {
+                put(out, u64::from(number.saturating_sub(caller)));
+                put(out, u64::from(location));
+            },
+        );
+        self.grow(added, size_of_val(&key))
+    }
+
+    fn labels(&mut self, profile: &Profile, labels: LabelsId) -> u32 {
+        let labels = profile.labels(labels);
+        if labels.is_empty() {
+            return 0;
+        }
+        let mut key = Vec::with_capacity(labels.len().saturating_mul(4));
+        for label in labels {
+            key.push(i64::from(self.string(profile.string(label.key))));
+            match label.value {
+                LabelValue::Text(text) => {
+                    key.extend([0, i64::from(self.string(profile.string(text))), 0]);
+                }
+                LabelValue::Number { value, unit } => {
+                    key.extend([1, value, i64::from(self.string(profile.string(unit)))]);
+                }
+            }
+        }
+        let added = self.labels.number(
+            key.as_slice(),
+            |key| Box::from(key),
+            |out, _| {
+                put(out, labels.len() as u64);
+                for &field in &key {
+                    put_signed(out, field);
+                }
+            },
+        );
+        self.grow(added, size_of_val(key.as_slice()))
+    }
+
+    fn thread(&mut self, key: [u32; 5]) -> u32 {
+        let added = self.threads.number(
+            &key,
+            |key| *key,
+            |out, _| {
+                for field in key {
+                    put(out, u64::from(field));
+                }
+            },
+        );
+        self.grow(added, size_of_val(&key))
+    }
+}
+
+/// The numbers that a dictionary has for the things of one profile, each looked up once.
+pub(crate) struct Import<'a> {
+    dictionary: &'a mut Dictionary,
+    profile: &'a Profile,
+    locations: Vec<u32>,
+    stacks: Vec<u32>,
+    labels: HashMap<LabelsId, u32>,
+}
+
+impl<'a> Import<'a> {
+    pub(crate) fn new(dictionary: &'a mut Dictionary, profile: &'a Profile) -> Self {
+        Self {
+            dictionary,
+            profile,
+            locations: vec![0; profile.locations().len()],
+            stacks: vec![0; profile.stack_count()],
+            labels: HashMap::new(),
+        }
+    }
+
+    pub(crate) fn string(&mut self, id: StringId) -> u32 {
+        self.dictionary.string(self.profile.string(id))
+    }
+
+    pub(crate) fn text(&mut self, text: &str) -> u32 {
+        self.dictionary.string(text)
+    }
+
+    fn location(&mut self, id: LocationId) -> u32 {
+        let known = self.locations.get(id.position()).copied().unwrap_or(0);
+        if known != 0 {
+            return known;
+        }
+        let number = self.dictionary.location(self.profile, self.profile.location(id));
+        if let Some(place) = self.locations.get_mut(id.position()) {
+            *place = number;
+        }
+        number
+    }
+
+    pub(crate) fn stack(&mut self, id: StackId) -> u32 {
+        let mut missing = Vec::new();
+        let mut at = id;
+        let mut number = 0;
+        while let Some((location, caller)) = self.profile.leaf(at) {
+            let known = self.stacks.get(at.position()).copied().unwrap_or(0);
+            if known != 0 {
+                number = known;
+                break;
+            }
+            missing.push((at, location));
+            at = caller;
+        }
+        for (stack, location) in missing.into_iter().rev() {
+            let location = self.location(location);
+            number = self.dictionary.stack(number, location);
+            if let Some(place) = self.stacks.get_mut(stack.position()) {
+                *place = number;
+            }
+        }
+        number
+    }
+
+    pub(crate) fn labels(&mut self, id: LabelsId) -> u32 {
+        if let Some(&known) = self.labels.get(&id) {
+            return known;
+        }
+        let number = self.dictionary.labels(self.profile, id);
+        self.labels.insert(id, number);
+        number
+    }
+
+    pub(crate) fn thread(&mut self, id: strata_profile::ThreadId) -> u32 {
+        let thread = self.profile.thread(id);
+        let key = [
+            thread.pid,
+            thread.tid,
+            self.string(thread.comm),
+            self.string(thread.process),
+            self.string(thread.container),
+        ];
+        self.dictionary.thread(key)
+    }
+
+    /// Writes what this profile brought.
+    pub(crate) fn take_added(self, out: &mut Vec<u8>) {
+        self.dictionary.take_added(out);
+    }
+}

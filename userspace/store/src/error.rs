@@ -1,0 +1,50 @@
+//! What can go wrong in a store.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why bytes are not what the store writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Damage(pub(crate) &'static str);
+
+/// Why a store could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("could not {action} {path}", path = .path.display())]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "{path} belongs to a process that is writing it; stop that one or choose another directory",
+        path = .0.display()
+    )]
+    Locked(PathBuf),
+    #[error("{path} is damaged", path = .path.display())]
+    Damaged {
+        path: PathBuf,
+        #[source]
+        source: Damage,
+    },
+    #[error("a profile of {bytes} bytes is larger than the store holds in one piece")]
+    TooLarge { bytes: u64 },
+    #[error("a profile of {0} sample types has more than the store holds")]
+    TooManyTypes(usize),
+    #[error("the profile ended before the oldest time that the store keeps")]
+    TooOld,
+}
+
+impl StoreError {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { action, path, source }
+    }
+
+    /// Whether the file is simply not there (any more).
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}

@@ -1,0 +1,104 @@
+//! The local store of profiles: a directory that one process writes and any number read.
+//!
+//! [`Store`] takes profiles, each with a [`Head`] that says whose it is; [`Reader`] answers a
+//! [`Selection`] with one merged [`strata_profile::Profile`], which every writer of that crate can
+//! write, and compares two of them. Nothing here is asynchronous: a daemon calls it from a thread that may wait for a disk.
+//!
+//! # Code map
+//! `store` the writer, its lock, retention and recovery; `writing` one segment as it is written;
+//! `merging` merges over time; `reader` questions; `selection` what a question is about;
+//! `segment` where the records of a file are; `record`, `body`, `dictionary` (written), `tables`
+//! (read back), `series`, `wire` the format; `directory` file names.
+//!
+//! # Format, version 1
+//! A directory holds `lock` and, for every segment, `NUMBER.seg` (`NUMBER.open` while it is
+//! written) and `NUMBER.merged`. NUMBER is sixteen hexadecimal digits and grows. A segment holds
+//! the profiles of about an hour; `NUMBER.merged` holds, for the profiles of that segment alone,
+//! merges over whole hours and whole five minutes since 1970.
+//!
+//! All files have one form: the sixteen bytes `strata-store`, `01 00 00 00` (the version), then
+//! records without gaps. A record is a header of 48 bytes, numbers little-endian, and a payload:
+//!
+//! | at | bytes | what |
+//! |---|---|---|
+//! | 0 | 4 | `SREC` |
+//! | 4 | 1 | kind: 1 series, 2 profile, 3 index, 4 trailer |
+//! | 5 | 1 | 1 if the payload is an LZ4 block |
+//! | 6 | 2 | 0 |
+//! | 8 | 4 | series: its number, from 0 in the order of the series' records |
+//! | 12 | 4 | seconds merged: 0 for a profile as it came, 300, 3600 |
+//! | 16 | 8 | start, nanoseconds since 1970; of a trailer: where the index begins in the file |
+//! | 24 | 8 | end |
+//! | 32 | 4 | bytes of the payload as it lies here |
+//! | 36 | 4 | and decompressed, at most 64 MiB |
+//! | 40 | 4 | low half of the XXH3 of the payload as it lies here |
+//! | 44 | 4 | low half of the XXH3 of the 44 bytes before |
+//!
+//! In payloads a *number* is LEB128, a *signed* one zigzag LEB128, a *text* a number of bytes and
+//! UTF-8, a *list* a number of items and the items.
+//!
+//! - **Series**, before its first profile: service, kind (texts), labels (list of two texts,
+//!   sorted), sample types (list of name and unit), default sample type, period type and unit
+//!   (texts), period (signed).
+//! - **Profile**: the number of bytes of the dictionary's part, that part, the samples' part.
+//!   The *dictionary* belongs to all series of one service in the file, and each record adds what
+//!   it is the first to need. Six tables, each as the number of its first new entry, how many
+//!   there are, and those; entry 0 is the empty one and never written:
+//!   strings (text); mappings (path, build id); locations (mapping, list of frames: name, system
+//!   name, file, line, kind); stacks (how much smaller the caller's number is than its own,
+//!   location), which makes them a prefix tree; label sets (list of four signed: key, 0 for a text
+//!   or 1 for a number, the text's or the number's value, unit); threads (pid, tid, comm, process,
+//!   container). Texts are numbers of strings.
+//!   The *samples*, in columns: runtime id and host (strings), how many profiles were merged,
+//!   overflows, how many sample types, how many samples; stacks, ascending, and label sets, each
+//!   as the signed difference to the one before; for each sample type a number and the values as
+//!   signed multiples of it; 0, or 1 and the samples in time: how many, then threads, stacks,
+//!   times in nanoseconds since the start and nanoseconds on CPU, as signed differences.
+//! - **Index**, when a segment is sealed: list of series as above; list of profiles: series,
+//!   seconds merged, start (difference, signed), end minus start (signed), where its record
+//!   begins (difference), bytes of the record.
+//! - **Trailer**: no payload; the last record of a sealed file.
+//!
+//! A dictionary is a service's and not the whole segment's because questions are: an hour of one
+//! service is read without a byte of the other forty-nine. Addresses are not kept (see
+//! `dictionary`): a location is its functions, lines and file.
+//!
+//! # What survives what
+//! A record is one write. A process killed at any moment leaves whole records and at most one
+//! torn one; readers stop before it, and the next writer cuts it off, writes the index and seals.
+//! Without an index or with a damaged one, the headers are enough to find everything. Merges get
+//! their name when they are whole and on the disk. When the host loses power, what was written in
+//! the last [`Options::sync_every`] may be gone. Damage within a record costs it and what follows
+//! of the same service in that segment; it is counted in [`Answer::damaged`]. Damaged merges cost
+//! nothing: the profiles they stand for are read instead.
+//!
+//! # Choices
+//! LZ4 by `lz4_flex`, because it decodes in safe Rust, within a given size, and needs no C
+//! compiler for the static builds; columns and dictionaries have taken out most of what a stronger
+//! coder would find. XXH3 because it costs nothing beside a write. The lock is the standard
+//! library's file lock, which ends with its process.
+//!
+//! Invariant: nothing in a file makes a reader panic, loop or take memory beyond a constant
+//! multiple of the file's real size.
+
+mod body;
+mod dictionary;
+mod directory;
+mod error;
+mod merging;
+mod reader;
+mod record;
+mod segment;
+mod selection;
+mod series;
+mod store;
+mod tables;
+mod wire;
+mod writing;
+
+pub use error::{Damage, StoreError};
+pub use reader::{Answer, Comparison, Holding, Reader};
+pub use selection::{Pattern, Selection};
+pub use series::Head;
+pub use store::{Counters, Options, Store};
+pub use tables::Detail;

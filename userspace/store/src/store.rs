@@ -1,0 +1,450 @@
+//! The writer of a store: takes profiles, seals segments, makes merges, drops what is too old or
+//! too much.
+//!
+//! Invariant: the files together never exceed `max_bytes`, not even while one is written; what is
+//! dropped, refused or cut off is counted. One writer owns a directory, by a lock that ends with
+//! its process.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use strata_profile::Profile;
+
+use crate::body::{Facts, MOST_WIDTH};
+use crate::directory::{self, Name};
+use crate::error::StoreError;
+use crate::merging;
+use crate::reader::Reader;
+use crate::segment::Segment;
+use crate::series::{Head, Series};
+use crate::writing::SegmentWriter;
+
+/// How long after its time a segment waits for profiles that come late.
+const GRACE_NANOS: i64 = 60_000_000_000;
+/// A segment is at most this part of the whole store, so that dropping one is a small step.
+const PART_OF_STORE: u64 = 8;
+
+/// The bounds of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Profiles that began before this are gone.
+    pub max_age: Duration,
+    /// All files together.
+    pub max_bytes: u64,
+    /// How much time a segment is for; at most an eighth of `max_age`.
+    pub span: Duration,
+    /// A segment is sealed early when it is this large.
+    pub segment_bytes: u64,
+    /// And when its dictionaries take this much memory.
+    pub dictionary_bytes: usize,
+    /// How much may be lost when the host loses power. (Nothing is when the process is killed.)
+    pub sync_every: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            max_age: Duration::from_secs(7 * 24 * 3600),
+            max_bytes: 2 << 30,
+            span: Duration::from_secs(3600),
+            segment_bytes: 64 << 20,
+            dictionary_bytes: 32 << 20,
+            sync_every: Duration::from_secs(15),
+        }
+    }
+}
+
+/// What happened since the store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub profiles_written: u64,
+    /// Larger than a record may be, or than the store.
+    pub refused_too_large: u64,
+    pub refused_too_old: u64,
+    /// Profiles that could not be written: the disk was full or failed.
+    pub write_failures: u64,
+    pub segments_sealed: u64,
+    /// Segments that a writer before this one left open.
+    pub segments_recovered: u64,
+    /// Bytes of half written records in them.
+    pub bytes_cut_off: u64,
+    /// Files that did not even begin as a segment, and were removed.
+    pub files_unreadable: u64,
+    pub dropped_by_age: u64,
+    pub dropped_by_size: u64,
+    /// Profiles in the dropped segments.
+    pub profiles_dropped: u64,
+    pub merges_made: u64,
+    /// Segments whose merges would not have been smaller, or could not be made.
+    pub merges_skipped: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sealed {
+    bytes: u64,
+    merged_bytes: u64,
+    profiles: u64,
+    oldest: i64,
+}
+
+struct Open {
+    number: u64,
+    writer: SegmentWriter,
+    window: i64,
+}
+
+pub struct Store {
+    directory: PathBuf,
+    options: Options,
+    counters: Counters,
+    sealed: BTreeMap<u64, Sealed>,
+    open: Option<Open>,
+    next: u64,
+    waiting: Vec<u64>,
+    synced: Instant,
+    _lock: File,
+}
+
+impl Store {
+    /// Opens a store for writing; makes it if there is none. What a writer that died left behind
+    /// is recovered to its last whole record.
+    pub fn open(directory: &Path, options: Options) -> Result<Self, StoreError> {
+        std::fs::create_dir_all(directory).map_err(StoreError::io("create", directory))?;
+        let lock = lock(directory)?;
+        let mut store = Self {
+            directory: directory.to_owned(),
+            options: settled(options),
+            counters: Counters::default(),
+            sealed: BTreeMap::new(),
+            open: None,
+            next: 0,
+            waiting: Vec::new(),
+            synced: Instant::now(),
+            _lock: lock,
+        };
+        store.recover()?;
+        store.make_room(0)?;
+        Ok(store)
+    }
+
+    #[must_use]
+    pub fn reader(&self) -> Reader {
+        Reader::new(&self.directory)
+    }
+
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The size of all files together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let sealed = self.sealed.values();
+        let sealed = sealed.map(|sealed| sealed.bytes.saturating_add(sealed.merged_bytes));
+        let open = self.open.as_ref().map_or(0, |open| open.writer.length);
+        sealed.fold(open, u64::saturating_add)
+    }
+
+    /// Adds a profile. `now` in nanoseconds since 1970.
+    pub fn append(&mut self, head: &Head, profile: &Profile, now: i64) -> Result<(), StoreError> {
+        if head.end_nanos < self.oldest_kept(now) {
+            self.counters.refused_too_old += 1;
+            return Err(StoreError::TooOld);
+        }
+        let width = profile.sample_types.len();
+        if width > MOST_WIDTH {
+            self.counters.refused_too_large += 1;
+            return Err(StoreError::TooManyTypes(width));
+        }
+        let written = self.try_append(head, profile);
+        match &written {
+            Ok(()) => self.counters.profiles_written += 1,
+            Err(StoreError::TooLarge { .. }) => self.counters.refused_too_large += 1,
+            Err(_) => self.counters.write_failures += 1,
+        }
+        if written.is_err() {
+            // The dictionary knows names that are not in the file.
+            self.abandon();
+        }
+        written
+    }
+
+    fn try_append(&mut self, head: &Head, profile: &Profile) -> Result<(), StoreError> {
+        let span = nanos(self.options.span).max(1);
+        let window = head.start_nanos.div_euclid(span).saturating_mul(span);
+        let fits = self.open.as_ref().is_none_or(|open| {
+            // A little late is usual: the periods of processes do not end together.
+            let is_near = window == open.window || window == open.window.saturating_sub(span);
+            is_near
+                && open.writer.length < self.options.segment_bytes
+                && open.writer.memory() < self.options.dictionary_bytes
+        });
+        if !fits {
+            self.seal()?;
+        }
+        let directory = &self.directory;
+        let open = match &mut self.open {
+            Some(open) => open,
+            none => {
+                let number = self.next;
+                let writer = SegmentWriter::create(&Name::Open.path(directory, number))?;
+                self.next = number.saturating_add(1);
+                none.insert(Open { number, writer, window })
+            }
+        };
+        let series = Series::of(head, profile);
+        let facts = Facts { runtime_id: &head.runtime_id, profiles: 1 };
+        let times = (head.start_nanos, head.end_nanos);
+        let encoded = open.writer.encode(&series, 0, times, profile, facts)?;
+        let bytes = encoded.bytes.len() as u64;
+        if bytes > self.options.max_bytes / PART_OF_STORE {
+            return Err(StoreError::TooLarge { bytes });
+        }
+        let index = open.writer.index_bytes().saturating_add(512);
+        self.make_room(bytes.saturating_add(index))?;
+        match &mut self.open {
+            Some(open) => open.writer.write(encoded),
+            None => Ok(()),
+        }
+    }
+
+    /// Seals the segment that is written, if there is one.
+    pub fn seal(&mut self) -> Result<(), StoreError> {
+        let Some(Open { number, writer, .. }) = self.open.take() else { return Ok(()) };
+        let path = Name::Open.path(&self.directory, number);
+        self.seal_writer(number, writer, &path)
+    }
+
+    fn seal_writer(
+        &mut self,
+        number: u64,
+        writer: SegmentWriter,
+        path: &Path,
+    ) -> Result<(), StoreError> {
+        let Some((oldest, _)) = writer.times() else {
+            return std::fs::remove_file(path).map_err(StoreError::io("remove", path));
+        };
+        let mut sealed =
+            Sealed { bytes: writer.length, profiles: writer.profiles(), oldest, merged_bytes: 0 };
+        let result = writer.seal(&Name::Sealed.path(&self.directory, number));
+        if let Ok(bytes) = result {
+            sealed.bytes = bytes;
+            self.counters.segments_sealed += 1;
+            self.waiting.push(number);
+        }
+        // Without an index, and under its old name, it can still be read.
+        self.sealed.insert(number, sealed);
+        result.map(|_| ())
+    }
+
+    fn abandon(&mut self) {
+        // It stays as it is if even that fails, and is recovered by the next writer.
+        let _ = self.seal();
+    }
+
+    /// What is to be done now and then, off the path of the profiles: seals what is over, makes
+    /// merges, drops what is too old, brings what was written to the disk.
+    pub fn tend(&mut self, now: i64) -> Result<(), StoreError> {
+        self.drop_old(now)?;
+        let span = nanos(self.options.span);
+        let is_over = self.open.as_ref().is_some_and(|open| {
+            now >= open.window.saturating_add(span).saturating_add(GRACE_NANOS)
+        });
+        if is_over {
+            self.seal()?;
+        }
+        if self.synced.elapsed() >= self.options.sync_every {
+            self.sync()?;
+        }
+        while let Some(number) = self.waiting.pop() {
+            self.merge(number)?;
+        }
+        Ok(())
+    }
+
+    /// Brings what was written to the disk.
+    pub fn sync(&mut self) -> Result<(), StoreError> {
+        self.synced = Instant::now();
+        self.open.as_ref().map_or(Ok(()), |open| open.writer.sync())
+    }
+
+    fn merge(&mut self, number: u64) -> Result<(), StoreError> {
+        let Some(sealed) = self.sealed.get(&number).copied() else { return Ok(()) };
+        if !self.has_room_beside(number, sealed.bytes)? {
+            self.counters.merges_skipped += 1;
+            return Ok(());
+        }
+        let path = |name: Name| name.path(&self.directory, number);
+        let (old, new, merged) = (path(Name::Sealed), path(Name::New), path(Name::Merged));
+        let made = merging::merge(&old, &new, &merged, sealed.bytes);
+        match made {
+            Ok(Some(bytes)) => {
+                self.counters.merges_made += 1;
+                if let Some(sealed) = self.sealed.get_mut(&number) {
+                    sealed.merged_bytes = bytes;
+                }
+            }
+            Ok(None) | Err(_) => self.counters.merges_skipped += 1,
+        }
+        made.map(|_| ())
+    }
+
+    fn oldest_kept(&self, now: i64) -> i64 {
+        now.saturating_sub(nanos(self.options.max_age))
+    }
+
+    fn drop_old(&mut self, now: i64) -> Result<(), StoreError> {
+        let oldest_kept = self.oldest_kept(now);
+        let is_old =
+            |times: Option<(i64, i64)>| times.is_some_and(|(first, _)| first < oldest_kept);
+        if self.open.as_ref().is_some_and(|open| is_old(open.writer.times())) {
+            self.seal()?;
+        }
+        let old: Vec<_> = self
+            .sealed
+            .iter()
+            .filter(|(_, sealed)| sealed.oldest < oldest_kept)
+            .map(|(&number, _)| number)
+            .collect();
+        for number in old {
+            self.drop_segment(number)?;
+            self.counters.dropped_by_age += 1;
+        }
+        Ok(())
+    }
+
+    /// Drops the oldest segments until `bytes` more have room.
+    fn make_room(&mut self, bytes: u64) -> Result<(), StoreError> {
+        while self.bytes().saturating_add(bytes) > self.options.max_bytes {
+            let Some(number) = self.oldest() else { break };
+            self.drop_segment(number)?;
+            self.counters.dropped_by_size += 1;
+        }
+        Ok(())
+    }
+
+    /// Like [`Self::make_room`], but keeps one segment and all that are younger.
+    fn has_room_beside(&mut self, kept: u64, bytes: u64) -> Result<bool, StoreError> {
+        while self.bytes().saturating_add(bytes) > self.options.max_bytes {
+            let Some(number) = self.oldest().filter(|&number| number != kept) else {
+                return Ok(false);
+            };
+            self.drop_segment(number)?;
+            self.counters.dropped_by_size += 1;
+        }
+        Ok(true)
+    }
+
+    fn oldest(&self) -> Option<u64> {
+        let by_age = |(number, sealed): &(&u64, &Sealed)| (sealed.oldest, **number);
+        self.sealed.iter().min_by_key(by_age).map(|(&number, _)| number)
+    }
+
+    fn drop_segment(&mut self, number: u64) -> Result<(), StoreError> {
+        for name in [Name::Sealed, Name::Open, Name::New, Name::Merged] {
+            remove(&name.path(&self.directory, number))?;
+        }
+        if let Some(sealed) = self.sealed.remove(&number) {
+            let dropped = self.counters.profiles_dropped.saturating_add(sealed.profiles);
+            self.counters.profiles_dropped = dropped;
+        }
+        self.waiting.retain(|&waiting| waiting != number);
+        Ok(())
+    }
+
+    fn recover(&mut self) -> Result<(), StoreError> {
+        let files = directory::list(&self.directory)?;
+        for &(number, name, length) in &files {
+            self.next = self.next.max(number.saturating_add(1));
+            let path = name.path(&self.directory, number);
+            match name {
+                Name::New => remove(&path)?,
+                Name::Open => self.recover_open(number, &path)?,
+                Name::Sealed => self.recover_sealed(number, &path, length)?,
+                Name::Merged => {}
+            }
+        }
+        for (number, name, length) in files {
+            if name != Name::Merged {
+                continue;
+            }
+            match self.sealed.get_mut(&number) {
+                Some(sealed) => sealed.merged_bytes = length,
+                None => remove(&name.path(&self.directory, number))?,
+            }
+        }
+        let merged = |number: &u64| self.sealed.get(number).is_some_and(|s| s.merged_bytes > 0);
+        self.waiting = self.sealed.keys().copied().filter(|number| !merged(number)).collect();
+        Ok(())
+    }
+
+    fn recover_open(&mut self, number: u64, path: &Path) -> Result<(), StoreError> {
+        match SegmentWriter::recover(path) {
+            Ok((writer, cut)) => {
+                self.counters.bytes_cut_off = self.counters.bytes_cut_off.saturating_add(cut);
+                self.counters.segments_recovered += 1;
+                // On a full disk it stays open: it can be read, and dropped, like this.
+                let _ = self.seal_writer(number, writer, path);
+                Ok(())
+            }
+            Err(StoreError::Damaged { .. }) => self.remove_unreadable(path),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn recover_sealed(&mut self, number: u64, path: &Path, bytes: u64) -> Result<(), StoreError> {
+        match Segment::open(path) {
+            Ok(segment) => {
+                let oldest = segment.entries.iter().map(|entry| entry.start).min();
+                let profiles = segment.entries.len() as u64;
+                let oldest = oldest.unwrap_or(i64::MIN);
+                self.sealed.insert(number, Sealed { bytes, merged_bytes: 0, profiles, oldest });
+                Ok(())
+            }
+            Err(StoreError::Damaged { .. }) => self.remove_unreadable(path),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn remove_unreadable(&mut self, path: &Path) -> Result<(), StoreError> {
+        self.counters.files_unreadable += 1;
+        remove(path)
+    }
+}
+
+/// The bounds, made to fit each other.
+fn settled(options: Options) -> Options {
+    let most_span = (options.max_age / 8).max(Duration::from_secs(1));
+    Options {
+        span: options.span.clamp(Duration::from_secs(1), most_span),
+        segment_bytes: options.segment_bytes.min(options.max_bytes / PART_OF_STORE),
+        ..options
+    }
+}
+
+fn lock(directory: &Path) -> Result<File, StoreError> {
+    let path = directory.join("lock");
+    let open = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+    let file = open.map_err(StoreError::io("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Locked(directory.to_owned())),
+        Err(TryLockError::Error(error)) => Err(StoreError::io("lock", &path)(error)),
+    }
+}
+
+fn remove(path: &Path) -> Result<(), StoreError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(StoreError::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn nanos(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
+}

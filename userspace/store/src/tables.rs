@@ -1,0 +1,398 @@
+//! A service's dictionary as it is read back, and the way of its things into a profile.
+//!
+//! Invariant: a number that refers to nothing is damage that is reported, never a panic; a stack's
+//! caller comes before it, so every walk ends.
+
+use strata_profile::{
+    Frame, FrameKind, Label, LabelValue, LabelsId, LocationId, MappingId, ProfileBuilder, StackId,
+    StringId, ThreadId,
+};
+
+use crate::body::Body;
+use crate::dictionary::MOST_FRAMES;
+use crate::error::Damage;
+use crate::wire::Cursor;
+
+/// Labels that tell requests and threads apart. Merges over time leave them out, as they leave out
+/// every number, or they would merge nothing.
+const FLEETING: [&str; 8] = [
+    "span id",
+    "span_id",
+    "trace id",
+    "trace_id",
+    "local root span id",
+    "thread id",
+    "thread_id",
+    "end_timestamp_ns",
+];
+
+#[derive(Clone, Copy)]
+struct StoredFrame {
+    name: u32,
+    system_name: u32,
+    file: u32,
+    line: u32,
+    kind: FrameKind,
+}
+
+#[derive(Clone, Copy)]
+struct StoredLabel {
+    key: u32,
+    is_number: bool,
+    value: i64,
+    unit: u32,
+}
+
+/// Lists end to end; list 0 is empty.
+struct Lists<T> {
+    items: Vec<T>,
+    ends: Vec<usize>,
+}
+
+impl<T> Lists<T> {
+    fn new() -> Self {
+        Self { items: Vec::new(), ends: vec![0] }
+    }
+
+    fn get(&self, number: u32) -> &[T] {
+        let number = number as usize;
+        let start = number.checked_sub(1).and_then(|before| self.ends.get(before)).copied();
+        let end = self.ends.get(number).copied().unwrap_or(0);
+        self.items.get(start.unwrap_or(0)..end).unwrap_or_default()
+    }
+
+    fn close(&mut self) {
+        self.ends.push(self.items.len());
+    }
+}
+
+/// A dictionary, read up to some record.
+pub(crate) struct Tables {
+    text: String,
+    strings: Vec<usize>,
+    mappings: Vec<(u32, u32)>,
+    location_mappings: Vec<u32>,
+    frames: Lists<StoredFrame>,
+    stacks: Vec<(u32, u32)>,
+    labels: Lists<StoredLabel>,
+    threads: Vec<[u32; 5]>,
+}
+
+impl Tables {
+    pub(crate) fn new() -> Self {
+        Self {
+            text: String::new(),
+            strings: vec![0],
+            mappings: vec![(0, 0)],
+            location_mappings: vec![0],
+            frames: Lists::new(),
+            stacks: vec![(0, 0)],
+            labels: Lists::new(),
+            threads: vec![[0; 5]],
+        }
+    }
+
+    /// Takes in what a record adds. After an error nothing more may be read with these tables.
+    pub(crate) fn add(&mut self, mut added: Cursor<'_>) -> Result<(), Damage> {
+        let cursor = &mut added;
+        for _ in 0..following(cursor, self.strings.len())? {
+            self.text.push_str(cursor.text()?);
+            self.strings.push(self.text.len());
+        }
+        for _ in 0..following(cursor, self.mappings.len())? {
+            self.mappings.push((cursor.small()?, cursor.small()?));
+        }
+        for _ in 0..following(cursor, self.location_mappings.len())? {
+            let mapping = below(cursor.small()?, self.mappings.len())?;
+            let count = cursor.count()?;
+            if count == 0 || count > MOST_FRAMES {
+                return Err(Damage("a location has no frames, or too many"));
+            }
+            for _ in 0..count {
+                self.frames.items.push(StoredFrame {
+                    name: cursor.small()?,
+                    system_name: cursor.small()?,
+                    file: cursor.small()?,
+                    line: cursor.small()?,
+                    kind: kind_of(cursor.small()?)?,
+                });
+            }
+            self.frames.close();
+            self.location_mappings.push(mapping);
+        }
+        for _ in 0..following(cursor, self.stacks.len())? {
+            let next = u32::try_from(self.stacks.len()).map_err(|_| Damage("too many stacks"))?;
+            let back = cursor.small()?;
+            let caller = next.checked_sub(back).filter(|&caller| caller < next);
+            let caller = caller.ok_or(Damage("a stack is called by one that is not there"))?;
+            let location = below(cursor.small()?, self.location_mappings.len())?;
+            self.stacks.push((caller, location));
+        }
+        for _ in 0..following(cursor, self.labels.ends.len())? {
+            for _ in 0..cursor.count()? {
+                self.labels.items.push(StoredLabel {
+                    key: signed_small(cursor)?,
+                    is_number: cursor.signed()? == 1,
+                    value: cursor.signed()?,
+                    unit: signed_small(cursor)?,
+                });
+            }
+            self.labels.close();
+        }
+        for _ in 0..following(cursor, self.threads.len())? {
+            let mut thread = [0; 5];
+            for field in &mut thread {
+                *field = cursor.small()?;
+            }
+            self.threads.push(thread);
+        }
+        if added.is_empty() { Ok(()) } else { Err(Damage("something follows the dictionary")) }
+    }
+
+    pub(crate) fn string(&self, number: u32) -> &str {
+        let number = number as usize;
+        let start = number.checked_sub(1).and_then(|before| self.strings.get(before)).copied();
+        let end = self.strings.get(number).copied().unwrap_or(0);
+        self.text.get(start.unwrap_or(0)..end).unwrap_or_default()
+    }
+}
+
+fn following(cursor: &mut Cursor<'_>, known: usize) -> Result<usize, Damage> {
+    if usize::try_from(cursor.number()?) != Ok(known) {
+        return Err(Damage("a part of the dictionary before it is missing"));
+    }
+    cursor.count()
+}
+
+fn below(number: u32, count: usize) -> Result<u32, Damage> {
+    let is_known = (number as usize) < count;
+    if is_known { Ok(number) } else { Err(Damage("it refers to what is not there")) }
+}
+
+fn signed_small(cursor: &mut Cursor<'_>) -> Result<u32, Damage> {
+    u32::try_from(cursor.signed()?).map_err(|_| Damage("a number is too large"))
+}
+
+fn kind_of(number: u32) -> Result<FrameKind, Damage> {
+    FrameKind::ALL
+        .into_iter()
+        .find(|&kind| kind as u32 == number)
+        .ok_or(Damage("a frame is of no known kind"))
+}
+
+/// Which of the samples' labels a profile gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// Texts that name something lasting, such as `comm` or `exception type`: merges over time
+    /// keep these.
+    #[default]
+    Lasting,
+    /// All of them, pid and thread and span ids included.
+    All,
+}
+
+/// Takes records into a profile; looks up everything once per dictionary.
+pub(crate) struct Replay {
+    detail: Detail,
+    strings: Vec<Option<StringId>>,
+    mappings: Vec<Option<MappingId>>,
+    locations: Vec<Option<LocationId>>,
+    stacks: Vec<Option<StackId>>,
+    labels: Vec<Option<LabelsId>>,
+    threads: Vec<Option<ThreadId>>,
+}
+
+fn slot<T: Copy>(list: &mut Vec<Option<T>>, number: u32, length: usize) -> &mut Option<T> {
+    let place = number as usize;
+    if list.len() <= place {
+        // `place` was checked to be below `length`, the table's own.
+        list.resize(length.max(place.saturating_add(1)), None);
+    }
+    &mut list[place]
+}
+
+impl Replay {
+    pub(crate) fn new(detail: Detail) -> Self {
+        Self {
+            detail,
+            strings: Vec::new(),
+            mappings: Vec::new(),
+            locations: Vec::new(),
+            stacks: Vec::new(),
+            labels: Vec::new(),
+            threads: Vec::new(),
+        }
+    }
+
+    fn string(&mut self, tables: &Tables, builder: &mut ProfileBuilder, number: u32) -> StringId {
+        if number as usize >= tables.strings.len() {
+            return StringId::default();
+        }
+        let slot = slot(&mut self.strings, number, tables.strings.len());
+        *slot.get_or_insert_with(|| builder.string(tables.string(number)))
+    }
+
+    fn location(
+        &mut self,
+        tables: &Tables,
+        builder: &mut ProfileBuilder,
+        number: u32,
+    ) -> LocationId {
+        if let Some(known) = slot(&mut self.locations, number, tables.location_mappings.len()) {
+            return *known;
+        }
+        let mapping = tables.location_mappings.get(number as usize).copied().unwrap_or(0);
+        let mapping = (mapping != 0).then(|| {
+            let slot = slot(&mut self.mappings, mapping, tables.mappings.len());
+            *slot.get_or_insert_with(|| {
+                let (path, build_id) =
+                    tables.mappings.get(mapping as usize).copied().unwrap_or_default();
+                builder.mapping(0, 0, 0, tables.string(path), tables.string(build_id))
+            })
+        });
+        let frames: Vec<_> = tables
+            .frames
+            .get(number)
+            .iter()
+            .map(|frame| Frame {
+                name: self.string(tables, builder, frame.name),
+                system_name: self.string(tables, builder, frame.system_name),
+                file: self.string(tables, builder, frame.file),
+                line: frame.line,
+                kind: frame.kind,
+            })
+            .collect();
+        let location = builder.location(0, mapping, &frames);
+        *slot(&mut self.locations, number, tables.location_mappings.len()) = Some(location);
+        location
+    }
+
+    fn stack(
+        &mut self,
+        tables: &Tables,
+        builder: &mut ProfileBuilder,
+        number: u32,
+    ) -> Result<StackId, Damage> {
+        let length = tables.stacks.len();
+        let mut at = below(number, length)?;
+        let mut missing = Vec::new();
+        let mut stack = loop {
+            if at == 0 {
+                break StackId::default();
+            }
+            if let Some(known) = slot(&mut self.stacks, at, length) {
+                break *known;
+            }
+            let (caller, location) = tables.stacks.get(at as usize).copied().unwrap_or_default();
+            missing.push((at, location));
+            at = caller;
+        };
+        for (number, location) in missing.into_iter().rev() {
+            let location = self.location(tables, builder, location);
+            stack = builder.called_from(stack, location);
+            *slot(&mut self.stacks, number, length) = Some(stack);
+        }
+        Ok(stack)
+    }
+
+    fn labels(
+        &mut self,
+        tables: &Tables,
+        builder: &mut ProfileBuilder,
+        number: u32,
+    ) -> Result<LabelsId, Damage> {
+        let length = tables.labels.ends.len();
+        below(number, length)?;
+        if let Some(known) = slot(&mut self.labels, number, length) {
+            return Ok(*known);
+        }
+        let mut labels = Vec::new();
+        for label in tables.labels.get(number) {
+            let is_fleeting = label.is_number || FLEETING.contains(&tables.string(label.key));
+            if self.detail == Detail::Lasting && is_fleeting {
+                continue;
+            }
+            let key = self.string(tables, builder, label.key);
+            let value = if label.is_number {
+                let unit = self.string(tables, builder, label.unit);
+                LabelValue::Number { value: label.value, unit }
+            } else {
+                let text = u32::try_from(label.value).unwrap_or(0);
+                LabelValue::Text(self.string(tables, builder, text))
+            };
+            labels.push(Label { key, value });
+        }
+        let labels = builder.labels(&labels);
+        *slot(&mut self.labels, number, length) = Some(labels);
+        Ok(labels)
+    }
+
+    fn thread(
+        &mut self,
+        tables: &Tables,
+        builder: &mut ProfileBuilder,
+        number: u32,
+    ) -> Result<ThreadId, Damage> {
+        let length = tables.threads.len();
+        below(number, length)?;
+        if let Some(known) = slot(&mut self.threads, number, length) {
+            return Ok(*known);
+        }
+        let [pid, tid, comm, process, container] =
+            tables.threads.get(number as usize).copied().unwrap_or_default();
+        let thread = builder.thread(
+            pid,
+            tid,
+            tables.string(comm),
+            tables.string(process),
+            tables.string(container),
+        );
+        *slot(&mut self.threads, number, length) = Some(thread);
+        Ok(thread)
+    }
+
+    /// Adds a record's samples. `columns` says which of the profile's sample types each of the
+    /// record's is.
+    pub(crate) fn samples(
+        &mut self,
+        tables: &Tables,
+        builder: &mut ProfileBuilder,
+        body: &Body,
+        columns: &[usize],
+    ) -> Result<(), Damage> {
+        let count = body.stacks.len();
+        let width = columns.iter().max().map_or(0, |most| most.saturating_add(1));
+        let mut values = vec![0_i64; width];
+        for (row, (&stack, &labels)) in body.stacks.iter().zip(&body.labels).enumerate() {
+            let stack = self.stack(tables, builder, stack)?;
+            let labels = self.labels(tables, builder, labels)?;
+            for (at, &column) in columns.iter().enumerate() {
+                let place = at.saturating_mul(count).saturating_add(row);
+                if let Some(value) = values.get_mut(column) {
+                    *value = body.values.get(place).copied().unwrap_or(0);
+                }
+            }
+            builder.add(stack, labels, &values);
+        }
+        Ok(())
+    }
+
+    /// Adds a record's samples in time, `shift` nanoseconds later than they say.
+    pub(crate) fn ticks(
+        &mut self,
+        tables: &Tables,
+        builder: &mut ProfileBuilder,
+        body: &Body,
+        shift: u64,
+    ) -> Result<(), Damage> {
+        let Some(line) = &body.timeline else { return Ok(()) };
+        let places = line.threads.iter().zip(&line.stacks);
+        for ((&thread, &stack), (&time, &on_cpu)) in places.zip(line.times.iter().zip(&line.on_cpu))
+        {
+            let thread = self.thread(tables, builder, thread)?;
+            let stack = self.stack(tables, builder, stack)?;
+            builder.tick(thread, time.saturating_add(shift), stack, on_cpu);
+        }
+        Ok(())
+    }
+}

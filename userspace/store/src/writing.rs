@@ -1,0 +1,202 @@
+//! A segment while it is written: records at its end, then the index, then its final name.
+//!
+//! Invariant: a record is written in one piece, and a failed write is cut off again; what is in
+//! the file up to `length` is whole records.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use hashbrown::HashMap;
+use strata_profile::Profile;
+
+use crate::body::{self, Facts};
+use crate::dictionary::Dictionary;
+use crate::error::StoreError;
+use crate::record::{self, FILE_START, Header, Kind};
+use crate::segment::{Entry, Segment};
+use crate::series::Series;
+use crate::wire::{put, put_signed};
+
+/// The most that an entry of the index takes.
+const ENTRY_BYTES: u64 = 48;
+
+pub(crate) struct SegmentWriter {
+    file: File,
+    path: PathBuf,
+    pub(crate) length: u64,
+    entries: Vec<Entry>,
+    series: Vec<Series>,
+    series_bytes: u64,
+    numbers: HashMap<Series, u32>,
+    dictionaries: HashMap<String, Dictionary>,
+}
+
+impl SegmentWriter {
+    pub(crate) fn create(path: &Path) -> Result<Self, StoreError> {
+        let open = OpenOptions::new().write(true).create(true).truncate(true).open(path);
+        let mut file = open.map_err(StoreError::io("create", path))?;
+        file.write_all(&FILE_START).map_err(StoreError::io("write", path))?;
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            length: FILE_START.len() as u64,
+            entries: Vec::new(),
+            series: Vec::new(),
+            series_bytes: 0,
+            numbers: HashMap::new(),
+            dictionaries: HashMap::new(),
+        })
+    }
+
+    pub(crate) fn profiles(&self) -> u64 {
+        self.entries.len() as u64
+    }
+
+    /// The first start and the last end of what is in it.
+    pub(crate) fn times(&self) -> Option<(i64, i64)> {
+        let first = self.entries.iter().map(|entry| entry.start).min()?;
+        let last = self.entries.iter().map(|entry| entry.end).max()?;
+        Some((first, last))
+    }
+
+    /// Bytes that the dictionaries take, about.
+    pub(crate) fn memory(&self) -> usize {
+        self.dictionaries.values().map(Dictionary::memory).sum()
+    }
+
+    /// The most that [`Self::seal`] adds to the file.
+    pub(crate) fn index_bytes(&self) -> u64 {
+        let entries = (self.entries.len() as u64).saturating_mul(ENTRY_BYTES);
+        entries.saturating_add(self.series_bytes).saturating_add(4 * record::HEADER as u64)
+    }
+
+    /// The bytes that [`Self::write`] will add for a profile. Its names are known to the
+    /// dictionary from now on: the next call must be [`Self::write`] with it, or the segment
+    /// must be sealed.
+    pub(crate) fn encode(
+        &mut self,
+        series: &Series,
+        step: u32,
+        times: (i64, i64),
+        profile: &Profile,
+        facts: Facts<'_>,
+    ) -> Result<Encoded, StoreError> {
+        let mut bytes = Vec::new();
+        let next = u32::try_from(self.series.len()).unwrap_or(u32::MAX);
+        let number = self.numbers.get(series).copied().unwrap_or(next);
+        if number == next {
+            let mut payload = Vec::new();
+            series.encode(&mut payload);
+            let header = Header { series: number, ..Header::of(Kind::Series) };
+            self.series_bytes = self.series_bytes.saturating_add(payload.len() as u64);
+            bytes.append(&mut seal(header, &payload)?);
+            self.numbers.insert(series.clone(), number);
+            self.series.push(series.clone());
+        }
+        let dictionary = match self.dictionaries.get_mut(&series.service) {
+            Some(dictionary) => dictionary,
+            None => self.dictionaries.entry(series.service.clone()).or_default(),
+        };
+        let payload = body::encode(dictionary, profile, facts);
+        let (start, end) = times;
+        let header = Header { series: number, step, start, end, ..Header::of(Kind::Profile) };
+        let record = seal(header, &payload)?;
+        let entry = Entry {
+            series: number,
+            step,
+            start,
+            end,
+            offset: self.length.saturating_add(bytes.len() as u64),
+            length: u32::try_from(record.len()).unwrap_or(u32::MAX),
+        };
+        bytes.extend_from_slice(&record);
+        Ok(Encoded { bytes, entry })
+    }
+
+    pub(crate) fn write(&mut self, encoded: Encoded) -> Result<(), StoreError> {
+        self.push(&encoded.bytes)?;
+        self.entries.push(encoded.entry);
+        Ok(())
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        if let Err(error) = self.file.write_all(bytes) {
+            // What cannot be cut off now is cut off when the store is opened again.
+            let _ = self.file.set_len(self.length);
+            return Err(StoreError::io("write", &self.path)(error));
+        }
+        self.length = self.length.saturating_add(bytes.len() as u64);
+        Ok(())
+    }
+
+    pub(crate) fn sync(&self) -> Result<(), StoreError> {
+        self.file.sync_data().map_err(StoreError::io("write", &self.path))
+    }
+
+    /// Writes the index and gives the file its final name. It is on the disk after that.
+    pub(crate) fn seal(mut self, name: &Path) -> Result<u64, StoreError> {
+        let mut payload = Vec::new();
+        put(&mut payload, self.series.len() as u64);
+        for series in &self.series {
+            series.encode(&mut payload);
+        }
+        put(&mut payload, self.entries.len() as u64);
+        let (mut start, mut offset) = (0_i64, 0_u64);
+        for entry in &self.entries {
+            put(&mut payload, u64::from(entry.series));
+            put(&mut payload, u64::from(entry.step));
+            put_signed(&mut payload, entry.start.wrapping_sub(start));
+            put_signed(&mut payload, entry.end.wrapping_sub(entry.start));
+            put(&mut payload, entry.offset.wrapping_sub(offset));
+            put(&mut payload, u64::from(entry.length));
+            start = entry.start;
+            offset = entry.offset;
+        }
+        let mut bytes = seal(Header::of(Kind::Index), &payload)?;
+        let at = i64::try_from(self.length).unwrap_or(i64::MAX);
+        let trailer = Header { start: at, ..Header::of(Kind::Trailer) };
+        bytes.append(&mut seal(trailer, &[])?);
+        self.push(&bytes)?;
+        self.file.sync_all().map_err(StoreError::io("write", &self.path))?;
+        std::fs::rename(&self.path, name).map_err(StoreError::io("rename", &self.path))?;
+        if let Some(directory) = name.parent() {
+            let opened = File::open(directory).and_then(|directory| directory.sync_all());
+            opened.map_err(StoreError::io("write", directory))?;
+        }
+        Ok(self.length)
+    }
+
+    /// What a process that died left open, cut to its whole records and ready to be sealed. Also
+    /// returns how many bytes were cut off.
+    pub(crate) fn recover(path: &Path) -> Result<(Self, u64), StoreError> {
+        let open = OpenOptions::new().append(true).read(true).open(path);
+        let file = open.map_err(StoreError::io("open", path))?;
+        let segment = Segment::scan(&file, path)?;
+        let length = file.metadata().map_err(StoreError::io("read", path))?.len();
+        file.set_len(segment.length).map_err(StoreError::io("cut", path))?;
+        let mut series_bytes = Vec::new();
+        segment.series.iter().for_each(|series| series.encode(&mut series_bytes));
+        let writer = Self {
+            file,
+            path: path.to_owned(),
+            length: segment.length,
+            entries: segment.entries,
+            series: segment.series,
+            series_bytes: series_bytes.len() as u64,
+            numbers: HashMap::new(),
+            dictionaries: HashMap::new(),
+        };
+        Ok((writer, length.saturating_sub(segment.length)))
+    }
+}
+
+/// A profile's record, and that of its series if it is the first of it.
+pub(crate) struct Encoded {
+    pub(crate) bytes: Vec<u8>,
+    entry: Entry,
+}
+
+fn seal(header: Header, payload: &[u8]) -> Result<Vec<u8>, StoreError> {
+    record::seal(header, payload).ok_or(StoreError::TooLarge { bytes: payload.len() as u64 })
+}

@@ -1,0 +1,211 @@
+//! What is put in comes out: by service, label, kind and time, merged or as it came.
+
+mod support;
+
+use proptest::prelude::*;
+use strata_profile::{FrameKind, ProfileBuilder};
+use strata_store::{Detail, Pattern, Selection, Store};
+use support::{HOUR, SECOND, START, counts, head, options, profile, stacks, store};
+
+#[test]
+fn a_profile_comes_back_as_it_was_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    let written = profile(&[("main;work;add", 3), ("main;work;multiply", 4), ("main;wait", 5)]);
+    store.append(&head("shop", START), &written, START).unwrap();
+    let answer = store.reader().query(&Selection::of_service("shop", "cpu")).unwrap();
+    let read = &answer.profile;
+    assert_eq!(stacks(read), stacks(&written));
+    assert_eq!((answer.profiles, answer.damaged), (1, 0));
+    assert_eq!((read.start_nanos, read.duration_nanos), (START, 15 * SECOND));
+    assert_eq!(read.string(read.host), "node-1");
+    assert_eq!(read.period, 10_101_010);
+    assert_eq!(read.sample_type("cpu"), Some(1));
+    let location = read.locations()[0];
+    assert_eq!(read.path_of(location), "/app/Shop.dll");
+    let frame = read.frames(location)[0];
+    assert_eq!((read.string(frame.file), frame.line), ("Shop.cs", 7));
+    assert_eq!(frame.kind, FrameKind::Managed);
+}
+
+#[test]
+fn process_numbers_are_there_when_asked_for_and_merged_away_when_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    let written = profile(&[("main", 3), ("main", 4)]);
+    store.append(&head("shop", START), &written, START).unwrap();
+    let lasting = Selection::of_service("shop", "cpu");
+    let all = Selection { detail: Detail::All, ..lasting.clone() };
+    let lasting = store.reader().query(&lasting).unwrap().profile;
+    let all = store.reader().query(&all).unwrap().profile;
+    assert_eq!((lasting.sample_count(), all.sample_count()), (1, 2));
+    let pids: Vec<_> = all.samples().map(|sample| all.identity(sample.labels).pid).collect();
+    assert_eq!(pids, [Some(1), Some(2)]);
+    let sample = lasting.samples().next().unwrap();
+    assert_eq!(lasting.string(lasting.identity(sample.labels).comm), "worker");
+}
+
+#[test]
+fn services_kinds_and_labels_are_chosen_by_name_or_pattern() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    for (at, service) in ["shop-api", "shop-web", "mail"].into_iter().enumerate() {
+        let mut head = head(service, START + at as i64 * SECOND);
+        head.labels.push(("version".to_owned(), format!("1.{at}")));
+        store.append(&head, &profile(&[(service, 1)]), START).unwrap();
+    }
+    let found = |selection: Selection| {
+        let answer = store.reader().query(&selection).unwrap();
+        counts(&answer).into_keys().collect::<Vec<_>>()
+    };
+    assert_eq!(found(Selection::of_service("mail", "cpu")), ["mail"]);
+    assert_eq!(found(Selection::of_service("shop-*", "cpu")), ["shop-api", "shop-web"]);
+    assert_eq!(found(Selection::of_service("*", "heap")), [""; 0]);
+    assert_eq!(found(Selection::default().with_label("version", "1.?")).len(), 3);
+    assert_eq!(found(Selection::default().with_label("version", "1.1")), ["shop-web"]);
+    assert_eq!(found(Selection::default().with_label("absent", "*")), [""; 0]);
+    let of_runtime = Selection { runtime_id: Some("mail-1".to_owned()), ..Selection::default() };
+    assert_eq!(found(of_runtime), ["mail"]);
+    let held = store.reader().holdings(&Selection::default()).unwrap();
+    let names: Vec<_> = held.iter().map(|holding| holding.service.as_str()).collect();
+    assert_eq!(names, ["mail", "shop-api", "shop-web"]);
+    assert_eq!(held[0].first_nanos, START + 2 * SECOND);
+    let kind = Some(Pattern::new("heap"));
+    assert!(
+        store.reader().holdings(&Selection { kind, ..Selection::default() }).unwrap().is_empty()
+    );
+}
+
+#[test]
+fn samples_in_time_are_kept_where_they_were_recorded() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    for period in 0..2_i64 {
+        let mut builder = ProfileBuilder::new(&[("samples", "count")]);
+        builder.keep_timeline();
+        let frame = builder.frame(FrameKind::Native, "work", "", "", 0);
+        let location = builder.location(1, None, &[frame]);
+        let stack = builder.stack(&[location]);
+        let thread = builder.thread(7, 8, "worker", "shop", "");
+        for tick in 0..3 {
+            builder.tick(thread, tick * 10, stack, 5);
+        }
+        builder.add(stack, Default::default(), &[3]);
+        let head = head("shop", START + period * 15 * SECOND);
+        store.append(&head, &builder.finish(), START).unwrap();
+    }
+    let selection = Selection { timeline: true, ..Selection::of_service("shop", "cpu") };
+    let answer = store.reader().query(&selection).unwrap().profile;
+    let ticks: Vec<_> = answer.timeline().unwrap().collect();
+    let times: Vec<_> = ticks.iter().map(|tick| tick.time).collect();
+    let late = 15 * SECOND as u64;
+    assert_eq!(times, [0, 10, 20, late, late + 10, late + 20]);
+    let thread = answer.thread(ticks[5].thread);
+    assert_eq!((thread.pid, thread.tid, answer.string(thread.comm)), (7, 8, "worker"));
+    assert_eq!(ticks[5].on_cpu, 5);
+}
+
+#[test]
+fn a_long_question_reads_merges_and_says_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    let names: Vec<String> = (0..40).map(|at| format!("main;work{};leaf{at}", at % 7)).collect();
+    for period in 0..720_i64 {
+        let start = START + period * 15 * SECOND;
+        let stacks: Vec<_> = (0..20)
+            .map(|at| (names[(at * 3 + period as usize) % 40].as_str(), 1 + at as i64))
+            .collect();
+        store.append(&head("shop", start), &profile(&stacks), start).unwrap();
+    }
+    let (from, to) = (START + 100 * SECOND, START + 3 * HOUR - 70 * SECOND);
+    let selection = Selection::of_service("shop", "cpu").between(from, to);
+    let before = store.reader().query(&selection).unwrap();
+    store.seal().unwrap();
+    store.tend(START).unwrap();
+    assert_eq!(store.counters().merges_made, 3);
+    let after = store.reader().query(&selection).unwrap();
+    assert_eq!(stacks(&before.profile), stacks(&after.profile));
+    assert_eq!(before.profiles, after.profiles);
+    assert_eq!(before.profile.start_nanos, after.profile.start_nanos);
+    assert_eq!(before.profile.duration_nanos, after.profile.duration_nanos);
+    let all = Selection::of_service("shop", "cpu");
+    assert_eq!(store.reader().query(&all).unwrap().records_read, 3);
+}
+
+#[test]
+fn two_windows_are_compared() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    let later = START + 60 * SECOND;
+    let (old, new) = (profile(&[("main;slow", 3), ("main;b", 1)]), profile(&[("main;b", 4)]));
+    store.append(&head("shop", START), &old, START).unwrap();
+    store.append(&head("shop", later), &new, later).unwrap();
+    let shop = Selection::of_service("shop", "cpu");
+    let before = shop.clone().between(START, later);
+    let after = shop.between(later, later + HOUR);
+    let compared = store.reader().diff(&before, &after, "samples").unwrap();
+    let most = &compared.difference.functions[0];
+    assert_eq!((most.name.as_str(), most.own.before, most.own.after), ("b", 1, 4));
+    assert_eq!(compared.difference.total.before, compared.difference.total.after);
+    assert_eq!(compared.difference.functions[1].name, "slow");
+}
+
+#[test]
+fn a_damaged_merge_is_replaced_by_what_it_was_made_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    for period in 0..240_i64 {
+        let start = START + period * 15 * SECOND;
+        store.append(&head("shop", start), &profile(&[("main;work", 2)]), start).unwrap();
+    }
+    store.seal().unwrap();
+    store.tend(START).unwrap();
+    let files = std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path());
+    let merged = files.into_iter().find(|path| path.extension().is_some_and(|e| e == "merged"));
+    let merged = merged.unwrap();
+    let mut bytes = std::fs::read(&merged).unwrap();
+    // Within the first merge's payload: after the start of the file and the series' record.
+    let second = bytes.windows(4).enumerate().filter(|(_, window)| *window == b"SREC");
+    let second = second.map(|(at, _)| at).nth(1).unwrap();
+    bytes[second + 60] ^= 1;
+    std::fs::write(&merged, bytes).unwrap();
+    let answer = store.reader().query(&Selection::of_service("shop", "cpu")).unwrap();
+    assert_eq!(counts(&answer)["main;work"], 480);
+    assert_eq!((answer.profiles, answer.damaged), (240, 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_window_over_any_profiles_is_their_sum(
+        profiles in prop::collection::vec((0..4_i64 * 3600, 0..3_usize, 0..6_usize, 1..1000_i64), 1..60),
+        window in (0..4_i64 * 3600, 0..4_i64 * 3600),
+        sealed in any::<bool>(),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let mut store = Store::open(directory.path(), options()).unwrap();
+        let names = ["a;b", "a;c", "a;b;d", "e", "a", "e;f;g"];
+        let services = ["shop", "shop", "mail"];
+        for &(second, service, stack, count) in &profiles {
+            let head = head(services[service], START + second * SECOND);
+            store.append(&head, &profile(&[(names[stack], count)]), START).unwrap();
+        }
+        if sealed {
+            store.seal().unwrap();
+            store.tend(START).unwrap();
+        }
+        let (from, to) = window;
+        let mut expected = std::collections::BTreeMap::<String, i64>::new();
+        for &(second, service, stack, count) in &profiles {
+            if services[service] == "shop" && (from..to).contains(&second) {
+                *expected.entry(names[stack].to_owned()).or_default() += count;
+            }
+        }
+        let selection = Selection::of_service("shop", "cpu")
+            .between(START + from * SECOND, START + to * SECOND);
+        let answer = store.reader().query(&selection).unwrap();
+        prop_assert_eq!(counts(&answer), expected);
+        prop_assert_eq!(answer.damaged, 0);
+    }
+}
