@@ -1,6 +1,6 @@
 //! Writes a day of 15-second profiles of many services and asks for it.
 //!
-//! `cargo bench -p strata-store [-- SERVICES HOURS]`; 50 services and 24 hours if not told. Each
+//! `cargo bench -p strata-store [-- SERVICES HOURS]`; 50 services and 24 hours if not told, two services at least. Each
 //! service has 3,000 stacks of 20 to 60 frames over 900 functions; a profile has 40 to 200 of
 //! them, the frequent ones mostly, as busy services have at 99 samples a second.
 
@@ -161,7 +161,7 @@ fn main() {
 }
 
 fn ask(reader: &Reader, end: i64) {
-    let one = Selection::of_service("service-7", "cpu");
+    let one = Selection::of_service("service-0", "cpu");
     // Not whole hours, so that profiles at the ends are read one by one.
     let ragged = 437 * SECOND;
     let questions = [
@@ -184,7 +184,7 @@ fn ask(reader: &Reader, end: i64) {
     let began = Instant::now();
     let held = reader.holdings(&Selection::default()).expect("it is listed");
     println!("list of {} series: {:.0?}", held.len(), began.elapsed());
-    let other = Selection::of_service("service-8", "cpu");
+    let other = Selection::of_service("service-1", "cpu");
     let comparisons = [
         (
             "1 h with the hour before",
