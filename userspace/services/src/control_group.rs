@@ -1,0 +1,280 @@
+//! Systemd units, container ids and pod ids in the paths of control groups.
+//!
+//! Container runtimes name the control group of a container by its id: 64 hex digits, with
+//! decorations (`docker-<id>.scope`, `cri-containerd-<id>.scope`, `/kubepods/…/<id>`). systemd
+//! names groups by the unit, and quotes what is special (`\x2d`).
+
+/// What is known of a process's control group.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Group {
+    /// Path in the hierarchy that tells most (the unified one, else the longest).
+    pub path: String,
+    pub container: Option<String>,
+    /// The service that systemd runs the process for, as systemd writes it: `nginx.service`.
+    pub unit: Option<String>,
+    /// The pod's uid, as Kubernetes writes it.
+    pub pod_uid: Option<String>,
+}
+
+/// Longest path that is looked at: the kernel's own limit.
+const MAX_PATH: usize = 4096;
+/// Hierarchies: version 1 has about a dozen controllers.
+const MAX_LINES: usize = 64;
+
+/// Parses `/proc/PID/cgroup`.
+///
+/// Lines are asked in this order: the unified hierarchy, systemd's own, then the others as they
+/// come. The first that knows a container, a unit or a pod decides it.
+pub fn parse(text: &str) -> Group {
+    let mut lines: Vec<(u8, &str)> = text.lines().take(MAX_LINES).filter_map(line).collect();
+    lines.sort_by_key(|(rank, _)| *rank);
+    let unified = lines.iter().find(|(rank, path)| *rank == UNIFIED && *path != "/");
+    let longest = || lines.iter().rev().max_by_key(|(_, path)| path.len());
+    let first = |find: fn(&str) -> Option<String>| lines.iter().find_map(|(_, path)| find(path));
+    Group {
+        path: unified.or_else(longest).map(|(_, path)| (*path).to_owned()).unwrap_or_default(),
+        container: first(|path| id_in_path(path).map(str::to_owned)),
+        unit: first(|path| unit_in_path(path).map(str::to_owned)),
+        pod_uid: first(pod_uid_in_path),
+    }
+}
+
+const UNIFIED: u8 = 0;
+const SYSTEMD: u8 = 1;
+const OTHER: u8 = 2;
+
+fn line(line: &str) -> Option<(u8, &str)> {
+    let mut fields = line.splitn(3, ':');
+    let number = fields.next()?;
+    let controllers = fields.next()?;
+    let path = fields.next().filter(|path| path.len() <= MAX_PATH)?;
+    let rank = match (number, controllers) {
+        ("0", "") => UNIFIED,
+        (_, "name=systemd") => SYSTEMD,
+        _ => OTHER,
+    };
+    Some((rank, path))
+}
+
+/// The innermost container id in a control group's path.
+pub fn id_in_path(path: &str) -> Option<&str> {
+    path.rsplit('/').find_map(id_in_part)
+}
+
+fn id_in_part(part: &str) -> Option<&str> {
+    let part = part.strip_suffix(".scope").unwrap_or(part);
+    let (before, candidate) = match part.rfind(['-', ':']) {
+        Some(at) => (part.get(..at)?, part.get(at + 1..)?),
+        None => ("", part),
+    };
+    // `conmon` watches a container from outside of it.
+    (is_id(candidate) && !before.ends_with("conmon")).then_some(candidate)
+}
+
+fn is_id(text: &str) -> bool {
+    (text.len() == 64 || text.len() == 32) && text.bytes().all(is_lower_hex)
+}
+
+fn is_lower_hex(byte: u8) -> bool {
+    byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
+}
+
+/// The innermost systemd service that is the process's own.
+///
+/// A unit around a container is the runtime's (`containerd.service`), unless Podman put the
+/// container there because the unit *is* the container (`web.service/libpod-payload-<id>`).
+/// The managers of users' sessions (`user@1000.service`) are nobody's service.
+pub fn unit_in_path(path: &str) -> Option<&str> {
+    let mut below_podman = false;
+    for part in path.rsplit('/') {
+        if id_in_part(part).is_some() {
+            below_podman = part.starts_with("libpod-");
+            if !below_podman {
+                return None;
+            }
+        }
+        let name = part.strip_suffix(".service").filter(|name| !name.is_empty());
+        if let Some(name) = name {
+            let runtime = below_podman && matches!(name, "podman" | "user@");
+            return (!runtime && !name.starts_with("user@")).then_some(part);
+        }
+    }
+    None
+}
+
+/// What people call a unit: without `.service`, without the instance of a template
+/// (`worker@3.service` is `worker`), with systemd's quotes undone.
+pub fn unit_service(unit: &str) -> String {
+    let name = unit.strip_suffix(".service").unwrap_or(unit);
+    let name = match name.split_once('@') {
+        Some((template, _)) if !template.is_empty() => template,
+        _ => name,
+    };
+    unquote(name)
+}
+
+/// Undoes `\x2d`. What is not such a quote stays as it is.
+fn unquote(name: &str) -> String {
+    let mut bytes = Vec::with_capacity(name.len());
+    let mut rest = name.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let quoted = match rest {
+            [b'\\', b'x', high, low, tail @ ..] => {
+                hex(*high).zip(hex(*low)).map(|(high, low)| (high << 4 | low, tail))
+            }
+            _ => None,
+        };
+        let (byte, tail) = quoted.unwrap_or((first, tail));
+        bytes.push(byte);
+        rest = tail;
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+pub(crate) fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+/// The uid in `pod<uid>` or `kubepods-burstable-pod<uid>.slice`, where systemd's `_` is Kubernetes's `-`.
+pub fn pod_uid_in_path(path: &str) -> Option<String> {
+    path.rsplit('/').find_map(|part| {
+        let part = part.split(':').next().unwrap_or(part);
+        let part = part.strip_suffix(".slice").unwrap_or(part);
+        let at = part.rfind("pod")?;
+        let before = part.get(..at)?;
+        if !(before.is_empty() || before.starts_with("kubepods") && before.ends_with('-')) {
+            return None;
+        }
+        let uid = part.get(at + 3..)?.replace('_', "-");
+        let hex = |byte: u8| is_lower_hex(byte) || byte == b'-';
+        // Pods that the kubelet reads from files have 32 digits without dashes.
+        (matches!(uid.len(), 32 | 36) && uid.bytes().all(hex)).then_some(uid)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "4f1d6ad20b5cf1b4a1d9a2f5f6e3f1b0aa3d7c7c8f6f8f1b0c9d8e7f6a5b4c3d";
+    const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
+
+    #[test]
+    fn runtimes_name_their_groups_by_the_container() {
+        for path in [
+            format!("/system.slice/docker-{ID}.scope"),
+            format!("/system.slice/docker-{ID}.scope/inner"),
+            format!("/docker/{ID}"),
+            format!("/docker/{ID}/system.slice/cron.service"),
+            format!("/actions_job/{ID}"),
+            format!("/default/{ID}"),
+            format!("/system.slice/containerd.service/kubepods-pod1.slice:cri-containerd:{ID}"),
+            format!("/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope"),
+            format!("/kubepods.slice/kubepods-besteffort.slice/crio-{ID}.scope/container"),
+            format!("/kubepods/burstable/pod17/{ID}"),
+            format!("/machine.slice/libpod-{ID}.scope/container"),
+            format!("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope"),
+            format!("/system.slice/web.service/libpod-payload-{ID}"),
+            format!("/libpod_parent/libpod-{ID}"),
+            format!("/../../kubepods-pod1.slice/cri-containerd-{ID}.scope"),
+        ] {
+            assert_eq!(id_in_path(&path), Some(ID), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_container_has_no_id() {
+        for path in [
+            "/user.slice/user-0.slice/session-1.scope".to_owned(),
+            "/".to_owned(),
+            String::new(),
+            format!("/machine.slice/libpod-conmon-{ID}.scope"),
+            format!("/machine.slice/crio-conmon-{ID}.scope"),
+            format!("/docker/{}", ID.to_uppercase()),
+            format!("/docker/{ID}0"),
+        ] {
+            assert_eq!(id_in_path(&path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn both_hierarchies_are_read() {
+        let text = format!("12:cpu:/docker/{ID}\n0::/\n");
+        let group = parse(&text);
+        assert_eq!(group.container.as_deref(), Some(ID));
+        assert_eq!(group.path, format!("/docker/{ID}"));
+        let group = parse("5:cpu:/a/longer/path\n1:name=systemd:/system.slice/a.service\n0::/b\n");
+        assert_eq!((group.path.as_str(), group.unit.as_deref()), ("/b", Some("a.service")));
+    }
+
+    #[test]
+    fn the_innermost_service_is_the_unit() {
+        for (path, unit) in [
+            ("/system.slice/nginx.service", Some("nginx.service")),
+            ("/system.slice/system-worker.slice/worker@3.service", Some("worker@3.service")),
+            ("/system.slice/nginx.service/workers", Some("nginx.service")),
+            (
+                "/user.slice/user-1000.slice/user@1000.service/app.slice/sync.service",
+                Some("sync.service"),
+            ),
+            ("/user.slice/user-1000.slice/user@1000.service/init.scope", None),
+            ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x-1.scope", None),
+            ("/user.slice/user-0.slice/session-1.scope", None),
+            ("/system.slice", None),
+            ("/system.slice/.service", None),
+        ] {
+            assert_eq!(unit_in_path(path), unit, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_unit_around_a_container_is_the_runtimes_unless_podman_put_it_there() {
+        for (path, unit) in [
+            (
+                format!("/system.slice/containerd.service/kubepods-pod1.slice:cri-containerd:{ID}"),
+                None,
+            ),
+            (format!("/system.slice/docker.service/docker/{ID}"), None),
+            (format!("/system.slice/web.service/libpod-payload-{ID}"), Some("web.service")),
+            (format!("/system.slice/podman.service/libpod-{ID}"), None),
+            (format!("/user.slice/user@1.service/user.slice/libpod-{ID}.scope"), None),
+            (format!("/docker/{ID}/system.slice/cron.service"), Some("cron.service")),
+        ] {
+            assert_eq!(unit_in_path(&path), unit, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_unit_is_called_what_people_call_it() {
+        for (unit, service) in [
+            ("nginx.service", "nginx"),
+            ("worker@3.service", "worker"),
+            ("@3.service", "@3"),
+            (r"my\x2dapp.service", "my-app"),
+            (r"odd\x2.service", r"odd\x2"),
+            (r"odd\xzz.service", r"odd\xzz"),
+        ] {
+            assert_eq!(unit_service(unit), service);
+        }
+    }
+
+    #[test]
+    fn pods_are_found_under_both_drivers() {
+        let quoted = UID.replace('-', "_");
+        for path in [
+            format!("/kubepods/burstable/pod{UID}/{ID}"),
+            format!(
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{quoted}.slice/crio-{ID}.scope"
+            ),
+            format!("/kubepods.slice/kubepods-pod{quoted}.slice/cri-containerd-{ID}.scope"),
+            format!(
+                "/system.slice/containerd.service/kubepods-besteffort-pod{quoted}.slice:cri-containerd:{ID}"
+            ),
+        ] {
+            assert_eq!(pod_uid_in_path(&path).as_deref(), Some(UID), "{path}");
+        }
+        for path in ["/kubepods/burstable", "/system.slice/tripod.service", "/podracer"] {
+            assert_eq!(pod_uid_in_path(path), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The tables of the documentation, made from what the code does.
+
+use std::fmt::Write;
+
+use crate::destinations;
+use crate::identity::RESERVED;
+use crate::source::Source;
+use crate::text::Limits;
+use crate::types::{AUTO_AGE, DD_PROFILING_ENABLED, PYROSCOPE_PROFILING_ENABLED, SWITCHES};
+
+/// The generated part of `docs/services.md`.
+pub fn tables() -> String {
+    [precedence(), switches(), ignored(), bounds()].join("\n")
+}
+
+fn precedence() -> String {
+    let mut out = "## Order of precedence\n\nThe first row that gives a value gives it; an empty \
+        value is none. Of several values in one row, the first as written counts. Of a variable \
+        that is set twice, the first counts.\n\n\
+        | step | from | service | env | version | labels |\n|---|---|---|---|---|---|\n"
+        .to_owned();
+    let mut last = "";
+    for source in Source::ALL {
+        let step = source.step().name();
+        let [service, env, version, labels] = source.gives();
+        let shown = if step == last { "" } else { step };
+        let _ = writeln!(
+            out,
+            "| {shown} | {} | {service} | {env} | {version} | {labels} |",
+            source.name()
+        );
+        last = step;
+    }
+    out
+}
+
+fn switches() -> String {
+    let code = |names: &[&str]| {
+        names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", else ")
+    };
+    let mut out = "## Switches\n\n| type | Pyroscope's | Datadog's |\n|---|---|---|\n".to_owned();
+    let _ = writeln!(out, "| all | `{PYROSCOPE_PROFILING_ENABLED}` | `{DD_PROFILING_ENABLED}` |");
+    for row in &SWITCHES {
+        let _ = writeln!(out, "| {} | {} | {} |", row.kind, code(row.pyroscope), code(row.datadog));
+    }
+    let _ = write!(
+        out,
+        "\nNot set, or set to something that is no switch: strata's own default. `false`: off. \
+         `true`: on for a type; for `all` it leaves the types as they are. `auto` for `all`: from \
+         an age of {} seconds on. When both families say something of a type, the narrower \
+         wins: off before later (`auto`) before on. A rule that chooses types or switches a \
+         process off comes before all variables; one that only switches it on comes before the \
+         row `all`.\n",
+        AUTO_AGE.as_secs()
+    );
+    out
+}
+
+fn ignored() -> String {
+    let mut out = "## Ignored\n\nVariables of a target that say where data goes, as whom or \
+        when. `strata status` lists them where they are set; nothing obeys them unless a rule \
+        says `own_destination = true` for that target.\n\n"
+        .to_owned();
+    for name in destinations::VARIABLES {
+        let _ = writeln!(out, "- `{name}`");
+    }
+    out
+}
+
+fn bounds() -> String {
+    let own: Vec<String> = RESERVED.iter().map(|name| format!("`{name}`")).collect();
+    format!(
+        "## Bounds\n\nService, env and version: {} bytes. Labels: {} at most, besides strata's \
+         own; names {} bytes of `A-Z a-z 0-9 _ . - /`, others become `_`; values {} bytes. {} \
+         entries are read of one list. Control characters and characters that turn text around \
+         become `_`; so do `{{` and `}}` in a service's name. What is cut or refused is \
+         counted.\n\nOnly strata and its rules set names that start with `__`, and: {}.\n",
+        Limits::NAME,
+        Limits::LABELS,
+        Limits::LABEL_NAME,
+        Limits::LABEL_VALUE,
+        Limits::PAIRS,
+        own.join(", ")
+    )
+}

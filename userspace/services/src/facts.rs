@@ -1,0 +1,69 @@
+//! What goes in: what strata and its host know of a process, and what a rule chose for it.
+
+use crate::control_group::Group;
+use crate::environment::Environment;
+use crate::types::Types;
+
+/// What is known of a process. Everything may be missing; everything but the control group
+/// (which the kernel and the host's service managers wrote) may be the process's own claim.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Facts<'a> {
+    pub environment: Environment<'a>,
+    /// File name of the assembly that a .NET runtime (or one AppDomain of it) was started with.
+    pub entry_assembly: Option<&'a str>,
+    pub group: Option<&'a Group>,
+    /// What the container's runtime says.
+    pub container: Option<&'a Container>,
+    /// What Kubernetes says.
+    pub pod: Option<&'a Pod>,
+    /// Target of `/proc/PID/exe`.
+    pub exe: Option<&'a str>,
+    pub comm: &'a str,
+}
+
+/// What a container runtime knows of one container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Container {
+    pub name: Option<String>,
+    pub image: Option<String>,
+}
+
+/// What Kubernetes knows of a container's pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+    /// Name of the container in the pod.
+    pub container: String,
+    pub labels: Vec<(String, String)>,
+    pub annotations: Vec<(String, String)>,
+}
+
+impl Pod {
+    pub fn label(&self, name: &str) -> Option<&str> {
+        find(&self.labels, name)
+    }
+
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        find(&self.annotations, name)
+    }
+}
+
+fn find<'a>(pairs: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    pairs.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+}
+
+/// What the host's rules say of a process. Comes before everything else.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// `Some(false)`: not sampled at all.
+    pub enabled: Option<bool>,
+    pub service: Option<String>,
+    pub env: Option<String>,
+    pub version: Option<String>,
+    pub labels: Vec<(String, String)>,
+    /// Exactly these types.
+    pub types: Option<Types>,
+    /// The target may say where its data goes.
+    pub own_destination: bool,
+}

@@ -1,0 +1,33 @@
+//! Who is it? From facts about a process to its service name, environment, version, labels and
+//! the sample types that are switched on for it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`facts`] | what goes in: what strata and its host know of a process |
+//! | [`environment`] | the environment block, as the hostile bytes it is |
+//! | [`control_group`] | systemd units, container and pod ids in `/proc/PID/cgroup` |
+//! | [`source`] | where a value may come from, in order of precedence |
+//! | [`identity`] | what comes out, and how it is chosen |
+//! | [`types`] | sample types, and the variables that switch them |
+//! | [`destinations`] | variables that say where data goes: never obeyed |
+//! | [`text`] | bounds on lengths and characters; lists of labels |
+//! | [`document`] | the tables of the documentation |
+//!
+//! Pure: no I/O, no clock; nothing panics, and no result is larger than [`text::Limits`] says,
+//! whatever the target wrote.
+
+pub mod control_group;
+pub mod destinations;
+pub mod document;
+pub mod environment;
+pub mod facts;
+pub mod identity;
+pub mod source;
+pub mod text;
+pub mod types;
+
+pub use environment::Environment;
+pub use facts::{Choice, Container, Facts, Pod};
+pub use identity::{Identity, identify};
+pub use source::Source;
+pub use types::{SampleType, Types};

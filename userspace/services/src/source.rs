@@ -1,0 +1,188 @@
+//! Where a value may come from, in order of precedence: the earlier variant wins.
+
+/// A source of a value. Declared in order of precedence, and compared by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    Rule,
+    PyroscopeApplicationName,
+    PyroscopeLabels,
+    DdService,
+    DdEnv,
+    DdVersion,
+    DdTags,
+    OtelServiceName,
+    OtelResourceAttributes,
+    EntryAssembly,
+    SystemdUnit,
+    ContainerName,
+    ContainerImage,
+    ContainerId,
+    PodPyroscopeAnnotation,
+    PodDatadogLabel,
+    PodOtelAnnotation,
+    PodNameLabel,
+    PodContainer,
+    Executable,
+    Comm,
+    /// Nothing is known: the service is called `unknown`.
+    Nothing,
+}
+
+/// The steps of the order of precedence; sources within one are its ties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Step {
+    Rule,
+    Environment,
+    EntryAssembly,
+    SystemdUnit,
+    Container,
+    Kubernetes,
+    ProcessName,
+}
+
+impl Source {
+    pub const ALL: [Self; 22] = [
+        Self::Rule,
+        Self::PyroscopeApplicationName,
+        Self::PyroscopeLabels,
+        Self::DdService,
+        Self::DdEnv,
+        Self::DdVersion,
+        Self::DdTags,
+        Self::OtelServiceName,
+        Self::OtelResourceAttributes,
+        Self::EntryAssembly,
+        Self::SystemdUnit,
+        Self::ContainerName,
+        Self::ContainerImage,
+        Self::ContainerId,
+        Self::PodPyroscopeAnnotation,
+        Self::PodDatadogLabel,
+        Self::PodOtelAnnotation,
+        Self::PodNameLabel,
+        Self::PodContainer,
+        Self::Executable,
+        Self::Comm,
+        Self::Nothing,
+    ];
+
+    pub fn step(self) -> Step {
+        match self {
+            Self::Rule => Step::Rule,
+            Self::PyroscopeApplicationName
+            | Self::PyroscopeLabels
+            | Self::DdService
+            | Self::DdEnv
+            | Self::DdVersion
+            | Self::DdTags
+            | Self::OtelServiceName
+            | Self::OtelResourceAttributes => Step::Environment,
+            Self::EntryAssembly => Step::EntryAssembly,
+            Self::SystemdUnit => Step::SystemdUnit,
+            Self::ContainerName | Self::ContainerImage | Self::ContainerId => Step::Container,
+            Self::PodPyroscopeAnnotation
+            | Self::PodDatadogLabel
+            | Self::PodOtelAnnotation
+            | Self::PodNameLabel
+            | Self::PodContainer => Step::Kubernetes,
+            Self::Executable | Self::Comm | Self::Nothing => Step::ProcessName,
+        }
+    }
+
+    /// As `strata status` shows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rule => "rule",
+            Self::PyroscopeApplicationName => "PYROSCOPE_APPLICATION_NAME",
+            Self::PyroscopeLabels => "PYROSCOPE_LABELS",
+            Self::DdService => "DD_SERVICE",
+            Self::DdEnv => "DD_ENV",
+            Self::DdVersion => "DD_VERSION",
+            Self::DdTags => "DD_TAGS",
+            Self::OtelServiceName => "OTEL_SERVICE_NAME",
+            Self::OtelResourceAttributes => "OTEL_RESOURCE_ATTRIBUTES",
+            Self::EntryAssembly => "entry assembly",
+            Self::SystemdUnit => "systemd unit",
+            Self::ContainerName => "container's name",
+            Self::ContainerImage => "container's image",
+            Self::ContainerId => "container's id",
+            Self::PodPyroscopeAnnotation => "annotation pyroscope.io/service_name",
+            Self::PodDatadogLabel => "labels tags.datadoghq.com/…",
+            Self::PodOtelAnnotation => "annotations resource.opentelemetry.io/…",
+            Self::PodNameLabel => "labels app.kubernetes.io/…",
+            Self::PodContainer => "pod's namespace and container",
+            Self::Executable => "name of the executable",
+            Self::Comm => "comm",
+            Self::Nothing => "nothing known",
+        }
+    }
+
+    /// What it gives, and in which words: `(service, env, version, labels)`.
+    pub(crate) fn gives(self) -> [&'static str; 4] {
+        const LIST: [&str; 4] = [
+            "`service_name`, `service`, `service.name` in it",
+            ENV_KEYS,
+            VERSION_KEYS,
+            "the others",
+        ];
+        const ENV_KEYS: &str =
+            "`env`, `deployment.environment.name`, `deployment.environment` in it";
+        const VERSION_KEYS: &str = "`version`, `service.version` in it";
+        match self {
+            Self::Rule => ["yes", "yes", "yes", "any"],
+            Self::PyroscopeApplicationName | Self::DdService | Self::OtelServiceName => {
+                ["yes", "", "", ""]
+            }
+            Self::PyroscopeLabels | Self::DdTags | Self::OtelResourceAttributes => LIST,
+            Self::DdEnv => ["", "yes", "", ""],
+            Self::DdVersion => ["", "", "yes", ""],
+            Self::EntryAssembly => ["its name without `.dll` or `.exe`", "", "", ""],
+            Self::SystemdUnit => ["its name without instance", "", "", "`systemd_unit`"],
+            Self::ContainerName => ["yes", "", "", "`container_name`"],
+            Self::ContainerImage => ["", "", "", "`container_image`"],
+            Self::ContainerId => ["", "", "", "`container_id`"],
+            Self::PodPyroscopeAnnotation => ["yes", "", "", ""],
+            Self::PodDatadogLabel => [
+                "`CONTAINER.service`, else `service`",
+                "`CONTAINER.env`, else `env`",
+                "`CONTAINER.version`, else `version`",
+                "",
+            ],
+            Self::PodOtelAnnotation => {
+                ["`service.name`", "`deployment.environment.name`", "`service.version`", ""]
+            }
+            Self::PodNameLabel => ["`name`", "", "`version`", ""],
+            Self::PodContainer => {
+                ["`NAMESPACE/CONTAINER`", "", "", "`namespace`, `pod`, `container`"]
+            }
+            Self::Executable => ["its file name", "", "", ""],
+            Self::Comm => ["yes", "", "", ""],
+            Self::Nothing => ["`unknown`", "", "", ""],
+        }
+    }
+}
+
+impl Step {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rule => "rule",
+            Self::Environment => "environment",
+            Self::EntryAssembly => "entry assembly",
+            Self::SystemdUnit => "systemd unit",
+            Self::Container => "container",
+            Self::Kubernetes => "Kubernetes",
+            Self::ProcessName => "process name",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_in_order_of_precedence_and_so_are_the_steps() {
+        assert!(Source::ALL.is_sorted_by(|a, b| a < b));
+        assert!(Source::ALL.is_sorted_by_key(|source| source.step()));
+    }
+}
