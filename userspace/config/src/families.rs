@@ -1,0 +1,160 @@
+//! Variables of profiling agents in the daemon's own environment: destination, credential,
+//! tenant and timing of the sinks `pyroscope`, `datadog` and `otlp`.
+//!
+//! A variable that says where to makes its sink; the others change a sink that is there.
+
+use std::collections::BTreeMap;
+
+use strata_services::destinations::Wish;
+use strata_services::text::{List, pairs};
+
+use crate::layers::Entry;
+use crate::origin::{Origin, Sourced};
+use crate::value::Raw;
+
+/// A variable, the sink and the key it sets, and how its value reads.
+struct Row(&'static str, &'static str, &'static str, Form);
+
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    AsIs,
+    Seconds,
+    Milliseconds,
+    /// An object of texts.
+    Json,
+    /// `k=v,k=v`, percent-encoded.
+    Pairs,
+    Protocol,
+    Socket,
+}
+
+/// Of two rows that set the same key the first that is set wins.
+const ROWS: &[Row] = &[
+    Row("PYROSCOPE_SERVER_ADDRESS", "pyroscope", "url", Form::AsIs),
+    Row("PYROSCOPE_AUTH_TOKEN", "pyroscope", "token", Form::AsIs),
+    Row("PYROSCOPE_BASIC_AUTH_USER", "pyroscope", "user", Form::AsIs),
+    Row("PYROSCOPE_BASIC_AUTH_PASSWORD", "pyroscope", "password", Form::AsIs),
+    Row("PYROSCOPE_TENANT_ID", "pyroscope", "tenant", Form::AsIs),
+    Row("PYROSCOPE_HTTP_HEADERS", "pyroscope", "headers", Form::Json),
+    Row("PYROSCOPE_PROFILING_UPLOAD_PERIOD", "pyroscope", "period", Form::Seconds),
+    Row("DD_TRACE_AGENT_URL", "datadog", "url", Form::AsIs),
+    // Then DD_AGENT_HOST and DD_TRACE_AGENT_PORT, which make one URL together.
+    Row("DD_APM_RECEIVER_SOCKET", "datadog", "url", Form::Socket),
+    Row("DD_PROFILING_UPLOAD_PERIOD", "datadog", "period", Form::Seconds),
+    Row("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "otlp", "url", Form::AsIs),
+    Row("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp", "url", Form::AsIs),
+    Row("OTEL_EXPORTER_OTLP_PROFILES_HEADERS", "otlp", "headers", Form::Pairs),
+    Row("OTEL_EXPORTER_OTLP_HEADERS", "otlp", "headers", Form::Pairs),
+    Row("OTEL_EXPORTER_OTLP_PROFILES_TIMEOUT", "otlp", "timeout", Form::Milliseconds),
+    Row("OTEL_EXPORTER_OTLP_TIMEOUT", "otlp", "timeout", Form::Milliseconds),
+    Row("OTEL_EXPORTER_OTLP_PROFILES_CERTIFICATE", "otlp", "ca_file", Form::AsIs),
+    Row("OTEL_EXPORTER_OTLP_CERTIFICATE", "otlp", "ca_file", Form::AsIs),
+    Row("OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL", "otlp", "protocol", Form::Protocol),
+    Row("OTEL_EXPORTER_OTLP_PROTOCOL", "otlp", "protocol", Form::Protocol),
+];
+
+/// Variables that mean nothing to the daemon, and why.
+const IGNORED: [(&str, &str); 4] = [
+    ("DD_API_KEY", "strata sends to an agent, which has the key"),
+    ("DD_SITE", "strata sends to an agent, which knows the site"),
+    ("DD_PROFILING_AGENTLESS", "strata sends to an agent"),
+    ("DD_PROFILING_OUTPUT_DIR", "use a sink of kind \"file\""),
+];
+
+/// What the variables set, and what to tell the person.
+pub(crate) fn entries(environment: &[(String, String)]) -> (Vec<Entry>, Vec<String>) {
+    let set = |name: &str| {
+        let found = environment.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
+    };
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut add = |path: &[&str], variable: &str, value: &str| {
+        let path: Vec<String> = path.iter().map(|part| (*part).to_owned()).collect();
+        if entries.iter().all(|entry| entry.path != path) {
+            let origin = Origin::Variable(variable.to_owned());
+            let raw = Raw::Words(value.to_owned());
+            entries.push(Entry { path, raw, origin, offset: 0, used: false });
+        }
+    };
+    let mut notices = Vec::new();
+    for Row(variable, sink, key, form) in ROWS {
+        if *form == Form::Socket {
+            host_and_port(set, &mut add);
+        }
+        let Some(value) = set(variable) else { continue };
+        let path = ["sink", sink, key];
+        match form {
+            Form::AsIs => add(&path, variable, value),
+            Form::Seconds => add(&path, variable, &format!("{value}s")),
+            Form::Milliseconds => add(&path, variable, &format!("{value}ms")),
+            Form::Socket => add(&path, variable, &format!("unix://{value}")),
+            Form::Protocol => {
+                let name = if value.starts_with("http/") { "http" } else { value };
+                add(&path, variable, name);
+            }
+            Form::Json => match serde_json::from_str::<BTreeMap<String, String>>(value) {
+                Ok(headers) => {
+                    for (name, value) in headers {
+                        add(&["sink", sink, key, &name], variable, &value);
+                    }
+                }
+                // Not serde's message: it may repeat a secret.
+                Err(_) => {
+                    notices.push(format!("{variable} is ignored: it is no JSON object of texts"))
+                }
+            },
+            Form::Pairs => {
+                for (name, value) in pairs(value, List::OpenTelemetry).0 {
+                    add(&["sink", sink, key, &name], variable, &value);
+                }
+            }
+        }
+    }
+    for (name, why) in IGNORED {
+        if set(name).is_some() {
+            notices.push(format!("{name} is ignored: {why}"));
+        }
+    }
+    (entries, notices)
+}
+
+fn host_and_port<'e>(
+    set: impl Fn(&str) -> Option<&'e str>,
+    add: &mut impl FnMut(&[&str], &str, &str),
+) {
+    let (host, port) = (set("DD_AGENT_HOST"), set("DD_TRACE_AGENT_PORT"));
+    let variable = if host.is_some() { "DD_AGENT_HOST" } else { "DD_TRACE_AGENT_PORT" };
+    if host.is_none() && port.is_none() {
+        return;
+    }
+    let host = host.unwrap_or("localhost");
+    // An IPv6 address needs its brackets in a URL.
+    let host = if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]")
+    } else {
+        host.to_owned()
+    };
+    add(
+        &["sink", "datadog", "url"],
+        variable,
+        &format!("http://{host}:{}", port.unwrap_or("8126")),
+    );
+}
+
+/// The sinks that a target's own variables mean, for a target that a rule allows its own
+/// destination. Only what goes over the network: a path in its variables is a path in its own
+/// file system, and would be read or written with the daemon's rights.
+pub fn own_sinks(wishes: &[Wish]) -> (Vec<crate::sinks::Sink>, Vec<crate::Problem>) {
+    let environment: Vec<(String, String)> =
+        wishes.iter().map(|wish| (wish.variable.to_owned(), wish.value.clone())).collect();
+    let (mut entries, _) = entries(&environment);
+    entries.retain(|entry| {
+        let local = matches!(&entry.raw, Raw::Words(text) if text.starts_with("unix:"));
+        !local && entry.path.last().is_none_or(|key| !key.ends_with("_file"))
+    });
+    let mut layers = crate::layers::Layers::new(&crate::Inputs::default(), entries);
+    let mut sinks = crate::sinks::read(&mut layers);
+    // A path of the default stays the host's own; nothing of the target is one.
+    sinks.retain(|sink| matches!(&sink.url, Some(Sourced { origin: Origin::Variable(_), .. })));
+    (sinks, layers.problems)
+}

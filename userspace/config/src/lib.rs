@@ -1,0 +1,35 @@
+//! The daemon's configuration: a TOML file, the environment and flags, every value with its
+//! origin.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`layers`] | the sources of values, in order: flags, environment, file, defaults |
+//! | [`families`] | variables of profiling agents that mean a sink of the daemon |
+//! | [`value`] | how values are written, read and shown |
+//! | [`settings`] | what there is to set, and its defaults |
+//! | [`sinks`] | where profiles go |
+//! | [`rules`] | what is different for some processes |
+//! | [`secret`] | values that are never shown |
+//! | [`problem`] | errors, with file, line, column, the line and a hint |
+//!
+//! Pure: the caller reads the file and the environment. A value never falls back silently: what
+//! cannot be read is a [`Problem`], and all of them are reported at once.
+
+pub mod families;
+pub mod layers;
+pub mod origin;
+pub mod problem;
+pub mod rules;
+pub mod secret;
+pub mod settings;
+pub mod sinks;
+pub mod value;
+
+pub use layers::{Flag, Inputs};
+pub use origin::{Origin, Sourced};
+pub use problem::Problem;
+pub use secret::Secret;
+pub use settings::{Configuration, Loaded, Shown, check, load};
+
+/// Every setting, with its default and what it does.
+pub const EXAMPLE: &str = include_str!("../strata.example.toml");

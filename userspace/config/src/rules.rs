@@ -1,0 +1,189 @@
+//! What is different for some processes.
+//!
+//! Every rule whose conditions all hold applies. Of what several set, the first rule in the file
+//! wins, setting by setting; labels are merged, and the first rule wins a name.
+
+use strata_services::{Choice, Facts, Types};
+
+use crate::layers::Layers;
+use crate::origin::Sourced;
+use crate::settings::{BridgePolicy, check_frequency};
+
+/// Conditions hold patterns: `*` is any characters, `?` is one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conditions {
+    /// The path of the executable.
+    pub exe: Option<String>,
+    pub comm: Option<String>,
+    /// The container's name or id, or its name in the pod.
+    pub container: Option<String>,
+    /// Labels of the pod.
+    pub labels: Vec<(String, String)>,
+    /// The process's own claims: a rule that gives something away does not rest on them alone.
+    pub env: Vec<(String, String)>,
+}
+
+/// One `[[rule]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    pub name: Sourced<Option<String>>,
+    pub conditions: Conditions,
+    pub enable: Sourced<Option<bool>>,
+    pub types: Sourced<Option<Types>>,
+    pub frequency: Sourced<Option<u32>>,
+    pub service: Sourced<Option<String>>,
+    pub env: Sourced<Option<String>>,
+    pub version: Sourced<Option<String>>,
+    pub labels: Vec<(String, String)>,
+    pub bridge: Sourced<Option<BridgePolicy>>,
+    pub own_destination: Sourced<Option<bool>>,
+}
+
+/// What the rules decided for one process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    pub choice: Choice,
+    pub frequency: Option<u32>,
+    pub bridge: Option<BridgePolicy>,
+}
+
+pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<Rule> {
+    let numbers = layers.below(&["rule"]);
+    numbers.iter().map(|number| rule(layers, number)).collect()
+}
+
+fn rule(layers: &mut Layers<'_>, number: &str) -> Rule {
+    let path = |key: &'static str| ["rule", number, key];
+    let condition = |layers: &mut Layers<'_>, key: &'static str| {
+        layers.get::<Option<String>>(&["rule", number, "match", key], None).value
+    };
+    let name = layers.get(&path("name"), None);
+    let conditions = Conditions {
+        exe: condition(layers, "exe"),
+        comm: condition(layers, "comm"),
+        container: condition(layers, "container"),
+        labels: texts(layers, &["rule", number, "match", "labels"]),
+        env: texts(layers, &["rule", number, "match", "env"]),
+    };
+    let own_destination = layers.get::<Option<bool>>(&path("own_destination"), None);
+    if conditions == Conditions::default() {
+        let place = Sourced { value: (), origin: layers.origin_below(&["rule", number]) };
+        let hint = Some("for all processes: match = { exe = \"*\" }");
+        layers.refuse(&path("match"), &place, "a rule says which processes it is for", hint);
+    } else if own_destination.value == Some(true) && only_claims(&conditions) {
+        let hint = Some("match on exe, container or labels as well");
+        let message = "any process can set a variable or its comm, and so send data elsewhere";
+        layers.refuse(&path("own_destination"), &own_destination, message, hint);
+    }
+    let frequency = layers.get::<Option<u32>>(&path("frequency"), None);
+    if let Sourced { value: Some(value), origin } = &frequency {
+        let frequency = Sourced { value: *value, origin: origin.clone() };
+        check_frequency(layers, &path("frequency"), &frequency);
+    }
+    Rule {
+        name,
+        conditions,
+        enable: layers.get(&path("enable"), None),
+        types: layers.get(&path("types"), None),
+        frequency,
+        service: layers.get(&path("service"), None),
+        env: layers.get(&path("env"), None),
+        version: layers.get(&path("version"), None),
+        labels: texts(layers, &path("labels")),
+        bridge: layers.get(&path("bridge"), None),
+        own_destination,
+    }
+}
+
+fn texts(layers: &mut Layers<'_>, path: &[&str]) -> Vec<(String, String)> {
+    let map = layers.map::<String>(path);
+    map.into_iter().map(|(name, value)| (name, value.value.unwrap_or_default())).collect()
+}
+
+fn only_claims(conditions: &Conditions) -> bool {
+    conditions.exe.is_none() && conditions.container.is_none() && conditions.labels.is_empty()
+}
+
+impl Conditions {
+    pub fn hold(&self, facts: &Facts<'_>) -> bool {
+        let one = |pattern: &Option<String>, known: Option<&str>| {
+            pattern.as_ref().is_none_or(|pattern| known.is_some_and(|text| matches(pattern, text)))
+        };
+        let container = self.container.as_ref().is_none_or(|pattern| {
+            let name = facts.container.and_then(|container| container.name.as_deref());
+            let in_pod = facts.pod.map(|pod| pod.container.as_str());
+            let id = facts.group.and_then(|group| group.container.as_deref());
+            [name, in_pod, id].into_iter().flatten().any(|text| matches(pattern, text))
+        });
+        let label = |(name, pattern): &(String, String)| {
+            facts.pod.and_then(|pod| pod.label(name)).is_some_and(|text| matches(pattern, text))
+        };
+        let variable = |(name, pattern): &(String, String)| {
+            let value = facts.environment.get(name).map(String::from_utf8_lossy);
+            value.is_some_and(|text| matches(pattern, &text))
+        };
+        one(&self.exe, facts.exe)
+            && one(&self.comm, Some(facts.comm))
+            && container
+            && self.labels.iter().all(label)
+            && self.env.iter().all(variable)
+    }
+}
+
+/// What the rules say of a process.
+pub fn decide(rules: &[Rule], facts: &Facts<'_>) -> Decision {
+    let mut decision = Decision::default();
+    for rule in rules.iter().filter(|rule| rule.conditions.hold(facts)) {
+        let choice = &mut decision.choice;
+        choice.enabled = choice.enabled.or(rule.enable.value);
+        choice.types = choice.types.or(rule.types.value);
+        first(&mut choice.service, &rule.service.value);
+        first(&mut choice.env, &rule.env.value);
+        first(&mut choice.version, &rule.version.value);
+        for (name, value) in &rule.labels {
+            if choice.labels.iter().all(|(known, _)| known != name) {
+                choice.labels.push((name.clone(), value.clone()));
+            }
+        }
+        decision.frequency = decision.frequency.or(rule.frequency.value);
+        decision.bridge = decision.bridge.or(rule.bridge.value);
+    }
+    let own = rules.iter().filter(|rule| rule.conditions.hold(facts));
+    decision.choice.own_destination =
+        own.filter_map(|rule| rule.own_destination.value).next().unwrap_or(false);
+    decision
+}
+
+fn first(chosen: &mut Option<String>, value: &Option<String>) {
+    if chosen.is_none() {
+        chosen.clone_from(value);
+    }
+}
+
+/// `*` is any characters, `?` is one. At most length of pattern times length of text steps.
+pub fn matches(pattern: &str, text: &str) -> bool {
+    let (mut pattern, mut text) = (pattern.chars(), text.chars());
+    let mut star: Option<(std::str::Chars<'_>, std::str::Chars<'_>)> = None;
+    loop {
+        let before = (pattern.clone(), text.clone());
+        match (pattern.next(), text.next()) {
+            (None, None) => return true,
+            (Some('*'), _) => {
+                // The star takes nothing first.
+                text = before.1;
+                star = Some((pattern.clone(), text.clone()));
+            }
+            (Some('?'), Some(_)) => {}
+            (Some(wanted), Some(found)) if wanted == found => {}
+            _ => {
+                // The last star takes one more.
+                let Some((after, from)) = &mut star else { return false };
+                if from.next().is_none() {
+                    return false;
+                }
+                pattern = after.clone();
+                text = from.clone();
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What there is to set, and its defaults.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use strata_services::{SampleType, Types};
+
+use crate::families;
+use crate::layers::{Inputs, Layers};
+use crate::origin::{Origin, Sourced};
+use crate::problem::Problem;
+use crate::rules::{self, Rule};
+use crate::sinks::{self, Sink};
+use crate::value::{Bytes, words};
+
+words! {
+    /// When strata loads its bridge into a .NET process.
+    BridgePolicy { Attach = "attach", Environment = "environment", Off = "off" }
+}
+
+words! {
+    LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" }
+}
+
+/// The whole configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configuration {
+    /// Samples a second and processor.
+    pub frequency: Sourced<u32>,
+    pub types: Sourced<Types>,
+    pub memory_limit: Sourced<Bytes>,
+    pub bridge: Sourced<BridgePolicy>,
+    /// Age of processes that are attached to.
+    pub bridge_age: Sourced<Duration>,
+    pub sinks: Vec<Sink>,
+    pub store: Store,
+    /// Of `/metrics` and `/healthz`.
+    pub metrics: Sourced<Option<SocketAddr>>,
+    /// `stderr`, `journald`, `syslog`, `none` or a file.
+    pub log_target: Sourced<String>,
+    pub log_level: Sourced<LogLevel>,
+    pub profile_self: Sourced<bool>,
+    pub rules: Vec<Rule>,
+}
+
+/// Profiles that stay on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Store {
+    pub enabled: Sourced<bool>,
+    pub path: Sourced<PathBuf>,
+    pub age: Sourced<Duration>,
+    pub size: Sourced<Bytes>,
+}
+
+/// One value as `strata config show` prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    pub key: String,
+    /// As TOML; `***` for a secret.
+    pub value: String,
+    pub origin: Origin,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    pub configuration: Configuration,
+    /// Every value, in the order of the example.
+    pub shown: Vec<Shown>,
+    /// What was ignored, and why.
+    pub notices: Vec<String>,
+}
+
+impl Loaded {
+    /// Lines of `strata config show`.
+    pub fn show(&self) -> String {
+        self.shown
+            .iter()
+            .map(|shown| format!("{} = {}  # {}\n", shown.key, shown.value, shown.origin))
+            .collect()
+    }
+}
+
+/// Reads a configuration. All problems are reported, in the order they were met.
+pub fn load(inputs: &Inputs<'_>) -> Result<Loaded, Vec<Problem>> {
+    let (of_agents, mut notices) = families::entries(inputs.environment);
+    let mut layers = Layers::new(inputs, of_agents);
+    if !layers.problems.is_empty() {
+        return Err(layers.problems);
+    }
+    let configuration = read(&mut layers);
+    notices.extend(layers.finish());
+    if layers.problems.is_empty() {
+        Ok(Loaded { configuration, shown: layers.shown, notices })
+    } else {
+        Err(layers.problems)
+    }
+}
+
+/// What `strata config check` prints: the problems of a configuration, or none.
+pub fn check(inputs: &Inputs<'_>) -> Vec<Problem> {
+    load(inputs).err().unwrap_or_default()
+}
+
+/// Less than this holds no tables for anything.
+const LEAST_MEMORY: Bytes = Bytes(32_000_000);
+
+fn read(layers: &mut Layers<'_>) -> Configuration {
+    let frequency = layers.get(&["sampling", "frequency"], 19);
+    check_frequency(layers, &["sampling", "frequency"], &frequency);
+    let types = layers.get(&["sampling", "types"], Types::NONE.with(SampleType::Cpu, true));
+    let memory_limit = layers.get(&["memory_limit"], Bytes(256_000_000));
+    if memory_limit.value < LEAST_MEMORY {
+        layers.refuse(&["memory_limit"], &memory_limit, "at least 32MB", None);
+    }
+    let log_target = layers.get(&["log", "target"], "stderr".to_owned());
+    let target = log_target.value.as_str();
+    if !matches!(target, "stderr" | "journald" | "syslog" | "none") && !target.starts_with('/') {
+        layers.refuse(
+            &["log", "target"],
+            &log_target,
+            "expected stderr, journald, syslog, none or an absolute path",
+            None,
+        );
+    }
+    Configuration {
+        frequency,
+        types,
+        memory_limit,
+        profile_self: layers.get(&["profile_self"], false),
+        bridge: layers.get(&["dotnet", "bridge"], BridgePolicy::Attach),
+        bridge_age: layers.get(&["dotnet", "age"], Duration::from_secs(10)),
+        store: Store {
+            enabled: layers.get(&["store", "enabled"], true),
+            path: layers.get(&["store", "path"], PathBuf::from("/var/lib/strata/store")),
+            age: layers.get(&["store", "age"], Duration::from_secs(7 * 86_400)),
+            size: layers.get(&["store", "size"], Bytes(1_000_000_000)),
+        },
+        metrics: layers
+            .get(&["metrics", "address"], Some(SocketAddr::from(([127, 0, 0, 1], 9464)))),
+        log_target,
+        log_level: layers.get(&["log", "level"], LogLevel::Info),
+        sinks: sinks::read(layers),
+        rules: rules::read(layers),
+    }
+}
+
+pub(crate) fn check_frequency(layers: &mut Layers<'_>, path: &[&str], frequency: &Sourced<u32>) {
+    if !(1..=1000).contains(&frequency.value) {
+        layers.refuse(path, frequency, "from 1 to 1000 samples a second", None);
+    }
+}

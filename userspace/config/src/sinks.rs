@@ -1,0 +1,223 @@
+//! Where profiles go.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::layers::Layers;
+use crate::origin::{Origin, Sourced};
+use crate::secret::{Credential, Secret};
+use crate::value::{Bytes, words};
+
+words! {
+    /// What a sink speaks.
+    Kind { Pyroscope = "pyroscope", Datadog = "datadog", Otlp = "otlp", File = "file" }
+}
+
+words! {
+    /// How OTLP is sent.
+    Protocol { Http = "http", Grpc = "grpc" }
+}
+
+words! {
+    /// How Pyroscope is told: `ingest` is for servers before 1.0's push.
+    Api { Push = "push", Ingest = "ingest" }
+}
+
+/// One destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sink {
+    pub name: String,
+    pub kind: Kind,
+    /// `http`, `https` or `unix`; none for files.
+    pub url: Option<Sourced<String>>,
+    /// The folder of a file sink.
+    pub path: Option<Sourced<PathBuf>>,
+    pub api: Sourced<Api>,
+    pub protocol: Sourced<Protocol>,
+    /// A bearer token.
+    pub token: Option<Sourced<Credential>>,
+    pub user: Sourced<Option<String>>,
+    pub password: Option<Sourced<Credential>>,
+    pub tenant: Sourced<Option<String>>,
+    pub headers: Vec<(String, Secret)>,
+    pub ca_file: Sourced<Option<PathBuf>>,
+    pub period: Sourced<Duration>,
+    pub timeout: Sourced<Duration>,
+    pub concurrency: Sourced<u32>,
+    /// Names of labels that are sent; `*` stands for any characters.
+    pub labels: Sourced<Vec<String>>,
+    pub spool_size: Sourced<Bytes>,
+    pub spool_age: Sourced<Duration>,
+}
+
+/// Labels that make series on a Pyroscope server. Each value is a series of its own, so nothing
+/// that has many.
+const SERIES: [&str; 9] = [
+    "env",
+    "version",
+    "host",
+    "namespace",
+    "pod",
+    "container",
+    "container_name",
+    "systemd_unit",
+    "exception type",
+];
+
+/// All sinks: those of the file, of flags, and those that a variable of an agent makes.
+pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<Sink> {
+    let mut names = layers.below(&["sink"]);
+    // A credential or a header alone makes no sink: somebody has to say where to.
+    names.retain(|name| makes_a_sink(layers, name));
+    for kind in Kind::WORDS {
+        let place = if *kind == "file" { "PATH" } else { "URL" };
+        let variable = format!("STRATA_SINK_{}_{place}", kind.to_ascii_uppercase());
+        if layers.variable(&variable).is_some() && !names.iter().any(|name| name == kind) {
+            names.push((*kind).to_owned());
+        }
+    }
+    names.iter().filter_map(|name| sink(layers, name)).collect()
+}
+
+fn makes_a_sink(layers: &Layers<'_>, name: &str) -> bool {
+    let of_agent_alone = layers.all_below_are_variables(&["sink", name]);
+    !of_agent_alone || layers.below(&["sink", name]).iter().any(|key| key == "url")
+}
+
+fn sink(layers: &mut Layers<'_>, name: &str) -> Option<Sink> {
+    let sink = ["sink", name];
+    let path = |key: &'static str| [sink[0], sink[1], key];
+    let kind = layers.get::<Option<Kind>>(&path("kind"), None);
+    let named = Kind::WORDS.iter().position(|word| *word == name);
+    let kind = kind.value.or_else(|| {
+        let kinds = [Kind::Pyroscope, Kind::Datadog, Kind::Otlp, Kind::File];
+        kinds.get(named?).copied()
+    });
+    let Some(kind) = kind else {
+        let origin = layers.origin_below(&sink);
+        let kind = Sourced { value: (), origin };
+        layers.refuse(
+            &path("kind"),
+            &kind,
+            "a sink needs a kind",
+            Some("kind = \"pyroscope\", \"datadog\", \"otlp\" or \"file\""),
+        );
+        // Its keys are known all the same.
+        read_as(layers, name, Kind::Pyroscope);
+        return None;
+    };
+    Some(read_as(layers, name, kind))
+}
+
+fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
+    let path = |key: &'static str| ["sink", name, key];
+    let is_file = kind == Kind::File;
+    let (default_url, period, labels) = match kind {
+        Kind::Pyroscope => (Some("http://localhost:4040"), 15, SERIES.as_slice()),
+        Kind::Datadog => (Some("http://localhost:8126"), 60, ["*"].as_slice()),
+        Kind::Otlp => (Some("http://localhost:4318"), 15, ["*"].as_slice()),
+        Kind::File => (None, 15, ["*"].as_slice()),
+    };
+    let url = (!is_file).then(|| {
+        let url = layers.get(&path("url"), default_url.unwrap_or_default().to_owned());
+        check_url(layers, &path("url"), &url, kind);
+        url
+    });
+    let folder =
+        is_file.then(|| layers.get(&path("path"), PathBuf::from("/var/lib/strata/profiles")));
+    let period = layers.get(&path("period"), Duration::from_secs(period));
+    let range = Duration::from_secs(1)..=Duration::from_secs(3600);
+    if !range.contains(&period.value) {
+        layers.refuse(&path("period"), &period, "a period is from 1s to 1h", None);
+    }
+    let concurrency = layers.get(&path("concurrency"), 4);
+    if !(1..=64).contains(&concurrency.value) {
+        layers.refuse(&path("concurrency"), &concurrency, "from 1 to 64 requests at once", None);
+    }
+    let token = credential(layers, name, "token", "token_file");
+    let user = layers.get(&path("user"), None);
+    let password = credential(layers, name, "password", "password_file");
+    if let (Some(token), Some(_)) = (&token, &password) {
+        layers.refuse(
+            &path("token"),
+            token,
+            "a token and a password: one of them is sent",
+            Some("leave one away"),
+        );
+    }
+    let headers = layers.map::<Secret>(&path("headers"));
+    let headers = headers.into_iter().filter_map(|(name, value)| Some((name, value.value?)));
+    Sink {
+        name: name.to_owned(),
+        kind,
+        url,
+        path: folder,
+        api: layers.get(&path("api"), Api::Push),
+        protocol: layers.get(&path("protocol"), Protocol::Http),
+        token,
+        user,
+        password,
+        tenant: layers.get(&path("tenant"), None),
+        headers: headers.collect(),
+        ca_file: layers.get(&path("ca_file"), None),
+        period,
+        timeout: layers.get(&path("timeout"), Duration::from_secs(10)),
+        concurrency,
+        labels: layers
+            .get(&path("labels"), labels.iter().map(|label| (*label).to_owned()).collect()),
+        spool_size: layers.get(&path("spool_size"), Bytes(256_000_000)),
+        spool_age: layers.get(&path("spool_age"), Duration::from_secs(3600)),
+    }
+}
+
+/// A secret, or a file with it. One of the two, and from where it is set first.
+fn credential(
+    layers: &mut Layers<'_>,
+    name: &str,
+    key: &'static str,
+    file_key: &'static str,
+) -> Option<Sourced<Credential>> {
+    let value = layers.get::<Option<Secret>>(&["sink", name, key], None);
+    let file = layers.get::<Option<PathBuf>>(&["sink", name, file_key], None);
+    if value.value.is_some() && file.value.is_some() {
+        let message = format!("`{key}` and `{file_key}` are both set");
+        layers.refuse(&["sink", name, key], &value, &message, Some("leave one away"));
+    }
+    let with = |credential, origin: Origin| Some(Sourced { value: credential, origin });
+    match (value.value, file.value) {
+        (Some(secret), _) => with(Credential::Value(secret), value.origin),
+        (None, Some(path)) => with(Credential::File(path), file.origin),
+        (None, None) => None,
+    }
+}
+
+fn check_url(layers: &mut Layers<'_>, path: &[&str], url: &Sourced<String>, kind: Kind) {
+    let Some((scheme, rest)) = url.value.split_once("://") else {
+        return layers.refuse(path, url, "a URL starts with http://, https:// or unix://", None);
+    };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    if authority.contains('@') {
+        layers.refuse(
+            path,
+            url,
+            "a credential in a URL would be shown",
+            Some("set user and password, or token"),
+        );
+    } else if scheme == "unix" {
+        if kind != Kind::Datadog || !rest.starts_with('/') {
+            layers.refuse(
+                path,
+                url,
+                "unix:// takes an absolute path, and only a Datadog agent listens there",
+                None,
+            );
+        }
+    } else if !matches!(scheme, "http" | "https") || authority.is_empty() {
+        layers.refuse(
+            path,
+            url,
+            "a URL starts with http://, https:// or unix://, and names a host",
+            None,
+        );
+    }
+}

@@ -1,0 +1,335 @@
+//! What a person writes, and what becomes of it.
+
+use std::time::Duration;
+
+use strata_config::families::own_sinks;
+use strata_config::rules::{decide, matches};
+use strata_config::secret::Credential;
+use strata_config::settings::BridgePolicy;
+use strata_config::sinks::Kind;
+use strata_config::value::Bytes;
+use strata_config::{Flag, Inputs, Loaded, Origin, Problem, check, load};
+use strata_services::control_group;
+use strata_services::destinations::Wish;
+use strata_services::{Environment, Facts, Pod, SampleType};
+
+fn variables(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn with(
+    file: &str,
+    environment: &[(&str, &str)],
+    flags: &[(&str, &str, &str)],
+) -> Result<Loaded, Vec<Problem>> {
+    let flag = |(name, key, value): &(&str, &str, &str)| Flag {
+        name: (*name).to_owned(),
+        key: (*key).to_owned(),
+        value: (*value).to_owned(),
+    };
+    let flags: Vec<Flag> = flags.iter().map(flag).collect();
+    load(&Inputs {
+        file: Some(("strata.toml", file)),
+        environment: &variables(environment),
+        flags: &flags,
+    })
+}
+
+fn file(text: &str) -> Loaded {
+    with(text, &[], &[]).expect("the file is right")
+}
+
+fn environment(pairs: &[(&str, &str)]) -> Loaded {
+    with("", pairs, &[]).expect("the environment is right")
+}
+
+fn only_problem(text: &str) -> String {
+    let problems = with(text, &[], &[]).expect_err("the file is wrong");
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    problems.first().map(ToString::to_string).unwrap_or_default()
+}
+
+#[test]
+fn defaults_are_those_of_a_host_that_nobody_told_anything() {
+    let configuration = environment(&[]).configuration;
+    assert_eq!(configuration.memory_limit.value, Bytes(256_000_000));
+    assert_eq!(configuration.bridge.value, BridgePolicy::Attach);
+    assert_eq!(configuration.bridge_age.value, Duration::from_secs(10));
+    assert!(configuration.types.value.iter().eq([SampleType::Cpu]));
+    assert!(configuration.store.enabled.value);
+    assert!(configuration.sinks.is_empty());
+}
+
+#[test]
+fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
+    let text = "[sampling]\nfrequency = 1\n";
+    let variable = [("STRATA_SAMPLING_FREQUENCY", "2")];
+    let flag = [("--frequency", "sampling.frequency", "3")];
+    let read = |environment: &[(&str, &str)], flags: &[(&str, &str, &str)]| {
+        let frequency = with(text, environment, flags).expect("right").configuration.frequency;
+        (frequency.value, frequency.origin.to_string())
+    };
+    assert_eq!(read(&[], &[]), (1, "strata.toml:2".to_owned()));
+    assert_eq!(read(&variable, &[]), (2, "variable STRATA_SAMPLING_FREQUENCY".to_owned()));
+    assert_eq!(read(&variable, &flag), (3, "flag --frequency".to_owned()));
+}
+
+#[test]
+fn stratas_own_variable_wins_over_an_agents() {
+    let loaded = environment(&[
+        ("PYROSCOPE_SERVER_ADDRESS", "http://agent"),
+        ("STRATA_SINK_PYROSCOPE_URL", "http://strata"),
+    ]);
+    let url = loaded.configuration.sinks.first().and_then(|sink| sink.url.clone()).expect("a sink");
+    assert_eq!(url.value, "http://strata");
+}
+
+#[test]
+fn pyroscopes_variables_make_a_sink() {
+    let loaded = environment(&[
+        ("PYROSCOPE_SERVER_ADDRESS", "https://p.example:4040"),
+        ("PYROSCOPE_AUTH_TOKEN", "hunter2"),
+        ("PYROSCOPE_TENANT_ID", "team"),
+        ("PYROSCOPE_HTTP_HEADERS", r#"{"X-Key":"hunter2"}"#),
+        ("PYROSCOPE_PROFILING_UPLOAD_PERIOD", "20"),
+    ]);
+    let [sink] = loaded.configuration.sinks.as_slice() else { panic!("one sink") };
+    assert_eq!((sink.name.as_str(), sink.kind), ("pyroscope", Kind::Pyroscope));
+    assert_eq!(sink.period.value, Duration::from_secs(20));
+    assert_eq!(sink.tenant.value.as_deref(), Some("team"));
+    let token = sink.token.as_ref().map(|token| &token.value);
+    assert!(matches!(token, Some(Credential::Value(secret)) if secret.reveal() == "hunter2"));
+    assert!(
+        sink.headers.iter().any(|(name, value)| name == "X-Key" && value.reveal() == "hunter2")
+    );
+    let shown = format!("{}{loaded:?}", loaded.show());
+    assert!(!shown.contains("hunter2"), "{shown}");
+    assert!(shown.contains("sink.pyroscope.token = ***  # variable PYROSCOPE_AUTH_TOKEN"));
+}
+
+#[test]
+fn datadogs_variables_make_a_sink_and_the_url_comes_first() {
+    let url = |pairs: &[(&str, &str)]| {
+        let sinks = environment(pairs).configuration.sinks;
+        sinks.first().and_then(|sink| sink.url.clone()).map(|url| url.value)
+    };
+    let all = [
+        ("DD_TRACE_AGENT_URL", "http://a:1"),
+        ("DD_AGENT_HOST", "b"),
+        ("DD_TRACE_AGENT_PORT", "2"),
+        ("DD_APM_RECEIVER_SOCKET", "/run/c.sock"),
+    ];
+    assert_eq!(url(&all).as_deref(), Some("http://a:1"));
+    assert_eq!(url(all.get(1..).expect("three")).as_deref(), Some("http://b:2"));
+    assert_eq!(url(all.get(2..).expect("two")).as_deref(), Some("http://localhost:2"));
+    assert_eq!(url(all.get(3..).expect("one")).as_deref(), Some("unix:///run/c.sock"));
+    assert_eq!(url(&[("DD_AGENT_HOST", "fd00::1")]).as_deref(), Some("http://[fd00::1]:8126"));
+}
+
+#[test]
+fn what_is_ignored_is_said() {
+    let notices = environment(&[
+        ("DD_API_KEY", "hunter2"),
+        ("PYROSCOPE_AUTH_TOKEN", "hunter2"),
+        ("STRATA_SAMPLING_FREQUENZY", "9"),
+    ])
+    .notices;
+    let text = notices.join("\n");
+    assert!(text.contains("DD_API_KEY is ignored: strata sends to an agent"), "{text}");
+    assert!(
+        text.contains("PYROSCOPE_AUTH_TOKEN is ignored: there is no sink `pyroscope`"),
+        "{text}"
+    );
+    assert!(text.contains("did you mean `STRATA_SAMPLING_FREQUENCY`?"), "{text}");
+    assert!(!text.contains("hunter2"));
+}
+
+#[test]
+fn a_secret_may_lie_in_a_file_that_is_read_later() {
+    let sinks = file("[sink.prod]\nkind = \"pyroscope\"\ntoken_file = \"/run/token\"\n")
+        .configuration
+        .sinks;
+    let token = sinks.first().and_then(|sink| sink.token.clone()).map(|token| token.value);
+    assert_eq!(token, Some(Credential::File("/run/token".into())));
+}
+
+#[test]
+fn an_unknown_key_is_shown_where_it_is_with_the_one_that_was_meant() {
+    let text = only_problem("memory_limit = \"1GB\"\n[sampling]\n  frequenzy = 99\n");
+    assert_eq!(
+        text,
+        "strata.toml:3:3: unknown key `sampling.frequenzy`\n3 |   frequenzy = …\n  |   ^\n-> did you mean `frequency`?"
+    );
+    assert!(only_problem("[smapling]\nfrequency = 1\n").ends_with("-> did you mean `sampling`?"));
+    assert!(only_problem("frequency = 1\n").ends_with("-> there is `sampling.frequency`"));
+    assert!(only_problem("[sink.datadog]\nurll = 1\n").ends_with("-> did you mean `url`?"));
+}
+
+#[test]
+fn a_wrong_value_is_shown_with_what_was_expected() {
+    let text = only_problem("[dotnet]\nage = 10\n");
+    assert!(
+        text.starts_with("strata.toml:2:1: dotnet.age: expected a time with its unit"),
+        "{text}"
+    );
+    assert!(text.contains("2 | age = 10"), "{text}");
+    assert!(only_problem("[sampling]\ntypes = [\"cpus\"]\n").ends_with("-> did you mean `cpu`?"));
+    assert!(only_problem("memory_limit = \"1MB\"\n").contains("at least 32MB"));
+    assert!(only_problem("[sampling]\nfrequency = 0\n").contains("from 1 to 1000"));
+    assert!(only_problem("[sink.x]\nurl = \"http://h\"\n").contains("a sink needs a kind"));
+}
+
+#[test]
+fn a_file_that_is_no_toml_is_shown_where_it_breaks() {
+    let text = only_problem("[sampling]\nfrequency = = 1\n");
+    assert!(text.starts_with("strata.toml:2:13: "), "{text}");
+    assert!(text.contains("2 | frequency = = 1"), "{text}");
+}
+
+#[test]
+fn all_problems_are_reported_at_once() {
+    let text = "a = 1\nb = 2\nmemory_limit = true\n";
+    let inputs = Inputs { file: Some(("strata.toml", text)), ..Inputs::default() };
+    assert_eq!(check(&inputs).len(), 3);
+}
+
+#[test]
+fn no_problem_shows_a_secret() {
+    for text in [
+        "[sink.pyroscope]\ntoken = [\"hunter2\"]\n",
+        "[sink.pyroscope]\ntoken = \"hunter2\n",
+        "[sink.pyroscope]\ntokn = \"hunter2\"\n",
+        "[sink.pyroscope]\npasword = \"hunter2\"\n",
+        "[sink.pyroscope.headers]\nX-Team = [\"hunter2\"]\n",
+        "[sink.pyroscope.headers]\nX-Team = \"hunter2\n",
+        "[sink.pyroscope]\nurl = \"http://me:hunter2@host\"\n",
+        "[sink.pyroscope]\ntoken = \"hunter2\"\ntoken_file = \"/x\"\n",
+        "sink.pyroscope = { period = 3, token = \"hunter2\" }\n",
+        "[sink.pyroscope]\ntoken = \"\"\"a\nhunter2\"\"\" x\n",
+    ] {
+        let problems = with(text, &[], &[]).expect_err(text);
+        let shown = format!(
+            "{problems:?}\n{}",
+            problems.iter().map(ToString::to_string).collect::<String>()
+        );
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}
+
+#[test]
+fn of_several_rules_the_first_wins_setting_by_setting() {
+    let rules = file(
+        "[[rule]]\nmatch = { exe = \"*/dotnet\" }\nservice = \"a\"\nlabels = { team = \"a\" }\n\
+         [[rule]]\nmatch = { comm = \"dot*\" }\nservice = \"b\"\nfrequency = 99\nbridge = \"off\"\nlabels = { team = \"b\", tier = \"b\" }\n\
+         [[rule]]\nmatch = { comm = \"other\" }\nenable = false\n",
+    )
+    .configuration
+    .rules;
+    let facts = Facts { exe: Some("/usr/bin/dotnet"), comm: "dotnet", ..Facts::default() };
+    let decision = decide(&rules, &facts);
+    assert_eq!(decision.choice.service.as_deref(), Some("a"));
+    assert_eq!(decision.frequency, Some(99));
+    assert_eq!(decision.bridge, Some(BridgePolicy::Off));
+    assert_eq!(decision.choice.labels, variables(&[("team", "a"), ("tier", "b")]));
+    assert_eq!(decision.choice.enabled, None);
+    assert_eq!(decide(&rules, &Facts::default()), Default::default());
+}
+
+#[test]
+fn a_rule_matches_on_container_labels_and_environment() {
+    let id = "4f1d6ad20b5cf1b4a1d9a2f5f6e3f1b0aa3d7c7c8f6f8f1b0c9d8e7f6a5b4c3d";
+    let group = control_group::parse(&format!("0::/docker/{id}\n"));
+    let pod =
+        Pod { container: "web".into(), labels: variables(&[("tier", "front")]), ..Pod::default() };
+    let facts = Facts {
+        environment: Environment::new(b"STAGE=prod\0"),
+        group: Some(&group),
+        pod: Some(&pod),
+        ..Facts::default()
+    };
+    for (condition, holds) in [
+        ("container = \"web\"", true),
+        ("container = \"4f1d6ad2*\"", true),
+        ("container = \"db\"", false),
+        ("labels = { tier = \"fr?nt\" }", true),
+        ("labels = { other = \"*\" }", false),
+        ("env = { STAGE = \"prod\" }", true),
+        ("env = { STAGE = \"prod\" }, comm = \"x\"", false),
+    ] {
+        let rules = file(&format!("[[rule]]\nmatch = {{ {condition} }}\nenable = false\n"))
+            .configuration
+            .rules;
+        assert_eq!(decide(&rules, &facts).choice.enabled == Some(false), holds, "{condition}");
+    }
+}
+
+#[test]
+fn a_rule_without_conditions_is_refused_and_so_is_trust_in_claims() {
+    assert!(
+        only_problem("[[rule]]\nenable = false\n")
+            .contains("a rule says which processes it is for")
+    );
+    let text = only_problem("[[rule]]\nmatch = { env = { A = \"b\" } }\nown_destination = true\n");
+    assert!(text.contains("any process can set a variable"), "{text}");
+}
+
+#[test]
+fn a_targets_own_destination_is_on_the_network_and_no_file_of_the_host() {
+    let wish = |variable, value: &str| Wish { variable, value: value.to_owned() };
+    let (sinks, problems) = own_sinks(&[
+        wish("DD_TRACE_AGENT_URL", "unix:///etc/socket"),
+        wish("OTEL_EXPORTER_OTLP_ENDPOINT", "http://own:4318"),
+        wish("OTEL_EXPORTER_OTLP_CERTIFICATE", "/etc/shadow"),
+    ]);
+    assert!(problems.is_empty(), "{problems:?}");
+    let [sink] = sinks.as_slice() else { panic!("one sink: {sinks:?}") };
+    assert_eq!(sink.name, "otlp");
+    assert_eq!(sink.ca_file.value, None);
+    assert_eq!(sink.token, None);
+}
+
+#[test]
+fn every_value_is_shown_with_its_origin() {
+    let shown = with("[store]\nage = \"36h\"\n", &[("STRATA_LOG_LEVEL", "debug")], &[])
+        .expect("right")
+        .show();
+    assert!(shown.contains("store.age = \"36h\"  # strata.toml:2\n"), "{shown}");
+    assert!(shown.contains("log.level = \"debug\"  # variable STRATA_LOG_LEVEL\n"), "{shown}");
+    assert!(shown.contains("memory_limit = \"256MB\"  # default\n"), "{shown}");
+}
+
+#[test]
+fn patterns_match_as_a_shells_do() {
+    for (pattern, text, expected) in [
+        ("", "", true),
+        ("*", "", true),
+        ("a*c", "abbc", true),
+        ("a*c", "abcb", false),
+        ("*a*b*", "xxaxxbxx", true),
+        ("?", "é", true),
+        ("?", "", false),
+        ("a", "ab", false),
+    ] {
+        assert_eq!(matches(pattern, text), expected, "{pattern} {text}");
+    }
+    assert!(!matches(&"*a".repeat(50), &"b".repeat(5000)));
+}
+
+#[test]
+fn an_origin_in_a_file_has_a_column() {
+    let frequency = file("sampling = { frequency = 7 }\n").configuration.frequency;
+    assert!(
+        matches!(frequency.origin, Origin::File { line: 1, column: 14, .. }),
+        "{:?}",
+        frequency.origin
+    );
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_makes_reading_panic(text in "([a-z_.\\[\\]]{1,12} ?= ?[\"a-z0-9{}, ]{0,9}\n|\\[\\[?[a-z.]{0,12}\\]\\]?\n|.*\n){0,9}") {
+        for problem in check(&Inputs { file: Some(("f", &text)), ..Inputs::default() }) {
+            let _ = problem.to_string();
+        }
+    }
+}
