@@ -20,6 +20,8 @@ use crate::version::RuntimeVersion;
 pub const ATTACH_TIME: Duration = Duration::from_secs(15);
 /// How long a runtime may take for a small question.
 const ASKING: Duration = Duration::from_secs(3);
+/// Nothing depends on it.
+const ASKING_FOR_VERSION: Duration = Duration::from_secs(1);
 /// Between two looks at a library that is leaving.
 const LEAVING_LOOK: Duration = Duration::from_millis(20);
 
@@ -193,7 +195,8 @@ pub fn disable_perf_map(process: &ClrProcess) -> Result<(), AttachError> {
 /// The version of a process's runtime: from its path, else in its own words (.NET 6 and later).
 pub fn runtime_version(process: &ClrProcess) -> Option<RuntimeVersion> {
     process.version.or_else(|| {
-        let info = diagnostics(process).ok()?.process_info(Deadline::within(ASKING)).ok()?;
+        let deadline = Deadline::within(ASKING_FOR_VERSION);
+        let info = diagnostics(process).ok()?.process_info(deadline).ok()?;
         RuntimeVersion::parse(&info.runtime_version?)
     })
 }
