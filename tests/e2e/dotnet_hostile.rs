@@ -5,29 +5,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use strata_tests::fake_clr::{MODES, SOCKETS};
 use strata_tests::running::{Running, cpu_seconds_of};
 use strata_tests::{machine, strata, targets};
 
 use crate::dotnet_running::{Clr, FREQUENCY, Wrongs, start_command};
-
-const MODES: [&str; 15] = [
-    "honest",
-    "random",
-    "all-random",
-    "changing",
-    "counts",
-    "cycles",
-    "millions",
-    "stuck",
-    "overlaps",
-    "holes",
-    "shrinking",
-    "hugetlb",
-    "file",
-    "mains",
-    "locked",
-];
-const SOCKETS: [&str; 5] = ["none", "silent", "mute", "flood", "huge"];
 
 const SECONDS: f64 = 2.0;
 

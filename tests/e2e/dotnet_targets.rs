@@ -9,7 +9,7 @@ use strata_tests::dotnet_profiler::SecondProfiler;
 use strata_tests::running::{Ended, Running};
 use strata_tests::runtimes::assemblies::Assembly;
 use strata_tests::runtimes::{Version, dotnet};
-use strata_tests::{dotnet_names, dotnet_parked, targets};
+use strata_tests::{dotnet_names, dotnet_parked, fake_clr, targets};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -156,25 +156,8 @@ fn the_test_profiler_loads_attaches_counts_and_detaches() -> Result<()> {
 #[test]
 fn the_fake_runtime_starts_in_every_mode() -> Result<()> {
     let program = targets::c("fake_clr").build()?;
-    let modes = [
-        "honest",
-        "random",
-        "all-random",
-        "changing",
-        "counts",
-        "cycles",
-        "millions",
-        "stuck",
-        "overlaps",
-        "holes",
-        "shrinking",
-        "hugetlb",
-        "file",
-        "mains",
-        "locked",
-    ];
-    let with_nonsense = modes.map(|mode| (mode, "nonsense"));
-    let honest = ["none", "silent", "mute", "flood", "huge"].map(|socket| ("honest", socket));
+    let with_nonsense = fake_clr::MODES.map(|mode| (mode, "nonsense"));
+    let honest = fake_clr::SOCKETS.map(|socket| ("honest", socket));
     for (mode, socket) in with_nonsense.into_iter().chain(honest) {
         let folder = tempfile::tempdir()?;
         let mut command = Command::new(&program);

@@ -35,6 +35,7 @@ pub mod dotnet_names;
 pub mod dotnet_parked;
 pub mod dotnet_profiler;
 pub mod elf_edit;
+pub mod fake_clr;
 pub mod fuse;
 pub mod machine;
 pub mod namespaces;

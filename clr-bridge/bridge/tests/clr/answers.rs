@@ -69,11 +69,7 @@ fn answer(watcher: &mut Watcher, ip: u64) -> Result<Option<MethodRecord>, Outcom
 #[test]
 fn callers_that_were_compiled_ahead_are_named_by_their_addresses() {
     for version in ["3.1", "9"] {
-        let target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (target, mut watcher) = watched(version);
         let callers = callers_on_the_stack(&target);
         let mut names = Vec::new();
         for ip in callers {
@@ -97,11 +93,7 @@ fn callers_that_were_compiled_ahead_are_named_by_their_addresses() {
 #[test]
 fn asking_about_code_that_never_ran_harms_nothing() {
     for version in ["3.1", "9"] {
-        let mut target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (mut target, mut watcher) = watched(version);
         // With some methods named, the runtime is asked about what lies above them.
         for ip in callers_on_the_stack(&target) {
             answer(&mut watcher, ip).ok();
@@ -136,11 +128,7 @@ fn asking_about_code_that_never_ran_harms_nothing() {
 #[test]
 fn compiled_and_dynamic_code_is_named_by_its_addresses_too() {
     for version in versions() {
-        let mut target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (mut target, mut watcher) = watched(version);
         target.tell("dynamic Asked");
         for name in ["Burn", "Main", "Asked"] {
             let method = watcher.until(name, |entries| {
@@ -163,11 +151,7 @@ fn compiled_and_dynamic_code_is_named_by_its_addresses_too() {
 #[test]
 fn a_method_has_a_map_from_its_code_to_its_il() {
     for version in versions() {
-        let target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (target, mut watcher) = watched(version);
         let main = watcher.methods().find(|method| method.name == "Main").expect("Main").clone();
         let start = main.ranges[0].start;
         assert_eq!(watcher.ask(request::IL_MAP, start, main.function), Outcome::Answered);
@@ -192,11 +176,7 @@ fn a_method_has_a_map_from_its_code_to_its_il() {
 #[test]
 fn maps_of_code_that_was_compiled_ahead_are_those_in_its_image() {
     for version in ["3.1", "9"] {
-        let target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (target, mut watcher) = watched(version);
         let modules: Vec<_> = watcher
             .entries
             .iter()
@@ -225,7 +205,8 @@ fn maps_of_code_that_was_compiled_ahead_are_those_in_its_image() {
             let file = file.as_slice();
             let image = ManagedImage::open(&file).expect("an image");
             let rva = u32::try_from(start - module.base).expect("an address in the image");
-            let mut read = image.il_map_at_rva(rva).expect("a map in the image");
+            let (begin, mut read) = image.il_map_at_rva(rva).expect("a map in the image");
+            assert_eq!(begin, rva);
             told.sort_unstable();
             read.sort_unstable();
             // The runtime leaves out calls within a statement.
@@ -247,11 +228,7 @@ fn maps_of_code_that_was_compiled_ahead_are_those_in_its_image() {
 #[test]
 fn made_up_ids_and_addresses_harm_nothing() {
     for version in versions() {
-        let mut target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (mut target, mut watcher) = watched(version);
         let main = watcher.methods().find(|method| method.name == "Main").expect("Main").clone();
         let module = main.module;
         for number in [0, 1, 0x1000, main.function, main.ranges[0].start, module, u64::MAX] {

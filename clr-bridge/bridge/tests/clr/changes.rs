@@ -4,15 +4,6 @@ use strata_bridge_layout::record::Record;
 
 use crate::support::*;
 
-fn watched(version: &'static str) -> (Target, Watcher) {
-    let target = Target::start(version, Start::default());
-    attach_bridge(&target);
-    let mut watcher = Watcher::find(&target);
-    watcher.own();
-    watcher.until_enumerated();
-    (target, watcher)
-}
-
 #[test]
 fn dynamic_methods_end_with_their_code() {
     for version in versions() {

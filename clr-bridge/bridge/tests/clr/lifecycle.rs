@@ -44,11 +44,7 @@ fn attaching_twenty_times_leaves_nothing_behind() {
 #[test]
 fn a_second_attach_is_refused_and_harms_nothing() {
     for version in versions() {
-        let mut target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (mut target, mut watcher) = watched(version);
         for _ in 0..5 {
             assert_eq!(attach(target.pid(), SONAME), ALREADY_ACTIVE, "{version}");
         }
@@ -168,11 +164,7 @@ fn a_program_that_ends_or_is_killed_leaves_its_records_to_the_reader() {
 
 #[test]
 fn an_unknown_request_is_answered_as_such() {
-    let target = Target::start("9", Start::default());
-    attach_bridge(&target);
-    let mut watcher = Watcher::find(&target);
-    watcher.own();
-    watcher.until_enumerated();
+    let (target, mut watcher) = watched("9");
     assert_eq!(watcher.ask(999, 1, 2), Outcome::Unknown);
     assert_eq!(watcher.ask(request::RESOLVE_IP, 0x1234, 0), Outcome::Answered);
     watcher.until("an answer", |entries| {

@@ -67,11 +67,7 @@ fn is_method(entry: &strata_bridge_layout::reader::Entry, name: &str) -> bool {
 #[test]
 fn a_program_that_runs_already_is_told_when_it_is_attached_to() {
     for version in versions() {
-        let mut target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (mut target, mut watcher) = watched(version);
         // The dynamic method was made before anybody watched.
         target.tell("dynamic Before");
         watcher.until("the dynamic method", |entries| {

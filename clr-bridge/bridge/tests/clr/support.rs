@@ -339,6 +339,16 @@ pub fn attach_bridge_to(pid: u32) {
     }
 }
 
+/// A program with the bridge, and who has been told all that existed.
+pub fn watched(version: &'static str) -> (Target, Watcher) {
+    let target = Target::start(version, Start::default());
+    attach_bridge(&target);
+    let mut watcher = Watcher::find(&target);
+    watcher.own();
+    watcher.until_enumerated();
+    (target, watcher)
+}
+
 /// Reads what a bridge writes.
 pub struct Watcher {
     pid: u32,

@@ -59,11 +59,7 @@ fn an_attach_without_memory_is_refused_and_the_next_one_works() {
 #[test]
 fn a_log_that_cannot_grow_loses_records_and_nothing_else() {
     for version in versions() {
-        let mut target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (mut target, mut watcher) = watched(version);
         limit(&target, libc::RLIMIT_FSIZE, MEGABYTE);
         target.tell("compile 45000");
         let status = watcher.status();
@@ -83,11 +79,7 @@ fn a_log_that_cannot_grow_loses_records_and_nothing_else() {
 #[test]
 fn a_forked_child_writes_nothing() {
     for version in versions() {
-        let mut target = Target::start(version, Start::default());
-        attach_bridge(&target);
-        let mut watcher = Watcher::find(&target);
-        watcher.own();
-        watcher.until_enumerated();
+        let (mut target, mut watcher) = watched(version);
         assert_eq!(target.tell("fork"), "child ended with 7", "{version}");
         target.tell("dynamic InParent");
         watcher.until("the parent's method", |entries| {
