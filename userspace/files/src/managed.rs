@@ -8,6 +8,7 @@ mod requests;
 
 use std::sync::Arc;
 
+use strata_managed::bundle::BundledFile;
 use strata_managed::{CodePart, PdbReference};
 
 pub(crate) use answers::{decode_bundle, encode_bundle};
@@ -24,6 +25,15 @@ pub struct FilePart {
     pub length: u64,
     /// How long it is when unpacked, if it is compressed.
     pub unpacked: Option<u64>,
+}
+
+impl FilePart {
+    /// A file of a bundle.
+    #[must_use]
+    pub fn of(file: &BundledFile) -> Self {
+        let unpacked = file.is_compressed().then_some(file.size);
+        Self { offset: file.offset, length: file.stored_size(), unpacked }
+    }
 }
 
 /// Where code is in an assembly.

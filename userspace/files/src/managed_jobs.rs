@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use strata_managed::readytorun::{Kind, NativeCode};
 use strata_managed::{
-    Bundle, ManagedImage, Metadata, MethodRef, Part, PortablePdb, ReadAt, signature,
+    Bundle, ManagedImage, Metadata, MethodRef, Part, PortablePdb, ReadAt, signature, statement_at,
 };
 
 use crate::jobs::{JobError, parse_error};
@@ -77,9 +77,8 @@ pub(crate) fn names(body: &[u8], file: &TargetFile) -> Result<Vec<u8>, JobError>
         let code = image.native_code().map_err(|error| parse_error(error))?;
         let mut known = Known::default();
         let methods = places.iter().map(|place| known.method(&image, code?, *place)).collect();
-        let il_offset = |place: &ImagePlace| image.il_at_rva(address_of(&image, *place)?);
         let il_offsets = match image.pdb() {
-            Some(_) => places.iter().map(il_offset).collect(),
+            Some(_) => places.iter().map(|place| known.il_offset(&image, code?, *place)).collect(),
             // Nobody could make a line of them.
             None => vec![None; places.len()],
         };
@@ -102,6 +101,7 @@ const IMAGE_STUB: &str = "runtime call";
 #[derive(Default)]
 struct Known {
     methods: HashMap<u32, Option<Arc<ManagedMethod>>>,
+    il_maps: HashMap<u32, Option<(u32, Vec<(u32, i32)>)>>,
     stub: Option<Arc<ManagedMethod>>,
     types: BTreeMap<u32, Arc<str>>,
     type_text: usize,
@@ -133,6 +133,21 @@ impl Known {
         });
         self.methods.insert(function, method.clone());
         method
+    }
+
+    /// Where in its method's IL the code of a place came from.
+    fn il_offset(
+        &mut self,
+        image: &ManagedImage<'_>,
+        code: &NativeCode,
+        place: ImagePlace,
+    ) -> Option<u32> {
+        let address = address_of(image, place)?;
+        let (function, _) = code.function_at(address)?;
+        let map = self.il_maps.entry(function).or_insert_with(|| image.il_map_at_rva(address));
+        let (begin, map) = map.as_ref()?;
+        let (start, _) = statement_at(map, address.checked_sub(*begin)?)?;
+        Some(start)
     }
 
     /// Code of an image that is in none of its functions: what it calls other code through, before

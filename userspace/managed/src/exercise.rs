@@ -35,7 +35,8 @@ fn walk(image: &ManagedImage<'_>) -> usize {
     let step = functions.len().checked_div(256).unwrap_or(0).max(1);
     for function in functions.iter().step_by(step) {
         for rva in [function.begin, function.end.saturating_sub(1)] {
-            let _ = image.il_at_rva(rva);
+            let map = image.il_map_at_rva(rva);
+            let _ = map.and_then(|(begin, map)| crate::statement_at(&map, rva.checked_sub(begin)?));
             if let Some(method) = image.method_at_rva(rva) {
                 let _ = crate::signature::type_tokens(&method.signature);
                 named = named.saturating_add(1);

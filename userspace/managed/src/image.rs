@@ -9,7 +9,7 @@ use crate::debug_directory::{DebugDirectory, PdbReference};
 use crate::metadata::schema::table;
 use crate::metadata::{MAX_METADATA, Metadata};
 use crate::pe::PeImage;
-use crate::readytorun::debug_info::{DebugInfo, statement_at};
+use crate::readytorun::debug_info::DebugInfo;
 use crate::readytorun::instance::{Instance, instance_at};
 use crate::readytorun::{Found, NativeCode, Owner, RuntimeFunction};
 use crate::signature::TypeNames;
@@ -241,21 +241,14 @@ impl<'a> ManagedImage<'a> {
         Some(method)
     }
 
-    /// Where the statements of a precompiled method begin, by an address of its code: offsets in that
-    /// code, and in its IL (negative ones are no statement's).
+    /// Where the code of a precompiled method begins, and where its statements do, by an address of
+    /// its code.
     #[must_use]
-    pub fn il_map_at_rva(&self, rva: u32) -> Option<Vec<(u32, i32)>> {
+    pub fn il_map_at_rva(&self, rva: u32) -> Option<(u32, Vec<(u32, i32)>)> {
         let code = self.native_code().ok().flatten()?;
         let found = code.find(rva).filter(|found| !found.cold)?;
         let debug_info = self.debug_info.get_or_init(|| code.debug_info(&self.pe));
-        debug_info.as_ref()?.il_map(found.first)
-    }
-
-    /// The IL that precompiled code came from.
-    #[must_use]
-    pub fn il_at_rva(&self, rva: u32) -> Option<u32> {
-        let begin = self.native_code().ok().flatten()?.find(rva)?.entry.begin;
-        statement_at(&self.il_map_at_rva(rva)?, rva.checked_sub(begin)?)
+        Some((found.entry.begin, debug_info.as_ref()?.il_map(found.first)?))
     }
 
     fn instance(&self, code: &NativeCode, at: u32) -> Option<MethodRef> {

@@ -35,6 +35,7 @@ mod related;
 mod sequence_points;
 pub mod signature;
 pub mod source;
+mod statement;
 
 pub use bundle::Bundle;
 pub use debug_directory::{PdbId, PdbReference};
@@ -42,8 +43,8 @@ pub use image::{CodePart, ManagedImage, MethodRef};
 pub use metadata::Metadata;
 pub use pdb::{PortablePdb, SequencePoint};
 pub use pe::PeImage;
-pub use related::Statement;
 pub use source::Part;
+pub use statement::{IlMap, Statement, statement_at};
 pub use strata_symbols::{MAX_NAME_BYTES, ReadAt};
 
 /// Why a file could not be read.

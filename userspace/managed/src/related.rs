@@ -6,11 +6,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::ManagedImage;
 use crate::bytes::Cursor;
 use crate::il::{self, Reference, Use};
 use crate::metadata::schema::{MEMBER_FORWARDED, METHOD_DEF_OR_REF, TYPE_DEF_OR_REF, table};
 use crate::metadata::{Metadata, row_of, table_of};
+use crate::{ManagedImage, Statement};
 
 const MAX_READ: u64 = 4 << 20;
 /// What looking at a method costs besides.
@@ -31,15 +31,6 @@ fn method_token(row: u32) -> u32 {
 /// The method whose waiting or yielding body a type is, by the type's name: "VB$StateMachine_3_Pay".
 fn of_state_machine(type_name: &str) -> Option<&str> {
     type_name.strip_prefix(STATE_MACHINE)?.split_once('_').map(|(_, method)| method)
-}
-
-/// A statement of a method: where its instructions begin and end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Statement {
-    /// A MethodDef.
-    pub method: u32,
-    pub start: u32,
-    pub end: u32,
 }
 
 impl ManagedImage<'_> {

@@ -11,10 +11,8 @@
 use super::native_format::{SparseArray, unsigned};
 use crate::bytes::index;
 
-/// Values of IL offsets that are none: the end of a method, its beginning, and code of no
-/// statement (`ICorDebugInfo::MappingTypes`).
-const EPILOGUE: i32 = -3;
-const PROLOGUE: i32 = -2;
+/// What IL offsets are counted from: the lowest value that is none (`ICorDebugInfo::EPILOG`).
+const LOWEST: i32 = -3;
 
 /// Statements and calls of one method.
 const MOST_ENTRIES: usize = 1 << 16;
@@ -108,7 +106,7 @@ fn bits_at(bytes: &[u8], at: usize, count: u32) -> Option<u32> {
 }
 
 fn il_offset(number: u32) -> i32 {
-    number.cast_signed().wrapping_add(EPILOGUE)
+    number.cast_signed().wrapping_add(LOWEST)
 }
 
 /// Numbers of three bits a nibble, the highest first; the low nibble of a byte comes first.
@@ -148,17 +146,6 @@ impl<'a> Nibbles<'a> {
     }
 }
 
-/// The IL offset of the statement that code belongs to, by a list of where statements begin.
-#[must_use]
-pub fn statement_at(map: &[(u32, i32)], native: u32) -> Option<u32> {
-    let mut before: Vec<_> = map.iter().filter(|(start, _)| *start <= native).collect();
-    before.sort_by_key(|(start, _)| *start);
-    before.iter().rev().find_map(|(_, il)| match *il {
-        PROLOGUE => Some(0),
-        il => u32::try_from(il).ok(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,7 +174,7 @@ mod tests {
     #[test]
     fn a_plain_list_has_distances_and_biased_offsets() {
         let list = nibbles(&[3, 0, 1, 0, 7, 3, 1, 300, 45, 1]);
-        assert_eq!(plain(&list), Some(vec![(0, PROLOGUE), (7, 0), (307, 42)]));
+        assert_eq!(plain(&list), Some(vec![(0, -2), (7, 0), (307, 42)]));
         assert_eq!(plain(&nibbles(&[5000, 0, 1, 0])), None, "more than there is");
     }
 
@@ -201,16 +188,8 @@ mod tests {
             word |= (kind | distance << 2 | il << 11) << (number * 18);
         }
         list.extend(word.to_le_bytes());
-        assert_eq!(packed(&list, 2), Some(vec![(5, PROLOGUE), (305, 42)]));
+        assert_eq!(packed(&list, 2), Some(vec![(5, -2), (305, 42)]));
         assert_eq!(packed(&nibbles(&[2000, 8, 6]), 2), None);
         assert_eq!(packed(&nibbles(&[1, 40, 6]), 2), None);
-    }
-
-    #[test]
-    fn code_belongs_to_the_last_statement_before_it() {
-        let map = [(0, PROLOGUE), (4, 0), (20, 9), (30, -1), (40, EPILOGUE)];
-        let at = |native| statement_at(&map, native);
-        assert_eq!([at(0), at(5), at(25), at(35), at(45)].map(Option::unwrap), [0, 0, 9, 9, 9]);
-        assert_eq!(statement_at(&[], 3), None);
     }
 }

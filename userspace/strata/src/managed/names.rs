@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use strata_bridge_layout::record::{MethodKind, MethodRecord};
 use strata_files::{ManagedMethod, ManagedNames};
-use strata_managed::Statement;
+use strata_managed::{Statement, statement_at};
 use strata_names::{
     Kind, Lacking, RawMethod, Signature, TypeNames, frame_name, lacking, signature, with_signature,
 };
@@ -84,20 +84,11 @@ fn module_path(runtime: &Runtime, method: &MethodRecord) -> Arc<str> {
     }
 }
 
-/// The IL that the native code at an offset came from: where it begins, and where the next begins
-/// that has code of its own. Negative entries are the prologue (-2), the epilogue (-3) and code
-/// without a mapping (-1) (corprof.idl, `COR_DEBUG_IL_TO_NATIVE_MAP`).
+/// The IL that the native code at an offset came from.
 fn il_of(runtime: &Runtime, start: u64, native: u64) -> Option<(u32, u32)> {
-    const PROLOGUE: i32 = -2;
     let map = runtime.il_map_of(start)?;
-    let mut before: Vec<_> = map.iter().filter(|entry| u64::from(entry.native) <= native).collect();
-    before.sort_by_key(|entry| entry.native);
-    let begin = before.iter().rev().find_map(|entry| match entry.il {
-        PROLOGUE => Some(0),
-        il => u32::try_from(il).ok(),
-    })?;
-    let all = map.iter().filter_map(|entry| u32::try_from(entry.il).ok());
-    Some((begin, all.filter(|il| *il > begin).min().unwrap_or(u32::MAX)))
+    let map: Vec<_> = map.iter().map(|entry| (entry.native, entry.il)).collect();
+    statement_at(&map, u32::try_from(native).ok()?)
 }
 
 /// Names of the types in a module, by what the bridge has said.

@@ -72,9 +72,7 @@ impl ProcessFiles {
             }
         });
         let found = bundle.as_ref()?.files.iter().find(|entry| Path::new(&entry.path) == path)?;
-        let unpacked = found.is_compressed().then_some(found.size);
-        let part = FilePart { offset: found.offset, length: found.stored_size(), unpacked };
-        Some(Source { file, part: Some(part) })
+        Some(Source { file, part: Some(FilePart::of(found)) })
     }
 
     /// A file as the process sees it.

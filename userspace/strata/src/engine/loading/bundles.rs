@@ -61,9 +61,8 @@ impl Assemblies {
         let mut assemblies = Self::default();
         let files = bundle.files.iter().filter(|file| file.kind == FileKind::Assembly);
         for file in files.take(MAX_ASSEMBLIES) {
-            let unpacked = file.is_compressed().then_some(file.size);
-            let part = FilePart { offset: file.offset, length: file.stored_size(), unpacked };
-            if unpacked.is_none() {
+            let part = FilePart::of(file);
+            if part.unpacked.is_none() {
                 assemblies.stored.push(part);
             } else if file.path.len() <= MAX_NAME {
                 assemblies.compressed.insert(file.path.as_str().into(), part);
