@@ -203,13 +203,19 @@ impl Managed {
             };
         }
         self.ask_about_new_places(aggregate);
-        for target in self.targets.values_mut() {
+        for (image, target) in &mut self.targets {
             if target.is_over() {
                 target.runtime.keep_only(&target.sampled, self.signatures);
                 target.ended = None;
             }
             let was_known = target.runtime.enumerated;
             target.take_in();
+            // Nobody searches the code of a process that is gone.
+            if self.current.get(&target.pid) != Some(image) {
+                target.is_awaited = false;
+                target.units.sweep(store);
+                continue;
+            }
             if !target.runtime.enumerated {
                 continue;
             }
@@ -421,10 +427,12 @@ impl Target {
         if self.is_awaited { PUBLISH_AWAITED_AFTER } else { PUBLISH_AFTER }
     }
 
-    /// Places whose method was not known when they were sampled.
+    /// Places whose method was not known when they were sampled, and that were answered since.
     fn ask_about_nameless(&mut self) {
         let mut nameless = std::mem::take(&mut self.nameless);
-        nameless.retain(|&(address, era)| !self.ask_about(address, era));
+        nameless.retain(|&(address, era)| {
+            self.runtime.is_waiting_for(address) || !self.ask_about(address, era)
+        });
         self.nameless = nameless;
     }
 
