@@ -15,7 +15,7 @@ use crate::types::{self, LabelRule, Quantity};
 /// Where an agent of the same host puts its socket.
 pub const DEFAULT_SOCKET: &str = "/var/run/datadog/apm.socket";
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub limits: Limits,
     pub tag_limits: LabelLimits,

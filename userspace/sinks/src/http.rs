@@ -49,7 +49,7 @@ pub enum Credential {
 }
 
 /// A server and how to talk to it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
     pub address: Address,
     pub credential: Credential,

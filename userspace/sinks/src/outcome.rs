@@ -25,7 +25,8 @@ pub enum Outcome {
     Delivered { rejected: u64, message: Option<String> },
     /// Not this time: the network, a server that is ill or has too much to do.
     Retry { after: Option<Duration>, reason: String },
-    /// Sending the same bytes again would not help.
+    /// Sending the same bytes again would not help. The status is that of HTTP, or what a gRPC
+    /// status about a credential means there.
     Refused { status: Option<u16>, reason: String },
 }
 
@@ -191,6 +192,9 @@ pub(crate) fn of_grpc_status(code: u32, wait: Option<Duration>, message: &str) -
     match code {
         1 | 4 | 10 | 11 | 14 | 15 => Outcome::Retry { after: wait, reason },
         8 if wait.is_some() => Outcome::Retry { after: wait, reason },
+        // The same word from every protocol: the credential is at fault.
+        7 => Outcome::Refused { status: Some(403), reason },
+        16 => Outcome::Refused { status: Some(401), reason },
         _ => Outcome::Refused { status: None, reason },
     }
 }

@@ -25,7 +25,7 @@ pub enum Api {
     Ingest,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub api: Api,
     pub limits: Limits,

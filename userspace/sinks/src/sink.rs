@@ -8,7 +8,7 @@ use crate::outcome::Outcome;
 use crate::{datadog, otlp, pyroscope};
 
 /// A kind of server, and what it takes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Backend {
     Pyroscope(pyroscope::Settings),
     Datadog(datadog::Settings),

@@ -41,7 +41,7 @@ pub enum Transport {
     Grpc,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub transport: Transport,
     pub limits: Limits,
