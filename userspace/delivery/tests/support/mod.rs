@@ -1,0 +1,83 @@
+//! Batches, and a real HTTP server whose answers the tests decide.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+pub mod server;
+
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use strata_delivery::{Clock, Delivery, SinkHealth, SinkPlan};
+use strata_sinks::http::Destination;
+use strata_sinks::{Address, Backend, Batch, Protocol, pyroscope};
+use uuid::Uuid;
+
+/// A batch of `length` bytes that began at `oldest`.
+pub fn batch(oldest: i64, length: usize) -> Batch {
+    let id = Uuid::new_v4();
+    let mut body = vec![0; length];
+    for (place, byte) in body.iter_mut().zip(id.as_bytes().iter().cycle()) {
+        *place = *byte;
+    }
+    Batch {
+        id,
+        protocol: Protocol::Plain,
+        path: "/push".to_owned(),
+        content_type: "application/proto".to_owned(),
+        gzipped: false,
+        profiles: 2,
+        oldest,
+        body: Bytes::from(body),
+    }
+}
+
+pub fn backend() -> Backend {
+    Backend::Pyroscope(pyroscope::Settings::default())
+}
+
+pub fn destination(address: &str) -> Destination {
+    let mut destination = Destination::new(Address::parse(address).unwrap());
+    destination.environment_proxy = false;
+    destination.timeout = Duration::from_secs(10);
+    destination
+}
+
+/// A sink named "sink".
+pub fn plan(address: &str, spool: &Path) -> SinkPlan {
+    SinkPlan {
+        spool_dir: Some(spool.to_owned()),
+        ..SinkPlan::new("sink", backend(), destination(address))
+    }
+}
+
+pub async fn start(plan: SinkPlan, clock: Clock) -> Delivery {
+    Delivery::start(vec![plan], clock).await.unwrap()
+}
+
+/// Of the only sink.
+pub fn health(delivery: &Delivery) -> SinkHealth {
+    delivery.health().remove(0)
+}
+
+/// Waits until the only sink is so. What never happens is a failure, with the last health seen.
+pub async fn until(delivery: &Delivery, is_so: impl Fn(&SinkHealth) -> bool) -> SinkHealth {
+    let waiting = async {
+        loop {
+            let health = health(delivery);
+            if is_so(&health) {
+                return health;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    match tokio::time::timeout(Duration::from_secs(60), waiting).await {
+        Ok(health) => health,
+        Err(_) => panic!("it never came to pass: {:#?}", health(delivery)),
+    }
+}
+
+/// Until nothing is left to send.
+pub async fn drained(delivery: &Delivery) -> SinkHealth {
+    until(delivery, |health| health.oldest.is_none() && health.spooled == 0 && health.queued == 0)
+        .await
+}
