@@ -13,7 +13,8 @@
 //!   with this process. It has the same id both times.
 //! - What is older than a sink's age is dropped and never sent. Everything that will not arrive is
 //!   counted by cause in [`SinkHealth`].
-//! - A disk that is full or fails is counted and tried again; batches are sent from memory then.
+//! - A disk that is full or fails is counted and tried again; batches are sent from memory then. One
+//!   that hangs holds up its own sink, and what is given to that is bounded and counted.
 //!
 //! Modules: `delivery` is all sinks, `actor` is one; `pace` and `queue` decide what is sent when,
 //! without knowing of clocks, disks or servers; `intake`, `spool` and `login` are where batches

@@ -170,6 +170,26 @@ async fn another_address_holds_for_what_lies_in_the_spool() {
 }
 
 #[tokio::test]
+async fn a_smaller_spool_keeps_the_newest() {
+    let (server, folder) = (Server::down().await, tempfile::tempdir().unwrap());
+    let mut plan = plan(&server.url(), folder.path());
+    let delivery = start(plan.clone(), Clock::faster(20)).await;
+    let given = now(10, 3000);
+    give(&delivery, &given);
+    until(&delivery, |health| health.spooled == 10).await;
+    plan.spool_size = 5 * 4096;
+    delivery.reconfigure(vec![plan.clone()]).await.unwrap();
+    until(&delivery, |health| health.spooled == 5 && health.drops.spool_full.batches == 5).await;
+    delivery.shutdown(Duration::ZERO).await;
+    plan.spool_size = 2 * 4096;
+    let delivery = start(plan, Clock::faster(20)).await;
+    until(&delivery, |health| health.spooled == 2 && health.drops.spool_full.batches == 3).await;
+    server.rise().await;
+    drained(&delivery).await;
+    assert_eq!(sorted(server.ids()), sorted(ids(&given[8..])));
+}
+
+#[tokio::test]
 async fn plans_that_cannot_be_used_change_nothing() {
     let (server, folder) = (Server::up().await, tempfile::tempdir().unwrap());
     let good = plan(&server.url(), folder.path());

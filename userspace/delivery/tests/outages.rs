@@ -117,7 +117,7 @@ async fn a_server_that_is_back_is_asked_once_before_it_is_asked_more() {
         if number == 0 {
             Act::Late(Duration::from_millis(300), 200)
         } else {
-            assert!(server_seen.arrivals()[0].is_answered, "the first was to be alone");
+            assert!(server_seen.arrivals()[0].is_taken, "the first was to be alone");
             Act::Late(Duration::from_millis(10), 200)
         }
     });

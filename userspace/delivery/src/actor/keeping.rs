@@ -22,6 +22,8 @@ const SYNC_EVERY: Duration = Duration::from_secs(30);
 /// One piece of work for the disk.
 #[derive(Debug, Default)]
 struct Errand {
+    /// What the spool may hold from now on.
+    most: Option<u64>,
     remove: Vec<Key>,
     put: Vec<(Key, Batch)>,
     is_sync: bool,
@@ -38,13 +40,16 @@ struct Report {
 
 impl Errand {
     fn is_empty(&self) -> bool {
-        self.remove.is_empty() && self.put.is_empty() && !self.is_sync
+        self.most.is_none() && self.remove.is_empty() && self.put.is_empty() && !self.is_sync
     }
 
     fn run(self, spool: &mut Spool) -> Report {
         let mut report = Report::default();
         for key in self.remove {
             report.error = spool.remove(key).err().or(report.error);
+        }
+        if let Some(most) = self.most {
+            report.error = spool.set_most(most, &mut report.dropped).err().or(report.error);
         }
         for (key, batch) in self.put {
             match spool.put(key.number, &batch, &mut report.dropped) {
@@ -131,15 +136,14 @@ impl Actor {
         let is_due = self.next_store <= now;
         let mut keys = if is_due || is_last { self.queue.unstored_keys() } else { fresh };
         keys.retain(|&key| self.queue.contains(key));
-        let is_sync = match self.next_sync {
-            _ if is_last => true,
-            Some(moment) => moment <= now,
-            None => false,
-        };
-        let is_sync = is_sync && (is_last || spool.unsynced() > 0);
+        if spool.unsynced() == 0 {
+            self.next_sync = None;
+        }
+        let is_sync = is_last || self.next_sync.is_some_and(|moment| moment <= now);
         let batch = |key: Key| Some((key, self.queue.body(key)?.clone()));
         let put = keys.into_iter().filter_map(batch).collect();
-        Errand { remove: std::mem::take(&mut self.finished), put, is_sync, is_last }
+        let most = std::mem::take(&mut self.is_resized).then_some(self.plan.spool_size);
+        Errand { most, remove: std::mem::take(&mut self.finished), put, is_sync, is_last }
     }
 
     fn done(&mut self, report: Report, is_sync: bool) {
@@ -229,7 +233,8 @@ impl Actor {
         }
         self.health.spool_error = None;
         self.spool = Some(spool);
-        self.fit_spool();
+        // It may hold more than it may by now.
+        self.is_resized = true;
     }
 
     fn lose_file(&mut self, key: Key) {
@@ -237,18 +242,6 @@ impl Actor {
             self.queue.update(key, |pending| pending.is_stored = false);
         } else if let Some(pending) = self.queue.remove(key) {
             self.health.drops.corrupt.add_batch(pending.profiles);
-        }
-    }
-
-    /// Makes the spool obey the plan.
-    pub(super) fn fit_spool(&mut self) {
-        let Some(spool) = &mut self.spool else { return };
-        match spool.set_most(self.plan.spool_size) {
-            Ok(dropped) => {
-                let report = Report { dropped, ..Report::default() };
-                self.done(report, false);
-            }
-            Err(error) => self.health.spool_error = self.trouble(error.to_string()),
         }
     }
 

@@ -68,6 +68,8 @@ pub(crate) struct Actor {
     next_sync: Option<Moment>,
     /// The spool itself had no room for the last that it did not take; else the disk failed.
     is_refused_by_spool: bool,
+    /// The spool has to be told what it may hold.
+    is_resized: bool,
     stopping: Option<Stopping>,
 }
 
@@ -100,6 +102,7 @@ impl Actor {
             next_store: Moment::ZERO,
             next_sync: None,
             is_refused_by_spool: false,
+            is_resized: false,
             stopping: None,
         };
         if let Some(opened) = spool {
@@ -168,7 +171,7 @@ impl Actor {
         self.pace.waits = plan.waits;
         self.intake.set_limit(plan.memory / 2);
         self.plan = plan;
-        self.fit_spool();
+        self.is_resized = true;
     }
 
     fn is_done(&self, now: Moment) -> bool {

@@ -280,17 +280,20 @@ impl Spool {
         }
     }
 
-    /// Sets another bound, and gives what is dropped because of them.
+    /// Sets another bound. What is dropped because of it is added to `dropped`.
     ///
     /// # Errors
     /// If a file could not be removed.
-    pub fn set_most(&mut self, most: u64) -> Result<Vec<(Key, Facts)>, SpoolError> {
+    pub fn set_most(
+        &mut self,
+        most: u64,
+        dropped: &mut Vec<(Key, Facts)>,
+    ) -> Result<(), SpoolError> {
         self.most = most;
-        let mut dropped = Vec::new();
         let last = Key { oldest: i64::MAX, number: u64::MAX };
-        match self.make_room(0, last, &mut dropped) {
-            Ok(()) | Err(SpoolError::Full) => Ok(dropped),
-            Err(error) => Err(error),
+        match self.make_room(0, last, dropped) {
+            Err(SpoolError::Full) => Ok(()),
+            other => other,
         }
     }
 

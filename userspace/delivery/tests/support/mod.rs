@@ -15,10 +15,7 @@ use uuid::Uuid;
 /// A batch of `length` bytes that began at `oldest`.
 pub fn batch(oldest: i64, length: usize) -> Batch {
     let id = Uuid::new_v4();
-    let mut body = vec![0; length];
-    for (place, byte) in body.iter_mut().zip(id.as_bytes().iter().cycle()) {
-        *place = *byte;
-    }
+    let body = repeated(id, length);
     Batch {
         id,
         protocol: Protocol::Plain,
@@ -29,6 +26,13 @@ pub fn batch(oldest: i64, length: usize) -> Batch {
         oldest,
         body: Bytes::from(body),
     }
+}
+
+/// The body of a batch: its id, over and over.
+pub fn repeated(id: Uuid, length: usize) -> Vec<u8> {
+    let mut body = id.as_bytes().repeat(length.div_ceil(16));
+    body.truncate(length);
+    body
 }
 
 pub fn backend() -> Backend {

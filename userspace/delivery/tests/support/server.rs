@@ -1,7 +1,6 @@
 //! A real HTTP server, on a port of its own that stays the same while it is down.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -38,10 +37,10 @@ pub struct Arrival {
     pub id: Uuid,
     pub authorization: String,
     pub body: Bytes,
-    /// The test's own count of times.
-    pub round: usize,
-    /// Whether an answer was written for it.
-    pub is_answered: bool,
+    /// Which of several clients sent it, as it says.
+    pub child: usize,
+    /// Whether it was taken, and an answer written that says so.
+    pub is_taken: bool,
 }
 
 type Decide = dyn Fn(usize, Uuid) -> Act + Send + Sync;
@@ -58,7 +57,6 @@ pub struct Server {
     pub address: SocketAddr,
     seen: Arc<Mutex<Seen>>,
     decide: Arc<Mutex<Arc<Decide>>>,
-    round: Arc<AtomicUsize>,
     tls: Option<TlsAcceptor>,
     running: Arc<Mutex<Option<JoinHandle<()>>>>,
     connections: Arc<Mutex<Vec<JoinHandle<()>>>>,
@@ -83,7 +81,6 @@ impl Server {
             address,
             seen: Arc::default(),
             decide: Arc::new(Mutex::new(decide)),
-            round: Arc::default(),
             tls,
             running: Arc::default(),
             connections: Arc::default(),
@@ -135,10 +132,6 @@ impl Server {
         }
     }
 
-    pub fn set_round(&self, round: usize) {
-        self.round.store(round, Ordering::SeqCst);
-    }
-
     pub fn arrivals(&self) -> Vec<Arrival> {
         self.seen.lock().unwrap().arrivals.clone()
     }
@@ -173,8 +166,8 @@ impl Server {
                 id,
                 authorization: text("authorization").unwrap_or_default(),
                 body,
-                round: self.round.load(Ordering::SeqCst),
-                is_answered: false,
+                child: text("x-child").map_or(0, |text| text.parse().unwrap()),
+                is_taken: false,
             });
             seen.at_once += 1;
             seen.most_at_once = seen.most_at_once.max(seen.at_once);
@@ -191,7 +184,7 @@ impl Server {
             Act::HangUp => return Err("as the test wants".to_owned()),
             Act::Hang => std::future::pending().await,
         };
-        self.seen.lock().unwrap().arrivals[number].is_answered = true;
+        self.seen.lock().unwrap().arrivals[number].is_taken = status < 300;
         let mut response = Response::builder().status(status);
         for (name, value) in headers {
             response = response.header(name, value);
