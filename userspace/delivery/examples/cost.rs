@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let above = std::env::args().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
     let directory = above.join(format!("strata-delivery-cost-{}", std::process::id()));
     println!(
-        "bytes    put     read    remove  give    until kept   synced at the end   (µs a batch)"
+        "bytes    put     open    read    remove  give    until kept   synced at the end   (µs a batch)"
     );
     for length in [2_000, 20_000, 200_000] {
         let batch = batch(length);
@@ -47,6 +47,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             keys.push(spool.put(number, &batch, &mut dropped)?);
         }
         let put = micros(begun);
+        drop(spool);
+        let begun = Instant::now();
+        let mut spool = Spool::open(&directory, 4 << 30)?;
+        let open = micros(begun);
         let begun = Instant::now();
         for key in &keys {
             spool.read(*key)?;
@@ -81,7 +85,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let synced = micros(begun);
         std::fs::remove_dir_all(&directory)?;
         println!(
-            "{length:<8} {put:<7.1} {read:<7.1} {remove:<7.1} {give:<7.2} {kept:<12.1} {synced:.1}"
+            "{length:<8} {put:<7.1} {open:<7.1} {read:<7.1} {remove:<7.1} {give:<7.2} {kept:<12.1} {synced:.1}"
         );
     }
     Ok(())

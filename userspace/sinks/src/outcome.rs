@@ -254,6 +254,14 @@ mod tests {
     }
 
     #[test]
+    fn a_credential_that_grpc_refuses_looks_as_it_does_over_http() {
+        for (code, status) in [(3, None), (7, Some(403)), (16, Some(401))] {
+            let outcome = of_grpc_status(code, None, "");
+            assert!(matches!(outcome, Outcome::Refused { status: seen, .. } if seen == status));
+        }
+    }
+
+    #[test]
     fn a_wait_is_seconds_or_a_date_and_bounded() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777 - 60);
         assert_eq!(retry_after(" 7 ", now), Some(Duration::from_secs(7)));
