@@ -1,0 +1,235 @@
+//! One profile of several: what they have in common adds up.
+//!
+//! Invariant: no value is lost, up to saturation. Profiles whose sample types differ from the
+//! first one's are left for another merge, and handed back.
+
+use crate::builder::ProfileBuilder;
+use crate::model::{
+    Frame, Label, LabelValue, LabelsId, Location, LocationId, Profile, StackId, StringId,
+};
+
+/// Merges profiles of the same sample types, the first's; those of others are handed back. It
+/// begins with the earliest and ends with the latest. Timelines are not kept.
+#[must_use]
+pub fn merge<'p>(
+    profiles: impl IntoIterator<Item = &'p Profile>,
+) -> Option<(Profile, Vec<&'p Profile>)> {
+    let mut profiles = profiles.into_iter();
+    let first = profiles.next()?;
+    let types = names_of(first);
+    let pairs: Vec<(&str, &str)> = types.clone();
+    let mut builder = ProfileBuilder::new(&pairs);
+    builder.set_period(
+        first.string(first.period_type.name),
+        first.string(first.period_type.unit),
+        first.period,
+    );
+    builder.set_default_sample_type(first.string(first.default_sample_type));
+    builder.set_host(first.string(first.host));
+    let (mut start, mut end) = (i64::MAX, i64::MIN);
+    let mut others = Vec::new();
+    for profile in std::iter::once(first).chain(profiles) {
+        if names_of(profile) != types {
+            others.push(profile);
+            continue;
+        }
+        start = start.min(profile.start_nanos);
+        end = end.max(profile.start_nanos.saturating_add(profile.duration_nanos));
+        for comment in &profile.comments {
+            let known: Vec<String> = builder
+                .so_far()
+                .comments
+                .iter()
+                .map(|known| builder.so_far().string(*known).to_owned())
+                .collect();
+            let comment = profile.string(*comment);
+            if !known.iter().any(|known| known == comment) {
+                builder.comment(comment);
+            }
+        }
+        builder.count_overflows(profile.overflows);
+        Merging::new(&mut builder, profile).samples();
+    }
+    builder.set_start(start);
+    builder.set_duration(end.saturating_sub(start));
+    Some((builder.finish(), others))
+}
+
+fn names_of(profile: &Profile) -> Vec<(&str, &str)> {
+    let types = profile.sample_types.iter();
+    types.map(|kind| (profile.string(kind.name), profile.string(kind.unit))).collect()
+}
+
+/// What has been taken over from one profile.
+struct Merging<'b, 'p> {
+    into: &'b mut ProfileBuilder,
+    from: &'p Profile,
+    /// By position in `from`.
+    locations: Vec<Option<LocationId>>,
+    stacks: Vec<Option<StackId>>,
+    labels: hashbrown::HashMap<LabelsId, LabelsId>,
+}
+
+impl<'b, 'p> Merging<'b, 'p> {
+    fn new(into: &'b mut ProfileBuilder, from: &'p Profile) -> Self {
+        Self {
+            into,
+            from,
+            locations: vec![None; from.locations().len()],
+            stacks: vec![None; from.stack_count()],
+            labels: hashbrown::HashMap::new(),
+        }
+    }
+
+    fn samples(&mut self) {
+        for sample in self.from.samples() {
+            let stack = self.stack(sample.stack);
+            let labels = self.labels(sample.labels);
+            self.into.add(stack, labels, sample.values);
+        }
+    }
+
+    fn stack(&mut self, id: StackId) -> StackId {
+        // From the leaf up to what is known, and down again: stacks may be long.
+        let mut todo = Vec::new();
+        let mut at = id;
+        let mut known = StackId::default();
+        while let Some((location, caller)) = self.from.leaf(at) {
+            if let Some(Some(found)) = self.stacks.get(at.position()) {
+                known = *found;
+                break;
+            }
+            todo.push((at, location));
+            at = caller;
+        }
+        for (id, location) in todo.into_iter().rev() {
+            let location = self.location(location);
+            known = self.into.called_from(known, location);
+            if let Some(place) = self.stacks.get_mut(id.position()) {
+                *place = Some(known);
+            }
+        }
+        known
+    }
+
+    fn location(&mut self, id: LocationId) -> LocationId {
+        if let Some(Some(known)) = self.locations.get(id.position()) {
+            return *known;
+        }
+        let location: Location = self.from.location(id);
+        let mapping = location.mapping.map(|mapping| {
+            let mapping = self.from.mapping(mapping);
+            self.into.mapping(
+                mapping.start,
+                mapping.limit,
+                mapping.file_offset,
+                self.from.string(mapping.path),
+                self.from.string(mapping.build_id),
+            )
+        });
+        let frames: Vec<Frame> = self
+            .from
+            .frames(location)
+            .iter()
+            .map(|frame| {
+                let text = |id: StringId| self.from.string(id);
+                self.into.frame(
+                    frame.kind,
+                    text(frame.name),
+                    text(frame.system_name),
+                    text(frame.file),
+                    frame.line,
+                )
+            })
+            .collect();
+        let merged = self.into.location(location.address, mapping, &frames);
+        if let Some(place) = self.locations.get_mut(id.position()) {
+            *place = Some(merged);
+        }
+        merged
+    }
+
+    fn labels(&mut self, id: LabelsId) -> LabelsId {
+        if let Some(known) = self.labels.get(&id) {
+            return *known;
+        }
+        let labels: Vec<Label> = self
+            .from
+            .labels(id)
+            .iter()
+            .map(|label| Label {
+                key: self.into.string(self.from.string(label.key)),
+                value: match label.value {
+                    LabelValue::Text(text) => {
+                        LabelValue::Text(self.into.string(self.from.string(text)))
+                    }
+                    LabelValue::Number { value, unit } => {
+                        LabelValue::Number { value, unit: self.into.string(self.from.string(unit)) }
+                    }
+                },
+            })
+            .collect();
+        let merged = self.into.labels(&labels);
+        self.labels.insert(id, merged);
+        merged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FrameKind;
+
+    fn profile(start: i64, stacks: &[(&[&str], &str, i64)]) -> Profile {
+        let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);
+        builder.set_period("cpu", "nanoseconds", 10);
+        builder.set_start(start);
+        builder.set_duration(15);
+        for (names, label, count) in stacks {
+            let mapping = builder.mapping(0, 100, 0, "/bin/app", "ab");
+            let locations: Vec<_> = names
+                .iter()
+                .map(|name| {
+                    let frame = builder.frame(FrameKind::Native, name, "", "a.c", 7);
+                    builder.location(name.len() as u64, Some(mapping), &[frame])
+                })
+                .collect();
+            let stack = builder.stack(&locations);
+            let label = Label {
+                key: builder.string("thread"),
+                value: LabelValue::Text(builder.string(label)),
+            };
+            let labels = builder.labels(&[label]);
+            builder.add(stack, labels, &[*count, *count * 10]);
+        }
+        builder.finish()
+    }
+
+    #[test]
+    fn equal_stacks_add_up_and_different_ones_stay_apart() {
+        let first = profile(100, &[(&["work", "main"], "a", 3), (&["main"], "a", 1)]);
+        let second = profile(
+            115,
+            &[(&["main"], "a", 1), (&["work", "main"], "b", 5), (&["work", "main"], "a", 2)],
+        );
+        let (merged, others) = merge([&first, &second]).expect("some profiles");
+        assert!(others.is_empty());
+        assert_eq!((merged.start_nanos, merged.duration_nanos), (100, 30));
+        assert_eq!([merged.total(0), merged.total(1)], [12, 120]);
+        assert_eq!(merged.sample_count(), 3);
+        let mut counts: Vec<_> = merged.samples().map(|sample| sample.values[0]).collect();
+        counts.sort_unstable();
+        assert_eq!(counts, [2, 5, 5]);
+        assert_eq!(merged.locations().len(), 2);
+        assert_eq!(merged.period, 10);
+    }
+
+    #[test]
+    fn profiles_of_other_types_are_handed_back() {
+        let first = profile(0, &[(&["a"], "x", 1)]);
+        let other = ProfileBuilder::new(&[("exceptions", "count")]).finish();
+        let (merged, others) = merge([&first, &other, &first]).expect("some profiles");
+        assert_eq!((merged.total(0), others.len()), (2, 1));
+        assert!(merge([]).is_none());
+    }
+}
