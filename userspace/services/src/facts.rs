@@ -8,6 +8,8 @@ use crate::types::Types;
 /// (which the kernel and the host's service managers wrote) may be the process's own claim.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Facts<'a> {
+    /// What the application said of itself while it ran.
+    pub application: Application<'a>,
     pub environment: Environment<'a>,
     /// File name of the assembly that a .NET runtime (or one AppDomain of it) was started with.
     pub entry_assembly: Option<&'a str>,
@@ -19,6 +21,14 @@ pub struct Facts<'a> {
     /// Target of `/proc/PID/exe`.
     pub exe: Option<&'a str>,
     pub comm: &'a str,
+}
+
+/// What an application has told the profiler of one of its AppDomains; empty: nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Application<'a> {
+    pub service: &'a str,
+    pub env: &'a str,
+    pub version: &'a str,
 }
 
 /// What a container runtime knows of one container.

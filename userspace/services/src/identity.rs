@@ -200,6 +200,10 @@ pub fn identify(facts: &Facts<'_>, choice: &Choice, defaults: Types) -> Identity
     let mut claims = Claims::default();
     claims.refused.environment = known.unread();
     of_rule(&mut claims, choice);
+    let application = facts.application;
+    claims.add(Field::Service, Source::Application, application.service);
+    claims.add(Field::Env, Source::Application, application.env);
+    claims.add(Field::Version, Source::Application, application.version);
     of_environment(&mut claims, &known);
     claims.maybe(Field::Service, Source::EntryAssembly, facts.entry_assembly.map(assembly_name));
     of_host(&mut claims, facts);

@@ -27,7 +27,7 @@ pub mod text;
 pub mod types;
 
 pub use environment::Environment;
-pub use facts::{Choice, Container, Facts, Pod};
+pub use facts::{Application, Choice, Container, Facts, Pod};
 pub use identity::{Identity, identify};
 pub use source::Source;
 pub use types::{SampleType, Types};

@@ -4,6 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     Rule,
+    Application,
     PyroscopeApplicationName,
     PyroscopeLabels,
     DdService,
@@ -32,6 +33,7 @@ pub enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
     Rule,
+    Application,
     Environment,
     EntryAssembly,
     SystemdUnit,
@@ -41,8 +43,9 @@ pub enum Step {
 }
 
 impl Source {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Rule,
+        Self::Application,
         Self::PyroscopeApplicationName,
         Self::PyroscopeLabels,
         Self::DdService,
@@ -69,6 +72,7 @@ impl Source {
     pub fn step(self) -> Step {
         match self {
             Self::Rule => Step::Rule,
+            Self::Application => Step::Application,
             Self::PyroscopeApplicationName
             | Self::PyroscopeLabels
             | Self::DdService
@@ -93,6 +97,7 @@ impl Source {
     pub fn name(self) -> &'static str {
         match self {
             Self::Rule => "rule",
+            Self::Application => "`SetApplicationInfo`",
             Self::PyroscopeApplicationName => "PYROSCOPE_APPLICATION_NAME",
             Self::PyroscopeLabels => "PYROSCOPE_LABELS",
             Self::DdService => "DD_SERVICE",
@@ -130,6 +135,7 @@ impl Source {
         const VERSION_KEYS: &str = "`version`, `service.version` in it";
         match self {
             Self::Rule => ["yes", "yes", "yes", "any"],
+            Self::Application => ["yes", "yes", "yes", ""],
             Self::PyroscopeApplicationName | Self::DdService | Self::OtelServiceName => {
                 ["yes", "", "", ""]
             }
@@ -166,6 +172,7 @@ impl Step {
     pub fn name(self) -> &'static str {
         match self {
             Self::Rule => "rule",
+            Self::Application => "the application itself",
             Self::Environment => "environment",
             Self::EntryAssembly => "entry assembly",
             Self::SystemdUnit => "systemd unit",

@@ -2,7 +2,7 @@
 
 use strata_services::control_group;
 use strata_services::{
-    Choice, Container, Environment, Facts, Identity, Pod, Source, Types, identify,
+    Application, Choice, Container, Environment, Facts, Identity, Pod, Source, Types, identify,
 };
 
 const ID: &str = "4f1d6ad20b5cf1b4a1d9a2f5f6e3f1b0aa3d7c7c8f6f8f1b0c9d8e7f6a5b4c3d";
@@ -12,6 +12,7 @@ const ID: &str = "4f1d6ad20b5cf1b4a1d9a2f5f6e3f1b0aa3d7c7c8f6f8f1b0c9d8e7f6a5b4c
 struct World {
     choice: Choice,
     environment: Vec<&'static str>,
+    application: &'static str,
     entry_assembly: Option<&'static str>,
     groups: String,
     container: Option<Container>,
@@ -33,6 +34,7 @@ impl World {
                 "PYROSCOPE_LABELS=service_name:of-labels",
                 "PYROSCOPE_APPLICATION_NAME=of-pyroscope",
             ],
+            application: "of-application",
             entry_assembly: Some("Of.Assembly.dll"),
             groups: "0::/system.slice/of-unit.service\n".into(),
             container: Some(Container { name: Some("of-container".into()), image: None }),
@@ -61,6 +63,7 @@ impl World {
         let group = control_group::parse(&self.groups);
         let facts = Facts {
             environment: Environment::new(&block),
+            application: Application { service: self.application, ..Application::default() },
             entry_assembly: self.entry_assembly,
             group: Some(&group),
             container: self.container.as_ref(),
@@ -94,8 +97,9 @@ fn every_step_and_every_tie_in_it_names_the_service_when_those_before_are_missin
         pod.labels.retain(|(name, _)| name != label);
         pod.annotations.retain(|(name, _)| name != label);
     }
-    let ladder: [Rung; 18] = [
+    let ladder: [Rung; 19] = [
         ("of-rule", Source::Rule, |world| world.choice.service = None),
+        ("of-application", Source::Application, |world| world.application = ""),
         ("of-pyroscope", Source::PyroscopeApplicationName, unset),
         ("of-labels", Source::PyroscopeLabels, unset),
         ("of-dd", Source::DdService, unset),
@@ -242,6 +246,7 @@ fn a_container_of_a_pod_is_named_by_kubernetes() {
     for name in ["cart", "k8s_cart_cart-1_shop_0f1e_0"] {
         let mut world = World::full();
         world.choice.service = None;
+        world.application = "";
         world.environment.clear();
         world.entry_assembly = None;
         world.groups.clear();
