@@ -103,7 +103,7 @@ pub fn check(inputs: &Inputs<'_>) -> Vec<Problem> {
 }
 
 /// Less than this holds no tables for anything.
-const LEAST_MEMORY: Bytes = Bytes(32_000_000);
+const LEAST_MEMORY: Bytes = Bytes(64_000_000);
 
 fn read(layers: &mut Layers<'_>) -> Configuration {
     let frequency = layers.get(&["sampling", "frequency"], 19);
@@ -111,7 +111,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
     let types = layers.get(&["sampling", "types"], Types::NONE.with(SampleType::Cpu, true));
     let memory_limit = layers.get(&["memory_limit"], Bytes(256_000_000));
     if memory_limit.value < LEAST_MEMORY {
-        layers.refuse(&["memory_limit"], &memory_limit, "at least 32MB", None);
+        layers.refuse(&["memory_limit"], &memory_limit, "at least 64MB", None);
     }
     let log_target = layers.get(&["log", "target"], "stderr".to_owned());
     let target = log_target.value.as_str();

@@ -174,7 +174,7 @@ fn a_wrong_value_is_shown_with_what_was_expected() {
     );
     assert!(text.contains("2 | age = 10"), "{text}");
     assert!(only_problem("[sampling]\ntypes = [\"cpus\"]\n").ends_with("-> did you mean `cpu`?"));
-    assert!(only_problem("memory_limit = \"1MB\"\n").contains("at least 32MB"));
+    assert!(only_problem("memory_limit = \"1MB\"\n").contains("at least 64MB"));
     assert!(only_problem("[sampling]\nfrequency = 0\n").contains("from 1 to 1000"));
     assert!(only_problem("[sink.x]\nurl = \"http://h\"\n").contains("a sink needs a kind"));
 }
