@@ -222,6 +222,12 @@ impl Session {
         self.enumerated
     }
 
+    /// The AppDomain that a thread says it is in, by its number in the process's own namespace.
+    #[must_use]
+    pub fn app_domain_of(&self, tid: u32) -> Option<u64> {
+        self.reader.context(tid).ok().flatten().map(|context| context.app_domain)
+    }
+
     pub fn life(&self) -> Life {
         self.life
     }

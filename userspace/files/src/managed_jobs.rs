@@ -98,10 +98,13 @@ fn address_of(image: &ManagedImage<'_>, place: ImagePlace) -> Option<u32> {
 const IMAGE_STUB: &str = "runtime call";
 
 /// What was found out for one request: each function is looked at once.
+type Statements = Vec<(u32, i32)>;
+
 #[derive(Default)]
 struct Known {
     methods: HashMap<u32, Option<Arc<ManagedMethod>>>,
-    il_maps: HashMap<u32, Option<(u32, Vec<(u32, i32)>)>>,
+    /// By function: where its code begins, and its statements.
+    il_maps: HashMap<u32, Option<(u32, Statements)>>,
     stub: Option<Arc<ManagedMethod>>,
     types: BTreeMap<u32, Arc<str>>,
     type_text: usize,

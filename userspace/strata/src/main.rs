@@ -2,6 +2,7 @@
 
 mod args;
 mod convert;
+mod daemon;
 mod doctor;
 mod engine;
 mod kernel;
@@ -19,7 +20,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use args::{Command, RecordArgs};
+use args::{Command, ConfigCommand, RecordArgs};
 use clap::Parser;
 use kernel::loader::{Programs, Settings};
 use recording::selection::Wanted;
@@ -51,6 +52,14 @@ fn main() -> ExitCode {
     let cli = args::Cli::parse();
     let result = match cli.command {
         Command::Record(args) => record(*args),
+        Command::Daemon(args) => daemon::run(args.settings.into()),
+        Command::Status(args) => daemon::status::run(args.address, args.json),
+        Command::Config(ConfigCommand::Check(args)) => daemon::check(&args.into()),
+        Command::Config(ConfigCommand::Show(args)) => daemon::show(&args.into()),
+        Command::Config(ConfigCommand::Example) => {
+            print!("{}", strata_config::EXAMPLE);
+            Ok(0)
+        }
         Command::Convert(args) => {
             convert::run(&args.input, &args.output, args.format.map(Into::into), args.frames.into())
         }

@@ -16,8 +16,9 @@ use strata_profile::text::sanitize_for_terminal;
 use crate::engine::{Engine, Options};
 use crate::kernel::loader::Settings;
 use crate::managed::Policy;
+use crate::recording::build::Circumstances;
 use crate::recording::place::describe_end;
-use crate::recording::resolve::{self, Circumstances};
+use crate::recording::resolve;
 use crate::recording::selection::Wanted;
 
 /// What is asked.
@@ -73,13 +74,9 @@ pub fn run(question: &Question) -> Result<i32> {
         }
     }
     engine.finish(PATIENCE)?;
-    let circumstances = Circumstances {
-        started: SystemTime::now(),
-        length: Duration::ZERO,
-        frequency: 1,
-        signatures: false,
-    };
-    let (profile, _) = resolve::profile(&mut engine, &circumstances, |_, _| {});
+    let circumstances =
+        Circumstances { started: SystemTime::now(), length: Duration::ZERO, frequency: 1 };
+    let (profile, _) = resolve::profile(&mut engine, &circumstances, false, |_, _| {});
     let threads = threads(&profile);
     let mut out = stdout().lock();
     if question.json {

@@ -81,7 +81,7 @@ enum Asked {
 
 pub struct Loading {
     service: FileService,
-    entries: Vec<Entry>,
+    entries: HashMap<FileId, Entry>,
     tables: HashMap<TableKey, TableState>,
     bundles: Bundles,
     asked: HashMap<RequestId, Asked>,
@@ -105,7 +105,7 @@ impl Loading {
             .map(Arc::new);
         Ok(Self {
             service,
-            entries: Vec::new(),
+            entries: HashMap::new(),
             tables: HashMap::new(),
             bundles: Bundles::default(),
             asked: HashMap::new(),
@@ -143,16 +143,11 @@ impl Loading {
     }
 
     fn entry(&mut self, file: FileId) -> &mut Entry {
-        let index = file.0 as usize;
-        if self.entries.len() <= index {
-            let now = Instant::now();
-            self.entries.resize_with(index + 1, || Entry {
-                state: State::Unknown,
-                verified: now,
-                process: None,
-            });
-        }
-        &mut self.entries[index]
+        self.entries.entry(file).or_insert_with(|| Entry {
+            state: State::Unknown,
+            verified: Instant::now(),
+            process: None,
+        })
     }
 
     /// A new mapping: its file is opened at once if nobody has seen it before, while the process
@@ -437,7 +432,7 @@ impl Loading {
 
     /// The opened file behind a mapping, for symbols.
     pub fn open_file(&self, file: FileId) -> Option<Arc<OpenFile>> {
-        match &self.entries.get(file.0 as usize)?.state {
+        match &self.entries.get(&file)?.state {
             State::Opened(opened) => Some(opened.clone()),
             _ => None,
         }
@@ -457,12 +452,12 @@ impl Loading {
 
     /// A process that maps a file.
     pub fn process_of(&self, file: FileId) -> Option<u32> {
-        self.entries.get(file.0 as usize)?.process
+        self.entries.get(&file)?.process
     }
 
     /// Why a file has no table, for `doctor`.
     pub fn trouble_of(&self, file: FileId) -> Option<&str> {
-        match &self.entries.get(file.0 as usize)?.state {
+        match &self.entries.get(&file)?.state {
             State::Failed(why) => Some(why),
             State::Opened(opened) => match self.tables.get(&TableKey::of(file, opened, None))? {
                 TableState::None(why) => Some(why),
@@ -472,22 +467,62 @@ impl Loading {
         }
     }
 
+    /// Whether something is still on its way about a file.
+    pub fn is_asked_about(&self, file: FileId) -> bool {
+        self.entries.get(&file).is_some_and(|entry| matches!(entry.state, State::Opening))
+    }
+
+    /// Forgets files that nothing refers to any more, and their tables.
+    pub fn retain(&mut self, store: &mut Store, is_kept: impl Fn(FileId) -> bool) {
+        self.entries.retain(|file, _| is_kept(*file));
+        let wanted: HashSet<FileIdentity> = self
+            .entries
+            .values()
+            .filter_map(|entry| match &entry.state {
+                State::Opened(opened) => Some(opened.identity()),
+                _ => None,
+            })
+            .collect();
+        let is_wanted =
+            |key: &TableKey| wanted.contains(&key.identity) && key.only_for.is_none_or(&is_kept);
+        self.bundles.retain(is_wanted);
+        self.drop_tables(store, |key| !is_wanted(key), Reasons::Go);
+    }
+
     /// Drops tables that only this module still knows.
     pub fn release_unused(&mut self, store: &mut Store) {
-        self.tables.retain(|_, state| {
-            let TableState::Loaded(table) = state else { return true };
-            if Arc::strong_count(table) > 1 {
+        store.evicted += self.drop_tables(store, |_| true, Reasons::Stay);
+    }
+
+    /// Drops tables that no process is published with; how many were loaded.
+    fn drop_tables(
+        &mut self,
+        store: &mut Store,
+        is_dropped: impl Fn(&TableKey) -> bool,
+        reasons: Reasons,
+    ) -> u64 {
+        let mut unloaded = 0;
+        self.tables.retain(|key, state| {
+            if !is_dropped(key) {
                 return true;
             }
-            let taken = std::mem::replace(state, TableState::Building);
-            if let TableState::Loaded(table) = taken
-                && let Ok(table) = Arc::try_unwrap(table)
-            {
-                store.unload(table);
-                store.evicted += 1;
+            match state {
+                TableState::Building => true,
+                TableState::None(_) => reasons == Reasons::Stay,
+                TableState::Loaded(table) if Arc::strong_count(table) > 1 => true,
+                TableState::Loaded(_) => {
+                    let taken = std::mem::replace(state, TableState::Building);
+                    if let TableState::Loaded(table) = taken
+                        && let Ok(table) = Arc::try_unwrap(table)
+                    {
+                        store.unload(table);
+                        unloaded += 1;
+                    }
+                    false
+                }
             }
-            false
         });
+        unloaded
     }
 
     /// Lets the service move on: deadlines, children that have nothing to do.
@@ -506,6 +541,13 @@ pub struct Helpers {
 }
 
 struct Unknown;
+
+/// What becomes of the reasons why files have no table, when tables are dropped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reasons {
+    Stay,
+    Go,
+}
 
 /// What is done about mappings whose file is not known yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! The engine: from the kernel's records to an aggregate.
 //!
 //! - [`loading`]: files are opened and their tables built, in other processes, as they are needed.
+//! - [`rates`]: who is sampled less often than others.
 //! - [`samples`]: records become samples; raw stacks wait for their tables.
 //! - this module: ties them to the process table, in the order of time.
 //!
@@ -11,6 +12,7 @@
 //! Invariant: nothing here waits. Files, tables and symbols come as messages.
 
 pub mod loading;
+pub mod rates;
 pub mod samples;
 
 use std::collections::{HashSet, VecDeque};
@@ -26,12 +28,15 @@ use crate::kernel::perf_record::Timed;
 use crate::kernel::sideband::Sideband;
 use crate::managed::{self, Managed, bridge::tells_a_runtime};
 use crate::processes::container::Groups;
+use crate::processes::mapped::FileId;
 use crate::processes::scan;
-use crate::processes::table::{Backing, Change, Mapping, ProcessTable};
+use crate::processes::table::{Backing, Change, ImageId, Mapping, ProcessTable};
 use crate::recording::aggregate::Aggregate;
+use crate::recording::place::Place;
 use crate::recording::selection::{Selection, Wanted};
 use crate::tables::store::Store;
 use loading::{Loading, Missing};
+use rates::Rates;
 use samples::Pending;
 
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +76,9 @@ pub struct Engine {
     pub selection: Selection,
     pub aggregate: Aggregate,
     pub managed: Managed,
+    pub rates: Rates,
+    /// Images as they are first sampled, with their pid; for who wants to know.
+    pub newcomers: Option<Vec<(ImageId, u32)>>,
     pending: Pending,
     /// Processes whose extents may have to be published anew.
     dirty: HashSet<u32>,
@@ -79,8 +87,13 @@ pub struct Engine {
     own_pid: u32,
     /// When the current turn began.
     now: Instant,
+    /// The last turn has left records behind.
+    has_more: bool,
     max_frames: usize,
     last_sweep: Instant,
+    last_file_sweep: Instant,
+    /// Files that were in use at the last sweep.
+    files_in_use: HashSet<FileId>,
     /// When sampling started, by the records' clock.
     pub started: u64,
     pub own_samples: u64,
@@ -90,10 +103,14 @@ pub struct Engine {
     pub sampler_use: Option<ProgramUse>,
 }
 
+/// Records of so much time are taken before something is done about them.
+const LONGEST_TURN: Duration = Duration::from_millis(50);
 /// A runtime answers within milliseconds.
 const SETTLING: Duration = Duration::from_secs(1);
 /// How long ended processes are kept for samples that are still on their way.
 const SWEEP: Duration = Duration::from_secs(1);
+/// Files are forgotten when they were in use at none of two looks.
+const FILE_SWEEP: Duration = Duration::from_secs(300);
 
 impl Engine {
     /// Loads the programs, opens the event streams and reads the state of the host. Sampling
@@ -119,13 +136,18 @@ impl Engine {
             selection,
             aggregate: Aggregate::new(options.keep_timeline),
             managed: Managed::new(options.managed, options.signatures),
+            rates: Rates::new(u32::try_from(options.settings.frequency).unwrap_or(u32::MAX)),
+            newcomers: None,
             pending: Pending::default(),
             dirty: HashSet::new(),
             ended: Vec::new(),
             own_pid: options.own_pid,
             now: Instant::now(),
+            has_more: false,
             max_frames: options.settings.max_frames as usize,
             last_sweep: Instant::now(),
+            last_file_sweep: Instant::now(),
+            files_in_use: HashSet::new(),
             started: 0,
             own_samples: 0,
             deselected_samples: 0,
@@ -173,6 +195,9 @@ impl Engine {
         self.managed.forget_places();
         self.programs.walk_threads()?;
         self.turn();
+        while self.has_more {
+            self.turn();
+        }
         if let Some(process) = self.table.get(pid) {
             let image = process.image;
             let deadline = Instant::now() + SETTLING;
@@ -200,6 +225,9 @@ impl Engine {
 
     /// When [`Self::turn`] is due although nothing has arrived.
     pub fn next_deadline(&self) -> Option<Instant> {
+        if self.has_more {
+            return Some(self.now);
+        }
         let deadlines = [self.loading.next_deadline(), self.managed.next_deadline()];
         deadlines.into_iter().flatten().min()
     }
@@ -209,9 +237,13 @@ impl Engine {
         self.now = Instant::now();
         let mut drained_until = monotonic_nanos();
         self.drain_events();
-        // One turn takes what a full ring holds; more would keep the rest waiting.
-        for _ in 0..MAX_RECORDS_PER_TURN {
-            let Some(record) = self.programs.next_record() else { break };
+        // What stacks wait for comes at the end of a turn: a turn that took all there is would, on a
+        // busy host, take what it causes itself.
+        let enough = self.now + LONGEST_TURN;
+        self.has_more = false;
+        // What comes later than records that are left behind must not be applied before them.
+        let until = loop {
+            let Some(record) = self.programs.next_record() else { break u64::MAX };
             let Some(sample) = samples::parse(&record) else {
                 self.malformed_records += 1;
                 continue;
@@ -226,8 +258,12 @@ impl Engine {
             }
             self.apply_events(time);
             self.take_sample(sample.as_sample());
-        }
-        self.apply_events(u64::MAX);
+            if Instant::now() >= enough {
+                self.has_more = true;
+                break time;
+            }
+        };
+        self.apply_events(until);
         self.answer_files();
         self.managed.turn(&mut self.programs, &mut self.store, &self.aggregate, &mut self.dirty);
         self.publish_dirty();
@@ -386,13 +422,89 @@ impl Engine {
         self.loading.sweep();
     }
 
+    /// Everything sampled since the last cut; sampling goes on.
+    pub fn cut(&mut self) -> Aggregate {
+        self.managed.ask_last(&self.aggregate);
+        let fresh = Aggregate::new(self.aggregate.timeline().is_some());
+        std::mem::replace(&mut self.aggregate, fresh)
+    }
+
+    /// After a cut, when what was cut off is named: what is known of processes that are gone is
+    /// forgotten, and so are files that nobody has mapped for a while.
+    pub fn forget(&mut self) {
+        self.managed.forget_ended();
+        let mut images: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
+        images.extend(self.aggregate.threads().map(|thread| thread.image));
+        images.extend(self.managed.images());
+        self.table.retain_images(|image| images.contains(&image));
+        let table = &self.table;
+        self.groups.retain(|image| table.image(image).is_some());
+        self.rates.retain(|image| table.image(image).is_some());
+        self.managed.forget_left_alone(|image| table.image(image).is_some());
+        if self.last_file_sweep.elapsed() < FILE_SWEEP {
+            return;
+        }
+        self.last_file_sweep = Instant::now();
+        let mut files = self.table.files_in_use();
+        files.extend(self.pending.owners().flat_map(|(_, space)| space.files()));
+        files.extend(self.aggregate.places().filter_map(|place| match place {
+            Place::File { file, .. } => Some(file),
+            _ => None,
+        }));
+        // Programs that run every few seconds use the same files again.
+        let spared = std::mem::replace(&mut self.files_in_use, files);
+        let (loading, used) = (&self.loading, &self.files_in_use);
+        let is_kept = |file: FileId| {
+            used.contains(&file) || spared.contains(&file) || loading.is_asked_about(file)
+        };
+        self.table.files.retain(is_kept);
+        let table = &self.table;
+        self.loading.retain(&mut self.store, |file| table.files.get(file).is_some());
+    }
+
+    /// Processes that were left out are sampled again.
+    pub fn take_all_in(&mut self) {
+        self.store.take_all_in(&mut self.programs);
+    }
+
+    /// Whose samples are left out; 0 is nobody.
+    pub fn set_own_pid(&mut self, pid: u32) {
+        self.own_pid = pid;
+    }
+
+    /// Drops the tables of the quarter of all processes that were sampled least; how many.
+    pub fn drop_least_used_tables(&mut self) -> u64 {
+        let before = self.store.evicted;
+        for _ in 0..self.store.published().div_ceil(4) {
+            let Some(pid) = self.store.least_used() else { break };
+            self.store.withdraw(&mut self.programs, pid);
+        }
+        self.loading.release_unused(&mut self.store);
+        self.store.evicted - before
+    }
+
+    /// Samples at another rate from now on.
+    pub fn set_frequency(&mut self, frequency: u32) -> Result<(), EngineError> {
+        self.programs.stop()?;
+        self.programs.set_frequency(u64::from(frequency));
+        self.rates.reset(frequency);
+        Ok(self.programs.start()?)
+    }
+
+    /// A process that nobody wants to see: the kernel takes no more samples of it.
+    pub fn leave_out(&mut self, pid: u32) {
+        self.store.skip(&mut self.programs, pid);
+    }
+
     /// Stops sampling, takes what is left and settles every waiting stack.
     pub fn finish(&mut self, patience: Duration) -> Result<(), EngineError> {
         self.programs.stop()?;
         let deadline = Instant::now() + patience;
         self.turn();
-        while !self.pending.is_empty() && Instant::now() < deadline {
-            self.loading.block(Duration::from_millis(20));
+        while (self.has_more || !self.pending.is_empty()) && Instant::now() < deadline {
+            if !self.has_more {
+                self.loading.block(Duration::from_millis(20));
+            }
             self.turn();
         }
         self.settle_pending(true);
@@ -416,8 +528,6 @@ impl Engine {
         self.programs.count(counter as usize)
     }
 }
-
-const MAX_RECORDS_PER_TURN: usize = 200_000;
 
 pub fn monotonic_nanos() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -15,7 +15,7 @@ use super::Engine;
 use super::loading::Missing;
 use crate::processes::scan;
 use crate::processes::table::{ImageId, Space};
-use crate::recording::aggregate::{ThreadKey, Words};
+use crate::recording::aggregate::{self, ThreadKey, Words};
 use crate::tables::store;
 
 /// A record's parts.
@@ -69,6 +69,7 @@ struct Raw {
     image: ImageId,
     space: Space,
     header: Header,
+    domain: u64,
     kernel: Box<[u64]>,
     registers: unwinder::Registers,
     code: strata_layout::epilogue::Code,
@@ -103,6 +104,11 @@ impl Pending {
         self.bytes > MAX_PENDING_BYTES / 2
     }
 
+    /// Who the stacks in waiting are of, and what those had mapped.
+    pub fn owners(&self) -> impl Iterator<Item = (ImageId, &Space)> + '_ {
+        self.waiting.values().flatten().map(|raw| (raw.image, &raw.space))
+    }
+
     pub fn waits_for(&self, pid: u32) -> bool {
         self.waiting.contains_key(&pid)
     }
@@ -112,6 +118,8 @@ impl Pending {
 const MAX_PENDING_BYTES: usize = 32 << 20;
 /// A stack waits this long for its tables; then it is unwound with what is there.
 const MAX_WAIT: Duration = Duration::from_secs(3);
+/// Processes that are met in one turn, and told of.
+const MOST_NEWCOMERS: usize = 10_000;
 /// Unannounced stubs that one stack may lead through.
 const MAX_ROUNDS: u32 = 8;
 
@@ -139,6 +147,9 @@ impl Engine {
             return;
         }
         self.store.touch(header.pid, self.now);
+        if !self.rates.takes(image) {
+            return;
+        }
         let kernel = usize::from(header.kernel_frames);
         let user = usize::from(header.user_frames);
         let user = sample.words.get(kernel..kernel + user).unwrap_or_default();
@@ -151,7 +162,8 @@ impl Engine {
             flags: header.flags,
             era: self.managed.era_of(image),
         };
-        let key = ThreadKey { image, tid: header.tid, comm: header.comm };
+        let domain = self.managed.domain_of(image, header.tid);
+        let key = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
         self.aggregate.add(header.time, key, words, &space);
     }
 
@@ -218,11 +230,22 @@ impl Engine {
         header: &Header,
         image: ImageId,
     ) -> Option<Arc<crate::processes::container::Group>> {
+        if let Some(newcomers) = &mut self.newcomers
+            && !self.groups.knows(image)
+            && newcomers.len() < MOST_NEWCOMERS
+        {
+            newcomers.push((image, header.pid));
+        }
         self.groups.of_image(image, header.pid, header.cgroup)
     }
 
     fn take_raw(&mut self, sample: Sample<'_>, image: ImageId, space: Space) {
         let header = sample.header;
+        if !self.rates.takes(image) {
+            self.dirty.insert(header.pid);
+            self.loading.need(&self.table, header.pid);
+            return;
+        }
         // A process is published when it is first needed; processes that never run cost nothing.
         self.dirty.insert(header.pid);
         self.loading.need(&self.table, header.pid);
@@ -234,14 +257,12 @@ impl Engine {
         let mut code = [0u64; 4];
         let saved = sample.words.get(RAW_CODE_WORD..RAW_STACK_WORD).unwrap_or_default();
         code.iter_mut().zip(saved).for_each(|(to, from)| *to = *from);
-        let stack: Box<[u8]> = sample
-            .words
-            .get(RAW_STACK_WORD..RAW_STACK_WORD + header.stack_bytes as usize / 8)
-            .unwrap_or_default()
-            .iter()
-            .flat_map(|word| word.to_ne_bytes())
-            .collect();
-        let raw = Raw { since: self.now, image, space, header, kernel, registers, code, stack };
+        let words = sample.words.get(RAW_STACK_WORD..);
+        let words = words.and_then(|words| words.get(..header.stack_bytes as usize / 8));
+        let stack: Box<[u8]> = aggregate::bytes_of(words.unwrap_or_default()).into();
+        let domain = self.managed.domain_of(image, header.tid);
+        let raw =
+            Raw { since: self.now, image, space, header, domain, kernel, registers, code, stack };
         if self.pending.bytes + raw.stack.len() > MAX_PENDING_BYTES {
             self.pending.dropped += 1;
             self.add_raw(&raw, &[raw_pc(&raw)], End::NoProcess);
@@ -340,7 +361,12 @@ impl Engine {
     fn add_raw(&mut self, raw: &Raw, user: &[u64], end: End) {
         let era = self.managed.era_of(raw.image);
         let words = Words { kernel: &raw.kernel, user, end, flags: raw.header.flags, era };
-        let key = ThreadKey { image: raw.image, tid: raw.header.tid, comm: raw.header.comm };
+        let key = ThreadKey {
+            image: raw.image,
+            tid: raw.header.tid,
+            comm: raw.header.comm,
+            domain: raw.domain,
+        };
         self.aggregate.add(raw.header.time, key, words, &raw.space);
     }
 }

@@ -207,6 +207,11 @@ impl Programs {
         Ok(())
     }
 
+    /// Samples a second and CPU from the next start on.
+    pub fn set_frequency(&mut self, frequency: u64) {
+        self.settings.frequency = frequency;
+    }
+
     /// Stops sampling; records that are in the ring stay there.
     pub fn stop(&mut self) -> Result<(), LoadError> {
         let links = std::mem::take(&mut self.links);

@@ -202,6 +202,11 @@ impl Bridge {
         code
     }
 
+    /// The AppDomain that a thread says it is in, by its number inside the process's namespace.
+    pub fn app_domain_of(&self, tid: u32) -> Option<u64> {
+        self.session.app_domain_of(tid).filter(|domain| *domain != 0)
+    }
+
     pub fn ask_address(&mut self, address: u64) {
         self.session.resolve(&[address]);
     }

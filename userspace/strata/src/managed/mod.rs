@@ -25,6 +25,8 @@ pub mod view;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use strata_bridge_layout::record::AppDomainRecord;
+
 use crate::kernel::loader::Programs;
 use crate::processes::table::ImageId;
 use crate::recording::aggregate::Aggregate;
@@ -43,6 +45,8 @@ pub enum Policy {
     /// Only use a bridge that a process loaded itself.
     EnvironmentOnly,
     Off,
+    /// Each process waits for what [`Managed::admit`] says of it.
+    AsTold,
 }
 
 /// What became of a process's bridge.
@@ -52,6 +56,16 @@ enum State {
     /// Not reached, and why.
     Refused(Refusal),
     /// It was there; the process or the recording has ended.
+    Ended,
+}
+
+/// How the bridge of a .NET process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    LeftAlone,
+    Attaching,
+    Attached,
+    Refused,
     Ended,
 }
 
@@ -72,6 +86,10 @@ struct Target {
     /// Those of them whose method was not known yet.
     nameless: Vec<(u64, u32)>,
     ended: Option<Instant>,
+    /// Threads by the number they have outside: the one they have inside.
+    inner_tids: HashMap<u32, u32>,
+    /// What is known of it may take so much.
+    most_bytes: usize,
 }
 
 /// What the bridges of a recording amount to, for the summary.
@@ -95,9 +113,15 @@ pub struct Managed {
     signatures: bool,
     bridges: Bridges,
     targets: HashMap<ImageId, Target>,
+    /// Processes of which nothing was said yet.
+    candidates: HashMap<ImageId, u32>,
+    /// Processes that are left alone.
+    left_alone: HashMap<ImageId, u32>,
     current: HashMap<u32, ImageId>,
     /// Places of the aggregate that have been looked through.
     places_seen: usize,
+    /// What is known of all runtimes may take so many bytes together.
+    budget: usize,
     attached: u64,
     loaded: u64,
     detached: u64,
@@ -109,6 +133,8 @@ const PUBLISH_AFTER: Duration = Duration::from_millis(100);
 const PUBLISH_AWAITED_AFTER: Duration = Duration::from_millis(10);
 /// Places whose method is not known yet, of one process.
 const MOST_NAMELESS: usize = 10_000;
+/// Threads of one process whose inner number is remembered.
+const MOST_THREADS: usize = 10_000;
 /// Samples of a process come this long after its end at most.
 const STRAGGLERS: Duration = Duration::from_secs(5);
 /// How long the last questions may take at the end.
@@ -121,8 +147,11 @@ impl Managed {
             signatures,
             bridges: Bridges::default(),
             targets: HashMap::new(),
+            candidates: HashMap::new(),
+            left_alone: HashMap::new(),
             current: HashMap::new(),
             places_seen: 0,
+            budget: usize::MAX,
             attached: 0,
             loaded: 0,
             detached: 0,
@@ -134,8 +163,81 @@ impl Managed {
         if self.policy == Policy::Off || self.targets.contains_key(&image) {
             return;
         }
+        if self.policy == Policy::AsTold {
+            if !self.left_alone.contains_key(&image) {
+                self.candidates.insert(image, pid);
+            }
+            return;
+        }
+        self.reach(pid, image, self.policy == Policy::Attach);
+    }
+
+    /// What is known of all runtimes may take so many bytes together.
+    pub fn set_budget(&mut self, bytes: usize) {
+        self.budget = bytes;
+    }
+
+    /// Divides what is left of the budget: whoever needs it first has it.
+    fn divide_budget(&mut self) {
+        let used: usize = self.targets.values().map(|target| target.runtime.bytes()).sum();
+        let left = self.budget.saturating_sub(used);
+        for target in self.targets.values_mut() {
+            let own = target.runtime.bytes();
+            target.most_bytes = own.saturating_add(left).min(runtime::MAX_BYTES);
+        }
+    }
+
+    /// Processes of which [`Self::admit`] has to say something.
+    pub fn candidates(&self) -> impl Iterator<Item = (ImageId, u32)> + '_ {
+        self.candidates.iter().map(|(image, pid)| (*image, *pid))
+    }
+
+    /// What may be done to one process.
+    pub fn admit(&mut self, image: ImageId, policy: Policy) {
+        let Some(pid) = self.candidates.remove(&image) else { return };
+        match policy {
+            Policy::Attach | Policy::AsTold => self.reach(pid, image, true),
+            Policy::EnvironmentOnly => self.reach(pid, image, false),
+            Policy::Off => {
+                self.left_alone.insert(image, pid);
+            }
+        }
+    }
+
+    /// What was said of processes may be another now: all are asked about again. Bridges that are
+    /// there stay, unless `is_kept` says otherwise.
+    pub fn ask_again(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+        self.candidates.extend(self.left_alone.drain());
+        let mut leaving = Vec::new();
+        for (image, target) in &mut self.targets {
+            let current = self.current.get(&target.pid) == Some(image);
+            if !current || is_kept(*image) {
+                continue;
+            }
+            if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
+                leaving.push(*bridge);
+                self.detached += 1;
+            }
+            self.left_alone.insert(*image, target.pid);
+        }
+        for image in self.left_alone.keys() {
+            if let Some(target) = self.targets.get(image) {
+                self.current.remove(&target.pid);
+            }
+        }
+        if !leaving.is_empty() {
+            let leave = move || {
+                bridge::detach_all(leaving);
+            };
+            if let Err(error) = std::thread::Builder::new().name("detach".into()).spawn(leave) {
+                tracing::warn!(%error, "bridges are left behind: no thread to detach them with");
+            }
+        }
+    }
+
+    fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
         self.left(pid);
-        self.bridges.reach(pid, image, self.policy == Policy::Attach);
+        self.bridges.reach(pid, image, attach);
         let target = Target {
             pid,
             state: State::Attaching,
@@ -148,6 +250,8 @@ impl Managed {
             sampled: Vec::new(),
             nameless: Vec::new(),
             ended: None,
+            inner_tids: HashMap::new(),
+            most_bytes: self.budget.min(runtime::MAX_BYTES),
         };
         self.targets.insert(image, target);
         self.current.insert(pid, image);
@@ -163,6 +267,46 @@ impl Managed {
             target.ended = Some(Instant::now());
             target.units.clear();
         }
+        self.candidates.retain(|_, candidate| *candidate != pid);
+        self.left_alone.retain(|_, other| *other != pid);
+    }
+
+    /// The AppDomain that a thread is in right now; 0 where a process has no more than one.
+    pub fn domain_of(&mut self, image: ImageId, tid: u32) -> u64 {
+        let Some(target) = self.targets.get_mut(&image) else { return 0 };
+        if target.runtime.domains.len() < 2 {
+            return 0;
+        }
+        let State::Attached(bridge) = &target.state else { return 0 };
+        if target.inner_tids.len() > MOST_THREADS {
+            target.inner_tids.clear();
+        }
+        let inside = *target
+            .inner_tids
+            .entry(tid)
+            .or_insert_with(|| crate::symbols::jit::innermost_pid(tid).unwrap_or(tid));
+        bridge
+            .app_domain_of(inside)
+            .filter(|id| target.runtime.domains.contains_key(id))
+            .unwrap_or(0)
+    }
+
+    /// What a process's AppDomains say of themselves, by their number.
+    pub fn domains_of(&self, image: ImageId) -> Option<&HashMap<u64, AppDomainRecord>> {
+        self.targets.get(&image).map(|target| &target.runtime.domains)
+    }
+
+    /// Whether a process is known to be a .NET process, and how its bridge is.
+    pub fn standing_of(&self, image: ImageId) -> Option<Standing> {
+        if self.candidates.contains_key(&image) || self.left_alone.contains_key(&image) {
+            return Some(Standing::LeftAlone);
+        }
+        self.targets.get(&image).map(|target| match &target.state {
+            State::Attaching => Standing::Attaching,
+            State::Attached(_) => Standing::Attached,
+            State::Refused(_) => Standing::Refused,
+            State::Ended => Standing::Ended,
+        })
     }
 
     /// Takes in what a process's bridge has said since the last turn.
@@ -203,6 +347,7 @@ impl Managed {
             };
         }
         self.ask_about_new_places(aggregate);
+        self.divide_budget();
         for (image, target) in &mut self.targets {
             if target.is_over() {
                 target.runtime.keep_only(&target.sampled, self.signatures);
@@ -308,6 +453,40 @@ impl Managed {
         self.places_seen = 0;
     }
 
+    /// The last questions about an aggregate, before another one begins.
+    pub fn ask_last(&mut self, aggregate: &Aggregate) {
+        self.ask_about_new_places(aggregate);
+        self.places_seen = 0;
+        for target in self.targets.values_mut() {
+            target.take_in();
+        }
+    }
+
+    /// When all that was sampled is named: of what processes have sampled nothing more needs to be
+    /// remembered, and those that have ended and been waited for are forgotten.
+    pub fn forget_ended(&mut self) {
+        let places_seen = self.places_seen;
+        self.targets.retain(|image, target| {
+            let is_current = self.current.get(&target.pid) == Some(image);
+            // Samples taken since the cut still need their names.
+            if places_seen == 0 {
+                target.sampled = Vec::new();
+                target.nameless = Vec::new();
+            }
+            is_current || target.ended.is_some() || !target.sampled.is_empty()
+        });
+    }
+
+    /// Who was left alone and is gone.
+    pub fn forget_left_alone(&mut self, is_there: impl Fn(ImageId) -> bool) {
+        self.left_alone.retain(|image, _| is_there(*image));
+        self.candidates.retain(|image, _| is_there(*image));
+    }
+
+    pub fn images(&self) -> impl Iterator<Item = ImageId> + '_ {
+        self.targets.keys().copied()
+    }
+
     /// Whether a process still has questions to answer, or code that is not published yet.
     pub fn is_settling(&mut self, image: ImageId) -> bool {
         self.targets.get_mut(&image).is_some_and(|target| {
@@ -405,7 +584,8 @@ impl Target {
     fn take_in(&mut self) {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
-        let alive = bridge.poll(&mut |record| runtime.apply(record));
+        let most = self.most_bytes;
+        let alive = bridge.poll(&mut |record| runtime.apply(record, most));
         self.lost = bridge.lost();
         let modules = runtime.modules();
         if modules.len() > self.modules_seen {

@@ -3,8 +3,8 @@
 //! Everything here was claimed by the process. It is kept as it came, within a budget, and names
 //! are made of it only at the end, for what was sampled.
 //!
-//! Invariant: at most [`MAX_BYTES`] of texts and [`MAX_METHODS`] methods; what is beyond is
-//! refused and counted.
+//! Invariant: at most so many bytes of texts as the owner allows, and [`MAX_METHODS`] methods; what
+//! is beyond is refused and counted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
 use super::names::{self, Described};
 
 const MAX_METHODS: usize = MAX_SPANS;
-const MAX_BYTES: usize = 256 << 20;
+/// Of texts, if nobody says another number.
+pub const MAX_BYTES: usize = 256 << 20;
 /// Of a method's unoptimised code, kept.
 const FIRST_CODE: usize = 96;
 /// A method's code is read in whole up to this size.
@@ -79,9 +80,14 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Takes one record in.
-    pub fn apply(&mut self, record: Record) {
-        if self.bytes > MAX_BYTES {
+    /// What its texts and methods take.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Takes one record in, if what is known takes no more than `most` bytes.
+    pub fn apply(&mut self, record: Record, most: usize) {
+        if self.bytes > most {
             self.refused += 1;
             return;
         }

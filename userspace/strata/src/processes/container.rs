@@ -37,6 +37,10 @@ impl Groups {
         group
     }
 
+    pub fn knows(&self, image: ImageId) -> bool {
+        self.by_image.contains_key(&image)
+    }
+
     pub fn known(&self, image: ImageId) -> Option<&Arc<Group>> {
         self.by_image.get(&image)?.as_ref()
     }
@@ -49,5 +53,12 @@ impl Groups {
         let group = Arc::new(parse(&text));
         self.by_text.insert(text, group.clone());
         Some(group)
+    }
+    /// Drops the groups of images that are forgotten, and groups that are nobody's.
+    pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+        self.by_image.retain(|image, _| is_kept(*image));
+        // One for the text, one for the number.
+        self.by_id.retain(|_, group| Arc::strong_count(group) > 2);
+        self.by_text.retain(|_, group| Arc::strong_count(group) > 1);
     }
 }

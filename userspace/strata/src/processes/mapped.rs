@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::kernel::perf_record::MappedInode;
 
-/// Position in [`MappedFiles`].
+/// A file of [`MappedFiles`]. Numbers of files that are forgotten may come round again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u32);
 
@@ -23,7 +23,8 @@ pub struct MappedFile {
 
 #[derive(Default)]
 pub struct MappedFiles {
-    files: Vec<MappedFile>,
+    files: HashMap<FileId, MappedFile>,
+    next: u32,
     shared: HashMap<MappedInode, FileId>,
     paths: HashMap<Arc<[u8]>, ()>,
 }
@@ -43,8 +44,12 @@ impl MappedFiles {
                 path
             }
         };
-        let id = FileId(u32::try_from(self.files.len()).unwrap_or(u32::MAX));
-        self.files.push(MappedFile { inode, path });
+        let mut id = FileId(self.next);
+        while self.files.contains_key(&id) {
+            id.0 = id.0.wrapping_add(1);
+        }
+        self.next = id.0.wrapping_add(1);
+        self.files.insert(id, MappedFile { inode, path });
         if named {
             self.shared.insert(inode, id);
         }
@@ -52,16 +57,27 @@ impl MappedFiles {
     }
 
     pub fn get(&self, id: FileId) -> Option<&MappedFile> {
-        self.files.get(id.0 as usize)
+        self.files.get(&id)
     }
 
     /// From now on mappings of this inode are a new file: it changed, or its name cannot be
     /// trusted to mean the same file for everyone.
     pub fn forget(&mut self, id: FileId) {
-        if let Some(file) = self.files.get(id.0 as usize)
+        if let Some(file) = self.files.get(&id)
             && self.shared.get(&file.inode) == Some(&id)
         {
             self.shared.remove(&file.inode);
         }
+    }
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Drops files that nothing refers to any more.
+    pub fn retain(&mut self, is_kept: impl Fn(FileId) -> bool) {
+        self.files.retain(|id, _| is_kept(*id));
+        let files = &self.files;
+        self.shared.retain(|_, id| files.contains_key(id));
+        self.paths.retain(|path, ()| Arc::strong_count(path) > 1);
     }
 }

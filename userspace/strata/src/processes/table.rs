@@ -5,7 +5,7 @@
 //!
 //! Invariant: mappings of a process are sorted by address and do not overlap.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::mapped::{FileId, MappedFiles};
@@ -42,7 +42,7 @@ pub struct Mapping {
     pub backing: Backing,
 }
 
-/// Position in [`ProcessTable::images`].
+/// An image of [`ProcessTable`]. Numbers of images that are forgotten may come round again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageId(pub u32);
 
@@ -96,6 +96,14 @@ pub struct Process {
 impl Space {
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
+    }
+
+    /// The files that are mapped, some of them several times.
+    pub fn files(&self) -> impl Iterator<Item = FileId> + '_ {
+        self.mappings.iter().filter_map(|mapping| match mapping.backing {
+            Backing::File(file) => Some(file),
+            _ => None,
+        })
     }
 
     pub fn mapping_of(&self, address: u64) -> Option<&Mapping> {
@@ -176,7 +184,8 @@ pub enum Change {
 #[derive(Default)]
 pub struct ProcessTable {
     processes: HashMap<u32, Process>,
-    images: Vec<Image>,
+    images: HashMap<ImageId, Image>,
+    next_image: u32,
     /// Images that map a jitdump file: compilers do that to say where it is.
     jitdumps: HashMap<ImageId, FileId>,
     pub files: MappedFiles,
@@ -193,6 +202,26 @@ impl ProcessTable {
         self.processes.len()
     }
 
+    pub fn image_count(&self) -> usize {
+        self.images.len()
+    }
+
+    /// Drops images that nothing refers to any more; those of processes stay.
+    pub fn retain_images(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+        let current: HashSet<ImageId> =
+            self.processes.values().map(|process| process.image).collect();
+        self.images.retain(|id, _| current.contains(id) || is_kept(*id));
+        let images = &self.images;
+        self.jitdumps.retain(|id, _| images.contains_key(id));
+    }
+
+    /// Files that mappings of processes, and images, refer to.
+    pub fn files_in_use(&self) -> HashSet<FileId> {
+        let spaces = self.processes.values().flat_map(|process| process.space.files());
+        let programs = self.images.values().filter_map(|image| image.program);
+        spaces.chain(programs).chain(self.jitdumps.values().copied()).collect()
+    }
+
     pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.processes.keys().copied()
     }
@@ -203,7 +232,7 @@ impl ProcessTable {
     }
 
     pub fn image(&self, id: ImageId) -> Option<&Image> {
-        self.images.get(id.0 as usize)
+        self.images.get(&id)
     }
 
     pub fn program_of(&self, image: ImageId) -> Option<MappedProgram<'_>> {
@@ -212,15 +241,19 @@ impl ProcessTable {
     }
 
     fn new_image(&mut self, pid: u32, comm: &str) -> ImageId {
-        let id = ImageId(u32::try_from(self.images.len()).unwrap_or(u32::MAX));
-        self.images.push(Image { pid, comm: comm.into(), program: None });
+        let mut id = ImageId(self.next_image);
+        while self.images.contains_key(&id) {
+            id.0 = id.0.wrapping_add(1);
+        }
+        self.next_image = id.0.wrapping_add(1);
+        self.images.insert(id, Image { pid, comm: comm.into(), program: None });
         id
     }
 
     /// Exec maps the program first, and below its libraries; only assemblies may lie lower.
     fn note_program(&mut self, image: ImageId, backing: Backing) {
         if let Backing::File(file) = backing
-            && let Some(image) = self.images.get_mut(image.0 as usize)
+            && let Some(image) = self.images.get_mut(&image)
             && image.program.is_none()
             && self.files.get(file).is_some_and(|file| !file.path.ends_with(b".dll"))
         {
@@ -308,7 +341,7 @@ impl ProcessTable {
         }
         if pid == tid
             && let Some(process) = self.processes.get(&pid)
-            && let Some(image) = self.images.get_mut(process.image.0 as usize)
+            && let Some(image) = self.images.get_mut(&process.image)
         {
             image.comm = name.as_ref().into();
             return Change::Renamed { pid };
@@ -324,7 +357,7 @@ impl ProcessTable {
         let (comm, program) =
             of_parent.map_or_else(Default::default, |image| (image.comm, image.program));
         let image = self.new_image(pid, &comm);
-        if let Some(image) = self.images.get_mut(image.0 as usize) {
+        if let Some(image) = self.images.get_mut(&image) {
             image.program = program;
         }
         self.processes.insert(pid, Process { parent, image, space, exited: false });

@@ -21,7 +21,8 @@ use anyhow::{Context, Result};
 use strata_profile::{Format, Profile, WriteOptions};
 
 use crate::managed::{self, view::Shown};
-use crate::recording::resolve::{self, Circumstances};
+use crate::recording::build::Circumstances;
+use crate::recording::resolve;
 use crate::recording::selection::Wanted;
 use launch::User;
 use report::{Report, Written};
@@ -73,11 +74,12 @@ pub fn run(plan: &Plan) -> Result<i32> {
         started: recorded.started,
         length: recorded.length,
         frequency: plan.frequency,
-        signatures: plan.signatures,
     };
     let mut progress = Progress::new(plan.quiet || plan.json);
     let (profile, shortfalls) =
-        resolve::profile(&mut recorded.engine, &circumstances, |done, of| progress.show(done, of));
+        resolve::profile(&mut recorded.engine, &circumstances, plan.signatures, |done, of| {
+            progress.show(done, of);
+        });
     progress.clear();
 
     let (written, failures) = write_all(plan, &profile, recorded.user.as_ref());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use strata_layout::record::{Counter, End};
+use strata_layout::record::{Counter, END_COUNT, End};
 use strata_profile::summary::{self, Summary};
 use strata_profile::text::sanitize_for_terminal;
 use strata_profile::{FrameKind, Profile};
@@ -32,8 +32,9 @@ pub struct Loss {
     pub count: u64,
 }
 
-/// Every loss that is not zero.
-pub fn losses(engine: &Engine, shortfalls: &Shortfalls) -> Vec<Loss> {
+/// Every loss that is not zero. `ends` says how stacks ended, `unnamed` how many places have no
+/// name.
+pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Loss> {
     let mut losses = Vec::new();
     let mut add = |cause, text: &str, count| {
         if count > 0 {
@@ -47,7 +48,7 @@ pub fn losses(engine: &Engine, shortfalls: &Shortfalls) -> Vec<Loss> {
         if matches!(end, End::Complete | End::KernelOnly) {
             continue;
         }
-        let count = engine.aggregate.ends().get(end as usize).copied().unwrap_or_default();
+        let count = ends.get(end as usize).copied().unwrap_or_default();
         add(cause_of(end), &format!("stacks cut: {}", describe_end(end)), count);
     }
     add("raw_stacks_dropped", "raw stacks that had to be given up", engine.raw_stacks_dropped());
@@ -58,7 +59,7 @@ pub fn losses(engine: &Engine, shortfalls: &Shortfalls) -> Vec<Loss> {
         "records of .NET processes that were lost or refused",
         engine.managed.totals().lost,
     );
-    add("unnamed_places", "addresses without a name", shortfalls.unnamed);
+    add("unnamed_places", "addresses without a name", unnamed);
     losses
 }
 
@@ -198,7 +199,7 @@ impl Report<'_> {
     }
 
     fn print_losses(&self, out: &mut dyn Write, verbose: bool) -> std::io::Result<()> {
-        let losses = losses(self.engine, self.shortfalls);
+        let losses = losses(self.engine, self.engine.aggregate.ends(), self.shortfalls.unnamed);
         if losses.is_empty() {
             writeln!(out, "\nnothing was lost: every stack is complete")?;
         } else {
@@ -219,10 +220,11 @@ impl Report<'_> {
 
     pub fn json(&self) -> Value {
         let summary = self.summary();
-        let losses: serde_json::Map<String, Value> = losses(self.engine, self.shortfalls)
-            .into_iter()
-            .map(|loss| (loss.cause.to_owned(), loss.count.into()))
-            .collect();
+        let losses: serde_json::Map<String, Value> =
+            losses(self.engine, self.engine.aggregate.ends(), self.shortfalls.unnamed)
+                .into_iter()
+                .map(|loss| (loss.cause.to_owned(), loss.count.into()))
+                .collect();
         let stacks: serde_json::Map<String, Value> = End::ALL
             .iter()
             .map(|end| {

@@ -26,6 +26,8 @@ pub struct ThreadKey {
     pub image: ImageId,
     pub tid: u32,
     pub comm: [u8; 16],
+    /// The AppDomain it was in, where its process has several.
+    pub domain: u64,
 }
 
 /// One sample's stack, as the record or the userspace unwinder gives it.
@@ -183,6 +185,22 @@ impl Aggregate {
         self.stack_ends.len()
     }
 
+    pub fn thread(&self, id: ThreadId) -> Option<ThreadKey> {
+        self.threads.get_index(id.0 as usize).copied()
+    }
+
+    /// What it takes, roughly.
+    pub fn bytes(&self) -> usize {
+        let table = |entries: usize, bytes: usize| entries.saturating_mul(bytes);
+        table(self.places.len(), 64)
+            + table(self.stack_places.capacity(), 4)
+            + table(self.stack_ends.len(), 40)
+            + table(self.by_words.len(), 32)
+            + table(self.threads.len(), 64)
+            + table(self.counts.len(), 28)
+            + self.timeline.as_ref().map_or(0, |timeline| table(timeline.capacity(), 16))
+    }
+
     pub fn threads(&self) -> impl ExactSizeIterator<Item = ThreadKey> + '_ {
         self.threads.iter().copied()
     }
@@ -196,7 +214,7 @@ impl Aggregate {
     }
 }
 
-fn bytes_of(words: &[u64]) -> &[u8] {
+pub fn bytes_of(words: &[u64]) -> &[u8] {
     // SAFETY: any `u64` is eight initialised bytes, and `u8` has no alignment.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
 }
@@ -211,7 +229,7 @@ mod tests {
     use super::*;
 
     fn key(tid: u32) -> ThreadKey {
-        ThreadKey { image: ImageId(0), tid, comm: *b"test\0\0\0\0\0\0\0\0\0\0\0\0" }
+        ThreadKey { image: ImageId(0), tid, comm: *b"test\0\0\0\0\0\0\0\0\0\0\0\0", domain: 0 }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::symbols::NamedFrame;
 use crate::symbols::related::Assembly;
 
 /// Whose name is asked for: a place, or a place as another one calls it.
-type About = (u32, Option<u32>);
+pub type About = (Place, Option<Place>);
 
 /// What is asked of one assembly.
 #[derive(Default)]
@@ -34,13 +34,13 @@ const MOST_PROGRAMS: usize = 64;
 /// Places whose names lack something, and places that may tell it.
 #[derive(Default)]
 pub struct Lacking {
-    open: HashMap<u32, (Assembly, Open)>,
-    statements: HashMap<u32, (Assembly, Statement)>,
+    open: HashMap<Place, (Assembly, Open)>,
+    statements: HashMap<Place, (Assembly, Statement)>,
 }
 
 impl Lacking {
     /// A place of generated code, and what is known of it. `pid` is its process, if it is there.
-    pub fn add(&mut self, place: u32, described: &Described, pid: Option<u32>) {
+    pub fn add(&mut self, place: Place, described: &Described, pid: Option<u32>) {
         let assembly = || Assembly { path: described.module.clone(), mvid: described.mvid, pid };
         if let Some(open) = &described.open {
             self.open.insert(place, (assembly(), open.clone()));
@@ -49,45 +49,73 @@ impl Lacking {
         }
     }
 
-    /// The names that are found out: of places, and of places as others call them.
-    pub fn find_out(&self, engine: &mut Engine) -> HashMap<About, NamedFrame> {
-        let mut named = HashMap::new();
-        for (assembly, Questions { questions, programs }) in self.questions(&engine.aggregate) {
+    /// Nothing more can be found out about a place.
+    pub fn settled(&mut self, place: Place) {
+        self.open.remove(&place);
+    }
+
+    pub fn retain(&mut self, is_kept: impl Fn(&Place) -> bool) {
+        self.open.retain(|place, _| is_kept(place));
+        self.statements.retain(|place, _| is_kept(place));
+    }
+
+    /// The names that are found out, or not: of places, and of places as others call them. Those
+    /// that are known already are left out.
+    pub fn find_out(
+        &self,
+        engine: &mut Engine,
+        aggregate: &Aggregate,
+        is_known: &dyn Fn(&About) -> bool,
+    ) -> Vec<(About, Option<NamedFrame>)> {
+        let mut named = Vec::new();
+        for (assembly, Questions { questions, programs }) in self.questions(aggregate, is_known) {
             let files = programs.iter().filter_map(|file| engine.loading.open_file(*file));
             let files: Vec<_> = files.take(MOST_PROGRAMS).collect();
             let (about, questions): (Vec<About>, Vec<Related>) = questions.into_iter().unzip();
             let answers = assembly.ask(engine.loading.service(), &files, questions);
+            let answers = answers.into_iter().chain(std::iter::repeat(None));
             for (about, answer) in about.into_iter().zip(answers) {
-                if let (Some((_, open)), Some(answer)) = (self.open.get(&about.0), answer) {
-                    named.insert(about, open.answered(&answer));
-                }
+                let better = self
+                    .open
+                    .get(&about.0)
+                    .and_then(|(_, open)| Some(open.answered(answer.as_deref()?)));
+                named.push((about, better));
             }
         }
         named
     }
 
-    fn questions(&self, aggregate: &Aggregate) -> BTreeMap<Assembly, Questions> {
+    fn questions(
+        &self,
+        aggregate: &Aggregate,
+        is_known: &dyn Fn(&About) -> bool,
+    ) -> BTreeMap<Assembly, Questions> {
         let mut all: BTreeMap<Assembly, Questions> = BTreeMap::new();
         if self.open.is_empty() {
             return all;
         }
         for stack in 0..aggregate.stacks() {
-            let places = aggregate.stack_of(StackId(stack as u32));
-            for (at, place) in places.iter().enumerate() {
+            let stack: Vec<Place> = aggregate
+                .stack_of(StackId(stack as u32))
+                .iter()
+                .filter_map(|place| aggregate.place(*place as usize))
+                .collect();
+            for (at, place) in stack.iter().enumerate() {
                 let Some((own, open)) = self.open.get(place) else { continue };
-                let caller = places.get(at + 1);
+                let caller = stack.get(at + 1);
                 let Some((assembly, about, question)) = self.question(*place, own, open, caller)
                 else {
                     continue;
                 };
+                if is_known(&about) {
+                    continue;
+                }
                 let asked = all.entry(assembly.clone()).or_default();
                 asked.questions.entry(about).or_insert(question);
                 if assembly.is_inside_a_program() {
-                    asked.programs.extend(places.iter().filter_map(|place| {
-                        match aggregate.place(*place as usize) {
-                            Some(Place::File { file, .. }) => Some(file),
-                            _ => None,
-                        }
+                    asked.programs.extend(stack.iter().filter_map(|place| match place {
+                        Place::File { file, .. } => Some(*file),
+                        _ => None,
                     }));
                 }
             }
@@ -97,10 +125,10 @@ impl Lacking {
 
     fn question<'a>(
         &'a self,
-        place: u32,
+        place: Place,
         own: &'a Assembly,
         open: &Open,
-        caller: Option<&u32>,
+        caller: Option<&Place>,
     ) -> Option<(&'a Assembly, About, Related)> {
         match &open.question {
             Question::Around(token) => Some((own, (place, None), Related::Around(*token))),

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::ops::Range;
 
 use strata_profile::FrameKind;
 use strata_symbols::KernelSymbols;
@@ -12,14 +13,25 @@ use strata_symbols::kallsyms::Builder;
 
 use super::NamedFrame;
 
-/// The symbols around the wanted addresses; the error says what to do.
-pub fn load(wanted: impl Iterator<Item = u64>) -> Result<KernelSymbols, String> {
+/// The functions that the wanted addresses are in; the error says what to do.
+pub fn functions(
+    wanted: impl Iterator<Item = u64>,
+) -> Result<Vec<(Range<u64>, NamedFrame)>, String> {
+    let mut wanted: Vec<u64> = wanted.collect();
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    wanted.sort_unstable();
+    wanted.dedup();
     let failed = |error| format!("/proc/kallsyms cannot be read: {error}");
     let file = File::open("/proc/kallsyms").map_err(failed)?;
-    nearest(BufReader::with_capacity(256 << 10, file), wanted)
-        .map_err(failed)?
-        .finish()
-        .map_err(|error| error.to_string())
+    let found = nearest(BufReader::with_capacity(256 << 10, file), &wanted).map_err(failed)?;
+    let symbols = found.builder.finish().map_err(|error| error.to_string())?;
+    let functions = wanted
+        .iter()
+        .zip(found.ranges)
+        .filter_map(|(address, range)| Some((range, name(&symbols, *address)?)));
+    Ok(functions.collect())
 }
 
 /// Lines of one address below a wanted one.
@@ -29,11 +41,17 @@ struct Nearest {
     lines: Vec<u8>,
 }
 
-fn nearest(mut table: impl BufRead, wanted: impl Iterator<Item = u64>) -> std::io::Result<Builder> {
-    let mut wanted: Vec<u64> = wanted.collect();
-    wanted.sort_unstable();
-    wanted.dedup();
+struct Found {
+    builder: Builder,
+    /// For each wanted address: from the nearest symbol below it to the next above.
+    ranges: Vec<Range<u64>>,
+}
+
+/// `wanted` is sorted.
+fn nearest(mut table: impl BufRead, wanted: &[u64]) -> std::io::Result<Found> {
     let mut found: Vec<Nearest> = wanted.iter().map(|_| Nearest::default()).collect();
+    // The lowest symbol in each gap between wanted addresses, and above the last.
+    let mut lowest = vec![u64::MAX; wanted.len() + 1];
     let mut line = Vec::new();
     let mut any = Vec::new();
     loop {
@@ -47,6 +65,9 @@ fn nearest(mut table: impl BufRead, wanted: impl Iterator<Item = u64>) -> std::i
         }
         // The first wanted address from here on; what lies beyond it is settled at the end.
         let next = wanted.partition_point(|wanted| *wanted < address);
+        if let Some(lowest) = lowest.get_mut(next) {
+            *lowest = address.min(*lowest);
+        }
         let Some(best) = found.get_mut(next) else { continue };
         if address > best.address {
             best.address = address;
@@ -62,7 +83,26 @@ fn nearest(mut table: impl BufRead, wanted: impl Iterator<Item = u64>) -> std::i
     for nearest in &found {
         builder.feed(&nearest.lines);
     }
-    Ok(builder)
+    // The nearest of all below, and of all above: gaps without a symbol have that of others.
+    let mut below = 0;
+    let starts: Vec<u64> = found
+        .iter()
+        .map(|nearest| {
+            below = below.max(nearest.address);
+            below
+        })
+        .collect();
+    let mut above = u64::MAX;
+    let mut ends: Vec<u64> = (1..=wanted.len())
+        .rev()
+        .map(|gap| {
+            above = lowest.get(gap).copied().unwrap_or(u64::MAX).min(above);
+            above
+        })
+        .collect();
+    ends.reverse();
+    let ranges = starts.into_iter().zip(ends).map(|(start, end)| start..end).collect();
+    Ok(Found { builder, ranges })
 }
 
 /// The address of a line that names code.
@@ -81,7 +121,7 @@ fn address_of(line: &[u8]) -> Option<u64> {
     })
 }
 
-pub fn name(symbols: &KernelSymbols, address: u64) -> Option<NamedFrame> {
+fn name(symbols: &KernelSymbols, address: u64) -> Option<NamedFrame> {
     let symbol = symbols.lookup(address)?;
     let mut frame = NamedFrame::plain(FrameKind::Kernel, &symbol.frame_name());
     if symbol.raw_name != &*frame.name {
@@ -105,8 +145,11 @@ mod tests {
     #[test]
     fn the_nearest_symbol_below_an_address_is_found_in_any_order() {
         let wanted = [0xffff_ffff_8100_0160, 0xffff_ffff_8100_01ff, 0xffff_ffff_c000_0010];
-        let symbols = nearest(TABLE.as_bytes(), wanted.into_iter()).expect("readable");
-        let symbols = symbols.finish().expect("addresses are shown");
+        let found = nearest(TABLE.as_bytes(), &wanted).expect("readable");
+        let out_of_order = 0xffff_ffff_8100_0150..0xffff_ffff_8100_0200;
+        let in_module = 0xffff_ffff_c000_0000..u64::MAX;
+        assert_eq!(found.ranges, [out_of_order.clone(), out_of_order, in_module]);
+        let symbols = found.builder.finish().expect("addresses are shown");
         let name_at = |address| name(&symbols, address).map(|frame| frame.name.to_string());
         assert_eq!(name_at(wanted[0]).as_deref(), Some("out_of_order"));
         assert_eq!(name_at(wanted[1]).as_deref(), Some("out_of_order"));
@@ -126,8 +169,10 @@ mod tests {
             .step_by(97)
             .map(|address| address + 3)
             .collect();
-        let some = nearest(text.as_slice(), addresses.iter().copied()).expect("readable");
-        let some = some.finish().expect("addresses are shown");
+        let mut addresses = addresses;
+        addresses.sort_unstable();
+        let some = nearest(text.as_slice(), &addresses).expect("readable");
+        let some = some.builder.finish().expect("addresses are shown");
         for address in addresses {
             assert_eq!(name(&some, address), name(&whole, address), "{address:x}");
         }

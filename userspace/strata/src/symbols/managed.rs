@@ -27,14 +27,11 @@ pub struct GeneratedCode {
     pub era: u32,
     /// In memory that only .NET maps so.
     pub of_runtime: bool,
-    /// Of its place.
-    pub index: usize,
 }
 
 /// A named place.
 pub struct NamedPlace {
-    pub index: usize,
-    pub address: u64,
+    pub code: GeneratedCode,
     pub described: Described,
 }
 
@@ -59,7 +56,7 @@ pub fn resolve_generated(
             let place = IlPlace { token: method, il_offset: start };
             wants_line.entry(described.module.clone()).or_default().push((named.len(), place));
         }
-        named.push(NamedPlace { index: code.index, address: code.address, described });
+        named.push(NamedPlace { code: *code, described });
     }
     for (module, places) in wants_line {
         let il: Vec<IlPlace> = places.iter().map(|(_, place)| *place).collect();
@@ -229,14 +226,13 @@ pub fn parts_of_bundle(
     bundle
         .files
         .iter()
-        .filter(|entry| {
-            let end = entry.offset.saturating_add(entry.size);
-            offsets.iter().any(|offset| (entry.offset..end).contains(offset))
+        .map(|entry| (FilePart::of(entry), &entry.path))
+        // What is compressed is not mapped from its file.
+        .filter(|(part, _)| part.unpacked.is_none())
+        .filter(|(part, _)| {
+            offsets.iter().any(|offset| offset.wrapping_sub(part.offset) < part.length)
         })
-        .map(|entry| {
-            let part = FilePart { offset: entry.offset, length: entry.size, unpacked: None };
-            (part, entry.path.clone())
-        })
+        .map(|(part, path)| (part, path.clone()))
         .collect()
 }
 

@@ -70,10 +70,5 @@ fn part_of(service: &mut FileService, program: &Arc<OpenFile>, name: &str) -> Op
     let bundle = service.call(Request::Bundle { file: program.clone() });
     let Ok(Reply::Bundle(bundle)) = bundle else { return None };
     let found = bundle.files.iter().find(|file| file.path == name)?;
-    let packed = Some(found.compressed_size).filter(|size| *size > 0);
-    Some(FilePart {
-        offset: found.offset,
-        length: packed.unwrap_or(found.size),
-        unpacked: packed.map(|_| found.size),
-    })
+    Some(FilePart::of(found))
 }

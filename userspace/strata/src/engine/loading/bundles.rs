@@ -99,6 +99,18 @@ impl Assemblies {
     }
 }
 
+impl Bundles {
+    /// Forgets bundles of files that are forgotten.
+    pub(super) fn retain(&mut self, is_kept: impl Fn(&TableKey) -> bool) {
+        self.known.retain(|key, _| is_kept(key));
+        let kept = self.known.values().map(|inside| match inside {
+            Inside::Known(assemblies) => assemblies.len(),
+            Inside::Asking | Inside::Nothing => 0,
+        });
+        self.kept = kept.sum();
+    }
+}
+
 /// How a mapping lies over the code of a part.
 struct Fit {
     /// The address, in the part's own numbering, of the mapping's start.

@@ -1,0 +1,190 @@
+//! A cut: what was sampled since the last one, as a profile for each process and runtime id.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use strata_config::Configuration;
+use strata_services::SampleType;
+use strata_sinks::Outgoing;
+use strata_sinks::origin::Origin;
+use strata_store::Head;
+
+use super::people::{Containers, People, Who, age_of};
+use crate::engine::Engine;
+use crate::processes::table::ImageId;
+use crate::recording::aggregate::{StackId, ThreadId};
+use crate::recording::build::{Build, Circumstances};
+use crate::recording::naming::Naming;
+use crate::symbols::Shortfalls;
+
+/// One profile on its way.
+#[derive(Clone, Debug)]
+pub struct Parcel {
+    pub outgoing: Outgoing,
+    /// For the store.
+    pub head: Head,
+}
+
+/// What becomes of the samples of a cut.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub cuts: u64,
+    pub profiles: u64,
+    pub samples: u64,
+    /// Of processes that a rule or their own environment leaves out.
+    pub left_out: u64,
+    /// Of processes that nobody could say anything of.
+    pub nobodys: u64,
+    /// Places without a name, of all cuts.
+    pub unnamed: u64,
+    /// Nanoseconds that cutting took.
+    pub nanos: u64,
+}
+
+/// So many samples of a thread in a stack.
+type Count = (ThreadId, StackId, u64);
+
+/// Makes cuts, one after the other.
+pub struct Cutter {
+    pub naming: Naming,
+    pub people: People,
+    pub tally: Tally,
+    begun: SystemTime,
+    at: Instant,
+    /// How many profiles a runtime has had.
+    sequences: HashMap<String, u64>,
+}
+
+/// What is still named at a cut: the kernel's record ring holds some seconds of samples, and is
+/// emptied meanwhile.
+const TURN: Duration = Duration::from_millis(100);
+
+impl Cutter {
+    pub fn new(configuration: &Configuration, names: usize) -> Self {
+        Self {
+            naming: Naming::new(names, false),
+            people: People::new(configuration),
+            tally: Tally::default(),
+            begun: SystemTime::now(),
+            at: Instant::now(),
+            sequences: HashMap::new(),
+        }
+    }
+
+    /// Since the last cut.
+    pub fn elapsed(&self) -> Duration {
+        self.at.elapsed()
+    }
+
+    /// Cuts, names, and makes the profiles.
+    pub fn cut(
+        &mut self,
+        engine: &mut Engine,
+        configuration: &Configuration,
+        containers: &dyn Containers,
+    ) -> Vec<Parcel> {
+        let cutting = Instant::now();
+        let aggregate = engine.cut();
+        let (begun, length) = (self.begun, self.at.elapsed());
+        self.begun = SystemTime::now();
+        self.at = Instant::now();
+        self.tally.cuts += 1;
+        let mut shortfalls = Shortfalls::default();
+        let mut turned = Instant::now();
+        self.naming.name_all(engine, &aggregate, &mut shortfalls, |engine, _, _| {
+            if turned.elapsed() > TURN {
+                engine.turn();
+                turned = Instant::now();
+            }
+        });
+        self.tally.unnamed += shortfalls.unnamed;
+        for problem in &shortfalls.problems {
+            tracing::debug!("{problem}");
+        }
+        let mut groups: HashMap<(ImageId, u64), Vec<Count>> = HashMap::new();
+        for (thread, stack, count) in aggregate.counts() {
+            if let Some(key) = aggregate.thread(thread) {
+                groups.entry((key.image, key.domain)).or_default().push((thread, stack, count));
+            }
+        }
+        let mut parcels = Vec::with_capacity(groups.len());
+        let mut alive: HashMap<String, u64> = HashMap::with_capacity(groups.len());
+        for ((image, domain), counts) in groups {
+            let samples: u64 = counts.iter().map(|(_, _, count)| *count).sum();
+            let who = self.people.who(engine, configuration, containers, image, domain);
+            let Some(who) = who else {
+                self.tally.nobodys += samples;
+                continue;
+            };
+            if !wants_cpu(engine, image, &who) {
+                self.tally.left_out += samples;
+                self.leave_out(engine, image, &who);
+                continue;
+            }
+            let frequency = engine.rates.of(image);
+            if let Some(wanted) = who.decision.frequency {
+                engine.rates.set(image, wanted);
+            }
+            let circumstances = Circumstances { started: begun, length, frequency };
+            let mut build = Build::new(engine, &aggregate, &self.naming, &circumstances);
+            for (thread, stack, count) in counts {
+                build.add(thread, stack, count);
+            }
+            let profile = Arc::new(build.finish());
+            let sequence = self.sequences.remove(&who.origin.runtime_id).unwrap_or(0);
+            alive.insert(who.origin.runtime_id.clone(), sequence + 1);
+            let head = Head {
+                service: who.origin.service.clone(),
+                kind: SampleType::Cpu.name().to_owned(),
+                labels: who.labels.clone(),
+                runtime_id: who.origin.runtime_id.clone(),
+                start_nanos: profile.start_nanos,
+                end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
+            };
+            let origin = Arc::new(Origin { sequence, ..who.origin.clone() });
+            self.tally.profiles += 1;
+            self.tally.samples += samples;
+            parcels.push(Parcel { outgoing: Outgoing { profile, origin }, head });
+        }
+        // Runtimes that had nothing to say this time go on counting later, while they are few.
+        if self.sequences.len() > MOST_SEQUENCES {
+            self.sequences.clear();
+        }
+        self.sequences.extend(alive);
+        drop(aggregate);
+        engine.forget();
+        let table = &engine.table;
+        self.people.retain(|image| table.image(image).is_some());
+        self.tally.nanos += u64::try_from(cutting.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        parcels
+    }
+
+    /// What nobody wants is not sampled any more, unless another runtime of the process is.
+    fn leave_out(&self, engine: &mut Engine, image: ImageId, who: &Who) {
+        let only = engine.managed.domains_of(image).is_none_or(|domains| domains.len() < 2);
+        // `auto` may mean later.
+        let for_good = who.decision.choice.enabled == Some(false);
+        if let Some(pid) =
+            engine.table.image(image).map(|image| image.pid).filter(|_| only && for_good)
+        {
+            engine.leave_out(pid);
+        }
+    }
+}
+
+/// Runtimes that have had profiles and are remembered.
+const MOST_SEQUENCES: usize = 100_000;
+
+fn wants_cpu(engine: &Engine, image: ImageId, who: &Who) -> bool {
+    let types = &who.identity.types;
+    let is_old_enough = || {
+        let pid = engine.table.image(image).map(|image| image.pid);
+        // Of a process that is gone nobody knows how old it was.
+        let age = pid.and_then(age_of).unwrap_or(Duration::ZERO);
+        types.from_age.is_zero() || age >= types.from_age
+    };
+    who.decision.choice.enabled != Some(false)
+        && types.on.contains(SampleType::Cpu)
+        && is_old_enough()
+}

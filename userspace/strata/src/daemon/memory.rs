@@ -1,0 +1,205 @@
+//! What strata takes of the host's memory, and how it keeps to its limit.
+//!
+//! Counted are: memory of its own and of its helper processes, the program's file once, and the
+//! kernel's memory for BPF maps, whose pages strata maps too and which count once.
+//!
+//! What it can do without goes first: names that the last profile did not need, then tables of
+//! processes that are sampled rarely, then the rest of a period, which is cut early. All that is
+//! counted; no sample is lost by it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// Bytes in use.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Use {
+    /// strata's own, the program's file included.
+    pub own: u64,
+    /// Of helper processes, without the program's file.
+    pub workers: u64,
+    /// Of BPF maps.
+    pub maps: u64,
+}
+
+impl Use {
+    pub fn total(&self) -> u64 {
+        self.own.saturating_add(self.workers).saturating_add(self.maps)
+    }
+
+    /// What is in use now. `workers` are the helper processes, `maps` the bytes of BPF maps.
+    pub fn now(workers: impl Iterator<Item = u32>, maps: u64) -> Self {
+        let own = resident("self");
+        let workers = workers.map(|pid| private(&pid.to_string())).sum();
+        Self { own, workers, maps }
+    }
+}
+
+/// Resident bytes of strata, without the pages of BPF maps.
+fn resident(process: &str) -> u64 {
+    let Ok(file) = fs::File::open(format!("/proc/{process}/smaps")) else { return 0 };
+    let mut all = 0u64;
+    let mut is_map = false;
+    for line in BufReader::new(file).lines().map_while(Result::ok) {
+        if let Some(kib) = line.strip_prefix("Rss:") {
+            if !is_map {
+                all = all.saturating_add(bytes(kib));
+            }
+        } else if line.as_bytes().first().is_some_and(|first| !first.is_ascii_uppercase()) {
+            is_map = line.ends_with("anon_inode:bpf-map");
+        }
+    }
+    all
+}
+
+/// Bytes that a process shares with nobody.
+fn private(process: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    anonymous.map_or(0, bytes)
+}
+
+fn bytes(kib: &str) -> u64 {
+    let number = kib.trim().trim_end_matches("kB").trim();
+    number.parse::<u64>().unwrap_or(0).saturating_mul(1024)
+}
+
+/// How a limit is divided. The parts add up to less than the limit: programs take memory that
+/// nobody divides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    pub limit: u64,
+    /// Of the kernel's, for unwind tables.
+    pub tables: u64,
+    /// Of the record ring; a power of two.
+    pub ring: u32,
+    /// Of samples between two cuts.
+    pub samples: usize,
+    /// Names that are kept.
+    pub names: usize,
+    /// Of batches that wait in memory, of each sink.
+    pub sink: usize,
+    /// Of the store's dictionaries.
+    pub store: usize,
+    /// Of what bridges say, of all .NET processes together.
+    pub bridges: usize,
+}
+
+/// Roughly what a name takes, with the place it is of.
+const NAME_BYTES: u64 = 350;
+
+impl Budget {
+    pub fn of(limit: u64, sinks: usize) -> Self {
+        let part = |of: u64| limit / of;
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let ring = part(48).clamp(1 << 20, 8 << 20);
+        let ring = if ring.is_power_of_two() { ring } else { ring.next_power_of_two() / 2 };
+        Self {
+            limit,
+            tables: part(6).max(8 << 20),
+            ring: u32::try_from(ring).unwrap_or(1 << 20),
+            samples: size(part(16)),
+            names: size(part(8) / NAME_BYTES),
+            sink: size(part(24) / sinks.max(1) as u64).max(1 << 20),
+            store: size(part(24)),
+            bridges: size(part(6)),
+        }
+    }
+}
+
+/// How tight memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pressure {
+    None,
+    /// Over nine tenths of the limit.
+    Tight,
+    /// Over the limit.
+    Over,
+}
+
+/// Looks at memory now and then.
+#[derive(Debug)]
+pub struct Watch {
+    pub limit: u64,
+    pub last: Use,
+    pub peak: u64,
+    looked: Instant,
+}
+
+/// How often memory is looked at: a look costs a millisecond. When it is tight, more often.
+const LOOK: Duration = Duration::from_secs(10);
+const LOOK_WHEN_TIGHT: Duration = Duration::from_secs(1);
+
+impl Watch {
+    pub fn new(limit: u64) -> Self {
+        Self { limit, last: Use::default(), peak: 0, looked: Instant::now() - LOOK }
+    }
+
+    pub fn pressure(&self) -> Pressure {
+        let used = self.last.total();
+        if used > self.limit {
+            Pressure::Over
+        } else if used > self.limit / 10 * 9 {
+            Pressure::Tight
+        } else {
+            Pressure::None
+        }
+    }
+
+    /// A new look, if it is time for one.
+    pub fn look(&mut self, workers: impl Iterator<Item = u32>, maps: u64) -> Option<Pressure> {
+        let wait = if self.pressure() == Pressure::None { LOOK } else { LOOK_WHEN_TIGHT };
+        if self.looked.elapsed() < wait {
+            return None;
+        }
+        self.looked = Instant::now();
+        self.last = Use::now(workers, maps);
+        self.peak = self.peak.max(self.last.total());
+        Some(self.pressure())
+    }
+
+    /// The next look is due at once.
+    pub fn look_soon(&mut self) {
+        self.looked = Instant::now() - LOOK;
+    }
+}
+
+/// Gives back to the kernel what the allocator keeps.
+pub fn trim() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no preconditions.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_limit_leave_room() {
+        for limit in [64_000_000, 96_000_000, 256_000_000, 4_000_000_000] {
+            let budget = Budget::of(limit, 3);
+            let parts = budget.tables
+                + u64::from(budget.ring)
+                + budget.samples as u64
+                + budget.names as u64 * NAME_BYTES
+                + budget.sink as u64 * 3
+                + budget.store as u64
+                + budget.bridges as u64;
+            assert!(parts < limit * 3 / 4, "{limit}: {budget:?}");
+            assert!(budget.ring.is_power_of_two());
+        }
+    }
+
+    #[test]
+    fn own_memory_is_seen() {
+        let before = Use::now(std::iter::empty(), 0).own;
+        let filled = vec![7u8; 32 << 20];
+        let after = Use::now(std::iter::empty(), 0).own;
+        assert!(after > before + (24 << 20), "{before} {after} {}", filled.len());
+    }
+}

@@ -1,0 +1,90 @@
+//! `strata daemon`: profiles of the whole host, continuously, to the local store and to sinks.
+//!
+//! - [`session`]: the loop: samples, cuts, signals, bridges, memory.
+//! - [`cutting`]: what was sampled since the last cut becomes profiles; [`people`] says whose.
+//! - [`publishing`]: profiles go into the store and to sinks; [`outlets`] are the sinks of the
+//!   configuration.
+//! - [`board`]: how it is doing, served by [`web`], shown by [`status`].
+//! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
+//!   manager, and what strata may take.
+//!
+//! Threads: the loop; the publisher; one for sockets (sinks, metrics). The loop waits for neither.
+
+pub mod board;
+pub mod cutting;
+pub mod log;
+pub mod memory;
+pub mod notify;
+pub mod outlets;
+pub mod people;
+pub mod publishing;
+pub mod session;
+pub mod settings;
+pub mod status;
+pub mod web;
+
+use anyhow::{Context, Result};
+
+use settings::Source;
+
+/// Runs until it is told to end.
+pub fn run(source: Source) -> Result<i32> {
+    let loaded = source.load()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the event loop cannot be started")?;
+    let network = Network::start()?;
+    runtime.block_on(session::run(source, loaded, network.handle.clone()))?;
+    Ok(0)
+}
+
+/// The thread that sockets are served on.
+struct Network {
+    handle: tokio::runtime::Handle,
+}
+
+impl Network {
+    fn start() -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(8)
+            .build()
+            .context("the network's event loop cannot be started")?;
+        let handle = runtime.handle().clone();
+        std::thread::Builder::new()
+            .name("network".into())
+            .spawn(move || runtime.block_on(std::future::pending::<()>()))
+            .context("a thread cannot be started")?;
+        Ok(Self { handle })
+    }
+}
+
+/// `strata config check`: the exit status says whether it can be used.
+pub fn check(source: &Source) -> Result<i32> {
+    let loaded = source.load()?;
+    // What only shows when it is used: certificates, addresses.
+    outlets::of(&loaded.configuration.sinks, None, 1 << 20)?;
+    for notice in &loaded.notices {
+        eprintln!("strata: {notice}");
+    }
+    let sinks: Vec<String> = loaded
+        .configuration
+        .sinks
+        .iter()
+        .map(|sink| format!("{} ({})", sink.name, sink.kind.name()))
+        .collect();
+    let sinks = if sinks.is_empty() { "none".to_owned() } else { sinks.join(", ") };
+    println!("fine; sinks: {sinks}; rules: {}", loaded.configuration.rules.len());
+    Ok(0)
+}
+
+/// `strata config show`: every value and where it comes from.
+pub fn show(source: &Source) -> Result<i32> {
+    let loaded = source.load()?;
+    for notice in &loaded.notices {
+        eprintln!("strata: {notice}");
+    }
+    print!("{}", loaded.show());
+    Ok(0)
+}

@@ -1,0 +1,370 @@
+//! Profiles go out: into the store, and to each sink in its own period.
+//!
+//! A thread of its own does it, because disks and compression take their time and sampling does
+//! not wait. Cuts come as often as the shortest period asks for; what a sink with a longer one
+//! gets is merged of several.
+//!
+//! Invariant: what is handed over is delivered, stored or counted.
+
+mod files;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use strata_delivery::Delivery;
+use strata_profile::Profile;
+use strata_sinks::Outgoing;
+use strata_sinks::limits::Cuts;
+use strata_store::{Options, Store};
+
+use super::cutting::Parcel;
+use super::outlets::{Outlet, Way};
+use files::Folder;
+
+/// Cuts that wait for the publisher; more would only take memory.
+const WAITING_CUTS: usize = 8;
+/// How long before its end a period counts as over: cuts do not come to the millisecond.
+const EARLY: Duration = Duration::from_millis(500);
+/// The store is looked after this often.
+const TEND: Duration = Duration::from_secs(15);
+/// A store that could not be opened is tried again after this long.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// Where profiles are kept.
+#[derive(Clone, Debug)]
+pub struct StorePlan {
+    pub directory: PathBuf,
+    pub options: Options,
+}
+
+/// What the publisher has done.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    pub published: u64,
+    /// Profiles that no sink has had yet, or that are being merged.
+    pub pending: usize,
+    pub store: Option<strata_store::Counters>,
+    pub store_bytes: u64,
+    /// Why the store does not take anything.
+    pub store_trouble: Option<String>,
+    /// Profiles that the store did not take.
+    pub not_stored: u64,
+    pub cuts: Cuts,
+    /// By file sink: files written, and why the last was not.
+    pub files: Vec<(String, u64, Option<String>)>,
+    /// Batches that found no sink.
+    pub undelivered: u64,
+    pub nanos: u64,
+}
+
+enum Message {
+    Profiles(Vec<Parcel>),
+    Configure(Option<StorePlan>, Vec<Outlet>),
+    /// All that was handed over goes out now.
+    Flush(SyncSender<()>),
+}
+
+/// The publisher, from outside.
+pub struct Publisher {
+    sender: SyncSender<Message>,
+    figures: Arc<Mutex<Figures>>,
+    /// Profiles that found the publisher busy for too long.
+    pub dropped: u64,
+}
+
+impl Publisher {
+    pub fn start(
+        store: Option<StorePlan>,
+        outlets: Vec<Outlet>,
+        delivery: Arc<Delivery>,
+    ) -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(WAITING_CUTS);
+        let figures = Arc::new(Mutex::new(Figures::default()));
+        let mut work = Work {
+            store: None,
+            plan: None,
+            next_try: Instant::now(),
+            outlets: Vec::new(),
+            delivery,
+            tended: Instant::now(),
+            figures: Figures::default(),
+            shown: figures.clone(),
+        };
+        work.configure(store, outlets);
+        std::thread::Builder::new().name("publisher".into()).spawn(move || {
+            crate::record::launch::set_priority(0);
+            work.run(&receiver);
+        })?;
+        Ok(Self { sender, figures, dropped: 0 })
+    }
+
+    pub fn figures(&self) -> Arc<Mutex<Figures>> {
+        self.figures.clone()
+    }
+
+    pub fn publish(&mut self, parcels: Vec<Parcel>) {
+        let count = parcels.len() as u64;
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
+            self.sender.try_send(Message::Profiles(parcels))
+        {
+            self.dropped += count;
+        }
+    }
+
+    pub fn configure(&self, store: Option<StorePlan>, outlets: Vec<Outlet>) {
+        // It is never long behind.
+        let _ = self.sender.send(Message::Configure(store, outlets));
+    }
+
+    /// Everything goes out, periods over or not; false if that took too long.
+    pub fn flush(&self, within: Duration) -> bool {
+        let (done, wait) = sync_channel(1);
+        self.sender.send(Message::Flush(done)).is_ok() && wait.recv_timeout(within).is_ok()
+    }
+}
+
+/// An outlet and what it will get next.
+struct Pending {
+    outlet: Outlet,
+    folder: Option<Folder>,
+    since: Instant,
+    /// By runtime id and service.
+    profiles: HashMap<(String, String), Vec<Outgoing>>,
+    sequences: HashMap<String, u64>,
+}
+
+struct Work {
+    store: Option<Store>,
+    plan: Option<StorePlan>,
+    next_try: Instant,
+    outlets: Vec<Pending>,
+    delivery: Arc<Delivery>,
+    tended: Instant,
+    figures: Figures,
+    shown: Arc<Mutex<Figures>>,
+}
+
+impl Work {
+    fn run(&mut self, receiver: &Receiver<Message>) {
+        loop {
+            let message = receiver.recv_timeout(TEND);
+            let begun = Instant::now();
+            match message {
+                Ok(Message::Profiles(parcels)) => self.take(parcels),
+                Ok(Message::Configure(store, outlets)) => {
+                    self.send_all();
+                    self.configure(store, outlets);
+                }
+                Ok(Message::Flush(done)) => {
+                    self.send_all();
+                    if let Some(store) = &mut self.store {
+                        note(store.sync(), "bring the store to the disk");
+                    }
+                    self.show();
+                    // Who asked may have gone.
+                    let _ = done.try_send(());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if self.tended.elapsed() >= TEND {
+                self.tend();
+            }
+            let nanos = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.figures.nanos = self.figures.nanos.saturating_add(nanos);
+            self.show();
+        }
+        self.send_all();
+        if let Some(store) = &mut self.store {
+            note(store.seal(), "seal the store");
+        }
+    }
+
+    fn configure(&mut self, store: Option<StorePlan>, outlets: Vec<Outlet>) {
+        let same = match (&self.plan, &store) {
+            (Some(old), Some(new)) => {
+                old.directory == new.directory
+                    && old.options.max_age == new.options.max_age
+                    && old.options.max_bytes == new.options.max_bytes
+            }
+            (None, None) => true,
+            _ => false,
+        };
+        if !same {
+            if let Some(mut old) = self.store.take() {
+                note(old.seal(), "seal the store");
+            }
+            self.plan = store;
+            self.open_store();
+        }
+        let mut before: HashMap<String, HashMap<String, u64>> =
+            self.outlets.drain(..).map(|old| (old.outlet.name, old.sequences)).collect();
+        self.outlets = outlets
+            .into_iter()
+            .map(|outlet| Pending {
+                folder: match &outlet.way {
+                    Way::Written(path) => Some(Folder::new(path.clone())),
+                    Way::Sent(_) => None,
+                },
+                sequences: before.remove(&outlet.name).unwrap_or_default(),
+                outlet,
+                since: Instant::now(),
+                profiles: HashMap::new(),
+            })
+            .collect();
+    }
+
+    fn open_store(&mut self) {
+        self.figures.store_trouble = None;
+        let Some(plan) = &self.plan else { return };
+        match Store::open(&plan.directory, plan.options) {
+            Ok(store) => self.store = Some(store),
+            Err(error) => {
+                tracing::error!(%error, "profiles are not kept on this host");
+                self.figures.store_trouble = Some(error.to_string());
+                self.next_try = Instant::now() + RETRY;
+            }
+        }
+    }
+
+    fn take(&mut self, parcels: Vec<Parcel>) {
+        if self.store.is_none() && self.plan.is_some() && Instant::now() >= self.next_try {
+            self.open_store();
+        }
+        let now = now_nanos();
+        for parcel in parcels {
+            self.figures.published += 1;
+            if let Some(store) = &mut self.store {
+                if let Err(error) = store.append(&parcel.head, &parcel.outgoing.profile, now) {
+                    self.figures.not_stored += 1;
+                    let text = error.to_string();
+                    if self.figures.store_trouble.as_ref() != Some(&text) {
+                        tracing::warn!(%error, "a profile was not stored");
+                        self.figures.store_trouble = Some(text);
+                    }
+                } else {
+                    self.figures.store_trouble = None;
+                }
+            } else if self.plan.is_some() {
+                self.figures.not_stored += 1;
+            }
+            for pending in &mut self.outlets {
+                let origin = &parcel.outgoing.origin;
+                let key = (origin.runtime_id.clone(), origin.service.clone());
+                pending.profiles.entry(key).or_default().push(parcel.outgoing.clone());
+            }
+        }
+        for index in 0..self.outlets.len() {
+            let is_due = self
+                .outlets
+                .get(index)
+                .is_some_and(|pending| pending.since.elapsed() + EARLY >= pending.outlet.period);
+            if is_due {
+                self.send(index);
+            }
+        }
+    }
+
+    fn send_all(&mut self) {
+        for index in 0..self.outlets.len() {
+            self.send(index);
+        }
+    }
+
+    /// What an outlet has waiting goes out.
+    fn send(&mut self, index: usize) {
+        let Some(pending) = self.outlets.get_mut(index) else { return };
+        pending.since = Instant::now();
+        let waiting = std::mem::take(&mut pending.profiles);
+        if waiting.is_empty() {
+            return;
+        }
+        let mut sequences = std::mem::take(&mut pending.sequences);
+        let mut outgoing = Vec::with_capacity(waiting.len());
+        for ((runtime, _), profiles) in waiting {
+            let Some(last) = profiles.last() else { continue };
+            let mut origin = pending.outlet.shaped(&last.origin);
+            let sequence = sequences.remove(&runtime).unwrap_or(0);
+            for profile in merged(&profiles) {
+                let next = pending.sequences.entry(runtime.clone()).or_insert(sequence);
+                origin.sequence = *next;
+                *next += 1;
+                outgoing.push(Outgoing { profile, origin: Arc::new(origin.clone()) });
+            }
+        }
+        // Runtimes that had nothing to say this time go on counting later, while they are few.
+        if sequences.len() < MOST_SEQUENCES {
+            for (runtime, sequence) in sequences {
+                pending.sequences.entry(runtime).or_insert(sequence);
+            }
+        }
+        match &pending.outlet.way {
+            Way::Sent(backend) => {
+                let encoded = backend.encode(&outgoing);
+                self.figures.cuts += encoded.cuts;
+                for batch in encoded.batches {
+                    if let Err(error) = self.delivery.give(&pending.outlet.name, batch) {
+                        self.figures.undelivered += 1;
+                        tracing::warn!(sink = pending.outlet.name, %error, "a batch is lost");
+                    }
+                }
+            }
+            Way::Written(_) => {
+                if let Some(folder) = &mut pending.folder {
+                    folder.write(&outgoing);
+                }
+            }
+        }
+    }
+
+    fn tend(&mut self) {
+        self.tended = Instant::now();
+        if let Some(store) = &mut self.store {
+            note(store.tend(now_nanos()), "look after the store");
+        }
+    }
+
+    fn show(&mut self) {
+        self.figures.store = self.store.as_ref().map(Store::counters);
+        self.figures.store_bytes = self.store.as_ref().map_or(0, Store::bytes);
+        let pending = self.outlets.iter().map(|pending| pending.profiles.len());
+        self.figures.pending = pending.sum();
+        let folders = self.outlets.iter().filter_map(|pending| {
+            let folder = pending.folder.as_ref()?;
+            Some((pending.outlet.name.clone(), folder.written, folder.trouble.clone()))
+        });
+        self.figures.files = folders.collect();
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = self.figures.clone();
+    }
+}
+
+/// Runtimes that have had profiles and are remembered.
+const MOST_SEQUENCES: usize = 100_000;
+
+/// One profile of several, or as many as have different sample types.
+fn merged(profiles: &[Outgoing]) -> Vec<Arc<Profile>> {
+    if let [only] = profiles {
+        return vec![only.profile.clone()];
+    }
+    let mut rest: Vec<&Profile> = profiles.iter().map(|outgoing| &*outgoing.profile).collect();
+    let mut merged = Vec::new();
+    while let Some((profile, others)) = strata_profile::merge(rest) {
+        merged.push(Arc::new(profile));
+        rest = others;
+    }
+    merged
+}
+
+fn note(outcome: Result<(), strata_store::StoreError>, what: &str) {
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "strata could not {what}");
+    }
+}
+
+fn now_nanos() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,627 @@
+//! The daemon's loop: samples and cuts, signals and reloads, bridges, memory, the watchdog.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result};
+use strata_config::settings::BridgePolicy;
+use strata_config::{Configuration, Loaded};
+use strata_delivery::{Clock, Delivery};
+use strata_layout::record::END_COUNT;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::board::{self, Board, Bridges, Snapshot};
+use super::cutting::Cutter;
+use super::log::Log;
+use super::memory::{self, Budget, Pressure, Watch};
+use super::notify::Manager;
+use super::people::{Containers, Known, age_of};
+use super::publishing::{Publisher, StorePlan};
+use super::settings::{Source, kernel_frequency};
+use super::{outlets, web};
+use crate::engine::{Engine, Options};
+use crate::kernel::introspect::{self, RunTimeStatistics};
+use crate::kernel::loader::Settings;
+use crate::managed::Policy;
+use crate::record::report;
+use crate::recording::selection::Wanted;
+
+/// Records are drained at least this often.
+const TURN: Duration = Duration::from_millis(250);
+/// Events arrive in bursts: they are taken together.
+const BURST: Duration = Duration::from_millis(10);
+/// Bridges, memory and figures are looked at this often.
+const TICK: Duration = Duration::from_secs(1);
+/// Figures that cost something to find.
+const SLOW_TICK: Duration = Duration::from_secs(10);
+/// Stacks that wait for their tables at the end wait so long.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// What the store and the sinks get at the end.
+const LAST_PUBLISH: Duration = Duration::from_secs(15);
+const LAST_DELIVERY: Duration = Duration::from_secs(10);
+/// The store's profiles are of this period.
+const STORE_PERIOD: Duration = Duration::from_secs(15);
+const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
+const MAX_FRAMES: u32 = 1024;
+
+/// Nothing is known of any container.
+struct NoContainers;
+
+impl Containers for NoContainers {
+    fn of(&self, _id: &str) -> Option<Known> {
+        None
+    }
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    End,
+    Reload,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        let take = |kind| signal(kind).context("signals cannot be handled");
+        Ok(Self {
+            interrupt: take(SignalKind::interrupt())?,
+            terminate: take(SignalKind::terminate())?,
+            hangup: take(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.interrupt.recv() => Asked::End,
+            _ = self.terminate.recv() => Asked::End,
+            _ = self.hangup.recv() => Asked::Reload,
+        }
+    }
+}
+
+/// A descriptor of our own to wait on.
+fn watch(fd: BorrowedFd<'_>) -> Result<AsyncFd<OwnedFd>> {
+    let fd = fd.try_clone_to_owned().context("a descriptor cannot be copied")?;
+    // SAFETY: the descriptor is open, owned by the result and registered nowhere else.
+    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
+        .map_err(|error| anyhow::anyhow!("a descriptor cannot be polled: {error}"))
+}
+
+struct Daemon {
+    source: Source,
+    configuration: Configuration,
+    engine: Engine,
+    cutter: Cutter,
+    publisher: Publisher,
+    delivery: Arc<Delivery>,
+    board: Arc<Board>,
+    network: Handle,
+    manager: Manager,
+    log: Log,
+    budget: Budget,
+    watch: Watch,
+    /// Bytes of maps besides the tables' segments.
+    fixed_maps: u64,
+    period: Duration,
+    early_cuts: u64,
+    shed: [u64; board::SHED.len()],
+    /// How stacks ended, of all cuts.
+    ends: [u64; END_COUNT],
+    reloads: u64,
+    reload_trouble: Option<String>,
+    slow_tick: Instant,
+    slow: SlowFigures,
+    _run_time: Option<RunTimeStatistics>,
+}
+
+/// Figures that are found out less often.
+#[derive(Clone, Copy, Debug, Default)]
+struct SlowFigures {
+    sampler_seconds: f64,
+    sampler_runs: u64,
+    open_files: usize,
+    threads: usize,
+}
+
+/// Runs until it is told to end.
+pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> {
+    let Loaded { configuration, notices, .. } = loaded;
+    let log = Log::start(&configuration.log_target.value, configuration.log_level.value)?;
+    for notice in notices {
+        tracing::warn!("{notice}");
+    }
+    let mut signals = Signals::new()?;
+    let manager = Manager::of_environment();
+    raise_file_limit();
+    let budget = Budget::of(configuration.memory_limit.value.0, configuration.sinks.len());
+    let (plans, store, outlets) = destinations(&configuration, &budget)?;
+    // Listening first: a second daemon ends here, before it does anything to the host.
+    let listener = match configuration.metrics.value {
+        None => None,
+        Some(address) => {
+            let bound = network.spawn(web::bind(address)).await?;
+            Some(bound.with_context(|| {
+                format!(
+                    "metrics cannot be served at {address}: is another strata daemon running? \
+                     (metrics.address sets another, \"\" none)"
+                )
+            })?)
+        }
+    };
+    let delivery = network.spawn(Delivery::start(plans, Clock::real())).await??;
+    let delivery = Arc::new(delivery);
+    let publisher = Publisher::start(store, outlets, delivery.clone())
+        .context("the publisher's thread cannot be started")?;
+    crate::record::launch::set_priority(crate::record::launch::RECORDING_PRIORITY);
+    let frequency = kernel_frequency(&configuration);
+    let mut engine = Engine::new(Options {
+        settings: Settings {
+            max_frames: MAX_FRAMES,
+            ring_bytes: budget.ring,
+            frequency: u64::from(frequency),
+            threads_of: None,
+        },
+        wanted: Wanted::default(),
+        keep_timeline: false,
+        table_memory: budget.tables,
+        own_pid: own_pid(&configuration),
+        managed: Policy::AsTold,
+        signatures: false,
+    })?;
+    engine.newcomers = Some(Vec::new());
+    engine.managed.set_budget(budget.bridges);
+    let run_time = introspect::enable_run_time_stats()
+        .inspect_err(|error| tracing::info!(%error, "BPF run times are not counted"))
+        .ok();
+    engine.start()?;
+    let maps = introspect::of_this_process().map_or(0, |used| used.map_bytes());
+    let fixed_maps = maps.saturating_sub(engine.store.segment_bytes());
+    let board = Arc::new(Board {
+        started: SystemTime::now(),
+        snapshot: Mutex::default(),
+        publisher: publisher.figures(),
+        delivery: delivery.clone(),
+        beat: Mutex::new(SystemTime::now()),
+    });
+    if let Some(listener) = listener {
+        network.spawn(web::serve(listener, board.clone()));
+    }
+    let mut daemon = Daemon {
+        cutter: Cutter::new(&configuration, budget.names),
+        period: period(&configuration),
+        watch: Watch::new(budget.limit),
+        source,
+        configuration,
+        engine,
+        publisher,
+        delivery,
+        board,
+        network,
+        manager,
+        log,
+        budget,
+        fixed_maps,
+        early_cuts: 0,
+        shed: Default::default(),
+        ends: [0; END_COUNT],
+        reloads: 0,
+        reload_trouble: None,
+        slow_tick: Instant::now() - SLOW_TICK,
+        slow: SlowFigures::default(),
+        _run_time: run_time,
+    };
+    daemon.tick();
+    let status = daemon.summary();
+    tracing::info!("strata {} is sampling: {status}", env!("CARGO_PKG_VERSION"));
+    daemon.manager.ready(&status);
+    daemon.serve(&mut signals).await?;
+    daemon.finish(&mut signals).await
+}
+
+/// Whose samples are left out: strata's own, unless somebody wants to see them.
+fn own_pid(configuration: &Configuration) -> u32 {
+    if configuration.profile_self.value { 0 } else { std::process::id() }
+}
+
+/// The shortest period that somebody waits for.
+fn period(configuration: &Configuration) -> Duration {
+    let sinks = configuration.sinks.iter().map(|sink| sink.period.value);
+    let store = configuration.store.enabled.value.then_some(STORE_PERIOD);
+    sinks.chain(store).min().unwrap_or(STORE_PERIOD).max(SHORTEST_PERIOD)
+}
+
+type Destinations = (Vec<strata_delivery::SinkPlan>, Option<StorePlan>, Vec<outlets::Outlet>);
+
+fn destinations(configuration: &Configuration, budget: &Budget) -> Result<Destinations> {
+    let store = &configuration.store;
+    let spools = store.path.value.parent().map(|folder| folder.join("spool"));
+    let (outlets, plans) = outlets::of(&configuration.sinks, spools.as_deref(), budget.sink)?;
+    let defaults = strata_store::Options::default();
+    let plan = store.enabled.value.then(|| StorePlan {
+        directory: store.path.value.clone(),
+        options: strata_store::Options {
+            max_age: store.age.value,
+            max_bytes: store.size.value.0,
+            dictionary_bytes: budget.store.min(defaults.dictionary_bytes),
+            ..defaults
+        },
+    });
+    Ok((plans, plan, outlets))
+}
+
+/// Files of many containers are open at the same time.
+fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a valid place for both calls; raising the soft limit up to the hard one is allowed.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+async fn until(time: Option<tokio::time::Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Daemon {
+    async fn serve(&mut self, signals: &mut Signals) -> Result<()> {
+        let events = watch(self.engine.events_fd())?;
+        let records = watch(self.engine.programs.records_fd())?;
+        let files = watch(self.engine.loading.fd())?;
+        let mut turns = tokio::time::interval(TURN);
+        turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut watchdog = self.manager.watchdog().map(tokio::time::interval);
+        loop {
+            let due = self.engine.next_deadline().map(tokio::time::Instant::from_std);
+            let mut turned = true;
+            tokio::select! {
+                biased;
+                asked = signals.next() => match asked {
+                    Asked::End => return Ok(()),
+                    Asked::Reload => self.reload().await,
+                },
+                _ = ticks.tick() => {
+                    self.tick();
+                    turned = false;
+                }
+                () = beat(&mut watchdog) => {
+                    self.manager.alive();
+                    turned = false;
+                }
+                ready = events.readable() => {
+                    ready.context("process events")?.clear_ready();
+                    tokio::time::sleep(BURST).await;
+                    self.engine.clear_events_ready();
+                    self.engine.turn();
+                }
+                ready = records.readable() => {
+                    ready.context("records")?.clear_ready();
+                    self.engine.turn();
+                }
+                ready = files.readable() => {
+                    ready.context("files")?.clear_ready();
+                    self.engine.turn();
+                }
+                () = until(due) => self.engine.turn(),
+                _ = turns.tick() => self.engine.turn(),
+            }
+            if turned {
+                self.meet_newcomers();
+                if self.engine.aggregate.bytes() > self.budget.samples {
+                    self.early_cuts += 1;
+                    self.cut();
+                }
+            }
+            if self.cutter.elapsed() >= self.period {
+                self.cut();
+            }
+        }
+    }
+
+    /// Who was sampled for the first time may be gone at the next cut.
+    fn meet_newcomers(&mut self) {
+        let Some(newcomers) = &mut self.engine.newcomers else { return };
+        for (image, pid) in newcomers.drain(..) {
+            self.cutter.people.meet(image, pid);
+        }
+    }
+
+    fn cut(&mut self) {
+        for (sum, count) in self.ends.iter_mut().zip(self.engine.aggregate.ends()) {
+            *sum += count;
+        }
+        let parcels = self.cutter.cut(&mut self.engine, &self.configuration, &NoContainers);
+        if !parcels.is_empty() {
+            self.publisher.publish(parcels);
+        }
+        memory::trim();
+    }
+
+    /// What is done once a second.
+    fn tick(&mut self) {
+        *self.board.beat.lock().unwrap_or_else(PoisonError::into_inner) = SystemTime::now();
+        self.admit();
+        let maps = self.fixed_maps.saturating_add(self.engine.store.segment_bytes());
+        let workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
+        if let Some(pressure) = self.watch.look(workers.into_iter(), maps) {
+            self.shed(pressure);
+        }
+        if self.slow_tick.elapsed() >= SLOW_TICK {
+            self.slow_tick = Instant::now();
+            self.slow = self.slow_figures();
+        }
+        let snapshot = self.snapshot();
+        *self.board.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+
+    /// .NET processes of which nothing was decided yet.
+    fn admit(&mut self) {
+        let candidates: Vec<_> = self.engine.managed.candidates().collect();
+        for (image, pid) in candidates {
+            let configuration = &self.configuration;
+            let who = self.cutter.people.who(&self.engine, configuration, &NoContainers, image, 0);
+            let decided = who.as_ref().and_then(|who| who.decision.bridge);
+            let is_wanted = who.is_none_or(|who| who.decision.choice.enabled != Some(false));
+            let policy = match decided.unwrap_or(configuration.bridge.value) {
+                _ if !is_wanted => Policy::Off,
+                BridgePolicy::Off => Policy::Off,
+                BridgePolicy::Environment => Policy::EnvironmentOnly,
+                BridgePolicy::Attach => match age_of(pid) {
+                    Some(age) if age >= configuration.bridge_age.value => Policy::Attach,
+                    // Not yet; or gone.
+                    _ => continue,
+                },
+            };
+            self.engine.managed.admit(image, policy);
+        }
+    }
+
+    /// Gives memory back, the least needed first.
+    fn shed(&mut self, pressure: Pressure) {
+        if pressure == Pressure::None {
+            return;
+        }
+        self.shed[0] += 1;
+        self.cutter.naming.shed();
+        if pressure == Pressure::Over {
+            self.shed[1] += self.engine.drop_least_used_tables();
+            self.shed[2] += 1;
+            self.cut();
+            self.shed[3] += 1;
+            self.engine.loading.service().release();
+            tracing::debug!(bytes = self.watch.last.total(), "over the memory limit");
+        }
+        memory::trim();
+        self.watch.look_soon();
+    }
+
+    /// Takes over the configuration as it is now; keeps the old one if that cannot be used.
+    async fn reload(&mut self) {
+        self.manager.reloading();
+        match self.try_reload().await {
+            Ok(()) => {
+                self.reloads += 1;
+                self.reload_trouble = None;
+                let status = self.summary();
+                tracing::info!("the configuration was reloaded: {status}");
+                self.manager.ready(&status);
+            }
+            Err(error) => {
+                tracing::error!("the configuration was not reloaded: {error:#}");
+                self.reload_trouble = Some(format!("{error:#}"));
+                let status = "The configuration was not reloaded; the one before is used";
+                self.manager.ready(status);
+            }
+        }
+    }
+
+    async fn try_reload(&mut self) -> Result<()> {
+        let Loaded { configuration, notices, .. } = self.source.load()?;
+        let budget = Budget::of(configuration.memory_limit.value.0, configuration.sinks.len());
+        let (plans, store, outlets) = destinations(&configuration, &budget)?;
+        // What was sampled under the old rules is of the old rules.
+        self.engine.turn();
+        self.meet_newcomers();
+        self.cut();
+        let delivery = self.delivery.clone();
+        self.network.spawn(async move { delivery.reconfigure(plans).await }).await??;
+        self.publisher.configure(store, outlets);
+        self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
+        for notice in notices {
+            tracing::warn!("{notice}");
+        }
+        let frequency = kernel_frequency(&configuration);
+        if frequency != kernel_frequency(&self.configuration) {
+            self.engine.set_frequency(frequency)?;
+        }
+        if configuration.metrics.value != self.configuration.metrics.value {
+            tracing::warn!("metrics.address changes with a restart only");
+        }
+        self.engine.set_own_pid(own_pid(&configuration));
+        self.engine.take_all_in();
+        self.cutter.people.configure(&configuration);
+        self.cutter.naming.set_most(budget.names);
+        self.engine.managed.set_budget(budget.bridges);
+        self.watch.limit = budget.limit;
+        self.budget = budget;
+        self.period = period(&configuration);
+        self.configuration = configuration;
+        self.ask_bridges_again();
+        Ok(())
+    }
+
+    /// Rules may want bridges elsewhere now.
+    fn ask_bridges_again(&mut self) {
+        let images: Vec<_> = self.engine.managed.images().collect();
+        let unwanted: Vec<_> = images
+            .into_iter()
+            .filter(|image| {
+                let who = self.cutter.people.who(
+                    &self.engine,
+                    &self.configuration,
+                    &NoContainers,
+                    *image,
+                    0,
+                );
+                who.is_some_and(|who| {
+                    let policy = who.decision.bridge.unwrap_or(self.configuration.bridge.value);
+                    policy == BridgePolicy::Off || who.decision.choice.enabled == Some(false)
+                })
+            })
+            .collect();
+        self.engine.managed.ask_again(|image| !unwanted.contains(&image));
+    }
+
+    fn summary(&self) -> String {
+        let configuration = &self.configuration;
+        let sinks: Vec<&str> = configuration.sinks.iter().map(|sink| sink.name.as_str()).collect();
+        let sinks = if sinks.is_empty() {
+            "no sinks".to_owned()
+        } else {
+            format!("to {}", sinks.join(", "))
+        };
+        let store = match configuration.store.enabled.value {
+            true => format!("store {}", configuration.store.path.value.display()),
+            false => "no store".to_owned(),
+        };
+        format!("{} Hz, {sinks}, {store}", kernel_frequency(configuration))
+    }
+
+    fn slow_figures(&self) -> SlowFigures {
+        let sampler = introspect::of_this_process().ok();
+        let sampler = sampler.as_ref().and_then(|used| used.program("sample_cpu"));
+        let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
+        SlowFigures {
+            sampler_seconds: sampler.map_or(0.0, |used| used.run_time.as_secs_f64()),
+            sampler_runs: sampler.map_or(0, |used| used.run_count),
+            open_files: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let engine = &self.engine;
+        let tally = &self.cutter.tally;
+        let bridges = engine.managed.totals();
+        let mut ends = self.ends;
+        for (sum, count) in ends.iter_mut().zip(engine.aggregate.ends()) {
+            *sum += count;
+        }
+        Snapshot {
+            frequency: kernel_frequency(&self.configuration),
+            processes: engine.table.len(),
+            images: engine.table.image_count(),
+            files: engine.table.files.len(),
+            people: self.cutter.people.len(),
+            samples: tally.samples,
+            left_out: tally.left_out + engine.deselected_samples,
+            nobodys: tally.nobodys,
+            own_samples: engine.own_samples,
+            cuts: tally.cuts,
+            early_cuts: self.early_cuts,
+            profiles: tally.profiles,
+            dropped_profiles: self.publisher.dropped,
+            names: self.cutter.naming.len(),
+            shed: self.shed,
+            losses: board::causes(report::losses(engine, &ends, tally.unnamed)),
+            memory: self.watch.last,
+            memory_peak: self.watch.peak,
+            memory_limit: self.watch.limit,
+            open_files: self.slow.open_files,
+            threads: self.slow.threads,
+            own_seconds: own_seconds(),
+            helper_seconds: engine.loading.helpers().processor_time.as_secs_f64(),
+            cut_seconds: tally.nanos as f64 / 1e9,
+            sampler_seconds: self.slow.sampler_seconds,
+            sampler_runs: self.slow.sampler_runs,
+            bridges: Bridges {
+                attached: bridges.attached,
+                detached: bridges.detached,
+                methods: bridges.methods,
+                waiting: engine.managed.candidates().count(),
+                refused: bridges.refused,
+            },
+            reloads: self.reloads,
+            reload_trouble: self.reload_trouble.clone(),
+            configuration: self.source.shown(),
+        }
+    }
+
+    /// The rest of the period goes out, and bridges are taken back.
+    async fn finish(mut self, signals: &mut Signals) -> Result<()> {
+        self.manager.stopping();
+        tracing::info!("ending: the last profiles are sent");
+        let ended = async {
+            self.engine.finish(PATIENCE)?;
+            self.meet_newcomers();
+            self.cut();
+            self.engine.managed.release();
+            let (publisher, delivery) = (self.publisher, self.delivery);
+            let flushed = tokio::task::spawn_blocking(move || publisher.flush(LAST_PUBLISH));
+            if !flushed.await.unwrap_or(false) {
+                tracing::warn!("not everything could be published in {LAST_PUBLISH:?}");
+            }
+            let last = self.network.spawn(async move { delivery.shutdown(LAST_DELIVERY).await });
+            for sink in last.await? {
+                if sink.spooled > 0 {
+                    tracing::info!(
+                        sink = sink.name,
+                        batches = sink.spooled,
+                        "left for the next start"
+                    );
+                }
+            }
+            Ok(())
+        };
+        tokio::select! {
+            biased;
+            ended = ended => ended,
+            () = again(signals) => {
+                anyhow::bail!("told twice to end: what was not sent yet is lost or in the spool")
+            }
+        }
+    }
+}
+
+/// Another signal to end.
+async fn again(signals: &mut Signals) {
+    while signals.next().await != Asked::End {}
+}
+
+async fn beat(watchdog: &mut Option<tokio::time::Interval>) {
+    match watchdog {
+        Some(interval) => {
+            interval.tick().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Processor time of strata itself.
+fn own_seconds() -> f64 {
+    // SAFETY: a zeroed `rusage` is valid, and the call only writes to it.
+    let used = unsafe {
+        let mut used: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut used);
+        used
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(used.ru_utime) + seconds(used.ru_stime)
+}

@@ -1,0 +1,82 @@
+//! The daemon's configuration: where it is read from, and how its problems are told.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use strata_config::{Configuration, Flag, Inputs, Loaded};
+
+/// Read if it is there and nobody names another.
+pub const DEFAULT_FILE: &str = "/etc/strata/strata.toml";
+
+/// Larger files are none.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Where the configuration comes from.
+#[derive(Clone, Default)]
+pub struct Source {
+    /// As somebody named it; else [`DEFAULT_FILE`] if it is there.
+    pub file: Option<PathBuf>,
+    pub flags: Vec<Flag>,
+}
+
+impl Source {
+    /// The file that is read, if there is one.
+    pub fn path(&self) -> Option<PathBuf> {
+        let default = || {
+            let path = PathBuf::from(DEFAULT_FILE);
+            path.exists().then_some(path)
+        };
+        self.file.clone().or_else(default)
+    }
+
+    /// Reads everything anew. The error says all that is wrong.
+    pub fn load(&self) -> Result<Loaded> {
+        let environment: Vec<(String, String)> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let path = self.path();
+        let text = match &path {
+            None => None,
+            Some(path) => Some(read(path)?),
+        };
+        let name = path.map(|path| path.display().to_string()).unwrap_or_default();
+        let file = text.as_deref().map(|text| (name.as_str(), text));
+        let inputs = Inputs { file, environment: &environment, flags: &self.flags };
+        strata_config::load(&inputs).map_err(|problems| {
+            let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            anyhow::anyhow!("the configuration has {}", told(&problems))
+        })
+    }
+
+    pub fn shown(&self) -> String {
+        self.path().map(|path| path.display().to_string()).unwrap_or_default()
+    }
+}
+
+fn told(problems: &[String]) -> String {
+    match problems {
+        [one] => format!("a problem\n{one}"),
+        many => format!("{} problems\n{}", many.len(), many.join("\n")),
+    }
+}
+
+fn read(path: &std::path::Path) -> Result<String> {
+    let shown = path.display();
+    let size = match std::fs::metadata(path) {
+        Ok(file) => file.len(),
+        Err(error) => bail!("the configuration {shown} cannot be read: {error}"),
+    };
+    if size > MOST_BYTES {
+        bail!("the configuration {shown} has {size} bytes; more than {MOST_BYTES} are not read");
+    }
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(text),
+        Err(error) => bail!("the configuration {shown} cannot be read: {error}"),
+    }
+}
+
+/// Samples a second and CPU that the kernel takes: as many as somebody wants most.
+pub fn kernel_frequency(configuration: &Configuration) -> u32 {
+    let rules = configuration.rules.iter().filter_map(|rule| rule.frequency.value);
+    rules.chain([configuration.frequency.value]).max().unwrap_or(1)
+}

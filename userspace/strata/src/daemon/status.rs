@@ -1,0 +1,217 @@
+//! `strata status`: asks the daemon of this host how it is doing.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use strata_profile::text::sanitize_for_terminal;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of an answer.
+const MOST: u64 = 8 << 20;
+
+pub fn run(address: SocketAddr, json: bool) -> Result<i32> {
+    let body = ask(address)?;
+    if json {
+        println!("{}", body.trim_end());
+        return Ok(0);
+    }
+    let status: Value = serde_json::from_str(&body)
+        .with_context(|| format!("what answers at {address} is not strata's daemon"))?;
+    print!("{}", sanitize_lines(&text(&status)));
+    Ok(i32::from(status["healthy"] != Value::Bool(true)))
+}
+
+fn ask(address: SocketAddr) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).with_context(|| {
+        format!(
+            "no daemon answers at {address}: is `strata daemon` running, and is that its \
+             metrics.address? (--address names another)"
+        )
+    })?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    write!(stream, "GET /status HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.take(MOST).read_to_string(&mut answer).context("the daemon's answer was cut off")?;
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+        bail!("what answers at {address} does not speak HTTP");
+    };
+    let status = head.split_ascii_whitespace().nth(1).unwrap_or_default();
+    if status != "200" {
+        bail!("what answers at {address} says {status} and is not strata's daemon");
+    }
+    Ok(body.to_owned())
+}
+
+fn sanitize_lines(text: &str) -> String {
+    text.lines().map(|line| format!("{}\n", sanitize_for_terminal(line))).collect()
+}
+
+fn bytes(value: &Value) -> String {
+    let bytes = value.as_f64().unwrap_or(0.0);
+    match bytes {
+        _ if bytes >= 1e9 => format!("{:.2} GB", bytes / 1e9),
+        _ if bytes >= 1e6 => format!("{:.1} MB", bytes / 1e6),
+        _ => format!("{:.0} kB", bytes / 1e3),
+    }
+}
+
+fn span(seconds: &Value) -> String {
+    let seconds = seconds.as_f64().unwrap_or(0.0) as u64;
+    match seconds {
+        0..=119 => format!("{seconds} s"),
+        120..=7199 => format!("{} min", seconds / 60),
+        7200..=172_799 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+fn number(value: &Value) -> String {
+    crate::record::live::grouped(value.as_u64().unwrap_or(0))
+}
+
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or("")
+}
+
+fn text(status: &Value) -> String {
+    let mut lines = Vec::new();
+    let uptime = status["uptime_seconds"].as_f64().unwrap_or(0.0).max(1.0);
+    let health = if status["healthy"] == Value::Bool(true) { "healthy" } else { "NOT HEALTHY" };
+    lines.push(format!(
+        "strata {} (pid {}), {health}, up {}",
+        word(&status["version"]),
+        status["pid"],
+        span(&status["uptime_seconds"])
+    ));
+    let configuration = &status["configuration"];
+    let file = match word(&configuration["file"]) {
+        "" => "defaults, environment and flags",
+        file => file,
+    };
+    lines.push(format!("configuration  {file}, reloaded {} times", configuration["reloads"]));
+    if let Some(trouble) = configuration["trouble"].as_str() {
+        lines.push("               what is there now was refused, the one before is used:".into());
+        lines.extend(trouble.lines().map(|line| format!("               {line}")));
+    }
+    let sampling = &status["sampling"];
+    lines.push(format!(
+        "sampling       {} Hz, {} processes; {} samples in profiles, {} left out",
+        sampling["frequency"],
+        number(&sampling["processes"]),
+        number(&sampling["samples"]),
+        number(&sampling["left_out"])
+    ));
+    let losses = sampling["losses"].as_object().into_iter().flatten();
+    for (cause, count) in losses {
+        lines.push(format!("               lost: {cause} {}", number(count)));
+    }
+    let profiles = &status["profiles"];
+    lines.push(format!(
+        "profiles       {} in {} periods, {} dropped",
+        number(&profiles["made"]),
+        number(&profiles["cuts"]),
+        number(&profiles["dropped"])
+    ));
+    let dotnet = &status["dotnet"];
+    lines.push(format!(
+        ".NET           {} attached, {} waiting, {} methods",
+        dotnet["attached"],
+        dotnet["waiting"],
+        number(&dotnet["methods"])
+    ));
+    for refused in dotnet["refused"].as_array().into_iter().flatten().take(10) {
+        lines.push(format!("               {}: {}", refused["pid"], word(&refused["why"])));
+    }
+    let store = &status["store"];
+    lines.push(format!(
+        "store          {} profiles written, {}",
+        number(&store["profiles"]),
+        bytes(&store["bytes"])
+    ));
+    if let Some(trouble) = store["trouble"].as_str() {
+        lines.push(format!("               {trouble}"));
+    }
+    for sink in status["sinks"].as_array().into_iter().flatten() {
+        lines.extend(sink_lines(sink));
+    }
+    for sink in status["file_sinks"].as_array().into_iter().flatten() {
+        lines.push(format!("sink {:<10}{} files", word(&sink["name"]), sink["files_written"]));
+        if let Some(trouble) = sink["trouble"].as_str() {
+            lines.push(format!("               {trouble}"));
+        }
+    }
+    let memory = &status["memory"];
+    lines.push(format!(
+        "memory         {} of {} (own {}, helpers {}, kernel {}), peak {}",
+        bytes(&memory["bytes"]),
+        bytes(&memory["limit"]),
+        bytes(&memory["own"]),
+        bytes(&memory["workers"]),
+        bytes(&memory["bpf_maps"]),
+        bytes(&memory["peak"])
+    ));
+    let cpu = &status["cpu_seconds"];
+    let share = |value: &Value| value.as_f64().unwrap_or(0.0) / uptime * 100.0;
+    lines.push(format!(
+        "processor      {:.2} % of one CPU (helpers {:.2} %, in the kernel {:.2} %)",
+        share(&cpu["own"]),
+        share(&cpu["helpers"]),
+        share(&cpu["bpf"])
+    ));
+    lines.join("\n") + "\n"
+}
+
+fn sink_lines(sink: &Value) -> Vec<String> {
+    let mut lines = vec![format!(
+        "sink {:<10}{}; {} profiles ({}) delivered, {} batches wait, lag {}",
+        word(&sink["name"]),
+        word(&sink["state"]),
+        number(&sink["delivered_profiles"]),
+        bytes(&sink["delivered_bytes"]),
+        number(&sink["waiting_batches"]),
+        span(&sink["lag_seconds"])
+    )];
+    for (cause, count) in sink["dropped"].as_object().into_iter().flatten() {
+        lines.push(format!("               dropped: {cause} {}", number(count)));
+    }
+    for (what, key) in
+        [("last error", "last_error"), ("last refusal", "last_refusal"), ("spool", "spool_error")]
+    {
+        let trouble = &sink[key];
+        if let Some(reason) = trouble["reason"].as_str() {
+            let ago = span(&trouble["seconds_ago"]);
+            lines.push(format!("               {what} {ago} ago: {reason}"));
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_with_nothing_in_it_is_shown_all_the_same() {
+        let shown = text(&Value::Null);
+        assert!(shown.contains("NOT HEALTHY"), "{shown}");
+    }
+
+    #[test]
+    fn a_sink_shows_what_it_lost_and_why() {
+        let sink = serde_json::json!({
+            "name": "pyroscope", "state": "waiting 7 s", "delivered_profiles": 12,
+            "lag_seconds": 130.0, "dropped": { "too_old": 3 },
+            "last_error": { "reason": "the server answered 500", "seconds_ago": 4 },
+        });
+        let lines = sink_lines(&sink).join("\n");
+        for expected in
+            ["waiting 7 s", "dropped: too_old 3", "4 s ago: the server answered 500", "2 min"]
+        {
+            assert!(lines.contains(expected), "{lines}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Places get their names, each once: what is named is kept from one profile to the next.
+//!
+//! Invariant: at most so many names are kept as the owner said; what was not used longest goes
+//! first. What has no name yet, or may get another, is asked for again after some rounds.
+
+mod places;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+
+use super::aggregate::Aggregate;
+use super::place::{Marker, Place, describe_end};
+use super::related::{self, Lacking};
+use crate::engine::Engine;
+use crate::processes::mapped::FileId;
+use crate::processes::table::ImageId;
+use crate::symbols::managed::GeneratedCode;
+use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls};
+use strata_layout::record::End;
+use strata_profile::FrameKind;
+
+/// A place with its names.
+#[derive(Clone, Debug, Default)]
+pub struct Named {
+    pub address: u64,
+    pub module: Option<Arc<ModuleInfo>>,
+    /// The innermost inlined function first; none when it has no name.
+    pub frames: Vec<NamedFrame>,
+}
+
+struct Known {
+    named: Arc<Named>,
+    /// The last round that it was wanted in.
+    used: u32,
+    /// The round from which it is asked for again.
+    until: u32,
+}
+
+/// Names of places, and what they were made of.
+pub struct Naming {
+    known: HashMap<Place, Known, RandomState>,
+    kernel: KernelNames,
+    lacking: Lacking,
+    /// Frames that have their names by their caller; `None` when nobody knows one.
+    by_caller: HashMap<(Place, Place), Option<NamedFrame>, RandomState>,
+    /// Names of .NET methods have the types of their parameters.
+    signatures: bool,
+    round: u32,
+    most: usize,
+}
+
+/// Functions of the kernel that were met, by where they end.
+#[derive(Default)]
+struct KernelNames {
+    functions: BTreeMap<u64, (u64, NamedFrame)>,
+}
+
+/// How many rounds a name is good for that may change, and the lack of one.
+const ROUNDS: u32 = 4;
+const FOR_GOOD: u32 = u32::MAX;
+/// Kernel functions are read anew when there are more; a kernel has some 100,000.
+const MOST_KERNEL_FUNCTIONS: usize = 20_000;
+
+/// Places that are still to be named, by whom is asked.
+#[derive(Default)]
+struct Wanted {
+    kernel: Vec<u64>,
+    vdso: Vec<u64>,
+    files: HashMap<FileId, Vec<u64>>,
+    images: HashMap<ImageId, Vec<GeneratedCode>>,
+}
+
+impl Naming {
+    /// Keeps at most so many names.
+    pub fn new(most: usize, signatures: bool) -> Self {
+        Self {
+            known: HashMap::default(),
+            kernel: KernelNames::default(),
+            lacking: Lacking::default(),
+            by_caller: HashMap::default(),
+            signatures,
+            round: 0,
+            most,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    pub fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    pub fn get(&self, place: Place) -> Option<&Named> {
+        self.known.get(&place).map(|known| &*known.named)
+    }
+
+    /// The name that a place has when this one calls it.
+    pub fn called_by(&self, place: Place, caller: Place) -> Option<&NamedFrame> {
+        self.by_caller.get(&(place, caller))?.as_ref()
+    }
+
+    /// Names every place of an aggregate. `progress` is told how far it is (done, of all) and may
+    /// let the engine go on.
+    pub fn name_all(
+        &mut self,
+        engine: &mut Engine,
+        aggregate: &Aggregate,
+        shortfalls: &mut Shortfalls,
+        mut progress: impl FnMut(&mut Engine, usize, usize),
+    ) {
+        self.round = self.round.saturating_add(1);
+        let wanted = self.wanted(aggregate);
+        let all = wanted.files.len() + wanted.images.len() + 2;
+        self.name_kernel(&wanted.kernel, shortfalls);
+        self.name_vdso(&wanted.vdso);
+        let mut done = 2;
+        for (image, addresses) in wanted.images {
+            self.name_generated(engine, image, &addresses, shortfalls);
+            progress(engine, done, all);
+            done += 1;
+        }
+        for (file, offsets) in wanted.files {
+            progress(engine, done, all);
+            done += 1;
+            self.name_file(engine, file, offsets, shortfalls);
+        }
+        self.find_related(engine, aggregate);
+        let names = aggregate.places().map(|place| self.get(place));
+        shortfalls.unnamed +=
+            names.flatten().filter(|named| named.frames.is_empty()).count() as u64;
+        self.make_room();
+    }
+
+    fn wanted(&mut self, aggregate: &Aggregate) -> Wanted {
+        let mut wanted = Wanted::default();
+        let round = self.round;
+        for place in aggregate.places() {
+            if let Some(known) = self.known.get_mut(&place) {
+                known.used = round;
+                if known.until > round {
+                    continue;
+                }
+            }
+            match place {
+                Place::Kernel(address) => wanted.kernel.push(address),
+                Place::File { file, offset } => {
+                    wanted.files.entry(file).or_default().push(offset);
+                }
+                Place::Vdso(offset) => wanted.vdso.push(offset),
+                Place::Generated { image, address, era, of_runtime } => {
+                    let code = GeneratedCode { address, era, of_runtime };
+                    wanted.images.entry(image).or_default().push(code);
+                }
+                Place::Unknown { address, .. } => {
+                    self.set(place, address, None, vec![unknown()], FOR_GOOD);
+                }
+                Place::Marker(marker) => {
+                    self.set(place, 0, None, vec![marker_frame(marker)], FOR_GOOD);
+                }
+            }
+        }
+        wanted
+    }
+
+    /// A name that is good for some rounds. What has no name is asked for again.
+    fn set(
+        &mut self,
+        place: Place,
+        address: u64,
+        module: Option<&Arc<ModuleInfo>>,
+        frames: Vec<NamedFrame>,
+        rounds: u32,
+    ) {
+        let rounds = if frames.is_empty() { ROUNDS } else { rounds };
+        let named = Arc::new(Named { address, module: module.cloned(), frames });
+        let until = self.round.saturating_add(rounds);
+        self.known.insert(place, Known { named, used: self.round, until });
+    }
+
+    fn find_related(&mut self, engine: &mut Engine, aggregate: &Aggregate) {
+        let known = &self.by_caller;
+        let is_known = |about: &related::About| match about.1 {
+            Some(caller) => known.contains_key(&(about.0, caller)),
+            None => false,
+        };
+        for ((place, caller), better) in self.lacking.find_out(engine, aggregate, &is_known) {
+            let Some(known) = self.known.get_mut(&place) else { continue };
+            let renamed = known.named.frames.first().zip(better.as_ref());
+            let better = renamed.map(|(frame, better)| related::rename(frame, better));
+            match caller {
+                None => {
+                    if let (Some(better), Some(frame)) =
+                        (better, Arc::make_mut(&mut known.named).frames.first_mut())
+                    {
+                        *frame = better;
+                    }
+                    self.lacking.settled(place);
+                }
+                Some(caller) => {
+                    self.by_caller.insert((place, caller), better);
+                }
+            }
+        }
+    }
+
+    /// Drops what was not wanted longest, until there is room.
+    fn make_room(&mut self) {
+        if self.known.len() + self.by_caller.len() > self.most {
+            let mut ages: Vec<u32> = self.known.values().map(|known| known.used).collect();
+            let keep = self.most / 4 * 3;
+            let cut = ages.len().saturating_sub(keep).min(ages.len().saturating_sub(1));
+            let (_, oldest, _) = ages.select_nth_unstable(cut);
+            let oldest = *oldest;
+            // What was wanted just now is needed for the profiles that are made next.
+            self.known.retain(|_, known| known.used >= oldest || known.used == self.round);
+            self.known.shrink_to_fit();
+        }
+        let known = &self.known;
+        self.by_caller
+            .retain(|(place, caller), _| known.contains_key(place) && known.contains_key(caller));
+        self.lacking.retain(|place| known.contains_key(place));
+    }
+
+    /// Everything but the names of the last profile.
+    pub fn shed(&mut self) {
+        let round = self.round;
+        self.known.retain(|_, known| known.used == round);
+        self.known.shrink_to_fit();
+        self.kernel.functions.clear();
+        self.make_room();
+    }
+}
+
+impl KernelNames {
+    fn get(&self, address: u64) -> Option<&NamedFrame> {
+        let (_, (start, frame)) = self.functions.range(address.saturating_add(1)..).next()?;
+        (*start <= address).then_some(frame)
+    }
+
+    fn add(&mut self, range: Range<u64>, frame: NamedFrame) {
+        if self.functions.len() >= MOST_KERNEL_FUNCTIONS {
+            self.functions.clear();
+        }
+        self.functions.insert(range.end, (range.start, frame));
+    }
+}
+
+fn unknown() -> NamedFrame {
+    NamedFrame::plain(FrameKind::Marker, "[unknown]")
+}
+
+fn marker_frame(marker: Marker) -> NamedFrame {
+    match marker {
+        Marker::Truncated => NamedFrame::plain(FrameKind::Marker, "[truncated]"),
+        Marker::Incomplete(end) => {
+            let why = End::from_byte(end).map_or("", describe_end);
+            let mut frame = NamedFrame::plain(FrameKind::Marker, "[incomplete]");
+            frame.system_name = format!("[incomplete: {why}]").into();
+            frame
+        }
+    }
+}
