@@ -6,6 +6,7 @@
 //! prints the figures it saw (`--nocapture`).
 
 mod complete_stacks;
+mod daemon;
 mod dotnet_attaching;
 mod dotnet_beside;
 mod dotnet_bundles;

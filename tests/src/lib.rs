@@ -13,6 +13,9 @@
 //! | [`dotnet_profiler`] | a second CLR profiler, for living beside it |
 //! | [`running`] | a child process that cannot outlive its test |
 //! | [`strata`] | one run of `strata record` and what came of it |
+//! | [`daemon`] | `strata daemon`, run as a service manager runs it |
+//! | [`collector`] | a server that takes what profilers send |
+//! | [`backends`] | what arrived at Pyroscope, Datadog and OTLP, read by their schemas |
 //! | [`summary`] | the `--json` summary, losses above all |
 //! | [`pprof`] | an own pprof reader |
 //! | [`stacks`] | stacks and the questions tests ask of them |
@@ -28,8 +31,11 @@
 //! Invariant: no result is believed because strata says so; it is compared with what the target
 //! did, what the kernel counted or what another tool saw.
 
+pub mod backends;
 pub mod bench;
+pub mod collector;
 pub mod compile;
+pub mod daemon;
 pub mod dotnet_calls;
 pub mod dotnet_names;
 pub mod dotnet_parked;

@@ -24,6 +24,7 @@ pub struct Parcel {
     pub outgoing: Outgoing,
     /// For the store.
     pub head: Head,
+    pub who: Arc<Who>,
 }
 
 /// What becomes of the samples of a cut.
@@ -145,7 +146,7 @@ impl Cutter {
             let origin = Arc::new(Origin { sequence, ..who.origin.clone() });
             self.tally.profiles += 1;
             self.tally.samples += samples;
-            parcels.push(Parcel { outgoing: Outgoing { profile, origin }, head });
+            parcels.push(Parcel { outgoing: Outgoing { profile, origin }, head, who });
         }
         // Runtimes that had nothing to say this time go on counting later, while they are few.
         if self.sequences.len() > MOST_SEQUENCES {

@@ -9,19 +9,22 @@
 mod files;
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use strata_delivery::Delivery;
+use strata_delivery::{Delivery, PlanError, SinkPlan};
 use strata_profile::Profile;
+use strata_services::destinations::Wish;
 use strata_sinks::Outgoing;
 use strata_sinks::limits::Cuts;
 use strata_store::{Options, Store};
+use tokio::runtime::Handle;
 
 use super::cutting::Parcel;
-use super::outlets::{Outlet, Way};
+use super::outlets::{self, Outlet, Way};
 use files::Folder;
 
 /// Cuts that wait for the publisher; more would only take memory.
@@ -38,6 +41,19 @@ const RETRY: Duration = Duration::from_secs(60);
 pub struct StorePlan {
     pub directory: PathBuf,
     pub options: Options,
+}
+
+/// Where everything goes.
+#[derive(Clone, Debug, Default)]
+pub struct Destinations {
+    pub store: Option<StorePlan>,
+    pub outlets: Vec<Outlet>,
+    /// Of the outlets that are sent.
+    pub plans: Vec<SinkPlan>,
+    /// Where sinks of targets that have their own keep what waits.
+    pub spools: Option<PathBuf>,
+    /// What each of those may keep in memory.
+    pub memory: usize,
 }
 
 /// What the publisher has done.
@@ -62,7 +78,8 @@ pub struct Figures {
 
 enum Message {
     Profiles(Vec<Parcel>),
-    Configure(Option<StorePlan>, Vec<Outlet>),
+    /// What goes where from now on; the answer says whether the sinks could be set up.
+    Configure(Box<Destinations>, SyncSender<Result<(), PlanError>>),
     /// All that was handed over goes out now.
     Flush(SyncSender<()>),
 }
@@ -76,10 +93,11 @@ pub struct Publisher {
 }
 
 impl Publisher {
+    /// `delivery` has the sinks of `destinations` already.
     pub fn start(
-        store: Option<StorePlan>,
-        outlets: Vec<Outlet>,
+        destinations: Destinations,
         delivery: Arc<Delivery>,
+        network: Handle,
     ) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(WAITING_CUTS);
         let figures = Arc::new(Mutex::new(Figures::default()));
@@ -88,12 +106,15 @@ impl Publisher {
             plan: None,
             next_try: Instant::now(),
             outlets: Vec::new(),
+            own: HashMap::new(),
+            destinations: Destinations::default(),
             delivery,
+            network,
             tended: Instant::now(),
             figures: Figures::default(),
             shown: figures.clone(),
         };
-        work.configure(store, outlets);
+        work.configure(destinations);
         std::thread::Builder::new().name("publisher".into()).spawn(move || {
             crate::record::launch::set_priority(0);
             work.run(&receiver);
@@ -114,9 +135,12 @@ impl Publisher {
         }
     }
 
-    pub fn configure(&self, store: Option<StorePlan>, outlets: Vec<Outlet>) {
+    /// Profiles go elsewhere from now on; the receiver says whether that can be.
+    pub fn configure(&self, destinations: Destinations) -> Receiver<Result<(), PlanError>> {
+        let (done, outcome) = sync_channel(1);
         // It is never long behind.
-        let _ = self.sender.send(Message::Configure(store, outlets));
+        let _ = self.sender.send(Message::Configure(Box::new(destinations), done));
+        outcome
     }
 
     /// Everything goes out, periods over or not; false if that took too long.
@@ -126,8 +150,29 @@ impl Publisher {
     }
 }
 
+/// Whose profiles an outlet takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    All,
+    /// Of targets with these variables.
+    Own(u64),
+}
+
+impl Whose {
+    fn takes(self, own: Option<u64>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Own(key) => own == Some(key),
+        }
+    }
+}
+
+/// Destinations of targets' own.
+const MOST_OWN: usize = 16;
+
 /// An outlet and what it will get next.
 struct Pending {
+    whose: Whose,
     outlet: Outlet,
     folder: Option<Folder>,
     since: Instant,
@@ -136,12 +181,34 @@ struct Pending {
     sequences: HashMap<String, u64>,
 }
 
+impl Pending {
+    fn new(outlet: Outlet, whose: Whose) -> Self {
+        let folder = match &outlet.way {
+            Way::Written(path) => Some(Folder::new(path.clone())),
+            Way::Sent(_) => None,
+        };
+        Self {
+            whose,
+            outlet,
+            folder,
+            since: Instant::now(),
+            profiles: HashMap::new(),
+            sequences: HashMap::new(),
+        }
+    }
+}
+
 struct Work {
     store: Option<Store>,
     plan: Option<StorePlan>,
     next_try: Instant,
     outlets: Vec<Pending>,
+    /// Names of outlets that a target's own variables made, by a hash of those; empty when they
+    /// make none.
+    own: HashMap<u64, Vec<String>>,
+    destinations: Destinations,
     delivery: Arc<Delivery>,
+    network: Handle,
     tended: Instant,
     figures: Figures,
     shown: Arc<Mutex<Figures>>,
@@ -154,9 +221,15 @@ impl Work {
             let begun = Instant::now();
             match message {
                 Ok(Message::Profiles(parcels)) => self.take(parcels),
-                Ok(Message::Configure(store, outlets)) => {
+                Ok(Message::Configure(destinations, done)) => {
                     self.send_all();
-                    self.configure(store, outlets);
+                    let plans = destinations.plans.clone();
+                    let outcome = self.network.block_on(self.delivery.reconfigure(plans));
+                    if outcome.is_ok() {
+                        self.configure(*destinations);
+                    }
+                    // Who asked may have gone.
+                    let _ = done.try_send(outcome);
                 }
                 Ok(Message::Flush(done)) => {
                     self.send_all();
@@ -183,7 +256,10 @@ impl Work {
         }
     }
 
-    fn configure(&mut self, store: Option<StorePlan>, outlets: Vec<Outlet>) {
+    fn configure(&mut self, destinations: Destinations) {
+        let Destinations { store, outlets, .. } = destinations.clone();
+        self.destinations = destinations;
+        self.own.clear();
         let same = match (&self.plan, &store) {
             (Some(old), Some(new)) => {
                 old.directory == new.directory
@@ -202,19 +278,57 @@ impl Work {
         }
         let mut before: HashMap<String, HashMap<String, u64>> =
             self.outlets.drain(..).map(|old| (old.outlet.name, old.sequences)).collect();
-        self.outlets = outlets
-            .into_iter()
-            .map(|outlet| Pending {
-                folder: match &outlet.way {
-                    Way::Written(path) => Some(Folder::new(path.clone())),
-                    Way::Sent(_) => None,
-                },
-                sequences: before.remove(&outlet.name).unwrap_or_default(),
-                outlet,
-                since: Instant::now(),
-                profiles: HashMap::new(),
-            })
-            .collect();
+        let outlets = outlets.into_iter().map(|outlet| {
+            let sequences = before.remove(&outlet.name).unwrap_or_default();
+            Pending { sequences, ..Pending::new(outlet, Whose::All) }
+        });
+        self.outlets = outlets.collect();
+    }
+
+    /// The outlets that a target's own variables make, which a rule allows.
+    fn own_outlets(&mut self, wishes: &[Wish]) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for wish in wishes {
+            (wish.variable, &wish.value).hash(&mut hasher);
+        }
+        let key = hasher.finish();
+        if self.own.contains_key(&key) {
+            return key;
+        }
+        let mut names = Vec::new();
+        let made = self.own.values().filter(|names| !names.is_empty()).count();
+        let (mut sinks, problems) = strata_config::families::own_sinks(wishes);
+        for problem in problems {
+            tracing::warn!("a target's own destination: {problem}");
+        }
+        if made >= MOST_OWN {
+            tracing::warn!("more than {MOST_OWN} targets have destinations of their own");
+            sinks.clear();
+        }
+        for sink in &mut sinks {
+            sink.name = format!("own-{}-{key:016x}", sink.name);
+        }
+        let (spools, memory) = (self.destinations.spools.clone(), self.destinations.memory);
+        match outlets::of(&sinks, spools.as_deref(), memory) {
+            Ok((outlets, plans)) => {
+                let mut all = self.destinations.plans.clone();
+                all.extend(plans.iter().cloned());
+                match self.network.block_on(self.delivery.reconfigure(all.clone())) {
+                    Ok(()) => {
+                        self.destinations.plans = all;
+                        for outlet in outlets {
+                            tracing::info!(sink = outlet.name, "a target has its own destination");
+                            names.push(outlet.name.clone());
+                            self.outlets.push(Pending::new(outlet, Whose::Own(key)));
+                        }
+                    }
+                    Err(error) => tracing::warn!(%error, "a target's own destination"),
+                }
+            }
+            Err(error) => tracing::warn!(%error, "a target's own destination"),
+        }
+        self.own.insert(key, names);
+        key
     }
 
     fn open_store(&mut self) {
@@ -251,7 +365,14 @@ impl Work {
             } else if self.plan.is_some() {
                 self.figures.not_stored += 1;
             }
+            let own = match parcel.who.identity.wishes.as_slice() {
+                [] => None,
+                wishes => Some(self.own_outlets(wishes)),
+            };
             for pending in &mut self.outlets {
+                if !pending.whose.takes(own) {
+                    continue;
+                }
                 let origin = &parcel.outgoing.origin;
                 let key = (origin.runtime_id.clone(), origin.service.clone());
                 pending.profiles.entry(key).or_default().push(parcel.outgoing.clone());

@@ -20,7 +20,7 @@ use super::log::Log;
 use super::memory::{self, Budget, Pressure, Watch};
 use super::notify::Manager;
 use super::people::{Containers, Known, age_of};
-use super::publishing::{Publisher, StorePlan};
+use super::publishing::{Destinations, Publisher, StorePlan};
 use super::settings::{Source, kernel_frequency};
 use super::{outlets, web};
 use crate::engine::{Engine, Options};
@@ -144,7 +144,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     let manager = Manager::of_environment();
     raise_file_limit();
     let budget = Budget::of(configuration.memory_limit.value.0, configuration.sinks.len());
-    let (plans, store, outlets) = destinations(&configuration, &budget)?;
+    let destinations = destinations(&configuration, &budget)?;
     // Listening first: a second daemon ends here, before it does anything to the host.
     let listener = match configuration.metrics.value {
         None => None,
@@ -158,9 +158,10 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             })?)
         }
     };
-    let delivery = network.spawn(Delivery::start(plans, Clock::real())).await??;
+    let starting = Delivery::start(destinations.plans.clone(), Clock::real());
+    let delivery = network.spawn(starting).await??;
     let delivery = Arc::new(delivery);
-    let publisher = Publisher::start(store, outlets, delivery.clone())
+    let publisher = Publisher::start(destinations, delivery.clone(), network.clone())
         .context("the publisher's thread cannot be started")?;
     crate::record::launch::set_priority(crate::record::launch::RECORDING_PRIORITY);
     let frequency = kernel_frequency(&configuration);
@@ -240,8 +241,6 @@ fn period(configuration: &Configuration) -> Duration {
     sinks.chain(store).min().unwrap_or(STORE_PERIOD).max(SHORTEST_PERIOD)
 }
 
-type Destinations = (Vec<strata_delivery::SinkPlan>, Option<StorePlan>, Vec<outlets::Outlet>);
-
 fn destinations(configuration: &Configuration, budget: &Budget) -> Result<Destinations> {
     let store = &configuration.store;
     let spools = store.path.value.parent().map(|folder| folder.join("spool"));
@@ -256,7 +255,7 @@ fn destinations(configuration: &Configuration, budget: &Budget) -> Result<Destin
             ..defaults
         },
     });
-    Ok((plans, plan, outlets))
+    Ok(Destinations { store: plan, outlets, plans, spools, memory: budget.sink })
 }
 
 /// Files of many containers are open at the same time.
@@ -435,14 +434,13 @@ impl Daemon {
     async fn try_reload(&mut self) -> Result<()> {
         let Loaded { configuration, notices, .. } = self.source.load()?;
         let budget = Budget::of(configuration.memory_limit.value.0, configuration.sinks.len());
-        let (plans, store, outlets) = destinations(&configuration, &budget)?;
+        let destinations = destinations(&configuration, &budget)?;
         // What was sampled under the old rules is of the old rules.
         self.engine.turn();
         self.meet_newcomers();
         self.cut();
-        let delivery = self.delivery.clone();
-        self.network.spawn(async move { delivery.reconfigure(plans).await }).await??;
-        self.publisher.configure(store, outlets);
+        let outcome = self.publisher.configure(destinations);
+        tokio::task::spawn_blocking(move || outcome.recv()).await???;
         self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
         for notice in notices {
             tracing::warn!("{notice}");

@@ -1,0 +1,405 @@
+//! The daemon against real servers: what arrives, for whom, and what becomes of it when the server
+//! or the daemon is away.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use strata_tests::backends::{self, Received};
+use strata_tests::collector::{Answer, Collector};
+use strata_tests::daemon::{Daemon, PATIENCE};
+use strata_tests::running::{Running, wait_until};
+use strata_tests::{machine, pprof, targets};
+
+/// The program whose functions take 50, 30 and 20 % of its time, with variables.
+fn shares(variables: &[(&str, &str)]) -> Result<Running> {
+    let mut command = Command::new(targets::c("shares").build()?);
+    command.arg("600").envs(variables.iter().copied());
+    Running::from_command(command)
+}
+
+fn of_service(received: &[Received], label: &str, service: &str) -> Vec<Received> {
+    received.iter().filter(|one| one.label(label) == service).cloned().collect()
+}
+
+/// Sums of several profiles' stacks.
+fn all_stacks(received: &[Received]) -> Result<strata_tests::stacks::Stacks> {
+    let mut all = strata_tests::stacks::Stacks::default();
+    for one in received {
+        all.stacks.extend(one.profile.stacks()?.stacks);
+    }
+    Ok(all)
+}
+
+fn assert_shares(name: &str, received: &[Received]) -> Result<()> {
+    let stacks = all_stacks(received)?;
+    let share = |function| stacks.share_with(function);
+    let shares = ["burn_fifty", "burn_thirty", "burn_twenty"].map(share);
+    println!("{name}: {} profiles, {} samples, {shares:.3?}", received.len(), stacks.total());
+    for (share, expected) in shares.into_iter().zip([0.5, 0.3, 0.2]) {
+        assert!((share - expected).abs() < 0.1, "{name}: {shares:?}");
+    }
+    Ok(())
+}
+
+fn types_of(profile: &pprof::Profile) -> Vec<String> {
+    let types = profile.sample_type.iter();
+    types
+        .map(|kind| format!("{}/{}", profile.string(kind.r#type), profile.string(kind.unit)))
+        .collect()
+}
+
+#[test]
+fn profiles_of_a_known_program_arrive_at_every_backend_under_its_name() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    let (pyroscope, push) = Collector::on_port(0)?;
+    let agent_socket = daemon.folder().join("agent.socket");
+    let agent = Collector::on_socket(&agent_socket)?;
+    let (otlp, export) = Collector::on_port(0)?;
+    let files = daemon.folder().join("files");
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 499\n\
+         [sink.pyroscope]\nurl = \"http://{push}\"\nperiod = \"2s\"\ntenant = \"blue\"\n\
+         token = \"s3cret\"\n\
+         [sink.datadog]\nurl = \"unix://{}\"\nperiod = \"4s\"\n\
+         [sink.otlp]\nurl = \"http://{export}\"\nperiod = \"2s\"\n\
+         [sink.file]\npath = \"{}\"\nperiod = \"2s\"\n",
+        agent_socket.display(),
+        files.display()
+    ))?;
+    daemon.start()?;
+    let target = shares(&[
+        ("DD_SERVICE", "shop"),
+        ("DD_ENV", "prod"),
+        ("DD_VERSION", "1.2"),
+        ("DD_TAGS", "team:checkout"),
+        ("DD_GIT_COMMIT_SHA", "abc123"),
+        // Where a target wants its data to go is nobody's business.
+        ("DD_TRACE_AGENT_URL", "http://127.0.0.1:1"),
+        ("PYROSCOPE_SERVER_ADDRESS", "http://127.0.0.1:1"),
+    ])?;
+    let pid = target.pid().to_string();
+    let enough = |requests: usize| requests >= 3;
+    wait_until("every backend has some profiles", PATIENCE, || {
+        let of = |collector: &Collector| collector.requests().len();
+        let shop = backends::datadog(&agent.requests()).unwrap_or_default();
+        enough(of(&pyroscope))
+            && enough(of(&otlp))
+            && of_service(&shop, "service", "shop").len() >= 2
+    })?;
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+
+    let requests = pyroscope.requests();
+    for request in &requests {
+        assert_eq!(request.header("authorization"), "Bearer s3cret");
+        assert_eq!(request.header("x-scope-orgid"), "blue");
+        assert_eq!(request.header("content-type"), "application/proto");
+    }
+    let arrived = backends::pyroscope(&requests)?;
+    let shop = of_service(&arrived, "service_name", "shop");
+    assert_shares("Pyroscope", &shop)?;
+    for one in &shop {
+        assert_eq!(one.label("__name__"), "process_cpu");
+        assert_eq!((one.label("env"), one.label("version")), ("prod", "1.2"));
+        assert_eq!(one.label("service_git_ref"), "abc123");
+        // A value for each process would be a series for each.
+        assert_eq!((one.label("pid"), one.label("team")), ("", ""));
+        assert!(types_of(&one.profile).contains(&"cpu/nanoseconds".to_owned()));
+    }
+
+    let arrived = backends::datadog(&agent.requests())?;
+    let shop = of_service(&arrived, "service", "shop");
+    assert_shares("Datadog", &shop)?;
+    let mut sequence: Vec<u64> = Vec::new();
+    for one in &shop {
+        assert_eq!(one.label("process_id"), pid);
+        assert_eq!((one.label("env"), one.label("version")), ("prod", "1.2"));
+        assert_eq!(one.label("team"), "checkout");
+        assert_eq!(one.label("git.commit.sha"), "abc123");
+        assert_eq!(one.label("runtime-id"), shop[0].label("runtime-id"));
+        assert_eq!(one.label("runtime-id").len(), 36);
+        sequence.push(one.label("profile_seq").parse()?);
+    }
+    sequence.sort_unstable();
+    assert!(sequence.iter().copied().eq(0..sequence.len() as u64), "{sequence:?}");
+
+    let sums = backends::otlp(&otlp.requests())?;
+    let shop: Vec<_> = sums
+        .iter()
+        .filter(|sum| sum.attributes.get("service.name").is_some_and(|name| name == "shop"))
+        .collect();
+    let total = |kind: &str| -> i64 {
+        shop.iter().filter(|sum| sum.sample_type == kind).map(|sum| sum.total).sum()
+    };
+    let (samples, cpu) = (total("samples/count"), total("cpu/nanoseconds"));
+    println!("OTLP: {samples} samples, {cpu} ns");
+    assert!(samples > 100 && cpu == samples * (1_000_000_000 / 499));
+    for sum in &shop {
+        assert_eq!(sum.attributes["process.pid"], pid);
+        assert_eq!(sum.attributes["service.version"], "1.2");
+    }
+
+    let written: Vec<_> = std::fs::read_dir(files.join("shop"))?.flatten().collect();
+    let mut read = Vec::new();
+    for file in &written {
+        read.push(Received {
+            labels: Default::default(),
+            profile: pprof::read(&file.path())?,
+            batch: String::new(),
+        });
+    }
+    assert_shares("files", &read)
+}
+
+#[test]
+fn what_is_sampled_in_the_middle_of_a_period_is_sent_when_the_daemon_ends() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    let (server, address) = Collector::on_port(0)?;
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 199\n[sink.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1h\"\n"
+    ))?;
+    daemon.start()?;
+    let _target = shares(&[("PYROSCOPE_APPLICATION_NAME", "late")])?;
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(server.requests().is_empty(), "nothing is due yet");
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let arrived = of_service(&backends::pyroscope(&server.requests())?, "service_name", "late");
+    assert_shares("the last profile", &arrived)
+}
+
+#[test]
+fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    let (server, address) = Collector::on_port(0)?;
+    let sink = format!(
+        "[sampling]\nfrequency = 199\n[sink.pyroscope]\nurl = \"http://{address}\"\n\
+         period = \"1s\"\nlabels = [\"*\"]\n"
+    );
+    let exe = targets::c("shares").build()?;
+    daemon.configure(&sink)?;
+    daemon.start()?;
+    let _plain = shares(&[])?;
+    let _named = shares(&[("OTEL_SERVICE_NAME", "of-environment")])?;
+    let _off = shares(&[("DD_SERVICE", "off"), ("DD_PROFILING_CPU_ENABLED", "0")])?;
+    let services = || {
+        let arrived = backends::pyroscope(&server.requests()).unwrap_or_default();
+        let mut services: Vec<String> =
+            arrived.iter().map(|one| one.label("service_name").to_owned()).collect();
+        services.sort();
+        services.dedup();
+        services
+    };
+    let name = exe.file_name().context("a name")?.to_string_lossy().into_owned();
+    let has = |service: &str| services().iter().any(|known| known == service);
+    wait_until("both services arrive", PATIENCE, || has(&name) && has("of-environment"))?;
+    assert!(!has("off"), "its own environment says no: {:?}", services());
+
+    // A rule for the program goes before its environment.
+    let rule = format!(
+        "{sink}[[rule]]\nservice = \"of-rule\"\nlabels = {{ team = \"blue\" }}\n\
+         match = {{ exe = \"{}\" }}\ntypes = [\"cpu\"]\n",
+        exe.display()
+    );
+    daemon.configure(&rule)?;
+    daemon.reload()?;
+    let seen = server.requests().len();
+    wait_until("the rule's service arrives", PATIENCE, || has("of-rule"))?;
+    let later = |skip: usize| {
+        let requests = server.requests();
+        backends::pyroscope(requests.get(skip + 2..).unwrap_or_default()).unwrap_or_default()
+    };
+    wait_until("more periods pass", PATIENCE, || server.requests().len() > seen + 4)?;
+    let after = later(seen);
+    assert!(of_service(&after, "service_name", "of-environment").is_empty());
+    for one in of_service(&after, "service_name", "of-rule") {
+        assert_eq!(one.label("team"), "blue");
+    }
+
+    // What cannot be used changes nothing, and is told.
+    daemon.configure("[sampling]\nfrequenzy = 3\n")?;
+    daemon.reload()?;
+    let trouble = daemon.status()?["configuration"]["trouble"].to_string();
+    println!("{trouble}");
+    assert!(
+        trouble.contains("frequenzy") && trouble.contains("did you mean `frequency`"),
+        "{trouble}"
+    );
+
+    // And a rule can leave a program out.
+    daemon.configure(&format!(
+        "{sink}[[rule]]\nenable = false\nmatch = {{ exe = \"{}\" }}\n",
+        exe.display()
+    ))?;
+    daemon.reload()?;
+    let seen = server.requests().len();
+    let _other = Running::from_command({
+        let mut command = Command::new(targets::c("zero").build()?);
+        command.arg("600").env("DD_SERVICE", "other");
+        command
+    })?;
+    wait_until("others still arrive", PATIENCE, || {
+        let after = later(seen);
+        of_service(&after, "service_name", "other").len() > 2
+    })?;
+    let after = later(seen);
+    assert!(of_service(&after, "service_name", "of-rule").is_empty());
+    assert!(of_service(&after, "service_name", &name).is_empty());
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    Ok(())
+}
+
+#[test]
+fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    let agent_socket = daemon.folder().join("agent.socket");
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 99\n[sink.datadog]\nurl = \"unix://{}\"\nperiod = \"1s\"\n",
+        agent_socket.display()
+    ))?;
+    // Nobody listens at first.
+    daemon.start()?;
+    let _target = shares(&[("DD_SERVICE", "patient")])?;
+    let waiting = |daemon: &Daemon| -> u64 {
+        let status = daemon.status().unwrap_or_default();
+        status["sinks"][0]["waiting_batches"].as_u64().unwrap_or(0)
+    };
+    let cuts = |daemon: &Daemon| -> u64 {
+        daemon.status().unwrap_or_default()["profiles"]["cuts"].as_u64().unwrap_or(0)
+    };
+    let begun = cuts(&daemon);
+    wait_until("some batches wait", PATIENCE, || {
+        cuts(&daemon) > begun + 4 && waiting(&daemon) > 3
+    })?;
+    daemon.kill()?;
+    // Then it is ill, and well again.
+    let agent = Collector::on_socket(&agent_socket)?;
+    agent.answer(Answer::status(503));
+    daemon.start()?;
+    wait_until("the agent is asked", PATIENCE, || agent.requests().len() > 1)?;
+    let ill = agent.requests().len();
+    agent.answer(Answer::default());
+    let begun = cuts(&daemon);
+    wait_until("everything is delivered", PATIENCE, || {
+        cuts(&daemon) > begun + 4 && waiting(&daemon) == 0
+    })?;
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let requests = agent.requests();
+    let well = backends::datadog(requests.get(ill..).unwrap_or_default())?;
+    let patient = of_service(&well, "service", "patient");
+    let mut by_runtime: std::collections::BTreeMap<String, Vec<u64>> = Default::default();
+    for one in &patient {
+        let sequence = one.label("profile_seq").parse()?;
+        by_runtime.entry(one.label("runtime-id").to_owned()).or_default().push(sequence);
+    }
+    println!("sequences by runtime: {by_runtime:?}");
+    // The daemon that was killed had given the process another id.
+    assert_eq!(by_runtime.len(), 2);
+    assert!(by_runtime.values().all(|sequences| sequences.len() > 2));
+    for sequences in by_runtime.values_mut() {
+        sequences.sort_unstable();
+        let all = sequences.iter().copied().eq(0..sequences.len() as u64);
+        assert!(all, "none is missing and none came twice: {sequences:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_second_daemon_and_a_wrong_configuration_are_told_what_to_do() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("")?;
+    daemon.start()?;
+    let strata = strata_tests::places::strata_binary()?;
+    let run = |arguments: &[&str]| -> Result<strata_tests::running::Ended> {
+        Running::start(&strata, arguments)?.wait(PATIENCE)
+    };
+    let configuration = daemon.configuration();
+    let configuration = configuration.to_string_lossy();
+    let second = run(&["daemon", "--config", &configuration])?;
+    assert!(!second.status.success());
+    assert!(second.stderr.contains("another strata daemon"), "{}", second.stderr);
+    let address = daemon.metrics_address().to_string();
+    let status = run(&["status", "--address", &address])?;
+    println!("{}", status.stdout);
+    assert!(status.status.success() && status.stdout.contains("healthy"));
+    let metrics = daemon.metrics()?;
+    for name in ["strata_samples_total", "strata_memory_bytes{of=\"bpf_maps\"}"] {
+        assert!(metrics.contains(name), "{metrics}");
+    }
+    daemon.end()?;
+    let nobody = run(&["status", "--address", &address])?;
+    assert!(nobody.stderr.contains("is `strata daemon` running"), "{}", nobody.stderr);
+    let wrong = run(&["config", "check", "--set", "sampling.frequency=fast"])?;
+    assert!(!wrong.status.success());
+    assert!(wrong.stderr.contains("flag --set: sampling.frequency"), "{}", wrong.stderr);
+    let shown = run(&[
+        "config",
+        "show",
+        "--config",
+        &configuration,
+        "--set",
+        "sink.pyroscope.url=http://x:1",
+        "--set",
+        "sink.pyroscope.token=s3cret",
+    ])?;
+    assert!(shown.stdout.contains("sink.pyroscope.token = ***  # flag --set"), "{}", shown.stdout);
+    assert!(!shown.stdout.contains("s3cret") && shown.stdout.contains("# default"));
+    Ok(())
+}
+
+#[test]
+fn two_app_domains_of_one_process_have_profiles_and_names_of_their_own() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    let (server, address) = Collector::on_port(0)?;
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 199\n[dotnet]\nage = \"0s\"\nbridge = \"environment\"\n\
+         [sink.pyroscope]\nurl = \"http://{address}\"\nperiod = \"2s\"\n\
+         labels = [\"*\", \"runtime_id\", \"pid\"]\n"
+    ))?;
+    daemon.start()?;
+    let folder = tempfile::tempdir()?;
+    let folder = folder.path().to_string_lossy();
+    let target = Running::start(env!("CARGO_BIN_EXE_two_domains").as_ref(), &["300", &folder])?;
+    let pid = target.pid().to_string();
+    let of_process = || -> Vec<Received> {
+        let arrived = backends::pyroscope(&server.requests()).unwrap_or_default();
+        arrived.into_iter().filter(|one| one.label("pid") == pid).collect()
+    };
+    let both = || {
+        let arrived = of_process();
+        ["shop-web", "Jobs"].iter().all(|name| of_service(&arrived, "service_name", name).len() > 2)
+    };
+    wait_until("both domains have had some periods", PATIENCE, both)?;
+    daemon.end()?;
+    let arrived = of_process();
+    let [shop, jobs] = ["shop-web", "Jobs"].map(|name| of_service(&arrived, "service_name", name));
+    let threads_of = |profiles: &[Received]| -> Result<BTreeSet<i32>> {
+        Ok(all_stacks(profiles)?.stacks.iter().filter_map(|stack| stack.tid()).collect())
+    };
+    for of_domain in [&shop, &jobs] {
+        let runtime = of_domain[0].label("runtime_id");
+        // What was sampled before anybody knew of domains is the process's.
+        let known = of_domain.iter().filter(|one| one.label("runtime_id") == runtime);
+        println!("{}: {} profiles", of_domain[0].label("service_name"), known.count());
+        assert!(of_domain.iter().all(|one| one.label("env") == "prod"));
+    }
+    let jobs_thread = threads_of(&jobs)?;
+    assert_eq!(jobs_thread.len(), 1, "the domain has one thread");
+    // Before its bridge was read, a process was one; its first domain's name stands for it.
+    let first = jobs.iter().map(|one| one.profile.time_nanos).min().unwrap_or(0);
+    let later: Vec<Received> =
+        shop.iter().filter(|one| one.profile.time_nanos > first).cloned().collect();
+    assert!(later.len() > 1 && threads_of(&later)?.is_disjoint(&jobs_thread));
+    assert_ne!(shop[0].label("runtime_id"), jobs[0].label("runtime_id"));
+    Ok(())
+}

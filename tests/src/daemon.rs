@@ -1,0 +1,149 @@
+//! `strata daemon`, run as a service manager runs it.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::places;
+use crate::running::{Ended, Running, wait_until};
+
+/// How long anything may take before a test gives up: the machine may be busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A daemon and its folder: configuration, store, spool, log.
+pub struct Daemon {
+    running: Option<Running>,
+    folder: TempDir,
+    metrics: SocketAddr,
+    variables: Vec<(String, String)>,
+}
+
+impl Daemon {
+    /// A folder for a daemon that is not started yet.
+    pub fn prepared() -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("strata-daemon-").tempdir()?;
+        // Nobody else takes the port meanwhile: tests have the machine alone.
+        let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        Ok(Self { running: None, folder, metrics, variables: Vec::new() })
+    }
+
+    pub fn with_variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Writes the configuration. Store, metrics and log are set already.
+    pub fn configure(&self, text: &str) -> Result<()> {
+        let (head, tables) = match text.find('[') {
+            Some(at) => text.split_at(at),
+            None => (text, ""),
+        };
+        let folder = self.folder.path().display();
+        let own = format!(
+            "{head}\n[metrics]\naddress = \"{}\"\n[store]\npath = \"{folder}/store\"\n{tables}",
+            self.metrics
+        );
+        Ok(std::fs::write(self.configuration(), own)?)
+    }
+
+    pub fn configuration(&self) -> PathBuf {
+        self.folder.path().join("strata.toml")
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn store(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    /// Starts it, and waits until it samples.
+    pub fn start(&mut self) -> Result<()> {
+        let mut command = Command::new(places::strata_binary()?);
+        command.arg("daemon").arg("--config").arg(self.configuration());
+        // What this process was told is not meant for the daemon.
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy();
+            if ["DD_", "OTEL_", "PYROSCOPE_", "STRATA_"].iter().any(|own| name.starts_with(own)) {
+                command.env_remove(&*name);
+            }
+        }
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        let mut running = Running::from_command(command)?;
+        let metrics = self.metrics;
+        let mut ended = false;
+        wait_until("the daemon answers", PATIENCE, || {
+            ended = !running.is_alive();
+            ended || get(metrics, "/healthz").is_ok_and(|body| body == "ok\n")
+        })?;
+        if ended {
+            let ended = running.wait(PATIENCE)?;
+            bail!("strata daemon: {} {}", ended.status, ended.stderr);
+        }
+        self.running = Some(running);
+        Ok(())
+    }
+
+    pub fn running(&mut self) -> Result<&mut Running> {
+        self.running.as_mut().context("the daemon is not running")
+    }
+
+    pub fn pid(&mut self) -> Result<i32> {
+        Ok(self.running()?.pid())
+    }
+
+    /// What it says of itself.
+    pub fn status(&self) -> Result<Value> {
+        Ok(serde_json::from_str(&get(self.metrics, "/status")?)?)
+    }
+
+    pub fn metrics(&self) -> Result<String> {
+        get(self.metrics, "/metrics")
+    }
+
+    pub fn metrics_address(&self) -> SocketAddr {
+        self.metrics
+    }
+
+    /// Makes it read its configuration again, and waits until it has, with or without success.
+    pub fn reload(&mut self) -> Result<()> {
+        let before = self.status()?["configuration"].clone();
+        self.running()?.signal(Signal::HUP)?;
+        wait_until("the daemon reloads", PATIENCE, || {
+            self.status().is_ok_and(|status| status["configuration"] != before)
+        })
+    }
+
+    /// Ends it as a service manager does.
+    pub fn end(&mut self) -> Result<Ended> {
+        let running = self.running.take().context("the daemon is not running")?;
+        running.signal(Signal::TERM)?;
+        running.wait(PATIENCE)
+    }
+
+    /// Ends it as the kernel does.
+    pub fn kill(&mut self) -> Result<()> {
+        let running = self.running.take().context("the daemon is not running")?;
+        running.signal(Signal::KILL)?;
+        running.wait(PATIENCE).map(drop)
+    }
+}
+
+fn get(address: SocketAddr, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no answer")?;
+    anyhow::ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
+    Ok(body.to_owned())
+}
