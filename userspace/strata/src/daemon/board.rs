@@ -48,7 +48,7 @@ pub struct Snapshot {
 }
 
 /// What memory was given back by, in the order it is done.
-pub const SHED: [&str; 4] = ["names", "tables", "early_cut", "workers"];
+pub const SHED: [&str; 4] = ["names", "early_cut", "workers", "tables"];
 
 #[derive(Clone, Debug, Default)]
 pub struct Bridges {

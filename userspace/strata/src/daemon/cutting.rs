@@ -78,13 +78,15 @@ impl Cutter {
         self.at.elapsed()
     }
 
-    /// Cuts, names, and makes the profiles.
+    /// Cuts, names, and makes the profiles, which `take` gets some at a time, and is
+    /// told which are the last: all of a crowded host would be much memory.
     pub fn cut(
         &mut self,
         engine: &mut Engine,
         configuration: &Configuration,
         containers: &dyn Containers,
-    ) -> Vec<Parcel> {
+        mut take: impl FnMut(&mut Engine, Vec<Parcel>, bool),
+    ) {
         let cutting = Instant::now();
         let aggregate = engine.cut();
         let (begun, length) = (self.begun, self.at.elapsed());
@@ -109,7 +111,7 @@ impl Cutter {
                 groups.entry((key.image, key.domain)).or_default().push((thread, stack, count));
             }
         }
-        let mut parcels = Vec::with_capacity(groups.len());
+        let mut parcels = Vec::new();
         let mut alive: HashMap<String, u64> = HashMap::with_capacity(groups.len());
         for ((image, domain), counts) in groups {
             let samples: u64 = counts.iter().map(|(_, _, count)| *count).sum();
@@ -146,6 +148,9 @@ impl Cutter {
             let origin = Arc::new(Origin { sequence, ..who.origin.clone() });
             self.tally.profiles += 1;
             self.tally.samples += samples;
+            if parcels.len() >= AT_ONCE {
+                take(engine, std::mem::take(&mut parcels), false);
+            }
             parcels.push(Parcel { outgoing: Outgoing { profile, origin }, head, who });
         }
         // Runtimes that had nothing to say this time go on counting later, while they are few.
@@ -153,12 +158,12 @@ impl Cutter {
             self.sequences.clear();
         }
         self.sequences.extend(alive);
+        take(engine, parcels, true);
         drop(aggregate);
         engine.forget();
         let table = &engine.table;
         self.people.retain(|image| table.image(image).is_some());
         self.tally.nanos += u64::try_from(cutting.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        parcels
     }
 
     /// What nobody wants is not sampled any more, unless another runtime of the process is.
@@ -174,6 +179,8 @@ impl Cutter {
     }
 }
 
+/// Profiles that are handed over together.
+const AT_ONCE: usize = 128;
 /// Runtimes that have had profiles and are remembered.
 const MOST_SEQUENCES: usize = 100_000;
 

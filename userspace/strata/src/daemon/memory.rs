@@ -3,9 +3,10 @@
 //! Counted are: memory of its own and of its helper processes, the program's file once, and the
 //! kernel's memory for BPF maps, whose pages strata maps too and which count once.
 //!
-//! What it can do without goes first: names that the last profile did not need, then tables of
-//! processes that are sampled rarely, then the rest of a period, which is cut early. All that is
-//! counted; no sample is lost by it.
+//! What it can do without goes first: names that the last profile did not need, and who processes
+//! are, which is worked out anew; then the rest of a period, which is cut early; then helper
+//! processes. All that is counted; no sample is lost by it. Unwind tables have a part of the limit
+//! of their own: the least used make room for others.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -28,18 +29,11 @@ impl Use {
     pub fn total(&self) -> u64 {
         self.own.saturating_add(self.workers).saturating_add(self.maps)
     }
-
-    /// What is in use now. `workers` are the helper processes, `maps` the bytes of BPF maps.
-    pub fn now(workers: impl Iterator<Item = u32>, maps: u64) -> Self {
-        let own = resident("self");
-        let workers = workers.map(|pid| private(&pid.to_string())).sum();
-        Self { own, workers, maps }
-    }
 }
 
 /// Resident bytes of strata, without the pages of BPF maps.
-fn resident(process: &str) -> u64 {
-    let Ok(file) = fs::File::open(format!("/proc/{process}/smaps")) else { return 0 };
+fn resident() -> u64 {
+    let Ok(file) = fs::File::open("/proc/self/smaps") else { return 0 };
     let mut all = 0u64;
     let mut is_map = false;
     for line in BufReader::new(file).lines().map_while(Result::ok) {
@@ -94,7 +88,7 @@ impl Budget {
     pub fn of(limit: u64, sinks: usize) -> Self {
         let part = |of: u64| limit / of;
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let ring = part(48).clamp(1 << 20, 8 << 20);
+        let ring = part(32).clamp(1 << 20, 8 << 20);
         let ring = if ring.is_power_of_two() { ring } else { ring.next_power_of_two() / 2 };
         Self {
             limit,
@@ -115,7 +109,7 @@ pub enum Pressure {
     None,
     /// Over nine tenths of the limit.
     Tight,
-    /// Over the limit.
+    /// Nearly at the limit.
     Over,
 }
 
@@ -125,21 +119,31 @@ pub struct Watch {
     pub limit: u64,
     pub last: Use,
     pub peak: u64,
+    /// Resident bytes that are not strata's alone: its file, without the pages of BPF maps.
+    shared: u64,
     looked: Instant,
 }
 
-/// How often memory is looked at: a look costs a millisecond. When it is tight, more often.
-const LOOK: Duration = Duration::from_secs(10);
-const LOOK_WHEN_TIGHT: Duration = Duration::from_secs(1);
+/// How often everything is looked at, which costs a millisecond. What changes is looked at every
+/// time.
+const THOROUGHLY: Duration = Duration::from_secs(60);
 
 impl Watch {
     pub fn new(limit: u64) -> Self {
-        Self { limit, last: Use::default(), peak: 0, looked: Instant::now() - LOOK }
+        let mut watch =
+            Self { limit, last: Use::default(), peak: 0, shared: 0, looked: Instant::now() };
+        watch.look_thoroughly();
+        watch
+    }
+
+    fn look_thoroughly(&mut self) {
+        self.looked = Instant::now();
+        self.shared = resident().saturating_sub(private("self"));
     }
 
     pub fn pressure(&self) -> Pressure {
         let used = self.last.total();
-        if used > self.limit {
+        if used > self.limit / 100 * 95 {
             Pressure::Over
         } else if used > self.limit / 10 * 9 {
             Pressure::Tight
@@ -148,21 +152,16 @@ impl Watch {
         }
     }
 
-    /// A new look, if it is time for one.
-    pub fn look(&mut self, workers: impl Iterator<Item = u32>, maps: u64) -> Option<Pressure> {
-        let wait = if self.pressure() == Pressure::None { LOOK } else { LOOK_WHEN_TIGHT };
-        if self.looked.elapsed() < wait {
-            return None;
+    /// A new look. `workers` are the helper processes, `maps` the bytes of BPF maps.
+    pub fn look(&mut self, workers: impl Iterator<Item = u32>, maps: u64) -> Pressure {
+        if self.looked.elapsed() >= THOROUGHLY {
+            self.look_thoroughly();
         }
-        self.looked = Instant::now();
-        self.last = Use::now(workers, maps);
+        let workers = workers.map(|pid| private(&pid.to_string())).sum();
+        let own = self.shared.saturating_add(private("self"));
+        self.last = Use { own, workers, maps };
         self.peak = self.peak.max(self.last.total());
-        Some(self.pressure())
-    }
-
-    /// The next look is due at once.
-    pub fn look_soon(&mut self) {
-        self.looked = Instant::now() - LOOK;
+        self.pressure()
     }
 }
 
@@ -197,9 +196,13 @@ mod tests {
 
     #[test]
     fn own_memory_is_seen() {
-        let before = Use::now(std::iter::empty(), 0).own;
+        let mut watch = Watch::new(1 << 40);
+        watch.look(std::iter::empty(), 0);
+        let before = watch.last.own;
         let filled = vec![7u8; 32 << 20];
-        let after = Use::now(std::iter::empty(), 0).own;
+        watch.look(std::iter::empty(), 0);
+        let after = watch.last.own;
         assert!(after > before + (24 << 20), "{before} {after} {}", filled.len());
+        assert_eq!(watch.pressure(), Pressure::None);
     }
 }

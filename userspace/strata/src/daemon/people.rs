@@ -121,6 +121,13 @@ impl People {
         });
     }
 
+    /// Who they are is worked out anew when it is needed.
+    pub fn shed(&mut self) {
+        for person in self.persons.values_mut() {
+            person.known = HashMap::new();
+        }
+    }
+
     pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
         self.persons.retain(|image, _| is_kept(*image));
     }

@@ -77,7 +77,8 @@ pub struct Figures {
 }
 
 enum Message {
-    Profiles(Vec<Parcel>),
+    /// Some of a cut's profiles; the flag says that they are its last.
+    Profiles(Vec<Parcel>, bool),
     /// What goes where from now on; the answer says whether the sinks could be set up.
     Configure(Box<Destinations>, SyncSender<Result<(), PlanError>>),
     /// All that was handed over goes out now.
@@ -126,12 +127,15 @@ impl Publisher {
         self.figures.clone()
     }
 
-    pub fn publish(&mut self, parcels: Vec<Parcel>) {
-        let count = parcels.len() as u64;
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            self.sender.try_send(Message::Profiles(parcels))
-        {
-            self.dropped += count;
+    /// Hands profiles over; gives them back when the publisher is busy.
+    pub fn try_publish(&self, parcels: Vec<Parcel>, last: bool) -> Result<(), Vec<Parcel>> {
+        match self.sender.try_send(Message::Profiles(parcels, last)) {
+            Ok(()) => Ok(()),
+            Err(
+                TrySendError::Full(Message::Profiles(parcels, _))
+                | TrySendError::Disconnected(Message::Profiles(parcels, _)),
+            ) => Err(parcels),
+            Err(_) => Ok(()),
         }
     }
 
@@ -220,7 +224,12 @@ impl Work {
             let message = receiver.recv_timeout(TEND);
             let begun = Instant::now();
             match message {
-                Ok(Message::Profiles(parcels)) => self.take(parcels),
+                Ok(Message::Profiles(parcels, last)) => {
+                    self.take(parcels);
+                    if last {
+                        self.send_due();
+                    }
+                }
                 Ok(Message::Configure(destinations, done)) => {
                     self.send_all();
                     let plans = destinations.plans.clone();
@@ -240,7 +249,7 @@ impl Work {
                     // Who asked may have gone.
                     let _ = done.try_send(());
                 }
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.send_due(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             if self.tended.elapsed() >= TEND {
@@ -378,6 +387,10 @@ impl Work {
                 pending.profiles.entry(key).or_default().push(parcel.outgoing.clone());
             }
         }
+    }
+
+    /// Outlets whose period is over.
+    fn send_due(&mut self) {
         for index in 0..self.outlets.len() {
             let is_due = self
                 .outlets

@@ -43,6 +43,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What the store and the sinks get at the end.
 const LAST_PUBLISH: Duration = Duration::from_secs(15);
 const LAST_DELIVERY: Duration = Duration::from_secs(10);
+/// A publisher that is busy for so long loses profiles.
+const BUSY_PUBLISHER: Duration = Duration::from_secs(5);
 /// The store's profiles are of this period.
 const STORE_PERIOD: Duration = Duration::from_secs(15);
 const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
@@ -346,10 +348,20 @@ impl Daemon {
         for (sum, count) in self.ends.iter_mut().zip(self.engine.aggregate.ends()) {
             *sum += count;
         }
-        let parcels = self.cutter.cut(&mut self.engine, &self.configuration, &NoContainers);
-        if !parcels.is_empty() {
-            self.publisher.publish(parcels);
-        }
+        let publisher = &mut self.publisher;
+        let hand_over = |engine: &mut Engine, mut parcels, last| {
+            let patience = Instant::now() + BUSY_PUBLISHER;
+            while let Err(back) = publisher.try_publish(parcels, last) {
+                if Instant::now() > patience {
+                    publisher.dropped += back.len() as u64;
+                    return;
+                }
+                parcels = back;
+                engine.turn();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        self.cutter.cut(&mut self.engine, &self.configuration, &NoContainers, hand_over);
         memory::trim();
     }
 
@@ -359,9 +371,8 @@ impl Daemon {
         self.admit();
         let maps = self.fixed_maps.saturating_add(self.engine.store.segment_bytes());
         let workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
-        if let Some(pressure) = self.watch.look(workers.into_iter(), maps) {
-            self.shed(pressure);
-        }
+        let pressure = self.watch.look(workers.into_iter(), maps);
+        self.shed(pressure);
         if self.slow_tick.elapsed() >= SLOW_TICK {
             self.slow_tick = Instant::now();
             self.slow = self.slow_figures();
@@ -399,16 +410,18 @@ impl Daemon {
         }
         self.shed[0] += 1;
         self.cutter.naming.shed();
+        self.cutter.people.shed();
         if pressure == Pressure::Over {
-            self.shed[1] += self.engine.drop_least_used_tables();
+            // What was sampled since the last cut is little, and cutting takes memory too.
+            if self.engine.aggregate.bytes() > self.budget.samples / 8 {
+                self.shed[1] += 1;
+                self.cut();
+            }
             self.shed[2] += 1;
-            self.cut();
-            self.shed[3] += 1;
             self.engine.loading.service().release();
-            tracing::debug!(bytes = self.watch.last.total(), "over the memory limit");
+            tracing::debug!(bytes = self.watch.last.total(), "at the memory limit");
         }
         memory::trim();
-        self.watch.look_soon();
     }
 
     /// Takes over the configuration as it is now; keeps the old one if that cannot be used.
@@ -537,7 +550,7 @@ impl Daemon {
             profiles: tally.profiles,
             dropped_profiles: self.publisher.dropped,
             names: self.cutter.naming.len(),
-            shed: self.shed,
+            shed: [self.shed[0], self.shed[1], self.shed[2], engine.store.evicted],
             losses: board::causes(report::losses(engine, &ends, tally.unnamed)),
             memory: self.watch.last,
             memory_peak: self.watch.peak,

@@ -472,17 +472,6 @@ impl Engine {
         self.own_pid = pid;
     }
 
-    /// Drops the tables of the quarter of all processes that were sampled least; how many.
-    pub fn drop_least_used_tables(&mut self) -> u64 {
-        let before = self.store.evicted;
-        for _ in 0..self.store.published().div_ceil(4) {
-            let Some(pid) = self.store.least_used() else { break };
-            self.store.withdraw(&mut self.programs, pid);
-        }
-        self.loading.release_unused(&mut self.store);
-        self.store.evicted - before
-    }
-
     /// Samples at another rate from now on.
     pub fn set_frequency(&mut self, frequency: u32) -> Result<(), EngineError> {
         self.programs.stop()?;

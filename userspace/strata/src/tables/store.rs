@@ -276,11 +276,6 @@ impl Store {
         }
     }
 
-    /// How many processes are published.
-    pub fn published(&self) -> usize {
-        self.owners.len()
-    }
-
     /// A process's generation, when its new extents only add to its old ones: every rule cached
     /// for it still holds. Not when others share the old ones: they may grow another way.
     fn kept_generation(&self, pid: u32, new: &[Extent]) -> Option<u32> {
