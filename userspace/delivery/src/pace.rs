@@ -43,7 +43,7 @@ impl Waits {
     /// What the server asks for, within bounds, and up to a tenth more.
     fn asked(&self, asked: Duration, chance: f64) -> Duration {
         let asked = asked.min(self.longest_asked);
-        asked + (asked / 10).mul_f64(chance.clamp(0.0, 1.0))
+        asked.saturating_add((asked / 10).mul_f64(chance.clamp(0.0, 1.0)))
     }
 }
 

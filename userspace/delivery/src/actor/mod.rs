@@ -15,7 +15,7 @@ mod sending;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use strata_sinks::Outcome;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -211,11 +211,19 @@ impl Actor {
             moments.extend(match self.pace.waits_until(now) {
                 Some(moment) => Some(moment),
                 None if self.login.sink().is_none() => self.login.next_look(&self.plan),
-                // What is due and not sent waits for a request to end.
-                None => self.queue.next_due().filter(|&moment| moment > now),
+                // With requests under way the end of one is waited for. Without, something is due
+                // only if it became so a moment ago.
+                None => self.queue.next_due().filter(|&moment| {
+                    moment > now || (self.flights.is_empty() && self.can_read_next(now))
+                }),
             });
         }
         moments.into_iter().min()
+    }
+
+    fn can_read_next(&self, now: Moment) -> bool {
+        let next = self.queue.next(now, self.pace.failures());
+        next.is_some_and(|key| self.is_within_reach(key))
     }
 
     fn publish(&mut self) {
@@ -246,8 +254,9 @@ impl Actor {
         self.intake.settled();
     }
 
-    fn time_of(&self, moment: Moment, now: Moment) -> std::time::SystemTime {
-        self.clock.time() + moment.saturating_sub(now)
+    fn time_of(&self, moment: Moment, now: Moment) -> SystemTime {
+        let time = self.clock.time();
+        time.checked_add(moment.saturating_sub(now)).unwrap_or(time)
     }
 
     fn trouble(&self, reason: impl Into<String>) -> Option<Trouble> {

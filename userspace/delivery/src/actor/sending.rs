@@ -42,8 +42,7 @@ impl Actor {
                 self.look(false).await;
             }
             let Some(sink) = self.login.sink().cloned() else { return };
-            let is_within_reach = self.spool.is_some() || self.queue.body(key).is_some();
-            if !is_within_reach || !self.has_memory_for(key) {
+            if !self.is_within_reach(key) || !self.has_memory_for(key) {
                 return;
             }
             let Some(pending) = self.queue.remove(key) else { return };
@@ -57,6 +56,11 @@ impl Actor {
             let flight = Flight { key, pending, body_bytes, epoch, generation };
             self.flights.insert(request.id(), flight);
         }
+    }
+
+    /// In memory, or in a spool that is open.
+    pub(super) fn is_within_reach(&self, key: Key) -> bool {
+        self.spool.is_some() || self.queue.body(key).is_some()
     }
 
     /// One request is always allowed.
