@@ -11,10 +11,10 @@
 use hashbrown::HashMap;
 use serde::Serialize;
 
-use crate::format::show_all;
+use crate::format::{FrameView, show_all};
 use crate::kind::FrameKind;
-use crate::model::Profile;
-use crate::tree::{CallTree, Node, NodeKind, Roots};
+use crate::model::{Profile, StringId};
+use crate::tree::{CallTree, NodeKind, Roots};
 
 /// A value before and after.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -64,8 +64,15 @@ pub struct FunctionDifference {
 }
 
 impl Change {
+    /// Both as parts of `total`: 0 to 1.
+    #[must_use]
+    pub fn shares(self, total: Self) -> (f64, f64) {
+        (share(self.before, total.before), share(self.after, total.after))
+    }
+
     fn share_change(self, total: Self) -> f64 {
-        share(self.after, total.after) - share(self.before, total.before)
+        let (before, after) = self.shares(total);
+        after - before
     }
 
     fn add(&mut self, other: Self) {
@@ -82,97 +89,145 @@ impl Difference {
     /// Compares the sample type of this name. A profile without it has nothing of it.
     #[must_use]
     pub fn between(before: &Profile, after: &Profile, sample_type: &str) -> Self {
-        let mut difference = Self { sample_type: sample_type.to_owned(), ..Self::default() };
-        difference.stacks.push(StackDifference {
-            caller: 0,
-            name: String::new(),
-            kind: None,
-            own: Change::default(),
-            value: Change::default(),
-            share_change: 0.0,
-        });
-        let mut children = HashMap::new();
-        difference.take(before, |value| Change { before: value, after: 0 }, &mut children);
-        difference.take(after, |value| Change { before: 0, after: value }, &mut children);
-        let total = difference.stacks.first().map_or(Change::default(), |root| root.value);
-        difference.total = total;
-        for stack in &mut difference.stacks {
-            stack.share_change = stack.value.share_change(total);
-        }
-        difference.functions = difference.by_function();
-        difference
+        Self::between_shown(before, after, sample_type, show_all)
     }
 
-    /// The tree of one profile, laid over what is there.
-    fn take(
+    /// The same without the frames that `hidden` says; what they called stands below their
+    /// callers.
+    #[must_use]
+    pub fn between_shown(
+        before: &Profile,
+        after: &Profile,
+        sample_type: &str,
+        hidden: fn(&FrameView<'_>) -> bool,
+    ) -> Self {
+        let mut overlay = Overlay::new(sample_type);
+        overlay.lay(before, hidden, |value| Change { before: value, after: 0 });
+        overlay.lay(after, hidden, |value| Change { before: 0, after: value });
+        overlay.finish()
+    }
+}
+
+/// A node of both trees; names are numbers, because there are millions of nodes and few names.
+struct Overlaid {
+    caller: usize,
+    name: usize,
+    kind: NodeKind,
+    own: Change,
+    value: Change,
+}
+
+/// The tree of one profile, laid over the other's.
+struct Overlay {
+    sample_type: String,
+    unit: String,
+    names: HashMap<String, usize>,
+    nodes: Vec<Overlaid>,
+    children: HashMap<(usize, usize, NodeKind), usize>,
+}
+
+impl Overlay {
+    fn new(sample_type: &str) -> Self {
+        let (own, value) = (Change::default(), Change::default());
+        Self {
+            sample_type: sample_type.to_owned(),
+            unit: String::new(),
+            names: HashMap::from([(String::new(), 0)]),
+            nodes: vec![Overlaid { caller: 0, name: 0, kind: NodeKind::All, own, value }],
+            children: HashMap::new(),
+        }
+    }
+
+    fn lay(
         &mut self,
         profile: &Profile,
+        hidden: fn(&FrameView<'_>) -> bool,
         change: impl Fn(i64) -> Change,
-        children: &mut HashMap<(usize, String, NodeKind), usize>,
     ) {
         let Some(shown) = profile.sample_type(&self.sample_type) else { return };
         if let Some(kind) = profile.sample_types.get(shown) {
             profile.string(kind.unit).clone_into(&mut self.unit);
         }
-        let tree = CallTree::new(profile, Roots::ProcessThenComm, shown, None, show_all);
+        let tree = CallTree::new(profile, Roots::ProcessThenComm, shown, None, hidden);
+        let mut known: HashMap<StringId, usize> = HashMap::new();
         let mut places: Vec<usize> = Vec::with_capacity(tree.nodes.len());
         for node in &tree.nodes {
             let place = match places.get(node.parent as usize) {
                 None => 0,
-                Some(&caller) => self.child(caller, profile, node, children),
+                Some(&caller) => {
+                    let name = *known.entry(node.name).or_insert_with(|| {
+                        let next = self.names.len();
+                        *self.names.entry_ref(profile.string(node.name)).or_insert(next)
+                    });
+                    self.child(caller, name, node.kind)
+                }
             };
             places.push(place);
-            if let Some(stack) = self.stacks.get_mut(place) {
+            if let Some(stack) = self.nodes.get_mut(place) {
                 stack.own.add(change(node.own));
                 stack.value.add(change(node.value));
             }
         }
     }
 
-    fn child(
-        &mut self,
-        caller: usize,
-        profile: &Profile,
-        node: &Node,
-        children: &mut HashMap<(usize, String, NodeKind), usize>,
-    ) -> usize {
-        let next = self.stacks.len();
-        let name = profile.string(node.name).to_owned();
-        let place = *children.entry((caller, name, node.kind)).or_insert(next);
+    fn child(&mut self, caller: usize, name: usize, kind: NodeKind) -> usize {
+        let next = self.nodes.len();
+        let place = *self.children.entry((caller, name, kind)).or_insert(next);
         if place == next {
-            self.stacks.push(StackDifference {
-                caller,
-                name: profile.string(node.name).to_owned(),
-                kind: match node.kind {
-                    NodeKind::Frame(kind) => Some(kind),
-                    NodeKind::All | NodeKind::Process => None,
-                },
-                own: Change::default(),
-                value: Change::default(),
-                share_change: 0.0,
-            });
+            let (own, value) = (Change::default(), Change::default());
+            self.nodes.push(Overlaid { caller, name, kind, own, value });
         }
         place
     }
 
-    fn by_function(&self) -> Vec<FunctionDifference> {
-        let mut changes: HashMap<(&str, FrameKind), (Change, Change)> = HashMap::new();
-        for stack in &self.stacks {
-            let Some(kind) = stack.kind else { continue };
-            let (own, value) = changes.entry((&stack.name, kind)).or_default();
-            own.add(stack.own);
-            if !self.is_recursion(stack) {
-                value.add(stack.value);
+    fn finish(self) -> Difference {
+        let total = self.nodes.first().map_or(Change::default(), |root| root.value);
+        let mut names = vec![""; self.names.len()];
+        for (name, &number) in &self.names {
+            if let Some(place) = names.get_mut(number) {
+                *place = name;
             }
         }
-        let function = |((name, kind), (own, value)): ((&str, FrameKind), (Change, Change))| {
+        let name = |number: usize| names.get(number).copied().unwrap_or_default();
+        let stack = |node: &Overlaid| StackDifference {
+            caller: node.caller,
+            name: name(node.name).to_owned(),
+            kind: frame_kind(node.kind),
+            own: node.own,
+            value: node.value,
+            share_change: node.value.share_change(total),
+        };
+        Difference {
+            stacks: self.nodes.iter().map(stack).collect(),
+            functions: self.functions(total, name),
+            sample_type: self.sample_type,
+            unit: self.unit,
+            total,
+        }
+    }
+
+    fn functions<'n>(
+        &self,
+        total: Change,
+        name_of: impl Fn(usize) -> &'n str,
+    ) -> Vec<FunctionDifference> {
+        let mut changes: HashMap<(usize, FrameKind), (Change, Change)> = HashMap::new();
+        for node in &self.nodes {
+            let Some(kind) = frame_kind(node.kind) else { continue };
+            let (own, value) = changes.entry((node.name, kind)).or_default();
+            own.add(node.own);
+            if !self.is_recursion(node) {
+                value.add(node.value);
+            }
+        }
+        let function = |((name, kind), (own, value)): ((usize, FrameKind), (Change, Change))| {
             FunctionDifference {
-                name: name.to_owned(),
+                name: name_of(name).to_owned(),
                 kind,
                 own,
                 value,
-                own_share_change: own.share_change(self.total),
-                share_change: value.share_change(self.total),
+                own_share_change: own.share_change(total),
+                share_change: value.share_change(total),
             }
         };
         let mut functions: Vec<_> = changes.into_iter().map(function).collect();
@@ -185,16 +240,23 @@ impl Difference {
     }
 
     /// Whether the same function is among the callers already.
-    fn is_recursion(&self, stack: &StackDifference) -> bool {
-        let mut at = stack.caller;
+    fn is_recursion(&self, node: &Overlaid) -> bool {
+        let mut at = node.caller;
         // Callers come before what they call, so this ends at the root.
-        while let Some(caller) = self.stacks.get(at).filter(|_| at != 0) {
-            if caller.kind == stack.kind && caller.name == stack.name {
+        while let Some(caller) = self.nodes.get(at).filter(|_| at != 0) {
+            if caller.name == node.name && caller.kind == node.kind {
                 return true;
             }
             at = caller.caller;
         }
         false
+    }
+}
+
+fn frame_kind(kind: NodeKind) -> Option<FrameKind> {
+    match kind {
+        NodeKind::Frame(kind) => Some(kind),
+        NodeKind::All | NodeKind::Process => None,
     }
 }
 

@@ -100,6 +100,13 @@ impl CallTree {
         tree
     }
 
+    /// A tree whose nodes have values of their own only; callers come before what they call.
+    pub(crate) fn of_nodes(nodes: Vec<Node>) -> Self {
+        let mut tree = Self { nodes, children: HashMap::new(), known_stacks: HashMap::new() };
+        tree.sum();
+        tree
+    }
+
     fn node_of(
         &mut self,
         profile: &Profile,

@@ -1,9 +1,12 @@
 //! Writes a day of 15-second profiles of many services and asks for it.
 //!
-//! `cargo bench -p strata-store [-- SERVICES HOURS]`; 50 services and 24 hours if not told, two services at least. Each
+//! `cargo bench -p strata-store [-- SERVICES HOURS [DIRECTORY]]`; 50 services and 24 hours if not
+//! told, two services at least. A DIRECTORY is kept, and only asked if it holds a store already;
+//! its last hour stays open, as a daemon's does. Each
 //! service has 3,000 stacks of 20 to 60 frames over 900 functions; a profile has 40 to 200 of
 //! them, the frequent ones mostly, as busy services have at 99 samples a second.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use strata_profile::{FrameKind, Label, LabelValue, Profile, ProfileBuilder, StackId};
@@ -95,12 +98,41 @@ fn profile_of(service: u64, stacks: &[Vec<u64>], random: &mut Random) -> Profile
 }
 
 fn main() {
-    let numbers: Vec<i64> = std::env::args().filter_map(|word| word.parse().ok()).collect();
-    let services = numbers.first().copied().unwrap_or(50) as u64;
-    let hours = numbers.get(1).copied().unwrap_or(24);
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let number =
+        |at: usize, usual| words.get(at).and_then(|word| word.parse().ok()).unwrap_or(usual);
+    let (services, hours): (i64, i64) = (number(0, 50), number(1, 24));
+    let end = START + hours * HOUR;
+    if let Some(directory) = words.get(2) {
+        let directory = Path::new(directory);
+        if !directory.exists() {
+            write(directory, services as u64, hours);
+        }
+        return ask(&Reader::new(directory), end);
+    }
     let directory = tempfile::tempdir().expect("a directory");
+    write(directory.path(), services as u64, hours);
+    ask(&Reader::new(directory.path()), end);
+}
+
+/// The most memory that this process has had, in megabytes.
+fn peak() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok());
+    kilobytes.unwrap_or(0.0_f64) / 1024.0
+}
+
+/// Forgets the peak so far.
+fn reset_peak() -> f64 {
+    // Needs Linux 4.0; without it the peaks are those of the whole run.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+    peak()
+}
+
+fn write(directory: &Path, services: u64, hours: i64) {
     let options = Options { max_bytes: 8 << 30, ..Options::default() };
-    let mut store = Store::open(directory.path(), options).expect("the store opens");
+    let mut store = Store::open(directory, options).expect("the store opens");
     // A service has forty different profiles that come in turn: making new ones all day would
     // take longer than what is measured.
     let mut profiles = Vec::new();
@@ -111,9 +143,12 @@ fn main() {
             (0..40).map(|_| profile_of(service, &stacks, &mut random)).collect();
         profiles.push(of_service);
     }
+    let before = reset_peak();
+    let mut tending_peak = 0.0_f64;
     let mut random = Random(7);
     let (mut written, mut samples) = (0_u64, 0_u64);
-    let (mut appending, mut tending) = (Duration::ZERO, Duration::ZERO);
+    let (mut appending, mut tending, mut longest) =
+        (Duration::ZERO, Duration::ZERO, Duration::ZERO);
     let mut slowest = Duration::ZERO;
     for period in 0..hours * HOUR / PERIOD {
         let start = START + period * PERIOD;
@@ -136,15 +171,23 @@ fn main() {
         }
         appending += began.elapsed();
         if period % 20 == 0 {
+            let writing = peak();
             let began = Instant::now();
             store.tend(start).expect("it is tended");
-            tending += began.elapsed();
+            let took = began.elapsed();
+            longest = longest.max(took);
+            tending += took;
+            if peak() > writing {
+                tending_peak = tending_peak.max(peak());
+            }
         }
     }
-    let end = START + hours * HOUR;
-    let began = Instant::now();
-    store.tend(end + HOUR / 2).expect("it is tended");
-    tending += began.elapsed();
+    println!(
+        "memory: {:.0} MB above the {before:.0} MB of the profiles themselves; of that while \
+         merging {:.0} MB",
+        peak() - before,
+        (tending_peak - before).max(0.0),
+    );
     let bytes = store.bytes();
     println!("{written} profiles, {samples} samples, {:.1} MB on disk", bytes as f64 / 1e6);
     println!(
@@ -153,11 +196,21 @@ fn main() {
         bytes as f64 / samples as f64
     );
     println!(
-        "appended {:.0} profiles/s ({:.2} M samples/s), slowest {slowest:?}; merges and sealing {tending:.2?}",
+        "appended {:.0} profiles/s ({:.2} M samples/s), slowest {slowest:?}; merges, roll-ups and \
+         sealing {tending:.2?}, longest {longest:.2?}; {:?}",
         written as f64 / appending.as_secs_f64(),
         samples as f64 / appending.as_secs_f64() / 1e6,
+        store.counters(),
     );
-    ask(&store.reader(), end);
+    for ending in ["seg", "open", "merged", "rollup"] {
+        let files = std::fs::read_dir(directory).expect("it is read").flatten();
+        let files = files.filter(|file| file.path().extension().is_some_and(|end| end == ending));
+        let sizes: Vec<u64> = files.flat_map(|file| file.metadata()).map(|it| it.len()).collect();
+        let sum: u64 = sizes.iter().sum();
+        println!("  {} files .{ending}: {:.1} MB", sizes.len(), sum as f64 / 1e6);
+    }
+    // As a daemon that goes on: what is open is not sealed.
+    std::mem::forget(store);
 }
 
 fn ask(reader: &Reader, end: i64) {
@@ -167,14 +220,20 @@ fn ask(reader: &Reader, end: i64) {
     let questions = [
         ("1 h of a service", one.clone().between(end - 2 * HOUR + ragged, end - HOUR + ragged)),
         ("the day of a service", one.clone().between(START + ragged, end - ragged)),
-        ("the day of all services", Selection::default().between(START, end)),
+        ("the day of all services", Selection::default().between(START + ragged, end - ragged)),
+        (
+            "the last 3 h of all services",
+            Selection::default().between(end - 3 * HOUR + ragged, end),
+        ),
     ];
     for (name, selection) in questions {
+        let before = reset_peak();
         let began = Instant::now();
         let answer = reader.query(&selection).expect("it is answered");
         println!(
-            "query {name}: {:.0?}; {} profiles, {} records, {:.0} kB read, {} stacks",
+            "query {name}: {:.0?}, {:.0} MB; {} profiles, {} records, {:.0} kB read, {} stacks",
             began.elapsed(),
+            peak() - before,
             answer.profiles,
             answer.records_read,
             answer.bytes_read as f64 / 1e3,
@@ -192,6 +251,11 @@ fn ask(reader: &Reader, end: i64) {
             one.clone().between(end - HOUR, end),
         ),
         ("a day with another service's", other.between(START, end), one.between(START, end)),
+        (
+            "1 h of all services",
+            Selection::default().between(end - 2 * HOUR, end - HOUR),
+            Selection::default().between(end - HOUR, end),
+        ),
     ];
     for (name, before, after) in comparisons {
         let began = Instant::now();

@@ -17,10 +17,11 @@ use strata_profile::{
     Frame, LabelValue, LabelsId, Location, LocationId, Profile, StackId, StringId,
 };
 
+use crate::tables::Tables;
 use crate::wire::{put, put_signed, put_text};
 
-/// What a table's entry takes beside its key: the number, and its share of the index.
-const ENTRY_BYTES: usize = 24;
+/// What the allocator takes for itself.
+const ALLOCATION_BYTES: usize = 16;
 
 /// Frames at one location: what is inlined deeper than this was not written by people.
 pub(crate) const MOST_FRAMES: usize = 4_096;
@@ -40,22 +41,26 @@ impl<K> Default for Table<K> {
 }
 
 impl<K: Hash + Eq> Table<K> {
-    /// The number of `key`; if it is new, `encode` says what is written of it.
+    /// What an entry takes in the index, whose places are two thirds full on average.
+    const ENTRY_BYTES: usize = (size_of::<(K, u32)>() + 1) * 3 / 2;
+
+    /// The number of `key`; if it is new, `encode` says what is written of it. Also returns how
+    /// many bytes the index grew by.
     fn number<Q: Hash + Equivalent<K> + ?Sized>(
         &mut self,
         key: &Q,
         own: impl FnOnce(&Q) -> K,
         encode: impl FnOnce(&mut Vec<u8>, u32),
-    ) -> (u32, bool) {
+    ) -> (u32, usize) {
         if let Some(&number) = self.numbers.get(key) {
-            return (number, false);
+            return (number, 0);
         }
         let number = self.next;
         // A segment is closed long before it has 2^32 of anything.
         self.next = self.next.saturating_add(1);
         encode(&mut self.added, number);
         self.numbers.insert(own(key), number);
-        (number, true)
+        (number, Self::ENTRY_BYTES)
     }
 
     fn take(&mut self, out: &mut Vec<u8>) {
@@ -93,9 +98,57 @@ impl Dictionary {
         self.threads.take(out);
     }
 
-    fn grow(&mut self, (number, is_new): (u32, bool), bytes: usize) -> u32 {
-        if is_new {
-            self.memory = self.memory.saturating_add(bytes).saturating_add(ENTRY_BYTES);
+    /// The dictionary that wrote these tables, with nothing new in it. `None` if no dictionary of
+    /// ours writes them: it has nothing twice.
+    pub(crate) fn of(tables: &Tables) -> Option<Self> {
+        let mut dictionary = Self::default();
+        tables.each_string(|text| {
+            dictionary.string(text);
+        });
+        for &key in tables.mappings() {
+            let added = dictionary.mappings.number(&key, |key| *key, |_, _| {});
+            dictionary.grow(added, 0);
+        }
+        let mut fields = Vec::new();
+        for number in 1..tables.location_count() {
+            tables.location_fields(number, &mut fields);
+            let added =
+                dictionary.locations.number(fields.as_slice(), |key| Box::from(key), |_, _| {});
+            dictionary.grow(added, size_of_val(fields.as_slice()));
+        }
+        for &key in tables.stacks() {
+            let added = dictionary.stacks.number(&key, |key| *key, |_, _| {});
+            dictionary.grow(added, 0);
+        }
+        let mut fields = Vec::new();
+        for number in 1..tables.label_sets() {
+            tables.label_fields(number, &mut fields);
+            let added =
+                dictionary.labels.number(fields.as_slice(), |key| Box::from(key), |_, _| {});
+            dictionary.grow(added, size_of_val(fields.as_slice()));
+        }
+        for &key in tables.threads() {
+            let added = dictionary.threads.number(&key, |key| *key, |_, _| {});
+            dictionary.grow(added, 0);
+        }
+        // What it has is written already.
+        dictionary.take_added(&mut Vec::new());
+        let counts = [
+            dictionary.strings.next,
+            dictionary.mappings.next,
+            dictionary.locations.next,
+            dictionary.stacks.next,
+            dictionary.labels.next,
+            dictionary.threads.next,
+        ];
+        (counts == tables.counts()).then_some(dictionary)
+    }
+
+    /// Counts the memory of a new entry: its place, and `owned` bytes outside of it.
+    fn grow(&mut self, (number, place): (u32, usize), owned: usize) -> u32 {
+        if place > 0 {
+            let owned = if owned > 0 { owned.saturating_add(ALLOCATION_BYTES) } else { 0 };
+            self.memory = self.memory.saturating_add(owned).saturating_add(place);
         }
         number
     }
@@ -118,7 +171,7 @@ impl Dictionary {
                 put(out, u64::from(key.1));
             },
         );
-        self.grow(added, size_of_val(&key))
+        self.grow(added, 0)
     }
 
     fn location(&mut self, profile: &Profile, location: Location) -> u32 {
@@ -164,7 +217,7 @@ impl Dictionary {
                 put(out, u64::from(location));
             },
         );
-        self.grow(added, size_of_val(&key))
+        self.grow(added, 0)
     }
 
     fn labels(&mut self, profile: &Profile, labels: LabelsId) -> u32 {
@@ -207,7 +260,7 @@ impl Dictionary {
                 }
             },
         );
-        self.grow(added, size_of_val(&key))
+        self.grow(added, 0)
     }
 }
 

@@ -88,6 +88,7 @@ mod error;
 mod merging;
 mod reader;
 mod record;
+mod rollup;
 mod segment;
 mod selection;
 mod series;

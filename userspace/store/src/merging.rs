@@ -51,7 +51,7 @@ pub(crate) fn merge(
 fn write(sealed: &Path, new: &Path, limit: u64) -> Result<Option<SegmentWriter>, StoreError> {
     let segment = Segment::open(sealed)?;
     let always = [(0, Range { from: i64::MIN, to: i64::MAX })];
-    let sources = sources_of(segment, &Selection::default(), &always, None);
+    let sources = sources_of(segment, &Selection::default(), &always, &[]);
     let mut writer = SegmentWriter::create(new)?;
     for source in &sources {
         let read = read_source(source, &mut Answer::default())?;
@@ -63,6 +63,7 @@ fn write(sealed: &Path, new: &Path, limit: u64) -> Result<Option<SegmentWriter>,
                 return Ok(None);
             }
         }
+        writer.close_service(&source.service);
     }
     Ok((writer.length.saturating_add(writer.index_bytes()) <= limit).then_some(writer))
 }
@@ -92,7 +93,7 @@ fn write_step(
                 .collect();
             let bucket = bucket.get_or_insert_with(|| Bucket {
                 builder: ProfileBuilder::new(&types),
-                replay: Replay::new(Detail::Lasting),
+                replay: Replay::new(Detail::Lasting, None),
                 times: (entry.start, entry.end),
                 profiles: 0,
             });

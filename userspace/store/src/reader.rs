@@ -11,13 +11,15 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use hashbrown::HashMap;
 use strata_profile::difference::Difference;
 use strata_profile::{Profile, ProfileBuilder};
 
 use crate::body::{self, Body};
 use crate::directory::{self, Part};
 use crate::error::{Damage, StoreError};
-use crate::segment::{Entry, Segment, read_record};
+use crate::rollup;
+use crate::segment::{Entry, Member, Segment, read_record};
 use crate::selection::{Range, Selection, cover};
 use crate::series::{Pair, Series};
 use crate::tables::{Replay, Tables};
@@ -50,8 +52,53 @@ pub struct Holding {
     pub service: String,
     pub kind: String,
     pub labels: Vec<(String, String)>,
+    /// When the first of them began and the last ended.
     pub first_nanos: i64,
     pub last_nanos: i64,
+    pub profiles: u64,
+    /// What they take, without merges over time.
+    pub bytes: u64,
+}
+
+/// What one segment has of a series.
+#[derive(Clone, Copy)]
+struct Totals {
+    first: i64,
+    last: i64,
+    profiles: u64,
+    bytes: u64,
+}
+
+impl Totals {
+    fn at(entry: &Entry) -> Self {
+        Self { first: entry.start, last: entry.end, profiles: 0, bytes: 0 }
+    }
+
+    fn add(&mut self, entry: &Entry) {
+        self.first = self.first.min(entry.start);
+        self.last = self.last.max(entry.end);
+        self.profiles = self.profiles.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(u64::from(entry.length));
+    }
+
+    fn holding(self, (service, kind, labels): &(String, String, Vec<Pair>)) -> Holding {
+        Holding {
+            service: service.clone(),
+            kind: kind.clone(),
+            labels: labels.clone(),
+            first_nanos: self.first,
+            last_nanos: self.last,
+            profiles: self.profiles,
+            bytes: self.bytes,
+        }
+    }
+
+    fn add_to(self, holding: &mut Holding) {
+        holding.first_nanos = holding.first_nanos.min(self.first);
+        holding.last_nanos = holding.last_nanos.max(self.last);
+        holding.profiles = holding.profiles.saturating_add(self.profiles);
+        holding.bytes = holding.bytes.saturating_add(self.bytes);
+    }
 }
 
 /// Reads a store, also while another process writes it.
@@ -66,75 +113,76 @@ impl Reader {
         Self { directory: directory.to_owned() }
     }
 
-    /// Which services, kinds and labels there are, and from when to when.
+    /// Which services, kinds and labels there are, from when to when, and how much of it.
     pub fn holdings(&self, selection: &Selection) -> Result<Vec<Holding>, StoreError> {
         type Key = (String, String, Vec<Pair>);
         let range = selection.range();
-        let mut found: BTreeMap<Key, (i64, i64)> = BTreeMap::new();
+        let mut found: BTreeMap<Key, Holding> = BTreeMap::new();
         let mut damaged = 0;
-        for number in directory::segments(&self.directory)? {
-            let merged = self.open(number, Part::Merged, &mut damaged)?;
-            let has_merged = merged.is_some();
-            let Some(segment) = (match merged {
-                Some(merged) => Some(merged),
-                None => self.open(number, Part::Profiles, &mut damaged)?,
-            }) else {
-                continue;
-            };
+        for number in directory::numbers(&self.directory)?.0 {
+            let Some(segment) = self.open(number, Part::Profiles, &mut damaged)? else { continue };
+            let fits: Vec<_> = segment.series.iter().map(|series| selection.fits(series)).collect();
+            let mut totals: Vec<Option<Totals>> = vec![None; fits.len()];
             for entry in &segment.entries {
-                let Some(series) = segment.series_of(entry) else { continue };
-                let is_within = if has_merged {
-                    entry.start < range.to && entry.end > range.from
-                } else {
-                    range.has(entry.start)
-                };
-                if !is_within || !selection.fits(series) {
-                    continue;
+                let series = entry.series as usize;
+                if range.has(entry.start)
+                    && fits.get(series) == Some(&true)
+                    && let Some(totals) = totals.get_mut(series)
+                {
+                    totals.get_or_insert(Totals::at(entry)).add(entry);
                 }
-                let key = (series.service.clone(), series.kind.clone(), series.labels.clone());
-                let times = found.entry(key).or_insert((entry.start, entry.end));
-                *times = (times.0.min(entry.start), times.1.max(entry.end));
+            }
+            for (series, totals) in segment.series.into_iter().zip(totals) {
+                let Some(totals) = totals else { continue };
+                let key = (series.service, series.kind, series.labels);
+                match found.get_mut(&key) {
+                    Some(holding) => totals.add_to(holding),
+                    None => {
+                        let holding = totals.holding(&key);
+                        found.insert(key, holding);
+                    }
+                }
             }
         }
-        let holding = |((service, kind, labels), (first_nanos, last_nanos))| Holding {
-            service,
-            kind,
-            labels,
-            first_nanos,
-            last_nanos,
-        };
-        Ok(found.into_iter().map(holding).collect())
+        Ok(found.into_values().collect())
     }
 
     /// Everything that fits, merged into one profile.
     pub fn query(&self, selection: &Selection) -> Result<Answer, StoreError> {
-        let (mut plan, mut damaged) = (Vec::new(), 0);
-        for number in directory::segments(&self.directory)? {
-            plan.push(self.plan(number, selection, &mut damaged)?);
+        let (segments, rollups) = directory::numbers(&self.directory)?;
+        let mut damaged = 0;
+        let rollups = if selection.can_use_merges() {
+            Rollups::open(self, &segments, rollups, &mut damaged)?
+        } else {
+            Rollups::default()
+        };
+        let mut plan = rollups.sources(selection);
+        for number in segments {
+            let member = rollups.member(number);
+            plan.append(&mut self.plan(number, member, selection, &mut damaged)?);
         }
+        // What one service shares is then met while it is still in the processor's caches.
+        plan.sort_by(|one, other| one.service.cmp(&other.service));
         let mut merge = Merge::new(&plan, selection);
         merge.answer.damaged = damaged;
-        for sources in plan {
-            for source in sources {
-                let read = match read_source(&source, &mut merge.answer) {
-                    Err(error) if error.is_gone() => continue,
-                    other => other?,
-                };
-                // Merges that are damaged are not needed: what they were made of is there.
-                if let (true, Some(number)) = (read.damaged > 0, source.replaced_by) {
-                    merge.answer.damaged = merge.answer.damaged.saturating_add(read.damaged);
+        let mut waiting: Vec<Source> = plan.into_iter().rev().collect();
+        while let Some(source) = waiting.pop() {
+            let read = match read_source(&source, &mut merge.answer) {
+                Err(error) if error.is_gone() => continue,
+                other => other?,
+            };
+            // Merges that are damaged are not needed: what they were made of is there.
+            if read.damaged > 0 && !source.replaced_by.is_empty() {
+                merge.answer.damaged = merge.answer.damaged.saturating_add(read.damaged);
+                for replacement in &source.replaced_by {
                     let damaged = &mut merge.answer.damaged;
-                    let service = &source.service;
-                    for source in self.plan_unmerged(number, service, selection, damaged)? {
-                        match read_source(&source, &mut merge.answer) {
-                            Err(error) if error.is_gone() => {}
-                            other => merge.add(&source, other?),
-                        }
-                    }
-                    continue;
+                    let mut instead =
+                        self.plan_instead(replacement, &source, selection, damaged)?;
+                    waiting.append(&mut instead);
                 }
-                merge.add(&source, read);
+                continue;
             }
+            merge.add(&source, read);
         }
         Ok(merge.finish())
     }
@@ -152,7 +200,7 @@ impl Reader {
         Ok(Comparison { before, after, difference })
     }
 
-    fn open(
+    pub(crate) fn open(
         &self,
         number: u64,
         part: Part,
@@ -173,48 +221,154 @@ impl Reader {
         Ok(None)
     }
 
+    /// What of a segment is to be read. A member of a roll-up has its whole hours there.
     fn plan(
         &self,
         number: u64,
+        member: Option<Member>,
         selection: &Selection,
         damaged: &mut u64,
     ) -> Result<Vec<Source>, StoreError> {
         let range = selection.range();
-        let merged = if selection.can_use_merges() {
-            self.open(number, Part::Merged, damaged)?
-        } else {
-            None
-        };
-        let parts = if merged.is_some() { cover(range) } else { vec![(0, range)] };
-        let mut sources = Vec::new();
-        if let Some(merged) = merged {
-            sources = sources_of(merged, selection, &parts, Some(number));
+        if !selection.can_use_merges() {
+            return self.plan_profiles(number, selection, &[(0, range)], damaged);
         }
-        let edges: Vec<_> = parts.into_iter().filter(|(step, _)| *step == 0).collect();
-        if !edges.is_empty()
-            && let Some(segment) = self.open(number, Part::Profiles, damaged)?
-        {
-            sources.append(&mut sources_of(segment, selection, &edges, None));
+        let mut parts = cover(range);
+        if let Some(member) = member {
+            // The times are known, so files that have nothing of it are not even opened.
+            parts.retain(|(step, range)| *step != rollup::STEP && range.overlaps(member));
+        }
+        if parts.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.plan_merged(number, selection, &parts, damaged)
+    }
+
+    /// From the merges over time where they are whole steps.
+    fn plan_merged(
+        &self,
+        number: u64,
+        selection: &Selection,
+        parts: &[(u32, Range)],
+        damaged: &mut u64,
+    ) -> Result<Vec<Source>, StoreError> {
+        let is_edge = |(step, _): &&(u32, Range)| *step == 0;
+        let mut edges: Vec<_> = parts.iter().filter(is_edge).copied().collect();
+        let mut sources = Vec::new();
+        if edges.len() < parts.len() {
+            match self.open(number, Part::Merged, damaged)? {
+                Some(merged) => {
+                    let steps: Vec<_> = parts.iter().filter(|part| !is_edge(part)).collect();
+                    let ranges = steps.iter().map(|(_, range)| *range).collect();
+                    let instead = vec![Replacement { number, ranges, merged: false }];
+                    sources = sources_of(merged, selection, parts, &instead);
+                }
+                None => edges = parts.iter().map(|(_, range)| (0, *range)).collect(),
+            }
+        }
+        if !edges.is_empty() {
+            sources.append(&mut self.plan_profiles(number, selection, &edges, damaged)?);
         }
         Ok(sources)
     }
 
-    /// The profiles of one service that its merges would have stood for.
-    fn plan_unmerged(
+    fn plan_profiles(
         &self,
         number: u64,
-        service: &str,
+        selection: &Selection,
+        parts: &[(u32, Range)],
+        damaged: &mut u64,
+    ) -> Result<Vec<Source>, StoreError> {
+        let opened = self.open(number, Part::Profiles, damaged)?;
+        Ok(opened.map_or_else(Vec::new, |segment| sources_of(segment, selection, parts, &[])))
+    }
+
+    /// What says the same as a source that is damaged.
+    fn plan_instead(
+        &self,
+        replacement: &Replacement,
+        source: &Source,
         selection: &Selection,
         damaged: &mut u64,
     ) -> Result<Vec<Source>, StoreError> {
-        let merged = cover(selection.range()).into_iter().filter(|(step, _)| *step != 0);
-        let parts: Vec<_> = merged.map(|(_, range)| (0, range)).collect();
-        let opened = self.open(number, Part::Profiles, damaged)?;
-        let Some(segment) = opened else { return Ok(Vec::new()) };
-        let mut sources = sources_of(segment, selection, &parts, None);
-        sources.retain(|source| source.service == service);
+        let step = if replacement.merged { rollup::STEP } else { 0 };
+        let parts: Vec<_> = replacement.ranges.iter().map(|range| (step, *range)).collect();
+        let mut sources = self.plan_merged(replacement.number, selection, &parts, damaged)?;
+        sources.retain(|other| other.service == source.service);
         Ok(sources)
     }
+}
+
+/// The roll-ups of a store, and whom each stands for.
+#[derive(Default)]
+struct Rollups {
+    files: Vec<(Segment, Vec<bool>)>,
+    members: HashMap<u64, Member>,
+}
+
+impl Rollups {
+    fn open(
+        reader: &Reader,
+        segments: &[u64],
+        numbers: Vec<u64>,
+        damaged: &mut u64,
+    ) -> Result<Self, StoreError> {
+        let mut rollups = Self::default();
+        for number in numbers {
+            let Some(file) = reader.open(number, Part::Rollup, damaged)? else { continue };
+            // Segments that retention has dropped are not spoken for, nor is one twice.
+            let speaks = |member: &Member| {
+                segments.binary_search(&member.number).is_ok()
+                    && rollups.members.insert(member.number, *member).is_none()
+            };
+            let spoken_for = file.members.iter().map(speaks).collect();
+            rollups.files.push((file, spoken_for));
+        }
+        Ok(rollups)
+    }
+
+    fn member(&self, number: u64) -> Option<Member> {
+        self.members.get(&number).copied()
+    }
+
+    fn sources(&self, selection: &Selection) -> Vec<Source> {
+        let parts: Vec<_> = cover(selection.range())
+            .into_iter()
+            .filter(|(step, _)| *step == rollup::STEP)
+            .collect();
+        let ranges: Vec<_> = parts.iter().map(|(_, range)| *range).collect();
+        let mut sources = Vec::new();
+        for (file, spoken_for) in &self.files {
+            let instead: Vec<_> = file
+                .members
+                .iter()
+                .zip(spoken_for)
+                .filter(|(member, speaks)| {
+                    **speaks && ranges.iter().any(|range| range.overlaps(**member))
+                })
+                .map(|(member, _)| Replacement {
+                    number: member.number,
+                    ranges: ranges.clone(),
+                    merged: true,
+                })
+                .collect();
+            if instead.is_empty() {
+                continue;
+            }
+            let wanted = |entry: &Entry| spoken_for.get(usize::from(entry.member)) == Some(&true);
+            sources.append(&mut sources_where(file, selection, &parts, wanted, &instead));
+        }
+        sources
+    }
+}
+
+/// Where else something can be read.
+#[derive(Clone, Debug)]
+pub(crate) struct Replacement {
+    number: u64,
+    ranges: Vec<Range>,
+    /// From the merges of that segment, else from its profiles.
+    merged: bool,
 }
 
 /// The records of one service in one file, up to the last that is wanted.
@@ -224,8 +378,8 @@ pub(crate) struct Source {
     /// With whether its samples are wanted; without, it is read for its dictionary.
     entries: Vec<(Entry, bool)>,
     series: Vec<(u32, Series)>,
-    /// The segment whose profiles say the same.
-    replaced_by: Option<u64>,
+    /// What says the same, if this is damaged.
+    replaced_by: Vec<Replacement>,
 }
 
 impl Source {
@@ -239,28 +393,61 @@ pub(crate) fn sources_of(
     segment: Segment,
     selection: &Selection,
     parts: &[(u32, Range)],
-    replaced_by: Option<u64>,
+    replaced_by: &[Replacement],
+) -> Vec<Source> {
+    sources_where(&segment, selection, parts, |_| true, replaced_by)
+}
+
+fn sources_where(
+    segment: &Segment,
+    selection: &Selection,
+    parts: &[(u32, Range)],
+    wanted: impl Fn(&Entry) -> bool,
+    replaced_by: &[Replacement],
 ) -> Vec<Source> {
     let fits: Vec<bool> = segment.series.iter().map(|series| selection.fits(series)).collect();
-    // With how many of the entries there are up to the last that is wanted.
+    // The entries of each service, and how many there are up to the last that is wanted.
     type Entries = (Vec<(Entry, bool)>, usize);
-    let mut services: BTreeMap<&str, Entries> = BTreeMap::new();
-    for entry in &segment.entries {
-        let Some(series) = segment.series_of(entry) else { continue };
-        let is_wanted = fits.get(entry.series as usize).copied().unwrap_or(false)
-            && parts.iter().any(|(step, range)| *step == entry.step && range.has(entry.start));
-        let (entries, wanted) = services.entry(&series.service).or_default();
-        entries.push((*entry, is_wanted));
-        if is_wanted {
-            *wanted = entries.len();
+    let mut numbers: HashMap<&str, usize> = HashMap::new();
+    let mut services: Vec<(&str, Entries)> = Vec::new();
+    let mut of_series = Vec::with_capacity(segment.series.len());
+    for series in &segment.series {
+        let next = services.len();
+        let number = *numbers.entry(&series.service).or_insert(next);
+        if number == next {
+            services.push((&series.service, Entries::default()));
+        }
+        of_series.push(number);
+    }
+    // A service of which nothing fits is not gone through entry by entry.
+    let mut is_asked = vec![false; services.len()];
+    for (&number, &fits) in of_series.iter().zip(&fits) {
+        if let Some(is_asked) = is_asked.get_mut(number).filter(|_| fits) {
+            *is_asked = true;
         }
     }
-    let mut sources = Vec::new();
-    for (service, (mut entries, wanted)) in services {
-        if wanted == 0 {
+    for entry in &segment.entries {
+        let series = entry.series as usize;
+        let Some(&number) = of_series.get(series) else { continue };
+        if is_asked.get(number) != Some(&true) {
             continue;
         }
-        entries.truncate(wanted);
+        let Some((_, (entries, last))) = services.get_mut(number) else { continue };
+        let is_wanted = fits.get(series) == Some(&true)
+            && parts.iter().any(|(step, range)| *step == entry.step && range.has(entry.start))
+            && wanted(entry);
+        entries.push((*entry, is_wanted));
+        if is_wanted {
+            *last = entries.len();
+        }
+    }
+    services.sort_unstable_by_key(|(service, _)| *service);
+    let mut sources = Vec::new();
+    for (service, (mut entries, last)) in services {
+        if last == 0 {
+            continue;
+        }
+        entries.truncate(last);
         let of_service = |(number, series): (u32, &Series)| {
             (series.service == service).then(|| (number, series.clone()))
         };
@@ -269,7 +456,7 @@ pub(crate) fn sources_of(
             service: service.to_owned(),
             entries,
             series: (0..).zip(&segment.series).filter_map(of_service).collect(),
-            replaced_by,
+            replaced_by: replaced_by.to_vec(),
         });
     }
     sources
@@ -329,11 +516,11 @@ struct Merge<'s> {
 }
 
 impl<'s> Merge<'s> {
-    fn new(plan: &[Vec<Source>], selection: &'s Selection) -> Self {
+    fn new(plan: &[Source], selection: &'s Selection) -> Self {
         let mut sample_types: Vec<Pair> = Vec::new();
         let mut first: Option<&Series> = None;
         let mut origin = i64::MAX;
-        for source in plan.iter().flatten() {
+        for source in plan {
             for (_, series) in source.series.iter().filter(|(_, series)| selection.fits(series)) {
                 first.get_or_insert(series);
                 for pair in &series.sample_types {
@@ -361,7 +548,7 @@ impl<'s> Merge<'s> {
 
     fn add(&mut self, source: &Source, read: Read) {
         self.answer.damaged = self.answer.damaged.saturating_add(read.damaged);
-        let mut replay = Replay::new(self.selection.detail);
+        let mut replay = Replay::new(self.selection.detail, self.selection.pid);
         for (entry, body) in &read.bodies {
             let runtime_id = read.tables.string(body.runtime_id);
             if self.selection.runtime_id.as_ref().is_some_and(|wanted| wanted != runtime_id) {

@@ -26,6 +26,7 @@ pub(crate) enum Kind {
     Profile = 2,
     Index = 3,
     Trailer = 4,
+    Members = 5,
 }
 
 /// The header of a record.
@@ -34,6 +35,8 @@ pub(crate) struct Header {
     pub(crate) kind: Kind,
     /// Whether the payload is LZ4.
     pub(crate) packed: bool,
+    /// In a roll-up, the position of the segment among its members.
+    pub(crate) member: u16,
     pub(crate) series: u32,
     /// Seconds that were merged; 0 for a profile as it came.
     pub(crate) step: u32,
@@ -50,6 +53,7 @@ impl Header {
         Self {
             kind,
             packed: false,
+            member: 0,
             series: 0,
             step: 0,
             start: 0,
@@ -62,9 +66,10 @@ impl Header {
 
     pub(crate) fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
-        let fields: [&[u8]; 9] = [
+        let fields: [&[u8]; 10] = [
             &MAGIC,
-            &[self.kind as u8, u8::from(self.packed), 0, 0],
+            &[self.kind as u8, u8::from(self.packed)],
+            &self.member.to_le_bytes(),
             &self.series.to_le_bytes(),
             &self.step.to_le_bytes(),
             &self.start.to_le_bytes(),
@@ -98,11 +103,13 @@ impl Header {
             2 => Kind::Profile,
             3 => Kind::Index,
             4 => Kind::Trailer,
+            5 => Kind::Members,
             _ => return Err(Damage("a record is of no known kind")),
         };
         Ok(Self {
             kind,
             packed: packed == 1,
+            member: u16::from_le_bytes(word(fields, 6)),
             series: u32::from_le_bytes(word(fields, 8)),
             step: u32::from_le_bytes(word(fields, 12)),
             start: i64::from_le_bytes(word(fields, 16)),
@@ -111,6 +118,16 @@ impl Header {
             raw: u32::from_le_bytes(word(fields, 36)),
             check: u32::from_le_bytes(word(fields, 40)),
         })
+    }
+
+    /// The header of a record that is all of `bytes`.
+    fn of_record(bytes: &[u8]) -> Result<Self, Damage> {
+        let start = bytes.first_chunk().ok_or(Damage("it ends early"))?;
+        let header = Self::decode(start)?;
+        match header.length() == bytes.len() as u64 {
+            true => Ok(header),
+            false => Err(Damage("a record is longer or shorter than it should be")),
+        }
     }
 
     /// Header and payload, in bytes.
@@ -162,6 +179,22 @@ pub(crate) fn header_at(file: &File, at: u64, file_length: u64) -> io::Result<Op
     }))
 }
 
+/// Reads a whole record that is known to be of `length` bytes, in one piece.
+pub(crate) fn record_at(
+    file: &File,
+    at: u64,
+    length: u32,
+) -> io::Result<Result<(Header, Vec<u8>), Damage>> {
+    let mut bytes = vec![0; length as usize];
+    match file.read_exact_at(&mut bytes, at) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Ok(Err(Damage("it ends early")));
+        }
+        other => other?,
+    }
+    Ok(Header::of_record(&bytes).map(|header| (header, bytes)))
+}
+
 /// Reads and checks the payload of the record at `at`. The header says how much there is, and
 /// [`header_at`] saw that the file holds it.
 pub(crate) fn payload_at(
@@ -176,21 +209,26 @@ pub(crate) fn payload_at(
         }
         other => other?,
     }
-    Ok(unpack(header, stored))
+    Ok(unpack(header, &stored))
 }
 
-fn unpack(header: &Header, stored: Vec<u8>) -> Result<Vec<u8>, Damage> {
-    if checksum(&stored) != header.check {
+/// The payload of a record that was read with its header.
+pub(crate) fn payload_of(header: &Header, record: &[u8]) -> Result<Vec<u8>, Damage> {
+    unpack(header, record.get(HEADER..).unwrap_or_default())
+}
+
+fn unpack(header: &Header, stored: &[u8]) -> Result<Vec<u8>, Damage> {
+    if checksum(stored) != header.check {
         return Err(Damage("a payload's checksum does not fit"));
     }
     if !header.packed {
-        return Ok(stored);
+        return Ok(stored.to_vec());
     }
     let raw = header.raw as usize;
     if raw > stored.len().saturating_mul(MOST_STRETCH) || raw > MOST_PAYLOAD {
         return Err(Damage("a payload claims more than it can hold"));
     }
-    let payload = lz4_flex::block::decompress(&stored, raw);
+    let payload = lz4_flex::block::decompress(stored, raw);
     payload.map_err(|_| Damage("a payload cannot be decompressed"))
 }
 
@@ -200,14 +238,21 @@ mod tests {
 
     #[test]
     fn a_record_comes_back_as_it_was() {
-        let header =
-            Header { series: 7, step: 300, start: -5, end: i64::MAX, ..Header::of(Kind::Profile) };
+        let header = Header {
+            member: 9,
+            series: 7,
+            step: 300,
+            start: -5,
+            end: i64::MAX,
+            ..Header::of(Kind::Profile)
+        };
         let payload = b"again and again and again and again and again".as_slice();
         let record = seal(header, payload).unwrap();
         let read = Header::decode(record.first_chunk().unwrap()).unwrap();
         assert!(read.packed);
+        assert_eq!(read.member, 9);
         assert_eq!((read.series, read.step, read.start, read.end), (7, 300, -5, i64::MAX));
-        assert_eq!(unpack(&read, record[HEADER..].to_vec()).unwrap(), payload);
+        assert_eq!(unpack(&read, &record[HEADER..]).unwrap(), payload);
     }
 
     #[test]
@@ -217,7 +262,7 @@ mod tests {
             let mut damaged = record.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             let whole = Header::decode(damaged.first_chunk().unwrap())
-                .and_then(|header| unpack(&header, damaged[HEADER..].to_vec()));
+                .and_then(|header| unpack(&header, &damaged[HEADER..]));
             assert!(whole.is_err(), "bit {bit}");
         }
     }

@@ -11,20 +11,30 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Damage, StoreError};
-use crate::record::{self, FILE_START, HEADER, Kind};
+use crate::record::{self, FILE_START, HEADER, Header, Kind};
 use crate::series::Series;
-use crate::wire::Cursor;
+use crate::wire::{Cursor, put, put_signed};
 
 /// Where a profile's record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) series: u32,
     pub(crate) step: u32,
+    /// In a roll-up, whose: a position in [`Segment::members`].
+    pub(crate) member: u16,
     pub(crate) start: i64,
     pub(crate) end: i64,
     pub(crate) offset: u64,
     /// Header and payload.
     pub(crate) length: u32,
+}
+
+/// A segment that a roll-up stands for, and between which times its profiles start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) number: u64,
+    pub(crate) first: i64,
+    pub(crate) last: i64,
 }
 
 #[derive(Debug)]
@@ -33,6 +43,8 @@ pub(crate) struct Segment {
     pub(crate) series: Vec<Series>,
     /// In the order they lie in the file.
     pub(crate) entries: Vec<Entry>,
+    /// Of a roll-up only.
+    pub(crate) members: Vec<Member>,
     /// Up to the end of the last whole record.
     pub(crate) length: u64,
 }
@@ -76,10 +88,11 @@ impl Segment {
         };
         let payload = record::payload_at(file, at, &header).map_err(io())?;
         let read = payload.and_then(|payload| read_index(Cursor::new(&payload), at));
-        Ok(read.ok().map(|(series, entries)| Self {
+        Ok(read.ok().map(|contents| Self {
             path: path.to_owned(),
-            series,
-            entries,
+            series: contents.series,
+            entries: contents.entries,
+            members: contents.members,
             length,
         }))
     }
@@ -92,6 +105,7 @@ impl Segment {
             path: path.to_owned(),
             series: Vec::new(),
             entries: Vec::new(),
+            members: Vec::new(),
             length: FILE_START.len() as u64,
         };
         while let Some(header) = record::header_at(file, segment.length, length).map_err(io())? {
@@ -109,13 +123,20 @@ impl Segment {
                     segment.entries.push(Entry {
                         series: header.series,
                         step: header.step,
+                        member: header.member,
                         start: header.start,
                         end: header.end,
                         offset: segment.length,
                         length: header.stored.saturating_add(HEADER as u32),
                     });
                 }
-                Kind::Profile | Kind::Index | Kind::Trailer => break,
+                Kind::Members if segment.members.is_empty() => {
+                    let payload = record::payload_at(file, segment.length, &header).map_err(io())?;
+                    let members = payload.and_then(|bytes| read_members(&mut Cursor::new(&bytes)));
+                    let Ok(members) = members else { break };
+                    segment.members = members;
+                }
+                Kind::Profile | Kind::Members | Kind::Index | Kind::Trailer => break,
             }
             segment.length = segment.length.saturating_add(header.length());
         }
@@ -146,39 +167,77 @@ impl Segment {
 
 /// The payload of an entry's record.
 pub(crate) fn read_record(file: &File, entry: &Entry) -> std::io::Result<Result<Vec<u8>, Damage>> {
-    let end = entry.offset.saturating_add(u64::from(entry.length));
-    let length = file.metadata()?.len();
-    if end > length {
-        return Ok(Err(Damage("it ends early")));
-    }
-    let header = record::header_at(file, entry.offset, length)?;
-    match header {
-        Some(header) if header.kind == Kind::Profile && header.series == entry.series => {
-            record::payload_at(file, entry.offset, &header)
-        }
-        _ => Ok(Err(Damage("there is no profile where one should be"))),
-    }
+    let read = read_whole(file, entry)?;
+    Ok(read.and_then(|(header, bytes)| record::payload_of(&header, &bytes)))
 }
 
-fn read_index(mut cursor: Cursor<'_>, limit: u64) -> Result<(Vec<Series>, Vec<Entry>), Damage> {
-    let mut series = Vec::new();
+/// The whole record of an entry, whose length is known to lie within the file.
+pub(crate) fn read_whole(
+    file: &File,
+    entry: &Entry,
+) -> std::io::Result<Result<(Header, Vec<u8>), Damage>> {
+    let read = record::record_at(file, entry.offset, entry.length)?;
+    Ok(read.and_then(|(header, bytes)| {
+        let is_it = header.kind == Kind::Profile
+            && (header.series, header.member) == (entry.series, entry.member);
+        match is_it {
+            true => Ok((header, bytes)),
+            false => Err(Damage("there is no profile where one should be")),
+        }
+    }))
+}
+
+#[derive(Default)]
+struct Contents {
+    series: Vec<Series>,
+    entries: Vec<Entry>,
+    members: Vec<Member>,
+}
+
+fn read_index(mut cursor: Cursor<'_>, limit: u64) -> Result<Contents, Damage> {
+    let mut contents = Contents::default();
     for _ in 0..cursor.count()? {
-        series.push(Series::read(&mut cursor)?);
+        contents.series.push(Series::read(&mut cursor)?);
     }
-    let mut entries = Vec::new();
+    contents.members = read_members(&mut cursor)?;
     let (mut start, mut offset) = (0_i64, 0_u64);
     for _ in 0..cursor.count()? {
         let number = cursor.small()?;
         let step = cursor.small()?;
+        let member = match contents.members.len() {
+            0 => 0,
+            _ => u16::try_from(cursor.small()?).map_err(|_| Damage("a number is too large"))?,
+        };
         start = start.wrapping_add(cursor.signed()?);
         let end = start.wrapping_add(cursor.signed()?);
         offset = offset.wrapping_add(cursor.number()?);
         let length = cursor.small()?;
         let is_within = offset.checked_add(u64::from(length)).is_some_and(|end| end <= limit);
-        if number as usize >= series.len() || !is_within {
+        if number as usize >= contents.series.len() || !is_within {
             return Err(Damage("the index points outside"));
         }
-        entries.push(Entry { series: number, step, start, end, offset, length });
+        contents.entries.push(Entry { series: number, step, member, start, end, offset, length });
     }
-    Ok((series, entries))
+    Ok(contents)
+}
+
+pub(crate) fn put_members(out: &mut Vec<u8>, members: &[Member]) {
+    put(out, members.len() as u64);
+    for member in members {
+        put(out, member.number);
+        put_signed(out, member.first);
+        put_signed(out, member.last);
+    }
+}
+
+fn read_members(cursor: &mut Cursor<'_>) -> Result<Vec<Member>, Damage> {
+    let mut members = Vec::new();
+    for _ in 0..cursor.count()? {
+        members.push(Member {
+            number: cursor.number()?,
+            first: cursor.signed()?,
+            last: cursor.signed()?,
+        });
+    }
+    Ok(members)
 }

@@ -1,5 +1,6 @@
 //! Which profiles a question is about.
 
+use crate::segment::Member;
 use crate::series::Series;
 use crate::tables::Detail;
 
@@ -50,6 +51,8 @@ pub struct Selection {
     /// Every one of these labels must be there and fit.
     pub labels: Vec<(String, Pattern)>,
     pub runtime_id: Option<String>,
+    /// Samples of this process only.
+    pub pid: Option<u32>,
     /// Profiles that start at this time or later, in nanoseconds since 1970.
     pub from_nanos: Option<i64>,
     /// Profiles that start before this time.
@@ -86,7 +89,10 @@ impl Selection {
 
     /// Whether merges over time can answer: they know neither processes nor threads.
     pub(crate) fn can_use_merges(&self) -> bool {
-        self.runtime_id.is_none() && self.detail == Detail::Lasting && !self.timeline
+        self.runtime_id.is_none()
+            && self.pid.is_none()
+            && self.detail == Detail::Lasting
+            && !self.timeline
     }
 
     pub(crate) fn fits(&self, series: &Series) -> bool {
@@ -112,6 +118,11 @@ pub(crate) struct Range {
 impl Range {
     pub(crate) fn has(self, start: i64) -> bool {
         (self.from..self.to).contains(&start)
+    }
+
+    /// Whether any profile of a roll-up's member can start in it.
+    pub(crate) fn overlaps(self, member: Member) -> bool {
+        member.first < self.to && member.last >= self.from
     }
 
     fn is_empty(self) -> bool {

@@ -5,7 +5,7 @@
 //! dropped, refused or cut off is counted. One writer owns a directory, by a lock that ends with
 //! its process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,7 +17,8 @@ use crate::directory::{self, Name};
 use crate::error::StoreError;
 use crate::merging;
 use crate::reader::Reader;
-use crate::segment::Segment;
+use crate::rollup;
+use crate::segment::{Member, Segment};
 use crate::series::{Head, Series};
 use crate::writing::SegmentWriter;
 
@@ -25,6 +26,10 @@ use crate::writing::SegmentWriter;
 const GRACE_NANOS: i64 = 60_000_000_000;
 /// A segment is at most this part of the whole store, so that dropping one is a small step.
 const PART_OF_STORE: u64 = 8;
+/// And a roll-up this: for a moment there are two of it.
+const ROLLUP_PART_OF_STORE: u64 = 16;
+/// Roll-ups written in one go: each is some tens of megabytes.
+const MOST_ROLLUPS: usize = 4;
 
 /// The bounds of a store.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +55,7 @@ impl Default for Options {
             max_bytes: 2 << 30,
             span: Duration::from_secs(3600),
             segment_bytes: 64 << 20,
-            dictionary_bytes: 32 << 20,
+            dictionary_bytes: 64 << 20,
             sync_every: Duration::from_secs(15),
         }
     }
@@ -79,6 +84,9 @@ pub struct Counters {
     pub merges_made: u64,
     /// Segments whose merges would not have been smaller, or could not be made.
     pub merges_skipped: u64,
+    /// Times that a segment joined a roll-up, and that it could not.
+    pub rollups_made: u64,
+    pub rollups_skipped: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,6 +95,13 @@ struct Sealed {
     merged_bytes: u64,
     profiles: u64,
     oldest: i64,
+    /// The last start.
+    newest: i64,
+}
+
+struct Rollup {
+    bytes: u64,
+    members: Vec<Member>,
 }
 
 struct Open {
@@ -102,7 +117,10 @@ pub struct Store {
     sealed: BTreeMap<u64, Sealed>,
     open: Option<Open>,
     next: u64,
-    waiting: Vec<u64>,
+    /// Sealed segments without merges, and with merges but in no roll-up, the oldest first.
+    waiting: VecDeque<u64>,
+    unrolled: VecDeque<u64>,
+    rollups: BTreeMap<u64, Rollup>,
     synced: Instant,
     _lock: File,
 }
@@ -120,7 +138,9 @@ impl Store {
             sealed: BTreeMap::new(),
             open: None,
             next: 0,
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
+            unrolled: VecDeque::new(),
+            rollups: BTreeMap::new(),
             synced: Instant::now(),
             _lock: lock,
         };
@@ -144,8 +164,9 @@ impl Store {
     pub fn bytes(&self) -> u64 {
         let sealed = self.sealed.values();
         let sealed = sealed.map(|sealed| sealed.bytes.saturating_add(sealed.merged_bytes));
+        let rollups = self.rollups.values().map(|rollup| rollup.bytes);
         let open = self.open.as_ref().map_or(0, |open| open.writer.length);
-        sealed.fold(open, u64::saturating_add)
+        sealed.chain(rollups).fold(open, u64::saturating_add)
     }
 
     /// Adds a profile. `now` in nanoseconds since 1970.
@@ -224,16 +245,21 @@ impl Store {
         writer: SegmentWriter,
         path: &Path,
     ) -> Result<(), StoreError> {
-        let Some((oldest, _)) = writer.times() else {
+        let Some((oldest, newest)) = writer.starts() else {
             return std::fs::remove_file(path).map_err(StoreError::io("remove", path));
         };
-        let mut sealed =
-            Sealed { bytes: writer.length, profiles: writer.profiles(), oldest, merged_bytes: 0 };
+        let mut sealed = Sealed {
+            bytes: writer.length,
+            profiles: writer.profiles(),
+            oldest,
+            newest,
+            merged_bytes: 0,
+        };
         let result = writer.seal(&Name::Sealed.path(&self.directory, number));
         if let Ok(bytes) = result {
             sealed.bytes = bytes;
             self.counters.segments_sealed += 1;
-            self.waiting.push(number);
+            self.waiting.push_back(number);
         }
         // Without an index, and under its old name, it can still be read.
         self.sealed.insert(number, sealed);
@@ -259,8 +285,12 @@ impl Store {
         if self.synced.elapsed() >= self.options.sync_every {
             self.sync()?;
         }
-        while let Some(number) = self.waiting.pop() {
+        while let Some(number) = self.waiting.pop_front() {
             self.merge(number)?;
+        }
+        for _ in 0..MOST_ROLLUPS {
+            let Some(number) = self.unrolled.pop_front() else { break };
+            self.roll(number)?;
         }
         Ok(())
     }
@@ -286,10 +316,67 @@ impl Store {
                 if let Some(sealed) = self.sealed.get_mut(&number) {
                     sealed.merged_bytes = bytes;
                 }
+                self.unrolled.push_back(number);
             }
             Ok(None) | Err(_) => self.counters.merges_skipped += 1,
         }
         made.map(|_| ())
+    }
+
+    /// Brings the hours of a merged segment into the last roll-up, or into a new one.
+    fn roll(&mut self, number: u64) -> Result<(), StoreError> {
+        let Some(sealed) = self.sealed.get(&number).copied() else { return Ok(()) };
+        let member = Member { number, first: sealed.oldest, last: sealed.newest };
+        let most = self.options.max_bytes / ROLLUP_PART_OF_STORE;
+        let joined = self.rollups.last_key_value().and_then(|(&first, rollup)| {
+            let bytes = rollup.bytes.saturating_add(sealed.merged_bytes);
+            let fits = bytes <= most && rollup::has_room_for(&rollup.members, member);
+            fits.then_some((first, bytes))
+        });
+        for (first, bytes) in joined.into_iter().chain([(number, sealed.merged_bytes)]) {
+            // Names and a list of members may come on top of what there is.
+            let limit = bytes.saturating_add(4_096);
+            if limit <= most && self.has_room_beside(number, limit)? {
+                let made = self.roll_into(first, member, limit)?;
+                if made {
+                    self.counters.rollups_made += 1;
+                    return Ok(());
+                }
+            }
+        }
+        self.counters.rollups_skipped += 1;
+        Ok(())
+    }
+
+    fn roll_into(&mut self, first: u64, member: Member, limit: u64) -> Result<bool, StoreError> {
+        let path = |name: Name, number: u64| name.path(&self.directory, number);
+        let rollup = path(Name::Rollup, first);
+        // Making room may have dropped it.
+        let old = self.rollups.contains_key(&first).then_some(rollup.as_path());
+        let (merged, new) = (path(Name::Merged, member.number), path(Name::New, first));
+        let paths = rollup::Paths { old, merged: &merged, new: &new, rollup: &rollup };
+        let made = match rollup::roll(&paths, member, limit) {
+            Err(StoreError::Damaged { .. }) => None,
+            other => other?,
+        };
+        let Some(bytes) = made else { return Ok(false) };
+        let entry = self.rollups.entry(first);
+        let rolled = entry.or_insert(Rollup { bytes, members: Vec::new() });
+        rolled.bytes = bytes;
+        rolled.members.push(member);
+        Ok(true)
+    }
+
+    /// Removes roll-ups that no segment is left of.
+    fn drop_rollups(&mut self) -> Result<(), StoreError> {
+        let is_left = |member: &Member| self.sealed.contains_key(&member.number);
+        let gone = self.rollups.iter().filter(|(_, rollup)| !rollup.members.iter().any(is_left));
+        let gone: Vec<_> = gone.map(|(&number, _)| number).collect();
+        for number in gone {
+            remove(&Name::Rollup.path(&self.directory, number))?;
+            self.rollups.remove(&number);
+        }
+        Ok(())
     }
 
     fn oldest_kept(&self, now: i64) -> i64 {
@@ -300,7 +387,7 @@ impl Store {
         let oldest_kept = self.oldest_kept(now);
         let is_old =
             |times: Option<(i64, i64)>| times.is_some_and(|(first, _)| first < oldest_kept);
-        if self.open.as_ref().is_some_and(|open| is_old(open.writer.times())) {
+        if self.open.as_ref().is_some_and(|open| is_old(open.writer.starts())) {
             self.seal()?;
         }
         let old: Vec<_> = self
@@ -352,7 +439,8 @@ impl Store {
             self.counters.profiles_dropped = dropped;
         }
         self.waiting.retain(|&waiting| waiting != number);
-        Ok(())
+        self.unrolled.retain(|&waiting| waiting != number);
+        self.drop_rollups()
     }
 
     fn recover(&mut self) -> Result<(), StoreError> {
@@ -364,21 +452,42 @@ impl Store {
                 Name::New => remove(&path)?,
                 Name::Open => self.recover_open(number, &path)?,
                 Name::Sealed => self.recover_sealed(number, &path, length)?,
-                Name::Merged => {}
+                Name::Merged | Name::Rollup => {}
             }
         }
         for (number, name, length) in files {
-            if name != Name::Merged {
-                continue;
-            }
-            match self.sealed.get_mut(&number) {
-                Some(sealed) => sealed.merged_bytes = length,
-                None => remove(&name.path(&self.directory, number))?,
+            let path = name.path(&self.directory, number);
+            match (name, self.sealed.get_mut(&number)) {
+                (Name::Merged, Some(sealed)) => sealed.merged_bytes = length,
+                (Name::Merged, None) => remove(&path)?,
+                (Name::Rollup, _) => self.recover_rollup(number, &path, length)?,
+                _ => {}
             }
         }
-        let merged = |number: &u64| self.sealed.get(number).is_some_and(|s| s.merged_bytes > 0);
-        self.waiting = self.sealed.keys().copied().filter(|number| !merged(number)).collect();
+        self.drop_rollups()?;
+        let rolled = self.rollups.values().flat_map(|rollup| &rollup.members);
+        let rolled: BTreeSet<_> = rolled.map(|member| member.number).collect();
+        // With what was left open and has just been sealed.
+        self.waiting.clear();
+        for (&number, sealed) in &self.sealed {
+            if sealed.merged_bytes == 0 {
+                self.waiting.push_back(number);
+            } else if !rolled.contains(&number) {
+                self.unrolled.push_back(number);
+            }
+        }
         Ok(())
+    }
+
+    fn recover_rollup(&mut self, number: u64, path: &Path, bytes: u64) -> Result<(), StoreError> {
+        match Segment::open(path) {
+            Ok(Segment { members, .. }) => {
+                self.rollups.insert(number, Rollup { bytes, members });
+                Ok(())
+            }
+            Err(StoreError::Damaged { .. }) => self.remove_unreadable(path),
+            Err(error) => Err(error),
+        }
     }
 
     fn recover_open(&mut self, number: u64, path: &Path) -> Result<(), StoreError> {
@@ -398,10 +507,13 @@ impl Store {
     fn recover_sealed(&mut self, number: u64, path: &Path, bytes: u64) -> Result<(), StoreError> {
         match Segment::open(path) {
             Ok(segment) => {
-                let oldest = segment.entries.iter().map(|entry| entry.start).min();
+                let starts = || segment.entries.iter().map(|entry| entry.start);
                 let profiles = segment.entries.len() as u64;
-                let oldest = oldest.unwrap_or(i64::MIN);
-                self.sealed.insert(number, Sealed { bytes, merged_bytes: 0, profiles, oldest });
+                let oldest = starts().min().unwrap_or(i64::MIN);
+                let newest = starts().max().unwrap_or(i64::MIN);
+                let merged_bytes = 0;
+                self.sealed
+                    .insert(number, Sealed { bytes, merged_bytes, profiles, oldest, newest });
                 Ok(())
             }
             Err(StoreError::Damaged { .. }) => self.remove_unreadable(path),

@@ -26,6 +26,9 @@ const FLEETING: [&str; 8] = [
     "end_timestamp_ns",
 ];
 
+/// Labels that say which process a sample is of.
+const PROCESS: [&str; 3] = ["pid", "process_id", "process id"];
+
 #[derive(Clone, Copy)]
 struct StoredFrame {
     name: u32,
@@ -149,6 +152,63 @@ impl Tables {
         if added.is_empty() { Ok(()) } else { Err(Damage("something follows the dictionary")) }
     }
 
+    /// How many there are of everything, the empty things included.
+    pub(crate) fn counts(&self) -> [u32; 6] {
+        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        [
+            count(self.strings.len()),
+            count(self.mappings.len()),
+            count(self.location_mappings.len()),
+            count(self.stacks.len()),
+            count(self.labels.ends.len()),
+            count(self.threads.len()),
+        ]
+    }
+
+    pub(crate) fn each_string(&self, mut take: impl FnMut(&str)) {
+        let count = u32::try_from(self.strings.len()).unwrap_or(u32::MAX);
+        (1..count).for_each(|number| take(self.string(number)));
+    }
+
+    pub(crate) fn mappings(&self) -> &[(u32, u32)] {
+        self.mappings.get(1..).unwrap_or_default()
+    }
+
+    pub(crate) fn stacks(&self) -> &[(u32, u32)] {
+        self.stacks.get(1..).unwrap_or_default()
+    }
+
+    pub(crate) fn threads(&self) -> &[[u32; 5]] {
+        self.threads.get(1..).unwrap_or_default()
+    }
+
+    pub(crate) fn location_count(&self) -> u32 {
+        u32::try_from(self.location_mappings.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Mapping, then for each frame name, system name, file, line, kind.
+    pub(crate) fn location_fields(&self, number: u32, fields: &mut Vec<u32>) {
+        fields.clear();
+        fields.push(self.location_mappings.get(number as usize).copied().unwrap_or(0));
+        for frame in self.frames.get(number) {
+            let StoredFrame { name, system_name, file, line, kind } = *frame;
+            fields.extend([name, system_name, file, line, kind as u32]);
+        }
+    }
+
+    pub(crate) fn label_sets(&self) -> u32 {
+        u32::try_from(self.labels.ends.len()).unwrap_or(u32::MAX)
+    }
+
+    /// For each label its key, whether it is a number, its value and its unit.
+    pub(crate) fn label_fields(&self, number: u32, fields: &mut Vec<i64>) {
+        fields.clear();
+        for label in self.labels.get(number) {
+            let (key, unit) = (i64::from(label.key), i64::from(label.unit));
+            fields.extend([key, i64::from(label.is_number), label.value, unit]);
+        }
+    }
+
     pub(crate) fn string(&self, number: u32) -> &str {
         let number = number as usize;
         let start = number.checked_sub(1).and_then(|before| self.strings.get(before)).copied();
@@ -194,6 +254,9 @@ pub enum Detail {
 /// Takes records into a profile; looks up everything once per dictionary.
 pub(crate) struct Replay {
     detail: Detail,
+    /// Whose samples only, and for each label set whether it is one of these.
+    pid: Option<u32>,
+    wanted: Vec<Option<bool>>,
     strings: Vec<Option<StringId>>,
     mappings: Vec<Option<MappingId>>,
     locations: Vec<Option<LocationId>>,
@@ -212,9 +275,11 @@ fn slot<T: Copy>(list: &mut Vec<Option<T>>, number: u32, length: usize) -> &mut 
 }
 
 impl Replay {
-    pub(crate) fn new(detail: Detail) -> Self {
+    pub(crate) fn new(detail: Detail, pid: Option<u32>) -> Self {
         Self {
             detail,
+            pid,
+            wanted: Vec::new(),
             strings: Vec::new(),
             mappings: Vec::new(),
             locations: Vec::new(),
@@ -327,6 +392,26 @@ impl Replay {
         Ok(labels)
     }
 
+    /// Whether samples with these labels are wanted.
+    fn wants(&mut self, tables: &Tables, number: u32) -> bool {
+        let Some(pid) = self.pid else { return true };
+        let length = tables.labels.ends.len();
+        if number as usize >= length {
+            return false;
+        }
+        *slot(&mut self.wanted, number, length).get_or_insert_with(|| {
+            tables.labels.get(number).iter().any(|label| {
+                let is_pid = PROCESS.contains(&tables.string(label.key));
+                let text = || u32::try_from(label.value).map(|text| tables.string(text));
+                is_pid
+                    && match label.is_number {
+                        true => label.value == i64::from(pid),
+                        false => text().is_ok_and(|text| text.parse() == Ok(pid)),
+                    }
+            })
+        })
+    }
+
     fn thread(
         &mut self,
         tables: &Tables,
@@ -364,6 +449,9 @@ impl Replay {
         let width = columns.iter().max().map_or(0, |most| most.saturating_add(1));
         let mut values = vec![0_i64; width];
         for (row, (&stack, &labels)) in body.stacks.iter().zip(&body.labels).enumerate() {
+            if !self.wants(tables, labels) {
+                continue;
+            }
             let stack = self.stack(tables, builder, stack)?;
             let labels = self.labels(tables, builder, labels)?;
             for (at, &column) in columns.iter().enumerate() {
@@ -389,6 +477,10 @@ impl Replay {
         let places = line.threads.iter().zip(&line.stacks);
         for ((&thread, &stack), (&time, &on_cpu)) in places.zip(line.times.iter().zip(&line.on_cpu))
         {
+            let of = tables.threads.get(thread as usize).and_then(|thread| thread.first());
+            if self.pid.is_some_and(|pid| of != Some(&pid)) {
+                continue;
+            }
             let thread = self.thread(tables, builder, thread)?;
             let stack = self.stack(tables, builder, stack)?;
             builder.tick(thread, time.saturating_add(shift), stack, on_cpu);

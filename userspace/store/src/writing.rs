@@ -14,12 +14,14 @@ use crate::body::{self, Facts};
 use crate::dictionary::Dictionary;
 use crate::error::StoreError;
 use crate::record::{self, FILE_START, Header, Kind};
-use crate::segment::{Entry, Segment};
+use crate::segment::{Entry, Member, Segment, put_members};
 use crate::series::Series;
 use crate::wire::{put, put_signed};
 
 /// The most that an entry of the index takes.
 const ENTRY_BYTES: u64 = 48;
+/// And that a member takes.
+const MEMBER_BYTES: u64 = 30;
 
 pub(crate) struct SegmentWriter {
     file: File,
@@ -30,6 +32,7 @@ pub(crate) struct SegmentWriter {
     series_bytes: u64,
     numbers: HashMap<Series, u32>,
     dictionaries: HashMap<String, Dictionary>,
+    members: Vec<Member>,
 }
 
 impl SegmentWriter {
@@ -46,6 +49,7 @@ impl SegmentWriter {
             series_bytes: 0,
             numbers: HashMap::new(),
             dictionaries: HashMap::new(),
+            members: Vec::new(),
         })
     }
 
@@ -53,10 +57,10 @@ impl SegmentWriter {
         self.entries.len() as u64
     }
 
-    /// The first start and the last end of what is in it.
-    pub(crate) fn times(&self) -> Option<(i64, i64)> {
+    /// The first and the last start of what is in it.
+    pub(crate) fn starts(&self) -> Option<(i64, i64)> {
         let first = self.entries.iter().map(|entry| entry.start).min()?;
-        let last = self.entries.iter().map(|entry| entry.end).max()?;
+        let last = self.entries.iter().map(|entry| entry.start).max()?;
         Some((first, last))
     }
 
@@ -68,7 +72,9 @@ impl SegmentWriter {
     /// The most that [`Self::seal`] adds to the file.
     pub(crate) fn index_bytes(&self) -> u64 {
         let entries = (self.entries.len() as u64).saturating_mul(ENTRY_BYTES);
-        entries.saturating_add(self.series_bytes).saturating_add(4 * record::HEADER as u64)
+        let members = (self.members.len() as u64).saturating_mul(MEMBER_BYTES);
+        let rest = self.series_bytes.saturating_add(members);
+        entries.saturating_add(rest).saturating_add(4 * record::HEADER as u64)
     }
 
     /// The bytes that [`Self::write`] will add for a profile. Its names are known to the
@@ -82,29 +88,34 @@ impl SegmentWriter {
         profile: &Profile,
         facts: Facts<'_>,
     ) -> Result<Encoded, StoreError> {
+        self.encode_for(0, series, step, times, profile, facts)
+    }
+
+    /// The same for a member of a roll-up.
+    pub(crate) fn encode_for(
+        &mut self,
+        member: u16,
+        series: &Series,
+        step: u32,
+        times: (i64, i64),
+        profile: &Profile,
+        facts: Facts<'_>,
+    ) -> Result<Encoded, StoreError> {
         let mut bytes = Vec::new();
-        let next = u32::try_from(self.series.len()).unwrap_or(u32::MAX);
-        let number = self.numbers.get(series).copied().unwrap_or(next);
-        if number == next {
-            let mut payload = Vec::new();
-            series.encode(&mut payload);
-            let header = Header { series: number, ..Header::of(Kind::Series) };
-            self.series_bytes = self.series_bytes.saturating_add(payload.len() as u64);
-            bytes.append(&mut seal(header, &payload)?);
-            self.numbers.insert(series.clone(), number);
-            self.series.push(series.clone());
-        }
+        let number = self.number_of(series, &mut bytes)?;
         let dictionary = match self.dictionaries.get_mut(&series.service) {
             Some(dictionary) => dictionary,
             None => self.dictionaries.entry(series.service.clone()).or_default(),
         };
         let payload = body::encode(dictionary, profile, facts);
         let (start, end) = times;
-        let header = Header { series: number, step, start, end, ..Header::of(Kind::Profile) };
+        let header =
+            Header { series: number, member, step, start, end, ..Header::of(Kind::Profile) };
         let record = seal(header, &payload)?;
         let entry = Entry {
             series: number,
             step,
+            member,
             start,
             end,
             offset: self.length.saturating_add(bytes.len() as u64),
@@ -112,6 +123,56 @@ impl SegmentWriter {
         };
         bytes.extend_from_slice(&record);
         Ok(Encoded { bytes, entry })
+    }
+
+    /// The number of a series; if it is new, its record is added to `bytes`.
+    fn number_of(&mut self, series: &Series, bytes: &mut Vec<u8>) -> Result<u32, StoreError> {
+        let next = u32::try_from(self.series.len()).unwrap_or(u32::MAX);
+        if let Some(&number) = self.numbers.get(series) {
+            return Ok(number);
+        }
+        let mut payload = Vec::new();
+        series.encode(&mut payload);
+        let header = Header { series: next, ..Header::of(Kind::Series) };
+        self.series_bytes = self.series_bytes.saturating_add(payload.len() as u64);
+        bytes.append(&mut seal(header, &payload)?);
+        self.numbers.insert(series.clone(), next);
+        self.series.push(series.clone());
+        Ok(next)
+    }
+
+    /// Begins a roll-up: whom it stands for, and the series that get the first numbers.
+    pub(crate) fn begin_rollup(
+        &mut self,
+        members: Vec<Member>,
+        series: &[Series],
+    ) -> Result<(), StoreError> {
+        let mut payload = Vec::new();
+        put_members(&mut payload, &members);
+        let mut bytes = seal(Header::of(Kind::Members), &payload)?;
+        self.members = members;
+        for series in series {
+            self.number_of(series, &mut bytes)?;
+        }
+        self.push(&bytes)
+    }
+
+    /// Adds a record as it lay in another file whose series and dictionary this one has taken over.
+    pub(crate) fn copy(&mut self, entry: Entry, record: &[u8]) -> Result<(), StoreError> {
+        let entry = Entry { offset: self.length, ..entry };
+        self.push(record)?;
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// What the service's records so far have brought.
+    pub(crate) fn take_over(&mut self, service: &str, dictionary: Dictionary) {
+        self.dictionaries.insert(service.to_owned(), dictionary);
+    }
+
+    /// Frees the dictionary of a service of which nothing more will be written.
+    pub(crate) fn close_service(&mut self, service: &str) {
+        self.dictionaries.remove(service);
     }
 
     pub(crate) fn write(&mut self, encoded: Encoded) -> Result<(), StoreError> {
@@ -141,11 +202,15 @@ impl SegmentWriter {
         for series in &self.series {
             series.encode(&mut payload);
         }
+        put_members(&mut payload, &self.members);
         put(&mut payload, self.entries.len() as u64);
         let (mut start, mut offset) = (0_i64, 0_u64);
         for entry in &self.entries {
             put(&mut payload, u64::from(entry.series));
             put(&mut payload, u64::from(entry.step));
+            if !self.members.is_empty() {
+                put(&mut payload, u64::from(entry.member));
+            }
             put_signed(&mut payload, entry.start.wrapping_sub(start));
             put_signed(&mut payload, entry.end.wrapping_sub(entry.start));
             put(&mut payload, entry.offset.wrapping_sub(offset));
@@ -186,6 +251,7 @@ impl SegmentWriter {
             series_bytes: series_bytes.len() as u64,
             numbers: HashMap::new(),
             dictionaries: HashMap::new(),
+            members: segment.members,
         };
         Ok((writer, length.saturating_sub(segment.length)))
     }

@@ -150,28 +150,164 @@ fn two_windows_are_compared() {
     assert_eq!(compared.difference.functions[1].name, "slow");
 }
 
+/// Damages a file of the store within the payload of its record of this number.
+fn damage(directory: &std::path::Path, ending: &str, record: usize) {
+    let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
+    let path = files.into_iter().find(|path| path.extension().is_some_and(|e| e == ending));
+    let path = path.unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let records = bytes.windows(4).enumerate().filter(|(_, window)| *window == b"SREC");
+    let at = records.map(|(at, _)| at).nth(record).unwrap();
+    bytes[at + 60] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+}
+
 #[test]
-fn a_damaged_merge_is_replaced_by_what_it_was_made_of() {
+fn damaged_merges_are_replaced_by_what_they_were_made_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    for period in 0..240_i64 {
+        let start = START + period * 15 * SECOND;
+        for service in ["shop", "mail"] {
+            store.append(&head(service, start), &profile(&[("main;work", 2)]), start).unwrap();
+        }
+    }
+    store.seal().unwrap();
+    store.tend(START).unwrap();
+    assert_eq!((store.counters().merges_made, store.counters().rollups_made), (1, 1));
+    let ask = || {
+        let answer = store.reader().query(&Selection::of_service("shop", "cpu")).unwrap();
+        assert_eq!(counts(&answer)["main;work"], 480);
+        assert_eq!(answer.profiles, 240);
+        (answer.records_read, answer.damaged)
+    };
+    assert_eq!(ask(), (1, 0), "from the roll-up");
+    // Members, two series, and the hour of mail before that of shop.
+    damage(directory.path(), "rollup", 4);
+    assert_eq!(ask(), (2, 1), "from the hour's merge");
+    // A series, its hour and its twelve five minutes, then the same of shop.
+    damage(directory.path(), "merged", 15);
+    let (records, damaged) = ask();
+    assert_eq!((records, damaged), (242, 2), "from the profiles");
+}
+
+#[test]
+fn a_day_is_read_from_one_roll_up_that_says_the_same_as_the_profiles() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    let names: Vec<String> = (0..90).map(|at| format!("main;work{};leaf{at}", at % 7)).collect();
+    let day = 24 * HOUR;
+    // Not at a whole hour, so that it takes two roll-ups, and the last hour is open.
+    let begin = START + 17 * 60 * SECOND;
+    for period in 0..30 * 60_i64 {
+        let start = begin + period * 60 * SECOND;
+        for service in ["shop", "mail", "late"] {
+            if service == "late" && period < 700 {
+                continue;
+            }
+            let stacks: Vec<_> = (0..6)
+                .map(|at| (names[(at * 11 + period as usize / 9) % 90].as_str(), 1 + at as i64))
+                .collect();
+            store.append(&head(service, start), &profile(&stacks), start).unwrap();
+        }
+        if period % 20 == 0 {
+            store.tend(start).unwrap();
+        }
+    }
+    assert!(store.counters().rollups_made >= 28, "{:?}", store.counters());
+    let of_ending = |ending: &str| {
+        let files = std::fs::read_dir(directory.path()).unwrap().flatten();
+        files.filter(|file| file.path().extension().is_some_and(|end| end == ending)).count()
+    };
+    assert_eq!(of_ending("rollup"), 2);
+    let from = begin + 2 * HOUR + 777 * SECOND;
+    for (selection, least) in [
+        (Selection::of_service("shop", "cpu").between(from, from + day), 24 * 50),
+        (Selection::default().between(from, from + day), 2 * 24 * 50),
+        (Selection::default(), 2 * 30 * 60),
+    ] {
+        let merged = store.reader().query(&selection).unwrap();
+        let every = Selection { detail: Detail::All, ..selection };
+        let every = store.reader().query(&every).unwrap();
+        assert_eq!(stacks(&merged.profile), stacks(&every.profile));
+        assert_eq!(merged.profiles, every.profiles);
+        assert_eq!((merged.damaged, every.damaged), (0, 0));
+        assert!(merged.profiles >= least);
+        assert!(merged.records_read * 4 < every.records_read, "{}", merged.records_read);
+    }
+    // The same after it was opened again, which finds the roll-ups as they are.
+    let before = store.reader().query(&Selection::default()).unwrap();
+    let made = store.counters().rollups_made;
+    drop(store);
+    let mut store = self::store(directory.path());
+    assert_eq!(stacks(&before.profile), {
+        let after = store.reader().query(&Selection::default()).unwrap();
+        stacks(&after.profile)
+    });
+    store.tend(begin + 40 * HOUR).unwrap();
+    let made = made + store.counters().rollups_made;
+    assert_eq!(made, of_ending("seg") as u64, "every segment is rolled up once");
+}
+
+#[test]
+fn a_roll_up_does_not_speak_for_what_retention_dropped() {
+    let directory = tempfile::tempdir().unwrap();
+    let hours = |hours: i64| std::time::Duration::from_secs(hours as u64 * 3_600);
+    let bounds = strata_store::Options { max_age: hours(10), ..options() };
+    let mut store = Store::open(directory.path(), bounds).unwrap();
+    for minute in 0..30 * 60_i64 {
+        let start = START + minute * 60 * SECOND;
+        store.append(&head("shop", start), &profile(&[("main;work", 1)]), start).unwrap();
+        if minute % 10 == 0 {
+            store.tend(start).unwrap();
+            let oldest = start - 10 * HOUR;
+            let answer = store.reader().query(&Selection::of_service("shop", "cpu")).unwrap();
+            assert!(answer.profile.start_nanos >= oldest, "at minute {minute}");
+            assert_eq!(counts(&answer)["main;work"], answer.profiles as i64);
+            assert!(answer.profiles as i64 <= 601 && (minute < 600 || answer.profiles >= 540));
+        }
+    }
+    let rollups = std::fs::read_dir(directory.path()).unwrap().flatten();
+    let rollups = rollups.filter(|file| file.path().extension().is_some_and(|e| e == "rollup"));
+    assert!(rollups.count() <= 2, "roll-ups without segments are removed");
+}
+
+#[test]
+fn samples_of_one_process_are_chosen_by_its_number() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    let written = profile(&[("main;one", 3), ("main;two", 4)]);
+    store.append(&head("shop", START), &written, START).unwrap();
+    let of = |pid| {
+        let selection = Selection { pid: Some(pid), ..Selection::of_service("shop", "cpu") };
+        let answer = store.reader().query(&selection).unwrap();
+        counts(&answer).into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(of(1), [("main;one".to_owned(), 3)]);
+    assert_eq!(of(2), [("main;two".to_owned(), 4)]);
+    assert_eq!(of(3), []);
+}
+
+#[test]
+fn what_is_there_is_listed_with_its_size() {
     let directory = tempfile::tempdir().unwrap();
     let mut store = store(directory.path());
     for period in 0..240_i64 {
         let start = START + period * 15 * SECOND;
         store.append(&head("shop", start), &profile(&[("main;work", 2)]), start).unwrap();
+        if period == 120 {
+            store.seal().unwrap();
+            store.tend(start).unwrap();
+        }
     }
-    store.seal().unwrap();
-    store.tend(START).unwrap();
-    let files = std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path());
-    let merged = files.into_iter().find(|path| path.extension().is_some_and(|e| e == "merged"));
-    let merged = merged.unwrap();
-    let mut bytes = std::fs::read(&merged).unwrap();
-    // Within the first merge's payload: after the start of the file and the series' record.
-    let second = bytes.windows(4).enumerate().filter(|(_, window)| *window == b"SREC");
-    let second = second.map(|(at, _)| at).nth(1).unwrap();
-    bytes[second + 60] ^= 1;
-    std::fs::write(&merged, bytes).unwrap();
-    let answer = store.reader().query(&Selection::of_service("shop", "cpu")).unwrap();
-    assert_eq!(counts(&answer)["main;work"], 480);
-    assert_eq!((answer.profiles, answer.damaged), (240, 1));
+    let held = store.reader().holdings(&Selection::default()).unwrap();
+    let [holding] = held.as_slice() else { panic!("{held:?}") };
+    assert_eq!((holding.service.as_str(), holding.kind.as_str()), ("shop", "cpu"));
+    assert_eq!((holding.first_nanos, holding.last_nanos), (START, START + HOUR));
+    assert_eq!(holding.profiles, 240);
+    assert!(holding.bytes > 240 * 48 && holding.bytes < store.bytes(), "{}", holding.bytes);
+    let late = Selection::default().between(START + 30 * 60 * SECOND, START + 2 * HOUR);
+    assert_eq!(store.reader().holdings(&late).unwrap()[0].profiles, 120);
 }
 
 proptest! {

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use strata_profile::Format;
 
 use crate::managed::view::Shown;
+use crate::query::when::{When, parse_span};
 
 /// A profiler for the whole host: one stack from the kernel to the function that burns the time.
 ///
@@ -32,6 +33,10 @@ pub enum Command {
     Config(ConfigCommand),
     /// Turn a profile (pprof or folded stacks) into another format
     Convert(ConvertArgs),
+    /// Ask the local store: where time went, of a service, in any window it holds
+    Query(Box<QueryArgs>),
+    /// Compare two windows, services or versions in the local store
+    Diff(Box<DiffArgs>),
     /// List the .NET processes of this host, and how strata's bridge in each is
     Ps(PsArgs),
     /// Show where the threads of a process are right now, blocked ones included
@@ -257,6 +262,154 @@ pub struct ConvertArgs {
     pub frames: FramesArg,
 }
 
+/// Where the daemon keeps its store unless its configuration says otherwise.
+const STORE: &str = "/var/lib/strata/store";
+
+const QUERY_EXAMPLES: &str = "\
+Examples:
+  strata query                                       what there is: services, types, times, sizes
+  strata query --service shop                        the top functions of the last hour
+  strata query --service shop -o flame.svg           a flame graph of it
+  strata query --service shop --from -1d --to -23h -o shop.pb.gz
+  strata query --service shop --from '2026-01-31 14:30' --to '2026-01-31 14:45'
+  strata query --service 'shop-*' --label env=prod   several services, some of their profiles
+  strata query --service shop --type exceptions --top 50
+  strata query --service '*' --from -1d -o host.svg  everything of a day in one picture
+
+Times: `now`; `-30m`, `-1h30m`, `-2d` from now; `14:30` today; `2026-01-31 14:30[:15]` in local
+time; RFC 3339 (`2026-01-31T14:30:00Z`). A profile belongs to the time it began.
+Outputs by extension, as of `strata record`: .pb.gz .svg .folded .perf .json.gz.
+Two questions compared: `strata diff`.";
+
+#[derive(Debug, Args)]
+#[command(after_help = QUERY_EXAMPLES)]
+pub struct QueryArgs {
+    #[command(flatten)]
+    pub whose: WhoseArgs,
+    #[command(flatten)]
+    pub window: WindowArgs,
+    /// A file to write instead of a table; repeatable; `-` is the standard output
+    #[arg(short, long, value_name = "FILE", help_heading = "What to write")]
+    pub output: Vec<PathBuf>,
+    /// The format of outputs whose name does not tell
+    #[arg(long, value_name = "FORMAT", help_heading = "What to write")]
+    pub format: Option<FormatArg>,
+    /// Keep the labels of single processes, threads and requests (slower: reads every profile)
+    #[arg(long, help_heading = "What to write")]
+    pub all_labels: bool,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+const DIFF_EXAMPLES: &str = "\
+Examples:
+  strata diff --service shop                         the last hour and the hour before it
+  strata diff --service shop --earlier 1d            and the same hour of yesterday
+  strata diff --service shop --earlier 1w --from -1d -o week.svg
+  strata diff --service shop --from 14:30 --to 14:45 --baseline-from 14:00 --baseline-to 14:15
+  strata diff --service shop --label version=1.5 --baseline-label version=1.4 --from -1d
+  strata diff --service shop-new --baseline-service shop-old -o move.svg
+
+Shares are compared, so the windows need not be of one length. In the picture a frame is red
+where its share grew and blue where it shrank; what came and what went are both drawn.
+Without a word about the baseline it is the window just before; with another service or label it
+is the same window. Times are written as for `strata query`.";
+
+#[derive(Debug, Args)]
+#[command(after_help = DIFF_EXAMPLES)]
+pub struct DiffArgs {
+    #[command(flatten)]
+    pub whose: WhoseArgs,
+    #[command(flatten)]
+    pub window: WindowArgs,
+    #[command(flatten)]
+    pub baseline: BaselineArgs,
+    /// A differential flame graph to write (.svg) instead of a table; repeatable; `-` is the
+    /// standard output
+    #[arg(short, long, value_name = "FILE", help_heading = "What to write")]
+    pub output: Vec<PathBuf>,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Whose profiles")]
+pub struct WhoseArgs {
+    /// The service; `*` stands for any characters, `?` for one
+    #[arg(short, long, value_name = "NAME")]
+    pub service: Option<String>,
+    /// The type of profile [cpu, or the only one there is]
+    #[arg(short, long = "type", value_name = "TYPE")]
+    pub kind: Option<String>,
+    /// Only profiles with this label, such as env=prod; repeatable
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = parse_label)]
+    pub label: Vec<(String, String)>,
+    /// Only samples of this process
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
+    /// Only profiles with this runtime id
+    #[arg(long, value_name = "ID")]
+    pub runtime_id: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "When")]
+pub struct WindowArgs {
+    /// From this time on [-1h; of a list: the beginning]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = When::parse)]
+    pub from: Option<When>,
+    /// Up to this time [now]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = When::parse)]
+    pub to: Option<When>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "What to compare with (the window just before)")]
+pub struct BaselineArgs {
+    /// The same window so much earlier: 1h, 1d, 1w
+    #[arg(long, value_name = "SPAN", value_parser = parse_span, conflicts_with_all = ["baseline_from", "baseline_to"])]
+    pub earlier: Option<i64>,
+    /// From this time on
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = When::parse)]
+    pub baseline_from: Option<When>,
+    /// Up to this time
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = When::parse)]
+    pub baseline_to: Option<When>,
+    /// Another service
+    #[arg(long, value_name = "NAME")]
+    pub baseline_service: Option<String>,
+    /// Profiles with this label instead of the one of the same name; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
+    pub baseline_label: Vec<(String, String)>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "How to answer")]
+pub struct AnswerArgs {
+    /// Which of the profiles' values to show, such as samples or cpu [the profiles' own choice]
+    #[arg(long, value_name = "NAME")]
+    pub value: Option<String>,
+    /// Which frames a flame graph shows
+    #[arg(long, value_name = "WHICH", default_value = "all")]
+    pub frames: FramesArg,
+    /// Functions in the table
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The store's directory
+    #[arg(long, value_name = "DIR", default_value = STORE, env = "STRATA_STORE_PATH")]
+    pub store: PathBuf,
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write a label as NAME=VALUE, such as env=prod".into()),
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "Exit status: 0 when recording works (some things may be degraded), \
     1 when something needed is missing or there is no such process, \
@@ -414,6 +567,15 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_label_has_a_name() {
+        let pair = |name: &str, value: &str| Ok((name.to_owned(), value.to_owned()));
+        assert_eq!(parse_label("env=prod"), pair("env", "prod"));
+        assert_eq!(parse_label("flags=a=b"), pair("flags", "a=b"));
+        assert!(parse_label("env").is_err());
+        assert!(parse_label("=prod").is_err());
     }
 
     #[test]

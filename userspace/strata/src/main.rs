@@ -9,6 +9,7 @@ mod kernel;
 mod managed;
 mod processes;
 mod ps;
+mod query;
 mod record;
 mod recording;
 mod stacks;
@@ -17,12 +18,14 @@ mod tables;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use args::{Command, ConfigCommand, RecordArgs};
+use anyhow::{Context, Result, bail};
+use args::{Command, ConfigCommand, DiffArgs, QueryArgs, RecordArgs, WhoseArgs};
 use clap::Parser;
 use kernel::loader::{Programs, Settings};
+use query::when::When;
 use recording::selection::Wanted;
 use strata_profile::Format;
 
@@ -63,6 +66,8 @@ fn main() -> ExitCode {
         Command::Convert(args) => {
             convert::run(&args.input, &args.output, args.format.map(Into::into), args.frames.into())
         }
+        Command::Query(args) => ask(*args),
+        Command::Diff(args) => compare(*args),
         Command::Stacks(args) => stacks::run(&stacks::Question {
             pid: args.pid,
             managed: args.clr.into(),
@@ -88,18 +93,8 @@ fn main() -> ExitCode {
 
 fn record(args: RecordArgs) -> Result<i32> {
     start_log(args.output.verbose);
-    let mut outputs = Vec::new();
     let format = args.output.format.map(Into::into);
-    for path in args.output.output {
-        let format = Format::from_path(&path).or(format).with_context(|| {
-            format!(
-                "the name `{}` does not tell a format: use one of .pb.gz .svg .folded .perf .json.gz, \
-                 or --format",
-                path.display()
-            )
-        })?;
-        outputs.push((path, format));
-    }
+    let mut outputs = with_formats(args.output.output, format)?;
     if outputs.is_empty() {
         let base = default_name();
         let formats = match format {
@@ -143,6 +138,75 @@ fn record(args: RecordArgs) -> Result<i32> {
         verbose: args.output.verbose,
     };
     record::run(&plan)
+}
+
+/// Each output with the format that its name asks for, else `format`.
+fn with_formats(paths: Vec<PathBuf>, format: Option<Format>) -> Result<Vec<(PathBuf, Format)>> {
+    let chosen = |path: PathBuf| {
+        let chosen = Format::from_path(&path).or(format).with_context(|| {
+            format!(
+                "the name `{}` does not tell a format: use one of .pb.gz .svg .folded .perf .json.gz, \
+                 or --format",
+                path.display()
+            )
+        })?;
+        Ok((path, chosen))
+    };
+    paths.into_iter().map(chosen).collect()
+}
+
+fn ask(args: QueryArgs) -> Result<i32> {
+    query::run(query::Question {
+        store: args.answer.store,
+        whose: whose(args.whose),
+        from: args.window.from,
+        to: args.window.to,
+        value: args.answer.value,
+        outputs: with_formats(args.output, args.format.map(Into::into))?,
+        shown: args.answer.frames.into(),
+        all_labels: args.all_labels,
+        top: args.answer.top,
+        json: args.answer.json,
+    })
+}
+
+fn compare(args: DiffArgs) -> Result<i32> {
+    if args.whose.service.is_none() {
+        bail!("say which service to compare: --service NAME (`strata query` lists them)");
+    }
+    let is_picture = |(_, format): &(PathBuf, Format)| *format == Format::Svg;
+    let outputs = with_formats(args.output, Some(Format::Svg))?;
+    if let Some((path, _)) = outputs.iter().find(|output| !is_picture(output)) {
+        bail!("`{}`: a comparison is written as .svg, or with --json", path.display());
+    }
+    query::diff::run(query::diff::Question {
+        store: args.answer.store,
+        whose: whose(args.whose),
+        from: args.window.from.unwrap_or(When::Ago(3_600_000_000_000)),
+        to: args.window.to.unwrap_or(When::Ago(0)),
+        baseline: query::diff::Baseline {
+            service: args.baseline.baseline_service,
+            labels: args.baseline.baseline_label,
+            from: args.baseline.baseline_from,
+            to: args.baseline.baseline_to,
+            earlier: args.baseline.earlier,
+        },
+        value: args.answer.value,
+        outputs: outputs.into_iter().map(|(path, _)| path).collect(),
+        shown: args.answer.frames.into(),
+        top: args.answer.top,
+        json: args.answer.json,
+    })
+}
+
+fn whose(args: WhoseArgs) -> query::Whose {
+    query::Whose {
+        service: args.service,
+        kind: args.kind,
+        labels: args.label,
+        pid: args.pid,
+        runtime_id: args.runtime_id,
+    }
 }
 
 /// Loads the programs as a recording would, for `doctor`.

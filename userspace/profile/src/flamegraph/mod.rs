@@ -13,6 +13,7 @@
 //! Invariant: names appear only as escaped text with every active character spelt out; the
 //! script and style are constants. The file's size is bounded (see `layout`).
 
+mod compared;
 mod layout;
 
 use std::borrow::Cow;
@@ -20,6 +21,7 @@ use std::fmt::Write as _;
 use std::hash::Hasher;
 use std::io::Write;
 
+pub use self::compared::write_difference;
 use self::layout::{Layout, Placed, lay_out};
 use crate::error::WriteError;
 use crate::format::FrameView;
@@ -61,7 +63,7 @@ pub fn write(
         out.write_all(text.as_bytes())?;
     }
     text.clear();
-    picture.foot(&mut text, &layout, height);
+    foot(&mut text, picture.total(), &layout, height);
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
 }
@@ -75,36 +77,9 @@ struct Picture<'p> {
 
 impl Picture<'_> {
     fn head(&self, text: &mut String, title: &str, height: f64) {
-        let total = self.total();
-        put(
-            text,
-            format_args!(
-                "<?xml version=\"1.0\" encoding=\"UTF-8\" standalone=\"no\"?>\n\
-             <svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" width=\"{WIDTH}\" height=\"{height}\" \
-             viewBox=\"0 0 {WIDTH} {height}\" data-total=\"{total}\">\n<title>"
-            ),
-        );
-        push_xml(text, &shortened(title, LONGEST_NAME));
-        text.push_str("</title>\n<style><![CDATA[\n");
-        text.push_str(include_str!("style.css"));
-        text.push_str("]]></style>\n<rect class=\"bg\" width=\"100%\" height=\"100%\"/>\n");
-        put(text, format_args!("<text class=\"h\" x=\"{MARGIN}\" y=\"32\">"));
-        push_xml(text, &shortened(title, 90));
-        put(text, format_args!("</text>\n<text class=\"s\" x=\"{MARGIN}\" y=\"53\">"));
-        push_xml(text, &self.subtitle());
-        text.push_str("</text>\n");
+        opening(text, title, &self.subtitle(), height, self.total());
         self.legend(text);
-        put(
-            text,
-            format_args!(
-                "<text id=\"details\" x=\"{MARGIN}\" y=\"102\"></text>\n\
-             <text id=\"matched\" class=\"l\" x=\"{}\" y=\"77\" text-anchor=\"end\"></text>\n\
-             <foreignObject id=\"controls\" x=\"{}\" y=\"14\" width=\"320\" height=\"32\"></foreignObject>\n\
-             <g id=\"frames\">\n",
-                WIDTH - MARGIN,
-                WIDTH - MARGIN - 320.0
-            ),
-        );
+        controls(text);
     }
 
     fn subtitle(&self) -> String {
@@ -158,11 +133,6 @@ impl Picture<'_> {
 
     fn frame(&self, text: &mut String, placed: Placed) {
         let Some(node) = self.tree.nodes.get(placed.node as usize) else { return };
-        let inner = WIDTH - 2.0 * MARGIN;
-        let total = self.total().max(1) as f64;
-        let x = MARGIN + placed.start as f64 / total * inner;
-        let width = node.value as f64 / total * inner;
-        let y = TOP + ROW * f64::from(node.depth);
         let name = self.name(node);
         text.push_str("<g class=\"");
         push_class(text, node.kind, &name);
@@ -170,22 +140,7 @@ impl Picture<'_> {
         push_xml(text, &name);
         text.push('\n');
         self.push_figures(text, node);
-        let gap = if width > 3.0 { 0.6 } else { 0.0 };
-        put(
-            text,
-            format_args!(
-                "</title><rect x=\"{x:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"{}\" rx=\"2\"/>",
-                (width - gap).max(0.05),
-                ROW - 1.0
-            ),
-        );
-        let label = fitting(&name, width);
-        if !label.is_empty() {
-            put(text, format_args!("<text x=\"{:.2}\" y=\"{}\">", x + 4.0, y + 13.0));
-            push_xml(text, &label);
-            text.push_str("</text>");
-        }
-        text.push_str("</g>\n");
+        body(text, &name, place_of(placed, node.value, self.total()), node.depth);
     }
 
     /// `(1,234 samples, 4.25 s cpu, 12.34 %, self 0.50 %, kernel)`
@@ -212,27 +167,6 @@ impl Picture<'_> {
         text.push(')');
     }
 
-    fn foot(&self, text: &mut String, layout: &Layout, height: f64) {
-        text.push_str("</g>\n");
-        let note = match (self.total(), layout.left_out) {
-            (0, _) => "no samples".to_owned(),
-            (_, 0) => String::new(),
-            (_, count) => format!(
-                "{} frames too narrow to be seen are not drawn; their callers' widths contain them",
-                grouped(i64::try_from(count).unwrap_or(i64::MAX))
-            ),
-        };
-        put(
-            text,
-            format_args!(
-                "<text class=\"s\" x=\"{MARGIN}\" y=\"{}\">{note}</text>\n<script><![CDATA[\n",
-                height - 12.0
-            ),
-        );
-        text.push_str(include_str!("script.js"));
-        text.push_str("]]></script>\n</svg>\n");
-    }
-
     fn name(&self, node: &Node) -> Cow<'_, str> {
         match node.kind {
             NodeKind::All => Cow::Borrowed("all"),
@@ -253,6 +187,92 @@ impl Picture<'_> {
     fn share(&self, value: i64) -> f64 {
         100.0 * value as f64 / self.total().max(1) as f64
     }
+}
+
+/// Everything above the legend.
+fn opening(text: &mut String, title: &str, subtitle: &str, height: f64, total: i64) {
+    put(
+        text,
+        format_args!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\" standalone=\"no\"?>\n\
+             <svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" width=\"{WIDTH}\" height=\"{height}\" \
+             viewBox=\"0 0 {WIDTH} {height}\" data-total=\"{total}\">\n<title>"
+        ),
+    );
+    push_xml(text, &shortened(title, LONGEST_NAME));
+    text.push_str("</title>\n<style><![CDATA[\n");
+    text.push_str(include_str!("style.css"));
+    text.push_str("]]></style>\n<rect class=\"bg\" width=\"100%\" height=\"100%\"/>\n");
+    put(text, format_args!("<text class=\"h\" x=\"{MARGIN}\" y=\"32\">"));
+    push_xml(text, &shortened(title, 90));
+    put(text, format_args!("</text>\n<text class=\"s\" x=\"{MARGIN}\" y=\"53\">"));
+    push_xml(text, subtitle);
+    text.push_str("</text>\n");
+}
+
+/// What stands between the legend and the frames.
+fn controls(text: &mut String) {
+    put(
+        text,
+        format_args!(
+            "<text id=\"details\" x=\"{MARGIN}\" y=\"102\"></text>\n\
+             <text id=\"matched\" class=\"l\" x=\"{}\" y=\"77\" text-anchor=\"end\"></text>\n\
+             <foreignObject id=\"controls\" x=\"{}\" y=\"14\" width=\"320\" height=\"32\"></foreignObject>\n\
+             <g id=\"frames\">\n",
+            WIDTH - MARGIN,
+            WIDTH - MARGIN - 320.0
+        ),
+    );
+}
+
+/// Where a frame's part of `total` begins and how wide it is.
+fn place_of(placed: Placed, value: i64, total: i64) -> (f64, f64) {
+    let inner = WIDTH - 2.0 * MARGIN;
+    let total = total.max(1) as f64;
+    (MARGIN + placed.start as f64 / total * inner, value as f64 / total * inner)
+}
+
+/// A frame's rectangle and its label, after its title.
+fn body(text: &mut String, name: &str, (x, width): (f64, f64), depth: u32) {
+    let y = TOP + ROW * f64::from(depth);
+    let gap = if width > 3.0 { 0.6 } else { 0.0 };
+    put(
+        text,
+        format_args!(
+            "</title><rect x=\"{x:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"{}\" rx=\"2\"/>",
+            (width - gap).max(0.05),
+            ROW - 1.0
+        ),
+    );
+    let label = fitting(name, width);
+    if !label.is_empty() {
+        put(text, format_args!("<text x=\"{:.2}\" y=\"{}\">", x + 4.0, y + 13.0));
+        push_xml(text, &label);
+        text.push_str("</text>");
+    }
+    text.push_str("</g>\n");
+}
+
+/// Everything below the frames.
+fn foot(text: &mut String, total: i64, layout: &Layout, height: f64) {
+    text.push_str("</g>\n");
+    let note = match (total, layout.left_out) {
+        (0, _) => "no samples".to_owned(),
+        (_, 0) => String::new(),
+        (_, count) => format!(
+            "{} frames too narrow to be seen are not drawn; their callers' widths contain them",
+            grouped(i64::try_from(count).unwrap_or(i64::MAX))
+        ),
+    };
+    put(
+        text,
+        format_args!(
+            "<text class=\"s\" x=\"{MARGIN}\" y=\"{}\">{note}</text>\n<script><![CDATA[\n",
+            height - 12.0
+        ),
+    );
+    text.push_str(include_str!("script.js"));
+    text.push_str("]]></script>\n</svg>\n");
 }
 
 trait Clip<'t> {

@@ -1,0 +1,225 @@
+//! `strata query` and `strata diff` as people run them, on a store made here: tables, files read
+//! back, and what is said when there is nothing to say.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use strata_profile::{FrameKind, Label, LabelValue, Profile, ProfileBuilder, StackId, StringId};
+use strata_store::{Head, Options, Store};
+
+const SECOND: i64 = 1_000_000_000;
+const HOUR: i64 = 3_600 * SECOND;
+
+fn now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.unwrap().as_nanos() as i64
+}
+
+/// A profile of `(stack, samples)`; the pid of every sample is that of `pid`.
+fn profile(stacks: &[(&str, i64)], pid: i64) -> Profile {
+    let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);
+    builder.set_period("cpu", "nanoseconds", 10_000_000);
+    let mapping = builder.mapping(0x1000, 0x9000, 0, "/app/Shop.dll", "abcd");
+    let key = builder.string("pid");
+    for (at, (stack, count)) in stacks.iter().enumerate() {
+        let mut id = StackId::default();
+        for name in stack.split(';') {
+            let frame = builder.frame(FrameKind::Managed, name, "", "Shop.cs", 7);
+            let location = builder.location(0x1000 + at as u64, Some(mapping), &[frame]);
+            id = builder.called_from(id, location);
+        }
+        let value = LabelValue::Number { value: pid, unit: StringId::default() };
+        let labels = builder.labels(&[Label { key, value }]);
+        builder.add(id, labels, &[*count, *count * 10_000_000]);
+    }
+    builder.finish()
+}
+
+fn head(service: &str, version: &str, start: i64) -> Head {
+    Head {
+        service: service.to_owned(),
+        kind: "cpu".to_owned(),
+        labels: vec![("version".to_owned(), version.to_owned())],
+        runtime_id: format!("{service}-{version}"),
+        start_nanos: start,
+        end_nanos: start + 15 * SECOND,
+    }
+}
+
+/// Two hours of a shop whose second hour is slower, and some mail.
+fn filled(directory: &Path) {
+    let mut store = Store::open(directory, Options::default()).unwrap();
+    let now = now();
+    for period in 0..240 {
+        let start = now - 2 * HOUR + period * 30 * SECOND + SECOND;
+        let (version, slow) = if period < 120 { ("1.4", 1) } else { ("1.5", 9) };
+        let shop = profile(&[("main;serve;slow", slow), ("main;serve;quick", 10)], 7);
+        store.append(&head("shop", version, start), &shop, start).unwrap();
+        if period % 10 == 0 {
+            let mail = profile(&[("main;\x1b[31mred", 1)], 8);
+            store.append(&head("mail", "1", start), &mail, start).unwrap();
+            let mut kind = head("mail", "1", start);
+            kind.kind = "exceptions".to_owned();
+            store.append(&kind, &mail, start).unwrap();
+        }
+        store.tend(start).unwrap();
+    }
+}
+
+fn strata(store: &Path, arguments: &[&str]) -> (Output, String, String) {
+    let done = Command::new(env!("CARGO_BIN_EXE_strata"))
+        .args(arguments)
+        .env("STRATA_STORE_PATH", store)
+        .current_dir(store)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(done.stdout.clone()).unwrap();
+    let complained = String::from_utf8(done.stderr.clone()).unwrap();
+    println!("strata {} -> {}\n{said}{complained}", arguments.join(" "), done.status);
+    assert!(!complained.contains("panicked"));
+    (done, said, complained)
+}
+
+fn answer(store: &Path, arguments: &[&str]) -> String {
+    let (done, said, complained) = strata(store, arguments);
+    assert!(done.status.success(), "{complained}");
+    said
+}
+
+fn refusal(store: &Path, arguments: &[&str]) -> String {
+    let (done, said, complained) = strata(store, arguments);
+    assert!(!done.status.success(), "{said}");
+    complained
+}
+
+fn line_with<'t>(text: &'t str, word: &str) -> Vec<&'t str> {
+    let line = text.lines().find(|line| line.contains(word));
+    line.unwrap_or_else(|| panic!("no `{word}` in {text}")).split_whitespace().collect()
+}
+
+#[test]
+fn a_service_is_asked_for_its_top_functions() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path());
+    let table = answer(directory.path(), &["query", "--service", "shop"]);
+    assert_eq!(line_with(&table, "quick"), ["52.63%", "52.63%", "quick", "(Shop.dll)"]);
+    assert_eq!(line_with(&table, "slow"), ["47.37%", "47.37%", "slow", "(Shop.dll)"]);
+    assert_eq!(line_with(&table, "serve"), ["0.00%", "100.00%", "serve", "(Shop.dll)"]);
+    let long = answer(directory.path(), &["query", "-s", "shop", "--from", "-3h", "--json"]);
+    let long: serde_json::Value = serde_json::from_str(&long).unwrap();
+    assert_eq!(long["profiles"], 240);
+    assert_eq!(long["summary"]["samples"], 120 * 11 + 120 * 19);
+    let old = ["query", "-s", "sh*p", "-l", "version=1.4", "--from", "-3h", "--value", "samples"];
+    assert_eq!(line_with(&answer(directory.path(), &old), "slow")[0], "9.09%");
+    let of_process = answer(directory.path(), &["query", "-s", "*", "--pid", "8", "--json"]);
+    let of_process: serde_json::Value = serde_json::from_str(&of_process).unwrap();
+    assert_eq!(of_process["profiles"].as_u64().map(|count| count >= 12), Some(true));
+    assert_eq!(of_process["summary"]["top_functions"][0]["name"], "\x1b[31mred");
+}
+
+#[test]
+fn every_output_is_read_back_by_another_reader() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path());
+    let files = ["one.pb.gz", "one.svg", "one.folded", "one.json", "one.perf"];
+    let mut arguments = vec!["query", "--service", "shop", "--from", "-3h"];
+    files.iter().for_each(|file| arguments.extend(["-o", file]));
+    assert_eq!(answer(directory.path(), &arguments), "", "files instead of a table");
+    let read = |file: &str| std::fs::read(directory.path().join(file)).unwrap();
+    let pprof = strata_profile::read(&read("one.pb.gz")).unwrap();
+    assert_eq!(pprof.total(pprof.sample_type("samples").unwrap()), 120 * 11 + 120 * 19);
+    let folded = strata_profile::read(&read("one.folded")).unwrap();
+    assert_eq!(folded.total(0), 120 * 11 + 120 * 19);
+    let svg = String::from_utf8(read("one.svg")).unwrap();
+    assert!(svg.contains("<title>quick\n(2,400 samples"), "the picture has its figures");
+    assert!(svg.contains("shop: 20"), "and says whose it is and when");
+    let folded =
+        answer(directory.path(), &["query", "-s", "mail", "-o", "-", "--format", "folded"]);
+    assert!(folded.starts_with("main;") && !folded.contains('\x1b'), "{folded:?}");
+    let link = directory.path().join("link.svg");
+    std::os::unix::fs::symlink("elsewhere", &link).unwrap();
+    let refused = refusal(directory.path(), &["query", "-s", "shop", "-o", "link.svg"]);
+    assert!(refused.contains("symbolic link"), "{refused}");
+}
+
+#[test]
+fn without_a_service_everything_is_listed() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path());
+    let list = answer(directory.path(), &["query"]);
+    assert_eq!(list.lines().filter(|line| line.starts_with("shop")).count(), 2, "{list}");
+    let line = line_with(&list, "exceptions");
+    assert_eq!((line[0], line[6]), ("mail", "24"));
+    assert!(list.contains("version=1.5"));
+    assert!(list.contains("2 services, 288 profiles"), "{list}");
+    let json = answer(directory.path(), &["query", "--type", "exceptions", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["holdings"].as_array().map(Vec::len), Some(1));
+    assert_eq!(json["holdings"][0]["labels"]["version"], "1");
+    assert!(answer(directory.path(), &["query", "--from", "-30m"]).contains("1.5"));
+}
+
+#[test]
+fn what_is_not_there_is_explained() {
+    let directory = tempfile::tempdir().unwrap();
+    let says = |arguments: &[&str], words: &str| {
+        let refused = refusal(directory.path(), arguments);
+        assert!(refused.contains(words), "{refused}");
+    };
+    says(&["query", "--store", "nowhere"], "there is no store in `nowhere`");
+    says(&["query"], "holds nothing yet");
+    says(&["query", "-s", "shop"], "holds nothing yet");
+    filled(directory.path());
+    says(&["query", "-s", "shpo"], "did you mean shop?");
+    says(&["query", "-s", "database"], "there are: mail, shop");
+    says(&["query", "-s", "shop", "--type", "heap"], "--type can be: cpu");
+    says(&["query", "-s", "shop", "-l", "version=9"], "version=1.4, version=1.5");
+    says(
+        &["query", "-s", "shop", "--from", "-9h", "--to", "-8h"],
+        "the store holds its cpu profiles from 20",
+    );
+    says(&["query", "-s", "shop", "--from", "now", "--to", "-1h"], "the time asked about is empty");
+    says(&["query", "-s", "shop", "--pid", "99"], "process 99");
+    says(&["query", "-s", "shop", "--value", "bytes"], "--value takes one of: samples, cpu");
+    says(&["query", "-s", "shop", "--from", "yesterday"], "`yesterday` is no time");
+    says(&["query", "-o", "all.svg"], "--service '*'");
+    says(&["diff"], "--service NAME");
+    says(&["diff", "-s", "shop", "--baseline-service", "shop"], "with itself");
+    says(&["diff", "-s", "shop", "-o", "x.pb.gz"], "written as .svg");
+}
+
+#[test]
+fn two_hours_two_versions_and_two_services_are_compared() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path());
+    // slow: 1 of 11 before, 9 of 19 after.
+    let expected = ["9.09%", "47.37%", "+38.28", "9.09%", "47.37%", "+38.28", "slow"];
+    for arguments in [
+        &["diff", "-s", "shop"][..],
+        &["diff", "-s", "shop", "--earlier", "1h"],
+        &["diff", "-s", "shop", "--baseline-from", "-2h", "--baseline-to", "-1h"],
+        &[
+            "diff",
+            "-s",
+            "shop",
+            "--from",
+            "-3h",
+            "-l",
+            "version=1.5",
+            "--baseline-label",
+            "version=1.4",
+        ],
+    ] {
+        let table = answer(directory.path(), arguments);
+        assert_eq!(line_with(&table, "slow"), expected, "{arguments:?}");
+        assert!(!table.contains("serve"), "what did not change is left out");
+    }
+    let moved = ["diff", "-s", "shop", "--baseline-service", "mail", "--json"];
+    let moved: serde_json::Value = serde_json::from_str(&answer(directory.path(), &moved)).unwrap();
+    assert_eq!(moved["functions"][0]["name"], "\x1b[31mred");
+    assert_eq!(moved["functions"][0]["own_share_change"], -1.0);
+    answer(directory.path(), &["diff", "-s", "shop", "-o", "changed.svg"]);
+    let svg = std::fs::read_to_string(directory.path().join("changed.svg")).unwrap();
+    assert!(svg.contains("class=\"r4\"") && svg.contains("class=\"b4\""));
+    assert!(svg.contains("(9.09 % → 47.37 %: +38.28"), "the figures are in the picture");
+}
