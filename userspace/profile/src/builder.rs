@@ -239,6 +239,15 @@ impl ProfileBuilder {
         weights.push(on_cpu);
     }
 
+    /// Samples and stacks added from now on are not looked for among those added before, only
+    /// among each other. For parts that have little in common, such as services: the indexes stay
+    /// as small as a part and fit the processor's caches. The same stack in two parts is there
+    /// twice, and adds up in whatever is made of the profile.
+    pub fn begin_part(&mut self) {
+        self.stacks = Index::default();
+        self.samples = Index::default();
+    }
+
     /// Counts what other tables had no room for, when what they hold is merged into this one.
     pub fn count_overflows(&mut self, overflows: u64) {
         self.profile.overflows = self.profile.overflows.saturating_add(overflows);

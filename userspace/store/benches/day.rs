@@ -123,6 +123,13 @@ fn peak() -> f64 {
     kilobytes.unwrap_or(0.0_f64) / 1024.0
 }
 
+/// Time that this thread had a processor: on a busy machine the rest is waiting.
+fn on_cpu() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanos = text.split(' ').next().and_then(|word| word.parse().ok());
+    Duration::from_nanos(nanos.unwrap_or(0))
+}
+
 /// Forgets the peak so far.
 fn reset_peak() -> f64 {
     // Needs Linux 4.0; without it the peaks are those of the whole run.
@@ -228,11 +235,12 @@ fn ask(reader: &Reader, end: i64) {
     ];
     for (name, selection) in questions {
         let before = reset_peak();
-        let began = Instant::now();
+        let (began, processor) = (Instant::now(), on_cpu());
         let answer = reader.query(&selection).expect("it is answered");
         println!(
-            "query {name}: {:.0?}, {:.0} MB; {} profiles, {} records, {:.0} kB read, {} stacks",
+            "query {name}: {:.0?} ({:.0?} on a CPU), {:.0} MB; {} profiles, {} records, {:.0} kB read, {} stacks",
             began.elapsed(),
+            on_cpu() - processor,
             peak() - before,
             answer.profiles,
             answer.records_read,
@@ -258,11 +266,12 @@ fn ask(reader: &Reader, end: i64) {
         ),
     ];
     for (name, before, after) in comparisons {
-        let began = Instant::now();
+        let (began, processor) = (Instant::now(), on_cpu());
         let compared = reader.diff(&before, &after, "cpu").expect("it is compared");
         println!(
-            "diff {name}: {:.0?}; {} stacks, {} functions",
+            "diff {name}: {:.0?} ({:.0?} on a CPU); {} stacks, {} functions",
             began.elapsed(),
+            on_cpu() - processor,
             compared.difference.stacks.len(),
             compared.difference.functions.len(),
         );

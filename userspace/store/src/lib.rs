@@ -6,7 +6,7 @@
 //!
 //! # Code map
 //! `store` the writer, its lock, retention and recovery; `writing` one segment as it is written;
-//! `merging` merges over time; `reader` questions; `selection` what a question is about;
+//! `merging` merges over time, `rollup` brings the hours of a day together; `reader` questions; `selection` what a question is about;
 //! `segment` where the records of a file are; `record`, `body`, `dictionary` (written), `tables`
 //! (read back), `series`, `wire` the format; `directory` file names.
 //!
@@ -14,7 +14,8 @@
 //! A directory holds `lock` and, for every segment, `NUMBER.seg` (`NUMBER.open` while it is
 //! written) and `NUMBER.merged`. NUMBER is sixteen hexadecimal digits and grows. A segment holds
 //! the profiles of about an hour; `NUMBER.merged` holds, for the profiles of that segment alone,
-//! merges over whole hours and whole five minutes since 1970.
+//! merges over whole hours and whole five minutes since 1970. `NUMBER.rollup` holds the hours of
+//! the segment of that number and of those that follow it, of 24 hours at most.
 //!
 //! All files have one form: the sixteen bytes `strata-store`, `01 00 00 00` (the version), then
 //! records without gaps. A record is a header of 48 bytes, numbers little-endian, and a payload:
@@ -22,9 +23,9 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 4 | `SREC` |
-//! | 4 | 1 | kind: 1 series, 2 profile, 3 index, 4 trailer |
+//! | 4 | 1 | kind: 1 series, 2 profile, 3 index, 4 trailer, 5 members |
 //! | 5 | 1 | 1 if the payload is an LZ4 block |
-//! | 6 | 2 | 0 |
+//! | 6 | 2 | of a profile in a roll-up: whose, a position in the list of members; else 0 |
 //! | 8 | 4 | series: its number, from 0 in the order of the series' records |
 //! | 12 | 4 | seconds merged: 0 for a profile as it came, 300, 3600 |
 //! | 16 | 8 | start, nanoseconds since 1970; of a trailer: where the index begins in the file |
@@ -54,10 +55,15 @@
 //!   as the signed difference to the one before; for each sample type a number and the values as
 //!   signed multiples of it; 0, or 1 and the samples in time: how many, then threads, stacks,
 //!   times in nanoseconds since the start and nanoseconds on CPU, as signed differences.
-//! - **Index**, when a segment is sealed: list of series as above; list of profiles: series,
-//!   seconds merged, start (difference, signed), end minus start (signed), where its record
+//! - **Members**, first in a roll-up: list of the segments it stands for: number, the first and
+//!   the last start of a profile (signed).
+//! - **Index**, when a segment is sealed: list of series as above; list of members as above; list
+//!   of profiles: series, seconds merged, in a roll-up the member, start (difference, signed), end minus start (signed), where its record
 //!   begins (difference), bytes of the record.
 //! - **Trailer**: no payload; the last record of a sealed file.
+//!
+//! A roll-up's record stands only for its member: when that segment is dropped, it is left out of
+//! every answer, and the file goes with its last member.
 //!
 //! A dictionary is a service's and not the whole segment's because questions are: an hour of one
 //! service is read without a byte of the other forty-nine. Addresses are not kept (see
@@ -69,8 +75,8 @@
 //! Without an index or with a damaged one, the headers are enough to find everything. Merges get
 //! their name when they are whole and on the disk. When the host loses power, what was written in
 //! the last [`Options::sync_every`] may be gone. Damage within a record costs it and what follows
-//! of the same service in that segment; it is counted in [`Answer::damaged`]. Damaged merges cost
-//! nothing: the profiles they stand for are read instead.
+//! of the same service in that segment; it is counted in [`Answer::damaged`]. Damaged merges and
+//! roll-ups cost nothing: what they stand for is read instead.
 //!
 //! # Choices
 //! LZ4 by `lz4_flex`, because it decodes in safe Rust, within a given size, and needs no C

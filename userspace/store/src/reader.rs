@@ -510,6 +510,8 @@ struct Merge<'s> {
     builder: ProfileBuilder,
     sample_types: Vec<Pair>,
     answer: Answer,
+    /// Whose records came last.
+    service: String,
     times: Option<(i64, i64)>,
     /// What times in the timeline count from.
     origin: i64,
@@ -543,11 +545,24 @@ impl<'s> Merge<'s> {
         if selection.timeline {
             builder.keep_timeline();
         }
-        Self { selection, builder, sample_types, answer: Answer::default(), times: None, origin }
+        Self {
+            selection,
+            builder,
+            sample_types,
+            answer: Answer::default(),
+            service: String::new(),
+            times: None,
+            origin,
+        }
     }
 
     fn add(&mut self, source: &Source, read: Read) {
         self.answer.damaged = self.answer.damaged.saturating_add(read.damaged);
+        if self.service != source.service {
+            // Services share few stacks, and samples of two are better told apart than looked up.
+            self.builder.begin_part();
+            self.service.clone_from(&source.service);
+        }
         let mut replay = Replay::new(self.selection.detail, self.selection.pid);
         for (entry, body) in &read.bodies {
             let runtime_id = read.tables.string(body.runtime_id);
