@@ -35,6 +35,7 @@ pub struct Configuration {
     pub bridge_age: Sourced<Duration>,
     pub sinks: Vec<Sink>,
     pub store: Store,
+    pub containers: Containers,
     /// Of `/metrics` and `/healthz`.
     pub metrics: Sourced<Option<SocketAddr>>,
     /// `stderr`, `journald`, `syslog`, `none` or a file.
@@ -51,6 +52,20 @@ pub struct Store {
     pub path: Sourced<PathBuf>,
     pub age: Sourced<Duration>,
     pub size: Sourced<Bytes>,
+}
+
+/// Who is asked for names of containers and pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Containers {
+    /// Sockets; what is not there is not asked.
+    pub docker: Sourced<Vec<PathBuf>>,
+    pub cri: Sourced<Vec<PathBuf>>,
+    /// URL of the node's kubelet.
+    pub kubelet: Sourced<Option<String>>,
+    pub kubelet_token_file: Sourced<Option<PathBuf>>,
+    pub kubelet_ca_file: Sourced<Option<PathBuf>>,
+    /// Whether the kubelet's certificate has to be signed by one of those.
+    pub kubelet_verify: Sourced<bool>,
 }
 
 /// One value as `strata config show` prints it.
@@ -136,12 +151,43 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
             age: layers.get(&["store", "age"], Duration::from_secs(7 * 86_400)),
             size: layers.get(&["store", "size"], Bytes(1_000_000_000)),
         },
+        containers: containers(layers),
         metrics: layers
             .get(&["metrics", "address"], Some(SocketAddr::from(([127, 0, 0, 1], 9464)))),
         log_target,
         log_level: layers.get(&["log", "level"], LogLevel::Info),
         sinks: sinks::read(layers),
         rules: rules::read(layers),
+    }
+}
+
+/// Where Kubernetes puts what a pod needs to talk to it.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+fn containers(layers: &mut Layers<'_>) -> Containers {
+    let paths = |paths: &[&str]| paths.iter().map(PathBuf::from).collect();
+    let docker = paths(&["/var/run/docker.sock", "/run/podman/podman.sock"]);
+    let docker = layers.get(&["containers", "docker"], docker);
+    let cri = paths(&[
+        "/run/containerd/containerd.sock",
+        "/var/run/crio/crio.sock",
+        "/run/k3s/containerd/containerd.sock",
+    ]);
+    let cri = layers.get(&["containers", "cri"], cri);
+    let of_account = |file: &str| Some(PathBuf::from(format!("{SERVICE_ACCOUNT}/{file}")));
+    let kubelet = layers.get(&["containers", "kubelet"], None::<String>);
+    let is_url = |url: &String| url.starts_with("https://") || url.starts_with("http://");
+    if kubelet.value.as_ref().is_some_and(|url| !is_url(url)) {
+        let expected = "expected a URL, as in \"https://NODE:10250\"";
+        layers.refuse(&["containers", "kubelet"], &kubelet, expected, None);
+    }
+    Containers {
+        docker,
+        cri,
+        kubelet,
+        kubelet_token_file: layers.get(&["containers", "kubelet_token_file"], of_account("token")),
+        kubelet_ca_file: layers.get(&["containers", "kubelet_ca_file"], of_account("ca.crt")),
+        kubelet_verify: layers.get(&["containers", "kubelet_verify"], true),
     }
 }
 

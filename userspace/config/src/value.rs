@@ -179,6 +179,21 @@ impl Value for Vec<String> {
     }
 }
 
+impl Value for Vec<PathBuf> {
+    fn read(raw: &Raw) -> Read<Self> {
+        match raw.items() {
+            Some(items) if items.iter().all(|path| path.starts_with('/')) => {
+                Ok(items.into_iter().map(PathBuf::from).collect())
+            }
+            _ => expected("a list of absolute paths"),
+        }
+    }
+
+    fn show(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
 impl Value for Types {
     fn read(raw: &Raw) -> Read<Self> {
         let names = || SampleType::ALL.into_iter().map(SampleType::name);

@@ -71,7 +71,8 @@ fn id_in_part(part: &str) -> Option<&str> {
     (is_id(candidate) && !before.ends_with("conmon")).then_some(candidate)
 }
 
-fn is_id(text: &str) -> bool {
+/// Whether a text is an id as runtimes give it.
+pub fn is_id(text: &str) -> bool {
     (text.len() == 64 || text.len() == 32) && text.bytes().all(is_lower_hex)
 }
 

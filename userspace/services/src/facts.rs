@@ -36,6 +36,13 @@ pub struct Application<'a> {
 pub struct Container {
     pub name: Option<String>,
     pub image: Option<String>,
+    pub labels: Vec<(String, String)>,
+}
+
+impl Container {
+    pub fn label(&self, name: &str) -> Option<&str> {
+        find(&self.labels, name)
+    }
 }
 
 /// What Kubernetes knows of a container's pod.
@@ -43,6 +50,7 @@ pub struct Container {
 pub struct Pod {
     pub namespace: String,
     pub name: String,
+    pub uid: String,
     /// Name of the container in the pod.
     pub container: String,
     pub labels: Vec<(String, String)>,

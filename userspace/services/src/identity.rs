@@ -255,6 +255,10 @@ fn of_host(claims: &mut Claims, facts: &Facts<'_>) {
         claims.maybe(label("container_id"), Source::ContainerId, group.container.as_ref());
     }
     if let Some(container) = facts.container {
+        let datadog = |name: &str| container.label(&format!("com.datadoghq.tags.{name}"));
+        claims.maybe(Field::Service, Source::ContainerDatadogLabel, datadog("service"));
+        claims.maybe(Field::Env, Source::ContainerDatadogLabel, datadog("env"));
+        claims.maybe(Field::Version, Source::ContainerDatadogLabel, datadog("version"));
         let name = container.name.as_deref().map(|name| name.trim_start_matches('/'));
         claims.maybe(label("container_name"), Source::ContainerName, name);
         let image = container.image.as_deref();

@@ -15,6 +15,7 @@ pub enum Source {
     OtelResourceAttributes,
     EntryAssembly,
     SystemdUnit,
+    ContainerDatadogLabel,
     ContainerName,
     ContainerImage,
     ContainerId,
@@ -43,7 +44,7 @@ pub enum Step {
 }
 
 impl Source {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Rule,
         Self::Application,
         Self::PyroscopeApplicationName,
@@ -56,6 +57,7 @@ impl Source {
         Self::OtelResourceAttributes,
         Self::EntryAssembly,
         Self::SystemdUnit,
+        Self::ContainerDatadogLabel,
         Self::ContainerName,
         Self::ContainerImage,
         Self::ContainerId,
@@ -83,7 +85,10 @@ impl Source {
             | Self::OtelResourceAttributes => Step::Environment,
             Self::EntryAssembly => Step::EntryAssembly,
             Self::SystemdUnit => Step::SystemdUnit,
-            Self::ContainerName | Self::ContainerImage | Self::ContainerId => Step::Container,
+            Self::ContainerDatadogLabel
+            | Self::ContainerName
+            | Self::ContainerImage
+            | Self::ContainerId => Step::Container,
             Self::PodPyroscopeAnnotation
             | Self::PodDatadogLabel
             | Self::PodOtelAnnotation
@@ -108,6 +113,7 @@ impl Source {
             Self::OtelResourceAttributes => "OTEL_RESOURCE_ATTRIBUTES",
             Self::EntryAssembly => "entry assembly",
             Self::SystemdUnit => "systemd unit",
+            Self::ContainerDatadogLabel => "labels com.datadoghq.tags.…",
             Self::ContainerName => "container's name",
             Self::ContainerImage => "container's image",
             Self::ContainerId => "container's id",
@@ -144,6 +150,7 @@ impl Source {
             Self::DdVersion => ["", "", "yes", ""],
             Self::EntryAssembly => ["its name without `.dll` or `.exe`", "", "", ""],
             Self::SystemdUnit => ["its name without instance", "", "", "`systemd_unit`"],
+            Self::ContainerDatadogLabel => ["`service`", "`env`", "`version`", ""],
             Self::ContainerName => ["yes", "", "", "`container_name`"],
             Self::ContainerImage => ["", "", "", "`container_image`"],
             Self::ContainerId => ["", "", "", "`container_id`"],

@@ -37,7 +37,11 @@ impl World {
             application: "of-application",
             entry_assembly: Some("Of.Assembly.dll"),
             groups: "0::/system.slice/of-unit.service\n".into(),
-            container: Some(Container { name: Some("of-container".into()), image: None }),
+            container: Some(Container {
+                name: Some("of-container".into()),
+                labels: pairs(&[("com.datadoghq.tags.service", "of-docker-label")]),
+                ..Container::default()
+            }),
             pod: Some(Pod {
                 namespace: "shop".into(),
                 name: "cart-1".into(),
@@ -51,6 +55,7 @@ impl World {
                     ("resource.opentelemetry.io/service.name", "of-otel-annotation"),
                     ("pyroscope.io/service_name", "of-annotation"),
                 ]),
+                ..Pod::default()
             }),
             exe: Some("/usr/bin/of-exe"),
             comm: "of-comm",
@@ -97,7 +102,7 @@ fn every_step_and_every_tie_in_it_names_the_service_when_those_before_are_missin
         pod.labels.retain(|(name, _)| name != label);
         pod.annotations.retain(|(name, _)| name != label);
     }
-    let ladder: [Rung; 19] = [
+    let ladder: [Rung; 20] = [
         ("of-rule", Source::Rule, |world| world.choice.service = None),
         ("of-application", Source::Application, |world| world.application = ""),
         ("of-pyroscope", Source::PyroscopeApplicationName, unset),
@@ -108,6 +113,9 @@ fn every_step_and_every_tie_in_it_names_the_service_when_those_before_are_missin
         ("of-attributes", Source::OtelResourceAttributes, unset),
         ("Of.Assembly", Source::EntryAssembly, |world| world.entry_assembly = None),
         ("of-unit", Source::SystemdUnit, |world| world.groups.clear()),
+        ("of-docker-label", Source::ContainerDatadogLabel, |world| {
+            world.container.as_mut().expect("the container is still known").labels.clear();
+        }),
         ("of-container", Source::ContainerName, |world| world.container = None),
         ("of-annotation", Source::PodPyroscopeAnnotation, |world| {
             without(world, "pyroscope.io/service_name");
@@ -183,6 +191,13 @@ fn env_and_version_follow_the_same_order() {
         ]),
         ..Pod::default()
     });
+    world.container = Some(Container {
+        labels: pairs(&[
+            ("com.datadoghq.tags.env", "container"),
+            ("com.datadoghq.tags.version", "container"),
+        ]),
+        ..Container::default()
+    });
     world.environment = all.to_vec();
     world.choice =
         Choice { env: Some("rule".into()), version: Some("rule".into()), ..Choice::default() };
@@ -193,10 +208,12 @@ fn env_and_version_follow_the_same_order() {
     };
     check(&world, "rule", "rule");
     world.choice = Choice::default();
-    for (left, expected) in [(5, "labels"), (4, "dd"), (2, "tags"), (1, "otel"), (0, "pod")] {
+    for (left, expected) in [(5, "labels"), (4, "dd"), (2, "tags"), (1, "otel"), (0, "container")] {
         world.environment = all.get(..left).expect("at most all of them").to_vec();
         check(&world, expected, expected);
     }
+    world.container = None;
+    check(&world, "pod", "pod");
     world.pod = Some(Pod {
         labels: pairs(&[("app.kubernetes.io/version", "name-label")]),
         ..Pod::default()
@@ -250,7 +267,7 @@ fn a_container_of_a_pod_is_named_by_kubernetes() {
         world.environment.clear();
         world.entry_assembly = None;
         world.groups.clear();
-        world.container = Some(Container { name: Some(name.into()), image: None });
+        world.container = Some(Container { name: Some(name.into()), ..Container::default() });
         assert_eq!(world.service().0, "of-annotation", "{name}");
     }
 }

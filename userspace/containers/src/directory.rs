@@ -1,0 +1,159 @@
+//! Asking for a container, and the task that finds out.
+//!
+//! Invariants: a lookup takes one lock for as long as a table takes, and never waits for a source;
+//! there is one task that asks, so that however many containers start at once, a source sees one
+//! request after the other.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+
+use crate::cache::{Cache, Known};
+use crate::health::{Health, SourceHealth};
+use crate::metadata::{Found, Metadata};
+use crate::settings::{Pace, Settings};
+use crate::sources::{self, Source};
+
+/// What is known of this host's containers. Clones are the same directory.
+#[derive(Clone)]
+pub struct Containers {
+    shared: Arc<Shared>,
+}
+
+/// The task that finds out what was asked for. Nothing is ever found unless it [runs](Self::run).
+pub struct Refresher {
+    shared: Weak<Shared>,
+    wake: Arc<Notify>,
+    sources: Vec<Source>,
+    pace: Pace,
+}
+
+struct Shared {
+    cache: Mutex<Cache>,
+    sources: Mutex<Vec<SourceHealth>>,
+    wake: Arc<Notify>,
+    rounds: watch::Sender<u64>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Nobody asks any more: the task ends.
+        self.wake.notify_one();
+    }
+}
+
+/// A directory, and the task that fills it: spawn [`Refresher::run`].
+#[must_use]
+pub fn containers(settings: &Settings) -> (Containers, Refresher) {
+    let sources = sources::of(settings);
+    let wake = Arc::new(Notify::new());
+    let shared = Arc::new(Shared {
+        cache: Mutex::new(Cache::new(settings.pace)),
+        sources: Mutex::new(sources.iter().map(|source| source.health.clone()).collect()),
+        wake: wake.clone(),
+        rounds: watch::Sender::new(0),
+    });
+    let weak = Arc::downgrade(&shared);
+    (Containers { shared }, Refresher { shared: weak, wake, sources, pace: settings.pace })
+}
+
+impl Containers {
+    /// What is known of a container now. What is not known, or was found out long ago, is asked
+    /// for behind the caller's back. Anything but the id that a runtime gives is nothing.
+    #[must_use]
+    pub fn lookup(&self, id: &str) -> Option<Arc<Metadata>> {
+        match self.look(id)? {
+            Known::Yes(metadata) => Some(metadata),
+            Known::No | Known::NotYet => None,
+        }
+    }
+
+    /// As [`Self::lookup`], but waits until somebody has been asked, or the time is up.
+    pub async fn wait(&self, id: &str, longest: Duration) -> Option<Arc<Metadata>> {
+        let mut rounds = self.shared.rounds.subscribe();
+        let found = async {
+            loop {
+                match self.look(id)? {
+                    Known::Yes(metadata) => return Some(metadata),
+                    Known::No => return None,
+                    Known::NotYet => rounds.changed().await.ok()?,
+                }
+            }
+        };
+        match tokio::time::timeout(longest, found).await {
+            Ok(found) => found,
+            Err(_) => self.lookup(id),
+        }
+    }
+
+    /// What the sources answered, and how much is known.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let counts = locked(&self.shared.cache).counts();
+        Health {
+            sources: locked(&self.shared.sources).clone(),
+            known: counts.known,
+            unknown: counts.unknown,
+            waiting: counts.waiting,
+            bytes: counts.bytes,
+            forgotten: counts.forgotten,
+        }
+    }
+
+    fn look(&self, id: &str) -> Option<Known> {
+        if !strata_services::control_group::is_id(id) {
+            return None;
+        }
+        let (known, ask) = locked(&self.shared.cache).lookup(id, Instant::now());
+        if ask {
+            self.shared.wake.notify_one();
+        }
+        Some(known)
+    }
+}
+
+impl Refresher {
+    /// Until every [`Containers`] of it is gone.
+    pub async fn run(mut self) {
+        loop {
+            let Some(batch) = self.batch() else { return };
+            if batch.is_empty() {
+                self.wake.notified().await;
+                continue;
+            }
+            let mut found: HashMap<String, Found> = HashMap::new();
+            for source in &mut self.sources {
+                source.ask(&batch, &mut found, &self.pace).await;
+            }
+            if !self.publish(&batch, found) {
+                return;
+            }
+            tokio::time::sleep(self.pace.pause).await;
+        }
+    }
+
+    fn batch(&self) -> Option<Vec<String>> {
+        self.shared.upgrade().map(|shared| locked(&shared.cache).take())
+    }
+
+    fn publish(&self, batch: &[String], mut found: HashMap<String, Found>) -> bool {
+        let Some(shared) = self.shared.upgrade() else { return false };
+        let now = Instant::now();
+        let mut cache = locked(&shared.cache);
+        for id in batch {
+            cache.answer(id, found.remove(id).map(Found::into_metadata), now);
+        }
+        drop(cache);
+        *locked(&shared.sources) =
+            self.sources.iter().map(|source| source.health.clone()).collect();
+        shared.rounds.send_modify(|round| *round = round.wrapping_add(1));
+        true
+    }
+}
+
+/// Nobody panics with a lock held; if somebody did, what is there is still whole.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,34 @@
+//! What container runtimes and Kubernetes know of a container, by its id.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`directory`] | asking for a container, and the task that finds out |
+//! | [`settings`] | which runtimes there are, and how patient to be |
+//! | [`metadata`] | what is known of one container, in bounds |
+//! | [`health`] | what every source answered, for people |
+//! | `cache` | what was found and what was not, for a time |
+//! | `sources` | which source is asked for what, and when not |
+//! | `docker`, `cri`, `containerd`, `kubelet` | one protocol each |
+//! | `transport`, `trust` | bounded HTTP and gRPC, over sockets and TLS |
+//!
+//! Invariants: [`Containers::lookup`] never waits. Whatever is asked of a source is asked by one
+//! task, one request after the other, in bounded time and memory, and no redirect is followed.
+//! Every answer is somebody's text: it is cut, counted and made inert before anybody sees it.
+
+mod cache;
+mod containerd;
+mod cri;
+pub mod directory;
+mod docker;
+pub mod health;
+mod kubelet;
+pub mod metadata;
+pub mod settings;
+mod sources;
+mod transport;
+mod trust;
+
+pub use directory::{Containers, Refresher, containers};
+pub use health::{Health, SourceHealth};
+pub use metadata::Metadata;
+pub use settings::{Kubelet, Pace, Settings};

@@ -1,0 +1,75 @@
+//! Which runtimes there are, and how patient to be with them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What there is to ask.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Sockets of the Docker Engine API (Docker's, or Podman's imitation).
+    pub docker: Vec<PathBuf>,
+    /// Sockets of the CRI: containerd's or CRI-O's.
+    pub cri: Vec<PathBuf>,
+    pub kubelet: Option<Kubelet>,
+    pub pace: Pace,
+}
+
+/// The kubelet of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kubelet {
+    /// `https://NODE:10250`, or `http://127.0.0.1:10255` where the read-only port is open.
+    pub url: String,
+    /// Read before every use: Kubernetes renews it. Only ever sent over TLS.
+    pub token_file: Option<PathBuf>,
+    /// Certificates in PEM that the kubelet's has to be signed by.
+    pub authorities_file: Option<PathBuf>,
+    /// `false`: whoever answers is believed, and gets the token. Kubelets that sign their own
+    /// certificate leave no other choice.
+    pub verify: bool,
+}
+
+/// How often, how long, how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// For one request, its whole answer included.
+    pub request: Duration,
+    /// For all requests to one source in a round. What was not asked by then waits.
+    pub round: Duration,
+    /// Between one round and the next: nothing is asked more often.
+    pub pause: Duration,
+    /// What was found is asked for again after this: labels change.
+    pub fresh: Duration,
+    /// What nobody knew, and a source that failed, is asked again after this, then after twice as
+    /// long and so on.
+    pub retry: Duration,
+    pub longest_retry: Duration,
+    /// Containers of one round.
+    pub batch: usize,
+    /// Containers that are remembered, known or not, and bytes of what is known.
+    pub entries: usize,
+    pub bytes: usize,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            request: Duration::from_secs(2),
+            round: Duration::from_secs(5),
+            pause: Duration::from_secs(1),
+            fresh: Duration::from_secs(600),
+            retry: Duration::from_secs(1),
+            longest_retry: Duration::from_secs(60),
+            batch: 256,
+            entries: 4096,
+            bytes: 8 << 20,
+        }
+    }
+}
+
+impl Pace {
+    /// How long to wait after so many vain attempts, of which there was at least one.
+    pub(crate) fn retry_after(&self, attempts: u32) -> Duration {
+        let doublings = attempts.saturating_sub(1).min(16);
+        self.retry.saturating_mul(1 << doublings).min(self.longest_retry)
+    }
+}

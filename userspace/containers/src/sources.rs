@@ -1,0 +1,165 @@
+//! Which source is asked for what, and when not.
+//!
+//! In the order CRI, Docker, kubelet: each is asked only for containers that the ones before left
+//! something to say about. A source that fails is not asked any more in this round, and then again
+//! after longer and longer times; one whose socket is not there costs nothing.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use crate::health::SourceHealth;
+use crate::metadata::Found;
+use crate::settings::{Kubelet, Pace, Settings};
+use crate::transport::{Failure, Transport};
+use crate::{containerd, cri, docker, kubelet};
+
+enum Kind {
+    Cri(PathBuf),
+    Docker(PathBuf),
+    Kubelet(Kubelet),
+}
+
+pub(crate) struct Source {
+    kind: Kind,
+    /// Made when it is first needed, and anew after a failure: files of credentials change.
+    transport: Option<Transport>,
+    failures: u32,
+    not_before: Option<Instant>,
+    pub health: SourceHealth,
+}
+
+/// The sources of these settings, in the order they are asked.
+pub(crate) fn of(settings: &Settings) -> Vec<Source> {
+    let cri = settings.cri.iter().cloned().map(Kind::Cri);
+    let docker = settings.docker.iter().cloned().map(Kind::Docker);
+    let kubelet = settings.kubelet.iter().cloned().map(Kind::Kubelet);
+    cri.chain(docker).chain(kubelet).map(Source::new).collect()
+}
+
+impl Source {
+    fn new(kind: Kind) -> Self {
+        let name = match &kind {
+            Kind::Cri(path) => format!("cri {}", path.display()),
+            Kind::Docker(path) => format!("docker {}", path.display()),
+            Kind::Kubelet(kubelet) => format!("kubelet {}", kubelet.url),
+        };
+        let health = SourceHealth { name, ..SourceHealth::default() };
+        Self { kind, transport: None, failures: 0, not_before: None, health }
+    }
+
+    /// Adds what this source knows of the containers that are not complete yet.
+    pub async fn ask(&mut self, ids: &[String], found: &mut HashMap<String, Found>, pace: &Pace) {
+        let is_complete = |id: &&String| found.get(*id).is_some_and(Found::is_complete);
+        let open: Vec<String> = ids.iter().filter(|id| !is_complete(id)).cloned().collect();
+        if open.is_empty() {
+            return;
+        }
+        self.health.is_there = match &self.kind {
+            Kind::Cri(path) | Kind::Docker(path) => path.exists(),
+            Kind::Kubelet(_) => true,
+        };
+        if !self.health.is_there {
+            self.transport = None;
+            return;
+        }
+        if self.not_before.is_some_and(|at| Instant::now() < at) {
+            self.skip(open.len());
+            return;
+        }
+        let deadline = Instant::now() + pace.round;
+        match self.round(&open, found, pace, deadline).await {
+            Ok(()) => (self.failures, self.not_before) = (0, None),
+            Err(failure) => {
+                self.transport = None;
+                self.failures = self.failures.saturating_add(1);
+                self.not_before = Some(Instant::now() + pace.retry_after(self.failures));
+                self.health.failed += 1;
+                self.health.last_error = Some(failure.to_string());
+            }
+        }
+    }
+
+    async fn round(
+        &mut self,
+        open: &[String],
+        found: &mut HashMap<String, Found>,
+        pace: &Pace,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let transport = match self.transport.take() {
+            Some(transport) => transport,
+            None => match &self.kind {
+                Kind::Cri(path) => Transport::on_socket(path, true, pace.request)?,
+                Kind::Docker(path) => Transport::on_socket(path, false, pace.request)?,
+                Kind::Kubelet(settings) => kubelet::connect(settings, pace.request).await?,
+            },
+        };
+        let transport = self.transport.insert(transport);
+        if let Kind::Kubelet(settings) = &self.kind {
+            self.health.asked += open.len() as u64;
+            let answers = kubelet::ask(transport, settings, open).await?;
+            self.health.found += answers.len() as u64;
+            for (id, answer) in answers {
+                found.entry(id).or_default().absorb(answer);
+            }
+            return Ok(());
+        }
+        let mut namespaces = None;
+        // Of one container nothing can be learned, or the server is not well: the next tells.
+        let mut spoiled = None;
+        for (number, id) in open.iter().enumerate() {
+            if Instant::now() >= deadline {
+                self.skip(open.len() - number);
+                break;
+            }
+            self.health.asked += 1;
+            let answer = match &self.kind {
+                Kind::Docker(_) => docker::ask(transport, id).await,
+                _ => ask_containerd(transport, &mut namespaces, id).await,
+            };
+            match answer {
+                Ok(Some(answer)) => {
+                    self.health.found += 1;
+                    found.entry(id.clone()).or_default().absorb(answer);
+                }
+                Ok(None) => {}
+                Err(failure @ (Failure::TooLarge(_) | Failure::Malformed(_))) => {
+                    spoiled = Some(failure);
+                    self.health.failed += 1;
+                }
+                Err(failure) => {
+                    self.skip(open.len() - number - 1);
+                    return Err(failure);
+                }
+            }
+        }
+        if let Some(failure) = spoiled {
+            self.health.last_error = Some(failure.to_string());
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, count: usize) {
+        self.health.skipped += count as u64;
+    }
+}
+
+/// The CRI, then containerd's own service for what is not Kubernetes'.
+async fn ask_containerd(
+    transport: &Transport,
+    namespaces: &mut Option<Vec<String>>,
+    id: &str,
+) -> Result<Option<Found>, Failure> {
+    match cri::ask(transport, id).await {
+        Ok(None) => {}
+        // Docker's containerd has its CRI switched off.
+        Err(failure) if failure.is_unimplemented() => {}
+        answer => return answer,
+    }
+    let known = match namespaces {
+        Some(known) => known,
+        None => namespaces.insert(containerd::namespaces(transport).await?),
+    };
+    containerd::ask(transport, known, id).await
+}

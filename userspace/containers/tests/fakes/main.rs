@@ -1,0 +1,5 @@
+//! The sources, against fakes of what they talk to.
+
+mod hostile;
+mod protocols;
+mod support;
