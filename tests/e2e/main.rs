@@ -7,6 +7,7 @@
 
 mod complete_stacks;
 mod daemon;
+mod deploying;
 mod dotnet_attaching;
 mod dotnet_beside;
 mod dotnet_bundles;

@@ -22,6 +22,7 @@
 //! | [`stack_ends`] | whether a stack's outermost frame is where a thread starts |
 //! | [`text_outputs`] | folded stacks and SVG, read back |
 //! | [`perf`] | the same recording by Linux perf |
+//! | [`deployment`] | `deploy/` read by those it is for, and its image run |
 //! | [`elf_edit`] | hostile copies of ELF files |
 //! | [`fuse`] | a file system that can stop answering |
 //! | [`namespaces`] | processes in namespaces and containers |
@@ -36,6 +37,7 @@ pub mod bench;
 pub mod collector;
 pub mod compile;
 pub mod daemon;
+pub mod deployment;
 pub mod dotnet_calls;
 pub mod dotnet_names;
 pub mod dotnet_parked;

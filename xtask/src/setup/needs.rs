@@ -104,6 +104,16 @@ pub const TEST: &[Need] = &[
         found: Found::Programs(&["runc"]),
         packages: &["runc"],
     },
+    Need {
+        why: "reads the unit in deploy/ as it will be read",
+        found: Found::Programs(&["systemd-analyze"]),
+        packages: &["systemd"],
+    },
+    Need {
+        why: "the authorities that are put into the container image",
+        found: Found::File("/etc/ssl/certs/ca-certificates.crt"),
+        packages: &["ca-certificates"],
+    },
 ];
 
 pub const FUZZ: &[Need] = &[

@@ -1,0 +1,346 @@
+//! What is in `deploy/` is what its readers take, fits together, and runs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use serde_json::Value;
+use strata_config::{Inputs, Loaded, load};
+use strata_tests::deployment::{self, PrivilegedContainer};
+use strata_tests::running::{Running, wait_until};
+use strata_tests::{machine, places, runtimes, targets, text_outputs};
+
+/// Where the unit and the image have the program.
+const INSTALLED: &str = "/usr/local/bin/strata";
+
+fn configuration(name: &str, text: &str, environment: &[(String, String)]) -> Result<Loaded> {
+    load(&Inputs { file: Some((name, text)), environment, ..Inputs::default() }).map_err(
+        |problems| {
+            let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            anyhow::anyhow!("{name}: {}", all.join("\n"))
+        },
+    )
+}
+
+/// The values of a unit's setting, in order.
+fn unit_settings(name: &str) -> Result<Vec<String>> {
+    let unit = deployment::text("strata.service")?;
+    let lines = unit.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    Ok(lines.map(str::to_string).collect())
+}
+
+#[test]
+fn systemd_takes_the_unit_without_a_complaint() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let unit = folder.path().join("strata.service");
+    // systemd wants the program to be there.
+    let strata = places::strata_binary()?.canonicalize()?;
+    let text = deployment::text("strata.service")?;
+    fs::write(&unit, text.replace(INSTALLED, &strata.to_string_lossy()))?;
+    let verify = |unit: &Path| -> Result<String> {
+        let done = Command::new(places::required("systemd-analyze", "systemd")?)
+            .args(["verify", "--man=no", "--recursive-errors=no"])
+            .arg(unit)
+            .output()?;
+        let said = String::from_utf8([done.stdout, done.stderr].concat())?;
+        Ok(if done.status.success() { said } else { format!("{said}{}", done.status) })
+    };
+    assert_eq!(verify(&unit)?, "");
+    // It would have said so.
+    let wrong = folder.path().join("wrong.service");
+    fs::write(&wrong, fs::read_to_string(&unit)?.replace("NoNewPrivileges", "NoNewPrivilege"))?;
+    assert!(verify(&wrong)?.contains("NoNewPrivilege"));
+    Ok(())
+}
+
+#[test]
+fn the_units_capabilities_are_enough_to_record() -> Result<()> {
+    let _machine = machine::alone()?;
+    let strata = places::strata_binary()?;
+    let allowed = unit_settings("CapabilityBoundingSet")?.join(" ");
+    let allowed: Vec<String> = allowed
+        .split_whitespace()
+        .map(|name| name.trim_start_matches("CAP_").to_lowercase())
+        .collect();
+    let run = |allowed: &[String], arguments: &[&str]| {
+        let bounds = format!("-all,+{}", allowed.join(",+"));
+        let mut command = Command::new(places::required("setpriv", "util-linux")?);
+        command.args(["--no-new-privs", "--inh-caps=-all", "--bounding-set", &bounds]);
+        command.arg(&strata).args(arguments);
+        Running::from_command(command)?.wait(Duration::from_secs(60))
+    };
+    let doctor = run(&allowed, &["doctor"])?;
+    print!("{}", doctor.stdout);
+    assert!(doctor.status.success());
+    let line = doctor.stdout.lines().find(|line| line.contains("capabilities"));
+    assert!(line.is_some_and(|line| line.trim_start().starts_with("ok")), "{line:?}");
+
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("all.folded");
+    let busy = Running::start(&targets::c("shares").build()?, &["20"])?;
+    let recorded = run(&allowed, &["record", "-d", "1", "-o", &output.to_string_lossy()])?;
+    assert!(recorded.status.success(), "{}", recorded.stderr);
+    drop(busy);
+    let stacks = text_outputs::folded(&fs::read_to_string(&output)?)?;
+    let samples_in = |name: &str| -> u64 {
+        let has = |stack: &&text_outputs::Folded| stack.frames.iter().any(|f| f.contains(name));
+        stacks.iter().filter(has).map(|stack| stack.count).sum()
+    };
+    println!("{} samples in the target", samples_in("shares"));
+    assert!(samples_in("shares") > 0);
+
+    let without: Vec<String> = allowed.into_iter().filter(|name| name != "perfmon").collect();
+    let without: Vec<String> = without.into_iter().filter(|name| name != "sys_admin").collect();
+    assert!(!run(&without, &["doctor"])?.status.success());
+    Ok(())
+}
+
+#[test]
+fn kubernetes_takes_the_manifests_and_they_fit_together() -> Result<()> {
+    let read =
+        deployment::read_strictly("kubernetes", &deployment::file("kubernetes/daemonset.yaml"))?;
+    let objects = read.as_array().context("a list of objects")?;
+    let of_kind = |kind: &str| {
+        let found = objects.iter().find(|object| object["kind"] == kind);
+        found.with_context(|| format!("there is no {kind}"))
+    };
+    let kinds: Vec<&str> = objects.iter().filter_map(|object| object["kind"].as_str()).collect();
+    println!("{kinds:?}");
+    for object in objects {
+        let name = &object["metadata"]["name"];
+        assert_eq!(name, "strata");
+        let is_global = ["Namespace", "ClusterRole", "ClusterRoleBinding"]
+            .contains(&object["kind"].as_str().unwrap_or_default());
+        assert_eq!(object["metadata"].get("namespace").is_none(), is_global, "{object}");
+    }
+    let binding = of_kind("ClusterRoleBinding")?;
+    assert_eq!(binding["roleRef"]["name"], of_kind("ClusterRole")?["metadata"]["name"]);
+    let account = &of_kind("ServiceAccount")?["metadata"];
+    assert_eq!(binding["subjects"][0]["name"], account["name"]);
+    assert_eq!(binding["subjects"][0]["namespace"], account["namespace"]);
+    for rule in of_kind("ClusterRole")?["rules"].as_array().context("rules")? {
+        assert_eq!(rule["verbs"], serde_json::json!(["get"]), "the least that serves");
+    }
+
+    let set = &of_kind("DaemonSet")?["spec"];
+    let pod = &set["template"]["spec"];
+    assert_eq!(set["selector"]["matchLabels"], set["template"]["metadata"]["labels"]);
+    assert_eq!(pod["serviceAccountName"], account["name"]);
+    assert_eq!(pod["hostPID"], true);
+    let container = &pod["containers"][0];
+    assert_eq!(container["securityContext"]["privileged"], true);
+    assert_eq!(names(&pod["volumes"]), names(&container["volumeMounts"]));
+    let port = container["ports"][0]["containerPort"].as_u64();
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+        assert_eq!(container[probe]["httpGet"]["path"], "/healthz");
+        assert_eq!(container[probe]["httpGet"]["port"], container["ports"][0]["name"]);
+    }
+
+    let environment: Vec<(String, String)> = container["env"]
+        .as_array()
+        .context("variables")?
+        .iter()
+        .filter_map(|variable| {
+            let value = variable["value"].as_str()?.replace("$(NODE_IP)", "192.0.2.1");
+            Some((variable["name"].as_str()?.to_string(), value))
+        })
+        .collect();
+    let data = of_kind("ConfigMap")?["data"].as_object().context("files")?;
+    let (name, text) = data.iter().next().context("a file")?;
+    let arguments = serde_json::json!(["daemon", "--config", format!("/etc/strata/{name}")]);
+    assert_eq!(container["args"], arguments);
+    let text = text.as_str().context("text")?;
+    let loaded = configuration(name, text, &environment)?.configuration;
+    assert_eq!(loaded.metrics.value.map(|address| u64::from(address.port())), port);
+    assert!(loaded.metrics.value.is_some_and(|address| address.ip().is_unspecified()));
+    assert_eq!(loaded.containers.kubelet.value.as_deref(), Some("https://192.0.2.1:10250"));
+    let sockets = loaded.containers.cri.value.iter().chain(&loaded.containers.docker.value);
+    for socket in sockets {
+        assert!(socket.starts_with("/host/run"), "{} is not mounted", socket.display());
+    }
+    // What is off in it can be switched on.
+    let on = text.replace("\n#[", "\n[").replace("\n#url", "\nurl");
+    assert_eq!(configuration(name, &on, &[])?.configuration.sinks.len(), 1);
+    Ok(())
+}
+
+#[test]
+fn a_manifest_with_a_misspelt_field_is_refused() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let manifest = deployment::text("kubernetes/daemonset.yaml")?;
+    for (right, wrong) in [
+        ("hostPID: true", "hostPid: true"),
+        ("containerPort: 9464", "containerPort: many"),
+        ("memory: 512Mi", "memory: 512Mb"),
+        ("kind: ServiceAccount\nmetadata", "kind: ServiceAccounts\nmetadata"),
+        ("  name: strata\n", "  name: strata\n  name: strata\n"),
+    ] {
+        let path = folder.path().join("wrong.yaml");
+        fs::write(&path, manifest.replacen(right, wrong, 1))?;
+        let read = deployment::read_strictly("kubernetes", &path);
+        assert!(read.is_err(), "{wrong} was taken");
+    }
+    Ok(())
+}
+
+#[test]
+fn compose_takes_its_file_and_everything_it_names_is_there() -> Result<()> {
+    let read = deployment::read_strictly("compose", &deployment::file("compose.yaml"))?;
+    let services = read["services"].as_object().context("services")?;
+    println!("{:?}", services.keys().collect::<Vec<_>>());
+    let strata = &services["strata"];
+    assert_eq!(strata["privileged"], true);
+    assert_eq!(strata["pid"], "host");
+    let root = places::workspace().canonicalize()?;
+    assert_eq!(strata["build"]["context"].as_str().map(Path::new), Some(root.as_path()));
+    for service in services.values().filter(|service| service["build"].is_object()) {
+        let context = Path::new(service["build"]["context"].as_str().context("a context")?);
+        let dockerfile = service["build"]["dockerfile"].as_str().context("a Dockerfile")?;
+        assert!(context.join(dockerfile).is_file(), "{dockerfile}");
+    }
+    for file in read["configs"].as_object().context("files")?.values() {
+        assert!(Path::new(file["file"].as_str().context("a file")?).is_file(), "{file}");
+    }
+
+    let text = deployment::text("compose/strata.toml")?;
+    let loaded = configuration("strata.toml", &text, &[])?;
+    let sink = loaded.shown.iter().find(|shown| shown.key == "sink.pyroscope.url");
+    let sink = sink.context("a sink")?.value.trim_matches('"').to_string();
+    let host = sink.trim_start_matches("http://").split(':').next().context("a host")?;
+    assert!(services.contains_key(host), "{host} is no service");
+    assert!(deployment::text("compose/datasource.yaml")?.contains(&format!("url: {sink}\n")));
+
+    let folder = tempfile::tempdir()?;
+    let wrong = folder.path().join("compose.yaml");
+    fs::write(&wrong, deployment::text("compose.yaml")?.replace("pid: host", "pids: host"))?;
+    assert!(deployment::read_strictly("compose", &wrong).is_err());
+    Ok(())
+}
+
+#[test]
+fn the_program_of_the_compose_file_compiles_and_runs() -> Result<()> {
+    let dotnet = runtimes::dotnet::dotnet()?;
+    let folder = tempfile::tempdir()?;
+    let program = folder.path().join("Primes.dll");
+    let source = deployment::file("compose/app/Primes.cs");
+    let compiled = Running::from_command(dotnet.compile_command(&source, &program))?
+        .wait(Duration::from_secs(120))?;
+    assert!(compiled.status.success(), "{}{}", compiled.stdout, compiled.stderr);
+    let mut command = dotnet.command(&program);
+    command.arg("2");
+    let ended = Running::from_command(command)?.wait(Duration::from_secs(60))?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    // There are so many primes up to 200,000.
+    assert!(ended.stdout.starts_with("round 0: 17984 primes, first word 0"), "{}", ended.stdout);
+    Ok(())
+}
+
+#[test]
+fn what_the_dockerfile_copies_is_there() -> Result<()> {
+    let dockerfile = deployment::text("Dockerfile")?;
+    let stages: Vec<&str> = dockerfile.split("\nFROM ").collect();
+    let last = stages.last().context("a stage")?;
+    // The image is the tree that the tests run, and nothing else.
+    let copies: Vec<&str> = last.lines().filter(|line| line.starts_with("COPY")).collect();
+    assert_eq!(copies, ["COPY --from=build /image/ /"]);
+    assert!(last.starts_with("scratch\n") && !last.contains("\nRUN"));
+    assert!(dockerfile.contains("deploy/image-root.sh target/dist/strata /image"));
+    assert!(last.contains(&format!("ENTRYPOINT [\"{INSTALLED}\"]")));
+
+    let root = places::workspace();
+    let channel = fs::read_to_string(root.join("rust-toolchain.toml"))?;
+    let channel = channel.split('"').nth(1).context("a channel")?.to_string();
+    assert!(dockerfile.contains(&format!("FROM rust:{channel}-bookworm")), "not Rust {channel}");
+
+    let ignored = deployment::text("Dockerfile.dockerignore")?;
+    let kept: BTreeSet<&str> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    for path in &kept {
+        assert!(root.join(path).exists(), "{path} is not there");
+    }
+    let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
+    let members = manifest.lines().find(|line| line.starts_with("members")).context("members")?;
+    for member in members.split('"').skip(1).step_by(2) {
+        let top = member.split('/').next().unwrap_or(member);
+        assert!(kept.contains(top), "{member} would not be in the build");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_image_records_the_host_from_a_privileged_container() -> Result<()> {
+    let _machine = machine::alone()?;
+    let container = PrivilegedContainer::new(&places::strata_binary()?)?;
+    let doctor = container.start(&["doctor"])?.wait(Duration::from_secs(60))?;
+    print!("{}{}", doctor.stdout, doctor.stderr);
+    if !doctor.status.success() {
+        bail!("doctor ended with {}", doctor.status);
+    }
+    let busy = Running::start(&targets::c("shares").build()?, &["30"])?;
+    let recorded = container
+        .start(&["record", "-d", "1", "-o", "/var/lib/strata/host.folded"])?
+        .wait(Duration::from_secs(60))?;
+    drop(busy);
+    assert!(recorded.status.success(), "{}", recorded.stderr);
+    let text = fs::read_to_string(container.state().join("host.folded"))?;
+    let stacks = text_outputs::folded(&text)?;
+    let in_target = |stack: &&text_outputs::Folded| {
+        stack.frames.first().is_some_and(|frame| frame.contains("shares"))
+            && stack.frames.iter().any(|frame| frame == "main")
+    };
+    let samples: u64 = stacks.iter().filter(in_target).map(|stack| stack.count).sum();
+    println!("{samples} samples of a program on the host, named down to its main");
+    assert!(samples > 0, "{text}");
+    Ok(())
+}
+
+#[test]
+fn the_images_daemon_is_healthy_samples_the_host_and_ends_when_told() -> Result<()> {
+    let _machine = machine::alone()?;
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let container = PrivilegedContainer::new(&places::strata_binary()?)?;
+    let metrics = format!("metrics.address=127.0.0.1:{port}");
+    let own = ["daemon", "--config", "/etc/strata/strata.toml", "--set", &metrics];
+    let mut daemon = container.start(&own)?;
+    let _busy = Running::start(&targets::c("shares").build()?, &["60"])?;
+    let is_up = wait_until("the daemon is healthy", Duration::from_secs(30), || {
+        !daemon.is_alive()
+            || get(port, "/healthz").is_ok_and(|answer| answer.ends_with("\r\n\r\nok\n"))
+    });
+    let said = |daemon: Running| daemon.wait(Duration::ZERO).map(|ended| ended.stderr);
+    if is_up.is_err() || !daemon.is_alive() {
+        bail!("the daemon is not healthy: {:?}", said(daemon));
+    }
+    let sampled = || -> f64 {
+        let metrics = get(port, "/metrics").unwrap_or_default();
+        let line = metrics.lines().find_map(|line| line.strip_prefix("strata_samples_total "));
+        line.and_then(|value| value.parse().ok()).unwrap_or(0.0)
+    };
+    wait_until("a period has its samples", Duration::from_secs(60), || sampled() > 0.0)?;
+    println!("{} samples", sampled());
+    daemon.signal(Signal::TERM)?;
+    let ended = daemon.wait(Duration::from_secs(60))?;
+    assert!(ended.status.success(), "{}\n{}", ended.status, ended.stderr);
+    let kept = fs::read_dir(container.state().join("store"))?.count();
+    assert!(kept > 0, "nothing is in the store");
+    Ok(())
+}
+
+/// The answer to a GET, head and body.
+fn get(port: u16, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn names(list: &Value) -> BTreeSet<&str> {
+    list.as_array().into_iter().flatten().filter_map(|item| item["name"].as_str()).collect()
+}
