@@ -102,9 +102,10 @@ impl Cache {
 
     /// What came of asking. What was forgotten meanwhile stays so.
     pub fn answer(&mut self, id: &str, answer: Option<Metadata>, now: Instant) {
+        self.clock += 1;
         let Some(entry) = self.entries.get_mut(id) else { return };
         entry.is_queued = false;
-        let Some(metadata) = answer else {
+        let Some(mut metadata) = answer else {
             entry.attempts = entry.attempts.saturating_add(1);
             entry.due = now + self.pace.retry_after(entry.attempts);
             return;
@@ -114,7 +115,15 @@ impl Cache {
         entry.attempts = 0;
         entry.due = now + self.pace.fresh;
         entry.bytes = bytes;
-        entry.known = Some(Arc::new(metadata));
+        // The same answer again is the same knowledge.
+        let known = entry
+            .known
+            .as_ref()
+            .filter(|known| (&known.container, &known.pod) == (&metadata.container, &metadata.pod));
+        if known.is_none() {
+            metadata.revision = usize::try_from(self.clock).unwrap_or_default();
+            entry.known = Some(Arc::new(metadata));
+        }
         while self.bytes > self.pace.bytes && self.forget_one(Some(id)) {}
     }
 
@@ -156,7 +165,7 @@ mod tests {
 
     fn named(name: &str) -> Metadata {
         let container = Container { name: Some(name.to_owned()), ..Container::default() };
-        Metadata { container, pod: None }
+        Metadata { container, ..Metadata::default() }
     }
 
     fn name_of(known: &Known) -> Option<&str> {
@@ -213,6 +222,22 @@ mod tests {
         // Its container is gone, its last samples are not.
         cache.answer("a", None, later);
         assert_eq!(name_of(&cache.lookup("a", later).0), Some("web"));
+    }
+
+    #[test]
+    fn the_revision_changes_with_what_is_known_and_not_without() {
+        let pace = Pace { fresh: Duration::ZERO, ..Pace::default() };
+        let (mut cache, now) = (Cache::new(pace), Instant::now());
+        let mut revisions = Vec::new();
+        for name in ["web", "web", "shop"] {
+            cache.lookup("a", now);
+            cache.take();
+            cache.answer("a", Some(named(name)), now);
+            let Known::Yes(metadata) = cache.lookup("a", now).0 else { panic!("it is known") };
+            revisions.push(metadata.revision);
+        }
+        assert_eq!(revisions[0], revisions[1]);
+        assert_ne!(revisions[1], revisions[2]);
     }
 
     #[test]

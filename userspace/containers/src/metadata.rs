@@ -29,13 +29,15 @@ const TELLING: [&str; 6] = [
 pub struct Metadata {
     pub container: Container,
     pub pod: Option<Pod>,
+    /// Another one whenever the rest is another.
+    pub revision: usize,
 }
 
 impl Metadata {
     /// Bytes of its texts.
     #[must_use]
     pub fn size(&self) -> usize {
-        let Self { container, pod } = self;
+        let Self { container, pod, .. } = self;
         let texts = [&container.name, &container.image].into_iter().flatten().map(String::len);
         let of_pod = pod.iter().map(|pod| {
             pod.namespace.len()
@@ -98,11 +100,14 @@ impl Found {
 
     /// Within [`MOST_BYTES`].
     pub fn into_metadata(self) -> Metadata {
-        let mut metadata =
-            Metadata { container: self.container, pod: self.pod.map(|found| found.pod) };
+        let mut metadata = Metadata {
+            container: self.container,
+            pod: self.pod.map(|found| found.pod),
+            revision: 0,
+        };
         // The least telling stand at the end of their lists.
         while metadata.size() > MOST_BYTES {
-            let Metadata { container, pod } = &mut metadata;
+            let Metadata { container, pod, .. } = &mut metadata;
             let of_pod = pod.iter_mut().flat_map(|pod| [&mut pod.annotations, &mut pod.labels]);
             let lists = of_pod.chain([&mut container.labels]);
             let largest = lists.max_by_key(|pairs| size_of_pairs(pairs));

@@ -193,6 +193,8 @@ mod tests {
 
     #[test]
     fn nothing_at_all_is_a_picture_too() {
-        assert!(picture("", "").contains("no samples"));
+        let mut bytes = Vec::new();
+        write_difference(&Difference::default(), "nothing", "", &mut bytes).expect("it is written");
+        assert!(String::from_utf8(bytes).expect("it is text").contains("no samples"));
     }
 }

@@ -18,6 +18,7 @@ pub struct Snapshot {
     pub images: usize,
     pub files: usize,
     pub people: usize,
+    pub containers: strata_containers::Health,
     pub samples: u64,
     pub left_out: u64,
     pub nobodys: u64,
@@ -162,6 +163,13 @@ impl Board {
                 "methods": snapshot.bridges.methods,
                 "refused": refused,
             },
+            "containers": {
+                "known": snapshot.containers.known,
+                "unknown": snapshot.containers.unknown,
+                "waiting": snapshot.containers.waiting,
+                "forgotten": snapshot.containers.forgotten,
+                "sources": snapshot.containers.sources.iter().map(source).collect::<Vec<_>>(),
+            },
             "store": {
                 "profiles": published.store.map(|store| store.profiles_written),
                 "bytes": published.store_bytes,
@@ -248,6 +256,12 @@ impl Board {
             snapshot.people as f64,
         );
         one("processes", gauge, "Processes of the host.", snapshot.processes as f64);
+        one(
+            "containers",
+            gauge,
+            "Containers of which more than the id is known.",
+            snapshot.containers.known as f64,
+        );
         one(
             "mapped_files",
             gauge,
@@ -396,6 +410,17 @@ impl Board {
                 (labels, count.profiles.max(count.batches) as f64)
             })
         });
+        let failures = snapshot
+            .containers
+            .sources
+            .iter()
+            .map(|source| (vec![("source", source.name.clone())], source.failed as f64));
+        metrics.push(Metric {
+            name: "container_source_failures_total",
+            kind: counter,
+            help: "Times that a container runtime or the kubelet gave no usable answer.",
+            values: failures.collect(),
+        });
         metrics.push(Metric {
             name: "sink_dropped_total",
             kind: counter,
@@ -427,6 +452,18 @@ impl Metric<'_> {
 
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn source(health: &strata_containers::SourceHealth) -> Value {
+    json!({
+        "name": health.name,
+        "is_there": health.is_there,
+        "asked": health.asked,
+        "found": health.found,
+        "failed": health.failed,
+        "skipped": health.skipped,
+        "last_error": health.last_error,
+    })
 }
 
 fn sink(health: &SinkHealth) -> Value {

@@ -2,6 +2,7 @@
 //!
 //! - [`session`]: the loop: samples, cuts, signals, bridges, memory.
 //! - [`cutting`]: what was sampled since the last cut becomes profiles; [`people`] says whose.
+//! - [`runtimes`]: what is known of containers.
 //! - [`publishing`]: profiles go into the store and to sinks; [`outlets`] are the sinks of the
 //!   configuration.
 //! - [`board`]: how it is doing, served by [`web`], shown by [`status`].
@@ -18,6 +19,7 @@ pub mod notify;
 pub mod outlets;
 pub mod people;
 pub mod publishing;
+pub mod runtimes;
 pub mod session;
 pub mod settings;
 pub mod status;

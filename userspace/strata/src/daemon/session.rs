@@ -19,8 +19,9 @@ use super::cutting::Cutter;
 use super::log::Log;
 use super::memory::{self, Budget, Pressure, Watch};
 use super::notify::Manager;
-use super::people::{Containers, Known, age_of};
+use super::people::age_of;
 use super::publishing::{Destinations, Publisher, StorePlan};
+use super::runtimes::Runtimes;
 use super::settings::{Source, kernel_frequency};
 use super::{outlets, web};
 use crate::engine::{Engine, Options};
@@ -49,15 +50,6 @@ const BUSY_PUBLISHER: Duration = Duration::from_secs(5);
 const STORE_PERIOD: Duration = Duration::from_secs(15);
 const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 const MAX_FRAMES: u32 = 1024;
-
-/// Nothing is known of any container.
-struct NoContainers;
-
-impl Containers for NoContainers {
-    fn of(&self, _id: &str) -> Option<Known> {
-        None
-    }
-}
 
 struct Signals {
     interrupt: Signal,
@@ -104,6 +96,7 @@ struct Daemon {
     configuration: Configuration,
     engine: Engine,
     cutter: Cutter,
+    runtimes: Runtimes,
     publisher: Publisher,
     delivery: Arc<Delivery>,
     board: Arc<Board>,
@@ -201,6 +194,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     }
     let mut daemon = Daemon {
         cutter: Cutter::new(&configuration, budget.names),
+        runtimes: Runtimes::start(&configuration.containers, &network),
         period: period(&configuration),
         watch: Watch::new(budget.limit),
         source,
@@ -341,6 +335,10 @@ impl Daemon {
         let Some(newcomers) = &mut self.engine.newcomers else { return };
         for (image, pid) in newcomers.drain(..) {
             self.cutter.people.meet(image, pid);
+            let group = self.engine.groups.known(image);
+            if let Some(id) = group.and_then(|group| group.container.as_deref()) {
+                self.runtimes.prepare(id);
+            }
         }
     }
 
@@ -361,7 +359,7 @@ impl Daemon {
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
-        self.cutter.cut(&mut self.engine, &self.configuration, &NoContainers, hand_over);
+        self.cutter.cut(&mut self.engine, &self.configuration, &self.runtimes, hand_over);
         memory::trim();
     }
 
@@ -386,7 +384,7 @@ impl Daemon {
         let candidates: Vec<_> = self.engine.managed.candidates().collect();
         for (image, pid) in candidates {
             let configuration = &self.configuration;
-            let who = self.cutter.people.who(&self.engine, configuration, &NoContainers, image, 0);
+            let who = self.cutter.people.who(&self.engine, configuration, &self.runtimes, image, 0);
             let decided = who.as_ref().and_then(|who| who.decision.bridge);
             let is_wanted = who.is_none_or(|who| who.decision.choice.enabled != Some(false));
             let policy = match decided.unwrap_or(configuration.bridge.value) {
@@ -468,6 +466,7 @@ impl Daemon {
         self.engine.set_own_pid(own_pid(&configuration));
         self.engine.take_all_in();
         self.cutter.people.configure(&configuration);
+        self.runtimes.configure(&configuration.containers, &self.network);
         self.cutter.naming.set_most(budget.names);
         self.engine.managed.set_budget(budget.bridges);
         self.watch.limit = budget.limit;
@@ -487,7 +486,7 @@ impl Daemon {
                 let who = self.cutter.people.who(
                     &self.engine,
                     &self.configuration,
-                    &NoContainers,
+                    &self.runtimes,
                     *image,
                     0,
                 );
@@ -541,6 +540,7 @@ impl Daemon {
             images: engine.table.image_count(),
             files: engine.table.files.len(),
             people: self.cutter.people.len(),
+            containers: self.runtimes.health(),
             samples: tally.samples,
             left_out: tally.left_out + engine.deselected_samples,
             nobodys: tally.nobodys,

@@ -126,6 +126,18 @@ fn text(status: &Value) -> String {
     for refused in dotnet["refused"].as_array().into_iter().flatten().take(10) {
         lines.push(format!("               {}: {}", refused["pid"], word(&refused["why"])));
     }
+    let containers = &status["containers"];
+    lines.push(format!(
+        "containers     {} known, {} unknown",
+        number(&containers["known"]),
+        number(&containers["unknown"])
+    ));
+    for source in containers["sources"].as_array().into_iter().flatten() {
+        if let Some(error) = source["last_error"].as_str() {
+            let (name, failed) = (word(&source["name"]), number(&source["failed"]));
+            lines.push(format!("               {name}: failed {failed} times, last: {error}"));
+        }
+    }
     let store = &status["store"];
     lines.push(format!(
         "store          {} profiles written, {}",
