@@ -403,3 +403,47 @@ fn two_app_domains_of_one_process_have_profiles_and_names_of_their_own() -> Resu
     assert_ne!(shop[0].label("runtime_id"), jobs[0].label("runtime_id"));
     Ok(())
 }
+
+#[test]
+fn one_recording_is_uploaded_and_kept_when_that_fails() -> Result<()> {
+    let _machine = machine::alone()?;
+    let (server, address) = Collector::on_port(0)?;
+    let folder = tempfile::tempdir()?;
+    let strata = strata_tests::places::strata_binary()?;
+    let shares = targets::c("shares").build()?;
+    let upload = |url: &str| -> Result<strata_tests::running::Ended> {
+        let mut command = Command::new(&strata);
+        command.args([
+            "record",
+            "-F",
+            "499",
+            "--upload",
+            url,
+            "--service",
+            "shop",
+            "--env",
+            "test",
+        ]);
+        command.arg("--").arg(&shares).arg("1.5").current_dir(folder.path());
+        command.env("PYROSCOPE_AUTH_TOKEN", "s3cret");
+        Running::from_command(command)?.wait(PATIENCE)
+    };
+    let ended = upload(&format!("http://{address}"))?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(ended.stderr.contains("uploaded to") && !ended.stderr.contains("s3cret"));
+    let requests = server.requests();
+    assert_eq!(requests[0].header("authorization"), "Bearer s3cret");
+    let arrived = backends::pyroscope(&requests)?;
+    assert_eq!((arrived[0].label("service_name"), arrived[0].label("env")), ("shop", "test"));
+    assert_shares("the upload", &arrived)?;
+    assert_eq!(std::fs::read_dir(folder.path())?.count(), 0, "nothing else was asked for");
+
+    server.answer(Answer::status(401));
+    let ended = upload(&format!("http://{address}"))?;
+    println!("{}", ended.stderr);
+    assert!(!ended.status.success() && ended.stderr.contains("the server answered 401"));
+    let kept = ended.stderr.split("was kept in `").nth(1).and_then(|rest| rest.split('`').next());
+    let kept = std::path::PathBuf::from(kept.context("it says where the profile is")?);
+    assert!(pprof::read(&kept)?.total()? > 100);
+    Ok(std::fs::remove_file(kept)?)
+}

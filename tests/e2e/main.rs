@@ -7,6 +7,7 @@
 
 mod complete_stacks;
 mod daemon;
+mod daemon_lasting;
 mod deploying;
 mod dotnet_attaching;
 mod dotnet_beside;

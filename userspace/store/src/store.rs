@@ -6,7 +6,8 @@
 //! its process.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -129,7 +130,10 @@ impl Store {
     /// Opens a store for writing; makes it if there is none. What a writer that died left behind
     /// is recovered to its last whole record.
     pub fn open(directory: &Path, options: Options) -> Result<Self, StoreError> {
-        std::fs::create_dir_all(directory).map_err(StoreError::io("create", directory))?;
+        // Profiles tell what runs on the host, and with which arguments: nobody else's business.
+        let mut builder = DirBuilder::new();
+        let made = builder.recursive(true).mode(0o700).create(directory);
+        made.map_err(StoreError::io("create", directory))?;
         let lock = lock(directory)?;
         let mut store = Self {
             directory: directory.to_owned(),

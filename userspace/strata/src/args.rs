@@ -152,11 +152,12 @@ Examples:
   strata record --container 3f2a91       a container, by the start of its id
   strata record -- ./server --port 80    a command from its start to its end
   strata record -o app.pb.gz -o app.svg -o app.folded
+  strata record --upload http://pyroscope:4040 --service shop --env test -- ./shop
 
 Outputs by extension: .pb.gz (pprof), .svg (flame graph), .folded (folded stacks),
 .perf (perf-script text), .json.gz (Firefox profiler, https://profiler.firefox.com).
 (.pprof, .pb, .txt and .json are understood as well; .pb and .json are not compressed.)
-Without --output: strata-<time>.pb.gz and .svg in the current directory.
+Without --output and --upload: strata-<time>.pb.gz and .svg in the current directory.
 
 Exit status: that of the command after `--`; else 0, or 1 when something failed.";
 
@@ -169,6 +170,8 @@ pub struct RecordArgs {
     pub how: HowArgs,
     #[command(flatten)]
     pub output: OutputArgs,
+    #[command(flatten)]
+    pub upload: UploadArgs,
     /// Run this command and profile it (and its children) until it ends
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -243,6 +246,45 @@ pub struct OutputArgs {
     /// Say more; twice: what strata does step by step
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Where to send it (nowhere by default)")]
+pub struct UploadArgs {
+    /// A server to send the profile to: Pyroscope, a Datadog agent (unix:///socket too) or an OTLP
+    /// collector. Credentials come from the environment: STRATA_SINK_PYROSCOPE_TOKEN,
+    /// PYROSCOPE_AUTH_TOKEN, … (see `strata config example`)
+    #[arg(long, value_name = "URL")]
+    pub upload: Option<String>,
+    /// What listens there [guessed from the URL]
+    #[arg(long, value_name = "KIND", requires = "upload")]
+    pub upload_as: Option<ServerArg>,
+    /// The service that the profile is of [the command's name]
+    #[arg(long, value_name = "NAME", requires = "upload")]
+    pub service: Option<String>,
+    /// Its environment, such as prod
+    #[arg(long, value_name = "NAME", requires = "upload")]
+    pub env: Option<String>,
+    /// Its version
+    #[arg(long, value_name = "VERSION", requires = "upload")]
+    pub service_version: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ServerArg {
+    Pyroscope,
+    Datadog,
+    Otlp,
+}
+
+impl ServerArg {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pyroscope => "pyroscope",
+            Self::Datadog => "datadog",
+            Self::Otlp => "otlp",
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -95,7 +95,9 @@ fn record(args: RecordArgs) -> Result<i32> {
     start_log(args.output.verbose);
     let format = args.output.format.map(Into::into);
     let mut outputs = with_formats(args.output.output, format)?;
-    if outputs.is_empty() {
+    let upload = upload_of(args.upload, &args.command);
+    // Who sends it somewhere has it there.
+    if outputs.is_empty() && upload.is_none() {
         let base = default_name();
         let formats = match format {
             Some(format) => vec![format],
@@ -133,6 +135,7 @@ fn record(args: RecordArgs) -> Result<i32> {
         signatures: args.output.signatures,
         table_memory: u64::from(args.how.table_memory) << 20,
         outputs,
+        upload,
         json: args.output.json,
         quiet: args.output.quiet,
         verbose: args.output.verbose,
@@ -207,6 +210,20 @@ fn whose(args: WhoseArgs) -> query::Whose {
         pid: args.pid,
         runtime_id: args.runtime_id,
     }
+}
+
+fn upload_of(args: args::UploadArgs, command: &[OsString]) -> Option<record::upload::Wanted> {
+    let named = || {
+        let program = std::path::Path::new(command.first()?).file_name()?;
+        Some(program.to_string_lossy().into_owned())
+    };
+    Some(record::upload::Wanted {
+        url: args.upload?,
+        kind: args.upload_as.map(args::ServerArg::name),
+        service: args.service.or_else(named).unwrap_or_else(|| "strata".to_owned()),
+        env: args.env.unwrap_or_default(),
+        version: args.service_version.unwrap_or_default(),
+    })
 }
 
 /// Loads the programs as a recording would, for `doctor`.

@@ -163,6 +163,7 @@ impl Cutter {
         engine.forget();
         let table = &engine.table;
         self.people.retain(|image| table.image(image).is_some());
+        self.naming.forget(|image| table.image(image).is_none());
         self.tally.nanos += u64::try_from(cutting.elapsed().as_nanos()).unwrap_or(u64::MAX);
     }
 

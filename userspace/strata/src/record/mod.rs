@@ -3,6 +3,7 @@
 //! - [`session`]: the recording itself: the loop over records, signals and the command.
 //! - [`launch`]: the command after `--`, run as the right user.
 //! - [`output`]: files that belong to the right user and never follow a link.
+//! - [`upload`]: the profile goes to a server.
 //! - [`live`]: what is shown meanwhile. [`report`]: what is said at the end.
 
 pub mod launch;
@@ -10,11 +11,13 @@ pub mod live;
 pub mod output;
 pub mod report;
 pub mod session;
+pub mod upload;
 
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -26,6 +29,7 @@ use crate::recording::resolve;
 use crate::recording::selection::Wanted;
 use launch::User;
 use report::{Report, Written};
+use upload::Upload;
 
 /// A recording as it was asked for.
 #[derive(Debug)]
@@ -44,6 +48,7 @@ pub struct Plan {
     pub shown: Shown,
     pub signatures: bool,
     pub outputs: Vec<(PathBuf, Format)>,
+    pub upload: Option<upload::Wanted>,
     pub json: bool,
     pub quiet: bool,
     pub verbose: u8,
@@ -59,6 +64,7 @@ pub fn is_round_rate(frequency: u32) -> bool {
 
 /// Records, names, writes and reports. The result is the exit status.
 pub fn run(plan: &Plan) -> Result<i32> {
+    let upload = plan.upload.clone().map(Upload::prepare).transpose()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -82,7 +88,13 @@ pub fn run(plan: &Plan) -> Result<i32> {
         });
     progress.clear();
 
-    let (written, failures) = write_all(plan, &profile, recorded.user.as_ref());
+    let profile = Arc::new(profile);
+    let uploaded = upload.map(|upload| upload.send(&profile));
+    let (uploaded, not_uploaded) = match uploaded.transpose() {
+        Ok(uploaded) => (uploaded, None),
+        Err(error) => (None, Some(format!("{error:#}"))),
+    };
+    let (written, failures) = write_all(plan, &profile, recorded.user.as_ref(), not_uploaded);
     let command_exit = recorded.command_status.map(exit_code);
     let report = Report {
         engine: &recorded.engine,
@@ -100,6 +112,9 @@ pub fn run(plan: &Plan) -> Result<i32> {
         writeln!(stdout())?;
     } else if !plan.quiet {
         report.print(&mut stderr(), plan.verbose > 0)?;
+        if let Some(uploaded) = uploaded {
+            writeln!(stderr(), "{uploaded}")?;
+        }
     }
     for failure in &failures {
         eprintln!("strata: {failure}");
@@ -140,10 +155,15 @@ fn exit_code(status: ExitStatus) -> i32 {
 }
 
 /// Writes every output. One that fails does not keep the others from being written, and if all
-/// fail the profile goes where it can be kept.
-fn write_all(plan: &Plan, profile: &Profile, user: Option<&User>) -> (Vec<Written>, Vec<String>) {
+/// fail, and the upload if there was one, the profile goes where it can be kept.
+fn write_all(
+    plan: &Plan,
+    profile: &Profile,
+    user: Option<&User>,
+    not_uploaded: Option<String>,
+) -> (Vec<Written>, Vec<String>) {
     let mut written = Vec::new();
-    let mut failures = Vec::new();
+    let mut failures: Vec<String> = not_uploaded.into_iter().collect();
     for (path, format) in &plan.outputs {
         match write_one(path, *format, profile, plan.shown, user) {
             Ok(done) => written.push(done),

@@ -226,6 +226,14 @@ impl Naming {
         self.lacking.retain(|place| known.contains_key(place));
     }
 
+    /// What is gone is never asked for again.
+    pub fn forget(&mut self, is_gone: impl Fn(ImageId) -> bool) {
+        self.known.retain(|place, _| match place {
+            Place::Generated { image, .. } | Place::Unknown { image, .. } => !is_gone(*image),
+            _ => true,
+        });
+    }
+
     /// Everything but the names of the last profile.
     pub fn shed(&mut self) {
         let round = self.round;

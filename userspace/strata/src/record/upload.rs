@@ -1,0 +1,160 @@
+//! `strata record --upload`: one recording goes where the daemon's profiles go, by the same code.
+//!
+//! Credentials come from where the daemon has them: the environment
+//! (`PYROSCOPE_AUTH_TOKEN`, `STRATA_SINK_OTLP_TOKEN`, …), never the command line, which everybody on
+//! the host can read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use strata_config::{Flag, Inputs};
+use strata_delivery::{Clock, Delivery, SinkPlan};
+use strata_profile::Profile;
+use strata_sinks::origin::Origin;
+use strata_sinks::{Backend, Outgoing};
+use uuid::Uuid;
+
+use crate::daemon::outlets::{self, Outlet, Way};
+use crate::recording::build::host_name;
+
+/// What somebody asked for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub url: String,
+    /// `pyroscope`, `datadog` or `otlp`; guessed from the URL if nobody says.
+    pub kind: Option<&'static str>,
+    pub service: String,
+    pub env: String,
+    pub version: String,
+}
+
+/// Everything that can be wrong was looked at.
+#[derive(Debug)]
+pub struct Upload {
+    wanted: Wanted,
+    outlet: Outlet,
+    backend: Backend,
+    plan: SinkPlan,
+}
+
+/// A server that does not answer is given up after this.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Of batches in memory: a recording is sent in one go.
+const MEMORY: usize = 1 << 30;
+
+impl Upload {
+    pub fn prepare(wanted: Wanted) -> Result<Self> {
+        let kind = wanted.kind.unwrap_or_else(|| kind_of(&wanted.url));
+        let flag = |key: &str, value: &str| Flag {
+            name: "--upload".into(),
+            key: format!("sink.{kind}.{key}"),
+            value: value.into(),
+        };
+        let mut flags = vec![flag("url", &wanted.url)];
+        if wanted.kind.is_none() && wanted.url.contains(":4317") {
+            flags.push(flag("protocol", "grpc"));
+        }
+        let environment: Vec<(String, String)> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let inputs = Inputs { file: None, environment: &environment, flags: &flags };
+        let loaded = strata_config::load(&inputs).map_err(|problems| {
+            let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            anyhow::anyhow!("{}", problems.join("\n"))
+        })?;
+        let sinks: Vec<_> =
+            loaded.configuration.sinks.into_iter().filter(|sink| sink.name == kind).collect();
+        let (mut outlets, mut plans) = outlets::of(&sinks, None, MEMORY)?;
+        let (Some(outlet), Some(plan)) = (outlets.pop(), plans.pop()) else {
+            bail!("nothing can be uploaded to {}", wanted.url);
+        };
+        let Way::Sent(backend) = outlet.way.clone() else {
+            bail!("{} is no server", wanted.url);
+        };
+        Ok(Self { wanted, outlet, backend, plan })
+    }
+
+    /// Sends it; what is returned is for a person.
+    pub fn send(self, profile: &Arc<Profile>) -> Result<String> {
+        let Self { wanted, outlet, backend, plan } = self;
+        let origin = Origin {
+            service: wanted.service.clone(),
+            env: wanted.env,
+            version: wanted.version,
+            host: host_name().to_owned(),
+            runtime_id: Uuid::new_v4().to_string(),
+            architecture: std::env::consts::ARCH.to_owned(),
+            ..Origin::default()
+        };
+        let origin = Arc::new(outlet.shaped(&origin));
+        let encoded = backend.encode(&[Outgoing { profile: profile.clone(), origin }]);
+        let batches = encoded.batches.len() as u64;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("the event loop cannot be started")?;
+        let name = plan.name.clone();
+        let health = runtime.block_on(async {
+            let delivery = Delivery::start(vec![plan], Clock::real()).await?;
+            for batch in encoded.batches {
+                delivery.give(&name, batch)?;
+            }
+            Ok::<_, anyhow::Error>(delivery.shutdown(PATIENCE).await)
+        })?;
+        let sink = health.first().context("the upload was not made")?;
+        if sink.delivered.batches < batches {
+            let trouble = sink.last_refusal.as_ref().or(sink.last_error.as_ref());
+            let why = trouble.map_or("no answer in time", |trouble| trouble.reason.as_str());
+            bail!("the profile was not uploaded to {}: {why}", wanted.url);
+        }
+        Ok(format!("uploaded to {} as {}", wanted.url, wanted.service))
+    }
+}
+
+/// Which kind of server listens at such an address.
+fn kind_of(url: &str) -> &'static str {
+    let is_otlp = [":4317", ":4318", "/v1development/profiles"];
+    if is_otlp.iter().any(|part| url.contains(part)) {
+        "otlp"
+    } else if url.starts_with("unix:") || url.contains(":8126") {
+        "datadog"
+    } else {
+        "pyroscope"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(url: &str) -> Wanted {
+        Wanted {
+            url: url.into(),
+            kind: None,
+            service: "s".into(),
+            env: String::new(),
+            version: String::new(),
+        }
+    }
+
+    #[test]
+    fn the_kind_of_server_is_guessed_from_its_address() {
+        for (url, kind) in [
+            ("http://pyroscope:4040", "pyroscope"),
+            ("https://profiles.example.com", "pyroscope"),
+            ("http://collector:4318", "otlp"),
+            ("http://agent:8126", "datadog"),
+            ("unix:///var/run/datadog/apm.socket", "datadog"),
+        ] {
+            assert_eq!(kind_of(url), kind, "{url}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_said_before_anything_is_recorded() {
+        let refused = Upload::prepare(wanted("ftp://x")).expect_err("no such scheme");
+        assert!(refused.to_string().contains("--upload"), "{refused}");
+        assert!(Upload::prepare(wanted("http://127.0.0.1:4040")).is_ok());
+    }
+}
