@@ -8,6 +8,9 @@ use anyhow::{Context, Result, bail};
 use crate::setup::{self, Profile};
 use crate::{build, project, run, setup::dotnet};
 
+/// The group that measures aggregating samples and making requests of them.
+const ENCODE: &str = "encode";
+
 /// The group that measures what .NET programs pay.
 const CLR: &str = "clr";
 
@@ -15,6 +18,9 @@ pub fn run(arguments: &[OsString]) -> Result<()> {
     let is_help = |word: &OsString| word == "-h" || word == "--help";
     if arguments.iter().any(is_help) {
         return run::aloud(benchmark().args(arguments)).context("no help");
+    }
+    if arguments.first().is_some_and(|word| word == ENCODE) {
+        return encode();
     }
     if !project::is_root() {
         bail!(
@@ -29,6 +35,16 @@ pub fn run(arguments: &[OsString]) -> Result<()> {
         benchmark.env("STRATA_BENCH_MEASURING_BRIDGE", measuring_bridge()?);
     }
     run::aloud(&mut benchmark).context("the benchmarks failed")
+}
+
+fn encode() -> Result<()> {
+    setup::ensure(Profile::Record)?;
+    build::ensure()?;
+    let mut aggregate = std::process::Command::new(project::strata_binary());
+    run::aloud(aggregate.arg("internal-measure-aggregate")).context("aggregating failed")?;
+    let mut cargo = project::cargo();
+    run::aloud(cargo.args(["bench", "--package", "strata-sinks", "--bench", "encode"]))
+        .context("encoding failed")
 }
 
 fn benchmark() -> std::process::Command {

@@ -42,6 +42,10 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
             let lane = strata_files::Lane::from_argument(lane.as_bytes())?;
             Some(strata_files::run_opener(lane))
         }
+        "internal-measure-aggregate" => {
+            recording::aggregate::measure();
+            Some(Ok(()))
+        }
         "internal-worker" => Some(strata_files::run_worker(&strata_files::StandardJobs)),
         _ => None,
     }

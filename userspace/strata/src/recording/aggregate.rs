@@ -214,6 +214,35 @@ impl Aggregate {
     }
 }
 
+/// Prints what adding samples costs: `cargo xtask bench encode`.
+pub fn measure() {
+    const SAMPLES: u64 = 4_000_000;
+    for stacks in [10_000u64, 100_000] {
+        let words: Vec<[u64; 60]> = (0..stacks)
+            .map(|which| std::array::from_fn(|depth| 0x40_0000 + ((which << 6) >> (depth / 4))))
+            .collect();
+        let mut aggregate = Aggregate::new(false);
+        let comm = *b"measure\0\0\0\0\0\0\0\0\0";
+        let begun = std::time::Instant::now();
+        for sample in 0..SAMPLES {
+            // Frequent stacks come more often.
+            let which = sample.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            let which = (which % stacks).min((which >> 7) % stacks);
+            let user = words.get(which as usize).map(<[u64; 60]>::as_slice).unwrap_or_default();
+            let words = Words { kernel: &[], user, end: End::Complete, flags: 0, era: 0 };
+            let tid = (sample % 64) as u32;
+            let key = ThreadKey { image: ImageId(0), tid, comm, domain: 0 };
+            aggregate.add(sample, key, words, &Space::default());
+        }
+        let each = begun.elapsed().as_secs_f64() / SAMPLES as f64;
+        println!(
+            "aggregated  {stacks:>7} stacks of 60 frames: {:.2} M samples/s, {:.1} MB",
+            1e-6 / each,
+            aggregate.bytes() as f64 / 1e6
+        );
+    }
+}
+
 pub fn bytes_of(words: &[u64]) -> &[u8] {
     // SAFETY: any `u64` is eight initialised bytes, and `u8` has no alignment.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
