@@ -101,6 +101,11 @@ impl Board {
         }
     }
 
+    /// The loop is alive.
+    pub fn turned(&self) {
+        *self.beat.lock().unwrap_or_else(PoisonError::into_inner) = SystemTime::now();
+    }
+
     /// For people and scripts.
     pub fn status(&self) -> Value {
         let snapshot = read(&self.snapshot);

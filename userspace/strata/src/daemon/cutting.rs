@@ -85,6 +85,7 @@ impl Cutter {
         engine: &mut Engine,
         configuration: &Configuration,
         containers: &dyn Containers,
+        beat: &mut dyn FnMut(),
         mut take: impl FnMut(&mut Engine, Vec<Parcel>, bool),
     ) {
         let cutting = Instant::now();
@@ -96,6 +97,7 @@ impl Cutter {
         let mut shortfalls = Shortfalls::default();
         let mut turned = Instant::now();
         self.naming.name_all(engine, &aggregate, &mut shortfalls, |engine, _, _| {
+            beat();
             if turned.elapsed() > TURN {
                 engine.turn();
                 turned = Instant::now();
@@ -114,6 +116,7 @@ impl Cutter {
         let mut parcels = Vec::new();
         let mut alive: HashMap<String, u64> = HashMap::with_capacity(groups.len());
         for ((image, domain), counts) in groups {
+            beat();
             let samples: u64 = counts.iter().map(|(_, _, count)| *count).sum();
             let who = self.people.who(engine, configuration, containers, image, domain);
             let Some(who) = who else {

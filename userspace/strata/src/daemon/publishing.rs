@@ -81,8 +81,8 @@ enum Message {
     Profiles(Vec<Parcel>, bool),
     /// What goes where from now on; the answer says whether the sinks could be set up.
     Configure(Box<Destinations>, SyncSender<Result<(), PlanError>>),
-    /// All that was handed over goes out now.
-    Flush(SyncSender<()>),
+    /// All that was handed over goes out now, and nothing comes after it.
+    End(SyncSender<()>),
 }
 
 /// The publisher, from outside.
@@ -148,9 +148,9 @@ impl Publisher {
     }
 
     /// Everything goes out, periods over or not; false if that took too long.
-    pub fn flush(&self, within: Duration) -> bool {
+    pub fn end(self, within: Duration) -> bool {
         let (done, wait) = sync_channel(1);
-        self.sender.send(Message::Flush(done)).is_ok() && wait.recv_timeout(within).is_ok()
+        self.sender.send(Message::End(done)).is_ok() && wait.recv_timeout(within).is_ok()
     }
 }
 
@@ -240,17 +240,14 @@ impl Work {
                     // Who asked may have gone.
                     let _ = done.try_send(outcome);
                 }
-                Ok(Message::Flush(done)) => {
-                    self.send_all();
-                    if let Some(store) = &mut self.store {
-                        note(store.sync(), "bring the store to the disk");
-                    }
-                    self.show();
+                Ok(Message::End(done)) => {
+                    self.end();
                     // Who asked may have gone.
                     let _ = done.try_send(());
+                    return;
                 }
                 Err(RecvTimeoutError::Timeout) => self.send_due(),
-                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Disconnected) => return self.end(),
             }
             if self.tended.elapsed() >= TEND {
                 self.tend();
@@ -259,10 +256,14 @@ impl Work {
             self.figures.nanos = self.figures.nanos.saturating_add(nanos);
             self.show();
         }
+    }
+
+    fn end(&mut self) {
         self.send_all();
-        if let Some(store) = &mut self.store {
+        if let Some(mut store) = self.store.take() {
             note(store.seal(), "seal the store");
         }
+        self.show();
     }
 
     fn configure(&mut self, destinations: Destinations) {

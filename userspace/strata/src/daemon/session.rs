@@ -227,8 +227,11 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
 
 /// Whose samples are left out: strata's own, unless somebody wants to see them.
 fn own_pid(configuration: &Configuration) -> u32 {
-    if configuration.profile_self.value { 0 } else { std::process::id() }
+    if configuration.profile_self.value { NOBODY } else { std::process::id() }
 }
+
+/// No process has this number.
+const NOBODY: u32 = u32::MAX;
 
 /// The shortest period that somebody waits for.
 fn period(configuration: &Configuration) -> Duration {
@@ -346,6 +349,18 @@ impl Daemon {
         for (sum, count) in self.ends.iter_mut().zip(self.engine.aggregate.ends()) {
             *sum += count;
         }
+        let (manager, board) = (&self.manager, &self.board);
+        let mut last_beat = Instant::now();
+        // Naming a busy host's first profiles may take long, and is no standstill.
+        let mut beat = || {
+            if last_beat.elapsed() >= TICK {
+                last_beat = Instant::now();
+                board.turned();
+                if manager.watchdog().is_some() {
+                    manager.alive();
+                }
+            }
+        };
         let publisher = &mut self.publisher;
         let hand_over = |engine: &mut Engine, mut parcels, last| {
             let patience = Instant::now() + BUSY_PUBLISHER;
@@ -359,13 +374,19 @@ impl Daemon {
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
-        self.cutter.cut(&mut self.engine, &self.configuration, &self.runtimes, hand_over);
+        self.cutter.cut(
+            &mut self.engine,
+            &self.configuration,
+            &self.runtimes,
+            &mut beat,
+            hand_over,
+        );
         memory::trim();
     }
 
     /// What is done once a second.
     fn tick(&mut self) {
-        *self.board.beat.lock().unwrap_or_else(PoisonError::into_inner) = SystemTime::now();
+        self.board.turned();
         self.admit();
         let maps = self.fixed_maps.saturating_add(self.engine.store.segment_bytes());
         let workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
@@ -585,7 +606,7 @@ impl Daemon {
             self.cut();
             self.engine.managed.release();
             let (publisher, delivery) = (self.publisher, self.delivery);
-            let flushed = tokio::task::spawn_blocking(move || publisher.flush(LAST_PUBLISH));
+            let flushed = tokio::task::spawn_blocking(move || publisher.end(LAST_PUBLISH));
             if !flushed.await.unwrap_or(false) {
                 tracing::warn!("not everything could be published in {LAST_PUBLISH:?}");
             }

@@ -467,7 +467,7 @@ impl Engine {
         self.store.take_all_in(&mut self.programs);
     }
 
-    /// Whose samples are left out; 0 is nobody.
+    /// Whose samples are left out.
     pub fn set_own_pid(&mut self, pid: u32) {
         self.own_pid = pid;
     }

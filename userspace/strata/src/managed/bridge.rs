@@ -50,12 +50,15 @@ pub struct Bridges {
     running: usize,
     sender: Sender<Arrival>,
     receiver: Receiver<Arrival>,
+    /// Runtimes that cannot be reached may be told to write a perf map instead: for as long as a
+    /// recording takes, and never for good, because it grows.
+    pub may_write_perf_maps: bool,
 }
 
 impl Default for Bridges {
     fn default() -> Self {
         let (sender, receiver) = channel();
-        Self { waiting: VecDeque::new(), running: 0, sender, receiver }
+        Self { waiting: VecDeque::new(), running: 0, sender, receiver, may_write_perf_maps: true }
     }
 }
 
@@ -71,9 +74,11 @@ impl Bridges {
             && let Some((pid, image, attach)) = self.waiting.pop_front()
         {
             let sender = self.sender.clone();
+            let may_write = attach && self.may_write_perf_maps;
             let reach = move || {
-                let outcome =
-                    reach(pid, attach).map(Box::new).map_err(|error| instead(pid, attach, &error));
+                let outcome = reach(pid, attach)
+                    .map(Box::new)
+                    .map_err(|error| instead(pid, may_write, &error));
                 // Nobody listens when the recording has ended meanwhile.
                 let _ = sender.send(Arrival { pid, image, outcome });
             };
@@ -130,8 +135,8 @@ fn loads_it_itself(pid: u32) -> bool {
 }
 
 /// Where the bridge may not be loaded, a runtime that can is told to write a perf map.
-fn instead(pid: u32, attach: bool, error: &AttachError) -> Refusal {
-    let writes_perf_map = attach
+fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
+    let writes_perf_map = may_write
         && !matches!(error, AttachError::NotClr | AttachError::Target(_))
         && strata_clr::discover(pid)
             .ok()

@@ -142,10 +142,12 @@ const LAST_ANSWERS: Duration = Duration::from_millis(600);
 
 impl Managed {
     pub fn new(policy: Policy, signatures: bool) -> Self {
+        let mut bridges = Bridges::default();
+        bridges.may_write_perf_maps = policy != Policy::AsTold;
         Self {
             policy,
             signatures,
-            bridges: Bridges::default(),
+            bridges,
             targets: HashMap::new(),
             candidates: HashMap::new(),
             left_alone: HashMap::new(),
