@@ -57,6 +57,8 @@ struct Seen {
     exe: Option<String>,
     /// If it is a .NET process.
     entry_assembly: Option<String>,
+    /// A thread of the kernel: there are hundreds, with names that come and go.
+    is_kernels: bool,
 }
 
 #[derive(Debug)]
@@ -78,6 +80,8 @@ pub struct People {
 
 /// Bytes of a command line that are looked at.
 const MAX_COMMAND: u64 = 16 << 10;
+/// The service that all threads of the kernel are.
+const KERNEL: &str = "kernel";
 /// What the runtime calls its only AppDomain.
 const ONLY_DOMAIN: &str = "clrhost";
 
@@ -177,7 +181,7 @@ impl People {
             container: container.as_ref().and_then(|facts| facts.container.as_ref()),
             pod: container.as_ref().and_then(|facts| facts.pod.as_ref()),
             exe: person.seen.exe.as_deref(),
-            comm: &comm,
+            comm: if person.seen.is_kernels { KERNEL } else { &comm },
         };
         let decision = rules::decide(&configuration.rules, &facts);
         let identity = identify(&facts, &decision.choice, configuration.types.value);
@@ -207,9 +211,25 @@ impl Seen {
             pid,
             environment: read_environment(pid, wanted).unwrap_or_default(),
             entry_assembly: entry_assembly(pid, exe.as_deref()),
+            is_kernels: exe.is_none() && is_kernels(pid),
             exe,
         }
     }
+}
+
+/// Whether it is a thread of the kernel: those have no memory of their own (PF_KTHREAD,
+/// include/linux/sched.h, in the ninth field of `stat`).
+fn is_kernels(pid: u32) -> bool {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    stat_field(pid, 6).is_some_and(|flags| flags & PF_KTHREAD != 0)
+}
+
+/// A number of `/proc/PID/stat`, counted from the one after the name.
+fn stat_field(pid: u32, number: usize) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let after_name = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(stat.get(after_name + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(number)?.parse().ok()
 }
 
 fn wanted_variables(rules: &[Rule]) -> Vec<String> {
@@ -322,10 +342,7 @@ fn stored_labels(identity: &Identity) -> Vec<(String, String)> {
 
 /// How old a process is; `None` when it is gone.
 pub fn age_of(pid: u32) -> Option<std::time::Duration> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let after_name = stat.iter().rposition(|byte| *byte == b')')?;
-    let rest = std::str::from_utf8(stat.get(after_name + 1..)?).ok()?;
-    let started: u64 = rest.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    let started = stat_field(pid, 19)?;
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid place for the result; neither call has other preconditions.
     let ticks = unsafe {
@@ -336,4 +353,19 @@ pub fn age_of(pid: u32) -> Option<std::time::Duration> {
     let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + now.tv_nsec as u64 / 1_000_000;
     let started = started.saturating_mul(1000) / ticks;
     Some(std::time::Duration::from_millis(now.saturating_sub(started)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_young_and_not_the_kernels() {
+        let pid = std::process::id();
+        assert!(!is_kernels(pid));
+        assert!(age_of(pid).expect("it is there") < std::time::Duration::from_secs(3600));
+        let threads: Vec<u32> = (2..20).filter(|pid| is_kernels(*pid)).collect();
+        println!("threads of the kernel: {threads:?}");
+        assert_eq!(age_of(u32::MAX), None);
+    }
 }
