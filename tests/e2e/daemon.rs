@@ -447,3 +447,53 @@ fn one_recording_is_uploaded_and_kept_when_that_fails() -> Result<()> {
     assert!(pprof::read(&kept)?.total()? > 100);
     Ok(std::fs::remove_file(kept)?)
 }
+
+/// A fake of Docker's engine: it knows one container, whatever it is asked for.
+fn fake_engine(socket: &std::path::Path, id: &str) -> Result<Collector> {
+    let engine = Collector::on_socket(socket)?;
+    let known = serde_json::json!({
+        "Id": id,
+        "Name": "/cart",
+        "Config": { "Image": "shop/cart:7", "Labels": { "com.docker.compose.project": "shop" } },
+    });
+    engine.answer(Answer {
+        head: vec!["content-type: application/json".into()],
+        body: known.to_string().into_bytes(),
+        ..Answer::default()
+    });
+    Ok(engine)
+}
+
+#[test]
+fn a_process_in_a_container_has_its_containers_name() -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::c("shares").named("shares_static").flag("-static").build()?;
+    let container = strata_tests::namespaces::Container::start(&program, "boxed", &["300"])?;
+    let mut daemon = Daemon::prepared()?;
+    let (server, address) = Collector::on_port(0)?;
+    let socket = daemon.folder().join("docker.sock");
+    let engine = fake_engine(&socket, &container.id)?;
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 199\n[containers]\ndocker = [\"{}\"]\ncri = []\n\
+         [sink.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1s\"\nlabels = [\"*\", \"container_id\"]\n",
+        socket.display()
+    ))?;
+    daemon.start()?;
+    let of_container = || -> Vec<Received> {
+        let arrived = backends::pyroscope(&server.requests()).unwrap_or_default();
+        arrived.into_iter().filter(|one| one.label("container_id") == container.id).collect()
+    };
+    wait_until("the container is known", PATIENCE, || {
+        of_service(&of_container(), "service_name", "cart").len() > 1
+    })?;
+    daemon.end()?;
+    let arrived = of_service(&of_container(), "service_name", "cart");
+    for one in &arrived {
+        assert_eq!(one.label("container"), "cart");
+        assert_eq!(one.label("container_image"), "shop/cart:7");
+    }
+    let asked: Vec<String> = engine.requests().into_iter().map(|request| request.path).collect();
+    println!("{} profiles; the engine was asked {asked:?}", arrived.len());
+    assert!(asked.iter().any(|path| path.ends_with(&format!("/containers/{}/json", container.id))));
+    Ok(())
+}
