@@ -58,7 +58,7 @@ fn switches() -> String {
 
 fn ignored() -> String {
     let mut out = "## Ignored\n\nVariables of a target that say where data goes, as whom or \
-        when. `strata status` lists them where they are set; nothing obeys them unless a rule \
+        when. `strata status --services` lists them where they are set; nothing obeys them unless a rule \
         says `own_destination = true` for that target.\n\n"
         .to_owned();
     for name in destinations::VARIABLES {

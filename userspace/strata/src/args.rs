@@ -108,6 +108,9 @@ pub struct StatusArgs {
     /// Where the daemon serves its metrics
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9464")]
     pub address: std::net::SocketAddr,
+    /// Show who is sampled: each process's service, labels, and where they come from
+    #[arg(long)]
+    pub services: bool,
     /// Print it as JSON
     #[arg(long)]
     pub json: bool,

@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Record(args) => record(*args),
         Command::Daemon(args) => daemon::run(args.settings.into()),
-        Command::Status(args) => daemon::status::run(args.address, args.json),
+        Command::Status(args) => daemon::status::run(args.address, args.json, args.services),
         Command::Config(ConfigCommand::Check(args)) => daemon::check(&args.into()),
         Command::Config(ConfigCommand::Show(args)) => daemon::show(&args.into()),
         Command::Config(ConfigCommand::Example) => {

@@ -255,11 +255,16 @@ impl Actor {
             Some(Err(error)) => Some(error),
             None => None,
         };
-        let is_damaged = matches!(error, Some(SpoolError::Corrupt));
-        let drops = &mut self.health.drops;
-        let count = if is_damaged { &mut drops.corrupt } else { &mut drops.disk_error };
-        count.add_batch(pending.profiles);
-        self.finished.push(key);
+        if matches!(error, Some(SpoolError::Corrupt)) {
+            self.health.drops.corrupt.add_batch(pending.profiles);
+            self.finished.push(key);
+        } else {
+            // A disk, or a process without descriptors, that fails now may not fail later: what is
+            // there when the spool is opened again is sent then.
+            self.queue.insert(key, pending.clone());
+            self.spool = None;
+            self.next_open = self.clock.now().saturating_add(DISK_AGAIN);
+        }
         if let Some(error) = error {
             self.health.spool_error = self.trouble(error.to_string());
         }

@@ -18,6 +18,8 @@ pub struct Snapshot {
     pub images: usize,
     pub files: usize,
     pub people: usize,
+    /// Who they are.
+    pub services: Arc<Vec<Value>>,
     pub containers: strata_containers::Health,
     pub samples: u64,
     pub left_out: u64,
@@ -159,6 +161,8 @@ impl Board {
                 "early_cuts": snapshot.early_cuts,
                 "made": snapshot.profiles,
                 "dropped": snapshot.dropped_profiles,
+                "undelivered_batches": published.undelivered,
+                "trimmed_stacks": published.cuts.trimmed_stacks,
                 "waiting": published.pending,
             },
             "dotnet": {
@@ -181,6 +185,7 @@ impl Board {
                 "not_stored": published.not_stored,
                 "trouble": published.store_trouble,
             },
+            "services": *snapshot.services,
             "sinks": sinks,
             "file_sinks": files,
             "memory": {
@@ -315,6 +320,32 @@ impl Board {
             "Profiles that the local store did not take.",
             published.not_stored as f64,
         );
+        one(
+            "batches_undelivered_total",
+            counter,
+            "Batches that found no sink.",
+            published.undelivered as f64,
+        );
+        one(
+            "stacks_trimmed_total",
+            counter,
+            "Stacks that lost frames at their root to fit a server.",
+            published.cuts.trimmed_stacks as f64,
+        );
+        one(
+            "profiles_unwritable_total",
+            counter,
+            "Profiles that could not be written for a sink.",
+            published.cuts.failed_profiles as f64,
+        );
+        if let Some(store) = published.store {
+            one(
+                "store_dropped_total",
+                counter,
+                "Profiles that were dropped from the local store, for their age or its size.",
+                store.profiles_dropped as f64,
+            );
+        }
         let mut labelled = |name, kind, help, label, values: Vec<(String, f64)>| {
             let values = values.into_iter().map(|(text, value)| (vec![(label, text)], value));
             metrics.push(Metric { name, kind, help, values: values.collect() });
@@ -380,6 +411,13 @@ impl Board {
             "Bytes that a sink has taken.",
             "sink",
             by_sink(|sink| sink.delivered_bytes as f64),
+        );
+        labelled(
+            "sink_rejected_profiles_total",
+            counter,
+            "Profiles that a server took and did not store.",
+            "sink",
+            by_sink(|sink| sink.rejected_profiles as f64),
         );
         labelled(
             "sink_retries_total",

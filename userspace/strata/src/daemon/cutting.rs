@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 use strata_config::Configuration;
 use strata_services::SampleType;
 use strata_sinks::Outgoing;
-use strata_sinks::origin::Origin;
 use strata_store::Head;
 
 use super::people::{Containers, People, Who, age_of};
@@ -53,8 +52,6 @@ pub struct Cutter {
     pub tally: Tally,
     begun: SystemTime,
     at: Instant,
-    /// How many profiles a runtime has had.
-    sequences: HashMap<String, u64>,
 }
 
 /// What is still named at a cut: the kernel's record ring holds some seconds of samples, and is
@@ -69,7 +66,6 @@ impl Cutter {
             tally: Tally::default(),
             begun: SystemTime::now(),
             at: Instant::now(),
-            sequences: HashMap::new(),
         }
     }
 
@@ -96,13 +92,19 @@ impl Cutter {
         self.tally.cuts += 1;
         let mut shortfalls = Shortfalls::default();
         let mut turned = Instant::now();
-        self.naming.name_all(engine, &aggregate, &mut shortfalls, |engine, _, _| {
-            beat();
-            if turned.elapsed() > TURN {
-                engine.turn();
-                turned = Instant::now();
-            }
-        });
+        self.naming.name_all(
+            engine,
+            &aggregate,
+            &mut shortfalls,
+            Some(PATIENCE),
+            |engine, _, _| {
+                beat();
+                if turned.elapsed() > TURN {
+                    engine.turn();
+                    turned = Instant::now();
+                }
+            },
+        );
         self.tally.unnamed += shortfalls.unnamed;
         for problem in &shortfalls.problems {
             tracing::debug!("{problem}");
@@ -114,7 +116,6 @@ impl Cutter {
             }
         }
         let mut parcels = Vec::new();
-        let mut alive: HashMap<String, u64> = HashMap::with_capacity(groups.len());
         for ((image, domain), counts) in groups {
             beat();
             let samples: u64 = counts.iter().map(|(_, _, count)| *count).sum();
@@ -129,17 +130,14 @@ impl Cutter {
                 continue;
             }
             let frequency = engine.rates.of(image);
-            if let Some(wanted) = who.decision.frequency {
-                engine.rates.set(image, wanted);
-            }
+            let usual = configuration.frequency.value;
+            engine.rates.set(image, who.decision.frequency.unwrap_or(usual));
             let circumstances = Circumstances { started: begun, length, frequency };
             let mut build = Build::new(engine, &aggregate, &self.naming, &circumstances);
             for (thread, stack, count) in counts {
                 build.add(thread, stack, count);
             }
             let profile = Arc::new(build.finish());
-            let sequence = self.sequences.remove(&who.origin.runtime_id).unwrap_or(0);
-            alive.insert(who.origin.runtime_id.clone(), sequence + 1);
             let head = Head {
                 service: who.origin.service.clone(),
                 kind: SampleType::Cpu.name().to_owned(),
@@ -148,7 +146,7 @@ impl Cutter {
                 start_nanos: profile.start_nanos,
                 end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
             };
-            let origin = Arc::new(Origin { sequence, ..who.origin.clone() });
+            let origin = Arc::new(who.origin.clone());
             self.tally.profiles += 1;
             self.tally.samples += samples;
             if parcels.len() >= AT_ONCE {
@@ -156,11 +154,6 @@ impl Cutter {
             }
             parcels.push(Parcel { outgoing: Outgoing { profile, origin }, head, who });
         }
-        // Runtimes that had nothing to say this time go on counting later, while they are few.
-        if self.sequences.len() > MOST_SEQUENCES {
-            self.sequences.clear();
-        }
-        self.sequences.extend(alive);
         take(engine, parcels, true);
         drop(aggregate);
         engine.forget();
@@ -183,10 +176,10 @@ impl Cutter {
     }
 }
 
+/// How long naming one cut may take: what has no name by then is asked for at a later cut.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Profiles that are handed over together.
 const AT_ONCE: usize = 128;
-/// Runtimes that have had profiles and are remembered.
-const MOST_SEQUENCES: usize = 100_000;
 
 fn wants_cpu(engine: &Engine, image: ImageId, who: &Who) -> bool {
     let types = &who.identity.types;

@@ -38,8 +38,8 @@ impl Target {
         Ok(match name {
             "stderr" => Self::Stderr,
             "none" => Self::None,
-            "journald" => Self::Journal(UnixDatagram::unbound().context("a socket for journald")?),
-            "syslog" => Self::Syslog(UnixDatagram::unbound().context("a socket for syslog")?),
+            "journald" => Self::Journal(socket().context("a socket for journald")?),
+            "syslog" => Self::Syslog(socket().context("a socket for syslog")?),
             path => {
                 let mut options = OpenOptions::new();
                 let options = options.append(true).create(true).mode(0o640);
@@ -65,6 +65,13 @@ impl Target {
             }
         }
     }
+}
+
+/// A log that hangs holds nobody up.
+fn socket() -> io::Result<UnixDatagram> {
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }
 
 fn priority(level: Level) -> u8 {

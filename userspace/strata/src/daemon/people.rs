@@ -11,11 +11,15 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use strata_bridge_layout::record::AppDomainRecord;
 use strata_config::Configuration;
 use strata_config::rules::{self, Decision, Rule};
 use strata_services::environment::MAX_BLOCK;
-use strata_services::{Application, Container, Environment, Facts, Identity, Pod, identify};
+use strata_services::identity::Sourced;
+use strata_services::{
+    Application, Container, Environment, Facts, Identity, Pod, SampleType, Source, identify,
+};
 use strata_sinks::origin::{Language, Origin};
 use uuid::Uuid;
 
@@ -48,6 +52,35 @@ pub struct Who {
     pub labels: Vec<(String, String)>,
 }
 
+impl Who {
+    /// Every value with where it comes from.
+    fn described(&self, pid: u32) -> Value {
+        let identity = &self.identity;
+        let sourced =
+            |value: &str, source: Source| json!({ "value": value, "from": source.name() });
+        let maybe = |known: &Option<Sourced>| {
+            known.as_ref().map(|known| sourced(&known.value, known.source))
+        };
+        let labels: serde_json::Map<String, Value> = identity
+            .labels
+            .iter()
+            .map(|label| (label.name.clone(), sourced(&label.value, label.source)))
+            .collect();
+        let types: Vec<&str> = identity.types.on.iter().map(SampleType::name).collect();
+        json!({
+            "pid": pid,
+            "runtime_id": self.origin.runtime_id,
+            "service": sourced(&identity.service.value, identity.service.source),
+            "env": maybe(&identity.env),
+            "version": maybe(&identity.version),
+            "labels": labels,
+            "types": types,
+            "enabled": self.decision.choice.enabled != Some(false),
+            "ignored": identity.ignored,
+        })
+    }
+}
+
 /// What was read of a process when it was first sampled.
 #[derive(Debug, Default)]
 struct Seen {
@@ -78,6 +111,10 @@ pub struct People {
     hasher: RandomState,
 }
 
+/// Bytes of an environment that are kept: more understood variables than these are nobody's.
+const MOST_KEPT: usize = 16 << 10;
+/// AppDomains of a process that have profiles of their own.
+const MOST_DOMAINS: usize = 16;
 /// Bytes of a command line that are looked at.
 const MAX_COMMAND: u64 = 16 << 10;
 /// The service that all threads of the kernel are.
@@ -125,6 +162,16 @@ impl People {
         });
     }
 
+    /// Who they are, and why: at most so many.
+    pub fn described(&self, most: usize) -> Vec<Value> {
+        let known = self.persons.values().flat_map(|person| {
+            person.known.values().map(move |(_, who)| who.described(person.seen.pid))
+        });
+        let mut all: Vec<Value> = known.take(most).collect();
+        all.sort_by_key(|one| one["pid"].as_u64());
+        all
+    }
+
     /// Who they are is worked out anew when it is needed.
     pub fn shed(&mut self) {
         for person in self.persons.values_mut() {
@@ -160,6 +207,10 @@ impl People {
         let state = (self.generation, &comm, is_dotnet, said, version);
         let state = self.hasher.hash_one(state);
         let person = self.persons.get_mut(&image)?;
+        // Numbers of AppDomains are a process's claim.
+        if person.known.len() >= MOST_DOMAINS && !person.known.contains_key(&domain) {
+            person.known.clear();
+        }
         if let Some((known, who)) = person.known.get(&domain)
             && *known == state
         {
@@ -251,7 +302,8 @@ fn read_environment(pid: u32, wanted: &[String]) -> Option<Vec<u8>> {
             || name.starts_with(b"OTEL_")
             || name.starts_with(b"PYROSCOPE_")
             || wanted.iter().any(|wanted| wanted.as_bytes() == name);
-        if understood {
+        let most = MOST_KEPT.saturating_sub(kept.len());
+        if understood && name.len() + value.len() + 2 <= most {
             kept.extend_from_slice(name);
             kept.push(b'=');
             kept.extend_from_slice(value);
@@ -289,7 +341,7 @@ fn origin(
     runtime_id: Uuid,
     language: Language,
 ) -> Origin {
-    let value = |sourced: &Option<strata_services::identity::Sourced>| {
+    let value = |sourced: &Option<Sourced>| {
         sourced.as_ref().map(|sourced| sourced.value.clone()).unwrap_or_default()
     };
     let label = |name: &str| {

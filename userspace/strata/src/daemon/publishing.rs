@@ -13,6 +13,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use strata_delivery::{Delivery, PlanError, SinkPlan};
@@ -27,7 +28,7 @@ use super::cutting::Parcel;
 use super::outlets::{self, Outlet, Way};
 use files::Folder;
 
-/// Cuts that wait for the publisher; more would only take memory.
+/// Parts of cuts that wait for the publisher; more would only take memory.
 const WAITING_CUTS: usize = 8;
 /// How long before its end a period counts as over: cuts do not come to the millisecond.
 const EARLY: Duration = Duration::from_millis(500);
@@ -81,6 +82,8 @@ enum Message {
     Profiles(Vec<Parcel>, bool),
     /// What goes where from now on; the answer says whether the sinks could be set up.
     Configure(Box<Destinations>, SyncSender<Result<(), PlanError>>),
+    /// Memory is short: what waits for its period's end goes out now.
+    Hurry,
     /// All that was handed over goes out now, and nothing comes after it.
     End(SyncSender<()>),
 }
@@ -91,6 +94,7 @@ pub struct Publisher {
     figures: Arc<Mutex<Figures>>,
     /// Profiles that found the publisher busy for too long.
     pub dropped: u64,
+    thread: JoinHandle<()>,
 }
 
 impl Publisher {
@@ -116,11 +120,11 @@ impl Publisher {
             shown: figures.clone(),
         };
         work.configure(destinations);
-        std::thread::Builder::new().name("publisher".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name("publisher".into()).spawn(move || {
             crate::record::launch::set_priority(0);
             work.run(&receiver);
         })?;
-        Ok(Self { sender, figures, dropped: 0 })
+        Ok(Self { sender, figures, dropped: 0, thread })
     }
 
     pub fn figures(&self) -> Arc<Mutex<Figures>> {
@@ -137,6 +141,17 @@ impl Publisher {
             ) => Err(parcels),
             Err(_) => Ok(()),
         }
+    }
+
+    /// Memory is short: nothing waits for the end of its period.
+    pub fn hurry(&self) {
+        // One that is busy is about to.
+        let _ = self.sender.try_send(Message::Hurry);
+    }
+
+    /// Whether its thread is gone, which only a defect can cause.
+    pub fn has_died(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// Profiles go elsewhere from now on; the receiver says whether that can be.
@@ -180,8 +195,8 @@ struct Pending {
     outlet: Outlet,
     folder: Option<Folder>,
     since: Instant,
-    /// By runtime id and service.
-    profiles: HashMap<(String, String), Vec<Outgoing>>,
+    /// By runtime id, service and pid.
+    profiles: HashMap<(String, String, u32), Vec<Outgoing>>,
     sequences: HashMap<String, u64>,
 }
 
@@ -230,6 +245,7 @@ impl Work {
                         self.send_due();
                     }
                 }
+                Ok(Message::Hurry) => self.send_all(),
                 Ok(Message::Configure(destinations, done)) => {
                     self.send_all();
                     let plans = destinations.plans.clone();
@@ -384,7 +400,9 @@ impl Work {
                     continue;
                 }
                 let origin = &parcel.outgoing.origin;
-                let key = (origin.runtime_id.clone(), origin.service.clone());
+                // What a process claims to be is not enough to be merged with another.
+                let pid = origin.pid.unwrap_or(0);
+                let key = (origin.runtime_id.clone(), origin.service.clone(), pid);
                 pending.profiles.entry(key).or_default().push(parcel.outgoing.clone());
             }
         }
@@ -419,7 +437,7 @@ impl Work {
         }
         let mut sequences = std::mem::take(&mut pending.sequences);
         let mut outgoing = Vec::with_capacity(waiting.len());
-        for ((runtime, _), profiles) in waiting {
+        for ((runtime, ..), profiles) in waiting {
             let Some(last) = profiles.last() else { continue };
             let mut origin = pending.outlet.shaped(&last.origin);
             let sequence = sequences.remove(&runtime).unwrap_or(0);

@@ -39,6 +39,8 @@ const BURST: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_secs(1);
 /// Figures that cost something to find.
 const SLOW_TICK: Duration = Duration::from_secs(10);
+/// Processes that the status shows.
+const MOST_SHOWN: usize = 500;
 /// Stacks that wait for their tables at the end wait so long.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// What the store and the sinks get at the end.
@@ -116,6 +118,8 @@ struct Daemon {
     reload_trouble: Option<String>,
     slow_tick: Instant,
     slow: SlowFigures,
+    /// Who is sampled, as the status shows it.
+    services: Arc<Vec<serde_json::Value>>,
     _run_time: Option<RunTimeStatistics>,
 }
 
@@ -215,9 +219,10 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         reload_trouble: None,
         slow_tick: Instant::now() - SLOW_TICK,
         slow: SlowFigures::default(),
+        services: Arc::default(),
         _run_time: run_time,
     };
-    daemon.tick();
+    daemon.tick()?;
     let status = daemon.summary();
     tracing::info!("strata {} is sampling: {status}", env!("CARGO_PKG_VERSION"));
     daemon.manager.ready(&status);
@@ -296,7 +301,7 @@ impl Daemon {
                     Asked::Reload => self.reload().await,
                 },
                 _ = ticks.tick() => {
-                    self.tick();
+                    self.tick()?;
                     turned = false;
                 }
                 () = beat(&mut watchdog) => {
@@ -362,8 +367,9 @@ impl Daemon {
             }
         };
         let publisher = &mut self.publisher;
+        // For all of the cut.
+        let patience = Instant::now() + BUSY_PUBLISHER;
         let hand_over = |engine: &mut Engine, mut parcels, last| {
-            let patience = Instant::now() + BUSY_PUBLISHER;
             while let Err(back) = publisher.try_publish(parcels, last) {
                 if Instant::now() > patience {
                     publisher.dropped += back.len() as u64;
@@ -385,7 +391,11 @@ impl Daemon {
     }
 
     /// What is done once a second.
-    fn tick(&mut self) {
+    fn tick(&mut self) -> Result<()> {
+        // Nobody would hear of what is sampled.
+        if self.publisher.has_died() {
+            anyhow::bail!("the publisher has ended: see the log");
+        }
         self.board.turned();
         self.admit();
         let maps = self.fixed_maps.saturating_add(self.engine.store.segment_bytes());
@@ -395,9 +405,11 @@ impl Daemon {
         if self.slow_tick.elapsed() >= SLOW_TICK {
             self.slow_tick = Instant::now();
             self.slow = self.slow_figures();
+            self.services = Arc::new(self.cutter.people.described(MOST_SHOWN));
         }
         let snapshot = self.snapshot();
         *self.board.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+        Ok(())
     }
 
     /// .NET processes of which nothing was decided yet.
@@ -438,6 +450,7 @@ impl Daemon {
             }
             self.shed[2] += 1;
             self.engine.loading.service().release();
+            self.publisher.hurry();
             tracing::debug!(bytes = self.watch.last.total(), "at the memory limit");
         }
         memory::trim();
@@ -471,9 +484,9 @@ impl Daemon {
         self.engine.turn();
         self.meet_newcomers();
         self.cut();
+        self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
         let outcome = self.publisher.configure(destinations);
         tokio::task::spawn_blocking(move || outcome.recv()).await???;
-        self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
         for notice in notices {
             tracing::warn!("{notice}");
         }
@@ -517,7 +530,7 @@ impl Daemon {
                 })
             })
             .collect();
-        self.engine.managed.ask_again(|image| !unwanted.contains(&image));
+        self.engine.take_bridges_back(|image| !unwanted.contains(&image));
     }
 
     fn summary(&self) -> String {
@@ -561,6 +574,7 @@ impl Daemon {
             images: engine.table.image_count(),
             files: engine.table.files.len(),
             people: self.cutter.people.len(),
+            services: self.services.clone(),
             containers: self.runtimes.health(),
             samples: tally.samples,
             left_out: tally.left_out + engine.deselected_samples,

@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of an answer.
 const MOST: u64 = 8 << 20;
 
-pub fn run(address: SocketAddr, json: bool) -> Result<i32> {
+pub fn run(address: SocketAddr, json: bool, services: bool) -> Result<i32> {
     let body = ask(address)?;
     if json {
         println!("{}", body.trim_end());
@@ -20,7 +20,8 @@ pub fn run(address: SocketAddr, json: bool) -> Result<i32> {
     }
     let status: Value = serde_json::from_str(&body)
         .with_context(|| format!("what answers at {address} is not strata's daemon"))?;
-    print!("{}", sanitize_lines(&text(&status)));
+    let shown = if services { services_text(&status) } else { text(&status) };
+    print!("{}", sanitize_lines(&shown));
     Ok(i32::from(status["healthy"] != Value::Bool(true)))
 }
 
@@ -174,6 +175,37 @@ fn text(status: &Value) -> String {
         share(&cpu["helpers"]),
         share(&cpu["bpf"])
     ));
+    lines.join("\n") + "\n"
+}
+
+/// Who is sampled: each value, and where it comes from.
+fn services_text(status: &Value) -> String {
+    let mut lines = Vec::new();
+    for one in status["services"].as_array().into_iter().flatten() {
+        let sourced =
+            |value: &Value| format!("{} ({})", word(&value["value"]), word(&value["from"]));
+        let mut line = format!("{:>7}  {}", one["pid"], sourced(&one["service"]));
+        for (name, key) in [("env", "env"), ("version", "version")] {
+            if one[key].is_object() {
+                line.push_str(&format!("  {name}={}", sourced(&one[key])));
+            }
+        }
+        for (name, value) in one["labels"].as_object().into_iter().flatten() {
+            line.push_str(&format!("  {name}={}", sourced(value)));
+        }
+        if one["enabled"] == Value::Bool(false) {
+            line.push_str("  left out by a rule");
+        }
+        let ignored: Vec<&str> =
+            one["ignored"].as_array().into_iter().flatten().map(word).collect();
+        if !ignored.is_empty() {
+            line.push_str(&format!("  ignored: {}", ignored.join(", ")));
+        }
+        lines.push(line);
+    }
+    if lines.is_empty() {
+        lines.push("nothing was sampled yet".to_owned());
+    }
     lines.join("\n") + "\n"
 }
 

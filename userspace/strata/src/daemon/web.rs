@@ -19,8 +19,8 @@ use tokio::sync::Semaphore;
 
 use super::board::Board;
 
-const MOST_CONNECTIONS: usize = 16;
-const PATIENCE: Duration = Duration::from_secs(10);
+const MOST_CONNECTIONS: usize = 32;
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Binds; serving begins with [`serve`].
 pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {

@@ -359,7 +359,7 @@ impl Engine {
     fn publish_dirty(&mut self) {
         for pid in std::mem::take(&mut self.dirty) {
             let Some(process) = self.table.get(pid) else { continue };
-            if process.exited && !self.pending.waits_for(pid) {
+            if process.exited && !self.pending.waits_for(pid) || self.store.is_skipped(pid) {
                 continue;
             }
             let generated = self.managed.units_of(process.image);
@@ -460,6 +460,13 @@ impl Engine {
         self.table.files.retain(is_kept);
         let table = &self.table;
         self.loading.retain(&mut self.store, |file| table.files.get(file).is_some());
+    }
+
+    /// See [`Managed::ask_again`]. What the kernel knows of the code of those that lost their bridge
+    /// is known no more.
+    pub fn take_bridges_back(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+        let left = self.managed.ask_again(is_kept);
+        self.dirty.extend(left);
     }
 
     /// Processes that were left out are sampled again.

@@ -32,7 +32,12 @@ impl Rates {
 
     pub fn set(&mut self, image: ImageId, wanted: u32) {
         if wanted < self.full {
-            let credit = self.full;
+            if self.slower.get(&image).is_some_and(|rate| rate.wanted == wanted) {
+                return;
+            }
+            // Where in its turn it begins must not be the same for all: of processes with few
+            // samples none or each would be kept.
+            let credit = image.0.wrapping_mul(0x9e37_79b9) % self.full;
             self.slower.insert(image, Rate { wanted, credit });
         } else {
             self.slower.remove(&image);

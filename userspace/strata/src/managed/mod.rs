@@ -88,6 +88,8 @@ struct Target {
     ended: Option<Instant>,
     /// Threads by the number they have outside: the one they have inside.
     inner_tids: HashMap<u32, u32>,
+    /// How many of `sampled` belong to what was cut off.
+    cut_off: usize,
     /// What is known of it may take so much.
     most_bytes: usize,
 }
@@ -133,6 +135,8 @@ const PUBLISH_AFTER: Duration = Duration::from_millis(100);
 const PUBLISH_AWAITED_AFTER: Duration = Duration::from_millis(10);
 /// Places whose method is not known yet, of one process.
 const MOST_NAMELESS: usize = 10_000;
+/// AppDomains of one process that are told apart.
+const MOST_DOMAINS: usize = 16;
 /// Threads of one process whose inner number is remembered.
 const MOST_THREADS: usize = 10_000;
 /// Samples of a process come this long after its end at most.
@@ -207,25 +211,27 @@ impl Managed {
     }
 
     /// What was said of processes may be another now: all are asked about again. Bridges that are
-    /// there stay, unless `is_kept` says otherwise.
-    pub fn ask_again(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+    /// there stay, unless `is_kept` says otherwise; the processes that lost theirs are returned.
+    pub fn ask_again(&mut self, is_kept: impl Fn(ImageId) -> bool) -> Vec<u32> {
         self.candidates.extend(self.left_alone.drain());
         let mut leaving = Vec::new();
+        let mut left = Vec::new();
         for (image, target) in &mut self.targets {
             let current = self.current.get(&target.pid) == Some(image);
-            if !current || is_kept(*image) {
+            // One that is on its way is taken back by the next reload.
+            if !current || is_kept(*image) || matches!(target.state, State::Attaching) {
                 continue;
             }
+            target.take_in();
             if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
                 leaving.push(*bridge);
                 self.detached += 1;
             }
-            self.left_alone.insert(*image, target.pid);
+            left.push((*image, target.pid));
         }
-        for image in self.left_alone.keys() {
-            if let Some(target) = self.targets.get(image) {
-                self.current.remove(&target.pid);
-            }
+        for (image, pid) in &left {
+            self.left(*pid);
+            self.left_alone.insert(*image, *pid);
         }
         if !leaving.is_empty() {
             let leave = move || {
@@ -235,6 +241,7 @@ impl Managed {
                 tracing::warn!(%error, "bridges are left behind: no thread to detach them with");
             }
         }
+        left.into_iter().map(|(_, pid)| pid).collect()
     }
 
     fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
@@ -253,6 +260,7 @@ impl Managed {
             nameless: Vec::new(),
             ended: None,
             inner_tids: HashMap::new(),
+            cut_off: 0,
             most_bytes: self.budget.min(runtime::MAX_BYTES),
         };
         self.targets.insert(image, target);
@@ -276,7 +284,8 @@ impl Managed {
     /// The AppDomain that a thread is in right now; 0 where a process has no more than one.
     pub fn domain_of(&mut self, image: ImageId, tid: u32) -> u64 {
         let Some(target) = self.targets.get_mut(&image) else { return 0 };
-        if target.runtime.domains.len() < 2 {
+        // More than a runtime ever had is a process that makes them up.
+        if !(2..=MOST_DOMAINS).contains(&target.runtime.domains.len()) {
             return 0;
         }
         let State::Attached(bridge) = &target.state else { return 0 };
@@ -461,21 +470,25 @@ impl Managed {
         self.places_seen = 0;
         for target in self.targets.values_mut() {
             target.take_in();
+            target.cut_off = target.sampled.len();
+            target.nameless.clear();
         }
     }
 
     /// When all that was sampled is named: of what processes have sampled nothing more needs to be
     /// remembered, and those that have ended and been waited for are forgotten.
     pub fn forget_ended(&mut self) {
-        let places_seen = self.places_seen;
         self.targets.retain(|image, target| {
             let is_current = self.current.get(&target.pid) == Some(image);
             // Samples taken since the cut still need their names.
-            if places_seen == 0 {
-                target.sampled = Vec::new();
-                target.nameless = Vec::new();
-            }
-            is_current || target.ended.is_some() || !target.sampled.is_empty()
+            let named = target.cut_off.min(target.sampled.len());
+            target.sampled.drain(..named);
+            target.sampled.shrink_to_fit();
+            target.cut_off = 0;
+            is_current
+                || target.ended.is_some()
+                || !target.sampled.is_empty()
+                || !target.units.is_empty()
         });
     }
 

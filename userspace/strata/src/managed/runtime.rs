@@ -26,6 +26,9 @@ const MAX_CODE: u32 = 64 << 10;
 /// What an entry costs besides its texts.
 const OVERHEAD: usize = 200;
 
+/// What a text of a list costs besides its bytes.
+const TEXT_OVERHEAD: usize = 40;
+
 /// A type as records refer to it.
 #[derive(Clone, Debug)]
 pub struct Type {
@@ -111,6 +114,7 @@ impl Runtime {
             }
             Record::AppDomain(domain) => {
                 self.bytes += OVERHEAD + domain.name.len() + domain.service.len();
+                self.bytes += domain.environment.len() + domain.version.len();
                 self.domains.insert(domain.id, domain);
             }
             Record::Thread(thread) => {
@@ -179,7 +183,10 @@ impl Runtime {
             self.bytes += first.len();
             self.first_code.insert(method.function, first);
         }
+        let texts = [&method.generic_parameters, &method.class_arguments, &method.method_arguments];
+        let arguments = texts.into_iter().flatten().map(|text| text.len() + TEXT_OVERHEAD);
         self.bytes += OVERHEAD + method.name.len() + method.signature.len();
+        self.bytes += arguments.sum::<usize>();
         self.methods_told += 1;
         self.methods.push(method);
     }

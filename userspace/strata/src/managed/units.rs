@@ -110,6 +110,11 @@ impl Units {
     }
 
     /// Whether a module of the runtime is loaded here.
+    /// Whether nothing of it is in kernel memory any more.
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty() && self.replaced.is_empty()
+    }
+
     pub fn has_module(&self, address: u64) -> bool {
         self.modules.iter().any(|module| (module.start..module.end).contains(&address))
     }

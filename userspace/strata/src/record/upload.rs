@@ -103,6 +103,12 @@ impl Upload {
             Ok::<_, anyhow::Error>(delivery.shutdown(PATIENCE).await)
         })?;
         let sink = health.first().context("the upload was not made")?;
+        if batches == 0 {
+            bail!("there was nothing to upload: no sample of a type that the server takes");
+        }
+        if sink.rejected_profiles > 0 {
+            bail!("{} took the profile and did not store it", wanted.url);
+        }
         if sink.delivered.batches < batches {
             let trouble = sink.last_refusal.as_ref().or(sink.last_error.as_ref());
             let why = trouble.map_or("no answer in time", |trouble| trouble.reason.as_str());

@@ -8,6 +8,7 @@ mod places;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 
@@ -87,6 +88,11 @@ impl Naming {
         }
     }
 
+    /// Whether there is a bound on what is kept, as there is for who runs for months.
+    fn is_bounded(&self) -> bool {
+        self.most != usize::MAX
+    }
+
     pub fn len(&self) -> usize {
         self.known.len()
     }
@@ -104,15 +110,18 @@ impl Naming {
         self.by_caller.get(&(place, caller))?.as_ref()
     }
 
-    /// Names every place of an aggregate. `progress` is told how far it is (done, of all) and may
-    /// let the engine go on.
+    /// Names every place of an aggregate, or as many as there is time for. `progress` is told how
+    /// far it is (done, of all) and may let the engine go on.
     pub fn name_all(
         &mut self,
         engine: &mut Engine,
         aggregate: &Aggregate,
         shortfalls: &mut Shortfalls,
+        patience: Option<Duration>,
         mut progress: impl FnMut(&mut Engine, usize, usize),
     ) {
+        let end = patience.map(|patience| Instant::now() + patience);
+        let is_over = || end.is_some_and(|end| Instant::now() > end);
         self.round = self.round.saturating_add(1);
         let wanted = self.wanted(aggregate);
         let all = wanted.files.len() + wanted.images.len() + 2;
@@ -120,19 +129,27 @@ impl Naming {
         self.name_vdso(&wanted.vdso);
         let mut done = 2;
         for (image, addresses) in wanted.images {
+            if is_over() {
+                break;
+            }
             self.name_generated(engine, image, &addresses, shortfalls);
             progress(engine, done, all);
             done += 1;
         }
         for (file, offsets) in wanted.files {
+            if is_over() {
+                break;
+            }
             progress(engine, done, all);
             done += 1;
             self.name_file(engine, file, offsets, shortfalls);
         }
-        self.find_related(engine, aggregate);
-        let names = aggregate.places().map(|place| self.get(place));
-        shortfalls.unnamed +=
-            names.flatten().filter(|named| named.frames.is_empty()).count() as u64;
+        if !is_over() {
+            self.find_related(engine, aggregate);
+        }
+        let is_unnamed =
+            |place: &Place| self.get(*place).is_none_or(|named| named.frames.is_empty());
+        shortfalls.unnamed += aggregate.places().filter(is_unnamed).count() as u64;
         self.make_room();
     }
 
@@ -177,6 +194,7 @@ impl Naming {
         rounds: u32,
     ) {
         let rounds = if frames.is_empty() { ROUNDS } else { rounds };
+        let frames = if self.is_bounded() { bounded(frames) } else { frames };
         let named = Arc::new(Named { address, module: module.cloned(), frames });
         let until = self.round.saturating_add(rounds);
         self.known.insert(place, Known { named, used: self.round, until });
@@ -210,7 +228,10 @@ impl Naming {
 
     /// Drops what was not wanted longest, until there is room.
     fn make_room(&mut self) {
-        if self.known.len() + self.by_caller.len() > self.most {
+        if self.by_caller.len() > self.most / 8 {
+            self.by_caller.clear();
+        }
+        if self.known.len() > self.most {
             let mut ages: Vec<u32> = self.known.values().map(|known| known.used).collect();
             let keep = self.most / 4 * 3;
             let cut = ages.len().saturating_sub(keep).min(ages.len().saturating_sub(1));
@@ -256,6 +277,24 @@ impl KernelNames {
         }
         self.functions.insert(range.end, (range.start, frame));
     }
+}
+
+/// Frames as they are kept when memory is bounded: no more than anybody reads.
+fn bounded(mut frames: Vec<NamedFrame>) -> Vec<NamedFrame> {
+    const MOST_FRAMES: usize = 64;
+    const LONGEST: usize = 1024;
+    // The outermost function is the one that was compiled.
+    if frames.len() > MOST_FRAMES {
+        frames.drain(..frames.len() - MOST_FRAMES);
+    }
+    for frame in &mut frames {
+        for text in [&mut frame.name, &mut frame.system_name, &mut frame.file] {
+            if text.len() > LONGEST {
+                *text = strata_profile::text::shortened(text, LONGEST).into();
+            }
+        }
+    }
+    frames
 }
 
 fn unknown() -> NamedFrame {

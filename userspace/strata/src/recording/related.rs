@@ -28,6 +28,8 @@ struct Questions {
     programs: BTreeSet<FileId>,
 }
 
+/// Questions that are asked at one time.
+const MOST_QUESTIONS: usize = 20_000;
 /// More files on the stacks of one program are not looked into.
 const MOST_PROGRAMS: usize = 64;
 
@@ -91,6 +93,7 @@ impl Lacking {
         is_known: &dyn Fn(&About) -> bool,
     ) -> BTreeMap<Assembly, Questions> {
         let mut all: BTreeMap<Assembly, Questions> = BTreeMap::new();
+        let mut asked_all = 0usize;
         if self.open.is_empty() {
             return all;
         }
@@ -109,6 +112,11 @@ impl Lacking {
                 };
                 if is_known(&about) {
                     continue;
+                }
+                // Pairs of places are a process's to make up; the rest is asked another time.
+                asked_all += 1;
+                if asked_all > MOST_QUESTIONS {
+                    return all;
                 }
                 let asked = all.entry(assembly.clone()).or_default();
                 asked.questions.entry(about).or_insert(question);

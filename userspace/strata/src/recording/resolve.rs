@@ -18,7 +18,7 @@ pub fn profile(
     let mut shortfalls = Shortfalls::default();
     let mut naming = Naming::new(usize::MAX, signatures);
     let aggregate = std::mem::replace(&mut engine.aggregate, Aggregate::new(false));
-    naming.name_all(engine, &aggregate, &mut shortfalls, |_, done, of| progress(done, of));
+    naming.name_all(engine, &aggregate, &mut shortfalls, None, |_, done, of| progress(done, of));
     engine.managed.release();
     let mut build = Build::new(engine, &aggregate, &naming, circumstances);
     for (thread, stack, count) in aggregate.counts() {

@@ -13,8 +13,10 @@ use strata_symbols::{JitDump, PerfMap};
 
 use super::NamedFrame;
 
-/// Bytes read of one file at most.
-const MOST: u64 = 512 << 20;
+/// Bytes read of one file at most, for a recording.
+pub const MOST: u64 = 512 << 20;
+/// And for who reads it every few seconds.
+pub const MOST_OFTEN: u64 = 64 << 20;
 const PIECE: u64 = 4 << 20;
 
 /// What one process's compilers wrote.
@@ -25,12 +27,17 @@ pub struct JitNames {
 }
 
 impl JitNames {
-    /// Reads what there is for a process, which may have ended.
-    pub fn load(service: &mut FileService, pid: u32, dump: Option<Arc<OpenFile>>) -> Self {
+    /// Reads what there is for a process, which may have ended; `most` bytes of each file.
+    pub fn load(
+        service: &mut FileService,
+        pid: u32,
+        dump: Option<Arc<OpenFile>>,
+        most: u64,
+    ) -> Self {
         let mut names = Self::default();
         if let Some(map) = open_map(service, pid) {
             let mut parsed = PerfMap::default();
-            read_pieces(service, &map, |piece| {
+            read_pieces(service, &map, most, |piece| {
                 parsed.feed(piece);
                 true
             });
@@ -38,7 +45,7 @@ impl JitNames {
         }
         if let Some(dump) = dump {
             let mut parsed = JitDump::default();
-            read_pieces(service, &dump, |piece| parsed.feed(piece).is_ok());
+            read_pieces(service, &dump, most, |piece| parsed.feed(piece).is_ok());
             names.dump = Some(parsed);
         }
         names
@@ -81,10 +88,11 @@ pub fn innermost_pid(pid: u32) -> Option<u32> {
 fn read_pieces(
     service: &mut FileService,
     file: &Arc<OpenFile>,
+    most: u64,
     mut take: impl FnMut(&[u8]) -> bool,
 ) {
     let mut offset = 0;
-    while offset < MOST {
+    while offset < most {
         let request = Request::Read { file: file.clone(), offset, length: PIECE };
         let Ok(Reply::Bytes(piece)) = service.call(request) else { return };
         if piece.is_empty() || !take(&piece) {

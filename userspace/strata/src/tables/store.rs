@@ -341,6 +341,11 @@ impl Store {
         }
     }
 
+    /// Whether samples of a process are not wanted.
+    pub fn is_skipped(&self, pid: u32) -> bool {
+        self.skipped.contains(&pid)
+    }
+
     /// Whether a process's tables are in place.
     pub fn is_published(&self, pid: u32) -> bool {
         self.owners.contains_key(&pid)

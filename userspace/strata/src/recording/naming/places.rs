@@ -13,7 +13,7 @@ use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
 use crate::recording::place::Place;
 use crate::symbols::assemblies::{ProcessFiles, Program};
-use crate::symbols::jit::JitNames;
+use crate::symbols::jit::{self, JitNames};
 use crate::symbols::managed::{GeneratedCode, Precompiled};
 use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls, kernel, managed, native, vdso};
 
@@ -191,7 +191,8 @@ impl Naming {
         }
         let Some(pid) = engine.table.image(image).map(|image| image.pid) else { return };
         let dump = engine.table.jitdump_of(image).and_then(|file| engine.loading.open_file(file));
-        let jit = JitNames::load(engine.loading.service(), pid, dump);
+        let most = if self.is_bounded() { jit::MOST_OFTEN } else { jit::MOST };
+        let jit = JitNames::load(engine.loading.service(), pid, dump, most);
         let module = pseudo_module("[jit]");
         let all_known = engine.managed.knows_all(image);
         for code in unknown {
