@@ -24,7 +24,7 @@ use strata_sinks::origin::{Language, Origin};
 use uuid::Uuid;
 
 use crate::engine::Engine;
-use crate::processes::table::ImageId;
+use crate::processes::table::{ImageId, ProcessTable};
 use crate::recording::build::host_name;
 
 /// What is known of containers; `None` while nobody knows.
@@ -130,18 +130,23 @@ impl People {
             generation: 0,
             hasher: RandomState::new(),
         };
-        people.configure(configuration);
+        people.configure(configuration, &ProcessTable::default());
         people
     }
 
     /// Rules may say something else now.
-    pub fn configure(&mut self, configuration: &Configuration) {
+    pub fn configure(&mut self, configuration: &Configuration, table: &ProcessTable) {
         self.generation += 1;
         let wanted = wanted_variables(&configuration.rules);
         if wanted != self.wanted {
             self.wanted = wanted;
-            for person in self.persons.values_mut() {
-                if let Some(environment) = read_environment(person.seen.pid, &self.wanted) {
+            for (image, person) in &mut self.persons {
+                let pid = person.seen.pid;
+                // The number may be another's by now.
+                let is_current = table.get(pid).is_some_and(|process| process.image == *image);
+                if let Some(environment) =
+                    is_current.then(|| read_environment(pid, &self.wanted)).flatten()
+                {
                     person.seen.environment = environment;
                 }
             }
@@ -152,11 +157,16 @@ impl People {
         self.persons.len()
     }
 
-    /// A process was sampled for the first time: it may be gone soon.
-    pub fn meet(&mut self, image: ImageId, pid: u32) {
+    /// A process was sampled for the first time: it may be gone soon. What it was before it executed
+    /// something else has nothing left to be read.
+    pub fn meet(&mut self, table: &ProcessTable, image: ImageId, pid: u32) {
         let wanted = &self.wanted;
+        let is_current = table.get(pid).is_some_and(|process| process.image == image);
         self.persons.entry(image).or_insert_with(|| Person {
-            seen: Seen::read(pid, wanted),
+            seen: match is_current {
+                true => Seen::read(pid, wanted),
+                false => Seen { pid, ..Seen::default() },
+            },
             runtime_id: Uuid::new_v4(),
             known: HashMap::new(),
         });
@@ -194,7 +204,7 @@ impl People {
     ) -> Option<Arc<Who>> {
         let process = engine.table.image(image)?;
         let (pid, comm) = (process.pid, process.comm.clone());
-        self.meet(image, pid);
+        self.meet(&engine.table, image, pid);
         let group = engine.groups.known(image);
         let is_dotnet = engine.managed.standing_of(image).is_some();
         let domains = engine.managed.domains_of(image);

@@ -342,7 +342,7 @@ impl Daemon {
     fn meet_newcomers(&mut self) {
         let Some(newcomers) = &mut self.engine.newcomers else { return };
         for (image, pid) in newcomers.drain(..) {
-            self.cutter.people.meet(image, pid);
+            self.cutter.people.meet(&self.engine.table, image, pid);
             let group = self.engine.groups.known(image);
             if let Some(id) = group.and_then(|group| group.container.as_deref()) {
                 self.runtimes.prepare(id);
@@ -499,7 +499,7 @@ impl Daemon {
         }
         self.engine.set_own_pid(own_pid(&configuration));
         self.engine.take_all_in();
-        self.cutter.people.configure(&configuration);
+        self.cutter.people.configure(&configuration, &self.engine.table);
         self.runtimes.configure(&configuration.containers, &self.network);
         self.cutter.naming.set_most(budget.names);
         self.engine.managed.set_budget(budget.bridges);
