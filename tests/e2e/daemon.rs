@@ -19,6 +19,12 @@ fn shares(variables: &[(&str, &str)]) -> Result<Running> {
     Running::from_command(command)
 }
 
+/// Nanoseconds since 1970.
+fn now() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    i64::try_from(now.unwrap_or_default().as_nanos()).unwrap_or(i64::MAX)
+}
+
 fn of_service(received: &[Received], label: &str, service: &str) -> Vec<Received> {
     received.iter().filter(|one| one.label(label) == service).cloned().collect()
 }
@@ -208,14 +214,17 @@ fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
     );
     daemon.configure(&rule)?;
     daemon.reload()?;
-    let seen = server.requests().len();
+    let reloaded = now();
     wait_until("the rule's service arrives", PATIENCE, || has("of-rule"))?;
-    let later = |skip: usize| {
-        let requests = server.requests();
-        backends::pyroscope(requests.get(skip + 2..).unwrap_or_default()).unwrap_or_default()
+    // What began before a reload may arrive after it, or once more.
+    let later = |since: i64| -> Vec<Received> {
+        let arrived = backends::pyroscope(&server.requests()).unwrap_or_default();
+        arrived.into_iter().filter(|one| one.profile.time_nanos > since).collect()
     };
-    wait_until("more periods pass", PATIENCE, || server.requests().len() > seen + 4)?;
-    let after = later(seen);
+    wait_until("more periods pass", PATIENCE, || {
+        of_service(&later(reloaded), "service_name", "of-rule").len() > 2
+    })?;
+    let after = later(reloaded);
     assert!(of_service(&after, "service_name", "of-environment").is_empty());
     for one in of_service(&after, "service_name", "of-rule") {
         assert_eq!(one.label("team"), "blue");
@@ -237,17 +246,17 @@ fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
         exe.display()
     ))?;
     daemon.reload()?;
-    let seen = server.requests().len();
+    let reloaded = now();
     let _other = Running::from_command({
         let mut command = Command::new(targets::c("zero").build()?);
         command.arg("600").env("DD_SERVICE", "other");
         command
     })?;
     wait_until("others still arrive", PATIENCE, || {
-        let after = later(seen);
+        let after = later(reloaded);
         of_service(&after, "service_name", "other").len() > 2
     })?;
-    let after = later(seen);
+    let after = later(reloaded);
     assert!(of_service(&after, "service_name", "of-rule").is_empty());
     assert!(of_service(&after, "service_name", &name).is_empty());
     let ended = daemon.end()?;
