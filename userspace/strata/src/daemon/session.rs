@@ -47,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LAST_PUBLISH: Duration = Duration::from_secs(15);
 const LAST_DELIVERY: Duration = Duration::from_secs(10);
 /// A publisher that is busy for so long loses profiles.
-const BUSY_PUBLISHER: Duration = Duration::from_secs(5);
+const BUSY_PUBLISHER: Duration = Duration::from_secs(20);
 /// The store's profiles are of this period.
 const STORE_PERIOD: Duration = Duration::from_secs(15);
 const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
