@@ -93,7 +93,7 @@ fn what_comes_and_goes_leaves_nothing_behind() -> Result<()> {
     let mut daemon = Daemon::prepared()?;
     daemon.configure(&configuration(99))?;
     daemon.start()?;
-    let (processes, runtimes, reloads) = machine::short_or_long((600, 3, 10), (10_000, 50, 100));
+    let (processes, runtimes, reloads) = machine::short_or_long((300, 2, 6), (10_000, 50, 100));
     trouble(&mut daemon, processes / 3, 2, 4)?;
     let before = Held::now(&daemon)?;
     trouble(&mut daemon, processes, runtimes, reloads)?;
@@ -127,7 +127,7 @@ fn the_memory_limit_holds_with_a_crowd_and_ever_new_stacks() -> Result<()> {
          [sink.pyroscope]\nurl = \"http://{address}\"\n"
     ))?;
     daemon.start()?;
-    let (crowd, seconds) = machine::short_or_long((2_000, 40), (10_000, 150));
+    let (crowd, seconds) = machine::short_or_long((2_000, 25), (10_000, 150));
     let until = (seconds + 30).to_string();
     let mut many = Running::start(&targets::c("crowd").build()?, &[&until, &crowd.to_string()])?;
     many.wait_for_line(&format!("born {crowd}"), PATIENCE)?;
