@@ -71,28 +71,27 @@ impl Collector {
     pub fn on_port(port: u16) -> Result<(Self, SocketAddr)> {
         let listener = TcpListener::bind(("127.0.0.1", port)).context("binding a port")?;
         let address = listener.local_addr()?;
-        let collector = Self { shared: Arc::default() };
-        let shared = collector.shared.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let shared = shared.clone();
-                std::thread::spawn(move || serve(stream, &shared));
-            }
-        });
-        Ok((collector, address))
+        let accept = move || listener.accept().ok().map(|(stream, _)| stream);
+        Ok((Self::accepting(accept), address))
     }
 
     pub fn on_socket(path: &Path) -> Result<Self> {
         let listener = UnixListener::bind(path).context("binding a socket")?;
-        let collector = Self { shared: Arc::default() };
-        let shared = collector.shared.clone();
+        Ok(Self::accepting(move || listener.accept().ok().map(|(stream, _)| stream)))
+    }
+
+    fn accepting<S: Stream + Send + 'static>(
+        mut accept: impl FnMut() -> Option<S> + Send + 'static,
+    ) -> Self {
+        let shared: Arc<Shared> = Arc::default();
+        let serving = shared.clone();
         std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let shared = shared.clone();
+            while let Some(stream) = accept() {
+                let shared = serving.clone();
                 std::thread::spawn(move || serve(stream, &shared));
             }
         });
-        Ok(collector)
+        Self { shared }
     }
 
     pub fn requests(&self) -> Vec<Request> {

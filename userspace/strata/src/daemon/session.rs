@@ -1,6 +1,5 @@
 //! The daemon's loop: samples and cuts, signals and reloads, bridges, memory, the watchdog.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,8 +8,6 @@ use strata_config::settings::BridgePolicy;
 use strata_config::{Configuration, Loaded};
 use strata_delivery::{Clock, Delivery};
 use strata_layout::record::END_COUNT;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -24,6 +21,7 @@ use super::publishing::{Destinations, Publisher, StorePlan};
 use super::runtimes::Runtimes;
 use super::settings::{Source, kernel_frequency};
 use super::{outlets, web};
+use crate::engine::readiness::Readiness;
 use crate::engine::{Engine, Options};
 use crate::kernel::introspect::{self, RunTimeStatistics};
 use crate::kernel::loader::Settings;
@@ -83,14 +81,6 @@ impl Signals {
             _ = self.hangup.recv() => Asked::Reload,
         }
     }
-}
-
-/// A descriptor of our own to wait on.
-fn watch(fd: BorrowedFd<'_>) -> Result<AsyncFd<OwnedFd>> {
-    let fd = fd.try_clone_to_owned().context("a descriptor cannot be copied")?;
-    // SAFETY: the descriptor is open, owned by the result and registered nowhere else.
-    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
-        .map_err(|error| anyhow::anyhow!("a descriptor cannot be polled: {error}"))
 }
 
 struct Daemon {
@@ -283,9 +273,7 @@ async fn until(time: Option<tokio::time::Instant>) {
 
 impl Daemon {
     async fn serve(&mut self, signals: &mut Signals) -> Result<()> {
-        let events = watch(self.engine.events_fd())?;
-        let records = watch(self.engine.programs.records_fd())?;
-        let files = watch(self.engine.loading.fd())?;
+        let Readiness { events, records, files } = Readiness::of(&self.engine)?;
         let mut turns = tokio::time::interval(TURN);
         turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut ticks = tokio::time::interval(TICK);

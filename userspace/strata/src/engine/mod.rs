@@ -2,6 +2,7 @@
 //!
 //! - [`loading`]: files are opened and their tables built, in other processes, as they are needed.
 //! - [`rates`]: who is sampled less often than others.
+//! - [`readiness`]: waiting for all that, in an event loop.
 //! - [`samples`]: records become samples; raw stacks wait for their tables.
 //! - this module: ties them to the process table, in the order of time.
 //!
@@ -13,6 +14,7 @@
 
 pub mod loading;
 pub mod rates;
+pub mod readiness;
 pub mod samples;
 
 use std::collections::{HashSet, VecDeque};

@@ -1,21 +1,19 @@
 //! The recording itself: one thread, one loop over records, events, signals and the command.
 
 use std::io::IsTerminal;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use strata_clr::environment::Variable;
 use strata_layout::record::{Counter, End};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::launch::{self, User};
 use super::live::{Figures, Live};
 use super::{Plan, output};
+use crate::engine::readiness::Readiness;
 use crate::engine::{Engine, Options};
 use crate::kernel::introspect;
 use crate::kernel::loader::Settings;
@@ -51,14 +49,6 @@ const BURST: Duration = Duration::from_millis(3);
 const SHOW: Duration = Duration::from_secs(1);
 /// Stacks that wait for their tables at the end wait so long.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// A descriptor of our own to wait on: readiness belongs to what is open, not to the number.
-fn watch(fd: BorrowedFd<'_>) -> Result<AsyncFd<OwnedFd>> {
-    let fd = fd.try_clone_to_owned().context("a descriptor cannot be copied")?;
-    // SAFETY: the descriptor is open, owned by the result and registered nowhere else.
-    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
-        .map_err(|error| anyhow::anyhow!("a descriptor cannot be polled: {error}"))
-}
 
 struct Signals {
     interrupt: Signal,
@@ -183,9 +173,7 @@ async fn run(
     signals: &mut Signals,
     live: &mut Live,
 ) -> Result<(EndedBy, Option<ExitStatus>)> {
-    let events = watch(engine.events_fd())?;
-    let records = watch(engine.programs.records_fd())?;
-    let files = watch(engine.loading.fd())?;
+    let Readiness { events, records, files } = Readiness::of(engine)?;
     let end = plan.duration.map(|duration| tokio::time::Instant::now() + duration);
     let mut show = tokio::time::interval(SHOW);
     let mut turns = tokio::time::interval(TURN);

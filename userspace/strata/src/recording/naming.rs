@@ -5,8 +5,7 @@
 
 mod places;
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use super::related::{self, Lacking};
 use crate::engine::Engine;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
+use crate::symbols::kernel::KernelTable;
 use crate::symbols::managed::GeneratedCode;
 use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls};
 use strata_layout::record::End;
@@ -43,7 +43,8 @@ struct Known {
 /// Names of places, and what they were made of.
 pub struct Naming {
     known: HashMap<Place, Known, RandomState>,
-    kernel: KernelNames,
+    /// Kept by who names for months.
+    kernel: Option<KernelTable>,
     lacking: Lacking,
     /// Frames that have their names by their caller; `None` when nobody knows one.
     by_caller: HashMap<(Place, Place), Option<NamedFrame>, RandomState>,
@@ -53,17 +54,9 @@ pub struct Naming {
     most: usize,
 }
 
-/// Functions of the kernel that were met, by where they end.
-#[derive(Default)]
-struct KernelNames {
-    functions: BTreeMap<u64, (u64, NamedFrame)>,
-}
-
 /// How many rounds a name is good for that may change, and the lack of one.
 const ROUNDS: u32 = 4;
 const FOR_GOOD: u32 = u32::MAX;
-/// Kernel functions are read anew when there are more; a kernel has some 100,000.
-const MOST_KERNEL_FUNCTIONS: usize = 20_000;
 
 /// Places that are still to be named, by whom is asked.
 #[derive(Default)]
@@ -79,7 +72,7 @@ impl Naming {
     pub fn new(most: usize, signatures: bool) -> Self {
         Self {
             known: HashMap::default(),
-            kernel: KernelNames::default(),
+            kernel: None,
             lacking: Lacking::default(),
             by_caller: HashMap::default(),
             signatures,
@@ -260,22 +253,7 @@ impl Naming {
         let round = self.round;
         self.known.retain(|_, known| known.used == round);
         self.known.shrink_to_fit();
-        self.kernel.functions.clear();
         self.make_room();
-    }
-}
-
-impl KernelNames {
-    fn get(&self, address: u64) -> Option<&NamedFrame> {
-        let (_, (start, frame)) = self.functions.range(address.saturating_add(1)..).next()?;
-        (*start <= address).then_some(frame)
-    }
-
-    fn add(&mut self, range: Range<u64>, frame: NamedFrame) {
-        if self.functions.len() >= MOST_KERNEL_FUNCTIONS {
-            self.functions.clear();
-        }
-        self.functions.insert(range.end, (range.start, frame));
     }
 }
 

@@ -1,11 +1,13 @@
 //! Names of kernel addresses, with modules and BPF programs, from `/proc/kallsyms`.
 //!
 //! The table has some 200,000 lines and a recording wants a few hundred of them: lines are passed
-//! by on their addresses alone, and only the nearest below each wanted address are parsed.
+//! by on their addresses alone, and only the nearest below each wanted address are parsed. Who asks
+//! again and again keeps the whole table ([`KernelTable`], some 5 MB), because making it takes the
+//! kernel tens of milliseconds each time.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::ops::Range;
+use std::io::{BufRead, BufReader, Read};
+use std::time::{Duration, Instant};
 
 use strata_profile::FrameKind;
 use strata_symbols::KernelSymbols;
@@ -13,25 +15,53 @@ use strata_symbols::kallsyms::Builder;
 
 use super::NamedFrame;
 
-/// The functions that the wanted addresses are in; the error says what to do.
-pub fn functions(
-    wanted: impl Iterator<Item = u64>,
-) -> Result<Vec<(Range<u64>, NamedFrame)>, String> {
-    let mut wanted: Vec<u64> = wanted.collect();
-    if wanted.is_empty() {
-        return Ok(Vec::new());
-    }
-    wanted.sort_unstable();
-    wanted.dedup();
+/// The symbols around the wanted addresses; the error says what to do.
+pub fn load(wanted: impl Iterator<Item = u64>) -> Result<KernelSymbols, String> {
     let failed = |error| format!("/proc/kallsyms cannot be read: {error}");
     let file = File::open("/proc/kallsyms").map_err(failed)?;
-    let found = nearest(BufReader::with_capacity(256 << 10, file), &wanted).map_err(failed)?;
-    let symbols = found.builder.finish().map_err(|error| error.to_string())?;
-    let functions = wanted
-        .iter()
-        .zip(found.ranges)
-        .filter_map(|(address, range)| Some((range, name(&symbols, *address)?)));
-    Ok(functions.collect())
+    nearest(BufReader::with_capacity(256 << 10, file), wanted)
+        .map_err(failed)?
+        .finish()
+        .map_err(|error| error.to_string())
+}
+
+/// All symbols, and when they were read.
+pub struct KernelTable {
+    symbols: KernelSymbols,
+    read: Instant,
+}
+
+/// Modules and BPF programs come and go; a table is read for them this often at most.
+const RENEW: Duration = Duration::from_secs(60);
+
+impl KernelTable {
+    /// The error says what to do.
+    pub fn read() -> Result<Self, String> {
+        let failed = |error| format!("/proc/kallsyms cannot be read: {error}");
+        let mut file = File::open("/proc/kallsyms").map_err(failed)?;
+        let mut builder = Builder::default();
+        let mut piece = vec![0; 256 << 10];
+        loop {
+            let length = file.read(&mut piece).map_err(failed)?;
+            if length == 0 {
+                break;
+            }
+            builder.feed(piece.get(..length).unwrap_or_default());
+        }
+        let symbols = builder.finish().map_err(|error| error.to_string())?;
+        Ok(Self { symbols, read: Instant::now() })
+    }
+
+    pub fn name(&self, address: u64) -> Option<NamedFrame> {
+        name(&self.symbols, address)
+    }
+
+    /// Whether there may be something newer at an address than the table knows. The kernel itself
+    /// stays where it is.
+    pub fn is_outdated_for(&self, address: u64) -> bool {
+        let is_core = self.symbols.lookup(address).is_some_and(|symbol| symbol.module.is_none());
+        !is_core && self.read.elapsed() > RENEW
+    }
 }
 
 /// Lines of one address below a wanted one.
@@ -41,17 +71,11 @@ struct Nearest {
     lines: Vec<u8>,
 }
 
-struct Found {
-    builder: Builder,
-    /// For each wanted address: from the nearest symbol below it to the next above.
-    ranges: Vec<Range<u64>>,
-}
-
-/// `wanted` is sorted.
-fn nearest(mut table: impl BufRead, wanted: &[u64]) -> std::io::Result<Found> {
+fn nearest(mut table: impl BufRead, wanted: impl Iterator<Item = u64>) -> std::io::Result<Builder> {
+    let mut wanted: Vec<u64> = wanted.collect();
+    wanted.sort_unstable();
+    wanted.dedup();
     let mut found: Vec<Nearest> = wanted.iter().map(|_| Nearest::default()).collect();
-    // The lowest symbol in each gap between wanted addresses, and above the last.
-    let mut lowest = vec![u64::MAX; wanted.len() + 1];
     let mut line = Vec::new();
     let mut any = Vec::new();
     loop {
@@ -65,9 +89,6 @@ fn nearest(mut table: impl BufRead, wanted: &[u64]) -> std::io::Result<Found> {
         }
         // The first wanted address from here on; what lies beyond it is settled at the end.
         let next = wanted.partition_point(|wanted| *wanted < address);
-        if let Some(lowest) = lowest.get_mut(next) {
-            *lowest = address.min(*lowest);
-        }
         let Some(best) = found.get_mut(next) else { continue };
         if address > best.address {
             best.address = address;
@@ -83,26 +104,7 @@ fn nearest(mut table: impl BufRead, wanted: &[u64]) -> std::io::Result<Found> {
     for nearest in &found {
         builder.feed(&nearest.lines);
     }
-    // The nearest of all below, and of all above: gaps without a symbol have that of others.
-    let mut below = 0;
-    let starts: Vec<u64> = found
-        .iter()
-        .map(|nearest| {
-            below = below.max(nearest.address);
-            below
-        })
-        .collect();
-    let mut above = u64::MAX;
-    let mut ends: Vec<u64> = (1..=wanted.len())
-        .rev()
-        .map(|gap| {
-            above = lowest.get(gap).copied().unwrap_or(u64::MAX).min(above);
-            above
-        })
-        .collect();
-    ends.reverse();
-    let ranges = starts.into_iter().zip(ends).map(|(start, end)| start..end).collect();
-    Ok(Found { builder, ranges })
+    Ok(builder)
 }
 
 /// The address of a line that names code.
@@ -121,7 +123,7 @@ fn address_of(line: &[u8]) -> Option<u64> {
     })
 }
 
-fn name(symbols: &KernelSymbols, address: u64) -> Option<NamedFrame> {
+pub fn name(symbols: &KernelSymbols, address: u64) -> Option<NamedFrame> {
     let symbol = symbols.lookup(address)?;
     let mut frame = NamedFrame::plain(FrameKind::Kernel, &symbol.frame_name());
     if symbol.raw_name != &*frame.name {
@@ -145,11 +147,8 @@ mod tests {
     #[test]
     fn the_nearest_symbol_below_an_address_is_found_in_any_order() {
         let wanted = [0xffff_ffff_8100_0160, 0xffff_ffff_8100_01ff, 0xffff_ffff_c000_0010];
-        let found = nearest(TABLE.as_bytes(), &wanted).expect("readable");
-        let out_of_order = 0xffff_ffff_8100_0150..0xffff_ffff_8100_0200;
-        let in_module = 0xffff_ffff_c000_0000..u64::MAX;
-        assert_eq!(found.ranges, [out_of_order.clone(), out_of_order, in_module]);
-        let symbols = found.builder.finish().expect("addresses are shown");
+        let symbols = nearest(TABLE.as_bytes(), wanted.into_iter()).expect("readable");
+        let symbols = symbols.finish().expect("addresses are shown");
         let name_at = |address| name(&symbols, address).map(|frame| frame.name.to_string());
         assert_eq!(name_at(wanted[0]).as_deref(), Some("out_of_order"));
         assert_eq!(name_at(wanted[1]).as_deref(), Some("out_of_order"));
@@ -169,12 +168,13 @@ mod tests {
             .step_by(97)
             .map(|address| address + 3)
             .collect();
-        let mut addresses = addresses;
-        addresses.sort_unstable();
-        let some = nearest(text.as_slice(), &addresses).expect("readable");
-        let some = some.builder.finish().expect("addresses are shown");
+        let some = nearest(text.as_slice(), addresses.iter().copied()).expect("readable");
+        let some = some.finish().expect("addresses are shown");
+        let table = KernelTable::read().expect("readable");
         for address in addresses {
             assert_eq!(name(&some, address), name(&whole, address), "{address:x}");
+            assert_eq!(table.name(address), name(&whole, address), "{address:x}");
+            assert!(!table.is_outdated_for(address), "it was read just now");
         }
     }
 }

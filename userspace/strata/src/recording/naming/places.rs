@@ -14,6 +14,7 @@ use crate::processes::table::ImageId;
 use crate::recording::place::Place;
 use crate::symbols::assemblies::{ProcessFiles, Program};
 use crate::symbols::jit::{self, JitNames};
+use crate::symbols::kernel::KernelTable;
 use crate::symbols::managed::{GeneratedCode, Precompiled};
 use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls, kernel, managed, native, vdso};
 
@@ -27,20 +28,30 @@ impl Naming {
         if wanted.is_empty() {
             return;
         }
-        let unknown = wanted.iter().filter(|address| self.kernel.get(**address).is_none());
-        match kernel::functions(unknown.copied()) {
-            Ok(functions) => {
-                for (range, frame) in functions {
-                    self.kernel.add(range, frame);
-                }
-            }
-            Err(why) => shortfalls.problem(why),
-        }
         let module = pseudo_module("[kernel.kallsyms]");
-        for &address in wanted {
-            let frames = self.kernel.get(address).cloned().into_iter().collect();
+        let frames = match self.is_bounded() {
+            true => self.names_of_kept_table(wanted),
+            false => kernel::load(wanted.iter().copied()).map(|symbols| {
+                wanted.iter().map(|address| kernel::name(&symbols, *address)).collect()
+            }),
+        };
+        let frames: Vec<Option<NamedFrame>> = frames.unwrap_or_else(|why| {
+            shortfalls.problem(why);
+            vec![None; wanted.len()]
+        });
+        for (&address, frame) in wanted.iter().zip(frames) {
+            let frames = frame.into_iter().collect();
             self.set(Place::Kernel(address), address, Some(&module), frames, FOR_GOOD);
         }
+    }
+
+    fn names_of_kept_table(&mut self, wanted: &[u64]) -> Result<Vec<Option<NamedFrame>>, String> {
+        let is_old = |table: &KernelTable| wanted.iter().any(|at| table.is_outdated_for(*at));
+        if self.kernel.as_ref().is_none_or(is_old) {
+            self.kernel = Some(KernelTable::read()?);
+        }
+        let table = self.kernel.as_ref();
+        Ok(wanted.iter().map(|address| table?.name(*address)).collect())
     }
 
     pub(super) fn name_vdso(&mut self, wanted: &[u64]) {
