@@ -9,7 +9,7 @@
 //! of their own: the least used make room for others.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -50,7 +50,11 @@ fn resident() -> u64 {
 
 /// Bytes that a process shares with nobody.
 fn private(process: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    // Room for all of it: one read instead of eight, every second.
+    let mut status = String::with_capacity(4096);
+    if let Ok(mut file) = fs::File::open(format!("/proc/{process}/status")) {
+        let _ = file.read_to_string(&mut status);
+    }
     let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     anonymous.map_or(0, bytes)
 }

@@ -29,7 +29,7 @@ use crate::managed::Policy;
 use crate::record::report;
 use crate::recording::selection::Wanted;
 
-/// Records are drained at least this often.
+/// Records are drained at least this often; with the tick while there are none.
 const TURN: Duration = Duration::from_millis(250);
 /// Events arrive in bursts: they are taken together.
 const BURST: Duration = Duration::from_millis(10);
@@ -116,6 +116,7 @@ struct Daemon {
 /// Figures that are found out less often.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlowFigures {
+    helper_seconds: f64,
     sampler_seconds: f64,
     sampler_runs: u64,
     open_files: usize,
@@ -274,8 +275,7 @@ async fn until(time: Option<tokio::time::Instant>) {
 impl Daemon {
     async fn serve(&mut self, signals: &mut Signals) -> Result<()> {
         let Readiness { events, records, files } = Readiness::of(&self.engine)?;
-        let mut turns = tokio::time::interval(TURN);
-        turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut next_turn = Some(tokio::time::Instant::now());
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut watchdog = self.manager.watchdog().map(tokio::time::interval);
@@ -290,7 +290,10 @@ impl Daemon {
                 },
                 _ = ticks.tick() => {
                     self.tick()?;
-                    turned = false;
+                    turned = next_turn.is_none();
+                    if turned {
+                        self.engine.turn();
+                    }
                 }
                 () = beat(&mut watchdog) => {
                     self.manager.alive();
@@ -311,9 +314,12 @@ impl Daemon {
                     self.engine.turn();
                 }
                 () = until(due) => self.engine.turn(),
-                _ = turns.tick() => self.engine.turn(),
+                () = until(next_turn) => self.engine.turn(),
             }
             if turned {
+                // Every waking costs an idle host, and this one's timer is one more.
+                let next = tokio::time::Instant::now() + TURN;
+                next_turn = (!self.engine.is_quiet()).then_some(next);
                 self.meet_newcomers();
                 if self.engine.aggregate.bytes() > self.budget.samples {
                     self.early_cuts += 1;
@@ -543,6 +549,7 @@ impl Daemon {
         SlowFigures {
             sampler_seconds: sampler.map_or(0.0, |used| used.run_time.as_secs_f64()),
             sampler_runs: sampler.map_or(0, |used| used.run_count),
+            helper_seconds: self.engine.loading.helpers().processor_time.as_secs_f64(),
             open_files: count("/proc/self/fd"),
             threads: count("/proc/self/task"),
         }
@@ -581,7 +588,7 @@ impl Daemon {
             open_files: self.slow.open_files,
             threads: self.slow.threads,
             own_seconds: own_seconds(),
-            helper_seconds: engine.loading.helpers().processor_time.as_secs_f64(),
+            helper_seconds: self.slow.helper_seconds,
             cut_seconds: tally.nanos as f64 / 1e9,
             sampler_seconds: self.slow.sampler_seconds,
             sampler_runs: self.slow.sampler_runs,

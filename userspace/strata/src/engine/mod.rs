@@ -91,6 +91,8 @@ pub struct Engine {
     now: Instant,
     /// The last turn has left records behind.
     has_more: bool,
+    /// The last turn took a record.
+    took_some: bool,
     max_frames: usize,
     last_sweep: Instant,
     last_file_sweep: Instant,
@@ -146,6 +148,7 @@ impl Engine {
             own_pid: options.own_pid,
             now: Instant::now(),
             has_more: false,
+            took_some: false,
             max_frames: options.settings.max_frames as usize,
             last_sweep: Instant::now(),
             last_file_sweep: Instant::now(),
@@ -234,6 +237,11 @@ impl Engine {
         deadlines.into_iter().flatten().min()
     }
 
+    /// Nothing was sampled lately, and no bridge has anything to tell.
+    pub fn is_quiet(&self) -> bool {
+        !self.took_some && self.managed.images().next().is_none()
+    }
+
     /// Takes everything that has arrived: events, records, answers about files.
     pub fn turn(&mut self) {
         self.now = Instant::now();
@@ -243,9 +251,11 @@ impl Engine {
         // busy host, take what it causes itself.
         let enough = self.now + LONGEST_TURN;
         self.has_more = false;
+        self.took_some = false;
         // What comes later than records that are left behind must not be applied before them.
         let until = loop {
             let Some(record) = self.programs.next_record() else { break u64::MAX };
+            self.took_some = true;
             let Some(sample) = samples::parse(&record) else {
                 self.malformed_records += 1;
                 continue;
