@@ -1,7 +1,8 @@
 //! Samples of one recording: stacks interned, addresses unresolved.
 //!
-//! Most samples repeat a stack: its words are hashed together with what gives them meaning (the
-//! image and its mappings' epoch), and only a stack seen for the first time is taken apart.
+//! Most samples repeat another one: the words of a stack are hashed together with what gives them
+//! meaning (the image and its mappings' epoch), that together with the thread, and the sum is a
+//! count in one table. Only a stack seen for the first time is taken apart.
 //!
 //! Invariant: ids are positions and never change while the recording lasts.
 
@@ -10,6 +11,7 @@ use std::collections::HashMap;
 use foldhash::fast::FixedState;
 use indexmap::IndexSet;
 use strata_layout::record::{END_COUNT, End, FLAG_KERNEL_CUT};
+use xxhash_rust::xxh3;
 
 use super::place::{Marker, Place};
 use crate::processes::table::{ImageId, Space};
@@ -49,7 +51,18 @@ pub struct Tick {
     pub time: u64,
 }
 
+/// How often a thread had a stack. With its key it fills half a line of the cache.
+#[derive(Clone, Copy)]
+struct Count {
+    thread: ThreadId,
+    stack: StackId,
+    count: u64,
+}
+
 type Hasher = FixedState;
+
+/// Bytes of a hash's secret, as many as the function's own has.
+const SECRET: usize = 192;
 
 pub struct Aggregate {
     places: IndexSet<Place, Hasher>,
@@ -60,11 +73,11 @@ pub struct Aggregate {
     by_places: HashMap<u128, StackId, Hasher>,
     by_words: HashMap<u128, StackId, Hasher>,
     threads: IndexSet<ThreadKey, Hasher>,
-    counts: HashMap<(ThreadId, StackId), u64, Hasher>,
+    counts: HashMap<u128, Count, Hasher>,
     timeline: Option<Vec<Tick>>,
     ends: [u64; END_COUNT],
     samples: u64,
-    seed: u64,
+    secret: Box<[u8; SECRET]>,
     scratch: Vec<u32>,
 }
 
@@ -72,10 +85,10 @@ impl Aggregate {
     /// With a timeline every sample keeps its time: 16 bytes each.
     pub fn new(timeline: bool) -> Self {
         // Stacks come from hostile processes: their hashes must not be predictable.
-        let mut seed = [0u8; 8];
-        // SAFETY: 8 bytes of our own; fewer random bytes only make the seed weaker.
-        unsafe { libc::getrandom(seed.as_mut_ptr().cast(), 8, 0) };
-        let seed = u64::from_ne_bytes(seed);
+        let mut secret = Box::new([0u8; SECRET]);
+        // SAFETY: bytes of our own, as many as are told; fewer random ones only make it weaker.
+        unsafe { libc::getrandom(secret.as_mut_ptr().cast(), SECRET, 0) };
+        let seed = secret.first_chunk().map_or(0, |first| u64::from_ne_bytes(*first));
         let hasher = || FixedState::with_seed(seed);
         Self {
             places: IndexSet::with_hasher(hasher()),
@@ -88,7 +101,7 @@ impl Aggregate {
             timeline: timeline.then(Vec::new),
             ends: [0; END_COUNT],
             samples: 0,
-            seed,
+            secret,
             scratch: Vec::new(),
         }
     }
@@ -99,24 +112,53 @@ impl Aggregate {
         if let Some(end) = self.ends.get_mut(words.end as usize) {
             *end += 1;
         }
-        let thread = ThreadId(self.threads.insert_full(key).0 as u32);
-        let stack = self.stack(key.image, words, space);
-        *self.counts.entry((thread, stack)).or_insert(0) += 1;
+        let words_hash = self.hash_of_words(key.image, words, space);
+        let hash = words_hash ^ self.hash_of_thread(key);
+        let known = self.counts.get_mut(&hash).map(|known| {
+            known.count += 1;
+            (known.thread, known.stack)
+        });
+        let (thread, stack) = known.unwrap_or_else(|| {
+            let thread = ThreadId(self.threads.insert_full(key).0 as u32);
+            let stack = self.stack(words_hash, key.image, words, space);
+            self.counts.insert(hash, Count { thread, stack, count: 1 });
+            (thread, stack)
+        });
         if let Some(timeline) = &mut self.timeline {
             timeline.push(Tick { thread, stack, time });
         }
     }
 
-    fn stack(&mut self, image: ImageId, words: Words<'_>, space: &Space) -> StackId {
-        let mut hash = xxhash_rust::xxh3::Xxh3::with_seed(self.seed);
-        hash.update(&image.0.to_ne_bytes());
-        hash.update(&space.epoch.to_ne_bytes());
-        hash.update(&words.era.to_ne_bytes());
-        hash.update(&[words.end as u8, words.flags]);
-        hash.update(&(words.kernel.len() as u32).to_ne_bytes());
-        hash.update(bytes_of(words.kernel));
-        hash.update(bytes_of(words.user));
-        let hash = hash.digest128();
+    fn hash(&self, bytes: &[u8]) -> u128 {
+        xxh3::xxh3_128_with_secret(bytes, self.secret.as_slice())
+    }
+
+    fn hash_of_words(&self, image: ImageId, words: Words<'_>, space: &Space) -> u128 {
+        let end = u64::from(words.end as u8) | u64::from(words.flags) << 8;
+        let meaning = [
+            u64::from(image.0) | u64::from(words.era) << 32,
+            space.epoch.into(),
+            end | (words.kernel.len() as u64) << 16,
+        ];
+        let user = self.hash(bytes_of(words.user)) ^ self.hash(bytes_of(&meaning));
+        if words.kernel.is_empty() {
+            return user;
+        }
+        user ^ self.hash(bytes_of(words.kernel)).rotate_left(64)
+    }
+
+    fn hash_of_thread(&self, key: ThreadKey) -> u128 {
+        let [first, second] = [0, 8].map(|at| {
+            key.comm
+                .get(at..at + 8)
+                .and_then(|part| part.try_into().ok())
+                .map_or(0, u64::from_ne_bytes)
+        });
+        let words = [u64::from(key.image.0) | u64::from(key.tid) << 32, key.domain, first, second];
+        self.hash(bytes_of(&words))
+    }
+
+    fn stack(&mut self, hash: u128, image: ImageId, words: Words<'_>, space: &Space) -> StackId {
         if let Some(&known) = self.by_words.get(&hash) {
             return known;
         }
@@ -141,7 +183,7 @@ impl Aggregate {
         if let Some(marker) = Place::of_end(words.end) {
             push(marker);
         }
-        let hash = xxhash_rust::xxh3::xxh3_128_with_seed(bytes_of_words(&places), self.seed);
+        let hash = self.hash(bytes_of_words(&places));
         let next = StackId(self.stack_ends.len() as u32);
         let stack = *self.by_places.entry(hash).or_insert(next);
         if stack == next {
@@ -197,7 +239,7 @@ impl Aggregate {
             + table(self.stack_ends.len(), 40)
             + table(self.by_words.len(), 32)
             + table(self.threads.len(), 64)
-            + table(self.counts.len(), 28)
+            + table(self.counts.len(), 40)
             + self.timeline.as_ref().map_or(0, |timeline| table(timeline.capacity(), 16))
     }
 
@@ -206,7 +248,7 @@ impl Aggregate {
     }
 
     pub fn counts(&self) -> impl Iterator<Item = (ThreadId, StackId, u64)> + '_ {
-        self.counts.iter().map(|(&(thread, stack), &count)| (thread, stack, count))
+        self.counts.values().map(|of| (of.thread, of.stack, of.count))
     }
 
     pub fn timeline(&self) -> Option<&[Tick]> {
@@ -214,31 +256,46 @@ impl Aggregate {
     }
 }
 
-/// Prints what adding samples costs: `cargo xtask bench encode`.
+/// Prints what adding samples costs: `cargo xtask bench encode`. The stacks are those of the
+/// encoder's benchmark, each of one thread of 64.
 pub fn measure() {
-    const SAMPLES: u64 = 4_000_000;
+    const DIFFERENT: u64 = 400_000;
+    const ROUNDS: u64 = 10;
+    const FUNCTIONS: u64 = 20_000;
     for stacks in [10_000u64, 100_000] {
-        let words: Vec<[u64; 60]> = (0..stacks)
-            .map(|which| std::array::from_fn(|depth| 0x40_0000 + ((which << 6) >> (depth / 4))))
+        // Callers are shared more the nearer they are to the root.
+        let frame = |which: u64, depth: usize| {
+            let shared = which >> (depth / 4).min(16);
+            let mixed = (shared * 64 + depth as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            0x40_0000 + (mixed >> 32) % FUNCTIONS * 64
+        };
+        // One after the other, as they lie in the ring.
+        let samples: Vec<(u64, [u64; 60])> = (0..DIFFERENT)
+            .map(|sample: u64| {
+                // Frequent stacks come more often.
+                let which = sample.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+                let which = (which % stacks).min((which >> 7) % stacks);
+                (which, std::array::from_fn(|depth| frame(which, depth)))
+            })
             .collect();
         let mut aggregate = Aggregate::new(false);
         let comm = *b"measure\0\0\0\0\0\0\0\0\0";
+        let space = Space::default();
         let begun = std::time::Instant::now();
-        for sample in 0..SAMPLES {
-            // Frequent stacks come more often.
-            let which = sample.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-            let which = (which % stacks).min((which >> 7) % stacks);
-            let user = words.get(which as usize).map(<[u64; 60]>::as_slice).unwrap_or_default();
-            let words = Words { kernel: &[], user, end: End::Complete, flags: 0, era: 0 };
-            let tid = (sample % 64) as u32;
-            let key = ThreadKey { image: ImageId(0), tid, comm, domain: 0 };
-            aggregate.add(sample, key, words, &Space::default());
+        for _ in 0..ROUNDS {
+            for (which, user) in &samples {
+                let words = Words { kernel: &[], user, end: End::Complete, flags: 0, era: 0 };
+                let tid = (which % 64) as u32;
+                let key = ThreadKey { image: ImageId(0), tid, comm, domain: 0 };
+                aggregate.add(0, key, words, &space);
+            }
         }
-        let each = begun.elapsed().as_secs_f64() / SAMPLES as f64;
+        let each = begun.elapsed().as_secs_f64() / (ROUNDS * DIFFERENT) as f64;
         println!(
-            "aggregated  {stacks:>7} stacks of 60 frames: {:.2} M samples/s, {:.1} MB",
+            "aggregated  {stacks:>7} stacks of 60 frames: {:.2} M samples/s, {:.1} MB, {} found",
             1e-6 / each,
-            aggregate.bytes() as f64 / 1e6
+            aggregate.bytes() as f64 / 1e6,
+            aggregate.stacks(),
         );
     }
 }
