@@ -254,7 +254,8 @@ impl ProfileBuilder {
     }
 
     #[must_use]
-    pub fn finish(self) -> Profile {
+    pub fn finish(mut self) -> Profile {
+        self.profile.shrink();
         self.profile
     }
 

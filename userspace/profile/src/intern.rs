@@ -40,6 +40,11 @@ impl Index {
     }
 }
 
+/// What a list takes, with the room it has left.
+pub(crate) fn bytes_of<T>(list: &Vec<T>) -> usize {
+    list.capacity().saturating_mul(size_of::<T>())
+}
+
 /// The strings, in one buffer. Id 0 is the empty string.
 #[derive(Clone, Debug)]
 pub(crate) struct StringTable {
@@ -54,6 +59,15 @@ impl Default for StringTable {
 }
 
 impl StringTable {
+    pub(crate) fn memory(&self) -> usize {
+        self.text.capacity().saturating_add(bytes_of(&self.ends))
+    }
+
+    pub(crate) fn shrink(&mut self) {
+        self.text.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+
     pub(crate) fn get(&self, id: u32) -> &str {
         let position = id as usize;
         let start = position.checked_sub(1).and_then(|before| self.ends.get(before));
@@ -104,8 +118,21 @@ impl Default for StackTable {
 }
 
 impl StackTable {
+    pub(crate) fn memory(&self) -> usize {
+        bytes_of(&self.nodes)
+    }
+
+    pub(crate) fn shrink(&mut self) {
+        self.nodes.shrink_to_fit();
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// All but the empty stack. Callers come before what they call.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = StackNode> + '_ {
+        self.nodes.iter().skip(1).copied()
     }
 
     /// The leaf of a stack and the stack of its caller; `None` for the empty stack.
@@ -143,6 +170,15 @@ impl<T> Default for ListTable<T> {
 }
 
 impl<T: Clone + Eq + Hash> ListTable<T> {
+    pub(crate) fn memory(&self) -> usize {
+        bytes_of(&self.items).saturating_add(bytes_of(&self.ends))
+    }
+
+    pub(crate) fn shrink(&mut self) {
+        self.items.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+
     pub(crate) fn get(&self, id: u32) -> &[T] {
         let position = id as usize;
         let start = position.checked_sub(1).and_then(|before| self.ends.get(before));

@@ -6,7 +6,7 @@
 //! Invariant: every location has at least one frame; an id of another profile finds an empty
 //! thing, never a panic.
 
-use crate::intern::{ListTable, StackTable, StringTable};
+use crate::intern::{ListTable, StackTable, StringTable, bytes_of};
 use crate::kind::FrameKind;
 
 macro_rules! ids {
@@ -165,6 +165,36 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// Bytes of memory, without a timeline's.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        let tables = [
+            self.strings.memory(),
+            self.frames.memory(),
+            self.stacks.memory(),
+            self.labels.memory(),
+            bytes_of(&self.mappings),
+            bytes_of(&self.locations),
+            bytes_of(&self.threads),
+            bytes_of(&self.samples),
+            bytes_of(&self.values),
+        ];
+        tables.iter().fold(size_of::<Self>(), |sum, table| sum.saturating_add(*table))
+    }
+
+    /// Gives back the room that lists keep to grow: there may be thousands of profiles.
+    pub(crate) fn shrink(&mut self) {
+        self.strings.shrink();
+        self.frames.shrink();
+        self.stacks.shrink();
+        self.labels.shrink();
+        self.mappings.shrink_to_fit();
+        self.locations.shrink_to_fit();
+        self.threads.shrink_to_fit();
+        self.samples.shrink_to_fit();
+        self.values.shrink_to_fit();
+    }
+
     #[must_use]
     pub fn string(&self, id: StringId) -> &str {
         self.strings.get(id.0)
@@ -218,6 +248,28 @@ impl Profile {
     pub fn leaf(&self, id: StackId) -> Option<(LocationId, StackId)> {
         let node = self.stacks.leaf(id.0)?;
         Some((LocationId(node.location), StackId(node.caller)))
+    }
+
+    /// [`Self::leaf`] of all stacks but the empty one, by position: callers come before what they
+    /// call.
+    pub fn leaves(&self) -> impl Iterator<Item = (LocationId, StackId)> + '_ {
+        self.stacks.nodes().map(|node| (LocationId(node.location), StackId(node.caller)))
+    }
+
+    /// How many locations each stack has, by position.
+    #[must_use]
+    pub fn depths(&self) -> Vec<u32> {
+        let mut depths: Vec<u32> = vec![0];
+        depths.reserve(self.stack_count());
+        for (_, caller) in self.leaves() {
+            let of_caller = depths.get(caller.position()).copied().unwrap_or(0);
+            depths.push(of_caller.saturating_add(1));
+        }
+        depths
+    }
+
+    pub fn location_ids(&self) -> impl Iterator<Item = LocationId> + use<> {
+        (0..u32::try_from(self.locations.len()).unwrap_or(u32::MAX)).map(LocationId)
     }
 
     /// How many stacks there are, those of callers included: ids are positions below it.

@@ -8,7 +8,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strata_profile::{FrameKind, Profile, ProfileBuilder};
+use strata_profile::{FrameKind, Profile, ProfileBuilder, pprof};
 use strata_sinks::origin::Origin;
 use strata_sinks::{Backend, Outgoing, datadog, otlp, pyroscope};
 
@@ -61,38 +61,56 @@ fn kibibytes(line: &str) -> u64 {
     found.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
+/// Prints what `encode` costs, which says how many requests it made, of how many bytes.
+fn measure(name: &str, stacks: u64, encode: impl Fn() -> (usize, usize)) {
+    let mut times: Vec<Duration> = Vec::new();
+    let (mut bytes, mut requests) = (0, 0);
+    // What was the highest before is not this one's.
+    let _ = fs::write("/proc/self/clear_refs", "5");
+    let before = kibibytes("VmRSS:");
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        (requests, bytes) = encode();
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    let median = times[ROUNDS / 2].as_secs_f64();
+    let peak = kibibytes("VmHWM:").saturating_sub(before);
+    println!(
+        "{name:<10} {stacks:>7} {:>11.0} {:>13.1} {requests:>9} {:>8.1}",
+        stacks as f64 / median,
+        bytes as f64 / stacks as f64,
+        peak as f64 / 1024.0
+    );
+}
+
 fn main() {
     println!("backend     stacks   samples/s  bytes/sample  requests  peak MB");
     for stacks in [10_000, 100_000] {
         let origin = Origin { service: "bench".to_owned(), ..Origin::default() };
         let outgoing = [Outgoing { profile: Arc::new(profile(stacks)), origin: Arc::new(origin) }];
+        let whole = &outgoing[0].profile;
+        measure("pprof", stacks, || {
+            let mut out = Vec::new();
+            pprof::encode_plain(whole, &mut out).expect("memory takes it");
+            (1, out.len())
+        });
+        measure("pprof.gz", stacks, || {
+            let mut out = Vec::new();
+            pprof::encode(whole, &mut out).expect("memory takes it");
+            (1, out.len())
+        });
         let backends = [
             ("Pyroscope", Backend::Pyroscope(pyroscope::Settings::default())),
             ("Datadog", Backend::Datadog(datadog::Settings::default())),
             ("OTLP", Backend::Otlp(otlp::Settings::default())),
         ];
         for (name, backend) in backends {
-            let mut times: Vec<Duration> = Vec::new();
-            let (mut bytes, mut requests) = (0, 0);
-            // What was the highest before is not this one's.
-            let _ = fs::write("/proc/self/clear_refs", "5");
-            let before = kibibytes("VmRSS:");
-            for _ in 0..ROUNDS {
-                let start = Instant::now();
+            measure(name, stacks, || {
                 let encoded = backend.encode(&outgoing);
-                times.push(start.elapsed());
-                requests = encoded.batches.len();
-                bytes = encoded.batches.iter().map(|batch| batch.body.len()).sum();
-            }
-            times.sort_unstable();
-            let median = times[ROUNDS / 2].as_secs_f64();
-            let peak = kibibytes("VmHWM:").saturating_sub(before);
-            println!(
-                "{name:<10} {stacks:>7} {:>11.0} {:>13.1} {requests:>9} {:>8.1}",
-                stacks as f64 / median,
-                bytes as f64 / stacks as f64,
-                peak as f64 / 1024.0
-            );
+                let bytes = encoded.batches.iter().map(|batch| batch.body.len()).sum();
+                (encoded.batches.len(), bytes)
+            });
         }
     }
 }

@@ -139,7 +139,7 @@ pub(crate) fn gzipped_pprof(profile: &Profile, cuts: &mut Cuts) -> Option<Vec<u8
 }
 
 pub(crate) fn gzipped(bytes: &[u8], cuts: &mut Cuts) -> Option<Vec<u8>> {
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::new(pprof::COMPRESSION));
     let written = gzip.write_all(bytes).and_then(|()| gzip.finish());
     counted(written.map_err(WriteError::from), cuts)
 }

@@ -18,6 +18,7 @@ pub mod limits;
 pub mod origin;
 pub mod otlp;
 mod outcome;
+mod positions;
 pub mod pyroscope;
 mod secret;
 mod sink;

@@ -15,6 +15,13 @@ pub(super) mod field {
     pub(crate) const PERIOD: u32 = 12;
     pub(crate) const COMMENT: u32 = 13;
     pub(crate) const DEFAULT_SAMPLE_TYPE: u32 = 14;
+
+    /// Those of a sample, which is written by hand.
+    pub(crate) mod sample {
+        pub(crate) const LOCATION_ID: u32 = 1;
+        pub(crate) const VALUE: u32 = 2;
+        pub(crate) const LABEL: u32 = 3;
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]

@@ -16,7 +16,7 @@ mod messages;
 mod wire;
 
 pub use decode::{Limits, decode, decode_with_limits, is_gzip};
-pub use encode::{encode, encode_plain};
+pub use encode::{COMPRESSION, encode, encode_plain};
 
 pub(crate) use decode::decompress;
 

@@ -1,7 +1,5 @@
 //! Copies samples into a new profile, with what they refer to and nothing else.
 
-use std::collections::HashMap;
-
 use strata_profile::{
     Frame, FrameKind, Label, LabelValue, LabelsId, LocationId, MappingId, Profile, ProfileBuilder,
     StackId, StringId,
@@ -9,6 +7,7 @@ use strata_profile::{
 
 use super::costs::{Costs, LABEL_BYTES, Seen, kept_frames};
 use super::{Cuts, Limits, TRIMMED, shortened};
+use crate::positions::Known;
 use crate::types::{Form, LabelRule};
 
 /// Copies what is needed of a profile into a new one.
@@ -17,7 +16,9 @@ pub(super) struct Copy<'p> {
     pub(super) builder: ProfileBuilder,
     symbol_bytes: usize,
     frame_room: usize,
-    locations: HashMap<LocationId, LocationId>,
+    locations: Known<LocationId>,
+    /// What was copied, by itself or as a caller.
+    stacks: Known<StackId>,
     pub(super) cuts: Cuts,
 }
 
@@ -31,8 +32,9 @@ impl<'p> Copy<'p> {
         let mut builder = ProfileBuilder::new(types);
         builder.set_start(source.start_nanos);
         builder.set_duration(source.duration_nanos);
-        let (locations, cuts) = (HashMap::new(), Cuts::default());
-        Self { source, builder, symbol_bytes, frame_room, locations, cuts }
+        let (locations, stacks) = (Known::default(), Known::default());
+        let cuts = Cuts::default();
+        Self { source, builder, symbol_bytes, frame_room, locations, stacks, cuts }
     }
 
     fn text(&mut self, id: StringId, longest: usize) -> StringId {
@@ -57,7 +59,7 @@ impl<'p> Copy<'p> {
     }
 
     fn location(&mut self, id: LocationId) -> LocationId {
-        if let Some(&known) = self.locations.get(&id) {
+        if let Some(&known) = self.locations.get(id.position()) {
             return known;
         }
         let location = self.source.location(id);
@@ -81,14 +83,28 @@ impl<'p> Copy<'p> {
             copied.push(self.builder.frame(FrameKind::Marker, TRIMMED, "", "", 0));
         }
         let made = self.builder.location(location.address, mapping, &copied);
-        self.locations.insert(id, made);
+        self.locations.set(id.position(), made);
         made
     }
 
     pub(super) fn stack(&mut self, id: StackId) -> StackId {
-        let source = self.source;
-        let locations: Vec<LocationId> = source.stack(id).map(|at| self.location(at)).collect();
-        self.builder.stack(&locations)
+        // Up to a caller that was copied before; all have the empty stack.
+        let mut new = Vec::new();
+        let mut at = id;
+        let mut made = loop {
+            if let Some(&known) = self.stacks.get(at.position()) {
+                break known;
+            }
+            let Some((location, caller)) = self.source.leaf(at) else { break StackId::default() };
+            new.push((at, location));
+            at = caller;
+        };
+        for (at, location) in new.into_iter().rev() {
+            let location = self.location(location);
+            made = self.builder.called_from(made, location);
+            self.stacks.set(at.position(), made);
+        }
+        made
     }
 
     /// The stack, and whether it lost frames at its root.
@@ -96,13 +112,12 @@ impl<'p> Copy<'p> {
         &mut self,
         id: StackId,
         limits: &Limits,
-        costs: &mut Costs,
+        room: usize,
+        costs: &Costs,
     ) -> (StackId, bool) {
         let source = self.source;
         let mut kept: Vec<LocationId> = Vec::new();
         let mut seen = Seen::default();
-        // The other half is for labels, values and the marker.
-        let room = limits.bytes / 2;
         let mut bytes = 0_usize;
         let mut trimmed = false;
         for at in source.stack(id) {

@@ -1,11 +1,9 @@
 //! How many bytes a profile takes at most when it is written, as pprof or as OTLP, known before it
 //! is: each thing costs once, where it is first referred to.
 
-use std::collections::HashSet;
+use strata_profile::{Frame, LabelValue, LocationId, Profile, Sample, StackId, StringId};
 
-use strata_profile::{
-    Frame, LabelValue, LabelsId, LocationId, MappingId, Profile, Sample, StringId,
-};
+use crate::positions::Marks;
 
 pub(super) const LABEL_BYTES: usize = 48;
 const STRING_BYTES: usize = 8;
@@ -33,10 +31,21 @@ pub(super) fn kept_frames(
 /// What is in a part already.
 #[derive(Default)]
 pub(super) struct Seen {
-    strings: HashSet<StringId>,
-    locations: HashSet<LocationId>,
-    mappings: HashSet<MappingId>,
-    labels: HashSet<LabelsId>,
+    strings: Marks,
+    locations: Marks,
+    mappings: Marks,
+    labels: Marks,
+    /// With all their callers.
+    stacks: Marks,
+}
+
+impl Seen {
+    pub(super) fn clear(&mut self) {
+        let Self { strings, locations, mappings, labels, stacks } = self;
+        for marks in [strings, locations, mappings, labels, stacks] {
+            marks.clear();
+        }
+    }
 }
 
 /// How many bytes things take at most, as pprof or as OTLP.
@@ -48,6 +57,8 @@ pub(super) struct Costs<'p> {
     longest: usize,
     /// Bytes of the functions at one location; what is over will be cut.
     frame_room: usize,
+    /// Places of each stack.
+    depths: Vec<u32>,
 }
 
 impl<'p> Costs<'p> {
@@ -55,26 +66,56 @@ impl<'p> Costs<'p> {
         // One more for the marker.
         let locations = profile.locations().len().saturating_add(2);
         let bits = usize::BITS.saturating_sub(locations.leading_zeros()) as usize;
-        Self { profile, id_bytes: bits.div_ceil(7).max(1), longest, frame_room }
+        let id_bytes = bits.div_ceil(7).max(1);
+        Self { profile, id_bytes, longest, frame_room, depths: profile.depths() }
+    }
+
+    pub(super) fn depth(&self, id: StackId) -> usize {
+        self.depths.get(id.position()).map_or(0, |&depth| depth as usize)
+    }
+
+    /// What each stack takes at most when nothing was seen before.
+    pub(super) fn most_bytes(&self) -> Vec<usize> {
+        let mut seen = Seen::default();
+        let locations: Vec<usize> = self
+            .profile
+            .location_ids()
+            .map(|id| {
+                seen.clear();
+                self.location(id, &mut seen)
+            })
+            .collect();
+        let mut most: Vec<usize> = vec![0];
+        for (location, caller) in self.profile.leaves() {
+            let of = |list: &[usize], at: usize| list.get(at).copied().unwrap_or(usize::MAX);
+            let own = of(&locations, location.position());
+            most.push(of(&most, caller.position()).saturating_add(own));
+        }
+        most
     }
 
     fn string(&self, id: StringId, seen: &mut Seen) -> usize {
-        if !seen.strings.insert(id) {
+        if !seen.strings.insert(id.position()) {
             return 0;
         }
         self.profile.string(id).len().min(self.longest).saturating_add(STRING_BYTES)
     }
 
     /// A place in a stack, and what it refers to.
-    pub(super) fn location(&mut self, id: LocationId, seen: &mut Seen) -> usize {
-        if !seen.locations.insert(id) {
-            return self.id_bytes;
+    pub(super) fn location(&self, id: LocationId, seen: &mut Seen) -> usize {
+        self.id_bytes.saturating_add(self.new_location(id, seen))
+    }
+
+    /// Without its id.
+    fn new_location(&self, id: LocationId, seen: &mut Seen) -> usize {
+        if !seen.locations.insert(id.position()) {
+            return 0;
         }
         let profile = self.profile;
         let location = profile.location(id);
-        let mut bytes = self.id_bytes.saturating_add(64);
+        let mut bytes = 64_usize;
         if let Some(mapping) = location.mapping
-            && seen.mappings.insert(mapping)
+            && seen.mappings.insert(mapping.position())
         {
             let known = profile.mapping(mapping);
             // The writer may need it twice, the second time under the name of a kind.
@@ -91,14 +132,25 @@ impl<'p> Costs<'p> {
         bytes
     }
 
+    /// The places of a stack, and what they refer to.
+    fn stack(&self, id: StackId, seen: &mut Seen) -> usize {
+        let mut bytes = self.depth(id).saturating_mul(self.id_bytes);
+        let mut at = id;
+        while let Some((location, caller)) = self.profile.leaf(at)
+            && seen.stacks.insert(at.position())
+        {
+            bytes = bytes.saturating_add(self.new_location(location, seen));
+            at = caller;
+        }
+        bytes
+    }
+
     /// OTLP writes a sample once for each type.
-    pub(super) fn sample(&mut self, sample: &Sample, seen: &mut Seen) -> usize {
+    pub(super) fn sample(&self, sample: &Sample, seen: &mut Seen) -> usize {
         let profile = self.profile;
         let mut bytes = sample.values.len().saturating_mul(24).saturating_add(32);
-        for location in profile.stack(sample.stack) {
-            bytes = bytes.saturating_add(self.location(location, seen));
-        }
-        let new = seen.labels.insert(sample.labels);
+        bytes = bytes.saturating_add(self.stack(sample.stack, seen));
+        let new = seen.labels.insert(sample.labels.position());
         for label in profile.labels(sample.labels) {
             bytes = bytes.saturating_add(LABEL_BYTES);
             let text = match label.value {

@@ -11,11 +11,11 @@
 mod copy;
 mod costs;
 
-use std::collections::HashMap;
 use std::ops::AddAssign;
 
 use strata_profile::{LabelsId, Profile, StackId};
 
+use crate::positions::Known;
 use crate::types::LabelRule;
 use copy::Copy;
 use costs::{Costs, Seen};
@@ -139,9 +139,16 @@ fn project(profile: &Profile, selection: &Selection, limits: &Limits) -> (Profil
     let mut copy = Copy::new(profile, &types, limits.symbol_bytes, limits.bytes / 4);
     let (period_name, period_unit) = selection.period;
     copy.builder.set_period(period_name, period_unit, profile.period);
-    let mut costs = Costs::new(profile, limits.symbol_bytes, limits.bytes / 4);
-    let mut stacks: HashMap<StackId, (StackId, bool)> = HashMap::new();
-    let mut labels: HashMap<LabelsId, LabelsId> = HashMap::new();
+    let costs = Costs::new(profile, limits.symbol_bytes, limits.bytes / 4);
+    let most_bytes = costs.most_bytes();
+    // The other half is for labels, values and the marker.
+    let room = limits.bytes / 2;
+    let fits = |id: StackId| {
+        let bytes = most_bytes.get(id.position());
+        costs.depth(id) <= limits.depth && bytes.is_some_and(|&bytes| bytes <= room)
+    };
+    let mut long_stacks: Known<(StackId, bool)> = Known::default();
+    let mut labels: Known<LabelsId> = Known::default();
     let mut values = Vec::new();
     for sample in profile.samples() {
         values.clear();
@@ -151,20 +158,22 @@ fn project(profile: &Profile, selection: &Selection, limits: &Limits) -> (Profil
         if values.iter().all(|&value| value == 0) {
             continue;
         }
-        let (stack, trimmed) = match stacks.get(&sample.stack) {
+        let position = sample.stack.position();
+        let (stack, trimmed) = match long_stacks.get(position) {
             Some(&known) => known,
+            None if fits(sample.stack) => (copy.stack(sample.stack), false),
             None => {
-                let made = copy.trimmed_stack(sample.stack, limits, &mut costs);
-                stacks.insert(sample.stack, made);
+                let made = copy.trimmed_stack(sample.stack, limits, room, &costs);
+                long_stacks.set(position, made);
                 made
             }
         };
         copy.cuts.trimmed_stacks = copy.cuts.trimmed_stacks.saturating_add(u64::from(trimmed));
-        let labels = match labels.get(&sample.labels) {
+        let labels = match labels.get(sample.labels.position()) {
             Some(&known) => known,
             None => {
                 let made = copy.allowed_labels(sample.labels, selection.labels, limits);
-                labels.insert(sample.labels, made);
+                labels.set(sample.labels.position(), made);
                 made
             }
         };
@@ -178,7 +187,7 @@ fn split(whole: Profile, limits: &Limits) -> Vec<Part> {
     if whole.sample_count() == 0 {
         return Vec::new();
     }
-    let mut costs = Costs::new(&whole, usize::MAX, usize::MAX);
+    let costs = Costs::new(&whole, usize::MAX, usize::MAX);
     let mut seen = Seen::default();
     let mut bytes = BASE_BYTES;
     // Where each part begins, and its bytes.
@@ -187,7 +196,7 @@ fn split(whole: Profile, limits: &Limits) -> Vec<Part> {
     for (position, sample) in whole.samples().enumerate() {
         let mut cost = costs.sample(&sample, &mut seen);
         if in_part >= limits.samples || bytes.saturating_add(cost) > limits.bytes {
-            seen = Seen::default();
+            seen.clear();
             cost = costs.sample(&sample, &mut seen);
             if in_part > 0 {
                 parts.push((position, BASE_BYTES));

@@ -1,14 +1,17 @@
 //! The tables that all profiles of a request share. The same thing twice is one entry, and the
 //! first entry of each table is nothing.
 
-use std::collections::HashMap;
 use std::hash::Hash;
 
-use strata_profile::{FrameKind, LabelValue, LabelsId, LocationId, MappingId, Profile, StackId};
+use hashbrown::HashMap;
+use strata_profile::{
+    Frame, FrameKind, LabelValue, LabelsId, LocationId, MappingId, Profile, StackId, StringId,
+};
 
 use super::messages::{
     Any, Attribute, Dictionary, Function, Line, Link, Location, Mapping, Stack, ValueType,
 };
+use crate::positions;
 
 pub(super) struct Tables {
     out: Dictionary,
@@ -21,10 +24,11 @@ pub(super) struct Tables {
 /// What the ids of one profile are in the tables.
 #[derive(Default)]
 pub(super) struct Known {
-    mappings: HashMap<MappingId, i32>,
-    locations: HashMap<LocationId, i32>,
-    stacks: HashMap<StackId, i32>,
-    labels: HashMap<LabelsId, Vec<i32>>,
+    mappings: positions::Known<i32>,
+    locations: positions::Known<i32>,
+    functions: HashMap<[StringId; 3], i32>,
+    stacks: positions::Known<i32>,
+    labels: positions::Known<Vec<i32>>,
 }
 
 impl Tables {
@@ -40,9 +44,9 @@ impl Tables {
         };
         Self {
             out,
-            strings: HashMap::from([(String::new(), 0)]),
-            functions: HashMap::from([(Function::default(), 0)]),
-            stacks: HashMap::from([(Stack::default(), 0)]),
+            strings: [(String::new(), 0)].into(),
+            functions: [(Function::default(), 0)].into(),
+            stacks: [(Stack::default(), 0)].into(),
             attributes: HashMap::new(),
         }
     }
@@ -65,12 +69,12 @@ impl Tables {
     }
 
     pub(super) fn stack(&mut self, profile: &Profile, known: &mut Known, id: StackId) -> i32 {
-        if let Some(&stack) = known.stacks.get(&id) {
+        if let Some(&stack) = known.stacks.get(id.position()) {
             return stack;
         }
         let locations = profile.stack(id).map(|at| self.location(profile, known, at)).collect();
         let stack = interned(&mut self.stacks, &mut self.out.stacks, Stack { locations });
-        known.stacks.insert(id, stack);
+        known.stacks.set(id.position(), stack);
         stack
     }
 
@@ -80,7 +84,7 @@ impl Tables {
         known: &mut Known,
         id: LabelsId,
     ) -> Vec<i32> {
-        if let Some(labels) = known.labels.get(&id) {
+        if let Some(labels) = known.labels.get(id.position()) {
             return labels.clone();
         }
         let labels: Vec<i32> = profile
@@ -99,7 +103,7 @@ impl Tables {
                 }
             })
             .collect();
-        known.labels.insert(id, labels.clone());
+        known.labels.set(id.position(), labels.clone());
         labels
     }
 
@@ -115,7 +119,7 @@ impl Tables {
     }
 
     fn location(&mut self, profile: &Profile, known: &mut Known, id: LocationId) -> i32 {
-        if let Some(&location) = known.locations.get(&id) {
+        if let Some(&location) = known.locations.get(id.position()) {
             return location;
         }
         let location = profile.location(id);
@@ -124,7 +128,7 @@ impl Tables {
         let lines = frames
             .iter()
             .map(|frame| Line {
-                function: self.function(profile, frame),
+                function: self.function(profile, known, frame),
                 line: i64::from(frame.line),
             })
             .collect();
@@ -135,21 +139,24 @@ impl Tables {
             .collect();
         let made = Location { mapping, address: location.address, lines, attributes };
         let made = append(&mut self.out.locations, made);
-        known.locations.insert(id, made);
+        known.locations.set(id.position(), made);
         made
     }
 
-    fn function(&mut self, profile: &Profile, frame: &strata_profile::Frame) -> i32 {
-        let function = Function {
-            name: self.string(profile.string(frame.name)),
-            system_name: self.string(profile.string(frame.system_name)),
-            filename: self.string(profile.string(frame.file)),
-        };
-        interned(&mut self.functions, &mut self.out.functions, function)
+    fn function(&mut self, profile: &Profile, known: &mut Known, frame: &Frame) -> i32 {
+        let names = [frame.name, frame.system_name, frame.file];
+        if let Some(&function) = known.functions.get(&names) {
+            return function;
+        }
+        let [name, system_name, filename] = names.map(|id| self.string(profile.string(id)));
+        let function = Function { name, system_name, filename };
+        let function = interned(&mut self.functions, &mut self.out.functions, function);
+        known.functions.insert(names, function);
+        function
     }
 
     fn mapping(&mut self, profile: &Profile, known: &mut Known, id: MappingId) -> i32 {
-        if let Some(&mapping) = known.mappings.get(&id) {
+        if let Some(&mapping) = known.mappings.get(id.position()) {
             return mapping;
         }
         let mapping = profile.mapping(id);
@@ -168,7 +175,7 @@ impl Tables {
             attributes,
         };
         let made = append(&mut self.out.mappings, made);
-        known.mappings.insert(id, made);
+        known.mappings.set(id.position(), made);
         made
     }
 }
