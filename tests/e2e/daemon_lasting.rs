@@ -41,7 +41,8 @@ impl Held {
             own: number(&status, "memory.own"),
             helpers: number(&status, "memory.workers"),
             names: number(&status, "names"),
-            files: number(&status, "open_files"),
+            // Files that processes had mapped stay open for some minutes: they are often used again.
+            files: number(&status, "open_files") - number(&status, "mapped_files"),
             threads: number(&status, "threads"),
             maps: number(&status, "memory.bpf_maps"),
             images: number(&status, "images"),

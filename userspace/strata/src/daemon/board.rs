@@ -164,6 +164,7 @@ impl Board {
                 "undelivered_batches": published.undelivered,
                 "trimmed_stacks": published.cuts.trimmed_stacks,
                 "waiting": published.pending,
+                "early_sends": published.early,
             },
             "dotnet": {
                 "attached": snapshot.bridges.attached,
@@ -325,6 +326,12 @@ impl Board {
             counter,
             "Batches that found no sink.",
             published.undelivered as f64,
+        );
+        one(
+            "early_sends_total",
+            counter,
+            "How often profiles were sent before their period was over, for want of memory.",
+            published.early as f64,
         );
         one(
             "stacks_trimmed_total",

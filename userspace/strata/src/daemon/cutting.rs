@@ -146,7 +146,7 @@ impl Cutter {
                 start_nanos: profile.start_nanos,
                 end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
             };
-            let origin = Arc::new(who.origin.clone());
+            let origin = who.origin.clone();
             self.tally.profiles += 1;
             self.tally.samples += samples;
             if parcels.len() >= AT_ONCE {

@@ -79,6 +79,8 @@ pub struct Budget {
     pub names: usize,
     /// Of batches that wait in memory, of each sink.
     pub sink: usize,
+    /// Of profiles that wait for the end of a sink's period.
+    pub waiting: usize,
     /// Of the store's dictionaries.
     pub store: usize,
     /// Of what bridges say, of all .NET processes together.
@@ -101,6 +103,7 @@ impl Budget {
             samples: size(part(16)),
             names: size(part(8) / NAME_BYTES),
             sink: size(part(24) / sinks.max(1) as u64).max(1 << 20),
+            waiting: size(part(16)),
             store: size(part(24)),
             bridges: size(part(6)),
         }
@@ -169,6 +172,16 @@ impl Watch {
     }
 }
 
+/// One heap for all threads: with one each, what a thread has freed is no other's, and the limit
+/// is for all of them. Call before there are threads.
+pub fn share_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no preconditions.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Gives back to the kernel what the allocator keeps.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
@@ -191,6 +204,7 @@ mod tests {
                 + budget.samples as u64
                 + budget.names as u64 * NAME_BYTES
                 + budget.sink as u64 * 3
+                + budget.waiting as u64
                 + budget.store as u64
                 + budget.bridges as u64;
             assert!(parts < limit * 3 / 4, "{limit}: {budget:?}");

@@ -31,6 +31,7 @@ use settings::Source;
 
 /// Runs until it is told to end.
 pub fn run(source: Source) -> Result<i32> {
+    memory::share_heap();
     let loaded = source.load()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -47,7 +47,7 @@ pub struct Who {
     pub identity: Identity,
     pub decision: Decision,
     /// Without a sequence.
-    pub origin: Origin,
+    pub origin: Arc<Origin>,
     /// Names and values for the store.
     pub labels: Vec<(String, String)>,
 }
@@ -251,7 +251,7 @@ impl People {
             _ => person.runtime_id,
         };
         let language = if is_dotnet { Language::DotNet } else { Language::Native };
-        let origin = origin(&identity, &facts, pid, runtime_id, language);
+        let origin = Arc::new(origin(&identity, &facts, pid, runtime_id, language));
         let labels = stored_labels(&identity);
         let who = Arc::new(Who { identity, decision, origin, labels });
         person.known.insert(domain, (state, who.clone()));

@@ -55,6 +55,8 @@ pub struct Destinations {
     pub spools: Option<PathBuf>,
     /// What each of those may keep in memory.
     pub memory: usize,
+    /// Bytes of profiles that may wait for the end of their period.
+    pub waiting: usize,
 }
 
 /// What the publisher has done.
@@ -74,6 +76,8 @@ pub struct Figures {
     pub files: Vec<(String, u64, Option<String>)>,
     /// Batches that found no sink.
     pub undelivered: u64,
+    /// How often profiles went out before their period was over, for want of memory.
+    pub early: u64,
     pub nanos: u64,
 }
 
@@ -197,6 +201,8 @@ struct Pending {
     since: Instant,
     /// By runtime id, service and pid.
     profiles: HashMap<(String, String, u32), Vec<Outgoing>>,
+    /// What those take.
+    bytes: usize,
     sequences: HashMap<String, u64>,
 }
 
@@ -212,6 +218,7 @@ impl Pending {
             folder,
             since: Instant::now(),
             profiles: HashMap::new(),
+            bytes: 0,
             sequences: HashMap::new(),
         }
     }
@@ -403,19 +410,35 @@ impl Work {
                 // What a process claims to be is not enough to be merged with another.
                 let pid = origin.pid.unwrap_or(0);
                 let key = (origin.runtime_id.clone(), origin.service.clone(), pid);
+                let profile = &parcel.outgoing.profile;
+                pending.bytes =
+                    pending.bytes.saturating_add(profile.memory()).saturating_add(ORIGIN_BYTES);
                 pending.profiles.entry(key).or_default().push(parcel.outgoing.clone());
             }
+        }
+        self.send_early();
+    }
+
+    /// A crowd's profiles do not wait for each other: those of the outlet that has most go out
+    /// until the rest has room.
+    fn send_early(&mut self) {
+        loop {
+            let bytes = self.outlets.iter().map(|pending| pending.bytes);
+            if bytes.clone().sum::<usize>() <= self.destinations.waiting {
+                return;
+            }
+            let Some((most, _)) = bytes.enumerate().max_by_key(|(_, bytes)| *bytes) else { return };
+            self.figures.early += 1;
+            self.send(most);
         }
     }
 
     /// Outlets whose period is over.
     fn send_due(&mut self) {
         for index in 0..self.outlets.len() {
-            let is_due = self
-                .outlets
-                .get(index)
-                .is_some_and(|pending| pending.since.elapsed() + EARLY >= pending.outlet.period);
-            if is_due {
+            let Some(pending) = self.outlets.get_mut(index) else { continue };
+            if pending.since.elapsed() + EARLY >= pending.outlet.period {
+                pending.since = Instant::now();
                 self.send(index);
             }
         }
@@ -423,6 +446,9 @@ impl Work {
 
     fn send_all(&mut self) {
         for index in 0..self.outlets.len() {
+            if let Some(pending) = self.outlets.get_mut(index) {
+                pending.since = Instant::now();
+            }
             self.send(index);
         }
     }
@@ -430,7 +456,7 @@ impl Work {
     /// What an outlet has waiting goes out.
     fn send(&mut self, index: usize) {
         let Some(pending) = self.outlets.get_mut(index) else { return };
-        pending.since = Instant::now();
+        pending.bytes = 0;
         let waiting = std::mem::take(&mut pending.profiles);
         if waiting.is_empty() {
             return;
@@ -496,6 +522,8 @@ impl Work {
 
 /// Runtimes that have had profiles and are remembered.
 const MOST_SEQUENCES: usize = 100_000;
+/// Roughly what a profile's place among those that wait takes, and whom it is of.
+const ORIGIN_BYTES: usize = 1 << 10;
 
 /// One profile of several, or as many as have different sample types.
 fn merged(profiles: &[Outgoing]) -> Vec<Arc<Profile>> {

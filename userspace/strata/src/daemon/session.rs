@@ -250,7 +250,8 @@ fn destinations(configuration: &Configuration, budget: &Budget) -> Result<Destin
             ..defaults
         },
     });
-    Ok(Destinations { store: plan, outlets, plans, spools, memory: budget.sink })
+    let (memory, waiting) = (budget.sink, budget.waiting);
+    Ok(Destinations { store: plan, outlets, plans, spools, memory, waiting })
 }
 
 /// Files of many containers are open at the same time.

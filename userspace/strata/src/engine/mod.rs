@@ -115,6 +115,8 @@ const SETTLING: Duration = Duration::from_secs(1);
 const SWEEP: Duration = Duration::from_secs(1);
 /// Files are forgotten when they were in use at none of two looks.
 const FILE_SWEEP: Duration = Duration::from_secs(300);
+/// With more files than these, those that nobody maps go at once: each is an open descriptor.
+const MANY_FILES: usize = 4096;
 
 impl Engine {
     /// Loads the programs, opens the event streams and reads the state of the host. Sampling
@@ -453,7 +455,8 @@ impl Engine {
         self.groups.retain(|image| table.image(image).is_some());
         self.rates.retain(|image| table.image(image).is_some());
         self.managed.forget_left_alone(|image| table.image(image).is_some());
-        if self.last_file_sweep.elapsed() < FILE_SWEEP {
+        let crowded = self.table.files.len() > MANY_FILES;
+        if !crowded && self.last_file_sweep.elapsed() < FILE_SWEEP {
             return;
         }
         self.last_file_sweep = Instant::now();
@@ -465,6 +468,7 @@ impl Engine {
         }));
         // Programs that run every few seconds use the same files again.
         let spared = std::mem::replace(&mut self.files_in_use, files);
+        let spared = if crowded { HashSet::new() } else { spared };
         let (loading, used) = (&self.loading, &self.files_in_use);
         let is_kept = |file: FileId| {
             used.contains(&file) || spared.contains(&file) || loading.is_asked_about(file)
