@@ -59,10 +59,10 @@ pub struct Cutter {
 const TURN: Duration = Duration::from_millis(100);
 
 impl Cutter {
-    pub fn new(configuration: &Configuration, names: usize) -> Self {
+    pub fn new(configuration: &Configuration, names: usize, people: usize) -> Self {
         Self {
             naming: Naming::new(names, false),
-            people: People::new(configuration),
+            people: People::new(configuration, people),
             tally: Tally::default(),
             begun: SystemTime::now(),
             at: Instant::now(),

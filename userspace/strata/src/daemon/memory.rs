@@ -77,6 +77,8 @@ pub struct Budget {
     pub samples: usize,
     /// Names that are kept.
     pub names: usize,
+    /// Runtimes of processes of which it is kept who they are.
+    pub people: usize,
     /// Of batches that wait in memory, of each sink.
     pub sink: usize,
     /// Of profiles that wait for the end of a sink's period.
@@ -88,7 +90,9 @@ pub struct Budget {
 }
 
 /// Roughly what a name takes, with the place it is of.
-const NAME_BYTES: u64 = 350;
+const NAME_BYTES: u64 = 450;
+/// Roughly what it takes to know who somebody is.
+const PERSON_BYTES: u64 = 3 << 10;
 
 impl Budget {
     pub fn of(limit: u64, sinks: usize) -> Self {
@@ -101,7 +105,8 @@ impl Budget {
             tables: part(6).max(8 << 20),
             ring: u32::try_from(ring).unwrap_or(1 << 20),
             samples: size(part(16)),
-            names: size(part(8) / NAME_BYTES),
+            names: size(part(10) / NAME_BYTES),
+            people: size(part(20) / PERSON_BYTES),
             sink: size(part(24) / sinks.max(1) as u64).max(1 << 20),
             waiting: size(part(16)),
             store: size(part(24)),
@@ -203,6 +208,7 @@ mod tests {
                 + u64::from(budget.ring)
                 + budget.samples as u64
                 + budget.names as u64 * NAME_BYTES
+                + budget.people as u64 * PERSON_BYTES
                 + budget.sink as u64 * 3
                 + budget.waiting as u64
                 + budget.store as u64

@@ -109,6 +109,10 @@ pub struct People {
     /// Changes with the configuration.
     generation: u64,
     hasher: RandomState,
+    /// How many are known, of all persons together, and how many may be: who the others are is
+    /// worked out whenever it is needed.
+    known: usize,
+    most_known: usize,
 }
 
 /// Bytes of an environment that are kept: more understood variables than these are nobody's.
@@ -123,12 +127,14 @@ const KERNEL: &str = "kernel";
 const ONLY_DOMAIN: &str = "clrhost";
 
 impl People {
-    pub fn new(configuration: &Configuration) -> Self {
+    pub fn new(configuration: &Configuration, most_known: usize) -> Self {
         let mut people = Self {
             persons: HashMap::new(),
             wanted: Vec::new(),
             generation: 0,
             hasher: RandomState::new(),
+            known: 0,
+            most_known,
         };
         people.configure(configuration, &ProcessTable::default());
         people
@@ -155,6 +161,10 @@ impl People {
 
     pub fn len(&self) -> usize {
         self.persons.len()
+    }
+
+    pub fn set_most_known(&mut self, most: usize) {
+        self.most_known = most;
     }
 
     /// A process was sampled for the first time: it may be gone soon. What it was before it executed
@@ -187,10 +197,12 @@ impl People {
         for person in self.persons.values_mut() {
             person.known = HashMap::new();
         }
+        self.known = 0;
     }
 
     pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
         self.persons.retain(|image, _| is_kept(*image));
+        self.known = self.persons.values().map(|person| person.known.len()).sum();
     }
 
     /// Who an AppDomain of a process is; 0 for one that has no more than one.
@@ -219,6 +231,7 @@ impl People {
         let person = self.persons.get_mut(&image)?;
         // Numbers of AppDomains are a process's claim.
         if person.known.len() >= MOST_DOMAINS && !person.known.contains_key(&domain) {
+            self.known = self.known.saturating_sub(person.known.len());
             person.known.clear();
         }
         if let Some((known, who)) = person.known.get(&domain)
@@ -254,7 +267,12 @@ impl People {
         let origin = Arc::new(origin(&identity, &facts, pid, runtime_id, language));
         let labels = stored_labels(&identity);
         let who = Arc::new(Who { identity, decision, origin, labels });
-        person.known.insert(domain, (state, who.clone()));
+        if person.known.contains_key(&domain) {
+            person.known.insert(domain, (state, who.clone()));
+        } else if self.known < self.most_known {
+            self.known += 1;
+            person.known.insert(domain, (state, who.clone()));
+        }
         Some(who)
     }
 }

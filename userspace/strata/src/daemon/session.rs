@@ -188,7 +188,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         network.spawn(web::serve(listener, board.clone()));
     }
     let mut daemon = Daemon {
-        cutter: Cutter::new(&configuration, budget.names),
+        cutter: Cutter::new(&configuration, budget.names, budget.people),
         runtimes: Runtimes::start(&configuration.containers, &network),
         period: period(&configuration),
         watch: Watch::new(budget.limit),
@@ -497,6 +497,7 @@ impl Daemon {
         self.cutter.people.configure(&configuration, &self.engine.table);
         self.runtimes.configure(&configuration.containers, &self.network);
         self.cutter.naming.set_most(budget.names);
+        self.cutter.people.set_most_known(budget.people);
         self.engine.managed.set_budget(budget.bridges);
         self.watch.limit = budget.limit;
         self.budget = budget;
