@@ -95,7 +95,7 @@ fn what_comes_and_goes_leaves_nothing_behind() -> Result<()> {
     daemon.configure(&configuration(99))?;
     daemon.start()?;
     let (processes, runtimes, reloads) = machine::short_or_long((300, 2, 6), (10_000, 50, 100));
-    trouble(&mut daemon, processes / 3, 2, 4)?;
+    trouble(&mut daemon, processes / 3, (runtimes / 3).max(2), (reloads / 3).max(4))?;
     let before = Held::now(&daemon)?;
     trouble(&mut daemon, processes, runtimes, reloads)?;
     let after = Held::now(&daemon)?;

@@ -179,7 +179,7 @@ impl Cutter {
 /// How long naming one cut may take: what has no name by then is asked for at a later cut.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Profiles that are handed over together.
-const AT_ONCE: usize = 128;
+const AT_ONCE: usize = 64;
 
 fn wants_cpu(engine: &Engine, image: ImageId, who: &Who) -> bool {
     let types = &who.identity.types;

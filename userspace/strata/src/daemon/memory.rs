@@ -108,7 +108,7 @@ impl Budget {
             names: size(part(10) / NAME_BYTES),
             people: size(part(20) / PERSON_BYTES),
             sink: size(part(24) / sinks.max(1) as u64).max(1 << 20),
-            waiting: size(part(16)),
+            waiting: size(part(24)),
             store: size(part(24)),
             bridges: size(part(6)),
         }

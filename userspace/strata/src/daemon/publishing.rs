@@ -29,7 +29,7 @@ use super::outlets::{self, Outlet, Way};
 use files::Folder;
 
 /// Parts of cuts that wait for the publisher; more would only take memory.
-const WAITING_CUTS: usize = 8;
+const WAITING_CUTS: usize = 2;
 /// How long before its end a period counts as over: cuts do not come to the millisecond.
 const EARLY: Duration = Duration::from_millis(500);
 /// The store is looked after this often.
