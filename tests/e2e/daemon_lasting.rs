@@ -129,7 +129,8 @@ fn the_memory_limit_holds_with_a_crowd_and_ever_new_stacks() -> Result<()> {
     ))?;
     daemon.start()?;
     let (crowd, seconds) = machine::short_or_long((2_000, 25), (10_000, 150));
-    let until = (seconds + 30).to_string();
+    // Being born takes a crowd its time.
+    let until = (seconds + 120).to_string();
     let mut many = Running::start(&targets::c("crowd").build()?, &[&until, &crowd.to_string()])?;
     many.wait_for_line(&format!("born {crowd}"), PATIENCE)?;
     let _stacks = Running::start(&targets::c("many_stacks").build()?, &[&until, "20"])?;

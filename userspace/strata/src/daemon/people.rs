@@ -5,6 +5,7 @@
 //! as `strata_services` and the rules let it.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
@@ -267,11 +268,15 @@ impl People {
         let origin = Arc::new(origin(&identity, &facts, pid, runtime_id, language));
         let labels = stored_labels(&identity);
         let who = Arc::new(Who { identity, decision, origin, labels });
-        if person.known.contains_key(&domain) {
-            person.known.insert(domain, (state, who.clone()));
-        } else if self.known < self.most_known {
-            self.known += 1;
-            person.known.insert(domain, (state, who.clone()));
+        match person.known.entry(domain) {
+            Entry::Occupied(mut known) => {
+                known.insert((state, who.clone()));
+            }
+            Entry::Vacant(place) if self.known < self.most_known => {
+                self.known += 1;
+                place.insert((state, who.clone()));
+            }
+            Entry::Vacant(_) => {}
         }
         Some(who)
     }
