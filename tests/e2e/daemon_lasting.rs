@@ -107,7 +107,8 @@ fn what_comes_and_goes_leaves_nothing_behind() -> Result<()> {
     assert!(without_names(&after) < without_names(&before) * 1.1 + 4e6, "memory grew");
     assert!(after.helpers < before.helpers + 16e6, "helpers grew");
     assert!(after.files < before.files + 24.0, "files stay open");
-    assert!(after.threads <= before.threads, "threads stay");
+    // A thread that a reload has waited in ends some seconds later.
+    assert!(after.threads <= before.threads + 1.0, "threads stay");
     // Unwind tables stay until others need their room: a sixth of 256 MB.
     assert!(after.maps < 20e6 + 256e6 / 6.0 + 9e6, "maps grew");
     assert!(after.images < before.images + 50.0, "processes that are gone are remembered");
