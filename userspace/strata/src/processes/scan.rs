@@ -18,12 +18,13 @@ pub fn scan(table: &mut ProcessTable) -> usize {
     found
 }
 
-/// Reads one process into the table; false when it is gone, or a kernel thread.
+/// Reads one process into the table; false when it is gone, or a kernel thread. One that has ended
+/// and was not waited for is gone: nothing tells when somebody does.
 pub fn scan_process(table: &mut ProcessTable, pid: u32) -> bool {
     // Processes may end at any moment: what cannot be read is not there.
     let Ok(maps) = fs::read(format!("/proc/{pid}/maps")) else { return false };
-    let Some((comm, parent)) = stat(pid) else { return false };
-    if maps.is_empty() && parent == KTHREADD {
+    let Some(Stat { comm, state, parent }) = stat(pid) else { return false };
+    if maps.is_empty() && (parent == KTHREADD || state == "Z") {
         return false;
     }
     let mut mappings = Vec::new();
@@ -45,16 +46,23 @@ pub fn scan_process(table: &mut ProcessTable, pid: u32) -> bool {
 /// Parent of all kernel threads.
 const KTHREADD: u32 = 2;
 
-/// Name and parent of a process.
-fn stat(pid: u32) -> Option<(String, u32)> {
+struct Stat {
+    comm: String,
+    state: String,
+    parent: u32,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // The name is in parentheses and may itself contain some.
     let open = text.iter().position(|&byte| byte == b'(')?;
     let close = text.iter().rposition(|&byte| byte == b')')?;
     let comm = String::from_utf8_lossy(text.get(open + 1..close)?).into_owned();
     let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
-    let parent = rest.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    Some((comm, parent))
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?.to_owned();
+    let parent = fields.next()?.parse().ok()?;
+    Some(Stat { comm, state, parent })
 }
 
 struct Line<'a> {
@@ -110,6 +118,17 @@ mod tests {
     #[test]
     fn data_mappings_are_left_out() {
         assert!(parse_line(b"7f00-7f10 rw-p 00001000 fe:01 1234 /lib/x.so").is_none());
+    }
+
+    #[test]
+    fn a_process_that_only_waits_to_be_waited_for_is_gone() {
+        let mut child = std::process::Command::new("/bin/true").spawn().expect("it starts");
+        let is_zombie = || stat(child.id()).is_some_and(|stat| stat.state == "Z");
+        while !is_zombie() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(!scan_process(&mut ProcessTable::default(), child.id()));
+        child.wait().expect("it was there");
     }
 
     #[test]
