@@ -239,7 +239,7 @@ impl Engine {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Nothing was sampled lately, and no bridge has anything to tell.
+    /// Nothing was sampled lately, and there is no bridge that may have something to tell.
     pub fn is_quiet(&self) -> bool {
         !self.took_some && self.managed.images().next().is_none()
     }

@@ -140,7 +140,9 @@ impl Aggregate {
             space.epoch.into(),
             end | (words.kernel.len() as u64) << 16,
         ];
-        let user = self.hash(bytes_of(words.user)) ^ self.hash(bytes_of(&meaning));
+        // Each is turned by another distance: a process that makes its stack look like another part
+        // must not make the two cancel each other.
+        let user = self.hash(bytes_of(words.user)) ^ self.hash(bytes_of(&meaning)).rotate_left(32);
         if words.kernel.is_empty() {
             return user;
         }
@@ -155,7 +157,7 @@ impl Aggregate {
                 .map_or(0, u64::from_ne_bytes)
         });
         let words = [u64::from(key.image.0) | u64::from(key.tid) << 32, key.domain, first, second];
-        self.hash(bytes_of(&words))
+        self.hash(bytes_of(&words)).rotate_left(96)
     }
 
     fn stack(&mut self, hash: u128, image: ImageId, words: Words<'_>, space: &Space) -> StackId {
@@ -329,6 +331,18 @@ mod tests {
         assert_eq!(aggregate.stacks(), 1);
         assert_eq!(aggregate.counts().count(), 3);
         assert_eq!(aggregate.counts().map(|(_, _, count)| count).sum::<u64>(), 6);
+    }
+
+    #[test]
+    fn a_stack_that_looks_like_what_is_hashed_with_it_is_a_stack_of_its_own() {
+        let aggregate = Aggregate::new(false);
+        let hash = |era: u32| {
+            // The words that say what those of the user mean.
+            let user = [u64::from(era) << 32, 0, u64::from(End::Complete as u8)];
+            let words = Words { kernel: &[], user: &user, end: End::Complete, flags: 0, era };
+            aggregate.hash_of_words(ImageId(0), words, &Space::default())
+        };
+        assert_ne!(hash(1), hash(2));
     }
 
     #[test]
