@@ -1,4 +1,10 @@
-//! The daemon's loop: samples and cuts, signals and reloads, bridges, memory, the watchdog.
+//! The daemon's loop: samples and cuts, signals, bridges, memory, the watchdog.
+//!
+//! - [`reloading`]: another configuration.
+//! - [`figures`]: what the board shows.
+
+mod figures;
+mod reloading;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,7 +17,7 @@ use strata_layout::record::END_COUNT;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::board::{self, Board, Bridges, Snapshot};
+use super::board::{self, Board};
 use super::cutting::Cutter;
 use super::log::Log;
 use super::memory::{self, Budget, Pressure, Watch};
@@ -26,8 +32,8 @@ use crate::engine::{Engine, Options};
 use crate::kernel::introspect::{self, RunTimeStatistics};
 use crate::kernel::loader::Settings;
 use crate::managed::Policy;
-use crate::record::report;
 use crate::recording::selection::Wanted;
+use figures::SlowFigures;
 
 /// Records are drained at least this often; with the tick while there are none.
 const TURN: Duration = Duration::from_millis(250);
@@ -111,16 +117,6 @@ struct Daemon {
     /// Who is sampled, as the status shows it.
     services: Arc<Vec<serde_json::Value>>,
     _run_time: Option<RunTimeStatistics>,
-}
-
-/// Figures that are found out less often.
-#[derive(Clone, Copy, Debug, Default)]
-struct SlowFigures {
-    helper_seconds: f64,
-    sampler_seconds: f64,
-    sampler_runs: u64,
-    open_files: usize,
-    threads: usize,
 }
 
 /// Runs until it is told to end.
@@ -451,84 +447,6 @@ impl Daemon {
         memory::trim();
     }
 
-    /// Takes over the configuration as it is now; keeps the old one if that cannot be used.
-    async fn reload(&mut self) {
-        self.manager.reloading();
-        match self.try_reload().await {
-            Ok(()) => {
-                self.reloads += 1;
-                self.reload_trouble = None;
-                let status = self.summary();
-                tracing::info!("the configuration was reloaded: {status}");
-                self.manager.ready(&status);
-            }
-            Err(error) => {
-                tracing::error!("the configuration was not reloaded: {error:#}");
-                self.reload_trouble = Some(format!("{error:#}"));
-                let status = "The configuration was not reloaded; the one before is used";
-                self.manager.ready(status);
-            }
-        }
-    }
-
-    async fn try_reload(&mut self) -> Result<()> {
-        let Loaded { configuration, notices, .. } = self.source.load()?;
-        let budget = Budget::of(configuration.memory_limit.value.0, configuration.sinks.len());
-        let destinations = destinations(&configuration, &budget)?;
-        // What was sampled under the old rules is of the old rules.
-        self.engine.turn();
-        self.meet_newcomers();
-        self.cut();
-        self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
-        let outcome = self.publisher.configure(destinations);
-        tokio::task::spawn_blocking(move || outcome.recv()).await???;
-        for notice in notices {
-            tracing::warn!("{notice}");
-        }
-        let frequency = kernel_frequency(&configuration);
-        if frequency != kernel_frequency(&self.configuration) {
-            self.engine.set_frequency(frequency)?;
-        }
-        if configuration.metrics.value != self.configuration.metrics.value {
-            tracing::warn!("metrics.address changes with a restart only");
-        }
-        self.engine.set_own_pid(own_pid(&configuration));
-        self.engine.take_all_in();
-        self.cutter.people.configure(&configuration, &self.engine.table);
-        self.runtimes.configure(&configuration.containers, &self.network);
-        self.cutter.naming.set_most(budget.names);
-        self.cutter.people.set_most_known(budget.people);
-        self.engine.managed.set_budget(budget.bridges);
-        self.watch.limit = budget.limit;
-        self.budget = budget;
-        self.period = period(&configuration);
-        self.configuration = configuration;
-        self.ask_bridges_again();
-        Ok(())
-    }
-
-    /// Rules may want bridges elsewhere now.
-    fn ask_bridges_again(&mut self) {
-        let images: Vec<_> = self.engine.managed.images().collect();
-        let unwanted: Vec<_> = images
-            .into_iter()
-            .filter(|image| {
-                let who = self.cutter.people.who(
-                    &self.engine,
-                    &self.configuration,
-                    &self.runtimes,
-                    *image,
-                    0,
-                );
-                who.is_some_and(|who| {
-                    let policy = who.decision.bridge.unwrap_or(self.configuration.bridge.value);
-                    policy == BridgePolicy::Off || who.decision.choice.enabled == Some(false)
-                })
-            })
-            .collect();
-        self.engine.take_bridges_back(|image| !unwanted.contains(&image));
-    }
-
     fn summary(&self) -> String {
         let configuration = &self.configuration;
         let sinks: Vec<&str> = configuration.sinks.iter().map(|sink| sink.name.as_str()).collect();
@@ -542,69 +460,6 @@ impl Daemon {
             false => "no store".to_owned(),
         };
         format!("{} Hz, {sinks}, {store}", kernel_frequency(configuration))
-    }
-
-    fn slow_figures(&self) -> SlowFigures {
-        let sampler = introspect::of_this_process().ok();
-        let sampler = sampler.as_ref().and_then(|used| used.program("sample_cpu"));
-        let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
-        SlowFigures {
-            sampler_seconds: sampler.map_or(0.0, |used| used.run_time.as_secs_f64()),
-            sampler_runs: sampler.map_or(0, |used| used.run_count),
-            helper_seconds: self.engine.loading.helpers().processor_time.as_secs_f64(),
-            open_files: count("/proc/self/fd"),
-            threads: count("/proc/self/task"),
-        }
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        let engine = &self.engine;
-        let tally = &self.cutter.tally;
-        let bridges = engine.managed.totals();
-        let mut ends = self.ends;
-        for (sum, count) in ends.iter_mut().zip(engine.aggregate.ends()) {
-            *sum += count;
-        }
-        Snapshot {
-            frequency: kernel_frequency(&self.configuration),
-            processes: engine.table.len(),
-            images: engine.table.image_count(),
-            files: engine.table.files.len(),
-            people: self.cutter.people.len(),
-            services: self.services.clone(),
-            containers: self.runtimes.health(),
-            samples: tally.samples,
-            left_out: tally.left_out + engine.deselected_samples,
-            nobodys: tally.nobodys,
-            own_samples: engine.own_samples,
-            cuts: tally.cuts,
-            early_cuts: self.early_cuts,
-            profiles: tally.profiles,
-            dropped_profiles: self.publisher.dropped,
-            names: self.cutter.naming.len(),
-            shed: [self.shed[0], self.shed[1], self.shed[2], engine.store.evicted],
-            losses: board::causes(report::losses(engine, &ends, tally.unnamed)),
-            memory: self.watch.last,
-            memory_peak: self.watch.peak,
-            memory_limit: self.watch.limit,
-            open_files: self.slow.open_files,
-            threads: self.slow.threads,
-            own_seconds: own_seconds(),
-            helper_seconds: self.slow.helper_seconds,
-            cut_seconds: tally.nanos as f64 / 1e9,
-            sampler_seconds: self.slow.sampler_seconds,
-            sampler_runs: self.slow.sampler_runs,
-            bridges: Bridges {
-                attached: bridges.attached,
-                detached: bridges.detached,
-                methods: bridges.methods,
-                waiting: engine.managed.candidates().count(),
-                refused: bridges.refused,
-            },
-            reloads: self.reloads,
-            reload_trouble: self.reload_trouble.clone(),
-            configuration: self.source.shown(),
-        }
     }
 
     /// The rest of the period goes out, and bridges are taken back.
@@ -655,16 +510,4 @@ async fn beat(watchdog: &mut Option<tokio::time::Interval>) {
         }
         None => std::future::pending().await,
     }
-}
-
-/// Processor time of strata itself.
-fn own_seconds() -> f64 {
-    // SAFETY: a zeroed `rusage` is valid, and the call only writes to it.
-    let used = unsafe {
-        let mut used: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut used);
-        used
-    };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    seconds(used.ru_utime) + seconds(used.ru_stime)
 }

@@ -1,0 +1,88 @@
+//! Another configuration while the daemon runs: taken over as a whole, or not at all.
+
+use anyhow::Result;
+use strata_config::Loaded;
+use strata_config::settings::BridgePolicy;
+
+use super::{Daemon, destinations, kernel_frequency, own_pid, period};
+use crate::daemon::memory::Budget;
+
+impl Daemon {
+    /// Takes over the configuration as it is now; keeps the old one if that cannot be used.
+    pub(super) async fn reload(&mut self) {
+        self.manager.reloading();
+        match self.try_reload().await {
+            Ok(()) => {
+                self.reloads += 1;
+                self.reload_trouble = None;
+                let status = self.summary();
+                tracing::info!("the configuration was reloaded: {status}");
+                self.manager.ready(&status);
+            }
+            Err(error) => {
+                tracing::error!("the configuration was not reloaded: {error:#}");
+                self.reload_trouble = Some(format!("{error:#}"));
+                let status = "The configuration was not reloaded; the one before is used";
+                self.manager.ready(status);
+            }
+        }
+    }
+
+    async fn try_reload(&mut self) -> Result<()> {
+        let Loaded { configuration, notices, .. } = self.source.load()?;
+        let budget = Budget::of(configuration.memory_limit.value.0, configuration.sinks.len());
+        let destinations = destinations(&configuration, &budget)?;
+        // What was sampled under the old rules is of the old rules.
+        self.engine.turn();
+        self.meet_newcomers();
+        self.cut();
+        self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
+        let outcome = self.publisher.configure(destinations);
+        tokio::task::spawn_blocking(move || outcome.recv()).await???;
+        for notice in notices {
+            tracing::warn!("{notice}");
+        }
+        let frequency = kernel_frequency(&configuration);
+        if frequency != kernel_frequency(&self.configuration) {
+            self.engine.set_frequency(frequency)?;
+        }
+        if configuration.metrics.value != self.configuration.metrics.value {
+            tracing::warn!("metrics.address changes with a restart only");
+        }
+        self.engine.set_own_pid(own_pid(&configuration));
+        self.engine.take_all_in();
+        self.cutter.people.configure(&configuration, &self.engine.table);
+        self.runtimes.configure(&configuration.containers, &self.network);
+        self.cutter.naming.set_most(budget.names);
+        self.cutter.people.set_most_known(budget.people);
+        self.engine.managed.set_budget(budget.bridges);
+        self.watch.limit = budget.limit;
+        self.budget = budget;
+        self.period = period(&configuration);
+        self.configuration = configuration;
+        self.ask_bridges_again();
+        Ok(())
+    }
+
+    /// Rules may want bridges elsewhere now.
+    fn ask_bridges_again(&mut self) {
+        let images: Vec<_> = self.engine.managed.images().collect();
+        let unwanted: Vec<_> = images
+            .into_iter()
+            .filter(|image| {
+                let who = self.cutter.people.who(
+                    &self.engine,
+                    &self.configuration,
+                    &self.runtimes,
+                    *image,
+                    0,
+                );
+                who.is_some_and(|who| {
+                    let policy = who.decision.bridge.unwrap_or(self.configuration.bridge.value);
+                    policy == BridgePolicy::Off || who.decision.choice.enabled == Some(false)
+                })
+            })
+            .collect();
+        self.engine.take_bridges_back(|image| !unwanted.contains(&image));
+    }
+}
