@@ -187,6 +187,11 @@ impl<T: Clone + Eq + Hash> ListTable<T> {
         self.items.get(start..end).unwrap_or_default()
     }
 
+    /// All lists, by position.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[T]> {
+        (0..u32::try_from(self.ends.len()).unwrap_or(u32::MAX)).map(|id| self.get(id))
+    }
+
     /// `None` when the table is full.
     pub(crate) fn intern(&mut self, index: &mut Index, list: &[T]) -> Option<u32> {
         if list.is_empty() {

@@ -1,7 +1,8 @@
 //! The messages of `profile.proto` (github.com/google/pprof/blob/main/proto/profile.proto) below
 //! its top level, which `wire` walks by hand so that no profile is ever held twice.
 
-/// Field numbers of the top-level message `Profile`.
+/// Field numbers: those of the top-level message `Profile`, and, for the writer, those of each
+/// message in it.
 pub(super) mod field {
     pub(crate) const SAMPLE_TYPE: u32 = 1;
     pub(crate) const SAMPLE: u32 = 2;
@@ -16,11 +17,54 @@ pub(super) mod field {
     pub(crate) const COMMENT: u32 = 13;
     pub(crate) const DEFAULT_SAMPLE_TYPE: u32 = 14;
 
-    /// Those of a sample, which is written by hand.
+    pub(crate) mod value_type {
+        pub(crate) const NAME: u32 = 1;
+        pub(crate) const UNIT: u32 = 2;
+    }
+
     pub(crate) mod sample {
         pub(crate) const LOCATION_ID: u32 = 1;
         pub(crate) const VALUE: u32 = 2;
         pub(crate) const LABEL: u32 = 3;
+    }
+
+    pub(crate) mod label {
+        pub(crate) const KEY: u32 = 1;
+        pub(crate) const STR: u32 = 2;
+        pub(crate) const NUM: u32 = 3;
+        pub(crate) const NUM_UNIT: u32 = 4;
+    }
+
+    pub(crate) mod mapping {
+        pub(crate) const ID: u32 = 1;
+        pub(crate) const MEMORY_START: u32 = 2;
+        pub(crate) const MEMORY_LIMIT: u32 = 3;
+        pub(crate) const FILE_OFFSET: u32 = 4;
+        pub(crate) const FILENAME: u32 = 5;
+        pub(crate) const BUILD_ID: u32 = 6;
+        pub(crate) const HAS_FUNCTIONS: u32 = 7;
+        pub(crate) const HAS_FILENAMES: u32 = 8;
+        pub(crate) const HAS_LINE_NUMBERS: u32 = 9;
+        pub(crate) const HAS_INLINE_FRAMES: u32 = 10;
+    }
+
+    pub(crate) mod location {
+        pub(crate) const ID: u32 = 1;
+        pub(crate) const MAPPING_ID: u32 = 2;
+        pub(crate) const ADDRESS: u32 = 3;
+        pub(crate) const LINE: u32 = 4;
+    }
+
+    pub(crate) mod line {
+        pub(crate) const FUNCTION_ID: u32 = 1;
+        pub(crate) const LINE: u32 = 2;
+    }
+
+    pub(crate) mod function {
+        pub(crate) const ID: u32 = 1;
+        pub(crate) const NAME: u32 = 2;
+        pub(crate) const SYSTEM_NAME: u32 = 3;
+        pub(crate) const FILENAME: u32 = 4;
     }
 }
 

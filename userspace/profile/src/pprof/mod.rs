@@ -1,8 +1,8 @@
 //! pprof: the format most profilers and viewers exchange.
 //!
-//! - `messages` is its schema, `wire` its top level.
-//! - `encode` writes one message at a time into a gzip stream, `decode` reads one at a time:
-//!   neither holds a second copy of the profile.
+//! - `messages` is its schema, `wire` walks fields, `writer` writes them.
+//! - `encode` writes one message at a time into a gzip stream, the `samples` apart, since they are
+//!   most of it; `decode` reads one at a time: neither holds a second copy of the profile.
 //!
 //! Labels: `pid`, `tid` (numeric), `comm`, `container_id`, and `process` where it differs from
 //! `comm`. The host is a comment, `host: NAME`.
@@ -13,7 +13,9 @@
 mod decode;
 mod encode;
 mod messages;
+mod samples;
 mod wire;
+mod writer;
 
 pub use decode::{Limits, decode, decode_with_limits, is_gzip};
 pub use encode::{COMPRESSION, encode, encode_plain};
