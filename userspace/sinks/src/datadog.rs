@@ -33,6 +33,7 @@ impl Default for Settings {
                 name_bytes: 1024,
                 value_bytes: 4096,
                 symbol_bytes: 4096,
+                index_bytes: 1,
             },
             tag_limits: LabelLimits { count: 100, name_bytes: 200, value_bytes: 4096 },
             sample_labels: types::datadog_labels(),

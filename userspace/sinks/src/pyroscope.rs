@@ -50,6 +50,7 @@ impl Default for Settings {
                 name_bytes: 1024,
                 value_bytes: 2048,
                 symbol_bytes: 4096,
+                index_bytes: 1,
             },
             label_limits: LabelLimits { count: 30, name_bytes: 1024, value_bytes: 2048 },
             sample_labels: types::pyroscope_labels(),

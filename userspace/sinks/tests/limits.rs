@@ -17,6 +17,7 @@ const LIMITS: Limits = Limits {
     name_bytes: 1024,
     value_bytes: 2048,
     symbol_bytes: 4096,
+    index_bytes: 1,
 };
 
 fn both() -> Vec<(usize, &'static str, &'static str)> {

@@ -5,9 +5,25 @@ use strata_profile::{Frame, LabelValue, LocationId, Profile, Sample, StackId, St
 
 use crate::positions::Marks;
 
-pub(super) const LABEL_BYTES: usize = 48;
-const STRING_BYTES: usize = 8;
-const FRAME_BYTES: usize = 80;
+// What comes before a field or a message of less than 2^28 bytes, and an index into a table: such
+// a profile has no table of more things.
+const KEY: usize = 1;
+const LENGTH: usize = 4;
+const INDEX: usize = 4;
+const FIELD: usize = KEY + INDEX;
+const LONGEST_NUMBER: usize = KEY + 10;
+
+const STRING_BYTES: usize = KEY + LENGTH;
+/// A line with its function and number, and the function with its three names.
+const FRAME_BYTES: usize = (KEY + LENGTH + FIELD + KEY + 5) + (KEY + LENGTH + 4 * FIELD);
+/// With its mapping, its address and what OTLP says of its kind.
+const LOCATION_BYTES: usize = KEY + LENGTH + 2 * FIELD + LONGEST_NUMBER + FIELD + KEY;
+/// In a sample, or where OTLP has it.
+pub(super) const LABEL_BYTES: usize = KEY + LENGTH + 2 * FIELD + LONGEST_NUMBER;
+/// Without what it has once for each type: its stack is a message of its own in OTLP.
+const SAMPLE_BYTES: usize = 2 * (KEY + LENGTH) + KEY + LENGTH;
+/// OTLP writes a sample once for each type.
+const VALUE_BYTES: usize = KEY + LENGTH + FIELD + 2 * (KEY + LENGTH) + 10;
 
 /// How many of the innermost functions at a location fit in `room` bytes; at least one.
 pub(super) fn kept_frames(
@@ -62,11 +78,16 @@ pub(super) struct Costs<'p> {
 }
 
 impl<'p> Costs<'p> {
-    pub(super) fn new(profile: &'p Profile, longest: usize, frame_room: usize) -> Self {
+    pub(super) fn new(
+        profile: &'p Profile,
+        longest: usize,
+        frame_room: usize,
+        least_index: usize,
+    ) -> Self {
         // One more for the marker.
         let locations = profile.locations().len().saturating_add(2);
         let bits = usize::BITS.saturating_sub(locations.leading_zeros()) as usize;
-        let id_bytes = bits.div_ceil(7).max(1);
+        let id_bytes = bits.div_ceil(7).max(1).max(least_index);
         Self { profile, id_bytes, longest, frame_room, depths: profile.depths() }
     }
 
@@ -113,7 +134,7 @@ impl<'p> Costs<'p> {
         }
         let profile = self.profile;
         let location = profile.location(id);
-        let mut bytes = 64_usize;
+        let mut bytes = LOCATION_BYTES;
         if let Some(mapping) = location.mapping
             && seen.mappings.insert(mapping.position())
         {
@@ -145,14 +166,15 @@ impl<'p> Costs<'p> {
         bytes
     }
 
-    /// OTLP writes a sample once for each type.
     pub(super) fn sample(&self, sample: &Sample, seen: &mut Seen) -> usize {
         let profile = self.profile;
-        let mut bytes = sample.values.len().saturating_mul(24).saturating_add(32);
+        let types = sample.values.len();
+        let mut bytes = types.saturating_mul(VALUE_BYTES).saturating_add(SAMPLE_BYTES);
         bytes = bytes.saturating_add(self.stack(sample.stack, seen));
         let new = seen.labels.insert(sample.labels.position());
         for label in profile.labels(sample.labels) {
             bytes = bytes.saturating_add(LABEL_BYTES);
+            bytes = bytes.saturating_add(types.saturating_mul(INDEX));
             let text = match label.value {
                 LabelValue::Text(text) => text,
                 LabelValue::Number { unit, .. } => unit,
@@ -161,7 +183,8 @@ impl<'p> Costs<'p> {
             bytes = bytes.saturating_add(strings.iter().sum());
             if new {
                 // OTLP writes the text of a label with each new label.
-                bytes = bytes.saturating_add(profile.string(text).len());
+                let text = profile.string(text).len().saturating_add(2 * LENGTH);
+                bytes = bytes.saturating_add(LABEL_BYTES).saturating_add(text);
             }
         }
         bytes

@@ -46,6 +46,8 @@ pub struct Limits {
     pub value_bytes: usize,
     /// Bytes of a function's name, a file or a path.
     pub symbol_bytes: usize,
+    /// Bytes that an index into a table takes at least: more than one where profiles share tables.
+    pub index_bytes: usize,
 }
 
 /// What did not fit, or was not allowed.
@@ -139,7 +141,7 @@ fn project(profile: &Profile, selection: &Selection, limits: &Limits) -> (Profil
     let mut copy = Copy::new(profile, &types, limits.symbol_bytes, limits.bytes / 4);
     let (period_name, period_unit) = selection.period;
     copy.builder.set_period(period_name, period_unit, profile.period);
-    let costs = Costs::new(profile, limits.symbol_bytes, limits.bytes / 4);
+    let costs = Costs::new(profile, limits.symbol_bytes, limits.bytes / 4, limits.index_bytes);
     let most_bytes = costs.most_bytes();
     // The other half is for labels, values and the marker.
     let room = limits.bytes / 2;
@@ -187,7 +189,7 @@ fn split(whole: Profile, limits: &Limits) -> Vec<Part> {
     if whole.sample_count() == 0 {
         return Vec::new();
     }
-    let costs = Costs::new(&whole, usize::MAX, usize::MAX);
+    let costs = Costs::new(&whole, usize::MAX, usize::MAX, limits.index_bytes);
     let mut seen = Seen::default();
     let mut bytes = BASE_BYTES;
     // Where each part begins, and its bytes.

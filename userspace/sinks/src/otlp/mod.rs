@@ -63,6 +63,7 @@ impl Default for Settings {
                 name_bytes: 1024,
                 value_bytes: 4096,
                 symbol_bytes: 4096,
+                index_bytes: 3,
             },
             attribute_limits: LabelLimits { count: 128, name_bytes: 1024, value_bytes: 4096 },
             sample_labels: types::otlp_labels(),
