@@ -5,8 +5,6 @@ use std::fs::File;
 
 use anyhow::{Context, Result, bail};
 
-use crate::places;
-
 /// Set to 1 for the variants of the tests with full sample counts and durations.
 pub const LONG: &str = "STRATA_TEST_LONG";
 
@@ -22,7 +20,8 @@ pub fn alone() -> Result<Alone> {
             "the end-to-end tests load BPF programs: run them as root (`sudo -E cargo xtask test`)"
         );
     }
-    let path = places::cache("targets")?.join("machine.lock");
+    // Of all clones on this machine, whatever their caches.
+    let path = std::env::temp_dir().join("strata-tests.lock");
     let lock = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
     lock.lock().context("waiting for the machine")?;
     Ok(Alone { _lock: lock })

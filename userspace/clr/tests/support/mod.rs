@@ -239,18 +239,15 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Held while a test has CLRs that nobody else may attach to: a recording of the whole host attaches to
-/// all. The end-to-end tests hold the same lock.
+/// Held while a test has CLRs that nobody else may attach to: a recording of the whole host attaches
+/// to all. The end-to-end tests hold the same lock, those of other clones too.
 pub struct Alone {
     _lock: fs::File,
 }
 
 pub fn alone() -> Alone {
     must_be_root();
-    let cache = std::env::var_os("STRATA_CACHE").map(PathBuf::from);
-    let folder = cache.unwrap_or_else(|| workspace().join(".cache")).join("targets");
-    fs::create_dir_all(&folder).unwrap();
-    let lock = fs::File::create(folder.join("machine.lock")).unwrap();
+    let lock = fs::File::create(std::env::temp_dir().join("strata-tests.lock")).unwrap();
     lock.lock().unwrap();
     Alone { _lock: lock }
 }
