@@ -31,6 +31,7 @@ pub struct Rule {
     pub enable: Sourced<Option<bool>>,
     pub types: Sourced<Option<Types>>,
     pub frequency: Sourced<Option<u32>>,
+    pub timestamps: Sourced<Option<bool>>,
     pub service: Sourced<Option<String>>,
     pub env: Sourced<Option<String>>,
     pub version: Sourced<Option<String>>,
@@ -44,6 +45,8 @@ pub struct Rule {
 pub struct Decision {
     pub choice: Choice,
     pub frequency: Option<u32>,
+    /// Whether the store keeps the time of every sample.
+    pub timestamps: Option<bool>,
     pub bridge: Option<BridgePolicy>,
 }
 
@@ -86,6 +89,7 @@ fn rule(layers: &mut Layers<'_>, number: &str) -> Rule {
         enable: layers.get(&path("enable"), None),
         types: layers.get(&path("types"), None),
         frequency,
+        timestamps: layers.get(&path("timestamps"), None),
         service: layers.get(&path("service"), None),
         env: layers.get(&path("env"), None),
         version: layers.get(&path("version"), None),
@@ -146,6 +150,7 @@ pub fn decide(rules: &[Rule], facts: &Facts<'_>) -> Decision {
             }
         }
         decision.frequency = decision.frequency.or(rule.frequency.value);
+        decision.timestamps = decision.timestamps.or(rule.timestamps.value);
         decision.bridge = decision.bridge.or(rule.bridge.value);
     }
     let own = rules.iter().filter(|rule| rule.conditions.hold(facts));

@@ -52,6 +52,8 @@ pub struct Store {
     pub path: Sourced<PathBuf>,
     pub age: Sourced<Duration>,
     pub size: Sourced<Bytes>,
+    /// Whether the time of every sample is kept.
+    pub timestamps: Sourced<bool>,
 }
 
 /// Who is asked for names of containers and pods.
@@ -150,6 +152,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
             path: layers.get(&["store", "path"], PathBuf::from("/var/lib/strata/store")),
             age: layers.get(&["store", "age"], Duration::from_secs(7 * 86_400)),
             size: layers.get(&["store", "size"], Bytes(1_000_000_000)),
+            timestamps: layers.get(&["store", "timestamps"], false),
         },
         containers: containers(layers),
         metrics: layers

@@ -255,6 +255,11 @@ impl ProfileBuilder {
 
     #[must_use]
     pub fn finish(mut self) -> Profile {
+        // Without any time, outputs in time show the samples as those of a profile without times.
+        let empty = self.profile.timeline.as_ref().is_some_and(|line| line.times.is_empty());
+        if empty && !self.profile.samples.is_empty() {
+            self.profile.timeline = None;
+        }
         self.profile.shrink();
         self.profile
     }

@@ -165,10 +165,15 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Bytes of memory, without a timeline's.
+    /// Bytes of memory.
     #[must_use]
     pub fn memory(&self) -> usize {
+        let timeline = self.timeline.as_ref().map_or(0, |line| {
+            let columns = [bytes_of(&line.threads), bytes_of(&line.stacks), bytes_of(&line.times)];
+            columns.iter().sum::<usize>().saturating_add(bytes_of(&line.on_cpu))
+        });
         let tables = [
+            timeline,
             self.strings.memory(),
             self.frames.memory(),
             self.stacks.memory(),
@@ -193,6 +198,12 @@ impl Profile {
         self.threads.shrink_to_fit();
         self.samples.shrink_to_fit();
         self.values.shrink_to_fit();
+        if let Some(Timeline { threads, stacks, times, on_cpu }) = &mut self.timeline {
+            threads.shrink_to_fit();
+            stacks.shrink_to_fit();
+            times.shrink_to_fit();
+            on_cpu.shrink_to_fit();
+        }
     }
 
     #[must_use]

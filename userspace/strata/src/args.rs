@@ -323,7 +323,8 @@ Examples:
 
 Times: `now`; `-30m`, `-1h30m`, `-2d` from now; `14:30` today; `2026-01-31 14:30[:15]` in local
 time; RFC 3339 (`2026-01-31T14:30:00Z`). A profile belongs to the time it began.
-Outputs by extension, as of `strata record`: .pb.gz .svg .folded .perf .json.gz.
+Outputs by extension, as of `strata record`: .pb.gz .svg .folded .perf .json.gz. The last two show
+samples in time, if the daemon keeps that (`timestamps` in its configuration).
 Two questions compared: `strata diff`.";
 
 #[derive(Debug, Args)]

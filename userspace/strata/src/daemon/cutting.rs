@@ -10,9 +10,9 @@ use strata_sinks::Outgoing;
 use strata_store::Head;
 
 use super::people::{Containers, People, Who, age_of};
-use crate::engine::Engine;
+use crate::engine::{Engine, monotonic_nanos};
 use crate::processes::table::ImageId;
-use crate::recording::aggregate::{StackId, ThreadId};
+use crate::recording::aggregate::{Aggregate, StackId, ThreadId, Tick};
 use crate::recording::build::{Build, Circumstances};
 use crate::recording::naming::Naming;
 use crate::symbols::Shortfalls;
@@ -42,8 +42,31 @@ pub struct Tally {
     pub nanos: u64,
 }
 
-/// So many samples of a thread in a stack.
-type Count = (ThreadId, StackId, u64);
+/// What was sampled of one runtime.
+#[derive(Default)]
+struct Group {
+    /// So many samples of a thread in a stack.
+    counts: Vec<(ThreadId, StackId, u64)>,
+    /// Each sample, where times are kept at all.
+    ticks: Vec<Tick>,
+}
+
+fn groups_of(aggregate: &Aggregate) -> HashMap<(ImageId, u64), Group> {
+    let mut groups: HashMap<(ImageId, u64), Group> = HashMap::new();
+    for (thread, stack, count) in aggregate.counts() {
+        if let Some(key) = aggregate.thread(thread) {
+            let group = groups.entry((key.image, key.domain)).or_default();
+            group.counts.push((thread, stack, count));
+        }
+    }
+    for tick in aggregate.timeline().unwrap_or_default() {
+        let key = aggregate.thread(tick.thread);
+        if let Some(group) = key.and_then(|key| groups.get_mut(&(key.image, key.domain))) {
+            group.ticks.push(*tick);
+        }
+    }
+    groups
+}
 
 /// Makes cuts, one after the other.
 pub struct Cutter {
@@ -51,6 +74,8 @@ pub struct Cutter {
     pub people: People,
     pub tally: Tally,
     begun: SystemTime,
+    /// By the records' clock.
+    begun_nanos: u64,
     at: Instant,
 }
 
@@ -65,6 +90,7 @@ impl Cutter {
             people: People::new(configuration, people),
             tally: Tally::default(),
             begun: SystemTime::now(),
+            begun_nanos: monotonic_nanos(),
             at: Instant::now(),
         }
     }
@@ -86,8 +112,9 @@ impl Cutter {
     ) {
         let cutting = Instant::now();
         let aggregate = engine.cut();
-        let (begun, length) = (self.begun, self.at.elapsed());
+        let (begun, begun_nanos, length) = (self.begun, self.begun_nanos, self.at.elapsed());
         self.begun = SystemTime::now();
+        self.begun_nanos = monotonic_nanos();
         self.at = Instant::now();
         self.tally.cuts += 1;
         let mut shortfalls = Shortfalls::default();
@@ -109,16 +136,10 @@ impl Cutter {
         for problem in &shortfalls.problems {
             tracing::debug!("{problem}");
         }
-        let mut groups: HashMap<(ImageId, u64), Vec<Count>> = HashMap::new();
-        for (thread, stack, count) in aggregate.counts() {
-            if let Some(key) = aggregate.thread(thread) {
-                groups.entry((key.image, key.domain)).or_default().push((thread, stack, count));
-            }
-        }
         let mut parcels = Vec::new();
-        for ((image, domain), counts) in groups {
+        for ((image, domain), group) in groups_of(&aggregate) {
             beat();
-            let samples: u64 = counts.iter().map(|(_, _, count)| *count).sum();
+            let samples: u64 = group.counts.iter().map(|(_, _, count)| *count).sum();
             let who = self.people.who(engine, configuration, containers, image, domain);
             let Some(who) = who else {
                 self.tally.nobodys += samples;
@@ -134,8 +155,11 @@ impl Cutter {
             engine.rates.set(image, who.decision.frequency.unwrap_or(usual));
             let circumstances = Circumstances { started: begun, length, frequency };
             let mut build = Build::new(engine, &aggregate, &self.naming, &circumstances);
-            for (thread, stack, count) in counts {
+            for (thread, stack, count) in group.counts {
                 build.add(thread, stack, count);
+            }
+            if who.decision.timestamps.unwrap_or(configuration.store.timestamps.value) {
+                build.add_ticks(&group.ticks, begun_nanos);
             }
             let profile = Arc::new(build.finish());
             let head = Head {

@@ -25,7 +25,7 @@ use super::notify::Manager;
 use super::people::age_of;
 use super::publishing::{Destinations, Publisher, StorePlan};
 use super::runtimes::Runtimes;
-use super::settings::{Source, kernel_frequency};
+use super::settings::{Source, keeps_times, kernel_frequency};
 use super::{outlets, web};
 use crate::engine::readiness::Readiness;
 use crate::engine::{Engine, Options};
@@ -159,7 +159,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             threads_of: None,
         },
         wanted: Wanted::default(),
-        keep_timeline: false,
+        keep_timeline: keeps_times(&configuration),
         table_memory: budget.tables,
         own_pid: own_pid(&configuration),
         managed: Policy::AsTold,

@@ -80,3 +80,10 @@ pub fn kernel_frequency(configuration: &Configuration) -> u32 {
     let rules = configuration.rules.iter().filter_map(|rule| rule.frequency.value);
     rules.chain([configuration.frequency.value]).max().unwrap_or(1)
 }
+
+/// Whether the time of every sample is kept for anybody.
+pub fn keeps_times(configuration: &Configuration) -> bool {
+    let store = &configuration.store;
+    let by_rule = configuration.rules.iter().any(|rule| rule.timestamps.value == Some(true));
+    store.enabled.value && (store.timestamps.value || by_rule)
+}

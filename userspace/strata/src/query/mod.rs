@@ -208,6 +208,9 @@ pub fn run(mut question: Question) -> Result<i32> {
         Selection { detail, timeline, ..selection }
     })?;
     let profile = &answer.profile;
+    if timeline {
+        show::note_missing_times(profile);
+    }
     let shown = sample_type(profile, question.value.as_deref())?;
     let title = format!("{}: {}", question.whose.text(), window.text());
     for (path, format) in &question.outputs {

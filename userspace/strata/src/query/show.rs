@@ -7,10 +7,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use strata_profile::FrameKind;
 use strata_profile::difference::{Change, Difference};
 use strata_profile::summary;
 use strata_profile::text::{duration, grouped, quantity, sanitize_for_terminal, shortened};
+use strata_profile::{FrameKind, Profile};
 use strata_store::{Answer, Holding};
 
 use super::when;
@@ -36,6 +36,20 @@ pub fn json(value: &Value) -> Result<i32> {
 pub fn written(path: &Path, bytes: u64) {
     if path != Path::new("-") {
         eprintln!("{}  ({} KiB)", path.display(), bytes.div_ceil(1024));
+    }
+}
+
+/// Of outputs in time: says how many samples have none.
+pub fn note_missing_times(profile: &Profile) {
+    let Some(counting) = profile.counting_sample_type() else { return };
+    let all = u64::try_from(profile.total(counting)).unwrap_or(0);
+    let timed = profile.timeline().map_or(0, |ticks| ticks.count() as u64);
+    let keeps = "`store.timestamps = true`, for all or in a rule, keeps them from then on";
+    if timed == 0 {
+        eprintln!("note: the store has no times of these samples, so they are made up; {keeps}");
+    } else if timed < all {
+        let (timed, all) = (grouped_u64(timed), grouped_u64(all));
+        eprintln!("note: {timed} of {all} samples have a time and are shown; {keeps}");
     }
 }
 

@@ -129,6 +129,13 @@ impl Aggregate {
         }
     }
 
+    /// Whether the time of every sample is kept from now on.
+    pub fn keep_timeline(&mut self, keep: bool) {
+        if keep != self.timeline.is_some() {
+            self.timeline = keep.then(Vec::new);
+        }
+    }
+
     fn hash(&self, bytes: &[u8]) -> u128 {
         xxh3::xxh3_128_with_secret(bytes, self.secret.as_slice())
     }

@@ -8,7 +8,7 @@ use strata_profile::{
     FrameKind, LocationId, MappingId, Profile, ProfileBuilder, StackId as Built, ThreadId as Owner,
 };
 
-use super::aggregate::{Aggregate, StackId, ThreadId};
+use super::aggregate::{Aggregate, StackId, ThreadId, Tick};
 use super::naming::Naming;
 use super::place::Place;
 use crate::engine::Engine;
@@ -83,15 +83,15 @@ impl<'a> Build<'a> {
         self.builder.add(stack, labels, &[count, count.saturating_mul(self.period)]);
     }
 
-    /// Every sample in time, if the aggregate has kept them.
-    pub fn add_timeline(&mut self) {
-        let Some(timeline) = self.aggregate.timeline() else { return };
+    /// Samples in time; the profile begins at `start`, by the records' clock. A sample that had to
+    /// wait for its tables may be of before that, and counts as of the start.
+    pub fn add_ticks(&mut self, ticks: &[Tick], start: u64) {
         self.builder.keep_timeline();
         let on_cpu = u32::try_from(self.period).unwrap_or(u32::MAX);
-        for tick in timeline {
+        for tick in ticks {
             let Some(thread) = self.thread(tick.thread) else { continue };
             let stack = self.stack(tick.stack);
-            let time = tick.time.saturating_sub(self.engine.started);
+            let time = tick.time.saturating_sub(start);
             self.builder.tick(thread, time, stack, on_cpu);
         }
     }

@@ -24,7 +24,9 @@ pub fn profile(
     for (thread, stack, count) in aggregate.counts() {
         build.add(thread, stack, count);
     }
-    build.add_timeline();
+    if let Some(ticks) = aggregate.timeline() {
+        build.add_ticks(ticks, engine.started);
+    }
     let profile = build.finish();
     // The summary speaks of it.
     engine.aggregate = aggregate;

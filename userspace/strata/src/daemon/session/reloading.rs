@@ -6,6 +6,7 @@ use strata_config::settings::BridgePolicy;
 
 use super::{Daemon, destinations, kernel_frequency, own_pid, period};
 use crate::daemon::memory::Budget;
+use crate::daemon::settings::keeps_times;
 
 impl Daemon {
     /// Takes over the configuration as it is now; keeps the old one if that cannot be used.
@@ -46,6 +47,7 @@ impl Daemon {
         if frequency != kernel_frequency(&self.configuration) {
             self.engine.set_frequency(frequency)?;
         }
+        self.engine.aggregate.keep_timeline(keeps_times(&configuration));
         if configuration.metrics.value != self.configuration.metrics.value {
             tracing::warn!("metrics.address changes with a restart only");
         }

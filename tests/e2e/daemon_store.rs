@@ -1,0 +1,70 @@
+//! What the daemon keeps on the local disk, asked for while nobody listens anywhere.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use strata_tests::daemon::{Daemon, PATIENCE};
+use strata_tests::running::{Ended, Running};
+use strata_tests::{machine, places, pprof, targets};
+
+/// `strata query` of a service's last hour, to a file in the daemon's folder.
+fn query(daemon: &Daemon, service: &str, file: &str) -> Result<Ended> {
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["query", "--service", service, "-o", file, "--store"]).arg(daemon.store());
+    command.current_dir(daemon.folder());
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    Ok(ended)
+}
+
+/// Seconds since the start of the profile of each event that burns.
+fn times(script: &str) -> Result<Vec<f64>> {
+    let heads = script.lines().filter(|line| line.starts_with("shares"));
+    heads
+        .map(|head| {
+            let time = head.split_whitespace().find_map(|word| word.strip_suffix(':'));
+            Ok(time.context("an event has a time")?.parse()?)
+        })
+        .collect()
+}
+
+#[test]
+fn times_of_samples_are_kept_where_a_rule_asks_for_them() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure(
+        "[sampling]\nfrequency = 199\n\
+         [[rule]]\nmatch = { comm = \"shares\", env = { DD_SERVICE = \"timed\" } }\n\
+         timestamps = true\n",
+    )?;
+    daemon.start()?;
+    let shares = targets::c("shares").build()?;
+    // One second, nothing for a second, and one more.
+    for service in ["timed", "untimed", "timed"] {
+        let mut command = Command::new(&shares);
+        command.arg("1").env("DD_SERVICE", service);
+        let ended = Running::from_command(command)?.wait(PATIENCE)?;
+        assert!(ended.status.success(), "{}", ended.stderr);
+    }
+    daemon.end()?;
+
+    query(&daemon, "timed", "timed.pb.gz")?;
+    let samples = pprof::read(&daemon.folder().join("timed.pb.gz"))?.total()?;
+    let ended = query(&daemon, "timed", "timed.perf")?;
+    assert!(!ended.stderr.contains("note:"), "{}", ended.stderr);
+    let times = times(&std::fs::read_to_string(daemon.folder().join("timed.perf"))?)?;
+    let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
+    let longest = gaps.clone().fold(0.0, f64::max);
+    let shortest = gaps.fold(f64::INFINITY, f64::min);
+    println!("{} of {samples} samples, gaps of {shortest:.4} to {longest:.3} s", times.len());
+    assert_eq!(times.len() as i64, samples);
+    assert!(samples > 100, "it has run for two seconds");
+    // In order, and with the second in which it did not run.
+    assert!(shortest >= 0.0 && longest > 0.9, "{times:?}");
+
+    let ended = query(&daemon, "untimed", "untimed.perf")?;
+    assert!(ended.stderr.contains("no times"), "{}", ended.stderr);
+    let script = std::fs::read_to_string(daemon.folder().join("untimed.perf"))?;
+    assert!(script.contains("burn_fifty"), "its samples are shown all the same");
+    Ok(())
+}
