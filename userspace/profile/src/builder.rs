@@ -10,7 +10,7 @@
 use std::hash::BuildHasher;
 
 use crate::identity::{CommonStrings, intern_common};
-use crate::intern::Index;
+use crate::intern::{Children, Index};
 use crate::kind::{FrameKind, base_name};
 use crate::model::{
     Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile,
@@ -28,10 +28,11 @@ pub struct ProfileBuilder {
     mappings: Index,
     frames: Index,
     locations: Index,
-    stacks: Index,
+    /// Of a stack's caller, and of a sample's stack.
+    stacks: Children,
+    samples: Children,
     labels: Index,
     threads: Index,
-    samples: Index,
     common: CommonStrings,
 }
 
@@ -115,7 +116,10 @@ impl ProfileBuilder {
     ) -> MappingId {
         let path = self.string(path);
         let build_id = self.string(build_id);
-        let mapping = Mapping { start, limit, file_offset, path, build_id };
+        self.mapping_of(Mapping { start, limit, file_offset, path, build_id })
+    }
+
+    fn mapping_of(&mut self, mapping: Mapping) -> MappingId {
         let id = position_of(&mut self.profile.mappings, &mut self.mappings, mapping);
         MappingId(self.or_overflow(id))
     }
@@ -206,23 +210,35 @@ impl ProfileBuilder {
 
     /// Adds one value for each sample type (a missing one is 0).
     pub fn add(&mut self, stack: StackId, labels: LabelsId, values: &[i64]) {
-        let width = self.profile.sample_types.len();
         let key = SampleKey { stack, labels };
-        let before = self.profile.samples.len();
-        let id = position_of(&mut self.profile.samples, &mut self.samples, key);
-        let Some(id) = id else {
+        let next = self.profile.samples.len();
+        let samples = &self.profile.samples;
+        let key_at = |sample: u32| samples.get(sample as usize).copied().unwrap_or(key);
+        match self.samples.position_of(stack.0, &key, next, key_at) {
+            None => self.profile.overflows = self.profile.overflows.saturating_add(1),
+            Some(id) if id as usize == next => self.push_sample(stack, labels, values),
+            Some(id) => {
+                let width = self.profile.sample_types.len();
+                let start = (id as usize).saturating_mul(width.max(1));
+                let sums = self.profile.values.get_mut(start..).unwrap_or_default();
+                for (sum, value) in sums.iter_mut().zip(values).take(width) {
+                    *sum = sum.saturating_add(*value);
+                }
+            }
+        }
+    }
+
+    /// Adds values of a stack that has none with these labels.
+    fn push_sample(&mut self, stack: StackId, labels: LabelsId, values: &[i64]) {
+        if u32::try_from(self.profile.samples.len()).is_err() {
             self.profile.overflows = self.profile.overflows.saturating_add(1);
             return;
-        };
-        if self.profile.samples.len() > before {
-            let room = self.profile.values.len().saturating_add(width.max(1));
-            self.profile.values.resize(room, 0);
         }
-        let start = (id as usize).saturating_mul(width.max(1));
-        let sums = self.profile.values.get_mut(start..).unwrap_or_default();
-        for (sum, value) in sums.iter_mut().zip(values).take(width) {
-            *sum = sum.saturating_add(*value);
-        }
+        let width = self.profile.sample_types.len();
+        let room = width.max(1).saturating_sub(values.len().min(width));
+        self.profile.samples.push(SampleKey { stack, labels });
+        self.profile.values.extend(values.iter().take(width));
+        self.profile.values.extend(std::iter::repeat_n(0, room));
     }
 
     /// One sample in time: `time` in nanoseconds since the start, `on_cpu` nanoseconds of CPU
@@ -244,8 +260,9 @@ impl ProfileBuilder {
     /// as small as a part and fit the processor's caches. The same stack in two parts is there
     /// twice, and adds up in whatever is made of the profile.
     pub fn begin_part(&mut self) {
-        self.stacks = Index::default();
-        self.samples = Index::default();
+        let stacks = self.profile.stacks.len();
+        self.stacks = Children::begun_at(stacks, stacks);
+        self.samples = Children::begun_at(stacks, self.profile.samples.len());
     }
 
     /// Counts what other tables had no room for, when what they hold is merged into this one.

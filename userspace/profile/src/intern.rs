@@ -3,7 +3,8 @@
 //! Strings lie end to end in one buffer. Stacks are a tree in which a node is (caller, location):
 //! the callers that stacks share are stored once, a stack's id is its leaf's node, and walking
 //! to the root yields it leaf first. A table keeps only positions in its hash index, so a million
-//! samples cost tens of megabytes.
+//! samples cost tens of megabytes. What hangs in a tree is looked for among its parent's children,
+//! which lie near each other, and not in an index of everything, where each look is a cache miss.
 //!
 //! Invariant: an id that was never handed out finds an empty thing, not a panic. The hash is
 //! seeded, since what is hashed belongs to the profiled programs.
@@ -37,6 +38,109 @@ impl Index {
     ) {
         let hasher = &self.hasher;
         self.table.insert_unique(hash, position, |&other| hash_at(hasher, other));
+    }
+}
+
+/// Children of one parent that are looked through one by one; more are in an index, because a
+/// profiled program chooses how many a function calls.
+const MOST_IN_A_ROW: u32 = 32;
+
+/// An index of the children of each parent, for lists that are trees: both are positions.
+#[derive(Default)]
+pub(crate) struct Children {
+    /// Positions that were there before it was begun are no parents and children of it, but
+    /// parent 0 is: of everybody's.
+    parents_from: u32,
+    children_from: u32,
+    /// By parent its first child, and by child the next of the same parent; 0 is none.
+    first: Vec<u32>,
+    next: Vec<u32>,
+    rest: Index,
+}
+
+/// Where a child that is not there yet goes.
+enum Place {
+    First(usize),
+    After(usize),
+    Rest(u64),
+}
+
+impl Children {
+    /// Does not know of parents and children at positions below these.
+    pub(crate) fn begun_at(parents: usize, children: usize) -> Self {
+        let position = |count| u32::try_from(count).unwrap_or(u32::MAX);
+        Self {
+            parents_from: position(parents),
+            children_from: position(children),
+            ..Self::default()
+        }
+    }
+
+    /// The child of `parent` that has this key, the parent being part of the key. If there is none
+    /// it is the one at `next`, which is known from now on. `None` when the tables are full.
+    pub(crate) fn position_of<K: Eq + Hash>(
+        &mut self,
+        parent: u32,
+        key: &K,
+        next: usize,
+        key_at: impl Fn(u32) -> K,
+    ) -> Option<u32> {
+        let place = match self.find(parent, key, &key_at) {
+            Ok(child) => return Some(child),
+            Err(place) => place,
+        };
+        let child = u32::try_from(next).ok()?;
+        let link = child.checked_sub(self.children_from)?.checked_add(1)?;
+        match place {
+            Place::First(parent) => {
+                if self.first.len() <= parent {
+                    self.first.resize(parent.saturating_add(1), 0);
+                }
+                if let Some(first) = self.first.get_mut(parent) {
+                    *first = link;
+                }
+            }
+            Place::After(last) => {
+                if let Some(next) = self.next.get_mut(last) {
+                    *next = link;
+                }
+            }
+            Place::Rest(hash) => {
+                let hash_at = |hasher: &DefaultHashBuilder, at| hasher.hash_one(key_at(at));
+                self.rest.insert(hash, child, hash_at);
+            }
+        }
+        self.next.resize(link as usize, 0);
+        Some(child)
+    }
+
+    fn find<K: Eq + Hash>(
+        &self,
+        parent: u32,
+        key: &K,
+        key_at: &impl Fn(u32) -> K,
+    ) -> Result<u32, Place> {
+        let parent = match parent {
+            0 => Some(0),
+            _ => parent.checked_sub(self.parents_from).and_then(|parent| parent.checked_add(1)),
+        };
+        if let Some(parent) = parent {
+            let parent = parent as usize;
+            let mut place = Place::First(parent);
+            let mut link = self.first.get(parent).copied().unwrap_or(0);
+            for _ in 0..MOST_IN_A_ROW {
+                let Some(at) = link.checked_sub(1) else { return Err(place) };
+                let child = self.children_from.saturating_add(at);
+                if key_at(child) == *key {
+                    return Ok(child);
+                }
+                place = Place::After(at as usize);
+                link = self.next.get(at as usize).copied().unwrap_or(0);
+            }
+        }
+        let hash = self.rest.hash(key);
+        let found = self.rest.find(hash, |child| key_at(child) == *key);
+        found.ok_or(Place::Rest(hash))
     }
 }
 
@@ -141,17 +245,20 @@ impl StackTable {
     }
 
     /// The stack that calls `location` from `caller`; `None` when the table is full.
-    pub(crate) fn push(&mut self, index: &mut Index, caller: u32, location: u32) -> Option<u32> {
+    pub(crate) fn push(
+        &mut self,
+        callees: &mut Children,
+        caller: u32,
+        location: u32,
+    ) -> Option<u32> {
         let node = StackNode { caller, location };
-        let hash = index.hash(&node);
-        if let Some(stack) = index.find(hash, |stack| self.leaf(stack) == Some(node)) {
-            return Some(stack);
+        let next = self.nodes.len();
+        let nodes = &self.nodes;
+        let node_at = |stack: u32| nodes.get(stack as usize).copied().unwrap_or(node);
+        let stack = callees.position_of(caller, &node, next, node_at)?;
+        if stack as usize == next {
+            self.nodes.push(node);
         }
-        let stack = u32::try_from(self.nodes.len()).ok()?;
-        self.nodes.push(node);
-        index.insert(hash, stack, |hasher, stack| {
-            hasher.hash_one(self.nodes.get(stack as usize).copied().unwrap_or(node))
-        });
         Some(stack)
     }
 }
@@ -207,5 +314,52 @@ impl<T: Clone + Eq + Hash> ListTable<T> {
         self.ends.push(end);
         index.insert(hash, id, |hasher, id| hasher.hash_one(self.get(id)));
         Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_callee_is_found_again_however_many_its_caller_has() {
+        let (mut table, mut callees) = (StackTable::default(), Children::default());
+        let many = MOST_IN_A_ROW * 4;
+        let root = table.push(&mut callees, 0, 7).expect("there is room");
+        let push = |table: &mut StackTable, callees: &mut Children| -> Vec<u32> {
+            let of = |caller| (0..many).map(move |location| (caller, location));
+            let all = of(0).chain(of(root));
+            all.filter_map(|(caller, location)| table.push(callees, caller, location)).collect()
+        };
+        let first = push(&mut table, &mut callees);
+        assert_eq!(table.len(), 2 * many as usize + 1);
+        assert_eq!(push(&mut table, &mut callees), first);
+        assert_eq!(table.len(), 2 * many as usize + 1);
+    }
+
+    proptest! {
+        #[test]
+        fn stacks_are_the_same_where_their_callers_and_locations_are(
+            pushed in prop::collection::vec((0_usize..400, 0_u32..80), 0..400),
+            begun in 0_usize..400,
+        ) {
+            let (mut table, mut callees) = (StackTable::default(), Children::default());
+            let mut known = hashbrown::HashMap::new();
+            let mut stacks = vec![0];
+            for (at, (caller, location)) in pushed.into_iter().enumerate() {
+                if at == begun {
+                    callees = Children::begun_at(table.len(), table.len());
+                    known.clear();
+                }
+                let caller = stacks[caller % stacks.len()];
+                let next = u32::try_from(table.len()).expect("it is small");
+                let expected = *known.entry((caller, location)).or_insert(next);
+                prop_assert_eq!(table.push(&mut callees, caller, location), Some(expected));
+                prop_assert_eq!(table.leaf(expected), Some(StackNode { caller, location }));
+                stacks.push(expected);
+            }
+        }
     }
 }
