@@ -12,9 +12,10 @@ use hashbrown::HashMap;
 use serde::Serialize;
 
 use crate::format::{FrameView, show_all};
+use crate::intern::Children;
 use crate::kind::FrameKind;
-use crate::model::{Profile, StringId};
-use crate::tree::{CallTree, NodeKind, Roots};
+use crate::model::{Profile, Sample, StringId};
+use crate::tree::{Branches, NodeKind, Roots, lay};
 
 /// A value before and after.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -29,20 +30,30 @@ pub struct Difference {
     pub sample_type: String,
     pub unit: String,
     pub total: Change,
+    /// What nodes of the tree are called; the first is the root's.
+    pub names: Vec<Name>,
     /// The first is the root, which stands for all; callers come before what they call.
     pub stacks: Vec<StackDifference>,
     /// Those whose own share changed most come first.
     pub functions: Vec<FunctionDifference>,
 }
 
-/// A node of the tree of calls.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StackDifference {
-    /// The position of its caller in [`Difference::stacks`]; the root is its own.
-    pub caller: usize,
-    pub name: String,
+/// What a node of the tree of calls is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+pub struct Name {
+    pub text: String,
     /// `None` for the root, processes and threads.
     pub kind: Option<FrameKind>,
+}
+
+/// A node of the tree of calls. Its name is a number, because there are millions of nodes and few
+/// names.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StackDifference {
+    /// The position of its caller in [`Difference::stacks`]; the root is its own.
+    pub caller: u32,
+    /// The position of its name in [`Difference::names`].
+    pub name: u32,
     /// Without and with what it calls.
     pub own: Change,
     pub value: Change,
@@ -101,156 +112,210 @@ impl Difference {
         sample_type: &str,
         hidden: fn(&FrameView<'_>) -> bool,
     ) -> Self {
-        let mut overlay = Overlay::new(sample_type);
-        overlay.lay(before, hidden, |value| Change { before: value, after: 0 });
-        overlay.lay(after, hidden, |value| Change { before: 0, after: value });
-        overlay.finish()
+        let mut overlay = Overlay::new();
+        let mut compared = Self { sample_type: sample_type.to_owned(), ..Self::default() };
+        for (profile, side) in [(before, Side::Before), (after, Side::After)] {
+            let Some(shown) = profile.sample_type(sample_type) else { continue };
+            if let Some(kind) = profile.sample_types.get(shown) {
+                profile.string(kind.unit).clone_into(&mut compared.unit);
+            }
+            let mut laid = Laid { overlay: &mut overlay, profile, side, names: Vec::new() };
+            lay(profile, Roots::ProcessThenComm, shown, hidden, &mut laid);
+        }
+        overlay.finish(compared)
+    }
+
+    /// What a node is called.
+    #[must_use]
+    pub fn name_of(&self, stack: &StackDifference) -> Option<&Name> {
+        self.names.get(stack.name as usize)
     }
 }
 
-/// A node of both trees; names are numbers, because there are millions of nodes and few names.
-struct Overlaid {
-    caller: usize,
-    name: usize,
-    kind: NodeKind,
-    own: Change,
-    value: Change,
+#[derive(Clone, Copy)]
+enum Side {
+    Before,
+    After,
 }
 
-/// The tree of one profile, laid over the other's.
+impl Side {
+    fn change(self, value: i64) -> Change {
+        match self {
+            Self::Before => Change { before: value, after: 0 },
+            Self::After => Change { before: 0, after: value },
+        }
+    }
+}
+
+/// Both trees in one.
 struct Overlay {
-    sample_type: String,
-    unit: String,
-    names: HashMap<String, usize>,
-    nodes: Vec<Overlaid>,
-    children: HashMap<(usize, usize, NodeKind), usize>,
+    names: HashMap<Name, u32>,
+    nodes: Vec<StackDifference>,
+    children: Children,
+}
+
+/// A profile on its way into both.
+struct Laid<'o, 'p> {
+    overlay: &'o mut Overlay,
+    profile: &'p Profile,
+    side: Side,
+    /// By the profile's string, as a process and as each kind of frame.
+    names: Vec<[Option<u32>; 1 + FrameKind::ALL.len()]>,
+}
+
+impl Laid<'_, '_> {
+    fn name(&mut self, name: StringId, kind: NodeKind) -> u32 {
+        let kind = frame_kind(kind);
+        if self.names.len() <= name.position() {
+            self.names.resize(name.position().saturating_add(1), Default::default());
+        }
+        let kinds = self.names.get_mut(name.position());
+        let Some(known) = kinds.and_then(|kinds| kinds.get_mut(kind.map_or(0, place_of))) else {
+            return 0;
+        };
+        *known.get_or_insert_with(|| {
+            let text = self.profile.string(name).to_owned();
+            let next = u32::try_from(self.overlay.names.len()).unwrap_or(u32::MAX);
+            *self.overlay.names.entry(Name { text, kind }).or_insert(next)
+        })
+    }
+}
+
+fn place_of(kind: FrameKind) -> usize {
+    1 + kind as usize
+}
+
+impl Branches for Laid<'_, '_> {
+    fn child(&mut self, caller: u32, name: StringId, kind: NodeKind) -> u32 {
+        let name = self.name(name, kind);
+        let Overlay { nodes, children, .. } = &mut *self.overlay;
+        let next = nodes.len();
+        let key = (caller, name);
+        let key_at =
+            |node: u32| nodes.get(node as usize).map_or(key, |node| (node.caller, node.name));
+        let Some(child) = children.position_of(caller, &key, next, key_at) else { return caller };
+        if child as usize == next {
+            nodes.push(StackDifference::new(caller, name));
+        }
+        child
+    }
+
+    fn add(&mut self, node: u32, value: i64, _: Sample<'_>) {
+        if let Some(node) = self.overlay.nodes.get_mut(node as usize) {
+            node.own.add(self.side.change(value));
+        }
+    }
+}
+
+impl StackDifference {
+    fn new(caller: u32, name: u32) -> Self {
+        let (own, value) = (Change::default(), Change::default());
+        Self { caller, name, own, value, share_change: 0.0 }
+    }
 }
 
 impl Overlay {
-    fn new(sample_type: &str) -> Self {
-        let (own, value) = (Change::default(), Change::default());
+    fn new() -> Self {
         Self {
-            sample_type: sample_type.to_owned(),
-            unit: String::new(),
-            names: HashMap::from([(String::new(), 0)]),
-            nodes: vec![Overlaid { caller: 0, name: 0, kind: NodeKind::All, own, value }],
-            children: HashMap::new(),
+            names: HashMap::from([(Name::default(), 0)]),
+            nodes: vec![StackDifference::new(0, 0)],
+            children: Children::default(),
         }
     }
 
-    fn lay(
-        &mut self,
-        profile: &Profile,
-        hidden: fn(&FrameView<'_>) -> bool,
-        change: impl Fn(i64) -> Change,
-    ) {
-        let Some(shown) = profile.sample_type(&self.sample_type) else { return };
-        if let Some(kind) = profile.sample_types.get(shown) {
-            profile.string(kind.unit).clone_into(&mut self.unit);
-        }
-        let tree = CallTree::new(profile, Roots::ProcessThenComm, shown, None, hidden);
-        let mut known: HashMap<StringId, usize> = HashMap::new();
-        let mut places: Vec<usize> = Vec::with_capacity(tree.nodes.len());
-        for node in &tree.nodes {
-            let place = match places.get(node.parent as usize) {
-                None => 0,
-                Some(&caller) => {
-                    let name = *known.entry(node.name).or_insert_with(|| {
-                        let next = self.names.len();
-                        *self.names.entry_ref(profile.string(node.name)).or_insert(next)
-                    });
-                    self.child(caller, name, node.kind)
-                }
-            };
-            places.push(place);
-            if let Some(stack) = self.nodes.get_mut(place) {
-                stack.own.add(change(node.own));
-                stack.value.add(change(node.value));
+    fn finish(self, compared: Difference) -> Difference {
+        let Self { names: numbers, nodes: mut stacks, children } = self;
+        drop(children);
+        // Callers come before what they call.
+        for position in (0..stacks.len()).rev() {
+            let Some(stack) = stacks.get_mut(position) else { continue };
+            let own = stack.own;
+            stack.value.add(own);
+            let (caller, value) = (stack.caller as usize, stack.value);
+            if let Some(caller) = stacks.get_mut(caller).filter(|_| position != 0) {
+                caller.value.add(value);
             }
         }
-    }
-
-    fn child(&mut self, caller: usize, name: usize, kind: NodeKind) -> usize {
-        let next = self.nodes.len();
-        let place = *self.children.entry((caller, name, kind)).or_insert(next);
-        if place == next {
-            let (own, value) = (Change::default(), Change::default());
-            self.nodes.push(Overlaid { caller, name, kind, own, value });
+        let total = stacks.first().map_or(Change::default(), |root| root.value);
+        for stack in &mut stacks {
+            stack.share_change = stack.value.share_change(total);
         }
-        place
-    }
-
-    fn finish(self) -> Difference {
-        let total = self.nodes.first().map_or(Change::default(), |root| root.value);
-        let mut names = vec![""; self.names.len()];
-        for (name, &number) in &self.names {
-            if let Some(place) = names.get_mut(number) {
+        let mut names = vec![Name::default(); numbers.len()];
+        for (name, number) in numbers {
+            if let Some(place) = names.get_mut(number as usize) {
                 *place = name;
             }
         }
-        let name = |number: usize| names.get(number).copied().unwrap_or_default();
-        let stack = |node: &Overlaid| StackDifference {
-            caller: node.caller,
-            name: name(node.name).to_owned(),
-            kind: frame_kind(node.kind),
-            own: node.own,
-            value: node.value,
-            share_change: node.value.share_change(total),
-        };
-        Difference {
-            stacks: self.nodes.iter().map(stack).collect(),
-            functions: self.functions(total, name),
-            sample_type: self.sample_type,
-            unit: self.unit,
-            total,
-        }
+        let functions = functions(&stacks, &names, total);
+        Difference { total, names, stacks, functions, ..compared }
     }
+}
 
-    fn functions<'n>(
-        &self,
-        total: Change,
-        name_of: impl Fn(usize) -> &'n str,
-    ) -> Vec<FunctionDifference> {
-        let mut changes: HashMap<(usize, FrameKind), (Change, Change)> = HashMap::new();
-        for node in &self.nodes {
-            let Some(kind) = frame_kind(node.kind) else { continue };
-            let (own, value) = changes.entry((node.name, kind)).or_default();
-            own.add(node.own);
-            if !self.is_recursion(node) {
-                value.add(node.value);
-            }
+fn functions(stacks: &[StackDifference], names: &[Name], total: Change) -> Vec<FunctionDifference> {
+    let mut changes = vec![(Change::default(), Change::default()); names.len()];
+    let recursions = recursions(stacks, names.len());
+    for (stack, is_recursion) in stacks.iter().zip(recursions).skip(1) {
+        let Some((own, value)) = changes.get_mut(stack.name as usize) else { continue };
+        own.add(stack.own);
+        if !is_recursion {
+            value.add(stack.value);
         }
-        let function = |((name, kind), (own, value)): ((usize, FrameKind), (Change, Change))| {
-            FunctionDifference {
-                name: name_of(name).to_owned(),
-                kind,
-                own,
-                value,
-                own_share_change: own.share_change(total),
-                share_change: value.share_change(total),
-            }
-        };
-        let mut functions: Vec<_> = changes.into_iter().map(function).collect();
-        functions.sort_by(|one, other| {
-            let by_own = other.own_share_change.abs().total_cmp(&one.own_share_change.abs());
-            let by_all = other.share_change.abs().total_cmp(&one.share_change.abs());
-            by_own.then(by_all).then_with(|| (&one.name, one.kind).cmp(&(&other.name, other.kind)))
-        });
-        functions
     }
+    let function = |(name, (own, value)): (&Name, (Change, Change))| {
+        Some(FunctionDifference {
+            name: name.text.clone(),
+            kind: name.kind?,
+            own,
+            value,
+            own_share_change: own.share_change(total),
+            share_change: value.share_change(total),
+        })
+    };
+    let mut functions: Vec<_> = names.iter().zip(changes).filter_map(function).collect();
+    functions.sort_by(|one, other| {
+        let by_own = other.own_share_change.abs().total_cmp(&one.own_share_change.abs());
+        let by_all = other.share_change.abs().total_cmp(&one.share_change.abs());
+        by_own.then(by_all).then_with(|| (&one.name, one.kind).cmp(&(&other.name, other.kind)))
+    });
+    functions
+}
 
-    /// Whether the same function is among the callers already.
-    fn is_recursion(&self, node: &Overlaid) -> bool {
-        let mut at = node.caller;
-        // Callers come before what they call, so this ends at the root.
-        while let Some(caller) = self.nodes.get(at).filter(|_| at != 0) {
-            if caller.name == node.name && caller.kind == node.kind {
-                return true;
-            }
-            at = caller.caller;
+/// Of which nodes the same function is among the callers already.
+fn recursions(stacks: &[StackDifference], names: usize) -> Vec<bool> {
+    // The first that each calls and the next of the same caller; 0, the root, is nobody's.
+    let mut first = vec![0_u32; stacks.len()];
+    let mut next = vec![0_u32; stacks.len()];
+    for position in (1..u32::try_from(stacks.len()).unwrap_or(u32::MAX)).rev() {
+        let caller = stacks.get(position as usize).map_or(0, |stack| stack.caller);
+        let Some(first) = first.get_mut(caller as usize) else { continue };
+        if let Some(next) = next.get_mut(position as usize) {
+            *next = std::mem::replace(first, position);
         }
-        false
     }
+    let mut found = vec![false; stacks.len()];
+    // How often a name is on the way from the root to where the walk is.
+    let mut on_the_way = vec![0_u32; names];
+    let of = |list: &[u32], at: u32| list.get(at as usize).copied().unwrap_or(0);
+    let mut at = of(&first, 0);
+    while let Some(stack) = stacks.get(at as usize).filter(|_| at != 0) {
+        if let Some(count) = on_the_way.get_mut(stack.name as usize) {
+            if let Some(found) = found.get_mut(at as usize) {
+                *found = *count > 0;
+            }
+            *count = count.saturating_add(1);
+        }
+        let mut going = of(&first, at);
+        // Up again until there is something beside the way.
+        while let Some(stack) = stacks.get(at as usize).filter(|_| going == 0 && at != 0) {
+            if let Some(count) = on_the_way.get_mut(stack.name as usize) {
+                *count = count.saturating_sub(1);
+            }
+            going = of(&next, at);
+            at = stack.caller;
+        }
+        at = going;
+    }
+    found
 }
 
 fn frame_kind(kind: NodeKind) -> Option<FrameKind> {
@@ -262,7 +327,11 @@ fn frame_kind(kind: NodeKind) -> Option<FrameKind> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Change, Difference};
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::{Change, Difference, Name};
     use crate::folded;
 
     fn between(before: &str, after: &str) -> Difference {
@@ -277,7 +346,8 @@ mod tests {
             between("app;main;old 6\napp;main;same 4", "app;main;new 5\napp;main;same 15");
         assert_eq!(difference.total, Change { before: 10, after: 20 });
         let of = |name: &str| {
-            let found = difference.stacks.iter().find(|stack| stack.name == name);
+            let is_it = |name_of: Option<&Name>| name_of.is_some_and(|it| it.text == name);
+            let found = difference.stacks.iter().find(|stack| is_it(difference.name_of(stack)));
             found.map(|stack| (stack.value, stack.share_change))
         };
         assert_eq!(of("old"), Some((Change { before: 6, after: 0 }, -0.6)));
@@ -301,5 +371,66 @@ mod tests {
         let walk = walk.expect("it is there");
         assert_eq!(walk.value, Change { before: 5, after: 7 });
         assert_eq!(walk.own, Change { before: 5, after: 7 });
+    }
+
+    type Stacks = Vec<(Vec<u8>, u8)>;
+
+    fn stacks() -> impl Strategy<Value = Stacks> {
+        prop::collection::vec((prop::collection::vec(0_u8..5, 1..6), 1_u8..9), 1..30)
+    }
+
+    fn words(functions: &[u8]) -> Vec<String> {
+        let functions = functions.iter().map(|function| format!("f{function}"));
+        std::iter::once("app".to_owned()).chain(functions).collect()
+    }
+
+    fn text(stacks: &Stacks) -> String {
+        let line = |(functions, count): &(Vec<u8>, u8)| {
+            format!("{} {count}\n", words(functions).join(";"))
+        };
+        stacks.iter().map(line).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_stack_and_function_has_what_was_sampled_in_it(
+            before in stacks(), after in stacks(),
+        ) {
+            let (mut paths, mut functions) = (BTreeMap::new(), BTreeMap::new());
+            for (list, is_after) in [(&before, false), (&after, true)] {
+                for (stack, count) in list {
+                    let count = i64::from(*count);
+                    let change = match is_after {
+                        false => Change { before: count, after: 0 },
+                        true => Change { before: 0, after: count },
+                    };
+                    let words = words(stack);
+                    for length in 0..=words.len() {
+                        let value: &mut Change = paths.entry(words[..length].to_vec()).or_default();
+                        value.add(change);
+                    }
+                    for name in words.iter().skip(1).collect::<BTreeSet<_>>() {
+                        let value: &mut Change = functions.entry(name.clone()).or_default();
+                        value.add(change);
+                    }
+                }
+            }
+            let difference = between(&text(&before), &text(&after));
+            let mut ways: Vec<Vec<String>> = vec![Vec::new()];
+            let mut found = BTreeMap::new();
+            for (at, stack) in difference.stacks.iter().enumerate() {
+                if at > 0 {
+                    let mut way = ways[stack.caller as usize].clone();
+                    way.push(difference.name_of(stack).expect("it has a name").text.clone());
+                    ways.push(way);
+                }
+                prop_assert!(found.insert(ways[at].clone(), stack.value).is_none());
+            }
+            paths.entry(Vec::new()).or_default();
+            prop_assert_eq!(found, paths);
+            let found: BTreeMap<_, _> =
+                difference.functions.iter().map(|it| (it.name.clone(), it.value)).collect();
+            prop_assert_eq!(found, functions);
+        }
     }
 }

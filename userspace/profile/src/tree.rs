@@ -3,14 +3,15 @@
 //! Stacks share callers in the profile already, so each distinct caller is resolved to a node
 //! once, not once for each sample. Inlined functions are frames of their own.
 //!
+//! [`lay`] goes through a profile for any tree that is made like this one.
+//!
 //! Invariant: a node's value is its own plus its children's, up to saturation; children come
 //! after their parent.
 
-use hashbrown::HashMap;
-
 use crate::format::FrameView;
+use crate::intern::Children;
 use crate::kind::FrameKind;
-use crate::model::{Frame, LocationId, Profile, StackId, StringId};
+use crate::model::{Frame, LabelsId, LocationId, Profile, Sample, StackId, StringId};
 
 /// What stands above the frames of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +46,8 @@ pub(crate) struct Node {
 pub(crate) struct CallTree {
     /// The first is the root, which stands for all.
     pub(crate) nodes: Vec<Node>,
-    children: HashMap<(u32, StringId, NodeKind), u32>,
-    known_stacks: HashMap<(u32, StackId), u32>,
+    children: Children,
+    counting: Option<usize>,
 }
 
 impl CallTree {
@@ -68,87 +69,18 @@ impl CallTree {
             samples: 0,
             own: 0,
         };
-        let mut tree =
-            Self { nodes: vec![root], children: HashMap::new(), known_stacks: HashMap::new() };
-        for sample in profile.samples() {
-            let value = sample.values.get(shown).copied().unwrap_or(0);
-            if value <= 0 {
-                continue;
-            }
-            let identity = profile.identity(sample.labels);
-            let mut top = 0;
-            let owners = match roots {
-                Roots::Comm => [identity.comm, identity.comm],
-                Roots::ProcessThenComm => [identity.process, identity.comm],
-            };
-            if owners[0] != StringId::default() {
-                top = tree.child(top, owners[0], NodeKind::Process);
-            }
-            if owners[1] != owners[0] && owners[1] != StringId::default() {
-                top = tree.child(top, owners[1], NodeKind::Process);
-            }
-            let leaf = tree.node_of(profile, top, sample.stack, hidden);
-            if let Some(node) = tree.nodes.get_mut(leaf as usize) {
-                let count = counting.and_then(|at| sample.values.get(at)).copied();
-                node.own = node.own.saturating_add(value);
-                node.samples = node.samples.saturating_add(count.unwrap_or(0).max(0));
-            }
-        }
-        tree.known_stacks = HashMap::new();
-        tree.children = HashMap::new();
+        let mut tree = Self { nodes: vec![root], children: Children::default(), counting };
+        lay(profile, roots, shown, hidden, &mut tree);
+        tree.children = Children::default();
         tree.sum();
         tree
     }
 
     /// A tree whose nodes have values of their own only; callers come before what they call.
     pub(crate) fn of_nodes(nodes: Vec<Node>) -> Self {
-        let mut tree = Self { nodes, children: HashMap::new(), known_stacks: HashMap::new() };
+        let mut tree = Self { nodes, children: Children::default(), counting: None };
         tree.sum();
         tree
-    }
-
-    fn node_of(
-        &mut self,
-        profile: &Profile,
-        top: u32,
-        stack: StackId,
-        hidden: fn(&FrameView<'_>) -> bool,
-    ) -> u32 {
-        let mut missing: Vec<(StackId, LocationId)> = Vec::new();
-        let mut at = stack;
-        let mut node = loop {
-            let Some(leaf) = profile.stacks.leaf(at.0) else { break top };
-            if let Some(&known) = self.known_stacks.get(&(top, at)) {
-                break known;
-            }
-            missing.push((at, LocationId(leaf.location)));
-            at = StackId(leaf.caller);
-        };
-        for &(stack, location) in missing.iter().rev() {
-            let location = profile.location(location);
-            let mapping = location.mapping.map(|mapping| profile.mapping(mapping));
-            let mapping = mapping.map_or("", |mapping| profile.string(mapping.path));
-            for frame in profile.frames(location).iter().rev() {
-                let Frame { name, kind, .. } = *frame;
-                if hidden(&FrameView { kind, name: profile.string(name), mapping }) {
-                    continue;
-                }
-                node = self.child(node, name, NodeKind::Frame(kind));
-            }
-            self.known_stacks.insert((top, stack), node);
-        }
-        node
-    }
-
-    fn child(&mut self, parent: u32, name: StringId, kind: NodeKind) -> u32 {
-        let Ok(next) = u32::try_from(self.nodes.len()) else { return parent };
-        let child = *self.children.entry((parent, name, kind)).or_insert(next);
-        if child == next {
-            let above = self.nodes.get(parent as usize).map_or(0, |node| node.depth);
-            let depth = above.saturating_add(1);
-            self.nodes.push(Node { parent, name, kind, depth, value: 0, samples: 0, own: 0 });
-        }
-        child
     }
 
     fn sum(&mut self) {
@@ -164,5 +96,174 @@ impl CallTree {
                 parent.samples = parent.samples.saturating_add(samples);
             }
         }
+    }
+}
+
+impl Branches for CallTree {
+    fn child(&mut self, parent: u32, name: StringId, kind: NodeKind) -> u32 {
+        let next = self.nodes.len();
+        let nodes = &self.nodes;
+        let key = (parent, name, kind);
+        let key_at = |node: u32| {
+            nodes.get(node as usize).map_or(key, |node| (node.parent, node.name, node.kind))
+        };
+        let Some(child) = self.children.position_of(parent, &key, next, key_at) else {
+            return parent;
+        };
+        if child as usize == next {
+            let above = self.nodes.get(parent as usize).map_or(0, |node| node.depth);
+            let depth = above.saturating_add(1);
+            self.nodes.push(Node { parent, name, kind, depth, value: 0, samples: 0, own: 0 });
+        }
+        child
+    }
+
+    fn add(&mut self, node: u32, value: i64, sample: Sample<'_>) {
+        if let Some(node) = self.nodes.get_mut(node as usize) {
+            let count = self.counting.and_then(|at| sample.values.get(at)).copied();
+            node.own = node.own.saturating_add(value);
+            node.samples = node.samples.saturating_add(count.unwrap_or(0).max(0));
+        }
+    }
+}
+
+/// A tree of calls: its nodes are known by their parent, name and kind. 0 is the root.
+pub(crate) trait Branches {
+    /// A full tree gives the parent itself.
+    fn child(&mut self, parent: u32, name: StringId, kind: NodeKind) -> u32;
+
+    fn add(&mut self, node: u32, value: i64, sample: Sample<'_>);
+}
+
+/// Adds every sample whose value at `shown` is positive to its stack's node.
+pub(crate) fn lay(
+    profile: &Profile,
+    roots: Roots,
+    shown: usize,
+    hidden: fn(&FrameView<'_>) -> bool,
+    tree: &mut impl Branches,
+) {
+    let mut laying = Laying {
+        profile,
+        hidden,
+        tops: Vec::new(),
+        known: Vec::new(),
+        of_stacks: Children::default(),
+        places: vec![None; profile.locations.len()],
+        frames: Vec::new(),
+        missing: Vec::new(),
+    };
+    for sample in profile.samples() {
+        let value = sample.values.get(shown).copied().unwrap_or(0);
+        if value <= 0 {
+            continue;
+        }
+        let top = laying.top(tree, roots, sample.labels);
+        let leaf = laying.node_of(tree, top, sample.stack);
+        tree.add(leaf, value, sample);
+    }
+}
+
+/// A stack below a process or thread, and the node that was found for it.
+#[derive(Clone, Copy)]
+struct Known {
+    stack: u32,
+    top: u32,
+    node: u32,
+}
+
+/// What has been found out about a profile on its way into a tree.
+struct Laying<'p> {
+    profile: &'p Profile,
+    hidden: fn(&FrameView<'_>) -> bool,
+    /// By label set.
+    tops: Vec<Option<u32>>,
+    known: Vec<Known>,
+    /// The places of a stack in `known`.
+    of_stacks: Children,
+    /// By location where its frames are in `frames`, the caller first.
+    places: Vec<Option<(u32, u32)>>,
+    frames: Vec<(StringId, FrameKind)>,
+    /// Stacks from a leaf up, by place in `known`.
+    missing: Vec<(Option<u32>, LocationId)>,
+}
+
+impl Laying<'_> {
+    /// The node of a sample's process or thread.
+    fn top(&mut self, tree: &mut impl Branches, roots: Roots, labels: LabelsId) -> u32 {
+        if let Some(Some(top)) = self.tops.get(labels.position()) {
+            return *top;
+        }
+        let identity = self.profile.identity(labels);
+        let owners = match roots {
+            Roots::Comm => [identity.comm, identity.comm],
+            Roots::ProcessThenComm => [identity.process, identity.comm],
+        };
+        let mut top = 0;
+        if owners[0] != StringId::default() {
+            top = tree.child(top, owners[0], NodeKind::Process);
+        }
+        if owners[1] != owners[0] && owners[1] != StringId::default() {
+            top = tree.child(top, owners[1], NodeKind::Process);
+        }
+        if self.tops.len() <= labels.position() {
+            self.tops.resize(labels.position().saturating_add(1), None);
+        }
+        if let Some(place) = self.tops.get_mut(labels.position()) {
+            *place = Some(top);
+        }
+        top
+    }
+
+    fn node_of(&mut self, tree: &mut impl Branches, top: u32, stack: StackId) -> u32 {
+        self.missing.clear();
+        let mut at = stack.0;
+        let mut node = loop {
+            let Some(leaf) = self.profile.stacks.leaf(at) else { break top };
+            let next = self.known.len();
+            let known = &self.known;
+            let key_at = |place: u32| {
+                known.get(place as usize).map_or((at, top), |known| (known.stack, known.top))
+            };
+            let place = self.of_stacks.position_of(at, &(at, top), next, key_at);
+            match place.and_then(|place| self.known.get(place as usize)) {
+                Some(known) => break known.node,
+                // Its node is found below, where its caller's is known.
+                None if place.is_some() => self.known.push(Known { stack: at, top, node: top }),
+                None => {}
+            }
+            self.missing.push((place, LocationId(leaf.location)));
+            at = leaf.caller;
+        };
+        while let Some((place, location)) = self.missing.pop() {
+            let (start, end) = self.frames_of(location);
+            for at in start..end {
+                let Some(&(name, kind)) = self.frames.get(at as usize) else { break };
+                node = tree.child(node, name, NodeKind::Frame(kind));
+            }
+            if let Some(known) = place.and_then(|place| self.known.get_mut(place as usize)) {
+                known.node = node;
+            }
+        }
+        node
+    }
+
+    /// Where the frames of a location that are not hidden lie.
+    fn frames_of(&mut self, id: LocationId) -> (u32, u32) {
+        let Some(place) = self.places.get_mut(id.position()) else { return (0, 0) };
+        if let Some(place) = *place {
+            return place;
+        }
+        let position = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        let profile = self.profile;
+        let location = profile.location(id);
+        let mapping = profile.path_of(location);
+        let start = position(self.frames.len());
+        for &Frame { name, kind, .. } in profile.frames(location).iter().rev() {
+            if !(self.hidden)(&FrameView { kind, name: profile.string(name), mapping }) {
+                self.frames.push((name, kind));
+            }
+        }
+        *place.insert((start, position(self.frames.len())))
     }
 }

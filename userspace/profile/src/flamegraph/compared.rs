@@ -9,8 +9,6 @@
 
 use std::io::Write;
 
-use hashbrown::HashMap;
-
 use super::layout::{Placed, lay_out};
 use super::{FOOT, LONGEST_NAME, MARGIN, ROW, TOP, body, controls, foot, opening, place_of, put};
 use crate::builder::ProfileBuilder;
@@ -58,19 +56,19 @@ pub fn write_difference(
 /// The tree with widths for values, node for node.
 fn tree_of(difference: &Difference, names: &mut ProfileBuilder) -> CallTree {
     let mut nodes: Vec<Node> = Vec::with_capacity(difference.stacks.len());
-    let mut known = HashMap::new();
+    let known: Vec<_> =
+        difference.names.iter().map(|name| (names.string(&name.text), name.kind)).collect();
     for stack in &difference.stacks {
-        let kind = match stack.kind {
+        let (name, kind) = known.get(stack.name as usize).copied().unwrap_or_default();
+        let kind = match kind {
             Some(kind) => NodeKind::Frame(kind),
             None if nodes.is_empty() => NodeKind::All,
             None => NodeKind::Process,
         };
         let (before, after) = stack.own.shares(difference.total);
-        let parent = u32::try_from(stack.caller).unwrap_or(0);
-        let above = nodes.get(stack.caller).map(|caller| caller.depth.saturating_add(1));
-        let name = *known.entry(&stack.name).or_insert_with(|| names.string(&stack.name));
+        let above = nodes.get(stack.caller as usize).map(|caller| caller.depth.saturating_add(1));
         nodes.push(Node {
-            parent,
+            parent: stack.caller,
             name,
             kind,
             depth: above.unwrap_or(0),
@@ -92,7 +90,7 @@ fn frame(text: &mut String, difference: &Difference, tree: &CallTree, placed: Pl
     let name = if place == 0 {
         "all"
     } else {
-        all = visible(&stack.name);
+        all = visible(difference.name_of(stack).map_or("", |name| &name.text));
         &shortened(&all, LONGEST_NAME)
     };
     put(
