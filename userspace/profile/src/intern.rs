@@ -261,6 +261,13 @@ impl StackTable {
         }
         Some(stack)
     }
+
+    /// The same without a look at whether it is there already.
+    pub(crate) fn push_new(&mut self, caller: u32, location: u32) -> Option<u32> {
+        let stack = u32::try_from(self.nodes.len()).ok()?;
+        self.nodes.push(StackNode { caller, location });
+        Some(stack)
+    }
 }
 
 /// Lists of `T`, end to end. Id 0 is the empty list.

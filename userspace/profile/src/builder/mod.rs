@@ -2,10 +2,13 @@
 //!
 //! Every call gives an id for what it is handed; the same thing twice gives the same id. Samples
 //! with the same stack and labels add up at once, so memory follows what is different, not how
-//! long a recording runs (except the timeline, which is kept only when asked for).
+//! long a recording runs (except the timeline, which is kept only when asked for). `append` takes
+//! a whole profile in.
 //!
 //! Invariant: no call fails. When a table is full (four thousand million of something, or 4 GiB
 //! of names) the empty thing is used and `overflows` counts it.
+
+mod append;
 
 use std::hash::BuildHasher;
 

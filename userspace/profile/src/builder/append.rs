@@ -1,0 +1,211 @@
+//! A whole profile goes into another builder: what two threads have built becomes one.
+//!
+//! Every name, location and set of labels is looked up once. Stacks and samples are not looked up
+//! at all: they are a part of their own, see [`ProfileBuilder::begin_part`].
+//!
+//! Invariant: no value is lost; what a full table has no room for is counted, as everywhere.
+
+use super::ProfileBuilder;
+use crate::model::{
+    Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile, StackId,
+    StringId, Tick,
+};
+
+impl ProfileBuilder {
+    /// Adds the samples of a profile that has the same sample types, in the same order, and its
+    /// samples in time, if both keep these. What it says of itself is not taken over, except how
+    /// often its tables were full.
+    pub fn append(&mut self, other: &Profile) {
+        self.count_overflows(other.overflows);
+        self.begin_part();
+        let strings: Vec<_> = other.strings.iter().map(|text| self.string(text)).collect();
+        let known = Known { strings };
+        let locations = known.locations(self, other);
+        let stacks = self.append_stacks(other, &locations);
+        let labels: Vec<_> = other.labels.iter().map(|labels| known.labels(self, labels)).collect();
+        for sample in other.samples() {
+            let stack = at(&stacks, sample.stack.position());
+            let labels: LabelsId = at(&labels, sample.labels.position());
+            self.push_sample(stack, labels, sample.values);
+        }
+        let threads: Vec<_> = other
+            .threads
+            .iter()
+            .map(|thread| {
+                let [comm, process, container] =
+                    [thread.comm, thread.process, thread.container].map(|id| other.string(id));
+                self.thread(thread.pid, thread.tid, comm, process, container)
+            })
+            .collect();
+        for Tick { thread, stack, time, on_cpu } in other.timeline().into_iter().flatten() {
+            let (thread, stack) = (at(&threads, thread.position()), at(&stacks, stack.position()));
+            self.tick(thread, time, stack, on_cpu);
+        }
+        // None of what came is in an index.
+        self.begin_part();
+    }
+
+    fn append_stacks(&mut self, other: &Profile, locations: &[LocationId]) -> Vec<StackId> {
+        let mut stacks = Vec::with_capacity(other.stack_count());
+        stacks.push(StackId::default());
+        for (location, caller) in other.leaves() {
+            let location: LocationId = at(locations, location.position());
+            let caller = at(&stacks, caller.position());
+            let stack = self.profile.stacks.push_new(caller.0, location.0);
+            stacks.push(StackId(self.or_overflow(stack)));
+        }
+        stacks
+    }
+}
+
+/// What the things of the other profile are here, by position.
+struct Known {
+    strings: Vec<StringId>,
+}
+
+impl Known {
+    fn string(&self, id: StringId) -> StringId {
+        at(&self.strings, id.position())
+    }
+
+    fn locations(&self, into: &mut ProfileBuilder, other: &Profile) -> Vec<LocationId> {
+        let mappings: Vec<MappingId> = other
+            .mappings
+            .iter()
+            .map(|mapping| {
+                let (path, build_id) = (self.string(mapping.path), self.string(mapping.build_id));
+                into.mapping_of(Mapping { path, build_id, ..*mapping })
+            })
+            .collect();
+        let mut frames = Vec::new();
+        let location = |location: &Location| {
+            frames.clear();
+            frames.extend(other.frames(*location).iter().map(|frame| Frame {
+                name: self.string(frame.name),
+                system_name: self.string(frame.system_name),
+                file: self.string(frame.file),
+                ..*frame
+            }));
+            let mapping = location.mapping.map(|mapping| at(&mappings, mapping.position()));
+            into.location(location.address, mapping, &frames)
+        };
+        other.locations.iter().map(location).collect()
+    }
+
+    fn labels(&self, into: &mut ProfileBuilder, labels: &[Label]) -> LabelsId {
+        let translated: Vec<Label> = labels
+            .iter()
+            .map(|label| Label {
+                key: self.string(label.key),
+                value: match label.value {
+                    LabelValue::Text(text) => LabelValue::Text(self.string(text)),
+                    LabelValue::Number { value, unit } => {
+                        LabelValue::Number { value, unit: self.string(unit) }
+                    }
+                },
+            })
+            .collect();
+        into.labels(&translated)
+    }
+}
+
+fn at<T: Copy + Default>(list: &[T], position: usize) -> T {
+    list.get(position).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::FrameKind;
+
+    /// A stack's functions, a thread and a count.
+    type Row = (Vec<u8>, u8, i64);
+
+    fn add(builder: &mut ProfileBuilder, (functions, thread, count): &Row) {
+        let mapping = builder.mapping(0x1000, 0x9000, 0, "/app/Shop.dll", "abcd");
+        let mut stack = StackId::default();
+        for function in functions {
+            let name = format!("function {function}");
+            let frame = builder.frame(FrameKind::Managed, &name, "", "Shop.cs", 7);
+            let location = builder.location(u64::from(*function), Some(mapping), &[frame]);
+            stack = builder.called_from(stack, location);
+        }
+        let (key, worker) = (builder.string("comm"), format!("worker {thread}"));
+        let value = LabelValue::Text(builder.string(&worker));
+        let labels = builder.labels(&[Label { key, value }]);
+        builder.add(stack, labels, &[*count, count.saturating_mul(10)]);
+        let thread = builder.thread(1, u32::from(*thread), &worker, "shop", "");
+        builder.tick(thread, count.unsigned_abs(), stack, 3);
+    }
+
+    fn built(rows: &[Row]) -> ProfileBuilder {
+        let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);
+        builder.keep_timeline();
+        rows.iter().for_each(|row| add(&mut builder, row));
+        builder
+    }
+
+    fn path(profile: &Profile, stack: StackId) -> Vec<String> {
+        let frames = profile.stack(stack).map(|location| {
+            let location = profile.location(location);
+            let frame = profile.frames(location)[0];
+            format!("{}!{}", profile.path_of(location), profile.string(frame.name))
+        });
+        frames.collect()
+    }
+
+    fn sums(profile: &Profile) -> BTreeMap<(Vec<String>, String), Vec<i64>> {
+        let mut sums = BTreeMap::new();
+        for sample in profile.samples() {
+            let comm = profile.string(profile.identity(sample.labels).comm).to_owned();
+            let sum = sums.entry((path(profile, sample.stack), comm)).or_insert(vec![0, 0]);
+            sum.iter_mut().zip(sample.values).for_each(|(sum, value)| *sum += value);
+        }
+        sums
+    }
+
+    fn ticks(profile: &Profile) -> Vec<(String, u64, Vec<String>)> {
+        let ticks = profile.timeline().into_iter().flatten();
+        let one = |tick: Tick| {
+            let comm = profile.string(profile.thread(tick.thread).comm).to_owned();
+            (comm, tick.time, path(profile, tick.stack))
+        };
+        ticks.map(one).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn two_halves_appended_say_what_one_builder_says(
+            before in prop::collection::vec(
+                (prop::collection::vec(0_u8..60, 0..6), 0_u8..3, 0_i64..1000), 0..60),
+            after in prop::collection::vec(
+                (prop::collection::vec(0_u8..60, 0..6), 0_u8..3, 0_i64..1000), 0..60),
+            later in prop::collection::vec(
+                (prop::collection::vec(0_u8..60, 0..6), 0_u8..3, 0_i64..1000), 0..10),
+        ) {
+            let all = [before.clone(), after.clone(), later.clone()].concat();
+            let one = built(&all).finish();
+            let mut appended = built(&before);
+            appended.append(&built(&after).finish());
+            later.iter().for_each(|row| add(&mut appended, row));
+            let appended = appended.finish();
+            prop_assert_eq!(sums(&appended), sums(&one));
+            prop_assert_eq!(ticks(&appended), ticks(&one));
+            prop_assert_eq!(appended.locations().len(), one.locations().len());
+            prop_assert_eq!(appended.threads(), one.threads());
+        }
+    }
+
+    #[test]
+    fn tables_that_were_full_are_counted_on() {
+        let mut other = built(&[]);
+        other.count_overflows(3);
+        let mut builder = built(&[]);
+        builder.append(&other.finish());
+        assert_eq!(builder.finish().overflows, 3);
+    }
+}
