@@ -6,7 +6,8 @@
 //!
 //! # Code map
 //! `store` the writer, its lock, retention and recovery; `writing` one segment as it is written;
-//! `merging` merges over time, `rollup` brings the hours of a day together; `reader` questions; `selection` what a question is about;
+//! `merging` merges over time, `rollup` brings the hours of a day together; `reader` questions, on
+//! several threads by `parallel`; `selection` what a question is about;
 //! `segment` where the records of a file are; `record`, `body`, `dictionary` (written), `tables`
 //! (read back), `series`, `wire` the format; `directory` file names.
 //!
@@ -92,6 +93,7 @@ mod dictionary;
 mod directory;
 mod error;
 mod merging;
+mod parallel;
 mod reader;
 mod record;
 mod rollup;
