@@ -194,9 +194,10 @@ fn write(directory: &Path, services: u64, hours: i64) {
     }
     println!(
         "memory: {:.0} MB above the {before:.0} MB of the profiles themselves; of that while \
-         merging {:.0} MB",
+         merging {:.0} MB; dictionaries of the open hour {:.0} MB",
         peak() - before,
         (tending_peak - before).max(0.0),
+        store.dictionaries() as f64 / 1e6,
     );
     let bytes = store.bytes();
     println!("{written} profiles, {samples} samples, {:.1} MB on disk", bytes as f64 / 1e6);

@@ -41,26 +41,28 @@ impl<K> Default for Table<K> {
 }
 
 impl<K: Hash + Eq> Table<K> {
-    /// What an entry takes in the index, whose places are two thirds full on average.
-    const ENTRY_BYTES: usize = (size_of::<(K, u32)>() + 1) * 3 / 2;
+    /// Bytes of memory, with the room that is left, without what keys have outside.
+    fn memory(&self) -> usize {
+        self.numbers.allocation_size().saturating_add(self.added.capacity())
+    }
 
-    /// The number of `key`; if it is new, `encode` says what is written of it. Also returns how
-    /// many bytes the index grew by.
+    /// The number of `key`; if it is new, which is also returned, `encode` says what is written of
+    /// it.
     fn number<Q: Hash + Equivalent<K> + ?Sized>(
         &mut self,
         key: &Q,
         own: impl FnOnce(&Q) -> K,
         encode: impl FnOnce(&mut Vec<u8>, u32),
-    ) -> (u32, usize) {
+    ) -> (u32, bool) {
         if let Some(&number) = self.numbers.get(key) {
-            return (number, 0);
+            return (number, false);
         }
         let number = self.next;
         // A segment is closed long before it has 2^32 of anything.
         self.next = self.next.saturating_add(1);
         encode(&mut self.added, number);
         self.numbers.insert(own(key), number);
-        (number, Self::ENTRY_BYTES)
+        (number, true)
     }
 
     fn take(&mut self, out: &mut Vec<u8>) {
@@ -79,13 +81,22 @@ pub(crate) struct Dictionary {
     stacks: Table<(u32, u32)>,
     labels: Table<Box<[i64]>>,
     threads: Table<[u32; 5]>,
-    memory: usize,
+    /// Bytes of keys outside the tables.
+    owned: usize,
 }
 
 impl Dictionary {
-    /// Bytes it takes, about.
+    /// Bytes of memory that it takes.
     pub(crate) fn memory(&self) -> usize {
-        self.memory
+        let tables = [
+            self.strings.memory(),
+            self.mappings.memory(),
+            self.locations.memory(),
+            self.stacks.memory(),
+            self.labels.memory(),
+            self.threads.memory(),
+        ];
+        tables.into_iter().fold(self.owned, usize::saturating_add)
     }
 
     /// Writes what is new since the last time.
@@ -144,11 +155,10 @@ impl Dictionary {
         (counts == tables.counts()).then_some(dictionary)
     }
 
-    /// Counts the memory of a new entry: its place, and `owned` bytes outside of it.
-    fn grow(&mut self, (number, place): (u32, usize), owned: usize) -> u32 {
-        if place > 0 {
-            let owned = if owned > 0 { owned.saturating_add(ALLOCATION_BYTES) } else { 0 };
-            self.memory = self.memory.saturating_add(owned).saturating_add(place);
+    /// Counts the `bytes` that a new key has outside its table.
+    fn grow(&mut self, (number, is_new): (u32, bool), bytes: usize) -> u32 {
+        if is_new && bytes > 0 {
+            self.owned = self.owned.saturating_add(bytes).saturating_add(ALLOCATION_BYTES);
         }
         number
     }

@@ -43,7 +43,8 @@ pub struct Options {
     pub span: Duration,
     /// A segment is sealed early when it is this large.
     pub segment_bytes: u64,
-    /// And when its dictionaries take this much memory.
+    /// And when its dictionaries and its index take this much memory: with ever new names they
+    /// would grow all the hour.
     pub dictionary_bytes: usize,
     /// How much may be lost when the host loses power. (Nothing is when the process is killed.)
     pub sync_every: Duration,
@@ -171,6 +172,12 @@ impl Store {
         let rollups = self.rollups.values().map(|rollup| rollup.bytes);
         let open = self.open.as_ref().map_or(0, |open| open.writer.length);
         sealed.chain(rollups).fold(open, u64::saturating_add)
+    }
+
+    /// Bytes of memory that the dictionaries and the index of the segment that is written take.
+    #[must_use]
+    pub fn dictionaries(&self) -> usize {
+        self.open.as_ref().map_or(0, |open| open.writer.memory())
     }
 
     /// Adds a profile. `now` in nanoseconds since 1970.

@@ -32,6 +32,8 @@ pub(crate) struct SegmentWriter {
     series_bytes: u64,
     numbers: HashMap<Series, u32>,
     dictionaries: HashMap<String, Dictionary>,
+    /// Bytes of memory of those.
+    dictionary_bytes: usize,
     members: Vec<Member>,
 }
 
@@ -49,6 +51,7 @@ impl SegmentWriter {
             series_bytes: 0,
             numbers: HashMap::new(),
             dictionaries: HashMap::new(),
+            dictionary_bytes: 0,
             members: Vec::new(),
         })
     }
@@ -64,9 +67,12 @@ impl SegmentWriter {
         Some((first, last))
     }
 
-    /// Bytes that the dictionaries take, about.
+    /// Bytes of memory: the dictionaries, and the index in the making.
     pub(crate) fn memory(&self) -> usize {
-        self.dictionaries.values().map(Dictionary::memory).sum()
+        let series = usize::try_from(self.series_bytes).unwrap_or(usize::MAX).saturating_mul(2);
+        let entries = self.entries.capacity().saturating_mul(size_of::<Entry>());
+        let lists = [series, entries, self.dictionaries.allocation_size()];
+        lists.into_iter().fold(self.dictionary_bytes, usize::saturating_add)
     }
 
     /// The most that [`Self::seal`] adds to the file.
@@ -107,7 +113,10 @@ impl SegmentWriter {
             Some(dictionary) => dictionary,
             None => self.dictionaries.entry(series.service.clone()).or_default(),
         };
+        let before = dictionary.memory();
         let payload = body::encode(dictionary, profile, facts);
+        let others = self.dictionary_bytes.saturating_sub(before);
+        self.dictionary_bytes = others.saturating_add(dictionary.memory());
         let (start, end) = times;
         let header =
             Header { series: number, member, step, start, end, ..Header::of(Kind::Profile) };
@@ -167,12 +176,15 @@ impl SegmentWriter {
 
     /// What the service's records so far have brought.
     pub(crate) fn take_over(&mut self, service: &str, dictionary: Dictionary) {
+        self.close_service(service);
+        self.dictionary_bytes = self.dictionary_bytes.saturating_add(dictionary.memory());
         self.dictionaries.insert(service.to_owned(), dictionary);
     }
 
     /// Frees the dictionary of a service of which nothing more will be written.
     pub(crate) fn close_service(&mut self, service: &str) {
-        self.dictionaries.remove(service);
+        let closed = self.dictionaries.remove(service).map_or(0, |closed| closed.memory());
+        self.dictionary_bytes = self.dictionary_bytes.saturating_sub(closed);
     }
 
     pub(crate) fn write(&mut self, encoded: Encoded) -> Result<(), StoreError> {
@@ -251,6 +263,7 @@ impl SegmentWriter {
             series_bytes: series_bytes.len() as u64,
             numbers: HashMap::new(),
             dictionaries: HashMap::new(),
+            dictionary_bytes: 0,
             members: segment.members,
         };
         Ok((writer, length.saturating_sub(segment.length)))
