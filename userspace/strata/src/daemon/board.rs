@@ -183,6 +183,7 @@ impl Board {
             "store": {
                 "profiles": published.store.map(|store| store.profiles_written),
                 "bytes": published.store_bytes,
+                "dictionaries": published.store_dictionaries,
                 "not_stored": published.not_stored,
                 "trouble": published.store_trouble,
             },
@@ -315,6 +316,12 @@ impl Board {
             f64::from(u8::from(snapshot.reload_trouble.is_some())),
         );
         one("store_bytes", gauge, "Size of the local store.", published.store_bytes as f64);
+        one(
+            "store_dictionary_bytes",
+            gauge,
+            "Memory that the dictionaries of the local store's open segment take.",
+            published.store_dictionaries as f64,
+        );
         one(
             "store_refused_total",
             counter,

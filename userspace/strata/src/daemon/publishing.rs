@@ -67,6 +67,8 @@ pub struct Figures {
     pub pending: usize,
     pub store: Option<strata_store::Counters>,
     pub store_bytes: u64,
+    /// Memory that the dictionaries of its open segment take.
+    pub store_dictionaries: u64,
     /// Why the store does not take anything.
     pub store_trouble: Option<String>,
     /// Profiles that the store did not take.
@@ -509,6 +511,8 @@ impl Work {
     fn show(&mut self) {
         self.figures.store = self.store.as_ref().map(Store::counters);
         self.figures.store_bytes = self.store.as_ref().map_or(0, Store::bytes);
+        let dictionaries = self.store.as_ref().map_or(0, Store::dictionaries);
+        self.figures.store_dictionaries = dictionaries as u64;
         let pending = self.outlets.iter().map(|pending| pending.profiles.len());
         self.figures.pending = pending.sum();
         let folders = self.outlets.iter().filter_map(|pending| {

@@ -141,9 +141,10 @@ fn text(status: &Value) -> String {
     }
     let store = &status["store"];
     lines.push(format!(
-        "store          {} profiles written, {}",
+        "store          {} profiles written, {}; dictionaries in memory {}",
         number(&store["profiles"]),
-        bytes(&store["bytes"])
+        bytes(&store["bytes"]),
+        bytes(&store["dictionaries"])
     ));
     if let Some(trouble) = store["trouble"].as_str() {
         lines.push(format!("               {trouble}"));
@@ -242,6 +243,16 @@ mod tests {
     fn a_status_with_nothing_in_it_is_shown_all_the_same() {
         let shown = text(&Value::Null);
         assert!(shown.contains("NOT HEALTHY"), "{shown}");
+    }
+
+    #[test]
+    fn a_store_shows_what_it_takes_on_disk_and_in_memory() {
+        let store = serde_json::json!({
+            "profiles": 12_000, "bytes": 120_000_000, "dictionaries": 4_200_000,
+        });
+        let shown = text(&serde_json::json!({ "store": store }));
+        let expected = "12,000 profiles written, 120.0 MB; dictionaries in memory 4.2 MB\n";
+        assert!(shown.contains(expected), "{shown}");
     }
 
     #[test]
