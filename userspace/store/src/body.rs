@@ -139,6 +139,7 @@ impl Body {
         body.labels = numbers(&mut cursor, count)?;
         for _ in 0..body.width {
             let divisor = cursor.number()? as i64;
+            body.values.reserve(count);
             for _ in 0..count {
                 body.values.push(cursor.signed()?.wrapping_mul(divisor));
             }
@@ -173,6 +174,10 @@ fn steps<'c>(
 }
 
 fn numbers(cursor: &mut Cursor<'_>, count: usize) -> Result<Vec<u32>, Damage> {
-    let narrow = |value| u32::try_from(value).map_err(|_| Damage("a number is too large"));
-    steps(cursor, count).map(|value| value.and_then(narrow)).collect()
+    // There are at least as many bytes.
+    let mut numbers = Vec::with_capacity(count);
+    for value in steps(cursor, count) {
+        numbers.push(u32::try_from(value?).map_err(|_| Damage("a number is too large"))?);
+    }
+    Ok(numbers)
 }

@@ -261,6 +261,8 @@ pub(crate) struct Replay {
     mappings: Vec<Option<MappingId>>,
     locations: Vec<Option<LocationId>>,
     stacks: Vec<Option<StackId>>,
+    /// From a stack up to what is known.
+    missing: Vec<(u32, u32)>,
     labels: Vec<Option<LabelsId>>,
     threads: Vec<Option<ThreadId>>,
 }
@@ -284,6 +286,7 @@ impl Replay {
             mappings: Vec::new(),
             locations: Vec::new(),
             stacks: Vec::new(),
+            missing: Vec::new(),
             labels: Vec::new(),
             threads: Vec::new(),
         }
@@ -340,7 +343,7 @@ impl Replay {
     ) -> Result<StackId, Damage> {
         let length = tables.stacks.len();
         let mut at = below(number, length)?;
-        let mut missing = Vec::new();
+        self.missing.clear();
         let mut stack = loop {
             if at == 0 {
                 break StackId::default();
@@ -349,10 +352,10 @@ impl Replay {
                 break *known;
             }
             let (caller, location) = tables.stacks.get(at as usize).copied().unwrap_or_default();
-            missing.push((at, location));
+            self.missing.push((at, location));
             at = caller;
         };
-        for (number, location) in missing.into_iter().rev() {
+        while let Some((number, location)) = self.missing.pop() {
             let location = self.location(tables, builder, location);
             stack = builder.called_from(stack, location);
             *slot(&mut self.stacks, number, length) = Some(stack);
