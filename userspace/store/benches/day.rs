@@ -251,6 +251,9 @@ fn ask(reader: &Reader, end: i64) {
             answer.bytes_read as f64 / 1e3,
             answer.profile.sample_count(),
         );
+        let (began, shown) = (Instant::now(), answer.profile.shown_sample_type());
+        let summary = strata_profile::summary::summarize(&answer.profile, shown, 30);
+        println!("  its {} functions: {:.0?}", summary.functions, began.elapsed());
     }
     let began = Instant::now();
     let held = reader.holdings(&Selection::default()).expect("it is listed");
@@ -270,12 +273,14 @@ fn ask(reader: &Reader, end: i64) {
         ),
     ];
     for (name, before, after) in comparisons {
+        let memory = reset_peak();
         let (began, processor) = (Instant::now(), on_cpu());
         let compared = reader.diff(&before, &after, "cpu").expect("it is compared");
         println!(
-            "diff {name}: {:.0?} ({:.0?} on a CPU); {} stacks, {} functions",
+            "diff {name}: {:.0?} ({:.0?} on a CPU), {:.0} MB; {} stacks, {} functions",
             began.elapsed(),
             on_cpu() - processor,
+            peak() - memory,
             compared.difference.stacks.len(),
             compared.difference.functions.len(),
         );
