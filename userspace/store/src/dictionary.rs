@@ -86,6 +86,19 @@ pub(crate) struct Dictionary {
 }
 
 impl Dictionary {
+    /// How many things it has.
+    pub(crate) fn known(&self) -> u64 {
+        let next = [
+            self.strings.next,
+            self.mappings.next,
+            self.locations.next,
+            self.stacks.next,
+            self.labels.next,
+            self.threads.next,
+        ];
+        next.into_iter().map(u64::from).sum()
+    }
+
     /// Bytes of memory that it takes.
     pub(crate) fn memory(&self) -> usize {
         let tables = [

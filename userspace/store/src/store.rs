@@ -43,8 +43,9 @@ pub struct Options {
     pub span: Duration,
     /// A segment is sealed early when it is this large.
     pub segment_bytes: u64,
-    /// And when its dictionaries and its index take this much memory: with ever new names they
-    /// would grow all the hour.
+    /// Memory for its dictionaries and its index, about. Dictionaries that have no room are read
+    /// back from the file each time they are needed; when one of them, with ever new names, takes
+    /// a quarter of this or the index half of it, the segment is sealed early.
     pub dictionary_bytes: usize,
     /// How much may be lost when the host loses power. (Nothing is when the process is killed.)
     pub sync_every: Duration,
@@ -210,9 +211,7 @@ impl Store {
         let fits = self.open.as_ref().is_none_or(|open| {
             // A little late is usual: the periods of processes do not end together.
             let is_near = window == open.window || window == open.window.saturating_sub(span);
-            is_near
-                && open.writer.length < self.options.segment_bytes
-                && open.writer.memory() < self.options.dictionary_bytes
+            is_near && open.writer.length < self.options.segment_bytes && !open.writer.is_full()
         });
         if !fits {
             self.seal()?;
@@ -222,7 +221,9 @@ impl Store {
             Some(open) => open,
             none => {
                 let number = self.next;
-                let writer = SegmentWriter::create(&Name::Open.path(directory, number))?;
+                let path = Name::Open.path(directory, number);
+                let limit = self.options.dictionary_bytes;
+                let writer = SegmentWriter::create_within(&path, limit)?;
                 self.next = number.saturating_add(1);
                 none.insert(Open { number, writer, window })
             }

@@ -1,5 +1,9 @@
 //! A segment while it is written: records at its end, then the index, then its final name.
 //!
+//! Dictionaries of many services may be more than memory is given. Those that have no room are
+//! forgotten after each record, and read back from the file before the next one: the file knows
+//! them too. Services come in turn, so the ones that are there stay, and not the last used.
+//!
 //! Invariant: a record is written in one piece, and a failed write is cut off again; what is in
 //! the file up to `length` is whole records.
 
@@ -12,10 +16,11 @@ use strata_profile::Profile;
 
 use crate::body::{self, Facts};
 use crate::dictionary::Dictionary;
-use crate::error::StoreError;
+use crate::error::{Damage, StoreError};
 use crate::record::{self, FILE_START, Header, Kind};
-use crate::segment::{Entry, Member, Segment, put_members};
+use crate::segment::{Entry, Member, Segment, put_members, read_record};
 use crate::series::Series;
+use crate::tables::Tables;
 use crate::wire::{put, put_signed};
 
 /// The most that an entry of the index takes.
@@ -31,15 +36,40 @@ pub(crate) struct SegmentWriter {
     series: Vec<Series>,
     series_bytes: u64,
     numbers: HashMap<Series, u32>,
-    dictionaries: HashMap<String, Dictionary>,
-    /// Bytes of memory of those.
+    dictionaries: HashMap<String, Kept>,
+    /// Bytes of memory of those, and of the largest there was.
     dictionary_bytes: usize,
+    largest: usize,
+    /// What all of it may take.
+    limit: usize,
     members: Vec<Member>,
 }
 
+/// What the records of a service have brought.
+#[derive(Default)]
+struct Kept {
+    /// `None` while it is only in the file.
+    dictionary: Option<Dictionary>,
+    /// The positions among the entries of the records that brought something.
+    brought: Vec<u32>,
+}
+
+impl Kept {
+    fn memory(&self) -> usize {
+        let brought = self.brought.capacity().saturating_mul(size_of::<u32>());
+        self.dictionary.as_ref().map_or(0, Dictionary::memory).saturating_add(brought)
+    }
+}
+
 impl SegmentWriter {
+    /// A segment whose dictionaries and index take about `limit` bytes of memory at most, if a new
+    /// one is begun when this one is full.
+    pub(crate) fn create_within(path: &Path, limit: usize) -> Result<Self, StoreError> {
+        Ok(Self { limit, ..Self::create(path)? })
+    }
+
     pub(crate) fn create(path: &Path) -> Result<Self, StoreError> {
-        let open = OpenOptions::new().write(true).create(true).truncate(true).open(path);
+        let open = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path);
         let mut file = open.map_err(StoreError::io("create", path))?;
         file.write_all(&FILE_START).map_err(StoreError::io("write", path))?;
         Ok(Self {
@@ -52,6 +82,8 @@ impl SegmentWriter {
             numbers: HashMap::new(),
             dictionaries: HashMap::new(),
             dictionary_bytes: 0,
+            largest: 0,
+            limit: usize::MAX,
             members: Vec::new(),
         })
     }
@@ -69,10 +101,19 @@ impl SegmentWriter {
 
     /// Bytes of memory: the dictionaries, and the index in the making.
     pub(crate) fn memory(&self) -> usize {
+        self.dictionary_bytes.saturating_add(self.index_memory())
+    }
+
+    /// Whether its index or one of its dictionaries, which are needed whole, takes too much memory.
+    pub(crate) fn is_full(&self) -> bool {
+        self.largest > self.limit / 4 || self.index_memory() > self.limit / 2
+    }
+
+    fn index_memory(&self) -> usize {
         let series = usize::try_from(self.series_bytes).unwrap_or(usize::MAX).saturating_mul(2);
         let entries = self.entries.capacity().saturating_mul(size_of::<Entry>());
         let lists = [series, entries, self.dictionaries.allocation_size()];
-        lists.into_iter().fold(self.dictionary_bytes, usize::saturating_add)
+        lists.into_iter().fold(0, usize::saturating_add)
     }
 
     /// The most that [`Self::seal`] adds to the file.
@@ -109,14 +150,11 @@ impl SegmentWriter {
     ) -> Result<Encoded, StoreError> {
         let mut bytes = Vec::new();
         let number = self.number_of(series, &mut bytes)?;
-        let dictionary = match self.dictionaries.get_mut(&series.service) {
-            Some(dictionary) => dictionary,
-            None => self.dictionaries.entry(series.service.clone()).or_default(),
-        };
-        let before = dictionary.memory();
-        let payload = body::encode(dictionary, profile, facts);
-        let others = self.dictionary_bytes.saturating_sub(before);
-        self.dictionary_bytes = others.saturating_add(dictionary.memory());
+        let (payload, brings) = self.with_dictionary(&series.service, |dictionary| {
+            let known = dictionary.known();
+            let payload = body::encode(dictionary, profile, facts);
+            (payload, dictionary.known() > known)
+        })?;
         let (start, end) = times;
         let header =
             Header { series: number, member, step, start, end, ..Header::of(Kind::Profile) };
@@ -131,7 +169,30 @@ impl SegmentWriter {
             length: u32::try_from(record.len()).unwrap_or(u32::MAX),
         };
         bytes.extend_from_slice(&record);
-        Ok(Encoded { bytes, entry })
+        Ok(Encoded { bytes, entry, brings })
+    }
+
+    /// Does something with the dictionary of a service, which is read back if it was forgotten.
+    fn with_dictionary<T>(
+        &mut self,
+        service: &str,
+        work: impl FnOnce(&mut Dictionary) -> T,
+    ) -> Result<T, StoreError> {
+        if !self.dictionaries.contains_key(service) {
+            self.dictionaries.insert(service.to_owned(), Kept::default());
+        }
+        let Self { dictionaries, entries, file, path, .. } = self;
+        let kept = dictionaries.entry_ref(service).or_default();
+        let before = kept.memory();
+        let dictionary = match &mut kept.dictionary {
+            Some(dictionary) => dictionary,
+            none => none.insert(read_back(file, path, entries, &kept.brought)?),
+        };
+        let done = work(dictionary);
+        self.largest = self.largest.max(dictionary.memory());
+        let others = self.dictionary_bytes.saturating_sub(before);
+        self.dictionary_bytes = others.saturating_add(kept.memory());
+        Ok(done)
     }
 
     /// The number of a series; if it is new, its record is added to `bytes`.
@@ -178,7 +239,8 @@ impl SegmentWriter {
     pub(crate) fn take_over(&mut self, service: &str, dictionary: Dictionary) {
         self.close_service(service);
         self.dictionary_bytes = self.dictionary_bytes.saturating_add(dictionary.memory());
-        self.dictionaries.insert(service.to_owned(), dictionary);
+        let kept = Kept { dictionary: Some(dictionary), brought: Vec::new() };
+        self.dictionaries.insert(service.to_owned(), kept);
     }
 
     /// Frees the dictionary of a service of which nothing more will be written.
@@ -189,7 +251,24 @@ impl SegmentWriter {
 
     pub(crate) fn write(&mut self, encoded: Encoded) -> Result<(), StoreError> {
         self.push(&encoded.bytes)?;
-        self.entries.push(encoded.entry);
+        let Encoded { entry, brings, .. } = encoded;
+        let position = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
+        self.entries.push(entry);
+        let is_tight = self.memory() > self.limit / 4 * 3;
+        let series = self.series.get(entry.series as usize);
+        let Some(kept) = series.and_then(|series| self.dictionaries.get_mut(&series.service))
+        else {
+            return Ok(());
+        };
+        let before = kept.memory();
+        if brings {
+            kept.brought.push(position);
+        }
+        if is_tight {
+            kept.dictionary = None;
+        }
+        let others = self.dictionary_bytes.saturating_sub(before);
+        self.dictionary_bytes = others.saturating_add(kept.memory());
         Ok(())
     }
 
@@ -264,6 +343,8 @@ impl SegmentWriter {
             numbers: HashMap::new(),
             dictionaries: HashMap::new(),
             dictionary_bytes: 0,
+            largest: 0,
+            limit: usize::MAX,
             members: segment.members,
         };
         Ok((writer, length.saturating_sub(segment.length)))
@@ -274,6 +355,27 @@ impl SegmentWriter {
 pub(crate) struct Encoded {
     pub(crate) bytes: Vec<u8>,
     entry: Entry,
+    /// Whether it brings something to the dictionary.
+    brings: bool,
+}
+
+/// A dictionary as the records at these positions have made it.
+fn read_back(
+    file: &File,
+    path: &Path,
+    entries: &[Entry],
+    brought: &[u32],
+) -> Result<Dictionary, StoreError> {
+    let mut tables = Tables::new();
+    for entry in brought.iter().filter_map(|&at| entries.get(at as usize)) {
+        let payload = read_record(file, entry).map_err(StoreError::io("read", path))?;
+        let added = payload
+            .and_then(|payload| body::parts(&payload).and_then(|(added, _)| tables.add(added)));
+        added.map_err(|source| StoreError::Damaged { path: path.to_owned(), source })?;
+    }
+    let twice = Damage("a dictionary has something twice");
+    let damaged = || StoreError::Damaged { path: path.to_owned(), source: twice };
+    Dictionary::of(&tables).ok_or_else(damaged)
 }
 
 fn seal(header: Header, payload: &[u8]) -> Result<Vec<u8>, StoreError> {

@@ -4,7 +4,7 @@ mod support;
 
 use proptest::prelude::*;
 use strata_profile::{FrameKind, ProfileBuilder};
-use strata_store::{Detail, Pattern, Selection, Store};
+use strata_store::{Detail, Options, Pattern, Selection, Store};
 use support::{HOUR, SECOND, START, counts, head, options, profile, stacks, store};
 
 #[test]
@@ -344,4 +344,45 @@ proptest! {
         prop_assert_eq!(counts(&answer), expected);
         prop_assert_eq!(answer.damaged, 0);
     }
+}
+
+#[test]
+fn services_whose_dictionaries_have_no_room_are_written_as_if_they_had() {
+    const LIMIT: usize = 400 << 10;
+    let [tight, roomy] = [LIMIT, 64 << 20].map(|dictionary_bytes| {
+        let directory = tempfile::tempdir().unwrap();
+        let options = Options { dictionary_bytes, ..options() };
+        let store = Store::open(directory.path(), options).unwrap();
+        (directory, store)
+    });
+    let mut stores = [tight, roomy];
+    let mut most = [0, 0];
+    for period in 0..20_i64 {
+        let start = START + period * 15 * SECOND;
+        for service in 0..60 {
+            let names: Vec<_> = (0..5)
+                .map(|at| format!("main;of service {service};work {}", (at + period * 3) % 23))
+                .collect();
+            let stacks: Vec<_> = names.iter().map(|name| (name.as_str(), 1 + period)).collect();
+            for ((_, store), most) in stores.iter_mut().zip(&mut most) {
+                let head = head(&format!("service-{service}"), start);
+                store.append(&head, &profile(&stacks), start).unwrap();
+                *most = store.dictionaries().max(*most);
+            }
+        }
+    }
+    assert!(most[0] < LIMIT && most[1] > LIMIT, "{most:?}");
+    let [tight, roomy] = stores.map(|(directory, mut store)| {
+        assert_eq!(store.counters().segments_sealed, 0);
+        store.tend(START + 3 * HOUR).unwrap();
+        let files = std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path());
+        let mut files: Vec<_> = files
+            .map(|path| (path.file_name().unwrap().to_owned(), std::fs::read(path).unwrap()))
+            .collect();
+        files.sort();
+        let answer = store.reader().query(&Selection::default()).unwrap();
+        assert_eq!((answer.profiles, answer.damaged), (1_200, 0));
+        files
+    });
+    assert_eq!(tight, roomy);
 }
