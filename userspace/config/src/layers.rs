@@ -21,6 +21,8 @@ pub struct Inputs<'a> {
     /// The daemon's own environment.
     pub environment: &'a [(String, String)],
     pub flags: &'a [Flag],
+    /// The socket where a Datadog agent listens on this host, if there is one.
+    pub agent_socket: Option<&'a str>,
 }
 
 /// A flag of the command line that sets a key.
@@ -47,6 +49,7 @@ pub(crate) struct Layers<'a> {
     entries: Vec<Entry>,
     environment: &'a [(String, String)],
     asked_variables: BTreeSet<String>,
+    pub agent_socket: Option<&'a str>,
     text: &'a str,
     known: Vec<Vec<String>>,
     pub shown: Vec<Shown>,
@@ -63,6 +66,7 @@ impl<'a> Layers<'a> {
             entries: Vec::new(),
             environment: inputs.environment,
             asked_variables: BTreeSet::new(),
+            agent_socket: inputs.agent_socket,
             text,
             known: Vec::new(),
             shown: Vec::new(),
@@ -178,6 +182,11 @@ impl<'a> Layers<'a> {
 
     /// The value of a key from the first layer that has it.
     pub fn get<T: Value>(&mut self, path: &[&str], default: T) -> Sourced<T> {
+        self.get_or(path, Sourced { value: default, origin: Origin::Default })
+    }
+
+    /// The same with a default that comes from somewhere.
+    pub fn get_or<T: Value>(&mut self, path: &[&str], default: Sourced<T>) -> Sourced<T> {
         self.known.push(path.iter().map(|part| (*part).to_owned()).collect());
         let variable = variable_name(path);
         let of_variable = self.variable(&variable);
@@ -192,7 +201,7 @@ impl<'a> Layers<'a> {
         let found =
             found.or_else(|| Some((Raw::Words(of_variable?), Origin::Variable(variable), 0)));
         let sourced = match found {
-            None => Sourced { value: default, origin: Origin::Default },
+            None => default,
             Some((raw, origin, offset)) => match T::read(&raw) {
                 Ok(value) => Sourced { value, origin },
                 Err(Wrong(message, hint)) => {
@@ -200,7 +209,7 @@ impl<'a> Layers<'a> {
                     let shown = matches!(origin, Origin::File { .. })
                         .then(|| excerpt(self.text, offset, T::SECRET));
                     self.problem(message, origin.clone(), shown, hint);
-                    Sourced { value: default, origin }
+                    Sourced { value: default.value, origin }
                 }
             },
         };

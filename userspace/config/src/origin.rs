@@ -6,7 +6,13 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Default,
-    File { file: Arc<str>, line: usize, column: usize },
+    /// What is there on this host decides the default.
+    Found,
+    File {
+        file: Arc<str>,
+        line: usize,
+        column: usize,
+    },
     Variable(String),
     Flag(String),
 }
@@ -15,6 +21,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => formatter.write_str("default"),
+            Self::Found => formatter.write_str("default, as it is there on this host"),
             Self::File { file, line, .. } => write!(formatter, "{file}:{line}"),
             Self::Variable(name) => write!(formatter, "variable {name}"),
             Self::Flag(name) => write!(formatter, "flag {name}"),

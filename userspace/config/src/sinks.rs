@@ -112,14 +112,15 @@ fn sink(layers: &mut Layers<'_>, name: &str) -> Option<Sink> {
 fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
     let path = |key: &'static str| ["sink", name, key];
     let is_file = kind == Kind::File;
-    let (default_url, period, labels) = match kind {
-        Kind::Pyroscope => (Some("http://localhost:4040"), 15, SERIES.as_slice()),
-        Kind::Datadog => (Some("http://localhost:8126"), 60, ["*"].as_slice()),
-        Kind::Otlp => (Some("http://localhost:4318"), 15, ["*"].as_slice()),
-        Kind::File => (None, 15, ["*"].as_slice()),
+    let (period, labels) = match kind {
+        Kind::Pyroscope => (15, SERIES.as_slice()),
+        Kind::Datadog => (60, ["*"].as_slice()),
+        Kind::Otlp | Kind::File => (15, ["*"].as_slice()),
     };
+    let protocol = layers.get(&path("protocol"), Protocol::Http);
     let url = (!is_file).then(|| {
-        let url = layers.get(&path("url"), default_url.unwrap_or_default().to_owned());
+        let default = default_url(kind, protocol.value, layers.agent_socket);
+        let url = layers.get_or(&path("url"), default);
         check_url(layers, &path("url"), &url, kind);
         url
     });
@@ -153,7 +154,7 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
         url,
         path: folder,
         api: layers.get(&path("api"), Api::Push),
-        protocol: layers.get(&path("protocol"), Protocol::Http),
+        protocol,
         token,
         user,
         password,
@@ -168,6 +169,21 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
         spool_size: layers.get(&path("spool_size"), Bytes(256_000_000)),
         spool_age: layers.get(&path("spool_age"), Duration::from_secs(3600)),
     }
+}
+
+/// Where servers of a kind listen if nobody says otherwise, as their own agents have it.
+fn default_url(kind: Kind, protocol: Protocol, agent_socket: Option<&str>) -> Sourced<String> {
+    if let (Kind::Datadog, Some(socket)) = (kind, agent_socket) {
+        return Sourced { value: format!("unix://{socket}"), origin: Origin::Found };
+    }
+    let url = match (kind, protocol) {
+        (Kind::Pyroscope, _) => "http://localhost:4040",
+        (Kind::Datadog, _) => "http://localhost:8126",
+        (Kind::Otlp, Protocol::Http) => "http://localhost:4318",
+        (Kind::Otlp, Protocol::Grpc) => "http://localhost:4317",
+        (Kind::File, _) => "",
+    };
+    Sourced { value: url.to_owned(), origin: Origin::Default }
 }
 
 /// A secret, or a file with it. One of the two, and from where it is set first.

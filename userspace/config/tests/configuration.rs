@@ -32,6 +32,7 @@ fn with(
         file: Some(("strata.toml", file)),
         environment: &variables(environment),
         flags: &flags,
+        ..Inputs::default()
     })
 }
 
@@ -124,6 +125,55 @@ fn datadogs_variables_make_a_sink_and_the_url_comes_first() {
     assert_eq!(url(all.get(2..).expect("two")).as_deref(), Some("http://localhost:2"));
     assert_eq!(url(all.get(3..).expect("one")).as_deref(), Some("unix:///run/c.sock"));
     assert_eq!(url(&[("DD_AGENT_HOST", "fd00::1")]).as_deref(), Some("http://[fd00::1]:8126"));
+}
+
+#[test]
+fn a_datadog_sink_without_an_address_takes_the_agents_socket_if_it_is_there() {
+    let shown = |agent_socket: Option<&str>, environment: &[(&str, &str)]| {
+        let environment = variables(environment);
+        let file = Some(("strata.toml", "[sink.datadog]\nperiod = \"60s\"\n"));
+        let inputs = Inputs { file, environment: &environment, agent_socket, ..Inputs::default() };
+        let loaded = load(&inputs).expect("right");
+        let lines = loaded.show();
+        lines
+            .lines()
+            .find(|line| line.starts_with("sink.datadog.url"))
+            .expect("it is shown")
+            .to_owned()
+    };
+    let socket = Some("/var/run/datadog/apm.socket");
+    assert_eq!(shown(None, &[]), "sink.datadog.url = \"http://localhost:8126\"  # default");
+    assert_eq!(
+        shown(socket, &[]),
+        "sink.datadog.url = \"unix:///var/run/datadog/apm.socket\"  \
+         # default, as it is there on this host"
+    );
+    assert_eq!(
+        shown(socket, &[("DD_AGENT_HOST", "a")]),
+        "sink.datadog.url = \"http://a:8126\"  # variable DD_AGENT_HOST"
+    );
+    assert_eq!(
+        shown(socket, &[("DD_TRACE_AGENT_URL", "http://b:1"), ("DD_AGENT_HOST", "a")]),
+        "sink.datadog.url = \"http://b:1\"  # variable DD_TRACE_AGENT_URL"
+    );
+}
+
+#[test]
+fn otlps_default_port_is_that_of_its_protocol() {
+    for (text, environment, url) in [
+        ("[sink.otlp]\nkind = \"otlp\"\n", &[][..], "http://localhost:4318"),
+        ("[sink.otlp]\nprotocol = \"grpc\"\n", &[], "http://localhost:4317"),
+        (
+            "[sink.otlp]\nkind = \"otlp\"\n",
+            &[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")],
+            "http://localhost:4317",
+        ),
+        ("[sink.otlp]\nprotocol = \"grpc\"\nurl = \"http://c:4318\"\n", &[], "http://c:4318"),
+    ] {
+        let loaded = with(text, environment, &[]).expect("right");
+        let sink = loaded.configuration.sinks.first().expect("a sink");
+        assert_eq!(sink.url.as_ref().map(|found| found.value.as_str()), Some(url), "{text}");
+    }
 }
 
 #[test]

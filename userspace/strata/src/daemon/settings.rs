@@ -1,9 +1,11 @@
 //! The daemon's configuration: where it is read from, and how its problems are told.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use strata_config::{Configuration, Flag, Inputs, Loaded};
+use strata_sinks::datadog::DEFAULT_SOCKET;
 
 /// Read if it is there and nobody names another.
 pub const DEFAULT_FILE: &str = "/etc/strata/strata.toml";
@@ -41,7 +43,8 @@ impl Source {
         };
         let name = path.map(|path| path.display().to_string()).unwrap_or_default();
         let file = text.as_deref().map(|text| (name.as_str(), text));
-        let inputs = Inputs { file, environment: &environment, flags: &self.flags };
+        let agent_socket = is_socket(DEFAULT_SOCKET).then_some(DEFAULT_SOCKET);
+        let inputs = Inputs { file, environment: &environment, flags: &self.flags, agent_socket };
         strata_config::load(&inputs).map_err(|problems| {
             let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow::anyhow!("the configuration has {}", told(&problems))
@@ -51,6 +54,11 @@ impl Source {
     pub fn shown(&self) -> String {
         self.path().map(|path| path.display().to_string()).unwrap_or_default()
     }
+}
+
+/// Whether somebody listens, or did, at a path.
+fn is_socket(path: &str) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
 fn told(problems: &[String]) -> String {

@@ -58,7 +58,7 @@ impl Upload {
         let environment: Vec<(String, String)> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
-        let inputs = Inputs { file: None, environment: &environment, flags: &flags };
+        let inputs = Inputs { environment: &environment, flags: &flags, ..Inputs::default() };
         let loaded = strata_config::load(&inputs).map_err(|problems| {
             let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow::anyhow!("{}", problems.join("\n"))
