@@ -142,6 +142,16 @@ fn kubernetes_takes_the_manifests_and_they_fit_together() -> Result<()> {
         assert_eq!(container[probe]["httpGet"]["port"], container["ports"][0]["name"]);
     }
 
+    // It listens for more than the node alone: who may come is said.
+    let policy = &of_kind("NetworkPolicy")?["spec"];
+    assert_eq!(policy["podSelector"]["matchLabels"], set["selector"]["matchLabels"]);
+    assert_eq!(policy["policyTypes"], serde_json::json!(["Ingress"]));
+    let [way_in] = policy["ingress"].as_array().context("ways in")?.as_slice() else {
+        anyhow::bail!("one way in")
+    };
+    assert_eq!(way_in["ports"][0]["port"].as_u64(), port);
+    assert!(way_in["from"][0]["namespaceSelector"]["matchLabels"].is_object());
+
     let environment: Vec<(String, String)> = container["env"]
         .as_array()
         .context("variables")?
