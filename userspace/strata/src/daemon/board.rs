@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use strata_delivery::{Delivery, SinkHealth, State, Trouble};
 
-use super::memory;
 use super::publishing::Figures;
+use super::{aside, memory};
 use crate::record::report::Loss;
 
 /// What the loop knows.
@@ -18,6 +18,8 @@ pub struct Snapshot {
     pub images: usize,
     pub files: usize,
     pub people: usize,
+    /// How reading their environments goes.
+    pub readings: aside::Figures,
     /// Who they are.
     pub services: Arc<Vec<Value>>,
     pub containers: strata_containers::Health,
@@ -173,6 +175,11 @@ impl Board {
                 "methods": snapshot.bridges.methods,
                 "refused": refused,
             },
+            "reading": {
+                "given_up": snapshot.readings.given_up,
+                "refused": snapshot.readings.refused,
+                "stuck": snapshot.readings.stuck,
+            },
             "containers": {
                 "known": snapshot.containers.known,
                 "unknown": snapshot.containers.unknown,
@@ -266,6 +273,24 @@ impl Board {
             gauge,
             "Processes that were sampled and are still there.",
             snapshot.people as f64,
+        );
+        one(
+            "process_readings_given_up_total",
+            counter,
+            "Processes whose environment could not be read in time.",
+            snapshot.readings.given_up as f64,
+        );
+        one(
+            "process_readings_refused_total",
+            counter,
+            "Processes whose environment nobody had time to read.",
+            snapshot.readings.refused as f64,
+        );
+        one(
+            "process_readers_stuck",
+            gauge,
+            "Threads that hang in reading a process.",
+            snapshot.readings.stuck as f64,
         );
         one("processes", gauge, "Processes of the host.", snapshot.processes as f64);
         one(

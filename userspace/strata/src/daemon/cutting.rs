@@ -136,6 +136,7 @@ impl Cutter {
         for problem in &shortfalls.problems {
             tracing::debug!("{problem}");
         }
+        self.people.settle();
         let mut parcels = Vec::new();
         for ((image, domain), group) in groups_of(&aggregate) {
             beat();
@@ -190,10 +191,14 @@ impl Cutter {
     /// What nobody wants is not sampled any more, unless another runtime of the process is.
     fn leave_out(&self, engine: &mut Engine, image: ImageId, who: &Who) {
         let only = engine.managed.domains_of(image).is_none_or(|domains| domains.len() < 2);
+        let is_known = self.people.is_read(image);
         // `auto` may mean later.
         let for_good = who.decision.choice.enabled == Some(false);
-        if let Some(pid) =
-            engine.table.image(image).map(|image| image.pid).filter(|_| only && for_good)
+        if let Some(pid) = engine
+            .table
+            .image(image)
+            .map(|image| image.pid)
+            .filter(|_| only && for_good && is_known)
         {
             engine.leave_out(pid);
         }

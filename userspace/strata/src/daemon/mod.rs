@@ -2,6 +2,7 @@
 //!
 //! - [`session`]: the loop: samples, cuts, signals, bridges, memory.
 //! - [`cutting`]: what was sampled since the last cut becomes profiles; [`people`] says whose.
+//! - [`aside`]: what may hang is done on a thread beside the loop.
 //! - [`runtimes`]: what is known of containers.
 //! - [`publishing`]: profiles go into the store and to sinks; [`outlets`] are the sinks of the
 //!   configuration.
@@ -9,8 +10,10 @@
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
 //!   manager, and what strata may take.
 //!
-//! Threads: the loop; the publisher; one for sockets (sinks, metrics). The loop waits for neither.
+//! Threads: the loop; the publisher; one for sockets (sinks, metrics); one that reads processes. The
+//! loop waits for none of them, but for a moment at a cut for what is being read.
 
+pub mod aside;
 pub mod board;
 pub mod cutting;
 pub mod log;

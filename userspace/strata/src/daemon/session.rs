@@ -331,6 +331,7 @@ impl Daemon {
 
     /// Who was sampled for the first time may be gone at the next cut.
     fn meet_newcomers(&mut self) {
+        self.cutter.people.take_in();
         let Some(newcomers) = &mut self.engine.newcomers else { return };
         for (image, pid) in newcomers.drain(..) {
             self.cutter.people.meet(&self.engine.table, image, pid);
@@ -409,6 +410,9 @@ impl Daemon {
         for (image, pid) in candidates {
             let configuration = &self.configuration;
             let who = self.cutter.people.who(&self.engine, configuration, &self.runtimes, image, 0);
+            if !self.cutter.people.is_read(image) {
+                continue;
+            }
             let decided = who.as_ref().and_then(|who| who.decision.bridge);
             let is_wanted = who.is_none_or(|who| who.decision.choice.enabled != Some(false));
             let policy = match decided.unwrap_or(configuration.bridge.value) {

@@ -127,6 +127,16 @@ fn text(status: &Value) -> String {
     for refused in dotnet["refused"].as_array().into_iter().flatten().take(10) {
         lines.push(format!("               {}: {}", refused["pid"], word(&refused["why"])));
     }
+    let reading = &status["reading"];
+    let are_missing = |key| reading[key].as_u64().unwrap_or(0) > 0;
+    if are_missing("given_up") || are_missing("refused") {
+        lines.push(format!(
+            "environments   {} could not be read in time, {} were not tried; {} threads hang",
+            number(&reading["given_up"]),
+            number(&reading["refused"]),
+            reading["stuck"]
+        ));
+    }
     let containers = &status["containers"];
     lines.push(format!(
         "containers     {} known, {} unknown",

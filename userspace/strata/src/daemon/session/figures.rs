@@ -43,6 +43,7 @@ impl Daemon {
             images: engine.table.image_count(),
             files: engine.table.files.len(),
             people: self.cutter.people.len(),
+            readings: self.cutter.people.readings(),
             services: self.services.clone(),
             containers: self.runtimes.health(),
             samples: tally.samples,

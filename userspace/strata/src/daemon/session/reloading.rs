@@ -62,6 +62,8 @@ impl Daemon {
         self.budget = budget;
         self.period = period(&configuration);
         self.configuration = configuration;
+        // Rules may ask for what was not read until now.
+        self.cutter.people.settle();
         self.ask_bridges_again();
         Ok(())
     }

@@ -1,0 +1,324 @@
+//! Work that may hang, on a thread beside the loop: asked for, and collected when it is done.
+//!
+//! Reading what belongs to a process may never end: who holds its memory's lock may wait for a file
+//! system that does not answer, or its pages lie in a file of one. Nothing wakes a thread that waits
+//! in the kernel. So one thread answers questions in their order; one that takes too long for a
+//! question is left behind with it, and another goes on. Once [`MOST_STUCK`] threads are left
+//! behind, nothing more is asked until one of them has come back.
+//!
+//! Invariant: the loop waits for no answer longer than it says. Every question is answered,
+//! given up or refused, and the last two are counted.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Threads that may be left behind.
+pub const MOST_STUCK: usize = 4;
+/// Questions that wait.
+const MOST_WAITING: usize = 16_384;
+
+/// A question's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(u64);
+
+/// What became of questions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Questions whose thread was left behind, or whose work failed.
+    pub given_up: u64,
+    /// Questions that nobody had time for.
+    pub refused: u64,
+    /// Threads that are left behind now.
+    pub stuck: usize,
+}
+
+type Work<Q, A> = dyn Fn(Q) -> A + Send + Sync;
+
+pub struct Aside<Q, A> {
+    name: &'static str,
+    limit: Duration,
+    work: Arc<Work<Q, A>>,
+    shared: Arc<Shared<Q, A>>,
+    tickets: u64,
+    refused: u64,
+}
+
+struct Shared<Q, A> {
+    state: Mutex<State<Q, A>>,
+    asked: Condvar,
+    answered: Condvar,
+}
+
+struct State<Q, A> {
+    waiting: VecDeque<(Ticket, Q)>,
+    /// What is being worked on, since when.
+    current: Option<(Ticket, Instant)>,
+    answers: Vec<(Ticket, Option<A>)>,
+    /// The thread that takes questions has this number; others are left behind.
+    worker: u64,
+    is_running: bool,
+    given_up: u64,
+    stuck: usize,
+    is_over: bool,
+}
+
+impl<Q, A> Shared<Q, A> {
+    fn lock(&self) -> MutexGuard<'_, State<Q, A>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
+    /// `limit` is what one question may take.
+    pub fn new(
+        name: &'static str,
+        limit: Duration,
+        work: impl Fn(Q) -> A + Send + Sync + 'static,
+    ) -> Self {
+        let state = State {
+            waiting: VecDeque::new(),
+            current: None,
+            answers: Vec::new(),
+            worker: 0,
+            is_running: false,
+            given_up: 0,
+            stuck: 0,
+            is_over: false,
+        };
+        Self {
+            name,
+            limit,
+            work: Arc::new(work),
+            shared: Arc::new(Shared {
+                state: Mutex::new(state),
+                asked: Condvar::new(),
+                answered: Condvar::new(),
+            }),
+            tickets: 0,
+            refused: 0,
+        }
+    }
+
+    /// Asks; `None` when it is refused.
+    pub fn ask(&mut self, question: Q) -> Option<Ticket> {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        let ticket = Ticket(self.tickets);
+        if state.stuck >= MOST_STUCK
+            || state.waiting.len() >= MOST_WAITING
+            || !self.start_worker(&mut state)
+        {
+            self.refused += 1;
+            return None;
+        }
+        self.tickets += 1;
+        state.waiting.push_back((ticket, question));
+        shared.asked.notify_one();
+        Some(ticket)
+    }
+
+    /// What has come since the last call; `None` for what is given up or refused.
+    pub fn answers(&mut self) -> Vec<(Ticket, Option<A>)> {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        self.look_after(&mut state);
+        std::mem::take(&mut state.answers)
+    }
+
+    /// Waits until every question has an answer, but no longer than this.
+    pub fn settle(&mut self, at_most: Duration) {
+        let end = Instant::now() + at_most;
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        loop {
+            self.look_after(&mut state);
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || state.waiting.is_empty() && state.current.is_none() {
+                return;
+            }
+            // What is not begun yet may hang as well.
+            let begun = state.current.map_or(Duration::ZERO, |(_, since)| since.elapsed());
+            let wait = left.min(self.limit.saturating_sub(begun)).max(Duration::from_millis(1));
+            let waited = shared.answered.wait_timeout(state, wait);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    pub fn figures(&self) -> Figures {
+        let state = self.shared.lock();
+        Figures { given_up: state.given_up, refused: self.refused, stuck: state.stuck }
+    }
+
+    /// Leaves a thread behind that takes too long, and has another go on.
+    fn look_after(&mut self, state: &mut State<Q, A>) {
+        if let Some((ticket, since)) = state.current
+            && since.elapsed() >= self.limit
+        {
+            state.current = None;
+            state.answers.push((ticket, None));
+            state.worker += 1;
+            state.is_running = false;
+            state.stuck += 1;
+            state.given_up += 1;
+        }
+        if state.waiting.is_empty() {
+            return;
+        }
+        if state.stuck >= MOST_STUCK || !self.start_worker(state) {
+            self.refused += state.waiting.len() as u64;
+            let refused = std::mem::take(&mut state.waiting);
+            state.answers.extend(refused.into_iter().map(|(ticket, _)| (ticket, None)));
+        }
+    }
+
+    /// Whether there is a thread that takes questions.
+    fn start_worker(&self, state: &mut State<Q, A>) -> bool {
+        if state.is_running {
+            return true;
+        }
+        let (shared, work, number) = (self.shared.clone(), self.work.clone(), state.worker);
+        let started = std::thread::Builder::new()
+            .name(self.name.into())
+            .spawn(move || answer_all(&shared, &*work, number));
+        if let Err(error) = &started {
+            tracing::warn!(%error, "no thread can be started to read processes with");
+        }
+        state.is_running = started.is_ok();
+        state.is_running
+    }
+}
+
+impl<Q, A> Drop for Aside<Q, A> {
+    fn drop(&mut self) {
+        self.shared.lock().is_over = true;
+        self.shared.asked.notify_all();
+    }
+}
+
+/// What a thread does until it is left behind.
+fn answer_all<Q, A>(shared: &Shared<Q, A>, work: &Work<Q, A>, number: u64) {
+    let mut state = shared.lock();
+    loop {
+        if state.worker != number {
+            state.stuck -= 1;
+            return;
+        }
+        if state.is_over {
+            return;
+        }
+        let Some((ticket, question)) = state.waiting.pop_front() else {
+            state = shared.asked.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        state.current = Some((ticket, Instant::now()));
+        drop(state);
+        let answer = catch_unwind(AssertUnwindSafe(|| work(question))).ok();
+        state = shared.lock();
+        if state.worker == number {
+            state.current = None;
+            state.given_up += u64::from(answer.is_none());
+            state.answers.push((ticket, answer));
+            shared.answered.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    const SHORT: Duration = Duration::from_millis(500);
+    /// Longer than any machine needs.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Questions that hang until their sender is dropped, and such that do not.
+    type Question = Option<mpsc::Receiver<()>>;
+
+    fn hanging(limit: Duration) -> Aside<Question, u32> {
+        Aside::new("test-aside", limit, |question: Question| {
+            question.map_or(1, |hang| hang.recv().map_or(2, |()| 3))
+        })
+    }
+
+    #[test]
+    fn answers_come_in_the_order_of_the_questions() {
+        let mut aside = Aside::new("test-aside", LONG, |question: u32| question * 2);
+        let tickets: Vec<_> = (0..100).map(|n| aside.ask(n).expect("room")).collect();
+        aside.settle(LONG);
+        let expected: Vec<_> = tickets.into_iter().zip((0..100).map(|n| Some(n * 2))).collect();
+        assert_eq!(aside.answers(), expected);
+        assert_eq!(aside.figures(), Figures::default());
+    }
+
+    #[test]
+    fn what_hangs_is_given_up_and_what_waits_behind_it_is_answered() {
+        let mut aside = hanging(SHORT);
+        let (let_go, hang) = mpsc::channel();
+        let hangs = aside.ask(Some(hang)).expect("room");
+        let waits = aside.ask(None).expect("room");
+        aside.settle(LONG);
+        assert_eq!(aside.answers(), [(hangs, None), (waits, Some(1))]);
+        assert_eq!(aside.figures(), Figures { given_up: 1, refused: 0, stuck: 1 });
+        // It comes back: nobody wants its answer any more.
+        drop(let_go);
+        let end = Instant::now() + LONG;
+        while aside.figures().stuck > 0 && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        assert_eq!(aside.figures().stuck, 0);
+        assert_eq!(aside.answers(), []);
+    }
+
+    #[test]
+    fn few_threads_are_left_behind_and_then_questions_are_refused_until_one_is_back() {
+        let mut aside = hanging(SHORT);
+        let mut held = Vec::new();
+        for _ in 0..MOST_STUCK {
+            let (let_go, hang) = mpsc::channel();
+            held.push(let_go);
+            aside.ask(Some(hang)).expect("room");
+        }
+        let waits = aside.ask(None).expect("room");
+        aside.settle(LONG);
+        let answers = aside.answers();
+        assert_eq!(answers.len(), MOST_STUCK + 1);
+        assert_eq!(answers.last(), Some(&(waits, None)), "nobody is left to answer it");
+        assert_eq!(aside.ask(None), None);
+        let given_up = MOST_STUCK as u64;
+        assert_eq!(aside.figures(), Figures { given_up, refused: 2, stuck: MOST_STUCK });
+        held.pop();
+        let end = Instant::now() + LONG;
+        while aside.figures().stuck == MOST_STUCK && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        let again = aside.ask(None).expect("one is back");
+        aside.settle(LONG);
+        assert_eq!(aside.answers(), [(again, Some(1))]);
+    }
+
+    #[test]
+    fn work_that_panics_is_no_answer() {
+        let mut aside = Aside::new("test-aside", LONG, |fails: bool| {
+            if fails {
+                std::panic::resume_unwind(Box::new("silent"));
+            }
+        });
+        let (fails, works) = (aside.ask(true).expect("room"), aside.ask(false).expect("room"));
+        aside.settle(LONG);
+        assert_eq!(aside.answers(), [(fails, None), (works, Some(()))]);
+        assert_eq!(aside.figures(), Figures { given_up: 1, ..Figures::default() });
+    }
+
+    #[test]
+    fn waiting_ends_when_it_is_said_to() {
+        let mut aside = hanging(LONG);
+        let (_let_go, hang) = mpsc::channel();
+        aside.ask(Some(hang)).expect("room");
+        aside.settle(SHORT);
+        assert_eq!(aside.answers(), []);
+        assert_eq!(aside.figures(), Figures::default());
+    }
+}

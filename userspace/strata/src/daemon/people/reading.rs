@@ -1,0 +1,193 @@
+//! What a process says of itself in `/proc`, read while it is there.
+//!
+//! Its environment and its command line lie in its memory: reading them takes that memory's lock
+//! and may wait for its pages, for as long as the process likes. So this is done on a thread beside
+//! the loop.
+//!
+//! Invariant: everything read here belongs to the process, and is bounded.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use strata_config::rules::Rule;
+use strata_services::Environment;
+use strata_services::environment::MAX_BLOCK;
+
+use crate::daemon::aside::Aside;
+
+/// Bytes of an environment that are kept: more understood variables than these are nobody's.
+const MOST_KEPT: usize = 16 << 10;
+/// Bytes of a command line that are looked at.
+const MAX_COMMAND: u64 = 16 << 10;
+/// What reading one process may take: a fraction of a millisecond, unless it hangs.
+const LIMIT: Duration = Duration::from_millis(250);
+
+/// Reads processes, one after the other.
+pub type Reader = Aside<Question, Seen>;
+
+pub fn reader() -> Reader {
+    Aside::new("processes", LIMIT, |question: Question| Seen::read(question.pid, &question.wanted))
+}
+
+#[derive(Clone, Debug)]
+pub struct Question {
+    pub pid: u32,
+    /// Names of variables that rules ask for.
+    pub wanted: Arc<[String]>,
+}
+
+/// What was read of a process.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// The variables that somebody understands, as a block.
+    pub environment: Vec<u8>,
+    pub exe: Option<String>,
+    /// If it is a .NET process.
+    pub entry_assembly: Option<String>,
+    /// A thread of the kernel: there are hundreds, with names that come and go.
+    pub is_kernels: bool,
+}
+
+impl Seen {
+    fn read(pid: u32, wanted: &[String]) -> Self {
+        let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+        let exe = exe.map(|path| String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned());
+        let is_kernels = exe.is_none() && is_kernels(pid);
+        let block = if is_kernels { None } else { block_of(pid) };
+        Self {
+            environment: understood(&block.unwrap_or_default(), wanted),
+            entry_assembly: entry_assembly(pid, exe.as_deref()),
+            is_kernels,
+            exe,
+        }
+    }
+}
+
+/// Whether it is a thread of the kernel: those have no memory of their own (PF_KTHREAD,
+/// include/linux/sched.h, in the ninth field of `stat`).
+fn is_kernels(pid: u32) -> bool {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    stat_field(pid, 6).is_some_and(|flags| flags & PF_KTHREAD != 0)
+}
+
+/// A number of `/proc/PID/stat`, counted from the one after the name.
+fn stat_field(pid: u32, number: usize) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let after_name = stat.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(stat.get(after_name + 1..)?).ok()?;
+    rest.split_ascii_whitespace().nth(number)?.parse().ok()
+}
+
+fn block_of(pid: u32) -> Option<Vec<u8>> {
+    let mut block = Vec::new();
+    let file = File::open(format!("/proc/{pid}/environ")).ok()?;
+    file.take(MAX_BLOCK as u64 + 1).read_to_end(&mut block).ok()?;
+    Some(block)
+}
+
+/// The variables of a process that profilers or rules understand.
+fn understood(block: &[u8], wanted: &[String]) -> Vec<u8> {
+    let mut kept = Vec::new();
+    for (name, value) in Environment::new(block).variables() {
+        let understood = name.starts_with(b"DD_")
+            || name.starts_with(b"OTEL_")
+            || name.starts_with(b"PYROSCOPE_")
+            || wanted.iter().any(|wanted| wanted.as_bytes() == name);
+        let most = MOST_KEPT.saturating_sub(kept.len());
+        if understood && name.len() + value.len() + 2 <= most {
+            kept.extend_from_slice(name);
+            kept.push(b'=');
+            kept.extend_from_slice(value);
+            kept.push(0);
+        }
+    }
+    kept.shrink_to_fit();
+    kept
+}
+
+/// Names of variables that rules ask for.
+pub fn wanted_variables(rules: &[Rule]) -> Arc<[String]> {
+    let names = rules.iter().flat_map(|rule| rule.conditions.env.iter());
+    let mut names: Vec<String> = names.map(|(name, _)| name.clone()).collect();
+    names.sort();
+    names.dedup();
+    names.into()
+}
+
+/// The assembly that a .NET process was started with: the first argument of its host that is one,
+/// else the program itself.
+fn entry_assembly(pid: u32, exe: Option<&str>) -> Option<String> {
+    let exe = exe?.trim_end_matches(" (deleted)");
+    let name = exe.rsplit('/').next()?;
+    if name != "dotnet" && name != "corerun" {
+        return Some(name.to_owned());
+    }
+    let mut command = Vec::new();
+    let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
+    file.take(MAX_COMMAND).read_to_end(&mut command).ok()?;
+    let mut arguments = command.split(|byte| *byte == 0).skip(1);
+    let assembly =
+        arguments.find(|argument| argument.ends_with(b".dll") || argument.ends_with(b".exe"))?;
+    Some(String::from_utf8_lossy(assembly).into_owned())
+}
+
+/// How old a process is; `None` when it is gone.
+pub fn age_of(pid: u32) -> Option<Duration> {
+    let started = stat_field(pid, 19)?;
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid place for the result; neither call has other preconditions.
+    let ticks = unsafe {
+        libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now);
+        libc::sysconf(libc::_SC_CLK_TCK)
+    };
+    let ticks = u64::try_from(ticks).unwrap_or(100).max(1);
+    let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + now.tv_nsec as u64 / 1_000_000;
+    let started = started.saturating_mul(1000) / ticks;
+    Some(Duration::from_millis(now.saturating_sub(started)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_young_and_not_the_kernels() {
+        let pid = std::process::id();
+        assert!(!is_kernels(pid));
+        assert!(age_of(pid).expect("it is there") < Duration::from_secs(3600));
+        let threads: Vec<u32> = (2..20).filter(|pid| is_kernels(*pid)).collect();
+        println!("threads of the kernel: {threads:?}");
+        assert_eq!(age_of(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_process_is_read_with_what_is_understood_of_its_environment() {
+        let mut command = std::process::Command::new("/bin/sleep");
+        command.arg("60").env_clear().env("DD_SERVICE", "shop").env("TEAM", "a").env("OTHER", "b");
+        let mut child = command.spawn().expect("it starts");
+        let wanted = ["TEAM".to_owned()];
+        let mut seen = Seen::read(child.id(), &wanted);
+        // The child may be on its way into its program still.
+        while seen.environment.is_empty()
+            || !seen.exe.as_ref().is_some_and(|exe| exe.contains("/bin/"))
+        {
+            seen = Seen::read(child.id(), &wanted);
+        }
+        child.kill().expect("it is there");
+        child.wait().expect("it was there");
+        let environment = Environment::new(&seen.environment);
+        let mut variables: Vec<_> = environment.variables().collect();
+        variables.sort();
+        assert_eq!(variables, [(&b"DD_SERVICE"[..], &b"shop"[..]), (b"TEAM", b"a")]);
+        assert!(!seen.is_kernels);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_has_nothing_to_be_read() {
+        let seen = Seen::read(u32::MAX, &[]);
+        assert!(seen.environment.is_empty() && seen.exe.is_none());
+    }
+}

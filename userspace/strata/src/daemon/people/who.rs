@@ -1,0 +1,113 @@
+//! What one runtime of a process is called, and how sinks and the store are told.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use strata_config::rules::Decision;
+use strata_services::identity::Sourced;
+use strata_services::{Facts, Identity, SampleType, Source};
+use strata_sinks::origin::{Language, Origin};
+use uuid::Uuid;
+
+use crate::recording::build::host_name;
+
+/// One runtime of a process: what it is called, and what is done with its samples.
+#[derive(Debug)]
+pub struct Who {
+    pub identity: Identity,
+    pub decision: Decision,
+    /// Without a sequence.
+    pub origin: Arc<Origin>,
+    /// Names and values for the store.
+    pub labels: Vec<(String, String)>,
+}
+
+impl Who {
+    /// Every value with where it comes from.
+    pub(super) fn described(&self, pid: u32) -> Value {
+        let identity = &self.identity;
+        let sourced =
+            |value: &str, source: Source| json!({ "value": value, "from": source.name() });
+        let maybe = |known: &Option<Sourced>| {
+            known.as_ref().map(|known| sourced(&known.value, known.source))
+        };
+        let labels: serde_json::Map<String, Value> = identity
+            .labels
+            .iter()
+            .map(|label| (label.name.clone(), sourced(&label.value, label.source)))
+            .collect();
+        let types: Vec<&str> = identity.types.on.iter().map(SampleType::name).collect();
+        json!({
+            "pid": pid,
+            "runtime_id": self.origin.runtime_id,
+            "service": sourced(&identity.service.value, identity.service.source),
+            "env": maybe(&identity.env),
+            "version": maybe(&identity.version),
+            "labels": labels,
+            "types": types,
+            "enabled": self.decision.choice.enabled != Some(false),
+            "ignored": identity.ignored,
+        })
+    }
+}
+
+/// Facts that have a place of their own among those of an origin.
+const OWN_PLACES: [&str; 5] = ["container_id", "container_name", "container", "namespace", "pod"];
+
+pub(super) fn origin(
+    identity: &Identity,
+    facts: &Facts<'_>,
+    pid: u32,
+    runtime_id: Uuid,
+    language: Language,
+) -> Origin {
+    let value = |sourced: &Option<Sourced>| {
+        sourced.as_ref().map(|sourced| sourced.value.clone()).unwrap_or_default()
+    };
+    let label = |name: &str| {
+        let found = identity.labels.iter().find(|label| label.name == name);
+        found.map(|label| label.value.clone())
+    };
+    let variable = |name: &str| {
+        let value = facts.environment.get(name).map(String::from_utf8_lossy);
+        value.and_then(|value| strata_services::text::value(&value, 512)).map(|(value, _)| value)
+    };
+    let git = |names: [&str; 2], name: &str| {
+        names.into_iter().find_map(label).or_else(|| variable(name)).unwrap_or_default()
+    };
+    let others = identity.labels.iter().filter(|label| !OWN_PLACES.contains(&label.name.as_str()));
+    Origin {
+        service: identity.service.value.clone(),
+        env: value(&identity.env),
+        version: value(&identity.version),
+        host: host_name().to_owned(),
+        pid: Some(pid),
+        runtime_id: runtime_id.to_string(),
+        language,
+        runtime_version: String::new(),
+        container_id: label("container_id").unwrap_or_default(),
+        container_name: label("container").or_else(|| label("container_name")).unwrap_or_default(),
+        pod: label("pod").unwrap_or_default(),
+        namespace: label("namespace").unwrap_or_default(),
+        node: String::new(),
+        git_repository: git(["git.repository_url", "service_repository"], "DD_GIT_REPOSITORY_URL"),
+        git_commit: git(["git.commit.sha", "service_git_ref"], "DD_GIT_COMMIT_SHA"),
+        cores: std::thread::available_parallelism()
+            .ok()
+            .and_then(|cores| cores.get().try_into().ok()),
+        architecture: std::env::consts::ARCH.to_owned(),
+        sequence: 0,
+        labels: others.map(|label| (label.name.clone(), label.value.clone())).collect(),
+    }
+}
+
+pub(super) fn stored_labels(identity: &Identity) -> Vec<(String, String)> {
+    let mut labels: Vec<(String, String)> =
+        identity.labels.iter().map(|label| (label.name.clone(), label.value.clone())).collect();
+    for (name, sourced) in [("env", &identity.env), ("version", &identity.version)] {
+        if let Some(sourced) = sourced {
+            labels.push((name.to_owned(), sourced.value.clone()));
+        }
+    }
+    labels
+}
