@@ -136,7 +136,9 @@ impl Cutter {
         for problem in &shortfalls.problems {
             tracing::debug!("{problem}");
         }
-        self.people.settle();
+        self.people.settle(&engine.table);
+        // What was executed before something was read is known after it.
+        engine.turn();
         let mut parcels = Vec::new();
         for ((image, domain), group) in groups_of(&aggregate) {
             beat();

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use strata_bridge_layout::record::AppDomainRecord;
@@ -57,6 +57,10 @@ struct Person {
     asked: Option<Ticket>,
     /// Reading it hung: nobody tries again.
     is_given_up: bool,
+    /// When it is read again, because it seems to be in the middle of executing its program.
+    again: Option<Instant>,
+    /// How often that was so.
+    looks: u32,
     runtime_id: Uuid,
     /// By AppDomain; 0 is the whole process.
     known: HashMap<u64, (u64, Arc<Who>)>,
@@ -67,6 +71,8 @@ pub struct People {
     reader: Reader,
     /// Whose reading is on its way.
     asked: HashMap<Ticket, ImageId>,
+    /// Who is to be read again.
+    again: Vec<ImageId>,
     /// Names of variables that rules ask for.
     wanted: Arc<[String]>,
     /// Changes with the configuration.
@@ -84,6 +90,10 @@ const MOST_DOMAINS: usize = 16;
 const KERNEL: &str = "kernel";
 /// What the runtime calls its only AppDomain.
 const ONLY_DOMAIN: &str = "clrhost";
+/// After which times a process without an environment is read again: executing a program waits for
+/// its files at worst. One that has none really is let be after the last.
+const AGAIN: [Duration; 3] =
+    [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
 /// How long a cut waits for readings that are on their way.
 const SETTLING: Duration = Duration::from_millis(300);
 
@@ -97,6 +107,7 @@ impl People {
             persons: HashMap::new(),
             reader,
             asked: HashMap::new(),
+            again: Vec::new(),
             wanted: wanted_variables(&configuration.rules),
             generation: 0,
             hasher: RandomState::new(),
@@ -133,7 +144,7 @@ impl People {
     }
 
     /// Takes in what was read meanwhile.
-    pub fn take_in(&mut self) {
+    fn take_in(&mut self) {
         for (ticket, seen) in self.reader.answers() {
             let Some(image) = self.asked.remove(&ticket) else { continue };
             let Some(person) = self.persons.get_mut(&image) else { continue };
@@ -144,6 +155,11 @@ impl People {
             person.asked = None;
             match seen {
                 Some(seen) => {
+                    if let (true, Some(wait)) = (seen.is_bare, AGAIN.get(person.looks as usize)) {
+                        person.looks += 1;
+                        person.again = Some(Instant::now() + *wait);
+                        self.again.push(image);
+                    }
                     person.seen = seen;
                     person.readings += 1;
                 }
@@ -152,16 +168,47 @@ impl People {
         }
     }
 
+    /// Takes in what was read meanwhile, and has read again what is due.
+    pub fn look(&mut self, table: &ProcessTable) {
+        self.take_in();
+        let now = Instant::now();
+        for image in std::mem::take(&mut self.again) {
+            let Some(person) = self.persons.get_mut(&image) else { continue };
+            match person.again {
+                Some(due) if due > now => self.again.push(image),
+                Some(_) => {
+                    person.again = None;
+                    self.ask(table, image);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// What was read of an image after it was replaced, or while that went on, is of another. What
+    /// is left to know it by is the file it was started from.
+    fn correct(&mut self, table: &ProcessTable, image: ImageId) {
+        let Some(person) = self.persons.get_mut(&image) else { return };
+        let Some(replaced) = table.image(image).and_then(|image| image.replaced) else { return };
+        person.again = None;
+        if person.seen.at >= replaced || person.seen.is_bare {
+            person.seen = Seen::default();
+            person.readings += 1;
+        }
+    }
+
     /// Takes in what is on its way, which is waited for a moment: profiles that are made now are
     /// of whoever is known.
-    pub fn settle(&mut self) {
+    pub fn settle(&mut self, table: &ProcessTable) {
         self.reader.settle(SETTLING);
-        self.take_in();
+        self.look(table);
     }
 
     /// Whether all that is to be known of a process was read: it may be decided about for good.
     pub fn is_read(&self, image: ImageId) -> bool {
-        self.persons.get(&image).is_some_and(|person| person.asked.is_none())
+        self.persons
+            .get(&image)
+            .is_some_and(|person| person.asked.is_none() && person.again.is_none())
     }
 
     /// How reading goes.
@@ -189,6 +236,8 @@ impl People {
             readings: 0,
             asked: None,
             is_given_up: false,
+            again: None,
+            looks: 0,
             runtime_id: Uuid::new_v4(),
             known: HashMap::new(),
         };
@@ -231,6 +280,7 @@ impl People {
         let process = engine.table.image(image)?;
         let (pid, comm) = (process.pid, process.comm.clone());
         self.meet(&engine.table, image, pid);
+        self.correct(&engine.table, image);
         let group = engine.groups.known(image);
         let is_dotnet = engine.managed.standing_of(image).is_some();
         let domains = engine.managed.domains_of(image);
@@ -241,7 +291,8 @@ impl People {
         });
         let version = container.as_ref().map(|known| known.version);
         let person = self.persons.get_mut(&image)?;
-        let state = (self.generation, person.readings, &comm, is_dotnet, said, version);
+        let program = program_of(&engine.table, image).filter(|_| person.seen.exe.is_none());
+        let state = (self.generation, person.readings, &program, &comm, is_dotnet, said, version);
         let state = self.hasher.hash_one(state);
         // Numbers of AppDomains are a process's claim.
         if person.known.len() >= MOST_DOMAINS && !person.known.contains_key(&domain) {
@@ -268,7 +319,7 @@ impl People {
             group: group.map(|group| &**group),
             container: container.as_ref().and_then(|facts| facts.container.as_ref()),
             pod: container.as_ref().and_then(|facts| facts.pod.as_ref()),
-            exe: person.seen.exe.as_deref(),
+            exe: person.seen.exe.as_deref().or(program.as_deref()),
             comm: if person.seen.is_kernels { KERNEL } else { &comm },
         };
         let decision = rules::decide(&configuration.rules, &facts);
@@ -295,6 +346,12 @@ impl People {
     }
 }
 
+/// The file that an image was started from, as its first mapping named it.
+fn program_of(table: &ProcessTable, image: ImageId) -> Option<String> {
+    let program = table.program_of(image)?;
+    Some(String::from_utf8_lossy(program.path).into_owned())
+}
+
 /// What an AppDomain said of itself; the first one's for a process as a whole.
 fn domain_of(domains: &HashMap<u64, AppDomainRecord>, domain: u64) -> Option<&AppDomainRecord> {
     domains.get(&domain).or_else(|| domains.values().min_by_key(|record| record.id))
@@ -304,7 +361,8 @@ fn domain_of(domains: &HashMap<u64, AppDomainRecord>, domain: u64) -> Option<&Ap
 mod tests {
     use super::*;
     use crate::daemon::aside::Aside;
-    use std::sync::mpsc;
+    use crate::kernel::perf_record::Event;
+    use std::sync::{Mutex, mpsc};
 
     /// What it may take until a hanging reading is given up.
     const LIMIT: Duration = Duration::from_millis(200);
@@ -333,7 +391,7 @@ mod tests {
     #[test]
     fn a_process_that_cannot_be_read_holds_nobody_up_and_is_not_tried_again() {
         let (_let_go, hang) = mpsc::channel::<()>();
-        let hang = std::sync::Mutex::new(hang);
+        let hang = Mutex::new(hang);
         let reader = Aside::new("test-people", LIMIT, move |question: Question| {
             if question.pid == 7 {
                 let _ = hang.lock().expect("nobody panics").recv();
@@ -347,7 +405,7 @@ mod tests {
         people.meet(&table, fine, 8);
         assert!(!people.is_read(hangs), "it is on its way");
         while !people.is_read(fine) {
-            people.settle();
+            people.settle(&table);
         }
         assert!(people.is_read(hangs), "nothing more comes");
         assert_eq!(seen_of(&people, fine).exe.as_deref(), Some("/0"));
@@ -357,9 +415,92 @@ mod tests {
         let rule = "[[rule]]\nmatch.env.TEAM = \"a\"\nservice = \"b\"\n";
         people.configure(&configuration(rule), &table);
         while !people.is_read(fine) {
-            people.settle();
+            people.settle(&table);
         }
         assert_eq!(seen_of(&people, fine).exe.as_deref(), Some("/1"));
         assert_eq!(people.readings(), Figures { given_up: 1, refused: 0, stuck: 1 });
+    }
+
+    fn exec(pid: u32, name: &str) -> Event {
+        Event::Comm { pid, tid: pid, name: name.into(), exec: true }
+    }
+
+    /// Answers with what it is told `/proc` says.
+    fn reader_of(says: &Arc<Mutex<Seen>>) -> Reader {
+        let says = says.clone();
+        Aside::new("test-people", LIMIT, move |_| says.lock().expect("nobody panics").clone())
+    }
+
+    fn seen(at: u64, exe: &str, environment: &str) -> Seen {
+        let environment = environment.as_bytes().to_vec();
+        let is_bare = environment.is_empty();
+        Seen { at, exe: Some(exe.into()), is_bare, environment, ..Seen::default() }
+    }
+
+    #[test]
+    fn what_was_read_after_an_exec_is_not_said_of_what_was_before() {
+        let says = Arc::new(Mutex::new(seen(20, "/bin/new", "DD_SERVICE=new")));
+        let mut people = People::with_reader(&configuration(""), 10, reader_of(&says));
+        let mut table = table_of(&[7, 8]);
+        let (before, other) = (image_of(&table, 7), image_of(&table, 8));
+        people.meet(&table, before, 7);
+        people.meet(&table, other, 8);
+        people.settle(&table);
+        // The events come later than what they tell of: one before the reading, one after it.
+        table.apply(&exec(7, "new"), 15);
+        table.apply(&exec(8, "next"), 25);
+        for image in [before, other] {
+            people.correct(&table, image);
+        }
+        assert_eq!(seen_of(&people, before).exe, None);
+        assert!(seen_of(&people, before).environment.is_empty());
+        assert_eq!(seen_of(&people, other).exe.as_deref(), Some("/bin/new"));
+        let after = image_of(&table, 7);
+        people.meet(&table, after, 7);
+        people.settle(&table);
+        people.correct(&table, after);
+        assert_eq!(seen_of(&people, after).exe.as_deref(), Some("/bin/new"));
+    }
+
+    #[test]
+    fn a_process_read_in_the_middle_of_an_exec_is_read_again() {
+        // The file is the new one's already, and its environment is not there yet.
+        let says = Arc::new(Mutex::new(seen(10, "/bin/new", "")));
+        let mut people = People::with_reader(&configuration(""), 10, reader_of(&says));
+        let mut table = table_of(&[7, 8]);
+        let (before, stays) = (image_of(&table, 7), image_of(&table, 8));
+        people.meet(&table, before, 7);
+        people.meet(&table, stays, 8);
+        people.settle(&table);
+        assert!(!people.is_read(before) && !people.is_read(stays));
+        // One of them was on its way into it, the other one is it.
+        table.apply(&exec(7, "new"), 11);
+        people.correct(&table, before);
+        assert_eq!(seen_of(&people, before).exe, None);
+        *says.lock().expect("nobody panics") = seen(30, "/bin/new", "DD_SERVICE=new");
+        while !people.is_read(stays) {
+            people.settle(&table);
+        }
+        assert_eq!(seen_of(&people, stays).environment, b"DD_SERVICE=new");
+        assert!(people.is_read(before), "it has nothing left to be read");
+    }
+
+    #[test]
+    fn a_process_without_an_environment_is_let_be_in_the_end() {
+        let says = Arc::new(Mutex::new(seen(10, "/bin/bare", "")));
+        let mut people = People::with_reader(&configuration(""), 10, reader_of(&says));
+        let table = table_of(&[7]);
+        let image = image_of(&table, 7);
+        people.meet(&table, image, 7);
+        while !people.is_read(image) {
+            people.settle(&table);
+            // Nobody waits for seconds.
+            if let Some(person) = people.persons.get_mut(&image) {
+                person.again = person.again.map(|_| Instant::now());
+            }
+        }
+        let person = people.persons.get(&image).expect("it was met");
+        assert_eq!((person.readings, person.looks), (4, 3));
+        assert_eq!(person.seen.exe.as_deref(), Some("/bin/bare"));
     }
 }

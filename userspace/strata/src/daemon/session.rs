@@ -331,7 +331,7 @@ impl Daemon {
 
     /// Who was sampled for the first time may be gone at the next cut.
     fn meet_newcomers(&mut self) {
-        self.cutter.people.take_in();
+        self.cutter.people.look(&self.engine.table);
         let Some(newcomers) = &mut self.engine.newcomers else { return };
         for (image, pid) in newcomers.drain(..) {
             self.cutter.people.meet(&self.engine.table, image, pid);

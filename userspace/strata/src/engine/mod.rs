@@ -298,7 +298,7 @@ impl Engine {
                 break;
             }
             let Some(event) = self.queue.pop_front() else { break };
-            match self.table.apply(&event.event) {
+            match self.table.apply(&event.event, event.time) {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
                     self.selection.forked(pid, parent);

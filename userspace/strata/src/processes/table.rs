@@ -52,6 +52,9 @@ pub struct Image {
     pub comm: Arc<str>,
     /// The file it was started from: the first one it mapped.
     pub program: Option<FileId>,
+    /// When the process became another image, by the clock of events: what `/proc` says of it since
+    /// then is of that one.
+    pub replaced: Option<u64>,
 }
 
 /// The executable mappings of a process at some moment. Cheap to keep: copied only when the
@@ -246,7 +249,7 @@ impl ProcessTable {
             id.0 = id.0.wrapping_add(1);
         }
         self.next_image = id.0.wrapping_add(1);
-        self.images.insert(id, Image { pid, comm: comm.into(), program: None });
+        self.images.insert(id, Image { pid, comm: comm.into(), program: None, replaced: None });
         id
     }
 
@@ -301,7 +304,8 @@ impl ProcessTable {
         }
     }
 
-    pub fn apply(&mut self, event: &Event) -> Change {
+    /// `time` is the event's.
+    pub fn apply(&mut self, event: &Event, time: u64) -> Change {
         match event {
             Event::Mmap { pid, start, length, offset, inode, path } => {
                 let Some(backing) = self.backing(*inode, path) else { return Change::None };
@@ -314,9 +318,9 @@ impl ProcessTable {
                 self.note_program(image, backing);
                 Change::Mapped { pid: *pid, mapping }
             }
-            Event::Comm { pid, tid, name, exec } => self.rename(*pid, *tid, name, *exec),
+            Event::Comm { pid, tid, name, exec } => self.rename(*pid, *tid, name, *exec, time),
             Event::Fork { pid, parent, .. } if pid == parent => Change::None,
-            Event::Fork { pid, parent, .. } => self.fork(*pid, *parent),
+            Event::Fork { pid, parent, .. } => self.fork(*pid, *parent, time),
             Event::Exit { pid, tid } if pid == tid => {
                 let Some(process) = self.processes.get_mut(pid) else { return Change::None };
                 process.exited = true;
@@ -330,13 +334,22 @@ impl ProcessTable {
         }
     }
 
-    fn rename(&mut self, pid: u32, tid: u32, name: &[u8], exec: bool) -> Change {
+    /// Puts a process in place of the one that had its number.
+    fn replace(&mut self, pid: u32, new: Process, time: u64) {
+        if let Some(old) = self.processes.insert(pid, new)
+            && let Some(image) = self.images.get_mut(&old.image)
+        {
+            image.replaced = Some(time);
+        }
+    }
+
+    fn rename(&mut self, pid: u32, tid: u32, name: &[u8], exec: bool, time: u64) -> Change {
         let name = String::from_utf8_lossy(name);
         if exec {
             let image = self.new_image(pid, &name);
             let parent = self.processes.get(&pid).map_or(0, |process| process.parent);
             let space = Space::default();
-            self.processes.insert(pid, Process { parent, image, space, exited: false });
+            self.replace(pid, Process { parent, image, space, exited: false }, time);
             return Change::Executed { pid };
         }
         if pid == tid
@@ -349,7 +362,7 @@ impl ProcessTable {
         Change::None
     }
 
-    fn fork(&mut self, pid: u32, parent: u32) -> Change {
+    fn fork(&mut self, pid: u32, parent: u32, time: u64) -> Change {
         let (of_parent, space) = match self.processes.get(&parent) {
             Some(parent) => (self.image(parent.image).cloned(), parent.space.clone()),
             None => (None, Space::default()),
@@ -360,7 +373,7 @@ impl ProcessTable {
         if let Some(image) = self.images.get_mut(&image) {
             image.program = program;
         }
-        self.processes.insert(pid, Process { parent, image, space, exited: false });
+        self.replace(pid, Process { parent, image, space, exited: false }, time);
         Change::Forked { pid, parent }
     }
 }
@@ -441,7 +454,7 @@ mod tests {
         };
         let mappings = [mapped(1, b"/app/A.dll"), mapped(2, b"/app/host"), mapped(3, b"/lib/c.so")];
         table.insert_existing(7, 1, "host", mappings.to_vec());
-        table.apply(&Event::Fork { pid: 8, tid: 8, parent: 7 });
+        table.apply(&Event::Fork { pid: 8, tid: 8, parent: 7 }, 1);
         for pid in [7, 8] {
             let image = table.get(pid).expect("a process").image;
             let program = table.program_of(image).expect("a program");
@@ -463,7 +476,9 @@ mod tests {
         table.insert_existing(7, 1, "sh", vec![file(0x1000, 0x2000, 0)]);
         let old = table.get(7).map(|process| process.image);
         let exec = Event::Comm { pid: 7, tid: 7, name: b"cat".to_vec(), exec: true };
-        assert_eq!(table.apply(&exec), Change::Executed { pid: 7 });
+        assert_eq!(table.apply(&exec, 5), Change::Executed { pid: 7 });
+        let replaced = old.and_then(|old| table.image(old)).and_then(|old| old.replaced);
+        assert_eq!(replaced, Some(5));
         let process = table.get(7).expect("still there");
         assert!(process.space.mappings.is_empty());
         assert_ne!(Some(process.image), old);

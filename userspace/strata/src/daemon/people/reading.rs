@@ -17,6 +17,7 @@ use strata_services::Environment;
 use strata_services::environment::MAX_BLOCK;
 
 use crate::daemon::aside::Aside;
+use crate::engine::monotonic_nanos;
 
 /// Bytes of an environment that are kept: more understood variables than these are nobody's.
 const MOST_KEPT: usize = 16 << 10;
@@ -42,6 +43,8 @@ pub struct Question {
 /// What was read of a process.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
+    /// When it had been read, by the clock of events.
+    pub at: u64,
     /// The variables that somebody understands, as a block.
     pub environment: Vec<u8>,
     pub exe: Option<String>,
@@ -49,6 +52,10 @@ pub struct Seen {
     pub entry_assembly: Option<String>,
     /// A thread of the kernel: there are hundreds, with names that come and go.
     pub is_kernels: bool,
+    /// There is no environment at all: it has none, or it is not there yet. It comes last of what
+    /// executing a program makes (`create_elf_tables` in fs/binfmt_elf.c), and is empty until then
+    /// (`environ_read` in fs/proc/base.c, Linux 6.1).
+    pub is_bare: bool,
 }
 
 impl Seen {
@@ -58,10 +65,12 @@ impl Seen {
         let is_kernels = exe.is_none() && is_kernels(pid);
         let block = if is_kernels { None } else { block_of(pid) };
         Self {
+            is_bare: block.as_ref().is_some_and(Vec::is_empty),
             environment: understood(&block.unwrap_or_default(), wanted),
             entry_assembly: entry_assembly(pid, exe.as_deref()),
             is_kernels,
             exe,
+            at: monotonic_nanos(),
         }
     }
 }
@@ -182,12 +191,12 @@ mod tests {
         let mut variables: Vec<_> = environment.variables().collect();
         variables.sort();
         assert_eq!(variables, [(&b"DD_SERVICE"[..], &b"shop"[..]), (b"TEAM", b"a")]);
-        assert!(!seen.is_kernels);
+        assert!(!seen.is_kernels && !seen.is_bare && seen.at > 0);
     }
 
     #[test]
     fn a_process_that_is_gone_has_nothing_to_be_read() {
         let seen = Seen::read(u32::MAX, &[]);
-        assert!(seen.environment.is_empty() && seen.exe.is_none());
+        assert!(seen.environment.is_empty() && seen.exe.is_none() && !seen.is_bare);
     }
 }

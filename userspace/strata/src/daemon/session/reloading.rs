@@ -63,7 +63,7 @@ impl Daemon {
         self.period = period(&configuration);
         self.configuration = configuration;
         // Rules may ask for what was not read until now.
-        self.cutter.people.settle();
+        self.cutter.people.settle(&self.engine.table);
         self.ask_bridges_again();
         Ok(())
     }
