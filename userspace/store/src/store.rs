@@ -181,7 +181,16 @@ impl Store {
         self.open.as_ref().map_or(0, |open| open.writer.memory())
     }
 
-    /// Adds a profile. `now` in nanoseconds since 1970.
+    /// When the youngest profile began, in nanoseconds since 1970.
+    #[must_use]
+    pub fn newest(&self) -> Option<i64> {
+        let open = self.open.as_ref().and_then(|open| open.writer.starts());
+        let sealed = self.sealed.values().map(|sealed| sealed.newest);
+        sealed.chain(open.map(|(_, newest)| newest)).filter(|newest| *newest > i64::MIN).max()
+    }
+
+    /// Adds a profile. `now` in nanoseconds since 1970, as ages are counted: whoever writes may
+    /// hold it back while a clock is not believed.
     pub fn append(&mut self, head: &Head, profile: &Profile, now: i64) -> Result<(), StoreError> {
         if head.end_nanos < self.oldest_kept(now) {
             self.counters.refused_too_old += 1;

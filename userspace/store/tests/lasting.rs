@@ -196,6 +196,30 @@ fn what_is_too_old_goes_and_what_comes_too_late_is_refused() {
 }
 
 #[test]
+fn a_time_that_is_held_back_drops_nothing_and_refuses_nothing_newer() {
+    let directory = tempfile::tempdir().unwrap();
+    let max_age = Duration::from_secs(8 * 3600);
+    let mut store = Store::open(directory.path(), Options { max_age, ..options() }).unwrap();
+    assert_eq!(store.newest(), None);
+    store.append(&head("shop", START), &profile(&[("main", 1)]), START).unwrap();
+    assert_eq!(store.newest(), Some(START));
+    // The clock of profiles is a month ahead, the time by which they age is not.
+    let ahead = START + 30 * 24 * HOUR;
+    store.append(&head("shop", ahead), &profile(&[("main", 1)]), START + HOUR).unwrap();
+    store.tend(START + HOUR).unwrap();
+    assert_eq!(store.newest(), Some(ahead));
+    // And is set back to where it was.
+    let later = START + 2 * HOUR;
+    store.append(&head("shop", later), &profile(&[("main", 1)]), later).unwrap();
+    store.tend(later).unwrap();
+    assert_eq!(all(directory.path()), 3);
+    assert_eq!((store.counters().profiles_dropped, store.counters().refused_too_old), (0, 0));
+    drop(store);
+    let store = Store::open(directory.path(), Options { max_age, ..options() }).unwrap();
+    assert_eq!(store.newest(), Some(ahead));
+}
+
+#[test]
 fn a_profile_larger_than_the_store_is_refused_and_the_next_is_not() {
     let directory = tempfile::tempdir().unwrap();
     let bounds = Options { max_bytes: 20_000, ..options() };

@@ -1,7 +1,7 @@
 //! How the daemon is doing: kept up by the loop, read by whoever asks over HTTP.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use strata_delivery::{Delivery, SinkHealth, State, Trouble};
@@ -64,14 +64,27 @@ pub struct Bridges {
     pub refused: Vec<(u32, String)>,
 }
 
+/// When the daemon was started, by both clocks: one may be set.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    pub wall: SystemTime,
+    pub at: Instant,
+}
+
+impl Started {
+    pub fn now() -> Self {
+        Self { wall: SystemTime::now(), at: Instant::now() }
+    }
+}
+
 /// Where the figures of all parts are found.
 pub struct Board {
-    pub started: SystemTime,
+    pub started: Started,
     pub snapshot: Mutex<Snapshot>,
     pub publisher: Arc<Mutex<Figures>>,
     pub delivery: Arc<Delivery>,
     /// When the loop turned last.
-    pub beat: Mutex<SystemTime>,
+    pub beat: Mutex<Instant>,
 }
 
 /// A loop that has not turned for so long is stuck.
@@ -96,25 +109,23 @@ fn seconds_since_epoch(time: SystemTime) -> f64 {
 impl Board {
     /// Whether the daemon does its work; else why not.
     pub fn health(&self) -> Result<(), String> {
-        let beat = read(&self.beat);
-        match beat.elapsed() {
-            Ok(since) if since > STUCK => {
-                Err(format!("the sampling loop has not turned for {} s", since.as_secs()))
-            }
-            _ => Ok(()),
+        let since = read(&self.beat).elapsed();
+        if since > STUCK {
+            return Err(format!("the sampling loop has not turned for {} s", since.as_secs()));
         }
+        Ok(())
     }
 
     /// The loop is alive.
     pub fn turned(&self) {
-        *self.beat.lock().unwrap_or_else(PoisonError::into_inner) = SystemTime::now();
+        *self.beat.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     /// For people and scripts.
     pub fn status(&self) -> Value {
         let snapshot = read(&self.snapshot);
         let published = read(&self.publisher);
-        let uptime = self.started.elapsed().unwrap_or_default();
+        let uptime = self.started.at.elapsed();
         let sinks: Vec<Value> = self.delivery.health().iter().map(sink).collect();
         let files: Vec<Value> = published
             .files
@@ -234,7 +245,7 @@ impl Board {
             "start_time_seconds",
             gauge,
             "When strata was started.",
-            seconds_since_epoch(self.started),
+            seconds_since_epoch(self.started.wall),
         );
         one(
             "samples_total",

@@ -9,6 +9,7 @@ use strata_services::SampleType;
 use strata_sinks::Outgoing;
 use strata_store::Head;
 
+use super::clock::Period;
 use super::people::{Containers, People, Who, age_of};
 use crate::engine::{Engine, monotonic_nanos};
 use crate::processes::table::ImageId;
@@ -73,7 +74,6 @@ pub struct Cutter {
     pub naming: Naming,
     pub people: People,
     pub tally: Tally,
-    begun: SystemTime,
     /// By the records' clock.
     begun_nanos: u64,
     at: Instant,
@@ -89,7 +89,6 @@ impl Cutter {
             naming: Naming::new(names, false),
             people: People::new(configuration, people),
             tally: Tally::default(),
-            begun: SystemTime::now(),
             begun_nanos: monotonic_nanos(),
             at: Instant::now(),
         }
@@ -112,10 +111,10 @@ impl Cutter {
     ) {
         let cutting = Instant::now();
         let aggregate = engine.cut();
-        let (begun, begun_nanos, length) = (self.begun, self.begun_nanos, self.at.elapsed());
-        self.begun = SystemTime::now();
-        self.begun_nanos = monotonic_nanos();
-        self.at = Instant::now();
+        let now = Instant::now();
+        let Period { started, length } = Period::between(self.at, now, SystemTime::now());
+        self.at = now;
+        let begun_nanos = std::mem::replace(&mut self.begun_nanos, monotonic_nanos());
         self.tally.cuts += 1;
         let mut shortfalls = Shortfalls::default();
         let mut turned = Instant::now();
@@ -156,7 +155,7 @@ impl Cutter {
             let frequency = engine.rates.of(image);
             let usual = configuration.frequency.value;
             engine.rates.set(image, who.decision.frequency.unwrap_or(usual));
-            let circumstances = Circumstances { started: begun, length, frequency };
+            let circumstances = Circumstances { started, length, frequency };
             let mut build = Build::new(engine, &aggregate, &self.naming, &circumstances);
             for (thread, stack, count) in group.counts {
                 build.add(thread, stack, count);

@@ -3,6 +3,7 @@
 //! - [`session`]: the loop: samples, cuts, signals, bridges, memory.
 //! - [`cutting`]: what was sampled since the last cut becomes profiles; [`people`] says whose.
 //! - [`aside`]: what may hang is done on a thread beside the loop.
+//! - [`clock`]: what time it is, and what if somebody sets it.
 //! - [`runtimes`]: what is known of containers.
 //! - [`publishing`]: profiles go into the store and to sinks; [`outlets`] are the sinks of the
 //!   configuration.
@@ -15,6 +16,7 @@
 
 pub mod aside;
 pub mod board;
+pub mod clock;
 pub mod cutting;
 pub mod log;
 pub mod memory;

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use strata_delivery::{Delivery, PlanError, SinkPlan};
 use strata_profile::Profile;
@@ -24,6 +24,7 @@ use strata_sinks::limits::Cuts;
 use strata_store::{Options, Store};
 use tokio::runtime::Handle;
 
+use super::clock::{Ages, wall_nanos};
 use super::cutting::Parcel;
 use super::outlets::{self, Outlet, Way};
 use files::Folder;
@@ -114,6 +115,7 @@ impl Publisher {
         let figures = Arc::new(Mutex::new(Figures::default()));
         let mut work = Work {
             store: None,
+            ages: Ages::new(None, wall_nanos(), Instant::now()),
             plan: None,
             next_try: Instant::now(),
             outlets: Vec::new(),
@@ -228,6 +230,8 @@ impl Pending {
 
 struct Work {
     store: Option<Store>,
+    /// What is too old for it.
+    ages: Ages,
     plan: Option<StorePlan>,
     next_try: Instant,
     outlets: Vec<Pending>,
@@ -370,7 +374,10 @@ impl Work {
         self.figures.store_trouble = None;
         let Some(plan) = &self.plan else { return };
         match Store::open(&plan.directory, plan.options) {
-            Ok(store) => self.store = Some(store),
+            Ok(store) => {
+                self.ages = Ages::new(store.newest(), wall_nanos(), Instant::now());
+                self.store = Some(store);
+            }
             Err(error) => {
                 tracing::error!(%error, "profiles are not kept on this host");
                 self.figures.store_trouble = Some(error.to_string());
@@ -383,7 +390,7 @@ impl Work {
         if self.store.is_none() && self.plan.is_some() && Instant::now() >= self.next_try {
             self.open_store();
         }
-        let now = now_nanos();
+        let now = self.ages.time(wall_nanos(), Instant::now());
         for parcel in parcels {
             self.figures.published += 1;
             if let Some(store) = &mut self.store {
@@ -503,8 +510,9 @@ impl Work {
 
     fn tend(&mut self) {
         self.tended = Instant::now();
+        let now = self.ages.time(wall_nanos(), Instant::now());
         if let Some(store) = &mut self.store {
-            note(store.tend(now_nanos()), "look after the store");
+            note(store.tend(now), "look after the store");
         }
     }
 
@@ -547,9 +555,4 @@ fn note(outcome: Result<(), strata_store::StoreError>, what: &str) {
     if let Err(error) = outcome {
         tracing::warn!(%error, "strata could not {what}");
     }
-}
-
-fn now_nanos() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
 }

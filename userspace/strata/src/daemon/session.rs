@@ -7,7 +7,7 @@ mod figures;
 mod reloading;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use strata_config::settings::BridgePolicy;
@@ -17,7 +17,7 @@ use strata_layout::record::END_COUNT;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::board::{self, Board};
+use super::board::{self, Board, Started};
 use super::cutting::Cutter;
 use super::log::Log;
 use super::memory::{self, Budget, Pressure, Watch};
@@ -174,11 +174,11 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     let maps = introspect::of_this_process().map_or(0, |used| used.map_bytes());
     let fixed_maps = maps.saturating_sub(engine.store.segment_bytes());
     let board = Arc::new(Board {
-        started: SystemTime::now(),
+        started: Started::now(),
         snapshot: Mutex::default(),
         publisher: publisher.figures(),
         delivery: delivery.clone(),
-        beat: Mutex::new(SystemTime::now()),
+        beat: Mutex::new(Instant::now()),
     });
     if let Some(listener) = listener {
         network.spawn(web::serve(listener, board.clone()));
