@@ -3,7 +3,7 @@
 //! Attaching may take seconds and belongs on threads of its own; what comes of it arrives as a
 //! message. Reading is done at every turn and never waits.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -35,6 +35,8 @@ pub struct Arrival {
     pub pid: u32,
     pub image: ImageId,
     pub outcome: Result<Box<Bridge>, Refusal>,
+    /// Nobody wants it any more: see [`Bridges::withdraw`].
+    pub is_withdrawn: bool,
 }
 
 /// Why a process has no bridge.
@@ -47,7 +49,9 @@ pub struct Refusal {
 /// Attaching, on a few threads.
 pub struct Bridges {
     waiting: VecDeque<(u32, ImageId, bool)>,
-    running: usize,
+    /// Processes that are being reached into, and those of them that nobody wants reached any more.
+    running: HashSet<ImageId>,
+    withdrawn: HashSet<ImageId>,
     sender: Sender<Arrival>,
     receiver: Receiver<Arrival>,
     /// Runtimes that cannot be reached may be told to write a perf map instead: for as long as a
@@ -58,19 +62,40 @@ pub struct Bridges {
 impl Default for Bridges {
     fn default() -> Self {
         let (sender, receiver) = channel();
-        Self { waiting: VecDeque::new(), running: 0, sender, receiver, may_write_perf_maps: true }
+        Self {
+            waiting: VecDeque::new(),
+            running: HashSet::new(),
+            withdrawn: HashSet::new(),
+            sender,
+            receiver,
+            may_write_perf_maps: true,
+        }
     }
 }
 
 impl Bridges {
     /// Reaches into a process; with `attach`, loads the bridge when it is not there.
     pub fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
+        // What is on its way arrives for whoever wants it then.
+        if self.running.contains(&image) {
+            self.withdrawn.remove(&image);
+            return;
+        }
         self.waiting.push_back((pid, image, attach));
         self.start_waiting();
     }
 
+    /// A process is not to be reached into any more. What is on its way cannot be called back, and
+    /// arrives as withdrawn.
+    pub fn withdraw(&mut self, image: ImageId) {
+        self.waiting.retain(|(_, waiting, _)| *waiting != image);
+        if self.running.contains(&image) {
+            self.withdrawn.insert(image);
+        }
+    }
+
     fn start_waiting(&mut self) {
-        while self.running < MOST_AT_ONCE
+        while self.running.len() < MOST_AT_ONCE
             && let Some((pid, image, attach)) = self.waiting.pop_front()
         {
             let sender = self.sender.clone();
@@ -80,25 +105,23 @@ impl Bridges {
                     .map(Box::new)
                     .map_err(|error| instead(pid, may_write, &error));
                 // Nobody listens when the recording has ended meanwhile.
-                let _ = sender.send(Arrival { pid, image, outcome });
+                let _ = sender.send(Arrival { pid, image, outcome, is_withdrawn: false });
             };
-            match std::thread::Builder::new().name("attach".into()).spawn(reach) {
-                Ok(_) => self.running += 1,
-                Err(error) => {
-                    let why = format!("no thread to attach with: {error}");
-                    let outcome = Err(Refusal { why, writes_perf_map: false });
-                    let _ = self.sender.send(Arrival { pid, image, outcome });
-                    self.running += 1;
-                }
+            self.running.insert(image);
+            if let Err(error) = std::thread::Builder::new().name("attach".into()).spawn(reach) {
+                let why = format!("no thread to attach with: {error}");
+                let outcome = Err(Refusal { why, writes_perf_map: false });
+                let _ = self.sender.send(Arrival { pid, image, outcome, is_withdrawn: false });
             }
         }
     }
 
     pub fn arrived(&mut self) -> Option<Arrival> {
         let arrival = self.receiver.try_recv().ok()?;
-        self.running -= 1;
+        self.running.remove(&arrival.image);
+        let is_withdrawn = self.withdrawn.remove(&arrival.image);
         self.start_waiting();
-        Some(arrival)
+        Some(Arrival { is_withdrawn, ..arrival })
     }
 }
 
@@ -250,4 +273,68 @@ pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
         }
     }
     left
+}
+
+/// The same on a thread of its own: nobody waits for it.
+pub fn detach_aside(bridges: Vec<Bridge>) {
+    if bridges.is_empty() {
+        return;
+    }
+    let leave = move || {
+        detach_all(bridges);
+    };
+    if let Err(error) = std::thread::Builder::new().name("detach".into()).spawn(leave) {
+        tracing::warn!(%error, "bridges are left behind: no thread to detach them with");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No process has these numbers: reaching into one fails at once.
+    const NOBODY: u32 = u32::MAX >> 1;
+
+    fn next(bridges: &mut Bridges) -> Arrival {
+        loop {
+            match bridges.arrived() {
+                Some(arrival) => return arrival,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_withdrawn_on_its_way_arrives_as_that_unless_it_is_wanted_again() {
+        let mut bridges = Bridges::default();
+        let (one, other) = (ImageId(1), ImageId(2));
+        bridges.reach(NOBODY, one, true);
+        bridges.reach(NOBODY, other, true);
+        bridges.withdraw(one);
+        bridges.withdraw(other);
+        bridges.reach(NOBODY, other, true);
+        let mut arrivals = [next(&mut bridges), next(&mut bridges)];
+        arrivals.sort_by_key(|arrival| arrival.image);
+        let withdrawn = arrivals.map(|arrival| (arrival.image, arrival.is_withdrawn));
+        assert_eq!(withdrawn, [(one, true), (other, false)]);
+        // What was said of it is over.
+        bridges.reach(NOBODY, one, true);
+        assert!(!next(&mut bridges).is_withdrawn);
+        assert!(bridges.arrived().is_none(), "it was reached into once");
+    }
+
+    #[test]
+    fn what_is_withdrawn_before_its_turn_is_never_reached_into() {
+        let mut bridges = Bridges::default();
+        for number in 0..=MOST_AT_ONCE as u32 {
+            bridges.reach(NOBODY, ImageId(number), true);
+        }
+        let last = ImageId(MOST_AT_ONCE as u32);
+        assert_eq!(bridges.waiting.len(), 1);
+        bridges.withdraw(last);
+        for _ in 0..MOST_AT_ONCE {
+            assert_ne!(next(&mut bridges).image, last);
+        }
+        assert!(bridges.running.is_empty() && bridges.waiting.is_empty());
+    }
 }

@@ -218,9 +218,12 @@ impl Managed {
         let mut left = Vec::new();
         for (image, target) in &mut self.targets {
             let current = self.current.get(&target.pid) == Some(image);
-            // One that is on its way is taken back by the next reload.
-            if !current || is_kept(*image) || matches!(target.state, State::Attaching) {
+            if !current || is_kept(*image) {
                 continue;
+            }
+            // One that is on its way is taken back when it arrives.
+            if matches!(target.state, State::Attaching) {
+                self.bridges.withdraw(*image);
             }
             target.take_in();
             if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
@@ -233,14 +236,7 @@ impl Managed {
             self.left(*pid);
             self.left_alone.insert(*image, *pid);
         }
-        if !leaving.is_empty() {
-            let leave = move || {
-                bridge::detach_all(leaving);
-            };
-            if let Err(error) = std::thread::Builder::new().name("detach".into()).spawn(leave) {
-                tracing::warn!(%error, "bridges are left behind: no thread to detach them with");
-            }
-        }
+        bridge::detach_aside(leaving);
         left.into_iter().map(|(_, pid)| pid).collect()
     }
 
@@ -327,19 +323,20 @@ impl Managed {
         }
     }
 
-    /// Takes in what has come from all processes. Those that must be published anew are put into
-    /// `dirty`.
-    pub fn turn(
-        &mut self,
-        programs: &mut Programs,
-        store: &mut Store,
-        aggregate: &Aggregate,
-        dirty: &mut HashSet<u32>,
-    ) {
-        if self.targets.is_empty() {
-            return;
-        }
-        while let Some(Arrival { pid, image, outcome }) = self.bridges.arrived() {
+    /// Bridges that were on their way.
+    fn take_arrivals(&mut self) {
+        let mut leaving = Vec::new();
+        while let Some(Arrival { pid, image, outcome, is_withdrawn }) = self.bridges.arrived() {
+            if is_withdrawn {
+                if let Ok(bridge) = outcome {
+                    tracing::info!(pid, "the bridge leaves again: the configuration changed");
+                    self.attached += 1;
+                    self.loaded += u64::from(bridge.was_loaded());
+                    self.detached += 1;
+                    leaving.push(*bridge);
+                }
+                continue;
+            }
             let Some(target) = self.targets.get_mut(&image) else { continue };
             if matches!(target.state, State::Ended) {
                 continue;
@@ -356,6 +353,22 @@ impl Managed {
                     State::Refused(refusal)
                 }
             };
+        }
+        bridge::detach_aside(leaving);
+    }
+
+    /// Takes in what has come from all processes. Those that must be published anew are put into
+    /// `dirty`.
+    pub fn turn(
+        &mut self,
+        programs: &mut Programs,
+        store: &mut Store,
+        aggregate: &Aggregate,
+        dirty: &mut HashSet<u32>,
+    ) {
+        self.take_arrivals();
+        if self.targets.is_empty() {
+            return;
         }
         self.ask_about_new_places(aggregate);
         self.divide_budget();
@@ -653,5 +666,33 @@ impl Target {
                 !self.runtime.is_waiting_for(address)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bridge_on_its_way_is_taken_back_by_the_reload_that_forbids_it() {
+        let mut managed = Managed::new(Policy::AsTold, false);
+        // Nobody has this number: nothing is done to any process.
+        let (image, pid) = (ImageId(1), u32::MAX >> 1);
+        managed.found(pid, image);
+        managed.admit(image, Policy::Attach);
+        assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+        assert_eq!(managed.ask_again(|_| false), [pid]);
+        assert_eq!(managed.standing_of(image), Some(Standing::LeftAlone));
+        let arrival = loop {
+            match managed.bridges.arrived() {
+                Some(arrival) => break arrival,
+                None => std::thread::yield_now(),
+            }
+        };
+        assert!(arrival.is_withdrawn);
+        // The next reload allows it.
+        assert!(managed.ask_again(|_| true).is_empty());
+        managed.admit(image, Policy::Attach);
+        assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
     }
 }
