@@ -199,7 +199,7 @@ impl Board {
                 "sources": snapshot.containers.sources.iter().map(source).collect::<Vec<_>>(),
             },
             "store": {
-                "profiles": published.store.map(|store| store.profiles_written),
+                "profiles": published.kept.written,
                 "bytes": published.store_bytes,
                 "dictionaries": published.store_dictionaries,
                 "not_stored": published.not_stored,
@@ -388,14 +388,12 @@ impl Board {
             "Profiles that could not be written for a sink.",
             published.cuts.failed_profiles as f64,
         );
-        if let Some(store) = published.store {
-            one(
-                "store_dropped_total",
-                counter,
-                "Profiles that were dropped from the local store, for their age or its size.",
-                store.profiles_dropped as f64,
-            );
-        }
+        one(
+            "store_dropped_total",
+            counter,
+            "Profiles that were dropped from the local store, for their age or its size.",
+            published.kept.dropped as f64,
+        );
         let mut labelled = |name, kind, help, label, values: Vec<(String, f64)>| {
             let values = values.into_iter().map(|(text, value)| (vec![(label, text)], value));
             metrics.push(Metric { name, kind, help, values: values.collect() });

@@ -60,13 +60,33 @@ pub struct Destinations {
     pub waiting: usize,
 }
 
+/// What became of profiles in stores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub written: u64,
+    /// For their age, or the size.
+    pub dropped: u64,
+}
+
+impl Kept {
+    /// With what a store counts since it was opened.
+    fn with(self, store: &Store) -> Self {
+        let counters = store.counters();
+        Self {
+            written: self.written.saturating_add(counters.profiles_written),
+            dropped: self.dropped.saturating_add(counters.profiles_dropped),
+        }
+    }
+}
+
 /// What the publisher has done.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     pub published: u64,
     /// Profiles that no sink has had yet, or that are being merged.
     pub pending: usize,
-    pub store: Option<strata_store::Counters>,
+    /// Of all stores that were open, one after the other.
+    pub kept: Kept,
     pub store_bytes: u64,
     /// Memory that the dictionaries of its open segment take.
     pub store_dictionaries: u64,
@@ -115,6 +135,7 @@ impl Publisher {
         let figures = Arc::new(Mutex::new(Figures::default()));
         let mut work = Work {
             store: None,
+            kept_before: Kept::default(),
             ages: Ages::new(None, wall_nanos(), Instant::now()),
             plan: None,
             next_try: Instant::now(),
@@ -230,6 +251,8 @@ impl Pending {
 
 struct Work {
     store: Option<Store>,
+    /// Of stores that are closed.
+    kept_before: Kept,
     /// What is too old for it.
     ages: Ages,
     plan: Option<StorePlan>,
@@ -289,9 +312,7 @@ impl Work {
 
     fn end(&mut self) {
         self.send_all();
-        if let Some(mut store) = self.store.take() {
-            note(store.seal(), "seal the store");
-        }
+        self.close_store();
         self.show();
     }
 
@@ -309,9 +330,7 @@ impl Work {
             _ => false,
         };
         if !same {
-            if let Some(mut old) = self.store.take() {
-                note(old.seal(), "seal the store");
-            }
+            self.close_store();
             self.plan = store;
             self.open_store();
         }
@@ -368,6 +387,13 @@ impl Work {
         }
         self.own.insert(key, names);
         key
+    }
+
+    fn close_store(&mut self) {
+        if let Some(mut store) = self.store.take() {
+            note(store.seal(), "seal the store");
+            self.kept_before = self.kept_before.with(&store);
+        }
     }
 
     fn open_store(&mut self) {
@@ -517,7 +543,10 @@ impl Work {
     }
 
     fn show(&mut self) {
-        self.figures.store = self.store.as_ref().map(Store::counters);
+        self.figures.kept = match &self.store {
+            Some(store) => self.kept_before.with(store),
+            None => self.kept_before,
+        };
         self.figures.store_bytes = self.store.as_ref().map_or(0, Store::bytes);
         let dictionaries = self.store.as_ref().map_or(0, Store::dictionaries);
         self.figures.store_dictionaries = dictionaries as u64;

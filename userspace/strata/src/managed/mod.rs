@@ -127,6 +127,8 @@ pub struct Managed {
     attached: u64,
     loaded: u64,
     detached: u64,
+    /// Records lost by processes that are forgotten: what was lost stays lost.
+    lost_before: u64,
 }
 
 /// Code that a process adds is made known to the kernel this often.
@@ -161,6 +163,7 @@ impl Managed {
             attached: 0,
             loaded: 0,
             detached: 0,
+            lost_before: 0,
         }
     }
 
@@ -259,7 +262,9 @@ impl Managed {
             cut_off: 0,
             most_bytes: self.budget.min(runtime::MAX_BYTES),
         };
-        self.targets.insert(image, target);
+        if let Some(before) = self.targets.insert(image, target) {
+            self.lost_before += before.lost_in_all();
+        }
         self.current.insert(pid, image);
     }
 
@@ -491,6 +496,7 @@ impl Managed {
     /// When all that was sampled is named: of what processes have sampled nothing more needs to be
     /// remembered, and those that have ended and been waited for are forgotten.
     pub fn forget_ended(&mut self) {
+        let lost_before = &mut self.lost_before;
         self.targets.retain(|image, target| {
             let is_current = self.current.get(&target.pid) == Some(image);
             // Samples taken since the cut still need their names.
@@ -498,10 +504,14 @@ impl Managed {
             target.sampled.drain(..named);
             target.sampled.shrink_to_fit();
             target.cut_off = 0;
-            is_current
+            let is_kept = is_current
                 || target.ended.is_some()
                 || !target.sampled.is_empty()
-                || !target.units.is_empty()
+                || !target.units.is_empty();
+            if !is_kept {
+                *lost_before += target.lost_in_all();
+            }
+            is_kept
         });
     }
 
@@ -543,10 +553,9 @@ impl Managed {
     /// Whether all code that a process's runtime has made is known: nothing of what its bridge said
     /// was lost.
     pub fn knows_all(&self, image: ImageId) -> bool {
-        self.targets.get(&image).is_some_and(|target| {
-            let runtime = &target.runtime;
-            runtime.enumerated && target.lost + runtime.refused + runtime.code.refused == 0
-        })
+        self.targets
+            .get(&image)
+            .is_some_and(|target| target.runtime.enumerated && target.lost_in_all() == 0)
     }
 
     /// The end: the last answers are waited for, and every bridge that was attached is detached.
@@ -592,11 +601,12 @@ impl Managed {
             attached: self.attached,
             loaded: self.loaded,
             detached: self.detached,
+            lost: self.lost_before,
             ..Totals::default()
         };
         for target in self.targets.values() {
             totals.methods += target.runtime.methods();
-            totals.lost += target.lost + target.runtime.refused + target.runtime.code.refused;
+            totals.lost += target.lost_in_all();
             if let State::Refused(refusal) = &target.state {
                 let map =
                     if refusal.writes_perf_map { "; its perf map is read instead" } else { "" };
@@ -614,7 +624,8 @@ impl Target {
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
         let alive = bridge.poll(&mut |record| runtime.apply(record, most));
-        self.lost = bridge.lost();
+        // The process says so: it may say less later.
+        self.lost = self.lost.max(bridge.lost());
         let modules = runtime.modules();
         if modules.len() > self.modules_seen {
             self.modules_seen = modules.len();
@@ -623,6 +634,11 @@ impl Target {
         if !alive {
             self.state = State::Ended;
         }
+    }
+
+    /// Records lost on their way, or refused here.
+    fn lost_in_all(&self) -> u64 {
+        self.lost + self.runtime.refused + self.runtime.code.refused
     }
 
     /// Whether it ended so long ago that no sample of it can come any more.
@@ -694,5 +710,25 @@ mod tests {
         assert!(managed.ask_again(|_| true).is_empty());
         managed.admit(image, Policy::Attach);
         assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+    }
+
+    #[test]
+    fn what_was_lost_stays_lost_when_its_process_is_forgotten() {
+        let mut managed = Managed::new(Policy::EnvironmentOnly, false);
+        let (image, pid) = (ImageId(1), u32::MAX >> 1);
+        managed.found(pid, image);
+        managed.targets.get_mut(&image).expect("it was found").lost = 5;
+        assert_eq!(managed.totals().lost, 5);
+        // It has ended, and its last samples are named.
+        managed.left(pid);
+        managed.targets.get_mut(&image).expect("it is kept").ended = None;
+        managed.forget_ended();
+        assert!(managed.targets.is_empty());
+        assert_eq!(managed.totals().lost, 5);
+        managed.found(pid, image);
+        managed.targets.get_mut(&image).expect("it was found").lost = 2;
+        assert_eq!(managed.totals().lost, 7);
+        managed.reach(pid, image, false);
+        assert_eq!(managed.totals().lost, 7);
     }
 }

@@ -20,10 +20,16 @@ impl Daemon {
         let sampler = introspect::of_this_process().ok();
         let sampler = sampler.as_ref().and_then(|used| used.program("sample_cpu"));
         let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
+        // What was used stays used, also while it cannot be found out: a helper that has ended is
+        // counted when it was waited for.
+        let before = self.slow;
+        let helper_seconds = self.engine.loading.helpers().processor_time.as_secs_f64();
         SlowFigures {
-            sampler_seconds: sampler.map_or(0.0, |used| used.run_time.as_secs_f64()),
-            sampler_runs: sampler.map_or(0, |used| used.run_count),
-            helper_seconds: self.engine.loading.helpers().processor_time.as_secs_f64(),
+            sampler_seconds: sampler
+                .map_or(0.0, |used| used.run_time.as_secs_f64())
+                .max(before.sampler_seconds),
+            sampler_runs: sampler.map_or(0, |used| used.run_count).max(before.sampler_runs),
+            helper_seconds: helper_seconds.max(before.helper_seconds),
             open_files: count("/proc/self/fd"),
             threads: count("/proc/self/task"),
         }
