@@ -6,7 +6,7 @@
 //! - [`clock`]: what time it is, and what if somebody sets it.
 //! - [`runtimes`]: what is known of containers.
 //! - [`publishing`]: profiles go into the store and to sinks; [`outlets`] are the sinks of the
-//!   configuration.
+//!   configuration, [`leftovers`] what those left that are not in it any more.
 //! - [`board`]: how it is doing, served by [`web`], shown by [`status`].
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
 //!   manager, and what strata may take.
@@ -18,6 +18,7 @@ pub mod aside;
 pub mod board;
 pub mod clock;
 pub mod cutting;
+pub mod leftovers;
 pub mod log;
 pub mod memory;
 pub mod notify;

@@ -26,6 +26,7 @@ use tokio::runtime::Handle;
 
 use super::clock::{Ages, wall_nanos};
 use super::cutting::Parcel;
+use super::leftovers;
 use super::outlets::{self, Outlet, Way};
 use files::Folder;
 
@@ -58,6 +59,16 @@ pub struct Destinations {
     pub memory: usize,
     /// Bytes of profiles that may wait for the end of their period.
     pub waiting: usize,
+}
+
+impl Destinations {
+    /// Tells of spools that no sink uses.
+    pub fn tell_leftovers(&self) {
+        if let Some(spools) = &self.spools {
+            let used = self.plans.iter().filter_map(|plan| plan.spool_dir.as_deref());
+            leftovers::tell(spools, &used.collect());
+        }
+    }
 }
 
 /// What became of profiles in stores.

@@ -144,6 +144,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             })?)
         }
     };
+    destinations.tell_leftovers();
     let starting = Delivery::start(destinations.plans.clone(), Clock::real());
     let delivery = network.spawn(starting).await??;
     let delivery = Arc::new(delivery);

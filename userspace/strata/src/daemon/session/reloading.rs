@@ -38,8 +38,9 @@ impl Daemon {
         self.meet_newcomers();
         self.cut();
         self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
-        let outcome = self.publisher.configure(destinations);
+        let outcome = self.publisher.configure(destinations.clone());
         tokio::task::spawn_blocking(move || outcome.recv()).await???;
+        destinations.tell_leftovers();
         for notice in notices {
             tracing::warn!("{notice}");
         }
