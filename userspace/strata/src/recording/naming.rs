@@ -1,11 +1,13 @@
 //! Places get their names, each once: what is named is kept from one profile to the next.
 //!
 //! Invariant: at most so many names are kept as the owner said; what was not used longest goes
-//! first. What has no name yet, or may get another, is asked for again after some rounds.
+//! first, and what nobody wanted for many rounds goes in any case. What has no name yet, or may get
+//! another, is asked for again after some rounds.
 
 mod places;
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,8 +45,10 @@ struct Known {
 /// Names of places, and what they were made of.
 pub struct Naming {
     known: HashMap<Place, Known, RandomState>,
-    /// Kept by who names for months.
+    /// Kept by who names for months, while it is asked.
     kernel: Option<KernelTable>,
+    /// The last round that it was asked in.
+    kernel_used: u32,
     lacking: Lacking,
     /// Frames that have their names by their caller; `None` when nobody knows one.
     by_caller: HashMap<(Place, Place), Option<NamedFrame>, RandomState>,
@@ -57,6 +61,9 @@ pub struct Naming {
 /// How many rounds a name is good for that may change, and the lack of one.
 const ROUNDS: u32 = 4;
 const FOR_GOOD: u32 = u32::MAX;
+/// What nobody wanted for so many rounds, which are ten minutes or less, is forgotten: a burst of
+/// programs leaves nothing behind.
+const FORGOTTEN_AFTER: u32 = 40;
 
 /// Places that are still to be named, by whom is asked.
 #[derive(Default)]
@@ -73,6 +80,7 @@ impl Naming {
         Self {
             known: HashMap::default(),
             kernel: None,
+            kernel_used: 0,
             lacking: Lacking::default(),
             by_caller: HashMap::default(),
             signatures,
@@ -143,7 +151,21 @@ impl Naming {
         let is_unnamed =
             |place: &Place| self.get(*place).is_none_or(|named| named.frames.is_empty());
         shortfalls.unnamed += aggregate.places().filter(is_unnamed).count() as u64;
+        self.forget_unwanted();
         self.make_room();
+    }
+
+    /// Only for who names for months: at the end of a recording everything is wanted.
+    fn forget_unwanted(&mut self) {
+        if !self.is_bounded() {
+            return;
+        }
+        let round = self.round;
+        let is_old = |used: u32| round.saturating_sub(used) > FORGOTTEN_AFTER;
+        self.known.retain(|_, known| !is_old(known.used));
+        if is_old(self.kernel_used) {
+            self.kernel = None;
+        }
     }
 
     fn wanted(&mut self, aggregate: &Aggregate) -> Wanted {
@@ -232,12 +254,13 @@ impl Naming {
             let oldest = *oldest;
             // What was wanted just now is needed for the profiles that are made next.
             self.known.retain(|_, known| known.used >= oldest || known.used == self.round);
-            self.known.shrink_to_fit();
         }
         let known = &self.known;
         self.by_caller
             .retain(|(place, caller), _| known.contains_key(place) && known.contains_key(caller));
         self.lacking.retain(|place| known.contains_key(place));
+        give_back(&mut self.known);
+        give_back(&mut self.by_caller);
     }
 
     /// What is gone is never asked for again.
@@ -252,8 +275,14 @@ impl Naming {
     pub fn shed(&mut self) {
         let round = self.round;
         self.known.retain(|_, known| known.used == round);
-        self.known.shrink_to_fit();
         self.make_room();
+    }
+}
+
+/// A table that is mostly empty gives its memory back.
+fn give_back<K: Eq + Hash, V>(table: &mut HashMap<K, V, RandomState>) {
+    if table.capacity() > 1024 && table.len() < table.capacity() / 4 {
+        table.shrink_to_fit();
     }
 }
 
@@ -288,5 +317,53 @@ fn marker_frame(marker: Marker) -> NamedFrame {
             frame.system_name = format!("[incomplete: {why}]").into();
             frame
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(places: u64, most: usize) -> Naming {
+        let mut naming = Naming::new(most, false);
+        naming.round = 1;
+        for address in 0..places {
+            let frame = NamedFrame::plain(FrameKind::Kernel, "function");
+            naming.set(Place::Kernel(address), address, None, vec![frame], FOR_GOOD);
+        }
+        naming
+    }
+
+    /// A round in which one place is wanted.
+    fn round(naming: &mut Naming) {
+        naming.round += 1;
+        if let Some(known) = naming.known.get_mut(&Place::Kernel(0)) {
+            known.used = naming.round;
+        }
+        naming.forget_unwanted();
+        naming.make_room();
+    }
+
+    #[test]
+    fn what_nobody_wants_for_many_rounds_is_forgotten_and_its_memory_given_back() {
+        let mut naming = named(50_000, 100_000);
+        let before = naming.known.capacity();
+        for _ in 0..FORGOTTEN_AFTER {
+            round(&mut naming);
+        }
+        assert_eq!(naming.len(), 50_000, "a program may come back");
+        round(&mut naming);
+        assert_eq!(naming.len(), 1);
+        assert!(naming.get(Place::Kernel(0)).is_some());
+        assert!(naming.known.capacity() < before / 100, "{}", naming.known.capacity());
+    }
+
+    #[test]
+    fn a_recording_forgets_nothing() {
+        let mut naming = named(100, usize::MAX);
+        for _ in 0..2 * FORGOTTEN_AFTER {
+            round(&mut naming);
+        }
+        assert_eq!(naming.len(), 100);
     }
 }

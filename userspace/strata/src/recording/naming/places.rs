@@ -46,6 +46,7 @@ impl Naming {
     }
 
     fn names_of_kept_table(&mut self, wanted: &[u64]) -> Result<Vec<Option<NamedFrame>>, String> {
+        self.kernel_used = self.round;
         let is_old = |table: &KernelTable| wanted.iter().any(|at| table.is_outdated_for(*at));
         if self.kernel.as_ref().is_none_or(is_old) {
             self.kernel = Some(KernelTable::read()?);
