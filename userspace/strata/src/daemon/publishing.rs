@@ -26,8 +26,8 @@ use tokio::runtime::Handle;
 
 use super::clock::{Ages, wall_nanos};
 use super::cutting::Parcel;
-use super::leftovers;
 use super::outlets::{self, Outlet, Way};
+use super::{leftovers, memory};
 use files::Folder;
 
 /// Parts of cuts that wait for the publisher; more would only take memory.
@@ -38,6 +38,9 @@ const EARLY: Duration = Duration::from_millis(500);
 const TEND: Duration = Duration::from_secs(15);
 /// A store that could not be opened is tried again after this long.
 const RETRY: Duration = Duration::from_secs(60);
+
+/// Giving memory back costs some milliseconds.
+const WORTH_GIVING_BACK: usize = 1 << 20;
 
 /// Where profiles are kept.
 #[derive(Clone, Debug)]
@@ -156,6 +159,7 @@ impl Publisher {
             delivery,
             network,
             tended: Instant::now(),
+            done_with: 0,
             figures: Figures::default(),
             shown: figures.clone(),
         };
@@ -276,6 +280,8 @@ struct Work {
     delivery: Arc<Delivery>,
     network: Handle,
     tended: Instant,
+    /// Bytes of profiles that are done with, or were worked on, since memory was given back.
+    done_with: usize,
     figures: Figures,
     shown: Arc<Mutex<Figures>>,
 }
@@ -285,6 +291,7 @@ impl Work {
         loop {
             let message = receiver.recv_timeout(TEND);
             let begun = Instant::now();
+            let is_over = !matches!(message, Ok(Message::Profiles(_, false)));
             match message {
                 Ok(Message::Profiles(parcels, last)) => {
                     self.take(parcels);
@@ -314,6 +321,11 @@ impl Work {
             }
             if self.tended.elapsed() >= TEND {
                 self.tend();
+            }
+            // The loop has given back what was its own at the cut, when all this was still in use.
+            if is_over && self.done_with >= WORTH_GIVING_BACK {
+                self.done_with = 0;
+                memory::trim();
             }
             let nanos = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
             self.figures.nanos = self.figures.nanos.saturating_add(nanos);
@@ -430,6 +442,7 @@ impl Work {
         let now = self.ages.time(wall_nanos(), Instant::now());
         for parcel in parcels {
             self.figures.published += 1;
+            self.done_with = self.done_with.saturating_add(parcel.outgoing.profile.memory());
             if let Some(store) = &mut self.store {
                 if let Err(error) = store.append(&parcel.head, &parcel.outgoing.profile, now) {
                     self.figures.not_stored += 1;
@@ -502,7 +515,7 @@ impl Work {
     /// What an outlet has waiting goes out.
     fn send(&mut self, index: usize) {
         let Some(pending) = self.outlets.get_mut(index) else { return };
-        pending.bytes = 0;
+        self.done_with = self.done_with.saturating_add(std::mem::take(&mut pending.bytes));
         let waiting = std::mem::take(&mut pending.profiles);
         if waiting.is_empty() {
             return;
