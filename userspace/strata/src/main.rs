@@ -1,6 +1,7 @@
 //! strata: a host-wide profiler. See `ARCHITECTURE.md` for the map of the code.
 
 mod args;
+mod aside;
 mod convert;
 mod daemon;
 mod doctor;

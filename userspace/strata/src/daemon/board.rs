@@ -6,8 +6,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use strata_delivery::{Delivery, SinkHealth, State, Trouble};
 
+use super::memory;
 use super::publishing::Figures;
-use super::{aside, memory};
+use crate::aside;
 use crate::record::report::Loss;
 
 /// What the loop knows.

@@ -2,7 +2,6 @@
 //!
 //! - [`session`]: the loop: samples, cuts, signals, bridges, memory.
 //! - [`cutting`]: what was sampled since the last cut becomes profiles; [`people`] says whose.
-//! - [`aside`]: what may hang is done on a thread beside the loop.
 //! - [`clock`]: what time it is, and what if somebody sets it.
 //! - [`runtimes`]: what is known of containers.
 //! - [`publishing`]: profiles go into the store and to sinks; [`outlets`] are the sinks of the
@@ -14,7 +13,6 @@
 //! Threads: the loop; the publisher; one for sockets (sinks, metrics); one that reads processes. The
 //! loop waits for none of them, but for a moment at a cut for what is being read.
 
-pub mod aside;
 pub mod board;
 pub mod clock;
 pub mod cutting;

@@ -24,7 +24,7 @@ use strata_services::{Application, Container, Environment, Facts, Pod, identify}
 use strata_sinks::origin::Language;
 use uuid::Uuid;
 
-use super::aside::{Figures, Ticket};
+use crate::aside::{Figures, Ticket};
 use crate::engine::Engine;
 use crate::processes::table::{ImageId, ProcessTable};
 use reading::{Question, Reader, Seen, wanted_variables};
@@ -360,12 +360,12 @@ fn domain_of(domains: &HashMap<u64, AppDomainRecord>, domain: u64) -> Option<&Ap
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::aside::Aside;
+    use crate::aside::{Aside, Patience};
     use crate::kernel::perf_record::Event;
     use std::sync::{Mutex, mpsc};
 
     /// What it may take until a hanging reading is given up.
-    const LIMIT: Duration = Duration::from_millis(200);
+    const PATIENCE: Patience = Patience { limit: Duration::from_millis(200), threads: 4 };
 
     fn configuration(text: &str) -> Configuration {
         let inputs = strata_config::Inputs { file: Some(("test", text)), ..Default::default() };
@@ -392,7 +392,7 @@ mod tests {
     fn a_process_that_cannot_be_read_holds_nobody_up_and_is_not_tried_again() {
         let (_let_go, hang) = mpsc::channel::<()>();
         let hang = Mutex::new(hang);
-        let reader = Aside::new("test-people", LIMIT, move |question: Question| {
+        let reader = Aside::new("test-people", PATIENCE, move |question: Question| {
             if question.pid == 7 {
                 let _ = hang.lock().expect("nobody panics").recv();
             }
@@ -428,7 +428,7 @@ mod tests {
     /// Answers with what it is told `/proc` says.
     fn reader_of(says: &Arc<Mutex<Seen>>) -> Reader {
         let says = says.clone();
-        Aside::new("test-people", LIMIT, move |_| says.lock().expect("nobody panics").clone())
+        Aside::new("test-people", PATIENCE, move |_| says.lock().expect("nobody panics").clone())
     }
 
     fn seen(at: u64, exe: &str, environment: &str) -> Seen {

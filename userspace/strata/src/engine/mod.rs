@@ -31,7 +31,7 @@ use crate::kernel::sideband::Sideband;
 use crate::managed::{self, Managed, bridge::tells_a_runtime};
 use crate::processes::container::Groups;
 use crate::processes::mapped::FileId;
-use crate::processes::scan;
+use crate::processes::scan::Scanner;
 use crate::processes::table::{Backing, Change, ImageId, Mapping, ProcessTable};
 use crate::recording::aggregate::Aggregate;
 use crate::recording::place::Place;
@@ -72,6 +72,7 @@ pub struct Engine {
     queue: VecDeque<Timed>,
     drained: Vec<Timed>,
     pub table: ProcessTable,
+    scanner: Scanner,
     pub store: Store,
     pub loading: Loading,
     pub groups: Groups,
@@ -127,7 +128,8 @@ impl Engine {
         let sideband = Sideband::open(programs.cpus()).map_err(EngineError::Sideband)?;
         let mut store = Store::new(options.table_memory);
         let mut table = ProcessTable::default();
-        scan::scan(&mut table);
+        let mut scanner = Scanner::default();
+        scanner.scan(&mut table);
         let loading = Loading::start(&mut programs, &mut store).map_err(EngineError::Files)?;
         let selection = Selection::new(options.wanted, &table);
         Ok(Self {
@@ -136,6 +138,7 @@ impl Engine {
             queue: VecDeque::new(),
             drained: Vec::new(),
             table,
+            scanner,
             store,
             loading,
             groups: Groups::default(),
@@ -530,6 +533,11 @@ impl Engine {
             Ok(own) => self.sampler_use = own.program("sample_cpu").cloned(),
             Err(error) => tracing::warn!(%error, "BPF programs cannot be inspected"),
         }
+    }
+
+    /// Processes of which nothing is known because they hang.
+    pub fn processes_unread(&self) -> u64 {
+        self.scanner.unread()
     }
 
     pub fn raw_stacks_dropped(&self) -> u64 {

@@ -13,7 +13,6 @@ use strata_unwind::unwinder;
 
 use super::Engine;
 use super::loading::Missing;
-use crate::processes::scan;
 use crate::processes::table::{ImageId, Space};
 use crate::recording::aggregate::{self, ThreadKey, Words};
 use crate::tables::store;
@@ -131,7 +130,8 @@ impl Engine {
             self.store.skip(&mut self.programs, header.pid);
             return;
         }
-        if self.table.get(header.pid).is_none() && !scan::scan_process(&mut self.table, header.pid)
+        if self.table.get(header.pid).is_none()
+            && !self.scanner.scan_process(&mut self.table, header.pid)
         {
             self.table.insert_unknown(header.pid, &comm_text(&header.comm));
         }

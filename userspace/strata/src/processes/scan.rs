@@ -1,46 +1,127 @@
-//! The state at the start, from `/proc`.
+//! The state at the start, from `/proc`, and processes that were missed.
+//!
+//! What a process has mapped is read under its memory's lock, which may be held for good: one
+//! process whose file system does not answer would hold up the whole host's recording. So it is read
+//! aside, and a process that hangs is one of which no mapping is known.
 
-use std::fs;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::time::Duration;
 
 use super::table::{Mapping, ProcessTable};
+use crate::aside::{Aside, Patience};
 use crate::kernel::perf_record::MappedInode;
 
-/// Reads every process of the host into the table; those that are there already stay.
-pub fn scan(table: &mut ProcessTable) -> usize {
-    let Ok(entries) = fs::read_dir("/proc") else { return 0 };
-    let mut found = 0;
-    for entry in entries.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        found += usize::from(scan_process(table, pid));
-    }
-    found
+/// Hosts with a dead file system have some such processes.
+const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 32 };
+/// So many processes are read at a time, in less than so long.
+const AT_ONCE: usize = 64;
+const ALL_OF_THEM: Duration = Duration::from_secs(60);
+/// Bytes of mappings that are read of one process, and kept until they are in the table.
+const MAX_MAPS: u64 = 64 << 20;
+const MAX_CODE: usize = 1 << 20;
+
+/// Reads processes into the table.
+pub struct Scanner {
+    reader: Aside<u32, Option<Found>>,
 }
 
-/// Reads one process into the table; false when it is gone, or a kernel thread. One that has ended
-/// and was not waited for is gone: nothing tells when somebody does.
-pub fn scan_process(table: &mut ProcessTable, pid: u32) -> bool {
-    // Processes may end at any moment: what cannot be read is not there.
-    let Ok(maps) = fs::read(format!("/proc/{pid}/maps")) else { return false };
-    let Some(Stat { comm, state, parent }) = stat(pid) else { return false };
-    if maps.is_empty() && (parent == KTHREADD || state == "Z") {
-        return false;
+/// What `/proc` says of a process.
+struct Found {
+    /// Lines of executable mappings.
+    code: Vec<u8>,
+    has_memory: bool,
+    stat: Stat,
+}
+
+impl Default for Scanner {
+    fn default() -> Self {
+        Self::with(read)
     }
-    let mut mappings = Vec::new();
-    for line in maps.split(|&byte| byte == b'\n') {
-        let Some(found) = parse_line(line) else { continue };
-        if let Some(backing) = table.backing(found.inode, found.path) {
-            mappings.push(Mapping {
-                start: found.start,
-                end: found.end,
-                offset: found.offset,
-                backing,
-            });
+}
+
+impl Scanner {
+    fn with(read: fn(u32) -> Option<Found>) -> Self {
+        Self { reader: Aside::new("processes", PATIENCE, read) }
+    }
+
+    /// Reads every process of the host into the table; those that are there already stay.
+    pub fn scan(&mut self, table: &mut ProcessTable) -> usize {
+        let Ok(entries) = fs::read_dir("/proc") else { return 0 };
+        let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let pids: Vec<u32> = pids.collect();
+        pids.chunks(AT_ONCE).map(|pids| self.scan_these(table, pids)).sum()
+    }
+
+    /// Processes that could not be read because they, or others before them, hang.
+    pub fn unread(&self) -> u64 {
+        let figures = self.reader.figures();
+        figures.given_up + figures.refused
+    }
+
+    /// Reads one process into the table; false when it is gone, cannot be read, or is a kernel
+    /// thread. One that has ended and was not waited for is gone: nothing tells when somebody does.
+    pub fn scan_process(&mut self, table: &mut ProcessTable, pid: u32) -> bool {
+        self.scan_these(table, &[pid]) > 0
+    }
+
+    fn scan_these(&mut self, table: &mut ProcessTable, pids: &[u32]) -> usize {
+        let tickets: Vec<_> = pids.iter().map(|pid| (self.reader.ask(*pid), *pid)).collect();
+        self.reader.settle(ALL_OF_THEM);
+        let mut answers: HashMap<_, _> = self.reader.answers().into_iter().collect();
+        let mut found = 0;
+        for (ticket, pid) in tickets {
+            match ticket.and_then(|ticket| answers.remove(&ticket)).flatten() {
+                Some(Some(process)) => found += usize::from(process.insert(table, pid)),
+                // It is gone.
+                Some(None) => {}
+                None => tracing::debug!(pid, "what a process has mapped cannot be read: it hangs"),
+            }
         }
+        found
     }
-    table.insert_existing(pid, parent, &comm, mappings);
-    true
+}
+
+/// Processes may end at any moment: what cannot be read is not there.
+fn read(pid: u32) -> Option<Found> {
+    let file = File::open(format!("/proc/{pid}/maps")).ok()?;
+    let mut lines = BufReader::new(file.take(MAX_MAPS));
+    let mut found = Found { code: Vec::new(), has_memory: false, stat: stat(pid)? };
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).ok()? > 0 && found.code.len() < MAX_CODE {
+        found.has_memory = true;
+        // One that is cut has no end.
+        if line.pop() == Some(b'\n') && parse_line(&line).is_some() {
+            found.code.extend_from_slice(&line);
+            found.code.push(b'\n');
+        }
+        line.clear();
+    }
+    Some(found)
+}
+
+impl Found {
+    fn insert(self, table: &mut ProcessTable, pid: u32) -> bool {
+        let Self { code, has_memory, stat: Stat { comm, state, parent } } = self;
+        if !has_memory && (parent == KTHREADD || state == "Z") {
+            return false;
+        }
+        let mut mappings = Vec::new();
+        for line in code.split(|&byte| byte == b'\n') {
+            let Some(found) = parse_line(line) else { continue };
+            if let Some(backing) = table.backing(found.inode, found.path) {
+                mappings.push(Mapping {
+                    start: found.start,
+                    end: found.end,
+                    offset: found.offset,
+                    backing,
+                });
+            }
+        }
+        table.insert_existing(pid, parent, &comm, mappings);
+        true
+    }
 }
 
 /// Parent of all kernel threads.
@@ -127,16 +208,42 @@ mod tests {
         while !is_zombie() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        assert!(!scan_process(&mut ProcessTable::default(), child.id()));
+        assert!(!Scanner::default().scan_process(&mut ProcessTable::default(), child.id()));
         child.wait().expect("it was there");
     }
 
     #[test]
     fn this_process_is_found_with_its_own_code() {
         let mut table = ProcessTable::default();
-        assert!(scan_process(&mut table, std::process::id()));
+        assert!(Scanner::default().scan_process(&mut table, std::process::id()));
         let process = table.get(std::process::id()).expect("found");
         let here = this_process_is_found_with_its_own_code as fn() as usize as u64;
         assert!(process.space.mapping_of(here).is_some());
+    }
+
+    #[test]
+    fn a_process_that_hangs_holds_no_other_up() {
+        const HANGS: u32 = u32::MAX >> 1;
+        let mut scanner = Scanner::with(|pid| {
+            if pid == HANGS {
+                loop {
+                    std::thread::park();
+                }
+            }
+            read(pid)
+        });
+        let mut table = ProcessTable::default();
+        let here = std::process::id();
+        assert_eq!(scanner.scan_these(&mut table, &[HANGS, here]), 1);
+        assert!(table.get(here).is_some() && table.get(HANGS).is_none());
+        assert_eq!(scanner.unread(), 1);
+    }
+
+    #[test]
+    fn the_whole_host_is_read() {
+        let mut table = ProcessTable::default();
+        let found = Scanner::default().scan(&mut table);
+        assert_eq!(found, table.len());
+        assert!(table.get(std::process::id()).is_some());
     }
 }

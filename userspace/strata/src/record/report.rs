@@ -52,6 +52,11 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
         add(cause_of(end), &format!("stacks cut: {}", describe_end(end)), count);
     }
     add("raw_stacks_dropped", "raw stacks that had to be given up", engine.raw_stacks_dropped());
+    add(
+        "processes_unread",
+        "processes whose mappings could not be read",
+        engine.processes_unread(),
+    );
     add("files_unreadable", "mapped files that could not be read", engine.loading.failed_files);
     add("tables_refused", "unwind tables without room (--table-memory)", engine.store.refused);
     add(

@@ -16,7 +16,7 @@ use strata_config::rules::Rule;
 use strata_services::Environment;
 use strata_services::environment::MAX_BLOCK;
 
-use crate::daemon::aside::Aside;
+use crate::aside::{Aside, Patience};
 use crate::engine::monotonic_nanos;
 
 /// Bytes of an environment that are kept: more understood variables than these are nobody's.
@@ -24,13 +24,15 @@ const MOST_KEPT: usize = 16 << 10;
 /// Bytes of a command line that are looked at.
 const MAX_COMMAND: u64 = 16 << 10;
 /// What reading one process may take: a fraction of a millisecond, unless it hangs.
-const LIMIT: Duration = Duration::from_millis(250);
+const PATIENCE: Patience = Patience { limit: Duration::from_millis(250), threads: 4 };
 
 /// Reads processes, one after the other.
 pub type Reader = Aside<Question, Seen>;
 
 pub fn reader() -> Reader {
-    Aside::new("processes", LIMIT, |question: Question| Seen::read(question.pid, &question.wanted))
+    Aside::new("processes", PATIENCE, |question: Question| {
+        Seen::read(question.pid, &question.wanted)
+    })
 }
 
 #[derive(Clone, Debug)]

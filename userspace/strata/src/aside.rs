@@ -3,8 +3,8 @@
 //! Reading what belongs to a process may never end: who holds its memory's lock may wait for a file
 //! system that does not answer, or its pages lie in a file of one. Nothing wakes a thread that waits
 //! in the kernel. So one thread answers questions in their order; one that takes too long for a
-//! question is left behind with it, and another goes on. Once [`MOST_STUCK`] threads are left
-//! behind, nothing more is asked until one of them has come back.
+//! question is left behind with it, and another goes on. Once as many threads are left behind as
+//! may be, nothing more is asked until one of them has come back.
 //!
 //! Invariant: the loop waits for no answer longer than it says. Every question is answered,
 //! given up or refused, and the last two are counted.
@@ -14,10 +14,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Threads that may be left behind.
-pub const MOST_STUCK: usize = 4;
-/// Questions that wait.
-const MOST_WAITING: usize = 16_384;
+/// Questions that wait at most.
+pub const MOST_WAITING: usize = 16_384;
+
+/// What hanging may cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// What one question may take.
+    pub limit: Duration,
+    /// Threads that may be left behind.
+    pub threads: usize,
+}
 
 /// A question's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +45,7 @@ type Work<Q, A> = dyn Fn(Q) -> A + Send + Sync;
 
 pub struct Aside<Q, A> {
     name: &'static str,
-    limit: Duration,
+    patience: Patience,
     work: Arc<Work<Q, A>>,
     shared: Arc<Shared<Q, A>>,
     tickets: u64,
@@ -71,10 +78,9 @@ impl<Q, A> Shared<Q, A> {
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
-    /// `limit` is what one question may take.
     pub fn new(
         name: &'static str,
-        limit: Duration,
+        patience: Patience,
         work: impl Fn(Q) -> A + Send + Sync + 'static,
     ) -> Self {
         let state = State {
@@ -89,7 +95,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
         };
         Self {
             name,
-            limit,
+            patience,
             work: Arc::new(work),
             shared: Arc::new(Shared {
                 state: Mutex::new(state),
@@ -106,7 +112,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         let ticket = Ticket(self.tickets);
-        if state.stuck >= MOST_STUCK
+        if state.stuck >= self.patience.threads
             || state.waiting.len() >= MOST_WAITING
             || !self.start_worker(&mut state)
         {
@@ -140,7 +146,8 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
             }
             // What is not begun yet may hang as well.
             let begun = state.current.map_or(Duration::ZERO, |(_, since)| since.elapsed());
-            let wait = left.min(self.limit.saturating_sub(begun)).max(Duration::from_millis(1));
+            let wait =
+                left.min(self.patience.limit.saturating_sub(begun)).max(Duration::from_millis(1));
             let waited = shared.answered.wait_timeout(state, wait);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -154,7 +161,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
     /// Leaves a thread behind that takes too long, and has another go on.
     fn look_after(&mut self, state: &mut State<Q, A>) {
         if let Some((ticket, since)) = state.current
-            && since.elapsed() >= self.limit
+            && since.elapsed() >= self.patience.limit
         {
             state.current = None;
             state.answers.push((ticket, None));
@@ -166,7 +173,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
         if state.waiting.is_empty() {
             return;
         }
-        if state.stuck >= MOST_STUCK || !self.start_worker(state) {
+        if state.stuck >= self.patience.threads || !self.start_worker(state) {
             self.refused += state.waiting.len() as u64;
             let refused = std::mem::take(&mut state.waiting);
             state.answers.extend(refused.into_iter().map(|(ticket, _)| (ticket, None)));
@@ -230,15 +237,15 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    const SHORT: Duration = Duration::from_millis(500);
+    const SHORT: Patience = Patience { limit: Duration::from_millis(500), threads: 4 };
     /// Longer than any machine needs.
-    const LONG: Duration = Duration::from_secs(60);
+    const LONG: Patience = Patience { limit: Duration::from_secs(60), threads: 4 };
 
     /// Questions that hang until their sender is dropped, and such that do not.
     type Question = Option<mpsc::Receiver<()>>;
 
-    fn hanging(limit: Duration) -> Aside<Question, u32> {
-        Aside::new("test-aside", limit, |question: Question| {
+    fn hanging(patience: Patience) -> Aside<Question, u32> {
+        Aside::new("test-aside", patience, |question: Question| {
             question.map_or(1, |hang| hang.recv().map_or(2, |()| 3))
         })
     }
@@ -247,7 +254,7 @@ mod tests {
     fn answers_come_in_the_order_of_the_questions() {
         let mut aside = Aside::new("test-aside", LONG, |question: u32| question * 2);
         let tickets: Vec<_> = (0..100).map(|n| aside.ask(n).expect("room")).collect();
-        aside.settle(LONG);
+        aside.settle(LONG.limit);
         let expected: Vec<_> = tickets.into_iter().zip((0..100).map(|n| Some(n * 2))).collect();
         assert_eq!(aside.answers(), expected);
         assert_eq!(aside.figures(), Figures::default());
@@ -259,12 +266,12 @@ mod tests {
         let (let_go, hang) = mpsc::channel();
         let hangs = aside.ask(Some(hang)).expect("room");
         let waits = aside.ask(None).expect("room");
-        aside.settle(LONG);
+        aside.settle(LONG.limit);
         assert_eq!(aside.answers(), [(hangs, None), (waits, Some(1))]);
         assert_eq!(aside.figures(), Figures { given_up: 1, refused: 0, stuck: 1 });
         // It comes back: nobody wants its answer any more.
         drop(let_go);
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + LONG.limit;
         while aside.figures().stuck > 0 && Instant::now() < end {
             std::thread::yield_now();
         }
@@ -276,26 +283,26 @@ mod tests {
     fn few_threads_are_left_behind_and_then_questions_are_refused_until_one_is_back() {
         let mut aside = hanging(SHORT);
         let mut held = Vec::new();
-        for _ in 0..MOST_STUCK {
+        for _ in 0..SHORT.threads {
             let (let_go, hang) = mpsc::channel();
             held.push(let_go);
             aside.ask(Some(hang)).expect("room");
         }
         let waits = aside.ask(None).expect("room");
-        aside.settle(LONG);
+        aside.settle(LONG.limit);
         let answers = aside.answers();
-        assert_eq!(answers.len(), MOST_STUCK + 1);
+        assert_eq!(answers.len(), SHORT.threads + 1);
         assert_eq!(answers.last(), Some(&(waits, None)), "nobody is left to answer it");
         assert_eq!(aside.ask(None), None);
-        let given_up = MOST_STUCK as u64;
-        assert_eq!(aside.figures(), Figures { given_up, refused: 2, stuck: MOST_STUCK });
+        let given_up = SHORT.threads as u64;
+        assert_eq!(aside.figures(), Figures { given_up, refused: 2, stuck: SHORT.threads });
         held.pop();
-        let end = Instant::now() + LONG;
-        while aside.figures().stuck == MOST_STUCK && Instant::now() < end {
+        let end = Instant::now() + LONG.limit;
+        while aside.figures().stuck == SHORT.threads && Instant::now() < end {
             std::thread::yield_now();
         }
         let again = aside.ask(None).expect("one is back");
-        aside.settle(LONG);
+        aside.settle(LONG.limit);
         assert_eq!(aside.answers(), [(again, Some(1))]);
     }
 
@@ -307,7 +314,7 @@ mod tests {
             }
         });
         let (fails, works) = (aside.ask(true).expect("room"), aside.ask(false).expect("room"));
-        aside.settle(LONG);
+        aside.settle(LONG.limit);
         assert_eq!(aside.answers(), [(fails, None), (works, Some(()))]);
         assert_eq!(aside.figures(), Figures { given_up: 1, ..Figures::default() });
     }
@@ -317,7 +324,7 @@ mod tests {
         let mut aside = hanging(LONG);
         let (_let_go, hang) = mpsc::channel();
         aside.ask(Some(hang)).expect("room");
-        aside.settle(SHORT);
+        aside.settle(SHORT.limit);
         assert_eq!(aside.answers(), []);
         assert_eq!(aside.figures(), Figures::default());
     }
