@@ -1,0 +1,153 @@
+//! Who is read when, and what is believed of it.
+
+use super::*;
+use crate::aside::{Aside, Patience};
+use crate::kernel::perf_record::Event;
+use std::sync::{Mutex, mpsc};
+
+/// What it may take until a hanging reading is given up.
+const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 4 };
+
+fn configuration(text: &str) -> Configuration {
+    let inputs = strata_config::Inputs { file: Some(("test", text)), ..Default::default() };
+    strata_config::load(&inputs).expect("a fine configuration").configuration
+}
+
+fn table_of(pids: &[u32]) -> ProcessTable {
+    let mut table = ProcessTable::default();
+    for pid in pids {
+        table.insert_unknown(*pid, "program");
+    }
+    table
+}
+
+fn image_of(table: &ProcessTable, pid: u32) -> ImageId {
+    table.get(pid).expect("it is there").image
+}
+
+/// Waits for all that was asked, however long a busy machine takes.
+fn read_all(people: &mut People, table: &ProcessTable) {
+    while !people.asked.is_empty() {
+        people.settle(table);
+    }
+}
+
+fn seen_of(people: &People, image: ImageId) -> &Seen {
+    &people.persons.get(&image).expect("it was met").seen
+}
+
+#[test]
+fn a_process_that_cannot_be_read_holds_nobody_up_and_is_not_tried_again() {
+    let (_let_go, hang) = mpsc::channel::<()>();
+    let hang = Mutex::new(hang);
+    let reader = Aside::new("test-people", PATIENCE, move |question: Question| {
+        if question.pid == 7 {
+            let _ = hang.lock().expect("nobody panics").recv();
+        }
+        Seen { exe: Some(format!("/{}", question.wanted.len())), ..Seen::default() }
+    });
+    let (table, plain) = (table_of(&[7, 8]), configuration(""));
+    let (hangs, fine) = (image_of(&table, 7), image_of(&table, 8));
+    let mut people = People::with_reader(&plain, 10, reader);
+    people.meet(&table, hangs, 7);
+    people.meet(&table, fine, 8);
+    assert!(!people.is_read(hangs), "it is on its way");
+    while !people.is_read(fine) {
+        people.settle(&table);
+    }
+    assert!(people.is_read(hangs), "nothing more comes");
+    assert_eq!(seen_of(&people, fine).exe.as_deref(), Some("/0"));
+    assert_eq!(seen_of(&people, hangs).exe, None);
+    assert_eq!(people.readings(), Figures { given_up: 1, refused: 0, stuck: 1 });
+    // A rule asks for one more variable.
+    let rule = "[[rule]]\nmatch.env.TEAM = \"a\"\nservice = \"b\"\n";
+    people.configure(&configuration(rule), &table);
+    while !people.is_read(fine) {
+        people.settle(&table);
+    }
+    assert_eq!(seen_of(&people, fine).exe.as_deref(), Some("/1"));
+    assert_eq!(people.readings(), Figures { given_up: 1, refused: 0, stuck: 1 });
+}
+
+fn exec(pid: u32, name: &str) -> Event {
+    Event::Comm { pid, tid: pid, name: name.into(), exec: true }
+}
+
+/// Answers with what it is told `/proc` says.
+fn reader_of(says: &Arc<Mutex<Seen>>) -> Reader {
+    let says = says.clone();
+    Aside::new("test-people", PATIENCE, move |_| says.lock().expect("nobody panics").clone())
+}
+
+fn seen(at: u64, exe: &str, environment: &str) -> Seen {
+    let environment = environment.as_bytes().to_vec();
+    let is_bare = environment.is_empty();
+    Seen { at, exe: Some(exe.into()), is_bare, environment, ..Seen::default() }
+}
+
+#[test]
+fn what_was_read_after_an_exec_is_not_said_of_what_was_before() {
+    let says = Arc::new(Mutex::new(seen(20, "/bin/new", "DD_SERVICE=new")));
+    let mut people = People::with_reader(&configuration(""), 10, reader_of(&says));
+    let mut table = table_of(&[7, 8]);
+    let (before, other) = (image_of(&table, 7), image_of(&table, 8));
+    people.meet(&table, before, 7);
+    people.meet(&table, other, 8);
+    read_all(&mut people, &table);
+    // The events come later than what they tell of: one before the reading, one after it.
+    table.apply(&exec(7, "new"), 15);
+    table.apply(&exec(8, "next"), 25);
+    for image in [before, other] {
+        people.correct(&table, image);
+    }
+    assert_eq!(seen_of(&people, before).exe, None);
+    assert!(seen_of(&people, before).environment.is_empty());
+    assert_eq!(seen_of(&people, other).exe.as_deref(), Some("/bin/new"));
+    let after = image_of(&table, 7);
+    people.meet(&table, after, 7);
+    read_all(&mut people, &table);
+    people.correct(&table, after);
+    assert_eq!(seen_of(&people, after).exe.as_deref(), Some("/bin/new"));
+}
+
+#[test]
+fn a_process_read_in_the_middle_of_an_exec_is_read_again() {
+    // The file is the new one's already, and its environment is not there yet.
+    let says = Arc::new(Mutex::new(seen(10, "/bin/new", "")));
+    let mut people = People::with_reader(&configuration(""), 10, reader_of(&says));
+    let mut table = table_of(&[7, 8]);
+    let (before, stays) = (image_of(&table, 7), image_of(&table, 8));
+    people.meet(&table, before, 7);
+    people.meet(&table, stays, 8);
+    read_all(&mut people, &table);
+    assert!(!people.is_read(before) && !people.is_read(stays));
+    // One of them was on its way into it, the other one is it.
+    table.apply(&exec(7, "new"), 11);
+    people.correct(&table, before);
+    assert_eq!(seen_of(&people, before).exe, None);
+    *says.lock().expect("nobody panics") = seen(30, "/bin/new", "DD_SERVICE=new");
+    while !people.is_read(stays) {
+        people.settle(&table);
+    }
+    assert_eq!(seen_of(&people, stays).environment, b"DD_SERVICE=new");
+    assert!(people.is_read(before), "it has nothing left to be read");
+}
+
+#[test]
+fn a_process_without_an_environment_is_let_be_in_the_end() {
+    let says = Arc::new(Mutex::new(seen(10, "/bin/bare", "")));
+    let mut people = People::with_reader(&configuration(""), 10, reader_of(&says));
+    let table = table_of(&[7]);
+    let image = image_of(&table, 7);
+    people.meet(&table, image, 7);
+    while !people.is_read(image) {
+        people.settle(&table);
+        // Nobody waits for seconds.
+        if let Some(person) = people.persons.get_mut(&image) {
+            person.again = person.again.map(|_| Instant::now());
+        }
+    }
+    let person = people.persons.get(&image).expect("it was met");
+    assert_eq!((person.readings, person.looks), (4, 3));
+    assert_eq!(person.seen.exe.as_deref(), Some("/bin/bare"));
+}
