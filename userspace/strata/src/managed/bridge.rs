@@ -12,6 +12,7 @@ use strata_bridge_layout::record::Record;
 use strata_clr::session::{Budget, Life, Loss};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Target};
 
+use crate::aside::{Aside, Patience};
 use crate::processes::table::ImageId;
 
 /// Processes reached into at the same time.
@@ -221,13 +222,8 @@ impl Bridge {
         there + here.malformed + here.unknown_kind + here.unfinished + here.broken_segments
     }
 
-    /// The process's code at an address, or as much of it as can be read.
-    pub fn read_code(&self, start: u64, size: u32) -> Vec<u8> {
-        let mut code = vec![0; size as usize];
-        let memory = std::fs::File::open(format!("/proc/{}/mem", self.session.target().pid()));
-        let read = memory.and_then(|memory| memory.read_at(&mut code, start)).unwrap_or(0);
-        code.truncate(read);
-        code
+    pub fn pid(&self) -> u32 {
+        self.session.target().pid()
     }
 
     /// The AppDomain that a thread says it is in, by its number inside the process's namespace.
@@ -246,6 +242,44 @@ impl Bridge {
     pub fn has_questions(&self) -> bool {
         self.session.open_questions() > 0
     }
+}
+
+/// What a method's code costs to read: no time, unless its pages lie in a file that hangs.
+const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 4 };
+
+/// Reads code in processes. A process says where its code is: it may be where nobody gets an answer.
+pub struct CodeReader(Aside<(u32, u64, u32), Vec<u8>>);
+
+impl Default for CodeReader {
+    fn default() -> Self {
+        Self(Aside::new("code", READING, |(pid, start, size)| read_code(pid, start, size)))
+    }
+}
+
+impl CodeReader {
+    /// A process's code at an address, or as much of it as can be read.
+    pub fn read(&mut self, pid: u32, start: u64, size: u32) -> Vec<u8> {
+        let Some(ticket) = self.0.ask((pid, start, size)) else { return Vec::new() };
+        // Long enough for it to be there or given up.
+        self.0.settle(READING.limit * 2);
+        let answers = self.0.answers().into_iter();
+        let answer = answers.filter(|(answered, _)| *answered == ticket).find_map(|(_, code)| code);
+        answer.unwrap_or_default()
+    }
+
+    /// How often nothing could be read because it hangs.
+    pub fn unread(&self) -> u64 {
+        let figures = self.0.figures();
+        figures.given_up + figures.refused
+    }
+}
+
+fn read_code(pid: u32, start: u64, size: u32) -> Vec<u8> {
+    let mut code = vec![0; size as usize];
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem"));
+    let read = memory.and_then(|memory| memory.read_at(&mut code, start)).unwrap_or(0);
+    code.truncate(read);
+    code
 }
 
 /// Takes back what strata has loaded, all at the same time; how many have left.
@@ -321,6 +355,24 @@ mod tests {
         bridges.reach(NOBODY, one, true);
         assert!(!next(&mut bridges).is_withdrawn);
         assert!(bridges.arrived().is_none(), "it was reached into once");
+    }
+
+    #[test]
+    fn code_is_read_where_it_can_be() {
+        let (mut reader, here) = (CodeReader::default(), std::process::id());
+        let code = *b"not quite code";
+        let start = code.as_ptr().addr() as u64;
+        let read = |reader: &mut CodeReader, pid, start| loop {
+            // A machine may be too busy to answer in time.
+            let unread = reader.unread();
+            let code = reader.read(pid, start, code.len() as u32);
+            if reader.unread() == unread {
+                return code;
+            }
+        };
+        assert_eq!(read(&mut reader, here, start), code);
+        assert!(read(&mut reader, here, 16).is_empty(), "nothing is there");
+        assert!(read(&mut reader, NOBODY, start).is_empty());
     }
 
     #[test]

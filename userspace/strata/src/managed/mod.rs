@@ -12,7 +12,8 @@
 //! is taken in at every turn, and what is known is published before stacks that waited for it are
 //! unwound.
 //!
-//! Invariant: nothing here waits for a process.
+//! Invariant: nothing here waits for a process, but half a second for each of four at most whose code
+//! hangs whoever reads it.
 
 pub mod bridge;
 pub mod code;
@@ -32,7 +33,7 @@ use crate::processes::table::ImageId;
 use crate::recording::aggregate::Aggregate;
 use crate::recording::place::Place;
 use crate::tables::store::Store;
-use bridge::{Arrival, Bridge, Bridges, Refusal};
+use bridge::{Arrival, Bridge, Bridges, CodeReader, Refusal};
 use runtime::Runtime;
 use units::Units;
 
@@ -114,6 +115,7 @@ pub struct Managed {
     /// Names have the types of parameters.
     signatures: bool,
     bridges: Bridges,
+    code_reader: CodeReader,
     targets: HashMap<ImageId, Target>,
     /// Processes of which nothing was said yet.
     candidates: HashMap<ImageId, u32>,
@@ -154,6 +156,7 @@ impl Managed {
             policy,
             signatures,
             bridges,
+            code_reader: CodeReader::default(),
             targets: HashMap::new(),
             candidates: HashMap::new(),
             left_alone: HashMap::new(),
@@ -398,7 +401,7 @@ impl Managed {
             }
             target.published = Instant::now();
             target.is_awaited = false;
-            target.ask_about_nameless();
+            target.ask_about_nameless(&mut self.code_reader);
             let changed = target.units.update(&mut target.runtime.code, programs, store);
             if changed || !was_known {
                 dirty.insert(target.pid);
@@ -416,7 +419,9 @@ impl Managed {
                 && let Some(target) = self.targets.get_mut(&image)
             {
                 target.sampled.push((address, era));
-                if !target.ask_about(address, era) && target.nameless.len() < MOST_NAMELESS {
+                if !target.ask_about(address, era, &mut self.code_reader)
+                    && target.nameless.len() < MOST_NAMELESS
+                {
                     target.nameless.push((address, era));
                 }
             }
@@ -565,7 +570,7 @@ impl Managed {
         loop {
             for target in self.targets.values_mut() {
                 target.take_in();
-                target.ask_about_nameless();
+                target.ask_about_nameless(&mut self.code_reader);
             }
             let waiting = self.targets.values_mut().any(|target| match &mut target.state {
                 State::Attached(bridge) => bridge.has_questions(),
@@ -601,7 +606,8 @@ impl Managed {
             attached: self.attached,
             loaded: self.loaded,
             detached: self.detached,
-            lost: self.lost_before,
+            // Code that cannot be read is missing as if it had not been announced.
+            lost: self.lost_before + self.code_reader.unread(),
             ..Totals::default()
         };
         for target in self.targets.values() {
@@ -652,21 +658,22 @@ impl Target {
     }
 
     /// Places whose method was not known when they were sampled, and that were answered since.
-    fn ask_about_nameless(&mut self) {
+    fn ask_about_nameless(&mut self, reader: &mut CodeReader) {
         let mut nameless = std::mem::take(&mut self.nameless);
         nameless.retain(|&(address, era)| {
-            self.runtime.is_waiting_for(address) || !self.ask_about(address, era)
+            self.runtime.is_waiting_for(address) || !self.ask_about(address, era, reader)
         });
         self.nameless = nameless;
     }
 
     /// Asks for what is to be known of a place; false when its method is not known yet.
-    fn ask_about(&mut self, address: u64, era: u32) -> bool {
+    fn ask_about(&mut self, address: u64, era: u32, reader: &mut CodeReader) -> bool {
         let State::Attached(bridge) = &mut self.state else { return true };
         match self.runtime.find(address, era) {
             Some(found) => {
                 if let Some(size) = self.runtime.wants_code(found.start) {
-                    self.runtime.take_code(found.start, &bridge.read_code(found.start, size));
+                    let code = reader.read(bridge.pid(), found.start, size);
+                    self.runtime.take_code(found.start, &code);
                 }
                 if self.runtime.ask_il_map(found.start)
                     && let Some(method) = self.runtime.method_of(found.method)
