@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use strata_bridge_layout::field::{Ranges, Texts};
-use strata_bridge_layout::reader::{Limits, Reader, file};
+use strata_bridge_layout::reader::file::{self, Refused};
+use strata_bridge_layout::reader::{Limits, Reader};
 use strata_bridge_layout::record::{Method, MethodKind, Tier};
 
 /// Paths in `map_files` of a process's mappings of the memfds with this name. Opening them needs
@@ -25,16 +26,27 @@ pub fn mapped(pid: u32, name: &str) -> Vec<PathBuf> {
         .collect()
 }
 
+/// The files of a process's mappings with this name, each as `check` wants it. Other tests of the
+/// same process unmap theirs at any time, and map new ones in their place: what cannot be opened
+/// any more is no fault unless it is still there.
+fn opened(pid: u32, name: &str, check: impl Fn(&File) -> Result<(), Refused>) -> Vec<File> {
+    let open = |path: &PathBuf| {
+        let mut wrong = None;
+        for _ in 0..100 {
+            match file::open(path).and_then(|file| check(&file).map(|()| file)) {
+                Ok(file) => return Some(file),
+                Err(_) if !mapped(pid, name).contains(path) => return None,
+                Err(error) => wrong = Some(error),
+            }
+        }
+        panic!("{} is no {name}: {wrong:?}", path.display());
+    };
+    mapped(pid, name).iter().filter_map(open).collect()
+}
+
 /// The main files of a process, checked.
 pub fn main_files(pid: u32) -> Vec<File> {
-    mapped(pid, "strata-clr")
-        .iter()
-        .map(|path| {
-            let file = file::open(path).expect("the main file can be opened");
-            file::check_main(&file).expect("the main file is as it should be");
-            file
-        })
-        .collect()
+    opened(pid, "strata-clr", file::check_main)
 }
 
 /// A reader of a process's memory with all its segments; of the one with this id, if given.
@@ -50,9 +62,7 @@ pub fn reader(pid: u32, id: Option<[u8; 16]>) -> Reader<File> {
 
 /// Adds the segments that are not there yet.
 pub fn add_segments(reader: &mut Reader<File>, pid: u32) {
-    for path in mapped(pid, "strata-clr-log") {
-        let segment = file::open(&path).expect("a segment can be opened");
-        file::check_segment(&segment).expect("a segment is as it should be");
+    for segment in opened(pid, "strata-clr-log", file::check_segment) {
         // Those of other writers in this process, and those that are there, are refused.
         _ = reader.add_segment(segment);
     }
