@@ -122,8 +122,16 @@ fn twenty_recordings_of_one_program_leave_nothing_behind() -> Result<()> {
             let own = recorded.stacks()?.of_pid(pid);
             let named = own.share_with("Busy.Main");
             wrongs.unless(clr.came_and_left_once(), || format!("{version}, {cycle}: {clr:?}"));
-            wrongs.unless(named > 0.8, || {
+            wrongs.unless(named > 0.95, || {
                 format!("{version}, {cycle}: {named} of {} below Busy.Main", own.total())
+            });
+            // Nobody's caller is skipped, from the first sample on.
+            let skipped = own.share_that(|stack| {
+                let mut calls = stack.frames.windows(2);
+                calls.any(|call| call[0].name == "Busy.Until" && call[1].name != "Busy.Main")
+            });
+            wrongs.unless(skipped < 0.01, || {
+                format!("{version}, {cycle}: {skipped} of {} without a caller", own.total())
             });
             after.push(state()?);
         }

@@ -53,6 +53,7 @@ pub fn run(question: &Question) -> Result<i32> {
         wanted,
         keep_timeline: false,
         table_memory: 64 << 20,
+        waiting_memory: 32 << 20,
         own_pid: std::process::id(),
         managed: question.managed,
         signatures: false,
@@ -66,6 +67,7 @@ pub fn run(question: &Question) -> Result<i32> {
         engine.loading.block(LOOK);
         engine.turn();
     }
+    engine.stop_expecting(pid);
     // Each look may find code that the runtime has not told of yet, and asks.
     for _ in 0..LOOKS {
         engine.walk(pid)?;

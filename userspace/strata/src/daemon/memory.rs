@@ -87,6 +87,9 @@ pub struct Budget {
     pub store: usize,
     /// Of what bridges say, of all .NET processes together.
     pub bridges: usize,
+    /// Of copied stacks that cannot be unwound yet: there are some for seconds after a process has
+    /// started, and then none.
+    pub stacks: usize,
 }
 
 /// Roughly what a name takes, with the place it is of.
@@ -111,6 +114,7 @@ impl Budget {
             waiting: size(part(24)),
             store: size(part(24)),
             bridges: size(part(6)),
+            stacks: size(part(8)).min(32 << 20),
         }
     }
 }

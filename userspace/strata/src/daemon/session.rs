@@ -162,6 +162,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         wanted: Wanted::default(),
         keep_timeline: keeps_times(&configuration),
         table_memory: budget.tables,
+        waiting_memory: budget.stacks,
         own_pid: own_pid(&configuration),
         managed: Policy::AsTold,
         signatures: false,

@@ -58,6 +58,8 @@ pub struct Options {
     pub keep_timeline: bool,
     /// Bytes of kernel memory for unwind tables.
     pub table_memory: u64,
+    /// Bytes of copied stacks that wait until they can be unwound.
+    pub waiting_memory: usize,
     /// Processes whose samples are left out (strata's own).
     pub own_pid: u32,
     /// What may be done to .NET processes.
@@ -110,6 +112,8 @@ pub struct Engine {
 
 /// Records of so much time are taken before something is done about them.
 const LONGEST_TURN: Duration = Duration::from_millis(50);
+/// A bridge that stacks wait for is looked for this often.
+const BRIDGE_LOOK: Duration = Duration::from_millis(20);
 /// A runtime answers within milliseconds.
 const SETTLING: Duration = Duration::from_secs(1);
 /// How long ended processes are kept for samples that are still on their way.
@@ -147,7 +151,7 @@ impl Engine {
             managed: Managed::new(options.managed, options.signatures),
             rates: Rates::new(u32::try_from(options.settings.frequency).unwrap_or(u32::MAX)),
             newcomers: None,
-            pending: Pending::default(),
+            pending: Pending::new(options.waiting_memory),
             dirty: HashSet::new(),
             ended: Vec::new(),
             own_pid: options.own_pid,
@@ -199,6 +203,15 @@ impl Engine {
         self.store.is_published(pid) && !self.loading.is_waited_for_by(pid) && !attaching
     }
 
+    /// A bridge that is not there by now is waited for no longer.
+    pub fn stop_expecting(&mut self, pid: u32) {
+        let Some(process) = self.table.get(pid) else { return };
+        if self.managed.is_attaching(process.image) {
+            self.managed.stop_expecting(process.image);
+            self.turn();
+        }
+    }
+
     /// Takes a new look at the threads of a prepared process; what was seen before is forgotten.
     pub fn walk(&mut self, pid: u32) -> Result<(), EngineError> {
         self.aggregate = Aggregate::new(false);
@@ -238,7 +251,9 @@ impl Engine {
         if self.has_more {
             return Some(self.now);
         }
-        let deadlines = [self.loading.next_deadline(), self.managed.next_deadline()];
+        let waits = self.pending.owners().any(|(image, _)| self.managed.expects(image));
+        let expected = waits.then(|| self.now + BRIDGE_LOOK);
+        let deadlines = [self.loading.next_deadline(), self.managed.next_deadline(), expected];
         deadlines.into_iter().flatten().min()
     }
 
@@ -379,7 +394,11 @@ impl Engine {
             if process.exited && !self.pending.waits_for(pid) || self.store.is_skipped(pid) {
                 continue;
             }
-            let generated = self.managed.units_of(process.image);
+            let generated = if self.pending.has_enough_of(pid) {
+                self.managed.units_of(process.image)
+            } else {
+                self.managed.units_to_publish(process.image)
+            };
             let program = self.table.program_of(process.image);
             let program = program.as_ref();
             let missing = Missing::LeaveOut;
@@ -498,6 +517,11 @@ impl Engine {
         self.own_pid = pid;
     }
 
+    /// Bytes of copied stacks that wait until they can be unwound.
+    pub fn set_waiting_memory(&mut self, bytes: usize) {
+        self.pending.most_bytes = bytes;
+    }
+
     /// Samples at another rate from now on.
     pub fn set_frequency(&mut self, frequency: u32) -> Result<(), EngineError> {
         self.programs.stop()?;
@@ -542,6 +566,11 @@ impl Engine {
 
     pub fn raw_stacks_dropped(&self) -> u64 {
         self.pending.dropped
+    }
+
+    /// Stacks of .NET code whose frame pointers were followed because the bridge was not there yet.
+    pub fn stacks_followed(&self) -> u64 {
+        self.pending.followed
     }
 
     pub fn count(&self, counter: Counter) -> u64 {

@@ -84,37 +84,64 @@ struct Known {
     complete: bool,
 }
 
-/// Raw stacks in waiting, by process.
+/// Raw stacks in waiting of one process.
 #[derive(Default)]
-pub struct Pending {
-    waiting: HashMap<u32, Vec<Raw>>,
+struct Waiting {
+    stacks: Vec<Raw>,
     bytes: usize,
+}
+
+/// Raw stacks in waiting, by process.
+pub struct Pending {
+    waiting: HashMap<u32, Waiting>,
+    bytes: usize,
+    /// Bytes of raw stacks kept waiting at most.
+    pub most_bytes: usize,
     /// Raw stacks given up because too many waited.
     pub dropped: u64,
+    /// Stacks that did not wait for a bridge to the end.
+    pub followed: u64,
 }
 
 impl Pending {
+    pub fn new(most_bytes: usize) -> Self {
+        Self { waiting: HashMap::new(), bytes: 0, most_bytes, dropped: 0, followed: 0 }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
     /// No more than needed should come.
     pub fn is_full(&self) -> bool {
-        self.bytes > MAX_PENDING_BYTES / 2
+        self.bytes > self.most_bytes / 2
+    }
+
+    /// Whether as many stacks of a process wait for its bridge as may: what other processes need
+    /// to be known at all must find room.
+    pub fn has_enough_of(&self, pid: u32) -> bool {
+        let own = self.waiting.get(&pid).map_or(0, |waiting| waiting.bytes);
+        own > self.most_bytes / 4 || self.is_full()
     }
 
     /// Who the stacks in waiting are of, and what those had mapped.
     pub fn owners(&self) -> impl Iterator<Item = (ImageId, &Space)> + '_ {
-        self.waiting.values().flatten().map(|raw| (raw.image, &raw.space))
+        let stacks = self.waiting.values().flat_map(|waiting| &waiting.stacks);
+        stacks.map(|raw| (raw.image, &raw.space))
     }
 
     pub fn waits_for(&self, pid: u32) -> bool {
         self.waiting.contains_key(&pid)
     }
+
+    fn push(&mut self, raw: Raw) {
+        let waiting = self.waiting.entry(raw.header.pid).or_default();
+        waiting.bytes += raw.stack.len();
+        self.bytes += raw.stack.len();
+        waiting.stacks.push(raw);
+    }
 }
 
-/// Bytes of raw stacks kept waiting at most.
-const MAX_PENDING_BYTES: usize = 32 << 20;
 /// A stack waits this long for its tables; then it is unwound with what is there.
 const MAX_WAIT: Duration = Duration::from_secs(3);
 /// Processes that are met in one turn, and told of.
@@ -178,6 +205,7 @@ impl Engine {
         image: ImageId,
     ) -> (&'a [u64], End) {
         if self.managed.units_of(image).is_none() {
+            self.count_followed(user, image);
             return (user, end);
         }
         let mut is_current = false;
@@ -204,6 +232,12 @@ impl Engine {
             self.managed.unannounced(image, address_of(last));
         }
         (user, end)
+    }
+
+    /// A stack is taken as it is, although its process's bridge may still come.
+    fn count_followed(&mut self, user: &[u64], image: ImageId) {
+        let is_followed = user.iter().any(|word| word & FRAME_BY_POINTER != 0);
+        self.pending.followed += u64::from(is_followed && self.managed.is_attaching(image));
     }
 
     /// strata itself and its helpers, but not the command it was asked to run.
@@ -263,13 +297,19 @@ impl Engine {
         let domain = self.managed.domain_of(image, header.tid);
         let raw =
             Raw { since: self.now, image, space, header, domain, kernel, registers, code, stack };
-        if self.pending.bytes + raw.stack.len() > MAX_PENDING_BYTES {
+        if self.managed.expects(image)
+            && self.pending.has_enough_of(header.pid)
+            && self.store.is_published(header.pid)
+        {
+            self.settle(&raw, false, &mut None);
+            return;
+        }
+        if self.pending.bytes + raw.stack.len() > self.pending.most_bytes {
             self.pending.dropped += 1;
             self.add_raw(&raw, &[raw_pc(&raw)], End::NoProcess);
             return;
         }
-        self.pending.bytes += raw.stack.len();
-        self.pending.waiting.entry(header.pid).or_default().push(raw);
+        self.pending.push(raw);
     }
 
     /// Unwinds the raw stacks of which everything is known by now; all of them when `all` is set.
@@ -278,19 +318,20 @@ impl Engine {
             return;
         }
         let now = self.now;
-        for (pid, stacks) in std::mem::take(&mut self.pending.waiting) {
-            let mut left = Vec::new();
+        for waiting in std::mem::take(&mut self.pending.waiting).into_values() {
+            self.pending.bytes -= waiting.bytes;
             let mut extents = None;
-            for raw in stacks {
-                let patient = !all && now.saturating_duration_since(raw.since) < MAX_WAIT;
-                if self.settle(&raw, patient, &mut extents) {
-                    self.pending.bytes -= raw.stack.len();
-                } else {
-                    left.push(raw);
+            for mut raw in waiting.stacks {
+                if !all && self.managed.expects(raw.image) {
+                    // What it will wait for then is asked for when the bridge is there.
+                    raw.since = now;
+                    self.pending.push(raw);
+                    continue;
                 }
-            }
-            if !left.is_empty() {
-                self.pending.waiting.insert(pid, left);
+                let patient = !all && now.saturating_duration_since(raw.since) < MAX_WAIT;
+                if !self.settle(&raw, patient, &mut extents) {
+                    self.pending.push(raw);
+                }
             }
         }
     }
@@ -298,9 +339,6 @@ impl Engine {
     /// Unwinds a raw stack; false when something about it may still become known. `known` keeps
     /// a process's extents from one of its stacks to the next.
     fn settle(&mut self, raw: &Raw, patient: bool, known: &mut Option<Known>) -> bool {
-        if patient && self.managed.is_attaching(raw.image) {
-            return false;
-        }
         // Each round that ends at code nobody announced makes that code known.
         for _ in 0..MAX_ROUNDS {
             let of_this =
@@ -335,6 +373,7 @@ impl Engine {
                     continue;
                 }
             }
+            self.count_followed(&user, raw.image);
             self.add_raw(raw, &user, end);
             return true;
         }
@@ -424,6 +463,33 @@ mod tests {
         assert!(parse(&bytes(&header(FORM_RAW), RAW_STACK_WORD + 2)).is_some());
         assert!(parse(&bytes(&header(FORM_RAW), RAW_STACK_WORD + 1)).is_none());
         assert!(parse(&[0; 10]).is_none());
+    }
+
+    fn raw(pid: u32, bytes: usize) -> Raw {
+        Raw {
+            since: Instant::now(),
+            image: ImageId(pid),
+            space: Space::default(),
+            header: Header { pid, ..header(FORM_RAW) },
+            domain: 0,
+            kernel: Box::default(),
+            registers: [0; 17],
+            code: [0; 4],
+            stack: vec![0; bytes].into(),
+        }
+    }
+
+    #[test]
+    fn one_process_that_waits_for_its_bridge_leaves_room_for_others() {
+        let mut pending = Pending::new(4000);
+        pending.push(raw(1, 1000));
+        assert!(!pending.has_enough_of(1));
+        pending.push(raw(1, 8));
+        assert!(pending.has_enough_of(1) && !pending.has_enough_of(2) && !pending.is_full());
+        pending.push(raw(2, 1000));
+        assert!(pending.is_full() && pending.has_enough_of(2) && pending.has_enough_of(3));
+        assert!(pending.waits_for(2) && !pending.waits_for(3));
+        assert_eq!(pending.owners().count(), 3);
     }
 
     #[test]

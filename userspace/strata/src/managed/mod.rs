@@ -5,6 +5,7 @@
 //! - [`code`]: the code a runtime has generated: who is where, and how it is unwound.
 //! - [`names`]: from what is known of a method to its name.
 //! - [`start`]: loading the bridge at a process's start.
+//! - [`target`]: one process: how its bridge is, and what was sampled of its code.
 //! - [`units`]: that code in kernel memory.
 //! - [`view`]: which frames a flame graph shows.
 //!
@@ -20,6 +21,7 @@ pub mod code;
 pub mod names;
 pub mod runtime;
 pub mod start;
+mod target;
 pub mod units;
 pub mod view;
 
@@ -33,8 +35,9 @@ use crate::processes::table::ImageId;
 use crate::recording::aggregate::Aggregate;
 use crate::recording::place::Place;
 use crate::tables::store::Store;
-use bridge::{Arrival, Bridge, Bridges, CodeReader, Refusal};
+use bridge::{Arrival, Bridges, CodeReader, Refusal};
 use runtime::Runtime;
+use target::{PUBLISH_AWAITED_AFTER, State, Target};
 use units::Units;
 
 /// What may be done to a .NET process.
@@ -50,16 +53,6 @@ pub enum Policy {
     AsTold,
 }
 
-/// What became of a process's bridge.
-enum State {
-    Attaching,
-    Attached(Box<Bridge>),
-    /// Not reached, and why.
-    Refused(Refusal),
-    /// It was there; the process or the recording has ended.
-    Ended,
-}
-
 /// How the bridge of a .NET process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -68,31 +61,6 @@ pub enum Standing {
     Attached,
     Refused,
     Ended,
-}
-
-/// A .NET process, or what one was before it executed something else.
-struct Target {
-    pid: u32,
-    state: State,
-    runtime: Runtime,
-    units: Units,
-    modules_seen: usize,
-    /// Records lost on their way here.
-    lost: u64,
-    published: Instant,
-    /// Stacks wait for code that has been announced and is not published yet.
-    is_awaited: bool,
-    /// Places of the aggregate that are this process's.
-    sampled: Vec<(u64, u32)>,
-    /// Those of them whose method was not known yet.
-    nameless: Vec<(u64, u32)>,
-    ended: Option<Instant>,
-    /// Threads by the number they have outside: the one they have inside.
-    inner_tids: HashMap<u32, u32>,
-    /// How many of `sampled` belong to what was cut off.
-    cut_off: usize,
-    /// What is known of it may take so much.
-    most_bytes: usize,
 }
 
 /// What the bridges of a recording amount to, for the summary.
@@ -133,18 +101,12 @@ pub struct Managed {
     lost_before: u64,
 }
 
-/// Code that a process adds is made known to the kernel this often.
-const PUBLISH_AFTER: Duration = Duration::from_millis(100);
-/// And this soon when stacks lead through it.
-const PUBLISH_AWAITED_AFTER: Duration = Duration::from_millis(10);
 /// Places whose method is not known yet, of one process.
 const MOST_NAMELESS: usize = 10_000;
 /// AppDomains of one process that are told apart.
 const MOST_DOMAINS: usize = 16;
 /// Threads of one process whose inner number is remembered.
 const MOST_THREADS: usize = 10_000;
-/// Samples of a process come this long after its end at most.
-const STRAGGLERS: Duration = Duration::from_secs(5);
 /// How long the last questions may take at the end.
 const LAST_ANSWERS: Duration = Duration::from_millis(600);
 
@@ -249,22 +211,7 @@ impl Managed {
     fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
         self.left(pid);
         self.bridges.reach(pid, image, attach);
-        let target = Target {
-            pid,
-            state: State::Attaching,
-            runtime: Runtime::default(),
-            units: Units::default(),
-            modules_seen: 0,
-            lost: 0,
-            published: Instant::now(),
-            is_awaited: false,
-            sampled: Vec::new(),
-            nameless: Vec::new(),
-            ended: None,
-            inner_tids: HashMap::new(),
-            cut_off: 0,
-            most_bytes: self.budget.min(runtime::MAX_BYTES),
-        };
+        let target = Target::new(pid, self.budget.min(runtime::MAX_BYTES));
         if let Some(before) = self.targets.insert(image, target) {
             self.lost_before += before.lost_in_all();
         }
@@ -387,8 +334,13 @@ impl Managed {
             }
             let was_known = target.runtime.enumerated;
             target.take_in();
+            let is_current = self.current.get(&target.pid) == Some(image);
+            // A process that was never sampled is published when it is.
+            if target.look_whether_expected() && is_current && store.is_published(target.pid) {
+                dirty.insert(target.pid);
+            }
             // Nobody searches the code of a process that is gone.
-            if self.current.get(&target.pid) != Some(image) {
+            if !is_current {
                 target.is_awaited = false;
                 target.units.sweep(store);
                 continue;
@@ -433,6 +385,14 @@ impl Managed {
         let target = self.targets.get(&image)?;
         let current = self.current.get(&target.pid) == Some(&image);
         (current && target.runtime.enumerated).then_some(&target.units)
+    }
+
+    /// What a process is published with: as [`Self::units_of`], and while its bridge is expected
+    /// code of which nothing is known yet, so that stacks through it wait.
+    pub fn units_to_publish(&self, image: ImageId) -> Option<&Units> {
+        let target = self.targets.get(&image)?;
+        let current = self.current.get(&target.pid) == Some(&image);
+        (current && (target.runtime.enumerated || target.is_expected)).then_some(&target.units)
     }
 
     pub fn era_of(&self, image: ImageId) -> u32 {
@@ -543,11 +503,19 @@ impl Managed {
 
     /// Whether a process's bridge is still on its way.
     pub fn is_attaching(&self, image: ImageId) -> bool {
-        self.targets.get(&image).is_some_and(|target| match target.state {
-            State::Attaching => true,
-            State::Attached(_) => !target.runtime.enumerated,
-            State::Refused(_) | State::Ended => false,
-        })
+        self.targets.get(&image).is_some_and(Target::is_attaching)
+    }
+
+    /// Whether stacks of a process had better wait for what its bridge will say.
+    pub fn expects(&self, image: ImageId) -> bool {
+        self.targets.get(&image).is_some_and(|target| target.is_expected)
+    }
+
+    /// A process's bridge is waited for no longer: its stacks are taken as they are.
+    pub fn stop_expecting(&mut self, image: ImageId) {
+        if let Some(target) = self.targets.get_mut(&image) {
+            target.stop_expecting();
+        }
     }
 
     /// What is known of a process's runtime.
@@ -620,75 +588,6 @@ impl Managed {
             }
         }
         totals
-    }
-}
-
-impl Target {
-    /// Takes in what the bridge has said since the last time.
-    fn take_in(&mut self) {
-        let State::Attached(bridge) = &mut self.state else { return };
-        let runtime = &mut self.runtime;
-        let most = self.most_bytes;
-        let alive = bridge.poll(&mut |record| runtime.apply(record, most));
-        // The process says so: it may say less later.
-        self.lost = self.lost.max(bridge.lost());
-        let modules = runtime.modules();
-        if modules.len() > self.modules_seen {
-            self.modules_seen = modules.len();
-            self.units.set_modules(modules);
-        }
-        if !alive {
-            self.state = State::Ended;
-        }
-    }
-
-    /// Records lost on their way, or refused here.
-    fn lost_in_all(&self) -> u64 {
-        self.lost + self.runtime.refused + self.runtime.code.refused
-    }
-
-    /// Whether it ended so long ago that no sample of it can come any more.
-    fn is_over(&self) -> bool {
-        self.ended.is_some_and(|ended| ended.elapsed() > STRAGGLERS)
-    }
-
-    /// How long after a publication the next one follows.
-    fn publish_after(&self) -> Duration {
-        if self.is_awaited { PUBLISH_AWAITED_AFTER } else { PUBLISH_AFTER }
-    }
-
-    /// Places whose method was not known when they were sampled, and that were answered since.
-    fn ask_about_nameless(&mut self, reader: &mut CodeReader) {
-        let mut nameless = std::mem::take(&mut self.nameless);
-        nameless.retain(|&(address, era)| {
-            self.runtime.is_waiting_for(address) || !self.ask_about(address, era, reader)
-        });
-        self.nameless = nameless;
-    }
-
-    /// Asks for what is to be known of a place; false when its method is not known yet.
-    fn ask_about(&mut self, address: u64, era: u32, reader: &mut CodeReader) -> bool {
-        let State::Attached(bridge) = &mut self.state else { return true };
-        match self.runtime.find(address, era) {
-            Some(found) => {
-                if let Some(size) = self.runtime.wants_code(found.start) {
-                    let code = reader.read(bridge.pid(), found.start, size);
-                    self.runtime.take_code(found.start, &code);
-                }
-                if self.runtime.ask_il_map(found.start)
-                    && let Some(method) = self.runtime.method_of(found.method)
-                {
-                    bridge.ask_il_map(method.function, method.rejit, found.start);
-                }
-                true
-            }
-            None => {
-                if self.runtime.ask(address) {
-                    bridge.ask_address(address);
-                }
-                !self.runtime.is_waiting_for(address)
-            }
-        }
     }
 }
 

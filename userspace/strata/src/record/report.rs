@@ -57,6 +57,11 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
         "processes whose mappings could not be read",
         engine.processes_unread(),
     );
+    add(
+        "clr_stacks_followed",
+        "stacks of .NET code followed by frame pointer before its methods were known",
+        engine.stacks_followed(),
+    );
     add("files_unreadable", "mapped files that could not be read", engine.loading.failed_files);
     add("tables_refused", "unwind tables without room (--table-memory)", engine.store.refused);
     add(

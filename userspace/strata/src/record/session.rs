@@ -50,6 +50,9 @@ const SHOW: Duration = Duration::from_secs(1);
 /// Stacks that wait for their tables at the end wait so long.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Bytes of copied stacks that wait until they can be unwound.
+const WAITING_MEMORY: usize = 64 << 20;
+
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -102,6 +105,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         wanted: wanted(plan),
         keep_timeline: plan.timeline,
         table_memory: plan.table_memory,
+        waiting_memory: WAITING_MEMORY,
         own_pid: std::process::id(),
         managed: plan.managed,
         signatures: plan.signatures,

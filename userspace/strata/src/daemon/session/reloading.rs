@@ -59,6 +59,7 @@ impl Daemon {
         self.cutter.naming.set_most(budget.names);
         self.cutter.people.set_most_known(budget.people);
         self.engine.managed.set_budget(budget.bridges);
+        self.engine.set_waiting_memory(budget.stacks);
         self.watch.limit = budget.limit;
         self.budget = budget;
         self.period = period(&configuration);
