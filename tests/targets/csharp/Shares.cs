@@ -1,5 +1,6 @@
 // Three methods that take 50, 30 and 20 % of the CPU time, from the first moment on, whatever code
-// the runtime has for them: whichever is furthest behind its share has the next turn.
+// the runtime has for them: whichever is furthest behind its share has the next turn. Turns are of
+// random length, so that they are never in step with a sampler.
 // usage: Shares seconds
 //
 // The first is reached through a recursion, the second through a delegate, the third through a
@@ -11,19 +12,24 @@ using System.Runtime.CompilerServices;
 
 internal static class Shares
 {
-    private const int Iterations = 300000;
+    private const int LeastIterations = 100000;
+    private const int MostIterations = 500000;
 
     private static readonly double[] wanted = { 0.5, 0.3, 0.2 };
     private static readonly int[] one = { 1 };
     // Seconds that each has taken, without what it took to get there.
     private static readonly double[] used = new double[3];
     private static ulong sink;
+    private static ulong random = 42;
+    // Iterations of the current turn.
+    private static int length;
 
     [MethodImpl(MethodImplOptions.NoInlining)]
     private static ulong BurnFifty(ulong x)
     {
+        int iterations = length;
         double before = Target.ThreadCpu;
-        for (int i = 0; i < Iterations; i++) x = x * 6364136223846793005UL + 1442695040888963407UL;
+        for (int i = 0; i < iterations; i++) x = x * 6364136223846793005UL + 1442695040888963407UL;
         used[0] += Target.ThreadCpu - before;
         return x;
     }
@@ -31,8 +37,9 @@ internal static class Shares
     [MethodImpl(MethodImplOptions.NoInlining)]
     private static ulong BurnThirty(ulong x)
     {
+        int iterations = length;
         double before = Target.ThreadCpu;
-        for (int i = 0; i < Iterations; i++) x = x * 6364136223846793005UL + 1442695040888963407UL;
+        for (int i = 0; i < iterations; i++) x = x * 6364136223846793005UL + 1442695040888963407UL;
         used[1] += Target.ThreadCpu - before;
         return x;
     }
@@ -40,8 +47,9 @@ internal static class Shares
     [MethodImpl(MethodImplOptions.NoInlining)]
     private static ulong BurnTwenty(ulong x)
     {
+        int iterations = length;
         double before = Target.ThreadCpu;
-        for (int i = 0; i < Iterations; i++) x = x * 6364136223846793005UL + 1442695040888963407UL;
+        for (int i = 0; i < iterations; i++) x = x * 6364136223846793005UL + 1442695040888963407UL;
         used[2] += Target.ThreadCpu - before;
         return x;
     }
@@ -76,6 +84,14 @@ internal static class Shares
         return furthest;
     }
 
+    private static int NextLength()
+    {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        return LeastIterations + (int)(random % (MostIterations - LeastIterations));
+    }
+
     private static int Main(string[] arguments)
     {
         double end = Target.Now + Target.Number(arguments, 0, 5);
@@ -83,6 +99,7 @@ internal static class Shares
         Func<ulong, ulong> thirty = BurnThirty;
         while (Target.Now < end)
         {
+            length = NextLength();
             sink += Turn(Furthest(), thirty, sink);
         }
         string[] names = { "BurnFifty", "BurnThirty", "BurnTwenty" };
