@@ -8,6 +8,7 @@ using System.IO;
 using System.Linq;
 using System.Text;
 using System.Text.RegularExpressions;
+using System.Threading;
 using System.Threading.Tasks;
 
 public sealed class Listener : EventListener
@@ -48,6 +49,7 @@ public static class Program
     {
         using var listener = new Listener();
         Work().Wait();
+        WaitForEvents();
         var lines = new StringBuilder();
         lock (Listener.Lines)
         {
@@ -58,6 +60,22 @@ public static class Program
         }
         Console.Out.Write(lines);
         Console.Out.Write(File.ReadAllText("/proc/self/maps"));
+    }
+
+    // They are delivered later, by a thread of the listener's own: when no more come, all have come.
+    private static void WaitForEvents()
+    {
+        int before = -1;
+        int now = 0;
+        for (int looks = 0; looks < 60 && (now == 0 || now != before); looks++)
+        {
+            before = now;
+            Thread.Sleep(500);
+            lock (Listener.Lines)
+            {
+                now = Listener.Lines.Count;
+            }
+        }
     }
 
     private static async Task Work()
