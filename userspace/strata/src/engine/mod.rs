@@ -4,6 +4,7 @@
 //! - [`rates`]: who is sampled less often than others.
 //! - [`readiness`]: waiting for all that, in an event loop.
 //! - [`samples`]: records become samples; raw stacks wait for their tables.
+//! - [`ticking`]: whether every CPU is still being sampled.
 //! - this module: ties them to the process table, in the order of time.
 //!
 //! Order matters: an event that came before a sample must be applied before it, or the sample
@@ -16,6 +17,7 @@ pub mod loading;
 pub mod rates;
 pub mod readiness;
 pub mod samples;
+pub mod ticking;
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -101,6 +103,9 @@ pub struct Engine {
     last_file_sweep: Instant,
     /// Files that were in use at the last sweep.
     files_in_use: HashSet<FileId>,
+    ticking: ticking::Watch,
+    /// CPUs whose sampling had stopped, and was started again.
+    pub restarted: u64,
     /// When sampling started, by the records' clock.
     pub started: u64,
     pub own_samples: u64,
@@ -162,6 +167,8 @@ impl Engine {
             last_sweep: Instant::now(),
             last_file_sweep: Instant::now(),
             files_in_use: HashSet::new(),
+            ticking: ticking::Watch::default(),
+            restarted: 0,
             started: 0,
             own_samples: 0,
             deselected_samples: 0,
@@ -438,6 +445,7 @@ impl Engine {
         self.last_sweep = Instant::now();
         self.programs.flush_diagnostics();
         self.store.reclaim();
+        self.look_after_ticking();
         let pending = &self.pending;
         let table = &mut self.table;
         let (programs, store) = (&mut self.programs, &mut self.store);
@@ -456,6 +464,19 @@ impl Engine {
             false
         });
         self.loading.sweep();
+    }
+
+    /// Samples those CPUs anew that have lost their event.
+    fn look_after_ticking(&mut self) {
+        let ticks = self.programs.ticks();
+        let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
+        for cpu in self.ticking.look(&ticks, frequency, self.now, ticking::busy_times) {
+            tracing::warn!(cpu, "the kernel has stopped sampling this CPU: it is started again");
+            self.restarted += 1;
+            if let Err(error) = self.programs.restart_on(cpu) {
+                tracing::warn!(cpu, %error, "this CPU is not sampled any more");
+            }
+        }
     }
 
     /// Everything sampled since the last cut; sampling goes on.
@@ -527,6 +548,7 @@ impl Engine {
         self.programs.stop()?;
         self.programs.set_frequency(u64::from(frequency));
         self.rates.reset(frequency);
+        self.ticking.reset();
         Ok(self.programs.start()?)
     }
 

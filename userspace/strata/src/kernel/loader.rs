@@ -46,7 +46,7 @@ impl Diagnostics {
 }
 
 const MMAPABLE: u32 = 0x400;
-use strata_layout::record::{COUNTER_SLOTS, HOT_WORDS};
+use strata_layout::record::{COUNTER_SLOTS, Counter, HOT_WORDS};
 
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -119,7 +119,8 @@ pub struct Programs {
     possible_cpus: u32,
     cpus: Vec<u32>,
     settings: Settings,
-    links: Vec<PerfEventLinkId>,
+    /// Of the sampler, by CPU.
+    links: Vec<(u32, PerfEventLinkId)>,
 }
 
 impl Programs {
@@ -190,21 +191,50 @@ impl Programs {
 
     /// Starts sampling on every CPU.
     pub fn start(&mut self) -> Result<(), LoadError> {
-        let frequency = self.settings.frequency;
-        let cpus = self.cpus.clone();
-        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
-        for cpu in cpus {
-            let link = sampler
-                .attach(
-                    PerfEventConfig::Software(SoftwareEvent::CpuClock),
-                    PerfEventScope::AllProcessesOneCpu { cpu },
-                    SamplePolicy::Frequency(frequency),
-                    false,
-                )
-                .map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
-            self.links.push(link);
+        for cpu in self.cpus.clone() {
+            self.start_on(cpu)?;
         }
         Ok(())
+    }
+
+    fn start_on(&mut self, cpu: u32) -> Result<(), LoadError> {
+        let frequency = self.settings.frequency;
+        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
+        let link = sampler
+            .attach(
+                PerfEventConfig::Software(SoftwareEvent::CpuClock),
+                PerfEventScope::AllProcessesOneCpu { cpu },
+                SamplePolicy::Frequency(frequency),
+                false,
+            )
+            .map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+        self.links.push((cpu, link));
+        Ok(())
+    }
+
+    /// Samples a CPU with a new event.
+    pub fn restart_on(&mut self, cpu: u32) -> Result<(), LoadError> {
+        let Some(place) = self.links.iter().position(|(of, _)| *of == cpu) else { return Ok(()) };
+        let (_, link) = self.links.swap_remove(place);
+        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
+        sampler.detach(link).map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+        self.start_on(cpu)
+    }
+
+    /// How often the sampler has run on each CPU that it is to sample.
+    pub fn ticks(&self) -> Vec<(u32, u64)> {
+        const EACH: [Counter; 4] =
+            [Counter::Samples, Counter::Idle, Counter::RingFull, Counter::Skipped];
+        let ticks = |hot: HotValue| {
+            EACH.iter().filter_map(|counter| hot.counters.get(*counter as usize)).sum()
+        };
+        let sampled = self.links.iter().map(|(cpu, _)| *cpu);
+        sampled.filter_map(|cpu| Some((cpu, ticks(self.hot.get(&cpu, 0).ok()?)))).collect()
+    }
+
+    /// Samples a second and CPU.
+    pub fn frequency(&self) -> u64 {
+        self.settings.frequency
     }
 
     /// Samples a second and CPU from the next start on.
@@ -216,7 +246,7 @@ impl Programs {
     pub fn stop(&mut self) -> Result<(), LoadError> {
         let links = std::mem::take(&mut self.links);
         let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
-        for link in links {
+        for (_, link) in links {
             sampler
                 .detach(link)
                 .map_err(|source| LoadError::Program { name: "sample_cpu", source })?;

@@ -42,6 +42,11 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
         }
     };
     add("ring_full", "samples the record ring had no room for", engine.count(Counter::RingFull));
+    add(
+        "sampling_restarted",
+        "times the kernel had stopped sampling a CPU for seconds, and was asked again",
+        engine.restarted,
+    );
     add("lost_events", "process events the kernel had no room for", engine.table.lost_events);
     add("malformed_records", "records that made no sense", engine.malformed_records);
     for end in End::ALL {

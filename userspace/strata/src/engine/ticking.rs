@@ -1,0 +1,140 @@
+//! Whether every CPU is still being sampled.
+//!
+//! Kernels have bugs that stop an event for good: one that was throttled is sometimes never started
+//! again (kernel/events/core.c, `perf_event_unthrottle_group`; the throttling of 6.16 and later). The
+//! sampler's own counters tell: it counts every tick, those that find a CPU idle too. A CPU that
+//! has worked while its count stood still has lost its event, and gets another one.
+//!
+//! Invariant: this costs a read of the counters each second, in turns that are taken anyway, and
+//! no wake-up.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// A count that stands still for so long has stopped.
+const STILL: Duration = Duration::from_secs(2);
+/// So many ticks must be missing.
+const MISSING: u32 = 4;
+/// Of that time a CPU must have worked so long: one that does nothing may not tick either.
+const BUSY: Duration = Duration::from_millis(500);
+
+/// What is known of one CPU.
+#[derive(Clone, Copy)]
+struct Ticking {
+    ticks: u64,
+    since: Instant,
+    /// How long it had worked when its count was first seen to stand still.
+    busy: Option<Duration>,
+}
+
+#[derive(Default)]
+pub struct Watch {
+    cpus: HashMap<u32, Ticking>,
+}
+
+impl Watch {
+    /// Sampling begins anew.
+    pub fn reset(&mut self) {
+        self.cpus.clear();
+    }
+
+    /// Takes down how often each CPU has ticked; those that have lost their event. `busy_time` says
+    /// how long each has worked so far, and is asked only when some stand still.
+    pub fn look(
+        &mut self,
+        ticks: &[(u32, u64)],
+        frequency: u32,
+        now: Instant,
+        busy_time: impl FnOnce() -> HashMap<u32, Duration>,
+    ) -> Vec<u32> {
+        let mut still = Vec::new();
+        for &(cpu, ticks) in ticks {
+            let fresh = Ticking { ticks, since: now, busy: None };
+            let known = self.cpus.entry(cpu).or_insert(fresh);
+            if known.ticks != ticks {
+                *known = fresh;
+            } else if known.since < now {
+                still.push(cpu);
+            }
+        }
+        if still.is_empty() {
+            return still;
+        }
+        let long = STILL.max(Duration::from_secs(1) * MISSING / frequency.max(1));
+        let busy_time = busy_time();
+        still.retain(|cpu| {
+            let (Some(known), Some(&busy)) = (self.cpus.get_mut(cpu), busy_time.get(cpu)) else {
+                return false;
+            };
+            let before = *known.busy.get_or_insert(busy);
+            let has_stopped = now - known.since >= long && busy.saturating_sub(before) > BUSY;
+            if has_stopped {
+                *known = Ticking { ticks: known.ticks, since: now, busy: None };
+            }
+            has_stopped
+        });
+        still
+    }
+}
+
+/// How long each CPU has worked since the start, by `/proc/stat`.
+pub fn busy_times() -> HashMap<u32, Duration> {
+    // SAFETY: only asks.
+    let hertz = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1);
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    stat.lines().filter_map(|line| busy_time(line, hertz)).collect()
+}
+
+/// A CPU's line: user, nice, system, idle, iowait, irq, softirq, and what others took.
+fn busy_time(line: &str, hertz: u64) -> Option<(u32, Duration)> {
+    let mut words = line.strip_prefix("cpu")?.split(' ');
+    let cpu = words.next()?.parse().ok()?;
+    let ticks: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
+    let busy = [0, 1, 2, 5, 6].iter().filter_map(|place| ticks.get(*place)).sum::<u64>();
+    Some((cpu, Duration::from_millis(busy.saturating_mul(1000) / hertz)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// What a CPU looks like each second, by its ticks and the seconds it has worked so far.
+    fn restarts(frequency: u32, seconds: &[(u64, u64)]) -> Vec<usize> {
+        let mut watch = Watch::default();
+        let start = Instant::now();
+        let stops = |(second, &(ticks, busy)): (usize, &(u64, u64))| {
+            let now = start + SECOND * second as u32;
+            let busy = || HashMap::from([(3, SECOND * busy as u32)]);
+            let stopped = watch.look(&[(3, ticks)], frequency, now, busy);
+            (stopped == [3]).then_some(second)
+        };
+        seconds.iter().enumerate().filter_map(stops).collect()
+    }
+
+    #[test]
+    fn a_cpu_that_works_and_does_not_tick_has_lost_its_event() {
+        let lost = [(97, 1), (194, 2), (194, 3), (194, 4), (194, 5), (194, 6)];
+        assert_eq!(restarts(97, &lost), [3, 5], "the second one was of no use");
+        let comes_back = [(97, 1), (97, 2), (97, 3), (150, 4), (150, 5), (247, 6)];
+        assert_eq!(restarts(97, &comes_back), [2]);
+    }
+
+    #[test]
+    fn a_cpu_that_ticks_or_does_nothing_is_left_alone() {
+        assert!(restarts(97, &[(97, 1), (194, 2), (195, 3), (290, 4), (291, 5)]).is_empty());
+        assert!(restarts(97, &[(97, 1); 5]).is_empty());
+        let slow = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)];
+        assert_eq!(restarts(1, &slow), [4]);
+    }
+
+    #[test]
+    fn the_time_a_cpu_has_worked_is_read() {
+        let line = "cpu12 100 20 30 4000 50 6 4 700 0 0";
+        assert_eq!(busy_time(line, 100), Some((12, Duration::from_millis(1600))));
+        assert_eq!(busy_time("cpu  1 2 3 4 5 6 7 8", 100), None);
+        assert_eq!(busy_time("intr 1 2 3", 100), None);
+        assert!(!busy_times().is_empty());
+    }
+}
