@@ -67,7 +67,7 @@ pub fn run(question: &Question) -> Result<i32> {
         engine.loading.block(LOOK);
         engine.turn();
     }
-    engine.stop_expecting(pid);
+    engine.stop_expecting();
     // Each look may find code that the runtime has not told of yet, and asks.
     for _ in 0..LOOKS {
         engine.walk(pid)?;

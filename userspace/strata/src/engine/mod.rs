@@ -119,6 +119,8 @@ pub struct Engine {
 const LONGEST_TURN: Duration = Duration::from_millis(50);
 /// A bridge that stacks wait for is looked for this often.
 const BRIDGE_LOOK: Duration = Duration::from_millis(20);
+/// At the end bridges that are still on their way are waited for so long.
+const LAST_BRIDGES: Duration = Duration::from_secs(2);
 /// A runtime answers within milliseconds.
 const SETTLING: Duration = Duration::from_secs(1);
 /// How long ended processes are kept for samples that are still on their way.
@@ -211,12 +213,9 @@ impl Engine {
     }
 
     /// A bridge that is not there by now is waited for no longer.
-    pub fn stop_expecting(&mut self, pid: u32) {
-        let Some(process) = self.table.get(pid) else { return };
-        if self.managed.is_attaching(process.image) {
-            self.managed.stop_expecting(process.image);
-            self.turn();
-        }
+    pub fn stop_expecting(&mut self) {
+        self.managed.stop_expecting();
+        self.turn();
     }
 
     /// Takes a new look at the threads of a prepared process; what was seen before is forgotten.
@@ -560,9 +559,12 @@ impl Engine {
     /// Stops sampling, takes what is left and settles every waiting stack.
     pub fn finish(&mut self, patience: Duration) -> Result<(), EngineError> {
         self.programs.stop()?;
-        let deadline = Instant::now() + patience;
+        let stopped = Instant::now();
         self.turn();
-        while (self.has_more || !self.pending.is_empty()) && Instant::now() < deadline {
+        while (self.has_more || !self.pending.is_empty()) && stopped.elapsed() < patience {
+            if stopped.elapsed() > LAST_BRIDGES {
+                self.managed.stop_expecting();
+            }
             if !self.has_more {
                 self.loading.block(Duration::from_millis(20));
             }

@@ -511,11 +511,9 @@ impl Managed {
         self.targets.get(&image).is_some_and(|target| target.is_expected)
     }
 
-    /// A process's bridge is waited for no longer: its stacks are taken as they are.
-    pub fn stop_expecting(&mut self, image: ImageId) {
-        if let Some(target) = self.targets.get_mut(&image) {
-            target.stop_expecting();
-        }
+    /// Bridges are waited for no longer: stacks are taken as they are.
+    pub fn stop_expecting(&mut self) {
+        self.targets.values_mut().for_each(Target::stop_expecting);
     }
 
     /// What is known of a process's runtime.
