@@ -201,7 +201,12 @@ impl Store {
             self.counters.refused_too_large += 1;
             return Err(StoreError::TooManyTypes(width));
         }
-        let written = self.try_append(head, profile);
+        let mut written = self.try_append(head, profile);
+        if matches!(written, Err(StoreError::Damaged { .. })) {
+            // What is damaged is the file that grows, and not the profile: another one takes it.
+            self.abandon();
+            written = self.try_append(head, profile);
+        }
         match &written {
             Ok(()) => self.counters.profiles_written += 1,
             Err(StoreError::TooLarge { .. }) => self.counters.refused_too_large += 1,

@@ -1,14 +1,14 @@
 //! A segment while it is written: records at its end, then the index, then its final name.
 //!
-//! Dictionaries of many services may be more than memory is given. Those that have no room are
-//! forgotten after each record, and read back from the file before the next one: the file knows
-//! them too. Services come in turn, so the ones that are there stay, and not the last used.
+//! Dictionaries of many services may be more than memory is given. One that has no room is forgotten
+//! when another service's turn comes, and read back from the file before its next record: the file
+//! knows it too. Services come in turn, so the ones that are there stay, and not the last used.
 //!
 //! Invariant: a record is written in one piece, and a failed write is cut off again; what is in
 //! the file up to `length` is whole records.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use hashbrown::HashMap;
@@ -40,6 +40,8 @@ pub(crate) struct SegmentWriter {
     /// Bytes of memory of those, and of the largest there was.
     dictionary_bytes: usize,
     largest: usize,
+    /// The service whose dictionary was used last.
+    last: String,
     /// What all of it may take.
     limit: usize,
     members: Vec<Member>,
@@ -83,6 +85,7 @@ impl SegmentWriter {
             dictionaries: HashMap::new(),
             dictionary_bytes: 0,
             largest: 0,
+            last: String::new(),
             limit: usize::MAX,
             members: Vec::new(),
         })
@@ -178,6 +181,12 @@ impl SegmentWriter {
         service: &str,
         work: impl FnOnce(&mut Dictionary) -> T,
     ) -> Result<T, StoreError> {
+        if self.last != service {
+            if self.memory() > self.limit / 4 * 3 {
+                self.forget_last();
+            }
+            service.clone_into(&mut self.last);
+        }
         if !self.dictionaries.contains_key(service) {
             self.dictionaries.insert(service.to_owned(), Kept::default());
         }
@@ -193,6 +202,15 @@ impl SegmentWriter {
         let others = self.dictionary_bytes.saturating_sub(before);
         self.dictionary_bytes = others.saturating_add(kept.memory());
         Ok(done)
+    }
+
+    /// Frees the memory of the dictionary that was used last.
+    fn forget_last(&mut self) {
+        let Some(kept) = self.dictionaries.get_mut(self.last.as_str()) else { return };
+        let before = kept.memory();
+        kept.dictionary = None;
+        let others = self.dictionary_bytes.saturating_sub(before);
+        self.dictionary_bytes = others.saturating_add(kept.memory());
     }
 
     /// The number of a series; if it is new, its record is added to `bytes`.
@@ -254,7 +272,6 @@ impl SegmentWriter {
         let Encoded { entry, brings, .. } = encoded;
         let position = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
         self.entries.push(entry);
-        let is_tight = self.memory() > self.limit / 4 * 3;
         let series = self.series.get(entry.series as usize);
         let Some(kept) = series.and_then(|series| self.dictionaries.get_mut(&series.service))
         else {
@@ -263,9 +280,6 @@ impl SegmentWriter {
         let before = kept.memory();
         if brings {
             kept.brought.push(position);
-        }
-        if is_tight {
-            kept.dictionary = None;
         }
         let others = self.dictionary_bytes.saturating_sub(before);
         self.dictionary_bytes = others.saturating_add(kept.memory());
@@ -276,6 +290,7 @@ impl SegmentWriter {
         if let Err(error) = self.file.write_all(bytes) {
             // What cannot be cut off now is cut off when the store is opened again.
             let _ = self.file.set_len(self.length);
+            let _ = self.file.seek(SeekFrom::Start(self.length));
             return Err(StoreError::io("write", &self.path)(error));
         }
         self.length = self.length.saturating_add(bytes.len() as u64);
@@ -344,6 +359,7 @@ impl SegmentWriter {
             dictionaries: HashMap::new(),
             dictionary_bytes: 0,
             largest: 0,
+            last: String::new(),
             limit: usize::MAX,
             members: segment.members,
         };
