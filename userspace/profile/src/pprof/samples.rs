@@ -44,16 +44,17 @@ impl LocationIds {
     fn of(&mut self, profile: &Profile, stack: StackId) -> &[u8] {
         self.new.clear();
         let mut at = stack;
-        while let Some((location, caller)) = profile.leaf(at) {
+        loop {
+            let Some((location, caller)) = profile.leaf(at) else {
+                self.places.clear();
+                break;
+            };
             while self.places.pop_if(|(place, _)| *place > at).is_some() {}
             if self.places.last().is_some_and(|&(place, _)| place == at) {
                 break;
             }
             self.new.push((at, u64::from(location.0).saturating_add(1)));
             at = caller;
-        }
-        if at == StackId::default() {
-            self.places.clear();
         }
         let mut length = self.places.last().map_or(0, |&(_, length)| length);
         self.make_room(length, self.new.len().saturating_mul(LONGEST_VARINT));
@@ -117,5 +118,67 @@ impl Labels {
         let start = start.copied().unwrap_or(0);
         let end = self.ends.get(position).copied().unwrap_or(start);
         self.fields.as_bytes().get(start..end).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::builder::ProfileBuilder;
+    use crate::kind::FrameKind;
+    use crate::pprof;
+
+    fn stacks_of(profile: &Profile) -> Vec<(Vec<u64>, Vec<i64>)> {
+        let address = |at| profile.location(at).address;
+        let samples = profile.samples();
+        samples
+            .map(|s| (profile.stack(s.stack).map(address).collect(), s.values.to_vec()))
+            .collect()
+    }
+
+    proptest! {
+        /// Stacks of which some share callers, of more locations than one byte counts.
+        #[test]
+        fn stacks_are_read_as_they_were_written(
+            drawn in prop::collection::vec((0_usize..40, prop::collection::vec(0_u64..300, 0..30), any::<i64>()), 0..40),
+        ) {
+            let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);
+            let mut made = vec![StackId::default()];
+            for (below, callees, value) in drawn {
+                let mut stack = made[below % made.len()];
+                for address in callees {
+                    let frame = builder.frame(FrameKind::Native, "f", "", "", 0);
+                    let location = builder.location(address + 1, None, &[frame]);
+                    stack = builder.called_from(stack, location);
+                }
+                made.push(stack);
+                // Every sample is another one, however often its stack comes.
+                let label = crate::model::Label {
+                    key: builder.string("n"),
+                    value: LabelValue::Number { value: made.len() as i64, unit: Default::default() },
+                };
+                let labels = builder.labels(&[label]);
+                builder.add(stack, labels, &[value, -1]);
+            }
+            let profile = builder.finish();
+            let mut bytes = Vec::new();
+            pprof::encode_plain(&profile, &mut bytes).unwrap();
+            prop_assert_eq!(stacks_of(&pprof::decode(&bytes).unwrap()), stacks_of(&profile));
+        }
+    }
+
+    #[test]
+    fn a_stack_of_another_profile_is_an_empty_one() {
+        let mut builder = ProfileBuilder::new(&[("samples", "count")]);
+        let frame = builder.frame(FrameKind::Native, "f", "", "", 0);
+        let location = builder.location(1, None, &[frame]);
+        let known = builder.stack(&[location]);
+        let profile = builder.finish();
+        let mut ids = LocationIds::default();
+        assert_eq!(ids.of(&profile, known), [1]);
+        assert!(ids.of(&profile, StackId(77)).is_empty());
+        assert_eq!(ids.of(&profile, known), [1]);
     }
 }
