@@ -2,6 +2,7 @@
 //! long variants are wanted.
 
 use std::fs::File;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
@@ -20,9 +21,15 @@ pub fn alone() -> Result<Alone> {
             "the end-to-end tests load BPF programs: run them as root (`sudo -E cargo xtask test`)"
         );
     }
-    // Of all clones on this machine, whatever their caches.
-    let path = std::env::temp_dir().join("strata-tests.lock");
-    let lock = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+    // Of all clones on this machine, whatever their caches and variables.
+    let path = Path::new("/tmp/strata-tests.lock");
+    let mut options = File::options();
+    let lock = options
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .with_context(|| format!("creating {}", path.display()))?;
     lock.lock().context("waiting for the machine")?;
     Ok(Alone { _lock: lock })
 }

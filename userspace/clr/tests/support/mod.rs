@@ -247,7 +247,9 @@ pub struct Alone {
 
 pub fn alone() -> Alone {
     must_be_root();
-    let lock = fs::File::create(std::env::temp_dir().join("strata-tests.lock")).unwrap();
+    let mut options = fs::File::options();
+    let options = options.create(true).truncate(false).write(true);
+    let lock = options.open("/tmp/strata-tests.lock").unwrap();
     lock.lock().unwrap();
     Alone { _lock: lock }
 }
