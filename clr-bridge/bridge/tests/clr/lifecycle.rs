@@ -28,12 +28,17 @@ fn attaching_twenty_times_leaves_nothing_behind() {
             assert!(watcher.methods().any(|method| method.name == "Main"), "{version} {cycle}");
             target.tell(&format!("dynamic Cycle{cycle}"));
             detach(&target, &mut watcher);
-            let now = eventually("the end of the bridge's thread", || {
-                let now = target.footprint();
-                (!target.threads().contains(&"strata-clr".to_string())).then_some(now)
+            eventually("the end of the bridge's thread", || {
+                (!target.threads().contains(&"strata-clr".to_string())).then_some(())
             });
-            let first = *after_first.get_or_insert(now);
-            assert_eq!(Footprint { threads: 0, ..now }, Footprint { threads: 0, ..first });
+            let first = *after_first.get_or_insert_with(|| target.footprint());
+            // The runtime has a file open for a moment now and then; what is left behind stays.
+            let what = format!("{version} {cycle}: {first:?} and nothing more");
+            let now = eventually(&what, || {
+                let now = target.footprint();
+                let is_same = now.libraries == first.libraries && now.memory == first.memory;
+                (is_same && now.files <= first.files).then_some(now)
+            });
             // The runtime's own pools come and go.
             assert!(now.threads <= first.threads + 2, "{version} {cycle}: {:?}", target.threads());
         }
