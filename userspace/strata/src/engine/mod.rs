@@ -473,7 +473,7 @@ impl Engine {
             tracing::warn!(cpu, "the kernel has stopped sampling this CPU: it is started again");
             self.restarted += 1;
             if let Err(error) = self.programs.restart_on(cpu) {
-                tracing::warn!(cpu, %error, "this CPU is not sampled any more");
+                tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
             }
         }
     }

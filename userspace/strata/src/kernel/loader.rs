@@ -189,10 +189,15 @@ impl Programs {
         })
     }
 
-    /// Starts sampling on every CPU.
+    /// Starts sampling on every CPU. One that cannot be sampled now (it may just have been switched
+    /// off) does not keep the others from it.
     pub fn start(&mut self) -> Result<(), LoadError> {
         for cpu in self.cpus.clone() {
-            self.start_on(cpu)?;
+            match self.start_on(cpu) {
+                Err(error) if self.links.is_empty() => return Err(error),
+                Err(error) => tracing::warn!(cpu, %error, "this CPU is not sampled yet"),
+                Ok(()) => {}
+            }
         }
         Ok(())
     }
@@ -212,12 +217,15 @@ impl Programs {
         Ok(())
     }
 
-    /// Samples a CPU with a new event.
+    /// Samples a CPU with a new event, whether it has one or not.
     pub fn restart_on(&mut self, cpu: u32) -> Result<(), LoadError> {
-        let Some(place) = self.links.iter().position(|(of, _)| *of == cpu) else { return Ok(()) };
-        let (_, link) = self.links.swap_remove(place);
-        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
-        sampler.detach(link).map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+        if let Some(place) = self.links.iter().position(|(of, _)| *of == cpu) {
+            let (_, link) = self.links.swap_remove(place);
+            let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
+            if let Err(error) = sampler.detach(link) {
+                tracing::debug!(cpu, %error, "the event that has stopped cannot be taken away");
+            }
+        }
         self.start_on(cpu)
     }
 
@@ -228,8 +236,9 @@ impl Programs {
         let ticks = |hot: HotValue| {
             EACH.iter().filter_map(|counter| hot.counters.get(*counter as usize)).sum()
         };
-        let sampled = self.links.iter().map(|(cpu, _)| *cpu);
-        sampled.filter_map(|cpu| Some((cpu, ticks(self.hot.get(&cpu, 0).ok()?)))).collect()
+        // Those without an event too: they stand still, and are started when they work.
+        let all = self.cpus.iter();
+        all.filter_map(|cpu| Some((*cpu, ticks(self.hot.get(cpu, 0).ok()?)))).collect()
     }
 
     /// Samples a second and CPU.
