@@ -75,6 +75,13 @@ struct Raw {
     stack: Box<[u8]>,
 }
 
+impl Raw {
+    /// What it takes while it waits.
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.kernel) + self.stack.len()
+    }
+}
+
 /// The extents of a process with one set of mappings.
 struct Known {
     image: ImageId,
@@ -136,8 +143,8 @@ impl Pending {
 
     fn push(&mut self, raw: Raw) {
         let waiting = self.waiting.entry(raw.header.pid).or_default();
-        waiting.bytes += raw.stack.len();
-        self.bytes += raw.stack.len();
+        waiting.bytes += raw.bytes();
+        self.bytes += raw.bytes();
         waiting.stacks.push(raw);
     }
 }
@@ -304,7 +311,7 @@ impl Engine {
             self.settle(&raw, false, &mut None);
             return;
         }
-        if self.pending.bytes + raw.stack.len() > self.pending.most_bytes {
+        if self.pending.bytes + raw.bytes() > self.pending.most_bytes {
             self.pending.dropped += 1;
             self.add_raw(&raw, &[raw_pc(&raw)], End::NoProcess);
             return;
@@ -481,12 +488,13 @@ mod tests {
 
     #[test]
     fn one_process_that_waits_for_its_bridge_leaves_room_for_others() {
-        let mut pending = Pending::new(4000);
-        pending.push(raw(1, 1000));
+        let mut pending = Pending::new(40_000);
+        pending.push(raw(1, 10_000 - size_of::<Raw>()));
         assert!(!pending.has_enough_of(1));
-        pending.push(raw(1, 8));
+        // One without a stack takes room too.
+        pending.push(raw(1, 0));
         assert!(pending.has_enough_of(1) && !pending.has_enough_of(2) && !pending.is_full());
-        pending.push(raw(2, 1000));
+        pending.push(raw(2, 10_000));
         assert!(pending.is_full() && pending.has_enough_of(2) && pending.has_enough_of(3));
         assert!(pending.waits_for(2) && !pending.waits_for(3));
         assert_eq!(pending.owners().count(), 3);
