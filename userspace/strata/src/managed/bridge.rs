@@ -3,10 +3,10 @@
 //! Attaching may take seconds and belongs on threads of its own; what comes of it arrives as a
 //! message. Reading is done at every turn and never waits.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use strata_bridge_layout::record::Record;
 use strata_clr::session::{Budget, Life, Loss};
@@ -247,30 +247,57 @@ impl Bridge {
 /// What a method's code costs to read: no time, unless its pages lie in a file that hangs.
 const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 4 };
 
-/// Reads code in processes. A process says where its code is: it may be where nobody gets an answer.
-pub struct CodeReader(Aside<(u32, u64, u32), Vec<u8>>);
+/// What reading the code of one process may take in all, of what is no usual reading.
+const SLOW_IN_ALL: Duration = Duration::from_secs(1);
+const USUAL: Duration = Duration::from_millis(5);
+/// Processes that are remembered for that.
+const MOST_SLOW: usize = 1000;
+
+/// Reads code in processes. A process says where its code is: it may be where nobody gets an answer,
+/// or a slow one, and the loop waits for it. So none is waited for longer than [`SLOW_IN_ALL`].
+pub struct CodeReader {
+    reader: Aside<(u32, u64, u32), Vec<u8>>,
+    /// What reading slow processes has taken.
+    slow: HashMap<u32, Duration>,
+    /// Methods of those that are not read any more.
+    left: u64,
+}
 
 impl Default for CodeReader {
     fn default() -> Self {
-        Self(Aside::new("code", READING, |(pid, start, size)| read_code(pid, start, size)))
+        let read = |(pid, start, size)| read_code(pid, start, size);
+        Self { reader: Aside::new("code", READING, read), slow: HashMap::new(), left: 0 }
     }
 }
 
 impl CodeReader {
     /// A process's code at an address, or as much of it as can be read.
     pub fn read(&mut self, pid: u32, start: u64, size: u32) -> Vec<u8> {
-        let Some(ticket) = self.0.ask((pid, start, size)) else { return Vec::new() };
+        if self.slow.get(&pid).is_some_and(|spent| *spent > SLOW_IN_ALL) {
+            self.left += 1;
+            return Vec::new();
+        }
+        let begun = Instant::now();
+        let Some(ticket) = self.reader.ask((pid, start, size)) else { return Vec::new() };
         // Long enough for it to be there or given up.
-        self.0.settle(READING.limit * 2);
-        let answers = self.0.answers().into_iter();
-        let answer = answers.filter(|(answered, _)| *answered == ticket).find_map(|(_, code)| code);
+        self.reader.settle(READING.limit * 2);
+        let took = begun.elapsed();
+        if took > USUAL {
+            if self.slow.len() >= MOST_SLOW {
+                self.slow.clear();
+            }
+            *self.slow.entry(pid).or_default() += took;
+        }
+        let answers = self.reader.answers().into_iter();
+        let answer =
+            answers.filter(|(answered, _)| *answered == ticket).find_map(|(_, code)| code.ok());
         answer.unwrap_or_default()
     }
 
     /// How often nothing could be read because it hangs.
     pub fn unread(&self) -> u64 {
-        let figures = self.0.figures();
-        figures.given_up + figures.refused
+        let figures = self.reader.figures();
+        figures.given_up + figures.refused + self.left
     }
 }
 
