@@ -41,6 +41,15 @@ pub struct Figures {
     pub stuck: usize,
 }
 
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// It took too long, or failed.
+    GivenUp,
+    /// Nobody had time for it: it may be asked again.
+    Refused,
+}
+
 type Work<Q, A> = dyn Fn(Q) -> A + Send + Sync;
 
 pub struct Aside<Q, A> {
@@ -62,7 +71,7 @@ struct State<Q, A> {
     waiting: VecDeque<(Ticket, Q)>,
     /// What is being worked on, since when.
     current: Option<(Ticket, Instant)>,
-    answers: Vec<(Ticket, Option<A>)>,
+    answers: Vec<(Ticket, Result<A, Missing>)>,
     /// The thread that takes questions has this number; others are left behind.
     worker: u64,
     is_running: bool,
@@ -125,8 +134,8 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
         Some(ticket)
     }
 
-    /// What has come since the last call; `None` for what is given up or refused.
-    pub fn answers(&mut self) -> Vec<(Ticket, Option<A>)> {
+    /// What has come since the last call.
+    pub fn answers(&mut self) -> Vec<(Ticket, Result<A, Missing>)> {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         self.look_after(&mut state);
@@ -164,7 +173,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
             && since.elapsed() >= self.patience.limit
         {
             state.current = None;
-            state.answers.push((ticket, None));
+            state.answers.push((ticket, Err(Missing::GivenUp)));
             state.worker += 1;
             state.is_running = false;
             state.stuck += 1;
@@ -176,7 +185,8 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
         if state.stuck >= self.patience.threads || !self.start_worker(state) {
             self.refused += state.waiting.len() as u64;
             let refused = std::mem::take(&mut state.waiting);
-            state.answers.extend(refused.into_iter().map(|(ticket, _)| (ticket, None)));
+            let refused = refused.into_iter().map(|(ticket, _)| (ticket, Err(Missing::Refused)));
+            state.answers.extend(refused);
         }
     }
 
@@ -221,11 +231,12 @@ fn answer_all<Q, A>(shared: &Shared<Q, A>, work: &Work<Q, A>, number: u64) {
         };
         state.current = Some((ticket, Instant::now()));
         drop(state);
-        let answer = catch_unwind(AssertUnwindSafe(|| work(question))).ok();
+        let answer = catch_unwind(AssertUnwindSafe(|| work(question)));
+        let answer = answer.map_err(|_| Missing::GivenUp);
         state = shared.lock();
         if state.worker == number {
             state.current = None;
-            state.given_up += u64::from(answer.is_none());
+            state.given_up += u64::from(answer.is_err());
             state.answers.push((ticket, answer));
             shared.answered.notify_one();
         }
@@ -255,7 +266,7 @@ mod tests {
         let mut aside = Aside::new("test-aside", LONG, |question: u32| question * 2);
         let tickets: Vec<_> = (0..100).map(|n| aside.ask(n).expect("room")).collect();
         aside.settle(LONG.limit);
-        let expected: Vec<_> = tickets.into_iter().zip((0..100).map(|n| Some(n * 2))).collect();
+        let expected: Vec<_> = tickets.into_iter().zip((0..100).map(|n| Ok(n * 2))).collect();
         assert_eq!(aside.answers(), expected);
         assert_eq!(aside.figures(), Figures::default());
     }
@@ -267,7 +278,7 @@ mod tests {
         let hangs = aside.ask(Some(hang)).expect("room");
         let waits = aside.ask(None).expect("room");
         aside.settle(LONG.limit);
-        assert_eq!(aside.answers(), [(hangs, None), (waits, Some(1))]);
+        assert_eq!(aside.answers(), [(hangs, Err(Missing::GivenUp)), (waits, Ok(1))]);
         assert_eq!(aside.figures(), Figures { given_up: 1, refused: 0, stuck: 1 });
         // It comes back: nobody wants its answer any more.
         drop(let_go);
@@ -292,7 +303,11 @@ mod tests {
         aside.settle(LONG.limit);
         let answers = aside.answers();
         assert_eq!(answers.len(), SHORT.threads + 1);
-        assert_eq!(answers.last(), Some(&(waits, None)), "nobody is left to answer it");
+        assert_eq!(
+            answers.last(),
+            Some(&(waits, Err(Missing::Refused))),
+            "nobody is left to answer it"
+        );
         assert_eq!(aside.ask(None), None);
         let given_up = SHORT.threads as u64;
         assert_eq!(aside.figures(), Figures { given_up, refused: 2, stuck: SHORT.threads });
@@ -303,7 +318,7 @@ mod tests {
         }
         let again = aside.ask(None).expect("one is back");
         aside.settle(LONG.limit);
-        assert_eq!(aside.answers(), [(again, Some(1))]);
+        assert_eq!(aside.answers(), [(again, Ok(1))]);
     }
 
     #[test]
@@ -315,7 +330,7 @@ mod tests {
         });
         let (fails, works) = (aside.ask(true).expect("room"), aside.ask(false).expect("room"));
         aside.settle(LONG.limit);
-        assert_eq!(aside.answers(), [(fails, None), (works, Some(()))]);
+        assert_eq!(aside.answers(), [(fails, Err(Missing::GivenUp)), (works, Ok(()))]);
         assert_eq!(aside.figures(), Figures { given_up: 1, ..Figures::default() });
     }
 

@@ -24,7 +24,7 @@ use strata_services::{Application, Container, Environment, Facts, Pod, identify}
 use strata_sinks::origin::Language;
 use uuid::Uuid;
 
-use crate::aside::{Figures, Ticket};
+use crate::aside::{Figures, Missing, Ticket};
 use crate::engine::Engine;
 use crate::processes::table::{ImageId, ProcessTable};
 use reading::{Question, Reader, Seen, wanted_variables};
@@ -94,6 +94,8 @@ const ONLY_DOMAIN: &str = "clrhost";
 /// its files at worst. One that has none really is let be after the last.
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
+/// When a process is read whose reading was refused.
+const REFUSED: Duration = Duration::from_secs(5);
 /// How long a cut waits for readings that are on their way.
 const SETTLING: Duration = Duration::from_millis(300);
 
@@ -138,8 +140,19 @@ impl People {
         }
         let question = Question { pid: person.pid, wanted: self.wanted.clone() };
         person.asked = self.reader.ask(question);
-        if let Some(ticket) = person.asked {
-            self.asked.insert(ticket, image);
+        match person.asked {
+            Some(ticket) => {
+                self.asked.insert(ticket, image);
+            }
+            None => self.ask_later(image),
+        }
+    }
+
+    /// Nobody has time to read a process because others hang: that is not its fault.
+    fn ask_later(&mut self, image: ImageId) {
+        if let Some(person) = self.persons.get_mut(&image) {
+            person.again = Some(Instant::now() + REFUSED);
+            self.again.push(image);
         }
     }
 
@@ -154,7 +167,7 @@ impl People {
             }
             person.asked = None;
             match seen {
-                Some(seen) => {
+                Ok(seen) => {
                     if let (true, Some(wait)) = (seen.is_bare, AGAIN.get(person.looks as usize)) {
                         person.looks += 1;
                         person.again = Some(Instant::now() + *wait);
@@ -163,7 +176,8 @@ impl People {
                     person.seen = seen;
                     person.readings += 1;
                 }
-                None => person.is_given_up = true,
+                Err(Missing::GivenUp) => person.is_given_up = true,
+                Err(Missing::Refused) => self.ask_later(image),
             }
         }
     }

@@ -72,11 +72,13 @@ impl Scanner {
         let mut answers: HashMap<_, _> = self.reader.answers().into_iter().collect();
         let mut found = 0;
         for (ticket, pid) in tickets {
-            match ticket.and_then(|ticket| answers.remove(&ticket)).flatten() {
-                Some(Some(process)) => found += usize::from(process.insert(table, pid)),
+            match ticket.and_then(|ticket| answers.remove(&ticket)) {
+                Some(Ok(Some(process))) => found += usize::from(process.insert(table, pid)),
                 // It is gone.
-                Some(None) => {}
-                None => tracing::debug!(pid, "what a process has mapped cannot be read: it hangs"),
+                Some(Ok(None)) => {}
+                Some(Err(_)) | None => {
+                    tracing::debug!(pid, "what a process has mapped cannot be read: it hangs")
+                }
             }
         }
         found

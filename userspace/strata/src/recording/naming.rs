@@ -61,8 +61,8 @@ pub struct Naming {
 /// How many rounds a name is good for that may change, and the lack of one.
 const ROUNDS: u32 = 4;
 const FOR_GOOD: u32 = u32::MAX;
-/// What nobody wanted for so many rounds, which are ten minutes or less, is forgotten: a burst of
-/// programs leaves nothing behind.
+/// What nobody wanted for so many rounds, which are ten minutes with a store or a sink of the usual
+/// period, is forgotten: a burst of programs leaves nothing behind.
 const FORGOTTEN_AFTER: u32 = 40;
 
 /// Places that are still to be named, by whom is asked.

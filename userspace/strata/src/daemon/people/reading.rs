@@ -30,9 +30,7 @@ const PATIENCE: Patience = Patience { limit: Duration::from_millis(250), threads
 pub type Reader = Aside<Question, Seen>;
 
 pub fn reader() -> Reader {
-    Aside::new("processes", PATIENCE, |question: Question| {
-        Seen::read(question.pid, &question.wanted)
-    })
+    Aside::new("people", PATIENCE, |question: Question| Seen::read(question.pid, &question.wanted))
 }
 
 #[derive(Clone, Debug)]
