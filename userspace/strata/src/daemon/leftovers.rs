@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// Folders and files that are looked at; a spool has not nearly as many.
 const MOST: usize = 100_000;
+/// What spools of targets with a destination of their own begin with.
+pub const OF_TARGETS: &str = "own-";
 /// Folders that are told of.
 const MOST_TOLD: usize = 20;
 
@@ -43,7 +45,9 @@ pub fn find(spools: &Path, used: &HashSet<&Path>) -> Vec<Leftover> {
     for folder in folders.flatten().take(MOST) {
         let path = folder.path();
         let is_folder = folder.file_type().is_ok_and(|kind| kind.is_dir());
-        if !is_folder || used.contains(path.as_path()) {
+        // It is used again when its target is sampled.
+        let is_targets = folder.file_name().as_encoded_bytes().starts_with(OF_TARGETS.as_bytes());
+        if !is_folder || is_targets || used.contains(path.as_path()) {
             continue;
         }
         let mut leftover = Leftover { folder: path, files: 0, bytes: 0 };
@@ -88,6 +92,7 @@ mod tests {
             ("gone", "0000000000000002.batch", 7),
             ("gone", "lock", 0),
             ("empty", "lock", 0),
+            ("own-pyroscope-17", "0000000000000001.batch", 5000),
         ] {
             let folder = spools.path().join(folder);
             fs::create_dir_all(&folder).expect("it can be made");

@@ -10,8 +10,9 @@
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
 //!   manager, and what strata may take.
 //!
-//! Threads: the loop; the publisher; one for sockets (sinks, metrics); one that reads processes. The
-//! loop waits for none of them, but for a moment at a cut for what is being read.
+//! Threads: the loop; the publisher; one for sockets (sinks, metrics); those that read processes
+//! (who they are, what they have mapped, the code of .NET methods). The loop waits for none but the
+//! last, and for those no longer than they may take.
 
 pub mod board;
 pub mod clock;

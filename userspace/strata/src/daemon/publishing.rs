@@ -26,8 +26,9 @@ use tokio::runtime::Handle;
 
 use super::clock::{Ages, wall_nanos};
 use super::cutting::Parcel;
+use super::leftovers::{self, OF_TARGETS};
+use super::memory;
 use super::outlets::{self, Outlet, Way};
-use super::{leftovers, memory};
 use files::Folder;
 
 /// Parts of cuts that wait for the publisher; more would only take memory.
@@ -151,6 +152,7 @@ impl Publisher {
             store: None,
             kept_before: Kept::default(),
             ages: Ages::new(None, wall_nanos(), Instant::now()),
+            has_opened: false,
             plan: None,
             next_try: Instant::now(),
             outlets: Vec::new(),
@@ -270,6 +272,8 @@ struct Work {
     kept_before: Kept,
     /// What is too old for it.
     ages: Ages,
+    /// A store was opened before.
+    has_opened: bool,
     plan: Option<StorePlan>,
     next_try: Instant,
     outlets: Vec<Pending>,
@@ -387,7 +391,7 @@ impl Work {
             sinks.clear();
         }
         for sink in &mut sinks {
-            sink.name = format!("own-{}-{key:016x}", sink.name);
+            sink.name = format!("{OF_TARGETS}{}-{key:016x}", sink.name);
         }
         let (spools, memory) = (self.destinations.spools.clone(), self.destinations.memory);
         match outlets::of(&sinks, spools.as_deref(), memory) {
@@ -424,7 +428,10 @@ impl Work {
         let Some(plan) = &self.plan else { return };
         match Store::open(&plan.directory, plan.options) {
             Ok(store) => {
-                self.ages = Ages::new(store.newest(), wall_nanos(), Instant::now());
+                // One that is opened again holds what was kept by a clock that is not believed yet.
+                if !std::mem::replace(&mut self.has_opened, true) {
+                    self.ages = Ages::new(store.newest(), wall_nanos(), Instant::now());
+                }
                 self.store = Some(store);
             }
             Err(error) => {
@@ -435,7 +442,9 @@ impl Work {
         }
     }
 
-    fn take(&mut self, parcels: Vec<Parcel>) {
+    fn take(&mut self, mut parcels: Vec<Parcel>) {
+        // The store has a dictionary for each service, and perhaps no room for all of them.
+        parcels.sort_by(|one, other| one.head.service.cmp(&other.head.service));
         if self.store.is_none() && self.plan.is_some() && Instant::now() >= self.next_try {
             self.open_store();
         }
