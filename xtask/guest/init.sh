@@ -19,6 +19,8 @@ section() {
     echo "@@@ end $name $status"
 }
 
+second=/sys/devices/system/cpu/cpu1/online
+
 everything() {
     section release uname -r
     if [ -e /bin/strata ]; then
@@ -31,6 +33,12 @@ everything() {
         section record-host strata record --frequency 199 --duration 4 --output /tmp/host.folded
         section host cat /tmp/host.folded
         kill %1
+
+        # On a CPU that was switched off and on again meanwhile.
+        section record-switched strata record --frequency 199 --output /tmp/switched.folded \
+            -- sh -c "set -e; sleep 1; echo 0 >$second; sleep 2; echo 1 >$second; sleep 3
+                taskset 2 known 5"
+        section switched cat /tmp/switched.folded
     else
         section known known 1
     fi

@@ -1,8 +1,9 @@
 //! `cargo xtask vm-test`: strata on other kernels, each booted under emulation.
 //!
 //! The guest is a kernel of Debian's and an archive of four things: busybox, an init script,
-//! a program whose profile is known, strata. It records that program twice and writes what it
-//! found to a serial port; [`verdict`] judges it here.
+//! a program whose profile is known, strata. It records that program three times, the last time on
+//! a CPU that is switched off and on meanwhile, and writes what it found to a serial port;
+//! [`verdict`] judges it here.
 //!
 //! Emulation and not KVM: it works in every container and CI, at the price of some seconds.
 //! Invariant: a guest that hangs, panics or says nothing fails the test within

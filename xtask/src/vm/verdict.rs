@@ -38,7 +38,9 @@ pub fn judge(transcript: &Transcript, kernel: &Kernel, with_strata: bool) -> Res
     let child = recording(transcript, "child").context("recorded as a child")?;
     text_of(transcript, "record-host").context("strata record, host-wide")?;
     let host = recording(transcript, "host").context("recorded host-wide")?;
-    Ok(format!("as a child {child}; host-wide {host}"))
+    text_of(transcript, "record-switched").context("strata record while a CPU goes and comes")?;
+    let switched = recording(transcript, "switched").context("on a CPU that was switched on")?;
+    Ok(format!("as a child {child}; host-wide {host}; on a CPU switched on {switched}"))
 }
 
 fn text_of<'a>(transcript: &'a Transcript, name: &str) -> Result<&'a str> {

@@ -444,7 +444,7 @@ impl Engine {
         self.last_sweep = Instant::now();
         self.programs.flush_diagnostics();
         self.store.reclaim();
-        self.look_after_ticking();
+        self.look_after_cpus();
         let pending = &self.pending;
         let table = &mut self.table;
         let (programs, store) = (&mut self.programs, &mut self.store);
@@ -465,16 +465,28 @@ impl Engine {
         self.loading.sweep();
     }
 
-    /// Samples those CPUs anew that have lost their event.
-    fn look_after_ticking(&mut self) {
+    /// Samples those CPUs that were switched on, and those anew that have lost their event.
+    fn look_after_cpus(&mut self) {
+        let switched_on = self.programs.look_for_cpus().unwrap_or_default();
+        for &cpu in &switched_on {
+            tracing::info!(cpu, "this CPU was switched on, and is sampled from now on");
+            self.sample_anew(cpu);
+        }
         let ticks = self.programs.ticks();
         let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
         for cpu in self.ticking.look(&ticks, frequency, self.now, ticking::busy_times) {
             tracing::warn!(cpu, "the kernel has stopped sampling this CPU: it is started again");
             self.restarted += 1;
-            if let Err(error) = self.programs.restart_on(cpu) {
-                tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
-            }
+            self.sample_anew(cpu);
+        }
+    }
+
+    fn sample_anew(&mut self, cpu: u32) {
+        if let Err(error) = self.programs.restart_on(cpu) {
+            tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
+        }
+        if let Err(error) = self.sideband.open_on(cpu) {
+            tracing::warn!(cpu, %error, "no process events of this CPU until that succeeds");
         }
     }
 

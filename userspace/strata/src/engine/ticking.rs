@@ -48,6 +48,10 @@ impl Watch {
         busy_time: impl FnOnce() -> HashMap<u32, Duration>,
     ) -> Vec<u32> {
         let mut still = Vec::new();
+        if self.cpus.len() > ticks.len() {
+            // One was switched off: what is known of it means nothing when it comes back.
+            self.cpus.clear();
+        }
         for &(cpu, ticks) in ticks {
             let fresh = Ticking { ticks, since: now, busy: None };
             let known = self.cpus.entry(cpu).or_insert(fresh);

@@ -221,12 +221,34 @@ impl Programs {
     pub fn restart_on(&mut self, cpu: u32) -> Result<(), LoadError> {
         if let Some(place) = self.links.iter().position(|(of, _)| *of == cpu) {
             let (_, link) = self.links.swap_remove(place);
-            let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
-            if let Err(error) = sampler.detach(link) {
-                tracing::debug!(cpu, %error, "the event that has stopped cannot be taken away");
-            }
+            self.take_away(cpu, link)?;
         }
         self.start_on(cpu)
+    }
+
+    /// Looks which CPUs are switched on: those that were not at the last look. Those that are off
+    /// now have lost their event.
+    pub fn look_for_cpus(&mut self) -> Result<Vec<u32>, LoadError> {
+        let now = aya::util::online_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
+        if now == self.cpus {
+            return Ok(Vec::new());
+        }
+        let (on, off): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.links).into_iter().partition(|(cpu, _)| now.contains(cpu));
+        self.links = on;
+        for (cpu, link) in off {
+            self.take_away(cpu, link)?;
+        }
+        let before = std::mem::replace(&mut self.cpus, now);
+        Ok(self.cpus.iter().copied().filter(|cpu| !before.contains(cpu)).collect())
+    }
+
+    fn take_away(&mut self, cpu: u32, link: PerfEventLinkId) -> Result<(), LoadError> {
+        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
+        if let Err(error) = sampler.detach(link) {
+            tracing::debug!(cpu, %error, "the event that has stopped cannot be taken away");
+        }
+        Ok(())
     }
 
     /// How often the sampler has run on each CPU that it is to sample.

@@ -66,6 +66,7 @@ const DATA_HEAD: usize = 1024;
 const DATA_TAIL: usize = 1032;
 
 struct CpuRing {
+    cpu: u32,
     fd: OwnedFd,
     start: *mut u8,
 }
@@ -123,7 +124,7 @@ impl CpuRing {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { fd, start: start.cast() })
+        Ok(Self { cpu, fd, start: start.cast() })
     }
 
     fn enable(&self) -> io::Result<()> {
@@ -185,6 +186,8 @@ pub struct Sideband {
     rings: Vec<CpuRing>,
     epoll: OwnedFd,
     scratch: Vec<u8>,
+    /// Events of rings that were replaced.
+    left: Vec<Timed>,
 }
 
 impl Sideband {
@@ -196,27 +199,43 @@ impl Sideband {
         }
         // SAFETY: a descriptor nobody else owns.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
-        let mut rings = Vec::new();
+        let mut sideband = Self { rings: Vec::new(), epoll, scratch: Vec::new(), left: Vec::new() };
         for &cpu in cpus {
-            let ring = CpuRing::open(cpu)?;
-            let mut interest =
-                libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-            // SAFETY: valid descriptors and a valid event.
-            let added = unsafe {
-                libc::epoll_ctl(
-                    epoll.as_raw_fd(),
-                    libc::EPOLL_CTL_ADD,
-                    ring.fd.as_raw_fd(),
-                    &raw mut interest,
-                )
-            };
-            if added != 0 {
-                return Err(io::Error::last_os_error());
+            match sideband.open_on(cpu) {
+                Err(error) if sideband.rings.is_empty() => return Err(error),
+                // It may just have been switched off.
+                Err(error) => tracing::warn!(cpu, %error, "no process events of this CPU yet"),
+                Ok(()) => {}
             }
-            ring.enable()?;
-            rings.push(ring);
         }
-        Ok(Self { rings, epoll, scratch: Vec::new() })
+        Ok(sideband)
+    }
+
+    /// Takes the events of a CPU from a new ring: one that was switched off has lost the old one.
+    pub fn open_on(&mut self, cpu: u32) -> io::Result<()> {
+        let ring = CpuRing::open(cpu)?;
+        let mut interest =
+            libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        // SAFETY: valid descriptors and a valid event.
+        let added = unsafe {
+            libc::epoll_ctl(
+                self.epoll.as_raw_fd(),
+                libc::EPOLL_CTL_ADD,
+                ring.fd.as_raw_fd(),
+                &raw mut interest,
+            )
+        };
+        if added != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        ring.enable()?;
+        if let Some(old) = self.rings.iter().position(|ring| ring.cpu == cpu) {
+            // What both have seen is told twice, and changes nothing then.
+            let old = self.rings.swap_remove(old);
+            old.drain(&mut self.scratch, &mut self.left);
+        }
+        self.rings.push(ring);
+        Ok(())
     }
 
     /// Readable when any CPU has events.
@@ -237,6 +256,7 @@ impl Sideband {
     /// All events so far, in the order of their times.
     pub fn drain(&mut self, into: &mut Vec<Timed>) {
         let first = into.len();
+        into.append(&mut self.left);
         for ring in &self.rings {
             ring.drain(&mut self.scratch, into);
         }
