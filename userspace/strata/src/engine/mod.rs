@@ -4,6 +4,7 @@
 //! - [`rates`]: who is sampled less often than others.
 //! - [`readiness`]: waiting for all that, in an event loop.
 //! - [`samples`]: records become samples; raw stacks wait for their tables.
+//! - [`sweeping`]: what is given up and forgotten, and what is looked after now and then.
 //! - [`ticking`]: whether every CPU is still being sampled.
 //! - this module: ties them to the process table, in the order of time.
 //!
@@ -17,6 +18,7 @@ pub mod loading;
 pub mod rates;
 pub mod readiness;
 pub mod samples;
+mod sweeping;
 pub mod ticking;
 
 use std::collections::{HashSet, VecDeque};
@@ -36,7 +38,6 @@ use crate::processes::mapped::FileId;
 use crate::processes::scan::Scanner;
 use crate::processes::table::{Backing, Change, ImageId, Mapping, ProcessTable};
 use crate::recording::aggregate::Aggregate;
-use crate::recording::place::Place;
 use crate::recording::selection::{Selection, Wanted};
 use crate::tables::store::Store;
 use loading::{Loading, Missing};
@@ -123,13 +124,6 @@ const BRIDGE_LOOK: Duration = Duration::from_millis(20);
 const LAST_BRIDGES: Duration = Duration::from_secs(2);
 /// A runtime answers within milliseconds.
 const SETTLING: Duration = Duration::from_secs(1);
-/// How long ended processes are kept for samples that are still on their way.
-const SWEEP: Duration = Duration::from_secs(1);
-/// Files are forgotten when they were in use at none of two looks.
-const FILE_SWEEP: Duration = Duration::from_secs(300);
-/// With more files than these, those that nobody maps go at once: each is an open descriptor.
-const MANY_FILES: usize = 4096;
-
 impl Engine {
     /// Loads the programs, opens the event streams and reads the state of the host. Sampling
     /// starts with [`Self::start`].
@@ -425,111 +419,11 @@ impl Engine {
         }
     }
 
-    /// Evicts least-used processes' tables while memory is tight.
-    fn make_room(&mut self) {
-        let mut evicted = 0;
-        while self.store.is_tight() && evicted < 64 {
-            let Some(pid) = self.store.least_used() else { break };
-            self.store.withdraw(&mut self.programs, pid);
-            self.loading.release_unused(&mut self.store);
-            evicted += 1;
-        }
-    }
-
-    /// Housekeeping: ended processes are forgotten once nothing of theirs can come any more.
-    fn sweep(&mut self) {
-        if self.last_sweep.elapsed() < SWEEP {
-            return;
-        }
-        self.last_sweep = Instant::now();
-        self.programs.flush_diagnostics();
-        self.store.reclaim();
-        self.look_after_cpus();
-        let pending = &self.pending;
-        let table = &mut self.table;
-        let (programs, store) = (&mut self.programs, &mut self.store);
-        let managed = &mut self.managed;
-        self.ended.retain(|&pid| {
-            // The pid may be another process by now.
-            if !table.get(pid).is_some_and(|process| process.exited) {
-                return false;
-            }
-            if pending.waits_for(pid) || still_runs(pid) {
-                return true;
-            }
-            managed.left(pid);
-            store.withdraw(programs, pid);
-            table.remove(pid);
-            false
-        });
-        self.loading.sweep();
-    }
-
-    /// Samples those CPUs that were switched on, and those anew that have lost their event.
-    fn look_after_cpus(&mut self) {
-        let switched_on = self.programs.look_for_cpus().unwrap_or_default();
-        for &cpu in &switched_on {
-            tracing::info!(cpu, "this CPU was switched on, and is sampled from now on");
-            self.sample_anew(cpu);
-        }
-        let ticks = self.programs.ticks();
-        let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
-        for cpu in self.ticking.look(&ticks, frequency, self.now, ticking::busy_times) {
-            tracing::warn!(cpu, "the kernel has stopped sampling this CPU: it is started again");
-            self.restarted += 1;
-            self.sample_anew(cpu);
-        }
-    }
-
-    fn sample_anew(&mut self, cpu: u32) {
-        if let Err(error) = self.programs.restart_on(cpu) {
-            tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
-        }
-        if let Err(error) = self.sideband.open_on(cpu) {
-            tracing::warn!(cpu, %error, "no process events of this CPU until that succeeds");
-        }
-    }
-
     /// Everything sampled since the last cut; sampling goes on.
     pub fn cut(&mut self) -> Aggregate {
         self.managed.ask_last(&self.aggregate);
         let fresh = Aggregate::new(self.aggregate.timeline().is_some());
         std::mem::replace(&mut self.aggregate, fresh)
-    }
-
-    /// After a cut, when what was cut off is named: what is known of processes that are gone is
-    /// forgotten, and so are files that nobody has mapped for a while.
-    pub fn forget(&mut self) {
-        self.managed.forget_ended();
-        let mut images: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
-        images.extend(self.aggregate.threads().map(|thread| thread.image));
-        images.extend(self.managed.images());
-        self.table.retain_images(|image| images.contains(&image));
-        let table = &self.table;
-        self.groups.retain(|image| table.image(image).is_some());
-        self.rates.retain(|image| table.image(image).is_some());
-        self.managed.forget_left_alone(|image| table.image(image).is_some());
-        let crowded = self.table.files.len() > MANY_FILES;
-        if !crowded && self.last_file_sweep.elapsed() < FILE_SWEEP {
-            return;
-        }
-        self.last_file_sweep = Instant::now();
-        let mut files = self.table.files_in_use();
-        files.extend(self.pending.owners().flat_map(|(_, space)| space.files()));
-        files.extend(self.aggregate.places().filter_map(|place| match place {
-            Place::File { file, .. } => Some(file),
-            _ => None,
-        }));
-        // Programs that run every few seconds use the same files again.
-        let spared = std::mem::replace(&mut self.files_in_use, files);
-        let spared = if crowded { HashSet::new() } else { spared };
-        let (loading, used) = (&self.loading, &self.files_in_use);
-        let is_kept = |file: FileId| {
-            used.contains(&file) || spared.contains(&file) || loading.is_asked_about(file)
-        };
-        self.table.files.retain(is_kept);
-        let table = &self.table;
-        self.loading.retain(&mut self.store, |file| table.files.get(file).is_some());
     }
 
     /// See [`Managed::ask_again`]. What the kernel knows of the code of those that lost their bridge
@@ -619,13 +513,4 @@ pub fn monotonic_nanos() -> u64 {
     // SAFETY: a valid place for the result; the clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Whether a process whose leader has ended still has threads that run.
-fn still_runs(pid: u32) -> bool {
-    // SAFETY: signal 0 only asks.
-    if unsafe { libc::kill(pid as i32, 0) } != 0 {
-        return io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
-    }
-    std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() > 1)
 }
