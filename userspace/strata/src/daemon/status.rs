@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use strata_profile::text::sanitize_for_terminal;
 
+use crate::record::report;
+
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of an answer.
 const MOST: u64 = 8 << 20;
@@ -108,7 +110,8 @@ fn text(status: &Value) -> String {
     ));
     let losses = sampling["losses"].as_object().into_iter().flatten();
     for (cause, count) in losses {
-        lines.push(format!("               lost: {cause} {}", number(count)));
+        let text = report::explained(cause).unwrap_or_else(|| cause.clone());
+        lines.push(format!("               missing: {} {text}", number(count)));
     }
     let profiles = &status["profiles"];
     lines.push(format!(
@@ -263,6 +266,16 @@ mod tests {
         let shown = text(&serde_json::json!({ "store": store }));
         let expected = "12,000 profiles written, 120.0 MB; dictionaries in memory 4.2 MB\n";
         assert!(shown.contains(expected), "{shown}");
+    }
+
+    #[test]
+    fn what_is_missing_is_said_in_words() {
+        let losses = serde_json::json!({ "stack_capture_limit": 1200, "new_one": 3 });
+        let shown = text(&serde_json::json!({ "sampling": { "losses": losses } }));
+        let expected = "missing: 1,200 stacks cut: a raw stack larger than is copied\n";
+        assert!(shown.contains(expected), "{shown}");
+        // Of another version of strata.
+        assert!(shown.contains("missing: 3 new_one\n"), "{shown}");
     }
 
     #[test]

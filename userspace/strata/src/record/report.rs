@@ -32,49 +32,62 @@ pub struct Loss {
     pub count: u64,
 }
 
+/// Losses other than the ways in which stacks end, for scripts and for people.
+const CAUSES: [(&str, &str); 11] = [
+    ("ring_full", "samples the record ring had no room for"),
+    (
+        "sampling_restarted",
+        "times the kernel had stopped sampling a CPU for seconds, and was asked again",
+    ),
+    ("lost_events", "process events the kernel had no room for"),
+    ("malformed_records", "records that made no sense"),
+    ("raw_stacks_dropped", "raw stacks that had to be given up"),
+    ("processes_unread", "processes whose mappings could not be read"),
+    (
+        "clr_stacks_followed",
+        "stacks of .NET code followed by frame pointer before its methods were known",
+    ),
+    ("files_unreadable", "mapped files that could not be read"),
+    ("tables_refused", "unwind tables without room (--table-memory)"),
+    ("clr_records_lost", "records of .NET processes that were lost or refused"),
+    ("unnamed_places", "addresses without a name"),
+];
+
+/// What a loss means to people.
+pub fn explained(cause: &str) -> Option<String> {
+    if let Some((_, text)) = CAUSES.iter().find(|(known, _)| *known == cause) {
+        return Some((*text).to_owned());
+    }
+    let end = End::ALL.into_iter().find(|end| cause_of(*end) == cause)?;
+    Some(format!("stacks cut: {}", describe_end(end)))
+}
+
 /// Every loss that is not zero. `ends` says how stacks ended, `unnamed` how many places have no
 /// name.
 pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Loss> {
     let mut losses = Vec::new();
-    let mut add = |cause, text: &str, count| {
+    let mut add = |cause, count| {
         if count > 0 {
-            losses.push(Loss { cause, text: text.to_owned(), count });
+            losses.push(Loss { cause, text: explained(cause).unwrap_or_default(), count });
         }
     };
-    add("ring_full", "samples the record ring had no room for", engine.count(Counter::RingFull));
-    add(
-        "sampling_restarted",
-        "times the kernel had stopped sampling a CPU for seconds, and was asked again",
-        engine.restarted,
-    );
-    add("lost_events", "process events the kernel had no room for", engine.table.lost_events);
-    add("malformed_records", "records that made no sense", engine.malformed_records);
+    add("ring_full", engine.count(Counter::RingFull));
+    add("sampling_restarted", engine.restarted);
+    add("lost_events", engine.table.lost_events);
+    add("malformed_records", engine.malformed_records);
     for end in End::ALL {
         if matches!(end, End::Complete | End::KernelOnly) {
             continue;
         }
-        let count = ends.get(end as usize).copied().unwrap_or_default();
-        add(cause_of(end), &format!("stacks cut: {}", describe_end(end)), count);
+        add(cause_of(end), ends.get(end as usize).copied().unwrap_or_default());
     }
-    add("raw_stacks_dropped", "raw stacks that had to be given up", engine.raw_stacks_dropped());
-    add(
-        "processes_unread",
-        "processes whose mappings could not be read",
-        engine.processes_unread(),
-    );
-    add(
-        "clr_stacks_followed",
-        "stacks of .NET code followed by frame pointer before its methods were known",
-        engine.stacks_followed(),
-    );
-    add("files_unreadable", "mapped files that could not be read", engine.loading.failed_files);
-    add("tables_refused", "unwind tables without room (--table-memory)", engine.store.refused);
-    add(
-        "clr_records_lost",
-        "records of .NET processes that were lost or refused",
-        engine.managed.totals().lost,
-    );
-    add("unnamed_places", "addresses without a name", unnamed);
+    add("raw_stacks_dropped", engine.raw_stacks_dropped());
+    add("processes_unread", engine.processes_unread());
+    add("clr_stacks_followed", engine.stacks_followed());
+    add("files_unreadable", engine.loading.failed_files);
+    add("tables_refused", engine.store.refused);
+    add("clr_records_lost", engine.managed.totals().lost);
+    add("unnamed_places", unnamed);
     losses
 }
 
