@@ -55,7 +55,7 @@ pub use discover::{ClrProcess, DiscoverError, Evidence, Machine, discover, disco
 pub use guarded::{MAX_STUCK, Patience, Stuck, stuck_threads};
 pub use install::{InstallError, install};
 pub use mappings::{CLibrary, SharedKind, SharedMapping};
-pub use place::{PlaceError, Tried, Unusable};
+pub use place::{PlaceError, Tried, Unusable, has_librarys_name};
 pub use profilers::{Profiler, ProfilerRole, STRATA, STRATA_CLASS, STRATA_LIBRARY};
 pub use root::RootError;
 pub use session::{Session, SessionError, SessionOptions};

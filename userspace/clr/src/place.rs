@@ -235,13 +235,27 @@ fn unusable(errno: Errno) -> Unusable {
     }
 }
 
+/// Around what is random in the library's name.
+const NAME: (&str, &str) = (".strata-clr-", ".so");
+const RANDOM_DIGITS: usize = 32;
+
+/// Whether a file is called as the library is, wherever it lies.
+#[must_use]
+pub fn has_librarys_name(path: &std::path::Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let random = name.strip_prefix(NAME.0).and_then(|rest| rest.strip_suffix(NAME.1));
+    random.is_some_and(|random| {
+        random.len() == RANDOM_DIGITS && random.bytes().all(|digit| digit.is_ascii_hexdigit())
+    })
+}
+
 /// Nobody can be there before it.
 fn random_name() -> Option<String> {
     let mut random = [0_u8; 16];
     // SAFETY: the pointer and the length are those of one array.
     let length = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
     (usize::try_from(length) == Ok(random.len()))
-        .then(|| format!(".strata-clr-{:032x}.so", u128::from_le_bytes(random)))
+        .then(|| format!("{}{:032x}{}", NAME.0, u128::from_le_bytes(random), NAME.1))
 }
 
 impl Drop for Placed {
@@ -291,6 +305,15 @@ mod tests {
         assert_eq!(std::fs::read(&placed.path).unwrap(), b"library");
         drop(placed);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_library_is_told_by_its_name() {
+        let name = random_name().unwrap();
+        let has_name = |path: &str| has_librarys_name(std::path::Path::new(path));
+        assert!(has_name(&format!("/tmp/{name}")) && has_name(&name));
+        assert!(!has_name("/tmp/.strata-clr-7c446c.so") && !has_name(&format!("/tmp/{name}.so")));
+        assert!(!has_name("/") && !has_name(&format!("/tmp/{name}/libc.so")));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod native;
 pub mod related;
 pub mod vdso;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use strata_profile::FrameKind;
@@ -50,6 +51,19 @@ pub struct ModuleInfo {
     pub limit: u64,
     pub offset: u64,
 }
+
+impl ModuleInfo {
+    /// Strata's own library has another name in each process: there would be no end of modules.
+    pub fn of(path: &Path) -> Self {
+        let path = match strata_clr::has_librarys_name(path) {
+            true => OWN_LIBRARY.to_owned(),
+            false => path.display().to_string(),
+        };
+        Self { path, ..Self::default() }
+    }
+}
+
+const OWN_LIBRARY: &str = "[strata-clr]";
 
 /// What could not be named, for the summary.
 #[derive(Clone, Debug, Default)]

@@ -45,7 +45,7 @@ pub fn resolve(
     shortfalls: &mut Shortfalls,
 ) -> Named {
     let path = wanted.path.display();
-    let mut module = ModuleInfo { path: path.to_string(), ..ModuleInfo::default() };
+    let mut module = ModuleInfo::of(wanted.path);
     let unnamed = |module| Named {
         module,
         frames: wanted.offsets.iter().map(|offset| (*offset, Vec::new())).collect(),

@@ -88,7 +88,7 @@ impl Naming {
             if let Some(why) = engine.loading.trouble_of(file) {
                 shortfalls.problem(format!("{}: {why}", path.display()));
             }
-            let module = pseudo_module(&path.display().to_string());
+            let module = Arc::new(ModuleInfo { limit: u64::MAX, ..ModuleInfo::of(&path) });
             for offset in offsets {
                 self.set(place(offset), offset, Some(&module), Vec::new(), ROUNDS);
             }
