@@ -68,3 +68,29 @@ fn times_of_samples_are_kept_where_a_rule_asks_for_them() -> Result<()> {
     assert!(script.contains("burn_fifty"), "its samples are shown all the same");
     Ok(())
 }
+
+#[test]
+fn code_that_nobody_can_name_is_one_thing() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[sampling]\nfrequency = 199\n")?;
+    daemon.start()?;
+    // Its functions are compiled, and no map says where.
+    let mut command = Command::new(places::required("node", "nodejs")?);
+    command.arg(places::target_sources().join("node/shares.js")).arg("4");
+    command.env("DD_SERVICE", "unnamed");
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    daemon.end()?;
+
+    query(&daemon, "unnamed", "unnamed.folded")?;
+    let folded = std::fs::read_to_string(daemon.folder().join("unnamed.folded"))?;
+    assert!(folded.contains(";[jit]"), "{folded}");
+    assert!(!folded.contains("[jit]!0x"), "places of one process are no names");
+    query(&daemon, "unnamed", "unnamed.pb.gz")?;
+    let profile = pprof::read(&daemon.folder().join("unnamed.pb.gz"))?;
+    let stacks = profile.stacks()?;
+    println!("{} samples in {} stacks", stacks.total(), stacks.stacks.len());
+    assert!(stacks.total() > 400, "it has run for four seconds");
+    Ok(())
+}

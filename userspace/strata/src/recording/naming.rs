@@ -34,6 +34,15 @@ pub struct Named {
     pub frames: Vec<NamedFrame>,
 }
 
+impl Named {
+    fn is_unnamed(&self) -> bool {
+        self.frames.first().is_none_or(|frame| &*frame.name == UNNAMED_CODE)
+    }
+}
+
+/// Code that a runtime made and nobody can name.
+const UNNAMED_CODE: &str = "[jit]";
+
 struct Known {
     named: Arc<Named>,
     /// The last round that it was wanted in.
@@ -148,8 +157,7 @@ impl Naming {
         if !is_over() {
             self.find_related(engine, aggregate);
         }
-        let is_unnamed =
-            |place: &Place| self.get(*place).is_none_or(|named| named.frames.is_empty());
+        let is_unnamed = |place: &Place| self.get(*place).is_none_or(Named::is_unnamed);
         shortfalls.unnamed += aggregate.places().filter(is_unnamed).count() as u64;
         self.forget_unwanted();
         self.make_room();
@@ -189,6 +197,7 @@ impl Naming {
                     wanted.images.entry(image).or_default().push(code);
                 }
                 Place::Unknown { address, .. } => {
+                    let address = if self.is_bounded() { 0 } else { address };
                     self.set(place, address, None, vec![unknown()], FOR_GOOD);
                 }
                 Place::Marker(marker) => {

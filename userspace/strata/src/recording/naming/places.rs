@@ -6,7 +6,7 @@ use strata_files::ProcessRef;
 use strata_profile::FrameKind;
 use strata_symbols::Resolver;
 
-use super::{FOR_GOOD, Naming, ROUNDS};
+use super::{FOR_GOOD, Naming, ROUNDS, UNNAMED_CODE};
 use crate::engine::Engine;
 use crate::engine::loading::clean_path;
 use crate::processes::mapped::FileId;
@@ -205,12 +205,21 @@ impl Naming {
         let dump = engine.table.jitdump_of(image).and_then(|file| engine.loading.open_file(file));
         let most = if self.is_bounded() { jit::MOST_OFTEN } else { jit::MOST };
         let jit = JitNames::load(engine.loading.service(), pid, dump, most);
-        let module = pseudo_module("[jit]");
+        let module = pseudo_module(UNNAMED_CODE);
         let all_known = engine.managed.knows_all(image);
         for code in unknown {
             let stub = || (code.of_runtime && all_known).then(managed::runtime_stub);
-            let frames = jit.name(code.address).or_else(stub).into_iter().collect();
-            self.set(place(&code), code.address, Some(&module), frames, ROUNDS);
+            match jit.name(code.address).or_else(stub) {
+                Some(frame) => {
+                    self.set(place(&code), code.address, Some(&module), vec![frame], ROUNDS);
+                }
+                // Addresses of one process mean nothing in another, and there is no end of them.
+                None if self.is_bounded() => {
+                    let frame = NamedFrame::plain(FrameKind::Jit, UNNAMED_CODE);
+                    self.set(place(&code), 0, Some(&module), vec![frame], ROUNDS);
+                }
+                None => self.set(place(&code), code.address, Some(&module), Vec::new(), ROUNDS),
+            }
         }
     }
 }
