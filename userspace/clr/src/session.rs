@@ -4,10 +4,12 @@
 //! process has been killed. It owns the bridge (one strata at a time; the kernel releases the lock of
 //! one that dies) and tells it what is wanted.
 //!
-//! Invariant: one call does bounded work ([`Budget`]), whatever lies in the memory; what the process
-//! can make strata do without being asked (looking for segments it says it has) grows rarer the
-//! longer it is in vain.
+//! Invariant: one call does bounded work ([`Budget`]), whatever lies in the memory, and waits for
+//! nothing of the process: what takes the lock of its memory is handed out ([`Session::wanted`]). What
+//! the process can make strata do without being asked (looking for segments it says it has) grows
+//! rarer the longer it is in vain.
 
+mod looking;
 mod memory_files;
 mod presence;
 mod requests;
@@ -31,18 +33,17 @@ use crate::deadline::Deadline;
 use crate::mappings::{Mappings, SharedMapping};
 use crate::target::{Target, TargetError};
 
+use looking::{Found, Looking, Segments};
+
+pub use looking::Look;
 pub use presence::{BridgeState, Holder, presence};
 pub use requests::{MAX_WAITING, Question, Unanswered};
 
-/// Between two looks for segments: at least this, doubled each time nothing was found.
-const SHORTEST_LOOK: Duration = Duration::from_millis(20);
-const LONGEST_LOOK: Duration = Duration::from_secs(2);
-/// Looking for segments may take this part of the time.
-const LOOKING_SHARE: u32 = 50;
 /// How often the process and the bridge's status are looked at, at most.
 const LOOK: Duration = Duration::from_millis(20);
-/// How often it is checked that the process has not dropped the memory.
-const CHECK_MAPPED: Duration = Duration::from_secs(1);
+/// How long the end of a process and a detach wait for a look that is out: what that opens is not
+/// lost then.
+const LAST_LOOK: Duration = Duration::from_millis(250);
 /// Between two looks while waiting for a detach.
 const DETACH_LOOK: Duration = Duration::from_millis(10);
 
@@ -120,12 +121,10 @@ pub struct Session {
     owner: Owner,
     reader: Reader<File>,
     requests: Requests,
-    /// Files that were looked at, by inode.
-    known: HashSet<u64>,
-    look: NextLook,
+    looking: Looking,
     /// When process and status are looked at again.
     looks_at: Instant,
-    checked: Instant,
+    leaving: Leaving,
     life: Life,
     enumerated: bool,
     status: StatusRecord,
@@ -133,22 +132,29 @@ pub struct Session {
 
 use requests::Requests;
 
-#[derive(Debug)]
-struct NextLook {
-    at: Instant,
-    wait: Duration,
+/// Whether the bridge is to leave. What is not open when it is told may be lost, so its segments are
+/// looked for once more before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    No,
+    /// It is told after a look, or then.
+    Wanted {
+        until: Instant,
+        is_looking: bool,
+    },
+    Told,
 }
 
 impl Session {
-    /// Finds the bridge of a process and becomes its owner.
+    /// Finds the bridge of a process and becomes its owner. May hang for as long as the process likes.
     pub fn open(target: Target, options: &SessionOptions) -> Result<Self, SessionError> {
         let mappings = Mappings::read(&target)?;
         let mut first_error = None;
         for main in memory_files::mains(&mappings.shared) {
             match open_main(&target, &main, options) {
                 Ok((owner, reader, status)) => {
-                    let mut session = Self::new(target, main, owner, reader, status);
-                    session.add_segments(&mappings);
+                    let segments = Segments::open(&target, &mappings, &HashSet::new());
+                    let mut session = Self::new(target, main, owner, reader, status, segments);
                     session.wish(options)?;
                     return Ok(session);
                 }
@@ -162,12 +168,15 @@ impl Session {
         target: Target,
         main: SharedMapping,
         owner: Owner,
-        reader: Reader<File>,
+        mut reader: Reader<File>,
         status: StatusRecord,
+        segments: Segments,
     ) -> Self {
         let pid = i32::try_from(target.pid()).ok().and_then(Pid::from_raw);
         let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         let now = Instant::now();
+        let looking = Looking::new(now, &segments);
+        add_segments(&mut reader, segments);
         Self {
             // A pid that was given away meanwhile would be seen as the target's end: it is alive
             // after its descriptor was made, or the descriptor is not kept.
@@ -177,10 +186,9 @@ impl Session {
             owner,
             reader,
             requests: Requests::default(),
-            known: HashSet::new(),
-            look: NextLook { at: now, wait: SHORTEST_LOOK },
+            looking,
             looks_at: now,
-            checked: now,
+            leaving: Leaving::No,
             life: Life::Running,
             enumerated: false,
             status,
@@ -274,17 +282,7 @@ impl Session {
 
     /// Reads what is new, sends what is asked, and looks whether the bridge is still there.
     pub fn poll(&mut self, budget: Budget) -> Result<Poll, SessionError> {
-        let now = Instant::now();
-        if now >= self.looks_at {
-            self.looks_at = now + LOOK;
-            // Before reading: what is written after this is read by the next call.
-            self.look_after_process(now);
-            if self.life == Life::Running {
-                self.owner.beat()?;
-            }
-            self.status = self.reader.status()?;
-            self.look_for_segments(now);
-        }
+        self.look_after()?;
         let read = self.reader.poll(budget, monotonic_time())?;
         self.enumerated |= read.entries.iter().any(|entry| self.is_own_enumeration(entry));
         let mut unanswered = match self.life {
@@ -301,80 +299,113 @@ impl Session {
         matches!(&entry.record, Record::Enumerated(end) if end.epoch == self.owner.wishes().epoch)
     }
 
-    fn look_after_process(&mut self, now: Instant) {
+    /// What is to be looked at now, if anything is. It must be looked at where it may hang; what
+    /// it brings home is taken in by [`Self::poll`].
+    pub fn wanted(&mut self) -> Option<Look> {
         if self.life != Life::Running {
+            return None;
+        }
+        let is_missing = self.reader.missing_segments(&self.status) > 0;
+        let look = self.looking.wanted(Instant::now(), &self.target, self.main, is_missing)?;
+        if let Leaving::Wanted { is_looking, .. } = &mut self.leaving {
+            *is_looking = true;
+        }
+        Some(look)
+    }
+
+    /// As [`Self::poll`], and looks at once at what is wanted: for a thread that may hang.
+    pub fn look_and_poll(&mut self, budget: Budget) -> Result<Poll, SessionError> {
+        self.look_after()?;
+        if let Some(look) = self.wanted() {
+            look.look();
+        }
+        self.poll(budget)
+    }
+
+    fn look_after(&mut self) -> Result<(), SessionError> {
+        let now = Instant::now();
+        self.take_found(now);
+        if now >= self.looks_at {
+            self.looks_at = now + LOOK;
+            // Before reading: what is written after this is read by the next call.
+            self.look_after_process(now);
+            if self.life == Life::Running {
+                self.owner.beat()?;
+            }
+            self.status = self.reader.status()?;
+            if self.reader.missing_segments(&self.status) == 0 {
+                self.looking.nothing_missing();
+            }
+        }
+        self.tell_to_leave(now)
+    }
+
+    fn look_after_process(&mut self, now: Instant) {
+        let is_out = self.looking.out_since().is_some_and(|since| now < since + LAST_LOOK);
+        if self.life != Life::Running || is_out {
             return;
         }
-        let ended = match &self.process {
+        if self.has_ended() {
+            self.end(Life::Ended);
+        } else if self.status.state == Some(State::Detached) {
+            self.end(Life::Left);
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        match &self.process {
             Some(process) => {
                 let no_time = Timespec { tv_sec: 0, tv_nsec: 0 };
                 poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&no_time))
                     .is_ok_and(|ready| ready > 0)
             }
             None => !self.target.is_alive(),
-        };
-        if ended {
-            self.end(Life::Ended);
-        } else if self.status.state == Some(State::Detached) {
-            self.end(Life::Left);
-        } else if now.duration_since(self.checked) >= CHECK_MAPPED {
-            self.checked = now;
-            // Gone by exec, or because the process unmapped it.
-            let name = format!("map_files/{:x}-{:x}", self.main.start, self.main.end);
-            if matches!(self.target.read_link(&name), Err(TargetError::Gone(_))) {
-                self.end(Life::Left);
-            }
         }
     }
 
-    /// Opens segments that the bridge says it has and that are not open yet.
-    fn look_for_segments(&mut self, now: Instant) {
-        if self.life != Life::Running || now < self.look.at {
-            return;
+    /// Takes in what a look has found.
+    fn take_found(&mut self, now: Instant) {
+        let Some(Found { is_mapped, segments }) = self.looking.came_back(now) else { return };
+        if let Some(segments) = segments {
+            let known = segments.seen.clone();
+            let added = add_segments(&mut self.reader, segments);
+            self.looking.note_segments(now, known, added);
         }
-        if self.reader.missing_segments(&self.status) == 0 {
-            self.look.wait = SHORTEST_LOOK;
-            return;
+        match &mut self.leaving {
+            Leaving::Wanted { until, is_looking: true } => *until = now,
+            // This one may have been too early.
+            Leaving::Wanted { is_looking: false, .. } => self.looking.hurry(now),
+            Leaving::No | Leaving::Told => {}
         }
-        let found = match Mappings::read(&self.target) {
-            Ok(mappings) => self.add_segments(&mappings),
-            Err(_) => 0,
-        };
-        let took = now.elapsed();
-        self.look.wait =
-            if found > 0 { SHORTEST_LOOK } else { (self.look.wait * 2).min(LONGEST_LOOK) };
-        self.look.at = Instant::now() + self.look.wait.max(took.saturating_mul(LOOKING_SHARE));
+        if !is_mapped {
+            self.end(if self.has_ended() { Life::Ended } else { Life::Left });
+        }
     }
 
-    fn add_segments(&mut self, mappings: &Mappings) -> usize {
-        let mut added = 0;
-        for segment in memory_files::segments(mappings, &self.known) {
-            self.known.insert(segment.inode);
-            // What is no segment of this bridge costs nothing but having been looked at.
-            let opened = memory_files::open(&self.target, &segment);
-            let checked = opened.and_then(|file| file::check_segment(&file).map(|()| file));
-            if let Ok(file) = checked
-                && self.reader.add_segment(file).is_ok()
-            {
-                added += 1;
-            }
-        }
-        added
-    }
-
-    /// Asks the bridge to leave the process. The runtime takes some tenths of a second for it.
+    /// Asks the bridge to leave the process. The runtime takes some tenths of a second for it. While
+    /// segments are missing it is told by a later [`Self::poll`]: after one more look, or soon.
     pub fn detach(&mut self) -> Result<(), SessionError> {
-        if self.life == Life::Running {
-            // After this the memory may be unmapped: what is not open then is lost.
+        if self.life == Life::Running && self.leaving == Leaving::No {
+            let now = Instant::now();
             self.status = self.reader.status()?;
-            self.look.at = Instant::now();
-            self.look_for_segments(Instant::now());
-            self.owner.wish(wish::DETACH, [0; 32])?;
+            self.looking.hurry(now);
+            self.leaving = Leaving::Wanted { until: now + LAST_LOOK, is_looking: false };
+            self.tell_to_leave(now)?;
         }
         Ok(())
     }
 
-    /// Asks the bridge to leave and waits until it has, reading on.
+    fn tell_to_leave(&mut self, now: Instant) -> Result<(), SessionError> {
+        let Leaving::Wanted { until, .. } = self.leaving else { return Ok(()) };
+        let is_missing = self.reader.missing_segments(&self.status) > 0;
+        if self.life == Life::Running && (!is_missing || now >= until) {
+            self.owner.wish(wish::DETACH, [0; 32])?;
+            self.leaving = Leaving::Told;
+        }
+        Ok(())
+    }
+
+    /// Asks the bridge to leave and waits until it has, reading on: for a thread that may hang.
     pub fn detach_and_wait(
         &mut self,
         time: Duration,
@@ -384,7 +415,7 @@ impl Session {
         let deadline = Deadline::within(time);
         self.detach()?;
         loop {
-            let read = self.poll(budget)?;
+            let read = self.look_and_poll(budget)?;
             let (life, more) = (read.life, read.more);
             take(read);
             match life {
@@ -403,6 +434,11 @@ impl Session {
         self.owner.release()?;
         Ok(())
     }
+}
+
+/// Gives the reader what was opened; how much of it was a segment of this bridge.
+fn add_segments(reader: &mut Reader<File>, segments: Segments) -> usize {
+    segments.files.into_iter().filter_map(|file| reader.add_segment(file).ok()).count()
 }
 
 /// Opens, checks and locks a main file.

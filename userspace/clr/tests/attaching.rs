@@ -24,7 +24,7 @@ fn options(name: &str) -> AttachOptions {
 }
 
 fn poll(session: &mut Session) -> Poll {
-    session.poll(Budget::default()).unwrap()
+    session.look_and_poll(Budget::default()).unwrap()
 }
 
 /// Reads until everything that existed was told.
@@ -201,7 +201,7 @@ fn what_was_written_is_read_after_the_process_was_killed() {
     // The bridge writes; nobody reads.
     let mut methods = 0;
     wait_until("the bridge has told of methods", || {
-        session.poll(Budget { records: 0, bytes: 0 }).unwrap();
+        session.look_and_poll(Budget { records: 0, bytes: 0 }).unwrap();
         let before = methods;
         methods = session.methods();
         methods > 20 && methods > before

@@ -1,16 +1,25 @@
-//! A process whose temporary directory never answers: strata goes on without it. Needs FUSE.
+//! Processes whose temporary directory never answers, or that hold their memory's lock for good:
+//! strata goes on without them. Needs FUSE.
 
 mod support;
 
 #[path = "../../files/tests/support/fuse.rs"]
 mod fuse;
 
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fuse::Fuse;
-use strata_clr::{DiscoverError, MAX_STUCK, SocketError, Stuck, discover, stuck_threads};
+use strata_bridge_layout::control::wish;
+use strata_bridge_layout::layout::{WISHES, WishBlock};
+use strata_clr::session::{Budget, Life, Look};
+use strata_clr::{
+    DiscoverError, MAX_STUCK, Session, SessionOptions, SocketError, Stuck, Target, discover,
+    stuck_threads,
+};
 use support::{Clr, Runtime, must_be_root, wait_until};
 
 #[test]
@@ -42,4 +51,93 @@ fn directories_that_hang_cost_a_few_threads_and_no_other_process_its_attach() {
     assert!(discover(other.pid()).unwrap().unwrap().sockets.is_ok());
     drop(fuse);
     wait_until("the threads are free again", || stuck_threads() == 0);
+}
+
+/// Looks on a thread of its own, which may hang.
+fn look_aside(look: Look) -> JoinHandle<()> {
+    std::thread::spawn(|| look.look())
+}
+
+/// What the owner of a process's bridge wishes for.
+fn wishes(pid: u32) -> WishBlock {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let is_main = |path: &PathBuf| {
+        let name = std::fs::read_link(path).unwrap_or_default();
+        name.to_string_lossy().starts_with("/memfd:strata-clr (")
+    };
+    let main = files.map(|file| file.path()).find(is_main).expect("its main file");
+    let mut bytes = [0; size_of::<WishBlock>()];
+    std::fs::File::open(main).unwrap().read_exact_at(&mut bytes, WISHES as u64).unwrap();
+    WishBlock::from_bytes(&bytes)
+}
+
+/// Polls as the daemon does, and says how long the longest took.
+fn poll_until(session: &mut Session, mut is_enough: impl FnMut(&mut Session) -> bool) -> Duration {
+    let mut longest = Duration::ZERO;
+    wait_until("enough was polled", || {
+        let start = Instant::now();
+        session.poll(Budget::default()).unwrap();
+        longest = longest.max(start.elapsed());
+        is_enough(session)
+    });
+    longest
+}
+
+#[test]
+fn a_process_that_holds_its_memorys_lock_holds_up_a_look_and_no_reader() {
+    must_be_root();
+    let mount = tempfile::tempdir().unwrap();
+    let Some(fuse) = Fuse::mount(mount.path(), vec![0; 4096]) else { return };
+    fuse.never_answer(fuse::WRITE);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_strata-clr-hostile"));
+    command.arg("holds").arg(mount.path().join("x"));
+    let clr = Clr::start(command);
+    // It holds the lock half a second after it said that it runs.
+    let target = Target::open(clr.pid()).unwrap();
+    let mut session = Session::open(target, &SessionOptions::default()).unwrap();
+    let mut looks = Vec::new();
+    let longest = poll_until(&mut session, |session| {
+        looks.extend(session.wanted().map(|look| (Instant::now(), look_aside(look))));
+        looks.last().is_some_and(|(since, look)| {
+            !look.is_finished() && since.elapsed() > Duration::from_secs(2)
+        })
+    });
+    println!("{} looks, the last of which hangs; longest poll {longest:?}", looks.len());
+    assert!(longest < Duration::from_millis(250));
+    assert_eq!(session.life(), Life::Running);
+    assert!(session.wanted().is_none(), "one look is out at a time");
+    // It is not waited for with leaving either.
+    let start = Instant::now();
+    session.detach().unwrap();
+    assert_eq!(wishes(clr.pid()).flags & wish::DETACH, 0, "a segment is missing");
+    let longest = poll_until(&mut session, |_| wishes(clr.pid()).flags & wish::DETACH != 0);
+    println!("told to leave after {:?}; longest poll {longest:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(1) && longest < Duration::from_millis(250));
+    drop(fuse);
+    for (_, look) in looks {
+        look.join().unwrap();
+    }
+    // It came back, and the next one is a long time away.
+    let start = Instant::now();
+    poll_until(&mut session, |session| {
+        assert!(session.wanted().is_none());
+        start.elapsed() > Duration::from_secs(3)
+    });
+}
+
+#[test]
+fn a_look_that_nobody_has_time_for_is_wanted_again_later() {
+    must_be_root();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_strata-clr-hostile"));
+    command.arg("promises");
+    let clr = Clr::start(command);
+    let target = Target::open(clr.pid()).unwrap();
+    let mut session = Session::open(target, &SessionOptions::default()).unwrap();
+    let mut dropped = Vec::new();
+    poll_until(&mut session, |session| {
+        // Dropped as it is.
+        dropped.extend(session.wanted().map(|_| Instant::now()));
+        dropped.len() == 2
+    });
+    assert!(dropped[1] - dropped[0] > Duration::from_secs(1));
 }

@@ -54,7 +54,7 @@ fn read_for(session: &mut Session, time: Duration, until_idle: bool) -> Cost {
         Cost { records: 0, polls: 0, longest: Duration::ZERO, cpu: Duration::ZERO, memory: 0 };
     while start.elapsed() < time {
         let poll_start = cpu_time();
-        let Ok(read) = session.poll(Budget::default()) else { break };
+        let Ok(read) = session.look_and_poll(Budget::default()) else { break };
         cost.longest = cost.longest.max(cpu_time() - poll_start);
         cost.polls += 1;
         cost.records += read.entries.len();
@@ -104,7 +104,7 @@ fn whatever_lies_in_the_memory_reading_it_is_bounded() {
         assert!(cost.longest < Duration::from_millis(250), "{behaviour}");
         assert!(cost.memory < 64 << 10, "{behaviour}");
         session.resolve(&(0..100_000).collect::<Vec<u64>>());
-        session.poll(Budget::default()).ok();
+        session.look_and_poll(Budget::default()).ok();
         clr.kill();
         let rest = read_for(&mut session, Duration::from_secs(20), false);
         println!("{behaviour}: {} records after its death, {:?}", rest.records, session.life());

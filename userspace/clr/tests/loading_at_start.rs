@@ -64,7 +64,7 @@ fn with_other(mut command: Command, folder: &Path) -> Command {
 fn names_until(session: &mut Session, wanted: &str) -> HashSet<String> {
     let mut names = HashSet::new();
     wait_until(&format!("{wanted} is told of"), || {
-        for entry in session.poll(Budget::default()).unwrap().entries {
+        for entry in session.look_and_poll(Budget::default()).unwrap().entries {
             if let Record::Method(method) = entry.record {
                 names.insert(method.name);
             }

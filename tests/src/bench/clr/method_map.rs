@@ -107,13 +107,13 @@ fn read_all(session: &mut Session) -> Result<()> {
         if start.elapsed() > PATIENCE {
             bail!("the bridge did not tell everything in {PATIENCE:?}");
         }
-        if !session.poll(Budget::default())?.more {
+        if !session.look_and_poll(Budget::default())?.more {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
     // The status is looked at every 20 ms at most.
     std::thread::sleep(Duration::from_millis(30));
-    session.poll(Budget::default())?;
+    session.look_and_poll(Budget::default())?;
     Ok(())
 }
 

@@ -91,7 +91,7 @@ fn enumerated(session: &mut Session) -> Result<Vec<u64>> {
         if start.elapsed() > PATIENCE {
             bail!("the bridge did not tell everything in {PATIENCE:?}");
         }
-        let read = session.poll(Budget::default())?;
+        let read = session.look_and_poll(Budget::default())?;
         for entry in &read.entries {
             if let Record::Method(method) = &entry.record {
                 addresses.extend(method.ranges.first().map(|range| range.start));
@@ -113,7 +113,7 @@ fn asked(session: &mut Session, addresses: &[u64]) -> Result<f64> {
         if start.elapsed() > PATIENCE {
             bail!("{answers} of {} addresses were answered", addresses.len());
         }
-        let read = session.poll(Budget::default())?;
+        let read = session.look_and_poll(Budget::default())?;
         if let Some((question, why)) = read.unanswered.first() {
             bail!("no answer to {question:x?}: {why:?}");
         }

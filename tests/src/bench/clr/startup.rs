@@ -244,13 +244,13 @@ fn counted(setting: &Setting, library: &Path) -> Result<StatusRecord> {
     })?;
     let mut session = session.context("the compiler ended without the bridge")?;
     while running.is_alive() {
-        session.poll(Budget::default())?;
+        session.look_and_poll(Budget::default())?;
         std::thread::sleep(Duration::from_millis(20));
     }
     session.process_ended();
     running.wait(PATIENCE)?;
     // A look at the status comes every 20 ms at most.
     std::thread::sleep(Duration::from_millis(30));
-    while session.poll(Budget::default())?.more {}
+    while session.look_and_poll(Budget::default())?.more {}
     Ok(session.status().clone())
 }

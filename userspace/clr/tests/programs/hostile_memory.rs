@@ -29,11 +29,15 @@ fn main() {
         "unsealed" => unsealed(),
         "huge-pages" => huge_pages(),
         "many" => many(),
+        "holds" => std::mem::forget(main_file(&status(1, 0))),
         "execs" => std::mem::forget(main_file(&status(0, 0))),
         "another-version" => another_version(),
         other => panic!("no behaviour {other}"),
     }
     say_running();
+    if behaviour == "holds" {
+        hold(&std::env::args_os().nth(2).expect("a file that hangs"));
+    }
     if behaviour == "execs" {
         std::thread::sleep(std::time::Duration::from_millis(500));
         let error =
@@ -88,6 +92,19 @@ fn segment(number: u32, content: &[u8]) -> OwnedFd {
     file.write_all_at(content, SEGMENT_DATA as u64).expect("writing");
     file.write_all_at(&(SEGMENT_SIZE as u64).to_le_bytes(), SEGMENT_TAIL as u64).expect("writing");
     file.into()
+}
+
+/// Maps something over a written page of a file that cannot be written back: the kernel waits for
+/// that with this process's memory locked.
+fn hold(path: &std::ffi::OsStr) {
+    let file = File::options().read(true).write(true).open(path).expect("the file");
+    let page = map(&file, 4096);
+    // SAFETY: a page of this program's own mapping, which nothing else refers to.
+    unsafe { page.write_volatile(1) };
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: over that mapping alone.
+    unsafe { libc::mmap(page.cast(), 4096, libc::PROT_NONE, flags, -1, 0) };
 }
 
 fn random_bytes(count: usize) -> Vec<u8> {

@@ -1,7 +1,7 @@
 //! Reaching into a process, and reading what its bridge says.
 //!
 //! Attaching may take seconds and belongs on threads of its own; what comes of it arrives as a
-//! message. Reading is done at every turn and never waits.
+//! message. Reading is done at every turn and never waits: what may hang is left to the [`Looker`].
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::unix::fs::FileExt;
@@ -12,6 +12,7 @@ use strata_bridge_layout::record::Record;
 use strata_clr::session::{Budget, Life, Loss};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Target};
 
+use super::looker::Looker;
 use crate::aside::{Aside, Patience};
 use crate::processes::table::ImageId;
 
@@ -190,7 +191,15 @@ pub struct Bridge {
 
 impl Bridge {
     /// Hands over what the bridge has said since the last time; false when nothing more can come.
-    pub fn poll(&mut self, take: &mut dyn FnMut(Record)) -> bool {
+    pub fn poll(&mut self, looker: &mut Looker, take: &mut dyn FnMut(Record)) -> bool {
+        let may_come = self.read(take);
+        if let Some(look) = self.session.wanted() {
+            looker.look(look);
+        }
+        may_come
+    }
+
+    fn read(&mut self, take: &mut dyn FnMut(Record)) -> bool {
         for _ in 0..READS {
             let read = match self.session.poll(Budget::default()) {
                 Ok(read) => read,
@@ -323,9 +332,11 @@ pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
         }
     }
     let deadline = Deadline::within(LEAVING);
+    let mut looker = Looker::default();
     while !leaving.is_empty() && !deadline.has_passed() {
+        looker.turn();
         leaving.retain_mut(|bridge| {
-            let here = bridge.poll(&mut drop);
+            let here = bridge.poll(&mut looker, &mut drop);
             left += u64::from(!here);
             here
         });

@@ -2,6 +2,7 @@
 //!
 //! - [`bridge`]: reaching into a process, in threads of their own: attaching may take seconds.
 //! - [`runtime`]: what the bridge has said about one process.
+//! - [`looker`]: looking at what processes have mapped, beside the loop.
 //! - [`code`]: the code a runtime has generated: who is where, and how it is unwound.
 //! - [`names`]: from what is known of a method to its name.
 //! - [`start`]: loading the bridge at a process's start.
@@ -18,6 +19,7 @@
 
 pub mod bridge;
 pub mod code;
+mod looker;
 pub mod names;
 pub mod runtime;
 pub mod start;
@@ -36,6 +38,7 @@ use crate::recording::aggregate::Aggregate;
 use crate::recording::place::Place;
 use crate::tables::store::Store;
 use bridge::{Arrival, Bridges, CodeReader, Refusal};
+use looker::Looker;
 use runtime::Runtime;
 use target::{PUBLISH_AWAITED_AFTER, State, Target};
 use units::Units;
@@ -84,6 +87,7 @@ pub struct Managed {
     signatures: bool,
     bridges: Bridges,
     code_reader: CodeReader,
+    looker: Looker,
     targets: HashMap<ImageId, Target>,
     /// Processes of which nothing was said yet.
     candidates: HashMap<ImageId, u32>,
@@ -119,6 +123,7 @@ impl Managed {
             signatures,
             bridges,
             code_reader: CodeReader::default(),
+            looker: Looker::default(),
             targets: HashMap::new(),
             candidates: HashMap::new(),
             left_alone: HashMap::new(),
@@ -193,7 +198,7 @@ impl Managed {
             if matches!(target.state, State::Attaching) {
                 self.bridges.withdraw(*image);
             }
-            target.take_in();
+            target.take_in(&mut self.looker);
             if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
                 leaving.push(*bridge);
                 self.detached += 1;
@@ -223,7 +228,7 @@ impl Managed {
         if let Some(image) = self.current.remove(&pid)
             && let Some(target) = self.targets.get_mut(&image)
         {
-            target.take_in();
+            target.take_in(&mut self.looker);
             target.state = State::Ended;
             target.ended = Some(Instant::now());
             target.units.clear();
@@ -274,7 +279,7 @@ impl Managed {
     /// Takes in what a process's bridge has said since the last turn.
     pub fn take_in(&mut self, image: ImageId) {
         if let Some(target) = self.targets.get_mut(&image) {
-            target.take_in();
+            target.take_in(&mut self.looker);
         }
     }
 
@@ -321,6 +326,7 @@ impl Managed {
         aggregate: &Aggregate,
         dirty: &mut HashSet<u32>,
     ) {
+        self.looker.turn();
         self.take_arrivals();
         if self.targets.is_empty() {
             return;
@@ -333,7 +339,7 @@ impl Managed {
                 target.ended = None;
             }
             let was_known = target.runtime.enumerated;
-            target.take_in();
+            target.take_in(&mut self.looker);
             let is_current = self.current.get(&target.pid) == Some(image);
             // A process that was never sampled is published when it is.
             if target.look_whether_expected() && is_current && store.is_published(target.pid) {
@@ -452,7 +458,7 @@ impl Managed {
         self.ask_about_new_places(aggregate);
         self.places_seen = 0;
         for target in self.targets.values_mut() {
-            target.take_in();
+            target.take_in(&mut self.looker);
             target.cut_off = target.sampled.len();
             target.nameless.clear();
         }
@@ -534,8 +540,9 @@ impl Managed {
         self.ask_about_new_places(aggregate);
         let deadline = Instant::now() + LAST_ANSWERS;
         loop {
+            self.looker.turn();
             for target in self.targets.values_mut() {
-                target.take_in();
+                target.take_in(&mut self.looker);
                 target.ask_about_nameless(&mut self.code_reader);
             }
             let waiting = self.targets.values_mut().any(|target| match &mut target.state {
@@ -565,6 +572,11 @@ impl Managed {
                 bridge::stop_perf_map(target.pid);
             }
         }
+    }
+
+    /// Looks at what processes have mapped that hung, or were left because others hang.
+    pub fn unanswered_looks(&self) -> u64 {
+        self.looker.unanswered()
     }
 
     pub fn totals(&self) -> Totals {

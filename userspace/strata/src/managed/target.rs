@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::bridge::{Bridge, CodeReader, Refusal};
+use super::looker::Looker;
 use super::runtime::Runtime;
 use super::units::Units;
 
@@ -106,11 +107,11 @@ impl Target {
     }
 
     /// Takes in what the bridge has said since the last time.
-    pub fn take_in(&mut self) {
+    pub fn take_in(&mut self, looker: &mut Looker) {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
-        let alive = bridge.poll(&mut |record| runtime.apply(record, most));
+        let alive = bridge.poll(looker, &mut |record| runtime.apply(record, most));
         // The process says so: it may say less later.
         self.lost = self.lost.max(bridge.lost());
         let modules = runtime.modules();

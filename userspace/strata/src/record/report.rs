@@ -33,7 +33,7 @@ pub struct Loss {
 }
 
 /// Losses other than the ways in which stacks end, for scripts and for people.
-const CAUSES: [(&str, &str); 11] = [
+const CAUSES: [(&str, &str); 12] = [
     ("ring_full", "samples the record ring had no room for"),
     (
         "sampling_restarted",
@@ -43,6 +43,10 @@ const CAUSES: [(&str, &str); 11] = [
     ("malformed_records", "records that made no sense"),
     ("raw_stacks_dropped", "raw stacks that had to be given up"),
     ("processes_unread", "processes whose mappings could not be read"),
+    (
+        "clr_looks_unanswered",
+        "looks at what .NET processes have mapped that hung, or were left because others hang",
+    ),
     (
         "clr_stacks_followed",
         "stacks of .NET code followed by frame pointer before its methods were known",
@@ -83,6 +87,7 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     }
     add("raw_stacks_dropped", engine.raw_stacks_dropped());
     add("processes_unread", engine.processes_unread());
+    add("clr_looks_unanswered", engine.managed.unanswered_looks());
     add("clr_stacks_followed", engine.stacks_followed());
     add("files_unreadable", engine.loading.failed_files);
     add("tables_refused", engine.store.refused);

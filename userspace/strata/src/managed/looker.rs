@@ -1,0 +1,44 @@
+//! Looking at what processes have mapped, beside the loop.
+//!
+//! A bridge's memory grows by files that are found among its process's mappings, and reading those
+//! takes a lock that the process can hold for as long as it likes ([`Look`]). A session has one look
+//! out at a time, so each process has one thread at most hang.
+
+use std::time::Duration;
+
+use strata_clr::session::Look;
+
+use crate::aside::{Aside, Patience};
+
+/// A look takes some milliseconds at most, unless it hangs.
+const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 32 };
+
+/// Looks for all sessions. What is found comes to each session by itself; so does that a look was
+/// dropped because nobody had time for it.
+pub struct Looker {
+    looks: Aside<Look, ()>,
+}
+
+impl Default for Looker {
+    fn default() -> Self {
+        Self { looks: Aside::new("looks", PATIENCE, Look::look) }
+    }
+}
+
+impl Looker {
+    pub fn look(&mut self, look: Look) {
+        // One that is refused is dropped, and wanted again later.
+        let _ = self.looks.ask(look);
+    }
+
+    /// Leaves behind what hangs, so that other looks go on. To be called at every turn.
+    pub fn turn(&mut self) {
+        self.looks.answers();
+    }
+
+    /// Looks that hung, or that nobody had time for because others hang.
+    pub fn unanswered(&self) -> u64 {
+        let figures = self.looks.figures();
+        figures.given_up + figures.refused
+    }
+}
