@@ -92,21 +92,23 @@ pub fn discover(pid: u32) -> Result<Option<ClrProcess>, DiscoverError> {
 /// The same for a process whose start time is known.
 pub fn discover_checked(process: ProcessRef) -> Result<Option<ClrProcess>, DiscoverError> {
     let target = Target::open_checked(process)?;
-    let mappings = Mappings::read(&target)?;
-    let evidence = match &mappings.runtime {
-        Some(_) => Evidence::Library,
+    let found = guarded::run("strata-clr-look", LOOKING, move |patience, deadline| {
+        look(target, patience, deadline)
+    })?;
+    Ok(found?)
+}
+
+fn evidence(target: &Target, mappings: &Mappings) -> Option<Evidence> {
+    match &mappings.runtime {
+        Some(_) => Some(Evidence::Library),
         None if mappings.runtime_memory
             || !mappings.shared.is_empty()
-            || has_runtime_threads(&target) =>
+            || has_runtime_threads(target) =>
         {
-            Evidence::SingleFile
+            Some(Evidence::SingleFile)
         }
-        None => return Ok(None),
-    };
-    let found = guarded::run("strata-clr-look", LOOKING, move |patience, deadline| {
-        look(target, mappings, evidence, patience, deadline)
-    })?;
-    Ok(Some(found?))
+        None => None,
+    }
 }
 
 /// Whether threads have the names that the CLR of .NET 6 and later gives to its own. NativeAOT names
@@ -124,11 +126,12 @@ fn has_runtime_threads(target: &Target) -> bool {
 
 fn look(
     target: Target,
-    mappings: Mappings,
-    evidence: Evidence,
     patience: Patience,
     deadline: Deadline,
-) -> Result<ClrProcess, TargetError> {
+) -> Result<Option<ClrProcess>, TargetError> {
+    // Waits for as long as the process holds its memory's lock.
+    let mappings = Mappings::read(&target)?;
+    let Some(evidence) = evidence(&target, &mappings) else { return Ok(None) };
     let status = target.status()?;
     let switches = match patience {
         Patience::AnyFilesystem => {
@@ -149,7 +152,7 @@ fn look(
             (found, _) => found,
         }
     };
-    Ok(ClrProcess {
+    Ok(Some(ClrProcess {
         evidence,
         version: mappings.runtime.as_deref().and_then(RuntimeVersion::of_path),
         runtime_path: mappings.runtime,
@@ -160,7 +163,7 @@ fn look(
         shared: mappings.shared,
         sockets,
         target,
-    })
+    }))
 }
 
 /// Four fields at the start of its executable: magic, class, byte order, machine.

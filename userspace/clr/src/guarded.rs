@@ -4,7 +4,9 @@
 //! file of such a mount, may never end, and nothing wakes a thread that waits in the kernel. So
 //! such work is left behind on its thread, and counted. Once [`MAX_STUCK`] threads are stuck, new
 //! work is told to touch only what this kernel alone answers for ([`Patience::LocalOnly`]): who
-//! hangs us costs some threads, and takes attaching away from those alone whose files may hang.
+//! hangs us costs some threads, and takes attaching away from those alone whose files may hang. What
+//! a process has mapped may hang all the same, where it holds its memory's lock; so there is an end
+//! to that too ([`MOST_STUCK`]).
 //!
 //! Invariant: work whose time is up does nothing more to its target: it checks its deadline before
 //! every step that changes something.
@@ -18,6 +20,9 @@ use crate::deadline::Deadline;
 
 /// How many threads may be left behind before hanging filesystems are refused.
 pub const MAX_STUCK: usize = 8;
+
+/// How many threads may be left behind before nothing new is begun.
+const MOST_STUCK: usize = 64;
 
 static STUCK: AtomicUsize = AtomicUsize::new(0);
 
@@ -39,6 +44,8 @@ pub enum Stuck {
     TimedOut(Duration),
     #[error("no thread could be started for it; raise the limit of threads (pids.max, ulimit -u)")]
     NoThread,
+    #[error("too many other processes do not answer: {MOST_STUCK} threads wait for them")]
+    TooMany,
     #[error("the work failed inside strata; please report it")]
     Panicked,
 }
@@ -69,6 +76,9 @@ where
     T: Send + 'static,
     F: FnOnce(Patience, Deadline) -> T + Send + 'static,
 {
+    if stuck_threads() >= MOST_STUCK {
+        return Err(Stuck::TooMany);
+    }
     let patience =
         if stuck_threads() < MAX_STUCK { Patience::AnyFilesystem } else { Patience::LocalOnly };
     let deadline = Deadline::within(time);

@@ -30,6 +30,7 @@ use strata_bridge_layout::shared_file::monotonic_time;
 pub use strata_bridge_layout::status::{Count, Loss, State, StatusRecord};
 
 use crate::deadline::Deadline;
+use crate::guarded::{self, Stuck};
 use crate::mappings::{Mappings, SharedMapping};
 use crate::target::{Target, TargetError};
 
@@ -39,6 +40,8 @@ pub use looking::Look;
 pub use presence::{BridgeState, Holder, presence};
 pub use requests::{MAX_WAITING, Question, Unanswered};
 
+/// How long a process may let strata wait while its memory is opened.
+const OPENING: Duration = Duration::from_secs(2);
 /// How often the process and the bridge's status are looked at, at most.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long the end of a process and a detach wait for a look that is out: what that opens is not
@@ -64,6 +67,8 @@ pub enum SessionError {
     Owned(Holder),
     #[error("the memory of strata's library cannot be used: {0}")]
     Io(#[from] io::Error),
+    #[error("opening the memory of strata's library: {0}")]
+    Stuck(#[from] Stuck),
     #[error("the bridge did not leave the process within {0:?}; it may still do so")]
     StillThere(Duration),
 }
@@ -146,12 +151,27 @@ enum Leaving {
 }
 
 impl Session {
-    /// Finds the bridge of a process and becomes its owner. May hang for as long as the process likes.
+    /// Finds the bridge of a process and becomes its owner. Waits for some seconds at most.
     pub fn open(target: Target, options: &SessionOptions) -> Result<Self, SessionError> {
+        let options = options.clone();
+        guarded::run("strata-clr-open", OPENING, move |_, deadline| {
+            Self::open_here(target, &options, deadline)
+        })?
+    }
+
+    fn open_here(
+        target: Target,
+        options: &SessionOptions,
+        deadline: Deadline,
+    ) -> Result<Self, SessionError> {
         let mappings = Mappings::read(&target)?;
         let mut first_error = None;
         for main in memory_files::mains(&mappings.shared) {
-            match open_main(&target, &main, options) {
+            let file = memory_files::open(&target, &main);
+            if deadline.has_passed() {
+                return Err(Stuck::TimedOut(OPENING).into());
+            }
+            match own_main(file, options) {
                 Ok((owner, reader, status)) => {
                     let segments = Segments::open(&target, &mappings, &HashSet::new());
                     let mut session = Self::new(target, main, owner, reader, status, segments);
@@ -441,13 +461,12 @@ fn add_segments(reader: &mut Reader<File>, segments: Segments) -> usize {
     segments.files.into_iter().filter_map(|file| reader.add_segment(file).ok()).count()
 }
 
-/// Opens, checks and locks a main file.
-fn open_main(
-    target: &Target,
-    main: &SharedMapping,
+/// Checks and locks a main file.
+fn own_main(
+    file: Result<File, file::Refused>,
     options: &SessionOptions,
 ) -> Result<(Owner, Reader<File>, StatusRecord), SessionError> {
-    let file = match memory_files::open(target, main) {
+    let file = match file {
         Ok(file) => file,
         // It was unmapped since the mappings were read.
         Err(file::Refused::Call { source, .. }) if source.kind() == io::ErrorKind::NotFound => {

@@ -17,14 +17,16 @@ use strata_bridge_layout::control::wish;
 use strata_bridge_layout::layout::{WISHES, WishBlock};
 use strata_clr::session::{Budget, Life, Look};
 use strata_clr::{
-    DiscoverError, MAX_STUCK, Session, SessionOptions, SocketError, Stuck, Target, discover,
-    stuck_threads,
+    DiscoverError, MAX_STUCK, Session, SessionError, SessionOptions, SocketError, Stuck, Target,
+    discover, stuck_threads,
 };
-use support::{Clr, Runtime, must_be_root, wait_until};
+use support::{Clr, Runtime, alone, must_be_root, wait_until};
 
 #[test]
 fn directories_that_hang_cost_a_few_threads_and_no_other_process_its_attach() {
     must_be_root();
+    // Threads that hang are counted.
+    let _alone = alone();
     let mount = tempfile::tempdir().unwrap();
     let Some(fuse) = Fuse::mount(mount.path(), Vec::new()) else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -86,6 +88,8 @@ fn poll_until(session: &mut Session, mut is_enough: impl FnMut(&mut Session) -> 
 #[test]
 fn a_process_that_holds_its_memorys_lock_holds_up_a_look_and_no_reader() {
     must_be_root();
+    // Threads that hang are counted.
+    let _alone = alone();
     let mount = tempfile::tempdir().unwrap();
     let Some(fuse) = Fuse::mount(mount.path(), vec![0; 4096]) else { return };
     fuse.never_answer(fuse::WRITE);
@@ -104,6 +108,12 @@ fn a_process_that_holds_its_memorys_lock_holds_up_a_look_and_no_reader() {
     });
     println!("{} looks, the last of which hangs; longest poll {longest:?}", looks.len());
     assert!(longest < Duration::from_millis(250));
+    // Nobody who comes now waits for good.
+    let target = Target::open(clr.pid()).unwrap();
+    let error = Session::open(target, &SessionOptions::default()).unwrap_err();
+    assert!(matches!(error, SessionError::Stuck(Stuck::TimedOut(_))), "{error}");
+    let error = discover(clr.pid()).unwrap_err();
+    assert!(matches!(error, DiscoverError::Stuck(Stuck::TimedOut(_))), "{error}");
     assert_eq!(session.life(), Life::Running);
     assert!(session.wanted().is_none(), "one look is out at a time");
     // It is not waited for with leaving either.
@@ -123,6 +133,7 @@ fn a_process_that_holds_its_memorys_lock_holds_up_a_look_and_no_reader() {
         assert!(session.wanted().is_none());
         start.elapsed() > Duration::from_secs(3)
     });
+    wait_until("the threads are free again", || stuck_threads() == 0);
 }
 
 #[test]

@@ -52,7 +52,8 @@ pub enum BridgeState {
     Unusable(String),
 }
 
-/// Looks at the memory files among these mappings. Nothing of a target's can hang here.
+/// Looks at the memory files among these mappings. Opening them waits for the lock of the process's
+/// memory, which it can hold for good: for a thread that may hang.
 pub fn presence(target: &Target, shared: &[SharedMapping]) -> BridgeState {
     let mut first_reason = None;
     for main in memory_files::mains(shared) {
