@@ -5,7 +5,8 @@
 //! merges or a roll-up half written; numbers are sixteen hexadecimal digits and only grow. `lock`
 //! is held by the writer.
 
-use std::fs::File;
+use std::fs::{DirEntry, File, Metadata};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::StoreError;
@@ -45,39 +46,66 @@ impl Name {
     }
 }
 
-/// The files of a store, with their lengths.
+/// The number and the name of a file, if they are a store's.
+fn parsed(file: &DirEntry) -> Option<(u64, Name)> {
+    let name = file.file_name();
+    let (number, ending) = name.to_str()?.split_once('.')?;
+    let name = Name::ALL.into_iter().find(|name| name.ending() == ending)?;
+    let number = u64::from_str_radix(number, 16).ok().filter(|_| number.len() == 16)?;
+    Some((number, name))
+}
+
+/// The files of a store that nobody else changes, with their lengths.
 pub(crate) fn list(directory: &Path) -> Result<Vec<(u64, Name, u64)>, StoreError> {
     let io = || StoreError::io("read", directory);
     let mut found = Vec::new();
     for file in std::fs::read_dir(directory).map_err(io())? {
         let file = file.map_err(io())?;
-        let name = file.file_name();
-        let Some((number, ending)) = name.to_str().and_then(|name| name.split_once('.')) else {
-            continue;
-        };
-        let name = Name::ALL.into_iter().find(|name| name.ending() == ending);
-        let number = u64::from_str_radix(number, 16).ok().filter(|_| number.len() == 16);
-        let (Some(name), Some(number)) = (name, number) else { continue };
+        let Some((number, name)) = parsed(&file) else { continue };
         // Gone between the two calls, or nothing that a store makes.
-        let Some(facts) = file.metadata().ok().filter(std::fs::Metadata::is_file) else { continue };
+        let Some(facts) = file.metadata().ok().filter(Metadata::is_file) else { continue };
         found.push((number, name, facts.len()));
     }
     found.sort_unstable_by_key(|&(number, ..)| number);
     Ok(found)
 }
 
-/// The numbers of the segments and of the roll-ups, oldest first.
+/// The numbers of the segments and of the roll-ups, oldest first, also while a writer works.
+///
+/// A file that gets another name while a directory is read may be met under neither. Each segment
+/// is renamed once, when it is sealed, so one of two readings has it.
 pub(crate) fn numbers(directory: &Path) -> Result<(Vec<u64>, Vec<u64>), StoreError> {
     let (mut segments, mut rollups) = (Vec::new(), Vec::new());
-    for (number, name, _) in list(directory)? {
+    for _ in 0..2 {
+        add_numbers(directory, &mut segments, &mut rollups)?;
+    }
+    for numbers in [&mut segments, &mut rollups] {
+        numbers.sort_unstable();
+        numbers.dedup();
+    }
+    Ok((segments, rollups))
+}
+
+fn add_numbers(
+    directory: &Path,
+    segments: &mut Vec<u64>,
+    rollups: &mut Vec<u64>,
+) -> Result<(), StoreError> {
+    let io = || StoreError::io("read", directory);
+    for file in std::fs::read_dir(directory).map_err(io())? {
+        let file = file.map_err(io())?;
+        let Some((number, name)) = parsed(&file) else { continue };
+        // Asking more of it would miss what is renamed just now.
+        if file.file_type().is_ok_and(|kind| !kind.is_file()) {
+            continue;
+        }
         match name {
             Name::Open | Name::Sealed => segments.push(number),
             Name::Rollup => rollups.push(number),
             Name::Merged | Name::New => {}
         }
     }
-    segments.dedup();
-    Ok((segments, rollups))
+    Ok(())
 }
 
 /// Where a part may be: a segment is sealed by giving it another name.
@@ -90,8 +118,37 @@ pub(crate) fn candidates(directory: &Path, number: u64, part: Part) -> Vec<PathB
     names.iter().map(|name| name.path(directory, number)).collect()
 }
 
+/// Tells a file from another one that got its name later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    device: u64,
+    inode: u64,
+    /// Length and time of the last write, of a file that grows no more: an inode is used again.
+    last: Option<(u64, i64, i64)>,
+}
+
+impl Identity {
+    pub(crate) fn of(file: &File, path: &Path) -> Result<Self, StoreError> {
+        let facts = file.metadata().map_err(StoreError::io("read", path))?;
+        let grows = path.extension().is_some_and(|end| end == Name::Open.ending());
+        let last = (facts.len(), facts.mtime(), facts.mtime_nsec());
+        let last = (!grows).then_some(last);
+        Ok(Self { device: facts.dev(), inode: facts.ino(), last })
+    }
+}
+
+/// Opens a file that was looked at before, as [`StoreError::is_gone`] if another one has its name:
+/// what is known of the first is not true of it.
+pub(crate) fn open_again(path: &Path, identity: Identity) -> Result<File, StoreError> {
+    let file = open_moved(path)?;
+    if Identity::of(&file, path)? != identity {
+        return Err(StoreError::io("open", path)(std::io::ErrorKind::NotFound.into()));
+    }
+    Ok(file)
+}
+
 /// Opens a file that may have been sealed since its name was found.
-pub(crate) fn open_moved(path: &Path) -> Result<File, StoreError> {
+fn open_moved(path: &Path) -> Result<File, StoreError> {
     match File::open(path) {
         Err(error)
             if error.kind() == std::io::ErrorKind::NotFound

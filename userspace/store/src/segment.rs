@@ -9,7 +9,9 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::directory::Identity;
 use crate::error::{Damage, StoreError};
 use crate::record::{self, FILE_START, HEADER, Header, Kind};
 use crate::series::Series;
@@ -40,6 +42,10 @@ pub(crate) struct Member {
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) path: PathBuf,
+    /// Still open, so that it can be read when it has lost its name; not if only scanned.
+    pub(crate) file: Option<Arc<File>>,
+    /// Which file it was that had that name.
+    pub(crate) identity: Identity,
     pub(crate) series: Vec<Series>,
     /// In the order they lie in the file.
     pub(crate) entries: Vec<Entry>,
@@ -52,10 +58,11 @@ pub(crate) struct Segment {
 impl Segment {
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         let file = File::open(path).map_err(StoreError::io("open", path))?;
-        match Self::from_index(&file, path)? {
-            Some(segment) => Ok(segment),
-            None => Self::scan(&file, path),
-        }
+        let segment = match Self::from_index(&file, path)? {
+            Some(segment) => segment,
+            None => Self::scan(&file, path)?,
+        };
+        Ok(Self { file: Some(Arc::new(file)), ..segment })
     }
 
     fn check_start(file: &File, path: &Path) -> Result<u64, StoreError> {
@@ -87,9 +94,12 @@ impl Segment {
             return Ok(None);
         };
         let payload = record::payload_at(file, at, &header).map_err(io())?;
+        let identity = Identity::of(file, path)?;
         let read = payload.and_then(|payload| read_index(Cursor::new(&payload), at));
         Ok(read.ok().map(|contents| Self {
             path: path.to_owned(),
+            file: None,
+            identity,
             series: contents.series,
             entries: contents.entries,
             members: contents.members,
@@ -103,6 +113,8 @@ impl Segment {
         let io = || StoreError::io("read", path);
         let mut segment = Self {
             path: path.to_owned(),
+            file: None,
+            identity: Identity::of(file, path)?,
             series: Vec::new(),
             entries: Vec::new(),
             members: Vec::new(),

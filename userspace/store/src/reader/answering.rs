@@ -6,9 +6,11 @@
 //! In memory are the answer, for each thread the records of one service in one file, and while two
 //! threads' profiles are put together the second one twice.
 
+use std::io::ErrorKind;
+
 use strata_profile::ProfileBuilder;
 
-use super::sources::{Read, Source, read_source};
+use super::sources::{Read, Source, Troubles, read_source};
 use super::{Answer, Reader};
 use crate::error::StoreError;
 use crate::parallel;
@@ -31,20 +33,65 @@ impl Threads {
     }
 }
 
+/// How often a store that changes is looked at again: files are dropped and replaced now and then,
+/// and few of them between being found and being opened.
+const MOST_TRIES: usize = 5;
+
 /// Answers a question.
 pub(super) fn answer(
     reader: &Reader,
     selection: &Selection,
     threads: Threads,
 ) -> Result<Answer, StoreError> {
-    let mut damaged = 0;
-    let mut sources = reader.sources(selection, &mut damaged)?;
-    // What one service shares is then met while it is still in the processor's caches.
-    sources.sort_by(|one, other| one.service.cmp(&other.service));
-    let question = Question::new(reader, selection, &sources);
-    let mut merge = question.merge(sources, threads)?;
-    merge.answer.damaged = merge.answer.damaged.saturating_add(damaged);
-    Ok(merge.finish())
+    for _ in 1..MOST_TRIES {
+        let plan = Plan::new(reader, selection)?;
+        if plan.troubles.is_gone {
+            continue;
+        }
+        match plan.answer(reader, selection, threads, Gone::Stops) {
+            Err(error) if error.is_gone() => {}
+            done => return done,
+        }
+    }
+    Plan::new(reader, selection)?.answer(reader, selection, threads, Gone::IsLeftOut)
+}
+
+/// What to do when a file is not there any more that was there when the answer was planned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gone {
+    /// Nothing: another look at the directory knows better.
+    Stops,
+    /// Read what it stood for; a segment stands for itself.
+    IsLeftOut,
+}
+
+/// What a question is to be answered from, as the directory was at one time.
+struct Plan {
+    sources: Vec<Source>,
+    troubles: Troubles,
+}
+
+impl Plan {
+    fn new(reader: &Reader, selection: &Selection) -> Result<Self, StoreError> {
+        let mut troubles = Troubles::default();
+        let mut sources = reader.sources(selection, &mut troubles)?;
+        // What one service shares is then met while it is still in the processor's caches.
+        sources.sort_by(|one, other| one.service.cmp(&other.service));
+        Ok(Self { sources, troubles })
+    }
+
+    fn answer(
+        self,
+        reader: &Reader,
+        selection: &Selection,
+        threads: Threads,
+        gone: Gone,
+    ) -> Result<Answer, StoreError> {
+        let question = Question::new(reader, selection, &self.sources, gone);
+        let mut merge = question.merge(self.sources, threads)?;
+        merge.answer.damaged = merge.answer.damaged.saturating_add(self.troubles.damaged);
+        Ok(merge.finish())
+    }
 }
 
 /// What all threads know.
@@ -57,12 +104,13 @@ struct Question<'q> {
     first: Option<Series>,
     /// What times in the timeline count from.
     origin: i64,
+    gone: Gone,
 }
 
 impl<'q> Question<'q> {
-    fn new(reader: &'q Reader, selection: &'q Selection, sources: &[Source]) -> Self {
-        let mut question =
-            Self { reader, selection, sample_types: Vec::new(), first: None, origin: i64::MAX };
+    fn new(reader: &'q Reader, selection: &'q Selection, sources: &[Source], gone: Gone) -> Self {
+        let (sample_types, first, origin) = (Vec::new(), None, i64::MAX);
+        let mut question = Self { reader, selection, sample_types, first, origin, gone };
         for source in sources {
             for (_, series) in source.series.iter().filter(|(_, series)| selection.fits(series)) {
                 question.first.get_or_insert_with(|| series.clone());
@@ -102,23 +150,38 @@ impl<'q> Question<'q> {
         let mut waiting: Vec<Source> = sources.into_iter().rev().collect();
         while let Some(source) = waiting.pop() {
             let read = match read_source(&source, &mut merge.answer) {
-                Err(error) if error.is_gone() => continue,
-                other => other?,
+                Err(error) if error.is_gone() && self.gone == Gone::IsLeftOut => None,
+                other => Some(other?),
             };
-            // Merges that are damaged are not needed: what they were made of is there.
-            if read.damaged > 0 && !source.replaced_by.is_empty() {
-                merge.answer.damaged = merge.answer.damaged.saturating_add(read.damaged);
-                for replacement in &source.replaced_by {
-                    let damaged = &mut merge.answer.damaged;
-                    let mut instead =
-                        self.reader.instead(replacement, &source, self.selection, damaged)?;
-                    waiting.append(&mut instead);
+            let damaged = read.as_ref().map_or(0, |read| read.damaged);
+            match read {
+                // Merges that are damaged are not needed: what they were made of is there.
+                Some(read) if damaged == 0 || source.replaced_by.is_empty() => {
+                    merge.add(&source, read);
                 }
-                continue;
+                _ => {
+                    merge.answer.damaged = merge.answer.damaged.saturating_add(damaged);
+                    waiting.append(&mut self.instead_of(&source, &mut merge.answer)?);
+                }
             }
-            merge.add(&source, read);
         }
         Ok(merge)
+    }
+
+    /// What stands for a source that cannot be read.
+    fn instead_of(&self, source: &Source, answer: &mut Answer) -> Result<Vec<Source>, StoreError> {
+        let mut troubles = Troubles::default();
+        let mut instead = Vec::new();
+        for replacement in &source.replaced_by {
+            let mut found =
+                self.reader.instead(replacement, source, self.selection, &mut troubles)?;
+            instead.append(&mut found);
+        }
+        if troubles.is_gone && self.gone == Gone::Stops {
+            return Err(StoreError::io("open", &source.path)(ErrorKind::NotFound.into()));
+        }
+        answer.damaged = answer.damaged.saturating_add(troubles.damaged);
+        Ok(instead)
     }
 }
 
@@ -260,6 +323,7 @@ mod tests {
     use strata_profile::{FrameKind, Label, LabelValue, Profile, StackId};
 
     use super::*;
+    use crate::directory::Identity;
     use crate::{Detail, Head, Options, Store};
 
     const SECOND: i64 = 1_000_000_000;
@@ -374,8 +438,83 @@ mod tests {
         }
     }
 
+    /// Writes an hour of two services, merges it and rolls it up.
+    fn write_hour(store: &mut Store, hour: i64) {
+        for period in 0..60 {
+            let start = START + (hour * 60 + period) * 60 * SECOND;
+            for service in 0..2_u8 {
+                let head = Head {
+                    service: format!("service {service}"),
+                    kind: "cpu".to_owned(),
+                    start_nanos: start,
+                    end_nanos: start + SECOND,
+                    ..Head::default()
+                };
+                let written = profile(service, &[(vec![service, hour as u8], 1)]);
+                store.append(&head, &written, start).unwrap();
+            }
+        }
+        store.seal().unwrap();
+        store.tend(START + (hour + 1) * 3_600 * SECOND).unwrap();
+    }
+
+    fn answer_of(plan: Plan, reader: &Reader, gone: Gone) -> Result<Answer, StoreError> {
+        plan.answer(reader, &Selection::default(), Threads { most: 2, worth: 0 }, gone)
+    }
+
+    /// A question, planned three times: with its files held open, and twice without.
+    fn plans(reader: &Reader, selection: &Selection) -> [Plan; 3] {
+        let mut plans = [(); 3].map(|()| Plan::new(reader, selection).unwrap());
+        let [_, without @ ..] = &mut plans;
+        let sources = without.iter_mut().flat_map(|plan| &mut plan.sources);
+        sources.for_each(|source| source.file = None);
+        plans
+    }
+
+    #[test]
+    fn a_roll_up_replaced_while_a_question_is_answered_is_no_damage() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut store = Store::open(directory.path(), Options::default()).unwrap();
+        (0..2).for_each(|hour| write_hour(&mut store, hour));
+        assert_eq!(store.counters().rollups_made, 2);
+        let reader = store.reader();
+        let [held, first, last] = plans(&reader, &Selection::default());
+        write_hour(&mut store, 2);
+        assert_eq!(store.counters().rollups_made, 3);
+        let planned = answer_of(held, &reader, Gone::Stops).unwrap();
+        assert_eq!((planned.profiles, planned.damaged), (2 * 2 * 60, 0));
+        // Asked anew, it is answered of what is there now; in the last try, of what it stood for.
+        assert!(answer_of(first, &reader, Gone::Stops).unwrap_err().is_gone());
+        let planned = answer_of(last, &reader, Gone::IsLeftOut).unwrap();
+        assert_eq!((planned.profiles, planned.damaged), (2 * 2 * 60, 0));
+        let now = reader.query(&Selection::default()).unwrap();
+        assert_eq!((now.profiles, now.damaged), (3 * 2 * 60, 0));
+    }
+
+    #[test]
+    fn a_segment_dropped_while_a_question_is_answered_is_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let max_age = std::time::Duration::from_secs(24 * 3_600);
+        let options = Options { max_age, ..Options::default() };
+        let mut store = Store::open(directory.path(), options).unwrap();
+        (0..2).for_each(|hour| write_hour(&mut store, 12 * hour));
+        let reader = store.reader();
+        let all = Selection { detail: Detail::All, ..Selection::default() };
+        let [held, first, last] = plans(&reader, &all);
+        store.tend(START + 25 * 3_600 * SECOND).unwrap();
+        assert_eq!(store.counters().dropped_by_age, 1);
+        let one = Threads { most: 1, worth: 0 };
+        let planned = held.answer(&reader, &all, one, Gone::Stops).unwrap();
+        assert_eq!((planned.profiles, planned.damaged), (2 * 2 * 60, 0));
+        assert!(first.answer(&reader, &all, one, Gone::Stops).unwrap_err().is_gone());
+        let left = last.answer(&reader, &all, one, Gone::IsLeftOut).unwrap();
+        assert_eq!((left.profiles, left.damaged), (2 * 60, 0));
+        assert_eq!(reader.query(&all).unwrap().profiles, 2 * 60);
+    }
+
     #[test]
     fn a_service_is_not_divided_and_shares_are_as_large_as_threads_are() {
+        let nowhere = tempfile::tempfile().unwrap();
         let source = |service: &str, length: u32| {
             let entry = crate::segment::Entry {
                 series: 0,
@@ -388,6 +527,8 @@ mod tests {
             };
             Source {
                 path: "nowhere".into(),
+                file: None,
+                identity: Identity::of(&nowhere, "nowhere".as_ref()).unwrap(),
                 service: service.to_owned(),
                 entries: vec![(entry, true)],
                 series: Vec::new(),

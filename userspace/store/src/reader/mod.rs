@@ -1,8 +1,11 @@
 //! Answers questions: from merges over time where they know, from the profiles themselves where
 //! they do not. `sources` says what is to be read for a question, `answering` reads and merges it.
 //!
-//! Needs no lock: segments only grow, and are replaced by name. A segment that disappears while a
-//! question is answered was dropped by retention, and is not in the answer.
+//! Needs no lock: segments only grow, and roll-ups are replaced by name. What is to be read is held
+//! open. When a file that was found is gone before that, or another one has its name, the question
+//! is asked anew of what is there then; a few times, for a store that never rests. After that, what
+//! is missing was dropped by retention and is left out, and what was replaced is read from what it
+//! stood for.
 //!
 //! Invariant: the answer is the same whether merges were there or not. Damage costs the records
 //! it is in and what depends on them, and is counted.
@@ -23,6 +26,7 @@ use crate::selection::Selection;
 use crate::series::Pair;
 
 use answering::Threads;
+use sources::Troubles;
 
 pub(crate) use sources::{Read, Source, read_source, sources_of};
 
@@ -120,9 +124,9 @@ impl Reader {
         type Key = (String, String, Vec<Pair>);
         let range = selection.range();
         let mut found: BTreeMap<Key, Holding> = BTreeMap::new();
-        let mut damaged = 0;
+        let mut troubles = Troubles::default();
         for number in directory::numbers(&self.directory)?.0 {
-            let Some(segment) = self.open(number, Part::Profiles, &mut damaged)? else { continue };
+            let Some(segment) = self.open(number, Part::Profiles, &mut troubles)? else { continue };
             let fits: Vec<_> = segment.series.iter().map(|series| selection.fits(series)).collect();
             let mut totals: Vec<Option<Totals>> = vec![None; fits.len()];
             for entry in &segment.entries {

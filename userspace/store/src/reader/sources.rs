@@ -5,12 +5,13 @@
 
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use super::{Answer, Reader};
 use crate::body::{self, Body};
-use crate::directory::{self, Part};
+use crate::directory::{self, Identity, Part};
 use crate::error::{Damage, StoreError};
 use crate::rollup;
 use crate::segment::{Entry, Member, Segment, read_record};
@@ -18,23 +19,50 @@ use crate::selection::{Range, Selection, cover};
 use crate::series::Series;
 use crate::tables::Tables;
 
+/// Files that a question holds open: a process may have a thousand.
+const MOST_HELD: usize = 256;
+
+/// What was in the way while looking for what is to be read.
+#[derive(Default)]
+pub(super) struct Troubles {
+    /// Files and records that are not what they should be.
+    pub(super) damaged: u64,
+    /// Whether a segment that was listed is not there any more.
+    pub(super) is_gone: bool,
+    /// Files that are held open.
+    held: usize,
+}
+
+impl Troubles {
+    /// Closes the files of `sources`, which are of two files at most, if too many are open.
+    fn hold(&mut self, mut sources: Vec<Source>) -> Vec<Source> {
+        if self.held >= MOST_HELD {
+            sources.iter_mut().for_each(|source| source.file = None);
+        } else if !sources.is_empty() {
+            self.held = self.held.saturating_add(2);
+        }
+        sources
+    }
+}
+
 impl Reader {
     /// All that a question needs, in no order.
     pub(super) fn sources(
         &self,
         selection: &Selection,
-        damaged: &mut u64,
+        troubles: &mut Troubles,
     ) -> Result<Vec<Source>, StoreError> {
         let (segments, rollups) = directory::numbers(&self.directory)?;
         let rollups = if selection.can_use_merges() {
-            Rollups::open(self, &segments, rollups, damaged)?
+            Rollups::open(self, &segments, rollups, troubles)?
         } else {
             Rollups::default()
         };
-        let mut sources = rollups.sources(selection);
+        let mut sources = rollups.sources(selection, troubles);
         for number in segments {
             let member = rollups.member(number);
-            sources.append(&mut self.plan(number, member, selection, damaged)?);
+            let planned = self.plan(number, member, selection, troubles)?;
+            sources.append(&mut troubles.hold(planned));
         }
         Ok(sources)
     }
@@ -43,7 +71,7 @@ impl Reader {
         &self,
         number: u64,
         part: Part,
-        damaged: &mut u64,
+        troubles: &mut Troubles,
     ) -> Result<Option<Segment>, StoreError> {
         for path in directory::candidates(&self.directory, number, part) {
             match Segment::open(&path) {
@@ -51,12 +79,14 @@ impl Reader {
                 Err(error) if error.is_gone() => {}
                 // A file that does not even begin as one has nothing to say.
                 Err(StoreError::Damaged { .. }) => {
-                    *damaged = damaged.saturating_add(1);
+                    troubles.damaged = troubles.damaged.saturating_add(1);
                     return Ok(None);
                 }
                 Err(error) => return Err(error),
             }
         }
+        // Merges may not have been made yet, and what a roll-up stands for is there without it.
+        troubles.is_gone |= part == Part::Profiles;
         Ok(None)
     }
 
@@ -66,11 +96,11 @@ impl Reader {
         number: u64,
         member: Option<Member>,
         selection: &Selection,
-        damaged: &mut u64,
+        troubles: &mut Troubles,
     ) -> Result<Vec<Source>, StoreError> {
         let range = selection.range();
         if !selection.can_use_merges() {
-            return self.plan_profiles(number, selection, &[(0, range)], damaged);
+            return self.plan_profiles(number, selection, &[(0, range)], troubles);
         }
         let mut parts = cover(range);
         if let Some(member) = member {
@@ -80,7 +110,7 @@ impl Reader {
         if parts.is_empty() {
             return Ok(Vec::new());
         }
-        self.plan_merged(number, selection, &parts, damaged)
+        self.plan_merged(number, selection, &parts, troubles)
     }
 
     /// From the merges over time where they are whole steps.
@@ -89,13 +119,13 @@ impl Reader {
         number: u64,
         selection: &Selection,
         parts: &[(u32, Range)],
-        damaged: &mut u64,
+        troubles: &mut Troubles,
     ) -> Result<Vec<Source>, StoreError> {
         let is_edge = |(step, _): &&(u32, Range)| *step == 0;
         let mut edges: Vec<_> = parts.iter().filter(is_edge).copied().collect();
         let mut sources = Vec::new();
         if edges.len() < parts.len() {
-            match self.open(number, Part::Merged, damaged)? {
+            match self.open(number, Part::Merged, troubles)? {
                 Some(merged) => {
                     let steps: Vec<_> = parts.iter().filter(|part| !is_edge(part)).collect();
                     let ranges = steps.iter().map(|(_, range)| *range).collect();
@@ -106,7 +136,7 @@ impl Reader {
             }
         }
         if !edges.is_empty() {
-            sources.append(&mut self.plan_profiles(number, selection, &edges, damaged)?);
+            sources.append(&mut self.plan_profiles(number, selection, &edges, troubles)?);
         }
         Ok(sources)
     }
@@ -116,24 +146,26 @@ impl Reader {
         number: u64,
         selection: &Selection,
         parts: &[(u32, Range)],
-        damaged: &mut u64,
+        troubles: &mut Troubles,
     ) -> Result<Vec<Source>, StoreError> {
-        let opened = self.open(number, Part::Profiles, damaged)?;
+        let opened = self.open(number, Part::Profiles, troubles)?;
         Ok(opened.map_or_else(Vec::new, |segment| sources_of(segment, selection, parts, &[])))
     }
 
-    /// What says the same as a source that is damaged.
+    /// What says the same as a source that is damaged or gone.
     pub(super) fn instead(
         &self,
         replacement: &Replacement,
         source: &Source,
         selection: &Selection,
-        damaged: &mut u64,
+        troubles: &mut Troubles,
     ) -> Result<Vec<Source>, StoreError> {
         let step = if replacement.merged { rollup::STEP } else { 0 };
         let parts: Vec<_> = replacement.ranges.iter().map(|range| (step, *range)).collect();
-        let mut sources = self.plan_merged(replacement.number, selection, &parts, damaged)?;
+        let mut sources = self.plan_merged(replacement.number, selection, &parts, troubles)?;
         sources.retain(|other| other.service == source.service);
+        // A roll-up may stand for many files.
+        sources.iter_mut().for_each(|source| source.file = None);
         Ok(sources)
     }
 }
@@ -150,11 +182,11 @@ impl Rollups {
         reader: &Reader,
         segments: &[u64],
         numbers: Vec<u64>,
-        damaged: &mut u64,
+        troubles: &mut Troubles,
     ) -> Result<Self, StoreError> {
         let mut rollups = Self::default();
         for number in numbers {
-            let Some(file) = reader.open(number, Part::Rollup, damaged)? else { continue };
+            let Some(file) = reader.open(number, Part::Rollup, troubles)? else { continue };
             // Segments that retention has dropped are not spoken for, nor is one twice.
             let speaks = |member: &Member| {
                 segments.binary_search(&member.number).is_ok()
@@ -170,7 +202,7 @@ impl Rollups {
         self.members.get(&number).copied()
     }
 
-    fn sources(&self, selection: &Selection) -> Vec<Source> {
+    fn sources(&self, selection: &Selection, troubles: &mut Troubles) -> Vec<Source> {
         let parts: Vec<_> = cover(selection.range())
             .into_iter()
             .filter(|(step, _)| *step == rollup::STEP)
@@ -195,7 +227,8 @@ impl Rollups {
                 continue;
             }
             let wanted = |entry: &Entry| spoken_for.get(usize::from(entry.member)) == Some(&true);
-            sources.append(&mut sources_where(file, selection, &parts, wanted, &instead));
+            let planned = sources_where(file, selection, &parts, wanted, &instead);
+            sources.append(&mut troubles.hold(planned));
         }
         sources
     }
@@ -213,11 +246,14 @@ pub(crate) struct Replacement {
 /// The records of one service in one file, up to the last that is wanted.
 pub(crate) struct Source {
     pub(super) path: PathBuf,
+    /// Held open, so that it stays as it was found. Of many files only some are.
+    pub(super) file: Option<Arc<File>>,
+    pub(super) identity: Identity,
     pub(crate) service: String,
     /// With whether its samples are wanted; without, it is read for its dictionary.
     pub(super) entries: Vec<(Entry, bool)>,
     pub(super) series: Vec<(u32, Series)>,
-    /// What says the same, if this is damaged.
+    /// What says the same, if this is damaged or gone.
     pub(super) replaced_by: Vec<Replacement>,
 }
 
@@ -298,6 +334,8 @@ fn sources_where(
         };
         sources.push(Source {
             path: segment.path.clone(),
+            file: segment.file.clone(),
+            identity: segment.identity,
             service: service.to_owned(),
             entries,
             series: (0..).zip(&segment.series).filter_map(of_service).collect(),
@@ -315,7 +353,10 @@ pub(crate) struct Read {
 }
 
 pub(crate) fn read_source(source: &Source, answer: &mut Answer) -> Result<Read, StoreError> {
-    let file = directory::open_moved(&source.path)?;
+    let file = match &source.file {
+        Some(held) => Arc::clone(held),
+        None => Arc::new(directory::open_again(&source.path, source.identity)?),
+    };
     let mut read = Read { tables: Tables::new(), bodies: Vec::new(), damaged: 0 };
     for (at, (entry, is_wanted)) in source.entries.iter().enumerate() {
         answer.records_read = answer.records_read.saturating_add(1);
