@@ -508,6 +508,9 @@ impl Store {
     fn recover_rollup(&mut self, number: u64, path: &Path, bytes: u64) -> Result<(), StoreError> {
         match Segment::open(path) {
             Ok(Segment { members, .. }) => {
+                // It would speak for a new segment that got the number of one that is gone.
+                let last = members.iter().map(|member| member.number).max().unwrap_or(number);
+                self.next = self.next.max(last.saturating_add(1));
                 self.rollups.insert(number, Rollup { bytes, members });
                 Ok(())
             }

@@ -234,3 +234,32 @@ fn a_profile_larger_than_the_store_is_refused_and_the_next_is_not() {
     assert_eq!(all(directory.path()), 3);
     assert_eq!(store.counters().refused_too_large, 1);
 }
+
+#[test]
+fn a_number_that_a_roll_up_knows_is_not_given_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let max_age = Duration::from_secs(24 * 3600);
+    let bounds = Options { max_age, ..options() };
+    let mut store = Store::open(directory.path(), bounds).unwrap();
+    let write = |store: &mut Store, hour: i64| {
+        let start = START + hour * HOUR;
+        for _ in 0..100 {
+            store.append(&head("shop", start), &profile(&[("main;work", 1)]), start).unwrap();
+        }
+        store.seal().unwrap();
+    };
+    // The second segment is the older one, and is dropped before the first.
+    write(&mut store, 10);
+    write(&mut store, 0);
+    store.tend(START + 11 * HOUR).unwrap();
+    assert_eq!(store.counters().rollups_made, 2);
+    store.tend(START + 25 * HOUR).unwrap();
+    assert_eq!(all(directory.path()), 100);
+    drop(store);
+    let mut store = Store::open(directory.path(), bounds).unwrap();
+    write(&mut store, 26);
+    // The roll-up does not take the new segment for the one that is gone.
+    assert_eq!(all(directory.path()), 200);
+    let newest = Selection::default().between(START + 26 * HOUR, START + 27 * HOUR);
+    assert_eq!(store.reader().query(&newest).unwrap().profiles, 100);
+}
