@@ -30,6 +30,7 @@ impl Default for Settings {
                 samples: 200_000,
                 bytes: 16 << 20,
                 labels: 100,
+                texts: usize::MAX,
                 name_bytes: 1024,
                 value_bytes: 4096,
                 symbol_bytes: 4096,

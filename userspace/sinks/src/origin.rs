@@ -158,8 +158,10 @@ pub fn pyroscope_labels(
         let value = (fact.of)(origin)?;
         Some((fact.pyroscope.to_owned(), value.into_text()))
     });
-    let chosen = origin.labels.iter().map(|(name, value)| (pyroscope_name(name), value.clone()));
+    let chosen = origin.labels.iter().map(|(name, value)| (name.clone(), value.clone()));
     for (name, value) in facts.chain(chosen) {
+        // A shortened one is valid too, and may be another's.
+        let name = pyroscope_name(&bounded(pyroscope_name(&name), limits.name_bytes, cuts));
         let known = labels.iter().any(|(other, _)| *other == name);
         if value.is_empty() {
             continue;
@@ -170,7 +172,6 @@ pub fn pyroscope_labels(
             cuts.dropped_labels = cuts.dropped_labels.saturating_add(1);
             continue;
         }
-        let name = bounded(name, limits.name_bytes, cuts);
         labels.push((name, bounded(value, limits.value_bytes, cuts)));
     }
     labels.sort();

@@ -34,7 +34,8 @@ pub struct Settings {
     pub sample_labels: Vec<LabelRule>,
     /// Facts that are sent as labels besides the usual: `pid`, `runtime_id`, `container_id`.
     pub more_labels: Vec<String>,
-    /// Uncompressed bytes of a request.
+    /// Uncompressed bytes of a request; at least [`crate::limits::FEWEST_BYTES`] and what the
+    /// labels of a series take.
     pub batch_bytes: usize,
 }
 
@@ -47,6 +48,7 @@ impl Default for Settings {
                 samples: 16_000,
                 bytes: BURST,
                 labels: 100,
+                texts: usize::MAX,
                 name_bytes: 1024,
                 value_bytes: 2048,
                 symbol_bytes: 4096,
@@ -97,21 +99,28 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
     let mut push = Push::default();
     for outgoing in profiles {
         for (kind, selection) in groups(settings, outgoing, &mut encoded.cuts) {
-            let (parts, cuts) = fit(&outgoing.profile, &selection, &settings.limits);
+            let mut of_series = Cuts::default();
+            let labels = labels_of(settings, outgoing, kind, &mut of_series);
+            let of_labels = label_bytes(&labels);
+            let (parts, cuts) =
+                fit(&outgoing.profile, &selection, &limits_beside(settings, &labels));
             encoded.cuts += cuts;
+            if !parts.is_empty() {
+                encoded.cuts += of_series;
+            }
             for part in parts {
                 let raw = gzipped_pprof(&part.profile, &mut encoded.cuts);
                 let Some(raw) = raw else { continue };
                 match settings.api {
                     Api::Push => {
-                        if push.bytes.saturating_add(part.bytes) > settings.batch_bytes {
+                        let bytes = part.bytes.saturating_add(of_labels);
+                        if push.bytes.saturating_add(bytes) > settings.batch_bytes {
                             encoded.batches.extend(push.take());
                         }
-                        let labels = labels_of(settings, outgoing, kind, &mut encoded.cuts);
-                        push.add(labels, raw, part.bytes, outgoing.profile.start_nanos);
+                        push.add(labels.clone(), raw, bytes, outgoing.profile.start_nanos);
                     }
                     Api::Ingest => {
-                        let batch = ingest(settings, outgoing, kind, raw, &mut encoded.cuts);
+                        let batch = ingest(outgoing, &labels, raw);
                         encoded.batches.push(batch);
                     }
                 }
@@ -153,6 +162,19 @@ fn groups<'s>(
         }
     }
     groups
+}
+
+/// What the server lets through of a profile beside the labels of its series: it counts both
+/// together, and texts of samples become labels of a series too.
+fn limits_beside(settings: &Settings, labels: &[(String, String)]) -> Limits {
+    let limits = settings.limits;
+    let bytes = settings.batch_bytes.saturating_sub(label_bytes(labels));
+    let texts = settings.label_limits.count.saturating_sub(labels.len());
+    Limits { bytes: limits.bytes.min(bytes), texts: limits.texts.min(texts), ..limits }
+}
+
+fn label_bytes(labels: &[(String, String)]) -> usize {
+    labels.iter().map(|(name, value)| name.len().saturating_add(value.len())).sum()
 }
 
 fn labels_of(
@@ -209,16 +231,9 @@ impl Push {
 
 /// `POST /ingest` with the profile as the whole body: `format=pprof` and multipart together are
 /// refused.
-fn ingest(
-    settings: &Settings,
-    outgoing: &Outgoing,
-    kind: PyroscopeType,
-    raw: Vec<u8>,
-    cuts: &mut Cuts,
-) -> Batch {
+fn ingest(outgoing: &Outgoing, labels: &[(String, String)], raw: Vec<u8>) -> Batch {
     let profile = &outgoing.profile;
     let origin: &Origin = &outgoing.origin;
-    let labels = labels_of(settings, outgoing, kind, cuts);
     let service = labels.iter().find(|(name, _)| name == "service_name");
     let service = service.map_or("unknown", |(_, value)| value.as_str());
     let pairs: Vec<String> = labels

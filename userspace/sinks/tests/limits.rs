@@ -14,6 +14,7 @@ const LIMITS: Limits = Limits {
     samples: 16_000,
     bytes: 4 << 20,
     labels: 100,
+    texts: usize::MAX,
     name_bytes: 1024,
     value_bytes: 2048,
     symbol_bytes: 4096,

@@ -1,11 +1,13 @@
 //! Copies samples into a new profile, with what they refer to and nothing else.
 
+use std::borrow::Cow;
+
 use strata_profile::{
     Frame, FrameKind, Label, LabelValue, LabelsId, LocationId, MappingId, Profile, ProfileBuilder,
     StackId, StringId,
 };
 
-use super::costs::{Costs, LABEL_BYTES, Seen, kept_frames};
+use super::costs::{Costs, Seen, kept_frames, new_label_bytes};
 use super::{Cuts, Limits, TRIMMED, shortened};
 use crate::positions::Known;
 use crate::types::{Form, LabelRule};
@@ -50,12 +52,12 @@ impl<'p> Copy<'p> {
 
     fn mapping(&mut self, id: MappingId) -> MappingId {
         let mapping = self.source.mapping(id);
-        let path = self.source.string(mapping.path);
-        let build_id = self.source.string(mapping.build_id);
-        let short = shortened(path, self.symbol_bytes);
-        let path = short.as_deref().unwrap_or(path);
+        let mut fit = Fitting::default();
+        let path = fit.text(self.source.string(mapping.path), self.symbol_bytes);
+        let build_id = fit.text(self.source.string(mapping.build_id), self.symbol_bytes);
+        self.cuts.shortened_texts = self.cuts.shortened_texts.saturating_add(fit.shortened);
         let (start, limit, offset) = (mapping.start, mapping.limit, mapping.file_offset);
-        self.builder.mapping(start, limit, offset, path, build_id)
+        self.builder.mapping(start, limit, offset, &path, &build_id)
     }
 
     fn location(&mut self, id: LocationId) -> LocationId {
@@ -157,6 +159,8 @@ impl<'p> Copy<'p> {
         self.builder.labels(&labels)
     }
 
+    /// The labels that `rules` name and `limits` let through, in their order. What is dropped
+    /// leaves nothing behind, not even its text.
     pub(super) fn allowed_labels(
         &mut self,
         id: LabelsId,
@@ -164,53 +168,83 @@ impl<'p> Copy<'p> {
         limits: &Limits,
     ) -> LabelsId {
         let source = self.source;
+        let types = self.builder.so_far().sample_types.len();
         let mut labels: Vec<Label> = Vec::new();
-        let room = limits.bytes / 4;
-        let mut bytes = 0_usize;
+        let mut texts = 0_usize;
+        let mut room = limits.bytes / 4;
         for label in source.labels(id) {
             let key = source.string(label.key);
             let rule = rules.iter().find(|rule| rule.own == key);
-            let made = rule.and_then(|rule| self.allowed_label(label, rule, limits));
-            let Some((made, cost)) = made else {
+            let fitting = rule.and_then(|rule| Fitting::label(source, label, rule, limits));
+            let fitting = fitting.filter(|_| labels.len() < limits.labels);
+            let fitting = fitting.filter(|label| !label.is_of_series() || texts < limits.texts);
+            let left = fitting.as_ref().and_then(|label| room.checked_sub(label.bytes(types)));
+            let (Some(fitting), Some(left)) = (fitting, left) else {
                 self.cuts.dropped_labels = self.cuts.dropped_labels.saturating_add(1);
                 continue;
             };
-            bytes = bytes.saturating_add(cost);
-            if labels.len() >= limits.labels || bytes > room {
-                self.cuts.dropped_labels = self.cuts.dropped_labels.saturating_add(1);
-                continue;
-            }
-            labels.push(made);
+            room = left;
+            texts = texts.saturating_add(usize::from(fitting.is_of_series()));
+            labels.push(self.fitting_label(&fitting));
         }
         self.builder.labels(&labels)
     }
 
-    fn allowed_label(
-        &mut self,
+    fn fitting_label(&mut self, label: &Fitting) -> Label {
+        self.cuts.shortened_texts = self.cuts.shortened_texts.saturating_add(label.shortened);
+        let key = self.builder.string(&label.name);
+        let text = self.builder.string(&label.text);
+        let value = match label.number {
+            Some(value) => LabelValue::Number { value, unit: text },
+            None => LabelValue::Text(text),
+        };
+        Label { key, value }
+    }
+}
+
+/// A label as it will be sent, or other texts that were made to fit.
+#[derive(Default)]
+struct Fitting<'t> {
+    name: Cow<'t, str>,
+    /// The unit of a number.
+    text: Cow<'t, str>,
+    number: Option<i64>,
+    /// How many texts had to be shortened.
+    shortened: u64,
+}
+
+impl<'t> Fitting<'t> {
+    fn text(&mut self, text: &'t str, longest: usize) -> Cow<'t, str> {
+        let short = shortened(text, longest);
+        self.shortened = self.shortened.saturating_add(u64::from(short.is_some()));
+        short.map_or(Cow::Borrowed(text), Cow::Owned)
+    }
+
+    /// `None` if it is not what the rule wants.
+    fn label(
+        source: &'t Profile,
         label: &Label,
-        rule: &LabelRule,
+        rule: &'t LabelRule,
         limits: &Limits,
-    ) -> Option<(Label, usize)> {
-        let name = shortened(&rule.named, limits.name_bytes);
-        let key = self.builder.string(name.as_deref().unwrap_or(&rule.named));
-        let value = match (label.value, rule.form) {
-            (LabelValue::Text(text), Form::AsItIs) => {
-                LabelValue::Text(self.text(text, limits.value_bytes))
-            }
-            (LabelValue::Text(text), Form::Number) => {
-                let value = self.source.string(text).parse().ok()?;
-                LabelValue::Number { value, unit: StringId::default() }
-            }
-            (LabelValue::Number { value, unit }, _) => {
-                LabelValue::Number { value, unit: self.text(unit, limits.value_bytes) }
-            }
+    ) -> Option<Self> {
+        let mut made = Self::default();
+        let (number, text) = match (label.value, rule.form) {
+            (LabelValue::Text(text), Form::AsItIs) => (None, source.string(text)),
+            (LabelValue::Text(text), Form::Number) => (Some(source.string(text).parse().ok()?), ""),
+            (LabelValue::Number { value, unit }, _) => (Some(value), source.string(unit)),
         };
-        let text = match value {
-            LabelValue::Text(text) => text,
-            LabelValue::Number { unit, .. } => unit,
-        };
-        let strings = [key, text].map(|id| self.builder.so_far().string(id).len());
-        let cost = strings.iter().sum::<usize>().saturating_add(LABEL_BYTES);
-        Some((Label { key, value }, cost))
+        made.number = number;
+        made.name = made.text(&rule.named, limits.name_bytes);
+        made.text = made.text(text, limits.value_bytes);
+        Some(made)
+    }
+
+    fn bytes(&self, types: usize) -> usize {
+        new_label_bytes(types, &self.name, &self.text)
+    }
+
+    /// Whether Pyroscope makes a label of the series of it.
+    fn is_of_series(&self) -> bool {
+        self.number.is_none() && !matches!(&*self.name, "span_id" | "trace_id")
     }
 }

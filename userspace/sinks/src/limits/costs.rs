@@ -1,7 +1,8 @@
 //! How many bytes a profile takes at most when it is written, as pprof or as OTLP, known before it
 //! is: each thing costs once, where it is first referred to.
 
-use strata_profile::{Frame, LabelValue, LocationId, Profile, Sample, StackId, StringId};
+use hashbrown::HashSet;
+use strata_profile::{Frame, Label, LabelValue, LocationId, Profile, Sample, StackId, StringId};
 
 use crate::positions::Marks;
 
@@ -19,11 +20,26 @@ const FRAME_BYTES: usize = (KEY + LENGTH + FIELD + KEY + 5) + (KEY + LENGTH + 4 
 /// With its mapping, its address and what OTLP says of its kind.
 const LOCATION_BYTES: usize = KEY + LENGTH + 2 * FIELD + LONGEST_NUMBER + FIELD + KEY;
 /// In a sample, or where OTLP has it.
-pub(super) const LABEL_BYTES: usize = KEY + LENGTH + 2 * FIELD + LONGEST_NUMBER;
+const LABEL_BYTES: usize = KEY + LENGTH + 2 * FIELD + LONGEST_NUMBER;
+/// Where OTLP has it, with its text.
+const ATTRIBUTE_BYTES: usize = LABEL_BYTES + 2 * LENGTH;
 /// Without what it has once for each type: its stack is a message of its own in OTLP.
 const SAMPLE_BYTES: usize = 2 * (KEY + LENGTH) + KEY + LENGTH;
 /// OTLP writes a sample once for each type.
 const VALUE_BYTES: usize = KEY + LENGTH + FIELD + 2 * (KEY + LENGTH) + 10;
+
+/// What a label of a sample takes each time: pprof writes it, OTLP its number with each type.
+const fn label_bytes(types: usize) -> usize {
+    let numbers = types.saturating_mul(INDEX);
+    if numbers > LABEL_BYTES { numbers } else { LABEL_BYTES }
+}
+
+/// What a label and its texts take at most, the first time.
+pub(super) fn new_label_bytes(types: usize, name: &str, text: &str) -> usize {
+    let texts = [name, text].map(|text| text.len().saturating_add(STRING_BYTES));
+    let all = [label_bytes(types), ATTRIBUTE_BYTES].into_iter().chain(texts);
+    all.fold(0, usize::saturating_add)
+}
 
 /// How many of the innermost functions at a location fit in `room` bytes; at least one.
 pub(super) fn kept_frames(
@@ -48,19 +64,24 @@ pub(super) fn kept_frames(
 #[derive(Default)]
 pub(super) struct Seen {
     strings: Marks,
+    /// Strings that are the text of a label: pprof has them among its strings, OTLP does not.
+    texts: Marks,
     locations: Marks,
     mappings: Marks,
     labels: Marks,
+    /// What OTLP has once, in whichever labels it is.
+    attributes: HashSet<Label>,
     /// With all their callers.
     stacks: Marks,
 }
 
 impl Seen {
     pub(super) fn clear(&mut self) {
-        let Self { strings, locations, mappings, labels, stacks } = self;
-        for marks in [strings, locations, mappings, labels, stacks] {
+        let Self { strings, texts, locations, mappings, labels, attributes, stacks } = self;
+        for marks in [strings, texts, locations, mappings, labels, stacks] {
             marks.clear();
         }
+        attributes.clear();
     }
 }
 
@@ -171,22 +192,28 @@ impl<'p> Costs<'p> {
         let types = sample.values.len();
         let mut bytes = types.saturating_mul(VALUE_BYTES).saturating_add(SAMPLE_BYTES);
         bytes = bytes.saturating_add(self.stack(sample.stack, seen));
-        let new = seen.labels.insert(sample.labels.position());
-        for label in profile.labels(sample.labels) {
-            bytes = bytes.saturating_add(LABEL_BYTES);
-            bytes = bytes.saturating_add(types.saturating_mul(INDEX));
-            let text = match label.value {
-                LabelValue::Text(text) => text,
-                LabelValue::Number { unit, .. } => unit,
-            };
-            let strings = [label.key, text].map(|id| self.string(id, seen));
-            bytes = bytes.saturating_add(strings.iter().sum());
-            if new {
-                // OTLP writes the text of a label with each new label.
-                let text = profile.string(text).len().saturating_add(2 * LENGTH);
-                bytes = bytes.saturating_add(LABEL_BYTES).saturating_add(text);
-            }
+        let labels = profile.labels(sample.labels);
+        bytes = bytes.saturating_add(labels.len().saturating_mul(label_bytes(types)));
+        if seen.labels.insert(sample.labels.position()) {
+            let new = labels.iter().map(|label| self.new_label(label, seen));
+            bytes = new.fold(bytes, usize::saturating_add);
         }
         bytes
+    }
+
+    /// What a label brings, if it is new: in pprof its texts, in OTLP itself with its text.
+    fn new_label(&self, label: &Label, seen: &mut Seen) -> usize {
+        if !seen.attributes.insert(*label) {
+            return 0;
+        }
+        let text = match label.value {
+            LabelValue::Number { unit, .. } => self.string(unit, seen),
+            LabelValue::Text(text) => {
+                let length = self.profile.string(text).len();
+                let is_new = seen.texts.insert(text.position());
+                length.saturating_add(if is_new { STRING_BYTES } else { 0 })
+            }
+        };
+        self.string(label.key, seen).saturating_add(text).saturating_add(ATTRIBUTE_BYTES)
     }
 }

@@ -40,6 +40,9 @@ pub struct Limits {
     pub bytes: usize,
     /// Labels of a sample.
     pub labels: usize,
+    /// Labels of a sample that are texts, those of spans and traces apart: where each becomes a
+    /// label of the series, it has only the places that the series has left.
+    pub texts: usize,
     /// Bytes of a label's name.
     pub name_bytes: usize,
     /// Bytes of a label's value.

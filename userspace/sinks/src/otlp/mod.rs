@@ -60,6 +60,7 @@ impl Default for Settings {
                 samples: 100_000,
                 bytes: BATCH_BYTES,
                 labels: 100,
+                texts: usize::MAX,
                 name_bytes: 1024,
                 value_bytes: 4096,
                 symbol_bytes: 4096,
