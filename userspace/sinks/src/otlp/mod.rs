@@ -47,7 +47,8 @@ pub struct Settings {
     pub limits: Limits,
     pub attribute_limits: LabelLimits,
     pub sample_labels: Vec<LabelRule>,
-    /// Uncompressed bytes of a request.
+    /// Uncompressed bytes of a request; at least [`crate::limits::FEWEST_BYTES`] and what its
+    /// attributes take.
     pub batch_bytes: usize,
 }
 
@@ -98,21 +99,33 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
         let period = types::find(profile.string(period.name), profile.string(period.unit));
         let period = period.map_or(("", ""), |row| (row.own.name, row.own.unit));
         let selection = Selection { types: selected, period, labels: &settings.sample_labels };
-        let (parts, cuts) = fit(profile, &selection, &settings.limits);
+        let mut of_resource = Cuts::default();
+        let attributes = attributes(&outgoing.origin, settings, &mut of_resource);
+        let of_attributes: usize = attributes.iter().map(attribute_bytes).sum();
+        // They are in the request with each part.
+        let room = settings.batch_bytes.saturating_sub(of_attributes);
+        let limits = Limits { bytes: settings.limits.bytes.min(room), ..settings.limits };
+        let (parts, cuts) = fit(profile, &selection, &limits);
         encoded.cuts += cuts;
+        if !parts.is_empty() {
+            encoded.cuts += of_resource;
+        }
         for part in parts {
-            let attributes = attributes(&outgoing.origin, settings, &mut encoded.cuts);
-            let sizes = attributes.iter().map(Message::encoded_len);
-            let bytes = sizes.sum::<usize>().saturating_add(part.bytes);
+            let bytes = of_attributes.saturating_add(part.bytes);
             if request.bytes.saturating_add(bytes) > settings.batch_bytes {
                 let full = std::mem::replace(&mut request, Request::new());
                 encoded.batches.extend(full.finish(settings, &mut encoded.cuts));
             }
-            request.add(&part, &columns, attributes, bytes);
+            request.add(&part, &columns, attributes.clone(), bytes);
         }
     }
     encoded.batches.extend(request.finish(settings, &mut encoded.cuts));
     encoded
+}
+
+/// With what comes before it.
+fn attribute_bytes(attribute: &KeyValue) -> usize {
+    attribute.encoded_len().saturating_add(5)
 }
 
 fn attributes(origin: &Origin, settings: &Settings, cuts: &mut Cuts) -> Vec<KeyValue> {
