@@ -44,8 +44,10 @@ pub struct Options {
     /// A segment is sealed early when it is this large.
     pub segment_bytes: u64,
     /// Memory for its dictionaries and its index, about. Dictionaries that have no room are read
-    /// back from the file each time they are needed; when one of them, with ever new names, takes
-    /// a quarter of this or the index half of it, the segment is sealed early.
+    /// back from the file each time they are needed. When one of them or the index takes half of
+    /// this, the segment is sealed early; but not for a dictionary that has grown by less than half
+    /// since its service's first profile, which would need as much in every segment. Only one whose
+    /// first profile takes two thirds of this may therefore take more than all of it.
     pub dictionary_bytes: usize,
     /// How much may be lost when the host loses power. (Nothing is when the process is killed.)
     pub sync_every: Duration,

@@ -2,7 +2,8 @@
 //!
 //! Dictionaries of many services may be more than memory is given. One that has no room is forgotten
 //! when another service's turn comes, and read back from the file before its next record: the file
-//! knows it too. Services come in turn, so the ones that are there stay, and not the last used.
+//! knows it too. Services come in turn, so the ones that are there stay, and not the last used; but
+//! for one that is large, others make room.
 //!
 //! Invariant: a record is written in one piece, and a failed write is cut off again; what is in
 //! the file up to `length` is whole records.
@@ -37,9 +38,10 @@ pub(crate) struct SegmentWriter {
     series_bytes: u64,
     numbers: HashMap<Series, u32>,
     dictionaries: HashMap<String, Kept>,
-    /// Bytes of memory of those, and of the largest there was.
+    /// Bytes of memory of those.
     dictionary_bytes: usize,
-    largest: usize,
+    /// Whether one of them has become too large.
+    has_outgrown: bool,
     /// The service whose dictionary was used last.
     last: String,
     /// What all of it may take.
@@ -54,9 +56,22 @@ struct Kept {
     dictionary: Option<Dictionary>,
     /// The positions among the entries of the records that brought something.
     brought: Vec<u32>,
+    /// Bytes of memory of the dictionary after its first record, and when it was used last.
+    first: usize,
+    last: usize,
 }
 
 impl Kept {
+    /// Notes what the dictionary takes now; returns whether it has become too large: a new segment
+    /// would need less. It would not if the first record brought most of it.
+    fn outgrows(&mut self, limit: usize) -> bool {
+        self.last = self.dictionary.as_ref().map_or(0, Dictionary::memory);
+        if self.first == 0 {
+            self.first = self.last;
+        }
+        self.last > limit / 2 && self.last > self.first.saturating_add(self.first / 2)
+    }
+
     fn memory(&self) -> usize {
         let brought = self.brought.capacity().saturating_mul(size_of::<u32>());
         self.dictionary.as_ref().map_or(0, Dictionary::memory).saturating_add(brought)
@@ -84,7 +99,7 @@ impl SegmentWriter {
             numbers: HashMap::new(),
             dictionaries: HashMap::new(),
             dictionary_bytes: 0,
-            largest: 0,
+            has_outgrown: false,
             last: String::new(),
             limit: usize::MAX,
             members: Vec::new(),
@@ -109,7 +124,7 @@ impl SegmentWriter {
 
     /// Whether its index or one of its dictionaries, which are needed whole, takes too much memory.
     pub(crate) fn is_full(&self) -> bool {
-        self.largest > self.limit / 4 || self.index_memory() > self.limit / 2
+        self.has_outgrown || self.index_memory() > self.limit / 2
     }
 
     fn index_memory(&self) -> usize {
@@ -183,10 +198,12 @@ impl SegmentWriter {
     ) -> Result<T, StoreError> {
         if self.last != service {
             if self.memory() > self.limit / 4 * 3 {
-                self.forget_last();
+                let last = std::mem::take(&mut self.last);
+                self.forget(&last);
             }
             service.clone_into(&mut self.last);
         }
+        self.make_room_for(service);
         if !self.dictionaries.contains_key(service) {
             self.dictionaries.insert(service.to_owned(), Kept::default());
         }
@@ -198,15 +215,29 @@ impl SegmentWriter {
             none => none.insert(read_back(file, path, entries, &kept.brought)?),
         };
         let done = work(dictionary);
-        self.largest = self.largest.max(dictionary.memory());
+        self.has_outgrown |= kept.outgrows(self.limit);
         let others = self.dictionary_bytes.saturating_sub(before);
         self.dictionary_bytes = others.saturating_add(kept.memory());
+        self.make_room_for(service);
         Ok(done)
     }
 
-    /// Frees the memory of the dictionary that was used last.
-    fn forget_last(&mut self) {
-        let Some(kept) = self.dictionaries.get_mut(self.last.as_str()) else { return };
+    /// Forgets others, the largest first, while there is no room for a service's dictionary.
+    fn make_room_for(&mut self, service: &str) {
+        let kept = self.dictionaries.get(service).filter(|kept| kept.dictionary.is_none());
+        let needed = kept.map_or(0, |kept| kept.last);
+        while self.memory().saturating_add(needed) > self.limit {
+            let others = self.dictionaries.iter().filter(|(name, _)| *name != service);
+            let others = others.filter(|(_, kept)| kept.dictionary.is_some());
+            let largest = others.max_by_key(|(_, kept)| kept.last).map(|(name, _)| name.clone());
+            let Some(largest) = largest else { break };
+            self.forget(&largest);
+        }
+    }
+
+    /// Frees the memory of a dictionary, which the file has.
+    fn forget(&mut self, service: &str) {
+        let Some(kept) = self.dictionaries.get_mut(service) else { return };
         let before = kept.memory();
         kept.dictionary = None;
         let others = self.dictionary_bytes.saturating_sub(before);
@@ -257,7 +288,7 @@ impl SegmentWriter {
     pub(crate) fn take_over(&mut self, service: &str, dictionary: Dictionary) {
         self.close_service(service);
         self.dictionary_bytes = self.dictionary_bytes.saturating_add(dictionary.memory());
-        let kept = Kept { dictionary: Some(dictionary), brought: Vec::new() };
+        let kept = Kept { dictionary: Some(dictionary), ..Kept::default() };
         self.dictionaries.insert(service.to_owned(), kept);
     }
 
@@ -358,7 +389,7 @@ impl SegmentWriter {
             numbers: HashMap::new(),
             dictionaries: HashMap::new(),
             dictionary_bytes: 0,
-            largest: 0,
+            has_outgrown: false,
             last: String::new(),
             limit: usize::MAX,
             members: segment.members,

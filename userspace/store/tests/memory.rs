@@ -44,8 +44,58 @@ fn new_names(period: usize) -> strata_profile::Profile {
     profile(&stacks)
 }
 
+/// A profile of many names, the same each time but for some that are its own.
+fn many_names(period: usize) -> strata_profile::Profile {
+    let stacks: Vec<_> = (0..2_000)
+        .map(|at| if at < 5 { at + 10_000 * (period + 1) } else { at })
+        .map(|at| format!("main;a function with a long name {at:040}"))
+        .collect();
+    let stacks: Vec<_> = stacks.iter().map(|stack| (stack.as_str(), 1)).collect();
+    profile(&stacks)
+}
+
+/// Two services with large dictionaries and a few with small ones; returns the most memory that
+/// was used, and how many segments were begun.
+fn write_large(limit: usize, periods: usize) -> (usize, u64) {
+    let directory = tempfile::tempdir().unwrap();
+    let options = Options { dictionary_bytes: limit, ..options() };
+    let mut store = Store::open(directory.path(), options).unwrap();
+    let before = IN_USE.load(Relaxed);
+    let (mut said, mut really) = (0, 0);
+    for period in 0..periods {
+        for (service, is_large) in [("shop", true), ("a", false), ("b", false), ("mail", true)] {
+            let written = if is_large { many_names(period) } else { new_names(0) };
+            store.append(&head(service, START), &written, START).unwrap();
+            drop(written);
+            said = said.max(store.dictionaries());
+            really = really.max(usize::try_from(IN_USE.load(Relaxed) - before).unwrap());
+        }
+    }
+    assert!(really < said + said / 8, "{said} said, {really} taken");
+    store.seal().unwrap();
+    let answer = store.reader().query(&Selection::default()).unwrap();
+    assert_eq!((answer.profiles, answer.damaged), (periods as u64 * 4, 0));
+    (said, store.counters().segments_sealed)
+}
+
+fn a_large_dictionary_stays_and_does_not_begin_a_segment_for_each_profile() {
+    let (alone, _) = write_large(usize::MAX, 1);
+    let one = alone / 2;
+    // Room for one of the large ones beside the small ones, and hardly for one.
+    for (limit, most) in [(one * 2, one * 2), (one * 3 / 2, one * 3 / 2), (one / 2, one * 2)] {
+        let (taken, segments) = write_large(limit, 20);
+        assert!(segments <= 2, "{segments} segments of 20 periods with {limit} bytes");
+        assert!(taken <= most, "{taken} bytes of {limit}");
+    }
+}
+
 // One test, because what another thread takes would be counted.
 #[test]
+fn dictionaries_keep_to_their_memory() {
+    ever_new_names_take_what_is_said_and_begin_a_new_segment_at_the_limit();
+    a_large_dictionary_stays_and_does_not_begin_a_segment_for_each_profile();
+}
+
 fn ever_new_names_take_what_is_said_and_begin_a_new_segment_at_the_limit() {
     let directory = tempfile::tempdir().unwrap();
     let limit = 1 << 20;
