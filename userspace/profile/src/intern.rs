@@ -180,6 +180,11 @@ impl StringTable {
         self.text.get(start..end).unwrap_or_default()
     }
 
+    /// How many there are, with the empty one.
+    pub(crate) fn count(&self) -> usize {
+        self.ends.len()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
         (0..u32::try_from(self.ends.len()).unwrap_or(u32::MAX)).map(|id| self.get(id))
     }
@@ -304,6 +309,11 @@ impl<T: Clone + Eq + Hash> ListTable<T> {
     /// All lists, by position.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[T]> {
         (0..u32::try_from(self.ends.len()).unwrap_or(u32::MAX)).map(|id| self.get(id))
+    }
+
+    /// How many there are, with the empty one.
+    pub(crate) fn count(&self) -> usize {
+        self.ends.len()
     }
 
     /// `None` when the table is full.

@@ -3,10 +3,8 @@
 //! Invariant: no value is lost, up to saturation. Profiles whose sample types differ from the
 //! first one's are left for another merge, and handed back.
 
-use crate::builder::ProfileBuilder;
-use crate::model::{
-    Frame, Label, LabelValue, LabelsId, Location, LocationId, Profile, StackId, StringId,
-};
+use crate::builder::{ProfileBuilder, Translation};
+use crate::model::{Profile, StackId};
 
 /// Merges profiles of the same sample types, the first's; those of others are handed back. It
 /// begins with the earliest and ends with the latest. Timelines are not kept.
@@ -64,27 +62,20 @@ fn names_of(profile: &Profile) -> Vec<(&str, &str)> {
 struct Merging<'b, 'p> {
     into: &'b mut ProfileBuilder,
     from: &'p Profile,
+    known: Translation<'p>,
     /// By position in `from`.
-    locations: Vec<Option<LocationId>>,
     stacks: Vec<Option<StackId>>,
-    labels: hashbrown::HashMap<LabelsId, LabelsId>,
 }
 
 impl<'b, 'p> Merging<'b, 'p> {
     fn new(into: &'b mut ProfileBuilder, from: &'p Profile) -> Self {
-        Self {
-            into,
-            from,
-            locations: vec![None; from.locations().len()],
-            stacks: vec![None; from.stack_count()],
-            labels: hashbrown::HashMap::new(),
-        }
+        Self { into, from, known: Translation::new(from), stacks: vec![None; from.stack_count()] }
     }
 
     fn samples(&mut self) {
         for sample in self.from.samples() {
             let stack = self.stack(sample.stack);
-            let labels = self.labels(sample.labels);
+            let labels = self.known.labels(self.into, sample.labels);
             self.into.add(stack, labels, sample.values);
         }
     }
@@ -103,7 +94,7 @@ impl<'b, 'p> Merging<'b, 'p> {
             at = caller;
         }
         for (id, location) in todo.into_iter().rev() {
-            let location = self.location(location);
+            let location = self.known.location(self.into, location);
             known = self.into.called_from(known, location);
             if let Some(place) = self.stacks.get_mut(id.position()) {
                 *place = Some(known);
@@ -111,74 +102,12 @@ impl<'b, 'p> Merging<'b, 'p> {
         }
         known
     }
-
-    fn location(&mut self, id: LocationId) -> LocationId {
-        if let Some(Some(known)) = self.locations.get(id.position()) {
-            return *known;
-        }
-        let location: Location = self.from.location(id);
-        let mapping = location.mapping.map(|mapping| {
-            let mapping = self.from.mapping(mapping);
-            self.into.mapping(
-                mapping.start,
-                mapping.limit,
-                mapping.file_offset,
-                self.from.string(mapping.path),
-                self.from.string(mapping.build_id),
-            )
-        });
-        let frames: Vec<Frame> = self
-            .from
-            .frames(location)
-            .iter()
-            .map(|frame| {
-                let text = |id: StringId| self.from.string(id);
-                self.into.frame(
-                    frame.kind,
-                    text(frame.name),
-                    text(frame.system_name),
-                    text(frame.file),
-                    frame.line,
-                )
-            })
-            .collect();
-        let merged = self.into.location(location.address, mapping, &frames);
-        if let Some(place) = self.locations.get_mut(id.position()) {
-            *place = Some(merged);
-        }
-        merged
-    }
-
-    fn labels(&mut self, id: LabelsId) -> LabelsId {
-        if let Some(known) = self.labels.get(&id) {
-            return *known;
-        }
-        let labels: Vec<Label> = self
-            .from
-            .labels(id)
-            .iter()
-            .map(|label| Label {
-                key: self.into.string(self.from.string(label.key)),
-                value: match label.value {
-                    LabelValue::Text(text) => {
-                        LabelValue::Text(self.into.string(self.from.string(text)))
-                    }
-                    LabelValue::Number { value, unit } => {
-                        LabelValue::Number { value, unit: self.into.string(self.from.string(unit)) }
-                    }
-                },
-            })
-            .collect();
-        let merged = self.into.labels(&labels);
-        self.labels.insert(id, merged);
-        merged
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::FrameKind;
+    use crate::{FrameKind, Label, LabelValue};
 
     fn profile(start: i64, stacks: &[(&[&str], &str, i64)]) -> Profile {
         let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);

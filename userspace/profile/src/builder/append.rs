@@ -6,10 +6,8 @@
 //! Invariant: no value is lost; what a full table has no room for is counted, as everywhere.
 
 use super::ProfileBuilder;
-use crate::model::{
-    Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile, StackId,
-    StringId, Tick,
-};
+use super::translation::Translation;
+use crate::model::{Profile, StackId, Tick};
 
 impl ProfileBuilder {
     /// Adds the samples of a profile that has the same sample types, in the same order, and its
@@ -18,14 +16,11 @@ impl ProfileBuilder {
     pub fn append(&mut self, other: &Profile) {
         self.count_overflows(other.overflows);
         self.begin_part();
-        let strings: Vec<_> = other.strings.iter().map(|text| self.string(text)).collect();
-        let known = Known { strings };
-        let locations = known.locations(self, other);
-        let stacks = self.append_stacks(other, &locations);
-        let labels: Vec<_> = other.labels.iter().map(|labels| known.labels(self, labels)).collect();
+        let mut known = Translation::new(other);
+        let stacks = self.append_stacks(other, &mut known);
         for sample in other.samples() {
             let stack = at(&stacks, sample.stack.position());
-            let labels: LabelsId = at(&labels, sample.labels.position());
+            let labels = known.labels(self, sample.labels);
             self.push_sample(stack, labels, sample.values);
         }
         let threads: Vec<_> = other
@@ -45,67 +40,16 @@ impl ProfileBuilder {
         self.begin_part();
     }
 
-    fn append_stacks(&mut self, other: &Profile, locations: &[LocationId]) -> Vec<StackId> {
+    fn append_stacks(&mut self, other: &Profile, known: &mut Translation<'_>) -> Vec<StackId> {
         let mut stacks = Vec::with_capacity(other.stack_count());
         stacks.push(StackId::default());
         for (location, caller) in other.leaves() {
-            let location: LocationId = at(locations, location.position());
+            let location = known.location(self, location);
             let caller = at(&stacks, caller.position());
             let stack = self.profile.stacks.push_new(caller.0, location.0);
             stacks.push(StackId(self.or_overflow(stack)));
         }
         stacks
-    }
-}
-
-/// What the things of the other profile are here, by position.
-struct Known {
-    strings: Vec<StringId>,
-}
-
-impl Known {
-    fn string(&self, id: StringId) -> StringId {
-        at(&self.strings, id.position())
-    }
-
-    fn locations(&self, into: &mut ProfileBuilder, other: &Profile) -> Vec<LocationId> {
-        let mappings: Vec<MappingId> = other
-            .mappings
-            .iter()
-            .map(|mapping| {
-                let (path, build_id) = (self.string(mapping.path), self.string(mapping.build_id));
-                into.mapping_of(Mapping { path, build_id, ..*mapping })
-            })
-            .collect();
-        let mut frames = Vec::new();
-        let location = |location: &Location| {
-            frames.clear();
-            frames.extend(other.frames(*location).iter().map(|frame| Frame {
-                name: self.string(frame.name),
-                system_name: self.string(frame.system_name),
-                file: self.string(frame.file),
-                ..*frame
-            }));
-            let mapping = location.mapping.map(|mapping| at(&mappings, mapping.position()));
-            into.location(location.address, mapping, &frames)
-        };
-        other.locations.iter().map(location).collect()
-    }
-
-    fn labels(&self, into: &mut ProfileBuilder, labels: &[Label]) -> LabelsId {
-        let translated: Vec<Label> = labels
-            .iter()
-            .map(|label| Label {
-                key: self.string(label.key),
-                value: match label.value {
-                    LabelValue::Text(text) => LabelValue::Text(self.string(text)),
-                    LabelValue::Number { value, unit } => {
-                        LabelValue::Number { value, unit: self.string(unit) }
-                    }
-                },
-            })
-            .collect();
-        into.labels(&translated)
     }
 }
 
@@ -120,7 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::FrameKind;
+    use crate::{FrameKind, Label, LabelValue, Thread};
 
     /// A stack's functions, a thread and a count.
     type Row = (Vec<u8>, u8, i64);
@@ -177,6 +121,15 @@ mod tests {
         ticks.map(one).collect()
     }
 
+    /// Ids may differ: a name that nothing refers to is not taken over.
+    fn threads(profile: &Profile) -> Vec<(u32, u32, [&str; 3])> {
+        let texts = |thread: &Thread| {
+            let ids = [thread.comm, thread.process, thread.container];
+            (thread.pid, thread.tid, ids.map(|id| profile.string(id)))
+        };
+        profile.threads().iter().map(texts).collect()
+    }
+
     proptest! {
         #[test]
         fn two_halves_appended_say_what_one_builder_says(
@@ -196,7 +149,7 @@ mod tests {
             prop_assert_eq!(sums(&appended), sums(&one));
             prop_assert_eq!(ticks(&appended), ticks(&one));
             prop_assert_eq!(appended.locations().len(), one.locations().len());
-            prop_assert_eq!(appended.threads(), one.threads());
+            prop_assert_eq!(threads(&appended), threads(&one));
         }
     }
 

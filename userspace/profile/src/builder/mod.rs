@@ -3,12 +3,13 @@
 //! Every call gives an id for what it is handed; the same thing twice gives the same id. Samples
 //! with the same stack and labels add up at once, so memory follows what is different, not how
 //! long a recording runs (except the timeline, which is kept only when asked for). `append` takes
-//! a whole profile in.
+//! a whole profile in, by a `translation` of its ids.
 //!
 //! Invariant: no call fails. When a table is full (four thousand million of something, or 4 GiB
 //! of names) the empty thing is used and `overflows` counts it.
 
 mod append;
+mod translation;
 
 use std::hash::BuildHasher;
 
@@ -20,6 +21,7 @@ use crate::model::{
     SampleKey, StackId, StringId, Thread, ThreadId, Timeline, ValueType,
 };
 use crate::text::shortened;
+pub(crate) use translation::Translation;
 
 /// Characters of a file's name in a made-up name; file systems allow 255 bytes.
 const LONGEST_FILE_NAME: usize = 255;
