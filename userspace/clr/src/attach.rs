@@ -89,7 +89,8 @@ impl From<DiscoverError> for AttachError {
 }
 
 impl AttachError {
-    /// Whether trying again after a while is worth it: the runtime is starting, stopped or busy.
+    /// Whether trying again after a while is worth it: the runtime is starting or busy. What hung
+    /// once costs another thread each time.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Load(LoadError::Diagnostics(error)) => match error {
@@ -97,8 +98,7 @@ impl AttachError {
                 DiagnosticsError::NoAnswer(_) | DiagnosticsError::Closed => true,
                 _ => false,
             },
-            Self::Load(LoadError::Socket(crate::socket::SocketError::Busy(_)))
-            | Self::Stuck(Stuck::TimedOut(_)) => true,
+            Self::Load(LoadError::Socket(crate::socket::SocketError::Busy(_))) => true,
             _ => false,
         }
     }
@@ -150,8 +150,14 @@ pub fn attach_to(process: ClrProcess, options: &AttachOptions) -> Result<Attache
         }
         Err(error) => return Err(AttachError::Load(error)),
     };
-    // The library maps its memory before the runtime answers.
-    Ok(done(open(&target, options, deadline)?, how))
+    // The library maps its memory before the runtime answers. Nobody takes one back that is not
+    // opened, so a slow process is waited for.
+    loop {
+        match open(&target, options, deadline) {
+            Err(SessionError::Stuck(Stuck::TimedOut(_))) if !deadline.has_passed() => {}
+            outcome => return Ok(done(outcome?, how)),
+        }
+    }
 }
 
 /// Opens the memory of the library, if it is in the process. One that is leaving is waited for: then

@@ -174,6 +174,9 @@ impl Session {
             match own_main(file, options) {
                 Ok((owner, reader, status)) => {
                     let segments = Segments::open(&target, &mappings, &HashSet::new());
+                    if deadline.has_passed() {
+                        return Err(Stuck::TimedOut(OPENING).into());
+                    }
                     let mut session = Self::new(target, main, owner, reader, status, segments);
                     session.wish(options)?;
                     return Ok(session);
@@ -331,6 +334,20 @@ impl Session {
             *is_looking = true;
         }
         Some(look)
+    }
+
+    /// Looks for what is missing as soon as [`Self::wanted`] is called.
+    pub fn hurry(&mut self) {
+        if self.reader.missing_segments(&self.status) > 0 {
+            self.looking.hurry(Instant::now());
+        }
+    }
+
+    /// Whether segments are still to be found, or are being looked for.
+    pub fn is_looking(&self) -> bool {
+        self.life == Life::Running
+            && (self.looking.out_since().is_some()
+                || self.reader.missing_segments(&self.status) > 0)
     }
 
     /// As [`Self::poll`], and looks at once at what is wanted: for a thread that may hang.

@@ -30,8 +30,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 const CHECK_MAPPED: Duration = Duration::from_secs(1);
 /// Looking may take this part of the time.
 const LOOKING_SHARE: u32 = 50;
-/// A look that took this long has hung.
-const HANGS: Duration = Duration::from_millis(500);
+/// A look that took this long has hung, or its process holds it up: others wait for the same thread.
+const HANGS: Duration = Duration::from_millis(100);
 /// After one that hung, doubled each time.
 const SHORTEST_REST: Duration = Duration::from_secs(30);
 const LONGEST_REST: Duration = Duration::from_secs(3600);
@@ -190,6 +190,9 @@ impl Looking {
         if took >= HANGS {
             rest = rest.max(self.rest);
             self.rest = (self.rest * 2).min(LONGEST_REST);
+        } else {
+            // A busy machine makes some looks slow, in weeks.
+            self.rest = (self.rest / 2).max(SHORTEST_REST);
         }
         self.rests_until = now + rest.min(LONGEST_REST);
     }

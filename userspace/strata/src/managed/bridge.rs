@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use strata_bridge_layout::record::Record;
-use strata_clr::session::{Budget, Life, Loss};
+use strata_clr::session::{Budget, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Target};
 
 use super::looker::Looker;
@@ -161,7 +161,10 @@ fn loads_it_itself(pid: u32) -> bool {
 
 /// Where the bridge may not be loaded, a runtime that can is told to write a perf map.
 fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
+    let hangs =
+        matches!(error, AttachError::Stuck(_) | AttachError::Session(SessionError::Stuck(_)));
     let writes_perf_map = may_write
+        && !hangs
         && !matches!(error, AttachError::NotClr | AttachError::Target(_))
         && strata_clr::discover(pid)
             .ok()
@@ -250,6 +253,16 @@ impl Bridge {
 
     pub fn has_questions(&self) -> bool {
         self.session.open_questions() > 0
+    }
+
+    /// Whether answers, or segments with more records, may come soon.
+    pub fn expects_more(&self) -> bool {
+        self.has_questions() || self.session.is_looking()
+    }
+
+    /// What is missing is looked for at the next poll.
+    pub fn hurry(&mut self) {
+        self.session.hurry();
     }
 }
 

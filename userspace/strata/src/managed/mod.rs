@@ -539,6 +539,11 @@ impl Managed {
     pub fn finish(&mut self, aggregate: &Aggregate) {
         self.ask_about_new_places(aggregate);
         let deadline = Instant::now() + LAST_ANSWERS;
+        for target in self.targets.values_mut() {
+            if let State::Attached(bridge) = &mut target.state {
+                bridge.hurry();
+            }
+        }
         loop {
             self.looker.turn();
             for target in self.targets.values_mut() {
@@ -546,7 +551,7 @@ impl Managed {
                 target.ask_about_nameless(&mut self.code_reader);
             }
             let waiting = self.targets.values_mut().any(|target| match &mut target.state {
-                State::Attached(bridge) => bridge.has_questions(),
+                State::Attached(bridge) => bridge.expects_more(),
                 _ => false,
             });
             if !waiting || Instant::now() > deadline {
