@@ -59,11 +59,15 @@ impl Engine {
 
     /// Samples those CPUs that were switched on, and those anew that have lost their event.
     fn look_after_cpus(&mut self) {
+        if !self.programs.is_on() {
+            return;
+        }
         let switched_on = self.programs.look_for_cpus().unwrap_or_default();
         for &cpu in &switched_on {
             tracing::info!(cpu, "this CPU was switched on, and is sampled from now on");
             self.sample_anew(cpu);
         }
+        self.sideband.open_missing(self.programs.cpus());
         let ticks = self.programs.ticks();
         let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
         for cpu in self.ticking.look(&ticks, frequency, self.now, ticking::busy_times) {
@@ -77,9 +81,7 @@ impl Engine {
         if let Err(error) = self.programs.restart_on(cpu) {
             tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
         }
-        if let Err(error) = self.sideband.open_on(cpu) {
-            tracing::warn!(cpu, %error, "no process events of this CPU until that succeeds");
-        }
+        self.sideband.open_on(cpu);
     }
 
     /// After a cut, when what was cut off is named: what is known of processes that are gone is

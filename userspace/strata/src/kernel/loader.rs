@@ -119,6 +119,8 @@ pub struct Programs {
     possible_cpus: u32,
     cpus: Vec<u32>,
     settings: Settings,
+    /// Sampling has been started, and not stopped.
+    is_on: bool,
     /// Of the sampler, by CPU.
     links: Vec<(u32, PerfEventLinkId)>,
 }
@@ -185,6 +187,7 @@ impl Programs {
             ebpf,
             cpus,
             settings,
+            is_on: false,
             links: Vec::new(),
         })
     }
@@ -192,6 +195,7 @@ impl Programs {
     /// Starts sampling on every CPU. One that cannot be sampled now (it may just have been switched
     /// off) does not keep the others from it.
     pub fn start(&mut self) -> Result<(), LoadError> {
+        self.is_on = true;
         for cpu in self.cpus.clone() {
             match self.start_on(cpu) {
                 Err(error) if self.links.is_empty() => return Err(error),
@@ -263,6 +267,10 @@ impl Programs {
         all.filter_map(|cpu| Some((*cpu, ticks(self.hot.get(cpu, 0).ok()?)))).collect()
     }
 
+    pub fn is_on(&self) -> bool {
+        self.is_on
+    }
+
     /// Samples a second and CPU.
     pub fn frequency(&self) -> u64 {
         self.settings.frequency
@@ -275,6 +283,7 @@ impl Programs {
 
     /// Stops sampling; records that are in the ring stay there.
     pub fn stop(&mut self) -> Result<(), LoadError> {
+        self.is_on = false;
         let links = std::mem::take(&mut self.links);
         let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
         for (_, link) in links {

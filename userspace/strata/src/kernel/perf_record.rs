@@ -59,6 +59,13 @@ pub struct Timed {
     pub event: Event,
 }
 
+impl Timed {
+    /// So many events were lost, before all that is known.
+    pub fn lost(count: u64) -> Self {
+        Self { time: 0, event: Event::Lost { count } }
+    }
+}
+
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {

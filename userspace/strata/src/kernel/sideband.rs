@@ -188,6 +188,8 @@ pub struct Sideband {
     scratch: Vec<u8>,
     /// Events of rings that were replaced.
     left: Vec<Timed>,
+    /// CPUs whose events could not be had.
+    missing: Vec<u32>,
 }
 
 impl Sideband {
@@ -199,20 +201,44 @@ impl Sideband {
         }
         // SAFETY: a descriptor nobody else owns.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
-        let mut sideband = Self { rings: Vec::new(), epoll, scratch: Vec::new(), left: Vec::new() };
+        let (rings, scratch, left, missing) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut sideband = Self { rings, epoll, scratch, left, missing };
         for &cpu in cpus {
-            match sideband.open_on(cpu) {
-                Err(error) if sideband.rings.is_empty() => return Err(error),
-                // It may just have been switched off.
-                Err(error) => tracing::warn!(cpu, %error, "no process events of this CPU yet"),
-                Ok(()) => {}
+            match sideband.try_open_on(cpu) {
+                // It has just been switched off.
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
+                outcome => outcome?,
             }
         }
         Ok(sideband)
     }
 
     /// Takes the events of a CPU from a new ring: one that was switched off has lost the old one.
-    pub fn open_on(&mut self, cpu: u32) -> io::Result<()> {
+    pub fn open_on(&mut self, cpu: u32) {
+        let was_missing = self.missing.contains(&cpu);
+        match self.try_open_on(cpu) {
+            Ok(()) => {
+                self.missing.retain(|missing| *missing != cpu);
+                // Nobody knows how many there were until now.
+                self.left.push(Timed::lost(1));
+            }
+            Err(error) if !was_missing => {
+                tracing::warn!(cpu, %error, "no process events of this CPU until that succeeds");
+                self.missing.push(cpu);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Tries again where there is no ring, of the CPUs that are on.
+    pub fn open_missing(&mut self, cpus: &[u32]) {
+        self.missing.retain(|missing| cpus.contains(missing));
+        for cpu in self.missing.clone() {
+            self.open_on(cpu);
+        }
+    }
+
+    fn try_open_on(&mut self, cpu: u32) -> io::Result<()> {
         let ring = CpuRing::open(cpu)?;
         let mut interest =
             libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };

@@ -39,7 +39,7 @@ const CAUSES: [(&str, &str); 12] = [
         "sampling_restarted",
         "times the kernel had stopped sampling a CPU for seconds, and was asked again",
     ),
-    ("lost_events", "process events the kernel had no room for"),
+    ("lost_events", "process events that were lost: the kernel had no room, or a CPU was off"),
     ("malformed_records", "records that made no sense"),
     ("raw_stacks_dropped", "raw stacks that had to be given up"),
     ("processes_unread", "processes whose mappings could not be read"),

@@ -79,6 +79,8 @@ pub struct Sending {
     /// Names of outlets that a target's own variables made, by a hash of those; empty when they
     /// make none.
     own: HashMap<u64, Vec<String>>,
+    /// That there were more than [`MOST_KNOWN`] of those was said.
+    has_too_many: bool,
     destinations: Destinations,
     delivery: Arc<Delivery>,
     network: Handle,
@@ -97,6 +99,7 @@ impl Sending {
         Self {
             outlets: Vec::new(),
             own: HashMap::new(),
+            has_too_many: false,
             destinations: Destinations::default(),
             delivery,
             network,
@@ -120,6 +123,7 @@ impl Sending {
         let outlets = destinations.outlets.clone();
         self.destinations = destinations;
         self.own.clear();
+        self.has_too_many = false;
         let mut before: HashMap<String, HashMap<String, u64>> =
             self.outlets.drain(..).map(|old| (old.outlet.name, old.sequences)).collect();
         let outlets = outlets.into_iter().map(|outlet| {
@@ -136,7 +140,15 @@ impl Sending {
             (wish.variable, &wish.value).hash(&mut hasher);
         }
         let key = hasher.finish();
-        if self.own.contains_key(&key) || self.own.len() >= MOST_KNOWN {
+        if self.own.contains_key(&key) {
+            return key;
+        }
+        if self.own.len() >= MOST_KNOWN {
+            if !std::mem::replace(&mut self.has_too_many, true) {
+                tracing::warn!(
+                    "destinations of more than {MOST_KNOWN} targets' own are not looked at"
+                );
+            }
             return key;
         }
         let mut names = Vec::new();
