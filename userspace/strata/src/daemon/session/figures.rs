@@ -12,6 +12,8 @@ pub(super) struct SlowFigures {
     sampler_seconds: f64,
     sampler_runs: u64,
     open_files: usize,
+    /// Those of them that processes have mapped.
+    mapped_files: usize,
     threads: usize,
 }
 
@@ -31,6 +33,7 @@ impl Daemon {
             sampler_runs: sampler.map_or(0, |used| used.run_count).max(before.sampler_runs),
             helper_seconds: helper_seconds.max(before.helper_seconds),
             open_files: count("/proc/self/fd"),
+            mapped_files: self.engine.table.files.len(),
             threads: count("/proc/self/task"),
         }
     }
@@ -47,7 +50,7 @@ impl Daemon {
             frequency: kernel_frequency(&self.configuration),
             processes: engine.table.len(),
             images: engine.table.image_count(),
-            files: engine.table.files.len(),
+            files: self.slow.mapped_files,
             people: self.cutter.people.len(),
             readings: self.cutter.people.readings(),
             services: self.services.clone(),
