@@ -160,19 +160,22 @@ pub fn pyroscope_labels(
     });
     let chosen = origin.labels.iter().map(|(name, value)| (name.clone(), value.clone()));
     for (name, value) in facts.chain(chosen) {
-        // A shortened one is valid too, and may be another's.
-        let name = pyroscope_name(&bounded(pyroscope_name(&name), limits.name_bytes, cuts));
-        let known = labels.iter().any(|(other, _)| *other == name);
         if value.is_empty() {
             continue;
         }
+        // A shortened one is valid too, and may be another's.
+        let (name, is_short) = bounded(pyroscope_name(&name), limits.name_bytes);
+        let name = pyroscope_name(&name);
+        let known = labels.iter().any(|(other, _)| *other == name);
         // One place is for `__name__`.
         let full = labels.len().saturating_add(1) >= limits.count;
         if known || full || RESERVED.contains(&name.as_str()) {
             cuts.dropped_labels = cuts.dropped_labels.saturating_add(1);
             continue;
         }
-        labels.push((name, bounded(value, limits.value_bytes, cuts)));
+        let (value, is_short_too) = bounded(value, limits.value_bytes);
+        count_short(cuts, [is_short, is_short_too]);
+        labels.push((name, value));
     }
     labels.sort();
     labels
@@ -191,12 +194,14 @@ pub fn datadog_tags(origin: &Origin, limits: &LabelLimits, cuts: &mut Cuts) -> V
         if name.is_empty() || value.is_empty() {
             continue;
         }
+        let (name, is_short) = bounded(name, limits.name_bytes);
         if tags.len() >= limits.count || tags.iter().any(|(other, _)| *other == name) {
             cuts.dropped_labels = cuts.dropped_labels.saturating_add(1);
             continue;
         }
-        let name = bounded(name, limits.name_bytes, cuts);
-        tags.push((name, bounded(value, limits.value_bytes, cuts)));
+        let (value, is_short_too) = bounded(value, limits.value_bytes);
+        count_short(cuts, [is_short, is_short_too]);
+        tags.push((name, value));
     }
     // A comma ends a tag; a colon ends its name.
     tags.iter()
@@ -220,34 +225,38 @@ pub fn otlp_attributes<'o>(
         origin.labels.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?)));
     let mut attributes: Vec<(String, Value)> = Vec::new();
     for (name, value) in facts.chain(chosen) {
+        // Keys are told apart as they are sent.
+        let (name, is_short) = bounded(name, limits.name_bytes);
         let known = attributes.iter().any(|(other, _)| *other == name);
         if name.is_empty() || known || attributes.len() >= limits.count {
             cuts.dropped_labels = cuts.dropped_labels.saturating_add(1);
             continue;
         }
-        let name = bounded(name, limits.name_bytes, cuts);
-        let value = match value {
+        let (value, is_short_too) = match value {
             Value::Text(text) => {
                 let short = shortened(&text, limits.value_bytes);
-                cuts.shortened_texts =
-                    cuts.shortened_texts.saturating_add(u64::from(short.is_some()));
-                Value::Text(short.map_or(text, Cow::Owned))
+                let is_short = short.is_some();
+                (Value::Text(short.map_or(text, Cow::Owned)), is_short)
             }
-            number @ Value::Number(_) => number,
+            number @ Value::Number(_) => (number, false),
         };
+        count_short(cuts, [is_short, is_short_too]);
         attributes.push((name, value));
     }
     attributes
 }
 
-fn bounded(text: String, bytes: usize, cuts: &mut Cuts) -> String {
+/// A text within its bound, and whether it was shortened for that.
+fn bounded(text: String, bytes: usize) -> (String, bool) {
     match shortened(&text, bytes) {
-        Some(short) => {
-            cuts.shortened_texts = cuts.shortened_texts.saturating_add(1);
-            short
-        }
-        None => text,
+        Some(short) => (short, true),
+        None => (text, false),
     }
+}
+
+fn count_short(cuts: &mut Cuts, are_short: [bool; 2]) {
+    let count = are_short.into_iter().map(u64::from).sum();
+    cuts.shortened_texts = cuts.shortened_texts.saturating_add(count);
 }
 
 /// A valid name of a label: letters, digits and underscores, no digit first.
@@ -262,7 +271,7 @@ fn pyroscope_name(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{LabelLimits, Language, Origin, datadog_tags, pyroscope_labels};
+    use super::{LabelLimits, Language, Origin, datadog_tags, otlp_attributes, pyroscope_labels};
     use crate::limits::Cuts;
 
     const LIMITS: LabelLimits = LabelLimits { count: 30, name_bytes: 1024, value_bytes: 2048 };
@@ -326,5 +335,37 @@ mod tests {
         assert!(tags.contains(&"runtime-id:a-b".to_owned()));
         assert!(tags.contains(&"process_id:7".to_owned()));
         assert!(tags.iter().all(|tag| !tag.contains(',')));
+    }
+
+    #[test]
+    fn long_names_that_begin_alike_are_one_label_in_every_protocol() {
+        let mut origin = shop();
+        let long = |end: &str| (format!("{}{end}", "n".repeat(2_000)), "x".repeat(3_000));
+        origin.labels = vec![long("one"), long("two")];
+        let mut sent = Vec::new();
+        for protocol in 0..3 {
+            let mut cuts = Cuts::default();
+            let mut names: Vec<String> = match protocol {
+                0 => pyroscope_labels(&origin, &[], &LIMITS, &mut cuts)
+                    .into_iter()
+                    .map(|(name, _)| name)
+                    .collect(),
+                1 => datadog_tags(&origin, &LIMITS, &mut cuts)
+                    .into_iter()
+                    .map(|tag| tag.split(':').next().unwrap_or_default().to_owned())
+                    .collect(),
+                _ => otlp_attributes(&origin, &LIMITS, &mut cuts)
+                    .into_iter()
+                    .map(|(name, _)| name)
+                    .collect(),
+            };
+            names.sort();
+            let all = names.len();
+            names.dedup();
+            assert_eq!(names.len(), all, "a name is there twice");
+            // Of the one that is sent, its name and its value.
+            sent.push((cuts.dropped_labels, cuts.shortened_texts));
+        }
+        assert_eq!(sent, [(1, 2); 3]);
     }
 }
