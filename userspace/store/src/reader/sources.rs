@@ -21,6 +21,9 @@ use crate::tables::Tables;
 
 /// Files that a question holds open: a process may have a thousand.
 const MOST_HELD: usize = 256;
+/// Of roll-ups that many, while it is seen what is in them. The newest, because one that is replaced
+/// by a larger one is the last.
+const MOST_ROLLUPS_HELD: usize = 64;
 
 /// What was in the way while looking for what is to be read.
 #[derive(Default)]
@@ -38,7 +41,7 @@ impl Troubles {
     fn hold(&mut self, mut sources: Vec<Source>) -> Vec<Source> {
         if self.held >= MOST_HELD {
             sources.iter_mut().for_each(|source| source.file = None);
-        } else if !sources.is_empty() {
+        } else if sources.iter().any(|source| source.file.is_some()) {
             self.held = self.held.saturating_add(2);
         }
         sources
@@ -185,8 +188,12 @@ impl Rollups {
         troubles: &mut Troubles,
     ) -> Result<Self, StoreError> {
         let mut rollups = Self::default();
-        for number in numbers {
-            let Some(file) = reader.open(number, Part::Rollup, troubles)? else { continue };
+        let first_held = numbers.len().saturating_sub(MOST_ROLLUPS_HELD);
+        for (at, number) in numbers.into_iter().enumerate() {
+            let Some(mut file) = reader.open(number, Part::Rollup, troubles)? else { continue };
+            if at < first_held {
+                file.file = None;
+            }
             // Segments that retention has dropped are not spoken for, nor is one twice.
             let speaks = |member: &Member| {
                 segments.binary_search(&member.number).is_ok()
@@ -388,4 +395,53 @@ fn read_one(
         tables.add(added)?;
         if is_wanted { Body::read(samples).map(Some) } else { Ok(None) }
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use strata_profile::{ProfileBuilder, StackId};
+
+    use super::{MOST_ROLLUPS_HELD, Rollups, Troubles};
+    use crate::{Head, Options, Selection, Store, directory};
+
+    #[test]
+    fn of_many_roll_ups_only_some_are_held_open_and_all_are_asked() {
+        const DAYS: i64 = MOST_ROLLUPS_HELD as i64 + 6;
+        const DAY: i64 = 24 * 3_600 * 1_000_000_000;
+        let directory = tempfile::tempdir().unwrap();
+        let options = Options { max_age: Duration::from_secs(365 * 24 * 3_600), ..<_>::default() };
+        let mut store = Store::open(directory.path(), options).unwrap();
+        let mut builder = ProfileBuilder::new(&[("samples", "count")]);
+        builder.add(StackId::default(), <_>::default(), &[1]);
+        let profile = builder.finish();
+        for day in 0..DAYS {
+            let head = Head {
+                service: "shop".to_owned(),
+                kind: "cpu".to_owned(),
+                labels: Vec::new(),
+                runtime_id: String::new(),
+                start_nanos: (day * 2 + 20_000) * DAY,
+                end_nanos: (day * 2 + 20_000) * DAY + 1,
+            };
+            // So many that merging them is worth it.
+            for _ in 0..50 {
+                store.append(&head, &profile, head.start_nanos).unwrap();
+            }
+            store.seal().unwrap();
+            store.tend(head.start_nanos).unwrap();
+        }
+        assert_eq!(store.counters().rollups_made, DAYS as u64);
+        let reader = store.reader();
+        let (segments, numbers) = directory::numbers(directory.path()).unwrap();
+        assert_eq!(numbers.len(), DAYS as usize);
+        let rollups = Rollups::open(&reader, &segments, numbers, &mut Troubles::default()).unwrap();
+        let held = rollups.files.iter().filter(|(file, _)| file.file.is_some()).count();
+        assert_eq!(held, MOST_ROLLUPS_HELD);
+        let answer = reader.query(&Selection::default()).unwrap();
+        assert_eq!((answer.profiles, answer.damaged), (DAYS as u64 * 50, 0));
+        // Each roll-up's record was enough.
+        assert_eq!(answer.records_read, DAYS as u64);
+    }
 }
