@@ -513,6 +513,17 @@ impl Store {
                 // It would speak for a new segment that got the number of one that is gone.
                 let last = members.iter().map(|member| member.number).max().unwrap_or(number);
                 self.next = self.next.max(last.saturating_add(1));
+                // As older versions gave them. A damaged segment may have less than its roll-up
+                // says, but none has more.
+                let is_another = |member: &Member| {
+                    self.sealed.get(&member.number).is_some_and(|sealed| {
+                        sealed.newest > i64::MIN
+                            && (sealed.oldest < member.first || sealed.newest > member.last)
+                    })
+                };
+                if members.iter().any(is_another) {
+                    return remove(path);
+                }
                 self.rollups.insert(number, Rollup { bytes, members });
                 Ok(())
             }

@@ -263,3 +263,31 @@ fn a_number_that_a_roll_up_knows_is_not_given_again() {
     let newest = Selection::default().between(START + 26 * HOUR, START + 27 * HOUR);
     assert_eq!(store.reader().query(&newest).unwrap().profiles, 100);
 }
+
+#[test]
+fn a_roll_up_of_another_segment_with_the_same_number_is_made_anew() {
+    let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for (directory, hour) in [(&old, 10), (&new, 26)] {
+        let mut store = store(directory.path());
+        let start = START + hour * HOUR;
+        for _ in 0..100 {
+            store.append(&head("shop", start), &profile(&[("main;work", 1)]), start).unwrap();
+        }
+        store.seal().unwrap();
+        store.tend(start).unwrap();
+        assert_eq!(store.counters().rollups_made, 1);
+    }
+    // Older versions gave the number of a dropped segment again.
+    for ending in ["seg", "merged"] {
+        let path = with_ending(new.path(), ending);
+        std::fs::copy(&path, old.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let mut store = store(old.path());
+    let newest = Selection::default().between(START + 26 * HOUR, START + 27 * HOUR);
+    for _ in 0..2 {
+        assert_eq!(store.reader().query(&newest).unwrap().profiles, 100);
+        assert_eq!(store.reader().query(&Selection::default()).unwrap().profiles, 100);
+        store.tend(START + 27 * HOUR).unwrap();
+    }
+    assert_eq!(store.counters().rollups_made, 1);
+}
