@@ -46,8 +46,8 @@ pub struct Options {
     /// Memory for its dictionaries and its index, about. Dictionaries that have no room are read
     /// back from the file each time they are needed. When one of them or the index takes half of
     /// this, the segment is sealed early; but not for a dictionary that has grown by less than half
-    /// since its service's first profile, which would need as much in every segment. Only one whose
-    /// first profile takes two thirds of this may therefore take more than all of it.
+    /// since its service's first period, which would need as much in every segment. Only one whose
+    /// first period takes two thirds of this may therefore take more than all of it.
     pub dictionary_bytes: usize,
     /// How much may be lost when the host loses power. (Nothing is when the process is killed.)
     pub sync_every: Duration,

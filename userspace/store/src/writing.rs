@@ -56,17 +56,21 @@ struct Kept {
     dictionary: Option<Dictionary>,
     /// The positions among the entries of the records that brought something.
     brought: Vec<u32>,
-    /// Bytes of memory of the dictionary after its first record, and when it was used last.
+    /// When the first record began and ended. Each process of a service brings one in a period.
+    period: Option<(i64, i64)>,
+    /// Bytes of memory of the dictionary after that period, and when it was used last.
     first: usize,
     last: usize,
 }
 
 impl Kept {
-    /// Notes what the dictionary takes now; returns whether it has become too large: a new segment
-    /// would need less. It would not if the first record brought most of it.
-    fn outgrows(&mut self, limit: usize) -> bool {
+    /// Notes what the dictionary takes after a record of these times; returns whether it has become
+    /// too large: a new segment would need less. It would not if the first period brought most of
+    /// it, whichever process of it came first.
+    fn outgrows(&mut self, limit: usize, (start, end): (i64, i64)) -> bool {
         self.last = self.dictionary.as_ref().map_or(0, Dictionary::memory);
-        if self.first == 0 {
+        let (first_start, first_end) = *self.period.get_or_insert((start, end));
+        if self.first == 0 || (start < first_end && first_start < end) {
             self.first = self.last;
         }
         self.last > limit / 2 && self.last > self.first.saturating_add(self.first / 2)
@@ -168,7 +172,7 @@ impl SegmentWriter {
     ) -> Result<Encoded, StoreError> {
         let mut bytes = Vec::new();
         let number = self.number_of(series, &mut bytes)?;
-        let (payload, brings) = self.with_dictionary(&series.service, |dictionary| {
+        let (payload, brings) = self.with_dictionary(&series.service, times, |dictionary| {
             let known = dictionary.known();
             let payload = body::encode(dictionary, profile, facts);
             (payload, dictionary.known() > known)
@@ -190,10 +194,12 @@ impl SegmentWriter {
         Ok(Encoded { bytes, entry, brings })
     }
 
-    /// Does something with the dictionary of a service, which is read back if it was forgotten.
+    /// Does something with the dictionary of a service for a record of these times. It is read back
+    /// if it was forgotten.
     fn with_dictionary<T>(
         &mut self,
         service: &str,
+        times: (i64, i64),
         work: impl FnOnce(&mut Dictionary) -> T,
     ) -> Result<T, StoreError> {
         if self.last != service {
@@ -215,7 +221,7 @@ impl SegmentWriter {
             none => none.insert(read_back(file, path, entries, &kept.brought)?),
         };
         let done = work(dictionary);
-        self.has_outgrown |= kept.outgrows(self.limit);
+        self.has_outgrown |= kept.outgrows(self.limit, times);
         let others = self.dictionary_bytes.saturating_sub(before);
         self.dictionary_bytes = others.saturating_add(kept.memory());
         self.make_room_for(service);

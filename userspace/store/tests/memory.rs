@@ -5,8 +5,8 @@ mod support;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering::Relaxed};
 
-use strata_store::{Options, Selection, Store};
-use support::{SECOND, START, counts, head, options, profile};
+use strata_store::{Head, Options, Selection, Store};
+use support::{SECOND, START, counts, options, profile};
 
 /// Bytes that are in use, with what the allocator takes for each piece.
 struct Counting;
@@ -54,6 +54,12 @@ fn many_names(period: usize) -> strata_profile::Profile {
     profile(&stacks)
 }
 
+/// Of a period of a second.
+fn head(service: &str, period: usize) -> Head {
+    let start = START + period as i64 * SECOND;
+    Head { end_nanos: start + SECOND, ..support::head(service, start) }
+}
+
 /// Two services with large dictionaries and a few with small ones; returns the most memory that
 /// was used, and how many segments were begun.
 fn write_large(limit: usize, periods: usize) -> (usize, u64) {
@@ -65,7 +71,7 @@ fn write_large(limit: usize, periods: usize) -> (usize, u64) {
     for period in 0..periods {
         for (service, is_large) in [("shop", true), ("a", false), ("b", false), ("mail", true)] {
             let written = if is_large { many_names(period) } else { new_names(0) };
-            store.append(&head(service, START), &written, START).unwrap();
+            store.append(&head(service, period), &written, START).unwrap();
             drop(written);
             said = said.max(store.dictionaries());
             really = really.max(usize::try_from(IN_USE.load(Relaxed) - before).unwrap());
@@ -89,11 +95,35 @@ fn a_large_dictionary_stays_and_does_not_begin_a_segment_for_each_profile() {
     }
 }
 
+fn an_idle_process_beside_a_busy_one_does_not_begin_a_segment_for_each_period() {
+    let (alone, _) = write_large(usize::MAX, 1);
+    let one = alone / 2;
+    for idle_first in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        // One of the large ones takes two thirds of it.
+        let options = Options { dictionary_bytes: one * 3 / 2, ..options() };
+        let mut store = Store::open(directory.path(), options).unwrap();
+        for period in 0..20 {
+            let (idle, busy) = (new_names(0), many_names(period));
+            let both = if idle_first { [&idle, &busy] } else { [&busy, &idle] };
+            for (process, written) in both.into_iter().enumerate() {
+                let runtime_id = format!("shop-{process}");
+                let head = Head { runtime_id, ..head("shop", period) };
+                store.append(&head, written, START).unwrap();
+            }
+        }
+        store.seal().unwrap();
+        let segments = store.counters().segments_sealed;
+        assert!(segments <= 2, "{segments} segments of 20 periods");
+    }
+}
+
 // One test, because what another thread takes would be counted.
 #[test]
 fn dictionaries_keep_to_their_memory() {
     ever_new_names_take_what_is_said_and_begin_a_new_segment_at_the_limit();
     a_large_dictionary_stays_and_does_not_begin_a_segment_for_each_profile();
+    an_idle_process_beside_a_busy_one_does_not_begin_a_segment_for_each_period();
 }
 
 fn ever_new_names_take_what_is_said_and_begin_a_new_segment_at_the_limit() {
@@ -106,7 +136,7 @@ fn ever_new_names_take_what_is_said_and_begin_a_new_segment_at_the_limit() {
     for period in 0..800 {
         let service = ["shop", "mail"][period % 2];
         let written = new_names(period);
-        store.append(&head(service, START), &written, START).unwrap();
+        store.append(&head(service, period), &written, START).unwrap();
         drop(written);
         let said = store.dictionaries();
         most = most.max(said);
