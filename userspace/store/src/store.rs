@@ -76,6 +76,8 @@ pub struct Counters {
     /// Profiles that could not be written: the disk was full or failed.
     pub write_failures: u64,
     pub segments_sealed: u64,
+    /// Times that a dictionary which had no room in memory was read back from its segment.
+    pub dictionaries_read_back: u64,
     /// Segments that a writer before this one left open.
     pub segments_recovered: u64,
     /// Bytes of half written records in them.
@@ -247,7 +249,10 @@ impl Store {
         let series = Series::of(head, profile);
         let facts = Facts { runtime_id: &head.runtime_id, profiles: 1 };
         let times = (head.start_nanos, head.end_nanos);
-        let encoded = open.writer.encode(&series, 0, times, profile, facts)?;
+        let before = open.writer.reads_back;
+        let encoded = open.writer.encode(&series, 0, times, profile, facts);
+        self.counters.dictionaries_read_back += open.writer.reads_back.saturating_sub(before);
+        let encoded = encoded?;
         let bytes = encoded.bytes.len() as u64;
         if bytes > self.options.max_bytes / PART_OF_STORE {
             return Err(StoreError::TooLarge { bytes });

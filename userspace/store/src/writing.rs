@@ -44,6 +44,8 @@ pub(crate) struct SegmentWriter {
     has_outgrown: bool,
     /// The service whose dictionary was used last.
     last: String,
+    /// How often one was read back.
+    pub(crate) reads_back: u64,
     /// What all of it may take.
     limit: usize,
     members: Vec<Member>,
@@ -105,6 +107,7 @@ impl SegmentWriter {
             dictionary_bytes: 0,
             has_outgrown: false,
             last: String::new(),
+            reads_back: 0,
             limit: usize::MAX,
             members: Vec::new(),
         })
@@ -203,7 +206,11 @@ impl SegmentWriter {
         work: impl FnOnce(&mut Dictionary) -> T,
     ) -> Result<T, StoreError> {
         if self.last != service {
-            if self.memory() > self.limit / 4 * 3 {
+            // Only for one that has to come: services that fit together stay all.
+            let coming = self.dictionaries.get(service);
+            let is_there = coming.is_some_and(|kept| kept.dictionary.is_some());
+            let needed = coming.map_or(0, |kept| kept.last);
+            if !is_there && self.memory().saturating_add(needed) > self.limit / 4 * 3 {
                 let last = std::mem::take(&mut self.last);
                 self.forget(&last);
             }
@@ -213,12 +220,15 @@ impl SegmentWriter {
         if !self.dictionaries.contains_key(service) {
             self.dictionaries.insert(service.to_owned(), Kept::default());
         }
-        let Self { dictionaries, entries, file, path, .. } = self;
+        let Self { dictionaries, entries, file, path, reads_back, .. } = self;
         let kept = dictionaries.entry_ref(service).or_default();
         let before = kept.memory();
         let dictionary = match &mut kept.dictionary {
             Some(dictionary) => dictionary,
-            none => none.insert(read_back(file, path, entries, &kept.brought)?),
+            none => {
+                *reads_back = reads_back.saturating_add(u64::from(!kept.brought.is_empty()));
+                none.insert(read_back(file, path, entries, &kept.brought)?)
+            }
         };
         let done = work(dictionary);
         self.has_outgrown |= kept.outgrows(self.limit, times);
@@ -320,6 +330,10 @@ impl SegmentWriter {
         }
         let others = self.dictionary_bytes.saturating_sub(before);
         self.dictionary_bytes = others.saturating_add(kept.memory());
+        // The index has grown.
+        let last = std::mem::take(&mut self.last);
+        self.make_room_for(&last);
+        self.last = last;
         Ok(())
     }
 
@@ -397,6 +411,7 @@ impl SegmentWriter {
             dictionary_bytes: 0,
             has_outgrown: false,
             last: String::new(),
+            reads_back: 0,
             limit: usize::MAX,
             members: segment.members,
         };

@@ -118,9 +118,39 @@ fn an_idle_process_beside_a_busy_one_does_not_begin_a_segment_for_each_period() 
     }
 }
 
+/// One large service and twenty small ones, in a limit; returns the most memory that was used and
+/// how often a dictionary was read back.
+fn write_beside(limit: usize) -> (usize, u64) {
+    let directory = tempfile::tempdir().unwrap();
+    let options = Options { dictionary_bytes: limit, ..options() };
+    let mut store = Store::open(directory.path(), options).unwrap();
+    let mut most = 0;
+    for period in 0..20 {
+        for service in 0..20 {
+            let name = format!("small{service}");
+            store.append(&head(&name, period), &new_names(service), START).unwrap();
+            most = most.max(store.dictionaries());
+        }
+        store.append(&head("shop", period), &many_names(0), START).unwrap();
+        most = most.max(store.dictionaries());
+    }
+    (most, store.counters().dictionaries_read_back)
+}
+
+fn services_that_fit_together_are_never_read_back() {
+    let (all, _) = write_beside(usize::MAX);
+    // With less than a quarter to spare too.
+    for limit in [all * 3 / 2, all * 9 / 8] {
+        let (most, reads_back) = write_beside(limit);
+        assert!(most <= limit, "{most} bytes of {limit}");
+        assert_eq!(reads_back, 0, "with {limit} for {all}");
+    }
+}
+
 // One test, because what another thread takes would be counted.
 #[test]
 fn dictionaries_keep_to_their_memory() {
+    services_that_fit_together_are_never_read_back();
     ever_new_names_take_what_is_said_and_begin_a_new_segment_at_the_limit();
     a_large_dictionary_stays_and_does_not_begin_a_segment_for_each_profile();
     an_idle_process_beside_a_busy_one_does_not_begin_a_segment_for_each_period();
