@@ -127,7 +127,10 @@ impl Dictionary {
     pub(crate) fn of(tables: &Tables) -> Option<Self> {
         let mut dictionary = Self::default();
         tables.each_string(|text| {
-            dictionary.string(text);
+            if !text.is_empty() {
+                let added = dictionary.strings.number(text, |text| Box::from(text), |_, _| {});
+                dictionary.grow(added, text.len());
+            }
         });
         for &key in tables.mappings() {
             let added = dictionary.mappings.number(&key, |key| *key, |_, _| {});

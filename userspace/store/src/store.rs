@@ -47,7 +47,8 @@ pub struct Options {
     /// back from the file each time they are needed. When one of them or the index takes half of
     /// this, the segment is sealed early; but not for a dictionary that has grown by less than half
     /// since its service's first period, which would need as much in every segment. Only one whose
-    /// first period takes two thirds of this may therefore take more than all of it.
+    /// first period takes two thirds of this may therefore take more than all of it. What a profile
+    /// brings, and its record in the making, come on top while it is added.
     pub dictionary_bytes: usize,
     /// How much may be lost when the host loses power. (Nothing is when the process is killed.)
     pub sync_every: Duration,

@@ -238,10 +238,11 @@ impl SegmentWriter {
         Ok(done)
     }
 
-    /// Forgets others, the largest first, while there is no room for a service's dictionary.
+    /// Forgets others, the largest first, while there is no room for a service's dictionary. One that
+    /// is read back needs it twice for a moment: the tables that are read, and what is made of them.
     fn make_room_for(&mut self, service: &str) {
         let kept = self.dictionaries.get(service).filter(|kept| kept.dictionary.is_none());
-        let needed = kept.map_or(0, |kept| kept.last);
+        let needed = kept.map_or(0, |kept| kept.last.saturating_mul(2));
         while self.memory().saturating_add(needed) > self.limit {
             let others = self.dictionaries.iter().filter(|(name, _)| *name != service);
             let others = others.filter(|(_, kept)| kept.dictionary.is_some());

@@ -12,6 +12,8 @@ use support::{SECOND, START, counts, options, profile};
 struct Counting;
 
 static IN_USE: AtomicIsize = AtomicIsize::new(0);
+/// The most that was in use since it was set.
+static PEAK: AtomicIsize = AtomicIsize::new(0);
 
 fn size(layout: Layout) -> isize {
     isize::try_from(layout.size() + 16).unwrap_or(isize::MAX)
@@ -20,7 +22,8 @@ fn size(layout: Layout) -> isize {
 // SAFETY: everything is the system allocator's; this only counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        IN_USE.fetch_add(size(layout), Relaxed);
+        let before = IN_USE.fetch_add(size(layout), Relaxed);
+        PEAK.fetch_max(before + size(layout), Relaxed);
         // SAFETY: as asked of this function.
         unsafe { System.alloc(layout) }
     }
@@ -60,19 +63,38 @@ fn head(service: &str, period: usize) -> Head {
     Head { end_nanos: start + SECOND, ..support::head(service, start) }
 }
 
-/// Two services with large dictionaries and a few with small ones; returns the most memory that
-/// was used, and how many segments were begun.
-fn write_large(limit: usize, periods: usize) -> (usize, u64) {
+/// What writing took.
+struct Taken {
+    /// The most that was said.
+    said: usize,
+    /// The most that was in use while a profile was added, without the profile: in the first
+    /// period, and after it.
+    first_peak: usize,
+    peak: usize,
+    segments: u64,
+    reads_back: u64,
+}
+
+/// Two services with large dictionaries and a few with small ones.
+fn write_large(limit: usize, periods: usize) -> Taken {
     let directory = tempfile::tempdir().unwrap();
     let options = Options { dictionary_bytes: limit, ..options() };
     let mut store = Store::open(directory.path(), options).unwrap();
     let before = IN_USE.load(Relaxed);
-    let (mut said, mut really) = (0, 0);
+    let (mut said, mut really, mut first_peak, mut peak) = (0, 0, 0, 0);
     for period in 0..periods {
         for (service, is_large) in [("shop", true), ("a", false), ("b", false), ("mail", true)] {
             let written = if is_large { many_names(period) } else { new_names(0) };
-            store.append(&head(service, period), &written, START).unwrap();
+            let head = head(service, period);
+            PEAK.store(IN_USE.load(Relaxed), Relaxed);
+            store.append(&head, &written, START).unwrap();
+            let at_most = PEAK.load(Relaxed);
+            let with_profile = IN_USE.load(Relaxed);
             drop(written);
+            let profile = with_profile - IN_USE.load(Relaxed);
+            let taken = usize::try_from(at_most - profile - before).unwrap();
+            let peak = if period == 0 { &mut first_peak } else { &mut peak };
+            *peak = taken.max(*peak);
             said = said.max(store.dictionaries());
             really = really.max(usize::try_from(IN_USE.load(Relaxed) - before).unwrap());
         }
@@ -81,23 +103,31 @@ fn write_large(limit: usize, periods: usize) -> (usize, u64) {
     store.seal().unwrap();
     let answer = store.reader().query(&Selection::default()).unwrap();
     assert_eq!((answer.profiles, answer.damaged), (periods as u64 * 4, 0));
-    (said, store.counters().segments_sealed)
+    let counters = store.counters();
+    let (segments, reads_back) = (counters.segments_sealed, counters.dictionaries_read_back);
+    Taken { said, first_peak, peak, segments, reads_back }
 }
 
 fn a_large_dictionary_stays_and_does_not_begin_a_segment_for_each_profile() {
-    let (alone, _) = write_large(usize::MAX, 1);
-    let one = alone / 2;
+    let alone = write_large(usize::MAX, 1);
+    let one = alone.said / 2;
+    // What a profile's record takes in the making.
+    let record = alone.first_peak - alone.said;
     // Room for one of the large ones beside the small ones, and hardly for one.
     for (limit, most) in [(one * 2, one * 2), (one * 3 / 2, one * 3 / 2), (one / 2, one * 2)] {
-        let (taken, segments) = write_large(limit, 20);
+        let Taken { said, first_peak, peak, segments, reads_back } = write_large(limit, 20);
         assert!(segments <= 2, "{segments} segments of 20 periods with {limit} bytes");
-        assert!(taken <= most, "{taken} bytes of {limit}");
+        assert!(said <= most, "{said} bytes of {limit}");
+        assert!(reads_back > 0, "there was room for all");
+        // A service that is new is not expected; one that is read back is.
+        assert!(first_peak <= limit + one + record, "{first_peak} bytes of {limit} at first");
+        let bound = limit.max(one * 3 / 2) + one / 4;
+        assert!(peak <= bound, "{peak} bytes of {limit} for a moment");
     }
 }
 
 fn an_idle_process_beside_a_busy_one_does_not_begin_a_segment_for_each_period() {
-    let (alone, _) = write_large(usize::MAX, 1);
-    let one = alone / 2;
+    let one = write_large(usize::MAX, 1).said / 2;
     for idle_first in [true, false] {
         let directory = tempfile::tempdir().unwrap();
         // One of the large ones takes two thirds of it.
