@@ -51,6 +51,8 @@ enum Asked {
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     size: u32,
+    /// How many of its bytes the bridge has told.
+    known: usize,
     is_replacement: bool,
 }
 
@@ -166,7 +168,8 @@ impl Runtime {
                         replaced: self.first_code.get(&method.function).map_or(&[], |code| code),
                     };
                     if wants_all_code(&code) && range.size <= MAX_CODE {
-                        let cut = Cut { size: range.size, is_replacement: code.is_replacement };
+                        let (size, known) = (range.size, range.code.len());
+                        let cut = Cut { size, known, is_replacement: code.is_replacement };
                         self.cut.insert(range.start, (cut, method.function));
                     }
                     method_rules(&code)
@@ -208,6 +211,10 @@ impl Runtime {
     /// All of the code that starts here, or what could be read of it.
     pub fn take_code(&mut self, start: u64, bytes: &[u8]) {
         let Some((cut, function)) = self.cut.remove(&start) else { return };
+        // Of a process that has ended, nothing can be read: what its bridge has told holds.
+        if bytes.len() <= cut.known {
+            return;
+        }
         let rules = method_rules(&MethodCode {
             size: cut.size,
             bytes,
@@ -277,5 +284,28 @@ impl Runtime {
     /// Whether the answer about an address is still to come.
     pub fn is_waiting_for(&self, address: u64) -> bool {
         self.asked.get(&address) == Some(&Asked::Waiting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_bridge_layout::field::CodeRangeRecord;
+
+    use super::*;
+
+    /// `push rbp; mov rbp, rsp`, and then what a handler may follow in.
+    const CODE: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90];
+
+    #[test]
+    fn code_that_cannot_be_read_leaves_what_was_told() {
+        let mut runtime = Runtime::default();
+        let range = CodeRangeRecord { start: 0x1000, size: 0x100, code: CODE.into() };
+        let method = MethodRecord { ranges: vec![range], ..MethodRecord::default() };
+        runtime.apply(method.into(), MAX_BYTES);
+        assert_eq!(runtime.wants_code(0x1000), Some(0x100));
+        assert_eq!(runtime.code.keeps_frame_pointer(0x1050), Some(true));
+        runtime.take_code(0x1000, &[]);
+        assert_eq!(runtime.code.keeps_frame_pointer(0x1050), Some(true), "of no bytes");
+        assert_eq!(runtime.wants_code(0x1000), None, "it is asked for once");
     }
 }
