@@ -42,7 +42,8 @@ pub enum End {
     NoProcess = 7,
     /// A 32-bit process.
     Compat = 8,
-    /// No user stack at all: a kernel thread, or a process that has given its memory back.
+    /// No user stack at all: a kernel thread, a process that has given its memory back, or one
+    /// whose program is just being replaced.
     KernelOnly = 9,
     /// A raw stack was cut before its end.
     CaptureLimit = 10,

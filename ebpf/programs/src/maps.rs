@@ -99,6 +99,9 @@ static WAKEUP_BYTES: u64 = 1 << 20;
 /// Offset of `mm` in `struct task_struct`; 0 when it is not known.
 #[unsafe(no_mangle)]
 static TASK_MM: u64 = 0;
+/// Offset of `start_code` in `struct mm_struct`; 0 when it is not known.
+#[unsafe(no_mangle)]
+static MM_START_CODE: u64 = 0;
 
 /// The process whose threads are walked.
 #[unsafe(no_mangle)]
@@ -152,6 +155,11 @@ pub fn max_frames() -> u32 {
 #[inline(always)]
 pub fn task_mm() -> u64 {
     setting(&TASK_MM)
+}
+
+#[inline(always)]
+pub fn mm_start_code() -> u64 {
+    setting(&MM_START_CODE)
 }
 
 #[inline(always)]

@@ -27,7 +27,7 @@ use strata_layout::tables::{PROCESS_PATIENT, PROCESS_SKIP, Process};
 
 use crate::maps::{
     Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, count, max_frames,
-    task_mm, wakeup_bytes,
+    mm_start_code, task_mm, wakeup_bytes,
 };
 use crate::unwind::{Walk, saved_register, walk};
 
@@ -40,6 +40,9 @@ const SAVED_BX: usize = 40;
 
 /// Code segments of user mode (arch/x86/include/asm/segment.h).
 const USER64_CS: u64 = 0x33;
+
+/// Raw stacks of a process that waits for its runtime.
+const PATIENT_WAKEUP: u32 = 32;
 
 pub const BPF_RB_NO_WAKEUP: u64 = 1;
 const BPF_RB_FORCE_WAKEUP: u64 = 2;
@@ -87,7 +90,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     let mode = unsafe { saved(registers, SAVED_CS) } & 0xffff;
     let mut words = record.header.kernel_frames as u64;
     let mut wakeup = BPF_RB_NO_WAKEUP;
-    if mode & 3 == 0 || in_kernel && !has_memory(task) {
+    if mode & 3 == 0 || in_kernel && !has_program(task) {
         record.header.end = End::KernelOnly as u8;
     } else if mode != USER64_CS {
         record.header.end = End::Compat as u8;
@@ -99,8 +102,8 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
             saved(registers, SAVED_IP)
         });
         words = raw_stack(record, registers);
-        // A new process is waited for; code that a known one has added comes with the next turn.
-        if process.is_none() {
+        // SAFETY: a map value.
+        if process.is_none_or(|process| unsafe { is_awaited(&*process) }) {
             wakeup = BPF_RB_FORCE_WAKEUP;
         }
         count(&mut hot.counters, Counter::Raw as u32, 1);
@@ -114,19 +117,35 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     0
 }
 
-/// Whether a task still has user memory: it gives it back early in its exit, and the tearing down
-/// of a large one takes long enough to be sampled.
+/// Whether a raw stack of a known process is worth waking userspace for. What the process has mapped
+/// lately is, of which only a few stacks may come this way. Code that a runtime has yet to announce
+/// comes with the next turn, but that has to come before no more stacks may.
 #[inline(always)]
-pub fn has_memory(task: *mut task_struct) -> bool {
-    let offset = task_mm();
-    if offset == 0 {
+fn is_awaited(process: &Process) -> bool {
+    process.flags & PROCESS_PATIENT == 0 || process.captures.is_multiple_of(PATIENT_WAKEUP)
+}
+
+/// Whether a task has a program in its memory, which its saved registers speak of. An exit gives
+/// the memory back early, and the tearing down of a large one takes long enough to be sampled. An
+/// exec puts a new one in its place, and fills it, while the registers are the old program's.
+#[inline(always)]
+pub fn has_program(task: *mut task_struct) -> bool {
+    let (mm, start_code) = (task_mm(), mm_start_code());
+    if mm == 0 {
         return true;
     }
-    // SAFETY: the offset is the field's, from the kernel's own type information; the verifier
-    // checks it.
-    let mm: u64 =
-        unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize).cast()) };
-    mm != 0
+    // SAFETY: the offsets are the fields', from the kernel's own type information; the verifier
+    // checks them.
+    unsafe {
+        let memory: *const u8 =
+            core::ptr::read_volatile(task.cast::<u8>().add(mm as usize).cast());
+        if memory.is_null() {
+            return false;
+        }
+        // Said once everything is mapped, just before the registers are the new program's.
+        start_code == 0
+            || core::ptr::read_volatile(memory.add(start_code as usize).cast::<u64>()) != 0
+    }
 }
 
 /// # Safety

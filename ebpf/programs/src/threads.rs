@@ -15,7 +15,7 @@ use strata_layout::record::{Counter, End, FORM_UNWOUND, MAX_KERNEL_FRAMES};
 use crate::maps::{
     PROCESSES, THREADS_CACHE, THREADS_HOT, THREADS_RECORD, count, task_offsets, wanted_process,
 };
-use crate::sampler::{BPF_RB_NO_WAKEUP, emit, has_memory, user_stack};
+use crate::sampler::{BPF_RB_NO_WAKEUP, emit, has_program, user_stack};
 
 /// `struct bpf_iter__task` (kernel/bpf/task_iter.c).
 #[repr(C)]
@@ -80,7 +80,7 @@ pub extern "C" fn walk_threads(context: *const Context) -> i32 {
         record.header.kernel_frames = ((bytes as u64 >> 3) & 127) as u16;
     }
     let mut words = record.header.kernel_frames as u64;
-    if has_memory(task) {
+    if has_program(task) {
         // SAFETY: the task is valid for the whole program.
         let registers = unsafe { bpf_task_pt_regs(task) as *const u8 };
         let process = PROCESSES.get_ptr_mut(process);

@@ -132,13 +132,10 @@ impl Programs {
             aya::util::nr_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
         let possible_cpus = u32::try_from(possible_cpus).unwrap_or(u32::MAX);
         let wakeup = u64::from(settings.ring_bytes / 4);
-        let task_mm = match KernelTypes::read().and_then(|t| t.offset_of("task_struct", "mm")) {
-            Ok(offset) => u64::from(offset),
-            Err(error) => {
-                tracing::warn!(%error, "stacks of ending processes will look broken");
-                0
-            }
-        };
+        let offsets = MemoryOffsets::read().unwrap_or_else(|error| {
+            tracing::warn!(%error, "stacks of ending and of starting programs will look broken");
+            MemoryOffsets::default()
+        });
         let walker = settings.threads_of.map(Walker::of).transpose()?;
         let mut loader = EbpfLoader::new();
         if let Some(walker) = &walker {
@@ -155,7 +152,8 @@ impl Programs {
             .map_max_entries("SAMPLER_CACHE", possible_cpus)
             .map_max_entries("RECORDS", settings.ring_bytes)
             .override_global("MAX_FRAMES", &settings.max_frames, true)
-            .override_global("TASK_MM", &task_mm, true)
+            .override_global("TASK_MM", &offsets.of_task, true)
+            .override_global("MM_START_CODE", &offsets.start_code, true)
             .override_global("WAKEUP_BYTES", &wakeup, true)
             .load(&object()?)?;
         let diagnostics = Diagnostics::of(&mut ebpf);
@@ -373,6 +371,23 @@ struct Walker {
     pid: u32,
     state: u32,
     comm: u32,
+}
+
+/// Where the BPF programs find whether a task has a program in its memory; zeros when they do not.
+#[derive(Default)]
+struct MemoryOffsets {
+    of_task: u64,
+    start_code: u64,
+}
+
+impl MemoryOffsets {
+    fn read() -> Result<Self, TypeError> {
+        let types = KernelTypes::read()?;
+        Ok(Self {
+            of_task: types.offset_of("task_struct", "mm")?.into(),
+            start_code: types.offset_of("mm_struct", "start_code")?.into(),
+        })
+    }
 }
 
 impl Walker {

@@ -87,7 +87,7 @@ pub fn describe_end(end: End) -> &'static str {
         End::StackNotGrowing => "a stack pointer that moved the wrong way",
         End::NoProcess => "a process whose tables came too late",
         End::Compat => "a 32-bit process",
-        End::KernelOnly => "kernel threads: no user stack",
+        End::KernelOnly => "no user stack: a kernel thread, or a program that starts or ends",
         End::CaptureLimit => "a raw stack larger than is copied",
     }
 }
