@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::pairs::Estimate;
-use crate::bench::report::print_columns;
+use super::report::print_columns;
 
 /// Whether a figure is within its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

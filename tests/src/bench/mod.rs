@@ -9,7 +9,10 @@
 //! | [`meters`] | CPU time and memory of a process with its children |
 //! | [`measure`] | one scene under strata, and under perf |
 //! | [`clr`] | what strata costs .NET programs: start-up, speed, memory, latencies |
+//! | [`starts`] | what it costs programs to start |
 //! | [`components`] | table building and symbolisation by themselves |
+//! | [`pairs`] | differences of pairs of runs, and how sure they are |
+//! | [`figure`] | a line of the table of the groups [`clr`] and [`starts`] |
 //! | [`report`] | the table and the JSON file |
 //!
 //! Invariant: a figure strata tells about itself is printed beside the one seen from outside.
@@ -18,7 +21,10 @@ pub mod bare_program;
 pub mod bpf_objects;
 pub mod clr;
 pub mod components;
+pub mod figure;
 pub mod measure;
 pub mod meters;
+pub mod pairs;
 pub mod report;
 pub mod scenes;
+pub mod starts;

@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::clr::figure::{self, Figure};
 use super::components::Component;
+use super::figure::{self, Figure};
 use super::measure::Measured;
 
 /// Everything one run found.
@@ -18,8 +18,8 @@ pub struct Report {
     pub early_exit_ns: f64,
     pub scenes: Vec<Measured>,
     pub components: Vec<Component>,
-    /// Of the group for .NET.
-    pub clr: Vec<Figure>,
+    /// Of the groups that are no scenes.
+    pub figures: Vec<Figure>,
     /// Scenes that could not be measured, and why.
     pub failed: Vec<(String, String)>,
 }
@@ -75,8 +75,8 @@ pub fn print(report: &Report) {
         );
         print_columns(&rows);
     }
-    if !report.clr.is_empty() {
-        figure::print(&report.clr);
+    if !report.figures.is_empty() {
+        figure::print(&report.figures);
     }
     for (scene, why) in &report.failed {
         println!("\nnot measured: {scene}: {why}");

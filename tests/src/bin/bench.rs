@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: scenes under strata and under perf, and what strata costs .NET programs; a
-//! table and a JSON file.
+//! `cargo xtask bench`: scenes under strata and under perf, what strata costs .NET programs, and
+//! programs that start; a table and a JSON file.
 
 use std::path::PathBuf;
 
@@ -10,15 +10,18 @@ use strata_tests::bench::components;
 use strata_tests::bench::measure::{self, Measured};
 use strata_tests::bench::report::{self, Report};
 use strata_tests::bench::scenes::{self, Scene};
+use strata_tests::bench::starts;
 use strata_tests::perf::CallGraph;
 use strata_tests::{machine, places};
 
-/// The group of measurements that is no scene.
+/// The groups of measurements that are no scenes.
 const CLR: &str = "clr";
+const STARTS: &str = "starts";
 
 struct Options {
     scenes: Vec<Scene>,
     clr: Vec<Part>,
+    starts: bool,
     effort: Effort,
     seconds: f64,
     perf: bool,
@@ -31,7 +34,8 @@ fn usage() -> String {
         "\
 usage: bench [NAME]… [OPTIONS]
 
-names: scenes, and `{CLR}` for what strata costs .NET programs; without any: all scenes
+names: scenes, `{CLR}` for what strata costs .NET programs, `{STARTS}` for what it costs programs
+to start; without any: all scenes
   {}
 
   --scene NAME     the same as NAME
@@ -40,12 +44,11 @@ names: scenes, and `{CLR}` for what strata costs .NET programs; without any: all
   --no-components  without unwind tables and symbols by themselves
   --output FILE    the JSON file (.cache/bench/latest.json)
 
-only for `{CLR}`:
-  --part PART      one part (again for more): {}
-  --pairs N        pairs of a run with and one without ({})",
+  --pairs N        pairs of a run with and one without, of `{CLR}` and `{STARTS}` ({})
+  --part PART      only for `{CLR}`: one part (again for more): {}",
         names().join(" "),
-        Part::ALL.map(Part::name).join(" "),
         Effort::default().pairs,
+        Part::ALL.map(Part::name).join(" "),
     )
 }
 
@@ -54,6 +57,7 @@ fn options() -> Result<Option<Options>> {
     let mut options = Options {
         scenes: vec![],
         clr: vec![],
+        starts: false,
         effort: Effort::default(),
         seconds: 20.0,
         perf: true,
@@ -77,6 +81,7 @@ fn options() -> Result<Option<Options>> {
             "--no-components" => options.components = false,
             "--output" => options.output = value()?.into(),
             CLR => group = true,
+            STARTS => options.starts = true,
             other if other.starts_with('-') => bail!("no option {other}\n{}", usage()),
             name => options.scenes.push(scene(name)?),
         }
@@ -86,6 +91,8 @@ fn options() -> Result<Option<Options>> {
     }
     if group {
         options.clr = if parts.is_empty() { Part::ALL.to_vec() } else { parts };
+    }
+    if group || options.starts {
         options.components = false;
     } else if options.scenes.is_empty() {
         options.scenes = scenes::ALL.to_vec();
@@ -94,7 +101,7 @@ fn options() -> Result<Option<Options>> {
 }
 
 fn names() -> Vec<String> {
-    scenes::ALL.iter().map(|s| s.name()).chain([CLR.to_owned()]).collect()
+    scenes::ALL.iter().map(|s| s.name()).chain([CLR, STARTS].map(String::from)).collect()
 }
 
 fn scene(name: &str) -> Result<Scene> {
@@ -116,7 +123,7 @@ fn main() -> Result<()> {
         early_exit_ns: 0.0,
         scenes: vec![],
         components: vec![],
-        clr: vec![],
+        figures: vec![],
         failed: vec![],
     };
     for scene in &options.scenes {
@@ -132,8 +139,14 @@ fn main() -> Result<()> {
         }
     }
     let (figures, failed) = clr::measure(&options.clr, options.effort);
-    report.clr = figures;
+    report.figures = figures;
     report.failed.extend(failed);
+    if options.starts {
+        match starts::measure(options.effort.pairs) {
+            Ok(figures) => report.figures.extend(figures),
+            Err(error) => report.failed.push((STARTS.to_owned(), format!("{error:#}"))),
+        }
+    }
     if options.components {
         match components::measure() {
             Ok(components) => report.components = components,

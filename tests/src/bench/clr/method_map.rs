@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use strata_clr::session::{Budget, Count};
 use strata_clr::{AttachOptions, Session};
 
-use super::figure::Figure;
+use crate::bench::figure::Figure;
 use crate::bench::meters::ProcessMeter;
 use crate::running::Running;
 use crate::runtimes::{self, Version};

@@ -8,15 +8,12 @@
 //! | [`session`] | attaching, asking for an address, detaching |
 //! | [`stacks`] | BPF time for managed stacks beside native ones of the same depth |
 //!
-//! and, to do so: [`pairs`] (differences and how sure they are), [`quota`] (half a core),
-//! [`figure`] (a line of the table).
+//! and, to do so: [`quota`] (half a core).
 //!
 //! Invariant: what is compared was measured in turns in one run, so that a machine that does other
 //! things too makes figures less sure, and not wrong.
 
-pub mod figure;
 pub mod method_map;
-pub mod pairs;
 pub mod quota;
 pub mod session;
 pub mod stacks;
@@ -25,7 +22,7 @@ pub mod steady;
 
 use anyhow::{Context, Result};
 
-use self::figure::Figure;
+use super::figure::Figure;
 
 /// A part of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

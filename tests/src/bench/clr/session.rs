@@ -8,8 +8,8 @@ use strata_clr::session::Budget;
 use strata_clr::{AttachOptions, Session};
 
 use super::Effort;
-use super::figure::Figure;
-use super::pairs::{median, percentile};
+use crate::bench::figure::Figure;
+use crate::bench::pairs::{median, percentile};
 use crate::running::Running;
 use crate::runtimes::{self, Version};
 

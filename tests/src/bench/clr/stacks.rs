@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::Effort;
-use super::figure::Figure;
+use crate::bench::figure::Figure;
 use crate::bench::measure;
 use crate::bench::report;
 use crate::bench::scenes::Scene;

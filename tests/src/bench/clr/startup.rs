@@ -17,8 +17,8 @@ use strata_clr::{CLibrary, Session, Target, bridge_library};
 use tempfile::TempDir;
 
 use super::Effort;
-use super::figure::Figure;
-use super::pairs::{self, median};
+use crate::bench::figure::Figure;
+use crate::bench::pairs::{self, median};
 use crate::running::{Running, wait_until};
 use crate::{places, runtimes};
 

@@ -12,11 +12,11 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 
 use super::Effort;
-use super::figure::Figure;
-use super::pairs::{self, median};
 use super::quota::Quota;
 use crate::bench::bpf_objects::{self, Loaded};
+use crate::bench::figure::Figure;
 use crate::bench::meters::ProcessMeter;
+use crate::bench::pairs::{self, median};
 use crate::running::{Running, wait_until};
 use crate::runtimes::{self, Version};
 use crate::strata;

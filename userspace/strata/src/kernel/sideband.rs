@@ -16,6 +16,10 @@ use super::perf_record::{self, Timed};
 /// Data pages of one CPU's ring; a power of two (256 KiB).
 const DATA_PAGES: usize = 64;
 const PAGE: usize = 4096;
+/// Unread bytes of one CPU's ring that wake userspace: about twenty programs that start. Being woken
+/// is paid by the process that caused the event, a third of what starting a small program costs
+/// when every mapping does it. A process that is sampled for the first time wakes it too.
+const WAKEUP_BYTES: u32 = 32 << 10;
 
 const PERF_TYPE_SOFTWARE: u32 = 1;
 const PERF_COUNT_SW_DUMMY: u64 = 9;
@@ -90,7 +94,7 @@ impl CpuRing {
                 | ATTR_WATERMARK
                 | ATTR_SAMPLE_ID_ALL
                 | ATTR_USE_CLOCKID,
-            wakeup_watermark: 1,
+            wakeup_watermark: WAKEUP_BYTES,
             clockid: libc::CLOCK_MONOTONIC,
             ..Attributes::default()
         };
