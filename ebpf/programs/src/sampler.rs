@@ -137,8 +137,7 @@ pub fn has_program(task: *mut task_struct) -> bool {
     // SAFETY: the offsets are the fields', from the kernel's own type information; the verifier
     // checks them.
     unsafe {
-        let memory: *const u8 =
-            core::ptr::read_volatile(task.cast::<u8>().add(mm as usize).cast());
+        let memory: *const u8 = core::ptr::read_volatile(task.cast::<u8>().add(mm as usize).cast());
         if memory.is_null() {
             return false;
         }
