@@ -271,13 +271,15 @@ impl Engine {
         header: &Header,
         image: ImageId,
     ) -> Option<Arc<crate::processes::container::Group>> {
-        if let Some(newcomers) = &mut self.newcomers
-            && !self.groups.knows(image)
+        let is_known = self.groups.knows(image);
+        if let Some(newcomers) = self.newcomers.as_mut().filter(|_| !is_known)
             && newcomers.len() < MOST_NEWCOMERS
         {
             newcomers.push((image, header.pid));
         }
-        self.groups.of_image(image, header.pid, header.cgroup)
+        let parent = || self.table.get(self.table.get(header.pid)?.parent);
+        let parent = if is_known { None } else { parent().map(|process| process.image) };
+        self.groups.of_image(image, header.pid, header.cgroup, parent)
     }
 
     fn take_raw(&mut self, sample: Sample<'_>, image: ImageId, space: Space) {

@@ -19,9 +19,16 @@ pub struct Groups {
 const ROOT_GROUP: u64 = 1;
 
 impl Groups {
-    /// The group of an image. A process that is gone already has the group that others with
-    /// the same number had.
-    pub fn of_image(&mut self, image: ImageId, pid: u32, number: u64) -> Option<Arc<Group>> {
+    /// The group of an image. A process that is gone already has the group that others with the
+    /// same number had; where it has no number, its parent's, if that is a container: who starts in
+    /// one stays there, while a service is put into its own by another.
+    pub fn of_image(
+        &mut self,
+        image: ImageId,
+        pid: u32,
+        number: u64,
+        parent: Option<ImageId>,
+    ) -> Option<Arc<Group>> {
         if let Some(known) = self.by_image.get(&image) {
             return known.clone();
         }
@@ -32,7 +39,10 @@ impl Groups {
             }
             _ => {}
         }
-        let group = group.or_else(|| self.by_id.get(&number).cloned());
+        let group = group.or_else(|| self.by_id.get(&number).cloned()).or_else(|| {
+            let parents = self.known(parent.filter(|_| number <= ROOT_GROUP)?)?;
+            parents.container.is_some().then(|| parents.clone())
+        });
         self.by_image.insert(image, group.clone());
         group
     }
@@ -60,5 +70,34 @@ impl Groups {
         // One for the text, one for the number.
         self.by_id.retain(|_, group| Arc::strong_count(group) > 2);
         self.by_text.retain(|_, group| Arc::strong_count(group) > 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nobody has this number.
+    const GONE: u32 = u32::MAX;
+
+    #[test]
+    fn who_is_gone_has_the_group_of_its_number_or_of_its_parent_in_a_container() {
+        let mut groups = Groups::default();
+        let id = "9".repeat(64);
+        let container = Arc::new(parse(&format!("0::/docker/{id}")));
+        let service = Arc::new(parse("0::/system.slice/cron.service"));
+        let (shell, cron) = (ImageId(1), ImageId(2));
+        groups.by_image.insert(shell, Some(container.clone()));
+        groups.by_image.insert(cron, Some(service.clone()));
+        groups.by_id.insert(77, service.clone());
+        let mut ask = |image, number, parent| {
+            groups.of_image(ImageId(image), GONE, number, parent).map(|group| group.path.clone())
+        };
+        assert_eq!(ask(10, 77, Some(shell)), Some(service.path.clone()), "its number says more");
+        assert_eq!(ask(11, 78, Some(shell)), None, "another group than any known one");
+        assert_eq!(ask(12, 0, Some(shell)), Some(container.path.clone()));
+        assert_eq!(ask(13, ROOT_GROUP, Some(shell)), Some(container.path.clone()));
+        assert_eq!(ask(14, 0, Some(cron)), None, "it may be a service that starts");
+        assert_eq!(ask(15, 0, None), None);
     }
 }
