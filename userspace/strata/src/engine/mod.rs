@@ -21,7 +21,7 @@ pub mod samples;
 mod sweeping;
 pub mod ticking;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ use strata_layout::record::{Counter, End};
 use crate::kernel::introspect::{self, ProgramUse};
 use crate::kernel::loader::{LoadError, Programs, Settings};
 use crate::kernel::perf_record::Timed;
-use crate::kernel::sideband::Sideband;
+use crate::kernel::sideband::{InOrder, Sideband};
 use crate::managed::{self, Managed, bridge::tells_a_runtime};
 use crate::processes::container::Groups;
 use crate::processes::mapped::FileId;
@@ -74,7 +74,7 @@ pub struct Options {
 pub struct Engine {
     pub programs: Programs,
     sideband: Sideband,
-    queue: VecDeque<Timed>,
+    events: InOrder,
     drained: Vec<Timed>,
     pub table: ProcessTable,
     scanner: Scanner,
@@ -140,7 +140,7 @@ impl Engine {
         Ok(Self {
             programs,
             sideband,
-            queue: VecDeque::new(),
+            events: InOrder::default(),
             drained: Vec::new(),
             table,
             scanner,
@@ -265,8 +265,7 @@ impl Engine {
     /// Takes everything that has arrived: events, records, answers about files.
     pub fn turn(&mut self) {
         self.now = Instant::now();
-        let mut drained_until = monotonic_nanos();
-        self.drain_events();
+        let mut drained_until = self.drain_events();
         // What stacks wait for comes at the end of a turn: a turn that took all there is would, on a
         // busy host, take what it causes itself.
         let enough = self.now + LONGEST_TURN;
@@ -285,8 +284,7 @@ impl Engine {
             let sample = sample.to_owned();
             drop(record);
             if time > drained_until {
-                drained_until = monotonic_nanos();
-                self.drain_events();
+                drained_until = self.drain_events();
             }
             self.apply_events(time);
             self.take_sample(sample.as_sample());
@@ -304,18 +302,16 @@ impl Engine {
         self.sweep();
     }
 
-    fn drain_events(&mut self) {
-        self.drained.clear();
+    /// Takes what has happened by now, which is returned.
+    fn drain_events(&mut self) -> u64 {
+        let now = monotonic_nanos();
         self.sideband.drain(&mut self.drained);
-        self.queue.extend(self.drained.drain(..));
+        self.events.take_in(&mut self.drained, now);
+        now
     }
 
     fn apply_events(&mut self, until: u64) {
-        while let Some(next) = self.queue.front() {
-            if next.time > until {
-                break;
-            }
-            let Some(event) = self.queue.pop_front() else { break };
+        while let Some(event) = self.events.next(until) {
             match self.table.apply(&event.event, event.time) {
                 Change::None => {}
                 Change::Forked { pid, parent } => {

@@ -5,8 +5,9 @@
 //! `PERF_RECORD_MISC_MMAP_BUILD_ID`), and those are what tells files apart; build ids are read
 //! from the files themselves.
 //!
-//! Invariant: `drain` returns events in the order of their times, across all CPUs.
+//! Invariant: [`InOrder`] gives events in the order of their times, across all CPUs.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -283,16 +284,68 @@ impl Sideband {
         }
     }
 
-    /// All events so far, in the order of their times.
+    /// All events so far, one CPU's after the other's.
     pub fn drain(&mut self, into: &mut Vec<Timed>) {
-        let first = into.len();
         into.append(&mut self.left);
         for ring in &self.rings {
             ring.drain(&mut self.scratch, into);
         }
-        if let Some(new) = into.get_mut(first..) {
-            // Stable: records of the same moment stay in their CPU's order.
-            new.sort_by_key(|event| event.time);
+    }
+}
+
+/// Events in the order of their times. Rings are read one after the other: the fork of a process may
+/// be written to the first just after it was read, and its exec to the last just before. So what is
+/// younger than the reading waits for the next one.
+#[derive(Default)]
+pub struct InOrder {
+    events: VecDeque<Timed>,
+    complete_until: u64,
+}
+
+impl InOrder {
+    /// Takes in what was in the rings, the first of which was read at this time or later.
+    pub fn take_in(&mut self, new: &mut Vec<Timed>, read_from: u64) {
+        self.complete_until = read_from;
+        if new.is_empty() {
+            return;
         }
+        self.events.extend(new.drain(..));
+        // Stable: records of the same moment stay in their CPU's order.
+        self.events.make_contiguous().sort_by_key(|event| event.time);
+    }
+
+    /// The next event until a time.
+    pub fn next(&mut self, until: u64) -> Option<Timed> {
+        let until = until.min(self.complete_until);
+        self.events.pop_front_if(|event| event.time <= until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::perf_record::Event;
+    use super::*;
+
+    fn fork(time: u64) -> Timed {
+        Timed { time, event: Event::Fork { pid: 9, parent: 1, tid: 9 } }
+    }
+
+    fn exec(time: u64) -> Timed {
+        let event = Event::Comm { pid: 9, tid: 9, name: b"new".to_vec(), exec: true };
+        Timed { time, event }
+    }
+
+    fn times(events: &mut InOrder, until: u64) -> Vec<u64> {
+        std::iter::from_fn(|| events.next(until)).map(|event| event.time).collect()
+    }
+
+    #[test]
+    fn an_exec_that_was_read_before_its_fork_comes_after_it() {
+        let mut events = InOrder::default();
+        events.take_in(&mut vec![fork(40), exec(105)], 100);
+        assert_eq!(times(&mut events, u64::MAX), [40], "older ones may still come");
+        events.take_in(&mut vec![fork(102), exec(180)], 200);
+        assert_eq!(times(&mut events, 110), [102, 105]);
+        assert_eq!(times(&mut events, u64::MAX), [180]);
     }
 }
