@@ -53,7 +53,13 @@ enum TableState {
     Loaded(Arc<Table>),
     /// Unwound by frame pointers, and why.
     None(String),
+    /// Likewise for a while: since then there was no room for it.
+    NoRoom(Instant),
 }
+
+/// How long until a table that found no room is built again.
+const NO_ROOM_FOR: Duration = Duration::from_secs(300);
+const NO_ROOM: &str = "no room in kernel memory (--table-memory)";
 
 /// Whose table it is: the content's, or this mapped file's alone where the file system does not
 /// vouch for what it says of a file. Of the whole, or of a file inside it.
@@ -421,7 +427,7 @@ impl Loading {
     ) -> Result<Option<Arc<Table>>, Unknown> {
         match self.tables.get(&key) {
             Some(TableState::Loaded(table)) => Ok(Some(table.clone())),
-            Some(TableState::None(_)) => Ok(None),
+            Some(TableState::None(_) | TableState::NoRoom(_)) => Ok(None),
             Some(TableState::Building) => Err(Unknown),
             None => {
                 self.want_table(key, opened);
@@ -461,6 +467,7 @@ impl Loading {
             State::Failed(why) => Some(why),
             State::Opened(opened) => match self.tables.get(&TableKey::of(file, opened, None))? {
                 TableState::None(why) => Some(why),
+                TableState::NoRoom(_) => Some(NO_ROOM),
                 _ => None,
             },
             _ => None,
@@ -494,6 +501,15 @@ impl Loading {
         store.evicted += self.drop_tables(store, |_| true, Reasons::Stay);
     }
 
+    /// Whether tables that once found no room may be tried again.
+    pub fn take_second_chances(&mut self) -> bool {
+        let before = self.tables.len();
+        self.tables.retain(|_, state| {
+            !matches!(state, TableState::NoRoom(since) if since.elapsed() >= NO_ROOM_FOR)
+        });
+        self.tables.len() < before
+    }
+
     /// Drops tables that no process is published with; how many were loaded.
     fn drop_tables(
         &mut self,
@@ -508,7 +524,7 @@ impl Loading {
             }
             match state {
                 TableState::Building => true,
-                TableState::None(_) => reasons == Reasons::Stay,
+                TableState::None(_) | TableState::NoRoom(_) => reasons == Reasons::Stay,
                 TableState::Loaded(table) if Arc::strong_count(table) > 1 => true,
                 TableState::Loaded(_) => {
                     let taken = std::mem::replace(state, TableState::Building);
@@ -561,7 +577,7 @@ pub enum Missing {
 fn load(programs: &mut Programs, store: &mut Store, table: &UnwindTable) -> TableState {
     match store.load(programs, table) {
         Some(table) => TableState::Loaded(Arc::new(table)),
-        None => TableState::None("no room in kernel memory (--table-memory)".into()),
+        None => TableState::NoRoom(Instant::now()),
     }
 }
 

@@ -16,15 +16,21 @@ const FILE_SWEEP: Duration = Duration::from_secs(300);
 /// With more files than these, those that nobody maps go at once: each is an open descriptor.
 const MANY_FILES: usize = 4096;
 
+/// Processes whose tables are evicted when something found no room. It is tried again later: memory
+/// that is given back rests for a while.
+const FOR_A_SHORTAGE: usize = 4;
+
 impl Engine {
     /// Evicts least-used processes' tables while memory is tight.
     pub(super) fn make_room(&mut self) {
         let mut evicted = 0;
-        while self.store.is_tight() && evicted < 64 {
+        let mut at_least = if self.store.take_shortage() { FOR_A_SHORTAGE } else { 0 };
+        while (self.store.is_tight() || at_least > 0) && evicted < 64 {
             let Some(pid) = self.store.least_used() else { break };
             self.store.withdraw(&mut self.programs, pid);
             self.loading.release_unused(&mut self.store);
             evicted += 1;
+            at_least = at_least.saturating_sub(1);
         }
     }
 
@@ -36,6 +42,10 @@ impl Engine {
         self.last_sweep = Instant::now();
         self.programs.flush_diagnostics();
         self.store.reclaim();
+        self.dirty.extend(self.store.take_withheld());
+        if self.loading.take_second_chances() {
+            self.dirty.extend(self.store.published());
+        }
         self.look_after_cpus();
         let pending = &self.pending;
         let table = &mut self.table;

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use strata_layout::rule::Rule;
 use strata_layout::tables::{
@@ -24,6 +24,9 @@ use crate::kernel::memory::MapMemory;
 
 /// Raw stacks a process may send for code outside its extents before it is published anew.
 const CAPTURES: u32 = 8;
+/// How long until as many more may come of a process that has mapped nothing since: an address that
+/// nobody knows stays unknown, and each such stack is a copy and a turn.
+const CAPTURES_AGAIN: Duration = Duration::from_secs(1);
 /// As many while tables are on their way: a start-up maps file after file, and runs each at once.
 const CAPTURES_MEANWHILE: u32 = 64;
 /// As many for code that a runtime has not announced yet: it is published anew as soon as such
@@ -80,6 +83,8 @@ struct Published {
 struct Owner {
     block: u64,
     last_used: Instant,
+    /// When it was last allowed raw stacks.
+    granted: Instant,
 }
 
 pub struct Store {
@@ -90,6 +95,10 @@ pub struct Store {
     blocks: HashMap<u64, Published>,
     owners: HashMap<u32, Owner>,
     skipped: HashSet<u32>,
+    /// Processes that were not allowed further raw stacks when they were published last.
+    withheld: HashSet<u32>,
+    /// Something found no room since it was last asked.
+    is_short: bool,
     by_content: HashMap<Arc<[Extent]>, u64>,
     next_block: u64,
     generation: u32,
@@ -113,6 +122,8 @@ impl Store {
             blocks: HashMap::new(),
             owners: HashMap::new(),
             skipped: HashSet::new(),
+            withheld: HashSet::new(),
+            is_short: false,
             by_content: HashMap::new(),
             next_block: 0,
             generation: 0,
@@ -226,7 +237,14 @@ impl Store {
         let now = Instant::now();
         self.skipped.remove(&pid);
         let waits = extents.iter().any(|extent| extent.kind == ExtentKind::Unannounced as u32);
-        let old = self.owners.insert(pid, Owner { block, last_used: now });
+        let before = self.owners.get(&pid).filter(|old| old.block == block).map(|old| old.granted);
+        let before = before.filter(|granted| now.duration_since(*granted) < CAPTURES_AGAIN);
+        let withheld = before.filter(|_| complete && !waits);
+        if withheld.is_some() {
+            self.withheld.insert(pid);
+        }
+        let granted = withheld.unwrap_or(now);
+        let old = self.owners.insert(pid, Owner { block, last_used: now, granted });
         if let Some(published) = self.blocks.get_mut(&block) {
             published.users += 1;
             let entry = Process {
@@ -235,6 +253,7 @@ impl Store {
                 count: published.extents.len() as u32,
                 generation: published.generation,
                 captures: match (complete, waits) {
+                    _ if withheld.is_some() => 0,
                     (false, _) => CAPTURES_MEANWHILE,
                     (true, true) => PATIENT_CAPTURES,
                     (true, false) => CAPTURES,
@@ -255,6 +274,11 @@ impl Store {
             self.release(old.block, now);
         }
         Ok(())
+    }
+
+    /// Processes that were allowed no further raw stacks, and may have some now.
+    pub fn take_withheld(&mut self) -> HashSet<u32> {
+        std::mem::take(&mut self.withheld)
     }
 
     /// Samples of this process are not wanted until it executes something else.
@@ -351,6 +375,11 @@ impl Store {
         self.owners.contains_key(&pid)
     }
 
+    /// Processes whose tables are in place.
+    pub fn published(&self) -> impl Iterator<Item = u32> + '_ {
+        self.owners.keys().copied()
+    }
+
     /// Notes that a process is being sampled, so that it stays.
     pub fn touch(&mut self, pid: u32, now: Instant) {
         if let Some(owner) = self.owners.get_mut(&pid) {
@@ -376,6 +405,11 @@ impl Store {
             && self.arena.used_bytes() * 8 > self.segment_bytes() * 7
     }
 
+    /// Whether something has found no room, although that much may be free in pieces.
+    pub fn take_shortage(&mut self) -> bool {
+        std::mem::take(&mut self.is_short)
+    }
+
     /// The published process that was used longest ago.
     pub fn least_used(&self) -> Option<u32> {
         self.owners.iter().min_by_key(|(_, owner)| owner.last_used).map(|(pid, _)| *pid)
@@ -386,6 +420,7 @@ impl Store {
             return Some(range);
         }
         if self.arena.segments() >= self.limit_segments {
+            self.is_short = true;
             return None;
         }
         match programs.add_segment() {
