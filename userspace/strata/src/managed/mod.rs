@@ -156,12 +156,16 @@ impl Managed {
         self.budget = bytes;
     }
 
-    /// Divides what is left of the budget: whoever needs it first has it.
+    /// Divides the budget: one half in equal shares, so that a process that says much leaves room
+    /// for others, and of the other one whoever needs it first has it.
     fn divide_budget(&mut self) {
-        let used: usize = self.targets.values().map(|target| target.runtime.bytes()).sum();
-        let left = self.budget.saturating_sub(used);
+        let half = self.budget / 2;
+        let share = half / self.targets.len().max(1);
+        let beyond = |target: &Target| target.runtime.bytes().saturating_sub(share);
+        let used: usize = self.targets.values().map(beyond).sum();
+        let left = (self.budget - half).saturating_sub(used);
         for target in self.targets.values_mut() {
-            let own = target.runtime.bytes();
+            let own = target.runtime.bytes().max(share);
             target.most_bytes = own.saturating_add(left).min(runtime::MAX_BYTES);
         }
     }

@@ -92,7 +92,9 @@ impl Runtime {
 
     /// Takes one record in, if what is known takes no more than `most` bytes.
     pub fn apply(&mut self, record: Record, most: usize) {
-        if self.bytes > most {
+        let is_small =
+            matches!(record, Record::MethodUnload(_) | Record::NotFound(_) | Record::Enumerated(_));
+        if self.bytes > most && !is_small {
             self.refused += 1;
             return;
         }
