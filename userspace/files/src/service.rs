@@ -77,6 +77,8 @@ pub struct FileService {
     cache: Option<Cache>,
     cache_trouble: Option<CacheError>,
     ready: Vec<(RequestId, Result<Reply, FileError>)>,
+    /// Answers that somebody takes by their number; `None` while they are awaited.
+    apart: HashMap<RequestId, Option<Result<Reply, FileError>>>,
     next_id: u64,
 }
 
@@ -109,6 +111,7 @@ impl FileService {
             expected: HashMap::new(),
             failures: Failures::new(config.failure_pause),
             ready: Vec::new(),
+            apart: HashMap::new(),
             next_id: 1,
             shared: Shared {
                 config,
@@ -177,8 +180,13 @@ impl FileService {
 
     /// When [`Self::drain`] is to be called even if nothing became readable.
     pub fn next_deadline(&self) -> Option<Instant> {
+        if !self.ready.is_empty() { Some(Instant::now()) } else { self.next_move() }
+    }
+
+    /// When there is something to move on even if nothing became readable.
+    fn next_move(&self) -> Option<Instant> {
         let now = Instant::now();
-        if !self.ready.is_empty() || self.fast.has_unsent() || self.workers.has_unsent() {
+        if self.fast.has_unsent() || self.workers.has_unsent() {
             return Some(now);
         }
         [
@@ -194,8 +202,36 @@ impl FileService {
 
     /// Moves everything on as far as it goes without waiting, and gives the answers there are.
     pub fn drain(&mut self) -> Vec<(RequestId, Result<Reply, FileError>)> {
-        self.turn();
+        self.move_on();
         std::mem::take(&mut self.ready)
+    }
+
+    /// As [`Self::submit`], but the answer is for [`Self::take_apart`] alone: others may drain theirs
+    /// meanwhile.
+    pub fn submit_apart(&mut self, request: Request) -> RequestId {
+        let id = self.submit(request);
+        self.apart.insert(id, None);
+        id
+    }
+
+    /// An answer to [`Self::submit_apart`], once, when it is there.
+    pub fn take_apart(&mut self, id: RequestId) -> Option<Result<Reply, FileError>> {
+        self.apart.get(&id)?.as_ref()?;
+        self.apart.remove(&id)?
+    }
+
+    /// Moves everything on as far as it goes without waiting.
+    pub fn move_on(&mut self) {
+        self.turn();
+        if self.apart.is_empty() {
+            return;
+        }
+        for (id, outcome) in std::mem::take(&mut self.ready) {
+            match self.apart.get_mut(&id) {
+                Some(place) => *place = Some(outcome),
+                None => self.ready.push((id, outcome)),
+            }
+        }
     }
 
     fn turn(&mut self) {
@@ -321,8 +357,22 @@ impl FileService {
 
     /// Waits until there is something to drain.
     pub fn wait(&self) {
+        self.wait_until(self.next_deadline());
+    }
+
+    /// Waits until there is something to move on, or for so long; answers that are there already are
+    /// no reason to come back.
+    pub fn wait_at_most(&self, most: Duration) {
+        let end = Instant::now() + most;
+        self.wait_until(Some(self.next_move().map_or(end, |next| next.min(end))));
+    }
+
+    fn wait_until(&self, deadline: Option<Instant>) {
         let now = Instant::now();
-        let timeout = self.next_deadline().map(|deadline| {
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return;
+        }
+        let timeout = deadline.map(|deadline| {
             // One millisecond more, so that the deadline has passed.
             let wait = deadline.saturating_duration_since(now) + Duration::from_millis(1);
             Timespec {
@@ -330,9 +380,6 @@ impl FileService {
                 tv_nsec: wait.subsec_nanos().into(),
             }
         });
-        if self.next_deadline().is_some_and(|deadline| deadline <= now) {
-            return;
-        }
         let mut descriptors = [PollFd::new(&self.shared.epoll, PollFlags::IN)];
         // An interrupted wait is followed by a look, like any other.
         let _ = rustix::event::poll(&mut descriptors, timeout.as_ref());

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 
+use self::places::Meanwhile;
 use super::aggregate::Aggregate;
 use super::place::{Marker, Place, describe_end};
 use super::related::{self, Lacking};
@@ -152,7 +153,9 @@ impl Naming {
             }
             progress(engine, done, all);
             done += 1;
-            self.name_file(engine, file, offsets, shortfalls);
+            let mut go_on = |engine: &mut Engine| progress(engine, done, all);
+            let mut asking = Meanwhile { engine: &mut *engine, go_on: &mut go_on };
+            self.name_file(&mut asking, file, offsets, shortfalls);
         }
         if !is_over() {
             self.find_related(engine, aggregate);

@@ -10,7 +10,9 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use strata_files::{FilePart, FileService, Locator, OpenFile, ProcessRef, Reply, Request};
+use strata_files::{FilePart, Locator, OpenFile, ProcessRef, Reply, Request};
+
+use super::Ask;
 use strata_managed::Bundle;
 
 /// A file, or a file inside it.
@@ -40,7 +42,7 @@ impl ProcessFiles {
     }
 
     /// The assembly that a module was loaded from.
-    pub fn assembly(&mut self, service: &mut FileService, module: &str) -> Option<Source> {
+    pub fn assembly(&mut self, service: &mut dyn Ask, module: &str) -> Option<Source> {
         self.inside(service, Path::new(module))
             .or_else(|| self.open(service, &self.path_of(module)?))
     }
@@ -57,7 +59,7 @@ impl ProcessFiles {
     }
 
     /// A file inside the program: by its path there, or by that below the program's folder.
-    pub fn inside(&mut self, service: &mut FileService, path: &Path) -> Option<Source> {
+    pub fn inside(&mut self, service: &mut dyn Ask, path: &Path) -> Option<Source> {
         let program = self.program.as_ref()?;
         let path = match path.is_absolute() {
             true => path.strip_prefix(program.path.parent()?).ok()?,
@@ -65,7 +67,7 @@ impl ProcessFiles {
         };
         let file = program.file.clone();
         let bundle = self.bundle.get_or_insert_with(|| {
-            match service.call(Request::Bundle { file: file.clone() }) {
+            match service.ask(Request::Bundle { file: file.clone() }) {
                 Ok(Reply::Bundle(bundle)) => Some(bundle),
                 // Most programs are none.
                 _ => None,
@@ -76,21 +78,21 @@ impl ProcessFiles {
     }
 
     /// A file as the process sees it.
-    pub fn open(&self, service: &mut FileService, path: &Path) -> Option<Source> {
+    pub fn open(&self, service: &mut dyn Ask, path: &Path) -> Option<Source> {
         Some(Source { file: open(service, self.process, path)?, part: None })
     }
 }
 
 /// A file as the process sees it; when the process is gone, as the host does.
 pub fn open(
-    service: &mut FileService,
+    service: &mut dyn Ask,
     process: Option<ProcessRef>,
     path: &Path,
 ) -> Option<Arc<OpenFile>> {
     let inside = process.map(|process| Locator::InRoot { process, path: path.to_owned() });
     let outside = Locator::Host { path: path.to_owned() };
     inside.into_iter().chain([outside]).find_map(|locator| {
-        match service.call(Request::Open(locator)) {
+        match service.ask(Request::Open(locator)) {
             Ok(Reply::Opened(file)) => Some(file),
             _ => None,
         }

@@ -7,11 +7,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use strata_files::{FileService, Locator, OpenFile, ProcessRef, Reply, Request};
+use strata_files::{Locator, OpenFile, ProcessRef, Reply, Request};
 use strata_profile::FrameKind;
 use strata_symbols::{JitDump, PerfMap};
 
-use super::NamedFrame;
+use super::{Ask, NamedFrame};
 
 /// Bytes read of one file at most, for a recording.
 pub const MOST: u64 = 512 << 20;
@@ -28,12 +28,7 @@ pub struct JitNames {
 
 impl JitNames {
     /// Reads what there is for a process, which may have ended; `most` bytes of each file.
-    pub fn load(
-        service: &mut FileService,
-        pid: u32,
-        dump: Option<Arc<OpenFile>>,
-        most: u64,
-    ) -> Self {
+    pub fn load(service: &mut dyn Ask, pid: u32, dump: Option<Arc<OpenFile>>, most: u64) -> Self {
         let mut names = Self::default();
         if let Some(map) = open_map(service, pid) {
             let mut parsed = PerfMap::default();
@@ -63,7 +58,7 @@ impl JitNames {
     }
 }
 
-fn open_map(service: &mut FileService, pid: u32) -> Option<Arc<OpenFile>> {
+fn open_map(service: &mut dyn Ask, pid: u32) -> Option<Arc<OpenFile>> {
     let path = |pid: u32| PathBuf::from(format!("/tmp/perf-{pid}.map"));
     let process = ProcessRef { pid, start_time: None };
     let inside = innermost_pid(pid).unwrap_or(pid);
@@ -72,7 +67,7 @@ fn open_map(service: &mut FileService, pid: u32) -> Option<Arc<OpenFile>> {
         // The process is gone, or its map is written by somebody outside.
         Locator::Host { path: path(pid) },
     ];
-    locators.into_iter().find_map(|locator| match service.call(Request::Open(locator)) {
+    locators.into_iter().find_map(|locator| match service.ask(Request::Open(locator)) {
         Ok(Reply::Opened(file)) => Some(file),
         _ => None,
     })
@@ -86,7 +81,7 @@ pub fn innermost_pid(pid: u32) -> Option<u32> {
 }
 
 fn read_pieces(
-    service: &mut FileService,
+    service: &mut dyn Ask,
     file: &Arc<OpenFile>,
     most: u64,
     mut take: impl FnMut(&[u8]) -> bool,
@@ -94,7 +89,7 @@ fn read_pieces(
     let mut offset = 0;
     while offset < most {
         let request = Request::Read { file: file.clone(), offset, length: PIECE };
-        let Ok(Reply::Bytes(piece)) = service.call(request) else { return };
+        let Ok(Reply::Bytes(piece)) = service.ask(request) else { return };
         if piece.is_empty() || !take(&piece) {
             return;
         }

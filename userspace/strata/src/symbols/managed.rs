@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use strata_files::{
-    FilePart, FileService, IlPlace, ImagePlace, ManagedFacts, ManagedMethod, OpenFile, Reply,
-    Request,
+    FilePart, IlPlace, ImagePlace, ManagedFacts, ManagedMethod, OpenFile, Reply, Request,
 };
 use strata_managed::Statement;
 use strata_profile::FrameKind;
 
 use super::assemblies::{ProcessFiles, Source};
-use super::{NamedFrame, Shortfalls};
+use super::{Ask, NamedFrame, Shortfalls};
 use crate::managed::names::{self, Described};
 use crate::managed::runtime::Runtime;
 
@@ -37,7 +36,7 @@ pub struct NamedPlace {
 
 /// Names what the bridge knows; the rest is handed back.
 pub fn resolve_generated(
-    service: &mut FileService,
+    service: &mut dyn Ask,
     runtime: &Runtime,
     files: &mut ProcessFiles,
     wanted: &[GeneratedCode],
@@ -76,7 +75,7 @@ type Line = Option<(Arc<str>, u32)>;
 
 /// Document and line of IL of an assembly, for each place, if its PDB is there.
 fn lines_of(
-    service: &mut FileService,
+    service: &mut dyn Ask,
     files: &mut ProcessFiles,
     module: &str,
     places: &[IlPlace],
@@ -85,7 +84,7 @@ fn lines_of(
     let nothing = vec![None; places.len()];
     let Some(assembly) = files.assembly(service, module) else { return nothing };
     let request = Request::ManagedFacts { file: assembly.file.clone(), part: assembly.part };
-    let Ok(Reply::ManagedFacts(facts)) = service.call(request) else { return nothing };
+    let Ok(Reply::ManagedFacts(facts)) = service.ask(request) else { return nothing };
     let Some(pdb) = &facts.pdb else { return nothing };
     let mut why_not = None;
     if facts.has_embedded_pdb
@@ -111,13 +110,13 @@ fn lines_of(
 }
 
 fn ask_lines(
-    service: &mut FileService,
+    service: &mut dyn Ask,
     Source { file, part }: Source,
     pdb: strata_managed::PdbId,
     places: &[IlPlace],
     why_not: &mut Option<String>,
 ) -> Option<Vec<Line>> {
-    match service.call(Request::ManagedLines { file, part, pdb, places: places.to_vec() }) {
+    match service.ask(Request::ManagedLines { file, part, pdb, places: places.to_vec() }) {
         Ok(Reply::ManagedLines(lines)) => Some(lines.lines),
         Ok(_) => None,
         Err(error) => {
@@ -161,7 +160,7 @@ pub struct Precompiled<'a> {
 
 /// Names precompiled code by its assembly, for each file offset, with its lines.
 pub fn resolve_assembly(
-    service: &mut FileService,
+    service: &mut dyn Ask,
     assembly: &Precompiled<'_>,
     files: &mut ProcessFiles,
     offsets: &[u64],
@@ -172,7 +171,7 @@ pub fn resolve_assembly(
     let start = part.map_or(0, |part| part.offset);
     let places =
         offsets.iter().map(|offset| ImagePlace::Offset(offset.saturating_sub(start))).collect();
-    match service.call(Request::ManagedNames { file: file.clone(), part, places }) {
+    match service.ask(Request::ManagedNames { file: file.clone(), part, places }) {
         Ok(Reply::ManagedNames(found)) => {
             let mut known: HashMap<*const ManagedMethod, NamedFrame> = HashMap::new();
             let frame = |method: &Option<Arc<ManagedMethod>>| {
@@ -216,11 +215,11 @@ pub fn resolve_assembly(
 
 /// The parts of a single-file program that hold these file offsets.
 pub fn parts_of_bundle(
-    service: &mut FileService,
+    service: &mut dyn Ask,
     file: &Arc<OpenFile>,
     offsets: &[u64],
 ) -> Vec<(FilePart, String)> {
-    let Ok(Reply::Bundle(bundle)) = service.call(Request::Bundle { file: file.clone() }) else {
+    let Ok(Reply::Bundle(bundle)) = service.ask(Request::Bundle { file: file.clone() }) else {
         return Vec::new();
     };
     bundle

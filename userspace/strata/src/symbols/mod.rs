@@ -1,5 +1,6 @@
 //! Names for places: every unique address of a recording is resolved once, at its end.
 //!
+//! - [`asking`]: whoever waits for the worker's answers.
 //! - [`assemblies`]: where the files of a .NET process are.
 //! - [`kernel`] reads `/proc/kallsyms`.
 //! - [`managed`]: methods of .NET, by what the bridge has said.
@@ -10,6 +11,7 @@
 //!
 //! Invariant: what has no name keeps its place: `module!0xoffset`, `[unknown]`; and is counted.
 
+mod asking;
 pub mod assemblies;
 pub mod jit;
 pub mod kernel;
@@ -22,6 +24,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use strata_profile::FrameKind;
+
+pub use self::asking::Ask;
 
 /// One function at a place; several when functions were inlined there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,11 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use strata_files::{FileFacts, FileService, Locator, OpenFile, ProcessRef, Reply, Request};
+use strata_files::{FileFacts, Locator, OpenFile, ProcessRef, Reply, Request};
 use strata_profile::FrameKind;
 use strata_symbols::{Options, Resolved, debug_files};
 
-use super::{ModuleInfo, NamedFrame, Shortfalls};
+use super::{Ask, ModuleInfo, NamedFrame, Shortfalls};
 
 /// A file whose offsets want names.
 pub struct Wanted<'a> {
@@ -39,11 +39,7 @@ impl Named {
 }
 
 /// Names all offsets of one file; what cannot be named has no frames.
-pub fn resolve(
-    service: &mut FileService,
-    wanted: &Wanted<'_>,
-    shortfalls: &mut Shortfalls,
-) -> Named {
+pub fn resolve(service: &mut dyn Ask, wanted: &Wanted<'_>, shortfalls: &mut Shortfalls) -> Named {
     let path = wanted.path.display();
     let mut module = ModuleInfo::of(wanted.path);
     let unnamed = |module| Named {
@@ -51,7 +47,7 @@ pub fn resolve(
         frames: wanted.offsets.iter().map(|offset| (*offset, Vec::new())).collect(),
         segments: Vec::new(),
     };
-    let facts = match service.call(Request::Facts { file: wanted.file.clone() }) {
+    let facts = match service.ask(Request::Facts { file: wanted.file.clone() }) {
         Ok(Reply::Facts(facts)) => facts,
         Ok(_) => return unnamed(module),
         Err(error) => {
@@ -69,7 +65,7 @@ pub fn resolve(
         addresses: addresses.clone(),
         options: Options::default(),
     };
-    let symbols = match service.call(request) {
+    let symbols = match service.ask(request) {
         Ok(Reply::Symbols(symbols)) => symbols,
         Ok(_) => return unnamed(module),
         Err(error) => {
@@ -130,7 +126,7 @@ fn describe(module: &mut ModuleInfo, facts: &FileFacts) {
 
 /// The first candidate that exists and belongs to the file.
 fn find_debug_file(
-    service: &mut FileService,
+    service: &mut dyn Ask,
     wanted: &Wanted<'_>,
     facts: &FileFacts,
 ) -> Option<Arc<OpenFile>> {
@@ -144,11 +140,11 @@ fn find_debug_file(
     let locators: Vec<Locator> =
         candidates.iter().filter_map(in_root).chain(candidates.iter().map(on_host)).collect();
     let requests = locators.into_iter().map(Request::Open).collect();
-    let opened = service.call_all(requests);
+    let opened = service.ask_all(requests);
     let link_crc = facts.debug_link.as_ref().map(|link| link.crc);
     for reply in opened {
         let Ok(Reply::Opened(candidate)) = reply else { continue };
-        let fits = service.call(Request::Fits {
+        let fits = service.ask(Request::Fits {
             candidate: candidate.clone(),
             build_id: facts.build_id.clone(),
             link_crc,

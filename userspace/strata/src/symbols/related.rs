@@ -7,8 +7,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use strata_files::{FilePart, FileService, OpenFile, ProcessRef, Related, Reply, Request};
+use strata_files::{FilePart, OpenFile, ProcessRef, Related, Reply, Request};
 
+use super::Ask;
 use super::assemblies::open;
 
 /// An assembly that a runtime has loaded.
@@ -30,12 +31,12 @@ impl Assembly {
     /// inside of.
     pub fn ask(
         &self,
-        service: &mut FileService,
+        service: &mut dyn Ask,
         programs: &[Arc<OpenFile>],
         questions: Vec<Related>,
     ) -> Vec<Option<Arc<str>>> {
         let Some((file, part)) = self.file(service, programs) else { return Vec::new() };
-        match service.call(Request::Related { file, part, questions }) {
+        match service.ask(Request::Related { file, part, questions }) {
             Ok(Reply::Related(answers)) => answers,
             _ => Vec::new(),
         }
@@ -43,7 +44,7 @@ impl Assembly {
 
     fn file(
         &self,
-        service: &mut FileService,
+        service: &mut dyn Ask,
         programs: &[Arc<OpenFile>],
     ) -> Option<(Arc<OpenFile>, Option<FilePart>)> {
         if self.is_inside_a_program() {
@@ -59,15 +60,15 @@ impl Assembly {
     }
 
     /// Whether it has the id that the runtime said.
-    fn is(&self, service: &mut FileService, file: &Arc<OpenFile>, part: Option<FilePart>) -> bool {
-        let facts = service.call(Request::ManagedFacts { file: file.clone(), part });
+    fn is(&self, service: &mut dyn Ask, file: &Arc<OpenFile>, part: Option<FilePart>) -> bool {
+        let facts = service.ask(Request::ManagedFacts { file: file.clone(), part });
         matches!(facts, Ok(Reply::ManagedFacts(facts)) if facts.mvid == Some(self.mvid))
     }
 }
 
 /// Where in a single-file program an assembly of this name is.
-fn part_of(service: &mut FileService, program: &Arc<OpenFile>, name: &str) -> Option<FilePart> {
-    let bundle = service.call(Request::Bundle { file: program.clone() });
+fn part_of(service: &mut dyn Ask, program: &Arc<OpenFile>, name: &str) -> Option<FilePart> {
+    let bundle = service.ask(Request::Bundle { file: program.clone() });
     let Ok(Reply::Bundle(bundle)) = bundle else { return None };
     let found = bundle.files.iter().find(|file| file.path == name)?;
     Some(FilePart::of(found))

@@ -1,8 +1,9 @@
 //! Who is asked for the names of which places.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use strata_files::ProcessRef;
+use strata_files::{FileError, ProcessRef, Reply, Request, RequestId};
 use strata_profile::FrameKind;
 use strata_symbols::Resolver;
 
@@ -16,7 +17,37 @@ use crate::symbols::assemblies::{ProcessFiles, Program};
 use crate::symbols::jit::{self, JitNames};
 use crate::symbols::kernel::KernelTable;
 use crate::symbols::managed::{GeneratedCode, Precompiled};
-use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls, kernel, managed, native, vdso};
+use crate::symbols::{Ask, ModuleInfo, NamedFrame, Shortfalls, kernel, managed, native, vdso};
+
+/// Large files take a while: the engine goes on while their names are waited for.
+pub(super) struct Meanwhile<'a> {
+    pub engine: &'a mut Engine,
+    pub go_on: &'a mut dyn FnMut(&mut Engine),
+}
+
+/// How often the engine may go on.
+const OFTEN: Duration = Duration::from_millis(50);
+
+impl Ask for Meanwhile<'_> {
+    fn ask_all(&mut self, requests: Vec<Request>) -> Vec<Result<Reply, FileError>> {
+        let service = self.engine.loading.service();
+        let ids: Vec<RequestId> =
+            requests.into_iter().map(|request| service.submit_apart(request)).collect();
+        let mut answers = Vec::with_capacity(ids.len());
+        for id in ids {
+            answers.push(loop {
+                let service = self.engine.loading.service();
+                service.move_on();
+                if let Some(answer) = service.take_apart(id) {
+                    break answer;
+                }
+                service.wait_at_most(OFTEN);
+                (self.go_on)(self.engine);
+            });
+        }
+        answers
+    }
+}
 
 /// What is shown as the module of places that are in no file.
 fn pseudo_module(path: &str) -> Arc<ModuleInfo> {
@@ -75,11 +106,12 @@ impl Naming {
 
     pub(super) fn name_file(
         &mut self,
-        engine: &mut Engine,
+        asking: &mut Meanwhile<'_>,
         file: FileId,
         mut offsets: Vec<u64>,
         shortfalls: &mut Shortfalls,
     ) {
+        let engine = &mut *asking.engine;
         offsets.sort_unstable();
         let place = |offset| Place::File { file, offset };
         let Some(mapped) = engine.table.files.get(file) else { return };
@@ -101,12 +133,11 @@ impl Naming {
             .map(|pid| ProcessRef { pid, start_time: None });
         if managed::is_assembly(&path) {
             let name = path.display().to_string();
-            let service = engine.loading.service();
             let assembly = Precompiled { file: &opened, part: None, module: &name };
             let mut files = ProcessFiles::new(process, None);
             let signatures = self.signatures;
             let frames = managed::resolve_assembly(
-                service, &assembly, &mut files, &offsets, signatures, shortfalls,
+                asking, &assembly, &mut files, &offsets, signatures, shortfalls,
             );
             let module = pseudo_module(&name);
             for (offset, frames) in offsets.into_iter().zip(frames) {
@@ -116,7 +147,7 @@ impl Naming {
         }
         let request =
             native::Wanted { file: opened.clone(), path: &path, process, offsets: &offsets };
-        let mut named = native::resolve(engine.loading.service(), &request, shortfalls);
+        let mut named = native::resolve(asking, &request, shortfalls);
         let module = Arc::new(std::mem::take(&mut named.module));
         let frames = std::mem::take(&mut named.frames);
         let mut outside = Vec::new();
@@ -127,14 +158,14 @@ impl Naming {
             self.set(place(offset), address, Some(&module), frames, FOR_GOOD);
         }
         let program = Program { file: opened, path };
-        self.name_bundled(engine, file, program, process, &outside, shortfalls);
+        self.name_bundled(asking, file, program, process, &outside, shortfalls);
     }
 
     /// Assemblies inside a single-file program: their code is in its file, and in no segment of
     /// it.
     fn name_bundled(
         &mut self,
-        engine: &mut Engine,
+        asking: &mut Meanwhile<'_>,
         id: FileId,
         program: Program,
         process: Option<ProcessRef>,
@@ -144,16 +175,15 @@ impl Naming {
         if wanted.is_empty() {
             return;
         }
-        let service = engine.loading.service();
         let file = program.file.clone();
         let mut files = ProcessFiles::new(process, Some(program));
-        for (part, path) in managed::parts_of_bundle(service, &file, wanted) {
+        for (part, path) in managed::parts_of_bundle(asking, &file, wanted) {
             let inside = |offset: &u64| offset.wrapping_sub(part.offset) < part.length;
             let offsets: Vec<u64> = wanted.iter().copied().filter(inside).collect();
             let assembly = Precompiled { file: &file, part: Some(part), module: &path };
             let signatures = self.signatures;
             let frames = managed::resolve_assembly(
-                service, &assembly, &mut files, &offsets, signatures, shortfalls,
+                asking, &assembly, &mut files, &offsets, signatures, shortfalls,
             );
             let module = pseudo_module(&path);
             for (offset, frames) in offsets.into_iter().zip(frames) {
