@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use strata_profile::{FrameKind, Profile, ProfileBuilder, pprof};
 use strata_sinks::origin::Origin;
+use strata_sinks::pyroscope::Moments;
 use strata_sinks::{Backend, Outgoing, datadog, otlp, pyroscope};
 
 const FRAMES: u64 = 60;
@@ -107,7 +108,7 @@ fn main() {
         ];
         for (name, backend) in backends {
             measure(name, stacks, || {
-                let encoded = backend.encode(&outgoing);
+                let encoded = backend.encode(&outgoing, &mut Moments::default());
                 let bytes = encoded.batches.iter().map(|batch| batch.body.len()).sum();
                 (encoded.batches.len(), bytes)
             });

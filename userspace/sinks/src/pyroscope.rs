@@ -4,6 +4,9 @@
 //! of a period go in one request, up to what the server lets through in one burst: a larger
 //! request would be refused as too fast however often it is sent.
 
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use bytes::Bytes;
 use prost::Message;
 use uuid::Uuid;
@@ -92,9 +95,39 @@ struct PushRequest {
     series: Vec<Series>,
 }
 
+/// When the last profile of each series began.
+///
+/// A server takes two profiles of one series and one moment for one that was sent twice, and shows
+/// one of them (grafana/pyroscope, `DedupeProfileRowIterator`). Processes of one service make one
+/// series, and so do the parts of a large profile.
+#[derive(Debug, Default)]
+pub struct Moments {
+    /// By a hash of the series's labels.
+    last: HashMap<u64, i64>,
+}
+
+/// Servers before 2.0 compare milliseconds.
+const APART: i64 = 1_000_000;
+
+impl Moments {
+    /// The moment that the next profile of a series is sent with: its own, or the next free one.
+    fn next(&mut self, labels: &[(String, String)], start: i64) -> i64 {
+        const MOST: usize = 100_000;
+        const LONG_AGO: i64 = 3_600_000_000_000;
+        if self.last.len() >= MOST {
+            self.last.retain(|_, last| *last > start.saturating_sub(LONG_AGO));
+        }
+        let mut series = DefaultHasher::new();
+        labels.hash(&mut series);
+        let last = self.last.entry(series.finish()).or_insert(i64::MIN);
+        *last = start.max(last.saturating_add(APART));
+        *last
+    }
+}
+
 /// Makes the requests for these profiles.
 #[must_use]
-pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
+pub fn encode(settings: &Settings, profiles: &[Outgoing], moments: &mut Moments) -> Encoded {
     let mut encoded = Encoded::default();
     let mut push = Push::default();
     for outgoing in profiles {
@@ -108,7 +141,8 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
             if !parts.is_empty() {
                 encoded.cuts += of_series;
             }
-            for part in parts {
+            for mut part in parts {
+                part.profile.start_nanos = moments.next(&labels, part.profile.start_nanos);
                 let raw = gzipped_pprof(&part.profile, &mut encoded.cuts);
                 let Some(raw) = raw else { continue };
                 match settings.api {

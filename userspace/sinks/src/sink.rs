@@ -16,11 +16,12 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// The requests that send these profiles. Pure: no I/O, no clock.
+    /// The requests that send these profiles, after others that have left these moments. Pure: no
+    /// I/O, no clock.
     #[must_use]
-    pub fn encode(&self, profiles: &[Outgoing]) -> Encoded {
+    pub fn encode(&self, profiles: &[Outgoing], moments: &mut pyroscope::Moments) -> Encoded {
         match self {
-            Self::Pyroscope(settings) => pyroscope::encode(settings, profiles),
+            Self::Pyroscope(settings) => pyroscope::encode(settings, profiles, moments),
             Self::Datadog(settings) => datadog::encode(settings, profiles),
             Self::Otlp(settings) => otlp::encode(settings, profiles),
         }
@@ -46,10 +47,10 @@ impl Sink {
         Ok(Self { backend, client })
     }
 
-    /// See [`Backend::encode`].
+    /// See [`Backend::encode`]; these profiles are the only ones.
     #[must_use]
     pub fn encode(&self, profiles: &[Outgoing]) -> Encoded {
-        self.backend.encode(profiles)
+        self.backend.encode(profiles, &mut pyroscope::Moments::default())
     }
 
     /// Sends the batch once, whatever comes of it.

@@ -157,7 +157,8 @@ fn labels_of_a_series_and_of_its_samples_are_together_no_more_than_a_server_take
         pyroscope::Settings { sample_labels: rules(100), ..pyroscope::Settings::default() };
     let values: Vec<_> = (0..5).map(|at| format!("value {at}")).collect();
     let outgoing = Outgoing { profile: Arc::new(labelled(&values)), origin: Arc::new(origin) };
-    let encoded = pyroscope::encode(&settings, &vec![outgoing; 40]);
+    let encoded =
+        pyroscope::encode(&settings, &vec![outgoing; 40], &mut pyroscope::Moments::default());
     let mut sent = 0;
     for batch in &encoded.batches {
         let mut bytes = 0;
@@ -185,7 +186,11 @@ fn shortened_names_of_a_series_stay_valid_and_different() {
     let origin =
         Origin { service: "shop".into(), labels: vec![long("a"), long("b")], ..Origin::default() };
     let outgoing = Outgoing { profile: Arc::new(labelled(&[])), origin: Arc::new(origin) };
-    let encoded = pyroscope::encode(&pyroscope::Settings::default(), &[outgoing]);
+    let encoded = pyroscope::encode(
+        &pyroscope::Settings::default(),
+        &[outgoing],
+        &mut pyroscope::Moments::default(),
+    );
     let series = Message::read(&encoded.batches[0].body).one(1);
     let names: Vec<_> = series.all(1).iter().map(|pair| pair.text(1)).collect();
     let distinct: BTreeSet<_> = names.iter().collect();

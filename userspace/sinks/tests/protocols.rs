@@ -5,6 +5,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use strata_sinks::origin::LabelLimits;
+use strata_sinks::pyroscope::Moments;
 use strata_sinks::{Backend, Batch, Outcome, Sink, datadog, otlp, pyroscope};
 use support::pprof::{Seen, pairs, see};
 use support::server::{Asked, Server, answer, grpc_answer, unzipped};
@@ -110,12 +111,46 @@ async fn an_old_pyroscope_gets_the_profile_as_the_body() {
 #[tokio::test]
 async fn pyroscope_pushes_stay_below_the_servers_burst() {
     let settings = pyroscope::Settings { batch_bytes: 20_000, ..pyroscope::Settings::default() };
-    let encoded = pyroscope::encode(&settings, &vec![known(); 10]);
+    let encoded = pyroscope::encode(&settings, &vec![known(); 10], &mut Moments::default());
     assert!(encoded.batches.len() > 3, "{}", encoded.batches.len());
     let profiles: u32 = encoded.batches.iter().map(|batch| batch.profiles).sum();
     assert_eq!(profiles, 20);
     let samples = encoded.batches.iter().flat_map(|batch| Message::read(&batch.body).all(1));
     assert_eq!(samples.map(|series| series.all(2).len()).sum::<usize>(), 20);
+}
+
+/// The moment of every profile, by the labels of its series.
+fn moments_by_series(batches: &[Batch]) -> BTreeMap<String, Vec<i64>> {
+    let mut moments: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    for series in batches.iter().flat_map(|batch| Message::read(&batch.body).all(1)) {
+        let labels: Vec<Vec<String>> = series
+            .all(1)
+            .iter()
+            .map(|label| [1, 2].into_iter().flat_map(|part| label.texts(part)).collect())
+            .collect();
+        let of_series = moments.entry(format!("{labels:?}")).or_default();
+        let raw = series.all(2).into_iter().map(|sample| unzipped(sample.all_bytes(1)[0]));
+        of_series.extend(raw.map(|profile| Message::read(&profile).number(9) / 1_000_000));
+    }
+    moments
+}
+
+#[test]
+fn no_two_profiles_of_a_pyroscope_series_are_of_one_moment() {
+    let mut moments = Moments::default();
+    let backend = Backend::Pyroscope(pyroscope::Settings::default());
+    let mut batches = backend.encode(&vec![known(); 10], &mut moments).batches;
+    // Of the same cut, but sent later.
+    batches.extend(backend.encode(&vec![known(); 5], &mut moments).batches);
+    let by_series = moments_by_series(&batches);
+    assert_eq!(by_series.len(), 2, "CPU and exceptions");
+    for (series, mut moments) in by_series {
+        assert_eq!(moments.len(), 15, "{series}");
+        assert_eq!(moments[0], 1_709_208_000_000, "the first one's own");
+        moments.sort_unstable();
+        moments.dedup();
+        assert_eq!(moments.len(), 15, "a server would show one of those of one moment");
+    }
 }
 
 /// The parts of a multipart request: name → (file name, content type, content).

@@ -12,6 +12,7 @@ use strata_config::{Flag, Inputs};
 use strata_delivery::{Clock, Delivery, SinkPlan};
 use strata_profile::Profile;
 use strata_sinks::origin::Origin;
+use strata_sinks::pyroscope::Moments;
 use strata_sinks::{Backend, Outgoing};
 use uuid::Uuid;
 
@@ -88,7 +89,8 @@ impl Upload {
             ..Origin::default()
         };
         let origin = Arc::new(outlet.shaped(&origin));
-        let encoded = backend.encode(&[Outgoing { profile: profile.clone(), origin }]);
+        let encoded = backend
+            .encode(&[Outgoing { profile: profile.clone(), origin }], &mut Moments::default());
         let batches = encoded.batches.len() as u64;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -10,6 +10,7 @@ use strata_profile::Profile;
 use strata_services::destinations::Wish;
 use strata_sinks::Outgoing;
 use strata_sinks::limits::Cuts;
+use strata_sinks::pyroscope::Moments;
 use tokio::runtime::Handle;
 
 use super::files::Folder;
@@ -82,6 +83,8 @@ pub struct Sending {
     /// That there were more than [`MOST_KNOWN`] of those was said.
     has_too_many: bool,
     destinations: Destinations,
+    /// By outlet.
+    moments: HashMap<String, Moments>,
     delivery: Arc<Delivery>,
     network: Handle,
     cuts: Cuts,
@@ -101,6 +104,7 @@ impl Sending {
             own: HashMap::new(),
             has_too_many: false,
             destinations: Destinations::default(),
+            moments: HashMap::new(),
             delivery,
             network,
             cuts: Cuts::default(),
@@ -270,7 +274,10 @@ impl Sending {
         }
         match &pending.outlet.way {
             Way::Sent(backend) => {
-                let encoded = backend.encode(&outgoing);
+                let encoded = {
+                    let name = pending.outlet.name.clone();
+                    backend.encode(&outgoing, self.moments.entry(name).or_default())
+                };
                 self.cuts += encoded.cuts;
                 for batch in encoded.batches {
                     if let Err(error) = self.delivery.give(&pending.outlet.name, batch) {
