@@ -64,6 +64,19 @@ const SERIES: [&str; 9] = [
     "exception type",
 ];
 
+/// [`SERIES`], and what whoever wrote the rules wants to tell processes apart by.
+fn series(layers: &Layers<'_>) -> Vec<String> {
+    let mut names: Vec<String> = SERIES.map(str::to_owned).into();
+    for rule in layers.below(&["rule"]) {
+        for name in layers.below(&["rule", &rule, "labels"]) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    names
+}
+
 /// All sinks: those of the file, of flags, and those that a variable of an agent makes.
 pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<Sink> {
     let mut names = layers.below(&["sink"]);
@@ -113,9 +126,9 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
     let path = |key: &'static str| ["sink", name, key];
     let is_file = kind == Kind::File;
     let (period, labels) = match kind {
-        Kind::Pyroscope => (15, SERIES.as_slice()),
-        Kind::Datadog => (60, ["*"].as_slice()),
-        Kind::Otlp | Kind::File => (15, ["*"].as_slice()),
+        Kind::Pyroscope => (15, series(layers)),
+        Kind::Datadog => (60, vec!["*".to_owned()]),
+        Kind::Otlp | Kind::File => (15, vec!["*".to_owned()]),
     };
     let protocol = layers.get(&path("protocol"), Protocol::Http);
     let url = (!is_file).then(|| {
@@ -164,8 +177,7 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
         period,
         timeout: layers.get(&path("timeout"), Duration::from_secs(10)),
         concurrency,
-        labels: layers
-            .get(&path("labels"), labels.iter().map(|label| (*label).to_owned()).collect()),
+        labels: layers.get(&path("labels"), labels),
         spool_size: layers.get(&path("spool_size"), Bytes(256_000_000)),
         spool_age: layers.get(&path("spool_age"), Duration::from_secs(3600)),
     }

@@ -177,6 +177,21 @@ fn otlps_default_port_is_that_of_its_protocol() {
 }
 
 #[test]
+fn what_rules_tell_apart_makes_series_unless_a_sink_says_otherwise() {
+    let rule =
+        "[[rule]]\n[rule.labels]\nteam = \"shop\"\nenv = \"x\"\n[rule.match]\ncomm = \"a\"\n";
+    let labels = |text: &str| {
+        let loaded = file(&format!("{rule}{text}"));
+        loaded.configuration.sinks.first().map(|sink| sink.labels.value.clone()).expect("a sink")
+    };
+    let usual = labels("[sink.pyroscope]\nurl = \"http://p:4040\"\n");
+    assert_eq!(usual.iter().filter(|name| *name == "env").count(), 1);
+    assert_eq!(usual.last().map(String::as_str), Some("team"));
+    let own = labels("[sink.pyroscope]\nurl = \"http://p:4040\"\nlabels = [\"env\"]\n");
+    assert_eq!(own, ["env"]);
+}
+
+#[test]
 fn what_is_ignored_is_said() {
     let notices = environment(&[
         ("DD_API_KEY", "hunter2"),

@@ -74,7 +74,9 @@ fn bounds() -> String {
          own; names {} bytes of `A-Z a-z 0-9 _ . - /`, others become `_`; values {} bytes. {} \
          entries are read of one list. Control characters and characters that turn text around \
          become `_`; so do `{{` and `}}` in a service's name. What is cut or refused is \
-         counted.\n\nOnly strata and its rules set names that start with `__`, and: {}.\n",
+         counted. A sink is sent the labels of its list (`[sink.NAME] labels`): for Pyroscope, unless \
+         it is set, those that make few series and those that rules give. What an application says \
+         of itself (`PYROSCOPE_LABELS`, `DD_TAGS`) has to be put on the list.\n\nOnly strata and its rules set names that start with `__`, and: {}.\n",
         Limits::NAME,
         Limits::LABELS,
         Limits::LABEL_NAME,
