@@ -201,7 +201,8 @@ impl Actor {
     fn next_wake(&self, now: Moment) -> Option<Moment> {
         let mut moments = Vec::new();
         moments.extend(self.stopping.map(|stopping| stopping.until));
-        moments.extend(self.next_sync);
+        // Without a spool there is nothing to sync.
+        moments.extend(self.next_sync.filter(|_| self.spool.is_some()));
         if self.plan.spool_dir.is_some() {
             moments.extend(self.spool.is_none().then_some(self.next_open));
             moments.extend((self.queue.unstored() > 0).then_some(self.next_store));
@@ -261,5 +262,37 @@ impl Actor {
 
     fn trouble(&self, reason: impl Into<String>) -> Option<Trouble> {
         Some(Trouble { at: self.clock.time(), reason: reason.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_sinks::http::Destination;
+    use strata_sinks::{Address, Backend, pyroscope};
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test]
+    async fn a_spool_that_was_lost_unsynced_wakes_its_sink_when_it_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let destination = Destination::new(Address::parse("http://127.0.0.1:9").unwrap());
+        let backend = Backend::Pyroscope(pyroscope::Settings::default());
+        let mut plan = SinkPlan::new("sink", backend, destination);
+        plan.spool_dir = Some(folder.path().to_owned());
+        let login = Login::new(&plan).unwrap();
+        let spool = Spool::open(folder.path(), plan.spool_size);
+        let intake = Arc::new(Intake::new(plan.memory));
+        let (_commands, received) = unbounded_channel();
+        let figures = Figures::default();
+        let clock = Clock::real();
+        let mut actor = Actor::new(plan, login, Some(spool), clock, intake, received, figures);
+        actor.next_sync = Some(9 * SECOND);
+        assert_eq!(actor.next_wake(10 * SECOND), Some(9 * SECOND));
+        actor.spool = None;
+        actor.next_open = 15 * SECOND;
+        assert_eq!(actor.next_wake(10 * SECOND), Some(15 * SECOND));
     }
 }
