@@ -113,12 +113,11 @@ pub struct Store {
 impl Store {
     /// `limit` bounds the segments' bytes.
     pub fn new(limit: u64) -> Self {
-        let limit_segments = usize::try_from(limit / SEGMENT_BYTES as u64).unwrap_or(usize::MAX);
         Self {
             arena: Arena::default(),
             rules: RuleSet::default(),
             segments: Vec::new(),
-            limit_segments: limit_segments.max(2),
+            limit_segments: segments_within(limit),
             blocks: HashMap::new(),
             owners: HashMap::new(),
             skipped: HashSet::new(),
@@ -131,6 +130,15 @@ impl Store {
             refused: 0,
             cut_extents: 0,
         }
+    }
+
+    /// Bounds the segments' bytes anew. Segments that exist stay, whatever the limit.
+    pub fn set_limit(&mut self, limit: u64) {
+        let (wanted, existing) = (segments_within(limit), self.arena.segments());
+        if wanted < existing {
+            tracing::warn!("the memory of unwind tables shrinks with a restart only");
+        }
+        self.limit_segments = wanted.max(existing);
     }
 
     pub fn segment_bytes(&self) -> u64 {
@@ -438,6 +446,11 @@ impl Store {
     }
 }
 
+/// Segments that a limit has room for; less than two are of no use.
+fn segments_within(limit: u64) -> usize {
+    usize::try_from(limit / SEGMENT_BYTES as u64).unwrap_or(usize::MAX).max(2)
+}
+
 /// The extents of a process. Not bounded by [`MAX_EXTENTS`].
 pub fn extents_of(code: &[Stretch]) -> Vec<Extent> {
     let mut extents = Vec::with_capacity(code.len());
@@ -586,5 +599,22 @@ mod tests {
         let generated = Extent { era: 3, index: 7, ..old };
         assert!(still_holds(&generated, &[Extent { index: 9, ..generated }]), "more of it");
         assert!(!still_holds(&generated, &[Extent { era: 4, ..generated }]), "other code");
+    }
+
+    #[test]
+    fn another_limit_holds_for_segments_that_are_still_to_come() {
+        let segments = |count: usize| (count * SEGMENT_BYTES) as u64;
+        let mut store = Store::new(segments(3));
+        assert_eq!(store.limit_segments, 3);
+        store.set_limit(segments(7));
+        assert_eq!(store.limit_segments, 7);
+        for _ in 0..5 {
+            store.arena.add_segment();
+        }
+        store.set_limit(segments(4));
+        assert_eq!(store.limit_segments, 5, "those that exist stay");
+        store.set_limit(segments(6));
+        assert_eq!(store.limit_segments, 6);
+        assert_eq!(Store::new(0).limit_segments, 2);
     }
 }

@@ -24,6 +24,7 @@ impl StorePlan {
         self.directory == other.directory
             && self.options.max_age == other.options.max_age
             && self.options.max_bytes == other.options.max_bytes
+            && self.options.dictionary_bytes == other.options.dictionary_bytes
     }
 }
 
@@ -167,5 +168,25 @@ impl Keeping {
 fn note(outcome: Result<(), StoreError>, what: &str) {
     if let Err(error) = outcome {
         tracing::warn!(%error, "strata could not {what}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_opened_anew_for_other_bounds_only() {
+        let plan = StorePlan { directory: "/nowhere".into(), options: Options::default() };
+        assert!(plan.is_same(&plan.clone()));
+        let others = [
+            Options { max_age: Duration::from_secs(60), ..Options::default() },
+            Options { max_bytes: 1 << 20, ..Options::default() },
+            Options { dictionary_bytes: 1 << 20, ..Options::default() },
+        ];
+        for options in others {
+            assert!(!plan.is_same(&StorePlan { options, ..plan.clone() }), "{options:?}");
+        }
+        assert!(!plan.is_same(&StorePlan { directory: "/elsewhere".into(), ..plan.clone() }));
     }
 }

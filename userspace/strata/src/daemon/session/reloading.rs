@@ -52,6 +52,14 @@ impl Daemon {
         if configuration.metrics.value != self.configuration.metrics.value {
             tracing::warn!("metrics.address changes with a restart only");
         }
+        if budget.ring != self.budget.ring {
+            tracing::warn!(
+                "the size of the record ring, a part of memory_limit, changes with a restart only"
+            );
+        }
+        if budget.tables != self.budget.tables {
+            self.engine.store.set_limit(budget.tables);
+        }
         self.engine.set_own_pid(own_pid(&configuration));
         self.engine.take_all_in();
         self.cutter.people.configure(&configuration, &self.engine.table);
