@@ -444,9 +444,20 @@ impl Engine {
         self.pending.most_bytes = bytes;
     }
 
-    /// Samples at another rate from now on.
-    pub fn set_frequency(&mut self, frequency: u32) -> Result<(), EngineError> {
+    /// Stops sampling, and takes all that was sampled so far; no stack waits any longer.
+    pub fn pause(&mut self) -> Result<(), EngineError> {
         self.programs.stop()?;
+        self.turn();
+        while self.has_more {
+            self.turn();
+        }
+        self.settle_pending(true);
+        Ok(())
+    }
+
+    /// Samples again, at this rate. What was sampled before the pause is cut off by now: it would be
+    /// weighed by the new rate.
+    pub fn resume(&mut self, frequency: u32) -> Result<(), EngineError> {
         self.programs.set_frequency(u64::from(frequency));
         self.rates.reset(frequency);
         self.ticking.reset();

@@ -46,7 +46,11 @@ impl Daemon {
         }
         let frequency = kernel_frequency(&configuration);
         if frequency != kernel_frequency(&self.configuration) {
-            self.engine.set_frequency(frequency)?;
+            // What was sampled meanwhile is weighed by the rate it was sampled at.
+            self.engine.pause()?;
+            self.meet_newcomers();
+            self.cut();
+            self.engine.resume(frequency)?;
         }
         self.engine.aggregate.keep_timeline(keeps_times(&configuration));
         if configuration.metrics.value != self.configuration.metrics.value {
