@@ -418,6 +418,8 @@ impl Engine {
     /// Everything sampled since the last cut; sampling goes on.
     pub fn cut(&mut self) -> Aggregate {
         self.managed.ask_last(&self.aggregate);
+        let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
+        self.rates.cut(|image| waiting.contains(&image));
         let fresh = Aggregate::new(self.aggregate.timeline().is_some());
         std::mem::replace(&mut self.aggregate, fresh)
     }
