@@ -106,6 +106,40 @@ fn samples_in_time_are_kept_where_they_were_recorded() {
 }
 
 #[test]
+fn samples_in_time_of_a_process_that_began_later_are_at_their_own_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = store(directory.path());
+    for (period, pid) in [(0_i64, 7), (1, 8), (2, 8)] {
+        let mut builder = ProfileBuilder::new(&[("samples", "count")]);
+        builder.keep_timeline();
+        let frame = builder.frame(FrameKind::Native, "work", "", "", 0);
+        let location = builder.location(1, None, &[frame]);
+        let stack = builder.stack(&[location]);
+        let thread = builder.thread(pid, pid, "worker", "shop", "");
+        builder.tick(thread, 10, stack, 5);
+        builder.add(stack, Default::default(), &[1]);
+        let mut head = head("shop", START + period * 15 * SECOND);
+        head.runtime_id = format!("shop-{pid}");
+        store.append(&head, &builder.finish(), START).unwrap();
+    }
+    let all = Selection { timeline: true, ..Selection::of_service("shop", "cpu") };
+    let later = Selection { runtime_id: Some("shop-8".to_owned()), ..all.clone() };
+    let asked = |selection: &Selection| {
+        let profile = store.reader().query(selection).unwrap().profile;
+        let times = profile.timeline().unwrap();
+        let times = times.map(|tick| profile.start_nanos + tick.time as i64);
+        (times.collect::<Vec<_>>(), profile.start_nanos + profile.duration_nanos)
+    };
+    let at = |period: i64| START + period * 15 * SECOND + 10;
+    let end = START + 45 * SECOND;
+    assert_eq!(asked(&all), (vec![at(0), at(1), at(2)], end));
+    assert_eq!(asked(&later), (vec![at(1), at(2)], end));
+    let without_times = Selection { timeline: false, ..later };
+    let profile = store.reader().query(&without_times).unwrap().profile;
+    assert_eq!(profile.start_nanos, START + 15 * SECOND);
+}
+
+#[test]
 fn a_long_question_reads_merges_and_says_the_same() {
     let directory = tempfile::tempdir().unwrap();
     let mut store = store(directory.path());

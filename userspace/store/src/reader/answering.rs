@@ -306,7 +306,10 @@ impl<'q> Merge<'q> {
     }
 
     fn finish(mut self) -> Answer {
-        if let Some((start, end)) = self.times {
+        if let Some((first, end)) = self.times {
+            // Samples in time say how long after the origin they were taken, also when what lies
+            // there is not wanted.
+            let start = if self.question.selection.timeline { self.question.origin } else { first };
             self.builder.set_start(start);
             self.builder.set_duration(end.saturating_sub(start));
         }
