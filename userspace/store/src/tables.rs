@@ -440,14 +440,16 @@ impl Replay {
     }
 
     /// Adds a record's samples. `columns` says which of the profile's sample types each of the
-    /// record's is.
+    /// record's is. Returns whether the record is wanted: not if all its samples are of other
+    /// processes.
     pub(crate) fn samples(
         &mut self,
         tables: &Tables,
         builder: &mut ProfileBuilder,
         body: &Body,
         columns: &[usize],
-    ) -> Result<(), Damage> {
+    ) -> Result<bool, Damage> {
+        let mut is_wanted = self.pid.is_none();
         let count = body.stacks.len();
         let width = columns.iter().max().map_or(0, |most| most.saturating_add(1));
         let mut values = vec![0_i64; width];
@@ -455,6 +457,7 @@ impl Replay {
             if !self.wants(tables, labels) {
                 continue;
             }
+            is_wanted = true;
             let stack = self.stack(tables, builder, stack)?;
             let labels = self.labels(tables, builder, labels)?;
             for (at, &column) in columns.iter().enumerate() {
@@ -465,7 +468,7 @@ impl Replay {
             }
             builder.add(stack, labels, &values);
         }
-        Ok(())
+        Ok(is_wanted)
     }
 
     /// Adds a record's samples in time, `shift` nanoseconds later than they say.

@@ -310,16 +310,18 @@ fn a_roll_up_does_not_speak_for_what_retention_dropped() {
 fn samples_of_one_process_are_chosen_by_its_number() {
     let directory = tempfile::tempdir().unwrap();
     let mut store = store(directory.path());
-    let written = profile(&[("main;one", 3), ("main;two", 4)]);
+    let written = profile(&[("main;one", 2), ("main;two", 4)]);
     store.append(&head("shop", START), &written, START).unwrap();
+    let later = START + 15 * SECOND;
+    store.append(&head("shop", later), &profile(&[("main;one", 1)]), later).unwrap();
     let of = |pid| {
         let selection = Selection { pid: Some(pid), ..Selection::of_service("shop", "cpu") };
         let answer = store.reader().query(&selection).unwrap();
-        counts(&answer).into_iter().collect::<Vec<_>>()
+        (counts(&answer).into_iter().collect::<Vec<_>>(), answer.profiles)
     };
-    assert_eq!(of(1), [("main;one".to_owned(), 3)]);
-    assert_eq!(of(2), [("main;two".to_owned(), 4)]);
-    assert_eq!(of(3), []);
+    assert_eq!(of(1), (vec![("main;one".to_owned(), 3)], 2));
+    assert_eq!(of(2), (vec![("main;two".to_owned(), 4)], 1));
+    assert_eq!(of(3), (vec![], 0), "profiles of others are not counted");
 }
 
 #[test]

@@ -263,15 +263,19 @@ impl<'q> Merge<'q> {
             }
             let shift = entry.start.saturating_sub(self.question.origin);
             let shift = u64::try_from(shift).unwrap_or(0);
-            let added =
-                replay.samples(&read.tables, &mut self.builder, body, &columns).and_then(|()| {
-                    match self.question.selection.timeline {
-                        true => replay.ticks(&read.tables, &mut self.builder, body, shift),
-                        false => Ok(()),
+            let added = replay.samples(&read.tables, &mut self.builder, body, &columns).and_then(
+                |wanted| {
+                    if wanted && self.question.selection.timeline {
+                        replay.ticks(&read.tables, &mut self.builder, body, shift)?;
                     }
-                });
-            if added.is_err() {
+                    Ok(wanted)
+                },
+            );
+            let Ok(is_wanted) = added else {
                 self.answer.damaged = self.answer.damaged.saturating_add(1);
+                continue;
+            };
+            if !is_wanted {
                 continue;
             }
             let host = read.tables.string(body.host);

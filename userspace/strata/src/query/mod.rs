@@ -189,6 +189,12 @@ pub fn run(mut question: Question) -> Result<i32> {
         if !question.outputs.is_empty() {
             bail!("say whose profiles to write: --service NAME, or --service '*' for all");
         }
+        if question.whose.pid.is_some() || question.whose.runtime_id.is_some() {
+            bail!(
+                "a list of the store does not tell processes apart: say whose profiles to show, \
+                 --service NAME, or --service '*' for all"
+            );
+        }
         return list(&reader, &question);
     }
     let user = User::of_recording(None)?;
