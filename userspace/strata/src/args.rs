@@ -401,7 +401,7 @@ pub struct WhoseArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "When")]
 pub struct WindowArgs {
-    /// From this time on [-1h; of a list: the beginning]
+    /// From this time on [an hour before --to; of a list: the beginning]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = When::parse)]
     pub from: Option<When>,
     /// Up to this time [now]

@@ -26,7 +26,6 @@ use anyhow::{Context, Result, bail};
 use args::{Command, ConfigCommand, DiffArgs, QueryArgs, RecordArgs, WhoseArgs};
 use clap::Parser;
 use kernel::loader::{Programs, Settings};
-use query::when::When;
 use recording::selection::Wanted;
 use strata_profile::Format;
 
@@ -190,8 +189,8 @@ fn compare(args: DiffArgs) -> Result<i32> {
     query::diff::run(query::diff::Question {
         store: args.answer.store,
         whose: whose(args.whose),
-        from: args.window.from.unwrap_or(When::Ago(3_600_000_000_000)),
-        to: args.window.to.unwrap_or(When::Ago(0)),
+        from: args.window.from,
+        to: args.window.to,
         baseline: query::diff::Baseline {
             service: args.baseline.baseline_service,
             labels: args.baseline.baseline_label,

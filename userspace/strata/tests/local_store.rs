@@ -180,6 +180,8 @@ fn what_is_not_there_is_explained() {
         "the store holds its cpu profiles from 20",
     );
     says(&["query", "-s", "shop", "--from", "now", "--to", "-1h"], "the time asked about is empty");
+    says(&["diff", "-s", "shop", "--from", "now", "--to", "-1h"], "the earlier time first");
+    says(&["query", "-s", "shop", "--to", "-8h"], "there is nothing of `shop` from 20");
     says(&["query", "-s", "shop", "--pid", "99"], "process 99");
     says(&["query", "-s", "shop", "--value", "bytes"], "--value takes one of: samples, cpu");
     says(&["query", "-s", "shop", "--from", "yesterday"], "`yesterday` is no time");

@@ -30,8 +30,9 @@ pub struct Baseline {
 pub struct Question {
     pub store: PathBuf,
     pub whose: Whose,
-    pub from: When,
-    pub to: When,
+    /// Nothing said: an hour before `to`.
+    pub from: Option<When>,
+    pub to: Option<When>,
     pub baseline: Baseline,
     pub value: Option<String>,
     /// Flame graphs.
@@ -72,7 +73,7 @@ impl Baseline {
                 let to = to.at(now);
                 Window::new(to.saturating_sub(length), to)
             }
-            (Some(from), Some(to)) => Window::new(from.at(now), to.at(now)),
+            (Some(_), Some(_)) => Window::asked(self.from, self.to, now),
         }
     }
 }
@@ -80,7 +81,7 @@ impl Baseline {
 pub fn run(mut question: Question) -> Result<i32> {
     let reader = open(&question.store)?;
     let now = when::now();
-    let window = Window::new(question.from.at(now), question.to.at(now))?;
+    let window = Window::asked(question.from, question.to, now)?;
     let mut before = question.baseline.whose(&question.whose);
     let before_window = question.baseline.window(window, now)?;
     if before_window == window

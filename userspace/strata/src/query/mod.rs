@@ -28,6 +28,8 @@ use when::When;
 
 /// What is asked for when nobody says: what every host has.
 const USUAL_KIND: &str = "cpu";
+/// And for how long: an hour.
+const USUAL_NANOS: i64 = 3_600_000_000_000;
 
 /// Whose profiles.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +48,7 @@ pub type Output = (PathBuf, Format);
 pub struct Question {
     pub store: PathBuf,
     pub whose: Whose,
-    /// Nothing said: the last hour, or for a list all there is.
+    /// Nothing said: an hour before `to`, or for a list the beginning.
     pub from: Option<When>,
     pub to: Option<When>,
     /// The sample type to show.
@@ -76,6 +78,22 @@ impl Window {
             );
         }
         Ok(Self { from, to })
+    }
+
+    /// What somebody asked for: an hour if they do not say when it begins, up to now if they do not
+    /// say when it ends.
+    fn asked(from: Option<When>, to: Option<When>, now: i64) -> Result<Self> {
+        let end = to.map_or(now, |to| to.at(now));
+        let begin = from.map_or(end.saturating_sub(USUAL_NANOS), |from| from.at(now));
+        let is_of_today = |when: Option<When>| matches!(when, Some(When::Today(_)));
+        let hint = if is_of_today(from) || is_of_today(to) {
+            "a clock time is of today: write the day too, as in `2026-01-31 14:30`"
+        } else if to.is_none() {
+            "it begins in the future, and nothing is said of its end"
+        } else {
+            "write the earlier time first"
+        };
+        Self::new(begin, end).map_err(|error| anyhow!("{error}; {hint}"))
     }
 
     fn text(self) -> String {
@@ -202,8 +220,7 @@ pub fn run(mut question: Question) -> Result<i32> {
         output::check(path, user.as_ref())?;
     }
     let now = when::now();
-    let from = question.from.unwrap_or(When::Ago(3_600_000_000_000)).at(now);
-    let window = Window::new(from, question.to.unwrap_or(When::Ago(0)).at(now))?;
+    let window = Window::asked(question.from, question.to, now)?;
     let has_times = |(_, format): &Output| matches!(format, Format::Firefox | Format::PerfScript);
     let timeline = question.outputs.iter().any(has_times);
     let detail = match question.all_labels || timeline || question.whose.pid.is_some() {
@@ -294,4 +311,40 @@ fn sample_type(profile: &Profile, asked: Option<&str>) -> Result<usize> {
         let known = names.collect::<Vec<_>>().join(", ");
         format!("these profiles do not count `{asked}`; --value takes one of: {known}")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{USUAL_NANOS, When, Window};
+
+    /// A noon.
+    const NOW: i64 = 1_769_860_800_000_000_000;
+
+    #[test]
+    fn an_hour_is_asked_about_unless_more_is_said() {
+        let asked = |from, to| {
+            let window = Window::asked(from, to, NOW).expect("it is a window");
+            (window.from, window.to)
+        };
+        assert_eq!(asked(None, None), (NOW - USUAL_NANOS, NOW));
+        let two_hours_ago = When::Ago(2 * USUAL_NANOS);
+        assert_eq!(asked(Some(two_hours_ago), None), (NOW - 2 * USUAL_NANOS, NOW));
+        let expected = (NOW - 3 * USUAL_NANOS, NOW - 2 * USUAL_NANOS);
+        assert_eq!(asked(None, Some(two_hours_ago)), expected);
+        let both = (Some(When::At(7)), Some(When::At(9)));
+        assert_eq!(asked(both.0, both.1), (7, 9));
+    }
+
+    #[test]
+    fn an_empty_time_says_what_is_wrong_with_it() {
+        for (from, to, words) in [
+            (Some(When::At(9)), Some(When::At(7)), "the earlier time first"),
+            (Some(When::At(NOW + 1)), None, "in the future"),
+            (Some(When::Today(0)), Some(When::Ago(9 * 24 * USUAL_NANOS)), "is of today"),
+        ] {
+            let error = Window::asked(from, to, NOW).expect_err("it is empty").to_string();
+            assert!(error.starts_with("the time asked about is empty"), "{error}");
+            assert!(error.contains(words), "{error}");
+        }
+    }
 }
