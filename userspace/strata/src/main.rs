@@ -8,6 +8,7 @@ mod doctor;
 mod engine;
 mod kernel;
 mod managed;
+mod printing;
 mod processes;
 mod ps;
 mod query;
@@ -63,10 +64,7 @@ fn main() -> ExitCode {
         Command::Status(args) => daemon::status::run(args.address, args.json, args.services),
         Command::Config(ConfigCommand::Check(args)) => daemon::check(&args.into()),
         Command::Config(ConfigCommand::Show(args)) => daemon::show(&args.into()),
-        Command::Config(ConfigCommand::Example) => {
-            print!("{}", strata_config::EXAMPLE);
-            Ok(0)
-        }
+        Command::Config(ConfigCommand::Example) => printing::print(strata_config::EXAMPLE),
         Command::Convert(args) => {
             convert::run(&args.input, &args.output, args.format.map(Into::into), args.frames.into())
         }

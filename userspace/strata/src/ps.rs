@@ -3,7 +3,6 @@
 //! Looks only: nothing is loaded, attached or locked. Runtimes inside their program are asked for
 //! their version over their diagnostics socket.
 
-use std::io::{Write, stdout};
 use std::os::unix::fs::MetadataExt;
 
 use anyhow::Result;
@@ -12,6 +11,7 @@ use strata_clr::session::{BridgeState, presence};
 use strata_clr::{ClrProcess, Machine, discover, runtime_version};
 use strata_profile::text::sanitize_for_terminal;
 
+use crate::printing;
 use crate::processes::container;
 
 /// A line of the table.
@@ -30,16 +30,11 @@ struct Row {
 /// The exit status: 0, whatever is found.
 pub fn run(as_json: bool) -> Result<i32> {
     let rows = rows()?;
-    let mut out = stdout().lock();
     if as_json {
-        let rows: Vec<Value> = rows.iter().map(Row::json).collect();
-        serde_json::to_writer_pretty(&mut out, &rows)?;
-        writeln!(out)?;
-        return Ok(0);
+        return printing::json(&rows.iter().map(Row::json).collect::<Vec<Value>>());
     }
     if rows.is_empty() {
-        writeln!(out, "no .NET process is running")?;
-        return Ok(0);
+        return printing::print("no .NET process is running\n");
     }
     let text = |row: &Row| {
         let bridge = match &row.refused {
@@ -64,14 +59,15 @@ pub fn run(as_json: bool) -> Result<i32> {
         lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default()
     };
     let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    let mut table = String::new();
     for line in &lines {
-        let mut padded = String::new();
         for (cell, width) in line.iter().zip(&widths) {
-            padded.push_str(&format!("{cell:<width$}  "));
+            table.push_str(&format!("{cell:<width$}  "));
         }
-        writeln!(out, "{}", padded.trim_end())?;
+        table.truncate(table.trim_end().len());
+        table.push('\n');
     }
-    Ok(0)
+    printing::print(&table)
 }
 
 fn rows() -> Result<Vec<Row>> {

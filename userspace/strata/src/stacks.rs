@@ -4,10 +4,9 @@
 //! with the tables that a recording uses. A .NET process gets the bridge for its names, as in a
 //! recording, and loses it again.
 
-use std::io::{Write, stdout};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use strata_layout::record::End;
 use strata_profile::Profile;
@@ -16,6 +15,7 @@ use strata_profile::text::sanitize_for_terminal;
 use crate::engine::{Engine, Options};
 use crate::kernel::loader::Settings;
 use crate::managed::Policy;
+use crate::printing;
 use crate::recording::build::Circumstances;
 use crate::recording::place::describe_end;
 use crate::recording::resolve;
@@ -80,28 +80,22 @@ pub fn run(question: &Question) -> Result<i32> {
         Circumstances { started: SystemTime::now(), length: Duration::ZERO, frequency: 1 };
     let (profile, _) = resolve::profile(&mut engine, &circumstances, false, |_, _| {});
     let threads = threads(&profile);
-    let mut out = stdout().lock();
     if question.json {
-        let threads: Vec<Value> = threads.iter().map(Thread::json).collect();
-        serde_json::to_writer_pretty(&mut out, &threads).context("the stacks cannot be written")?;
-        writeln!(out)?;
-        return Ok(0);
+        return printing::json(&threads.iter().map(Thread::json).collect::<Vec<Value>>());
     }
-    for thread in &threads {
-        thread.print(&mut out)?;
-    }
+    let mut text: String = threads.iter().map(Thread::text).collect();
     let all = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     if all > threads.len() {
-        writeln!(out, "{} more threads are running", all - threads.len())?;
+        text += &format!("{} more threads are running\n", all - threads.len());
     }
     let ends = engine.aggregate.ends();
     for end in End::ALL {
         let count = ends.get(end as usize).copied().unwrap_or_default();
         if count > 0 && !matches!(end, End::Complete | End::KernelOnly) {
-            writeln!(out, "{count} stacks cut: {}", describe_end(end))?;
+            text += &format!("{count} stacks cut: {}\n", describe_end(end));
         }
     }
-    Ok(0)
+    printing::print(&text)
 }
 
 struct Frame {
@@ -151,17 +145,17 @@ fn place(file: &str, line: u32) -> String {
 }
 
 impl Thread {
-    fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        writeln!(out, "{} \"{}\"", self.tid, sanitize_for_terminal(&self.name))?;
+    fn text(&self) -> String {
+        let mut text = format!("{} \"{}\"\n", self.tid, sanitize_for_terminal(&self.name));
         for frame in &self.frames {
             let module = frame.module.rsplit('/').next().unwrap_or_default();
             let module = if module.is_empty() { String::new() } else { format!("  ({module})") };
             let place =
                 if frame.place.is_empty() { String::new() } else { format!("  {}", frame.place) };
             let line = format!("{}{module}{place}", frame.name);
-            writeln!(out, "    {}", sanitize_for_terminal(&line))?;
+            text += &format!("    {}\n", sanitize_for_terminal(&line));
         }
-        writeln!(out)
+        text + "\n"
     }
 
     fn json(&self) -> Value {

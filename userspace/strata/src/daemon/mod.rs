@@ -32,6 +32,7 @@ pub mod web;
 
 use anyhow::{Context, Result};
 
+use crate::printing;
 use settings::Source;
 
 /// Runs until it is told to end.
@@ -83,8 +84,8 @@ pub fn check(source: &Source) -> Result<i32> {
         .map(|sink| format!("{} ({})", sink.name, sink.kind.name()))
         .collect();
     let sinks = if sinks.is_empty() { "none".to_owned() } else { sinks.join(", ") };
-    println!("fine; sinks: {sinks}; rules: {}", loaded.configuration.rules.len());
-    Ok(0)
+    let rules = loaded.configuration.rules.len();
+    printing::print(&format!("fine; sinks: {sinks}; rules: {rules}\n"))
 }
 
 /// `strata config show`: every value and where it comes from.
@@ -93,6 +94,5 @@ pub fn show(source: &Source) -> Result<i32> {
     for notice in &loaded.notices {
         eprintln!("strata: {notice}");
     }
-    print!("{}", loaded.show());
-    Ok(0)
+    printing::print(&loaded.show())
 }

@@ -4,10 +4,11 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use serde_json::Value;
 use strata_profile::text::sanitize_for_terminal;
 
+use crate::printing;
 use crate::record::report;
 
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -16,15 +17,29 @@ const MOST: u64 = 8 << 20;
 
 pub fn run(address: SocketAddr, json: bool, services: bool) -> Result<i32> {
     let body = ask(address)?;
-    if json {
-        println!("{}", body.trim_end());
-        return Ok(0);
-    }
-    let status: Value = serde_json::from_str(&body)
-        .with_context(|| format!("what answers at {address} is not strata's daemon"))?;
-    let shown = if services { services_text(&status) } else { text(&status) };
-    print!("{}", sanitize_lines(&shown));
+    let status = understood(&body, address)?;
+    let shown = match (json, services) {
+        (true, _) => format!("{}\n", body.trim_end()),
+        (false, true) => sanitize_lines(&services_text(&status)),
+        (false, false) => sanitize_lines(&text(&status)),
+    };
+    printing::print(&shown)?;
     Ok(i32::from(status["healthy"] != Value::Bool(true)))
+}
+
+/// The answer, if it is one of strata's daemon.
+fn understood(body: &str, address: SocketAddr) -> Result<Value> {
+    match serde_json::from_str::<Value>(body) {
+        Ok(status) if status["healthy"].is_boolean() && status["version"].is_string() => Ok(status),
+        _ => Err(stranger(address)),
+    }
+}
+
+fn stranger(address: SocketAddr) -> Error {
+    anyhow!(
+        "what answers at {address} is not strata's daemon: --address names where that has its \
+         metrics.address"
+    )
 }
 
 fn ask(address: SocketAddr) -> Result<String> {
@@ -44,7 +59,7 @@ fn ask(address: SocketAddr) -> Result<String> {
     };
     let status = head.split_ascii_whitespace().nth(1).unwrap_or_default();
     if status != "200" {
-        bail!("what answers at {address} says {status} and is not strata's daemon");
+        return Err(stranger(address).context(format!("the answer was {status}")));
     }
     Ok(body.to_owned())
 }
@@ -256,6 +271,17 @@ mod tests {
     fn a_status_with_nothing_in_it_is_shown_all_the_same() {
         let shown = text(&Value::Null);
         assert!(shown.contains("NOT HEALTHY"), "{shown}");
+    }
+
+    #[test]
+    fn an_answer_that_is_not_a_status_says_where_to_look() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 9464));
+        for body in ["", "fine", "[]", "3", "{}", r#"{"version":"1.0","status":"up"}"#] {
+            let error = understood(body, address).expect_err(body).to_string();
+            assert!(error.contains("127.0.0.1:9464") && error.contains("--address"), "{error}");
+        }
+        let status = understood(r#"{"version":"1.0","healthy":false}"#, address);
+        assert!(status.is_ok_and(|status| status["healthy"] == Value::Bool(false)));
     }
 
     #[test]

@@ -26,10 +26,11 @@ mod sandbox;
 mod symbols;
 mod text;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 pub use line::Line;
 
+use crate::printing;
 use environment::Environment;
 use line::State;
 
@@ -51,9 +52,8 @@ pub type LoadPrograms<'a> = &'a dyn Fn() -> Result<String, String>;
 
 /// Runs `strata doctor`; the exit status.
 pub fn run(question: Question, load_programs: LoadPrograms<'_>) -> anyhow::Result<i32> {
-    let output = std::io::stdout();
-    let colour =
-        output.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let colour = std::io::stdout().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     if let Some(pid) = question.pid {
         let Some(report) = process::examine(pid) else {
             anyhow::bail!("there is no process with pid {pid} (pids are those of the host)");
@@ -63,7 +63,7 @@ pub fn run(question: Question, load_programs: LoadPrograms<'_>) -> anyhow::Resul
         } else {
             report.to_text(colour)
         };
-        write(output, &text)?;
+        printing::print(&text)?;
         return Ok(WORKS);
     }
     let lines = all_lines(load_programs);
@@ -72,7 +72,7 @@ pub fn run(question: Question, load_programs: LoadPrograms<'_>) -> anyhow::Resul
     } else {
         to_text(&lines, colour) + &print::verdict(&lines, colour)
     };
-    write(output, &text)?;
+    printing::print(&text)?;
     let missing = lines.iter().any(|line| line.state() == State::Missing);
     Ok(if missing { CANNOT_WORK } else { WORKS })
 }
@@ -104,14 +104,6 @@ fn all_lines(load_programs: LoadPrograms<'_>) -> Vec<Line> {
     lines.extend(symbols::lines(&environment));
     lines.extend(sandbox::lines(&environment));
     lines
-}
-
-/// A reader that went away (`doctor | head`) is not an error.
-fn write(mut to: impl Write, text: &str) -> std::io::Result<()> {
-    match to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        done => done,
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 use strata_clr::CLibrary;
 use strata_clr::environment::{self, Form, Variable};
 
+use crate::printing;
+
 /// Where the library lies for processes that load it themselves: only root can write there.
 pub const DIRECTORY: &str = "/run/strata";
 
@@ -34,10 +36,11 @@ pub fn print(directory: &Path, form: Form, musl: bool) -> Result<i32> {
         Form::Dockerfile => PathBuf::from("/opt/strata/libstrata_clr.so"),
     };
     let environment = environment::environment(&inside, b"", false)?;
+    let mut text = String::new();
     if form == Form::Dockerfile {
-        println!("# the library: {}", library.display());
-        println!("COPY libstrata_clr.so {}", inside.display());
+        text += &format!("# the library: {}\n", library.display());
+        text += &format!("COPY libstrata_clr.so {}\n", inside.display());
     }
-    print!("{}", environment::written(&environment.variables, form));
-    Ok(0)
+    text += &environment::written(&environment.variables, form);
+    printing::print(&text)
 }

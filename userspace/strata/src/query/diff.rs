@@ -11,6 +11,7 @@ use strata_store::Selection;
 use super::when::{self, When};
 use super::{Whose, Window, ask, open, sample_type, show};
 use crate::managed::view::Shown;
+use crate::printing;
 use crate::record::launch::User;
 use crate::record::output;
 
@@ -120,7 +121,7 @@ pub fn run(mut question: Question) -> Result<i32> {
     }
     if question.json {
         let functions: Vec<_> = difference.functions.iter().take(question.top).collect();
-        return show::json(&json!({
+        return printing::json(&json!({
             "before": side(&before, before_window, earlier.profiles),
             "after": side(&question.whose, window, after.profiles),
             "sample_type": difference.sample_type,

@@ -22,6 +22,7 @@ use strata_profile::{Format, Profile, WriteOptions};
 use strata_store::{Answer, Detail, Holding, Pattern, Reader, Selection, StoreError};
 
 use crate::managed::view::Shown;
+use crate::printing;
 use crate::record::launch::User;
 use crate::record::output;
 use when::When;
@@ -250,7 +251,7 @@ pub fn run(mut question: Question) -> Result<i32> {
     }
     if question.json {
         let summary = strata_profile::summary::summarize(profile, shown, question.top);
-        return show::json(&json!({
+        return printing::json(&json!({
             "service": question.whose.service,
             "type": question.whose.kind.as_deref().unwrap_or(USUAL_KIND),
             "from_nanos": window.from,
@@ -287,7 +288,7 @@ fn list(reader: &Reader, question: &Question) -> Result<i32> {
                 "bytes": holding.bytes,
             })
         };
-        return show::json(&json!({ "holdings": held.iter().map(one).collect::<Vec<_>>() }));
+        return printing::json(&json!({ "holdings": held.iter().map(one).collect::<Vec<_>>() }));
     }
     if held.is_empty() {
         let all = reader.holdings(&Selection::default());

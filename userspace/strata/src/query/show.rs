@@ -1,12 +1,10 @@
-//! What is printed: tables for people, JSON for scripts. Names belong to the profiled programs and
-//! are made harmless here.
+//! What is printed for people: tables. Names belong to the profiled programs and are made harmless
+//! here.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Write, stdout};
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use serde_json::Value;
+use anyhow::Result;
 use strata_profile::difference::{Change, Difference};
 use strata_profile::summary;
 use strata_profile::text::{duration, grouped, quantity, sanitize_for_terminal, shortened};
@@ -14,24 +12,10 @@ use strata_profile::{FrameKind, Profile};
 use strata_store::{Answer, Holding};
 
 use super::when;
+use crate::printing::print;
 
 /// Characters of a function's name.
 const LONGEST: usize = 100;
-
-/// Prints; a reader that has seen enough (`| head`) is no error.
-fn print(text: &str) -> Result<i32> {
-    match stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("the answer cannot be printed")
-        }
-        _ => Ok(0),
-    }
-}
-
-pub fn json(value: &Value) -> Result<i32> {
-    let text = serde_json::to_string_pretty(value).context("the answer cannot be written")?;
-    print(&(text + "\n"))
-}
 
 pub fn written(path: &Path, bytes: u64) {
     if path != Path::new("-") {

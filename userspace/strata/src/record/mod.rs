@@ -13,7 +13,7 @@ pub mod report;
 pub mod session;
 pub mod upload;
 
-use std::io::{IsTerminal, Write, stderr, stdout};
+use std::io::{IsTerminal, Write, stderr};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -24,6 +24,7 @@ use anyhow::{Context, Result};
 use strata_profile::{Format, Profile, WriteOptions};
 
 use crate::managed::{self, view::Shown};
+use crate::printing;
 use crate::recording::build::Circumstances;
 use crate::recording::resolve;
 use crate::recording::selection::Wanted;
@@ -107,9 +108,7 @@ pub fn run(plan: &Plan) -> Result<i32> {
         command_exit,
     };
     if plan.json {
-        serde_json::to_writer_pretty(stdout(), &report.json())
-            .context("the summary cannot be written")?;
-        writeln!(stdout())?;
+        printing::json(&report.json())?;
     } else if !plan.quiet {
         report.print(&mut stderr(), plan.verbose > 0)?;
         if let Some(uploaded) = uploaded {

@@ -1,0 +1,52 @@
+//! What commands say on standard output, for people and for scripts.
+
+use std::io::{ErrorKind, Write, stdout};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// Prints; a reader that has seen enough (`| head`) is no error. The exit status.
+pub fn print(text: &str) -> Result<i32> {
+    print_to(stdout().lock(), text)
+}
+
+/// The same of a value as JSON.
+pub fn json(value: &impl Serialize) -> Result<i32> {
+    let text = serde_json::to_string_pretty(value).context("the answer cannot be written")?;
+    print(&(text + "\n"))
+}
+
+fn print_to(mut out: impl Write, text: &str) -> Result<i32> {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("the answer cannot be printed")
+        }
+        _ => Ok(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Failing(ErrorKind);
+
+    impl Write for Failing {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_has_seen_enough_is_no_error_and_a_full_disk_is() {
+        assert!(matches!(print_to(Failing(ErrorKind::BrokenPipe), "much\n"), Ok(0)));
+        assert!(print_to(Failing(ErrorKind::StorageFull), "much\n").is_err());
+        let mut said = Vec::new();
+        assert!(matches!(print_to(&mut said, "all of it"), Ok(0)));
+        assert_eq!(said, b"all of it");
+    }
+}
