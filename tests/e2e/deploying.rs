@@ -152,9 +152,11 @@ fn kubernetes_takes_the_manifests_and_they_fit_together() -> Result<()> {
     assert_eq!(way_in["ports"][0]["port"].as_u64(), port);
     assert!(way_in["from"][0]["namespaceSelector"]["matchLabels"].is_object());
 
-    let environment: Vec<(String, String)> = container["env"]
-        .as_array()
-        .context("variables")?
+    let variables = container["env"].as_array().context("variables")?;
+    let host = variables.iter().find(|variable| variable["name"] == "STRATA_HOST");
+    let host = host.context("the node's name")?;
+    assert_eq!(host["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName");
+    let environment: Vec<(String, String)> = variables
         .iter()
         .filter_map(|variable| {
             let value = variable["value"].as_str()?.replace("$(NODE_IP)", "192.0.2.1");
@@ -207,6 +209,7 @@ fn compose_takes_its_file_and_everything_it_names_is_there() -> Result<()> {
     let strata = &services["strata"];
     assert_eq!(strata["privileged"], true);
     assert_eq!(strata["pid"], "host");
+    assert_eq!(strata["uts"], "host");
     let root = places::workspace().canonicalize()?;
     assert_eq!(strata["build"]["context"].as_str().map(Path::new), Some(root.as_path()));
     for service in services.values().filter(|service| service["build"].is_object()) {
@@ -293,7 +296,15 @@ fn the_image_records_the_host_from_a_privileged_container() -> Result<()> {
     }
     let busy = Running::start(&targets::c("shares").build()?, &["30"])?;
     let recorded = container
-        .start(&["record", "-d", "1", "-o", "/var/lib/strata/host.folded"])?
+        .start(&[
+            "record",
+            "-d",
+            "1",
+            "-o",
+            "/var/lib/strata/host.folded",
+            "-o",
+            "/var/lib/strata/host.svg",
+        ])?
         .wait(Duration::from_secs(60))?;
     drop(busy);
     assert!(recorded.status.success(), "{}", recorded.stderr);
@@ -306,6 +317,9 @@ fn the_image_records_the_host_from_a_privileged_container() -> Result<()> {
     let samples: u64 = stacks.iter().filter(in_target).map(|stack| stack.count).sum();
     println!("{samples} samples of a program on the host, named down to its main");
     assert!(samples > 0, "{text}");
+    // The container has a name of its own, and the picture tells the host's.
+    let picture = fs::read_to_string(container.state().join("host.svg"))?;
+    assert!(!picture.contains(">strata-image  "), "it has the container's name");
     Ok(())
 }
 

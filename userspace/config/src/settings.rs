@@ -42,6 +42,8 @@ pub struct Configuration {
     pub log_target: Sourced<String>,
     pub log_level: Sourced<LogLevel>,
     pub profile_self: Sourced<bool>,
+    /// What the host is called; none is its own name.
+    pub host: Sourced<Option<String>>,
     pub rules: Vec<Rule>,
 }
 
@@ -140,11 +142,16 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
             None,
         );
     }
+    let host = layers.get(&["host"], None::<String>);
+    if host.value.as_ref().is_some_and(|name| name.chars().any(char::is_control)) {
+        layers.refuse(&["host"], &host, "expected a name, on one line", None);
+    }
     Configuration {
         frequency,
         types,
         memory_limit,
         profile_self: layers.get(&["profile_self"], false),
+        host,
         bridge: layers.get(&["dotnet", "bridge"], BridgePolicy::Attach),
         bridge_age: layers.get(&["dotnet", "age"], Duration::from_secs(10)),
         store: Store {

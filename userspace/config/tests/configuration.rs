@@ -76,6 +76,16 @@ fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
 }
 
 #[test]
+fn a_host_is_called_what_somebody_says() {
+    assert_eq!(environment(&[]).configuration.host.value, None);
+    let host = environment(&[("STRATA_HOST", "node-1")]).configuration.host;
+    assert_eq!(host.value.as_deref(), Some("node-1"));
+    assert_eq!(host.origin.to_string(), "variable STRATA_HOST");
+    assert_eq!(file("host = \"\"\n").configuration.host.value, None);
+    assert!(only_problem("host = \"a\\nb\"\n").contains("host: expected a name, on one line"));
+}
+
+#[test]
 fn stratas_own_variable_wins_over_an_agents() {
     let loaded = environment(&[
         ("PYROSCOPE_SERVER_ADDRESS", "http://agent"),

@@ -27,6 +27,7 @@ use uuid::Uuid;
 use crate::aside::{Figures, Missing, Ticket};
 use crate::engine::Engine;
 use crate::processes::table::{ImageId, ProcessTable};
+use crate::recording::host;
 use reading::{Question, Reader, Seen, wanted_variables};
 use who::{origin, stored_labels};
 
@@ -343,7 +344,8 @@ impl People {
             _ => person.runtime_id,
         };
         let language = if is_dotnet { Language::DotNet } else { Language::Native };
-        let origin = Arc::new(origin(&identity, &facts, pid, runtime_id, language));
+        let host = host_of(configuration);
+        let origin = Arc::new(origin(&identity, &facts, host, pid, runtime_id, language));
         let labels = stored_labels(&identity);
         let who = Arc::new(Who { identity, decision, origin, labels });
         match person.known.entry(domain) {
@@ -358,6 +360,11 @@ impl People {
         }
         Some(who)
     }
+}
+
+/// What the host is called: as somebody says, else as it says.
+fn host_of(configuration: &Configuration) -> &str {
+    configuration.host.value.as_deref().unwrap_or(host::name())
 }
 
 /// The file that an image was started from, as its first mapping named it.

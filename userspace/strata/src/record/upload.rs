@@ -17,7 +17,7 @@ use strata_sinks::{Backend, Outgoing};
 use uuid::Uuid;
 
 use crate::daemon::outlets::{self, Outlet, Way};
-use crate::recording::build::host_name;
+use crate::recording::host;
 
 /// What somebody asked for.
 #[derive(Clone, Debug)]
@@ -37,6 +37,8 @@ pub struct Upload {
     outlet: Outlet,
     backend: Backend,
     plan: SinkPlan,
+    /// As the environment has it.
+    host: Option<String>,
 }
 
 /// A server that does not answer is given up after this.
@@ -64,6 +66,7 @@ impl Upload {
             let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow::anyhow!("{}", problems.join("\n"))
         })?;
+        let host = loaded.configuration.host.value;
         let sinks: Vec<_> =
             loaded.configuration.sinks.into_iter().filter(|sink| sink.name == kind).collect();
         let (mut outlets, mut plans) = outlets::of(&sinks, None, MEMORY)?;
@@ -73,17 +76,17 @@ impl Upload {
         let Way::Sent(backend) = outlet.way.clone() else {
             bail!("{} is no server", wanted.url);
         };
-        Ok(Self { wanted, outlet, backend, plan })
+        Ok(Self { wanted, outlet, backend, plan, host })
     }
 
     /// Sends it; what is returned is for a person.
     pub fn send(self, profile: &Arc<Profile>) -> Result<String> {
-        let Self { wanted, outlet, backend, plan } = self;
+        let Self { wanted, outlet, backend, plan, host } = self;
         let origin = Origin {
             service: wanted.service.clone(),
             env: wanted.env,
             version: wanted.version,
-            host: host_name().to_owned(),
+            host: host.unwrap_or_else(|| host::name().to_owned()),
             runtime_id: Uuid::new_v4().to_string(),
             architecture: std::env::consts::ARCH.to_owned(),
             ..Origin::default()

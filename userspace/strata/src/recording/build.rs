@@ -9,6 +9,7 @@ use strata_profile::{
 };
 
 use super::aggregate::{Aggregate, StackId, ThreadId, Tick};
+use super::host;
 use super::naming::Naming;
 use super::place::Place;
 use crate::engine::Engine;
@@ -59,7 +60,7 @@ impl<'a> Build<'a> {
         builder.set_start(start);
         let length = i64::try_from(circumstances.length.as_nanos()).unwrap_or(i64::MAX);
         builder.set_duration(length);
-        builder.set_host(host_name());
+        builder.set_host(host::name());
         Self {
             engine,
             aggregate,
@@ -197,14 +198,4 @@ impl<'a> Build<'a> {
             .collect();
         builder.location(address, module, &frames)
     }
-}
-
-/// The host's name, as it was when it was first asked for.
-pub fn host_name() -> &'static str {
-    static NAME: std::sync::OnceLock<String> = std::sync::OnceLock::new();
-    NAME.get_or_init(|| {
-        std::fs::read_to_string("/proc/sys/kernel/hostname")
-            .map(|name| name.trim().to_owned())
-            .unwrap_or_default()
-    })
 }

@@ -151,3 +151,9 @@ fn a_process_without_an_environment_is_let_be_in_the_end() {
     assert_eq!((person.readings, person.looks), (4, 3));
     assert_eq!(person.seen.exe.as_deref(), Some("/bin/bare"));
 }
+
+#[test]
+fn the_host_is_called_what_the_configuration_says_else_by_its_name() {
+    assert_eq!(host_of(&configuration("host = \"node-1\"\n")), "node-1");
+    assert_eq!(host_of(&configuration("")), host::name());
+}

@@ -9,8 +9,6 @@ use strata_services::{Facts, Identity, SampleType, Source};
 use strata_sinks::origin::{Language, Origin};
 use uuid::Uuid;
 
-use crate::recording::build::host_name;
-
 /// One runtime of a process: what it is called, and what is done with its samples.
 #[derive(Debug)]
 pub struct Who {
@@ -57,6 +55,7 @@ const OWN_PLACES: [&str; 5] = ["container_id", "container_name", "container", "n
 pub(super) fn origin(
     identity: &Identity,
     facts: &Facts<'_>,
+    host: &str,
     pid: u32,
     runtime_id: Uuid,
     language: Language,
@@ -80,7 +79,7 @@ pub(super) fn origin(
         service: identity.service.value.clone(),
         env: value(&identity.env),
         version: value(&identity.version),
-        host: host_name().to_owned(),
+        host: host.to_owned(),
         pid: Some(pid),
         runtime_id: runtime_id.to_string(),
         language,

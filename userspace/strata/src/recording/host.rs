@@ -1,0 +1,84 @@
+//! What this host is called.
+//!
+//! The kernel has a name for each UTS namespace, and tells a reader that of its own: in a container
+//! the container's. Where strata sees the host's processes, the first of them is in the host's.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::thread;
+
+/// As it was when it was first asked for.
+pub fn name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| of_first_process().or_else(|| own().ok()).unwrap_or_default())
+}
+
+/// In the reader's namespace.
+fn own() -> io::Result<String> {
+    fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned())
+}
+
+/// The name that process 1 has, if its namespace is another and strata may enter it.
+fn of_first_process() -> Option<String> {
+    let namespace = Path::new("/proc/1/ns/uts");
+    if fs::read_link(namespace).ok()? == fs::read_link("/proc/self/ns/uts").ok()? {
+        return None;
+    }
+    within(namespace).ok().filter(|name| !name.is_empty())
+}
+
+/// The name in another namespace. It is entered by a thread that ends then: the others stay.
+fn within(namespace: &Path) -> io::Result<String> {
+    let namespace = File::open(namespace)?;
+    let reading = thread::Builder::new().name("host-name".into()).spawn(move || {
+        // SAFETY: the file is open; what changes is this thread's namespace alone.
+        match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWUTS) } {
+            0 => own(),
+            _ => Err(io::Error::last_os_error()),
+        }
+    })?;
+    reading.join().unwrap_or_else(|_| Err(io::Error::other("the thread that reads it has died")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_host_has_a_name() {
+        assert!(!name().is_empty());
+        assert_eq!(name(), name().trim());
+    }
+
+    /// Needs CAP_SYS_ADMIN, as strata does.
+    #[test]
+    fn the_name_in_another_namespace_is_read_and_the_own_one_stays() {
+        let before = own().expect("the kernel has one");
+        let (told, ready) = mpsc::channel();
+        let (done, wait) = mpsc::channel::<()>();
+        let other = thread::spawn(move || {
+            let name = "another-host";
+            // SAFETY: the namespace is this thread's own, and the name is as long as is said.
+            let made = unsafe {
+                libc::unshare(libc::CLONE_NEWUTS) == 0
+                    && libc::sethostname(name.as_ptr().cast(), name.len()) == 0
+            };
+            // SAFETY: takes nothing, cannot fail.
+            let thread = unsafe { libc::gettid() };
+            told.send((made, thread)).expect("somebody waits");
+            let _ = wait.recv();
+        });
+        let (made, thread) = ready.recv().expect("it tells");
+        assert!(made, "needs root: it may make a namespace");
+        let namespace = format!("/proc/self/task/{thread}/ns/uts");
+        let found = within(Path::new(&namespace)).expect("it may be entered");
+        assert_eq!(found, "another-host");
+        assert_eq!(own().expect("the kernel has one"), before);
+        drop(done);
+        other.join().expect("it ends");
+    }
+}
