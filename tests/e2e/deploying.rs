@@ -217,6 +217,11 @@ fn compose_takes_its_file_and_everything_it_names_is_there() -> Result<()> {
         let dockerfile = service["build"]["dockerfile"].as_str().context("a Dockerfile")?;
         assert!(context.join(dockerfile).is_file(), "{dockerfile}");
     }
+    // Of a tmpfs without it, as Docker's are, nothing is loaded.
+    let tmpfs = services["app"]["tmpfs"].as_array().context("the app's tmpfs")?;
+    let options = tmpfs.iter().filter_map(|mount| mount.as_str()?.strip_prefix("/tmp:"));
+    let options: Vec<&str> = options.flat_map(|options| options.split(',')).collect();
+    assert!(options.contains(&"exec"), "{tmpfs:?}");
     for file in read["configs"].as_object().context("files")?.values() {
         assert!(Path::new(file["file"].as_str().context("a file")?).is_file(), "{file}");
     }
