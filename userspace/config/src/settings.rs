@@ -109,6 +109,7 @@ pub fn load(inputs: &Inputs<'_>) -> Result<Loaded, Vec<Problem>> {
     }
     let configuration = read(&mut layers);
     notices.extend(layers.finish());
+    notices.extend(not_sampled(&configuration));
     if layers.problems.is_empty() {
         Ok(Loaded { configuration, shown: layers.shown, notices })
     } else {
@@ -146,7 +147,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
     if host.value.as_ref().is_some_and(|name| name.chars().any(char::is_control)) {
         layers.refuse(&["host"], &host, "expected a name, on one line", None);
     }
-    Configuration {
+    let configuration = Configuration {
         frequency,
         types,
         memory_limit,
@@ -168,7 +169,45 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
         log_level: layers.get(&["log", "level"], LogLevel::Info),
         sinks: sinks::read(layers),
         rules: rules::read(layers),
+    };
+    check_types(layers, &configuration);
+    configuration
+}
+
+/// None at all leaves it to rules and to the processes' own variables.
+fn check_types(layers: &mut Layers<'_>, configuration: &Configuration) {
+    let is_sampled = |types: &Types| types.iter().any(SampleType::is_sampled);
+    let types = &configuration.types;
+    let by_rule = || configuration.rules.iter().filter_map(|rule| rule.types.value.as_ref());
+    if !types.value.is_empty() && !is_sampled(&types.value) && !by_rule().any(is_sampled) {
+        layers.refuse(
+            &["sampling", "types"],
+            types,
+            "nothing would be sampled: strata samples no type but cpu so far",
+            Some("add \"cpu\"; [] leaves it to rules and to the processes' own variables"),
+        );
     }
+}
+
+/// Types that somebody chose, and that are not sampled so far.
+fn not_sampled(configuration: &Configuration) -> Vec<String> {
+    let types = &configuration.types;
+    let rules = configuration.rules.iter().zip(1..);
+    let of_rules = rules.filter_map(|(rule, number): (_, usize)| {
+        let Sourced { value, origin } = &rule.types;
+        Some((format!("rule.{number}.types"), (*value)?, origin))
+    });
+    let mut notices = Vec::new();
+    for (key, types, origin) in
+        [("sampling.types".to_owned(), types.value, &types.origin)].into_iter().chain(of_rules)
+    {
+        let names = types.iter().filter(|kind| !kind.is_sampled());
+        let names: Vec<&str> = names.map(SampleType::name).collect();
+        if !names.is_empty() {
+            notices.push(format!("{origin}: {key}: not sampled yet: {}", names.join(", ")));
+        }
+    }
+    notices
 }
 
 /// Where Kubernetes puts what a pod needs to talk to it.

@@ -255,6 +255,32 @@ fn a_wrong_value_is_shown_with_what_was_expected() {
 }
 
 #[test]
+fn types_that_are_not_sampled_yet_are_told() {
+    let notices = |text: &str| file(text).notices.join("\n");
+    assert_eq!(notices("[sampling]\ntypes = [\"cpu\"]\n"), "");
+    assert_eq!(
+        notices("[sampling]\ntypes = [\"cpu\", \"wall\", \"gc\"]\n"),
+        "strata.toml:2: sampling.types: not sampled yet: wall, gc"
+    );
+    assert_eq!(
+        notices("[[rule]]\nmatch = { exe = \"*\" }\ntypes = [\"exceptions\"]\n"),
+        "strata.toml:3: rule.1.types: not sampled yet: exceptions"
+    );
+}
+
+#[test]
+fn types_of_which_none_is_sampled_are_refused_unless_a_rule_has_one() {
+    let wall = "[sampling]\ntypes = [\"wall\"]\n";
+    let text = only_problem(wall);
+    assert!(text.contains("strata.toml:2:1: sampling.types: nothing would be sampled"), "{text}");
+    assert!(text.contains("\n-> add \"cpu\""), "{text}");
+    let rule = "[[rule]]\nmatch = { exe = \"*\" }\ntypes = [\"cpu\"]\n";
+    assert_eq!(file(&format!("{wall}{rule}")).notices.len(), 1);
+    // Whoever wants it says so itself.
+    assert!(file("[sampling]\ntypes = []\n").configuration.types.value.is_empty());
+}
+
+#[test]
 fn a_file_that_is_no_toml_is_shown_where_it_breaks() {
     let text = only_problem("[sampling]\nfrequency = = 1\n");
     assert!(text.starts_with("strata.toml:2:13: "), "{text}");

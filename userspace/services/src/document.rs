@@ -6,7 +6,9 @@ use crate::destinations;
 use crate::identity::RESERVED;
 use crate::source::Source;
 use crate::text::Limits;
-use crate::types::{AUTO_AGE, DD_PROFILING_ENABLED, PYROSCOPE_PROFILING_ENABLED, SWITCHES};
+use crate::types::{
+    AUTO_AGE, DD_PROFILING_ENABLED, PYROSCOPE_PROFILING_ENABLED, SWITCHES, SampleType,
+};
 
 /// The generated part of `docs/services.md`.
 pub fn tables() -> String {
@@ -43,14 +45,18 @@ fn switches() -> String {
     for row in &SWITCHES {
         let _ = writeln!(out, "| {} | {} | {} |", row.kind, code(row.pyroscope), code(row.datadog));
     }
+    let sampled = SampleType::ALL.into_iter().filter(|kind| kind.is_sampled());
+    let sampled: Vec<&str> = sampled.map(SampleType::name).collect();
     let _ = write!(
         out,
-        "\nNot set, or set to something that is no switch: strata's own default. `false`: off. \
+        "\nSampled so far: {}. The other types can be switched, and give nothing yet.\n\n\
+         Not set, or set to something that is no switch: strata's own default. `false`: off. \
          `true`: on for a type; for `all` it leaves the types as they are. `auto` for `all`: from \
          an age of {} seconds on. When both families say something of a type, the narrower \
          wins: off before later (`auto`) before on. A rule that chooses types or switches a \
          process off comes before all variables; one that only switches it on comes before the \
          row `all`.\n",
+        sampled.join(", "),
         AUTO_AGE.as_secs()
     );
     out

@@ -45,6 +45,11 @@ impl SampleType {
             Self::Gc => "gc",
         }
     }
+
+    /// Whether strata has a sampler for it so far. The others may be chosen, and give nothing.
+    pub fn is_sampled(self) -> bool {
+        self == Self::Cpu
+    }
 }
 
 impl fmt::Display for SampleType {
