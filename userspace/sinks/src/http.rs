@@ -94,6 +94,8 @@ pub enum SetupError {
     HeaderValue(String),
     #[error("the header {0} is strata's own to set")]
     ReservedHeader(String),
+    #[error("the header {0} and a token or password: one of them is sent, leave the other away")]
+    SecondCredential(String),
     #[error("the HTTP client could not be made: {0}")]
     Client(String),
 }
@@ -303,9 +305,11 @@ fn headers_of(
     for (name, value) in &destination.headers {
         let known = HeaderName::from_bytes(name.as_bytes());
         let known = known.map_err(|_| SetupError::HeaderName(name.clone()))?;
-        let is_second = known == AUTHORIZATION && destination.credential != Credential::None;
-        if RESERVED.contains(&known.as_str()) || is_second {
+        if RESERVED.contains(&known.as_str()) {
             return Err(SetupError::ReservedHeader(name.clone()));
+        }
+        if known == AUTHORIZATION && destination.credential != Credential::None {
+            return Err(SetupError::SecondCredential(name.clone()));
         }
         headers.append(known, hidden(name, value)?);
         secrets.push(value.clone());

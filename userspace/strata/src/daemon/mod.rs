@@ -72,8 +72,9 @@ impl Network {
 /// `strata config check`: the exit status says whether it can be used.
 pub fn check(source: &Source) -> Result<i32> {
     let loaded = source.load()?;
-    // What only shows when it is used: certificates, addresses.
-    outlets::of(&loaded.configuration.sinks, None, 1 << 20)?;
+    // What only shows when it is used: certificates, addresses, headers.
+    let (_, plans) = outlets::of(&loaded.configuration.sinks, None, 1 << 20)?;
+    outlets::try_out(&plans)?;
     for notice in &loaded.notices {
         eprintln!("strata: {notice}");
     }

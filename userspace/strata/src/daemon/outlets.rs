@@ -154,6 +154,20 @@ fn plan(
     Ok(plan)
 }
 
+/// Whether each sink can be set up as it is at the start, and with the credential of its file,
+/// whatever that is: certificates and headers. Nothing is connected to, and no spool is touched.
+pub fn try_out(plans: &[SinkPlan]) -> Result<(), Unusable> {
+    for plan in plans {
+        let mut destination = plan.destination.clone();
+        if plan.credential != CredentialSource::Destination {
+            destination.credential = Credential::Bearer(Secret::new("of the file"));
+        }
+        let tried = strata_sinks::Sink::new(plan.backend.clone(), &destination);
+        tried.map_err(|error| Unusable { sink: plan.name.clone(), why: error.to_string() })?;
+    }
+    Ok(())
+}
+
 /// A sink's name as the name of a folder.
 fn folder_of(name: &str) -> String {
     let plain = |character: char| match character {
@@ -208,6 +222,35 @@ mod tests {
         let (one, other) = (folder_of("../a/b"), folder_of("../a_b"));
         assert_ne!(one, other);
         assert!(!one.contains('/') && !one.contains('.'));
+    }
+
+    #[test]
+    fn what_no_server_could_be_asked_with_shows_when_it_is_tried_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let empty = folder.path().join("empty.pem");
+        std::fs::write(&empty, "no certificate").expect("it can be written");
+        let tried = |text: &str| {
+            let text = format!("[sink.prod]\nkind = \"pyroscope\"\nurl = \"http://h\"\n{text}");
+            let inputs =
+                strata_config::Inputs { file: Some(("test", &text)), ..Default::default() };
+            let loaded = strata_config::load(&inputs).expect("a fine configuration");
+            let (_, plans) = of(&loaded.configuration.sinks, None, 1).expect("files are read");
+            try_out(&plans).map_err(|error| error.to_string())
+        };
+        assert_eq!(tried("token = \"t\"\nheaders = { X-Team = \"shop\" }\n"), Ok(()));
+        assert_eq!(tried("headers = { Authorization = \"Other\" }\n"), Ok(()));
+        for (text, why) in [
+            (format!("ca_file = \"{}\"\n", empty.display()), "has no certificate"),
+            ("headers = { Host = \"a\" }\n".to_owned(), "Host is strata's own"),
+            ("token = \"t\"\nheaders = { Authorization = \"a\" }\n".to_owned(), "Authorization"),
+            (
+                "token_file = \"/t\"\nheaders = { Authorization = \"a\" }\n".to_owned(),
+                "Authorization",
+            ),
+        ] {
+            let error = tried(&text).expect_err(&text);
+            assert!(error.starts_with("sink prod: ") && error.contains(why), "{error}");
+        }
     }
 
     #[test]
