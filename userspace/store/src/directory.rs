@@ -2,8 +2,8 @@
 //!
 //! `NUMBER.open` is the segment that is written, `NUMBER.seg` a sealed one, `NUMBER.merged` its
 //! merges over time, `NUMBER.rollup` the hours of that segment and others after it, `NUMBER.new`
-//! merges or a roll-up half written; numbers are sixteen hexadecimal digits and only grow. `lock`
-//! is held by the writer.
+//! merges or a roll-up half written, `NUMBER.damaged` a segment that cannot be read; numbers are
+//! sixteen hexadecimal digits and only grow. `lock` is held by the writer.
 
 use std::fs::{DirEntry, File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -26,10 +26,12 @@ pub(crate) enum Name {
     Merged,
     Rollup,
     New,
+    Damaged,
 }
 
 impl Name {
-    const ALL: [Self; 5] = [Self::Open, Self::Sealed, Self::Merged, Self::Rollup, Self::New];
+    const ALL: [Self; 6] =
+        [Self::Open, Self::Sealed, Self::Merged, Self::Rollup, Self::New, Self::Damaged];
 
     fn ending(self) -> &'static str {
         match self {
@@ -38,6 +40,7 @@ impl Name {
             Self::Merged => "merged",
             Self::Rollup => "rollup",
             Self::New => "new",
+            Self::Damaged => "damaged",
         }
     }
 
@@ -102,7 +105,7 @@ fn add_numbers(
         match name {
             Name::Open | Name::Sealed => segments.push(number),
             Name::Rollup => rollups.push(number),
-            Name::Merged | Name::New => {}
+            Name::Merged | Name::New | Name::Damaged => {}
         }
     }
     Ok(())

@@ -29,6 +29,12 @@ pub enum StoreError {
         #[source]
         source: Damage,
     },
+    #[error(
+        "{path} is of version {version} of the store's format, which this strata does not know; let \
+         the strata that wrote it use the store, or move the directory away or choose another one",
+        path = .path.display()
+    )]
+    OtherVersion { path: PathBuf, version: u32 },
     #[error("a profile of {bytes} bytes is larger than the store holds in one piece")]
     TooLarge { bytes: u64 },
     #[error("a profile of {0} sample types has more than the store holds")]

@@ -77,7 +77,9 @@
 //! their name when they are whole and on the disk. When the host loses power, what was written in
 //! the last [`Options::sync_every`] may be gone. Damage within a record costs it and what follows
 //! of the same service in that segment; it is counted in [`Answer::damaged`]. Damaged merges and
-//! roll-ups cost nothing: what they stand for is read instead.
+//! roll-ups cost nothing: what they stand for is read instead. A segment that does not even begin as
+//! one is put aside as `NUMBER.damaged`, which goes when it is too old, or first when there is no
+//! room. A store that has a file of another version is not opened, and left as it is.
 //!
 //! # What a question costs
 //! A day of fifty services that are profiled every fifteen seconds (288,000 profiles, 33 million

@@ -14,6 +14,8 @@ use crate::error::Damage;
 /// The bytes a file begins with: what it is and the version of the format.
 pub(crate) const FILE_START: [u8; 16] = *b"strata-store\x01\x00\x00\x00";
 pub(crate) const HEADER: usize = 48;
+/// How many of them say what it is.
+const NAME: usize = 12;
 const MAGIC: [u8; 4] = *b"SREC";
 /// The largest payload, decompressed.
 pub(crate) const MOST_PAYLOAD: usize = 64 << 20;
@@ -134,6 +136,13 @@ impl Header {
     pub(crate) fn length(&self) -> u64 {
         HEADER as u64 + u64::from(self.stored)
     }
+}
+
+/// The version of the format that a file's first bytes name, if they are those of a store's file.
+pub(crate) fn version_of(start: &[u8; FILE_START.len()]) -> Option<u32> {
+    let (name, version) = start.split_at(NAME);
+    let (own, _) = FILE_START.split_at(NAME);
+    (name == own).then(|| u32::from_le_bytes(word(version, 0)))
 }
 
 fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

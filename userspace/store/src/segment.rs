@@ -73,11 +73,23 @@ impl Segment {
             return Ok(length);
         }
         file.read_exact_at(&mut start, 0).map_err(StoreError::io("read", path))?;
-        if start != FILE_START {
-            let source = Damage("it does not begin as a segment of this version");
-            return Err(StoreError::Damaged { path: path.to_owned(), source });
+        if start == FILE_START {
+            return Ok(length);
         }
-        Ok(length)
+        let path = path.to_owned();
+        Err(match record::version_of(&start) {
+            Some(version) => StoreError::OtherVersion { path, version },
+            None => StoreError::Damaged { path, source: Damage("it does not begin as a segment") },
+        })
+    }
+
+    /// An error if a file is of another version of the format.
+    pub(crate) fn check_version(path: &Path) -> Result<(), StoreError> {
+        let file = File::open(path).map_err(StoreError::io("open", path))?;
+        match Self::check_start(&file, path) {
+            Ok(_) | Err(StoreError::Damaged { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     fn from_index(file: &File, path: &Path) -> Result<Option<Self>, StoreError> {

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ pub struct Counters {
     pub segments_recovered: u64,
     /// Bytes of half written records in them.
     pub bytes_cut_off: u64,
-    /// Files that did not even begin as a segment, and were removed.
+    /// Files that did not even begin as a segment: segments are put aside, roll-ups removed.
     pub files_unreadable: u64,
     pub dropped_by_age: u64,
     pub dropped_by_size: u64,
@@ -112,6 +112,15 @@ struct Rollup {
     members: Vec<Member>,
 }
 
+/// A segment that cannot be read. It is kept for somebody who can make something of it, as long as
+/// it is not too old and nothing else needs the room.
+#[derive(Clone, Copy, Debug)]
+struct Damaged {
+    bytes: u64,
+    /// When it was written last, in nanoseconds since 1970.
+    written: i64,
+}
+
 struct Open {
     number: u64,
     writer: SegmentWriter,
@@ -129,13 +138,15 @@ pub struct Store {
     waiting: VecDeque<u64>,
     unrolled: VecDeque<u64>,
     rollups: BTreeMap<u64, Rollup>,
+    damaged: BTreeMap<u64, Damaged>,
     synced: Instant,
     _lock: File,
 }
 
 impl Store {
     /// Opens a store for writing; makes it if there is none. What a writer that died left behind
-    /// is recovered to its last whole record.
+    /// is recovered to its last whole record; what another version wrote is left as it is, and is an
+    /// error.
     pub fn open(directory: &Path, options: Options) -> Result<Self, StoreError> {
         // Profiles tell what runs on the host, and with which arguments: nobody else's business.
         let mut builder = DirBuilder::new();
@@ -152,6 +163,7 @@ impl Store {
             waiting: VecDeque::new(),
             unrolled: VecDeque::new(),
             rollups: BTreeMap::new(),
+            damaged: BTreeMap::new(),
             synced: Instant::now(),
             _lock: lock,
         };
@@ -177,7 +189,8 @@ impl Store {
         let sealed = sealed.map(|sealed| sealed.bytes.saturating_add(sealed.merged_bytes));
         let rollups = self.rollups.values().map(|rollup| rollup.bytes);
         let open = self.open.as_ref().map_or(0, |open| open.writer.length);
-        sealed.chain(rollups).fold(open, u64::saturating_add)
+        let damaged = self.damaged.values().map(|damaged| damaged.bytes);
+        sealed.chain(rollups).chain(damaged).fold(open, u64::saturating_add)
     }
 
     /// Bytes of memory that the dictionaries and the index of the segment that is written take.
@@ -390,7 +403,7 @@ impl Store {
         let (merged, new) = (path(Name::Merged, member.number), path(Name::New, first));
         let paths = rollup::Paths { old, merged: &merged, new: &new, rollup: &rollup };
         let made = match rollup::roll(&paths, member, limit) {
-            Err(StoreError::Damaged { .. }) => None,
+            Err(StoreError::Damaged { .. } | StoreError::OtherVersion { .. }) => None,
             other => other?,
         };
         let Some(bytes) = made else { return Ok(false) };
@@ -434,15 +447,17 @@ impl Store {
             self.drop_segment(number)?;
             self.counters.dropped_by_age += 1;
         }
-        Ok(())
+        let damaged = self.damaged.iter().filter(|(_, damaged)| damaged.written < oldest_kept);
+        let damaged: Vec<_> = damaged.map(|(&number, _)| number).collect();
+        damaged.into_iter().try_for_each(|number| self.drop_damaged(number))
     }
 
-    /// Drops the oldest segments until `bytes` more have room.
+    /// Drops what cannot be read and the oldest segments until `bytes` more have room.
     fn make_room(&mut self, bytes: u64) -> Result<(), StoreError> {
         while self.bytes().saturating_add(bytes) > self.options.max_bytes {
-            let Some(number) = self.oldest() else { break };
-            self.drop_segment(number)?;
-            self.counters.dropped_by_size += 1;
+            if !self.drop_next(None)? {
+                break;
+            }
         }
         Ok(())
     }
@@ -450,13 +465,31 @@ impl Store {
     /// Like [`Self::make_room`], but keeps one segment and all that are younger.
     fn has_room_beside(&mut self, kept: u64, bytes: u64) -> Result<bool, StoreError> {
         while self.bytes().saturating_add(bytes) > self.options.max_bytes {
-            let Some(number) = self.oldest().filter(|&number| number != kept) else {
+            if !self.drop_next(Some(kept))? {
                 return Ok(false);
-            };
-            self.drop_segment(number)?;
-            self.counters.dropped_by_size += 1;
+            }
         }
         Ok(true)
+    }
+
+    /// Drops what is needed least, if that is not `kept`.
+    fn drop_next(&mut self, kept: Option<u64>) -> Result<bool, StoreError> {
+        if let Some((&number, _)) = self.damaged.first_key_value() {
+            self.drop_damaged(number)?;
+            return Ok(true);
+        }
+        let Some(number) = self.oldest().filter(|&number| Some(number) != kept) else {
+            return Ok(false);
+        };
+        self.drop_segment(number)?;
+        self.counters.dropped_by_size += 1;
+        Ok(true)
+    }
+
+    fn drop_damaged(&mut self, number: u64) -> Result<(), StoreError> {
+        remove(&Name::Damaged.path(&self.directory, number))?;
+        self.damaged.remove(&number);
+        Ok(())
     }
 
     fn oldest(&self) -> Option<u64> {
@@ -479,6 +512,10 @@ impl Store {
 
     fn recover(&mut self) -> Result<(), StoreError> {
         let files = directory::list(&self.directory)?;
+        // Before anything is changed: who wrote that may come back.
+        for &(number, name, _) in files.iter().filter(|(_, name, _)| *name != Name::Damaged) {
+            Segment::check_version(&name.path(&self.directory, number))?;
+        }
         for &(number, name, length) in &files {
             self.next = self.next.max(number.saturating_add(1));
             let path = name.path(&self.directory, number);
@@ -486,6 +523,7 @@ impl Store {
                 Name::New => remove(&path)?,
                 Name::Open => self.recover_open(number, &path)?,
                 Name::Sealed => self.recover_sealed(number, &path, length)?,
+                Name::Damaged => self.note_damaged(number, &path)?,
                 Name::Merged | Name::Rollup => {}
             }
         }
@@ -533,7 +571,11 @@ impl Store {
                 self.rollups.insert(number, Rollup { bytes, members });
                 Ok(())
             }
-            Err(StoreError::Damaged { .. }) => self.remove_unreadable(path),
+            // What it stood for says the same.
+            Err(StoreError::Damaged { .. }) => {
+                self.counters.files_unreadable += 1;
+                remove(path)
+            }
             Err(error) => Err(error),
         }
     }
@@ -547,7 +589,7 @@ impl Store {
                 let _ = self.seal_writer(number, writer, path);
                 Ok(())
             }
-            Err(StoreError::Damaged { .. }) => self.remove_unreadable(path),
+            Err(StoreError::Damaged { .. }) => self.put_aside(number, path),
             Err(error) => Err(error),
         }
     }
@@ -564,14 +606,26 @@ impl Store {
                     .insert(number, Sealed { bytes, merged_bytes, profiles, oldest, newest });
                 Ok(())
             }
-            Err(StoreError::Damaged { .. }) => self.remove_unreadable(path),
+            Err(StoreError::Damaged { .. }) => self.put_aside(number, path),
             Err(error) => Err(error),
         }
     }
 
-    fn remove_unreadable(&mut self, path: &Path) -> Result<(), StoreError> {
+    /// A segment that cannot be read takes the place of one of the same number that could not
+    /// either.
+    fn put_aside(&mut self, number: u64, path: &Path) -> Result<(), StoreError> {
         self.counters.files_unreadable += 1;
-        remove(path)
+        let aside = Name::Damaged.path(&self.directory, number);
+        std::fs::rename(path, &aside).map_err(StoreError::io("rename", path))?;
+        self.note_damaged(number, &aside)
+    }
+
+    fn note_damaged(&mut self, number: u64, path: &Path) -> Result<(), StoreError> {
+        let facts = std::fs::metadata(path).map_err(StoreError::io("read", path))?;
+        let seconds = facts.mtime().saturating_mul(1_000_000_000);
+        let written = seconds.saturating_add(facts.mtime_nsec());
+        self.damaged.insert(number, Damaged { bytes: facts.len(), written });
+        Ok(())
     }
 }
 

@@ -105,6 +105,54 @@ fn a_flipped_bit_never_panics_and_never_adds_anything() {
 }
 
 #[test]
+fn a_store_of_another_version_is_refused_and_left_as_it_is() {
+    for ending in ["open", "seg", "merged", "rollup", "new"] {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mut bytes, _) = left_open(directory.path());
+        bytes[12] = 2;
+        let other = path.with_file_name(format!("{:016x}.{ending}", 9));
+        std::fs::write(&other, bytes).unwrap();
+        let before = files(directory.path());
+        let refused = Store::open(directory.path(), options()).err().unwrap();
+        assert!(matches!(refused, StoreError::OtherVersion { version: 2, .. }), "{refused}");
+        assert!(refused.to_string().contains(other.to_str().unwrap()), "{refused}");
+        assert_eq!(files(directory.path()), before);
+        assert_eq!(all(directory.path()), 7, "what this version wrote can still be read");
+    }
+}
+
+#[test]
+fn a_segment_that_does_not_begin_as_one_is_put_aside_and_bounded_like_all_others() {
+    for ending in ["open", "seg"] {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mut bytes, _) = left_open(directory.path());
+        std::fs::remove_file(&path).unwrap();
+        bytes[0] ^= 1;
+        let (damaged, aside) = (path.with_extension(ending), path.with_extension("damaged"));
+        std::fs::write(&damaged, &bytes).unwrap();
+        std::fs::write(&aside, "an older one").unwrap();
+        let store = store(directory.path());
+        assert_eq!((store.counters().files_unreadable, store.bytes()), (1, bytes.len() as u64));
+        assert!(!damaged.exists());
+        assert_eq!(std::fs::read(&aside).unwrap(), bytes);
+        drop(store);
+        let mut again = self::store(directory.path());
+        assert_eq!((again.counters().files_unreadable, again.bytes()), (0, bytes.len() as u64));
+        let written = std::fs::metadata(&aside).unwrap().modified().unwrap();
+        let written = written.duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as i64;
+        again.tend(written + HOUR).unwrap();
+        assert!(aside.exists());
+        again.tend(written + 31 * 24 * HOUR).unwrap();
+        assert!(!aside.exists() && again.bytes() == 0, "it is older than anything is kept");
+        drop(again);
+        std::fs::write(&damaged, &bytes).unwrap();
+        let small = Options { max_bytes: bytes.len() as u64 - 1, ..options() };
+        let small = Store::open(directory.path(), small).unwrap();
+        assert!(!aside.exists() && small.bytes() == 0, "there is no room for it");
+    }
+}
+
+#[test]
 fn merges_half_made_are_made_again() {
     let directory = tempfile::tempdir().unwrap();
     let mut first = store(directory.path());

@@ -80,8 +80,8 @@ impl Reader {
             match Segment::open(&path) {
                 Ok(segment) => return Ok(Some(segment)),
                 Err(error) if error.is_gone() => {}
-                // A file that does not even begin as one has nothing to say.
-                Err(StoreError::Damaged { .. }) => {
+                // A file that does not even begin as one has nothing to say, or not to this version.
+                Err(StoreError::Damaged { .. } | StoreError::OtherVersion { .. }) => {
                     troubles.damaged = troubles.damaged.saturating_add(1);
                     return Ok(None);
                 }

@@ -1,6 +1,6 @@
 //! The local store while the daemon runs: opened, tried again, looked after.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use strata_store::{Options, Store, StoreError};
@@ -103,6 +103,7 @@ impl Keeping {
         let Some(plan) = &self.plan else { return };
         match Store::open(&plan.directory, plan.options) {
             Ok(store) => {
+                warn_of_repairs(&store, &plan.directory);
                 // One that is opened again holds what was kept by a clock that is not believed yet.
                 if !std::mem::replace(&mut self.has_opened, true) {
                     self.ages = Ages::new(store.newest(), wall_nanos(), Instant::now());
@@ -162,6 +163,30 @@ impl Keeping {
         figures.store_dictionaries = store.map_or(0, Store::dictionaries) as u64;
         figures.store_trouble.clone_from(&self.trouble);
         figures.not_stored = self.refused;
+    }
+}
+
+/// Says what opening a store found amiss.
+fn warn_of_repairs(store: &Store, directory: &Path) {
+    let counters = store.counters();
+    let (directory, files) = (directory.display(), counters.files_unreadable);
+    if files > 0 {
+        tracing::warn!(
+            %directory,
+            files,
+            "files of the store do not begin as such; segments among them are not read any more, \
+             and kept for a while as NUMBER.damaged"
+        );
+    }
+    let (segments, bytes) = (counters.segments_recovered, counters.bytes_cut_off);
+    if segments > 0 || bytes > 0 {
+        tracing::warn!(
+            %directory,
+            segments,
+            bytes,
+            "the strata before this one did not end in order: its segments were recovered, and bytes \
+             of half written records cut off"
+        );
     }
 }
 
