@@ -121,8 +121,13 @@ impl Board {
         let files: Vec<Value> = published
             .files
             .iter()
-            .map(|(name, written, trouble)| {
-                json!({ "name": name, "files_written": written, "trouble": trouble })
+            .map(|file| {
+                json!({
+                    "name": file.name,
+                    "files_written": file.written,
+                    "failed": file.failed,
+                    "trouble": file.trouble,
+                })
             })
             .collect();
         let losses: serde_json::Map<String, Value> = snapshot

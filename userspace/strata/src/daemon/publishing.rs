@@ -75,12 +75,22 @@ pub struct Figures {
     /// Profiles that the store did not take.
     pub not_stored: u64,
     pub cuts: Cuts,
-    /// By file sink: files written, and why the last was not.
-    pub files: Vec<(String, u64, Option<String>)>,
+    pub files: Vec<FileFigures>,
     /// Batches that found no sink.
     pub undelivered: u64,
     /// How often profiles went out before their period was over, for want of memory.
     pub early: u64,
+}
+
+/// What a file sink has done.
+#[derive(Clone, Debug)]
+pub struct FileFigures {
+    pub name: String,
+    pub written: u64,
+    /// Profiles that could not be written.
+    pub failed: u64,
+    /// Why the last was not written.
+    pub trouble: Option<String>,
 }
 
 enum Message {

@@ -95,6 +95,12 @@ fn word(value: &Value) -> &str {
     value.as_str().unwrap_or("")
 }
 
+/// A line of its own, if there is any loss.
+fn lost(count: &Value, what: &str) -> Option<String> {
+    let is_any = count.as_u64().unwrap_or(0) > 0;
+    is_any.then(|| format!("               {} {what}", number(count)))
+}
+
 fn text(status: &Value) -> String {
     let mut lines = Vec::new();
     let uptime = status["uptime_seconds"].as_f64().unwrap_or(0.0).max(1.0);
@@ -135,6 +141,7 @@ fn text(status: &Value) -> String {
         number(&profiles["cuts"]),
         number(&profiles["dropped"])
     ));
+    lines.extend(lost(&profiles["undelivered_batches"], "batches found no sink"));
     let dotnet = &status["dotnet"];
     lines.push(format!(
         ".NET           {} attached, {} waiting, {} methods",
@@ -174,6 +181,7 @@ fn text(status: &Value) -> String {
         bytes(&store["bytes"]),
         bytes(&store["dictionaries"])
     ));
+    lines.extend(lost(&store["not_stored"], "profiles were not stored"));
     if let Some(trouble) = store["trouble"].as_str() {
         lines.push(format!("               {trouble}"));
     }
@@ -182,6 +190,7 @@ fn text(status: &Value) -> String {
     }
     for sink in status["file_sinks"].as_array().into_iter().flatten() {
         lines.push(format!("sink {:<10}{} files", word(&sink["name"]), sink["files_written"]));
+        lines.extend(lost(&sink["failed"], "profiles could not be written"));
         if let Some(trouble) = sink["trouble"].as_str() {
             lines.push(format!("               {trouble}"));
         }
@@ -302,6 +311,24 @@ mod tests {
         assert!(shown.contains(expected), "{shown}");
         // Of another version of strata.
         assert!(shown.contains("missing: 3 new_one\n"), "{shown}");
+    }
+
+    #[test]
+    fn what_was_not_kept_or_sent_is_said_when_there_is_any() {
+        let status = |count: u64| {
+            text(&serde_json::json!({
+                "profiles": { "undelivered_batches": count },
+                "store": { "not_stored": count },
+                "file_sinks": [{ "name": "files", "files_written": 7, "failed": count }],
+            }))
+        };
+        let losses =
+            ["batches found no sink", "profiles were not stored", "profiles could not be written"];
+        let (none, some) = (status(0), status(1200));
+        for loss in losses {
+            assert!(!none.contains(loss), "{none}");
+            assert!(some.contains(&format!(" 1,200 {loss}\n")), "{some}");
+        }
     }
 
     #[test]

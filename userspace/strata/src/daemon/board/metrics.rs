@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use strata_delivery::SinkHealth;
 
 use super::{Board, SHED, read};
+use crate::daemon::publishing::FileFigures;
 
 /// One line of `/metrics`.
 struct Metric<'a> {
@@ -282,6 +283,24 @@ impl Board {
             "Age of the oldest batch that is not delivered.",
             "sink",
             by_sink(|sink| sink.lag.as_secs_f64()),
+        );
+        let by_file_sink = |value: fn(&FileFigures) -> f64| {
+            let files = published.files.iter();
+            files.map(|file| (file.name.clone(), value(file))).collect::<Vec<_>>()
+        };
+        labelled(
+            "file_sink_written_total",
+            counter,
+            "Files that a sink of files has written.",
+            "sink",
+            by_file_sink(|file| file.written as f64),
+        );
+        labelled(
+            "file_sink_failed_total",
+            counter,
+            "Profiles that a sink of files could not write.",
+            "sink",
+            by_file_sink(|file| file.failed as f64),
         );
         let drops = sinks.iter().flat_map(|sink| {
             sink.drops.by_cause().into_iter().map(|(cause, count)| {

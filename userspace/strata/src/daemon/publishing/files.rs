@@ -14,6 +14,8 @@ use strata_sinks::Outgoing;
 pub struct Folder {
     path: PathBuf,
     pub written: u64,
+    /// Profiles that could not be written.
+    pub failed: u64,
     /// Why the last file was not written.
     pub trouble: Option<String>,
 }
@@ -23,7 +25,7 @@ const LONGEST_NAME: usize = 100;
 
 impl Folder {
     pub fn new(path: PathBuf) -> Self {
-        Self { path, written: 0, trouble: None }
+        Self { path, written: 0, failed: 0, trouble: None }
     }
 
     pub fn write(&mut self, profiles: &[Outgoing]) {
@@ -34,6 +36,7 @@ impl Folder {
                     self.trouble = None;
                 }
                 Err(error) => {
+                    self.failed += 1;
                     let text = format!("{}: {error}", self.path.display());
                     if self.trouble.as_ref() != Some(&text) {
                         tracing::warn!("a profile was not written: {text}");
@@ -79,7 +82,28 @@ fn plain(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use strata_profile::ProfileBuilder;
+    use strata_sinks::origin::Origin;
+
     use super::*;
+
+    #[test]
+    fn what_could_not_be_written_is_counted_for_good() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("profiles");
+        let profile = Arc::new(ProfileBuilder::new(&[("samples", "count")]).finish());
+        let origin = Arc::new(Origin { service: "shop".to_owned(), ..Origin::default() });
+        let profiles = [Outgoing { profile, origin }];
+        let mut folder = Folder::new(path.clone());
+        fs::write(&path, "in the way").unwrap();
+        folder.write(&profiles);
+        assert_eq!((folder.written, folder.failed, folder.trouble.is_some()), (0, 1, true));
+        fs::remove_file(&path).unwrap();
+        folder.write(&profiles);
+        assert_eq!((folder.written, folder.failed, folder.trouble.is_some()), (1, 1, false));
+    }
 
     #[test]
     fn a_services_name_cannot_lead_elsewhere() {

@@ -14,7 +14,7 @@ use strata_sinks::pyroscope::Moments;
 use tokio::runtime::Handle;
 
 use super::files::Folder;
-use super::{Destinations, Figures};
+use super::{Destinations, Figures, FileFigures};
 use crate::daemon::cutting::Parcel;
 use crate::daemon::leftovers::OF_TARGETS;
 use crate::daemon::outlets::{self, Outlet, Way};
@@ -303,7 +303,12 @@ impl Sending {
         figures.pending = self.outlets.iter().map(|pending| pending.profiles.len()).sum();
         let folders = self.outlets.iter().filter_map(|pending| {
             let folder = pending.folder.as_ref()?;
-            Some((pending.outlet.name.clone(), folder.written, folder.trouble.clone()))
+            Some(FileFigures {
+                name: pending.outlet.name.clone(),
+                written: folder.written,
+                failed: folder.failed,
+                trouble: folder.trouble.clone(),
+            })
         });
         figures.files = folders.collect();
         figures.cuts = self.cuts;
