@@ -171,6 +171,7 @@ impl Board {
                 "made": snapshot.profiles,
                 "dropped": snapshot.dropped_profiles,
                 "undelivered_batches": published.undelivered,
+                "refused_own_destination": published.refused_own,
                 "trimmed_stacks": published.cuts.trimmed_stacks,
                 "waiting": published.pending,
                 "early_sends": published.early,

@@ -29,7 +29,7 @@ use sending::Sending;
 
 /// Parts of cuts that wait for the publisher; more would only take memory.
 const WAITING_CUTS: usize = 2;
-/// The store is looked after this often.
+/// The store and targets' own destinations are looked after this often.
 const TEND: Duration = Duration::from_secs(15);
 
 /// Giving memory back costs some milliseconds.
@@ -76,6 +76,8 @@ pub struct Figures {
     pub not_stored: u64,
     pub cuts: Cuts,
     pub files: Vec<FileFigures>,
+    /// Profiles of targets whose own destination had no room.
+    pub refused_own: u64,
     /// Batches that found no sink.
     pub undelivered: u64,
     /// How often profiles went out before their period was over, for want of memory.
@@ -223,6 +225,7 @@ impl Work {
             if self.tended.elapsed() >= TEND {
                 self.tended = Instant::now();
                 self.keeping.tend();
+                self.sending.forget_unused(self.tended);
             }
             self.done_with = self.done_with.saturating_add(self.sending.take_sent());
             // The loop has given back what was its own at the cut, when all this was still in use.

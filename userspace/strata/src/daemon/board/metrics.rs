@@ -160,6 +160,12 @@ impl Board {
             published.undelivered as f64,
         );
         one(
+            "own_destination_refused_total",
+            counter,
+            "Profiles that their target's own destination did not get: too many have one.",
+            published.refused_own as f64,
+        );
+        one(
             "early_sends_total",
             counter,
             "How often profiles were sent before their period was over, for want of memory.",

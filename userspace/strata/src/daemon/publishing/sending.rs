@@ -1,6 +1,6 @@
 //! What waits for sinks, and goes out when their periods end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,8 +39,22 @@ impl Whose {
     }
 }
 
+/// What a target's own variables have made.
+struct Own {
+    /// Names of outlets; empty when they make none.
+    names: Vec<String>,
+    /// There was no room for it.
+    is_refused: bool,
+    /// When it was asked for last.
+    used: Instant,
+    /// So long after that nothing of it waits any more.
+    lasts: Duration,
+}
+
 /// Destinations of targets' own.
 const MOST_OWN: usize = 16;
+/// Those and variables without any are remembered at least so long.
+const LEAST_KEPT: Duration = Duration::from_secs(3600);
 /// Whose variables are remembered, most of them for making none.
 const MOST_KNOWN: usize = 10_000;
 
@@ -77,9 +91,8 @@ impl Pending {
 
 pub struct Sending {
     outlets: Vec<Pending>,
-    /// Names of outlets that a target's own variables made, by a hash of those; empty when they
-    /// make none.
-    own: HashMap<u64, Vec<String>>,
+    /// By a hash of a target's own variables.
+    own: HashMap<u64, Own>,
     /// That there were more than [`MOST_KNOWN`] of those was said.
     has_too_many: bool,
     destinations: Destinations,
@@ -88,6 +101,8 @@ pub struct Sending {
     delivery: Arc<Delivery>,
     network: Handle,
     cuts: Cuts,
+    /// Profiles of targets whose own destination had no room.
+    refused_own: u64,
     /// Batches that found no sink.
     undelivered: u64,
     /// How often profiles went out before their period was over, for want of memory.
@@ -108,6 +123,7 @@ impl Sending {
             delivery,
             network,
             cuts: Cuts::default(),
+            refused_own: 0,
             undelivered: 0,
             early: 0,
             sent: 0,
@@ -138,13 +154,15 @@ impl Sending {
     }
 
     /// The outlets that a target's own variables make, which a rule allows.
-    fn own_outlets(&mut self, wishes: &[Wish]) -> u64 {
+    fn own_outlets(&mut self, wishes: &[Wish], now: Instant) -> u64 {
         let mut hasher = DefaultHasher::new();
         for wish in wishes {
             (wish.variable, &wish.value).hash(&mut hasher);
         }
         let key = hasher.finish();
-        if self.own.contains_key(&key) {
+        if let Some(own) = self.own.get_mut(&key) {
+            own.used = now;
+            self.refused_own += u64::from(own.is_refused);
             return key;
         }
         if self.own.len() >= MOST_KNOWN {
@@ -153,17 +171,29 @@ impl Sending {
                     "destinations of more than {MOST_KNOWN} targets' own are not looked at"
                 );
             }
+            self.refused_own += 1;
             return key;
         }
-        let mut names = Vec::new();
-        let made = self.own.values().filter(|names| !names.is_empty()).count();
+        let own = self.make_own(key, wishes, now);
+        self.refused_own += u64::from(own.is_refused);
+        self.own.insert(key, own);
+        key
+    }
+
+    fn make_own(&mut self, key: u64, wishes: &[Wish], now: Instant) -> Own {
+        let mut own = Own { names: Vec::new(), is_refused: false, used: now, lasts: LEAST_KEPT };
         let (mut sinks, problems) = strata_config::families::own_sinks(wishes);
         for problem in problems {
             tracing::warn!("a target's own destination: {problem}");
         }
+        if sinks.is_empty() {
+            return own;
+        }
+        let made = self.own.values().filter(|own| !own.names.is_empty()).count();
         if made >= MOST_OWN {
             tracing::warn!("more than {MOST_OWN} targets have destinations of their own");
-            sinks.clear();
+            own.is_refused = true;
+            return own;
         }
         for sink in &mut sinks {
             sink.name = format!("{OF_TARGETS}{}-{key:016x}", sink.name);
@@ -176,9 +206,14 @@ impl Sending {
                 match self.network.block_on(self.delivery.reconfigure(all.clone())) {
                     Ok(()) => {
                         self.destinations.plans = all;
+                        let period = outlets.iter().map(|outlet| outlet.period).max();
+                        let age = plans.iter().map(|plan| plan.spool_age).max();
+                        let waits =
+                            period.unwrap_or_default().saturating_add(age.unwrap_or_default());
+                        own.lasts = own.lasts.max(waits);
                         for outlet in outlets {
                             tracing::info!(sink = outlet.name, "a target has its own destination");
-                            names.push(outlet.name.clone());
+                            own.names.push(outlet.name.clone());
                             self.outlets.push(Pending::new(outlet, Whose::Own(key)));
                         }
                     }
@@ -187,15 +222,49 @@ impl Sending {
             }
             Err(error) => tracing::warn!(%error, "a target's own destination"),
         }
-        self.own.insert(key, names);
-        key
+        own
+    }
+
+    /// Targets' own destinations that have had no profile for so long that nothing of theirs waits
+    /// make room for others. A credential that changes makes another one each time.
+    pub fn forget_unused(&mut self, now: Instant) {
+        let waiting = self.outlets.iter().filter(|pending| !pending.profiles.is_empty());
+        let waiting: Vec<Whose> = waiting.map(|pending| pending.whose).collect();
+        let is_unused = |key: u64, own: &Own| {
+            now.saturating_duration_since(own.used) >= own.lasts
+                && !waiting.contains(&Whose::Own(key))
+        };
+        let unused = self.own.iter().filter(|(key, own)| is_unused(**key, own));
+        let unused: HashSet<u64> = unused.map(|(key, _)| *key).collect();
+        if unused.is_empty() {
+            return;
+        }
+        let names = unused.iter().filter_map(|key| self.own.get(key)).flat_map(|own| &own.names);
+        let names: HashSet<String> = names.cloned().collect();
+        if !names.is_empty() {
+            let mut plans = self.destinations.plans.clone();
+            plans.retain(|plan| !names.contains(&plan.name));
+            if let Err(error) = self.network.block_on(self.delivery.reconfigure(plans.clone())) {
+                tracing::warn!(%error, "destinations that no target uses are not taken down");
+                return;
+            }
+            self.destinations.plans = plans;
+            self.outlets.retain(|pending| !names.contains(&pending.outlet.name));
+            for name in &names {
+                tracing::info!(sink = name, "no target uses this destination any more");
+            }
+            // Those may have their place.
+            self.own.retain(|_, own| !own.is_refused);
+        }
+        self.own.retain(|key, _| !unused.contains(key));
+        self.has_too_many = false;
     }
 
     /// A profile waits for the ends of its sinks' periods.
     pub fn take(&mut self, parcel: &Parcel) {
         let own = match parcel.who.identity.wishes.as_slice() {
             [] => None,
-            wishes => Some(self.own_outlets(wishes)),
+            wishes => Some(self.own_outlets(wishes, Instant::now())),
         };
         for pending in &mut self.outlets {
             if !pending.whose.takes(own) {
@@ -312,6 +381,7 @@ impl Sending {
         });
         figures.files = folders.collect();
         figures.cuts = self.cuts;
+        figures.refused_own = self.refused_own;
         figures.undelivered = self.undelivered;
         figures.early = self.early;
     }
@@ -334,4 +404,65 @@ fn merged(profiles: &[Outgoing]) -> Vec<Arc<Profile>> {
         rest = others;
     }
     merged
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_delivery::Clock;
+
+    use super::*;
+
+    fn sending() -> Sending {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime can be made");
+        let network = runtime.handle().clone();
+        std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        let delivery = network.block_on(Delivery::start(Vec::new(), Clock::real()));
+        Sending::new(Arc::new(delivery.expect("no sinks can be started")), network)
+    }
+
+    fn wishes(token: usize) -> [Wish; 2] {
+        let url = "http://127.0.0.1:9".to_owned();
+        [
+            Wish { variable: "PYROSCOPE_SERVER_ADDRESS", value: url },
+            Wish { variable: "PYROSCOPE_AUTH_TOKEN", value: token.to_string() },
+        ]
+    }
+
+    #[test]
+    fn destinations_that_no_target_uses_make_room_for_others() {
+        let mut sending = sending();
+        let now = Instant::now();
+        for token in 0..=MOST_OWN {
+            sending.own_outlets(&wishes(token), now);
+        }
+        assert_eq!((sending.outlets.len(), sending.refused_own), (MOST_OWN, 1));
+        sending.forget_unused(now);
+        let later = now + Duration::from_secs(24 * 3600);
+        for token in [0, MOST_OWN] {
+            sending.own_outlets(&wishes(token), later);
+        }
+        assert_eq!((sending.outlets.len(), sending.refused_own), (MOST_OWN, 2));
+        sending.forget_unused(later);
+        assert_eq!((sending.outlets.len(), sending.delivery.health().len()), (1, 1));
+        sending.own_outlets(&wishes(MOST_OWN), later);
+        assert_eq!((sending.outlets.len(), sending.delivery.health().len()), (2, 2));
+        assert_eq!(sending.refused_own, 2);
+    }
+
+    #[test]
+    fn variables_that_make_no_destination_are_not_remembered_for_ever() {
+        let mut sending = sending();
+        let now = Instant::now();
+        let wish =
+            |number: usize| [Wish { variable: "PYROSCOPE_AUTH_TOKEN", value: number.to_string() }];
+        for number in 0..=MOST_KNOWN {
+            sending.own_outlets(&wish(number), now);
+        }
+        assert_eq!((sending.own.len(), sending.refused_own), (MOST_KNOWN, 1));
+        sending.forget_unused(now + LEAST_KEPT);
+        assert!(sending.own.is_empty() && sending.outlets.is_empty());
+    }
 }
