@@ -63,6 +63,14 @@ impl Address {
         self.socket.as_ref()
     }
 
+    /// The address that this path is below, if it ends in it.
+    #[must_use]
+    pub(crate) fn without(&self, path: &str) -> Self {
+        // Two slashes are before the host.
+        let base = self.base.strip_suffix(path).filter(|base| !base.ends_with('/'));
+        Self { base: base.unwrap_or(&self.base).to_owned(), ..self.clone() }
+    }
+
     /// The URL of a path below it.
     pub(crate) fn join(&self, path: &str) -> Result<Url, AddressError> {
         Url::parse(&format!("{}{path}", self.base)).map_err(|_| AddressError::NotAnAddress)
@@ -97,6 +105,23 @@ mod tests {
             ("unix:/var/run/apm.socket", "unix:///var/run/apm.socket"),
         ] {
             assert_eq!(Address::parse(text).map(|address| address.to_string()), Ok(shown.into()));
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_there_already_is_taken_off_once() {
+        let path = "/v1/profiles";
+        for (text, base) in [
+            ("http://c:4318/v1/profiles", "http://c:4318"),
+            ("http://c:4318/v1/profiles/", "http://c:4318"),
+            ("https://c/own/v1/profiles", "https://c/own"),
+            ("http://c:4318", "http://c:4318"),
+            ("http://c:4318/other", "http://c:4318/other"),
+            ("http://v1/profiles", "http://v1/profiles"),
+        ] {
+            let address = Address::parse(text).expect(text);
+            let url = address.without(path).join(path).map(|url| url.to_string());
+            assert_eq!(url, Ok(format!("{base}{path}")), "{text}");
         }
     }
 

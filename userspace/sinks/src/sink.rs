@@ -27,6 +27,17 @@ impl Backend {
         }
     }
 
+    /// A path that requests go to, and that an address may have too: OpenTelemetry's endpoint of
+    /// one signal is the whole URL.
+    fn own_path(&self) -> Option<&'static str> {
+        match self {
+            Self::Otlp(settings) if settings.transport == otlp::Transport::Http => {
+                Some(otlp::HTTP_PATH)
+            }
+            _ => None,
+        }
+    }
+
     fn is_grpc(&self) -> bool {
         matches!(self, Self::Otlp(settings) if settings.transport == otlp::Transport::Grpc)
     }
@@ -43,7 +54,11 @@ impl Sink {
     /// # Errors
     /// If the destination has a header or certificate that is none.
     pub fn new(backend: Backend, destination: &Destination) -> Result<Self, SetupError> {
-        let client = Client::new(destination, backend.is_grpc())?;
+        let mut destination = destination.clone();
+        if let Some(path) = backend.own_path() {
+            destination.address = destination.address.without(path);
+        }
+        let client = Client::new(&destination, backend.is_grpc())?;
         Ok(Self { backend, client })
     }
 

@@ -348,6 +348,15 @@ async fn a_collector_gets_otlp_over_http() {
 }
 
 #[tokio::test]
+async fn a_collectors_whole_url_is_asked_as_it_is() {
+    let (server, address) = Server::start(|| answer(200, &[], "")).await;
+    let to = destination(&format!("http://{address}/own/v1development/profiles"));
+    let sink = Sink::new(otlp(otlp::Transport::Http), &to).unwrap();
+    assert_eq!(send_known(&sink).await.1, delivered());
+    assert_eq!(server.only().path, "/own/v1development/profiles");
+}
+
+#[tokio::test]
 async fn a_collector_gets_otlp_over_grpc() {
     let (server, address) = Server::start(|| grpc_answer(&[], "0", "")).await;
     let sink = Sink::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();

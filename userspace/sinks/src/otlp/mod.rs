@@ -27,7 +27,7 @@ use messages::{
 /// The release of opentelemetry-proto that the messages are of.
 pub const PROTO_RELEASE: &str = "1.10";
 
-const HTTP_PATH: &str = "/v1development/profiles";
+pub(crate) const HTTP_PATH: &str = "/v1development/profiles";
 const GRPC_PATH: &str =
     "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 

@@ -155,6 +155,7 @@ mod tests {
             ("http://pyroscope:4040", "pyroscope"),
             ("https://profiles.example.com", "pyroscope"),
             ("http://collector:4318", "otlp"),
+            ("https://collector/v1development/profiles", "otlp"),
             ("http://agent:8126", "datadog"),
             ("unix:///var/run/datadog/apm.socket", "datadog"),
         ] {
