@@ -275,7 +275,7 @@ fn ingest(outgoing: &Outgoing, labels: &[(String, String)], raw: Vec<u8>) -> Bat
         .filter(|(name, _)| !matches!(name.as_str(), "service_name" | "__name__" | "pyroscope_spy"))
         .map(|(name, value)| format!("{name}={}", in_key(value)))
         .collect();
-    let name = format!("{}{{{}}}", in_key(service), pairs.join(","));
+    let name = format!("{}{{{}}}", in_name(service), pairs.join(","));
     let seconds = |nanos: i64| nanos.div_euclid(1_000_000_000).max(0);
     let from = seconds(profile.start_nanos);
     let until = seconds(profile.start_nanos.saturating_add(profile.duration_nanos));
@@ -302,6 +302,13 @@ fn in_key(value: &str) -> String {
     value.replace(['{', '}', ',', '='], "_")
 }
 
+/// The name before it, in which servers take few characters and else refuse the profile
+/// (`ValidateAppName` of pyroscope's `pkg/og/flameql`).
+fn in_name(name: &str) -> String {
+    let taken = |character: char| character.is_ascii_alphanumeric() || "_.-/".contains(character);
+    name.chars().map(|character| if taken(character) { character } else { '_' }).collect()
+}
+
 fn in_query(text: &str) -> String {
     let mut made = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -312,4 +319,31 @@ fn in_query(text: &str) -> String {
         }
     }
     made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{in_key, in_name};
+
+    #[test]
+    fn a_name_has_only_what_old_servers_take() {
+        for (name, sent) in [
+            ("shop-web_1.2", "shop-web_1.2"),
+            ("default/web", "default/web"),
+            ("g++", "g__"),
+            ("(sd-pam)", "_sd-pam_"),
+            ("a b:c", "a_b_c"),
+            ("kworker/0:1", "kworker/0_1"),
+            ("x{y=z}", "x_y_z_"),
+            ("é", "_"),
+        ] {
+            assert_eq!(in_name(name), sent, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_value_has_all_but_what_ends_it() {
+        assert_eq!(in_key("g++ (a:b)"), "g++ (a:b)");
+        assert_eq!(in_key("a=b,{c}"), "a_b__c_");
+    }
 }
