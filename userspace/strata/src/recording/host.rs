@@ -1,7 +1,8 @@
 //! What this host is called.
 //!
 //! The kernel has a name for each UTS namespace, and tells a reader that of its own: in a container
-//! the container's. Where strata sees the host's processes, the first of them is in the host's.
+//! the container's. Where strata sees the host's processes, it sees the kernel's threads, and they are in
+//! the host's. (So is process 1, but its namespaces may be closed even to root.)
 
 use std::fs::{self, File};
 use std::io;
@@ -13,7 +14,7 @@ use std::thread;
 /// As it was when it was first asked for.
 pub fn name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| of_first_process().or_else(|| own().ok()).unwrap_or_default())
+    NAME.get_or_init(|| of_the_kernel().or_else(|| own().ok()).unwrap_or_default())
 }
 
 /// In the reader's namespace.
@@ -21,9 +22,13 @@ fn own() -> io::Result<String> {
     fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned())
 }
 
-/// The name that process 1 has, if its namespace is another and strata may enter it.
-fn of_first_process() -> Option<String> {
-    let namespace = Path::new("/proc/1/ns/uts");
+/// The name that the kernel's threads have, if their namespace is another and strata may enter it.
+fn of_the_kernel() -> Option<String> {
+    // The parent of them all; in a process namespace of its own, this may be anybody.
+    if fs::read("/proc/2/comm").ok()? != b"kthreadd\n" {
+        return None;
+    }
+    let namespace = Path::new("/proc/2/ns/uts");
     if fs::read_link(namespace).ok()? == fs::read_link("/proc/self/ns/uts").ok()? {
         return None;
     }
