@@ -14,6 +14,7 @@ use strata_profile::text::sanitize_for_terminal;
 
 use crate::engine::{Engine, Options};
 use crate::kernel::loader::Settings;
+use crate::kernel::sideband::Wakeup;
 use crate::managed::Policy;
 use crate::printing;
 use crate::recording::build::Circumstances;
@@ -44,6 +45,7 @@ pub fn run(question: &Question) -> Result<i32> {
     }
     let wanted = Wanted { pids: vec![pid], ..Wanted::default() };
     let mut engine = Engine::new(Options {
+        wakeup: Wakeup::Each,
         settings: Settings {
             max_frames: 1024,
             ring_bytes: 16 << 20,

@@ -31,6 +31,7 @@ use crate::engine::readiness::Readiness;
 use crate::engine::{Engine, Options};
 use crate::kernel::introspect::{self, RunTimeStatistics};
 use crate::kernel::loader::Settings;
+use crate::kernel::sideband::Wakeup;
 use crate::managed::Policy;
 use crate::recording::selection::Wanted;
 use figures::SlowFigures;
@@ -153,6 +154,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     crate::record::launch::set_priority(crate::record::launch::RECORDING_PRIORITY);
     let frequency = kernel_frequency(&configuration);
     let mut engine = Engine::new(Options {
+        wakeup: Wakeup::Many,
         settings: Settings {
             max_frames: MAX_FRAMES,
             ring_bytes: budget.ring,

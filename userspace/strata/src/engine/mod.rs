@@ -31,7 +31,7 @@ use strata_layout::record::{Counter, End};
 use crate::kernel::introspect::{self, ProgramUse};
 use crate::kernel::loader::{LoadError, Programs, Settings};
 use crate::kernel::perf_record::Timed;
-use crate::kernel::sideband::{InOrder, Sideband};
+use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
 use crate::managed::{self, Managed, bridge::tells_a_runtime};
 use crate::processes::container::Groups;
 use crate::processes::mapped::FileId;
@@ -57,6 +57,8 @@ pub enum EngineError {
 /// What the engine is told at the start.
 pub struct Options {
     pub settings: Settings,
+    /// Of process events.
+    pub wakeup: Wakeup,
     pub wanted: Wanted,
     pub keep_timeline: bool,
     /// Bytes of kernel memory for unwind tables.
@@ -130,7 +132,8 @@ impl Engine {
     pub fn new(options: Options) -> Result<Self, EngineError> {
         let mut programs = Programs::load(options.settings)?;
         // Events first, then the scan: what happens in between is seen twice, not missed.
-        let sideband = Sideband::open(programs.cpus()).map_err(EngineError::Sideband)?;
+        let sideband =
+            Sideband::open(programs.cpus(), options.wakeup).map_err(EngineError::Sideband)?;
         let mut store = Store::new(options.table_memory);
         let mut table = ProcessTable::default();
         let mut scanner = Scanner::default();

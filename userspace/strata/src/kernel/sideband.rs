@@ -22,6 +22,16 @@ const PAGE: usize = 4096;
 /// when every mapping does it. A process that is sampled for the first time wakes it too.
 const WAKEUP_BYTES: u32 = 32 << 10;
 
+/// When process events wake userspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wakeup {
+    /// Each does: what a runtime has just compiled is known before much of it is sampled, at the
+    /// highest rates too.
+    Each,
+    /// Many together.
+    Many,
+}
+
 const PERF_TYPE_SOFTWARE: u32 = 1;
 const PERF_COUNT_SW_DUMMY: u64 = 9;
 const PERF_SAMPLE_TID: u64 = 1 << 1;
@@ -80,7 +90,7 @@ struct CpuRing {
 unsafe impl Send for CpuRing {}
 
 impl CpuRing {
-    fn open(cpu: u32) -> io::Result<Self> {
+    fn open(cpu: u32, wakeup: Wakeup) -> io::Result<Self> {
         let attributes = Attributes {
             kind: PERF_TYPE_SOFTWARE,
             size: size_of::<Attributes>() as u32,
@@ -95,7 +105,10 @@ impl CpuRing {
                 | ATTR_WATERMARK
                 | ATTR_SAMPLE_ID_ALL
                 | ATTR_USE_CLOCKID,
-            wakeup_watermark: WAKEUP_BYTES,
+            wakeup_watermark: match wakeup {
+                Wakeup::Each => 1,
+                Wakeup::Many => WAKEUP_BYTES,
+            },
             clockid: libc::CLOCK_MONOTONIC,
             ..Attributes::default()
         };
@@ -188,6 +201,7 @@ impl Drop for CpuRing {
 
 /// The process events of all CPUs.
 pub struct Sideband {
+    wakeup: Wakeup,
     rings: Vec<CpuRing>,
     epoll: OwnedFd,
     scratch: Vec<u8>,
@@ -198,7 +212,7 @@ pub struct Sideband {
 }
 
 impl Sideband {
-    pub fn open(cpus: &[u32]) -> io::Result<Self> {
+    pub fn open(cpus: &[u32], wakeup: Wakeup) -> io::Result<Self> {
         // SAFETY: no memory involved; the result is checked.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
@@ -207,7 +221,7 @@ impl Sideband {
         // SAFETY: a descriptor nobody else owns.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let (rings, scratch, left, missing) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut sideband = Self { rings, epoll, scratch, left, missing };
+        let mut sideband = Self { wakeup, rings, epoll, scratch, left, missing };
         for &cpu in cpus {
             match sideband.try_open_on(cpu) {
                 // It has just been switched off.
@@ -244,7 +258,7 @@ impl Sideband {
     }
 
     fn try_open_on(&mut self, cpu: u32) -> io::Result<()> {
-        let ring = CpuRing::open(cpu)?;
+        let ring = CpuRing::open(cpu, self.wakeup)?;
         let mut interest =
             libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
         // SAFETY: valid descriptors and a valid event.

@@ -17,6 +17,7 @@ use crate::engine::readiness::Readiness;
 use crate::engine::{Engine, Options};
 use crate::kernel::introspect;
 use crate::kernel::loader::Settings;
+use crate::kernel::sideband::Wakeup;
 use crate::managed::{self, Policy};
 use crate::recording::selection::Wanted;
 
@@ -96,6 +97,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     let mut signals = Signals::new()?;
     launch::set_priority(launch::RECORDING_PRIORITY);
     let mut engine = Engine::new(Options {
+        wakeup: Wakeup::Each,
         settings: Settings {
             max_frames: plan.max_frames,
             ring_bytes: ring_bytes(plan.frequency),
