@@ -117,6 +117,10 @@ impl Moments {
         if self.last.len() >= MOST {
             self.last.retain(|_, last| *last > start.saturating_sub(LONG_AGO));
         }
+        // All of them recent: a bound for memory, at which one pair may coincide.
+        if self.last.len() >= MOST {
+            self.last.clear();
+        }
         let mut series = DefaultHasher::new();
         labels.hash(&mut series);
         let last = self.last.entry(series.finish()).or_insert(i64::MIN);

@@ -250,6 +250,7 @@ impl Sending {
             }
             self.destinations.plans = plans;
             self.outlets.retain(|pending| !names.contains(&pending.outlet.name));
+            self.moments.retain(|name, _| !names.contains(name));
             for name in &names {
                 tracing::info!(sink = name, "no target uses this destination any more");
             }
