@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    strata_bridge_layout::exercise::memory(data);
+    strata_bridge_protocol::exercise::memory(data);
 });

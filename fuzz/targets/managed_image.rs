@@ -3,5 +3,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    _ = strata_managed::exercise::image(data);
+    _ = strata_dotnet::exercise::image(data);
 });

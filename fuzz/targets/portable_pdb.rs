@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    _ = strata_managed::exercise::pdb(data);
+    _ = strata_dotnet::exercise::pdb(data);
 });

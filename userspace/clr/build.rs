@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PACKAGE: &str = "strata-clr-bridge";
+const PACKAGE: &str = "strata-clr-profiler";
 const FILE: &str = "libstrata_clr.so";
 
 struct Kind {
@@ -34,7 +34,8 @@ const MUSL: Kind = Kind {
 fn main() {
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../..");
     let output = PathBuf::from(variable("OUT_DIR"));
-    for path in ["clr-bridge/bridge", "clr-bridge/layout", "Cargo.toml", "rust-toolchain.toml"] {
+    for path in ["clr-bridge/profiler", "clr-bridge/protocol", "Cargo.toml", "rust-toolchain.toml"]
+    {
         println!("cargo:rerun-if-changed={}", root.join(path).display());
     }
     println!("cargo:rerun-if-changed=build.rs");

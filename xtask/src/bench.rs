@@ -62,7 +62,7 @@ fn measuring_bridge() -> Result<PathBuf> {
     let folder = project::target().join("measuring-bridge");
     let mut cargo = project::cargo();
     cargo
-        .args(["build", "--package", "strata-clr-bridge", "--profile", "bridge"])
+        .args(["build", "--package", "strata-clr-profiler", "--profile", "bridge"])
         .args(["--features", "measure", "--target-dir"])
         .arg(&folder);
     run::aloud(&mut cargo).context("the bridge does not build")?;

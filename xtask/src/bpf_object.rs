@@ -176,7 +176,7 @@ fn sources_digest() -> Result<String> {
 fn sources() -> Result<Vec<(String, PathBuf)>> {
     let root = project::root();
     let mut files = vec![("rust-toolchain.toml".to_owned(), root.join("rust-toolchain.toml"))];
-    for directory in ["ebpf/programs", "ebpf/layout"] {
+    for directory in ["ebpf/programs", "ebpf/abi"] {
         collect(directory, &root.join(directory), &mut files)?;
     }
     files.sort();
@@ -261,7 +261,7 @@ fn copy_sources(place: &Path) -> Result<()> {
     let mut files = sources()?;
     // The layout crate inherits from the workspace; of its other members nothing is needed.
     let workspace = fs::read_to_string(project::root().join("Cargo.toml"))?;
-    let manifest = only_member(&workspace, "ebpf/layout")?;
+    let manifest = only_member(&workspace, "ebpf/abi")?;
     write_if_changed(&place.join("Cargo.toml"), manifest.as_bytes())?;
     let mut kept: Vec<PathBuf> = Vec::new();
     for (name, file) in files.drain(..) {

@@ -2,10 +2,10 @@
 
 use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
-use strata_layout::record::{COUNTER_SLOTS, HOT_WORDS, Header, MAX_WORDS};
-use strata_layout::rule::{MAX_RULES, Rule};
-use strata_layout::step::Frame;
-use strata_layout::tables::{CACHE_LINES, CacheLine, MAX_SEGMENTS, Process, SEGMENT_WORDS};
+use strata_abi::record::{COUNTER_SLOTS, HOT_WORDS, Header, MAX_WORDS};
+use strata_abi::rule::{MAX_RULES, Rule};
+use strata_abi::step::Frame;
+use strata_abi::tables::{CACHE_LINES, CacheLine, MAX_SEGMENTS, Process, SEGMENT_WORDS};
 
 const MMAPABLE: usize = 0x400;
 

@@ -16,14 +16,14 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
-use strata_layout::epilogue::{BYTES_BEFORE, Code};
-use strata_layout::record::{
+use strata_abi::epilogue::{BYTES_BEFORE, Code};
+use strata_abi::record::{
     Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES,
     RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
     raw_stack_start,
 };
-use strata_layout::step::Frame;
-use strata_layout::tables::{PROCESS_PATIENT, PROCESS_SKIP, Process};
+use strata_abi::step::Frame;
+use strata_abi::tables::{PROCESS_PATIENT, PROCESS_SKIP, Process};
 
 use crate::maps::{
     Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, count, max_frames,
@@ -318,7 +318,7 @@ fn ring() -> *mut c_void {
 #[inline(always)]
 pub fn emit(hot: &mut Hot, record: &mut Record, words: u64, mut wakeup: u64) -> bool {
     let size = size_of::<Header>() as u64 + (words & 0x1fff) * 8;
-    let most = (size_of::<Header>() + strata_layout::record::MAX_WORDS * 8) as u64;
+    let most = (size_of::<Header>() + strata_abi::record::MAX_WORDS * 8) as u64;
     let size = if size > most { most } else { size };
     // SAFETY: header and words are adjacent in `Record` and `size` is within them.
     unsafe {

@@ -10,7 +10,7 @@ use aya_ebpf::bindings::task_struct;
 use aya_ebpf::helpers::generated::{
     bpf_get_task_stack, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_task_pt_regs,
 };
-use strata_layout::record::{Counter, End, FORM_UNWOUND, MAX_KERNEL_FRAMES};
+use strata_abi::record::{Counter, End, FORM_UNWOUND, MAX_KERNEL_FRAMES};
 
 use crate::maps::{
     PROCESSES, THREADS_CACHE, THREADS_HOT, THREADS_RECORD, count, task_offsets, wanted_process,

@@ -1,6 +1,6 @@
 //! The one unwinder: finds the rule of an address, and walks a user stack with it.
 //!
-//! Rules are found in plain memory (see `strata_layout::tables`): one helper call per segment,
+//! Rules are found in plain memory (see `strata_abi::tables`): one helper call per segment,
 //! none per search step. In front of that stands a per-CPU cache from pc to rule, and in front
 //! of the stack a window of 2 KiB, so that a frame usually costs no helper call at all.
 //!
@@ -14,11 +14,11 @@ use aya_ebpf::bindings::task_struct;
 use aya_ebpf::helpers::generated::{
     bpf_copy_from_user_task, bpf_loop, bpf_probe_read_kernel, bpf_probe_read_user,
 };
-use strata_layout::epilogue::{self, Code};
-use strata_layout::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
-use strata_layout::rule::{Packed, Rule, register};
-use strata_layout::step::{self, Machine};
-use strata_layout::tables::{
+use strata_abi::epilogue::{self, Code};
+use strata_abi::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
+use strata_abi::rule::{Packed, Rule, register};
+use strata_abi::step::{self, Machine};
+use strata_abi::tables::{
     CACHE_LINES, CacheLine, EXTENT_WORDS, Extent, ExtentKind, PAGE_SHIFT, PROCESS_PATIENT, Process,
     SEGMENT_WORDS, row_rule,
 };

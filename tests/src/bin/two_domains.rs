@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strata_bridge_layout::contexts::Context;
-use strata_bridge_layout::record::{AppDomain, Enumerated};
-use strata_bridge_layout::shared_file::monotonic_time;
-use strata_bridge_layout::status::State;
-use strata_bridge_layout::writer::Writer;
+use strata_bridge_protocol::contexts::Context;
+use strata_bridge_protocol::record::{AppDomain, Enumerated};
+use strata_bridge_protocol::shared_file::monotonic_time;
+use strata_bridge_protocol::status::State;
+use strata_bridge_protocol::writer::Writer;
 
 const DOMAINS: [(u64, &str, &str); 2] =
     [(0x1000, "Shop.dll", "shop-web"), (0x2000, "Jobs.dll", "")];

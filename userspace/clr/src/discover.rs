@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, openat};
-use strata_files::ProcessRef;
+use strata_sandbox::ProcessRef;
 
 use crate::deadline::Deadline;
 use crate::guarded::{self, Patience, Stuck};

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatVfsMountFlags, StatxFlags};
 use rustix::fs::{fstatvfs, openat2, statx, unlinkat};
 use rustix::io::Errno;
-use strata_files::opening::answers_locally;
+use strata_sandbox::opening::answers_locally;
 
 use crate::assume::Assumed;
 use crate::deadline::Deadline;

@@ -13,7 +13,7 @@ use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags, openat2, readlinkat, statx,
 };
 use rustix::io::Errno;
-use strata_files::opening::{Manners, Mounts};
+use strata_sandbox::opening::{Manners, Mounts};
 
 use crate::deadline::Deadline;
 use crate::guarded::Patience;

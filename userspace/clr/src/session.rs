@@ -21,13 +21,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use strata_bridge_layout::control::wish;
-use strata_bridge_layout::owning::{Owner, TakeError};
-pub use strata_bridge_layout::reader::{Budget, Entry, Limits, ReaderLosses};
-use strata_bridge_layout::reader::{HeaderError, Reader, file};
-use strata_bridge_layout::record::Record;
-use strata_bridge_layout::shared_file::monotonic_time;
-pub use strata_bridge_layout::status::{Count, Loss, State, StatusRecord};
+use strata_bridge_protocol::control::wish;
+use strata_bridge_protocol::owning::{Owner, TakeError};
+pub use strata_bridge_protocol::reader::{Budget, Entry, Limits, ReaderLosses};
+use strata_bridge_protocol::reader::{HeaderError, Reader, file};
+use strata_bridge_protocol::record::Record;
+use strata_bridge_protocol::shared_file::monotonic_time;
+pub use strata_bridge_protocol::status::{Count, Loss, State, StatusRecord};
 
 use crate::deadline::Deadline;
 use crate::guarded::{self, Stuck};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
-use strata_files::opening::{open_process, start_time_of_stat};
-use strata_files::{ProcessRef, Refusal};
+use strata_sandbox::opening::{open_process, start_time_of_stat};
+use strata_sandbox::{ProcessRef, Refusal};
 
 /// More than `stat` and `status` ever have, but for a process in very many groups.
 const MAX_TEXT: usize = 256 << 10;

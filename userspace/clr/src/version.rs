@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use strata_bridge_layout::status::StatusRecord;
+use strata_bridge_protocol::status::StatusRecord;
 
 /// Version numbers as the product counts them: 9.0.7.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use strata_bridge_layout::record::{MethodKind, Record};
+use strata_bridge_protocol::record::{MethodKind, Record};
 use strata_clr::environment::environment;
 use strata_clr::loading::Loaded;
 use strata_clr::session::{

@@ -3,7 +3,7 @@
 
 mod support;
 
-#[path = "../../files/tests/support/fuse.rs"]
+#[path = "../../sandbox/tests/support/fuse.rs"]
 mod fuse;
 
 use std::os::unix::fs::FileExt;
@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fuse::Fuse;
-use strata_bridge_layout::control::wish;
-use strata_bridge_layout::layout::{WISHES, WishBlock};
+use strata_bridge_protocol::control::wish;
+use strata_bridge_protocol::layout::{WISHES, WishBlock};
 use strata_clr::session::{Budget, Life, Look};
 use strata_clr::{
     DiscoverError, MAX_STUCK, Session, SessionError, SessionOptions, SocketError, Stuck, Target,

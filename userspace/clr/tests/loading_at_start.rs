@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use strata_bridge_layout::record::Record;
+use strata_bridge_protocol::record::Record;
 use strata_clr::environment::environment;
 use strata_clr::session::{BridgeState, Budget, State, presence};
 use strata_clr::{AttachError, AttachOptions, CLibrary, How, Session, attach, discover, install};

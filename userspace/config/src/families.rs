@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use strata_services::destinations::Wish;
-use strata_services::text::{List, pairs};
+use strata_metadata::destinations::Wish;
+use strata_metadata::text::{List, pairs};
 
 use crate::layers::Entry;
 use crate::origin::{Origin, Sourced};

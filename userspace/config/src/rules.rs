@@ -3,7 +3,7 @@
 //! Every rule whose conditions all hold applies. Of what several set, the first rule in the file
 //! wins, setting by setting; labels are merged, and the first rule wins a name.
 
-use strata_services::{Choice, Facts, Types};
+use strata_metadata::{Choice, Facts, Types};
 
 use crate::layers::Layers;
 use crate::origin::Sourced;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use strata_services::{SampleType, Types};
+use strata_metadata::{SampleType, Types};
 
 use crate::problem::nearest;
 use crate::secret::Secret;

@@ -9,9 +9,9 @@ use strata_config::settings::BridgePolicy;
 use strata_config::sinks::Kind;
 use strata_config::value::Bytes;
 use strata_config::{Flag, Inputs, Loaded, Origin, Problem, check, load};
-use strata_services::control_group;
-use strata_services::destinations::Wish;
-use strata_services::{Environment, Facts, Pod, SampleType};
+use strata_metadata::control_group;
+use strata_metadata::destinations::Wish;
+use strata_metadata::{Environment, Facts, Pod, SampleType};
 
 fn variables(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()

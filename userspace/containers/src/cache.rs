@@ -159,7 +159,7 @@ impl Cache {
 mod tests {
     use std::time::Duration;
 
-    use strata_services::Container;
+    use strata_metadata::Container;
 
     use super::*;
 

@@ -87,7 +87,7 @@ pub(crate) async fn ask(
                 answer => answer?,
             };
         let Some(found) = answer.container.filter(|found| found.id == id) else { continue };
-        let container = strata_services::Container {
+        let container = strata_metadata::Container {
             name: found.labels.get(NERDCTL_NAME).and_then(|name| inert(name)),
             image: inert(&found.image),
             labels: inert_pairs(&found.labels),

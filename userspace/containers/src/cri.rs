@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use http::HeaderMap;
 use prost::Message;
-use strata_services::Pod;
+use strata_metadata::Pod;
 
 use crate::metadata::{Found, FoundPod, inert, inert_pairs, is_digest};
 use crate::transport::{Failure, Transport};
@@ -133,7 +133,7 @@ pub(crate) async fn ask(transport: &Transport, id: &str) -> Result<Option<Found>
         image = status.and_then(|status| status.image).and_then(ImageSpec::name).or(image);
     }
     let labels = inert_pairs(&container.labels);
-    let container = strata_services::Container { name, image, labels };
+    let container = strata_metadata::Container { name, image, labels };
     Ok(Some(Found { container, pod }))
 }
 

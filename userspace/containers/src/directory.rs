@@ -103,7 +103,7 @@ impl Containers {
     }
 
     fn look(&self, id: &str) -> Option<Known> {
-        if !strata_services::control_group::is_id(id) {
+        if !strata_metadata::control_group::is_id(id) {
             return None;
         }
         let (known, ask) = locked(&self.shared.cache).lookup(id, Instant::now());

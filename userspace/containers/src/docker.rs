@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use strata_services::Container;
+use strata_metadata::Container;
 
 use crate::metadata::{Found, inert, inert_pairs, pod_of_labels};
 use crate::transport::{Failure, Transport};

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
-use strata_services::Container;
+use strata_metadata::Container;
 use tokio::io::AsyncReadExt;
 
 use crate::metadata::{Found, FoundPod, inert, inert_pairs};
@@ -126,7 +126,7 @@ fn of_container(metadata: &ObjectMeta, status: &ContainerStatus) -> Option<Found
     let pairs = |pairs: &Option<BTreeMap<String, String>>| {
         pairs.as_ref().map(inert_pairs).unwrap_or_default()
     };
-    let pod = strata_services::Pod {
+    let pod = strata_metadata::Pod {
         namespace: text(&metadata.namespace)?,
         name: text(&metadata.name)?,
         uid: text(&metadata.uid).unwrap_or_default(),

@@ -3,8 +3,8 @@
 //! Invariant: nothing here is longer than it may be shown and kept: texts are cut, control and
 //! direction characters are replaced, and the whole stays below [`MOST_BYTES`].
 
-use strata_services::text::{self, Limits};
-use strata_services::{Container, Pod};
+use strata_metadata::text::{self, Limits};
+use strata_metadata::{Container, Pod};
 
 /// Bytes of all texts of one container. With the cache's bound on all containers this decides how
 /// many there is room for.
@@ -24,7 +24,7 @@ const TELLING: [&str; 6] = [
     "tags.datadoghq.com/",
 ];
 
-/// What is known of one container: ready to be put into `strata_services::Facts`.
+/// What is known of one container: ready to be put into `strata_metadata::Facts`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     pub container: Container,

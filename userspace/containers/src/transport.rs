@@ -71,7 +71,7 @@ impl Failure {
 }
 
 fn shown(text: &str) -> String {
-    strata_services::text::value(text, LONGEST_MESSAGE).map(|(text, _)| text).unwrap_or_default()
+    strata_metadata::text::value(text, LONGEST_MESSAGE).map(|(text, _)| text).unwrap_or_default()
 }
 
 /// A connection to one server.

@@ -40,14 +40,14 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
     match first {
         "internal-opener" => {
             let lane = arguments.get(2)?.to_str()?;
-            let lane = strata_files::Lane::from_argument(lane.as_bytes())?;
-            Some(strata_files::run_opener(lane))
+            let lane = strata_sandbox::Lane::from_argument(lane.as_bytes())?;
+            Some(strata_sandbox::run_opener(lane))
         }
         "internal-measure-aggregate" => {
             recording::aggregate::measure();
             Some(Ok(()))
         }
-        "internal-worker" => Some(strata_files::run_worker(&strata_files::StandardJobs)),
+        "internal-worker" => Some(strata_sandbox::run_worker(&strata_sandbox::StandardJobs)),
         _ => None,
     }
 }

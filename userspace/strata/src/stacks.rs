@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
-use strata_layout::record::End;
+use strata_abi::record::End;
 use strata_profile::Profile;
 use strata_profile::text::sanitize_for_terminal;
 

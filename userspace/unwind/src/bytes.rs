@@ -5,8 +5,8 @@
 //! the file it parsed. Invariant: what [`from_bytes`] accepts keeps every promise that the
 //! kernel's search and the loader rely on; a table that lies harms its own file's stacks only.
 
-use strata_layout::rule::{self, Kind, Packed, Rule, register};
-use strata_layout::tables::{self, MAX_PIECE_PAGES, MAX_PIECE_ROWS, PAGE_SHIFT};
+use strata_abi::rule::{self, Kind, Packed, Rule, register};
+use strata_abi::tables::{self, MAX_PIECE_PAGES, MAX_PIECE_ROWS, PAGE_SHIFT};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::table::{Load, Piece, Statistics, UnwindTable};

@@ -5,7 +5,7 @@
 //! that it cannot.
 
 use gimli::{Encoding, EndianSlice, Format, LittleEndian, Operation};
-use strata_layout::rule::{self, Kind, Packed, Rule, register};
+use strata_abi::rule::{self, Kind, Packed, Rule, register};
 
 use crate::frame_program::{Cfa, Part, Saved, State};
 use crate::frame_section::Common;

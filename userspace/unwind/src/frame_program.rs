@@ -5,7 +5,7 @@
 //! its work and the rows it makes.
 
 use gimli::{EndianSlice, LittleEndian, Reader, constants as dw};
-use strata_layout::rule::register;
+use strata_abi::rule::register;
 
 use crate::frame_section::{Bytes, Common, FrameSection};
 

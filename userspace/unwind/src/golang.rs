@@ -13,9 +13,9 @@
 //! Invariant: the line table yields ascending disjoint ranges; this adds no more rows than it has.
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind, Register};
+use strata_abi::rule::{FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, Kind, Packed, Rule, register};
 use strata_golang::table::{FLAG_SP_WRITE, Function};
 use strata_golang::{ModuleData, PclnTab, Version};
-use strata_layout::rule::{FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, Kind, Packed, Rule, register};
 
 use crate::coverage::Proposal;
 use crate::elf::{Elf, Section};

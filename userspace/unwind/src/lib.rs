@@ -1,7 +1,7 @@
 //! From a program's file to unwind rows, and the unwinder that runs them in userspace.
 //!
 //! [`build`] reads what a file says about its stack frames and turns it into the rows and rules
-//! that the kernel searches ([`strata_layout::tables`], [`strata_layout::rule`]). Sources, best
+//! that the kernel searches ([`strata_abi::tables`], [`strata_abi::rule`]). Sources, best
 //! first; each fills only what the ones before it left open:
 //!
 //! 1. call frame information: `.eh_frame`, or `.debug_frame` where that is missing;

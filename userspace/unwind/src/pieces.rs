@@ -1,9 +1,9 @@
 //! Rows and their index, cut into pieces that fit the kernel's segments.
 //!
-//! Invariant: every piece keeps the contract of [`strata_layout::tables`]: row 0 lies at the
+//! Invariant: every piece keeps the contract of [`strata_abi::tables`]: row 0 lies at the
 //! piece's very start, rows ascend, and the index has one entry more than there are pages.
 
-use strata_layout::tables::{self, MAX_PIECE_PAGES, MAX_PIECE_ROWS, PAGE_SHIFT};
+use strata_abi::tables::{self, MAX_PIECE_PAGES, MAX_PIECE_ROWS, PAGE_SHIFT};
 
 use crate::rules;
 use crate::table::Piece;

@@ -3,7 +3,7 @@
 //!
 //! Entries are told by their instructions. Invariant: sixteen bytes at a time, nothing else.
 
-use strata_layout::rule::{Kind, Packed};
+use strata_abi::rule::{Kind, Packed};
 
 use crate::coverage::Proposal;
 use crate::elf::{Elf, Section, read_exact};

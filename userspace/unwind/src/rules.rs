@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use strata_layout::rule::{Packed, Rule};
+use strata_abi::rule::{Packed, Rule};
 
 pub(crate) const NONE: u16 = 0;
 pub(crate) const UNSUPPORTED: u16 = 1;

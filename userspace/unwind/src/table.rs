@@ -2,8 +2,8 @@
 //!
 //! Invariant: [`search`] is the search the kernel does; nothing else here finds rules.
 
-use strata_layout::rule::{Packed, Rule};
-use strata_layout::tables::{self, PAGE_SHIFT};
+use strata_abi::rule::{Packed, Rule};
+use strata_abi::tables::{self, PAGE_SHIFT};
 
 /// A `PT_LOAD` segment: how file offsets become addresses in the file's own numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -15,7 +15,7 @@ pub struct Load {
     pub executable: bool,
 }
 
-/// A stretch of text with its rows, as a kernel segment holds it: see [`strata_layout::tables`].
+/// A stretch of text with its rows, as a kernel segment holds it: see [`strata_abi::tables`].
 /// Rule numbers in the rows count into [`UnwindTable::rules`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {

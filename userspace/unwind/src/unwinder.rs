@@ -1,16 +1,16 @@
 //! The unwinder in userspace: the kernel's step over a snapshot of a stack.
 //!
 //! For samples taken before the kernel had a process's tables (registers and a piece of stack
-//! come up, see [`strata_layout::record`]), and for tests that check every instruction.
+//! come up, see [`strata_abi::record`]), and for tests that check every instruction.
 //!
 //! Invariant: frames and ends are exactly those the BPF programs give for the same tables.
 
 use std::sync::Arc;
 
-use strata_layout::epilogue::Code;
-use strata_layout::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
-use strata_layout::rule::{Packed, Rule};
-use strata_layout::step::{self, Frame, Machine};
+use strata_abi::epilogue::Code;
+use strata_abi::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
+use strata_abi::rule::{Packed, Rule};
+use strata_abi::step::{self, Frame, Machine};
 
 use crate::table::UnwindTable;
 

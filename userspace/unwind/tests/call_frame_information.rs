@@ -8,7 +8,7 @@ use gimli::{
     UnwindSection, X86_64,
 };
 use object::{Object, ObjectSection};
-use strata_layout::rule::{
+use strata_abi::rule::{
     FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, FLAG_RBX_SAVED, FLAG_SAVES_AT_FP, Kind, Packed, Rule,
 };
 use strata_unwind::read::FileReader;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use strata_layout::rule::Packed;
+use strata_abi::rule::Packed;
 use strata_unwind::read::FileReader;
 use strata_unwind::{Limits, UnwindTable, build, bytes, fuzz_build};
 
@@ -148,7 +148,7 @@ fn a_quota_on_rules_leaves_the_rest_unsupported_and_counts_it() {
     let table = build(&source, &limits).unwrap();
     assert_eq!(table.rules.len(), 20);
     assert!(table.statistics.refused_rows > 0);
-    assert!(table.rules.contains(&strata_layout::rule::Rule::simple(Packed::UNSUPPORTED)));
+    assert!(table.rules.contains(&strata_abi::rule::Rule::simple(Packed::UNSUPPORTED)));
 }
 
 #[test]

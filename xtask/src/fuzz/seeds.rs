@@ -92,7 +92,7 @@ fn plant(corpus: &Path, target: &str, seed: &Path) -> Result<()> {
 }
 
 /// Flags, a ring with committed events as the main file's part, and a log of one record of each
-/// kind, as `strata_bridge_layout::exercise` takes them apart and its documentation says.
+/// kind, as `strata_bridge_protocol::exercise` takes them apart and its documentation says.
 fn bridge_memory() -> Vec<u8> {
     const COMMITTED: u64 = 2 << 56;
     const END: u64 = 3 << 56;
@@ -190,7 +190,7 @@ fn dotnet_seeds(work: &Path, corpus: &Path) -> Result<()> {
         }
         return Ok(());
     }
-    let source = project::root().join("userspace/managed/tests/programs/Lines.cs");
+    let source = project::root().join("userspace/dotnet/tests/programs/Lines.cs");
     for kind in ["embedded", "portable"] {
         let program = work.join(format!("lines-{kind}.dll"));
         let mut compile = Command::new(&compiler);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use strata_bridge_layout::record::Record;
+use strata_bridge_protocol::record::Record;
 use strata_clr::session::Budget;
 use strata_clr::{AttachOptions, Session};
 

@@ -16,8 +16,8 @@ use std::fs::File;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use strata_bridge_layout::layout::MAX_SEGMENTS;
-use strata_bridge_layout::reader::file;
+use strata_bridge_protocol::layout::MAX_SEGMENTS;
+use strata_bridge_protocol::reader::file;
 
 use super::memory_files;
 use crate::mappings::{Mappings, SharedMapping};

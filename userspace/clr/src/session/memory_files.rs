@@ -2,7 +2,7 @@
 //!
 //! A file is found by its name in `/proc/PID/maps`, and anybody can give a mapping such a name. So it is
 //! opened only when it lies on the device of all memfds, where opening asks nobody; and read only
-//! after its size, seals and header were checked ([`strata_bridge_layout::reader::file`]).
+//! after its size, seals and header were checked ([`strata_bridge_protocol::reader::file`]).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use strata_bridge_layout::reader::file;
+use strata_bridge_protocol::reader::file;
 
 use crate::mappings::{Mappings, SharedKind, SharedMapping};
 use crate::target::Target;

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::os::fd::AsRawFd;
 
-use strata_bridge_layout::layout::{OWNER_LOCK, WISHES, WishBlock, checksum};
-use strata_bridge_layout::reader::{Limits, ReadAt, Reader, file};
-use strata_bridge_layout::status::{Count, Loss, State};
+use strata_bridge_protocol::layout::{OWNER_LOCK, WISHES, WishBlock, checksum};
+use strata_bridge_protocol::reader::{Limits, ReadAt, Reader, file};
+use strata_bridge_protocol::status::{Count, Loss, State};
 
 use super::memory_files;
 use crate::mappings::SharedMapping;

@@ -6,8 +6,8 @@
 use std::collections::{HashSet, VecDeque};
 use std::io;
 
-use strata_bridge_layout::control::{Outcome, request};
-use strata_bridge_layout::owning::{Owner, RequestError};
+use strata_bridge_protocol::control::{Outcome, request};
+use strata_bridge_protocol::owning::{Owner, RequestError};
 
 /// More requests do not wait.
 pub const MAX_WAITING: usize = 1 << 16;

@@ -5,14 +5,14 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use strata_bridge_layout::field::IlMapEntry;
-use strata_bridge_layout::layout::{
+use strata_bridge_protocol::field::IlMapEntry;
+use strata_bridge_protocol::layout::{
     MAIN_NAME, MAIN_SIZE, MAX_SEGMENTS, MainHeader, RECORD_COMMITTED, RECORD_END, RecordHeader,
     SEGMENT_DATA, SEGMENT_NAME, SEGMENT_SIZE, SEGMENT_TAIL, STATUS, SegmentHeader, StatusPage,
 };
-use strata_bridge_layout::record::{Encode, IlMap, ThreadEnd, kind};
-use strata_bridge_layout::shared_file::create;
-use strata_bridge_layout::status::State;
+use strata_bridge_protocol::record::{Encode, IlMap, ThreadEnd, kind};
+use strata_bridge_protocol::shared_file::create;
+use strata_bridge_protocol::status::State;
 
 const ID: [u8; 16] = [9; 16];
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use strata_config::Configuration;
-use strata_services::SampleType;
+use strata_metadata::SampleType;
 use strata_sinks::Outgoing;
 use strata_store::Head;
 

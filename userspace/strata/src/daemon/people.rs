@@ -5,7 +5,7 @@
 //! - [`who`]: what becomes of it.
 //!
 //! Invariant: what was read belongs to the process, and is obeyed only as far as
-//! `strata_services` and the rules let it. Nothing here waits for a process.
+//! `strata_metadata` and the rules let it. Nothing here waits for a process.
 
 mod reading;
 mod who;
@@ -17,10 +17,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use strata_bridge_layout::record::AppDomainRecord;
+use strata_bridge_protocol::record::AppDomainRecord;
 use strata_config::Configuration;
 use strata_config::rules;
-use strata_services::{Application, Container, Environment, Facts, Pod, identify};
+use strata_metadata::{Application, Container, Environment, Facts, Pod, identify};
 use strata_sinks::origin::Language;
 use uuid::Uuid;
 

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use strata_abi::record::END_COUNT;
 use strata_config::settings::BridgePolicy;
 use strata_config::{Configuration, Loaded};
 use strata_delivery::{Clock, Delivery};
-use strata_layout::record::END_COUNT;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

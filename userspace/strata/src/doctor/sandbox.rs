@@ -2,7 +2,7 @@
 
 use std::io;
 
-use strata_files::{
+use strata_sandbox::{
     CacheConfig, CacheError, Config, FileError, FileService, Locator, Reply, Request,
 };
 

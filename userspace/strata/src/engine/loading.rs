@@ -16,7 +16,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strata_files::{
+use strata_sandbox::{
     Config, FileError, FileIdentity, FilePart, FileService, IdentityTrust, Locator, OpenFile,
     ProcessRef, Reply, Request, RequestId,
 };

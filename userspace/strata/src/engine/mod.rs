@@ -26,7 +26,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use strata_layout::record::{Counter, End};
+use strata_abi::record::{Counter, End};
 
 use crate::kernel::introspect::{self, ProgramUse};
 use crate::kernel::loader::{LoadError, Programs, Settings};

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strata_layout::record::{
+use strata_abi::record::{
     End, FORM_RAW, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header, MAX_KERNEL_FRAMES,
     RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD, raw_stack_start,
 };
-use strata_layout::tables::Extent;
+use strata_abi::tables::Extent;
 use strata_unwind::unwinder;
 
 use super::Engine;
@@ -71,7 +71,7 @@ struct Raw {
     domain: u64,
     kernel: Box<[u64]>,
     registers: unwinder::Registers,
-    code: strata_layout::epilogue::Code,
+    code: strata_abi::epilogue::Code,
     stack: Box<[u8]>,
 }
 

@@ -11,8 +11,8 @@ use aya::programs::perf_event::{
 use aya::programs::{Iter, PerfEvent, Program, ProgramError, RawTracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
-use strata_layout::rule::{MAX_RULES, Rule};
-use strata_layout::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
+use strata_abi::rule::{MAX_RULES, Rule};
+use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
 
 use super::memory::MapMemory;
 use super::type_info::{KernelTypes, TypeError};
@@ -46,7 +46,7 @@ impl Diagnostics {
 }
 
 const MMAPABLE: u32 = 0x400;
-use strata_layout::record::{COUNTER_SLOTS, Counter, HOT_WORDS};
+use strata_abi::record::{COUNTER_SLOTS, Counter, HOT_WORDS};
 
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -355,7 +355,7 @@ impl Programs {
         &self.rules
     }
 
-    /// A counter's sum over all CPUs; `counter` as in `strata_layout::record::Counter`.
+    /// A counter's sum over all CPUs; `counter` as in `strata_abi::record::Counter`.
     pub fn count(&self, counter: usize) -> u64 {
         (0..self.possible_cpus)
             .filter_map(|cpu| self.hot.get(&cpu, 0).ok())

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use strata_bridge_layout::record::Record;
+use strata_bridge_protocol::record::Record;
 use strata_clr::session::{Budget, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Target};
 

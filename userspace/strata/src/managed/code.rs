@@ -9,8 +9,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use strata_layout::rule::{Kind, Packed, Rule};
-use strata_layout::tables::{self, PAGE_SHIFT};
+use strata_abi::rule::{Kind, Packed, Rule};
+use strata_abi::tables::{self, PAGE_SHIFT};
 use strata_unwind::{Piece, UnwindTable};
 
 use crate::tables::rule_set::NEW_RULES_PER_OWNER;

@@ -30,7 +30,7 @@ pub mod view;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use strata_bridge_layout::record::AppDomainRecord;
+use strata_bridge_protocol::record::AppDomainRecord;
 
 use crate::kernel::loader::Programs;
 use crate::processes::table::ImageId;

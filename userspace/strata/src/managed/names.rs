@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use strata_bridge_layout::record::{MethodKind, MethodRecord};
-use strata_files::{ManagedMethod, ManagedNames};
-use strata_managed::{Statement, statement_at};
+use strata_bridge_protocol::record::{MethodKind, MethodRecord};
+use strata_dotnet::{Statement, statement_at};
 use strata_names::{
     Kind, Lacking, RawMethod, Signature, TypeNames, frame_name, lacking, signature, with_signature,
 };
+use strata_sandbox::{ManagedMethod, ManagedNames};
 
 use super::runtime::{Runtime, Type};
 use crate::symbols::NamedFrame;

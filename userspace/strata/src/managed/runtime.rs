@@ -9,8 +9,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use strata_bridge_layout::field::IlMapEntry;
-use strata_bridge_layout::record::{AppDomainRecord, MethodRecord, ModuleRecord, Record, Tier};
+use strata_bridge_protocol::field::IlMapEntry;
+use strata_bridge_protocol::record::{AppDomainRecord, MethodRecord, ModuleRecord, Record, Tier};
 use strata_unwind::managed::{MethodCode, method_rules, wants_all_code};
 
 use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
@@ -291,7 +291,7 @@ impl Runtime {
 
 #[cfg(test)]
 mod tests {
-    use strata_bridge_layout::field::CodeRangeRecord;
+    use strata_bridge_protocol::field::CodeRangeRecord;
 
     use super::*;
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use strata_bridge_layout::record::{ModuleRecord, module_flag};
+use strata_bridge_protocol::record::{ModuleRecord, module_flag};
 
 use super::code::{CodeMap, UNIT};
 use crate::kernel::loader::Programs;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub use strata_services::control_group::{Group, parse};
+pub use strata_metadata::control_group::{Group, parse};
 
 use super::table::ImageId;
 

@@ -2,7 +2,7 @@
 //!
 //! A mapping names its file by device and inode. That is enough to say "the same file as that
 //! other process's", which saves opening it again; what the file *is* says only its identity
-//! after opening (`strata_files::FileIdentity`). Where the two disagree (stacked file systems
+//! after opening (`strata_sandbox::FileIdentity`). Where the two disagree (stacked file systems
 //! show other numbers to `stat`), the file is opened for each process anew.
 
 use std::collections::HashMap;

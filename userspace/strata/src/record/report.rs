@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use strata_layout::record::{Counter, END_COUNT, End};
+use strata_abi::record::{Counter, END_COUNT, End};
 use strata_profile::summary::{self, Summary};
 use strata_profile::text::sanitize_for_terminal;
 use strata_profile::{FrameKind, Profile};

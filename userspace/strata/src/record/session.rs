@@ -5,8 +5,8 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
+use strata_abi::record::{Counter, End};
 use strata_clr::environment::Variable;
-use strata_layout::record::{Counter, End};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 use indexmap::IndexSet;
-use strata_layout::record::{END_COUNT, End, FLAG_KERNEL_CUT};
+use strata_abi::record::{END_COUNT, End, FLAG_KERNEL_CUT};
 use xxhash_rust::xxh3;
 
 use super::place::{Marker, Place};

@@ -23,7 +23,7 @@ use crate::processes::table::ImageId;
 use crate::symbols::kernel::KernelTable;
 use crate::symbols::managed::GeneratedCode;
 use crate::symbols::{ModuleInfo, NamedFrame, Shortfalls};
-use strata_layout::record::End;
+use strata_abi::record::End;
 use strata_profile::FrameKind;
 
 /// A place with its names.

@@ -3,7 +3,7 @@
 //! Invariant: the address of a frame that is a return address is moved into the call before it
 //! is made a place, so that every place is looked up as it is.
 
-use strata_layout::record::{End, FRAME_ADDRESS, FRAME_EXACT};
+use strata_abi::record::{End, FRAME_ADDRESS, FRAME_EXACT};
 
 use crate::processes::mapped::FileId;
 use crate::processes::table::{Backing, ImageId, Space};

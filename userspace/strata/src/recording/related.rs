@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use strata_files::Related;
-use strata_managed::Statement;
+use strata_dotnet::Statement;
+use strata_sandbox::Related;
 
 use super::aggregate::{Aggregate, StackId};
 use super::place::Place;

@@ -1,6 +1,6 @@
 //! Who asks the file service, and what else is done while it has not answered.
 
-use strata_files::{FileError, FileService, Reply, Request};
+use strata_sandbox::{FileError, FileService, Reply, Request};
 
 /// Asks the file service and waits.
 pub trait Ask {

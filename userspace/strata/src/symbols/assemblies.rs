@@ -10,10 +10,10 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use strata_files::{FilePart, Locator, OpenFile, ProcessRef, Reply, Request};
+use strata_sandbox::{FilePart, Locator, OpenFile, ProcessRef, Reply, Request};
 
 use super::Ask;
-use strata_managed::Bundle;
+use strata_dotnet::Bundle;
 
 /// A file, or a file inside it.
 #[derive(Clone, Debug)]

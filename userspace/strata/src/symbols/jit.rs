@@ -7,8 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use strata_files::{Locator, OpenFile, ProcessRef, Reply, Request};
 use strata_profile::FrameKind;
+use strata_sandbox::{Locator, OpenFile, ProcessRef, Reply, Request};
 use strata_symbols::{JitDump, PerfMap};
 
 use super::{Ask, NamedFrame};

@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use strata_files::{
+use strata_dotnet::Statement;
+use strata_profile::FrameKind;
+use strata_sandbox::{
     FilePart, IlPlace, ImagePlace, ManagedFacts, ManagedMethod, OpenFile, Reply, Request,
 };
-use strata_managed::Statement;
-use strata_profile::FrameKind;
 
 use super::assemblies::{ProcessFiles, Source};
 use super::{Ask, NamedFrame, Shortfalls};
@@ -112,7 +112,7 @@ fn lines_of(
 fn ask_lines(
     service: &mut dyn Ask,
     Source { file, part }: Source,
-    pdb: strata_managed::PdbId,
+    pdb: strata_dotnet::PdbId,
     places: &[IlPlace],
     why_not: &mut Option<String>,
 ) -> Option<Vec<Line>> {

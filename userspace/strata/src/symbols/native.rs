@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use strata_files::{FileFacts, Locator, OpenFile, ProcessRef, Reply, Request};
 use strata_profile::FrameKind;
+use strata_sandbox::{FileFacts, Locator, OpenFile, ProcessRef, Reply, Request};
 use strata_symbols::{Options, Resolved, debug_files};
 
 use super::{Ask, ModuleInfo, NamedFrame, Shortfalls};

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use strata_files::{FilePart, OpenFile, ProcessRef, Related, Reply, Request};
+use strata_sandbox::{FilePart, OpenFile, ProcessRef, Related, Reply, Request};
 
 use super::Ask;
 use super::assemblies::open;

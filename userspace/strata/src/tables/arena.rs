@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use strata_layout::tables::SEGMENT_WORDS;
+use strata_abi::tables::SEGMENT_WORDS;
 
 use super::GRACE;
 

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-use strata_layout::rule::{MAX_RULES, Packed, Rule};
+use strata_abi::rule::{MAX_RULES, Packed, Rule};
 
 use super::GRACE;
 

@@ -1,8 +1,8 @@
 //! Userspace's search in the kernel's tables: raw stacks are unwound with the same memory that
 //! the programs use, so no second copy of any table is kept.
 
-use strata_layout::rule::Packed;
-use strata_layout::tables::{Extent, ExtentKind, PAGE_SHIFT, row_rule};
+use strata_abi::rule::Packed;
+use strata_abi::tables::{Extent, ExtentKind, PAGE_SHIFT, row_rule};
 use strata_unwind::unwinder::Lookup;
 
 use super::rule_set::RuleSet;
@@ -15,7 +15,7 @@ pub fn lookup(extents: &[Extent], segments: &[MapMemory], rules: &RuleSet, addre
         return Lookup::NoMapping;
     };
     if extent.kind == ExtentKind::Unannounced as u32 {
-        return Lookup::Rule(strata_layout::rule::Rule::simple(Packed::UNANNOUNCED));
+        return Lookup::Rule(strata_abi::rule::Rule::simple(Packed::UNANNOUNCED));
     }
     if extent.kind != ExtentKind::Rows as u32 {
         return Lookup::FramePointer;
@@ -23,7 +23,7 @@ pub fn lookup(extents: &[Extent], segments: &[MapMemory], rules: &RuleSet, addre
     let number = row_of(extent, segments, address.wrapping_sub(extent.bias));
     Lookup::Rule(match number {
         Some(number) => rules.whole(number),
-        None => strata_layout::rule::Rule::simple(Packed::NONE),
+        None => strata_abi::rule::Rule::simple(Packed::NONE),
     })
 }
 

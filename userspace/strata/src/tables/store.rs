@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strata_layout::rule::Rule;
-use strata_layout::tables::{
+use strata_abi::rule::Rule;
+use strata_abi::tables::{
     EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, PROCESS_PATIENT, PROCESS_SKIP, Process,
     SEGMENT_BYTES, row_rule,
 };

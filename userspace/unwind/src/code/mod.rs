@@ -15,7 +15,7 @@ mod state;
 use std::collections::HashMap;
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
-use strata_layout::rule::Packed;
+use strata_abi::rule::Packed;
 
 use crate::coverage::Proposal;
 use crate::rules::{self, Rules};

@@ -4,7 +4,7 @@
 //! unknown; nothing is guessed.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
-use strata_layout::rule::{FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, Kind, Packed, Rule, register};
+use strata_abi::rule::{FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, Kind, Packed, Rule, register};
 
 use crate::rules::{self, Rules};
 

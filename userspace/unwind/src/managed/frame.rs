@@ -1,6 +1,6 @@
 //! What a frame looks like at one instruction, and its unwind rule.
 
-use strata_layout::rule::{FLAG_FP_SAVED, Kind, Packed, Rule, register};
+use strata_abi::rule::{FLAG_FP_SAVED, Kind, Packed, Rule, register};
 
 /// What the CFA is counted from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@
 //! - `image`: the unwind table of a PE file
 //!
 //! Rules describe prologues and bodies. Epilogues are told by their instructions when a frame is
-//! unwound ([`strata_layout::rule::Packed::with_epilogue_check`]).
+//! unwound ([`strata_abi::rule::Packed::with_epilogue_check`]).
 //!
 //! # How much code is needed
 //!
@@ -46,7 +46,7 @@ mod stubs;
 mod thunks;
 mod unwind_codes;
 
-use strata_layout::rule::Rule;
+use strata_abi::rule::Rule;
 
 pub use stubs::{STUB_REACH, Stub, stub_at};
 

@@ -23,7 +23,7 @@
 //! Invariant: RBP is saved at CFA - 16, by the prologue of the replaced frame.
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, Register};
-use strata_layout::rule::{Packed, Rule};
+use strata_abi::rule::{Packed, Rule};
 
 use super::frame::{Base, Frame, Rows};
 use super::prologue::{self, Prologue};

@@ -7,7 +7,7 @@
 //! Invariant: a stub's stack is followed from jump to jump; nothing else is believed of it.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
-use strata_layout::rule::{Kind, Packed, Rule};
+use strata_abi::rule::{Kind, Packed, Rule};
 
 /// How much code in front of an address, and from there on, tells whether a stub is there.
 pub const STUB_REACH: usize = RESOLVE;

@@ -6,7 +6,7 @@
 //!
 //! Invariant: an image whose headers make no sense has none.
 
-use strata_layout::rule::Packed;
+use strata_abi::rule::Packed;
 
 use super::pe::{Pe, Table};
 use super::stubs;

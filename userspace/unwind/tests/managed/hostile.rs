@@ -1,6 +1,6 @@
 //! PE files that lie: nothing panics, nothing takes long, and what is written can be read back.
 
-use strata_layout::rule::{Kind, Packed};
+use strata_abi::rule::{Kind, Packed};
 use strata_unwind::{BuildError, Limits, build, build_part, bytes, fuzz_build};
 
 /// A PE file of one section with functions, unwind information, a CLR header and stubs.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use strata_layout::rule::{Kind, Packed, Rule};
+use strata_abi::rule::{Kind, Packed, Rule};
 use strata_unwind::read::FileReader;
 use strata_unwind::{Limits, UnwindTable, build, build_part};
 

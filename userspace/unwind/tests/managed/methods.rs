@@ -4,7 +4,7 @@
 //! `_hpRealCodeHdr`): four pointers, since .NET 5 or with GDB support another, then the number of
 //! function entries and the entries, which are relative to a common base.
 
-use strata_layout::rule::{Kind, Rule};
+use strata_abi::rule::{Kind, Rule};
 use strata_unwind::managed::{MethodCode, method_rules};
 
 use crate::runtime::{Compiled, Program};

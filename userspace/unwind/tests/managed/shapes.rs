@@ -1,6 +1,6 @@
 //! Prologues, handlers, replacements and stubs, byte by byte; and bytes that are no code.
 
-use strata_layout::rule::{FLAG_FP_SAVED, Kind, Packed, Rule};
+use strata_abi::rule::{FLAG_FP_SAVED, Kind, Packed, Rule};
 use strata_unwind::managed::{MethodCode, STUB_REACH, method_rules, stub_at, wants_all_code};
 
 const PUSH_RBP: &[u8] = &[0x55];

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::process::Command;
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
-use strata_layout::epilogue::{BYTES_BEFORE, Code};
-use strata_layout::record::{End, FRAME_ADDRESS};
+use strata_abi::epilogue::{BYTES_BEFORE, Code};
+use strata_abi::record::{End, FRAME_ADDRESS};
 use strata_unwind::unwinder::{Interrupted, Lookup, Registers, unwind};
 
 use crate::shadow::{Shadow, Step, decode};

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
 
-use strata_layout::rule::{Kind, Packed, Rule};
+use strata_abi::rule::{Kind, Packed, Rule};
 use strata_unwind::managed::{MethodCode, STUB_REACH, method_rules, stub_at};
 use strata_unwind::read::{FileReader, ReadAt};
 use strata_unwind::unwinder::{AddressSpace, Lookup, Mapping, Registers};

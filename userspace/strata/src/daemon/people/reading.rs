@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use strata_config::rules::Rule;
-use strata_services::Environment;
-use strata_services::environment::MAX_BLOCK;
+use strata_metadata::Environment;
+use strata_metadata::environment::MAX_BLOCK;
 
 use crate::aside::{Aside, Patience};
 use crate::engine::monotonic_nanos;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use strata_config::rules::Decision;
-use strata_services::identity::Sourced;
-use strata_services::{Facts, Identity, SampleType, Source};
+use strata_metadata::identity::Sourced;
+use strata_metadata::{Facts, Identity, SampleType, Source};
 use strata_sinks::origin::{Language, Origin};
 use uuid::Uuid;
 
@@ -69,7 +69,7 @@ pub(super) fn origin(
     };
     let variable = |name: &str| {
         let value = facts.environment.get(name).map(String::from_utf8_lossy);
-        value.and_then(|value| strata_services::text::value(&value, 512)).map(|(value, _)| value)
+        value.and_then(|value| strata_metadata::text::value(&value, 512)).map(|(value, _)| value)
     };
     let git = |names: [&str; 2], name: &str| {
         names.into_iter().find_map(label).or_else(|| variable(name)).unwrap_or_default()

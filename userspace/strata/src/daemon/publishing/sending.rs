@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_delivery::{Delivery, PlanError};
+use strata_metadata::destinations::Wish;
 use strata_profile::Profile;
-use strata_services::destinations::Wish;
 use strata_sinks::Outgoing;
 use strata_sinks::limits::Cuts;
 use strata_sinks::pyroscope::Moments;

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use strata_files::{
+use strata_sandbox::{
     FileError, FileFacts, FileService, Locator, OpenFile, ProcessRef, Reply, Request,
 };
 use strata_symbols::debug_files;

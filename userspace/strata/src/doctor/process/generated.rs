@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use strata_files::{FileService, Locator, ProcessRef, Reply, Request};
+use strata_sandbox::{FileService, Locator, ProcessRef, Reply, Request};
 use strata_symbols::PerfMap;
 
 use super::files::is_file;

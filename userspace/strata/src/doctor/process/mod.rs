@@ -15,7 +15,7 @@ mod who;
 
 use std::io;
 
-use strata_files::{Config, FileService, ProcessRef};
+use strata_sandbox::{Config, FileService, ProcessRef};
 
 use super::environment::{Capability, Environment};
 use super::line::State;

@@ -1,6 +1,6 @@
 //! Assemblies inside single-file .NET programs: which of them the code of a mapping is.
 //!
-//! A bundle is a program with files behind it (`strata_managed::bundle`). The runtime maps the
+//! A bundle is a program with files behind it (`strata_dotnet::bundle`). The runtime maps the
 //! sections of an assembly from where they lie in it; of a compressed assembly it makes a copy in
 //! memory without a file, and only the runtime says where (`PEImageLayout::LoadConverted`,
 //! src/coreclr/vm/peimagelayout.cpp). Either way the unwind table is that of the part.
@@ -11,9 +11,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use strata_files::{FileError, FilePart, Reply, Request};
-use strata_managed::Bundle;
-use strata_managed::bundle::FileKind;
+use strata_dotnet::Bundle;
+use strata_dotnet::bundle::FileKind;
+use strata_sandbox::{FileError, FilePart, Reply, Request};
 use strata_unwind::Load;
 
 use super::{Asked, Loading, State, TableKey, Unknown};
@@ -286,7 +286,7 @@ fn is_as_large(loads: &[Load], module: &LoadedModule) -> bool {
 mod tests {
     use super::*;
     use crate::processes::table::Backing;
-    use strata_managed::bundle::BundledFile;
+    use strata_dotnet::bundle::BundledFile;
 
     fn assemblies(files: &[(u64, u64, u64)]) -> Assemblies {
         let file = |&(offset, size, compressed_size): &(u64, u64, u64)| BundledFile {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use strata_files::{FileError, ProcessRef, Reply, Request, RequestId};
 use strata_profile::FrameKind;
+use strata_sandbox::{FileError, ProcessRef, Reply, Request, RequestId};
 use strata_symbols::Resolver;
 
 use super::{FOR_GOOD, Naming, ROUNDS, UNNAMED_CODE};

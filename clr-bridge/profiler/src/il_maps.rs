@@ -1,0 +1,64 @@
+//! Which IL each piece of a method's native code came from.
+
+use strata_bridge_protocol::field::{IlMapEntry, MAX_MAP_ENTRIES};
+use strata_bridge_protocol::record::IlMap;
+
+use crate::asking;
+use crate::com::info::IlToNative;
+use crate::session::Session;
+
+/// Entries that fit on the stack; methods with more are asked for again with room from the heap.
+const FEW: usize = 64;
+
+/// Tells the map of the code at `start`, if it is this function's. `None` when it is not, or the
+/// runtime has none.
+///
+/// The runtime takes a function's id for a pointer and follows it, so an id that came from outside,
+/// or whose method is gone by now, would end the process. It is asked by address whose code this is.
+pub fn tell(session: &Session, start: u64, function: u64) -> Option<bool> {
+    if !asking::may_ask(&session.known(), start as usize, false) {
+        return None;
+    }
+    let (found, rejit) = session.info().function_at(start)?;
+    if found as u64 != function {
+        return None;
+    }
+    tell_one(session, found, rejit, start as usize)
+}
+
+/// Tells the map of one compilation.
+pub fn tell_one(session: &Session, function: usize, rejit: usize, start: usize) -> Option<bool> {
+    tell_with(session, function, rejit, start, |entries| session.info().il_map_at(start, entries))
+}
+
+fn tell_with(
+    session: &Session,
+    function: usize,
+    rejit: usize,
+    start: usize,
+    ask: impl Fn(&mut [IlToNative]) -> Option<usize>,
+) -> Option<bool> {
+    let mut few = [IlToNative::default(); FEW];
+    let count = ask(&mut few)?;
+    let mut many = Vec::new();
+    let found = if count <= FEW {
+        few.get(..count)?
+    } else {
+        let wanted = count.min(MAX_MAP_ENTRIES);
+        many.try_reserve_exact(wanted).ok()?;
+        many.resize(wanted, IlToNative::default());
+        let count = ask(&mut many)?.min(wanted);
+        many.get(..count)?
+    };
+    let mut entries = Vec::new();
+    entries.try_reserve_exact(found.len()).ok()?;
+    entries.extend(
+        found.iter().map(|entry| IlMapEntry { native: entry.native_start, il: entry.il as i32 }),
+    );
+    Some(session.write(&IlMap {
+        function: function as u64,
+        rejit: rejit as u64,
+        start: start as u64,
+        entries: &entries,
+    }))
+}

@@ -1,0 +1,283 @@
+//! From a function of the runtime's to `Method` records.
+//!
+//! The callbacks that say a method was compiled end here, and so do the enumeration of what was
+//! compiled before and the answers to requests.
+
+use std::sync::MutexGuard;
+
+use strata_bridge_protocol::record::{Method, MethodKind, MethodUnload, Tier};
+
+use crate::com::info::FunctionInfo;
+use crate::com::metadata::row;
+use crate::compilations::{Code, Compilations, NO_PIECES};
+use crate::known::{Known, Module, Owner};
+use crate::metadata::Metadata;
+use crate::session::Session;
+use crate::text::Text;
+use crate::types::{self, MOST_PARAMETERS, ParameterNames};
+use crate::{il_maps, modules};
+
+/// Why code is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// It was compiled, now or before.
+    Compiled,
+    /// Somebody asked for an address in it.
+    Asked { ip: u64 },
+}
+
+impl Reason {
+    fn asked_ip(self) -> u64 {
+        match self {
+            Reason::Asked { ip } => ip,
+            Reason::Compiled => 0,
+        }
+    }
+}
+
+/// Tells every compilation of a function that was not told before.
+pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
+    let compilations = Compilations::of(session, function, rejit);
+    let starts = compilations.starts();
+    if starts.is_empty() || all_told(session, starts) {
+        return;
+    }
+    let Some(named) = Named::of(session, function) else { return };
+    for start in starts {
+        if session.known().enter_code(*start, function, &named.module) {
+            let code = compilations.code(session, *start);
+            named.tell(session, rejit, &code, Reason::Compiled);
+            if session.wants_il_maps() {
+                il_maps::tell_one(session, function, rejit, *start);
+            }
+        }
+    }
+}
+
+fn all_told(session: &Session, starts: &[usize]) -> bool {
+    let known = session.known();
+    starts.iter().all(|start| known.has_code(*start))
+}
+
+/// Tells a method that has no metadata: a `DynamicMethod`, or glue that the runtime made.
+pub fn tell_dynamic(session: &Session, function: usize, reason: Reason) -> Option<bool> {
+    let mut units = [0u16; 1024];
+    let dynamic = session.info().dynamic_function(function, &mut units)?;
+    let mut name = Text::<4096>::new();
+    name.push_units(units.get(..dynamic.name_units as usize).unwrap_or_default());
+    let kind = match reason {
+        Reason::Asked { .. } => MethodKind::Resolved,
+        Reason::Compiled if name.as_str().starts_with("IL_STUB") => MethodKind::Stub,
+        Reason::Compiled => MethodKind::Dynamic,
+    };
+    let module = session.module(dynamic.module);
+    let code = Code::of_dynamic(session, function);
+    // Without memory the end of it is told without its start.
+    let _ = session.known().enter_dynamic(function, code.start()?);
+    let mut pieces = NO_PIECES;
+    Some(session.write(&Method {
+        function: function as u64,
+        rejit: 0,
+        module: dynamic.module as u64,
+        type_token: 0,
+        token: 0,
+        kind: kind as u8,
+        tier: Tier::Unknown as u8,
+        app_domain: module.map_or(0, |module| module.app_domain as u64),
+        name: name.as_str(),
+        generic_parameters: Default::default(),
+        // SAFETY: the runtime keeps a dynamic method's signature as long as the method, and its
+        // code is being published or was found to be running.
+        signature: unsafe { blob(dynamic.signature, dynamic.signature_size) },
+        class_arguments: Default::default(),
+        method_arguments: Default::default(),
+        asked_ip: reason.asked_ip(),
+        ranges: code.to_record(&mut pieces).into(),
+    }))
+}
+
+/// A dynamic method was collected.
+pub fn tell_dynamic_end(session: &Session, function: usize) {
+    let start = session.known().forget_dynamic(function);
+    if let Some(start) = start {
+        session.write(&MethodUnload { function: function as u64, start: start as u64 });
+    }
+}
+
+/// A function with everything that all its compilations share.
+pub struct Named {
+    function: usize,
+    info: FunctionInfo,
+    arguments: [usize; MOST_PARAMETERS],
+    class_arguments: [usize; MOST_PARAMETERS],
+    class_argument_count: usize,
+    module: Module,
+    parent: u32,
+    signature: &'static [u8],
+    name: &'static str,
+    parameters: ParameterNames,
+}
+
+impl Named {
+    /// Looks up a function, and tells the types that its records will refer to.
+    pub fn of(session: &Session, function: usize) -> Option<Named> {
+        let mut arguments = [0; MOST_PARAMETERS];
+        let mut info = session.info().function_info(function, &mut arguments)?;
+        let known = session.known();
+        let (module, owner) = (known.module(info.module), known.owner(info.class));
+        drop(known);
+        if info.class != 0 {
+            session.canonical().prove(function, info.class, owner.is_none());
+        }
+        let module = match module {
+            Some(module) => module,
+            None => session.module(info.module)?,
+        };
+        let module = modules::with_token(session, module, info.token)?;
+        let metadata = module.metadata.as_ref()?;
+        let signature = metadata.method_signature(info.token)?;
+        let Owner { token: parent, generic } = match owner {
+            Some(owner) => owner,
+            None => find_owner(session, metadata, function, &mut info)?,
+        };
+        let mut named = Named {
+            function,
+            info,
+            arguments,
+            class_arguments: [0; MOST_PARAMETERS],
+            class_argument_count: 0,
+            module,
+            parent,
+            signature,
+            name: metadata.method_name(info.token).unwrap_or_default(),
+            parameters: ParameterNames::none(),
+        };
+        types::tell_all(session, &module, signature, parent);
+        if generic && info.class != 0 {
+            named.ask_class_arguments(session);
+        }
+        const GENERIC: u8 = 0x10;
+        if signature.first().is_some_and(|first| first & GENERIC != 0) {
+            named.parameters.read(metadata, info.token);
+        }
+        Some(named)
+    }
+
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
+    fn ask_class_arguments(&mut self, session: &Session) {
+        let class = session.info().class_info(self.info.class, &mut self.class_arguments);
+        let count = class.map_or(0, |class| class.arguments as usize);
+        self.class_argument_count = count.min(MOST_PARAMETERS);
+    }
+
+    fn method_arguments(&self) -> &[usize] {
+        self.arguments.get(..self.info.arguments as usize).unwrap_or_default()
+    }
+
+    /// What is known, with the classes of the type arguments in it. They may have been forgotten since
+    /// they were learned, though hardly twice.
+    fn with_classes<'s>(&self, session: &'s Session) -> MutexGuard<'s, Known> {
+        let of_class = self.class_arguments.iter().take(self.class_argument_count);
+        let classes = || of_class.clone().chain(self.method_arguments());
+        for _ in 0..3 {
+            let known = session.known();
+            if classes().all(|class| *class == 0 || known.class(*class).is_some()) {
+                return known;
+            }
+            drop(known);
+            classes().for_each(|class| types::learn_class(session, *class));
+        }
+        session.known()
+    }
+
+    /// Writes one compilation.
+    pub fn tell(&self, session: &Session, rejit: usize, code: &Code, reason: Reason) -> bool {
+        let mut pieces = NO_PIECES;
+        let mut parameters = [""; MOST_PARAMETERS];
+        let mut of_class = [""; MOST_PARAMETERS];
+        let mut of_method = [""; MOST_PARAMETERS];
+        let class_arguments =
+            self.class_arguments.get(..self.class_argument_count).unwrap_or_default();
+        let known = self.with_classes(session);
+        for (class, text) in class_arguments.iter().zip(&mut of_class) {
+            *text = known.class(*class).unwrap_or_default();
+        }
+        for (class, text) in self.method_arguments().iter().zip(&mut of_method) {
+            *text = known.class(*class).unwrap_or_default();
+        }
+        session.write(&Method {
+            function: self.function as u64,
+            rejit: rejit as u64,
+            module: self.module.id as u64,
+            type_token: self.parent,
+            token: self.info.token,
+            kind: match reason {
+                Reason::Compiled => MethodKind::Jitted,
+                Reason::Asked { .. } => MethodKind::Resolved,
+            } as u8,
+            tier: self.tier(code) as u8,
+            app_domain: self.module.app_domain as u64,
+            name: self.name,
+            generic_parameters: self.parameters.list(&mut parameters).into(),
+            signature: self.signature,
+            class_arguments: of_class.get(..class_arguments.len()).unwrap_or_default().into(),
+            method_arguments: of_method
+                .get(..self.method_arguments().len())
+                .unwrap_or_default()
+                .into(),
+            asked_ip: reason.asked_ip(),
+            ranges: code.to_record(&mut pieces).into(),
+        })
+    }
+
+    /// The profiling interface does not say the tier. Code within a module's image was compiled
+    /// ahead, and the entry of a loop's replacement looks like nothing else.
+    fn tier(&self, code: &Code) -> Tier {
+        if code.start().is_some_and(|start| self.module.contains(start)) {
+            Tier::ReadyToRun
+        } else if code.replaces_a_loop() {
+            Tier::Osr
+        } else {
+            Tier::Unknown
+        }
+    }
+}
+
+/// The type definition that a function belongs to. Code that several classes share has no class as
+/// far as the runtime says; then it gets the one that stands for all of them.
+fn find_owner(
+    session: &Session,
+    metadata: &Metadata,
+    function: usize,
+    info: &mut FunctionInfo,
+) -> Option<Owner> {
+    if info.class == 0 {
+        let token = metadata.method_parent(info.token)?;
+        info.class = session.canonical().class_of(session, function, info.module, token);
+        if info.class == 0 {
+            return Some(Owner { token, generic: false });
+        }
+    }
+    let class = session.info().class_info(info.class, &mut [0; MOST_PARAMETERS]);
+    let class = class.filter(|class| class.module == info.module && row(class.token) != 0);
+    let Some(class) = class else {
+        return Some(Owner { token: metadata.method_parent(info.token)?, generic: false });
+    };
+    let owner = Owner { token: class.token, generic: class.arguments > 0 };
+    // Without memory it is asked again next time.
+    let _ = session.known().enter_owner(info.class, owner);
+    Some(owner)
+}
+
+/// # Safety
+/// `start` is null, or `size` bytes from there on live as long as the result is used.
+unsafe fn blob<'a>(start: *const u8, size: u32) -> &'a [u8] {
+    if start.is_null() {
+        return &[];
+    }
+    // SAFETY: passed on from the caller.
+    unsafe { std::slice::from_raw_parts(start, size as usize) }
+}

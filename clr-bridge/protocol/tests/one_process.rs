@@ -1,0 +1,487 @@
+//! Writer, owner and readers over real memfds, all in this process.
+
+mod support;
+
+use std::fs::File;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+
+use strata_bridge_protocol::contexts::Context;
+use strata_bridge_protocol::control::{Outcome, request, wish};
+use strata_bridge_protocol::event::Event;
+use strata_bridge_protocol::field::Sink;
+use strata_bridge_protocol::layout::{CONTEXT_SLOTS, MAX_EVENT, RING_CELLS};
+use strata_bridge_protocol::owning::{Owner, RequestError, TakeError};
+use strata_bridge_protocol::reader::ring::RingReader;
+use strata_bridge_protocol::reader::{Budget, Limits, Reader, ReaderLosses};
+use strata_bridge_protocol::record::{Encode, NotFound, Record};
+use strata_bridge_protocol::ring::RingPlaces;
+use strata_bridge_protocol::shared_file::monotonic_time;
+use strata_bridge_protocol::status::{Count, Loss, State};
+use strata_bridge_protocol::writer::{Lost, Writer};
+use support::{main_files, method, reader};
+
+const BUDGET: Budget = Budget { records: usize::MAX, bytes: usize::MAX };
+
+fn writer_and_reader() -> (Writer, Reader<File>) {
+    let writer = Writer::create().expect("memory");
+    let reader = reader(std::process::id(), Some(writer.id()));
+    (writer, reader)
+}
+
+/// The writer's main file, opened as another process would.
+fn main_file(writer: &Writer) -> File {
+    let is_ours = |file: &File| {
+        let copy = file.try_clone().expect("a descriptor");
+        Reader::new(copy, Limits::default()).is_ok_and(|reader| reader.id() == writer.id())
+    };
+    main_files(std::process::id()).into_iter().find(is_ours).expect("the writer's file is mapped")
+}
+
+fn ips(reader: &mut Reader<File>, budget: Budget) -> (Vec<u64>, bool) {
+    let poll = reader.poll(budget, 0).expect("the log can be read");
+    let ips = poll.entries.iter().map(|entry| match &entry.record {
+        Record::NotFound(NotFound { ip }) => *ip,
+        Record::Method(method) => method.function,
+        other => panic!("nobody wrote {other:?}"),
+    });
+    (ips.collect(), poll.more)
+}
+
+#[test]
+fn what_is_appended_is_read_once() {
+    let (writer, mut reader) = writer_and_reader();
+    assert_eq!(ips(&mut reader, BUDGET).0, []);
+    for ip in 1..=3 {
+        writer.append(100 + ip, &NotFound { ip }).expect("room");
+    }
+    let poll = reader.poll(BUDGET, 0).expect("the log can be read");
+    assert_eq!(poll.entries.iter().map(|entry| entry.time).collect::<Vec<_>>(), [101, 102, 103]);
+    assert_eq!(ips(&mut reader, BUDGET).0, []);
+    writer.append(0, &NotFound { ip: 4 }).expect("room");
+    assert_eq!(ips(&mut reader, BUDGET), (vec![4], false));
+    assert_eq!(reader.losses(), ReaderLosses::default());
+}
+
+#[test]
+fn a_log_of_many_segments_is_read_in_order_in_small_pieces() {
+    let (writer, mut reader) = writer_and_reader();
+    let name = "x".repeat(3000);
+    let count = 5000;
+    for number in 0..count {
+        if number % 100 == 0 {
+            writer.prepare_log(0);
+        }
+        writer.append(0, &method(number, &name)).expect("room");
+    }
+    let status = reader.status().expect("the status can be read");
+    assert!(status.segments >= 4, "{} segments", status.segments);
+    assert_eq!(reader.missing_segments(&status), status.segments - 1);
+    support::add_segments(&mut reader, std::process::id());
+    assert_eq!(reader.missing_segments(&status), 0);
+    let mut seen = Vec::new();
+    loop {
+        let (some, more) = ips(&mut reader, Budget { records: 100, bytes: 100_000 });
+        assert!(some.len() <= 100);
+        seen.extend(some);
+        if !more {
+            break;
+        }
+    }
+    assert!(seen.into_iter().eq(0..count));
+    assert_eq!(reader.losses(), ReaderLosses::default());
+}
+
+#[test]
+fn a_full_log_loses_and_counts() {
+    let (writer, reader) = writer_and_reader();
+    let name = "x".repeat(4000);
+    let lost = (0..100_000).find_map(|number| writer.append(0, &method(number, &name)).err());
+    assert_eq!(lost, Some(Lost::Counted(Loss::LogFull)));
+    // What is small still finds no room either: the log is over.
+    assert_eq!(writer.append(0, &NotFound { ip: 1 }), Err(Lost::Counted(Loss::LogFull)));
+    let status = reader.status().expect("the status can be read");
+    assert_eq!((status.segments, status.lost(Loss::LogFull)), (64, 2));
+}
+
+#[test]
+fn threads_that_append_at_once_lose_nothing() {
+    let (writer, mut reader) = writer_and_reader();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let writer = &writer;
+            scope.spawn(move || {
+                for number in 0..5000 {
+                    let function = thread << 32 | number;
+                    let name = "x".repeat(number as usize % 300);
+                    writer.append(0, &method(function, &name)).expect("room");
+                }
+            });
+        }
+    });
+    support::add_segments(&mut reader, std::process::id());
+    let seen = ips(&mut reader, BUDGET).0;
+    for thread in 0..8 {
+        let of_thread = seen.iter().filter(|function| **function >> 32 == thread);
+        assert!(of_thread.map(|function| function & 0xffff_ffff).eq(0..5000));
+    }
+    assert_eq!(seen.len(), 8 * 5000);
+}
+
+/// A `NotFound` whose writer waits half-way for a word.
+struct Slow {
+    measured: AtomicBool,
+    go_on: Mutex<Receiver<()>>,
+}
+
+impl Encode for Slow {
+    const KIND: u16 = NotFound::KIND;
+
+    fn encode(&self, sink: &mut impl Sink) {
+        sink.put(&[7; 4]);
+        if self.measured.swap(true, Ordering::Relaxed) {
+            self.go_on.lock().expect("no panic").recv().expect("the test goes on");
+        }
+        sink.put(&[0; 4]);
+    }
+}
+
+#[test]
+fn a_record_that_is_finished_late_is_not_lost() {
+    let (writer, mut reader) = writer_and_reader();
+    let patience = 2_000_000_000;
+    let (go_on, receiver) = channel();
+    let slow = Slow { measured: false.into(), go_on: Mutex::new(receiver) };
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| writer.append(1, &slow));
+        while !slow.measured.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        let mut poll = |now| {
+            let poll = reader.poll(BUDGET, now).expect("the log can be read");
+            poll.entries.into_iter().map(|entry| entry.record).collect::<Vec<_>>()
+        };
+        // Wait until the record is reserved, too. However often the reader has met it by then, no
+        // time has passed.
+        while writer.append(2, &NotFound { ip: 2 }).is_ok()
+            && poll(0).contains(&NotFound { ip: 2 }.into())
+        {}
+        for quarter in 1..4 {
+            assert_eq!(poll(quarter * patience / 4), []);
+        }
+        let behind = poll(patience);
+        assert!(
+            !behind.is_empty() && behind.iter().all(|record| *record == NotFound { ip: 2 }.into())
+        );
+        assert_eq!(poll(patience), []);
+        go_on.send(()).expect("the thread waits");
+        thread.join().expect("no panic").expect("room");
+        assert_eq!(poll(patience), [NotFound { ip: 0x0707_0707 }.into()]);
+        assert_eq!(poll(patience), []);
+    });
+    assert_eq!(reader.losses(), ReaderLosses { late: 1, ..ReaderLosses::default() });
+}
+
+#[test]
+fn the_status_tells_what_the_bridge_said() {
+    let (writer, reader) = writer_and_reader();
+    writer.status().set_runtime([9, 0, 7, 1], 15, ".NET 9.0.7, a text that is far too long for it");
+    writer
+        .status()
+        .set_bridge("0.1.0 ümläüte und noch viel mehr, so dass der Rest nicht mehr passt");
+    writer.status().set_state(State::Ready);
+    writer.status().count(Count::Methods, 3);
+    writer.status().lost(Loss::RuntimeCall, 2);
+    writer.status().set_obeyed(4, 5);
+    let status = reader.status().expect("the status can be read");
+    assert_eq!(status.state, Some(State::Ready));
+    assert_eq!((status.runtime, status.interface), ([9, 0, 7, 1], 15));
+    assert_eq!(status.pid, std::process::id());
+    assert_eq!(status.runtime_text, ".NET 9.0.7, a text that is far too long for it");
+    assert!(status.bridge_text.starts_with("0.1.0 ümläüte") && status.bridge_text.len() <= 64);
+    assert_eq!((status.count(Count::Methods), status.lost(Loss::RuntimeCall)), (3, 2));
+    assert_eq!((status.obeyed, status.segments), ((4, 5), 1));
+    assert!(status.created > 0 && status.created <= monotonic_time());
+}
+
+#[test]
+fn wishes_and_requests_arrive_and_are_answered() {
+    let (writer, reader) = writer_and_reader();
+    assert_eq!(writer.control().wishes(), None);
+    assert!(!writer.owner_lives(0));
+    let mut owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    assert!(writer.owner_lives(0));
+    let mut rates = [0; 32];
+    rates[31] = 97;
+    owner.wish(wish::JIT_EVENTS, rates).expect("memory");
+    let wishes = writer.control().wishes().expect("there are wishes");
+    assert!(wishes.has(wish::JIT_EVENTS) && !wishes.has(wish::IL_MAPS));
+    assert_eq!((wishes.rates, wishes.owner_name.as_str()), (rates, "a test"));
+    writer.status().set_obeyed(wishes.epoch, wishes.generation);
+    assert!(owner.is_obeyed(&reader.status().expect("the status can be read")));
+
+    assert_eq!(writer.control().next_request(wishes.epoch), None);
+    let first = owner.request(request::RESOLVE_IP, 0x7f00, 0).expect("room");
+    let second = owner.request(request::IL_MAP, 5, 6).expect("room");
+    let asked = writer.control().next_request(wishes.epoch).expect("a request");
+    assert_eq!((asked.sequence, asked.kind, asked.first), (first, request::RESOLVE_IP, 0x7f00));
+    assert_eq!(owner.outcome(first).expect("memory"), None);
+    writer.control().answer(&asked, Outcome::Answered);
+    let asked = writer.control().next_request(wishes.epoch).expect("another request");
+    assert_eq!((asked.sequence, asked.first, asked.second), (second, 5, 6));
+    writer.control().answer(&asked, Outcome::Failed);
+    assert_eq!(owner.outcome(first).expect("memory"), Some(Outcome::Answered));
+    assert_eq!(owner.outcome(second).expect("memory"), Some(Outcome::Failed));
+    assert_eq!(writer.control().next_request(wishes.epoch), None);
+
+    owner.release().expect("memory");
+    assert!(!writer.owner_lives(0));
+    assert_eq!(writer.control().wishes().map(|wishes| wishes.flags), Some(0));
+}
+
+#[test]
+fn a_full_request_ring_refuses_until_answers_come() {
+    let (writer, _reader) = writer_and_reader();
+    let mut owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    let epoch = owner.wishes().epoch;
+    for ip in 0..256 {
+        owner.request(request::RESOLVE_IP, ip, 0).expect("room");
+    }
+    let full = owner.request(request::RESOLVE_IP, 0, 0);
+    assert!(matches!(full, Err(RequestError::Full)), "{full:?}");
+    for ip in 0..256 {
+        let asked = writer.control().next_request(epoch).expect("a request");
+        assert_eq!(asked.first, ip);
+        writer.control().answer(&asked, Outcome::Answered);
+    }
+    assert_eq!(writer.control().next_request(epoch), None);
+    owner.request(request::RESOLVE_IP, 1, 0).expect("room again");
+}
+
+#[test]
+fn what_an_owner_before_asked_is_not_answered_to_the_next() {
+    let (writer, _reader) = writer_and_reader();
+    let mut before = Owner::take(main_file(&writer), "first").expect("nobody owns it");
+    for ip in 0..100 {
+        before.request(request::RESOLVE_IP, ip, 0).expect("room");
+    }
+    let epoch = before.wishes().epoch;
+    let asked = writer.control().next_request(epoch).expect("a request");
+    writer.control().answer(&asked, Outcome::Answered);
+    drop(before);
+    let mut next = Owner::take(main_file(&writer), "second").expect("the first is gone");
+    let epoch = writer.control().wishes().expect("wishes").epoch;
+    assert_eq!(epoch, next.wishes().epoch);
+    assert_eq!(writer.control().next_request(epoch), None);
+    next.request(request::RESOLVE_IP, 1000, 0).expect("room");
+    let asked = writer.control().next_request(epoch).expect("a request");
+    assert_eq!(asked.first, 1000);
+}
+
+#[test]
+fn a_second_owner_is_told_who_the_first_is() {
+    let (writer, _reader) = writer_and_reader();
+    let first = Owner::take(main_file(&writer), "strata record").expect("nobody owns it");
+    match Owner::take(main_file(&writer), "another") {
+        Err(TakeError::Owned { name, pid }) => {
+            assert_eq!((name.as_str(), pid), ("strata record", std::process::id()));
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(first);
+    Owner::take(main_file(&writer), "another").expect("the first is gone");
+}
+
+fn event(number: u64, frames: &[u64]) -> Event<'_> {
+    Event { kind: 7, time: number, tid: 5, values: [number, 1], frames, ..Event::default() }
+}
+
+#[test]
+fn events_are_taken_in_order_round_and_round() {
+    let (writer, _reader) = writer_and_reader();
+    assert_eq!(writer.push(&event(0, &[])), Err(Lost::Counted(Loss::RingAbsent)));
+    writer.prepare_ring().expect("memory");
+    let owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    let mut ring = RingReader::new(owner.file(), RingPlaces::MAIN).expect("a ring");
+    owner.set_ring_tail(ring.tail()).expect("memory");
+    let mut losses = ReaderLosses::default();
+    let frames: Vec<u64> = (0..1000).collect();
+    let mut pushed = 0;
+    let mut taken = 0;
+    for round in 0..400 {
+        for _ in 0..round {
+            // Of all sizes, so that events lie across the end of the ring.
+            let depth = (pushed * 7 % 1000) as usize;
+            let mut event = event(pushed, &frames[..depth]);
+            event.detail = &[1, 2, 3];
+            writer.push(&event).expect("room");
+            pushed += 1;
+            if pushed % 50 > 0 {
+                continue;
+            }
+            let budget = Budget { records: 20, bytes: 1 << 20 };
+            loop {
+                let events = ring.poll(owner.file(), budget, &mut losses).expect("memory");
+                owner.set_ring_tail(events.tail).expect("memory");
+                for event in events.events {
+                    assert_eq!(event.time, taken);
+                    let depth = (taken * 7 % 1000) as usize;
+                    assert_eq!(
+                        (event.frames.as_slice(), &event.detail[..]),
+                        (&frames[..depth], &[1, 2, 3][..])
+                    );
+                    taken += 1;
+                }
+                if !events.more {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(pushed - taken < 50 && taken > 70_000, "{pushed} {taken}");
+    assert_eq!(losses, ReaderLosses::default());
+}
+
+#[test]
+fn a_full_ring_drops_the_new_and_counts() {
+    let (writer, reader) = writer_and_reader();
+    writer.prepare_ring().expect("memory");
+    let owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    let mut ring = RingReader::new(owner.file(), RingPlaces::MAIN).expect("a ring");
+    owner.set_ring_tail(ring.tail()).expect("memory");
+    // Three cells each.
+    let frames = [1; 15];
+    assert_eq!(event(0, &frames).length(), Some(168));
+    let fit = RING_CELLS as u64 / 3;
+    for number in 0..fit {
+        writer.push(&event(number, &frames)).expect("room");
+    }
+    for number in 0..5 {
+        assert_eq!(writer.push(&event(number, &frames)), Err(Lost::Counted(Loss::RingFull)));
+    }
+    let status = reader.status().expect("the status can be read");
+    assert_eq!(status.lost(Loss::RingFull), 5);
+    let mut losses = ReaderLosses::default();
+    let events = ring.poll(owner.file(), BUDGET, &mut losses).expect("memory");
+    assert_eq!(events.events.len() as u64, fit);
+    assert_eq!(writer.push(&event(0, &frames)), Err(Lost::Counted(Loss::RingFull)));
+    owner.set_ring_tail(events.tail).expect("memory");
+    writer.push(&event(0, &frames)).expect("room again");
+    let frames = vec![0; MAX_EVENT / 8];
+    assert_eq!(writer.push(&event(0, &frames)), Err(Lost::Counted(Loss::EventTooLong)));
+}
+
+#[test]
+fn many_threads_push_and_every_event_is_whole() {
+    let (writer, _reader) = writer_and_reader();
+    writer.prepare_ring().expect("memory");
+    let owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    let mut ring = RingReader::new(owner.file(), RingPlaces::MAIN).expect("a ring");
+    owner.set_ring_tail(ring.tail()).expect("memory");
+    let done = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let pushers: Vec<_> = (0..4_u64)
+            .map(|thread| {
+                let (writer, done) = (&writer, &done);
+                scope.spawn(move || {
+                    let mut pushed = 0;
+                    for number in 0..50_000 {
+                        let value = thread << 32 | number;
+                        let frames = vec![value; 1 + number as usize % 40];
+                        pushed += u64::from(writer.push(&event(value, &frames)).is_ok());
+                    }
+                    done.fetch_add(1, Ordering::Release);
+                    pushed
+                })
+            })
+            .collect();
+        let mut last = [None; 4];
+        let mut taken = 0;
+        let mut losses = ReaderLosses::default();
+        loop {
+            let over = done.load(Ordering::Acquire) == 4;
+            let events = ring.poll(owner.file(), Budget::default(), &mut losses).expect("memory");
+            owner.set_ring_tail(events.tail).expect("memory");
+            for event in &events.events {
+                assert!(event.frames.iter().all(|frame| *frame == event.time), "{event:?}");
+                let (thread, number) = ((event.time >> 32) as usize, event.time & 0xffff_ffff);
+                assert_eq!(event.frames.len(), 1 + number as usize % 40);
+                assert!(last[thread].is_none_or(|last| last < number), "in order");
+                last[thread] = Some(number);
+                taken += 1;
+            }
+            if over && events.events.is_empty() {
+                break;
+            }
+        }
+        let pushed: u64 = pushers.into_iter().map(|p| p.join().expect("no panic")).sum();
+        assert_eq!((taken, losses), (pushed, ReaderLosses::default()));
+    });
+}
+
+#[test]
+fn a_thread_keeps_its_slot_until_it_ends() {
+    let (writer, reader) = writer_and_reader();
+    let context = |app_domain| Context { app_domain, trace: [1, 2], ..Context::default() };
+    let read = |tid| reader.context(tid).expect("memory");
+    assert_eq!(read(77), None);
+    let slot = writer.register_thread(77).expect("room");
+    assert_eq!(writer.register_thread(77), Ok(slot));
+    assert_eq!(read(77), Some(Context::default()));
+    writer.set_context(slot, &context(9)).expect("the slot is there");
+    assert_eq!((read(77), writer.context(slot)), (Some(context(9)), Some(context(9))));
+    writer.remove_thread(77);
+    assert_eq!((read(77), writer.context(slot)), (None, None));
+    let lost = writer.set_context(slot, &context(9));
+    assert_eq!(lost, Err(Lost::Counted(Loss::ContextContended)), "the slot is not its own");
+    // A thread that gets the same place finds it empty.
+    let slot = writer.register_thread(77).expect("room");
+    assert_eq!(writer.context(slot), Some(Context::default()));
+}
+
+#[test]
+fn threads_come_and_go_and_are_found() {
+    let (writer, reader) = writer_and_reader();
+    // Ten thousand threads in all, a thousand at a time.
+    for tid in 1..10_000_u32 {
+        let slot = writer.register_thread(tid).expect("room");
+        let context = Context { app_domain: u64::from(tid), ..Context::default() };
+        writer.set_context(slot, &context).expect("its own");
+        if tid > 1000 {
+            writer.remove_thread(tid - 1000);
+        }
+        if tid % 97 == 0 {
+            for live in tid.saturating_sub(999).max(1)..=tid {
+                let found = reader.context(live).expect("memory").expect("a live thread");
+                assert_eq!(found.app_domain, u64::from(live));
+            }
+        }
+    }
+    assert_eq!(reader.status().expect("memory").lost(Loss::ContextFull), 0);
+    assert_eq!(reader.context(5).expect("memory"), None);
+    // More than there are slots.
+    let registered = (1..6000).filter(|tid| writer.register_thread(*tid).is_ok()).count();
+    assert!((2000..=CONTEXT_SLOTS).contains(&registered), "{registered}");
+}
+
+#[test]
+fn dropping_a_writer_leaves_nothing_behind() {
+    let count = |writer: &Writer| {
+        let id = writer.id();
+        let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(id.len(), 32);
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+        maps.lines().filter(|line| line.contains("strata-clr")).count()
+    };
+    // Other tests of this process have writers too: what counts is that hundreds do not add up.
+    let mut most = 0;
+    for _ in 0..300 {
+        let writer = Writer::create().expect("memory");
+        writer.append(0, &NotFound { ip: 1 }).expect("room");
+        most = most.max(count(&writer));
+    }
+    assert!(most < 250, "{most} mappings");
+    let descriptors = std::fs::read_dir("/proc/self/fd").expect("descriptors").count();
+    assert!(descriptors < 250, "{descriptors} descriptors");
+}
