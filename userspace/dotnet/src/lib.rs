@@ -10,10 +10,11 @@
 //!   native function a statement calls
 //! - [`pdb`]: portable PDBs: IL offsets to documents and lines
 //! - [`bundle`]: the files inside a single-file program
+//! - [`names`]: the names of methods as a flame graph shows them
 //! - [`exercise`]: entry points for fuzzers
 //!
-//! No module opens a file: whoever calls hands over a [`ReadAt`]. Names are raw, as the metadata
-//! has them; making them readable is somebody else's job.
+//! No module opens a file: the caller hands over a [`ReadAt`]. Names are raw, as the metadata has
+//! them, until [`names`] makes them readable.
 //!
 //! Invariants: all input is hostile. Nothing panics, nothing is allocated by a size that only the
 //! input vouches for, every loop is bounded by bytes that were read, and every text that comes out
@@ -28,6 +29,7 @@ pub mod exercise;
 mod il;
 pub mod image;
 pub mod metadata;
+pub mod names;
 pub mod pdb;
 pub mod pe;
 pub mod readytorun;

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use strata_bridge_protocol::record::{MethodKind, MethodRecord};
-use strata_dotnet::{Statement, statement_at};
-use strata_names::{
-    Kind, Lacking, RawMethod, Signature, TypeNames, frame_name, lacking, signature, with_signature,
+use strata_dotnet::names::{
+    self, Kind, Lacking, RawMethod, Signature, TypeNames, frame_name, lacking, signature,
+    with_signature,
 };
+use strata_dotnet::{Statement, statement_at};
 use strata_sandbox::{ManagedMethod, ManagedNames};
 
 use super::runtime::{Runtime, Type};
@@ -235,8 +236,8 @@ fn named<T: AsRef<str>>(
 pub fn folds(callee: &NamedFrame, caller: &NamedFrame) -> bool {
     let shown = |frame: &'_ NamedFrame| (frame.name.clone(), frame.system_name.clone());
     let (callee, caller) = (shown(callee), shown(caller));
-    strata_names::folds(
-        strata_names::Shown { name: &callee.0, system_name: &callee.1 },
-        strata_names::Shown { name: &caller.0, system_name: &caller.1 },
+    names::folds(
+        names::Shown { name: &callee.0, system_name: &callee.1 },
+        names::Shown { name: &caller.0, system_name: &caller.1 },
     )
 }

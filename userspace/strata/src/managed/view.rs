@@ -34,7 +34,7 @@ const NATIVE: [&str; 6] = [
 
 fn is_of_the_runtime(frame: &FrameView<'_>) -> bool {
     match frame.kind {
-        FrameKind::Managed => strata_names::plumbing(frame.name),
+        FrameKind::Managed => strata_dotnet::names::plumbing(frame.name),
         FrameKind::Native => {
             let file = frame.mapping.rsplit('/').next().unwrap_or_default();
             NATIVE.contains(&file) || file == "dotnet"

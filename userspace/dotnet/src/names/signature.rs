@@ -1,12 +1,12 @@
 //! Signature blobs (ECMA-335 II.23.2) to text.
 //!
 //! Invariant: a walk is bounded in depth and in steps, and text stops growing at
-//! [`crate::MAX_NAME_BYTES`].
+//! [`MAX_NAME_BYTES`].
 
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::inert::{MAX_NAME_BYTES, inert, push};
+use super::inert::{MAX_NAME_BYTES, inert, push};
 
 /// Deeper types are not believed.
 const DEEPEST: usize = 32;

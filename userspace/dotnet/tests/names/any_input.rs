@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use strata_names::signature::{decode, decode_type};
-use strata_names::{
+use strata_dotnet::names::signature::{decode, decode_type};
+use strata_dotnet::names::{
     Kind, MAX_NAME_BYTES, RawMethod, Shown, Signature, TypeNames, folds, frame_name, plumbing,
     type_name, with_signature,
 };

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use strata_names::signature::{decode, decode_type};
-use strata_names::{RawMethod, Signature, TypeNames, frame_name, with_signature};
+use strata_dotnet::names::signature::{decode, decode_type};
+use strata_dotnet::names::{RawMethod, Signature, TypeNames, frame_name, with_signature};
 
 struct Shop;
 

@@ -3,10 +3,10 @@
 //! "Ns.Pair`2[System.Int32,System.__Canon]" is `Ns.Pair<System.Int32, __Canon>`. Reflection's form
 //! with an assembly for each argument ("[[System.Int32, mscorlib],…]") is understood, too.
 
-use crate::arguments::{SHARED, distribute, push_list};
-use crate::inert::{front, inert, push};
-use crate::member::{Member, Place};
-use crate::path::{Part, Path};
+use super::arguments::{SHARED, distribute, push_list};
+use super::inert::{front, inert, push};
+use super::member::{Member, Place};
+use super::path::{Part, Path};
 
 /// Arguments of arguments; deeper ones are not shown.
 const DEEPEST: usize = 32;
@@ -19,7 +19,7 @@ pub fn type_name(raw: &str) -> String {
     inert(&clean(raw))
 }
 
-pub(crate) fn clean(raw: &str) -> String {
+pub(super) fn clean(raw: &str) -> String {
     let mut reader = Reader { rest: front(raw), types: MOST_TYPES };
     let mut text = reader.read(DEEPEST).unwrap_or_default();
     // What is not a type is shown as it came.
@@ -218,6 +218,6 @@ mod tests {
         for raw in ["[", "]", "A[", "A[B", "A]B", "A`1[,]", "a,b", "<", "method ", "A[[B"] {
             let _ = type_name(raw);
         }
-        assert!(type_name(&"A[".repeat(5000)).len() <= crate::MAX_NAME_BYTES);
+        assert!(type_name(&"A[".repeat(5000)).len() <= super::super::MAX_NAME_BYTES);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use strata_names::{RawMethod, frame_name};
+use strata_dotnet::names::{RawMethod, frame_name};
 
 /// The name of "Type.Method", with arguments of the type and of the method, each list as
 /// "Parameter=Argument".

@@ -1,6 +1,6 @@
 //! Every form that the documentation of frame names lists, and the variants that compilers make.
 
-use strata_names::{Kind, Lacking, RawMethod, frame_name, lacking};
+use strata_dotnet::names::{Kind, Lacking, RawMethod, frame_name, lacking};
 
 /// The name of a method without arguments: "Type" and "Method".
 fn name(type_name: &str, method: &str) -> String {

@@ -1,7 +1,6 @@
 //! Texts that are safe to show: of bounded length, without control characters.
 
-/// No text that this crate makes is longer.
-pub const MAX_NAME_BYTES: usize = 4096;
+pub use crate::MAX_NAME_BYTES;
 
 const CUT: &str = "…";
 
@@ -17,7 +16,7 @@ fn acts(character: char) -> bool {
 }
 
 /// The text with a mark where something was that is not shown, cut where it gets too long.
-pub(crate) fn inert(text: &str) -> String {
+pub(super) fn inert(text: &str) -> String {
     let mut shown: String = front(text)
         .chars()
         .map(|character| if acts(character) { char::REPLACEMENT_CHARACTER } else { character })
@@ -31,12 +30,12 @@ pub(crate) fn inert(text: &str) -> String {
 }
 
 /// The start of a text: as much as is looked at.
-pub(crate) fn front(text: &str) -> &str {
+pub(super) fn front(text: &str) -> &str {
     text.get(..text.floor_char_boundary(MAX_NAME_BYTES)).unwrap_or_default()
 }
 
 /// Appends as long as the text is not too long already.
-pub(crate) fn push(text: &mut String, piece: &str) {
+pub(super) fn push(text: &mut String, piece: &str) {
     if text.len() <= MAX_NAME_BYTES {
         text.push_str(front(piece));
     }

@@ -1,12 +1,12 @@
 //! A method's name as a flame graph shows it.
 
-use crate::arguments::{MOST, SHARED, distribute, push_list, shown};
-use crate::hiding::plumbing;
-use crate::inert::{front, inert, push};
-use crate::member::{Member, Place, Shape, VISUAL_BASIC_LAMBDA, Within};
-use crate::path::{Part, Path};
-use crate::signature::Signature;
-use crate::type_text;
+use super::arguments::{MOST, SHARED, distribute, push_list, shown};
+use super::hiding::plumbing;
+use super::inert::{front, inert, push};
+use super::member::{Member, Place, Shape, VISUAL_BASIC_LAMBDA, Within};
+use super::path::{Part, Path};
+use super::signature::Signature;
+use super::type_text;
 
 /// Where a method's code comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

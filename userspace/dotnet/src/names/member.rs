@@ -1,13 +1,13 @@
 //! Method names: accessors, operators, constructors, lambdas, local functions.
 
-use crate::arguments::push_list;
-use crate::brackets::{enclosed, rsplit_outside};
-use crate::inert::push;
-use crate::operators::operator;
+use super::arguments::push_list;
+use super::brackets::{enclosed, rsplit_outside};
+use super::inert::push;
+use super::operators::operator;
 
 /// A method as its source has it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(super) struct Member {
     /// The method, or the one that a lambda or local function is in.
     pub method: String,
     pub within: Within,
@@ -17,7 +17,7 @@ pub(crate) struct Member {
 
 /// What of a method it is.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) enum Within {
+pub(super) enum Within {
     #[default]
     Itself,
     Lambda {
@@ -28,7 +28,7 @@ pub(crate) enum Within {
 
 /// What is known of where the name stands.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(super) struct Place<'a> {
     /// The type, without anything that surrounds it.
     pub owner: &'a str,
     /// The method that a lambda is in when its name does not say so (VB).
@@ -42,7 +42,7 @@ pub(crate) struct Place<'a> {
 
 /// What a signature says about which accessor a method could be.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(super) struct Shape {
     /// Known to give nothing back, or something.
     pub gives: Option<bool>,
     pub parameters: Option<usize>,
@@ -51,7 +51,7 @@ pub(crate) struct Shape {
 }
 
 /// How VB names a lambda's method (Roslyn, `GeneratedNameConstants.vb`).
-pub(crate) const VISUAL_BASIC_LAMBDA: &str = "_Lambda$__";
+pub(super) const VISUAL_BASIC_LAMBDA: &str = "_Lambda$__";
 
 /// Compilers nest names three deep.
 const DEEPEST: usize = 8;

@@ -1,7 +1,7 @@
 //! Angle brackets in names: compilers nest names in names.
 
 /// Splits "<inner>rest" into `inner` and `rest`.
-pub(crate) fn enclosed(text: &str) -> Option<(&str, &str)> {
+pub(super) fn enclosed(text: &str) -> Option<(&str, &str)> {
     let mut depth = 0usize;
     for (at, byte) in text.bytes().enumerate() {
         match byte {
@@ -18,7 +18,7 @@ pub(crate) fn enclosed(text: &str) -> Option<(&str, &str)> {
 
 /// The pieces between the separators that are outside of all brackets. Where brackets do not
 /// match, they are characters like others.
-pub(crate) fn split_outside(text: &str, separator: u8) -> Vec<&str> {
+pub(super) fn split_outside(text: &str, separator: u8) -> Vec<&str> {
     let mut pieces = vec![];
     let (mut depth, mut start) = (0usize, 0);
     let matched = is_matched(text);
@@ -38,7 +38,7 @@ pub(crate) fn split_outside(text: &str, separator: u8) -> Vec<&str> {
 }
 
 /// Splits at the last separator that is outside of all brackets.
-pub(crate) fn rsplit_outside(text: &str, separator: u8) -> Option<(&str, &str)> {
+pub(super) fn rsplit_outside(text: &str, separator: u8) -> Option<(&str, &str)> {
     let last = split_outside(text, separator).pop()?;
     let before = text.len().checked_sub(last.len() + 1)?;
     Some((text.get(..before)?, last))

@@ -3,11 +3,11 @@
 //! C#: Roslyn, `src/Compilers/CSharp/Portable/Symbols/Synthesized/GeneratedNames.cs` and
 //! `GeneratedNameKind.cs`. VB: `GeneratedNameConstants.vb`. F#: `CompilerGlobalState.fs`.
 
-use crate::brackets::{enclosed, rsplit_outside, split_outside};
+use super::brackets::{enclosed, rsplit_outside, split_outside};
 
 /// What a part of a type's name says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part<'a> {
+pub(super) enum Part<'a> {
     /// A type that somebody wrote.
     Named(&'a str),
     /// A type without a name in the source: what it is called, and its number.
@@ -26,14 +26,14 @@ pub(crate) enum Part<'a> {
 
 /// One part of a type's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Segment<'a> {
+pub(super) struct Segment<'a> {
     pub part: Part<'a>,
     /// The generic parameters that it adds.
     pub arity: usize,
 }
 
 /// A type's name in pieces.
-pub(crate) struct Path<'a> {
+pub(super) struct Path<'a> {
     pub namespace: &'a str,
     pub segments: Vec<Segment<'a>>,
 }

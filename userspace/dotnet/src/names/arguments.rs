@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-use crate::inert::{MAX_NAME_BYTES, push};
-use crate::path::Segment;
-use crate::type_text;
+use super::inert::{MAX_NAME_BYTES, push};
+use super::path::Segment;
+use super::type_text;
 
 /// What the runtime passes for any reference type.
-pub(crate) const SHARED: &str = "System.__Canon";
+pub(super) const SHARED: &str = "System.__Canon";
 /// More arguments are not shown. The longest function type of the framework has 17.
-pub(crate) const MOST: usize = 64;
+pub(super) const MOST: usize = 64;
 
 /// One text for each argument: of a shared one the name that its parameter was declared with. All
 /// of them together are looked at no further than a name may be long.
-pub(crate) fn shown<T: AsRef<str>>(arguments: &[T], parameters: &[T]) -> Vec<String> {
+pub(super) fn shown<T: AsRef<str>>(arguments: &[T], parameters: &[T]) -> Vec<String> {
     let mut left = MAX_NAME_BYTES;
     (0..arguments.len().max(parameters.len()).min(MOST))
         .map(|position| {
@@ -47,7 +47,7 @@ fn declared(name: &str) -> String {
 
 /// Which arguments belong to which part of a type's name. Nested types repeat the parameters of
 /// the types around them, but count only their own in their names (ECMA-335 I.10.7.2).
-pub(crate) fn distribute(segments: &[Segment<'_>], count: usize) -> Vec<Range<usize>> {
+pub(super) fn distribute(segments: &[Segment<'_>], count: usize) -> Vec<Range<usize>> {
     let mut start = 0usize;
     let mut ranges: Vec<Range<usize>> = segments
         .iter()
@@ -66,7 +66,7 @@ pub(crate) fn distribute(segments: &[Segment<'_>], count: usize) -> Vec<Range<us
 }
 
 /// "<A, B>"; nothing when there are none.
-pub(crate) fn push_list(text: &mut String, arguments: &[String]) {
+pub(super) fn push_list(text: &mut String, arguments: &[String]) {
     for (position, argument) in arguments.iter().enumerate() {
         push(text, if position == 0 { "<" } else { ", " });
         push(text, argument);

@@ -1,4 +1,4 @@
-//! Turns the names that the CLR's metadata holds into the names that people wrote.
+//! Display names: from the names in the CLR's metadata to those of the source code.
 //!
 //! Code map:
 //! - `frame`: a method's name as a flame graph shows it, from everything that is known of it
@@ -11,8 +11,6 @@
 //!
 //! Invariant: all input is hostile. Nothing panics, and every text that comes out has at most
 //! [`MAX_NAME_BYTES`] and no character that moves a cursor or changes the direction of writing.
-
-#![forbid(unsafe_code)]
 
 mod arguments;
 mod brackets;

@@ -80,7 +80,7 @@ const CHARACTERS: [(&str, &str); 24] = [
 ];
 
 /// "operator +" of "op_Addition".
-pub(crate) fn operator(method: &str) -> Option<String> {
+pub(super) fn operator(method: &str) -> Option<String> {
     let name = method.strip_prefix("op_")?;
     let (checked, name) = match name.strip_prefix("Checked") {
         Some(name) => ("checked ", name),

@@ -4,7 +4,7 @@
 
 use std::io::{self, BufRead, BufWriter, Write};
 
-use strata_names::{RawMethod, frame_name};
+use strata_dotnet::names::{RawMethod, frame_name};
 
 fn main() -> io::Result<()> {
     let mut output = BufWriter::new(io::stdout().lock());
