@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use strata_profile::Format;
 
-use crate::managed::view::Shown;
-use crate::query::when::{When, parse_span};
+use crate::view::Shown;
+use strata_query::when::{When, parse_span};
 
 /// A profiler for the whole host: one stack from the kernel to the function that burns the time.
 ///
@@ -496,7 +496,7 @@ pub struct EnvArgs {
     #[arg(long, value_name = "FORM", default_value = "shell")]
     pub form: FormArg,
     /// Where to put the bridge's library; others than root and you must not be able to write there
-    #[arg(long, value_name = "DIR", default_value = crate::managed::start::DIRECTORY)]
+    #[arg(long, value_name = "DIR", default_value = crate::environment::DIRECTORY)]
     pub directory: PathBuf,
     /// For a runtime on musl (Alpine)
     #[arg(long)]
@@ -537,7 +537,7 @@ pub enum ClrArg {
     Off,
 }
 
-impl From<ClrArg> for crate::managed::Policy {
+impl From<ClrArg> for strata_agent::managed::Policy {
     fn from(how: ClrArg) -> Self {
         match how {
             ClrArg::Attach => Self::Attach,

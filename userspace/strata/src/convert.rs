@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use strata_profile::{Format, WriteOptions};
 
-use crate::managed::view::Shown;
 use crate::record::output;
+use crate::view::Shown;
 
 /// A profile larger than this is refused.
 const MOST: u64 = 2 << 30;

@@ -1,22 +1,16 @@
 //! strata: a host-wide profiler. See `ARCHITECTURE.md` for the map of the code.
 
 mod args;
-mod aside;
 mod convert;
 mod daemon;
 mod doctor;
-mod engine;
-mod kernel;
-mod managed;
+mod environment;
 mod printing;
-mod processes;
 mod ps;
 mod query;
 mod record;
-mod recording;
 mod stacks;
-mod symbols;
-mod tables;
+mod view;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -26,8 +20,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use args::{Command, ConfigCommand, DiffArgs, QueryArgs, RecordArgs, WhoseArgs};
 use clap::Parser;
-use kernel::loader::{Programs, Settings};
-use recording::selection::Wanted;
+use strata_agent::kernel::loader::{Programs, Settings};
+use strata_agent::selection::Wanted;
 use strata_profile::Format;
 
 /// strata's own helper processes are the same executable with one of these as its first argument.
@@ -44,7 +38,7 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
             Some(strata_sandbox::run_opener(lane))
         }
         "internal-measure-aggregate" => {
-            recording::aggregate::measure();
+            strata_agent::aggregate::measure();
             Some(Ok(()))
         }
         "internal-worker" => Some(strata_sandbox::run_worker(&strata_sandbox::StandardJobs)),
@@ -75,7 +69,7 @@ fn main() -> ExitCode {
             managed: args.clr.into(),
             json: args.json,
         }),
-        Command::Env(args) => managed::start::print(&args.directory, args.form.into(), args.musl),
+        Command::Env(args) => environment::print(&args.directory, args.form.into(), args.musl),
         Command::Ps(args) => ps::run(args.json),
         Command::Doctor(args) => {
             doctor::run(doctor::Question { pid: args.pid, json: args.json }, &probe)
@@ -85,7 +79,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
             eprintln!("strata: {error:#}");
-            if error.is::<engine::EngineError>() {
+            if error.is::<strata_agent::engine::EngineError>() {
                 explain();
             }
             ExitCode::FAILURE
@@ -189,7 +183,7 @@ fn compare(args: DiffArgs) -> Result<i32> {
         whose: whose(args.whose),
         from: args.window.from,
         to: args.window.to,
-        baseline: query::diff::Baseline {
+        baseline: strata_query::diff::Baseline {
             service: args.baseline.baseline_service,
             labels: args.baseline.baseline_label,
             from: args.baseline.baseline_from,
@@ -204,8 +198,8 @@ fn compare(args: DiffArgs) -> Result<i32> {
     })
 }
 
-fn whose(args: WhoseArgs) -> query::Whose {
-    query::Whose {
+fn whose(args: WhoseArgs) -> strata_query::Whose {
+    strata_query::Whose {
         service: args.service,
         kind: args.kind,
         labels: args.label,

@@ -12,7 +12,7 @@ use strata_clr::{ClrProcess, Machine, discover, runtime_version};
 use strata_profile::text::sanitize_for_terminal;
 
 use crate::printing;
-use crate::processes::container;
+use strata_agent::processes::container;
 
 /// A line of the table.
 struct Row {

@@ -12,15 +12,15 @@ use strata_abi::record::End;
 use strata_profile::Profile;
 use strata_profile::text::sanitize_for_terminal;
 
-use crate::engine::{Engine, Options};
-use crate::kernel::loader::Settings;
-use crate::kernel::sideband::Wakeup;
-use crate::managed::Policy;
 use crate::printing;
-use crate::recording::build::Circumstances;
-use crate::recording::place::describe_end;
-use crate::recording::resolve;
-use crate::recording::selection::Wanted;
+use strata_agent::engine::{Engine, Options};
+use strata_agent::kernel::loader::Settings;
+use strata_agent::kernel::sideband::Wakeup;
+use strata_agent::managed::Policy;
+use strata_agent::place::describe_end;
+use strata_agent::selection::Wanted;
+use strata_symbolize::build::Circumstances;
+use strata_symbolize::resolve;
 
 /// What is asked.
 pub struct Question {

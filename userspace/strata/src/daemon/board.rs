@@ -10,8 +10,8 @@ use strata_delivery::{Delivery, SinkHealth, State, Trouble};
 
 use super::memory;
 use super::publishing::Figures;
-use crate::aside;
 use crate::record::report::Loss;
+use strata_agent::aside;
 
 /// What the loop knows.
 #[derive(Clone, Debug, Default)]

@@ -11,12 +11,12 @@ use strata_store::Head;
 
 use super::clock::Period;
 use super::people::{Containers, People, Who, age_of};
-use crate::engine::{Engine, monotonic_nanos};
-use crate::processes::table::ImageId;
-use crate::recording::aggregate::{Aggregate, StackId, ThreadId, Tick};
-use crate::recording::build::{Build, Circumstances};
-use crate::recording::naming::Naming;
-use crate::symbols::Shortfalls;
+use strata_agent::aggregate::{Aggregate, StackId, ThreadId, Tick};
+use strata_agent::engine::{Engine, monotonic_nanos};
+use strata_agent::processes::table::ImageId;
+use strata_symbolize::Shortfalls;
+use strata_symbolize::build::{Build, Circumstances};
+use strata_symbolize::naming::Naming;
 
 /// One profile on its way.
 #[derive(Clone, Debug)]

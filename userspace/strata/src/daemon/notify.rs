@@ -33,7 +33,7 @@ impl Manager {
     }
 
     pub fn reloading(&self) {
-        let now = crate::engine::monotonic_nanos() / 1000;
+        let now = strata_agent::engine::monotonic_nanos() / 1000;
         self.say(&format!("RELOADING=1\nMONOTONIC_USEC={now}"));
     }
 

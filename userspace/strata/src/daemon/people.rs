@@ -24,11 +24,11 @@ use strata_metadata::{Application, Container, Environment, Facts, Pod, identify}
 use strata_sinks::origin::Language;
 use uuid::Uuid;
 
-use crate::aside::{Figures, Missing, Ticket};
-use crate::engine::Engine;
-use crate::processes::table::{ImageId, ProcessTable};
-use crate::recording::host;
 use reading::{Question, Reader, Seen, wanted_variables};
+use strata_agent::aside::{Figures, Missing, Ticket};
+use strata_agent::engine::Engine;
+use strata_agent::host;
+use strata_agent::processes::table::{ImageId, ProcessTable};
 use who::{origin, stored_labels};
 
 pub use reading::age_of;

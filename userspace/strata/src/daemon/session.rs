@@ -27,14 +27,14 @@ use super::publishing::{Destinations, Publisher, StorePlan};
 use super::runtimes::Runtimes;
 use super::settings::{Source, keeps_times, kernel_frequency};
 use super::{outlets, web};
-use crate::engine::readiness::Readiness;
-use crate::engine::{Engine, Options};
-use crate::kernel::introspect::{self, RunTimeStatistics};
-use crate::kernel::loader::Settings;
-use crate::kernel::sideband::Wakeup;
-use crate::managed::Policy;
-use crate::recording::selection::Wanted;
 use figures::SlowFigures;
+use strata_agent::engine::readiness::Readiness;
+use strata_agent::engine::{Engine, Options};
+use strata_agent::kernel::introspect::{self, RunTimeStatistics};
+use strata_agent::kernel::loader::Settings;
+use strata_agent::kernel::sideband::Wakeup;
+use strata_agent::managed::Policy;
+use strata_agent::selection::Wanted;
 
 /// Records are drained at least this often; with the tick while there are none.
 const TURN: Duration = Duration::from_millis(250);

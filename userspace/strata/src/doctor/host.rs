@@ -9,7 +9,7 @@ use super::environment::{Capability, Environment, setting};
 use super::line::{Group, Line};
 use super::parse;
 use super::text;
-use crate::kernel::type_info::{self, KernelTypes, TypeError};
+use strata_agent::kernel::type_info::{self, KernelTypes, TypeError};
 
 const GROUP: Group = Group::Kernel;
 

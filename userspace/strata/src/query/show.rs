@@ -11,8 +11,8 @@ use strata_profile::text::{duration, grouped, quantity, sanitize_for_terminal, s
 use strata_profile::{FrameKind, Profile};
 use strata_store::{Answer, Holding};
 
-use super::when;
 use crate::printing::print;
+use strata_query::when;
 
 /// Characters of a function's name.
 const LONGEST: usize = 100;

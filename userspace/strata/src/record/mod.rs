@@ -23,13 +23,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use strata_profile::{Format, Profile, WriteOptions};
 
-use crate::managed::{self, view::Shown};
 use crate::printing;
-use crate::recording::build::Circumstances;
-use crate::recording::resolve;
-use crate::recording::selection::Wanted;
+use crate::view::Shown;
 use launch::User;
 use report::{Report, Written};
+use strata_agent::managed;
+use strata_agent::selection::Wanted;
+use strata_symbolize::build::Circumstances;
+use strata_symbolize::resolve;
 use upload::Upload;
 
 /// A recording as it was asked for.

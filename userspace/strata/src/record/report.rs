@@ -11,10 +11,10 @@ use strata_profile::text::sanitize_for_terminal;
 use strata_profile::{FrameKind, Profile};
 
 use super::live::grouped;
-use crate::engine::Engine;
-use crate::kernel::introspect;
-use crate::recording::place::describe_end;
-use crate::symbols::Shortfalls;
+use strata_agent::engine::Engine;
+use strata_agent::kernel::introspect;
+use strata_agent::place::describe_end;
+use strata_symbolize::Shortfalls;
 
 /// A file that was written.
 pub struct Written {

@@ -13,13 +13,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::launch::{self, User};
 use super::live::{Figures, Live};
 use super::{Plan, output};
-use crate::engine::readiness::Readiness;
-use crate::engine::{Engine, Options};
-use crate::kernel::introspect;
-use crate::kernel::loader::Settings;
-use crate::kernel::sideband::Wakeup;
-use crate::managed::{self, Policy};
-use crate::recording::selection::Wanted;
+use strata_agent::engine::readiness::Readiness;
+use strata_agent::engine::{Engine, Options};
+use strata_agent::kernel::introspect;
+use strata_agent::kernel::loader::Settings;
+use strata_agent::kernel::sideband::Wakeup;
+use strata_agent::managed::Policy;
+use strata_agent::selection::Wanted;
 
 /// A recording that has ended, not yet named.
 pub struct Recorded {
@@ -159,7 +159,7 @@ fn variables(plan: &Plan) -> Vec<Variable> {
     if plan.managed == Policy::Off {
         return Vec::new();
     }
-    managed::start::for_child().unwrap_or_else(|error| {
+    crate::environment::for_child().unwrap_or_else(|error| {
         tracing::info!("the bridge is not loaded at the start of .NET programs: {error:#}");
         Vec::new()
     })
@@ -273,7 +273,7 @@ fn figures(engine: &Engine) -> Figures {
     let samples = engine.aggregate.samples();
     Figures {
         samples,
-        processes: engine.table.len(),
+        processes: engine.table.count(),
         lost: engine.count(Counter::RingFull) + engine.table.lost_events,
         incomplete: samples - of(End::Complete) - of(End::KernelOnly),
     }

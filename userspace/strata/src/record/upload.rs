@@ -17,7 +17,7 @@ use strata_sinks::{Backend, Outgoing};
 use uuid::Uuid;
 
 use crate::daemon::outlets::{self, Outlet, Way};
-use crate::recording::host;
+use strata_agent::host;
 
 /// What somebody asked for.
 #[derive(Clone, Debug)]

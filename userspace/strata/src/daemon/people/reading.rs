@@ -16,8 +16,8 @@ use strata_config::rules::Rule;
 use strata_metadata::Environment;
 use strata_metadata::environment::MAX_BLOCK;
 
-use crate::aside::{Aside, Patience};
-use crate::engine::monotonic_nanos;
+use strata_agent::aside::{Aside, Patience};
+use strata_agent::engine::monotonic_nanos;
 
 /// Bytes of an environment that are kept: more understood variables than these are nobody's.
 const MOST_KEPT: usize = 16 << 10;

@@ -1,9 +1,9 @@
 //! Who is read when, and what is believed of it.
 
 use super::*;
-use crate::aside::{Aside, Patience};
-use crate::kernel::perf_record::Event;
 use std::sync::{Mutex, mpsc};
+use strata_agent::aside::{Aside, Patience};
+use strata_agent::kernel::perf_record::Event;
 
 /// What it may take until a hanging reading is given up.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 4 };

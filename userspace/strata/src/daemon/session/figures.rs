@@ -2,8 +2,8 @@
 
 use super::{Daemon, kernel_frequency};
 use crate::daemon::board::{self, Bridges, Snapshot};
-use crate::kernel::introspect;
 use crate::record::report;
+use strata_agent::kernel::introspect;
 
 /// Figures that are found out less often.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,7 +33,7 @@ impl Daemon {
             sampler_runs: sampler.map_or(0, |used| used.run_count).max(before.sampler_runs),
             helper_seconds: helper_seconds.max(before.helper_seconds),
             open_files: count("/proc/self/fd"),
-            mapped_files: self.engine.table.files.len(),
+            mapped_files: self.engine.table.files.count(),
             threads: count("/proc/self/task"),
         }
     }
@@ -48,7 +48,7 @@ impl Daemon {
         }
         Snapshot {
             frequency: kernel_frequency(&self.configuration),
-            processes: engine.table.len(),
+            processes: engine.table.count(),
             images: engine.table.image_count(),
             files: self.slow.mapped_files,
             people: self.cutter.people.len(),
@@ -63,7 +63,7 @@ impl Daemon {
             early_cuts: self.early_cuts,
             profiles: tally.profiles,
             dropped_profiles: self.publisher.dropped,
-            names: self.cutter.naming.len(),
+            names: self.cutter.naming.count(),
             shed: [self.shed[0], self.shed[1], self.shed[2], engine.store.evicted],
             losses: board::causes(report::losses(engine, &ends, tally.unnamed)),
             memory: self.watch.last,

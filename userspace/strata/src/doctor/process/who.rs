@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::doctor::parse;
 use crate::doctor::text::printable;
-use crate::processes::container::{self, Group};
+use strata_agent::processes::container::{self, Group};
 
 /// `PF_KTHREAD` in field 9 of `/proc/PID/stat`: include/linux/sched.h, Linux 6.12.
 const KERNEL_THREAD: u64 = 0x0020_0000;

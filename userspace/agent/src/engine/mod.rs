@@ -1,0 +1,528 @@
+//! The engine: from the kernel's records to an aggregate.
+//!
+//! - [`loading`]: files are opened and their tables built, in other processes, as they are needed.
+//! - [`rates`]: who is sampled less often than others.
+//! - [`readiness`]: waiting for all that, in an event loop.
+//! - [`samples`]: records become samples; raw stacks wait for their tables.
+//! - [`sweeping`]: what is given up and forgotten, and what is looked after now and then.
+//! - [`ticking`]: whether every CPU is still being sampled.
+//! - this module: ties them to the process table, in the order of time.
+//!
+//! Order matters: an event that came before a sample must be applied before it, or the sample
+//! is attributed to what the process was before. Records carry the time they were taken, and
+//! events are drained at least up to that time first.
+//!
+//! Invariant: nothing here waits. Files, tables and symbols come as messages.
+
+pub mod loading;
+pub mod rates;
+pub mod readiness;
+pub mod samples;
+mod sweeping;
+pub mod ticking;
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use strata_abi::record::{Counter, End};
+
+use crate::aggregate::Aggregate;
+use crate::kernel::introspect::{self, ProgramUse};
+use crate::kernel::loader::{LoadError, Programs, Settings};
+use crate::kernel::perf_record::Timed;
+use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
+use crate::managed::{self, Managed, bridge::tells_a_runtime};
+use crate::processes::container::Groups;
+use crate::processes::mapped::FileId;
+use crate::processes::scan::Scanner;
+use crate::processes::table::{Backing, Change, ImageId, Mapping, ProcessTable};
+use crate::selection::{Selection, Wanted};
+use crate::tables::store::Store;
+use loading::{Loading, Missing};
+use rates::Rates;
+use samples::Pending;
+
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("process events cannot be opened (perf_event_open): {0}")]
+    Sideband(io::Error),
+    #[error("the file service cannot be started: {0}")]
+    Files(io::Error),
+}
+
+/// What the engine is told at the start.
+pub struct Options {
+    pub settings: Settings,
+    /// Of process events.
+    pub wakeup: Wakeup,
+    pub wanted: Wanted,
+    pub keep_timeline: bool,
+    /// Bytes of kernel memory for unwind tables.
+    pub table_memory: u64,
+    /// Bytes of copied stacks that wait until they can be unwound.
+    pub waiting_memory: usize,
+    /// Processes whose samples are left out (strata's own).
+    pub own_pid: u32,
+    /// What may be done to .NET processes.
+    pub managed: managed::Policy,
+    /// Names of .NET methods have the types of their parameters.
+    pub signatures: bool,
+}
+
+pub struct Engine {
+    pub programs: Programs,
+    sideband: Sideband,
+    events: InOrder,
+    drained: Vec<Timed>,
+    pub table: ProcessTable,
+    scanner: Scanner,
+    pub store: Store,
+    pub loading: Loading,
+    pub groups: Groups,
+    pub selection: Selection,
+    pub aggregate: Aggregate,
+    pub managed: Managed,
+    pub rates: Rates,
+    /// Images as they are first sampled, with their pid; for who wants to know.
+    pub newcomers: Option<Vec<(ImageId, u32)>>,
+    pending: Pending,
+    /// Processes whose extents may have to be published anew.
+    dirty: HashSet<u32>,
+    /// Processes whose leader has ended.
+    ended: Vec<u32>,
+    own_pid: u32,
+    /// When the current turn began.
+    now: Instant,
+    /// The last turn has left records behind.
+    has_more: bool,
+    /// The last turn took a record.
+    took_some: bool,
+    max_frames: usize,
+    last_sweep: Instant,
+    last_file_sweep: Instant,
+    /// Files that were in use at the last sweep.
+    files_in_use: HashSet<FileId>,
+    ticking: ticking::Watch,
+    /// CPUs whose sampling had stopped, and was started again.
+    pub restarted: u64,
+    /// When sampling started, by the records' clock.
+    pub started: u64,
+    pub own_samples: u64,
+    pub deselected_samples: u64,
+    pub malformed_records: u64,
+    /// What the sampler used, when run times were counted.
+    pub sampler_use: Option<ProgramUse>,
+}
+
+/// Records of so much time are taken before something is done about them.
+const LONGEST_TURN: Duration = Duration::from_millis(50);
+/// A bridge that stacks wait for is looked for this often.
+const BRIDGE_LOOK: Duration = Duration::from_millis(20);
+/// At the end bridges that are still on their way are waited for so long.
+const LAST_BRIDGES: Duration = Duration::from_secs(2);
+/// A runtime answers within milliseconds.
+const SETTLING: Duration = Duration::from_secs(1);
+impl Engine {
+    /// Loads the programs, opens the event streams and reads the state of the host. Sampling
+    /// starts with [`Self::start`].
+    pub fn new(options: Options) -> Result<Self, EngineError> {
+        let mut programs = Programs::load(options.settings)?;
+        // Events first, then the scan: what happens in between is seen twice, not missed.
+        let sideband =
+            Sideband::open(programs.cpus(), options.wakeup).map_err(EngineError::Sideband)?;
+        let mut store = Store::new(options.table_memory);
+        let mut table = ProcessTable::default();
+        let mut scanner = Scanner::default();
+        scanner.scan(&mut table);
+        let loading = Loading::start(&mut programs, &mut store).map_err(EngineError::Files)?;
+        let selection = Selection::new(options.wanted, &table);
+        Ok(Self {
+            programs,
+            sideband,
+            events: InOrder::default(),
+            drained: Vec::new(),
+            table,
+            scanner,
+            store,
+            loading,
+            groups: Groups::default(),
+            selection,
+            aggregate: Aggregate::new(options.keep_timeline),
+            managed: Managed::new(options.managed, options.signatures),
+            rates: Rates::new(u32::try_from(options.settings.frequency).unwrap_or(u32::MAX)),
+            newcomers: None,
+            pending: Pending::new(options.waiting_memory),
+            dirty: HashSet::new(),
+            ended: Vec::new(),
+            own_pid: options.own_pid,
+            now: Instant::now(),
+            has_more: false,
+            took_some: false,
+            max_frames: options.settings.max_frames as usize,
+            last_sweep: Instant::now(),
+            last_file_sweep: Instant::now(),
+            files_in_use: HashSet::new(),
+            ticking: ticking::Watch::default(),
+            restarted: 0,
+            started: 0,
+            own_samples: 0,
+            deselected_samples: 0,
+            malformed_records: 0,
+            sampler_use: None,
+        })
+    }
+
+    pub fn start(&mut self) -> Result<(), EngineError> {
+        // Samples of others are not even taken.
+        let unwanted: Vec<u32> =
+            self.table.pids().filter(|pid| self.selection.surely_drops(*pid)).collect();
+        for pid in unwanted {
+            self.store.skip(&mut self.programs, pid);
+        }
+        let wanted: Vec<u32> =
+            self.table.pids().filter(|pid| self.selection.surely_keeps(*pid)).collect();
+        for pid in wanted {
+            self.look_for_runtime(pid);
+        }
+        self.started = monotonic_nanos();
+        Ok(self.programs.start()?)
+    }
+
+    /// Loads what a process's stacks need before it was sampled, and looks for its runtime.
+    pub fn prepare(&mut self, pid: u32) {
+        self.loading.need(&self.table, pid);
+        self.dirty.insert(pid);
+        self.look_for_runtime(pid);
+        self.turn();
+    }
+
+    /// Whether all that [`Self::prepare`] has asked for is there.
+    /// Without patience a bridge that says nothing is not waited for.
+    pub fn is_prepared(&self, pid: u32, patient: bool) -> bool {
+        let Some(process) = self.table.get(pid) else { return true };
+        let attaching = patient && self.managed.is_attaching(process.image);
+        // What it was published with may be older than what its bridge has said.
+        self.store.is_published(pid) && !self.loading.is_waited_for_by(pid) && !attaching
+    }
+
+    /// A bridge that is not there by now is waited for no longer.
+    pub fn stop_expecting(&mut self) {
+        self.managed.stop_expecting();
+        self.turn();
+    }
+
+    /// Takes a new look at the threads of a prepared process; what was seen before is forgotten.
+    pub fn walk(&mut self, pid: u32) -> Result<(), EngineError> {
+        self.aggregate = Aggregate::new(false);
+        self.managed.forget_places();
+        self.programs.walk_threads()?;
+        self.turn();
+        while self.has_more {
+            self.turn();
+        }
+        if let Some(process) = self.table.get(pid) {
+            let image = process.image;
+            let deadline = Instant::now() + SETTLING;
+            while self.managed.is_settling(image) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(10));
+                self.turn();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every stack was followed to its end or to a cause that another look would not change.
+    pub fn is_settled(&self) -> bool {
+        self.aggregate.ends().get(End::NoMapping as usize) == Some(&0)
+    }
+
+    /// Readable when processes have changed.
+    pub fn events_fd(&self) -> BorrowedFd<'_> {
+        self.sideband.fd()
+    }
+
+    pub fn clear_events_ready(&self) {
+        self.sideband.clear_ready();
+    }
+
+    /// When [`Self::turn`] is due although nothing has arrived.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.has_more {
+            return Some(self.now);
+        }
+        let waits = self.pending.owners().any(|(image, _)| self.managed.expects(image));
+        let expected = waits.then(|| self.now + BRIDGE_LOOK);
+        let deadlines = [self.loading.next_deadline(), self.managed.next_deadline(), expected];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Nothing was sampled lately, and there is no bridge that may have something to tell.
+    pub fn is_quiet(&self) -> bool {
+        !self.took_some && self.managed.images().next().is_none()
+    }
+
+    /// Takes everything that has arrived: events, records, answers about files.
+    pub fn turn(&mut self) {
+        self.now = Instant::now();
+        let mut drained_until = self.drain_events();
+        // What stacks wait for comes at the end of a turn: a turn that took all there is would, on a
+        // busy host, take what it causes itself.
+        let enough = self.now + LONGEST_TURN;
+        self.has_more = false;
+        self.took_some = false;
+        // What comes later than records that are left behind must not be applied before them.
+        let until = loop {
+            let Some(record) = self.programs.next_record() else { break u64::MAX };
+            self.took_some = true;
+            let Some(sample) = samples::parse(&record) else {
+                self.malformed_records += 1;
+                continue;
+            };
+            let time = sample.header.time;
+            // The record borrows the ring: it is kept aside while events are applied.
+            let sample = sample.to_owned();
+            drop(record);
+            if time > drained_until {
+                drained_until = self.drain_events();
+            }
+            self.apply_events(time);
+            self.take_sample(sample.as_sample());
+            if Instant::now() >= enough {
+                self.has_more = true;
+                break time;
+            }
+        };
+        self.apply_events(until);
+        self.answer_files();
+        self.managed.turn(&mut self.programs, &mut self.store, &self.aggregate, &mut self.dirty);
+        self.publish_dirty();
+        self.settle_pending(false);
+        self.make_room();
+        self.sweep();
+    }
+
+    /// Takes what has happened by now, which is returned.
+    fn drain_events(&mut self) -> u64 {
+        let now = monotonic_nanos();
+        self.sideband.drain(&mut self.drained);
+        self.events.take_in(&mut self.drained, now);
+        now
+    }
+
+    fn apply_events(&mut self, until: u64) {
+        while let Some(event) = self.events.next(until) {
+            match self.table.apply(&event.event, event.time) {
+                Change::None => {}
+                Change::Forked { pid, parent } => {
+                    self.selection.forked(pid, parent);
+                    // A pid may come round again before its last owner was swept.
+                    self.store.withdraw(&mut self.programs, pid);
+                    if self.selection.surely_keeps(pid) {
+                        self.dirty.insert(pid);
+                    } else if self.selection.surely_drops(pid) {
+                        self.store.skip(&mut self.programs, pid);
+                    }
+                }
+                Change::Executed { pid } => {
+                    self.managed.left(pid);
+                    self.store.withdraw(&mut self.programs, pid);
+                    if self.selection.surely_drops(pid) {
+                        self.store.skip(&mut self.programs, pid);
+                    }
+                }
+                Change::Mapped { pid, mapping } => {
+                    // Others are looked at when they are sampled and turn out to be wanted.
+                    if self.selection.surely_keeps(pid) {
+                        self.loading.first_seen(&self.table, pid, &mapping);
+                        self.dirty.insert(pid);
+                        self.look_at_mapping(pid, &mapping);
+                    }
+                }
+                Change::Renamed { pid } => {
+                    // Whether it is wanted may depend on its name.
+                    if !self.selection.is_everything() {
+                        self.store.withdraw(&mut self.programs, pid);
+                    }
+                }
+                Change::Exited { pid } => {
+                    self.selection.ended(pid);
+                    self.ended.push(pid);
+                }
+            }
+        }
+    }
+
+    /// Whether a process that is recorded is a .NET process, by all it has mapped.
+    fn look_for_runtime(&mut self, pid: u32) {
+        let Some(process) = self.table.get(pid) else { return };
+        for mapping in process.space.clone().mappings() {
+            self.look_at_mapping(pid, mapping);
+        }
+    }
+
+    fn look_at_mapping(&mut self, pid: u32, mapping: &Mapping) {
+        let Some(process) = self.table.get(pid) else { return };
+        let tells = match mapping.backing {
+            Backing::Runtime => true,
+            Backing::File(file) => {
+                self.table.files.get(file).is_some_and(|file| tells_a_runtime(&file.path))
+            }
+            Backing::Anonymous | Backing::Vdso => false,
+        };
+        if tells {
+            self.managed.found(pid, process.image);
+        }
+    }
+
+    /// Files whose answers have come; processes that wait for them become dirty again.
+    fn answer_files(&mut self) {
+        self.loading.answers(&mut self.programs, &mut self.store, &mut self.table);
+        if self.loading.take_progress() {
+            self.dirty.extend(self.loading.take_waiting());
+        }
+    }
+
+    /// Publishes every process whose mappings changed and whose files are all known.
+    fn publish_dirty(&mut self) {
+        for pid in std::mem::take(&mut self.dirty) {
+            let Some(process) = self.table.get(pid) else { continue };
+            if process.exited && !self.pending.waits_for(pid) || self.store.is_skipped(pid) {
+                continue;
+            }
+            let generated = if self.pending.has_enough_of(pid) {
+                self.managed.units_of(process.image)
+            } else {
+                self.managed.units_to_publish(process.image)
+            };
+            let program = self.table.program_of(process.image);
+            let program = program.as_ref();
+            let missing = Missing::LeaveOut;
+            let (code, complete) =
+                self.loading.code_of(&process.space, program, generated, missing);
+            // A process that is published goes on with what is known by now, so that the rest
+            // holds up nothing else; every time, a few stacks through the rest come raw.
+            let goes_on = self.store.is_published(pid) && !self.pending.is_full();
+            if !complete {
+                self.loading.wait(pid);
+            }
+            if process.exited || !(complete || goes_on) {
+                continue;
+            }
+            if let Err(error) = self.store.publish(&mut self.programs, pid, &code, complete) {
+                tracing::warn!(pid, %error, "a process's tables could not be published");
+            }
+        }
+    }
+
+    /// Everything sampled since the last cut; sampling goes on.
+    pub fn cut(&mut self) -> Aggregate {
+        self.managed.ask_last(&self.aggregate);
+        let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
+        self.rates.cut(|image| waiting.contains(&image));
+        let fresh = Aggregate::new(self.aggregate.timeline().is_some());
+        std::mem::replace(&mut self.aggregate, fresh)
+    }
+
+    /// See [`Managed::ask_again`]. What the kernel knows of the code of those that lost their bridge
+    /// is known no more.
+    pub fn take_bridges_back(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+        let left = self.managed.ask_again(is_kept);
+        self.dirty.extend(left);
+    }
+
+    /// Processes that were left out are sampled again.
+    pub fn take_all_in(&mut self) {
+        self.store.take_all_in(&mut self.programs);
+    }
+
+    /// Whose samples are left out.
+    pub fn set_own_pid(&mut self, pid: u32) {
+        self.own_pid = pid;
+    }
+
+    /// Bytes of copied stacks that wait until they can be unwound.
+    pub fn set_waiting_memory(&mut self, bytes: usize) {
+        self.pending.most_bytes = bytes;
+    }
+
+    /// Stops sampling, and takes all that was sampled so far; no stack waits any longer.
+    pub fn pause(&mut self) -> Result<(), EngineError> {
+        self.programs.stop()?;
+        self.turn();
+        while self.has_more {
+            self.turn();
+        }
+        self.settle_pending(true);
+        Ok(())
+    }
+
+    /// Samples again, at this rate. What was sampled before the pause is cut off by now: it would be
+    /// weighed by the new rate.
+    pub fn resume(&mut self, frequency: u32) -> Result<(), EngineError> {
+        self.programs.set_frequency(u64::from(frequency));
+        self.rates.reset(frequency);
+        self.ticking.reset();
+        Ok(self.programs.start()?)
+    }
+
+    /// A process that nobody wants to see: the kernel takes no more samples of it.
+    pub fn leave_out(&mut self, pid: u32) {
+        self.store.skip(&mut self.programs, pid);
+    }
+
+    /// Stops sampling, takes what is left and settles every waiting stack.
+    pub fn finish(&mut self, patience: Duration) -> Result<(), EngineError> {
+        self.programs.stop()?;
+        let stopped = Instant::now();
+        self.turn();
+        while (self.has_more || !self.pending.is_empty()) && stopped.elapsed() < patience {
+            if stopped.elapsed() > LAST_BRIDGES {
+                self.managed.stop_expecting();
+            }
+            if !self.has_more {
+                self.loading.block(Duration::from_millis(20));
+            }
+            self.turn();
+        }
+        self.settle_pending(true);
+        self.managed.finish(&self.aggregate);
+        Ok(())
+    }
+
+    /// Takes down what the sampler has used so far.
+    pub fn note_kernel_use(&mut self) {
+        match introspect::of_this_process() {
+            Ok(own) => self.sampler_use = own.program("sample_cpu").cloned(),
+            Err(error) => tracing::warn!(%error, "BPF programs cannot be inspected"),
+        }
+    }
+
+    /// Processes of which nothing is known because they hang.
+    pub fn processes_unread(&self) -> u64 {
+        self.scanner.unread()
+    }
+
+    pub fn raw_stacks_dropped(&self) -> u64 {
+        self.pending.dropped
+    }
+
+    /// Stacks of .NET code whose frame pointers were followed because the bridge was not there yet.
+    pub fn stacks_followed(&self) -> u64 {
+        self.pending.followed
+    }
+
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.programs.count(counter as usize)
+    }
+}
+
+pub fn monotonic_nanos() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid place for the result; the clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,140 @@
+//! Housekeeping: what has had its time is forgotten, and CPUs are looked after.
+
+use std::collections::HashSet;
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::{Engine, ticking};
+use crate::place::Place;
+use crate::processes::mapped::FileId;
+use crate::processes::table::ImageId;
+
+/// How long ended processes are kept for samples that are still on their way.
+const SWEEP: Duration = Duration::from_secs(1);
+/// Files are forgotten when they were in use at none of two looks.
+const FILE_SWEEP: Duration = Duration::from_secs(300);
+/// With more files than these, those that nobody maps go at once: each is an open descriptor.
+const MANY_FILES: usize = 4096;
+
+/// Processes whose tables are evicted when something found no room. It is tried again later: memory
+/// that is given back rests for a while.
+const FOR_A_SHORTAGE: usize = 4;
+
+impl Engine {
+    /// Evicts least-used processes' tables while memory is tight.
+    pub(super) fn make_room(&mut self) {
+        let mut evicted = 0;
+        let mut at_least = if self.store.take_shortage() { FOR_A_SHORTAGE } else { 0 };
+        while (self.store.is_tight() || at_least > 0) && evicted < 64 {
+            let Some(pid) = self.store.least_used() else { break };
+            self.store.withdraw(&mut self.programs, pid);
+            self.loading.release_unused(&mut self.store);
+            evicted += 1;
+            at_least = at_least.saturating_sub(1);
+        }
+    }
+
+    /// Housekeeping: ended processes are forgotten once nothing of theirs can come any more.
+    pub(super) fn sweep(&mut self) {
+        if self.last_sweep.elapsed() < SWEEP {
+            return;
+        }
+        self.last_sweep = Instant::now();
+        self.programs.flush_diagnostics();
+        self.store.reclaim();
+        self.dirty.extend(self.store.take_withheld());
+        if self.loading.take_second_chances() {
+            self.dirty.extend(self.store.published());
+        }
+        self.look_after_cpus();
+        let pending = &self.pending;
+        let table = &mut self.table;
+        let (programs, store) = (&mut self.programs, &mut self.store);
+        let managed = &mut self.managed;
+        self.ended.retain(|&pid| {
+            // The pid may be another process by now.
+            if !table.get(pid).is_some_and(|process| process.exited) {
+                return false;
+            }
+            if pending.waits_for(pid) || still_runs(pid) {
+                return true;
+            }
+            managed.left(pid);
+            store.withdraw(programs, pid);
+            table.remove(pid);
+            false
+        });
+        self.loading.sweep();
+    }
+
+    /// Samples those CPUs that were switched on, and those anew that have lost their event.
+    fn look_after_cpus(&mut self) {
+        if !self.programs.is_on() {
+            return;
+        }
+        let switched_on = self.programs.look_for_cpus().unwrap_or_default();
+        for &cpu in &switched_on {
+            tracing::info!(cpu, "this CPU was switched on, and is sampled from now on");
+            self.sample_anew(cpu);
+        }
+        self.sideband.open_missing(self.programs.cpus());
+        let ticks = self.programs.ticks();
+        let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
+        for cpu in self.ticking.look(&ticks, frequency, self.now, ticking::busy_times) {
+            tracing::warn!(cpu, "the kernel has stopped sampling this CPU: it is started again");
+            self.restarted += 1;
+            self.sample_anew(cpu);
+        }
+    }
+
+    fn sample_anew(&mut self, cpu: u32) {
+        if let Err(error) = self.programs.restart_on(cpu) {
+            tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
+        }
+        self.sideband.open_on(cpu);
+    }
+
+    /// After a cut, when what was cut off is named: what is known of processes that are gone is
+    /// forgotten, and so are files that nobody has mapped for a while.
+    pub fn forget(&mut self) {
+        self.managed.forget_ended();
+        let mut images: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
+        images.extend(self.aggregate.threads().map(|thread| thread.image));
+        images.extend(self.managed.images());
+        self.table.retain_images(|image| images.contains(&image));
+        let table = &self.table;
+        self.groups.retain(|image| table.image(image).is_some());
+        self.rates.retain(|image| table.image(image).is_some());
+        self.managed.forget_left_alone(|image| table.image(image).is_some());
+        let crowded = self.table.files.count() > MANY_FILES;
+        if !crowded && self.last_file_sweep.elapsed() < FILE_SWEEP {
+            return;
+        }
+        self.last_file_sweep = Instant::now();
+        let mut files = self.table.files_in_use();
+        files.extend(self.pending.owners().flat_map(|(_, space)| space.files()));
+        files.extend(self.aggregate.places().filter_map(|place| match place {
+            Place::File { file, .. } => Some(file),
+            _ => None,
+        }));
+        // Programs that run every few seconds use the same files again.
+        let spared = std::mem::replace(&mut self.files_in_use, files);
+        let spared = if crowded { HashSet::new() } else { spared };
+        let (loading, used) = (&self.loading, &self.files_in_use);
+        let is_kept = |file: FileId| {
+            used.contains(&file) || spared.contains(&file) || loading.is_asked_about(file)
+        };
+        self.table.files.retain(is_kept);
+        let table = &self.table;
+        self.loading.retain(&mut self.store, |file| table.files.get(file).is_some());
+    }
+}
+
+/// Whether a process whose leader has ended still has threads that run.
+fn still_runs(pid: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    if unsafe { libc::kill(pid as i32, 0) } != 0 {
+        return io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
+    }
+    std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() > 1)
+}

@@ -1,0 +1,655 @@
+//! .NET processes: the bridge in each, the code it announces, and what its names are made of.
+//!
+//! - [`bridge`]: reaching into a process, in threads of their own: attaching may take seconds.
+//! - [`runtime`]: what the bridge has said about one process.
+//! - [`looker`]: looking at what processes have mapped, beside the loop.
+//! - [`code`]: the code a runtime has generated: who is where, and how it is unwound.
+//! - [`names`]: from what is known of a method to its name.
+//! - [`target`]: one process: how its bridge is, and what was sampled of its code.
+//! - [`units`]: that code in kernel memory.
+//!
+//! Here they are tied together: a process that is recorded gets a bridge, what the bridge says
+//! is taken in at every turn, and what is known is published before stacks that waited for it are
+//! unwound.
+//!
+//! Invariant: nothing here waits for a process, but half a second for each of four at most whose code
+//! hangs whoever reads it.
+
+pub mod bridge;
+pub mod code;
+mod looker;
+pub mod names;
+pub mod runtime;
+mod target;
+pub mod units;
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use strata_bridge_protocol::record::AppDomainRecord;
+
+use crate::aggregate::Aggregate;
+use crate::kernel::loader::Programs;
+use crate::place::Place;
+use crate::processes::table::ImageId;
+use crate::tables::store::Store;
+use bridge::{Arrival, Bridges, CodeReader, Refusal};
+use looker::Looker;
+use runtime::Runtime;
+use target::{PUBLISH_AWAITED_AFTER, State, Target};
+use units::Units;
+
+/// What may be done to a .NET process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Attach the bridge to running processes.
+    #[default]
+    Attach,
+    /// Only use a bridge that a process loaded itself.
+    EnvironmentOnly,
+    Off,
+    /// Each process waits for what [`Managed::admit`] says of it.
+    AsTold,
+}
+
+/// How the bridge of a .NET process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    LeftAlone,
+    Attaching,
+    Attached,
+    Refused,
+    Ended,
+}
+
+/// What the bridges of a recording amount to, for the summary.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Processes with a bridge.
+    pub attached: u64,
+    /// Those of them that strata has loaded it into.
+    pub loaded: u64,
+    pub detached: u64,
+    pub methods: u64,
+    /// By pid: why not.
+    pub refused: Vec<(u32, String)>,
+    /// Records that were lost in a process or refused here.
+    pub lost: u64,
+}
+
+pub struct Managed {
+    policy: Policy,
+    /// Names have the types of parameters.
+    signatures: bool,
+    bridges: Bridges,
+    code_reader: CodeReader,
+    looker: Looker,
+    targets: HashMap<ImageId, Target>,
+    /// Processes of which nothing was said yet.
+    candidates: HashMap<ImageId, u32>,
+    /// Processes that are left alone.
+    left_alone: HashMap<ImageId, u32>,
+    current: HashMap<u32, ImageId>,
+    /// Places of the aggregate that have been looked through.
+    places_seen: usize,
+    /// What is known of all runtimes may take so many bytes together.
+    budget: usize,
+    attached: u64,
+    loaded: u64,
+    detached: u64,
+    /// Records lost by processes that are forgotten: what was lost stays lost.
+    lost_before: u64,
+}
+
+/// Places whose method is not known yet, of one process.
+const MOST_NAMELESS: usize = 10_000;
+/// AppDomains of one process that are told apart.
+const MOST_DOMAINS: usize = 16;
+/// Threads of one process whose inner number is remembered.
+const MOST_THREADS: usize = 10_000;
+/// How long the last questions may take at the end.
+const LAST_ANSWERS: Duration = Duration::from_millis(600);
+
+impl Managed {
+    pub fn new(policy: Policy, signatures: bool) -> Self {
+        let mut bridges = Bridges::default();
+        bridges.may_write_perf_maps = policy != Policy::AsTold;
+        Self {
+            policy,
+            signatures,
+            bridges,
+            code_reader: CodeReader::default(),
+            looker: Looker::default(),
+            targets: HashMap::new(),
+            candidates: HashMap::new(),
+            left_alone: HashMap::new(),
+            current: HashMap::new(),
+            places_seen: 0,
+            budget: usize::MAX,
+            attached: 0,
+            loaded: 0,
+            detached: 0,
+            lost_before: 0,
+        }
+    }
+
+    /// A process that is recorded turns out to be a .NET process.
+    pub fn found(&mut self, pid: u32, image: ImageId) {
+        if self.policy == Policy::Off || self.targets.contains_key(&image) {
+            return;
+        }
+        if self.policy == Policy::AsTold {
+            if !self.left_alone.contains_key(&image) {
+                self.candidates.insert(image, pid);
+            }
+            return;
+        }
+        self.reach(pid, image, self.policy == Policy::Attach);
+    }
+
+    /// What is known of all runtimes may take so many bytes together.
+    pub fn set_budget(&mut self, bytes: usize) {
+        self.budget = bytes;
+    }
+
+    /// Divides the budget: one half in equal shares, so that a process that says much leaves room
+    /// for others, and of the other one whoever needs it first has it.
+    fn divide_budget(&mut self) {
+        let half = self.budget / 2;
+        let share = half / self.targets.len().max(1);
+        let beyond = |target: &Target| target.runtime.bytes().saturating_sub(share);
+        let used: usize = self.targets.values().map(beyond).sum();
+        let left = (self.budget - half).saturating_sub(used);
+        for target in self.targets.values_mut() {
+            let own = target.runtime.bytes().max(share);
+            target.most_bytes = own.saturating_add(left).min(runtime::MAX_BYTES);
+        }
+    }
+
+    /// Processes of which [`Self::admit`] has to say something.
+    pub fn candidates(&self) -> impl Iterator<Item = (ImageId, u32)> + '_ {
+        self.candidates.iter().map(|(image, pid)| (*image, *pid))
+    }
+
+    /// What may be done to one process.
+    pub fn admit(&mut self, image: ImageId, policy: Policy) {
+        let Some(pid) = self.candidates.remove(&image) else { return };
+        match policy {
+            Policy::Attach | Policy::AsTold => self.reach(pid, image, true),
+            Policy::EnvironmentOnly => self.reach(pid, image, false),
+            Policy::Off => {
+                self.left_alone.insert(image, pid);
+            }
+        }
+    }
+
+    /// What was said of processes may be another now: all are asked about again. Bridges that are
+    /// there stay, unless `is_kept` says otherwise; the processes that lost theirs are returned.
+    pub fn ask_again(&mut self, is_kept: impl Fn(ImageId) -> bool) -> Vec<u32> {
+        self.candidates.extend(self.left_alone.drain());
+        let mut leaving = Vec::new();
+        let mut left = Vec::new();
+        for (image, target) in &mut self.targets {
+            let current = self.current.get(&target.pid) == Some(image);
+            if !current || is_kept(*image) {
+                continue;
+            }
+            // One that is on its way is taken back when it arrives.
+            if matches!(target.state, State::Attaching) {
+                self.bridges.withdraw(*image);
+            }
+            target.take_in(&mut self.looker);
+            if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
+                leaving.push(*bridge);
+                self.detached += 1;
+            }
+            left.push((*image, target.pid));
+        }
+        for (image, pid) in &left {
+            self.left(*pid);
+            self.left_alone.insert(*image, *pid);
+        }
+        bridge::detach_aside(leaving);
+        left.into_iter().map(|(_, pid)| pid).collect()
+    }
+
+    fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
+        self.left(pid);
+        self.bridges.reach(pid, image, attach);
+        let target = Target::new(pid, self.budget.min(runtime::MAX_BYTES));
+        if let Some(before) = self.targets.insert(image, target) {
+            self.lost_before += before.lost_in_all();
+        }
+        self.current.insert(pid, image);
+    }
+
+    /// A process has executed something else, or ended: what it was stays for its samples.
+    pub fn left(&mut self, pid: u32) {
+        if let Some(image) = self.current.remove(&pid)
+            && let Some(target) = self.targets.get_mut(&image)
+        {
+            target.take_in(&mut self.looker);
+            target.state = State::Ended;
+            target.ended = Some(Instant::now());
+            target.units.clear();
+        }
+        self.candidates.retain(|_, candidate| *candidate != pid);
+        self.left_alone.retain(|_, other| *other != pid);
+    }
+
+    /// The AppDomain that a thread is in right now; 0 where a process has no more than one.
+    pub fn domain_of(&mut self, image: ImageId, tid: u32) -> u64 {
+        let Some(target) = self.targets.get_mut(&image) else { return 0 };
+        // More than a runtime ever had is a process that makes them up.
+        if !(2..=MOST_DOMAINS).contains(&target.runtime.domains.len()) {
+            return 0;
+        }
+        let State::Attached(bridge) = &target.state else { return 0 };
+        if target.inner_tids.len() > MOST_THREADS {
+            target.inner_tids.clear();
+        }
+        let inside = *target
+            .inner_tids
+            .entry(tid)
+            .or_insert_with(|| crate::processes::innermost_pid(tid).unwrap_or(tid));
+        bridge
+            .app_domain_of(inside)
+            .filter(|id| target.runtime.domains.contains_key(id))
+            .unwrap_or(0)
+    }
+
+    /// What a process's AppDomains say of themselves, by their number.
+    pub fn domains_of(&self, image: ImageId) -> Option<&HashMap<u64, AppDomainRecord>> {
+        self.targets.get(&image).map(|target| &target.runtime.domains)
+    }
+
+    /// Whether a process is known to be a .NET process, and how its bridge is.
+    pub fn standing_of(&self, image: ImageId) -> Option<Standing> {
+        if self.candidates.contains_key(&image) || self.left_alone.contains_key(&image) {
+            return Some(Standing::LeftAlone);
+        }
+        self.targets.get(&image).map(|target| match &target.state {
+            State::Attaching => Standing::Attaching,
+            State::Attached(_) => Standing::Attached,
+            State::Refused(_) => Standing::Refused,
+            State::Ended => Standing::Ended,
+        })
+    }
+
+    /// Takes in what a process's bridge has said since the last turn.
+    pub fn take_in(&mut self, image: ImageId) {
+        if let Some(target) = self.targets.get_mut(&image) {
+            target.take_in(&mut self.looker);
+        }
+    }
+
+    /// Bridges that were on their way.
+    fn take_arrivals(&mut self) {
+        let mut leaving = Vec::new();
+        while let Some(Arrival { pid, image, outcome, is_withdrawn }) = self.bridges.arrived() {
+            if is_withdrawn {
+                if let Ok(bridge) = outcome {
+                    tracing::info!(pid, "the bridge leaves again: the configuration changed");
+                    self.attached += 1;
+                    self.loaded += u64::from(bridge.was_loaded());
+                    self.detached += 1;
+                    leaving.push(*bridge);
+                }
+                continue;
+            }
+            let Some(target) = self.targets.get_mut(&image) else { continue };
+            if matches!(target.state, State::Ended) {
+                continue;
+            }
+            target.state = match outcome {
+                Ok(bridge) => {
+                    self.attached += 1;
+                    self.loaded += u64::from(bridge.was_loaded());
+                    tracing::info!(pid, "the bridge is in place");
+                    State::Attached(bridge)
+                }
+                Err(refusal) => {
+                    tracing::info!(pid, why = %refusal.why, "no bridge in a .NET process");
+                    State::Refused(refusal)
+                }
+            };
+        }
+        bridge::detach_aside(leaving);
+    }
+
+    /// Takes in what has come from all processes. Those that must be published anew are put into
+    /// `dirty`.
+    pub fn turn(
+        &mut self,
+        programs: &mut Programs,
+        store: &mut Store,
+        aggregate: &Aggregate,
+        dirty: &mut HashSet<u32>,
+    ) {
+        self.looker.turn();
+        self.take_arrivals();
+        if self.targets.is_empty() {
+            return;
+        }
+        self.ask_about_new_places(aggregate);
+        self.divide_budget();
+        for (image, target) in &mut self.targets {
+            if target.is_over() {
+                target.runtime.keep_only(&target.sampled, self.signatures);
+                target.ended = None;
+            }
+            let was_known = target.runtime.enumerated;
+            target.take_in(&mut self.looker);
+            let is_current = self.current.get(&target.pid) == Some(image);
+            // A process that was never sampled is published when it is.
+            if target.look_whether_expected() && is_current && store.is_published(target.pid) {
+                dirty.insert(target.pid);
+            }
+            // Nobody searches the code of a process that is gone.
+            if !is_current {
+                target.is_awaited = false;
+                target.units.sweep(store);
+                continue;
+            }
+            if !target.runtime.enumerated {
+                continue;
+            }
+            if was_known && target.published.elapsed() < target.publish_after() {
+                continue;
+            }
+            target.published = Instant::now();
+            target.is_awaited = false;
+            target.ask_about_nameless(&mut self.code_reader);
+            let changed = target.units.update(&mut target.runtime.code, programs, store);
+            if changed || !was_known {
+                dirty.insert(target.pid);
+            }
+            target.units.sweep(store);
+        }
+    }
+
+    /// Every sampled method's IL map is asked for once; every address nobody claims too.
+    fn ask_about_new_places(&mut self, aggregate: &Aggregate) {
+        for position in self.places_seen.. {
+            let Some(place) = aggregate.place(position) else { break };
+            self.places_seen = position + 1;
+            if let Place::Generated { image, address, era, .. } = place
+                && let Some(target) = self.targets.get_mut(&image)
+            {
+                target.sampled.push((address, era));
+                if !target.ask_about(address, era, &mut self.code_reader)
+                    && target.nameless.len() < MOST_NAMELESS
+                {
+                    target.nameless.push((address, era));
+                }
+            }
+        }
+    }
+
+    /// The generated code of a process, once its bridge has said all there was.
+    pub fn units_of(&self, image: ImageId) -> Option<&Units> {
+        let target = self.targets.get(&image)?;
+        let current = self.current.get(&target.pid) == Some(&image);
+        (current && target.runtime.enumerated).then_some(&target.units)
+    }
+
+    /// What a process is published with: as [`Self::units_of`], and while its bridge is expected
+    /// code of which nothing is known yet, so that stacks through it wait.
+    pub fn units_to_publish(&self, image: ImageId) -> Option<&Units> {
+        let target = self.targets.get(&image)?;
+        let current = self.current.get(&target.pid) == Some(&image);
+        (current && (target.runtime.enumerated || target.is_expected)).then_some(&target.units)
+    }
+
+    pub fn era_of(&self, image: ImageId) -> u32 {
+        self.targets.get(&image).map_or(0, |target| target.runtime.code.era())
+    }
+
+    /// A stack led to code that nobody has announced. True while an answer may come.
+    pub fn unannounced(&mut self, image: ImageId, address: u64) -> bool {
+        let Some(target) = self.targets.get_mut(&image) else { return false };
+        if target.runtime.code.knows(address) {
+            // It was announced meanwhile, and comes with the next publication.
+            target.is_awaited |= target.runtime.code.is_dirty();
+            return target.is_awaited;
+        }
+        if let State::Attached(bridge) = &mut target.state
+            && target.runtime.ask(address)
+        {
+            bridge.ask_address(address);
+        }
+        target.runtime.is_waiting_for(address)
+    }
+
+    /// Whether following the frame pointer leads from this code to its caller, if that is known by
+    /// now.
+    pub fn keeps_frame_pointer(&self, image: ImageId, address: u64) -> Option<bool> {
+        self.targets.get(&image)?.runtime.code.keeps_frame_pointer(address)
+    }
+
+    /// Nobody will say anything about this address any more: it counts as a stub. False when it
+    /// does already.
+    pub fn take_for_stub(&mut self, image: ImageId, address: u64) -> bool {
+        let Some(target) = self.targets.get_mut(&image) else { return false };
+        target.runtime.code.insert_stub(address);
+        target.runtime.code.is_dirty()
+    }
+
+    /// Makes what is known of a process's code known to searches at once.
+    pub fn publish(&mut self, programs: &mut Programs, store: &mut Store, image: ImageId) {
+        if let Some(target) = self.targets.get_mut(&image) {
+            target.units.update(&mut target.runtime.code, programs, store);
+        }
+    }
+
+    /// When code is to be published that stacks wait for.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let awaited = self.targets.values().filter(|target| target.is_awaited);
+        awaited.map(|target| target.published + PUBLISH_AWAITED_AFTER).min()
+    }
+
+    /// The aggregate starts anew.
+    pub fn forget_places(&mut self) {
+        self.places_seen = 0;
+    }
+
+    /// The last questions about an aggregate, before another one begins.
+    pub fn ask_last(&mut self, aggregate: &Aggregate) {
+        self.ask_about_new_places(aggregate);
+        self.places_seen = 0;
+        for target in self.targets.values_mut() {
+            target.take_in(&mut self.looker);
+            target.cut_off = target.sampled.len();
+            target.nameless.clear();
+        }
+    }
+
+    /// When all that was sampled is named: of what processes have sampled nothing more needs to be
+    /// remembered, and those that have ended and been waited for are forgotten.
+    pub fn forget_ended(&mut self) {
+        let lost_before = &mut self.lost_before;
+        self.targets.retain(|image, target| {
+            let is_current = self.current.get(&target.pid) == Some(image);
+            // Samples taken since the cut still need their names.
+            let named = target.cut_off.min(target.sampled.len());
+            target.sampled.drain(..named);
+            target.sampled.shrink_to_fit();
+            target.cut_off = 0;
+            let is_kept = is_current
+                || target.ended.is_some()
+                || !target.sampled.is_empty()
+                || !target.units.is_empty();
+            if !is_kept {
+                *lost_before += target.lost_in_all();
+            }
+            is_kept
+        });
+    }
+
+    /// Who was left alone and is gone.
+    pub fn forget_left_alone(&mut self, is_there: impl Fn(ImageId) -> bool) {
+        self.left_alone.retain(|image, _| is_there(*image));
+        self.candidates.retain(|image, _| is_there(*image));
+    }
+
+    pub fn images(&self) -> impl Iterator<Item = ImageId> + '_ {
+        self.targets.keys().copied()
+    }
+
+    /// Whether a process still has questions to answer, or code that is not published yet.
+    pub fn is_settling(&mut self, image: ImageId) -> bool {
+        self.targets.get_mut(&image).is_some_and(|target| {
+            let asked = match &mut target.state {
+                State::Attached(bridge) => bridge.has_questions(),
+                _ => false,
+            };
+            asked || target.runtime.code.is_dirty()
+        })
+    }
+
+    /// Whether a process's bridge is still on its way.
+    pub fn is_attaching(&self, image: ImageId) -> bool {
+        self.targets.get(&image).is_some_and(Target::is_attaching)
+    }
+
+    /// Whether stacks of a process had better wait for what its bridge will say.
+    pub fn expects(&self, image: ImageId) -> bool {
+        self.targets.get(&image).is_some_and(|target| target.is_expected)
+    }
+
+    /// Bridges are waited for no longer: stacks are taken as they are.
+    pub fn stop_expecting(&mut self) {
+        self.targets.values_mut().for_each(Target::stop_expecting);
+    }
+
+    /// What is known of a process's runtime.
+    pub fn runtime_of(&self, image: ImageId) -> Option<&Runtime> {
+        self.targets.get(&image).map(|target| &target.runtime)
+    }
+
+    /// Whether all code that a process's runtime has made is known: nothing of what its bridge said
+    /// was lost.
+    pub fn knows_all(&self, image: ImageId) -> bool {
+        self.targets
+            .get(&image)
+            .is_some_and(|target| target.runtime.enumerated && target.lost_in_all() == 0)
+    }
+
+    /// The end: the last answers are waited for, and every bridge that was attached is detached.
+    pub fn finish(&mut self, aggregate: &Aggregate) {
+        self.ask_about_new_places(aggregate);
+        let deadline = Instant::now() + LAST_ANSWERS;
+        for target in self.targets.values_mut() {
+            if let State::Attached(bridge) = &mut target.state {
+                bridge.hurry();
+            }
+        }
+        loop {
+            self.looker.turn();
+            for target in self.targets.values_mut() {
+                target.take_in(&mut self.looker);
+                target.ask_about_nameless(&mut self.code_reader);
+            }
+            let waiting = self.targets.values_mut().any(|target| match &mut target.state {
+                State::Attached(bridge) => bridge.expects_more(),
+                _ => false,
+            });
+            if !waiting || Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut leaving = Vec::new();
+        for target in self.targets.values_mut() {
+            match std::mem::replace(&mut target.state, State::Ended) {
+                State::Attached(bridge) => leaving.push(*bridge),
+                // Why not is told in the summary.
+                other => target.state = other,
+            }
+        }
+        self.detached += bridge::detach_all(leaving);
+    }
+
+    /// When everything is named: what runtimes were told to write, they need not write any more.
+    pub fn release(&self) {
+        for target in self.targets.values() {
+            if let State::Refused(Refusal { writes_perf_map: true, .. }) = target.state {
+                bridge::stop_perf_map(target.pid);
+            }
+        }
+    }
+
+    /// Looks at what processes have mapped that hung, or were left because others hang.
+    pub fn unanswered_looks(&self) -> u64 {
+        self.looker.unanswered()
+    }
+
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals {
+            attached: self.attached,
+            loaded: self.loaded,
+            detached: self.detached,
+            // Code that cannot be read is missing as if it had not been announced.
+            lost: self.lost_before + self.code_reader.unread(),
+            ..Totals::default()
+        };
+        for target in self.targets.values() {
+            totals.methods += target.runtime.methods();
+            totals.lost += target.lost_in_all();
+            if let State::Refused(refusal) = &target.state {
+                let map =
+                    if refusal.writes_perf_map { "; its perf map is read instead" } else { "" };
+                totals.refused.push((target.pid, format!("{}{map}", refusal.why)));
+            }
+        }
+        totals
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bridge_on_its_way_is_taken_back_by_the_reload_that_forbids_it() {
+        let mut managed = Managed::new(Policy::AsTold, false);
+        // Nobody has this number: nothing is done to any process.
+        let (image, pid) = (ImageId(1), u32::MAX >> 1);
+        managed.found(pid, image);
+        managed.admit(image, Policy::Attach);
+        assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+        assert_eq!(managed.ask_again(|_| false), [pid]);
+        assert_eq!(managed.standing_of(image), Some(Standing::LeftAlone));
+        let arrival = loop {
+            match managed.bridges.arrived() {
+                Some(arrival) => break arrival,
+                None => std::thread::yield_now(),
+            }
+        };
+        assert!(arrival.is_withdrawn);
+        // The next reload allows it.
+        assert!(managed.ask_again(|_| true).is_empty());
+        managed.admit(image, Policy::Attach);
+        assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+    }
+
+    #[test]
+    fn what_was_lost_stays_lost_when_its_process_is_forgotten() {
+        let mut managed = Managed::new(Policy::EnvironmentOnly, false);
+        let (image, pid) = (ImageId(1), u32::MAX >> 1);
+        managed.found(pid, image);
+        managed.targets.get_mut(&image).expect("it was found").lost = 5;
+        assert_eq!(managed.totals().lost, 5);
+        // It has ended, and its last samples are named.
+        managed.left(pid);
+        managed.targets.get_mut(&image).expect("it is kept").ended = None;
+        managed.forget_ended();
+        assert!(managed.targets.is_empty());
+        assert_eq!(managed.totals().lost, 5);
+        managed.found(pid, image);
+        managed.targets.get_mut(&image).expect("it was found").lost = 2;
+        assert_eq!(managed.totals().lost, 7);
+        managed.reach(pid, image, false);
+        assert_eq!(managed.totals().lost, 7);
+    }
+}

@@ -1,0 +1,83 @@
+//! The files behind mappings, as the kernel names them.
+//!
+//! A mapping names its file by device and inode. That is enough to say "the same file as that
+//! other process's", which saves opening it again; what the file *is* says only its identity
+//! after opening (`strata_sandbox::FileIdentity`). Where the two disagree (stacked file systems
+//! show other numbers to `stat`), the file is opened for each process anew.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::kernel::perf_record::MappedInode;
+
+/// A file of [`MappedFiles`]. Numbers of files that are forgotten may come round again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId(pub u32);
+
+/// One file as mappings name it.
+#[derive(Debug)]
+pub struct MappedFile {
+    pub inode: MappedInode,
+    pub path: Arc<[u8]>,
+}
+
+#[derive(Default)]
+pub struct MappedFiles {
+    files: HashMap<FileId, MappedFile>,
+    next: u32,
+    shared: HashMap<MappedInode, FileId>,
+    paths: HashMap<Arc<[u8]>, ()>,
+}
+
+impl MappedFiles {
+    /// The file behind a mapping; a new one when it was not seen before.
+    pub fn intern(&mut self, inode: MappedInode, path: &[u8]) -> FileId {
+        let named = inode.inode != 0;
+        if named && let Some(&known) = self.shared.get(&inode) {
+            return known;
+        }
+        let path = match self.paths.get_key_value(path) {
+            Some((path, ())) => path.clone(),
+            None => {
+                let path: Arc<[u8]> = path.into();
+                self.paths.insert(path.clone(), ());
+                path
+            }
+        };
+        let mut id = FileId(self.next);
+        while self.files.contains_key(&id) {
+            id.0 = id.0.wrapping_add(1);
+        }
+        self.next = id.0.wrapping_add(1);
+        self.files.insert(id, MappedFile { inode, path });
+        if named {
+            self.shared.insert(inode, id);
+        }
+        id
+    }
+
+    pub fn get(&self, id: FileId) -> Option<&MappedFile> {
+        self.files.get(&id)
+    }
+
+    /// From now on mappings of this inode are a new file: it changed, or its name cannot be
+    /// trusted to mean the same file for everyone.
+    pub fn forget(&mut self, id: FileId) {
+        if let Some(file) = self.files.get(&id)
+            && self.shared.get(&file.inode) == Some(&id)
+        {
+            self.shared.remove(&file.inode);
+        }
+    }
+    pub fn count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Drops files that nothing refers to any more.
+    pub fn retain(&mut self, is_kept: impl Fn(FileId) -> bool) {
+        self.files.retain(|id, _| is_kept(*id));
+        let files = &self.files;
+        self.shared.retain(|_, id| files.contains_key(id));
+        self.paths.retain(|path, ()| Arc::strong_count(path) > 1);
+    }
+}

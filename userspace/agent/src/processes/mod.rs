@@ -1,0 +1,23 @@
+//! Who runs, and what is mapped where.
+//!
+//! - [`table`]: processes, their images and executable mappings, kept up by perf events.
+//! - [`mapped`]: the files behind mappings, as the kernel names them.
+//! - [`scan`]: the state at the start, from `/proc`.
+//! - [`vdso`]: the kernel's own page for user mode.
+//! - [`container`]: container ids from control groups.
+//!
+//! Invariant: everything here is bounded per process; a process that maps without end loses
+//! its own mappings and nobody else's.
+
+pub mod container;
+pub mod mapped;
+pub mod scan;
+pub mod table;
+pub mod vdso;
+
+/// A process's number in its own pid namespace.
+pub fn innermost_pid(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().last()?.parse().ok()
+}

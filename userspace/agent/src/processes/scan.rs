@@ -1,0 +1,251 @@
+//! The state at the start, from `/proc`, and processes that were missed.
+//!
+//! What a process has mapped is read under its memory's lock, which may be held for good: one
+//! process whose file system does not answer would hold up the whole host's recording. So it is read
+//! aside, and a process that hangs is one of which no mapping is known.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::time::Duration;
+
+use super::table::{Mapping, ProcessTable};
+use crate::aside::{Aside, Patience};
+use crate::kernel::perf_record::MappedInode;
+
+/// Hosts with a dead file system have some such processes.
+const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 32 };
+/// So many processes are read at a time, in less than so long.
+const AT_ONCE: usize = 64;
+const ALL_OF_THEM: Duration = Duration::from_secs(60);
+/// Bytes of mappings that are read of one process, and kept until they are in the table.
+const MAX_MAPS: u64 = 64 << 20;
+const MAX_CODE: usize = 1 << 20;
+
+/// Reads processes into the table.
+pub struct Scanner {
+    reader: Aside<u32, Option<Found>>,
+}
+
+/// What `/proc` says of a process.
+struct Found {
+    /// Lines of executable mappings.
+    code: Vec<u8>,
+    has_memory: bool,
+    stat: Stat,
+}
+
+impl Default for Scanner {
+    fn default() -> Self {
+        Self::with(read)
+    }
+}
+
+impl Scanner {
+    fn with(read: fn(u32) -> Option<Found>) -> Self {
+        Self { reader: Aside::new("processes", PATIENCE, read) }
+    }
+
+    /// Reads every process of the host into the table; those that are there already stay.
+    pub fn scan(&mut self, table: &mut ProcessTable) -> usize {
+        let Ok(entries) = fs::read_dir("/proc") else { return 0 };
+        let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let pids: Vec<u32> = pids.collect();
+        pids.chunks(AT_ONCE).map(|pids| self.scan_these(table, pids)).sum()
+    }
+
+    /// Processes that could not be read because they, or others before them, hang.
+    pub fn unread(&self) -> u64 {
+        let figures = self.reader.figures();
+        figures.given_up + figures.refused
+    }
+
+    /// Reads one process into the table; false when it is gone, cannot be read, or is a kernel
+    /// thread. One that has ended and was not waited for is gone: nothing tells when somebody does.
+    pub fn scan_process(&mut self, table: &mut ProcessTable, pid: u32) -> bool {
+        self.scan_these(table, &[pid]) > 0
+    }
+
+    fn scan_these(&mut self, table: &mut ProcessTable, pids: &[u32]) -> usize {
+        let tickets: Vec<_> = pids.iter().map(|pid| (self.reader.ask(*pid), *pid)).collect();
+        self.reader.settle(ALL_OF_THEM);
+        let mut answers: HashMap<_, _> = self.reader.answers().into_iter().collect();
+        let mut found = 0;
+        for (ticket, pid) in tickets {
+            match ticket.and_then(|ticket| answers.remove(&ticket)) {
+                Some(Ok(Some(process))) => found += usize::from(process.insert(table, pid)),
+                // It is gone.
+                Some(Ok(None)) => {}
+                Some(Err(_)) | None => {
+                    tracing::debug!(pid, "what a process has mapped cannot be read: it hangs")
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Processes may end at any moment: what cannot be read is not there.
+fn read(pid: u32) -> Option<Found> {
+    let file = File::open(format!("/proc/{pid}/maps")).ok()?;
+    let mut lines = BufReader::new(file.take(MAX_MAPS));
+    let mut found = Found { code: Vec::new(), has_memory: false, stat: stat(pid)? };
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).ok()? > 0 && found.code.len() < MAX_CODE {
+        found.has_memory = true;
+        // One that is cut has no end.
+        if line.pop() == Some(b'\n') && parse_line(&line).is_some() {
+            found.code.extend_from_slice(&line);
+            found.code.push(b'\n');
+        }
+        line.clear();
+    }
+    Some(found)
+}
+
+impl Found {
+    fn insert(self, table: &mut ProcessTable, pid: u32) -> bool {
+        let Self { code, has_memory, stat: Stat { comm, state, parent } } = self;
+        if !has_memory && (parent == KTHREADD || state == "Z") {
+            return false;
+        }
+        let mut mappings = Vec::new();
+        for line in code.split(|&byte| byte == b'\n') {
+            let Some(found) = parse_line(line) else { continue };
+            if let Some(backing) = table.backing(found.inode, found.path) {
+                mappings.push(Mapping {
+                    start: found.start,
+                    end: found.end,
+                    offset: found.offset,
+                    backing,
+                });
+            }
+        }
+        table.insert_existing(pid, parent, &comm, mappings);
+        true
+    }
+}
+
+/// Parent of all kernel threads.
+const KTHREADD: u32 = 2;
+
+struct Stat {
+    comm: String,
+    state: String,
+    parent: u32,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name is in parentheses and may itself contain some.
+    let open = text.iter().position(|&byte| byte == b'(')?;
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    let comm = String::from_utf8_lossy(text.get(open + 1..close)?).into_owned();
+    let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?.to_owned();
+    let parent = fields.next()?.parse().ok()?;
+    Some(Stat { comm, state, parent })
+}
+
+struct Line<'a> {
+    start: u64,
+    end: u64,
+    offset: u64,
+    inode: MappedInode,
+    path: &'a [u8],
+}
+
+/// One line of `/proc/PID/maps`, when it is an executable mapping.
+fn parse_line(line: &[u8]) -> Option<Line<'_>> {
+    let mut fields = line.splitn(6, |&byte| byte == b' ');
+    let range = std::str::from_utf8(fields.next()?).ok()?;
+    let protection = fields.next()?;
+    if protection.get(2) != Some(&b'x') {
+        return None;
+    }
+    let offset = std::str::from_utf8(fields.next()?).ok()?;
+    let device = std::str::from_utf8(fields.next()?).ok()?;
+    let inode = std::str::from_utf8(fields.next()?).ok()?;
+    let path = fields.next().unwrap_or_default();
+    let spaces = path.iter().take_while(|&&byte| byte == b' ').count();
+    let (start, end) = range.split_once('-')?;
+    let (major, minor) = device.split_once(':')?;
+    Some(Line {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+        offset: u64::from_str_radix(offset, 16).ok()?,
+        inode: MappedInode {
+            major: u32::from_str_radix(major, 16).ok()?,
+            minor: u32::from_str_radix(minor, 16).ok()?,
+            inode: inode.parse().ok()?,
+            generation: 0,
+        },
+        path: path.get(spaces..).unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_with_spaces_is_read_whole() {
+        let line = b"7f00-7f10 r-xp 00001000 fe:01 1234    /opt/my app/lib x.so (deleted)";
+        let line = parse_line(line).expect("a valid line");
+        assert_eq!((line.start, line.end, line.offset), (0x7f00, 0x7f10, 0x1000));
+        assert_eq!(line.inode.inode, 1234);
+        assert_eq!(line.path, b"/opt/my app/lib x.so (deleted)");
+    }
+
+    #[test]
+    fn data_mappings_are_left_out() {
+        assert!(parse_line(b"7f00-7f10 rw-p 00001000 fe:01 1234 /lib/x.so").is_none());
+    }
+
+    #[test]
+    fn a_process_that_only_waits_to_be_waited_for_is_gone() {
+        let mut child = std::process::Command::new("/bin/true").spawn().expect("it starts");
+        let is_zombie = || stat(child.id()).is_some_and(|stat| stat.state == "Z");
+        while !is_zombie() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(!Scanner::default().scan_process(&mut ProcessTable::default(), child.id()));
+        child.wait().expect("it was there");
+    }
+
+    #[test]
+    fn this_process_is_found_with_its_own_code() {
+        let mut table = ProcessTable::default();
+        assert!(Scanner::default().scan_process(&mut table, std::process::id()));
+        let process = table.get(std::process::id()).expect("found");
+        let here = this_process_is_found_with_its_own_code as fn() as usize as u64;
+        assert!(process.space.mapping_of(here).is_some());
+    }
+
+    #[test]
+    fn a_process_that_hangs_holds_no_other_up() {
+        const HANGS: u32 = u32::MAX >> 1;
+        let mut scanner = Scanner::with(|pid| {
+            if pid == HANGS {
+                loop {
+                    std::thread::park();
+                }
+            }
+            read(pid)
+        });
+        let mut table = ProcessTable::default();
+        let here = std::process::id();
+        assert_eq!(scanner.scan_these(&mut table, &[HANGS, here]), 1);
+        assert!(table.get(here).is_some() && table.get(HANGS).is_none());
+        assert_eq!(scanner.unread(), 1);
+    }
+
+    #[test]
+    fn the_whole_host_is_read() {
+        let mut table = ProcessTable::default();
+        let found = Scanner::default().scan(&mut table);
+        assert_eq!(found, table.count());
+        assert!(table.get(std::process::id()).is_some());
+    }
+}

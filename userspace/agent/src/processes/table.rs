@@ -1,0 +1,487 @@
+//! Processes, their images and executable mappings, kept up by perf events.
+//!
+//! An *image* is one program run by one process: exec makes a new one. Samples belong to
+//! images, so that what a pid did before an exec, or before it was reused, stays apart.
+//!
+//! Invariant: mappings of a process are sorted by address and do not overlap.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::mapped::{FileId, MappedFiles};
+use crate::kernel::perf_record::{Event, MappedInode};
+
+/// Executable mappings of one process at most.
+pub const MAX_MAPPINGS: usize = 4096;
+
+/// What lies behind an executable mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    File(FileId),
+    /// Code without a file: made at run time.
+    Anonymous,
+    /// The same, in memory that only .NET maps so (its "doublemapper").
+    Runtime,
+    /// The kernel's own page for user mode.
+    Vdso,
+}
+
+impl Backing {
+    /// Whether it is code made at run time.
+    pub fn is_generated(self) -> bool {
+        matches!(self, Self::Anonymous | Self::Runtime)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    /// File offset of `start`.
+    pub offset: u64,
+    pub backing: Backing,
+}
+
+/// An image of [`ProcessTable`]. Numbers of images that are forgotten may come round again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ImageId(pub u32);
+
+#[derive(Clone, Debug)]
+pub struct Image {
+    pub pid: u32,
+    pub comm: Arc<str>,
+    /// The file it was started from: the first one it mapped.
+    pub program: Option<FileId>,
+    /// When the process became another image, by the clock of events: what `/proc` says of it since
+    /// then is of that one.
+    pub replaced: Option<u64>,
+}
+
+/// The executable mappings of a process at some moment. Cheap to keep: copied only when the
+/// process maps something while somebody else still looks at it.
+#[derive(Clone, Debug, Default)]
+pub struct Space {
+    mappings: Arc<Vec<Mapping>>,
+    /// Changes whenever the mappings do; unique within an image.
+    pub epoch: u32,
+    /// Mappings refused by [`MAX_MAPPINGS`].
+    pub refused: u64,
+}
+
+/// The file that a process was started from.
+#[derive(Clone, Copy, Debug)]
+pub struct MappedProgram<'a> {
+    pub file: FileId,
+    pub path: &'a [u8],
+}
+
+impl MappedProgram<'_> {
+    /// The name of a file inside the program, when it is known by a path: by one below the
+    /// program's folder, or by its own.
+    pub fn name_inside<'a>(&self, path: &'a str) -> Option<&'a str> {
+        if !path.starts_with('/') {
+            return Some(path);
+        }
+        let folder = self.path.iter().rposition(|byte| *byte == b'/')?;
+        let folder = std::str::from_utf8(self.path.get(..=folder)?).ok()?;
+        path.strip_prefix(folder)
+    }
+}
+
+#[derive(Debug)]
+pub struct Process {
+    pub parent: u32,
+    pub image: ImageId,
+    pub space: Space,
+    pub exited: bool,
+}
+
+impl Space {
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
+    /// The files that are mapped, some of them several times.
+    pub fn files(&self) -> impl Iterator<Item = FileId> + '_ {
+        self.mappings.iter().filter_map(|mapping| match mapping.backing {
+            Backing::File(file) => Some(file),
+            _ => None,
+        })
+    }
+
+    pub fn mapping_of(&self, address: u64) -> Option<&Mapping> {
+        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
+        self.mappings.get(after.checked_sub(1)?).filter(|mapping| address < mapping.end)
+    }
+
+    /// Puts a mapping in place of whatever was there.
+    pub fn map(&mut self, new: Mapping) {
+        if new.end <= new.start {
+            return;
+        }
+        let first = self.mappings.partition_point(|old| old.end <= new.start);
+        let last = self.mappings.partition_point(|old| old.start < new.end);
+        let mut pieces = [None, Some(new), None];
+        if let Some(replaced) = self.mappings.get(first..last) {
+            if replaced == [new] {
+                return;
+            }
+            if let Some(old) = replaced.first().filter(|old| old.start < new.start) {
+                pieces[0] = Some(Mapping { end: new.start, ..*old });
+            }
+            if let Some(old) = replaced.last().filter(|old| old.end > new.end) {
+                let offset = old.offset.wrapping_add(new.end - old.start);
+                pieces[2] = Some(Mapping { start: new.end, offset, ..*old });
+            }
+        }
+        if self.mappings.len() >= MAX_MAPPINGS && first == last {
+            self.refused += 1;
+            return;
+        }
+        let mappings = Arc::make_mut(&mut self.mappings);
+        mappings.splice(first..last.max(first), pieces.into_iter().flatten());
+        join_anonymous(mappings);
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+}
+
+/// JIT compilers change protections page by page; neighbours without a file are one.
+fn join_anonymous(mappings: &mut Vec<Mapping>) {
+    mappings.dedup_by(|next, kept| {
+        let joined =
+            kept.backing.is_generated() && kept.backing == next.backing && kept.end == next.start;
+        if joined {
+            kept.end = next.end;
+        }
+        joined
+    });
+}
+
+/// What an event did, for those who keep state of their own per process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    None,
+    /// A process appeared by fork; its mappings are its parent's.
+    Forked {
+        pid: u32,
+        parent: u32,
+    },
+    /// A new program: nothing of the old one's is mapped any more.
+    Executed {
+        pid: u32,
+    },
+    Mapped {
+        pid: u32,
+        mapping: Mapping,
+    },
+    /// The process has another name.
+    Renamed {
+        pid: u32,
+    },
+    /// The thread group's leader ended; other threads may go on for a while.
+    Exited {
+        pid: u32,
+    },
+}
+
+#[derive(Default)]
+pub struct ProcessTable {
+    processes: HashMap<u32, Process>,
+    images: HashMap<ImageId, Image>,
+    next_image: u32,
+    /// Images that map a jitdump file: compilers do that to say where it is.
+    jitdumps: HashMap<ImageId, FileId>,
+    pub files: MappedFiles,
+    /// Process events the kernel had no room for.
+    pub lost_events: u64,
+}
+
+impl ProcessTable {
+    pub fn get(&self, pid: u32) -> Option<&Process> {
+        self.processes.get(&pid)
+    }
+
+    pub fn count(&self) -> usize {
+        self.processes.len()
+    }
+
+    pub fn image_count(&self) -> usize {
+        self.images.len()
+    }
+
+    /// Drops images that nothing refers to any more; those of processes stay.
+    pub fn retain_images(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+        let current: HashSet<ImageId> =
+            self.processes.values().map(|process| process.image).collect();
+        self.images.retain(|id, _| current.contains(id) || is_kept(*id));
+        let images = &self.images;
+        self.jitdumps.retain(|id, _| images.contains_key(id));
+    }
+
+    /// Files that mappings of processes, and images, refer to.
+    pub fn files_in_use(&self) -> HashSet<FileId> {
+        let spaces = self.processes.values().flat_map(|process| process.space.files());
+        let programs = self.images.values().filter_map(|image| image.program);
+        spaces.chain(programs).chain(self.jitdumps.values().copied()).collect()
+    }
+
+    pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.processes.keys().copied()
+    }
+
+    /// A process whose mappings are unknown (a kernel thread, one that was missed).
+    pub fn insert_unknown(&mut self, pid: u32, comm: &str) {
+        self.insert_existing(pid, 0, comm, Vec::new());
+    }
+
+    pub fn image(&self, id: ImageId) -> Option<&Image> {
+        self.images.get(&id)
+    }
+
+    pub fn program_of(&self, image: ImageId) -> Option<MappedProgram<'_>> {
+        let file = self.image(image)?.program?;
+        Some(MappedProgram { file, path: &self.files.get(file)?.path })
+    }
+
+    fn new_image(&mut self, pid: u32, comm: &str) -> ImageId {
+        let mut id = ImageId(self.next_image);
+        while self.images.contains_key(&id) {
+            id.0 = id.0.wrapping_add(1);
+        }
+        self.next_image = id.0.wrapping_add(1);
+        self.images.insert(id, Image { pid, comm: comm.into(), program: None, replaced: None });
+        id
+    }
+
+    /// Exec maps the program first, and below its libraries; only assemblies may lie lower.
+    fn note_program(&mut self, image: ImageId, backing: Backing) {
+        if let Backing::File(file) = backing
+            && let Some(image) = self.images.get_mut(&image)
+            && image.program.is_none()
+            && self.files.get(file).is_some_and(|file| !file.path.ends_with(b".dll"))
+        {
+            image.program = Some(file);
+        }
+    }
+
+    /// A process that was there before events were.
+    pub fn insert_existing(&mut self, pid: u32, parent: u32, comm: &str, mappings: Vec<Mapping>) {
+        if self.processes.contains_key(&pid) {
+            return;
+        }
+        let image = self.new_image(pid, comm);
+        let mut space = Space::default();
+        for mapping in mappings {
+            self.note_jitdump(image, mapping.backing);
+            self.note_program(image, mapping.backing);
+            space.map(mapping);
+        }
+        self.processes.insert(pid, Process { parent, image, space, exited: false });
+    }
+
+    pub fn remove(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+    }
+
+    pub fn jitdump_of(&self, image: ImageId) -> Option<FileId> {
+        self.jitdumps.get(&image).copied()
+    }
+
+    fn note_jitdump(&mut self, image: ImageId, backing: Backing) {
+        let Backing::File(file) = backing else { return };
+        if self.files.get(file).is_some_and(|file| is_jitdump(&file.path)) {
+            self.jitdumps.insert(image, file);
+        }
+    }
+
+    pub fn backing(&mut self, inode: MappedInode, path: &[u8]) -> Option<Backing> {
+        match path {
+            b"[vdso]" => Some(Backing::Vdso),
+            b"[vsyscall]" | b"[uprobes]" => None,
+            _ if path.starts_with(b"/memfd:doublemapper") => Some(Backing::Runtime),
+            _ if is_generated_code(path) => Some(Backing::Anonymous),
+            _ => Some(Backing::File(self.files.intern(inode, path))),
+        }
+    }
+
+    /// `time` is the event's.
+    pub fn apply(&mut self, event: &Event, time: u64) -> Change {
+        match event {
+            Event::Mmap { pid, start, length, offset, inode, path } => {
+                let Some(backing) = self.backing(*inode, path) else { return Change::None };
+                let Some(process) = self.processes.get_mut(pid) else { return Change::None };
+                let end = start.saturating_add(*length);
+                let mapping = Mapping { start: *start, end, offset: *offset, backing };
+                process.space.map(mapping);
+                let image = process.image;
+                self.note_jitdump(image, backing);
+                self.note_program(image, backing);
+                Change::Mapped { pid: *pid, mapping }
+            }
+            Event::Comm { pid, tid, name, exec } => self.rename(*pid, *tid, name, *exec, time),
+            Event::Fork { pid, parent, .. } if pid == parent => Change::None,
+            Event::Fork { pid, parent, .. } => self.fork(*pid, *parent, time),
+            Event::Exit { pid, tid } if pid == tid => {
+                let Some(process) = self.processes.get_mut(pid) else { return Change::None };
+                process.exited = true;
+                Change::Exited { pid: *pid }
+            }
+            Event::Exit { .. } => Change::None,
+            Event::Lost { count } => {
+                self.lost_events += count;
+                Change::None
+            }
+        }
+    }
+
+    /// Puts a process in place of the one that had its number.
+    fn replace(&mut self, pid: u32, new: Process, time: u64) {
+        if let Some(old) = self.processes.insert(pid, new)
+            && let Some(image) = self.images.get_mut(&old.image)
+        {
+            image.replaced = Some(time);
+        }
+    }
+
+    fn rename(&mut self, pid: u32, tid: u32, name: &[u8], exec: bool, time: u64) -> Change {
+        let name = String::from_utf8_lossy(name);
+        if exec {
+            let image = self.new_image(pid, &name);
+            let parent = self.processes.get(&pid).map_or(0, |process| process.parent);
+            let space = Space::default();
+            self.replace(pid, Process { parent, image, space, exited: false }, time);
+            return Change::Executed { pid };
+        }
+        if pid == tid
+            && let Some(process) = self.processes.get(&pid)
+            && let Some(image) = self.images.get_mut(&process.image)
+        {
+            image.comm = name.as_ref().into();
+            return Change::Renamed { pid };
+        }
+        Change::None
+    }
+
+    fn fork(&mut self, pid: u32, parent: u32, time: u64) -> Change {
+        let (of_parent, space) = match self.processes.get(&parent) {
+            Some(parent) => (self.image(parent.image).cloned(), parent.space.clone()),
+            None => (None, Space::default()),
+        };
+        let (comm, program) =
+            of_parent.map_or_else(Default::default, |image| (image.comm, image.program));
+        let image = self.new_image(pid, &comm);
+        if let Some(image) = self.images.get_mut(&image) {
+            image.program = program;
+        }
+        self.replace(pid, Process { parent, image, space, exited: false }, time);
+        Change::Forked { pid, parent }
+    }
+}
+
+/// Paths under which run-time code appears.
+fn is_generated_code(path: &[u8]) -> bool {
+    path.is_empty()
+        || !path.starts_with(b"/")
+        || path.starts_with(b"//anon")
+        || path.starts_with(b"/dev/zero")
+        || path.starts_with(b"/SYSV")
+}
+
+/// `jit-PID.dump`, by the convention of perf's jitdump format.
+fn is_jitdump(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    name.starts_with(b"jit-") && name.ends_with(b".dump")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(start: u64, end: u64, offset: u64) -> Mapping {
+        Mapping { start, end, offset, backing: Backing::File(FileId(1)) }
+    }
+
+    #[test]
+    fn a_mapping_in_the_middle_splits_the_old_one() {
+        let mut space = Space::default();
+        space.map(file(0x1000, 0x9000, 0));
+        space.map(Mapping { backing: Backing::Anonymous, ..file(0x3000, 0x4000, 0) });
+        let ranges: Vec<_> = space.mappings.iter().map(|m| (m.start, m.end, m.offset)).collect();
+        assert_eq!(ranges, [(0x1000, 0x3000, 0), (0x3000, 0x4000, 0), (0x4000, 0x9000, 0x3000)]);
+    }
+
+    #[test]
+    fn the_same_mapping_again_changes_nothing() {
+        let mut space = Space::default();
+        space.map(file(0x1000, 0x2000, 0));
+        let epoch = space.epoch;
+        space.map(file(0x1000, 0x2000, 0));
+        assert_eq!(space.epoch, epoch);
+    }
+
+    #[test]
+    fn neighbouring_generated_code_is_one_mapping() {
+        let mut space = Space::default();
+        for page in 0..10_000u64 {
+            let start = page * 0x1000;
+            space.map(Mapping {
+                start,
+                end: start + 0x1000,
+                offset: 0,
+                backing: Backing::Anonymous,
+            });
+        }
+        assert_eq!(space.mappings.len(), 1);
+    }
+
+    #[test]
+    fn a_process_that_maps_without_end_is_refused() {
+        let mut space = Space::default();
+        for page in 0..10_000u64 {
+            space.map(file(page * 0x2000, page * 0x2000 + 0x1000, 0));
+        }
+        assert_eq!(space.mappings.len(), MAX_MAPPINGS);
+        assert_eq!(space.refused, 10_000 - MAX_MAPPINGS as u64);
+    }
+
+    #[test]
+    fn the_program_is_the_first_file_that_is_no_assembly_and_children_have_it_too() {
+        let mut table = ProcessTable::default();
+        let mut mapped = |number: u64, path: &[u8]| {
+            let inode = MappedInode { major: 8, minor: 1, inode: number, generation: 0 };
+            let backing = table.backing(inode, path).expect("a file");
+            Mapping { backing, ..file(number << 16, (number << 16) + 0x1000, 0) }
+        };
+        let mappings = [mapped(1, b"/app/A.dll"), mapped(2, b"/app/host"), mapped(3, b"/lib/c.so")];
+        table.insert_existing(7, 1, "host", mappings.to_vec());
+        table.apply(&Event::Fork { pid: 8, tid: 8, parent: 7 }, 1);
+        for pid in [7, 8] {
+            let image = table.get(pid).expect("a process").image;
+            let program = table.program_of(image).expect("a program");
+            assert_eq!(program.path, b"/app/host");
+            for (path, name) in [
+                ("/app/B.dll", Some("B.dll")),
+                ("/app/fr/B.dll", Some("fr/B.dll")),
+                ("B.dll", Some("B.dll")),
+                ("/other/B.dll", None),
+            ] {
+                assert_eq!(program.name_inside(path), name);
+            }
+        }
+    }
+
+    #[test]
+    fn exec_starts_a_new_image_and_forgets_mappings() {
+        let mut table = ProcessTable::default();
+        table.insert_existing(7, 1, "sh", vec![file(0x1000, 0x2000, 0)]);
+        let old = table.get(7).map(|process| process.image);
+        let exec = Event::Comm { pid: 7, tid: 7, name: b"cat".to_vec(), exec: true };
+        assert_eq!(table.apply(&exec, 5), Change::Executed { pid: 7 });
+        let replaced = old.and_then(|old| table.image(old)).and_then(|old| old.replaced);
+        assert_eq!(replaced, Some(5));
+        let process = table.get(7).expect("still there");
+        assert!(process.space.mappings.is_empty());
+        assert_ne!(Some(process.image), old);
+        assert_eq!(process.parent, 1);
+    }
+}

@@ -1,0 +1,196 @@
+//! The global 16-bit rule numbers.
+//!
+//! Rules are few and alike across files, so all files share one array. Numbers are a resource
+//! that a crafted file could use up: each file has a quota of numbers nobody else had asked
+//! for, and gives them back when it is unloaded.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use strata_abi::rule::{MAX_RULES, Packed, Rule};
+
+use super::GRACE;
+
+/// New rule numbers a single file, or all generated code of a process, may take.
+pub const NEW_RULES_PER_OWNER: usize = 2048;
+
+/// Number of the rule "unsupported", which is always there.
+pub const UNSUPPORTED: u16 = 1;
+
+pub struct RuleSet {
+    numbers: HashMap<Rule, u16>,
+    rules: Vec<Rule>,
+    users: Vec<u32>,
+    free: Vec<u16>,
+    waiting: VecDeque<(Instant, u16)>,
+}
+
+impl Default for RuleSet {
+    fn default() -> Self {
+        let mut set = Self {
+            numbers: HashMap::new(),
+            rules: Vec::new(),
+            users: Vec::new(),
+            free: Vec::new(),
+            waiting: VecDeque::new(),
+        };
+        for packed in [Packed::NONE, Packed::UNSUPPORTED] {
+            set.take(Rule::simple(packed));
+        }
+        set
+    }
+}
+
+/// A rule as it is compared: an extended word carries its own number, which says nothing.
+fn nameless(rule: Rule) -> Rule {
+    renamed(rule, 0)
+}
+
+fn renamed(mut rule: Rule, number: u16) -> Rule {
+    if rule.is_extended() {
+        let word = Packed::extended(number);
+        rule.packed = if rule.packed.checks_epilogue() { word.with_epilogue_check() } else { word };
+    }
+    rule
+}
+
+impl RuleSet {
+    /// Numbers for a file's rules, in their order. `quota` says how many of them may be new, and
+    /// `written` is told of each that is.
+    pub fn load(
+        &mut self,
+        rules: &[Rule],
+        quota: &mut usize,
+        mut written: impl FnMut(u16, Rule),
+    ) -> Vec<u16> {
+        rules
+            .iter()
+            .map(|rule| {
+                let rule = nameless(*rule);
+                if let Some(&number) = self.numbers.get(&rule) {
+                    self.add_user(number);
+                    return number;
+                }
+                if *quota == 0 {
+                    self.add_user(UNSUPPORTED);
+                    return UNSUPPORTED;
+                }
+                match self.take(rule) {
+                    Some(number) => {
+                        *quota -= 1;
+                        written(number, self.whole(number));
+                        number
+                    }
+                    None => {
+                        self.add_user(UNSUPPORTED);
+                        UNSUPPORTED
+                    }
+                }
+            })
+            .collect()
+    }
+
+    /// Gives a file's numbers back.
+    pub fn unload(&mut self, numbers: &[u16], now: Instant) {
+        for &number in numbers {
+            let Some(users) = self.users.get_mut(usize::from(number)) else { continue };
+            *users = users.saturating_sub(1);
+            if *users == 0 {
+                if let Some(rule) = self.rules.get(usize::from(number)) {
+                    self.numbers.remove(rule);
+                }
+                self.waiting.push_back((now, number));
+            }
+        }
+    }
+
+    pub fn reclaim(&mut self, now: Instant) {
+        while let Some(&(freed, number)) = self.waiting.front() {
+            if now.saturating_duration_since(freed) < GRACE {
+                break;
+            }
+            self.waiting.pop_front();
+            self.free.push(number);
+        }
+    }
+
+    /// The rule behind a number, as the kernel's array holds it.
+    pub fn whole(&self, number: u16) -> Rule {
+        let none = Rule::simple(Packed::NONE);
+        renamed(self.rules.get(usize::from(number)).copied().unwrap_or(none), number)
+    }
+
+    /// Numbers in use.
+    pub fn count(&self) -> usize {
+        self.numbers.len()
+    }
+
+    fn add_user(&mut self, number: u16) {
+        if let Some(users) = self.users.get_mut(usize::from(number)) {
+            *users = users.saturating_add(1);
+        }
+    }
+
+    fn take(&mut self, rule: Rule) -> Option<u16> {
+        let number = match self.free.pop() {
+            Some(number) => {
+                *self.rules.get_mut(usize::from(number))? = rule;
+                *self.users.get_mut(usize::from(number))? = 1;
+                number
+            }
+            None => {
+                let number = u16::try_from(self.rules.len()).ok()?;
+                if u32::from(number) >= MAX_RULES {
+                    return None;
+                }
+                self.rules.push(rule);
+                self.users.push(1);
+                number
+            }
+        };
+        self.numbers.insert(rule, number);
+        Some(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(offset: i32) -> Rule {
+        Rule { cfa_offset: offset, ..Rule::simple(Packed::extended(0)) }
+    }
+
+    #[test]
+    fn one_file_cannot_take_all_numbers() {
+        let mut set = RuleSet::default();
+        let hostile: Vec<Rule> = (0..60_000).map(rule).collect();
+        let numbers = set.load(&hostile, &mut NEW_RULES_PER_OWNER.clone(), |_, _| {});
+        assert_eq!(numbers.iter().filter(|&&n| n != UNSUPPORTED).count(), NEW_RULES_PER_OWNER);
+        let honest = set.load(&[Rule::simple(Packed::END)], &mut 1, |_, _| {});
+        assert_ne!(honest, [UNSUPPORTED]);
+    }
+
+    #[test]
+    fn numbers_come_back_when_a_file_is_unloaded() {
+        let mut set = RuleSet::default();
+        let before = set.count();
+        let now = Instant::now();
+        for round in 0..100 {
+            let rules: Vec<Rule> = (0..2000).map(|n| rule(round * 2000 + n)).collect();
+            let numbers = set.load(&rules, &mut 2000, |_, _| {});
+            assert!(numbers.iter().all(|&n| n != UNSUPPORTED), "round {round}");
+            set.unload(&numbers, now);
+            set.reclaim(now + GRACE);
+        }
+        assert_eq!(set.count(), before);
+    }
+
+    #[test]
+    fn an_extended_rule_carries_its_own_number() {
+        let mut set = RuleSet::default();
+        let numbers = set.load(&[rule(8), rule(16), rule(8)], &mut 9, |_, _| {});
+        assert_eq!(numbers[0], numbers[2]);
+        assert_eq!(set.whole(numbers[1]).packed, Packed::extended(numbers[1]));
+    }
+}

@@ -1,0 +1,620 @@
+//! Files' tables and processes' extents in kernel memory.
+//!
+//! Tables are loaded once per file and shared by every process that maps it. Extents are one
+//! block per process, shared by processes that map the same (forks). Over the memory limit, the
+//! process that was published longest ago without a sample since is taken out: should it run
+//! again, its next sample arrives raw and brings it back.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strata_abi::rule::Rule;
+use strata_abi::tables::{
+    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, PROCESS_PATIENT, PROCESS_SKIP, Process,
+    SEGMENT_BYTES, row_rule,
+};
+use strata_unwind::{Load, UnwindTable};
+
+use super::arena::{Arena, Range};
+use super::rule_set::{NEW_RULES_PER_OWNER, RuleSet};
+use super::search;
+use crate::kernel::loader::{LoadError, Programs};
+use crate::kernel::memory::MapMemory;
+
+/// Raw stacks a process may send for code outside its extents before it is published anew.
+const CAPTURES: u32 = 8;
+/// How long until as many more may come of a process that has mapped nothing since: an address that
+/// nobody knows stays unknown, and each such stack is a copy and a turn.
+const CAPTURES_AGAIN: Duration = Duration::from_secs(1);
+/// As many while tables are on their way: a start-up maps file after file, and runs each at once.
+const CAPTURES_MEANWHILE: u32 = 64;
+/// As many for code that a runtime has not announced yet: it is published anew as soon as such
+/// stacks come.
+const PATIENT_CAPTURES: u32 = 256;
+const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
+
+/// A file's table in kernel memory.
+pub struct Table {
+    pieces: Vec<LoadedPiece>,
+    numbers: Vec<u16>,
+    pub loads: Vec<Load>,
+}
+
+struct LoadedPiece {
+    first_page: u64,
+    pages: u32,
+    row_count: u32,
+    range: Range,
+}
+
+/// One mapping of a process, and how its code is unwound.
+pub struct Stretch {
+    pub start: u64,
+    pub end: u64,
+    pub code: Code,
+}
+
+pub enum Code {
+    Table {
+        table: Arc<Table>,
+        bias: u64,
+    },
+    /// A part of a runtime's generated code. Tables of the same era agree wherever both have
+    /// rules.
+    Generated {
+        table: Arc<Table>,
+        era: u32,
+    },
+    /// Where a runtime that announces its code may put more of it.
+    Unannounced,
+    FramePointer,
+}
+
+struct Published {
+    extents: Arc<[Extent]>,
+    /// Kept alive by whoever is published with them.
+    _tables: Vec<Arc<Table>>,
+    range: Range,
+    generation: u32,
+    users: u32,
+}
+
+struct Owner {
+    block: u64,
+    last_used: Instant,
+    /// When it was last allowed raw stacks.
+    granted: Instant,
+}
+
+pub struct Store {
+    arena: Arena,
+    rules: RuleSet,
+    segments: Vec<MapMemory>,
+    limit_segments: usize,
+    blocks: HashMap<u64, Published>,
+    owners: HashMap<u32, Owner>,
+    skipped: HashSet<u32>,
+    /// Processes that were not allowed further raw stacks when they were published last.
+    withheld: HashSet<u32>,
+    /// Something found no room since it was last asked.
+    is_short: bool,
+    by_content: HashMap<Arc<[Extent]>, u64>,
+    next_block: u64,
+    generation: u32,
+    /// Dropped tables whose memory is still to be given back.
+    pub evicted: u64,
+    /// Tables or extents that found no room.
+    pub refused: u64,
+    /// Extents beyond [`MAX_EXTENTS`].
+    pub cut_extents: u64,
+}
+
+impl Store {
+    /// `limit` bounds the segments' bytes.
+    pub fn new(limit: u64) -> Self {
+        Self {
+            arena: Arena::default(),
+            rules: RuleSet::default(),
+            segments: Vec::new(),
+            limit_segments: segments_within(limit),
+            blocks: HashMap::new(),
+            owners: HashMap::new(),
+            skipped: HashSet::new(),
+            withheld: HashSet::new(),
+            is_short: false,
+            by_content: HashMap::new(),
+            next_block: 0,
+            generation: 0,
+            evicted: 0,
+            refused: 0,
+            cut_extents: 0,
+        }
+    }
+
+    /// Bounds the segments' bytes anew. Segments that exist stay, whatever the limit.
+    pub fn set_limit(&mut self, limit: u64) {
+        let (wanted, existing) = (segments_within(limit), self.arena.segments());
+        if wanted < existing {
+            tracing::warn!("the memory of unwind tables shrinks with a restart only");
+        }
+        self.limit_segments = wanted.max(existing);
+    }
+
+    pub fn segment_bytes(&self) -> u64 {
+        (self.arena.segments() * SEGMENT_BYTES) as u64
+    }
+
+    pub fn used_bytes(&self) -> u64 {
+        self.arena.used_bytes()
+    }
+
+    pub fn rule_count(&self) -> usize {
+        self.rules.count()
+    }
+
+    /// Copies a file's table into kernel memory. `None` when there is no room for it.
+    pub fn load(&mut self, programs: &mut Programs, table: &UnwindTable) -> Option<Table> {
+        self.load_within(programs, table, &mut NEW_RULES_PER_OWNER.clone())
+    }
+
+    /// As [`Self::load`]; of its rules as many may be new as `quota` says.
+    pub fn load_within(
+        &mut self,
+        programs: &mut Programs,
+        table: &UnwindTable,
+        quota: &mut usize,
+    ) -> Option<Table> {
+        let mut ranges = Vec::with_capacity(table.pieces.len());
+        for piece in &table.pieces {
+            let words = u32::try_from(piece.index.len() + piece.rows.len()).ok();
+            match words.and_then(|words| self.allocate(programs, words)) {
+                Some(range) => ranges.push(range),
+                None => {
+                    let now = Instant::now();
+                    ranges.into_iter().for_each(|range| self.arena.free(range, now));
+                    self.refused += 1;
+                    return None;
+                }
+            }
+        }
+        let rule_memory = programs.rules();
+        let numbers = self.rules.load(&table.rules, quota, |number, rule| {
+            let words = rule_words(&rule);
+            rule_memory.write(usize::from(number) * WORDS_PER_RULE, words.into_iter());
+        });
+        let mut pieces = Vec::with_capacity(ranges.len());
+        for (piece, range) in table.pieces.iter().zip(ranges) {
+            let memory = self.segments.get(range.segment as usize)?;
+            let offset = range.offset as usize;
+            memory.write(offset, piece.index.iter().copied());
+            let rows = piece.rows.iter().map(|&row| {
+                let number = numbers.get(usize::from(row_rule(row))).copied().unwrap_or_default();
+                row & 0xffff | u32::from(number) << 16
+            });
+            memory.write(offset + piece.index.len(), rows);
+            pieces.push(LoadedPiece {
+                first_page: piece.first_page,
+                pages: piece.pages,
+                row_count: piece.rows.len() as u32,
+                range,
+            });
+        }
+        Some(Table { pieces, numbers, loads: table.loads.clone() })
+    }
+
+    /// Gives a table's memory back. Only when no published process uses it any more.
+    pub fn unload(&mut self, table: Table) {
+        let now = Instant::now();
+        self.rules.unload(&table.numbers, now);
+        for piece in table.pieces {
+            self.arena.free(piece.range, now);
+        }
+    }
+
+    /// Makes a process's extents known to the kernel. `code` is sorted by address; it is complete
+    /// when nothing of it is still to come.
+    pub fn publish(
+        &mut self,
+        programs: &mut Programs,
+        pid: u32,
+        code: &[Stretch],
+        complete: bool,
+    ) -> Result<(), LoadError> {
+        let mut extents = extents_of(code);
+        if extents.len() > MAX_EXTENTS as usize {
+            self.cut_extents += (extents.len() - MAX_EXTENTS as usize) as u64;
+            extents.truncate(MAX_EXTENTS as usize);
+        }
+        let extents: Arc<[Extent]> = extents.into();
+        let block = match self.by_content.get(&extents) {
+            Some(&block) => block,
+            None => match self.write_block(
+                programs,
+                &extents,
+                code,
+                self.kept_generation(pid, &extents),
+            ) {
+                Some(block) => block,
+                None => {
+                    self.refused += 1;
+                    return Ok(());
+                }
+            },
+        };
+        let now = Instant::now();
+        self.skipped.remove(&pid);
+        let waits = extents.iter().any(|extent| extent.kind == ExtentKind::Unannounced as u32);
+        let before = self.owners.get(&pid).filter(|old| old.block == block).map(|old| old.granted);
+        let before = before.filter(|granted| now.duration_since(*granted) < CAPTURES_AGAIN);
+        let withheld = before.filter(|_| complete && !waits);
+        if withheld.is_some() {
+            self.withheld.insert(pid);
+        }
+        let granted = withheld.unwrap_or(now);
+        let old = self.owners.insert(pid, Owner { block, last_used: now, granted });
+        if let Some(published) = self.blocks.get_mut(&block) {
+            published.users += 1;
+            let entry = Process {
+                segment: published.range.segment,
+                offset: published.range.offset,
+                count: published.extents.len() as u32,
+                generation: published.generation,
+                captures: match (complete, waits) {
+                    _ if withheld.is_some() => 0,
+                    (false, _) => CAPTURES_MEANWHILE,
+                    (true, true) => PATIENT_CAPTURES,
+                    (true, false) => CAPTURES,
+                },
+                flags: if waits { PROCESS_PATIENT } else { 0 },
+            };
+            let set = programs.set_process(pid, entry);
+            // The map is full: whoever was not sampled for longest makes room.
+            if set.is_err()
+                && let Some(other) = self.least_used().filter(|other| *other != pid)
+            {
+                self.withdraw(programs, other);
+                self.evicted += 1;
+                programs.set_process(pid, entry)?;
+            }
+        }
+        if let Some(old) = old {
+            self.release(old.block, now);
+        }
+        Ok(())
+    }
+
+    /// Processes that were allowed no further raw stacks, and may have some now.
+    pub fn take_withheld(&mut self) -> HashSet<u32> {
+        std::mem::take(&mut self.withheld)
+    }
+
+    /// Samples of this process are not wanted until it executes something else.
+    pub fn skip(&mut self, programs: &mut Programs, pid: u32) {
+        if let Some(owner) = self.owners.remove(&pid) {
+            self.release(owner.block, Instant::now());
+        }
+        self.skipped.insert(pid);
+        let entry = Process { flags: PROCESS_SKIP, ..Process::default() };
+        if let Err(error) = programs.set_process(pid, entry) {
+            tracing::debug!(pid, %error, "a process cannot be skipped in the kernel");
+        }
+    }
+
+    /// Samples of all processes are wanted again.
+    pub fn take_all_in(&mut self, programs: &mut Programs) {
+        for pid in std::mem::take(&mut self.skipped) {
+            programs.remove_process(pid);
+        }
+    }
+
+    /// A process's generation, when its new extents only add to its old ones: every rule cached
+    /// for it still holds. Not when others share the old ones: they may grow another way.
+    fn kept_generation(&self, pid: u32, new: &[Extent]) -> Option<u32> {
+        let owner = self.owners.get(&pid)?;
+        let old = self.blocks.get(&owner.block).filter(|old| old.users == 1)?;
+        old.extents.iter().all(|extent| still_holds(extent, new)).then_some(old.generation)
+    }
+
+    fn write_block(
+        &mut self,
+        programs: &mut Programs,
+        extents: &Arc<[Extent]>,
+        code: &[Stretch],
+        generation: Option<u32>,
+    ) -> Option<u64> {
+        let words = u32::try_from(extents.len() * EXTENT_WORDS).ok()?;
+        let range = self.allocate(programs, words)?;
+        let memory = self.segments.get(range.segment as usize)?;
+        let mut offset = range.offset as usize;
+        for extent in extents.iter() {
+            memory.write(offset, extent_words(extent).into_iter());
+            offset += EXTENT_WORDS;
+        }
+        let tables = code
+            .iter()
+            .filter_map(|stretch| match &stretch.code {
+                Code::Table { table, .. } | Code::Generated { table, .. } => Some(table.clone()),
+                Code::Unannounced | Code::FramePointer => None,
+            })
+            .collect();
+        let generation = generation.unwrap_or_else(|| {
+            // 0 means "no rule cached": it is never a generation.
+            self.generation = self.generation.wrapping_add(1).max(1);
+            self.generation
+        });
+        self.next_block += 1;
+        let published =
+            Published { extents: extents.clone(), _tables: tables, range, generation, users: 0 };
+        self.blocks.insert(self.next_block, published);
+        self.by_content.insert(extents.clone(), self.next_block);
+        Some(self.next_block)
+    }
+
+    fn release(&mut self, block: u64, now: Instant) {
+        let Some(published) = self.blocks.get_mut(&block) else { return };
+        published.users = published.users.saturating_sub(1);
+        if published.users == 0
+            && let Some(published) = self.blocks.remove(&block)
+        {
+            self.by_content.remove(&published.extents);
+            self.arena.free(published.range, now);
+        }
+    }
+
+    /// Takes a process out.
+    pub fn withdraw(&mut self, programs: &mut Programs, pid: u32) {
+        let owner = self.owners.remove(&pid);
+        if self.skipped.remove(&pid) || owner.is_some() {
+            programs.remove_process(pid);
+        }
+        if let Some(owner) = owner {
+            self.release(owner.block, Instant::now());
+        }
+    }
+
+    /// Whether samples of a process are not wanted.
+    pub fn is_skipped(&self, pid: u32) -> bool {
+        self.skipped.contains(&pid)
+    }
+
+    /// Whether a process's tables are in place.
+    pub fn is_published(&self, pid: u32) -> bool {
+        self.owners.contains_key(&pid)
+    }
+
+    /// Processes whose tables are in place.
+    pub fn published(&self) -> impl Iterator<Item = u32> + '_ {
+        self.owners.keys().copied()
+    }
+
+    /// Notes that a process is being sampled, so that it stays.
+    pub fn touch(&mut self, pid: u32, now: Instant) {
+        if let Some(owner) = self.owners.get_mut(&pid) {
+            owner.last_used = now;
+        }
+    }
+
+    /// What the tables say about an address of a process with these extents.
+    pub fn lookup(&self, extents: &[Extent], address: u64) -> strata_unwind::unwinder::Lookup {
+        search::lookup(extents, &self.segments, &self.rules, address)
+    }
+
+    /// Housekeeping: memory whose grace period has passed is available again.
+    pub fn reclaim(&mut self) {
+        let now = Instant::now();
+        self.arena.reclaim(now);
+        self.rules.reclaim(now);
+    }
+
+    /// True when the segments are at their limit and nearly full.
+    pub fn is_tight(&self) -> bool {
+        self.arena.segments() >= self.limit_segments
+            && self.arena.used_bytes() * 8 > self.segment_bytes() * 7
+    }
+
+    /// Whether something has found no room, although that much may be free in pieces.
+    pub fn take_shortage(&mut self) -> bool {
+        std::mem::take(&mut self.is_short)
+    }
+
+    /// The published process that was used longest ago.
+    pub fn least_used(&self) -> Option<u32> {
+        self.owners.iter().min_by_key(|(_, owner)| owner.last_used).map(|(pid, _)| *pid)
+    }
+
+    fn allocate(&mut self, programs: &mut Programs, words: u32) -> Option<Range> {
+        if let Some(range) = self.arena.allocate(words) {
+            return Some(range);
+        }
+        if self.arena.segments() >= self.limit_segments {
+            self.is_short = true;
+            return None;
+        }
+        match programs.add_segment() {
+            Ok((_, memory)) => {
+                self.segments.push(memory);
+                self.arena.add_segment();
+                self.arena.allocate(words)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no further memory for unwind tables");
+                self.limit_segments = self.arena.segments();
+                None
+            }
+        }
+    }
+}
+
+/// Segments that a limit has room for; less than two are of no use.
+fn segments_within(limit: u64) -> usize {
+    usize::try_from(limit / SEGMENT_BYTES as u64).unwrap_or(usize::MAX).max(2)
+}
+
+/// The extents of a process. Not bounded by [`MAX_EXTENTS`].
+pub fn extents_of(code: &[Stretch]) -> Vec<Extent> {
+    let mut extents = Vec::with_capacity(code.len());
+    for stretch in code {
+        append_extents(&mut extents, stretch.start, stretch.end, &stretch.code);
+    }
+    extents
+}
+
+/// The extents of one mapping: its pieces, and between them what the rest of it is.
+fn append_extents(extents: &mut Vec<Extent>, start: u64, end: u64, code: &Code) {
+    let (table, bias, between, era) = match code {
+        Code::Table { table, bias } => (Some(table), *bias, ExtentKind::FramePointer, 0),
+        Code::Generated { table, era } => {
+            (Some(table), 0, ExtentKind::Unannounced, era.wrapping_add(1).max(1))
+        }
+        Code::Unannounced => (None, 0, ExtentKind::Unannounced, 0),
+        Code::FramePointer => (None, 0, ExtentKind::FramePointer, 0),
+    };
+    let plain = |start, end| Extent {
+        start,
+        end,
+        bias: 0,
+        first_page: 0,
+        kind: between as u32,
+        segment: 0,
+        index: 0,
+        rows: 0,
+        pages: 0,
+        row_count: 0,
+        era: 0,
+        reserved: 0,
+    };
+    let mut at = start;
+    for piece in table.map(|table| table.pieces.as_slice()).unwrap_or_default() {
+        let piece_start = (piece.first_page << 8).wrapping_add(bias);
+        let piece_end = ((piece.first_page + u64::from(piece.pages)) << 8).wrapping_add(bias);
+        let (from, to) = (piece_start.max(at), piece_end.min(end));
+        if from >= to {
+            continue;
+        }
+        if from > at {
+            extents.push(plain(at, from));
+        }
+        let index_words = piece.pages + 1;
+        extents.push(Extent {
+            start: from,
+            end: to,
+            bias,
+            first_page: piece.first_page,
+            kind: ExtentKind::Rows as u32,
+            segment: piece.range.segment,
+            index: piece.range.offset,
+            rows: piece.range.offset + index_words,
+            pages: piece.pages,
+            row_count: piece.row_count,
+            era,
+            reserved: 0,
+        });
+        at = to;
+    }
+    if at < end {
+        extents.push(plain(at, end));
+    }
+}
+
+/// Whether every rule found in an extent is found in these extents too.
+fn still_holds(old: &Extent, extents: &[Extent]) -> bool {
+    if old.kind == ExtentKind::Unannounced as u32 {
+        return true;
+    }
+    let at = extents.partition_point(|extent| extent.end <= old.start);
+    extents.get(at).is_some_and(|new| {
+        let same_code = Extent { start: old.start, end: old.end, ..*new } == *old;
+        let same_era = old.era != 0 && old.era == new.era;
+        new.start <= old.start && old.end <= new.end && (same_code || same_era)
+    })
+}
+
+fn rule_words(rule: &Rule) -> [u32; WORDS_PER_RULE] {
+    [
+        rule.packed.0,
+        u32::from_ne_bytes([rule.base, rule.flags, rule.ra_register, 0]),
+        rule.cfa_offset as u32,
+        rule.deref_add as u32,
+        rule.fp_offset as u32,
+        rule.rbx_offset as u32,
+        rule.ra_offset as u32,
+        0,
+    ]
+}
+
+fn extent_words(extent: &Extent) -> [u32; EXTENT_WORDS] {
+    let split = |long: u64| [long as u32, (long >> 32) as u32];
+    let [start, end] = [split(extent.start), split(extent.end)];
+    let [bias, page] = [split(extent.bias), split(extent.first_page)];
+    [
+        start[0],
+        start[1],
+        end[0],
+        end[1],
+        bias[0],
+        bias[1],
+        page[0],
+        page[1],
+        extent.kind,
+        extent.segment,
+        extent.index,
+        extent.rows,
+        extent.pages,
+        extent.row_count,
+        extent.era,
+        0,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(start: u64, end: u64, bias: u64) -> Extent {
+        Extent {
+            start,
+            end,
+            bias,
+            first_page: 0,
+            kind: ExtentKind::Rows as u32,
+            segment: 0,
+            index: 0,
+            rows: 0,
+            pages: 0,
+            row_count: 0,
+            era: 0,
+            reserved: 0,
+        }
+    }
+
+    #[test]
+    fn cached_rules_hold_while_extents_only_grow() {
+        let old = extent(0x2000, 0x3000, 7);
+        let more = [extent(0, 0x1000, 1), extent(0x2000, 0x4000, 7)];
+        assert!(still_holds(&old, &more));
+        assert!(!still_holds(&old, &[extent(0x2000, 0x3000, 8)]), "other code");
+        assert!(!still_holds(&old, &[extent(0x2000, 0x2800, 7)]), "a part is gone");
+        assert!(!still_holds(&old, &[]), "unmapped");
+        let generated = Extent { era: 3, index: 7, ..old };
+        assert!(still_holds(&generated, &[Extent { index: 9, ..generated }]), "more of it");
+        assert!(!still_holds(&generated, &[Extent { era: 4, ..generated }]), "other code");
+    }
+
+    #[test]
+    fn another_limit_holds_for_segments_that_are_still_to_come() {
+        let segments = |count: usize| (count * SEGMENT_BYTES) as u64;
+        let mut store = Store::new(segments(3));
+        assert_eq!(store.limit_segments, 3);
+        store.set_limit(segments(7));
+        assert_eq!(store.limit_segments, 7);
+        for _ in 0..5 {
+            store.arena.add_segment();
+        }
+        store.set_limit(segments(4));
+        assert_eq!(store.limit_segments, 5, "those that exist stay");
+        store.set_limit(segments(6));
+        assert_eq!(store.limit_segments, 6);
+        assert_eq!(Store::new(0).limit_segments, 2);
+    }
+}

@@ -1,0 +1,201 @@
+//! Named samples become a profile: all of an aggregate, or a part of it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use strata_profile::{
+    FrameKind, LocationId, MappingId, Profile, ProfileBuilder, StackId as Built, ThreadId as Owner,
+};
+
+use super::naming::Naming;
+use crate::{ModuleInfo, NamedFrame};
+use strata_agent::aggregate::{Aggregate, StackId, ThreadId, Tick};
+use strata_agent::engine::Engine;
+use strata_agent::host;
+use strata_agent::managed::names::folds;
+use strata_agent::place::Place;
+
+/// When and how the samples were taken.
+pub struct Circumstances {
+    pub started: SystemTime,
+    pub length: Duration,
+    pub frequency: u32,
+}
+
+impl Circumstances {
+    /// Nanoseconds that a sample stands for.
+    pub fn period(&self) -> i64 {
+        1_000_000_000 / i64::from(self.frequency.max(1))
+    }
+}
+
+/// A profile of some of an aggregate's samples.
+pub struct Build<'a> {
+    engine: &'a Engine,
+    aggregate: &'a Aggregate,
+    naming: &'a Naming,
+    builder: ProfileBuilder,
+    period: i64,
+    modules: HashMap<*const ModuleInfo, MappingId>,
+    locations: HashMap<u32, LocationId>,
+    by_caller: HashMap<(u32, u32), LocationId>,
+    stacks: HashMap<u32, Built>,
+    threads: HashMap<u32, Owner>,
+}
+
+impl<'a> Build<'a> {
+    pub fn new(
+        engine: &'a Engine,
+        aggregate: &'a Aggregate,
+        naming: &'a Naming,
+        circumstances: &Circumstances,
+    ) -> Self {
+        let period = circumstances.period();
+        let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);
+        builder.set_period("cpu", "nanoseconds", period);
+        builder.set_default_sample_type("cpu");
+        let start = circumstances.started.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let start = i64::try_from(start.as_nanos()).unwrap_or(i64::MAX);
+        builder.set_start(start);
+        let length = i64::try_from(circumstances.length.as_nanos()).unwrap_or(i64::MAX);
+        builder.set_duration(length);
+        builder.set_host(host::name());
+        Self {
+            engine,
+            aggregate,
+            naming,
+            builder,
+            period,
+            modules: HashMap::new(),
+            locations: HashMap::new(),
+            by_caller: HashMap::new(),
+            stacks: HashMap::new(),
+            threads: HashMap::new(),
+        }
+    }
+
+    /// So many samples of a thread in a stack.
+    pub fn add(&mut self, thread: ThreadId, stack: StackId, count: u64) {
+        let Some(thread) = self.thread(thread) else { return };
+        let stack = self.stack(stack);
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        let labels = self.builder.thread_labels(thread);
+        self.builder.add(stack, labels, &[count, count.saturating_mul(self.period)]);
+    }
+
+    /// Samples in time; the profile begins at `start`, by the records' clock. A sample that had to
+    /// wait for its tables may be of before that, and counts as of the start.
+    pub fn add_ticks(&mut self, ticks: &[Tick], start: u64) {
+        self.builder.keep_timeline();
+        let on_cpu = u32::try_from(self.period).unwrap_or(u32::MAX);
+        for tick in ticks {
+            let Some(thread) = self.thread(tick.thread) else { continue };
+            let stack = self.stack(tick.stack);
+            let time = tick.time.saturating_sub(start);
+            self.builder.tick(thread, time, stack, on_cpu);
+        }
+    }
+
+    pub fn finish(self) -> Profile {
+        self.builder.finish()
+    }
+
+    fn thread(&mut self, thread: ThreadId) -> Option<Owner> {
+        if let Some(known) = self.threads.get(&thread.0) {
+            return Some(*known);
+        }
+        let key = self.aggregate.thread(thread)?;
+        let image = self.engine.table.image(key.image);
+        let pid = image.map_or(0, |image| image.pid);
+        let process = image.map(|image| image.comm.clone()).unwrap_or_default();
+        let group = self.engine.groups.known(key.image);
+        let container = group.and_then(|group| group.container.as_deref()).unwrap_or("");
+        let comm = strata_agent::engine::samples::comm_text(&key.comm);
+        let built = self.builder.thread(pid, key.tid, &comm, &process, container);
+        self.threads.insert(thread.0, built);
+        Some(built)
+    }
+
+    fn stack(&mut self, id: StackId) -> Built {
+        if let Some(known) = self.stacks.get(&id.0) {
+            return *known;
+        }
+        let aggregate = self.aggregate;
+        let naming = self.naming;
+        let places = aggregate.stack_of(id);
+        let named = |number: u32| {
+            let place = aggregate.place(number as usize)?;
+            naming.get(place)?.frames.first()
+        };
+        let mut stack: Vec<LocationId> = Vec::with_capacity(places.len());
+        let mut callee: Option<&NamedFrame> = None;
+        for (at, &number) in places.iter().enumerate() {
+            let frame = named(number);
+            let folded =
+                matches!((callee, frame), (Some(callee), Some(caller)) if folds(callee, caller));
+            callee = frame.filter(|frame| frame.kind == FrameKind::Managed);
+            if folded {
+                continue;
+            }
+            let caller = places.get(at + 1).copied();
+            let own = caller.and_then(|caller| self.location_by_caller(number, caller));
+            stack.extend(own.or_else(|| self.location(number)));
+        }
+        let built = self.builder.stack(&stack);
+        self.stacks.insert(id.0, built);
+        built
+    }
+
+    fn location(&mut self, number: u32) -> Option<LocationId> {
+        if let Some(known) = self.locations.get(&number) {
+            return Some(*known);
+        }
+        let naming = self.naming;
+        let place = self.aggregate.place(number as usize)?;
+        let location = match naming.get(place) {
+            Some(named) => self.built(named.address, named.module.as_ref(), &named.frames),
+            None => self.built(0, None, &[]),
+        };
+        self.locations.insert(number, location);
+        Some(location)
+    }
+
+    fn location_by_caller(&mut self, number: u32, caller: u32) -> Option<LocationId> {
+        let naming = self.naming;
+        let place = self.aggregate.place(number as usize)?;
+        // Few places have such names.
+        if !matches!(place, Place::Generated { .. }) {
+            return None;
+        }
+        if let Some(known) = self.by_caller.get(&(number, caller)) {
+            return Some(*known);
+        }
+        let frame = naming.called_by(place, self.aggregate.place(caller as usize)?)?;
+        let named = naming.get(place)?;
+        let location =
+            self.built(named.address, named.module.as_ref(), std::slice::from_ref(frame));
+        self.by_caller.insert((number, caller), location);
+        Some(location)
+    }
+
+    fn built(
+        &mut self,
+        address: u64,
+        module: Option<&Arc<ModuleInfo>>,
+        frames: &[NamedFrame],
+    ) -> LocationId {
+        let builder = &mut self.builder;
+        let module = module.map(|module| {
+            *self.modules.entry(Arc::as_ptr(module)).or_insert_with(|| {
+                let ModuleInfo { path, build_id, start, limit, offset } = &**module;
+                builder.mapping(*start, *limit, *offset, path, build_id)
+            })
+        });
+        let frames: Vec<_> = frames
+            .iter()
+            .map(|f| builder.frame(f.kind, &f.name, &f.system_name, &f.file, f.line))
+            .collect();
+        builder.location(address, module, &frames)
+    }
+}

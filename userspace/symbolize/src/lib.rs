@@ -1,0 +1,71 @@
+//! Symbolization: code addresses of an aggregate become frames, and frames a profile.
+//!
+//! - [`naming`]: which addresses are symbolized by what, and what is kept from flush to flush.
+//! - [`kernel`] reads `/proc/kallsyms`.
+//! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
+//! - [`managed`]: methods of .NET, by what the bridge has said; [`assemblies`]: their files.
+//! - [`jit`]: what JIT compilers write about their code: perf maps and jitdump files.
+//! - [`related`]: what only the instructions of an assembly tell of its methods: where a VB lambda
+//!   is written, which native function a stub calls.
+//! - [`asking`]: requests to the file service.
+//! - [`build`]: symbolized samples become a profile. [`resolve`]: both, for the end of a recording.
+//!
+//! Invariant: what has no symbol keeps its address: `module!0xoffset`, `[unknown]`; and is counted.
+
+mod asking;
+pub mod assemblies;
+pub mod build;
+pub mod jit;
+pub mod kernel;
+pub mod managed;
+pub mod naming;
+pub mod native;
+pub mod related;
+pub mod resolve;
+
+use std::path::Path;
+
+pub use self::asking::Ask;
+pub use strata_agent::frame::NamedFrame;
+
+/// The mapping that a file's places are shown in.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct ModuleInfo {
+    pub path: String,
+    pub build_id: String,
+    /// Executable address range in the file's own numbering, and its file offset.
+    pub start: u64,
+    pub limit: u64,
+    pub offset: u64,
+}
+
+impl ModuleInfo {
+    /// Strata's own library has another name in each process: there would be no end of modules.
+    pub fn of(path: &Path) -> Self {
+        let path = match strata_clr::has_librarys_name(path) {
+            true => OWN_LIBRARY.to_owned(),
+            false => path.display().to_string(),
+        };
+        Self { path, ..Self::default() }
+    }
+}
+
+const OWN_LIBRARY: &str = "[strata-clr]";
+
+/// What could not be named, for the summary.
+#[derive(Clone, Debug, Default)]
+pub struct Shortfalls {
+    /// Places without a name.
+    pub unnamed: u64,
+    /// In words, each once.
+    pub problems: Vec<String>,
+}
+
+impl Shortfalls {
+    pub fn problem(&mut self, text: String) {
+        const MOST: usize = 100;
+        if self.problems.len() < MOST && !self.problems.contains(&text) {
+            self.problems.push(text);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Names and lines of .NET methods: generated code by what the bridge has said of it, precompiled
+//! code by what its assembly says.
+//!
+//! Lines come from the portable PDB that has the assembly's own id: inside it, beside it, or where
+//! the compiler put it; looked for in the process's root, and in its program if that is a bundle.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use strata_dotnet::Statement;
+use strata_sandbox::{
+    FilePart, IlPlace, ImagePlace, ManagedFacts, ManagedMethod, OpenFile, Reply, Request,
+};
+
+use super::assemblies::{ProcessFiles, Source};
+use super::{Ask, NamedFrame, Shortfalls};
+use strata_agent::managed::names::{self, Described};
+use strata_agent::managed::runtime::Runtime;
+
+/// An address in generated code, in the era of its sample.
+#[derive(Clone, Copy)]
+pub struct GeneratedCode {
+    pub address: u64,
+    pub era: u32,
+    /// In memory that only .NET maps so.
+    pub of_runtime: bool,
+}
+
+/// A named place.
+pub struct NamedPlace {
+    pub code: GeneratedCode,
+    pub described: Described,
+}
+
+/// Names what the bridge knows; the rest is handed back.
+pub fn resolve_generated(
+    service: &mut dyn Ask,
+    runtime: &Runtime,
+    files: &mut ProcessFiles,
+    wanted: &[GeneratedCode],
+    signatures: bool,
+    shortfalls: &mut Shortfalls,
+) -> (Vec<NamedPlace>, Vec<GeneratedCode>) {
+    let mut named: Vec<NamedPlace> = Vec::new();
+    let mut unknown = Vec::new();
+    let mut wants_line: BTreeMap<Arc<str>, Vec<(usize, IlPlace)>> = BTreeMap::new();
+    for code in wanted {
+        let Some(described) = names::describe(runtime, code.address, code.era, signatures) else {
+            unknown.push(*code);
+            continue;
+        };
+        if let Some(Statement { method, start, .. }) = described.il {
+            let place = IlPlace { token: method, il_offset: start };
+            wants_line.entry(described.module.clone()).or_default().push((named.len(), place));
+        }
+        named.push(NamedPlace { code: *code, described });
+    }
+    for (module, places) in wants_line {
+        let il: Vec<IlPlace> = places.iter().map(|(_, place)| *place).collect();
+        let lines = lines_of(service, files, &module, &il, shortfalls);
+        for ((at, _), line) in places.iter().zip(lines) {
+            if let (Some(named), Some((file, line))) = (named.get_mut(*at), line) {
+                named.described.frame.file = file;
+                named.described.frame.line = line;
+            }
+        }
+    }
+    (named, unknown)
+}
+
+/// A document and a line in it, if the PDB has one.
+type Line = Option<(Arc<str>, u32)>;
+
+/// Document and line of IL of an assembly, for each place, if its PDB is there.
+fn lines_of(
+    service: &mut dyn Ask,
+    files: &mut ProcessFiles,
+    module: &str,
+    places: &[IlPlace],
+    shortfalls: &mut Shortfalls,
+) -> Vec<Line> {
+    let nothing = vec![None; places.len()];
+    let Some(assembly) = files.assembly(service, module) else { return nothing };
+    let request = Request::ManagedFacts { file: assembly.file.clone(), part: assembly.part };
+    let Ok(Reply::ManagedFacts(facts)) = service.ask(request) else { return nothing };
+    let Some(pdb) = &facts.pdb else { return nothing };
+    let mut why_not = None;
+    if facts.has_embedded_pdb
+        && let Some(lines) = ask_lines(service, assembly, pdb.id, places, &mut why_not)
+    {
+        return lines;
+    }
+    for path in pdb_paths(Path::new(module), &facts) {
+        let found = files.inside(service, &path).or_else(|| {
+            let path = files.path_of(path.to_str()?)?;
+            files.open(service, &path)
+        });
+        if let Some(found) = found
+            && let Some(lines) = ask_lines(service, found, pdb.id, places, &mut why_not)
+        {
+            return lines;
+        }
+    }
+    if let Some(why) = why_not {
+        shortfalls.problem(format!("{module}: {why}"));
+    }
+    nothing
+}
+
+fn ask_lines(
+    service: &mut dyn Ask,
+    Source { file, part }: Source,
+    pdb: strata_dotnet::PdbId,
+    places: &[IlPlace],
+    why_not: &mut Option<String>,
+) -> Option<Vec<Line>> {
+    match service.ask(Request::ManagedLines { file, part, pdb, places: places.to_vec() }) {
+        Ok(Reply::ManagedLines(lines)) => Some(lines.lines),
+        Ok(_) => None,
+        Err(error) => {
+            *why_not = Some(error.to_string());
+            None
+        }
+    }
+}
+
+/// Beside the assembly under either name, and where the compiler wrote it.
+fn pdb_paths(module: &Path, facts: &ManagedFacts) -> Vec<PathBuf> {
+    let mut paths = vec![module.with_extension("pdb")];
+    if let Some(pdb) = &facts.pdb {
+        let written = pdb.path.replace('\\', "/");
+        if let (Some(folder), Some(name)) = (module.parent(), written.rsplit('/').next())
+            && !name.is_empty()
+        {
+            paths.push(folder.join(name));
+        }
+        if written.starts_with('/') {
+            paths.push(written.into());
+        }
+    }
+    paths.dedup();
+    paths
+}
+
+/// Whether a file of this name is an assembly.
+pub fn is_assembly(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|end| end.eq_ignore_ascii_case("dll") || end.eq_ignore_ascii_case("exe"))
+}
+
+/// An assembly with precompiled code, and what it is to the process that runs it.
+pub struct Precompiled<'a> {
+    pub file: &'a Arc<OpenFile>,
+    pub part: Option<FilePart>,
+    /// Its path, or its name in a bundle.
+    pub module: &'a str,
+}
+
+/// Names precompiled code by its assembly, for each file offset, with its lines.
+pub fn resolve_assembly(
+    service: &mut dyn Ask,
+    assembly: &Precompiled<'_>,
+    files: &mut ProcessFiles,
+    offsets: &[u64],
+    signatures: bool,
+    shortfalls: &mut Shortfalls,
+) -> Vec<Vec<NamedFrame>> {
+    let Precompiled { file, part, module } = *assembly;
+    let start = part.map_or(0, |part| part.offset);
+    let places =
+        offsets.iter().map(|offset| ImagePlace::Offset(offset.saturating_sub(start))).collect();
+    match service.ask(Request::ManagedNames { file: file.clone(), part, places }) {
+        Ok(Reply::ManagedNames(found)) => {
+            let mut known: HashMap<*const ManagedMethod, NamedFrame> = HashMap::new();
+            let frame = |method: &Option<Arc<ManagedMethod>>| {
+                let method = method.as_ref()?;
+                let frame = known
+                    .entry(Arc::as_ptr(method))
+                    .or_insert_with(|| names::of_precompiled(method, &found, signatures));
+                Some(vec![frame.clone()])
+            };
+            let mut frames: Vec<Vec<NamedFrame>> =
+                found.methods.iter().map(frame).map(Option::unwrap_or_default).collect();
+            let il = found.methods.iter().zip(&found.il_offsets).enumerate();
+            let il: Vec<(usize, IlPlace)> = il
+                .filter_map(|(at, (method, il_offset))| {
+                    // What was instantiated from another assembly has its lines there.
+                    let method = method.as_ref().filter(|method| method.assembly.is_none())?;
+                    Some((at, IlPlace { token: method.token, il_offset: (*il_offset)? }))
+                })
+                .collect();
+            if !il.is_empty() {
+                let places: Vec<IlPlace> = il.iter().map(|(_, place)| *place).collect();
+                let lines = lines_of(service, files, module, &places, shortfalls);
+                for ((at, _), line) in il.iter().zip(lines) {
+                    if let (Some([frame]), Some((file, line))) =
+                        (frames.get_mut(*at).map(Vec::as_mut_slice), line)
+                    {
+                        frame.file = file;
+                        frame.line = line;
+                    }
+                }
+            }
+            frames
+        }
+        Ok(_) => vec![Vec::new(); offsets.len()],
+        Err(error) => {
+            shortfalls.problem(format!("an assembly: {error}"));
+            vec![Vec::new(); offsets.len()]
+        }
+    }
+}
+
+/// The parts of a single-file program that hold these file offsets.
+pub fn parts_of_bundle(
+    service: &mut dyn Ask,
+    file: &Arc<OpenFile>,
+    offsets: &[u64],
+) -> Vec<(FilePart, String)> {
+    let Ok(Reply::Bundle(bundle)) = service.ask(Request::Bundle { file: file.clone() }) else {
+        return Vec::new();
+    };
+    bundle
+        .files
+        .iter()
+        .map(|entry| (FilePart::of(entry), &entry.path))
+        // What is compressed is not mapped from its file.
+        .filter(|(part, _)| part.unpacked.is_none())
+        .filter(|(part, _)| {
+            offsets.iter().any(|offset| offset.wrapping_sub(part.offset) < part.length)
+        })
+        .map(|(part, path)| (part, path.clone()))
+        .collect()
+}
+
+/// Code that a runtime has made and that is no method's: how its methods call each other, and calls
+/// into it.
+pub fn runtime_stub() -> NamedFrame {
+    NamedFrame::managed("(stub) runtime", "(stub) runtime")
+}

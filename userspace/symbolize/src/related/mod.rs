@@ -1,0 +1,162 @@
+//! The names that only instructions tell: the method that a VB lambda is written in, and the native
+//! function that a stub calls.
+//!
+//! A stub serves several methods of one signature, and only its caller tells which: so it is one
+//! place with as many names as it has callers, and its name goes with the pair of the two places.
+
+mod assembly;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use strata_dotnet::Statement;
+use strata_sandbox::Related;
+
+use crate::NamedFrame;
+use assembly::Assembly;
+use strata_agent::aggregate::{Aggregate, StackId};
+use strata_agent::engine::Engine;
+use strata_agent::managed::names::{Described, Open, Question};
+use strata_agent::place::Place;
+use strata_agent::processes::mapped::FileId;
+
+/// Whose name is asked for: a place, or a place as another one calls it.
+pub type About = (Place, Option<Place>);
+
+/// What is asked of one assembly.
+#[derive(Default)]
+struct Questions {
+    questions: BTreeMap<About, Related>,
+    /// Files that are on the same stacks: one of them is the program that the assembly is inside of.
+    programs: BTreeSet<FileId>,
+}
+
+/// Questions that are asked at one time.
+const MOST_QUESTIONS: usize = 20_000;
+/// More files on the stacks of one program are not looked into.
+const MOST_PROGRAMS: usize = 64;
+
+/// Places whose names lack something, and places that may tell it.
+#[derive(Default)]
+pub struct Lacking {
+    open: HashMap<Place, (Assembly, Open)>,
+    statements: HashMap<Place, (Assembly, Statement)>,
+}
+
+impl Lacking {
+    /// A place of generated code, and what is known of it. `pid` is its process, if it is there.
+    pub fn add(&mut self, place: Place, described: &Described, pid: Option<u32>) {
+        let assembly = || Assembly { path: described.module.clone(), mvid: described.mvid, pid };
+        if let Some(open) = &described.open {
+            self.open.insert(place, (assembly(), open.clone()));
+        } else if let Some(statement) = described.il {
+            self.statements.insert(place, (assembly(), statement));
+        }
+    }
+
+    /// Nothing more can be found out about a place.
+    pub fn settled(&mut self, place: Place) {
+        self.open.remove(&place);
+    }
+
+    pub fn retain(&mut self, is_kept: impl Fn(&Place) -> bool) {
+        self.open.retain(|place, _| is_kept(place));
+        self.statements.retain(|place, _| is_kept(place));
+    }
+
+    /// The names that are found out, or not: of places, and of places as others call them. Those
+    /// that are known already are left out.
+    pub fn find_out(
+        &self,
+        engine: &mut Engine,
+        aggregate: &Aggregate,
+        is_known: &dyn Fn(&About) -> bool,
+    ) -> Vec<(About, Option<NamedFrame>)> {
+        let mut named = Vec::new();
+        for (assembly, Questions { questions, programs }) in self.questions(aggregate, is_known) {
+            let files = programs.iter().filter_map(|file| engine.loading.open_file(*file));
+            let files: Vec<_> = files.take(MOST_PROGRAMS).collect();
+            let (about, questions): (Vec<About>, Vec<Related>) = questions.into_iter().unzip();
+            let answers = assembly.ask(engine.loading.service(), &files, questions);
+            let answers = answers.into_iter().chain(std::iter::repeat(None));
+            for (about, answer) in about.into_iter().zip(answers) {
+                let better = self
+                    .open
+                    .get(&about.0)
+                    .and_then(|(_, open)| Some(open.answered(answer.as_deref()?)));
+                named.push((about, better));
+            }
+        }
+        named
+    }
+
+    fn questions(
+        &self,
+        aggregate: &Aggregate,
+        is_known: &dyn Fn(&About) -> bool,
+    ) -> BTreeMap<Assembly, Questions> {
+        let mut all: BTreeMap<Assembly, Questions> = BTreeMap::new();
+        let mut asked_all = 0usize;
+        if self.open.is_empty() {
+            return all;
+        }
+        for stack in 0..aggregate.stacks() {
+            let stack: Vec<Place> = aggregate
+                .stack_of(StackId(stack as u32))
+                .iter()
+                .filter_map(|place| aggregate.place(*place as usize))
+                .collect();
+            for (at, place) in stack.iter().enumerate() {
+                let Some((own, open)) = self.open.get(place) else { continue };
+                let caller = stack.get(at + 1);
+                let Some((assembly, about, question)) = self.question(*place, own, open, caller)
+                else {
+                    continue;
+                };
+                if is_known(&about) {
+                    continue;
+                }
+                // Pairs of places are a process's to make up; the rest is asked another time.
+                asked_all += 1;
+                if asked_all > MOST_QUESTIONS {
+                    return all;
+                }
+                let asked = all.entry(assembly.clone()).or_default();
+                asked.questions.entry(about).or_insert(question);
+                if assembly.is_inside_a_program() {
+                    asked.programs.extend(stack.iter().filter_map(|place| match place {
+                        Place::File { file, .. } => Some(*file),
+                        _ => None,
+                    }));
+                }
+            }
+        }
+        all
+    }
+
+    fn question<'a>(
+        &'a self,
+        place: Place,
+        own: &'a Assembly,
+        open: &Open,
+        caller: Option<&Place>,
+    ) -> Option<(&'a Assembly, About, Related)> {
+        match &open.question {
+            Question::Around(token) => Some((own, (place, None), Related::Around(*token))),
+            Question::Import(signature) => {
+                let (assembly, called_by) = self.statements.get(caller?)?;
+                let (signature, called_by) = (signature.clone(), *called_by);
+                let about = (place, caller.copied());
+                Some((assembly, about, Related::Import { signature, called_by }))
+            }
+        }
+    }
+}
+
+/// Gives a frame its better name; file and line stay.
+pub fn rename(frame: &NamedFrame, better: &NamedFrame) -> NamedFrame {
+    NamedFrame {
+        name: better.name.clone(),
+        system_name: better.system_name.clone(),
+        ..frame.clone()
+    }
+}
