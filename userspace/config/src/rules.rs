@@ -3,7 +3,8 @@
 //! Every rule whose conditions all hold applies. Of what several set, the first rule in the file
 //! wins, setting by setting; labels are merged, and the first rule wins a name.
 
-use strata_metadata::{Choice, Facts, Types};
+use strata_kinds::Kinds;
+use strata_metadata::{Choice, Facts};
 
 use crate::layers::Layers;
 use crate::origin::Sourced;
@@ -29,7 +30,7 @@ pub struct Rule {
     pub name: Sourced<Option<String>>,
     pub conditions: Conditions,
     pub enable: Sourced<Option<bool>>,
-    pub types: Sourced<Option<Types>>,
+    pub types: Sourced<Option<Kinds>>,
     pub frequency: Sourced<Option<u32>>,
     pub timestamps: Sourced<Option<bool>>,
     pub service: Sourced<Option<String>>,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use strata_metadata::{SampleType, Types};
+use strata_kinds::{Kind, Kinds};
 
 use crate::families;
 use crate::layers::{Inputs, Layers};
@@ -28,7 +28,7 @@ words! {
 pub struct Configuration {
     /// Samples a second and processor.
     pub frequency: Sourced<u32>,
-    pub types: Sourced<Types>,
+    pub types: Sourced<Kinds>,
     pub memory_limit: Sourced<Bytes>,
     pub bridge: Sourced<BridgePolicy>,
     /// Age of processes that are attached to.
@@ -128,7 +128,7 @@ const LEAST_MEMORY: Bytes = Bytes(64_000_000);
 fn read(layers: &mut Layers<'_>) -> Configuration {
     let frequency = layers.get(&["sampling", "frequency"], 19);
     check_frequency(layers, &["sampling", "frequency"], &frequency);
-    let types = layers.get(&["sampling", "types"], Types::NONE.with(SampleType::Cpu, true));
+    let types = layers.get(&["sampling", "types"], Kinds::defaults());
     let memory_limit = layers.get(&["memory_limit"], Bytes(256_000_000));
     if memory_limit.value < LEAST_MEMORY {
         layers.refuse(&["memory_limit"], &memory_limit, "at least 64MB", None);
@@ -176,7 +176,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
 
 /// None at all leaves it to rules and to the processes' own variables.
 fn check_types(layers: &mut Layers<'_>, configuration: &Configuration) {
-    let is_sampled = |types: &Types| types.iter().any(SampleType::is_sampled);
+    let is_sampled = |types: &Kinds| types.iter().any(Kind::is_sampled);
     let types = &configuration.types;
     let by_rule = || configuration.rules.iter().filter_map(|rule| rule.types.value.as_ref());
     if !types.value.is_empty() && !is_sampled(&types.value) && !by_rule().any(is_sampled) {
@@ -189,7 +189,7 @@ fn check_types(layers: &mut Layers<'_>, configuration: &Configuration) {
     }
 }
 
-/// Types that somebody chose, and that are not sampled so far.
+/// Kinds that somebody chose, and that are not sampled so far.
 fn not_sampled(configuration: &Configuration) -> Vec<String> {
     let types = &configuration.types;
     let rules = configuration.rules.iter().zip(1..);
@@ -202,7 +202,7 @@ fn not_sampled(configuration: &Configuration) -> Vec<String> {
         [("sampling.types".to_owned(), types.value, &types.origin)].into_iter().chain(of_rules)
     {
         let names = types.iter().filter(|kind| !kind.is_sampled());
-        let names: Vec<&str> = names.map(SampleType::name).collect();
+        let names: Vec<&str> = names.map(Kind::name).collect();
         if !names.is_empty() {
             notices.push(format!("{origin}: {key}: not sampled yet: {}", names.join(", ")));
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use strata_metadata::{SampleType, Types};
+use strata_kinds::{Kind, Kinds};
 
 use crate::problem::nearest;
 use crate::secret::Secret;
@@ -194,13 +194,13 @@ impl Value for Vec<PathBuf> {
     }
 }
 
-impl Value for Types {
+impl Value for Kinds {
     fn read(raw: &Raw) -> Read<Self> {
-        let names = || SampleType::ALL.into_iter().map(SampleType::name);
+        let names = || Kind::ALL.into_iter().map(Kind::name);
         let Some(items) = raw.items() else {
             return expected("a list of sample types");
         };
-        let kind = |item: &str| item.parse::<SampleType>().map_err(|_| item.to_owned());
+        let kind = |item: &str| Kind::find(item).ok_or_else(|| item.to_owned());
         items.into_iter().map(kind).collect::<Result<Self, String>>().map_err(|item| {
             let all = names().collect::<Vec<_>>().join(", ");
             Wrong(
@@ -211,7 +211,7 @@ impl Value for Types {
     }
 
     fn show(&self) -> String {
-        format!("{:?}", self.iter().map(SampleType::name).collect::<Vec<_>>())
+        format!("{:?}", self.iter().map(Kind::name).collect::<Vec<_>>())
     }
 }
 

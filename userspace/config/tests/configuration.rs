@@ -9,9 +9,10 @@ use strata_config::settings::BridgePolicy;
 use strata_config::sinks::Kind;
 use strata_config::value::Bytes;
 use strata_config::{Flag, Inputs, Loaded, Origin, Problem, check, load};
+use strata_kinds::Kind as SampleKind;
 use strata_metadata::control_group;
 use strata_metadata::destinations::Wish;
-use strata_metadata::{Environment, Facts, Pod, SampleType};
+use strata_metadata::{Environment, Facts, Pod};
 
 fn variables(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
@@ -56,7 +57,7 @@ fn defaults_are_those_of_a_host_that_nobody_told_anything() {
     assert_eq!(configuration.memory_limit.value, Bytes(256_000_000));
     assert_eq!(configuration.bridge.value, BridgePolicy::Attach);
     assert_eq!(configuration.bridge_age.value, Duration::from_secs(10));
-    assert!(configuration.types.value.iter().eq([SampleType::Cpu]));
+    assert!(configuration.types.value.iter().eq([SampleKind::Cpu]));
     assert!(configuration.store.enabled.value);
     assert!(configuration.sinks.is_empty());
 }

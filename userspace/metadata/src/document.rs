@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
+use strata_kinds::{Kind, Kinds};
+
 use crate::destinations;
 use crate::identity::RESERVED;
 use crate::source::Source;
 use crate::text::Limits;
-use crate::types::{
-    AUTO_AGE, DD_PROFILING_ENABLED, PYROSCOPE_PROFILING_ENABLED, SWITCHES, SampleType,
-};
+use crate::types::{AUTO_AGE, DD_PROFILING_ENABLED, PYROSCOPE_PROFILING_ENABLED};
 
 /// The generated part of `docs/services.md`.
 pub fn tables() -> String {
@@ -42,11 +42,12 @@ fn switches() -> String {
     };
     let mut out = "## Switches\n\n| type | Pyroscope's | Datadog's |\n|---|---|---|\n".to_owned();
     let _ = writeln!(out, "| all | `{PYROSCOPE_PROFILING_ENABLED}` | `{DD_PROFILING_ENABLED}` |");
-    for row in &SWITCHES {
-        let _ = writeln!(out, "| {} | {} | {} |", row.kind, code(row.pyroscope), code(row.datadog));
+    for kind in Kind::ALL {
+        let info = kind.info();
+        let (pyroscope, datadog) = (code(info.pyroscope_switches), code(info.datadog_switches));
+        let _ = writeln!(out, "| {kind} | {pyroscope} | {datadog} |");
     }
-    let sampled = SampleType::ALL.into_iter().filter(|kind| kind.is_sampled());
-    let sampled: Vec<&str> = sampled.map(SampleType::name).collect();
+    let sampled: Kinds = Kind::ALL.into_iter().filter(|kind| kind.is_sampled()).collect();
     let _ = write!(
         out,
         "\nSampled so far: {}. The other types can be switched, and give nothing yet.\n\n\
@@ -56,7 +57,7 @@ fn switches() -> String {
          wins: off before later (`auto`) before on. A rule that chooses types or switches a \
          process off comes before all variables; one that only switches it on comes before the \
          row `all`.\n",
-        sampled.join(", "),
+        sampled,
         AUTO_AGE.as_secs()
     );
     out

@@ -1,8 +1,9 @@
 //! What goes in: what strata and its host know of a process, and what a rule chose for it.
 
+use strata_kinds::Kinds;
+
 use crate::control_group::Group;
 use crate::environment::Environment;
-use crate::types::Types;
 
 /// What is known of a process. Everything may be missing; everything but the control group
 /// (which the kernel and the host's service managers wrote) may be the process's own claim.
@@ -81,7 +82,7 @@ pub struct Choice {
     pub version: Option<String>,
     pub labels: Vec<(String, String)>,
     /// Exactly these types.
-    pub types: Option<Types>,
+    pub types: Option<Kinds>,
     /// The target may say where its data goes.
     pub own_destination: bool,
 }

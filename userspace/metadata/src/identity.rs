@@ -7,6 +7,8 @@
 
 use std::borrow::Cow;
 
+use strata_kinds::Kinds;
+
 use crate::control_group;
 use crate::destinations::{self, Wish};
 use crate::environment::{
@@ -16,7 +18,7 @@ use crate::environment::{
 use crate::facts::{Choice, Facts, Pod};
 use crate::source::Source;
 use crate::text::{self, Limits, List};
-use crate::types::{self, Switched, Types};
+use crate::types::{self, Switched};
 
 /// A value, and where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,7 +197,7 @@ fn is_reserved(name: &str) -> bool {
 }
 
 /// Who is it? `defaults` are the types that are sampled when nobody says anything.
-pub fn identify(facts: &Facts<'_>, choice: &Choice, defaults: Types) -> Identity {
+pub fn identify(facts: &Facts<'_>, choice: &Choice, defaults: Kinds) -> Identity {
     let known = facts.environment.known();
     let mut claims = Claims::default();
     claims.refused.environment = known.unread();

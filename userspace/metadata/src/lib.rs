@@ -30,4 +30,3 @@ pub use environment::Environment;
 pub use facts::{Application, Choice, Container, Facts, Pod};
 pub use identity::{Identity, identify};
 pub use source::Source;
-pub use types::{SampleType, Types};

@@ -2,16 +2,17 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use strata_kinds::Kinds;
 use strata_metadata::control_group;
 use strata_metadata::destinations::VARIABLES;
 use strata_metadata::identity::RESERVED;
 use strata_metadata::text::Limits;
 use strata_metadata::types;
-use strata_metadata::{Choice, Environment, Facts, Identity, Source, Types, identify};
+use strata_metadata::{Choice, Environment, Facts, Identity, Source, identify};
 
 fn who(block: &[u8]) -> Identity {
     let facts = Facts { environment: Environment::new(block), comm: "comm", ..Facts::default() };
-    identify(&facts, &Choice::default(), Types::NONE)
+    identify(&facts, &Choice::default(), Kinds::NONE)
 }
 
 fn assert_within_bounds(who: &Identity) {
@@ -83,7 +84,7 @@ proptest! {
             comm: &comm,
             ..Facts::default()
         };
-        assert_within_bounds(&identify(&facts, &Choice::default(), Types::NONE));
+        assert_within_bounds(&identify(&facts, &Choice::default(), Kinds::NONE));
     }
 }
 

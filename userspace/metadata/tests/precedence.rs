@@ -1,8 +1,9 @@
 //! The order of precedence: one case per step, and one per tie.
 
+use strata_kinds::Kinds;
 use strata_metadata::control_group;
 use strata_metadata::{
-    Application, Choice, Container, Environment, Facts, Identity, Pod, Source, Types, identify,
+    Application, Choice, Container, Environment, Facts, Identity, Pod, Source, identify,
 };
 
 const ID: &str = "4f1d6ad20b5cf1b4a1d9a2f5f6e3f1b0aa3d7c7c8f6f8f1b0c9d8e7f6a5b4c3d";
@@ -76,7 +77,7 @@ impl World {
             exe: self.exe,
             comm: self.comm,
         };
-        identify(&facts, &self.choice, Types::NONE)
+        identify(&facts, &self.choice, Kinds::NONE)
     }
 
     fn service(&self) -> (String, Source) {

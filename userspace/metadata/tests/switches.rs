@@ -2,21 +2,22 @@
 
 use std::time::Duration;
 
+use strata_kinds::{Kind, Kinds};
 use strata_metadata::types::{AUTO_AGE, Because, Switched};
-use strata_metadata::{Choice, Environment, Facts, SampleType, Types, identify};
+use strata_metadata::{Choice, Environment, Facts, identify};
 
 fn switched(variables: &[&str], choice: &Choice) -> Switched {
     let block: Vec<u8> = variables.join("\0").into_bytes();
     let facts = Facts { environment: Environment::new(&block), ..Facts::default() };
-    identify(&facts, choice, types(&[SampleType::Cpu, SampleType::Exceptions])).types
+    identify(&facts, choice, types(&[Kind::Cpu, Kind::Exceptions])).types
 }
 
-fn types(kinds: &[SampleType]) -> Types {
+fn types(kinds: &[Kind]) -> Kinds {
     kinds.iter().copied().collect()
 }
 
 fn on(variables: &[&str]) -> Vec<&'static str> {
-    switched(variables, &Choice::default()).on.iter().map(SampleType::name).collect()
+    switched(variables, &Choice::default()).on.iter().map(Kind::name).collect()
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn auto_waits_and_is_narrower_than_on_and_wider_than_off() {
     );
     assert_eq!(auto.from_age, AUTO_AGE);
     assert_eq!(auto.age_because, Because::Variable("DD_PROFILING_ENABLED"));
-    assert!(auto.on.contains(SampleType::Cpu));
+    assert!(auto.on.contains(Kind::Cpu));
     assert!(on(&["PYROSCOPE_PROFILING_ENABLED=false", "DD_PROFILING_ENABLED=auto"]).is_empty());
     assert_eq!(
         switched(&["DD_PROFILING_ENABLED=true"], &Choice::default()).from_age,
@@ -100,17 +101,17 @@ fn a_new_name_counts_before_its_old_one() {
 #[test]
 fn a_rules_choice_comes_before_every_variable() {
     let variables = ["DD_PROFILING_ENABLED=false", "PYROSCOPE_PROFILING_WALLTIME_ENABLED=true"];
-    let rule = Choice { types: Some(types(&[SampleType::Heap])), ..Choice::default() };
+    let rule = Choice { types: Some(types(&[Kind::Heap])), ..Choice::default() };
     let by_rule = switched(&variables, &rule);
-    assert_eq!(by_rule.on, types(&[SampleType::Heap]));
-    assert_eq!(by_rule.because(SampleType::Cpu), Because::Rule);
+    assert_eq!(by_rule.on, types(&[Kind::Heap]));
+    assert_eq!(by_rule.because(Kind::Cpu), Because::Rule);
 
     let off = Choice { enabled: Some(false), ..rule };
     assert!(switched(&variables, &off).on.is_empty());
 
     let on = Choice { enabled: Some(true), ..Choice::default() };
     let by_rule = switched(&variables, &on);
-    assert_eq!(by_rule.on, types(&[SampleType::Cpu, SampleType::Wall, SampleType::Exceptions]));
+    assert_eq!(by_rule.on, types(&[Kind::Cpu, Kind::Wall, Kind::Exceptions]));
     let auto = switched(&["DD_PROFILING_ENABLED=auto"], &on);
     assert_eq!(auto.from_age, Duration::ZERO);
 }
@@ -121,6 +122,6 @@ fn every_type_says_why_it_is_on_or_off() {
         &["PYROSCOPE_PROFILING_CPU_ENABLED=true", "DD_PROFILING_CPU_ENABLED=false"],
         &Choice::default(),
     );
-    assert_eq!(switched.because(SampleType::Cpu), Because::Variable("DD_PROFILING_CPU_ENABLED"));
-    assert_eq!(switched.because(SampleType::Exceptions), Because::Default);
+    assert_eq!(switched.because(Kind::Cpu), Because::Variable("DD_PROFILING_CPU_ENABLED"));
+    assert_eq!(switched.because(Kind::Exceptions), Because::Default);
 }

@@ -5,12 +5,13 @@
 
 use bytes::Bytes;
 use serde_json::json;
+use strata_kinds::{Quantity, find_column};
 use uuid::Uuid;
 
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped_pprof};
 use crate::limits::{Limits, Part, Selection, fit};
 use crate::origin::{LabelLimits, Language, datadog_tags};
-use crate::types::{self, LabelRule, Quantity};
+use crate::types::{self, LabelRule};
 
 /// Where an agent of the same host puts its socket.
 pub const DEFAULT_SOCKET: &str = "/var/run/datadog/apm.socket";
@@ -78,8 +79,8 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
         let profile = &outgoing.profile;
         let mut selected: Vec<(usize, &'static str, &'static str)> = Vec::new();
         for (position, kind) in profile.sample_types.iter().enumerate() {
-            let row = types::find(profile.string(kind.name), profile.string(kind.unit));
-            match row.and_then(|row| row.datadog) {
+            let known = find_column(profile.string(kind.name), profile.string(kind.unit));
+            match known.and_then(|(_, column)| column.datadog) {
                 Some(Quantity { name, unit }) => selected.push((position, name, unit)),
                 None => {
                     encoded.cuts.dropped_types = encoded.cuts.dropped_types.saturating_add(1);

@@ -9,12 +9,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
 use prost::Message;
+use strata_kinds::{PyroscopeType, find_column};
 use uuid::Uuid;
 
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped_pprof};
 use crate::limits::{Cuts, Limits, Selection, fit};
 use crate::origin::{LabelLimits, Origin, pyroscope_labels};
-use crate::types::{self, LabelRule, PyroscopeType};
+use crate::types::{self, LabelRule};
 
 /// Below the server's default burst of 2 MiB, which counts a request's profiles uncompressed.
 const BURST: usize = 1_900_000;
@@ -178,8 +179,8 @@ fn groups<'s>(
     let profile = &outgoing.profile;
     let mut groups: Vec<(PyroscopeType, Selection)> = Vec::new();
     for (position, kind) in profile.sample_types.iter().enumerate() {
-        let row = types::find(profile.string(kind.name), profile.string(kind.unit));
-        let Some(kind) = row.and_then(|row| row.pyroscope) else {
+        let known = find_column(profile.string(kind.name), profile.string(kind.unit));
+        let Some(kind) = known.and_then(|(_, column)| column.pyroscope) else {
             cuts.dropped_types = cuts.dropped_types.saturating_add(1);
             continue;
         };

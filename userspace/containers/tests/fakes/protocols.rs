@@ -4,7 +4,8 @@ use crate::support::fake_cri::{FakeContainerd, Plain, pairs};
 use crate::support::server::{Server, answer, tls};
 use crate::support::{ID, LONG, SANDBOX, id, only_source, quick, running};
 use strata_containers::{Kubelet, Settings};
-use strata_metadata::{Facts, Types};
+use strata_kinds::Kinds;
+use strata_metadata::Facts;
 
 fn docker_answer(id: &str) -> String {
     format!(
@@ -33,7 +34,7 @@ async fn docker_names_a_container_and_its_image() {
     assert_eq!(containers.lookup(ID), Some(metadata.clone()));
 
     let facts = Facts { container: Some(&metadata.container), comm: "dotnet", ..Facts::default() };
-    let who = strata_metadata::identify(&facts, &Default::default(), Types::NONE);
+    let who = strata_metadata::identify(&facts, &Default::default(), Kinds::NONE);
     assert_eq!(who.service.value, "web");
 }
 
@@ -88,7 +89,7 @@ async fn the_cri_tells_container_image_and_pod() {
         comm: "dotnet",
         ..Facts::default()
     };
-    let who = strata_metadata::identify(&facts, &Default::default(), Types::NONE);
+    let who = strata_metadata::identify(&facts, &Default::default(), Kinds::NONE);
     assert_eq!(who.service.value, "the-cart");
 }
 

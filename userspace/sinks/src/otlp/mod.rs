@@ -10,6 +10,7 @@ mod messages;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
+use strata_kinds::{Quantity, find_column};
 use uuid::Uuid;
 
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped};
@@ -75,7 +76,7 @@ impl Default for Settings {
 }
 
 /// A column of a part: its type's name and unit, its period's name and unit.
-type Column = (types::Quantity, types::Quantity);
+type Column = (Quantity, Quantity);
 
 /// Makes the requests for these profiles.
 #[must_use]
@@ -87,8 +88,8 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
         let mut selected = Vec::new();
         let mut columns: Vec<Column> = Vec::new();
         for (position, kind) in profile.sample_types.iter().enumerate() {
-            let row = types::find(profile.string(kind.name), profile.string(kind.unit));
-            let Some(kind) = row.and_then(|row| row.otlp) else {
+            let known = find_column(profile.string(kind.name), profile.string(kind.unit));
+            let Some(kind) = known.and_then(|(_, column)| column.otlp) else {
                 encoded.cuts.dropped_types = encoded.cuts.dropped_types.saturating_add(1);
                 continue;
             };
@@ -96,8 +97,8 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
             columns.push((kind.value, kind.period));
         }
         let period = profile.period_type;
-        let period = types::find(profile.string(period.name), profile.string(period.unit));
-        let period = period.map_or(("", ""), |row| (row.own.name, row.own.unit));
+        let period = find_column(profile.string(period.name), profile.string(period.unit));
+        let period = period.map_or(("", ""), |(_, column)| (column.own.name, column.own.unit));
         let selection = Selection { types: selected, period, labels: &settings.sample_labels };
         let mut of_resource = Cuts::default();
         let attributes = attributes(&outgoing.origin, settings, &mut of_resource);

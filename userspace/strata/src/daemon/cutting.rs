@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use strata_config::Configuration;
-use strata_metadata::SampleType;
+use strata_kinds::Kind;
 use strata_sinks::Outgoing;
 use strata_store::Head;
 
@@ -166,7 +166,7 @@ impl Cutter {
             let profile = Arc::new(build.finish());
             let head = Head {
                 service: who.origin.service.clone(),
-                kind: SampleType::Cpu.name().to_owned(),
+                kind: Kind::Cpu.name().to_owned(),
                 labels: who.labels.clone(),
                 runtime_id: who.origin.runtime_id.clone(),
                 start_nanos: profile.start_nanos,
@@ -219,7 +219,5 @@ fn wants_cpu(engine: &Engine, image: ImageId, who: &Who) -> bool {
         let age = pid.and_then(age_of).unwrap_or(Duration::ZERO);
         types.from_age.is_zero() || age >= types.from_age
     };
-    who.decision.choice.enabled != Some(false)
-        && types.on.contains(SampleType::Cpu)
-        && is_old_enough()
+    who.decision.choice.enabled != Some(false) && types.on.contains(Kind::Cpu) && is_old_enough()
 }

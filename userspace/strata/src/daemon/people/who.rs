@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use strata_config::rules::Decision;
+use strata_kinds::Kind;
 use strata_metadata::identity::Sourced;
-use strata_metadata::{Facts, Identity, SampleType, Source};
+use strata_metadata::{Facts, Identity, Source};
 use strata_sinks::origin::{Language, Origin};
 use uuid::Uuid;
 
@@ -34,7 +35,7 @@ impl Who {
             .iter()
             .map(|label| (label.name.clone(), sourced(&label.value, label.source)))
             .collect();
-        let types: Vec<&str> = identity.types.on.iter().map(SampleType::name).collect();
+        let types: Vec<&str> = identity.types.on.iter().map(Kind::name).collect();
         json!({
             "pid": pid,
             "runtime_id": self.origin.runtime_id,

@@ -1,0 +1,23 @@
+//! The kinds of samples, declared once.
+//!
+//! [`table`] has one row per kind: what it is called in the configuration, `record -e` and
+//! `query --type`, which value columns it has and how they aggregate, how it looks on a timeline,
+//! which variables of in-process profilers switch it, and what each backend calls its columns.
+//! The BPF programs, the aggregate, profiles, the store, exporters and the configuration read the
+//! table; none of them names a kind. [`labels`] does the same for the labels of samples.
+//!
+//! Invariant: a kind's number and its columns' names are written to disk and into BPF records, so
+//! rows are appended, never reordered; a column's name and unit belong to one kind only.
+
+#![no_std]
+
+pub mod labels;
+mod set;
+mod table;
+mod types;
+
+pub use set::{Kinds, UnknownKind};
+pub use table::{KIND_COUNT, Kind, find_column};
+pub use types::{
+    Aggregation, Availability, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Shape,
+};

@@ -1,0 +1,88 @@
+//! Sets of kinds, and the error of a name that is none.
+
+use core::fmt;
+
+use crate::{KIND_COUNT, Kind};
+
+/// A set of kinds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Kinds(u64);
+
+const _: () = assert!(KIND_COUNT <= 64, "a set of kinds is 64 bits");
+
+impl Kinds {
+    pub const NONE: Self = Self(0);
+
+    /// What the daemon samples when the configuration says nothing.
+    #[must_use]
+    pub fn defaults() -> Self {
+        Kind::ALL.into_iter().filter(|kind| kind.info().on_by_default).collect()
+    }
+
+    #[must_use]
+    pub const fn contains(self, kind: Kind) -> bool {
+        self.0 & 1 << kind as u8 != 0
+    }
+
+    #[must_use]
+    pub const fn with(self, kind: Kind, on: bool) -> Self {
+        let bit = 1 << kind as u8;
+        Self(if on { self.0 | bit } else { self.0 & !bit })
+    }
+
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// In the table's order.
+    pub fn iter(self) -> impl Iterator<Item = Kind> {
+        Kind::ALL.into_iter().filter(move |kind| self.contains(*kind))
+    }
+
+    /// Parses names or aliases with commas between them.
+    ///
+    /// # Errors
+    ///
+    /// The first name that is no kind's.
+    pub fn parse(text: &str) -> Result<Self, UnknownKind<'_>> {
+        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+        names.map(|name| Kind::find(name).ok_or(UnknownKind(name))).collect()
+    }
+}
+
+impl FromIterator<Kind> for Kinds {
+    fn from_iter<I: IntoIterator<Item = Kind>>(kinds: I) -> Self {
+        kinds.into_iter().fold(Self::NONE, |set, kind| set.with(kind, true))
+    }
+}
+
+/// The names with commas between them.
+impl fmt::Display for Kinds {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, kind) in self.iter().enumerate() {
+            let separator = if position == 0 { "" } else { ", " };
+            write!(formatter, "{separator}{}", kind.name())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// A name that is no kind's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownKind<'a>(pub &'a str);
+
+impl fmt::Display for UnknownKind<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Kinds = Kind::ALL.into_iter().collect();
+        write!(formatter, "{:?} is no kind of sample; there are {all}", self.0)
+    }
+}
+
+impl core::error::Error for UnknownKind<'_> {}

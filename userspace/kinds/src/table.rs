@@ -1,0 +1,341 @@
+//! The table: one row per kind of sample. A new kind is a row at its end.
+//!
+//! The Pyroscope names are those that dashboards for .NET already query; the profile type id is
+//! `profile:name:unit:period_name:period_unit`.
+
+use crate::types::{
+    Aggregation, Availability, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Shape,
+};
+
+/// Declares the enum and the table together, so that a kind's number is its row's position.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident { $($row:tt)* })*) => {
+        /// A kind of sample.
+        #[repr(u8)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Kind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        /// How many kinds there are.
+        pub const KIND_COUNT: usize = [$(Kind::$kind),*].len();
+
+        impl Kind {
+            pub const ALL: [Self; KIND_COUNT] = [$(Self::$kind),*];
+        }
+
+        static TABLE: [KindInfo; KIND_COUNT] = [$(KindInfo { kind: Kind::$kind, $($row)* }),*];
+    };
+}
+
+const NANOSECONDS: &str = "nanoseconds";
+const COUNT: &str = "count";
+const BYTES: &str = "bytes";
+
+const CPU: Quantity = quantity("cpu", NANOSECONDS);
+const WALL: Quantity = quantity("wall", NANOSECONDS);
+const OFF_CPU: Quantity = quantity("off_cpu", NANOSECONDS);
+const EXCEPTIONS: Quantity = quantity("exceptions", COUNT);
+const LOCK_TIME: Quantity = quantity("lock_time", NANOSECONDS);
+const SPACE: Quantity = quantity("space", BYTES);
+const GC_PAUSE: Quantity = quantity("gc_pause", NANOSECONDS);
+
+kinds! {
+    /// A thread on a CPU when the sampling clock ticked.
+    Cpu {
+        name: "cpu",
+        aliases: &[],
+        help: "time on a CPU, by stack",
+        title: "CPU time",
+        columns: &[
+            Column {
+                pyroscope: pyroscope("process_cpu", quantity("cpu_samples", COUNT), CPU),
+                datadog: Some(quantity("cpu-samples", COUNT)),
+                otlp: otlp(quantity("samples", COUNT), CPU),
+                ..delta(quantity("samples", COUNT), Measure::Count)
+            },
+            Column {
+                pyroscope: pyroscope("process_cpu", CPU, CPU),
+                datadog: Some(CPU),
+                otlp: otlp(CPU, CPU),
+                ..delta(CPU, Measure::Period)
+            },
+        ],
+        default_column: 1,
+        period: CPU,
+        keeps_times: true,
+        on_by_default: true,
+        availability: Availability::Sampled,
+        shape: Shape::CpuSlice,
+        pyroscope_switches: &["PYROSCOPE_PROFILING_CPU_ENABLED"],
+        datadog_switches: &["DD_PROFILING_CPU_ENABLED"],
+    }
+
+    /// Elapsed time of a thread, running or not.
+    Wall {
+        name: "wall",
+        aliases: &["wall_clock", "walltime"],
+        help: "elapsed time of every thread, running or waiting, by stack",
+        title: "Wall-clock time",
+        columns: &[Column {
+            pyroscope: pyroscope("wall", WALL, CPU),
+            datadog: Some(WALL),
+            otlp: otlp(WALL, WALL),
+            ..delta(WALL, Measure::Value)
+        }],
+        default_column: 0,
+        period: WALL,
+        keeps_times: false,
+        on_by_default: false,
+        availability: Availability::NotYet,
+        shape: Shape::Blocked,
+        pyroscope_switches: &["PYROSCOPE_PROFILING_WALLTIME_ENABLED"],
+        datadog_switches: &["DD_PROFILING_WALLTIME_ENABLED"],
+    }
+
+    /// A thread that was switched out, and for how long.
+    OffCpu {
+        name: "off_cpu",
+        aliases: &["offcpu", "off"],
+        help: "time that threads were switched out, by the stack that waited",
+        title: "Off-CPU time",
+        columns: &[Column {
+            pyroscope: pyroscope("offcpu", quantity("offcpu", NANOSECONDS), CPU),
+            otlp: otlp(OFF_CPU, OFF_CPU),
+            ..delta(OFF_CPU, Measure::Value)
+        }],
+        default_column: 0,
+        period: OFF_CPU,
+        keeps_times: false,
+        on_by_default: false,
+        availability: Availability::NotYet,
+        shape: Shape::Blocked,
+        pyroscope_switches: &[],
+        datadog_switches: &[],
+    }
+
+    /// A .NET exception was thrown.
+    Exceptions {
+        name: "exceptions",
+        aliases: &["exception", "ex"],
+        help: ".NET exceptions thrown, by type and stack",
+        title: "Exceptions",
+        columns: &[Column {
+            pyroscope: pyroscope("exception", quantity("exception", COUNT), CPU),
+            datadog: Some(quantity("exception", COUNT)),
+            otlp: otlp(EXCEPTIONS, EXCEPTIONS),
+            ..delta(EXCEPTIONS, Measure::Count)
+        }],
+        default_column: 0,
+        period: EXCEPTIONS,
+        keeps_times: true,
+        on_by_default: false,
+        availability: Availability::NotYet,
+        shape: Shape::Event,
+        pyroscope_switches: &["PYROSCOPE_PROFILING_EXCEPTION_ENABLED"],
+        datadog_switches: &["DD_PROFILING_EXCEPTION_ENABLED"],
+    }
+
+    /// A thread waited for a .NET lock.
+    Locks {
+        name: "locks",
+        aliases: &["lock", "contention"],
+        help: "waits for contended .NET locks: how many and how long, by stack",
+        title: "Lock contention",
+        columns: &[
+            Column {
+                pyroscope: pyroscope("lock", quantity("lock_count", COUNT), CPU),
+                datadog: Some(quantity("lock-count", COUNT)),
+                otlp: otlp(quantity("lock_count", COUNT), LOCK_TIME),
+                ..delta(quantity("lock_count", COUNT), Measure::Count)
+            },
+            Column {
+                pyroscope: pyroscope("lock", LOCK_TIME, CPU),
+                datadog: Some(quantity("lock-time", NANOSECONDS)),
+                otlp: otlp(LOCK_TIME, LOCK_TIME),
+                ..delta(LOCK_TIME, Measure::Value)
+            },
+        ],
+        default_column: 1,
+        period: LOCK_TIME,
+        keeps_times: true,
+        on_by_default: false,
+        availability: Availability::NotYet,
+        shape: Shape::Blocked,
+        pyroscope_switches: &[
+            "PYROSCOPE_PROFILING_LOCK_ENABLED",
+            "PYROSCOPE_PROFILING_CONTENTION_ENABLED",
+        ],
+        datadog_switches: &["DD_PROFILING_LOCK_ENABLED", "DD_PROFILING_CONTENTION_ENABLED"],
+    }
+
+    /// A .NET object was allocated.
+    Allocations {
+        name: "allocations",
+        aliases: &["allocation", "alloc", "allocs"],
+        help: ".NET objects allocated: how many and how large, by type and stack",
+        title: "Allocations",
+        columns: &[
+            Column {
+                pyroscope: pyroscope("memory", quantity("alloc_samples", COUNT), SPACE),
+                datadog: Some(quantity("alloc-samples", COUNT)),
+                otlp: otlp(quantity("alloc_samples", COUNT), SPACE),
+                ..delta(quantity("alloc_samples", COUNT), Measure::Count)
+            },
+            Column {
+                pyroscope: pyroscope("memory", quantity("alloc_size", BYTES), SPACE),
+                datadog: Some(quantity("alloc-size", BYTES)),
+                otlp: otlp(quantity("alloc_size", BYTES), SPACE),
+                ..delta(quantity("alloc_size", BYTES), Measure::Value)
+            },
+        ],
+        default_column: 1,
+        period: SPACE,
+        keeps_times: false,
+        on_by_default: false,
+        availability: Availability::NotYet,
+        shape: Shape::Event,
+        pyroscope_switches: &["PYROSCOPE_PROFILING_ALLOCATION_ENABLED"],
+        datadog_switches: &["DD_PROFILING_ALLOCATION_ENABLED"],
+    }
+
+    /// A .NET object that was alive at the end of the period.
+    Heap {
+        name: "heap",
+        aliases: &["live_heap", "inuse"],
+        help: ".NET objects alive at the end of a period, by the stack that allocated them",
+        title: "Live heap",
+        columns: &[
+            Column {
+                pyroscope: pyroscope("memory", quantity("inuse_objects", COUNT), SPACE),
+                datadog: Some(quantity("inuse-objects", COUNT)),
+                otlp: otlp(quantity("inuse_objects", COUNT), SPACE),
+                ..snapshot(quantity("inuse_objects", COUNT), Measure::Count)
+            },
+            Column {
+                pyroscope: pyroscope("memory", quantity("inuse_space", BYTES), SPACE),
+                datadog: Some(quantity("inuse-space", BYTES)),
+                otlp: otlp(quantity("inuse_space", BYTES), SPACE),
+                ..snapshot(quantity("inuse_space", BYTES), Measure::Value)
+            },
+        ],
+        default_column: 1,
+        period: SPACE,
+        keeps_times: false,
+        on_by_default: false,
+        availability: Availability::NotYet,
+        shape: Shape::Event,
+        pyroscope_switches: &["PYROSCOPE_PROFILING_HEAP_ENABLED"],
+        datadog_switches: &["DD_PROFILING_HEAP_ENABLED"],
+    }
+
+    /// A .NET garbage collection paused the process.
+    Gc {
+        name: "gc",
+        aliases: &["collections"],
+        help: ".NET garbage collections: how many and how long they paused the process",
+        title: "Garbage collections",
+        columns: &[
+            Column {
+                pyroscope: pyroscope("gc", quantity("gc_count", COUNT), CPU),
+                otlp: otlp(quantity("gc_count", COUNT), GC_PAUSE),
+                ..delta(quantity("gc_count", COUNT), Measure::Count)
+            },
+            Column {
+                pyroscope: pyroscope("gc", GC_PAUSE, CPU),
+                // Datadog shows collections on a line of time.
+                datadog: Some(quantity("timeline", NANOSECONDS)),
+                otlp: otlp(GC_PAUSE, GC_PAUSE),
+                ..delta(GC_PAUSE, Measure::Value)
+            },
+        ],
+        default_column: 1,
+        period: GC_PAUSE,
+        keeps_times: true,
+        on_by_default: false,
+        availability: Availability::NotYet,
+        shape: Shape::Collection,
+        pyroscope_switches: &["PYROSCOPE_PROFILING_GC_ENABLED"],
+        datadog_switches: &["DD_PROFILING_GC_ENABLED"],
+    }
+}
+
+impl Kind {
+    /// Its row.
+    #[must_use]
+    pub fn info(self) -> &'static KindInfo {
+        &TABLE[self as usize]
+    }
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.info().name
+    }
+
+    #[must_use]
+    pub fn columns(self) -> &'static [Column] {
+        self.info().columns
+    }
+
+    /// Whether strata has a sampler for it. The others may be chosen, and give nothing.
+    #[must_use]
+    pub fn is_sampled(self) -> bool {
+        self.info().availability == Availability::Sampled
+    }
+
+    /// The kind of a number in a record or file.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// The kind of this name or alias; case does not matter, and `-` is the same as `_`.
+    #[must_use]
+    pub fn find(text: &str) -> Option<Self> {
+        let same = |name: &str| {
+            let equal = |(name, given): (u8, u8)| {
+                let given = if given == b'-' { b'_' } else { given };
+                name == given.to_ascii_lowercase()
+            };
+            name.len() == text.len() && name.bytes().zip(text.bytes()).all(equal)
+        };
+        let named = |info: &KindInfo| same(info.name) || info.aliases.iter().any(|name| same(name));
+        TABLE.iter().find(|info| named(info)).map(|info| info.kind)
+    }
+}
+
+/// The column of strata's own name and unit, and its kind.
+#[must_use]
+pub fn find_column(name: &str, unit: &str) -> Option<(Kind, &'static Column)> {
+    TABLE.iter().find_map(|info| {
+        let column = info.columns.iter();
+        let column =
+            { column }.find(|column| column.own.name == name && column.own.unit == unit)?;
+        Some((info.kind, column))
+    })
+}
+
+const fn quantity(name: &'static str, unit: &'static str) -> Quantity {
+    Quantity { name, unit }
+}
+
+const fn pyroscope(
+    profile: &'static str,
+    value: Quantity,
+    period: Quantity,
+) -> Option<PyroscopeType> {
+    Some(PyroscopeType { profile, value, period })
+}
+
+const fn otlp(value: Quantity, period: Quantity) -> Option<OtlpType> {
+    Some(OtlpType { value, period })
+}
+
+const fn delta(own: Quantity, measure: Measure) -> Column {
+    let aggregation = Aggregation::Delta;
+    Column { own, measure, aggregation, pyroscope: None, datadog: None, otlp: None }
+}
+
+const fn snapshot(own: Quantity, measure: Measure) -> Column {
+    Column { aggregation: Aggregation::Snapshot, ..delta(own, measure) }
+}

@@ -1,0 +1,141 @@
+//! What a row of the table says.
+
+use core::fmt;
+
+use crate::Kind;
+
+/// A counted thing: its name and unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Quantity {
+    pub name: &'static str,
+    pub unit: &'static str,
+}
+
+/// How the values of one column from several periods become one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Aggregation {
+    /// What happened in a period: periods add up.
+    Delta,
+    /// What was there at the end of a period: the latest period is the answer, and two are never
+    /// added.
+    Snapshot,
+}
+
+/// Where the value of a column comes from when samples are aggregated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Measure {
+    /// How many events the samples stand for: the sum of their weights.
+    Count,
+    /// That number times the sampling period.
+    Period,
+    /// What the samples measured: the sum of their values.
+    Value,
+}
+
+/// What a sample is on a timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shape {
+    /// One period on a CPU.
+    CpuSlice,
+    /// The thread waited from the sample's time minus its value until the sample's time.
+    Blocked,
+    /// A garbage collection of that length.
+    Collection,
+    /// Something that happened, with a duration where its value is one.
+    Event,
+}
+
+/// Whether there is a sampler for a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Availability {
+    Sampled,
+    /// It can be configured and queried, and nothing samples it in this version.
+    NotYet,
+}
+
+/// What Pyroscope calls a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PyroscopeType {
+    /// The label `__name__`.
+    pub profile: &'static str,
+    pub value: Quantity,
+    pub period: Quantity,
+}
+
+/// The profile type id, as queries have it.
+impl fmt::Display for PyroscopeType {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { profile, value, period } = self;
+        write!(formatter, "{profile}:{}:{}:{}:{}", value.name, value.unit, period.name, period.unit)
+    }
+}
+
+/// What OTLP calls a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtlpType {
+    pub value: Quantity,
+    pub period: Quantity,
+}
+
+/// One value column of a kind. A backend whose name is missing does not take the column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// As it is in strata's own profiles and store.
+    pub own: Quantity,
+    pub measure: Measure,
+    pub aggregation: Aggregation,
+    pub pyroscope: Option<PyroscopeType>,
+    pub datadog: Option<Quantity>,
+    pub otlp: Option<OtlpType>,
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KindInfo {
+    pub kind: Kind,
+    /// Its name in the configuration, commands and the store.
+    pub name: &'static str,
+    /// Further names that commands and the configuration accept.
+    pub aliases: &'static [&'static str],
+    /// One line for help texts.
+    pub help: &'static str,
+    /// For titles of pictures and tables.
+    pub title: &'static str,
+    pub columns: &'static [Column],
+    /// The column that a viewer shows first, as a position in `columns`.
+    pub default_column: usize,
+    /// What the sampling period counts.
+    pub period: Quantity,
+    /// Whether every sample keeps its time unless a command decides otherwise.
+    pub keeps_times: bool,
+    /// Whether the daemon samples it when the configuration says nothing.
+    pub on_by_default: bool,
+    pub availability: Availability,
+    pub shape: Shape,
+    /// Variables of Pyroscope's in-process profiler that switch it; the first one set counts.
+    pub pyroscope_switches: &'static [&'static str],
+    /// The same of Datadog's.
+    pub datadog_switches: &'static [&'static str],
+}
+
+impl KindInfo {
+    /// The column that a viewer shows first.
+    #[must_use]
+    pub const fn shown_column(&self) -> &'static Column {
+        &self.columns[self.default_column]
+    }
+
+    /// How many columns hold measured values.
+    #[must_use]
+    pub const fn measured_columns(&self) -> usize {
+        let mut measured = 0;
+        let mut at = 0;
+        while at < self.columns.len() {
+            if matches!(self.columns[at].measure, Measure::Value) {
+                measured += 1;
+            }
+            at += 1;
+        }
+        measured
+    }
+}
