@@ -43,7 +43,7 @@ fn encode() -> Result<()> {
     let mut aggregate = std::process::Command::new(project::strata_binary());
     run::aloud(aggregate.arg("internal-measure-aggregate")).context("aggregating failed")?;
     let mut cargo = project::cargo();
-    run::aloud(cargo.args(["bench", "--package", "strata-sinks", "--bench", "encode"]))
+    run::aloud(cargo.args(["bench", "--package", "strata-export", "--bench", "encode"]))
         .context("encoding failed")
 }
 

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
-use strata_delivery::{Delivery, SinkHealth, State, Trouble};
+use strata_export::{ExporterHealth, Queues, State, Trouble};
 
 use super::memory;
-use super::publishing::Figures;
 use crate::record::report::Loss;
 use strata_agent::aside;
+use strata_export::pipeline::Figures;
 
 /// What the loop knows.
 #[derive(Clone, Debug, Default)]
@@ -85,7 +85,7 @@ pub struct Board {
     pub started: Started,
     pub snapshot: Mutex<Snapshot>,
     pub publisher: Arc<Mutex<Figures>>,
-    pub delivery: Arc<Delivery>,
+    pub delivery: Arc<Queues>,
     /// When the loop turned last.
     pub beat: Mutex<Instant>,
 }
@@ -241,7 +241,7 @@ fn source(health: &strata_containers::SourceHealth) -> Value {
     })
 }
 
-fn sink(health: &SinkHealth) -> Value {
+fn sink(health: &ExporterHealth) -> Value {
     let ago = |time: Option<SystemTime>| {
         time.and_then(|time| time.elapsed().ok()).map(|since| since.as_secs())
     };

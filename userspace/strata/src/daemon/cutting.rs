@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use strata_config::Configuration;
+use strata_export::Outgoing;
+use strata_export::pipeline::FlushedProfile;
 use strata_kinds::Kind;
-use strata_sinks::Outgoing;
 use strata_store::Head;
 
 use super::clock::Period;
@@ -17,15 +18,6 @@ use strata_agent::processes::table::ImageId;
 use strata_symbolize::Shortfalls;
 use strata_symbolize::build::{Build, Circumstances};
 use strata_symbolize::naming::Naming;
-
-/// One profile on its way.
-#[derive(Clone, Debug)]
-pub struct Parcel {
-    pub outgoing: Outgoing,
-    /// For the store.
-    pub head: Head,
-    pub who: Arc<Who>,
-}
 
 /// What becomes of the samples of a cut.
 #[derive(Clone, Copy, Debug, Default)]
@@ -107,7 +99,7 @@ impl Cutter {
         configuration: &Configuration,
         containers: &dyn Containers,
         beat: &mut dyn FnMut(),
-        mut take: impl FnMut(&mut Engine, Vec<Parcel>, bool),
+        mut take: impl FnMut(&mut Engine, Vec<FlushedProfile>, bool),
     ) {
         let cutting = Instant::now();
         let aggregate = engine.cut();
@@ -178,7 +170,12 @@ impl Cutter {
             if parcels.len() >= AT_ONCE {
                 take(engine, std::mem::take(&mut parcels), false);
             }
-            parcels.push(Parcel { outgoing: Outgoing { profile, origin }, head, who });
+            let own_settings = who.identity.wishes.clone();
+            parcels.push(FlushedProfile {
+                outgoing: Outgoing { profile, origin },
+                head,
+                own_settings,
+            });
         }
         take(engine, parcels, true);
         drop(aggregate);

@@ -4,26 +4,22 @@
 //! - [`cutting`]: what was sampled since the last cut becomes profiles; [`people`] says whose.
 //! - [`clock`]: what time it is, and what if somebody sets it.
 //! - [`runtimes`]: what is known of containers.
-//! - [`publishing`]: profiles go into the store and to sinks; [`outlets`] are the sinks of the
-//!   configuration, [`leftovers`] what those left that are not in it any more.
+//! - `strata_export`: profiles go into the store and to exporters.
 //! - [`board`]: how it is doing, served by [`web`], shown by [`status`].
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
 //!   manager, and what strata may take.
 //!
-//! Threads: the loop; the publisher; one for sockets (sinks, metrics); those that read processes
+//! Threads: the loop; the pipeline; one for sockets (sinks, metrics); those that read processes
 //! (who they are, what they have mapped, the code of .NET methods). The loop waits for none but the
 //! last, and for those no longer than they may take.
 
 pub mod board;
 pub mod clock;
 pub mod cutting;
-pub mod leftovers;
 pub mod log;
 pub mod memory;
 pub mod notify;
-pub mod outlets;
 pub mod people;
-pub mod publishing;
 pub mod runtimes;
 pub mod session;
 pub mod settings;
@@ -31,6 +27,8 @@ pub mod status;
 pub mod web;
 
 use anyhow::{Context, Result};
+
+use strata_export::exporter;
 
 use crate::printing;
 use settings::Source;
@@ -73,8 +71,8 @@ impl Network {
 pub fn check(source: &Source) -> Result<i32> {
     let loaded = source.load()?;
     // What only shows when it is used: certificates, addresses, headers.
-    let (_, plans) = outlets::of(&loaded.configuration.sinks, None, 1 << 20)?;
-    outlets::try_out(&plans)?;
+    let (_, plans) = exporter::of(&loaded.configuration.sinks, None, 1 << 20)?;
+    exporter::try_out(&plans)?;
     for notice in &loaded.notices {
         eprintln!("strata: {notice}");
     }

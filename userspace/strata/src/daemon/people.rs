@@ -20,8 +20,8 @@ use serde_json::Value;
 use strata_bridge_protocol::record::AppDomainRecord;
 use strata_config::Configuration;
 use strata_config::rules;
+use strata_export::origin::Language;
 use strata_metadata::{Application, Container, Environment, Facts, Pod, identify};
-use strata_sinks::origin::Language;
 use uuid::Uuid;
 
 use reading::{Question, Reader, Seen, wanted_variables};

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use strata_abi::record::END_COUNT;
 use strata_config::settings::BridgePolicy;
 use strata_config::{Configuration, Loaded};
-use strata_delivery::{Clock, Delivery};
+use strata_export::{Clock, Queues, exporter};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -23,10 +23,9 @@ use super::log::Log;
 use super::memory::{self, Budget, Pressure, Watch};
 use super::notify::Manager;
 use super::people::age_of;
-use super::publishing::{Destinations, Publisher, StorePlan};
 use super::runtimes::Runtimes;
 use super::settings::{Source, keeps_times, kernel_frequency};
-use super::{outlets, web};
+use super::web;
 use figures::SlowFigures;
 use strata_agent::engine::readiness::Readiness;
 use strata_agent::engine::{Engine, Options};
@@ -35,6 +34,7 @@ use strata_agent::kernel::loader::Settings;
 use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
 use strata_agent::selection::Wanted;
+use strata_export::pipeline::{Hooks, Pipeline, PipelineSettings, StoreSettings};
 
 /// Records are drained at least this often; with the tick while there are none.
 const TURN: Duration = Duration::from_millis(250);
@@ -96,8 +96,8 @@ struct Daemon {
     engine: Engine,
     cutter: Cutter,
     runtimes: Runtimes,
-    publisher: Publisher,
-    delivery: Arc<Delivery>,
+    publisher: Pipeline,
+    delivery: Arc<Queues>,
     board: Arc<Board>,
     network: Handle,
     manager: Manager,
@@ -119,6 +119,9 @@ struct Daemon {
     services: Arc<Vec<serde_json::Value>>,
     _run_time: Option<RunTimeStatistics>,
 }
+
+const HOOKS: Hooks =
+    Hooks { started: || crate::record::launch::set_priority(0), trim: memory::trim };
 
 /// Runs until it is told to end.
 pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> {
@@ -145,11 +148,11 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             })?)
         }
     };
-    destinations.tell_leftovers();
-    let starting = Delivery::start(destinations.plans.clone(), Clock::real());
+    destinations.warn_of_orphans();
+    let starting = Queues::start(destinations.plans.clone(), Clock::real());
     let delivery = network.spawn(starting).await??;
     let delivery = Arc::new(delivery);
-    let publisher = Publisher::start(destinations, delivery.clone(), network.clone())
+    let publisher = Pipeline::start(destinations, delivery.clone(), network.clone(), HOOKS)
         .context("the publisher's thread cannot be started")?;
     crate::record::launch::set_priority(crate::record::launch::RECORDING_PRIORITY);
     let frequency = kernel_frequency(&configuration);
@@ -236,12 +239,12 @@ fn period(configuration: &Configuration) -> Duration {
     sinks.chain(store).min().unwrap_or(STORE_PERIOD).max(SHORTEST_PERIOD)
 }
 
-fn destinations(configuration: &Configuration, budget: &Budget) -> Result<Destinations> {
+fn destinations(configuration: &Configuration, budget: &Budget) -> Result<PipelineSettings> {
     let store = &configuration.store;
     let spools = store.path.value.parent().map(|folder| folder.join("spool"));
-    let (outlets, plans) = outlets::of(&configuration.sinks, spools.as_deref(), budget.sink)?;
+    let (exporters, plans) = exporter::of(&configuration.sinks, spools.as_deref(), budget.sink)?;
     let defaults = strata_store::Options::default();
-    let plan = store.enabled.value.then(|| StorePlan {
+    let plan = store.enabled.value.then(|| StoreSettings {
         directory: store.path.value.clone(),
         options: strata_store::Options {
             max_age: store.age.value,
@@ -251,7 +254,7 @@ fn destinations(configuration: &Configuration, budget: &Budget) -> Result<Destin
         },
     });
     let (memory, waiting) = (budget.sink, budget.waiting);
-    Ok(Destinations { store: plan, outlets, plans, spools, memory, waiting })
+    Ok(PipelineSettings { store: plan, exporters, plans, spools, memory, waiting })
 }
 
 /// Files of many containers are open at the same time.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use strata_config::{Configuration, Flag, Inputs, Loaded};
-use strata_sinks::datadog::DEFAULT_SOCKET;
+use strata_export::datadog::DEFAULT_SOCKET;
 
 /// Read if it is there and nobody names another.
 pub const DEFAULT_FILE: &str = "/etc/strata/strata.toml";

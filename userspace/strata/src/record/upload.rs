@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use strata_config::{Flag, Inputs};
-use strata_delivery::{Clock, Delivery, SinkPlan};
+use strata_export::origin::Origin;
+use strata_export::pyroscope::Moments;
+use strata_export::{Backend, Outgoing};
+use strata_export::{Clock, ExporterSettings, Queues};
 use strata_profile::Profile;
-use strata_sinks::origin::Origin;
-use strata_sinks::pyroscope::Moments;
-use strata_sinks::{Backend, Outgoing};
 use uuid::Uuid;
 
-use crate::daemon::outlets::{self, Outlet, Way};
 use strata_agent::host;
+use strata_export::exporter::{self, Exporter, Output};
 
 /// What somebody asked for.
 #[derive(Clone, Debug)]
@@ -34,9 +34,9 @@ pub struct Wanted {
 #[derive(Debug)]
 pub struct Upload {
     wanted: Wanted,
-    outlet: Outlet,
+    outlet: Exporter,
     backend: Backend,
-    plan: SinkPlan,
+    plan: ExporterSettings,
     /// As the environment has it.
     host: Option<String>,
 }
@@ -69,11 +69,11 @@ impl Upload {
         let host = loaded.configuration.host.value;
         let sinks: Vec<_> =
             loaded.configuration.sinks.into_iter().filter(|sink| sink.name == kind).collect();
-        let (mut outlets, mut plans) = outlets::of(&sinks, None, MEMORY)?;
+        let (mut outlets, mut plans) = exporter::of(&sinks, None, MEMORY)?;
         let (Some(outlet), Some(plan)) = (outlets.pop(), plans.pop()) else {
             bail!("nothing can be uploaded to {}", wanted.url);
         };
-        let Way::Sent(backend) = outlet.way.clone() else {
+        let Output::Endpoint(backend) = outlet.way.clone() else {
             bail!("{} is no server", wanted.url);
         };
         Ok(Self { wanted, outlet, backend, plan, host })
@@ -101,9 +101,9 @@ impl Upload {
             .context("the event loop cannot be started")?;
         let name = plan.name.clone();
         let health = runtime.block_on(async {
-            let delivery = Delivery::start(vec![plan], Clock::real()).await?;
+            let delivery = Queues::start(vec![plan], Clock::real()).await?;
             for batch in encoded.batches {
-                delivery.give(&name, batch)?;
+                delivery.enqueue(&name, batch)?;
             }
             Ok::<_, anyhow::Error>(delivery.shutdown(PATIENCE).await)
         })?;

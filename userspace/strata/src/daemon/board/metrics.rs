@@ -2,10 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use strata_delivery::SinkHealth;
+use strata_export::ExporterHealth;
 
 use super::{Board, SHED, read};
-use crate::daemon::publishing::FileFigures;
+use strata_export::pipeline::FileFigures;
 
 /// One line of `/metrics`.
 struct Metric<'a> {
@@ -231,7 +231,7 @@ impl Board {
                 .map(|(what, n)| ((*what).to_owned(), n as f64))
                 .collect(),
         );
-        let by_sink = |value: fn(&SinkHealth) -> f64| {
+        let by_sink = |value: fn(&ExporterHealth) -> f64| {
             sinks.iter().map(|sink| (sink.name.clone(), value(sink))).collect::<Vec<_>>()
         };
         labelled(

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use strata_config::rules::Decision;
+use strata_export::origin::{Language, Origin};
 use strata_kinds::Kind;
 use strata_metadata::identity::Sourced;
 use strata_metadata::{Facts, Identity, Source};
-use strata_sinks::origin::{Language, Origin};
 use uuid::Uuid;
 
 /// One runtime of a process: what it is called, and what is done with its samples.

@@ -40,7 +40,7 @@ impl Daemon {
         self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
         let outcome = self.publisher.configure(destinations.clone());
         tokio::task::spawn_blocking(move || outcome.recv()).await???;
-        destinations.tell_leftovers();
+        destinations.warn_of_orphans();
         for notice in notices {
             tracing::warn!("{notice}");
         }

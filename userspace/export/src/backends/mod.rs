@@ -1,0 +1,77 @@
+//! One place where profiles go: how they are written for it, and the connection to it.
+//!
+//! Making bytes and sending them are apart: the bytes can lie in a spool for hours in between.
+
+use crate::batch::{Batch, Encoded, Outgoing};
+use crate::http::{Client, EndpointSettings, Outcome, SetupError};
+
+pub mod datadog;
+pub mod otlp;
+pub mod pyroscope;
+
+/// A kind of server, and what it takes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Backend {
+    Pyroscope(pyroscope::Settings),
+    Datadog(datadog::Settings),
+    Otlp(otlp::Settings),
+}
+
+impl Backend {
+    /// The requests that send these profiles, after others that have left these moments. Pure: no
+    /// I/O, no clock.
+    #[must_use]
+    pub fn encode(&self, profiles: &[Outgoing], moments: &mut pyroscope::Moments) -> Encoded {
+        match self {
+            Self::Pyroscope(settings) => pyroscope::encode(settings, profiles, moments),
+            Self::Datadog(settings) => datadog::encode(settings, profiles),
+            Self::Otlp(settings) => otlp::encode(settings, profiles),
+        }
+    }
+
+    /// A path that requests go to, and that an address may have too: OpenTelemetry's endpoint of
+    /// one signal is the whole URL.
+    fn own_path(&self) -> Option<&'static str> {
+        match self {
+            Self::Otlp(settings) if settings.transport == otlp::Transport::Http => {
+                Some(otlp::HTTP_PATH)
+            }
+            _ => None,
+        }
+    }
+
+    fn is_grpc(&self) -> bool {
+        matches!(self, Self::Otlp(settings) if settings.transport == otlp::Transport::Grpc)
+    }
+}
+
+/// A server that profiles are sent to.
+#[derive(Debug)]
+pub struct Endpoint {
+    backend: Backend,
+    client: Client,
+}
+
+impl Endpoint {
+    /// # Errors
+    /// If the destination has a header or certificate that is none.
+    pub fn new(backend: Backend, destination: &EndpointSettings) -> Result<Self, SetupError> {
+        let mut destination = destination.clone();
+        if let Some(path) = backend.own_path() {
+            destination.address = destination.address.without(path);
+        }
+        let client = Client::new(&destination, backend.is_grpc())?;
+        Ok(Self { backend, client })
+    }
+
+    /// See [`Backend::encode`]; these profiles are the only ones.
+    #[must_use]
+    pub fn encode(&self, profiles: &[Outgoing]) -> Encoded {
+        self.backend.encode(profiles, &mut pyroscope::Moments::default())
+    }
+
+    /// Sends the batch once, whatever comes of it.
+    pub async fn send(&self, batch: &Batch) -> Outcome {
+        self.client.send(batch).await
+    }
+}

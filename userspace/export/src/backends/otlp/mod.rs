@@ -1,0 +1,271 @@
+//! The requests of OTLP profiles: HTTP `/v1development/profiles`, and gRPC `Export`.
+//!
+//! A server of another proto release may answer 200 and store nothing, so the release is in the
+//! `User-Agent` and here: [`PROTO_RELEASE`]. The gRPC call is one message each way, framed by
+//! hand: five bytes before it. It needs no service machinery, only HTTP/2 with trailers, which
+//! the HTTP client has, with the same TLS, limits and credentials.
+
+mod dictionary;
+mod messages;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use strata_kinds::{Quantity, find_column};
+use uuid::Uuid;
+
+use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped};
+use crate::http::Secret;
+use crate::http::outcome::Outcome;
+use crate::limits::{Cuts, Limits, Part, Selection, fit};
+use crate::origin::{LabelLimits, Origin, Value, otlp_attributes};
+use crate::types::{self, LabelRule};
+use dictionary::{Known, Tables};
+use messages::{
+    Any, ExportRequest, ExportResponse, KeyValue, Profile, Resource, ResourceProfiles, Sample,
+    Scope, ScopeProfiles,
+};
+
+/// The release of opentelemetry-proto that the messages are of.
+pub const PROTO_RELEASE: &str = "1.10";
+
+pub(crate) const HTTP_PATH: &str = "/v1development/profiles";
+const GRPC_PATH: &str =
+    "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
+
+/// Below the 4 MiB that a gRPC server takes in one message by default.
+const BATCH_BYTES: usize = 3_500_000;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    #[default]
+    Http,
+    Grpc,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub transport: Transport,
+    pub limits: Limits,
+    pub attribute_limits: LabelLimits,
+    pub sample_labels: Vec<LabelRule>,
+    /// Uncompressed bytes of a request; at least [`crate::limits::FEWEST_BYTES`] and what its
+    /// attributes take.
+    pub batch_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            transport: Transport::default(),
+            limits: Limits {
+                depth: 1000,
+                samples: 100_000,
+                bytes: BATCH_BYTES,
+                labels: 100,
+                texts: usize::MAX,
+                name_bytes: 1024,
+                value_bytes: 4096,
+                symbol_bytes: 4096,
+                index_bytes: 3,
+            },
+            attribute_limits: LabelLimits { count: 128, name_bytes: 1024, value_bytes: 4096 },
+            sample_labels: types::otlp_labels(),
+            batch_bytes: BATCH_BYTES,
+        }
+    }
+}
+
+/// A column of a part: its type's name and unit, its period's name and unit.
+type Column = (Quantity, Quantity);
+
+/// Makes the requests for these profiles.
+#[must_use]
+pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
+    let mut encoded = Encoded::default();
+    let mut request = Request::new();
+    for outgoing in profiles {
+        let profile = &outgoing.profile;
+        let mut selected = Vec::new();
+        let mut columns: Vec<Column> = Vec::new();
+        for (position, kind) in profile.sample_types.iter().enumerate() {
+            let known = find_column(profile.string(kind.name), profile.string(kind.unit));
+            let Some(kind) = known.and_then(|(_, column)| column.otlp) else {
+                encoded.cuts.dropped_types = encoded.cuts.dropped_types.saturating_add(1);
+                continue;
+            };
+            selected.push((position, kind.value.name, kind.value.unit));
+            columns.push((kind.value, kind.period));
+        }
+        let period = profile.period_type;
+        let period = find_column(profile.string(period.name), profile.string(period.unit));
+        let period = period.map_or(("", ""), |(_, column)| (column.own.name, column.own.unit));
+        let selection = Selection { types: selected, period, labels: &settings.sample_labels };
+        let mut of_resource = Cuts::default();
+        let attributes = attributes(&outgoing.origin, settings, &mut of_resource);
+        let of_attributes: usize = attributes.iter().map(attribute_bytes).sum();
+        // They are in the request with each part.
+        let room = settings.batch_bytes.saturating_sub(of_attributes);
+        let limits = Limits { bytes: settings.limits.bytes.min(room), ..settings.limits };
+        let (parts, cuts) = fit(profile, &selection, &limits);
+        encoded.cuts += cuts;
+        if !parts.is_empty() {
+            encoded.cuts += of_resource;
+        }
+        for part in parts {
+            let bytes = of_attributes.saturating_add(part.bytes);
+            if request.bytes.saturating_add(bytes) > settings.batch_bytes {
+                let full = std::mem::replace(&mut request, Request::new());
+                encoded.batches.extend(full.finish(settings, &mut encoded.cuts));
+            }
+            request.add(&part, &columns, attributes.clone(), bytes);
+        }
+    }
+    encoded.batches.extend(request.finish(settings, &mut encoded.cuts));
+    encoded
+}
+
+/// With what comes before it.
+fn attribute_bytes(attribute: &KeyValue) -> usize {
+    attribute.encoded_len().saturating_add(5)
+}
+
+fn attributes(origin: &Origin, settings: &Settings, cuts: &mut Cuts) -> Vec<KeyValue> {
+    let attributes = otlp_attributes(origin, &settings.attribute_limits, cuts);
+    let value = |value| match value {
+        Value::Text(text) => Any::Text(text.into_owned()),
+        Value::Number(number) => Any::Number(number),
+    };
+    attributes
+        .into_iter()
+        .map(|(key, fact)| KeyValue { key, value: Some(value(fact).into()) })
+        .collect()
+}
+
+/// A request that grows.
+struct Request {
+    tables: Tables,
+    resources: Vec<ResourceProfiles>,
+    bytes: usize,
+    profiles: u32,
+    oldest: Option<i64>,
+}
+
+impl Request {
+    fn new() -> Self {
+        Self { tables: Tables::new(), resources: Vec::new(), bytes: 0, profiles: 0, oldest: None }
+    }
+
+    /// One profile for each type: OTLP has one type a profile.
+    fn add(&mut self, part: &Part, columns: &[Column], attributes: Vec<KeyValue>, bytes: usize) {
+        let profile = &part.profile;
+        let mut known = Known::default();
+        let mut profiles = Vec::new();
+        for (column, (value, period)) in columns.iter().enumerate() {
+            let mut samples = Vec::new();
+            for sample in profile.samples() {
+                let Some(&value) = sample.values.get(column).filter(|&&value| value != 0) else {
+                    continue;
+                };
+                samples.push(Sample {
+                    stack: self.tables.stack(profile, &mut known, sample.stack),
+                    attributes: self.tables.labels(profile, &mut known, sample.labels),
+                    values: vec![value],
+                });
+            }
+            if samples.is_empty() {
+                continue;
+            }
+            profiles.push(Profile {
+                sample_type: Some(self.tables.value_type(value.name, value.unit)),
+                samples,
+                time_unix_nano: u64::try_from(profile.start_nanos).unwrap_or(0),
+                duration_nano: u64::try_from(profile.duration_nanos).unwrap_or(0),
+                period_type: Some(self.tables.value_type(period.name, period.unit)),
+                // Pyroscope refuses a period of 0.
+                period: profile.period.max(1),
+                profile_id: Uuid::new_v4().as_bytes().to_vec(),
+            });
+        }
+        self.profiles =
+            self.profiles.saturating_add(u32::try_from(profiles.len()).unwrap_or(u32::MAX));
+        self.bytes = self.bytes.saturating_add(bytes);
+        let start = profile.start_nanos;
+        self.oldest = Some(self.oldest.unwrap_or(start).min(start));
+        self.put(Resource { attributes }, profiles);
+    }
+
+    fn put(&mut self, resource: Resource, profiles: Vec<Profile>) {
+        let same = |other: &&mut ResourceProfiles| other.resource.as_ref() == Some(&resource);
+        if let Some(known) = self.resources.iter_mut().find(same)
+            && let Some(scope) = known.scope_profiles.first_mut()
+        {
+            scope.profiles.extend(profiles);
+            return;
+        }
+        let scope =
+            Scope { name: "strata".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
+        self.resources.push(ResourceProfiles {
+            resource: Some(resource),
+            scope_profiles: vec![ScopeProfiles { scope: Some(scope), profiles }],
+        });
+    }
+
+    fn finish(self, settings: &Settings, cuts: &mut Cuts) -> Option<Batch> {
+        let oldest = self.oldest?;
+        let request = ExportRequest {
+            resource_profiles: self.resources,
+            dictionary: Some(self.tables.finish()),
+        };
+        let body = gzipped(&request.encode_to_vec(), cuts)?;
+        let (protocol, path, content_type, body) = match settings.transport {
+            Transport::Http => {
+                (Protocol::OtlpHttp, HTTP_PATH, "application/x-protobuf", Bytes::from(body))
+            }
+            Transport::Grpc => {
+                (Protocol::OtlpGrpc, GRPC_PATH, "application/grpc+proto", grpc_message(&body)?)
+            }
+        };
+        Some(Batch {
+            id: Uuid::new_v4(),
+            protocol,
+            path: path.to_owned(),
+            content_type: content_type.to_owned(),
+            gzipped: true,
+            profiles: self.profiles,
+            oldest,
+            body,
+        })
+    }
+}
+
+/// A compressed message as gRPC has it: a flag, its length, itself.
+fn grpc_message(body: &[u8]) -> Option<Bytes> {
+    let length = u32::try_from(body.len()).ok()?;
+    let mut message = BytesMut::with_capacity(body.len().saturating_add(5));
+    message.put_u8(1);
+    message.put_u32(length);
+    message.put_slice(body);
+    Some(message.freeze())
+}
+
+/// The message in the body of a gRPC answer, if it is whole and not compressed (nothing else was
+/// asked for).
+#[must_use]
+pub(crate) fn grpc_payload(body: &[u8]) -> Option<&[u8]> {
+    let (head, rest) = body.split_first_chunk::<5>()?;
+    let [0, length @ ..] = *head else { return None };
+    rest.get(..usize::try_from(u32::from_be_bytes(length)).ok()?)
+}
+
+/// What a delivered request's answer says: some profiles may have been rejected. An answer that
+/// is no such message says nothing.
+#[must_use]
+pub(crate) fn delivery(message: &[u8], secrets: &[&Secret]) -> Outcome {
+    let answer = ExportResponse::decode(message).unwrap_or_default();
+    let Some(partial) = answer.partial_success else { return Outcome::delivered() };
+    let text = crate::http::outcome::shown(&partial.error_message, secrets);
+    Outcome::Delivered {
+        rejected: u64::try_from(partial.rejected_profiles).unwrap_or(0),
+        message: (!text.is_empty()).then_some(text),
+    }
+}

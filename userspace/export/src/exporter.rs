@@ -1,0 +1,280 @@
+//! What a sink of the configuration is: how profiles are written for it, and where they go.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::http::{Credential, EndpointSettings};
+use crate::origin::Origin;
+use crate::types::Form;
+use crate::{
+    Address, Backend, CredentialSource, ExporterSettings, Secret, datadog, otlp, pyroscope,
+};
+use strata_config::rules::matches;
+use strata_config::secret::Credential as Configured;
+use strata_config::sinks::{Api, Kind, Protocol, Sink};
+
+/// Where an outlet's profiles go.
+#[derive(Clone, Debug)]
+pub enum Output {
+    /// Through the delivery's sink of the same name.
+    Endpoint(Backend),
+    /// Into a folder, as files.
+    Folder(PathBuf),
+}
+
+/// One sink, as the publisher sees it.
+#[derive(Clone, Debug)]
+pub struct Exporter {
+    pub name: String,
+    pub way: Output,
+    pub period: Duration,
+    /// Names of labels that are sent.
+    pub labels: Vec<String>,
+}
+
+/// Why a sink cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("sink {sink}: {why}")]
+pub struct ExporterError {
+    pub sink: String,
+    pub why: String,
+}
+
+/// The sinks of a configuration. `spools` is the folder of their spools, `memory` what each may
+/// keep in memory.
+pub fn of(
+    sinks: &[Sink],
+    spools: Option<&Path>,
+    memory: usize,
+) -> Result<(Vec<Exporter>, Vec<ExporterSettings>), ExporterError> {
+    let mut outlets = Vec::new();
+    let mut plans = Vec::new();
+    for sink in sinks {
+        let way = match (&sink.path, backend(sink)) {
+            (Some(path), _) => Output::Folder(path.value.clone()),
+            (None, Some(backend)) => {
+                plans.push(plan(sink, backend.clone(), spools, memory)?);
+                Output::Endpoint(backend)
+            }
+            (None, None) => continue,
+        };
+        outlets.push(Exporter {
+            name: sink.name.clone(),
+            way,
+            period: sink.period.value,
+            labels: sink.labels.value.clone(),
+        });
+    }
+    Ok((outlets, plans))
+}
+
+fn backend(sink: &Sink) -> Option<Backend> {
+    let is_sent = |name: &str| sink.labels.value.iter().any(|pattern| matches(pattern, name));
+    Some(match sink.kind {
+        Kind::Pyroscope => {
+            let mut settings = pyroscope::Settings {
+                api: match sink.api.value {
+                    Api::Push => pyroscope::Api::Push,
+                    Api::Ingest => pyroscope::Api::Ingest,
+                },
+                // What nobody names is a fact with a value for each process.
+                more_labels: sink.labels.value.clone(),
+                ..pyroscope::Settings::default()
+            };
+            // A text makes a series of its own.
+            settings.sample_labels.retain(|rule| rule.form == Form::Number || is_sent(&rule.own));
+            Backend::Pyroscope(settings)
+        }
+        Kind::Datadog => {
+            let mut settings = datadog::Settings::default();
+            settings.sample_labels.retain(|rule| is_sent(&rule.own));
+            Backend::Datadog(settings)
+        }
+        Kind::Otlp => {
+            let mut settings = otlp::Settings {
+                transport: match sink.protocol.value {
+                    Protocol::Http => otlp::Transport::Http,
+                    Protocol::Grpc => otlp::Transport::Grpc,
+                },
+                ..otlp::Settings::default()
+            };
+            settings.sample_labels.retain(|rule| is_sent(&rule.own));
+            Backend::Otlp(settings)
+        }
+        Kind::File => return None,
+    })
+}
+
+fn plan(
+    sink: &Sink,
+    backend: Backend,
+    spools: Option<&Path>,
+    memory: usize,
+) -> Result<ExporterSettings, ExporterError> {
+    let unusable = |why: String| ExporterError { sink: sink.name.clone(), why };
+    let url = sink.url.as_ref().map(|url| url.value.as_str()).unwrap_or_default();
+    let address = Address::parse(url).map_err(|error| unusable(error.to_string()))?;
+    let mut destination = EndpointSettings::new(address);
+    destination.timeout = sink.timeout.value;
+    destination.connect_timeout = sink.timeout.value.min(destination.connect_timeout);
+    destination.tenant = sink.tenant.value.as_deref().map(Secret::new);
+    let header = |(name, value): &(String, strata_config::Secret)| {
+        (name.clone(), Secret::new(value.reveal()))
+    };
+    destination.headers = sink.headers.iter().map(header).collect();
+    if let Some(path) = &sink.ca_file.value {
+        let read = std::fs::read(path);
+        destination.authorities =
+            Some(read.map_err(|error| unusable(format!("{}: {error}", path.display())))?);
+    }
+    let user = || sink.user.value.clone().unwrap_or_default();
+    let mut source = CredentialSource::Settings;
+    let token = sink.token.as_ref().map(|token| &token.value);
+    let password = sink.password.as_ref().map(|password| &password.value);
+    match (token, password) {
+        (Some(Configured::Value(token)), _) => {
+            destination.credential = Credential::Bearer(Secret::new(token.reveal()));
+        }
+        (Some(Configured::File(path)), _) => source = CredentialSource::TokenFile(path.clone()),
+        (None, Some(Configured::Value(password))) => {
+            let password = Secret::new(password.reveal());
+            destination.credential = Credential::Basic { user: user(), password };
+        }
+        (None, Some(Configured::File(path))) => {
+            source = CredentialSource::PasswordFile { user: user(), path: path.clone() };
+        }
+        (None, None) => {}
+    }
+    let mut plan = ExporterSettings::new(&sink.name, backend, destination);
+    plan.credential = source;
+    plan.concurrency = sink.concurrency.value as usize;
+    plan.spool_dir = spools.map(|folder| folder.join(folder_of(&sink.name)));
+    plan.spool_size = sink.spool_size.value.0;
+    plan.spool_age = sink.spool_age.value;
+    plan.memory = memory;
+    Ok(plan)
+}
+
+/// Whether each sink can be set up as it is at the start, and with the credential of its file,
+/// whatever that is: certificates and headers. Nothing is connected to, and no spool is touched.
+pub fn try_out(plans: &[ExporterSettings]) -> Result<(), ExporterError> {
+    for plan in plans {
+        let mut destination = plan.destination.clone();
+        if plan.credential != CredentialSource::Settings {
+            destination.credential = Credential::Bearer(Secret::new("of the file"));
+        }
+        let tried = crate::Endpoint::new(plan.backend.clone(), &destination);
+        tried.map_err(|error| ExporterError { sink: plan.name.clone(), why: error.to_string() })?;
+    }
+    Ok(())
+}
+
+/// A sink's name as the name of a folder.
+fn folder_of(name: &str) -> String {
+    let plain = |character: char| match character {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' => character,
+        _ => '_',
+    };
+    let plain: String = name.chars().take(64).map(plain).collect();
+    if plain == name {
+        return plain;
+    }
+    // Two names that differ in what was replaced have folders of their own.
+    format!("{plain}-{:016x}", xxhash_rust::xxh3::xxh3_64(name.as_bytes()))
+}
+
+impl Exporter {
+    /// An origin with what this sink may be told: the service always, the rest if it is listed.
+    pub fn shaped(&self, origin: &Origin) -> Origin {
+        if self.labels.iter().any(|pattern| pattern == "*") {
+            return origin.clone();
+        }
+        let is_sent = |name: &str| self.labels.iter().any(|pattern| matches(pattern, name));
+        let mut shaped = origin.clone();
+        for (name, value) in [
+            ("env", &mut shaped.env),
+            ("version", &mut shaped.version),
+            ("host", &mut shaped.host),
+            ("namespace", &mut shaped.namespace),
+            ("pod", &mut shaped.pod),
+            ("node", &mut shaped.node),
+            ("container_id", &mut shaped.container_id),
+            ("runtime_version", &mut shaped.runtime_version),
+        ] {
+            if !is_sent(name) {
+                value.clear();
+            }
+        }
+        if !is_sent("container_name") && !is_sent("container") {
+            shaped.container_name.clear();
+        }
+        shaped.labels.retain(|(name, _)| is_sent(name));
+        shaped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_sinks_become_folders_of_their_own() {
+        assert_eq!(folder_of("pyroscope"), "pyroscope");
+        let (one, other) = (folder_of("../a/b"), folder_of("../a_b"));
+        assert_ne!(one, other);
+        assert!(!one.contains('/') && !one.contains('.'));
+    }
+
+    #[test]
+    fn what_no_server_could_be_asked_with_shows_when_it_is_tried_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let empty = folder.path().join("empty.pem");
+        std::fs::write(&empty, "no certificate").expect("it can be written");
+        let tried = |text: &str| {
+            let text = format!("[sink.prod]\nkind = \"pyroscope\"\nurl = \"http://h\"\n{text}");
+            let inputs =
+                strata_config::Inputs { file: Some(("test", &text)), ..Default::default() };
+            let loaded = strata_config::load(&inputs).expect("a fine configuration");
+            let (_, plans) = of(&loaded.configuration.sinks, None, 1).expect("files are read");
+            try_out(&plans).map_err(|error| error.to_string())
+        };
+        assert_eq!(tried("token = \"t\"\nheaders = { X-Team = \"shop\" }\n"), Ok(()));
+        assert_eq!(tried("headers = { Authorization = \"Other\" }\n"), Ok(()));
+        for (text, why) in [
+            (format!("ca_file = \"{}\"\n", empty.display()), "has no certificate"),
+            ("headers = { Host = \"a\" }\n".to_owned(), "Host is strata's own"),
+            ("token = \"t\"\nheaders = { Authorization = \"a\" }\n".to_owned(), "Authorization"),
+            (
+                "token_file = \"/t\"\nheaders = { Authorization = \"a\" }\n".to_owned(),
+                "Authorization",
+            ),
+        ] {
+            let error = tried(&text).expect_err(&text);
+            assert!(error.starts_with("sink prod: ") && error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_sink_is_told_what_is_listed_and_the_service() {
+        let outlet = Exporter {
+            name: "one".into(),
+            way: Output::Folder("/nowhere".into()),
+            period: Duration::from_secs(15),
+            labels: vec!["env".into(), "team*".into()],
+        };
+        let origin = Origin {
+            service: "shop".into(),
+            env: "prod".into(),
+            version: "7".into(),
+            pod: "cart-1".into(),
+            labels: vec![("team_name".into(), "a".into()), ("user".into(), "b".into())],
+            ..Origin::default()
+        };
+        let shaped = outlet.shaped(&origin);
+        assert_eq!((shaped.service.as_str(), shaped.env.as_str()), ("shop", "prod"));
+        assert_eq!((shaped.version.as_str(), shaped.pod.as_str()), ("", ""));
+        assert_eq!(shaped.labels, [("team_name".to_owned(), "a".to_owned())]);
+        let all = Exporter { labels: vec!["*".into()], ..outlet };
+        assert_eq!(all.shaped(&origin), origin);
+    }
+}

@@ -1,0 +1,41 @@
+//! Profiles on their way out of the host: the local store, and the configured *exporters*:
+//! Pyroscope, a Datadog agent, an OTLP collector, a folder of files.
+//!
+//! From the source to the server, in the order of a profile:
+//!
+//! - [`pipeline`]: a thread that gets the profiles of each flush, puts them into the store and
+//!   hands them to each exporter when its period is over.
+//! - [`exporter`]: what a section of the configuration makes: a backend, an endpoint or folder.
+//! - [`backends`]: [`backends::pyroscope`], [`backends::datadog`] and [`backends::otlp`] turn
+//!   profiles into batches of bytes. Tables of names: [`types`] (sample types, labels of samples)
+//!   and [`origin`] (whom a profile is about). [`limits`] makes a profile fit a server without
+//!   losing a value.
+//! - [`queue`]: a task for each exporter puts batches into its [`spool`] on disk, sends them,
+//!   sends again, and counts what is lost. [`orphans`] finds spools that no exporter has.
+//! - [`http`]: sends a batch once and says what came of it.
+//! - [`files`]: an exporter that writes pprof files.
+//!
+//! Invariants: only [`http`] opens connections. Backends are pure: no I/O, no clock. What is handed
+//! to the pipeline is delivered, stored or counted.
+
+pub mod backends;
+mod batch;
+pub mod exporter;
+pub mod files;
+pub mod http;
+pub mod limits;
+pub mod origin;
+pub mod orphans;
+pub mod pipeline;
+mod positions;
+pub mod queue;
+pub mod spool;
+pub mod types;
+
+pub use crate::http::{Address, AddressError, LONGEST_WAIT, Outcome, Secret, TlsError};
+pub use backends::{Backend, Endpoint, datadog, otlp, pyroscope};
+pub use batch::{Batch, Encoded, NotABatch, Outgoing, Protocol};
+pub use queue::{
+    Clock, Count, CredentialSource, Drops, EnqueueError, ExporterHealth, ExporterSettings, Queues,
+    StartError, State, Trouble, Waits,
+};

@@ -1,0 +1,113 @@
+//! Spools of sinks that are not there any more: nobody sends what is in them, and nobody drops it.
+//!
+//! They are told of and never touched: a sink may have been taken out by mistake, or for a day.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Folders and files that are looked at; a spool has not nearly as many.
+const MOST: usize = 100_000;
+/// What spools of targets with a destination of their own begin with.
+pub const OF_TARGETS: &str = "own-";
+/// Folders that are told of.
+const MOST_TOLD: usize = 20;
+
+/// A spool that no sink has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrphanedSpool {
+    pub folder: PathBuf,
+    pub files: u64,
+    /// What they take on the disk.
+    pub bytes: u64,
+}
+
+impl fmt::Display for OrphanedSpool {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (folder, megabytes) = (self.folder.display(), self.bytes as f64 / 1e6);
+        let name = self.folder.file_name().unwrap_or_default().to_string_lossy();
+        write!(
+            out,
+            "{folder} has {} batches ({megabytes:.1} MB) and no sink uses it: nothing of it is sent or \
+             dropped. A sink with the name `{name}` sends what is not too old; `rm -r {folder}` drops it",
+            self.files
+        )
+    }
+}
+
+/// The folders below `spools` that hold something and are none of `used`.
+pub fn find(spools: &Path, used: &HashSet<&Path>) -> Vec<OrphanedSpool> {
+    let mut left = Vec::new();
+    // There is none before something has waited.
+    let Ok(folders) = fs::read_dir(spools) else { return left };
+    for folder in folders.flatten().take(MOST) {
+        let path = folder.path();
+        let is_folder = folder.file_type().is_ok_and(|kind| kind.is_dir());
+        // It is used again when its target is sampled.
+        let is_targets = folder.file_name().as_encoded_bytes().starts_with(OF_TARGETS.as_bytes());
+        if !is_folder || is_targets || used.contains(path.as_path()) {
+            continue;
+        }
+        let mut leftover = OrphanedSpool { folder: path, files: 0, bytes: 0 };
+        for file in fs::read_dir(&leftover.folder).into_iter().flatten().flatten().take(MOST) {
+            if let Ok(facts) = file.metadata()
+                && facts.is_file()
+                && facts.len() > 0
+            {
+                leftover.files += 1;
+                leftover.bytes = leftover.bytes.saturating_add(facts.blocks().saturating_mul(512));
+            }
+        }
+        if leftover.files > 0 {
+            left.push(leftover);
+        }
+    }
+    left.sort_by(|a, b| a.folder.cmp(&b.folder));
+    left
+}
+
+/// Tells of them in the log.
+pub fn warn(spools: &Path, used: &HashSet<&Path>) {
+    let left = find(spools, used);
+    for leftover in left.iter().take(MOST_TOLD) {
+        tracing::warn!("{leftover}");
+    }
+    if let Some(more) = left.len().checked_sub(MOST_TOLD).filter(|more| *more > 0) {
+        tracing::warn!("{} has {more} more folders that no sink uses", spools.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_sink_uses_is_told_of_with_its_size_and_what_to_do() {
+        let spools = tempfile::tempdir().expect("a folder");
+        for (folder, file, bytes) in [
+            ("pyroscope", "0000000000000001.batch", 5000),
+            ("gone", "0000000000000001.batch", 5000),
+            ("gone", "0000000000000002.batch", 7),
+            ("gone", "lock", 0),
+            ("empty", "lock", 0),
+            ("own-pyroscope-17", "0000000000000001.batch", 5000),
+        ] {
+            let folder = spools.path().join(folder);
+            fs::create_dir_all(&folder).expect("it can be made");
+            fs::write(folder.join(file), vec![7; bytes]).expect("it can be written");
+        }
+        fs::write(spools.path().join("no-folder"), b"x").expect("it can be written");
+        let pyroscope = spools.path().join("pyroscope");
+        let used = HashSet::from([pyroscope.as_path()]);
+        let left = find(spools.path(), &used);
+        let [gone] = left.as_slice() else { panic!("{left:?}") };
+        assert_eq!((gone.folder.as_path(), gone.files), (spools.path().join("gone").as_path(), 2));
+        assert!(gone.bytes >= 5007, "{gone:?}");
+        let told = gone.to_string();
+        assert!(told.contains("2 batches") && told.contains("`gone`"), "{told}");
+        assert!(told.contains(&format!("rm -r {}", gone.folder.display())), "{told}");
+        assert!(find(&spools.path().join("nothing"), &used).is_empty());
+    }
+}

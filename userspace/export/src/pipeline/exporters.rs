@@ -1,0 +1,467 @@
+//! What waits for sinks, and goes out when their periods end.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strata_metadata::destinations::Wish;
+use strata_profile::Profile;
+use tokio::runtime::Handle;
+
+use super::{Figures, FileFigures, FlushedProfile, PipelineSettings};
+use crate::exporter::{self, Exporter, Output};
+use crate::files::Folder;
+use crate::limits::Cuts;
+use crate::orphans::OF_TARGETS;
+use crate::pyroscope::Moments;
+use crate::{Outgoing, Queues, StartError};
+
+/// How long before its end a period counts as over: cuts do not come to the millisecond.
+const EARLY: Duration = Duration::from_millis(500);
+
+/// Whose profiles an outlet takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    All,
+    /// Of targets with these variables.
+    Own(u64),
+}
+
+impl Whose {
+    fn takes(self, own: Option<u64>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Own(key) => own == Some(key),
+        }
+    }
+}
+
+/// What a target's own variables have made.
+struct Own {
+    /// Names of outlets; empty when they make none.
+    names: Vec<String>,
+    /// There was no room for it.
+    is_refused: bool,
+    /// When it was asked for last.
+    used: Instant,
+    /// So long after that nothing of it waits any more.
+    lasts: Duration,
+}
+
+/// PipelineSettings of targets' own.
+const MOST_OWN: usize = 16;
+/// Those and variables without any are remembered at least so long.
+const LEAST_KEPT: Duration = Duration::from_secs(3600);
+/// Whose variables are remembered, most of them for making none.
+const MOST_KNOWN: usize = 10_000;
+
+/// An outlet and what it will get next.
+struct Pending {
+    whose: Whose,
+    outlet: Exporter,
+    folder: Option<Folder>,
+    since: Instant,
+    /// By runtime id, service and pid.
+    profiles: HashMap<(String, String, u32), Vec<Outgoing>>,
+    /// What those take.
+    bytes: usize,
+    sequences: HashMap<String, u64>,
+}
+
+impl Pending {
+    fn new(outlet: Exporter, whose: Whose) -> Self {
+        let folder = match &outlet.way {
+            Output::Folder(path) => Some(Folder::new(path.clone())),
+            Output::Endpoint(_) => None,
+        };
+        Self {
+            whose,
+            outlet,
+            folder,
+            since: Instant::now(),
+            profiles: HashMap::new(),
+            bytes: 0,
+            sequences: HashMap::new(),
+        }
+    }
+}
+
+pub struct Exporters {
+    outlets: Vec<Pending>,
+    /// By a hash of a target's own variables.
+    own: HashMap<u64, Own>,
+    /// That there were more than [`MOST_KNOWN`] of those was said.
+    has_too_many: bool,
+    destinations: PipelineSettings,
+    /// By outlet.
+    moments: HashMap<String, Moments>,
+    delivery: Arc<Queues>,
+    network: Handle,
+    cuts: Cuts,
+    /// Profiles of targets whose own destination had no room.
+    refused_own: u64,
+    /// Batches that found no sink.
+    undelivered: u64,
+    /// How often profiles went out before their period was over, for want of memory.
+    early: u64,
+    /// Bytes of profiles that have gone out.
+    sent: usize,
+}
+
+impl Exporters {
+    /// To nobody so far.
+    pub fn new(delivery: Arc<Queues>, network: Handle) -> Self {
+        Self {
+            outlets: Vec::new(),
+            own: HashMap::new(),
+            has_too_many: false,
+            destinations: PipelineSettings::default(),
+            moments: HashMap::new(),
+            delivery,
+            network,
+            cuts: Cuts::default(),
+            refused_own: 0,
+            undelivered: 0,
+            early: 0,
+            sent: 0,
+        }
+    }
+
+    /// Sends to other sinks, if they can be set up.
+    pub fn reconfigure(&mut self, destinations: &PipelineSettings) -> Result<(), StartError> {
+        let plans = destinations.plans.clone();
+        self.network.block_on(self.delivery.reconfigure(plans))?;
+        self.configure(destinations.clone());
+        Ok(())
+    }
+
+    /// The sinks of these are set up already.
+    pub fn configure(&mut self, destinations: PipelineSettings) {
+        let outlets = destinations.exporters.clone();
+        self.destinations = destinations;
+        self.own.clear();
+        self.has_too_many = false;
+        let mut before: HashMap<String, HashMap<String, u64>> =
+            self.outlets.drain(..).map(|old| (old.outlet.name, old.sequences)).collect();
+        let outlets = outlets.into_iter().map(|outlet| {
+            let sequences = before.remove(&outlet.name).unwrap_or_default();
+            Pending { sequences, ..Pending::new(outlet, Whose::All) }
+        });
+        self.outlets = outlets.collect();
+    }
+
+    /// The outlets that a target's own variables make, which a rule allows.
+    fn own_outlets(&mut self, wishes: &[Wish], now: Instant) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for wish in wishes {
+            (wish.variable, &wish.value).hash(&mut hasher);
+        }
+        let key = hasher.finish();
+        if let Some(own) = self.own.get_mut(&key) {
+            own.used = now;
+            self.refused_own += u64::from(own.is_refused);
+            return key;
+        }
+        if self.own.len() >= MOST_KNOWN {
+            if !std::mem::replace(&mut self.has_too_many, true) {
+                tracing::warn!(
+                    "destinations of more than {MOST_KNOWN} targets' own are not looked at"
+                );
+            }
+            self.refused_own += 1;
+            return key;
+        }
+        let own = self.make_own(key, wishes, now);
+        self.refused_own += u64::from(own.is_refused);
+        self.own.insert(key, own);
+        key
+    }
+
+    fn make_own(&mut self, key: u64, wishes: &[Wish], now: Instant) -> Own {
+        let mut own = Own { names: Vec::new(), is_refused: false, used: now, lasts: LEAST_KEPT };
+        let (mut sinks, problems) = strata_config::families::own_sinks(wishes);
+        for problem in problems {
+            tracing::warn!("a target's own destination: {problem}");
+        }
+        if sinks.is_empty() {
+            return own;
+        }
+        let made = self.own.values().filter(|own| !own.names.is_empty()).count();
+        if made >= MOST_OWN {
+            tracing::warn!("more than {MOST_OWN} targets have destinations of their own");
+            own.is_refused = true;
+            return own;
+        }
+        for sink in &mut sinks {
+            sink.name = format!("{OF_TARGETS}{}-{key:016x}", sink.name);
+        }
+        let (spools, memory) = (self.destinations.spools.clone(), self.destinations.memory);
+        match exporter::of(&sinks, spools.as_deref(), memory) {
+            Ok((outlets, plans)) => {
+                let mut all = self.destinations.plans.clone();
+                all.extend(plans.iter().cloned());
+                match self.network.block_on(self.delivery.reconfigure(all.clone())) {
+                    Ok(()) => {
+                        self.destinations.plans = all;
+                        let period = outlets.iter().map(|outlet| outlet.period).max();
+                        let age = plans.iter().map(|plan| plan.spool_age).max();
+                        let waits =
+                            period.unwrap_or_default().saturating_add(age.unwrap_or_default());
+                        own.lasts = own.lasts.max(waits);
+                        for outlet in outlets {
+                            tracing::info!(sink = outlet.name, "a target has its own destination");
+                            own.names.push(outlet.name.clone());
+                            self.outlets.push(Pending::new(outlet, Whose::Own(key)));
+                        }
+                    }
+                    Err(error) => tracing::warn!(%error, "a target's own destination"),
+                }
+            }
+            Err(error) => tracing::warn!(%error, "a target's own destination"),
+        }
+        own
+    }
+
+    /// Targets' own destinations that have had no profile for so long that nothing of theirs waits
+    /// make room for others. A credential that changes makes another one each time.
+    pub fn forget_unused(&mut self, now: Instant) {
+        let waiting = self.outlets.iter().filter(|pending| !pending.profiles.is_empty());
+        let waiting: Vec<Whose> = waiting.map(|pending| pending.whose).collect();
+        let is_unused = |key: u64, own: &Own| {
+            now.saturating_duration_since(own.used) >= own.lasts
+                && !waiting.contains(&Whose::Own(key))
+        };
+        let unused = self.own.iter().filter(|(key, own)| is_unused(**key, own));
+        let unused: HashSet<u64> = unused.map(|(key, _)| *key).collect();
+        if unused.is_empty() {
+            return;
+        }
+        let names = unused.iter().filter_map(|key| self.own.get(key)).flat_map(|own| &own.names);
+        let names: HashSet<String> = names.cloned().collect();
+        if !names.is_empty() {
+            let mut plans = self.destinations.plans.clone();
+            plans.retain(|plan| !names.contains(&plan.name));
+            if let Err(error) = self.network.block_on(self.delivery.reconfigure(plans.clone())) {
+                tracing::warn!(%error, "destinations that no target uses are not taken down");
+                return;
+            }
+            self.destinations.plans = plans;
+            self.outlets.retain(|pending| !names.contains(&pending.outlet.name));
+            self.moments.retain(|name, _| !names.contains(name));
+            for name in &names {
+                tracing::info!(sink = name, "no target uses this destination any more");
+            }
+            // Those may have their place.
+            self.own.retain(|_, own| !own.is_refused);
+        }
+        self.own.retain(|key, _| !unused.contains(key));
+        self.has_too_many = false;
+    }
+
+    /// A profile waits for the ends of its sinks' periods.
+    pub fn take(&mut self, parcel: &FlushedProfile) {
+        let own = match parcel.own_settings.as_slice() {
+            [] => None,
+            wishes => Some(self.own_outlets(wishes, Instant::now())),
+        };
+        for pending in &mut self.outlets {
+            if !pending.whose.takes(own) {
+                continue;
+            }
+            let origin = &parcel.outgoing.origin;
+            // What a process claims to be is not enough to be merged with another.
+            let pid = origin.pid.unwrap_or(0);
+            let key = (origin.runtime_id.clone(), origin.service.clone(), pid);
+            let profile = &parcel.outgoing.profile;
+            pending.bytes =
+                pending.bytes.saturating_add(profile.memory()).saturating_add(ORIGIN_BYTES);
+            pending.profiles.entry(key).or_default().push(parcel.outgoing.clone());
+        }
+    }
+    /// A crowd's profiles do not wait for each other: those of the outlet that has most go out
+    /// until the rest has room.
+    pub fn send_early(&mut self) {
+        loop {
+            let bytes = self.outlets.iter().map(|pending| pending.bytes);
+            if bytes.clone().sum::<usize>() <= self.destinations.waiting {
+                return;
+            }
+            let Some((most, _)) = bytes.enumerate().max_by_key(|(_, bytes)| *bytes) else { return };
+            self.early += 1;
+            self.send(most);
+        }
+    }
+
+    /// Outlets whose period is over.
+    pub fn send_due(&mut self) {
+        for index in 0..self.outlets.len() {
+            let Some(pending) = self.outlets.get_mut(index) else { continue };
+            if pending.since.elapsed() + EARLY >= pending.outlet.period {
+                pending.since = Instant::now();
+                self.send(index);
+            }
+        }
+    }
+
+    pub fn send_all(&mut self) {
+        for index in 0..self.outlets.len() {
+            if let Some(pending) = self.outlets.get_mut(index) {
+                pending.since = Instant::now();
+            }
+            self.send(index);
+        }
+    }
+
+    /// What an outlet has waiting goes out.
+    fn send(&mut self, index: usize) {
+        let Some(pending) = self.outlets.get_mut(index) else { return };
+        self.sent = self.sent.saturating_add(std::mem::take(&mut pending.bytes));
+        let waiting = std::mem::take(&mut pending.profiles);
+        if waiting.is_empty() {
+            return;
+        }
+        let mut sequences = std::mem::take(&mut pending.sequences);
+        let mut outgoing = Vec::with_capacity(waiting.len());
+        for ((runtime, ..), profiles) in waiting {
+            let Some(last) = profiles.last() else { continue };
+            let mut origin = pending.outlet.shaped(&last.origin);
+            let sequence = sequences.remove(&runtime).unwrap_or(0);
+            for profile in merged(&profiles) {
+                let next = pending.sequences.entry(runtime.clone()).or_insert(sequence);
+                origin.sequence = *next;
+                *next += 1;
+                outgoing.push(Outgoing { profile, origin: Arc::new(origin.clone()) });
+            }
+        }
+        // Runtimes that had nothing to say this time go on counting later, while they are few.
+        if sequences.len() < MOST_SEQUENCES {
+            for (runtime, sequence) in sequences {
+                pending.sequences.entry(runtime).or_insert(sequence);
+            }
+        }
+        match &pending.outlet.way {
+            Output::Endpoint(backend) => {
+                let encoded = {
+                    let name = pending.outlet.name.clone();
+                    backend.encode(&outgoing, self.moments.entry(name).or_default())
+                };
+                self.cuts += encoded.cuts;
+                for batch in encoded.batches {
+                    if let Err(error) = self.delivery.enqueue(&pending.outlet.name, batch) {
+                        self.undelivered += 1;
+                        tracing::warn!(sink = pending.outlet.name, %error, "a batch is lost");
+                    }
+                }
+            }
+            Output::Folder(_) => {
+                if let Some(folder) = &mut pending.folder {
+                    folder.write(&outgoing);
+                }
+            }
+        }
+    }
+
+    /// Bytes of profiles that have gone out since the last call.
+    pub fn take_sent(&mut self) -> usize {
+        std::mem::take(&mut self.sent)
+    }
+
+    pub fn show(&self, figures: &mut Figures) {
+        figures.pending = self.outlets.iter().map(|pending| pending.profiles.len()).sum();
+        let folders = self.outlets.iter().filter_map(|pending| {
+            let folder = pending.folder.as_ref()?;
+            Some(FileFigures {
+                name: pending.outlet.name.clone(),
+                written: folder.written,
+                failed: folder.failed,
+                trouble: folder.trouble.clone(),
+            })
+        });
+        figures.files = folders.collect();
+        figures.cuts = self.cuts;
+        figures.refused_own = self.refused_own;
+        figures.undelivered = self.undelivered;
+        figures.early = self.early;
+    }
+}
+
+/// Runtimes that have had profiles and are remembered.
+const MOST_SEQUENCES: usize = 100_000;
+/// Roughly what a profile's place among those that wait takes, and whom it is of.
+const ORIGIN_BYTES: usize = 1 << 10;
+
+/// One profile of several, or as many as have different sample types.
+fn merged(profiles: &[Outgoing]) -> Vec<Arc<Profile>> {
+    if let [only] = profiles {
+        return vec![only.profile.clone()];
+    }
+    let mut rest: Vec<&Profile> = profiles.iter().map(|outgoing| &*outgoing.profile).collect();
+    let mut merged = Vec::new();
+    while let Some((profile, others)) = strata_profile::merge(rest) {
+        merged.push(Arc::new(profile));
+        rest = others;
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Clock;
+
+    use super::*;
+
+    fn sending() -> Exporters {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime can be made");
+        let network = runtime.handle().clone();
+        std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        let delivery = network.block_on(Queues::start(Vec::new(), Clock::real()));
+        Exporters::new(Arc::new(delivery.expect("no sinks can be started")), network)
+    }
+
+    fn wishes(token: usize) -> [Wish; 2] {
+        let url = "http://127.0.0.1:9".to_owned();
+        [
+            Wish { variable: "PYROSCOPE_SERVER_ADDRESS", value: url },
+            Wish { variable: "PYROSCOPE_AUTH_TOKEN", value: token.to_string() },
+        ]
+    }
+
+    #[test]
+    fn destinations_that_no_target_uses_make_room_for_others() {
+        let mut sending = sending();
+        let now = Instant::now();
+        for token in 0..=MOST_OWN {
+            sending.own_outlets(&wishes(token), now);
+        }
+        assert_eq!((sending.outlets.len(), sending.refused_own), (MOST_OWN, 1));
+        sending.forget_unused(now);
+        let later = now + Duration::from_secs(24 * 3600);
+        for token in [0, MOST_OWN] {
+            sending.own_outlets(&wishes(token), later);
+        }
+        assert_eq!((sending.outlets.len(), sending.refused_own), (MOST_OWN, 2));
+        sending.forget_unused(later);
+        assert_eq!((sending.outlets.len(), sending.delivery.health().len()), (1, 1));
+        sending.own_outlets(&wishes(MOST_OWN), later);
+        assert_eq!((sending.outlets.len(), sending.delivery.health().len()), (2, 2));
+        assert_eq!(sending.refused_own, 2);
+    }
+
+    #[test]
+    fn variables_that_make_no_destination_are_not_remembered_for_ever() {
+        let mut sending = sending();
+        let now = Instant::now();
+        let wish =
+            |number: usize| [Wish { variable: "PYROSCOPE_AUTH_TOKEN", value: number.to_string() }];
+        for number in 0..=MOST_KNOWN {
+            sending.own_outlets(&wish(number), now);
+        }
+        assert_eq!((sending.own.len(), sending.refused_own), (MOST_KNOWN, 1));
+        sending.forget_unused(now + LEAST_KEPT);
+        assert!(sending.own.is_empty() && sending.outlets.is_empty());
+    }
+}

@@ -1,0 +1,291 @@
+//! Profiles go out: into the store, and to each sink in its own period.
+//!
+//! A thread of its own does it, because disks and compression take their time and sampling does
+//! not wait. Cuts come as often as the shortest period asks for; what a sink with a longer one
+//! gets is merged of several.
+//!
+//! Invariant: what is handed over is delivered, stored or counted.
+
+mod ages;
+mod exporters;
+mod store_writer;
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+
+use strata_metadata::destinations::Wish;
+use strata_store::Head;
+
+use crate::exporter::Exporter;
+use crate::limits::Cuts;
+use crate::{ExporterSettings, Outgoing, Queues, StartError, orphans};
+use exporters::Exporters;
+use store_writer::StoreWriter;
+pub use store_writer::{Kept, StoreSettings};
+
+/// Parts of cuts that wait for the publisher; more would only take memory.
+const WAITING_CUTS: usize = 2;
+/// The store and targets' own destinations are looked after this often.
+const TEND: Duration = Duration::from_secs(15);
+
+/// Giving memory back costs some milliseconds.
+const WORTH_GIVING_BACK: usize = 1 << 20;
+
+/// Where everything goes.
+#[derive(Clone, Debug, Default)]
+pub struct PipelineSettings {
+    pub store: Option<StoreSettings>,
+    pub exporters: Vec<Exporter>,
+    /// Of the exporters that have an endpoint.
+    pub plans: Vec<ExporterSettings>,
+    /// The folder of all spools; exporters that targets configure by themselves have theirs there.
+    pub spools: Option<PathBuf>,
+    /// What each of those may keep in memory.
+    pub memory: usize,
+    /// Bytes of profiles that may wait for the end of their period.
+    pub waiting: usize,
+}
+
+impl PipelineSettings {
+    /// Warns of spools that no exporter has.
+    pub fn warn_of_orphans(&self) {
+        if let Some(spools) = &self.spools {
+            let used = self.plans.iter().filter_map(|plan| plan.spool_dir.as_deref());
+            orphans::warn(spools, &used.collect());
+        }
+    }
+}
+
+/// The profile of one runtime of a process, of one flush.
+#[derive(Clone, Debug)]
+pub struct FlushedProfile {
+    pub outgoing: Outgoing,
+    /// For the store.
+    pub head: Head,
+    /// Variables of the process that configure an exporter of its own.
+    pub own_settings: Vec<Wish>,
+}
+
+/// What the pipeline needs of the program that it runs in.
+#[derive(Clone, Copy, Debug)]
+pub struct Hooks {
+    /// Called once, in the pipeline's thread.
+    pub started: fn(),
+    /// Gives memory that is free back to the system.
+    pub trim: fn(),
+}
+
+/// What the publisher has done.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    /// Profiles that no sink has had yet, or that are being merged.
+    pub pending: usize,
+    /// Of all stores that were open, one after the other.
+    pub kept: Kept,
+    pub store_bytes: u64,
+    /// Memory that the dictionaries of its open segment take.
+    pub store_dictionaries: u64,
+    /// Why the store does not take anything.
+    pub store_trouble: Option<String>,
+    /// Profiles that the store did not take.
+    pub not_stored: u64,
+    pub cuts: Cuts,
+    pub files: Vec<FileFigures>,
+    /// Profiles of targets whose own destination had no room.
+    pub refused_own: u64,
+    /// Batches that found no sink.
+    pub undelivered: u64,
+    /// How often profiles went out before their period was over, for want of memory.
+    pub early: u64,
+}
+
+/// What a file sink has done.
+#[derive(Clone, Debug)]
+pub struct FileFigures {
+    pub name: String,
+    pub written: u64,
+    /// Profiles that could not be written.
+    pub failed: u64,
+    /// Why the last was not written.
+    pub trouble: Option<String>,
+}
+
+enum Message {
+    /// Some of a cut's profiles; the flag says that they are its last.
+    Profiles(Vec<FlushedProfile>, bool),
+    /// What goes where from now on; the answer says whether the sinks could be set up.
+    Configure(Box<PipelineSettings>, SyncSender<Result<(), StartError>>),
+    /// Memory is short: what waits for its period's end goes out now.
+    Hurry,
+    /// All that was handed over goes out now, and nothing comes after it.
+    End(SyncSender<()>),
+}
+
+/// The publisher, from outside.
+pub struct Pipeline {
+    sender: SyncSender<Message>,
+    figures: Arc<Mutex<Figures>>,
+    /// Profiles that found the publisher busy for too long.
+    pub dropped: u64,
+    thread: JoinHandle<()>,
+}
+
+impl Pipeline {
+    /// `queues` has the exporters of `destinations` already.
+    pub fn start(
+        destinations: PipelineSettings,
+        queues: Arc<Queues>,
+        network: Handle,
+        hooks: Hooks,
+    ) -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(WAITING_CUTS);
+        let figures = Arc::new(Mutex::new(Figures::default()));
+        let mut work = Work {
+            store: StoreWriter::nowhere(),
+            trim: hooks.trim,
+            exporters: Exporters::new(queues, network),
+            tended: Instant::now(),
+            done_with: 0,
+            shown: figures.clone(),
+        };
+        work.store.configure(destinations.store.clone());
+        work.exporters.configure(destinations);
+        let thread = std::thread::Builder::new().name("pipeline".into()).spawn(move || {
+            (hooks.started)();
+            work.run(&receiver);
+        })?;
+        Ok(Self { sender, figures, dropped: 0, thread })
+    }
+
+    pub fn figures(&self) -> Arc<Mutex<Figures>> {
+        self.figures.clone()
+    }
+
+    /// Hands profiles over; gives them back when the publisher is busy.
+    pub fn try_publish(
+        &self,
+        parcels: Vec<FlushedProfile>,
+        last: bool,
+    ) -> Result<(), Vec<FlushedProfile>> {
+        match self.sender.try_send(Message::Profiles(parcels, last)) {
+            Ok(()) => Ok(()),
+            Err(
+                TrySendError::Full(Message::Profiles(parcels, _))
+                | TrySendError::Disconnected(Message::Profiles(parcels, _)),
+            ) => Err(parcels),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Memory is short: nothing waits for the end of its period.
+    pub fn hurry(&self) {
+        // One that is busy is about to.
+        let _ = self.sender.try_send(Message::Hurry);
+    }
+
+    /// Whether its thread is gone, which only a defect can cause.
+    pub fn has_died(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Profiles go elsewhere from now on; the receiver says whether that can be.
+    pub fn configure(&self, destinations: PipelineSettings) -> Receiver<Result<(), StartError>> {
+        let (done, outcome) = sync_channel(1);
+        // It is never long behind.
+        let _ = self.sender.send(Message::Configure(Box::new(destinations), done));
+        outcome
+    }
+
+    /// Everything goes out, periods over or not; false if that took too long.
+    pub fn end(self, within: Duration) -> bool {
+        let (done, wait) = sync_channel(1);
+        self.sender.send(Message::End(done)).is_ok() && wait.recv_timeout(within).is_ok()
+    }
+}
+
+struct Work {
+    store: StoreWriter,
+    trim: fn(),
+    exporters: Exporters,
+    tended: Instant,
+    /// Bytes of profiles that are done with, or were worked on, since memory was given back.
+    done_with: usize,
+    shown: Arc<Mutex<Figures>>,
+}
+
+impl Work {
+    fn run(&mut self, receiver: &Receiver<Message>) {
+        loop {
+            let message = receiver.recv_timeout(TEND);
+            let is_over = !matches!(message, Ok(Message::Profiles(_, false)));
+            match message {
+                Ok(Message::Profiles(parcels, last)) => {
+                    self.take(parcels);
+                    if last {
+                        self.exporters.send_due();
+                    }
+                }
+                Ok(Message::Hurry) => self.exporters.send_all(),
+                Ok(Message::Configure(destinations, done)) => {
+                    self.exporters.send_all();
+                    let outcome = self.exporters.reconfigure(&destinations);
+                    if outcome.is_ok() {
+                        self.store.configure(destinations.store);
+                    }
+                    // Who asked may have gone.
+                    let _ = done.try_send(outcome);
+                }
+                Ok(Message::End(done)) => {
+                    self.end();
+                    // Who asked may have gone.
+                    let _ = done.try_send(());
+                    return;
+                }
+                Err(RecvTimeoutError::Timeout) => self.exporters.send_due(),
+                Err(RecvTimeoutError::Disconnected) => return self.end(),
+            }
+            if self.tended.elapsed() >= TEND {
+                self.tended = Instant::now();
+                self.store.tend();
+                self.exporters.forget_unused(self.tended);
+            }
+            self.done_with = self.done_with.saturating_add(self.exporters.take_sent());
+            // The loop has given back what was its own at the cut, when all this was still in use.
+            if is_over && self.done_with >= WORTH_GIVING_BACK {
+                self.done_with = 0;
+                (self.trim)();
+            }
+            self.show();
+        }
+    }
+
+    fn end(&mut self) {
+        self.exporters.send_all();
+        self.store.close();
+        self.show();
+    }
+
+    fn take(&mut self, mut parcels: Vec<FlushedProfile>) {
+        // The store has a dictionary for each service, and perhaps no room for all of them.
+        parcels.sort_by(|one, other| one.head.service.cmp(&other.head.service));
+        self.store.try_again();
+        for parcel in parcels {
+            self.done_with = self.done_with.saturating_add(parcel.outgoing.profile.memory());
+            self.store.keep(&parcel);
+            self.exporters.take(&parcel);
+        }
+        self.exporters.send_early();
+    }
+
+    fn show(&mut self) {
+        let mut figures = Figures::default();
+        self.store.show(&mut figures);
+        self.exporters.show(&mut figures);
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = figures;
+    }
+}

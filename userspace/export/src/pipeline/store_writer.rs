@@ -1,0 +1,216 @@
+//! The local store while the daemon runs: opened, tried again, looked after.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use strata_store::{Options, Store, StoreError};
+
+use super::ages::{Ages, wall_nanos};
+use super::{Figures, FlushedProfile};
+
+/// A store that could not be opened is tried again after this long.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// Where profiles are kept.
+#[derive(Clone, Debug)]
+pub struct StoreSettings {
+    pub directory: PathBuf,
+    pub options: Options,
+}
+
+impl StoreSettings {
+    fn is_same(&self, other: &Self) -> bool {
+        self.directory == other.directory
+            && self.options.max_age == other.options.max_age
+            && self.options.max_bytes == other.options.max_bytes
+            && self.options.dictionary_bytes == other.options.dictionary_bytes
+    }
+}
+
+/// What became of profiles in stores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub written: u64,
+    /// For their age, or the size.
+    pub dropped: u64,
+}
+
+impl Kept {
+    /// With what a store counts since it was opened.
+    fn with(self, store: &Store) -> Self {
+        let counters = store.counters();
+        Self {
+            written: self.written.saturating_add(counters.profiles_written),
+            dropped: self.dropped.saturating_add(counters.profiles_dropped),
+        }
+    }
+}
+
+pub struct StoreWriter {
+    plan: Option<StoreSettings>,
+    store: Option<Store>,
+    /// Of stores that are closed.
+    before: Kept,
+    /// What is too old for it.
+    ages: Ages,
+    /// A store was opened before.
+    has_opened: bool,
+    next_try: Instant,
+    /// Why it does not take anything.
+    trouble: Option<String>,
+    /// Profiles that it did not take.
+    refused: u64,
+}
+
+impl StoreWriter {
+    /// No store at all.
+    pub fn nowhere() -> Self {
+        Self {
+            plan: None,
+            store: None,
+            before: Kept::default(),
+            ages: Ages::new(None, wall_nanos(), Instant::now()),
+            has_opened: false,
+            next_try: Instant::now(),
+            trouble: None,
+            refused: 0,
+        }
+    }
+
+    pub fn configure(&mut self, plan: Option<StoreSettings>) {
+        let is_same = match (&self.plan, &plan) {
+            (Some(old), Some(new)) => old.is_same(new),
+            (None, None) => true,
+            _ => false,
+        };
+        if !is_same {
+            self.close();
+            self.plan = plan;
+            self.open();
+        }
+    }
+
+    pub fn close(&mut self) {
+        if let Some(mut store) = self.store.take() {
+            note(store.seal(), "seal the store");
+            self.before = self.before.with(&store);
+        }
+    }
+
+    fn open(&mut self) {
+        self.trouble = None;
+        let Some(plan) = &self.plan else { return };
+        match Store::open(&plan.directory, plan.options) {
+            Ok(store) => {
+                warn_of_repairs(&store, &plan.directory);
+                // One that is opened again holds what was kept by a clock that is not believed yet.
+                if !std::mem::replace(&mut self.has_opened, true) {
+                    self.ages = Ages::new(store.newest(), wall_nanos(), Instant::now());
+                }
+                self.store = Some(store);
+            }
+            Err(error) => {
+                tracing::error!(%error, "profiles are not kept on this host");
+                self.trouble = Some(error.to_string());
+                self.next_try = Instant::now() + RETRY;
+            }
+        }
+    }
+
+    /// A store that could not be opened is tried again now and then.
+    pub fn try_again(&mut self) {
+        if self.store.is_none() && self.plan.is_some() && Instant::now() >= self.next_try {
+            self.open();
+        }
+    }
+
+    pub fn keep(&mut self, parcel: &FlushedProfile) {
+        let now = self.now();
+        let Some(store) = &mut self.store else {
+            self.refused += u64::from(self.plan.is_some());
+            return;
+        };
+        match store.append(&parcel.head, &parcel.outgoing.profile, now) {
+            Ok(()) => self.trouble = None,
+            Err(error) => {
+                self.refused += 1;
+                let text = error.to_string();
+                if self.trouble.as_ref() != Some(&text) {
+                    tracing::warn!(%error, "a profile was not stored");
+                    self.trouble = Some(text);
+                }
+            }
+        }
+    }
+
+    fn now(&mut self) -> i64 {
+        self.ages.time(wall_nanos(), Instant::now())
+    }
+
+    /// What is too old goes, hours are merged.
+    pub fn tend(&mut self) {
+        let now = self.now();
+        if let Some(store) = &mut self.store {
+            note(store.tend(now), "look after the store");
+        }
+    }
+
+    pub fn show(&self, figures: &mut Figures) {
+        let store = self.store.as_ref();
+        figures.kept = store.map_or(self.before, |store| self.before.with(store));
+        figures.store_bytes = store.map_or(0, Store::bytes);
+        figures.store_dictionaries = store.map_or(0, Store::dictionaries) as u64;
+        figures.store_trouble.clone_from(&self.trouble);
+        figures.not_stored = self.refused;
+    }
+}
+
+/// Says what opening a store found amiss.
+fn warn_of_repairs(store: &Store, directory: &Path) {
+    let counters = store.counters();
+    let (directory, files) = (directory.display(), counters.files_unreadable);
+    if files > 0 {
+        tracing::warn!(
+            %directory,
+            files,
+            "files of the store do not begin as such; segments among them are not read any more, \
+             and kept for a while as NUMBER.damaged"
+        );
+    }
+    let (segments, bytes) = (counters.segments_recovered, counters.bytes_cut_off);
+    if segments > 0 || bytes > 0 {
+        tracing::warn!(
+            %directory,
+            segments,
+            bytes,
+            "the strata before this one did not end in order: its segments were recovered, and bytes \
+             of half written records cut off"
+        );
+    }
+}
+
+fn note(outcome: Result<(), StoreError>, what: &str) {
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "strata could not {what}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_opened_anew_for_other_bounds_only() {
+        let plan = StoreSettings { directory: "/nowhere".into(), options: Options::default() };
+        assert!(plan.is_same(&plan.clone()));
+        let others = [
+            Options { max_age: Duration::from_secs(60), ..Options::default() },
+            Options { max_bytes: 1 << 20, ..Options::default() },
+            Options { dictionary_bytes: 1 << 20, ..Options::default() },
+        ];
+        for options in others {
+            assert!(!plan.is_same(&StoreSettings { options, ..plan.clone() }), "{options:?}");
+        }
+        assert!(!plan.is_same(&StoreSettings { directory: "/elsewhere".into(), ..plan.clone() }));
+    }
+}

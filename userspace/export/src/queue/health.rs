@@ -1,0 +1,111 @@
+//! How a sink is doing, in figures.
+
+use std::time::{Duration, SystemTime};
+
+/// Batches, and the profiles in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub batches: u64,
+    /// Of a file that could not be read nobody knows how many there were.
+    pub profiles: u64,
+}
+
+impl Count {
+    pub(crate) fn add(&mut self, batches: u64, profiles: u64) {
+        self.batches = self.batches.saturating_add(batches);
+        self.profiles = self.profiles.saturating_add(profiles);
+    }
+
+    pub(crate) fn add_batch(&mut self, profiles: u32) {
+        self.add(1, u64::from(profiles));
+    }
+}
+
+/// What will never arrive, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drops {
+    /// Older than the sink's age.
+    pub too_old: Count,
+    /// Made room in the spool for what is newer.
+    pub spool_full: Count,
+    /// The server said that it will never take it.
+    pub refused: Count,
+    /// The disk could not keep it, or give it back, and memory was full or strata ended.
+    pub disk_error: Count,
+    /// Damaged or half written on disk.
+    pub corrupt: Count,
+    /// Came faster than the disk took it.
+    pub memory_full: Count,
+    /// Memory was full or strata ended, and no spool is set.
+    pub no_spool: Count,
+}
+
+impl Drops {
+    /// All of them, with their names.
+    #[must_use]
+    pub fn by_cause(&self) -> [(&'static str, Count); 7] {
+        [
+            ("too_old", self.too_old),
+            ("spool_full", self.spool_full),
+            ("refused", self.refused),
+            ("disk_error", self.disk_error),
+            ("corrupt", self.corrupt),
+            ("memory_full", self.memory_full),
+            ("no_spool", self.no_spool),
+        ]
+    }
+
+    #[must_use]
+    pub fn batches(&self) -> u64 {
+        self.by_cause().iter().fold(0, |sum, (_, count)| sum.saturating_add(count.batches))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    /// Nothing to send.
+    #[default]
+    Idle,
+    /// Sending.
+    Ok,
+    /// The last request failed, or there is no credential; the next is then.
+    Waiting(SystemTime),
+    /// Ended: what it had is in its spool.
+    Stopped,
+}
+
+/// Something that went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    pub at: SystemTime,
+    pub reason: String,
+}
+
+/// Since the sink was started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExporterHealth {
+    pub name: String,
+    pub state: State,
+    pub delivered: Count,
+    pub delivered_bytes: u64,
+    /// Profiles that the server did not store though it took their batch.
+    pub rejected_profiles: u64,
+    pub in_flight: usize,
+    /// Batches in memory and not on disk.
+    pub queued: usize,
+    pub spooled: usize,
+    pub spooled_bytes: u64,
+    /// When the oldest batch began that is not delivered, in nanoseconds since 1970.
+    pub oldest: Option<i64>,
+    /// How long ago that is.
+    pub lag: Duration,
+    /// Requests that have to be made again.
+    pub retries: u64,
+    pub drops: Drops,
+    pub last_success: Option<SystemTime>,
+    pub last_error: Option<Trouble>,
+    /// The last that was refused, and why.
+    pub last_refusal: Option<Trouble>,
+    /// What is wrong with the spool now.
+    pub spool_error: Option<Trouble>,
+}

@@ -1,0 +1,101 @@
+//! Where batches are given to a sink: bounded, and never waiting.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::Batch;
+use tokio::sync::Notify;
+
+use crate::queue::health::Count;
+
+#[derive(Debug, Default)]
+struct Waiting {
+    batches: VecDeque<Batch>,
+    bytes: usize,
+    /// Taken, and not yet in the sink's own figures.
+    in_hand: usize,
+    in_hand_oldest: Option<i64>,
+    is_closed: bool,
+    dropped: Count,
+    limit: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Intake {
+    waiting: Mutex<Waiting>,
+    arrived: Notify,
+}
+
+impl Intake {
+    pub(crate) fn new(limit: usize) -> Self {
+        let waiting = Waiting { limit, ..Waiting::default() };
+        Self { waiting: Mutex::new(waiting), arrived: Notify::new() }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // Nobody panics while holding it, and nothing is half done if somebody did.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is still open. When it is full, the oldest goes and is counted.
+    pub(crate) fn give(&self, batch: Batch) -> bool {
+        let mut waiting = self.waiting();
+        if waiting.is_closed {
+            return false;
+        }
+        waiting.bytes = waiting.bytes.saturating_add(batch.body.len());
+        waiting.batches.push_back(batch);
+        while waiting.bytes > waiting.limit && waiting.batches.len() > 1 {
+            let Some(oldest) = waiting.batches.pop_front() else { break };
+            waiting.bytes = waiting.bytes.saturating_sub(oldest.body.len());
+            waiting.dropped.add_batch(oldest.profiles);
+        }
+        drop(waiting);
+        self.arrived.notify_one();
+        true
+    }
+
+    /// They count as being here until [`Self::settled`].
+    pub(crate) fn take_all(&self) -> VecDeque<Batch> {
+        let mut waiting = self.waiting();
+        waiting.bytes = 0;
+        waiting.in_hand = waiting.in_hand.saturating_add(waiting.batches.len());
+        waiting.in_hand_oldest = oldest(&waiting);
+        std::mem::take(&mut waiting.batches)
+    }
+
+    /// What was taken is in the sink's own figures now.
+    pub(crate) fn settled(&self) {
+        let mut waiting = self.waiting();
+        waiting.in_hand = 0;
+        waiting.in_hand_oldest = None;
+    }
+
+    pub(crate) fn set_limit(&self, limit: usize) {
+        self.waiting().limit = limit;
+    }
+
+    pub(crate) fn close(&self) {
+        self.waiting().is_closed = true;
+        self.arrived.notify_one();
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting().batches.is_empty()
+    }
+
+    /// How many are here, when the oldest of them began, and what was dropped.
+    pub(crate) fn figures(&self) -> (usize, Option<i64>, Count) {
+        let waiting = self.waiting();
+        let count = waiting.batches.len().saturating_add(waiting.in_hand);
+        (count, oldest(&waiting), waiting.dropped)
+    }
+
+    pub(crate) async fn arrived(&self) {
+        self.arrived.notified().await;
+    }
+}
+
+fn oldest(waiting: &Waiting) -> Option<i64> {
+    waiting.batches.iter().map(|batch| batch.oldest).chain(waiting.in_hand_oldest).min()
+}

@@ -1,0 +1,299 @@
+//! From "there is a batch" to "a server has it".
+//!
+//! [`Queues`] runs a task for each [`ExporterSettings`]. [`Queues::enqueue`] hands it a batch and returns
+//! at once; the task puts the batch into its [`crate::spool`], sends it, and removes it when the server
+//! has answered.
+//!
+//! - Order: batches are begun in the order of their time, so what piled up goes before what is
+//!   new. Several requests at once may be answered in another order, and every fourth request to a
+//!   server that fails is made with the second batch, in case the first is what it fails on.
+//! - A server that is down is asked with one request at a time, after waits that double and are
+//!   random within bounds. When it is back, the number of requests at once grows from one.
+//! - The same batch arrives twice only if the answer to the first was lost, with the network or
+//!   with this process. It has the same id both times.
+//! - What is older than a exporter's age is dropped and never sent. Everything that will not arrive is
+//!   counted by cause in [`ExporterHealth`].
+//! - A disk that is full or fails is counted and tried again; batches are sent from memory then. One
+//!   that hangs holds up its own exporter, and what is given to that is bounded and counted.
+//!
+//! Modules: here is all exporters, `worker` is one; `pace` and `order` decide what is sent when,
+//! without knowing of clocks, disks or servers; `intake` and `login` are where batches
+//! come in, lie, and go out.
+
+mod clock;
+mod health;
+mod intake;
+mod login;
+mod order;
+mod pace;
+mod settings;
+mod worker;
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use crate::Batch;
+use crate::http::SetupError;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinHandle;
+
+use crate::queue::intake::Intake;
+use crate::queue::login::Login;
+use crate::queue::worker::{Command, Figures, Worker};
+use crate::spool::{Spool, SpoolError};
+
+pub use clock::Clock;
+pub use health::{Count, Drops, ExporterHealth, State, Trouble};
+pub use pace::Waits;
+pub use settings::{CredentialSource, ExporterSettings};
+
+/// How long requests of a sink that is taken away may still take.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Why sinks cannot be started as planned. Nothing was changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("sink {sink}: {source}")]
+    Setup { sink: String, source: SetupError },
+    #[error("sink {sink}: {source}")]
+    Spool { sink: String, source: SpoolError },
+    #[error("two sinks are named {0}")]
+    SameName(String),
+    #[error("the sinks could not be set up: the runtime is ending")]
+    Ending,
+}
+
+/// Why a batch was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnqueueError {
+    #[error("there is no sink of this name")]
+    NoSuchSink,
+    #[error("the sink has ended")]
+    Ended,
+}
+
+/// One sink, from outside.
+struct Handle {
+    plan: Mutex<ExporterSettings>,
+    intake: Arc<Intake>,
+    commands: UnboundedSender<Command>,
+    figures: Figures,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What a handle's worker is made of.
+struct Beginning {
+    login: Login,
+    commands: UnboundedReceiver<Command>,
+}
+
+impl Handle {
+    fn new(plan: ExporterSettings, login: Login) -> (Arc<Self>, Beginning) {
+        let (commands, received) = unbounded_channel();
+        let health = ExporterHealth { name: plan.name.clone(), ..ExporterHealth::default() };
+        let handle = Self {
+            intake: Arc::new(Intake::new(plan.memory / 2)),
+            plan: Mutex::new(plan),
+            commands,
+            figures: Arc::new(Mutex::new(health)),
+            task: Mutex::new(None),
+        };
+        (Arc::new(handle), Beginning { login, commands: received })
+    }
+
+    fn begin(&self, beginning: Beginning, spool: Option<Result<Spool, SpoolError>>, clock: Clock) {
+        let worker = Worker::new(
+            self.plan(),
+            beginning.login,
+            spool,
+            clock,
+            Arc::clone(&self.intake),
+            beginning.commands,
+            Arc::clone(&self.figures),
+        );
+        *unpoisoned(&self.task) = Some(tokio::spawn(worker.run()));
+    }
+
+    fn plan(&self) -> ExporterSettings {
+        unpoisoned(&self.plan).clone()
+    }
+
+    fn stop(&self, within: Duration, sends: bool) {
+        // Nobody receives it only if the worker has ended.
+        let _ = self.commands.send(Command::Stop { within, sends });
+    }
+
+    async fn ended(&self) {
+        let task = unpoisoned(&self.task).take();
+        if let Some(task) = task {
+            let _ = task.await;
+        }
+    }
+
+    fn health(&self, clock: Clock) -> ExporterHealth {
+        // The intake first: what moves on in between is counted twice and not never.
+        let (waiting, oldest, dropped) = self.intake.figures();
+        let mut health = unpoisoned(&self.figures).clone();
+        health.queued = health.queued.saturating_add(waiting);
+        health.drops.memory_full = dropped;
+        health.oldest = health.oldest.into_iter().chain(oldest).min();
+        let lag = health.oldest.map_or(0, |oldest| clock.nanos().saturating_sub(oldest));
+        health.lag = Duration::from_nanos(u64::try_from(lag).unwrap_or(0));
+        health
+    }
+}
+
+fn unpoisoned<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gets batches to servers, for as many sinks as there are. See the crate's documentation.
+pub struct Queues {
+    sinks: RwLock<Vec<Arc<Handle>>>,
+    clock: Clock,
+    /// Held while plans change.
+    changing: tokio::sync::Mutex<()>,
+}
+
+impl Queues {
+    /// Starts all sinks on the tokio runtime that this is called from. What lies in their spools
+    /// is sent too. A spool that cannot be opened for now is tried again.
+    ///
+    /// # Errors
+    /// If a destination cannot be used, two sinks have one name, or another process has a spool.
+    pub async fn start(plans: Vec<ExporterSettings>, clock: Clock) -> Result<Self, StartError> {
+        check_names(&plans)?;
+        let mut ready = Vec::new();
+        for plan in plans {
+            let login = login(&plan).await?;
+            let spool = match open(&plan).await? {
+                Some(Err(source @ SpoolError::Locked(_))) => {
+                    return Err(StartError::Spool { sink: plan.name, source });
+                }
+                opened => opened,
+            };
+            ready.push((Handle::new(plan, login), spool));
+        }
+        let mut sinks = Vec::new();
+        for ((handle, beginning), spool) in ready {
+            handle.begin(beginning, spool, clock);
+            sinks.push(handle);
+        }
+        Ok(Self { sinks: RwLock::new(sinks), clock, changing: tokio::sync::Mutex::new(()) })
+    }
+
+    /// Hands a batch to a sink. Never waits and never blocks; what does not fit is counted.
+    ///
+    /// # Errors
+    /// If there is no such sink, or no more.
+    pub fn enqueue(&self, sink: &str, batch: Batch) -> Result<(), EnqueueError> {
+        let handle =
+            self.handles().into_iter().find(|handle| unpoisoned(&handle.plan).name == sink);
+        let handle = handle.ok_or(EnqueueError::NoSuchSink)?;
+        if handle.intake.give(batch) { Ok(()) } else { Err(EnqueueError::Ended) }
+    }
+
+    /// How every sink is doing, in the order of their plans.
+    #[must_use]
+    pub fn health(&self) -> Vec<ExporterHealth> {
+        self.handles().iter().map(|handle| handle.health(self.clock)).collect()
+    }
+
+    /// Changes to other plans, by name. A sink that disappears leaves its spool on disk, and one
+    /// that comes back finds it. Another destination or credential holds for what lies in the
+    /// spool too. A sink whose plan stays does not notice.
+    ///
+    /// # Errors
+    /// If the plans cannot be used. Then nothing changes.
+    pub async fn reconfigure(&self, plans: Vec<ExporterSettings>) -> Result<(), StartError> {
+        let _changing = self.changing.lock().await;
+        check_names(&plans)?;
+        let mut old = self.handles();
+        let mut sinks = Vec::new();
+        let mut changed = Vec::new();
+        let mut begun = Vec::new();
+        for plan in plans {
+            let same = |handle: &Arc<Handle>| {
+                let known = unpoisoned(&handle.plan);
+                known.name == plan.name && known.spool_dir == plan.spool_dir
+            };
+            let Some(position) = old.iter().position(same) else {
+                let login = login(&plan).await?;
+                let (handle, beginning) = Handle::new(plan, login);
+                sinks.push(Arc::clone(&handle));
+                begun.push((handle, beginning));
+                continue;
+            };
+            let handle = old.remove(position);
+            if handle.plan() != plan {
+                let login = login(&plan).await?;
+                changed.push((Arc::clone(&handle), plan, login));
+            }
+            sinks.push(handle);
+        }
+        // From here on nothing fails.
+        for (handle, plan, login) in changed {
+            *unpoisoned(&handle.plan) = plan.clone();
+            let (plan, login) = (Box::new(plan), Box::new(login));
+            let _ = handle.commands.send(Command::Replan { plan, login });
+        }
+        *self.sinks.write().unwrap_or_else(PoisonError::into_inner) = sinks;
+        for handle in &old {
+            handle.stop(GRACE, false);
+        }
+        for handle in &old {
+            handle.ended().await;
+        }
+        // Last, because a sink may have the spool of one that just ended.
+        for (handle, beginning) in begun {
+            let spool = open(&handle.plan()).await.unwrap_or_default();
+            handle.begin(beginning, spool, self.clock);
+        }
+        Ok(())
+    }
+
+    /// Sends what there is for as long as `within`; then what is unsent is in the spools, and the
+    /// disks have it. Batches that are given later are not taken.
+    pub async fn shutdown(&self, within: Duration) -> Vec<ExporterHealth> {
+        let _changing = self.changing.lock().await;
+        let handles = self.handles();
+        for handle in &handles {
+            handle.stop(within, true);
+        }
+        for handle in &handles {
+            handle.ended().await;
+        }
+        self.health()
+    }
+
+    fn handles(&self) -> Vec<Arc<Handle>> {
+        self.sinks.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn check_names(plans: &[ExporterSettings]) -> Result<(), StartError> {
+    let mut names = std::collections::BTreeSet::new();
+    match plans.iter().find(|plan| !names.insert(&plan.name)) {
+        Some(plan) => Err(StartError::SameName(plan.name.clone())),
+        None => Ok(()),
+    }
+}
+
+async fn login(plan: &ExporterSettings) -> Result<Login, StartError> {
+    let (plan, sink) = (plan.clone(), plan.name.clone());
+    let made = blocking(move || Login::new(&plan)).await?;
+    made.map_err(|source| StartError::Setup { sink, source })
+}
+
+/// The plan's spool, if it has one.
+async fn open(plan: &ExporterSettings) -> Result<Option<Result<Spool, SpoolError>>, StartError> {
+    let Some(directory) = plan.spool_dir.clone() else { return Ok(None) };
+    let most = plan.spool_size;
+    blocking(move || Spool::open(&directory, most)).await.map(Some)
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StartError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| StartError::Ending)
+}

@@ -1,0 +1,76 @@
+//! What a sink is: where its batches go, with which credential, and what may pile up.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::Backend;
+use crate::http::EndpointSettings;
+
+use crate::queue::pace::Waits;
+
+/// One sink.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExporterSettings {
+    /// No two sinks have the same.
+    pub name: String,
+    pub backend: Backend,
+    pub destination: EndpointSettings,
+    pub credential: CredentialSource,
+    /// Requests at once, at most.
+    pub concurrency: usize,
+    /// Belongs to this sink alone. Without one, what does not fit in memory is dropped.
+    pub spool_dir: Option<PathBuf>,
+    /// Of all files of the spool together.
+    pub spool_size: u64,
+    /// What began longer ago is dropped and never sent.
+    pub spool_age: Duration,
+    /// Bytes of batches in memory, besides one that is larger.
+    pub memory: usize,
+    pub waits: Waits,
+}
+
+impl ExporterSettings {
+    #[must_use]
+    pub fn new(name: impl Into<String>, backend: Backend, destination: EndpointSettings) -> Self {
+        Self {
+            name: name.into(),
+            backend,
+            destination,
+            credential: CredentialSource::Settings,
+            concurrency: 4,
+            spool_dir: None,
+            spool_size: 256_000_000,
+            spool_age: Duration::from_secs(3600),
+            memory: 16 << 20,
+            waits: Waits::default(),
+        }
+    }
+
+    /// Whether batches go elsewhere, or as somebody else.
+    pub(crate) fn leads_elsewhere(&self, other: &Self) -> bool {
+        self.destination != other.destination
+            || self.credential != other.credential
+            || self.backend != other.backend
+    }
+}
+
+/// Where the credential is. Files are read again when they change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CredentialSource {
+    /// In the plan's destination.
+    #[default]
+    Settings,
+    /// A file with a bearer token.
+    TokenFile(PathBuf),
+    /// A file with the password of `user`.
+    PasswordFile { user: String, path: PathBuf },
+}
+
+impl CredentialSource {
+    pub(crate) fn path(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Settings => None,
+            Self::TokenFile(path) | Self::PasswordFile { path, .. } => Some(path),
+        }
+    }
+}

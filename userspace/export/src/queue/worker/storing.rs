@@ -1,0 +1,289 @@
+//! Memory and disk: what came is put into the spool, what is finished is removed, what is too old
+//! or too much is dropped and counted.
+//!
+//! A disk that fails costs no more than its own part: batches stay in memory up to its bound and
+//! are sent from there.
+
+use std::time::Duration;
+
+use crate::Batch;
+
+use super::Worker;
+use crate::queue::clock::Moment;
+use crate::queue::order::Pending;
+use crate::spool::{Facts, Key, Spool, SpoolError};
+
+/// How often a disk that failed is tried again.
+const DISK_AGAIN: Duration = Duration::from_secs(5);
+
+/// How much may be lost when the host loses power.
+const SYNC_EVERY: Duration = Duration::from_secs(30);
+
+/// One piece of work for the disk.
+#[derive(Debug, Default)]
+struct Errand {
+    /// What the spool may hold from now on.
+    most: Option<u64>,
+    remove: Vec<Key>,
+    put: Vec<(Key, Batch)>,
+    is_sync: bool,
+    /// What is not put now is lost.
+    is_last: bool,
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    stored: Vec<Key>,
+    dropped: Vec<(Key, Facts)>,
+    error: Option<SpoolError>,
+}
+
+impl Errand {
+    fn is_empty(&self) -> bool {
+        self.most.is_none() && self.remove.is_empty() && self.put.is_empty() && !self.is_sync
+    }
+
+    fn run(self, spool: &mut Spool) -> Report {
+        let mut report = Report::default();
+        for key in self.remove {
+            report.error = spool.remove(key).err().or(report.error);
+        }
+        if let Some(most) = self.most {
+            report.error = spool.set_most(most, &mut report.dropped).err().or(report.error);
+        }
+        for (key, batch) in self.put {
+            match spool.put(key.number, &batch, &mut report.dropped) {
+                Ok(key) => report.stored.push(key),
+                Err(error) => {
+                    let is_of_the_disk = error.is_of_the_disk();
+                    report.error = Some(error);
+                    if is_of_the_disk && !self.is_last {
+                        break;
+                    }
+                }
+            }
+        }
+        if self.is_sync {
+            report.error = spool.sync().err().or(report.error);
+        }
+        report
+    }
+}
+
+impl Worker {
+    /// `is_last` is when strata ends: then the disk has everything before this returns.
+    pub(super) async fn keep(&mut self, is_last: bool) {
+        let now = self.clock.now();
+        self.open_spool(now).await;
+        let fresh = self.admit();
+        self.expire();
+        let errand = self.errand(fresh, now, is_last);
+        if !errand.is_empty() {
+            let is_sync = errand.is_sync;
+            if let Some(report) = self.with_spool(move |spool| errand.run(spool)).await {
+                self.done(report, is_sync);
+            }
+        }
+        if self.queue.unstored() > 0 && self.next_store <= now {
+            self.next_store = now.saturating_add(DISK_AGAIN);
+        }
+        self.queue.forget_bodies(self.plan.memory / 2);
+        while self.queue.kept_bytes() > self.plan.memory / 2 {
+            // One alone may be larger.
+            let Some(key) = self.queue.oldest_unstored().filter(|_| self.queue.unstored() > 1)
+            else {
+                break;
+            };
+            self.drop_one_unstored(key);
+        }
+    }
+
+    /// Takes what was given into the queue.
+    fn admit(&mut self) -> Vec<Key> {
+        let given = self.intake.take_all();
+        let mut fresh = Vec::with_capacity(given.len());
+        for batch in given {
+            let number = u64::try_from(self.clock.nanos()).unwrap_or(0);
+            self.last_number = number.max(self.last_number.saturating_add(1));
+            let key = Key { oldest: batch.oldest, number: self.last_number };
+            self.queue.insert(key, Pending::new(batch));
+            fresh.push(key);
+        }
+        fresh
+    }
+
+    /// Drops what is older than the sink's age.
+    pub(super) fn expire(&mut self) {
+        let age = i64::try_from(self.plan.spool_age.as_nanos()).unwrap_or(i64::MAX);
+        for (key, pending) in self.queue.take_older(self.clock.nanos().saturating_sub(age)) {
+            self.health.drops.too_old.add_batch(pending.profiles);
+            if pending.is_stored {
+                self.finished.push(key);
+            }
+        }
+    }
+
+    /// When a batch becomes too old.
+    pub(super) fn expiry(&self, key: Key, now: Moment) -> Moment {
+        let age = i64::try_from(self.plan.spool_age.as_nanos()).unwrap_or(i64::MAX);
+        let left = key.oldest.saturating_add(age).saturating_sub(self.clock.nanos());
+        let left = Duration::from_nanos(u64::try_from(left).unwrap_or(0).saturating_add(1));
+        now.saturating_add(left)
+    }
+
+    fn errand(&mut self, fresh: Vec<Key>, now: Moment, is_last: bool) -> Errand {
+        let Some(spool) = &self.spool else { return Errand::default() };
+        let is_due = self.next_store <= now;
+        let mut keys = if is_due || is_last { self.queue.unstored_keys() } else { fresh };
+        keys.retain(|&key| self.queue.contains(key));
+        if spool.unsynced() == 0 {
+            self.next_sync = None;
+        }
+        let is_sync = is_last || self.next_sync.is_some_and(|moment| moment <= now);
+        let batch = |key: Key| Some((key, self.queue.body(key)?.clone()));
+        let put = keys.into_iter().filter_map(batch).collect();
+        let most = std::mem::take(&mut self.is_resized).then_some(self.plan.spool_size);
+        Errand { most, remove: std::mem::take(&mut self.finished), put, is_sync, is_last }
+    }
+
+    fn done(&mut self, report: Report, is_sync: bool) {
+        for key in &report.stored {
+            self.queue.update(*key, |pending| pending.is_stored = true);
+        }
+        for (key, facts) in report.dropped {
+            self.queue.remove(key);
+            self.health.drops.spool_full.add_batch(facts.profiles);
+        }
+        if let Some(error) = &report.error {
+            self.is_refused_by_spool = !error.is_of_the_disk();
+        }
+        match report.error {
+            Some(error) => self.health.spool_error = self.trouble(error.to_string()),
+            None if !report.stored.is_empty() || is_sync => self.health.spool_error = None,
+            None => {}
+        }
+        let unsynced = self.spool.as_ref().map_or(0, Spool::unsynced);
+        let now = self.clock.now();
+        self.next_sync = match self.next_sync {
+            _ if unsynced == 0 => None,
+            Some(moment) if !is_sync => Some(moment),
+            _ => Some(now.saturating_add(SYNC_EVERY)),
+        };
+    }
+
+    /// The cause is whatever kept them from the disk.
+    fn drop_one_unstored(&mut self, key: Key) {
+        let Some(pending) = self.queue.remove(key) else { return };
+        let drops = &mut self.health.drops;
+        let count = if self.plan.spool_dir.is_none() {
+            &mut drops.no_spool
+        } else if self.is_refused_by_spool {
+            &mut drops.spool_full
+        } else {
+            &mut drops.disk_error
+        };
+        count.add_batch(pending.profiles);
+    }
+
+    pub(super) fn drop_unstored(&mut self) {
+        for key in self.queue.unstored_keys() {
+            self.drop_one_unstored(key);
+        }
+    }
+
+    async fn open_spool(&mut self, now: Moment) {
+        if self.spool.is_some() || self.next_open > now {
+            return;
+        }
+        let Some(directory) = self.plan.spool_dir.clone() else { return };
+        self.next_open = now.saturating_add(DISK_AGAIN);
+        let most = self.plan.spool_size;
+        let opened = tokio::task::spawn_blocking(move || Spool::open(&directory, most)).await;
+        if let Ok(opened) = opened {
+            self.opened(opened);
+        }
+    }
+
+    pub(super) fn opened(&mut self, opened: Result<Spool, SpoolError>) {
+        match opened {
+            Ok(spool) => self.adopt(spool),
+            Err(error) => self.health.spool_error = self.trouble(error.to_string()),
+        }
+    }
+
+    /// Takes what lies in a spool into the queue.
+    fn adopt(&mut self, spool: Spool) {
+        let found = spool.found();
+        self.health.drops.corrupt.add(found.torn.saturating_add(found.corrupt), 0);
+        self.health.drops.disk_error.add(found.unreadable, 0);
+        // After a panic of the disk's thread, the directory is what counts.
+        for key in self.queue.stored_keys() {
+            if spool.facts(key).is_none() {
+                self.lose_file(key);
+            }
+        }
+        for (key, facts) in spool.entries() {
+            self.last_number = self.last_number.max(key.number);
+            let is_known = self.queue.contains(key)
+                || self.finished.contains(&key)
+                || self.flights.values().any(|flight| flight.key == key);
+            if !is_known {
+                self.queue.insert(key, Pending::stored(facts.profiles, facts.bytes));
+            }
+        }
+        self.health.spool_error = None;
+        self.spool = Some(spool);
+        // It may hold more than it may by now.
+        self.is_resized = true;
+    }
+
+    fn lose_file(&mut self, key: Key) {
+        if self.queue.body(key).is_some() {
+            self.queue.update(key, |pending| pending.is_stored = false);
+        } else if let Some(pending) = self.queue.remove(key) {
+            self.health.drops.corrupt.add_batch(pending.profiles);
+        }
+    }
+
+    /// The batch, from memory or from disk. What cannot be read is counted.
+    pub(super) async fn body(&mut self, key: Key, pending: &Pending) -> Option<Batch> {
+        if let Some(batch) = &pending.kept {
+            return Some(batch.clone());
+        }
+        let error = match self.with_spool(move |spool| spool.read(key)).await {
+            Some(Ok(batch)) => return Some(batch),
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        if matches!(error, Some(SpoolError::Corrupt)) {
+            self.health.drops.corrupt.add_batch(pending.profiles);
+            self.finished.push(key);
+        } else {
+            // A disk, or a process without descriptors, that fails now may not fail later: what is
+            // there when the spool is opened again is sent then.
+            self.queue.insert(key, pending.clone());
+            self.spool = None;
+            self.next_open = self.clock.now().saturating_add(DISK_AGAIN);
+        }
+        if let Some(error) = error {
+            self.health.spool_error = self.trouble(error.to_string());
+        }
+        None
+    }
+
+    /// Lets a thread that may block work with the spool. `None` if there is none.
+    async fn with_spool<Answer: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut Spool) -> Answer + Send + 'static,
+    ) -> Option<Answer> {
+        let mut spool = self.spool.take()?;
+        let worked = tokio::task::spawn_blocking(move || {
+            let answer = work(&mut spool);
+            (spool, answer)
+        });
+        // Should the work panic, the spool is opened anew.
+        let (spool, answer) = worked.await.ok()?;
+        self.spool = Some(spool);
+        Some(answer)
+    }
+}
