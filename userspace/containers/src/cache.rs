@@ -119,7 +119,10 @@ impl Cache {
         let known = entry
             .known
             .as_ref()
-            .filter(|known| (&known.container, &known.pod) == (&metadata.container, &metadata.pod));
+            .filter(|known| {
+                let of = |one: &Metadata| (one.container.clone(), one.pod.clone(), one.owner);
+                of(known) == of(&metadata)
+            });
         if known.is_none() {
             metadata.revision = usize::try_from(self.clock).unwrap_or_default();
             entry.known = Some(Arc::new(metadata));

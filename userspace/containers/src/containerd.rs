@@ -93,7 +93,7 @@ pub(crate) async fn ask(
             labels: inert_pairs(&found.labels),
         };
         let pod = pod_of_labels(|name| found.labels.get(name));
-        return Ok(Some(Found { container, pod }));
+        return Ok(Some(Found { container, pod, owner: None }));
     }
     Ok(None)
 }

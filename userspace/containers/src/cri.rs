@@ -134,7 +134,7 @@ pub(crate) async fn ask(transport: &Transport, id: &str) -> Result<Option<Found>
     }
     let labels = inert_pairs(&container.labels);
     let container = strata_metadata::Container { name, image, labels };
-    Ok(Some(Found { container, pod }))
+    Ok(Some(Found { container, pod, owner: None }))
 }
 
 async fn sandbox(transport: &Transport, id: &str) -> Result<Option<FoundPod>, Failure> {

@@ -70,6 +70,12 @@ impl Containers {
         }
     }
 
+    /// Whether every source that can be asked has said that it runs no such container.
+    #[must_use]
+    pub fn is_unknown(&self, id: &str) -> bool {
+        matches!(self.look(id), Some(Known::No))
+    }
+
     /// As [`Self::lookup`], but waits until somebody has been asked, or the time is up.
     pub async fn wait(&self, id: &str, longest: Duration) -> Option<Arc<Metadata>> {
         let mut rounds = self.shared.rounds.subscribe();

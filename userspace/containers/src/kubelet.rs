@@ -136,7 +136,7 @@ fn of_container(metadata: &ObjectMeta, status: &ContainerStatus) -> Option<Found
     };
     let container =
         Container { name: text(&status.name), image: text(&status.image), labels: Vec::new() };
-    Some(Found { container, pod: Some(FoundPod { pod, is_whole: true }) })
+    Some(Found { container, pod: Some(FoundPod { pod, is_whole: true }), owner: None })
 }
 
 async fn read(file: &Path) -> Result<Vec<u8>, Failure> {

@@ -29,6 +29,8 @@ const TELLING: [&str; 6] = [
 pub struct Metadata {
     pub container: Container,
     pub pod: Option<Pod>,
+    /// The user whose runtime runs it, by who owns the socket that answered: 0 for the host's.
+    pub owner: u32,
     /// Another one whenever the rest is another.
     pub revision: usize,
 }
@@ -60,6 +62,8 @@ fn size_of_pairs(pairs: &[(String, String)]) -> usize {
 pub(crate) struct Found {
     pub container: Container,
     pub pod: Option<FoundPod>,
+    /// Of the first source that knows it.
+    pub owner: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,6 +85,7 @@ impl Found {
     /// Adds what another source says.
     pub fn absorb(&mut self, other: Self) {
         let Container { name, image, labels } = other.container;
+        self.owner = self.owner.or(other.owner);
         let own = &mut self.container;
         own.name = own.name.take().or(name);
         own.image = match (own.image.take(), image) {
@@ -103,6 +108,7 @@ impl Found {
         let mut metadata = Metadata {
             container: self.container,
             pod: self.pod.map(|found| found.pod),
+            owner: self.owner.unwrap_or(0),
             revision: 0,
         };
         // The least telling stand at the end of their lists.
@@ -185,6 +191,7 @@ mod tests {
         let found = Found {
             container: Container { labels: pairs, ..Container::default() },
             pod: Some(FoundPod { pod, is_whole: true }),
+            owner: None,
         };
         let metadata = found.into_metadata();
         assert!(metadata.size() <= MOST_BYTES, "{}", metadata.size());
@@ -201,7 +208,7 @@ mod tests {
     fn an_image_has_the_name_that_any_source_knows() {
         let image = |image: &str| Found {
             container: Container { image: Some(image.to_owned()), ..Container::default() },
-            pod: None,
+            ..Found::default()
         };
         let digest = format!("sha256:{}", "a".repeat(64));
         let mut found = image(&digest);

@@ -5,6 +5,7 @@
 //! after longer and longer times; one whose socket is not there costs nothing.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -95,6 +96,7 @@ impl Source {
                 Kind::Kubelet(settings) => kubelet::connect(settings, pace.request).await?,
             },
         };
+        let owner = self.owner();
         let transport = self.transport.insert(transport);
         if let Kind::Kubelet(settings) = &self.kind {
             self.health.asked += open.len() as u64;
@@ -120,6 +122,7 @@ impl Source {
             };
             match answer {
                 Ok(Some(answer)) => {
+                    let answer = Found { owner, ..answer };
                     self.health.found += 1;
                     found.entry(id.clone()).or_default().absorb(answer);
                 }
@@ -138,6 +141,14 @@ impl Source {
             self.health.last_error = Some(failure.to_string());
         }
         Ok(())
+    }
+
+    /// Whose containers it runs: a rootless runtime's socket belongs to its user.
+    fn owner(&self) -> Option<u32> {
+        match &self.kind {
+            Kind::Cri(path) | Kind::Docker(path) => Some(std::fs::metadata(path).ok()?.uid()),
+            Kind::Kubelet(_) => None,
+        }
     }
 
     fn skip(&mut self, count: usize) {

@@ -1,8 +1,13 @@
 //! Systemd units, container ids and pod ids in the paths of control groups.
 //!
 //! Container runtimes name the control group of a container by its id: 64 hex digits, with
-//! decorations (`docker-<id>.scope`, `cri-containerd-<id>.scope`, `/kubepods/…/<id>`). systemd
-//! names groups by the unit, and quotes what is special (`\x2d`).
+//! decorations (`docker-<id>.scope`, `cri-containerd-<id>.scope`, `/kubepods/…/<id>`); ECS by
+//! `<32 hex digits>-<digits>`. systemd names groups by the unit, and quotes what is special
+//! (`\x2d`).
+//!
+//! Invariant: groups below a user's service manager (`user@UID.service`) belong to that user, who
+//! names them at will (`Delegate=` in `user@.service`). No unit and no pod is read there, and a
+//! container id found there is that user's: [`Group::user`].
 
 /// What is known of a process's control group.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -10,6 +15,9 @@ pub struct Group {
     /// Path in the hierarchy that tells most (the unified one, else the longest).
     pub path: String,
     pub container: Option<String>,
+    /// The user below whose service manager `container` was found. Only a container of that user
+    /// may have it: any process of theirs can make a group with any name.
+    pub user: Option<u32>,
     /// The service that systemd runs the process for, as systemd writes it: `nginx.service`.
     pub unit: Option<String>,
     /// The pod's uid, as Kubernetes writes it.
@@ -31,9 +39,12 @@ pub fn parse(text: &str) -> Group {
     let unified = lines.iter().find(|(rank, path)| *rank == UNIFIED && *path != "/");
     let longest = || lines.iter().rev().max_by_key(|(_, path)| path.len());
     let first = |find: fn(&str) -> Option<String>| lines.iter().find_map(|(_, path)| find(path));
+    let container = lines.iter().find_map(|(_, path)| container_in_path(path));
+    let (container, user) = container.unzip();
     Group {
         path: unified.or_else(longest).map(|(_, path)| (*path).to_owned()).unwrap_or_default(),
-        container: first(|path| id_in_path(path).map(str::to_owned)),
+        container: container.map(str::to_owned),
+        user: user.flatten(),
         unit: first(|path| unit_in_path(path).map(str::to_owned)),
         pod_uid: first(pod_uid_in_path),
     }
@@ -56,13 +67,39 @@ fn line(line: &str) -> Option<(u8, &str)> {
     Some((rank, path))
 }
 
-/// The innermost container id in a control group's path.
-pub fn id_in_path(path: &str) -> Option<&str> {
+/// The innermost container id that the host vouches for, else the innermost one below a user's
+/// manager with that user.
+pub fn container_in_path(path: &str) -> Option<(&str, Option<u32>)> {
+    let (host, user) = split_at_user(path);
+    let of_host = id_in_path(host).map(|id| (id, None));
+    of_host.or_else(|| user.and_then(|(uid, below)| Some((id_in_path(below)?, Some(uid)))))
+}
+
+/// What the host named, and what lies below the service manager of a user other than root.
+fn split_at_user(path: &str) -> (&str, Option<(u32, &str)>) {
+    let mut at = 0;
+    for part in path.split('/') {
+        let end = at + part.len();
+        let uid = part.strip_prefix("user@").and_then(|name| name.strip_suffix(".service"));
+        // An instance that is no number is no manager of anybody, but not the host's word either.
+        let uid = uid.map(|uid| uid.parse().unwrap_or(u32::MAX)).filter(|uid| *uid != 0);
+        if let (Some(uid), Some(host), Some(below)) = (uid, path.get(..at), path.get(end..)) {
+            return (host, Some((uid, below)));
+        }
+        at = end + 1;
+    }
+    (path, None)
+}
+
+fn id_in_path(path: &str) -> Option<&str> {
     path.rsplit('/').find_map(id_in_part)
 }
 
 fn id_in_part(part: &str) -> Option<&str> {
     let part = part.strip_suffix(".scope").unwrap_or(part);
+    if is_ecs_id(part) {
+        return Some(part);
+    }
     let (before, candidate) = match part.rfind(['-', ':']) {
         Some(at) => (part.get(..at)?, part.get(at + 1..)?),
         None => ("", part),
@@ -73,7 +110,16 @@ fn id_in_part(part: &str) -> Option<&str> {
 
 /// Whether a text is an id as runtimes give it.
 pub fn is_id(text: &str) -> bool {
-    (text.len() == 64 || text.len() == 32) && text.bytes().all(is_lower_hex)
+    text.len() == 64 && text.bytes().all(is_lower_hex) || is_ecs_id(text)
+}
+
+/// `<32 hex digits>-<digits>`: a container of a task on Fargate. The digits alone of the task are
+/// no container.
+fn is_ecs_id(text: &str) -> bool {
+    text.split_once('-').is_some_and(|(task, number)| {
+        let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        task.len() == 32 && task.bytes().all(is_lower_hex) && digits && number.len() <= 20
+    })
 }
 
 fn is_lower_hex(byte: u8) -> bool {
@@ -84,8 +130,12 @@ fn is_lower_hex(byte: u8) -> bool {
 ///
 /// A unit around a container is the runtime's (`containerd.service`), unless Podman put the
 /// container there because the unit *is* the container (`web.service/libpod-payload-<id>`).
-/// The managers of users' sessions (`user@1000.service`) are nobody's service.
+/// The managers of users' sessions (`user@1000.service`) are no service, and what lies below them
+/// was named by that user.
 pub fn unit_in_path(path: &str) -> Option<&str> {
+    if split_at_user(path).1.is_some() {
+        return None;
+    }
     let mut below_podman = false;
     for part in path.rsplit('/') {
         if id_in_part(part).is_some() {
@@ -96,14 +146,14 @@ pub fn unit_in_path(path: &str) -> Option<&str> {
         }
         let name = part.strip_suffix(".service").filter(|name| !name.is_empty());
         if let Some(name) = name {
-            let runtime = below_podman && matches!(name, "podman" | "user@");
+            let runtime = below_podman && name == "podman";
             return (!runtime && !name.starts_with("user@")).then_some(part);
         }
     }
     None
 }
 
-/// What people call a unit: without `.service`, without the instance of a template
+/// The service that a unit runs: its name without `.service`, without the instance of a template
 /// (`worker@3.service` is `worker`), with systemd's quotes undone.
 pub fn unit_service(unit: &str) -> String {
     let name = unit.strip_suffix(".service").unwrap_or(unit);
@@ -138,7 +188,7 @@ pub(crate) fn hex(digit: u8) -> Option<u8> {
 
 /// The uid in `pod<uid>` or `kubepods-burstable-pod<uid>.slice`, where systemd's `_` is Kubernetes's `-`.
 pub fn pod_uid_in_path(path: &str) -> Option<String> {
-    path.rsplit('/').find_map(|part| {
+    split_at_user(path).0.rsplit('/').find_map(|part| {
         let part = part.split(':').next().unwrap_or(part);
         let part = part.strip_suffix(".slice").unwrap_or(part);
         let at = part.rfind("pod")?;
@@ -179,7 +229,8 @@ mod tests {
             format!("/libpod_parent/libpod-{ID}"),
             format!("/../../kubepods-pod1.slice/cri-containerd-{ID}.scope"),
         ] {
-            assert_eq!(id_in_path(&path), Some(ID), "{path}");
+            let found = container_in_path(&path).map(|(id, _)| id);
+            assert_eq!(found, Some(ID), "{path}");
         }
     }
 
@@ -193,9 +244,45 @@ mod tests {
             format!("/machine.slice/crio-conmon-{ID}.scope"),
             format!("/docker/{}", ID.to_uppercase()),
             format!("/docker/{ID}0"),
+            // The task of a container on ECS, or anything else.
+            format!("/ecs/{}", &ID[..32]),
+            format!("/system.slice/{}", &ID[..32]),
         ] {
-            assert_eq!(id_in_path(&path), None, "{path}");
+            assert_eq!(container_in_path(&path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn a_container_on_ecs_has_its_whole_id() {
+        let id = format!("{}-2794083910", &ID[..32]);
+        assert!(is_id(&id));
+        let group = parse(&format!("0::/ecs/{}/{id}\n", &ID[..32]));
+        assert_eq!(group.container.as_deref(), Some(id.as_str()));
+        for wrong in [format!("{id}x"), format!("{}-", &ID[..32]), format!("{ID}-12")] {
+            assert!(!is_id(&wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_a_user_names_below_its_manager_is_no_unit_and_no_pod_and_its_containers_are_its_own() {
+        const USER: &str = "/user.slice/user-1000.slice/user@1000.service";
+        for below in [
+            "/app.slice/postgresql.service".to_owned(),
+            format!("/app.slice/docker-{ID}.scope"),
+            format!("/kubepods/burstable/pod{UID}/{ID}"),
+            format!("/postgresql.service/libpod-payload-{ID}"),
+            format!("/user@0.service/postgresql.service/docker-{ID}.scope"),
+        ] {
+            let group = parse(&format!("0::{USER}{below}\n"));
+            assert_eq!((group.unit, group.pod_uid), (None, None), "{below}");
+            let owner = group.container.is_some().then_some(1000);
+            assert_eq!((group.user, owner.is_some()), (owner, below.contains(ID)), "{below}");
+        }
+        // The host put the user's manager into the container, and root is the host.
+        let group = parse(&format!("0::/docker/{ID}{USER}/docker-{}.scope\n", "1".repeat(64)));
+        assert_eq!((group.container.as_deref(), group.user), (Some(ID), None));
+        let group = parse("0::/user.slice/user-0.slice/user@0.service/app.slice/sync.service\n");
+        assert_eq!(group.unit.as_deref(), Some("sync.service"));
     }
 
     #[test]
@@ -216,7 +303,7 @@ mod tests {
             ("/system.slice/nginx.service/workers", Some("nginx.service")),
             (
                 "/user.slice/user-1000.slice/user@1000.service/app.slice/sync.service",
-                Some("sync.service"),
+                None,
             ),
             ("/user.slice/user-1000.slice/user@1000.service/init.scope", None),
             ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x-1.scope", None),
@@ -246,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_called_what_people_call_it() {
+    fn a_unit_gives_its_service_a_name() {
         for (unit, service) in [
             ("nginx.service", "nginx"),
             ("worker@3.service", "worker"),

@@ -94,6 +94,30 @@ fn name_of(name: &[u8]) -> Option<&'static str> {
     all.into_iter().find(|known| known.as_bytes() == name)
 }
 
+/// Variables of a build's source, which Datadog links profiles with.
+pub const GIT: [&str; 2] = ["DD_GIT_REPOSITORY_URL", "DD_GIT_COMMIT_SHA"];
+
+/// What is kept of a process's environment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// The value is used.
+    Value,
+    /// Only that it is set: where data goes, and the credentials for it.
+    Name,
+    Nothing,
+}
+
+/// What a variable is used for. `own_destination`: some rule lets a target choose its destination.
+pub fn use_of(name: &[u8], own_destination: bool) -> Use {
+    let git = || GIT.iter().any(|known| known.as_bytes() == name);
+    match name_of(name) {
+        Some(known) if destinations::VARIABLES.contains(&known) && !own_destination => Use::Name,
+        Some(_) => Use::Value,
+        None if git() => Use::Value,
+        None => Use::Nothing,
+    }
+}
+
 /// The variables of a block that strata understands.
 #[derive(Clone, Default)]
 pub struct Known<'a> {

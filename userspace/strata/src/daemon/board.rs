@@ -23,6 +23,8 @@ pub struct Snapshot {
     pub people: usize,
     /// How reading their environments goes.
     pub readings: aside::Figures,
+    /// Bytes of their environments, and variables that had no room among them.
+    pub environments: (usize, u64),
     /// Who they are.
     pub services: Arc<Vec<Value>>,
     pub containers: strata_containers::Health,
@@ -187,6 +189,8 @@ impl Board {
                 "given_up": snapshot.readings.given_up,
                 "refused": snapshot.readings.refused,
                 "stuck": snapshot.readings.stuck,
+                "environment_bytes": snapshot.environments.0,
+                "variables_not_kept": snapshot.environments.1,
             },
             "containers": {
                 "known": snapshot.containers.known,

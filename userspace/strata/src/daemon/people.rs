@@ -24,10 +24,11 @@ use strata_export::origin::Language;
 use strata_metadata::{Application, Container, Environment, Facts, Pod, identify};
 use uuid::Uuid;
 
-use reading::{Question, Reader, Seen, wanted_variables};
+use reading::{Question, Reader, Seen, Wanted};
 use strata_agent::aside::{Figures, Missing, Ticket};
 use strata_agent::engine::Engine;
 use strata_agent::host;
+use strata_agent::processes::container::Group;
 use strata_agent::processes::table::{ImageId, ProcessTable};
 use who::{origin, stored_labels};
 
@@ -37,6 +38,23 @@ pub use who::Who;
 /// What is known of containers; `None` while nobody knows.
 pub trait Containers {
     fn of(&self, id: &str) -> Option<Known>;
+    /// Whether the runtimes were asked and run no such container.
+    fn is_unknown(&self, id: &str) -> bool;
+}
+
+/// What may be said of the container of a process, and whether the id in its group is believed.
+///
+/// A user may give its groups the id of any container: such an id counts only if the runtime of
+/// that user knows it, or none of the host's does. While that is open it is no container.
+fn container_of(group: &Group, containers: &dyn Containers) -> (bool, Option<Known>) {
+    let Some(id) = group.container.as_deref() else { return (true, None) };
+    let known = containers.of(id);
+    match (group.user, known) {
+        (None, known) => (true, known),
+        (Some(user), Some(known)) if known.owner == user => (true, Some(known)),
+        (Some(_), Some(_)) => (false, None),
+        (Some(_), None) => (containers.is_unknown(id), None),
+    }
 }
 
 /// What orchestrators know of a container.
@@ -44,6 +62,8 @@ pub trait Containers {
 pub struct Known {
     pub container: Option<Container>,
     pub pod: Option<Pod>,
+    /// The user whose runtime runs it; 0 is the host's.
+    pub owner: u32,
     /// Changes whenever the rest does.
     pub version: usize,
 }
@@ -74,8 +94,8 @@ pub struct People {
     asked: HashMap<Ticket, ImageId>,
     /// Who is to be read again.
     again: Vec<ImageId>,
-    /// Names of variables that rules ask for.
-    wanted: Arc<[String]>,
+    /// What rules need of an environment.
+    wanted: Arc<Wanted>,
     /// Changes with the configuration.
     generation: u64,
     hasher: RandomState,
@@ -83,6 +103,8 @@ pub struct People {
     /// worked out whenever it is needed.
     known: usize,
     most_known: usize,
+    /// Variables that would be used and had no room.
+    not_kept: u64,
 }
 
 /// AppDomains of a process that have profiles of their own.
@@ -97,6 +119,8 @@ const AGAIN: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
 /// When a process is read whose reading was refused.
 const REFUSED: Duration = Duration::from_secs(5);
+/// Bytes of the environments of all processes.
+const MOST_ENVIRONMENTS: usize = 8 << 20;
 /// How long a cut waits for readings that are on their way.
 const SETTLING: Duration = Duration::from_millis(300);
 
@@ -111,7 +135,8 @@ impl People {
             reader,
             asked: HashMap::new(),
             again: Vec::new(),
-            wanted: wanted_variables(&configuration.rules),
+            wanted: Arc::new(Wanted::of(&configuration.rules)),
+            not_kept: 0,
             generation: 0,
             hasher: RandomState::new(),
             known: 0,
@@ -122,9 +147,9 @@ impl People {
     /// Rules may say something else now, of other variables.
     pub fn configure(&mut self, configuration: &Configuration, table: &ProcessTable) {
         self.generation += 1;
-        let wanted = wanted_variables(&configuration.rules);
-        if wanted != self.wanted {
-            self.wanted = wanted;
+        let wanted = Wanted::of(&configuration.rules);
+        if wanted != *self.wanted {
+            self.wanted = Arc::new(wanted);
             let images: Vec<ImageId> = self.persons.keys().copied().collect();
             for image in images {
                 self.ask(table, image);
@@ -159,7 +184,9 @@ impl People {
 
     /// Takes in what was read meanwhile.
     fn take_in(&mut self) {
-        for (ticket, seen) in self.reader.answers() {
+        let answers = self.reader.answers();
+        let mut environments = if answers.is_empty() { 0 } else { self.environment_bytes() };
+        for (ticket, seen) in answers {
             let Some(image) = self.asked.remove(&ticket) else { continue };
             let Some(person) = self.persons.get_mut(&image) else { continue };
             // It may have been asked for anew, or be another with the same number.
@@ -168,7 +195,15 @@ impl People {
             }
             person.asked = None;
             match seen {
-                Ok(seen) => {
+                Ok(mut seen) => {
+                    let before = person.seen.environment.len();
+                    let room = MOST_ENVIRONMENTS.saturating_sub(environments.saturating_sub(before));
+                    if seen.environment.len() > room {
+                        seen.environment = Vec::new();
+                        seen.not_kept += 1;
+                    }
+                    environments = environments.saturating_sub(before) + seen.environment.len();
+                    self.not_kept += u64::from(seen.not_kept);
                     if let (true, Some(wait)) = (seen.is_bare, AGAIN.get(person.looks as usize)) {
                         person.looks += 1;
                         person.again = Some(Instant::now() + *wait);
@@ -233,6 +268,16 @@ impl People {
 
     pub fn len(&self) -> usize {
         self.persons.len()
+    }
+
+    /// Bytes of environments that are kept.
+    pub fn environment_bytes(&self) -> usize {
+        self.persons.values().map(|person| person.seen.environment.len()).sum()
+    }
+
+    /// Variables that would be used and were not kept, for want of room.
+    pub fn not_kept(&self) -> u64 {
+        self.not_kept
     }
 
     pub fn set_most_known(&mut self, most: usize) {
@@ -300,13 +345,21 @@ impl People {
         let is_dotnet = engine.managed.standing_of(image).is_some();
         let domains = engine.managed.domains_of(image);
         let record = domains.and_then(|domains| domain_of(domains, domain));
-        let container = group.and_then(|group| containers.of(group.container.as_deref()?));
+        let (is_believed, container) =
+            group.map_or((true, None), |group| container_of(group, containers));
+        let without = group.filter(|_| !is_believed).map(|group| Group {
+            container: None,
+            user: None,
+            ..Group::clone(group)
+        });
+        let group = without.as_ref().or(group.map(|group| &**group));
         let said = record.map(|record| {
             (&record.name, &record.service, &record.environment, &record.version, record.runtime_id)
         });
         let version = container.as_ref().map(|known| known.version);
         let person = self.persons.get_mut(&image)?;
         let program = program_of(&engine.table, image).filter(|_| person.seen.exe.is_none());
+        let version = (version, is_believed);
         let state = (self.generation, person.readings, &program, &comm, is_dotnet, said, version);
         let state = self.hasher.hash_one(state);
         // Numbers of AppDomains are a process's claim.
@@ -331,7 +384,7 @@ impl People {
             }),
             environment: Environment::new(&person.seen.environment),
             entry_assembly: entry,
-            group: group.map(|group| &**group),
+            group,
             container: container.as_ref().and_then(|facts| facts.container.as_ref()),
             pod: container.as_ref().and_then(|facts| facts.pod.as_ref()),
             exe: person.seen.exe.as_deref().or(program.as_deref()),

@@ -45,8 +45,13 @@ impl Containers for Runtimes {
         Some(Known {
             container: Some(found.container.clone()),
             pod: found.pod.clone(),
+            owner: found.owner,
             version: found.revision,
         })
+    }
+
+    fn is_unknown(&self, id: &str) -> bool {
+        self.directory.is_unknown(id)
     }
 }
 

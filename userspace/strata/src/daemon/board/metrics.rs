@@ -81,6 +81,18 @@ impl Board {
             snapshot.readings.given_up as f64,
         );
         one(
+            "process_environment_bytes",
+            gauge,
+            "Bytes of the environments of sampled processes that are kept.",
+            snapshot.environments.0 as f64,
+        );
+        one(
+            "process_variables_dropped_total",
+            counter,
+            "Variables of processes that would name them and were too large to be kept.",
+            snapshot.environments.1 as f64,
+        );
+        one(
             "process_readings_refused_total",
             counter,
             "Processes whose environment nobody had time to read.",

@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use strata_config::rules::Rule;
 use strata_metadata::Environment;
-use strata_metadata::environment::MAX_BLOCK;
+use strata_metadata::environment::{MAX_BLOCK, Use, use_of};
 
 use strata_agent::aside::{Aside, Patience};
 use strata_agent::engine::monotonic_nanos;
 
-/// Bytes of an environment that are kept: more understood variables than these are nobody's.
+/// Bytes of one process's environment that are kept; what has no room is counted.
 const MOST_KEPT: usize = 16 << 10;
 /// Bytes of a command line that are looked at.
 const MAX_COMMAND: u64 = 16 << 10;
@@ -36,8 +36,27 @@ pub fn reader() -> Reader {
 #[derive(Clone, Debug)]
 pub struct Question {
     pub pid: u32,
-    /// Names of variables that rules ask for.
-    pub wanted: Arc<[String]>,
+    pub wanted: Arc<Wanted>,
+}
+
+/// What rules need of an environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Names of variables that they compare.
+    pub variables: Vec<String>,
+    /// One of them lets a target choose where its data goes.
+    pub own_destination: bool,
+}
+
+impl Wanted {
+    pub fn of(rules: &[Rule]) -> Self {
+        let names = rules.iter().flat_map(|rule| rule.conditions.env.iter());
+        let mut variables: Vec<String> = names.map(|(name, _)| name.clone()).collect();
+        variables.sort();
+        variables.dedup();
+        let own_destination = rules.iter().any(|rule| rule.own_destination.value == Some(true));
+        Self { variables, own_destination }
+    }
 }
 
 /// What was read of a process.
@@ -45,8 +64,11 @@ pub struct Question {
 pub struct Seen {
     /// When it had been read, by the clock of events.
     pub at: u64,
-    /// The variables that somebody understands, as a block.
+    /// The variables that are used, as a block. Of those that say where data goes only that they
+    /// are set.
     pub environment: Vec<u8>,
+    /// Used variables that had no room in it.
+    pub not_kept: u32,
     pub exe: Option<String>,
     /// If it is a .NET process.
     pub entry_assembly: Option<String>,
@@ -59,14 +81,16 @@ pub struct Seen {
 }
 
 impl Seen {
-    fn read(pid: u32, wanted: &[String]) -> Self {
+    fn read(pid: u32, wanted: &Wanted) -> Self {
         let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
         let exe = exe.map(|path| String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned());
         let is_kernels = exe.is_none() && is_kernels(pid);
         let block = if is_kernels { None } else { block_of(pid) };
+        let (environment, not_kept) = used(block.as_deref().unwrap_or_default(), wanted);
         Self {
             is_bare: block.as_ref().is_some_and(Vec::is_empty),
-            environment: understood(&block.unwrap_or_default(), wanted),
+            environment,
+            not_kept,
             entry_assembly: entry_assembly(pid, exe.as_deref()),
             is_kernels,
             exe,
@@ -97,34 +121,32 @@ fn block_of(pid: u32) -> Option<Vec<u8>> {
     Some(block)
 }
 
-/// The variables of a process that profilers or rules understand.
-fn understood(block: &[u8], wanted: &[String]) -> Vec<u8> {
-    let mut kept = Vec::new();
+/// The variables of a process that strata or its rules use, and how many had no room.
+fn used(block: &[u8], wanted: &Wanted) -> (Vec<u8>, u32) {
+    let (mut kept, mut not_kept) = (Vec::new(), 0_u32);
     for (name, value) in Environment::new(block).variables() {
-        let understood = name.starts_with(b"DD_")
-            || name.starts_with(b"OTEL_")
-            || name.starts_with(b"PYROSCOPE_")
-            || wanted.iter().any(|wanted| wanted.as_bytes() == name);
-        let most = MOST_KEPT.saturating_sub(kept.len());
-        if understood && name.len() + value.len() + 2 <= most {
-            kept.extend_from_slice(name);
-            kept.push(b'=');
-            kept.extend_from_slice(value);
-            kept.push(0);
+        let is_compared = wanted.variables.iter().any(|wanted| wanted.as_bytes() == name);
+        let value = match use_of(name, wanted.own_destination) {
+            _ if is_compared => value,
+            Use::Value => value,
+            Use::Name if value.is_empty() => value,
+            Use::Name => IS_SET,
+            Use::Nothing => continue,
+        };
+        if name.len() + value.len() + 2 > MOST_KEPT.saturating_sub(kept.len()) {
+            not_kept = not_kept.saturating_add(1);
+            continue;
+        }
+        for part in [name, b"=", value, b"\0"] {
+            kept.extend_from_slice(part);
         }
     }
     kept.shrink_to_fit();
-    kept
+    (kept, not_kept)
 }
 
-/// Names of variables that rules ask for.
-pub fn wanted_variables(rules: &[Rule]) -> Arc<[String]> {
-    let names = rules.iter().flat_map(|rule| rule.conditions.env.iter());
-    let mut names: Vec<String> = names.map(|(name, _)| name.clone()).collect();
-    names.sort();
-    names.dedup();
-    names.into()
-}
+/// What is kept in place of a value that is not used.
+const IS_SET: &[u8] = b"(set)";
 
 /// The assembly that a .NET process was started with: the first argument of its host that is one,
 /// else the program itself.
@@ -176,8 +198,10 @@ mod tests {
     fn a_process_is_read_with_what_is_understood_of_its_environment() {
         let mut command = std::process::Command::new("/bin/sleep");
         command.arg("60").env_clear().env("DD_SERVICE", "shop").env("TEAM", "a").env("OTHER", "b");
+        command.env("DD_API_KEY", "secret").env("DD_APP_KEY", "secret").env("OTEL_OTHER", "secret");
+        command.env("PYROSCOPE_AUTH_TOKEN", "").env("DD_GIT_COMMIT_SHA", "4f1d");
         let mut child = command.spawn().expect("it starts");
-        let wanted = ["TEAM".to_owned()];
+        let wanted = Wanted { variables: vec!["TEAM".to_owned()], own_destination: false };
         let mut seen = Seen::read(child.id(), &wanted);
         // The child may be on its way into its program still.
         while seen.environment.is_empty()
@@ -190,13 +214,30 @@ mod tests {
         let environment = Environment::new(&seen.environment);
         let mut variables: Vec<_> = environment.variables().collect();
         variables.sort();
-        assert_eq!(variables, [(&b"DD_SERVICE"[..], &b"shop"[..]), (b"TEAM", b"a")]);
+        let expected: [(&[u8], &[u8]); 5] = [
+            (b"DD_API_KEY", IS_SET),
+            (b"DD_GIT_COMMIT_SHA", b"4f1d"),
+            (b"DD_SERVICE", b"shop"),
+            (b"PYROSCOPE_AUTH_TOKEN", b""),
+            (b"TEAM", b"a"),
+        ];
+        assert_eq!(variables, expected);
         assert!(!seen.is_kernels && !seen.is_bare && seen.at > 0);
     }
 
     #[test]
+    fn where_data_goes_is_kept_only_for_a_rule_that_uses_it_and_what_has_no_room_is_counted() {
+        let wanted = Wanted { variables: Vec::new(), own_destination: true };
+        let (kept, not_kept) = used(b"DD_API_KEY=secret\0DD_APP_KEY=other\0", &wanted);
+        assert_eq!((&kept[..], not_kept), (&b"DD_API_KEY=secret\0"[..], 0));
+        let long = [b"DD_TAGS=".to_vec(), vec![b'x'; MOST_KEPT], b"\0DD_ENV=a\0".to_vec()].concat();
+        let (kept, not_kept) = used(&long, &Wanted::default());
+        assert_eq!((&kept[..], not_kept), (&b"DD_ENV=a\0"[..], 1));
+    }
+
+    #[test]
     fn a_process_that_is_gone_has_nothing_to_be_read() {
-        let seen = Seen::read(u32::MAX, &[]);
+        let seen = Seen::read(u32::MAX, &Wanted::default());
         assert!(seen.environment.is_empty() && seen.exe.is_none() && !seen.is_bare);
     }
 }

@@ -44,7 +44,7 @@ fn a_process_that_cannot_be_read_holds_nobody_up_and_is_not_tried_again() {
         if question.pid == 7 {
             let _ = hang.lock().expect("nobody panics").recv();
         }
-        Seen { exe: Some(format!("/{}", question.wanted.len())), ..Seen::default() }
+        Seen { exe: Some(format!("/{}", question.wanted.variables.len())), ..Seen::default() }
     });
     let (table, plain) = (table_of(&[7, 8]), configuration(""));
     let (hangs, fine) = (image_of(&table, 7), image_of(&table, 8));
@@ -156,4 +156,41 @@ fn a_process_without_an_environment_is_let_be_in_the_end() {
 fn the_host_is_called_what_the_configuration_says_else_by_its_name() {
     assert_eq!(host_of(&configuration("host = \"node-1\"\n")), "node-1");
     assert_eq!(host_of(&configuration("")), host::name());
+}
+
+/// Runtimes that know one container, of a user; and whether they have answered for the others.
+struct Runtimes {
+    owner: u32,
+    have_answered: bool,
+}
+
+const KNOWN: &str = "4f1d6ad20b5cf1b4a1d9a2f5f6e3f1b0aa3d7c7c8f6f8f1b0c9d8e7f6a5b4c3d";
+
+impl Containers for Runtimes {
+    fn of(&self, id: &str) -> Option<Known> {
+        (id == KNOWN).then(|| Known { owner: self.owner, ..Known::default() })
+    }
+
+    fn is_unknown(&self, id: &str) -> bool {
+        id != KNOWN && self.have_answered
+    }
+}
+
+#[test]
+fn a_users_groups_have_the_containers_of_that_user_only() {
+    use strata_agent::processes::container::parse;
+    let host = |id: &str| parse(&format!("0::/system.slice/docker-{id}.scope\n"));
+    let user = |id: &str| parse(&format!("0::/user.slice/user@7.service/docker-{id}.scope\n"));
+    let other = "1".repeat(64);
+    let ask = |group: &Group, owner, have_answered| {
+        let (is_believed, known) = container_of(group, &Runtimes { owner, have_answered });
+        (is_believed, known.is_some())
+    };
+    assert_eq!(ask(&host(KNOWN), 0, true), (true, true));
+    assert_eq!(ask(&host(&other), 0, false), (true, false));
+    assert_eq!(ask(&user(KNOWN), 0, true), (false, false), "it is the host's");
+    assert_eq!(ask(&user(KNOWN), 8, true), (false, false), "it is another user's");
+    assert_eq!(ask(&user(KNOWN), 7, true), (true, true));
+    assert_eq!(ask(&user(&other), 0, false), (false, false), "it may be the host's still");
+    assert_eq!(ask(&user(&other), 0, true), (true, false), "a rootless one");
 }

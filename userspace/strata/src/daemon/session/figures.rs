@@ -53,6 +53,7 @@ impl Daemon {
             files: self.slow.mapped_files,
             people: self.cutter.people.len(),
             readings: self.cutter.people.readings(),
+            environments: (self.cutter.people.environment_bytes(), self.cutter.people.not_kept()),
             services: self.services.clone(),
             containers: self.runtimes.health(),
             samples: tally.samples,
