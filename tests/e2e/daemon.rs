@@ -336,8 +336,8 @@ fn a_second_daemon_and_a_wrong_configuration_are_told_what_to_do() -> Result<()>
     let second = run(&["daemon", "--config", &configuration])?;
     assert!(!second.status.success());
     assert!(second.stderr.contains("another strata daemon"), "{}", second.stderr);
-    let address = daemon.metrics_address().to_string();
-    let status = run(&["status", "--address", &address])?;
+    let socket = daemon.status_socket().display().to_string();
+    let status = run(&["status", "--socket", &socket])?;
     println!("{}", status.stdout);
     assert!(status.status.success() && status.stdout.contains("healthy"));
     let metrics = daemon.metrics()?;
@@ -345,7 +345,7 @@ fn a_second_daemon_and_a_wrong_configuration_are_told_what_to_do() -> Result<()>
         assert!(metrics.contains(name), "{metrics}");
     }
     daemon.end()?;
-    let nobody = run(&["status", "--address", &address])?;
+    let nobody = run(&["status", "--socket", &socket])?;
     assert!(nobody.stderr.contains("is `strata daemon` running"), "{}", nobody.stderr);
     let wrong = run(&["config", "check", "--set", "sampling.frequency=fast"])?;
     assert!(!wrong.status.success());

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -47,7 +48,7 @@ impl Daemon {
         };
         let folder = self.folder.path().display();
         let own = format!(
-            "{head}\n[metrics]\naddress = \"{}\"\n[store]\npath = \"{folder}/store\"\n{tables}",
+            "{head}\n[metrics]\naddress = \"{}\"\nsocket = \"{folder}/status.sock\"\n[store]\npath = \"{folder}/store\"\n{tables}",
             self.metrics
         );
         Ok(std::fs::write(self.configuration(), own)?)
@@ -78,11 +79,12 @@ impl Daemon {
         }
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         let mut running = Running::from_command(command)?;
-        let metrics = self.metrics;
+        let socket = self.status_socket();
         let mut ended = false;
         wait_until("the daemon answers", PATIENCE, || {
             ended = !running.is_alive();
-            ended || get(metrics, "/healthz").is_ok_and(|body| body == "ok\n")
+            let health = || over(UnixStream::connect(&socket)?, "/healthz");
+            ended || health().is_ok_and(|body| body == "ok\n")
         })?;
         if ended {
             let ended = running.wait(PATIENCE)?;
@@ -102,11 +104,25 @@ impl Daemon {
 
     /// What it says of itself.
     pub fn status(&self) -> Result<Value> {
-        Ok(serde_json::from_str(&get(self.metrics, "/status")?)?)
+        Ok(serde_json::from_str(&over(UnixStream::connect(self.status_socket())?, "/status")?)?)
+    }
+
+    /// What any user of the host is answered.
+    pub fn from_port(&self, path: &str) -> Result<String> {
+        get(self.metrics, path)
+    }
+
+    /// What a probe is answered.
+    pub fn health(&self) -> Result<String> {
+        get(self.metrics, "/healthz")
     }
 
     pub fn metrics(&self) -> Result<String> {
         get(self.metrics, "/metrics")
+    }
+
+    pub fn status_socket(&self) -> PathBuf {
+        self.folder.path().join("status.sock")
     }
 
     pub fn metrics_address(&self) -> SocketAddr {
@@ -138,8 +154,12 @@ impl Daemon {
 }
 
 fn get(address: SocketAddr, path: &str) -> Result<String> {
-    let mut stream = TcpStream::connect(address)?;
+    let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
+    over(stream, path)
+}
+
+fn over(mut stream: impl Read + Write, path: &str) -> Result<String> {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

@@ -38,6 +38,8 @@ pub struct Configuration {
     pub containers: Containers,
     /// Of `/metrics` and `/healthz`.
     pub metrics: Sourced<Option<SocketAddr>>,
+    /// The unix socket of `/status`, which `strata status` asks.
+    pub status_socket: Sourced<Option<PathBuf>>,
     /// `stderr`, `journald`, `syslog`, `none` or a file.
     pub log_target: Sourced<String>,
     pub log_level: Sourced<LogLevel>,
@@ -165,6 +167,8 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
         containers: containers(layers),
         metrics: layers
             .get(&["metrics", "address"], Some(SocketAddr::from(([127, 0, 0, 1], 9464)))),
+        status_socket: layers
+            .get(&["metrics", "socket"], Some(PathBuf::from("/run/strata/status.sock"))),
         log_target,
         log_level: layers.get(&["log", "level"], LogLevel::Info),
         sinks: sinks::read(layers),

@@ -116,13 +116,10 @@ impl Cache {
         entry.due = now + self.pace.fresh;
         entry.bytes = bytes;
         // The same answer again is the same knowledge.
-        let known = entry
-            .known
-            .as_ref()
-            .filter(|known| {
-                let of = |one: &Metadata| (one.container.clone(), one.pod.clone(), one.owner);
-                of(known) == of(&metadata)
-            });
+        let known = entry.known.as_ref().filter(|known| {
+            let of = |one: &Metadata| (one.container.clone(), one.pod.clone(), one.owner);
+            of(known) == of(&metadata)
+        });
         if known.is_none() {
             metadata.revision = usize::try_from(self.clock).unwrap_or_default();
             entry.known = Some(Arc::new(metadata));

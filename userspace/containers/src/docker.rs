@@ -48,9 +48,5 @@ pub(crate) async fn ask(transport: &Transport, id: &str) -> Result<Option<Found>
         image: config.image.and_then(|image| inert(&image)),
         labels: inert_pairs(&labels),
     };
-    Ok(Some(Found {
-        container,
-        pod: pod_of_labels(|name| labels.get(name)),
-        owner: None,
-    }))
+    Ok(Some(Found { container, pod: pod_of_labels(|name| labels.get(name)), owner: None }))
 }

@@ -301,10 +301,7 @@ mod tests {
             ("/system.slice/nginx.service", Some("nginx.service")),
             ("/system.slice/system-worker.slice/worker@3.service", Some("worker@3.service")),
             ("/system.slice/nginx.service/workers", Some("nginx.service")),
-            (
-                "/user.slice/user-1000.slice/user@1000.service/app.slice/sync.service",
-                None,
-            ),
+            ("/user.slice/user-1000.slice/user@1000.service/app.slice/sync.service", None),
             ("/user.slice/user-1000.slice/user@1000.service/init.scope", None),
             ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x-1.scope", None),
             ("/user.slice/user-0.slice/session-1.scope", None),

@@ -105,9 +105,9 @@ pub enum ConfigCommand {
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Where the daemon serves its metrics
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9464")]
-    pub address: std::net::SocketAddr,
+    /// The daemon's unix socket (metrics.socket)
+    #[arg(long, value_name = "PATH", default_value = "/run/strata/status.sock")]
+    pub socket: std::path::PathBuf,
     /// Show who is sampled: each process's service, labels, and where they come from
     #[arg(long)]
     pub services: bool,

@@ -1,6 +1,7 @@
 //! strata: a host-wide profiler. See `ARCHITECTURE.md` for the map of the code.
 
 mod args;
+mod capabilities;
 mod convert;
 mod daemon;
 mod doctor;
@@ -9,6 +10,7 @@ mod printing;
 mod ps;
 mod query;
 mod record;
+mod second_signal;
 mod stacks;
 mod view;
 
@@ -55,7 +57,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Record(args) => record(*args),
         Command::Daemon(args) => daemon::run(args.settings.into()),
-        Command::Status(args) => daemon::status::run(args.address, args.json, args.services),
+        Command::Status(args) => daemon::status::run(&args.socket, args.json, args.services),
         Command::Config(ConfigCommand::Check(args)) => daemon::check(&args.into()),
         Command::Config(ConfigCommand::Show(args)) => daemon::show(&args.into()),
         Command::Config(ConfigCommand::Example) => printing::print(strata_config::EXAMPLE),

@@ -90,6 +90,8 @@ pub struct Board {
     pub delivery: Arc<Queues>,
     /// When the loop turned last.
     pub beat: Mutex<Instant>,
+    /// Why metrics are not served at their address.
+    pub metrics_trouble: Mutex<Option<String>>,
 }
 
 /// A loop that has not turned for so long is stuck.
@@ -107,6 +109,14 @@ impl Board {
             return Err(format!("the sampling loop has not turned for {} s", since.as_secs()));
         }
         Ok(())
+    }
+
+    pub fn metrics_trouble(&self) -> Option<String> {
+        read(&self.metrics_trouble)
+    }
+
+    pub fn set_metrics_trouble(&self, trouble: Option<String>) {
+        *self.metrics_trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
     /// The loop is alive.
@@ -150,6 +160,7 @@ impl Board {
             .collect();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
+            "metrics_trouble": self.metrics_trouble(),
             "pid": std::process::id(),
             "uptime_seconds": uptime.as_secs(),
             "healthy": self.health().is_ok(),

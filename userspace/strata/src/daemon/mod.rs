@@ -61,7 +61,10 @@ impl Network {
         let handle = runtime.handle().clone();
         std::thread::Builder::new()
             .name("network".into())
-            .spawn(move || runtime.block_on(std::future::pending::<()>()))
+            .spawn(move || {
+                crate::capabilities::give_up_administration();
+                runtime.block_on(std::future::pending::<()>());
+            })
             .context("a thread cannot be started")?;
         Ok(Self { handle })
     }

@@ -197,7 +197,8 @@ impl People {
             match seen {
                 Ok(mut seen) => {
                     let before = person.seen.environment.len();
-                    let room = MOST_ENVIRONMENTS.saturating_sub(environments.saturating_sub(before));
+                    let room =
+                        MOST_ENVIRONMENTS.saturating_sub(environments.saturating_sub(before));
                     if seen.environment.len() > room {
                         seen.environment = Vec::new();
                         seen.not_kept += 1;

@@ -26,6 +26,7 @@ use super::people::age_of;
 use super::runtimes::Runtimes;
 use super::settings::{Source, keeps_times, kernel_frequency};
 use super::web;
+use crate::{capabilities, second_signal};
 use figures::SlowFigures;
 use strata_agent::engine::readiness::Readiness;
 use strata_agent::engine::{Engine, Options};
@@ -136,24 +137,14 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     let budget = Budget::of(configuration.memory_limit.value.0, configuration.sinks.len());
     let destinations = destinations(&configuration, &budget)?;
     // Listening first: a second daemon ends here, before it does anything to the host.
-    let listener = match configuration.metrics.value {
+    let socket = match &configuration.status_socket.value {
+        Some(path) => web::socket(path)?,
         None => None,
-        Some(address) => {
-            let bound = network.spawn(web::bind(address)).await?;
-            Some(bound.with_context(|| {
-                format!(
-                    "metrics cannot be served at {address}: is another strata daemon running? \
-                     (metrics.address sets another, \"\" none)"
-                )
-            })?)
-        }
     };
     destinations.warn_of_orphans();
     let starting = Queues::start(destinations.plans.clone(), Clock::real());
     let delivery = network.spawn(starting).await??;
     let delivery = Arc::new(delivery);
-    let publisher = Pipeline::start(destinations, delivery.clone(), network.clone(), HOOKS)
-        .context("the publisher's thread cannot be started")?;
     crate::record::launch::set_priority(crate::record::launch::RECORDING_PRIORITY);
     let frequency = kernel_frequency(&configuration);
     let mut engine = Engine::new(Options {
@@ -178,6 +169,9 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         .inspect_err(|error| tracing::info!(%error, "BPF run times are not counted"))
         .ok();
     engine.start()?;
+    capabilities::give_up_administration();
+    let publisher = Pipeline::start(destinations, delivery.clone(), network.clone(), HOOKS)
+        .context("the publisher's thread cannot be started")?;
     let maps = introspect::of_this_process().map_or(0, |used| used.map_bytes());
     let fixed_maps = maps.saturating_sub(engine.store.segment_bytes());
     let board = Arc::new(Board {
@@ -186,10 +180,9 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         publisher: publisher.figures(),
         delivery: delivery.clone(),
         beat: Mutex::new(Instant::now()),
+        metrics_trouble: Mutex::default(),
     });
-    if let Some(listener) = listener {
-        network.spawn(web::serve(listener, board.clone()));
-    }
+    web::start(socket, configuration.metrics.value, board.clone())?;
     let mut daemon = Daemon {
         cutter: Cutter::new(&configuration, budget.names, budget.people),
         runtimes: Runtimes::start(&configuration.containers, &network),
@@ -221,7 +214,8 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     tracing::info!("strata {} is sampling: {status}", env!("CARGO_PKG_VERSION"));
     daemon.manager.ready(&status);
     daemon.serve(&mut signals).await?;
-    daemon.finish(&mut signals).await
+    drop(signals);
+    daemon.finish().await
 }
 
 /// Whose samples are left out: strata's own, unless somebody wants to see them.
@@ -474,44 +468,30 @@ impl Daemon {
     }
 
     /// The rest of the period goes out, and bridges are taken back.
-    async fn finish(mut self, signals: &mut Signals) -> Result<()> {
+    async fn finish(mut self) -> Result<()> {
+        second_signal::ends_at_once(
+            &[libc::SIGINT, libc::SIGTERM],
+            "strata: told twice to end: what was not sent yet is lost or in the spool\n",
+        );
         self.manager.stopping();
         tracing::info!("ending: the last profiles are sent");
-        let ended = async {
-            self.engine.finish(PATIENCE)?;
-            self.meet_newcomers();
-            self.cut();
-            self.engine.managed.release();
-            let (publisher, delivery) = (self.publisher, self.delivery);
-            let flushed = tokio::task::spawn_blocking(move || publisher.end(LAST_PUBLISH));
-            if !flushed.await.unwrap_or(false) {
-                tracing::warn!("not everything could be published in {LAST_PUBLISH:?}");
-            }
-            let last = self.network.spawn(async move { delivery.shutdown(LAST_DELIVERY).await });
-            for sink in last.await? {
-                if sink.spooled > 0 {
-                    tracing::info!(
-                        sink = sink.name,
-                        batches = sink.spooled,
-                        "left for the next start"
-                    );
-                }
-            }
-            Ok(())
-        };
-        tokio::select! {
-            biased;
-            ended = ended => ended,
-            () = again(signals) => {
-                anyhow::bail!("told twice to end: what was not sent yet is lost or in the spool")
+        self.engine.finish(PATIENCE)?;
+        self.meet_newcomers();
+        self.cut();
+        self.engine.managed.release();
+        let (publisher, delivery) = (self.publisher, self.delivery);
+        let flushed = tokio::task::spawn_blocking(move || publisher.end(LAST_PUBLISH));
+        if !flushed.await.unwrap_or(false) {
+            tracing::warn!("not everything could be published in {LAST_PUBLISH:?}");
+        }
+        let last = self.network.spawn(async move { delivery.shutdown(LAST_DELIVERY).await });
+        for sink in last.await? {
+            if sink.spooled > 0 {
+                tracing::info!(sink = sink.name, batches = sink.spooled, "left for the next start");
             }
         }
+        Ok(())
     }
-}
-
-/// Another signal to end.
-async fn again(signals: &mut Signals) {
-    while signals.next().await != Asked::End {}
 }
 
 async fn beat(watchdog: &mut Option<tokio::time::Interval>) {

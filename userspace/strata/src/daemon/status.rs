@@ -1,7 +1,8 @@
 //! `strata status`: asks the daemon of this host how it is doing.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
@@ -15,9 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of an answer.
 const MOST: u64 = 8 << 20;
 
-pub fn run(address: SocketAddr, json: bool, services: bool) -> Result<i32> {
-    let body = ask(address)?;
-    let status = understood(&body, address)?;
+pub fn run(socket: &Path, json: bool, services: bool) -> Result<i32> {
+    let body = ask(socket)?;
+    let status = understood(&body, socket)?;
     let shown = match (json, services) {
         (true, _) => format!("{}\n", body.trim_end()),
         (false, true) => sanitize_lines(&services_text(&status)),
@@ -28,38 +29,43 @@ pub fn run(address: SocketAddr, json: bool, services: bool) -> Result<i32> {
 }
 
 /// The answer, if it is one of strata's daemon.
-fn understood(body: &str, address: SocketAddr) -> Result<Value> {
+fn understood(body: &str, socket: &Path) -> Result<Value> {
     match serde_json::from_str::<Value>(body) {
         Ok(status) if status["healthy"].is_boolean() && status["version"].is_string() => Ok(status),
-        _ => Err(stranger(address)),
+        _ => Err(stranger(socket)),
     }
 }
 
-fn stranger(address: SocketAddr) -> Error {
+fn stranger(socket: &Path) -> Error {
     anyhow!(
-        "what answers at {address} is not strata's daemon: --address names where that has its \
-         metrics.address"
+        "what answers at {} is not strata's daemon: --socket names where that has its \
+         metrics.socket",
+        socket.display()
     )
 }
 
-fn ask(address: SocketAddr) -> Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).with_context(|| {
-        format!(
-            "no daemon answers at {address}: is `strata daemon` running, and is that its \
-             metrics.address? (--address names another)"
-        )
+fn ask(socket: &Path) -> Result<String> {
+    let shown = socket.display();
+    let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied => anyhow!(
+            "{shown} is root's, because the status names every process: use sudo strata status"
+        ),
+        _ => anyhow!(
+            "no daemon answers at {shown}: is `strata daemon` running, and is that its \
+             metrics.socket? (--socket names another): {error}"
+        ),
     })?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    write!(stream, "GET /status HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    write!(stream, "GET /status HTTP/1.1\r\nHost: strata\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     stream.take(MOST).read_to_string(&mut answer).context("the daemon's answer was cut off")?;
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
-        bail!("what answers at {address} does not speak HTTP");
+        bail!("what answers at {shown} does not speak HTTP");
     };
     let status = head.split_ascii_whitespace().nth(1).unwrap_or_default();
     if status != "200" {
-        return Err(stranger(address).context(format!("the answer was {status}")));
+        return Err(stranger(socket).context(format!("the answer was {status}")));
     }
     Ok(body.to_owned())
 }
@@ -120,6 +126,9 @@ fn text(status: &Value) -> String {
     if let Some(trouble) = configuration["trouble"].as_str() {
         lines.push("               what is there now was refused, the one before is used:".into());
         lines.extend(trouble.lines().map(|line| format!("               {line}")));
+    }
+    if let Some(trouble) = status["metrics_trouble"].as_str() {
+        lines.push(format!("metrics        are not served: {trouble}"));
     }
     let sampling = &status["sampling"];
     lines.push(format!(
@@ -284,12 +293,12 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_not_a_status_says_where_to_look() {
-        let address = SocketAddr::from(([127, 0, 0, 1], 9464));
+        let socket = Path::new("/run/strata/status.sock");
         for body in ["", "fine", "[]", "3", "{}", r#"{"version":"1.0","status":"up"}"#] {
-            let error = understood(body, address).expect_err(body).to_string();
-            assert!(error.contains("127.0.0.1:9464") && error.contains("--address"), "{error}");
+            let error = understood(body, socket).expect_err(body).to_string();
+            assert!(error.contains("status.sock") && error.contains("--socket"), "{error}");
         }
-        let status = understood(r#"{"version":"1.0","healthy":false}"#, address);
+        let status = understood(r#"{"version":"1.0","healthy":false}"#, socket);
         assert!(status.is_ok_and(|status| status["healthy"] == Value::Bool(false)));
     }
 

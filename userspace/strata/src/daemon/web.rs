@@ -1,12 +1,24 @@
-//! `/metrics`, `/healthz` and `/status` on a loopback port.
+//! `/metrics`, `/healthz` and `/status`: what answers who asks how the daemon is doing.
 //!
-//! Read only, and bounded: few connections at a time, small requests, no bodies.
+//! - A unix socket for root (mode 0660): everything, for `strata status`.
+//! - A TCP port for scrapers and probes: `/metrics` and `/healthz`, which name no process. Any user
+//!   of the host may take the port first: serving there is tried again until it works.
+//!
+//! Invariant: read only, and open to connections at any time. When as many are open as may be, the
+//! oldest is dropped for the newest, so that silent ones keep no answer back. All of it runs on a
+//! thread of its own, which does nothing else.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, bail};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -14,74 +26,289 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::task::AbortHandle;
 
 use super::board::Board;
 
-const MOST_CONNECTIONS: usize = 32;
+/// Connections of one listener that are open at the same time.
+const MOST_CONNECTIONS: usize = 128;
+/// What a connection may take from its beginning to its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// When a port that another program has is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Metrics are put together at most this often, however often they are asked for.
+const METRICS_AGE: Duration = Duration::from_millis(200);
 
-/// Binds; serving begins with [`serve`].
-pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(address).await
+/// The unix socket, and the lock that no second daemon gets.
+#[derive(Debug)]
+pub struct Socket {
+    listener: std::os::unix::net::UnixListener,
+    path: PathBuf,
+    _lock: File,
 }
 
-/// Answers until the task is ended.
-pub async fn serve(listener: TcpListener, board: Arc<Board>) {
-    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // The lock is still held: it is this daemon's.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Listens on the unix socket. `None` where it cannot be made, which is no reason not to sample.
+///
+/// # Errors
+/// Another daemon listens there.
+pub fn socket(path: &Path) -> Result<Option<Socket>> {
+    let lock = match lock(path) {
+        Ok(Some(lock)) => lock,
+        Ok(None) => bail!(
+            "another strata daemon is running: it serves its status at {} (metrics.socket sets \
+             another, \"\" none)",
+            path.display()
+        ),
+        Err(error) => {
+            tracing::warn!("no status socket at {}: {error}", path.display());
+            return Ok(None);
+        }
+    };
+    match bind(path) {
+        Ok(listener) => Ok(Some(Socket { listener, path: path.to_owned(), _lock: lock })),
+        Err(error) => {
+            tracing::warn!("no status socket at {}: {error}", path.display());
+            Ok(None)
+        }
+    }
+}
+
+/// A lock beside the socket, which only its owner can open; `None` if another process holds it.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    if let Some(folder) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(name)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(std::fs::TryLockError::WouldBlock) => Ok(None),
+        Err(std::fs::TryLockError::Error(error)) => Err(error),
+    }
+}
+
+fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
+    // What lies there is of a daemon that is gone: the lock is ours.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = std::os::unix::net::UnixListener::bind(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o660))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Serves on a thread of its own until the process ends.
+pub fn start(socket: Option<Socket>, metrics: Option<SocketAddr>, board: Arc<Board>) -> Result<()> {
+    if socket.is_none() && metrics.is_none() {
+        return Ok(());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the status cannot be served")?;
+    let serve = move || {
+        runtime.block_on(async move {
+            tokio::join!(serve_socket(socket, board.clone()), serve_metrics(metrics, board));
+        });
+    };
+    std::thread::Builder::new()
+        .name("status".into())
+        .spawn(serve)
+        .context("a thread cannot be started")?;
+    Ok(())
+}
+
+async fn serve_socket(socket: Option<Socket>, board: Arc<Board>) {
+    let Some(socket) = socket else { return };
+    let listener = match socket.listener.try_clone().and_then(UnixListener::from_std) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::warn!("no status socket: {error}");
+            return;
+        }
+    };
+    let mut open = Connections::default();
     loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        open.take(accepted, Answers { board: board.clone(), cached: None }).await;
+    }
+}
+
+async fn serve_metrics(address: Option<SocketAddr>, board: Arc<Board>) {
+    let Some(address) = address else { return };
+    let listener = loop {
+        let error = match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) => error,
+        };
+        if board.metrics_trouble().is_none() {
+            tracing::warn!(
+                "metrics are not served at {address} yet: {error}. Sampling goes on; it is tried \
+                 again every {} s (metrics.address sets another, \"\" none)",
+                AGAIN.as_secs()
+            );
+        }
+        board.set_metrics_trouble(Some(format!("{address}: {error}")));
+        tokio::time::sleep(AGAIN).await;
+    };
+    if board.metrics_trouble().is_some() {
+        tracing::info!("metrics are served at {address}");
+        board.set_metrics_trouble(None);
+    }
+    let cached = Arc::new(Mutex::new(None));
+    let mut open = Connections::default();
+    loop {
+        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        let answers = Answers { board: board.clone(), cached: Some(cached.clone()) };
+        open.take(accepted, answers).await;
+    }
+}
+
+/// The connections of one listener, the oldest first.
+#[derive(Default)]
+struct Connections {
+    open: VecDeque<AbortHandle>,
+}
+
+impl Connections {
+    async fn take<S>(&mut self, accepted: io::Result<S>, answers: Answers)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let stream = match accepted {
+            Ok(stream) => stream,
             Err(error) => {
-                // Out of descriptors, perhaps: others may give some back.
+                // Out of descriptors, perhaps: what is open gives some back.
                 tracing::debug!(%error, "a connection was not accepted");
-                tokio::time::sleep(Duration::from_millis(200)).await;
-                continue;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                return;
             }
         };
-        let board = board.clone();
-        tokio::spawn(async move {
-            let service = service_fn(move |request| {
-                let answer = answer(&board, &request);
-                async move { Ok::<_, Infallible>(answer) }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(PATIENCE)
-                .max_buf_size(16 << 10)
-                .keep_alive(false)
-                .serve_connection(TokioIo::new(stream), service);
-            // Whoever asked has gone.
-            let _ = tokio::time::timeout(PATIENCE, connection).await;
-            drop(permit);
-        });
+        self.open.retain(|connection| !connection.is_finished());
+        if self.open.len() >= MOST_CONNECTIONS
+            && let Some(oldest) = self.open.pop_front()
+        {
+            oldest.abort();
+        }
+        self.open.push_back(tokio::spawn(serve(stream, answers)).abort_handle());
+        // In a flood the newcomer is looked at before the next one is accepted.
+        tokio::task::yield_now().await;
     }
 }
 
-fn answer(board: &Board, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-    if request.method() != Method::GET && request.method() != Method::HEAD {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned(), "text/plain");
+async fn serve<S>(stream: S, answers: Answers)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request| {
+        let answer = answers.to(&request);
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_buf_size(16 << 10)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    // An error means that the client has gone.
+    let _ = tokio::time::timeout(PATIENCE, connection).await;
+}
+
+/// When metrics were put together last, and what they said.
+type LastMetrics = Mutex<Option<(Instant, Bytes)>>;
+
+/// What one listener answers.
+struct Answers {
+    board: Arc<Board>,
+    /// Of the TCP port, where anybody may ask: the last metrics, and no status.
+    cached: Option<Arc<LastMetrics>>,
+}
+
+impl Answers {
+    fn to(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        if request.method() != Method::GET && request.method() != Method::HEAD {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n", "text/plain");
+        }
+        match (request.uri().path(), &self.cached) {
+            ("/metrics", _) => text(StatusCode::OK, self.metrics(), "text/plain; version=0.0.4"),
+            ("/healthz", _) => match self.board.health() {
+                Ok(()) => text(StatusCode::OK, "ok\n", "text/plain"),
+                Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"), "text/plain"),
+            },
+            ("/status", None) => {
+                text(StatusCode::OK, format!("{}\n", self.board.status()), "application/json")
+            }
+            ("/status", Some(_)) => {
+                let why = "the status names processes: it is on the unix socket (metrics.socket)\n";
+                text(StatusCode::FORBIDDEN, why, "text/plain")
+            }
+            (_, cached) => {
+                let status = if cached.is_none() { " and /status" } else { "" };
+                let known = format!("there are /metrics, /healthz{status}\n");
+                text(StatusCode::NOT_FOUND, known, "text/plain")
+            }
+        }
     }
-    match request.uri().path() {
-        "/metrics" => text(StatusCode::OK, board.metrics(), "text/plain; version=0.0.4"),
-        "/healthz" => match board.health() {
-            Ok(()) => text(StatusCode::OK, "ok\n".to_owned(), "text/plain"),
-            Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"), "text/plain"),
-        },
-        "/status" => text(StatusCode::OK, format!("{}\n", board.status()), "application/json"),
-        _ => text(
-            StatusCode::NOT_FOUND,
-            "there are /metrics, /healthz and /status\n".to_owned(),
-            "text/plain",
-        ),
+
+    fn metrics(&self) -> Bytes {
+        let Some(cached) = &self.cached else { return self.board.metrics().into() };
+        let mut cached = cached.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*cached {
+            Some((made, text)) if made.elapsed() < METRICS_AGE => text.clone(),
+            _ => {
+                let text = Bytes::from(self.board.metrics());
+                *cached = Some((Instant::now(), text.clone()));
+                text
+            }
+        }
     }
 }
 
-fn text(status: StatusCode, body: String, kind: &'static str) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_socket_is_roots_and_a_second_daemon_does_not_get_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run").join("status.sock");
+        let first = socket(&path).expect("no other daemon").expect("a folder of our own");
+        let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o660);
+        let second = socket(&path).expect_err("the first one has it").to_string();
+        assert!(second.contains("another strata daemon"), "{second}");
+        drop(first);
+        assert!(!path.exists());
+        // What a killed daemon left behind is in nobody's way.
+        std::fs::write(&path, "").expect("a file");
+        assert!(socket(&path).expect("the lock is free").is_some());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_costs_the_status_and_no_sample() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let path = file.path().join("status.sock");
+        assert!(socket(&path).expect("no other daemon").is_none());
+    }
 }

@@ -72,11 +72,6 @@ pub fn run(plan: &Plan) -> Result<i32> {
         .build()
         .context("the event loop cannot be started")?;
     let mut recorded = runtime.block_on(session::record(plan))?;
-    // Signals that arrive from here on are handled by the runtime, which must keep turning.
-    let _turning = std::thread::Builder::new()
-        .name("signals".into())
-        .spawn(move || runtime.block_on(std::future::pending::<()>()))
-        .context("a thread cannot be started")?;
 
     let circumstances = Circumstances {
         started: recorded.started,

@@ -15,30 +15,60 @@ use anyhow::{Context, Result, bail};
 
 use super::launch::User;
 
-/// Takes a user's rights on files for the life of the value (of this thread only).
+/// Takes a user's rights on files for the life of the value (of this thread only): the user and the
+/// group, and none of root's supplementary groups.
 struct AsUser {
-    active: bool,
+    /// The groups this thread had.
+    groups: Option<Vec<libc::gid_t>>,
+}
+
+/// The groups of this thread. libc's own calls speak for all threads.
+fn own_groups() -> Vec<libc::gid_t> {
+    // SAFETY: with a size of 0 nothing is written.
+    let count = unsafe { libc::syscall(libc::SYS_getgroups, 0, std::ptr::null_mut::<u32>()) };
+    let mut groups = vec![0; usize::try_from(count).unwrap_or(0)];
+    // SAFETY: there is room for as many as are asked for.
+    let count = unsafe { libc::syscall(libc::SYS_getgroups, groups.len(), groups.as_mut_ptr()) };
+    groups.truncate(usize::try_from(count).unwrap_or(0));
+    groups
+}
+
+fn set_own_groups(groups: &[libc::gid_t]) -> io::Result<()> {
+    // SAFETY: as many as the length says are read.
+    match unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 impl AsUser {
-    fn new(user: Option<&User>) -> Self {
-        let Some(user) = user else { return Self { active: false } };
+    fn new(user: Option<&User>) -> Result<Self> {
+        let Some(user) = user else { return Ok(Self { groups: None }) };
+        let groups = own_groups();
+        // Its other groups may let it write more, and are not asked for: what they would let it is
+        // refused, which is the safe side.
+        set_own_groups(&[]).with_context(|| {
+            format!("files cannot be written as `{}`", user.name.to_string_lossy())
+        })?;
         // SAFETY: plain numbers; these calls report no errors and affect this thread only.
         unsafe {
             libc::setfsgid(user.gid);
             libc::setfsuid(user.uid);
         }
-        Self { active: true }
+        Ok(Self { groups: Some(groups) })
     }
 }
 
 impl Drop for AsUser {
     fn drop(&mut self) {
-        if self.active {
+        if let Some(groups) = &self.groups {
             // SAFETY: as above.
             unsafe {
                 libc::setfsuid(libc::geteuid());
                 libc::setfsgid(libc::getegid());
+            }
+            if let Err(error) = set_own_groups(groups) {
+                tracing::warn!(%error, "strata goes on without its supplementary groups");
             }
         }
     }
@@ -56,7 +86,7 @@ pub fn check(path: &Path, user: Option<&User>) -> Result<()> {
     if path == Path::new("-") {
         return Ok(());
     }
-    let _rights = AsUser::new(user);
+    let _rights = AsUser::new(user)?;
     refuse_links(path)?;
     let folder = folder_of(path);
     let name = beside(path, "check");
@@ -120,7 +150,7 @@ pub fn write(
         out.flush().context("writing to the standard output failed")?;
         return Ok(out.bytes);
     }
-    let _rights = AsUser::new(user);
+    let _rights = AsUser::new(user)?;
     refuse_links(path)?;
     let temporary = beside(path, "part");
     let result = write_beside(path, &temporary, content);
@@ -160,5 +190,38 @@ impl<W: Write> Write for Counting<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.to.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::*;
+
+    /// Needs root, as strata does.
+    #[test]
+    fn a_user_gets_no_file_where_only_a_group_of_root_may_write() {
+        const GROUP: u32 = 54_321;
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        for (name, mode) in [("groups", 0o770), ("everybodys", 0o777)] {
+            fs::create_dir(at(name)).expect("a folder");
+            std::os::unix::fs::chown(at(name), Some(0), Some(GROUP)).expect("root may");
+            fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).expect("root may");
+        }
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("root may");
+        let before = own_groups();
+        set_own_groups(&[GROUP]).expect("root may");
+        let user = User { uid: 65_534, gid: 65_534, name: "nobody".into(), home: "/".into() };
+        let put = |name: &str| {
+            let path = at(name).join("profile");
+            write(&path, Some(&user), |out| Ok(out.write_all(b"x")?)).map(|_| path)
+        };
+        assert!(put("groups").is_err(), "the group is root's");
+        let path = put("everybodys").expect("any user may");
+        assert_eq!(fs::metadata(path).expect("it is there").uid(), 65_534);
+        assert_eq!(own_groups(), [GROUP], "afterwards it is as it was");
+        set_own_groups(&before).expect("root may");
     }
 }

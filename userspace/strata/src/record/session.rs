@@ -13,6 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::launch::{self, User};
 use super::live::{Figures, Live};
 use super::{Plan, output};
+use crate::{capabilities, second_signal};
 use strata_agent::engine::readiness::Readiness;
 use strata_agent::engine::{Engine, Options};
 use strata_agent::kernel::introspect;
@@ -121,6 +122,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
                 .ok()
         });
     engine.start()?;
+    capabilities::give_up_administration();
     let started = SystemTime::now();
     let mut command = match plan.command.as_slice() {
         [] => None,
@@ -145,7 +147,9 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     // It is waited for later, and not by this event loop.
     std::mem::forget(command);
     // From here on a further Ctrl-C ends strata at once, whatever it is doing.
-    quit_on_signals(signals);
+    let all = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+    second_signal::ends_at_once(&all, "\nstrata: stopped before the profile was written\n");
+    drop(signals);
     engine.finish(PATIENCE)?;
     // Naming and writing are in nobody's way.
     launch::set_priority(0);
@@ -285,16 +289,4 @@ fn ring_bytes(frequency: u32) -> u32 {
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64);
     let bytes = u64::from(frequency) * cpus * 8_192;
     bytes.next_power_of_two().clamp(4 << 20, 16 << 20) as u32
-}
-
-fn quit_on_signals(mut signals: Signals) {
-    tokio::spawn(async move {
-        let received = signals.next().await;
-        eprintln!("\nstrata: stopped before the profile was written");
-        // SAFETY: restores the default and sends the signal to this process.
-        unsafe {
-            libc::signal(received, libc::SIG_DFL);
-            libc::raise(received);
-        }
-    });
 }

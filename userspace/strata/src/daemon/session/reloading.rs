@@ -53,8 +53,11 @@ impl Daemon {
             self.engine.resume(frequency)?;
         }
         self.engine.aggregate.keep_timeline(keeps_times(&configuration));
-        if configuration.metrics.value != self.configuration.metrics.value {
-            tracing::warn!("metrics.address changes with a restart only");
+        let old = &self.configuration;
+        if (configuration.metrics.value, &configuration.status_socket.value)
+            != (old.metrics.value, &old.status_socket.value)
+        {
+            tracing::warn!("metrics.address and metrics.socket change with a restart only");
         }
         if budget.ring != self.budget.ring {
             tracing::warn!(

@@ -1,0 +1,69 @@
+//! How the daemon answers who asks how it is, whatever other users do to its port.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use strata_tests::daemon::{Daemon, PATIENCE};
+use strata_tests::machine;
+use strata_tests::running::wait_until;
+
+#[test]
+fn a_port_that_another_program_has_delays_metrics_and_nothing_else() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("")?;
+    let taken = TcpListener::bind(daemon.metrics_address())?;
+    daemon.start()?;
+    wait_until("the trouble is told", PATIENCE, || {
+        daemon.status().is_ok_and(|status| status["metrics_trouble"].is_string())
+    })?;
+    let status = daemon.status()?;
+    assert_eq!(status["healthy"], true, "{status}");
+    drop(taken);
+    wait_until("metrics are served", PATIENCE, || daemon.metrics().is_ok())?;
+    wait_until("the trouble is over", PATIENCE, || {
+        daemon.status().is_ok_and(|status| status["metrics_trouble"].is_null())
+    })?;
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(ended.stderr.contains("metrics are not served"), "{}", ended.stderr);
+    Ok(())
+}
+
+#[test]
+fn silent_connections_keep_no_answer_back() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("")?;
+    daemon.start()?;
+    let mut silent = Vec::new();
+    let mut slowest = Duration::ZERO;
+    for _ in 0..1_200 {
+        silent.push(TcpStream::connect(daemon.metrics_address())?);
+        if silent.len() % 100 == 0 {
+            let asked = Instant::now();
+            daemon.health().context("with silent connections")?;
+            slowest = slowest.max(asked.elapsed());
+        }
+    }
+    println!("/healthz took {slowest:?} at most beside {} connections", silent.len());
+    // One of them would have waited for others to be dropped after two seconds each.
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    daemon.end().map(drop)
+}
+
+#[test]
+fn only_root_is_told_which_processes_there_are() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("")?;
+    daemon.start()?;
+    let mode = std::fs::metadata(daemon.status_socket())?.permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    assert!(daemon.status()?["services"].is_array());
+    let refused = daemon.from_port("/status").expect_err("any user may ask there");
+    assert!(refused.to_string().contains("403"), "{refused}");
+    daemon.end().map(drop)
+}

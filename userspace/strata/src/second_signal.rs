@@ -1,0 +1,33 @@
+//! The second Ctrl-C: strata has been asked to end, is finishing, and is asked again.
+//!
+//! Finishing reads, names and writes on the thread that would receive signals, for seconds. So a
+//! further signal is handled where it arrives.
+
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+/// What is said then: a pointer and a length, which a signal handler may read.
+static TEXT: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+static LENGTH: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on these signals end the process at once, and it says `text` before.
+pub fn ends_at_once(signals: &[i32], text: &'static str) {
+    LENGTH.store(0, Ordering::SeqCst);
+    TEXT.store(text.as_ptr().cast_mut(), Ordering::SeqCst);
+    LENGTH.store(text.len(), Ordering::SeqCst);
+    for signal in signals {
+        let handler: extern "C" fn(i32) = end;
+        // SAFETY: the handler calls only what is safe in one (signal-safety(7)).
+        unsafe { libc::signal(*signal, handler as libc::sighandler_t) };
+    }
+}
+
+extern "C" fn end(signal: i32) {
+    let (text, length) = (TEXT.load(Ordering::SeqCst), LENGTH.load(Ordering::SeqCst));
+    // SAFETY: text and length are of one static string, or the length is 0; write, signal and raise
+    // are safe in a handler. The signal is blocked here and ends the process when this returns.
+    unsafe {
+        libc::write(2, text.cast(), length);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
