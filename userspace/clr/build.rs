@@ -3,6 +3,9 @@
 //! The library has another profile (small, unwinding) and other targets than what it is put into, so
 //! it cannot be an ordinary dependency. `STRATA_BRIDGE_LIBRARY` (and `STRATA_BRIDGE_LIBRARY_MUSL`)
 //! name ready-made files instead.
+//!
+//! Clippy, the tests, the release and `dist` each run this script. All hand cargo the same target
+//! directory, `bridge` in the outer one, so that link-time optimization runs once for each target.
 
 use std::env;
 use std::ffi::OsString;
@@ -75,6 +78,8 @@ fn musl(root: &Path, output: &Path) -> Option<PathBuf> {
         .output()
         .ok()?;
     let folder = PathBuf::from(String::from_utf8(libraries.stdout).ok()?.trim());
+    // A target that is installed later is seen by the next build.
+    println!("cargo:rerun-if-changed={}", folder.display());
     let has_target = folder.is_dir();
     let has_linker =
         env::split_paths(&env::var_os("PATH")?).any(|folder| folder.join("musl-gcc").is_file());
@@ -106,7 +111,7 @@ fn build(
     kind: &Kind,
     settings: &[(&str, &str)],
 ) -> Result<PathBuf, String> {
-    let target_folder = output.join("bridge");
+    let target_folder = target_directory(output).join("bridge");
     let mut command = Command::new(variable("CARGO"));
     command
         .current_dir(root)
@@ -125,6 +130,12 @@ fn build(
         return Err(format!("{PACKAGE} does not build for {}", kind.target));
     }
     Ok(target_folder.join(kind.target).join("bridge").join(FILE))
+}
+
+/// The outer build's target directory: the one above `OUT_DIR` that cargo has marked as a cache.
+/// Where there is no mark, the library is built once per profile.
+fn target_directory(output: &Path) -> &Path {
+    output.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).unwrap_or(output)
 }
 
 /// Variables that steer a build, without those that say where cargo and its registries are.

@@ -40,8 +40,8 @@ pub enum BuildOptions {
 }
 
 pub struct VmOptions {
-    /// A name or the beginning of a release (`6.1`, `7.2`, `newest`); none for all.
-    pub kernel: Option<String>,
+    /// Names or beginnings of releases (`6.1`, `7.2`, `newest`); none for all.
+    pub kernels: Vec<String>,
     /// Boot and run the target program only: proves the emulator, not strata.
     pub boot_only: bool,
 }
@@ -50,6 +50,8 @@ pub struct FuzzOptions {
     /// One target; none for all, one after the other.
     pub target: Option<String>,
     pub time: Duration,
+    /// How many targets run at a time.
+    pub jobs: usize,
 }
 
 const HELP: &str = "\
@@ -60,11 +62,12 @@ cargo xtask COMMAND
   setup [record|test|bpf|all]  install what is missing for those commands, and say what and why
   build [--bpf-only | --bpf-debug | --check-bpf]
                                the release binary; the BPF object too when its sources changed
-  vm-test [--kernel 6.1|6.12|7.2|newest|all] [--boot-only]
+  vm-test [--kernel 6.1|6.12|7.2|newest|all]… [--boot-only]
                                strata on other kernels, under emulation
   bench [SCENE… | clr] [OPTIONS…]
                                measure: scenes, beside perf; what .NET programs pay (`bench --help`)
-  fuzz [TARGET] [--seconds N]  fuzz one parser, or each (60 seconds each)
+  fuzz [TARGET] [--seconds N] [--jobs N]
+                               fuzz one parser, or each (60 seconds each)
   dist                         a stripped release binary in a tar archive, with licences
 
 Downloads and tools go to .cache/ (or $STRATA_CACHE), which git ignores.
@@ -135,13 +138,16 @@ fn parse_build(words: &mut lexopt::Parser) -> Result<Command> {
 }
 
 fn parse_vm_test(words: &mut lexopt::Parser) -> Result<Command> {
-    let mut options = VmOptions { kernel: None, boot_only: false };
+    let mut options = VmOptions { kernels: Vec::new(), boot_only: false };
     while let Some(word) = words.next()? {
         match word {
             Short('h') | Long("help") => return Ok(Command::Help(HELP)),
             Long("kernel") => {
                 let name = words.value()?.string()?;
-                options.kernel = (name != "all").then_some(name);
+                match name.as_str() {
+                    "all" => options.kernels.clear(),
+                    _ => options.kernels.push(name),
+                }
             }
             Long("boot-only") => options.boot_only = true,
             other => return Err(other.unexpected().into()),
@@ -151,11 +157,12 @@ fn parse_vm_test(words: &mut lexopt::Parser) -> Result<Command> {
 }
 
 fn parse_fuzz(words: &mut lexopt::Parser) -> Result<Command> {
-    let mut options = FuzzOptions { target: None, time: Duration::from_secs(60) };
+    let mut options = FuzzOptions { target: None, time: Duration::from_secs(60), jobs: 1 };
     while let Some(word) = words.next()? {
         match word {
             Short('h') | Long("help") => return Ok(Command::Help(HELP)),
             Long("seconds") => options.time = Duration::from_secs(words.value()?.parse()?),
+            Long("jobs") => options.jobs = words.value()?.parse::<usize>()?.max(1),
             Value(name) if options.target.is_none() => options.target = Some(name.string()?),
             other => return Err(other.unexpected().into()),
         }

@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::setup::{self, Profile, bpf_toolchain};
+use crate::setup::{self, Profile, bpf_toolchain, rust_toolchain};
 use crate::{project, run};
 
 /// Flags of the BPF build. `--btf`: aya refuses an object without. `v3`: 32-bit ALU and jumps,
@@ -299,7 +299,7 @@ fn write_if_changed(file: &Path, content: &[u8]) -> Result<()> {
 fn paths_to_hide(place: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut hidden = vec![
         (place.to_path_buf(), "/strata".to_owned()),
-        (bpf_toolchain::sysroot()?, "/rust".to_owned()),
+        (rust_toolchain::sysroot()?, "/rust".to_owned()),
     ];
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home =

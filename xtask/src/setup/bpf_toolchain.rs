@@ -7,9 +7,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
-use super::step;
+use super::{rust_toolchain, step};
 use crate::{project, run};
 
 pub const LINKER_VERSION: &str = "0.13.0";
@@ -29,13 +29,6 @@ pub fn strip() -> PathBuf {
     PathBuf::from(LLVM).join("bin/llvm-strip")
 }
 
-pub fn sysroot() -> Result<PathBuf> {
-    let path = run::output_of(
-        Command::new("rustc").current_dir(project::root()).args(["--print", "sysroot"]),
-    )?;
-    Ok(PathBuf::from(path.trim_end()))
-}
-
 /// The versions that decide the object's bytes, for people who compare two builds.
 pub fn versions() -> Result<String> {
     let rustc =
@@ -47,7 +40,7 @@ pub fn versions() -> Result<String> {
 
 /// `core` has no prebuilt form for BPF: it is compiled from its source.
 fn ensure_rust_source() -> Result<()> {
-    let source = sysroot()?.join("lib/rustlib/src/rust/library/core/Cargo.toml");
+    let source = rust_toolchain::sysroot()?.join("lib/rustlib/src/rust/library/core/Cargo.toml");
     if source.exists() {
         return Ok(());
     }
@@ -59,18 +52,8 @@ fn ensure_rust_source() -> Result<()> {
     }
     eprintln!("· needed: rust-src (the source of `core`, compiled for BPF)");
     let mut add = Command::new("rustup");
-    add.args(["component", "add", "rust-src", "--toolchain", &channel()?]);
+    add.args(["component", "add", "rust-src", "--toolchain", &rust_toolchain::channel()?]);
     step("rustup component add rust-src", &mut add)
-}
-
-/// The toolchain that `rust-toolchain.toml` pins.
-fn channel() -> Result<String> {
-    let file = project::root().join("rust-toolchain.toml");
-    let text =
-        fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let channel = text.lines().find_map(|line| line.trim().strip_prefix("channel"));
-    let channel = channel.and_then(|rest| rest.split('"').nth(1));
-    Ok(channel.context("rust-toolchain.toml names no channel")?.to_owned())
 }
 
 fn ensure_linker() -> Result<()> {

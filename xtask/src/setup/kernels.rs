@@ -29,30 +29,35 @@ pub struct Kernel {
     pub image: PathBuf,
 }
 
-/// The kernels that `wanted` names, all without it, fetched where needed.
-pub fn ensure(wanted: Option<&str>) -> Result<Vec<Kernel>> {
-    let mut kernels = Vec::new();
-    for source in SOURCES {
-        // A release ("7.2") is known only once the kernel is here.
-        let by_release =
-            wanted.is_some_and(|wanted| !SOURCES.iter().any(|other| other.name == wanted));
-        if by_release && source.name != "newest" {
-            continue;
+/// The kernels that `wanted` names, all without a name, fetched where needed.
+pub fn ensure(wanted: &[String]) -> Result<Vec<Kernel>> {
+    if wanted.is_empty() {
+        return SOURCES.iter().map(ensure_one).collect();
+    }
+    let mut kernels: Vec<Kernel> = Vec::new();
+    for name in wanted {
+        let kernel = named(name)?;
+        if kernels.iter().all(|known| known.name != kernel.name) {
+            kernels.push(kernel);
         }
-        if !by_release && wanted.is_some_and(|wanted| wanted != source.name) {
-            continue;
-        }
-        let kernel = ensure_one(source)?;
-        if by_release && !wanted.is_some_and(|wanted| kernel.release.starts_with(wanted)) {
-            bail!(
-                "no kernel '{}': there are 6.1, 6.12 and newest, which is {} here",
-                wanted.unwrap_or_default(),
-                kernel.release
-            );
-        }
-        kernels.push(kernel);
     }
     Ok(kernels)
+}
+
+fn named(wanted: &str) -> Result<Kernel> {
+    if let Some(source) = SOURCES.iter().find(|source| source.name == wanted) {
+        return ensure_one(source);
+    }
+    // The release of the newest ("7.2") is known only once the kernel is here.
+    let newest = SOURCES.last().context("there are kernels")?;
+    let kernel = ensure_one(newest)?;
+    if !kernel.release.starts_with(wanted) {
+        bail!(
+            "no kernel '{wanted}': there are 6.1, 6.12 and newest, which is {} here",
+            kernel.release
+        );
+    }
+    Ok(kernel)
 }
 
 fn ensure_one(source: &Source) -> Result<Kernel> {

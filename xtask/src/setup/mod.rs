@@ -8,6 +8,7 @@ pub mod debian;
 pub mod dotnet;
 pub mod kernels;
 mod needs;
+pub mod rust_toolchain;
 
 use anyhow::{Result, bail};
 
@@ -39,22 +40,34 @@ pub fn run(profile: Profile) -> Result<()> {
 pub fn ensure(profile: Profile) -> Result<()> {
     refuse_other_machines()?;
     match profile {
-        Profile::Record => debian::ensure(needs::RECORD),
+        Profile::Record => ensure_building(&[]),
         Profile::Bpf => bpf_toolchain::ensure(),
-        Profile::Emulator => debian::ensure(&[needs::RECORD, needs::EMULATOR].concat()),
+        Profile::Emulator => ensure_building(needs::EMULATOR),
         Profile::Fuzz => debian::ensure(needs::FUZZ),
         Profile::Test => ensure_tests(),
         Profile::All => {
             ensure_tests()?;
+            ensure_emulator()?;
             bpf_toolchain::ensure()
         }
     }
 }
 
+/// What a build of strata needs, and `more` packages.
+fn ensure_building(more: &[debian::Need]) -> Result<()> {
+    debian::ensure(&[needs::RECORD, more].concat())?;
+    rust_toolchain::ensure_targets()
+}
+
 fn ensure_tests() -> Result<()> {
-    debian::ensure(&[needs::RECORD, needs::TEST, needs::EMULATOR].concat())?;
-    dotnet::ensure()?;
-    kernels::ensure(None)?;
+    ensure_building(needs::TEST)?;
+    dotnet::ensure()
+}
+
+/// The kernels and what boots them.
+fn ensure_emulator() -> Result<()> {
+    ensure_building(needs::EMULATOR)?;
+    kernels::ensure(&[])?;
     kernels::ensure_busybox()?;
     Ok(())
 }

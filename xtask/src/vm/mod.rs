@@ -28,7 +28,7 @@ use archive::Archive;
 
 pub fn run(options: &VmOptions) -> Result<()> {
     setup::ensure(Profile::Emulator)?;
-    let kernels = kernels::ensure(options.kernel.as_deref())?;
+    let kernels = kernels::ensure(&options.kernels)?;
     let strata = match std::env::var_os("STRATA_BIN") {
         _ if options.boot_only => None,
         // Another build of it, to be judged on the same kernels.
