@@ -37,6 +37,7 @@ fn unit_settings(name: &str) -> Result<Vec<String>> {
 
 #[test]
 fn systemd_takes_the_unit_without_a_complaint() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let unit = folder.path().join("strata.service");
     // systemd wants the program to be there.
@@ -61,7 +62,7 @@ fn systemd_takes_the_unit_without_a_complaint() -> Result<()> {
 
 #[test]
 fn the_units_capabilities_are_enough_to_record() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let strata = places::strata_binary()?;
     let allowed = unit_settings("CapabilityBoundingSet")?.join(" ");
     let allowed: Vec<String> = allowed
@@ -103,6 +104,7 @@ fn the_units_capabilities_are_enough_to_record() -> Result<()> {
 
 #[test]
 fn kubernetes_takes_the_manifests_and_they_fit_together() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let read =
         deployment::read_strictly("kubernetes", &deployment::file("kubernetes/daemonset.yaml"))?;
     let objects = read.as_array().context("a list of objects")?;
@@ -184,6 +186,7 @@ fn kubernetes_takes_the_manifests_and_they_fit_together() -> Result<()> {
 
 #[test]
 fn a_manifest_with_a_misspelt_field_is_refused() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let manifest = deployment::text("kubernetes/daemonset.yaml")?;
     for (right, wrong) in [
@@ -203,6 +206,7 @@ fn a_manifest_with_a_misspelt_field_is_refused() -> Result<()> {
 
 #[test]
 fn compose_takes_its_file_and_everything_it_names_is_there() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let read = deployment::read_strictly("compose", &deployment::file("compose.yaml"))?;
     let services = read["services"].as_object().context("services")?;
     println!("{:?}", services.keys().collect::<Vec<_>>());
@@ -243,6 +247,7 @@ fn compose_takes_its_file_and_everything_it_names_is_there() -> Result<()> {
 
 #[test]
 fn the_program_of_the_compose_file_compiles_and_runs() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let dotnet = runtimes::dotnet::dotnet()?;
     let folder = tempfile::tempdir()?;
     let program = folder.path().join("Primes.dll");
@@ -261,6 +266,7 @@ fn the_program_of_the_compose_file_compiles_and_runs() -> Result<()> {
 
 #[test]
 fn what_the_dockerfile_copies_is_there() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let dockerfile = deployment::text("Dockerfile")?;
     let stages: Vec<&str> = dockerfile.split("\nFROM ").collect();
     let last = stages.last().context("a stage")?;
@@ -282,7 +288,8 @@ fn what_the_dockerfile_copies_is_there() -> Result<()> {
         assert!(root.join(path).exists(), "{path} is not there");
     }
     let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
-    let members = manifest.lines().find(|line| line.starts_with("members")).context("members")?;
+    let (_, members) = manifest.split_once("members = [").context("members")?;
+    let (members, _) = members.split_once(']').context("the end of the members")?;
     for member in members.split('"').skip(1).step_by(2) {
         let top = member.split('/').next().unwrap_or(member);
         assert!(kept.contains(top), "{member} would not be in the build");
@@ -292,7 +299,7 @@ fn what_the_dockerfile_copies_is_there() -> Result<()> {
 
 #[test]
 fn the_image_records_the_host_from_a_privileged_container() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let container = PrivilegedContainer::new(&places::strata_binary()?)?;
     let doctor = container.start(&["doctor"])?.wait(Duration::from_secs(60))?;
     print!("{}{}", doctor.stdout, doctor.stderr);
@@ -330,7 +337,7 @@ fn the_image_records_the_host_from_a_privileged_container() -> Result<()> {
 
 #[test]
 fn the_images_daemon_is_healthy_samples_the_host_and_ends_when_told() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let container = PrivilegedContainer::new(&places::strata_binary()?)?;
     let metrics = format!("metrics.address=127.0.0.1:{port}");

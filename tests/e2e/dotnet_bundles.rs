@@ -34,7 +34,7 @@ const COMPRESSED: [&str; 4] = [
 
 #[test]
 fn stacks_lead_through_copies_of_compressed_assemblies() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("parked");
@@ -67,7 +67,7 @@ fn stacks_lead_through_copies_of_compressed_assemblies() -> Result<()> {
 
 #[test]
 fn a_pdb_inside_a_program_gives_lines() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let assembly = Assembly::program("Lines");
     let built = dotnet.built(Version::V10, &assembly)?;

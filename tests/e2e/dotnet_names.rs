@@ -55,7 +55,7 @@ fn check_names(
 
 #[test]
 fn every_form_of_method_has_the_name_a_person_expects() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -79,7 +79,7 @@ fn every_form_of_method_has_the_name_a_person_expects() -> Result<()> {
 
 #[test]
 fn system_names_keep_the_signature() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let mut command = dotnet.program(version, "Shares", &["1"])?;
@@ -106,7 +106,7 @@ const HOT: [(&str, &str); 5] = [
 
 #[test]
 fn hot_loops_are_on_their_lines() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut sources = Assembly::program("Lines").sources()?;
     sources.extend(Assembly::csharp("LinesEmbedded").library().sources()?);
@@ -174,7 +174,7 @@ fn with_a_strange_pdb(dotnet: &DotNet, folder: &Path) -> Result<std::path::PathB
 
 #[test]
 fn a_pdb_of_another_build_is_not_believed() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let folder = tempfile::tempdir()?;
     let program = with_a_strange_pdb(&dotnet, folder.path())?;
@@ -234,7 +234,7 @@ fn check_compiler(how: &str, recorded: &Recorded, wrongs: &mut Wrongs) -> Result
 
 #[test]
 fn a_compiler_at_work_is_named() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let folder = tempfile::tempdir()?;
     let source = places::target_sources().join("csharp/Recursion.cs");

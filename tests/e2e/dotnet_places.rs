@@ -49,7 +49,7 @@ impl Contained {
 
 #[test]
 fn a_program_in_namespaces_with_a_read_only_root_is_attached_to_and_named() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -96,7 +96,7 @@ fn refusal_of(pid: i32) -> Result<(String, String)> {
 
 #[test]
 fn no_place_to_execute_from_is_a_reason() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -113,7 +113,7 @@ fn no_place_to_execute_from_is_a_reason() -> Result<()> {
 
 #[test]
 fn diagnostics_switched_off_are_a_reason() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {

@@ -33,7 +33,7 @@ fn check_shares(version: Version, how: &str, own: &Stacks, least: u64, wrongs: &
 
 #[test]
 fn shares_are_within_two_points_from_the_first_second_on() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -67,7 +67,7 @@ through Small.Waits.Waiter Small.InlineScheduler.QueueTask
 
 #[test]
 fn no_caller_is_skipped_in_ten_thousand_samples() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -123,7 +123,7 @@ pub fn compare_waiting(
 
 #[test]
 fn waiting_threads_are_where_the_runtime_says() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -144,7 +144,7 @@ fn waiting_threads_are_where_the_runtime_says() -> Result<()> {
 /// By another profiler's `DoStackSnapshot`, while they wait. 3.1 takes one profiler only.
 #[test]
 fn waiting_threads_are_where_a_snapshot_by_another_profiler_says() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in [Version::V9, Version::V10] {
@@ -181,7 +181,7 @@ fn parked(
 
 #[test]
 fn one_stack_goes_from_the_kernel_to_the_start_of_the_program() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {

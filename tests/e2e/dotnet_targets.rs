@@ -9,7 +9,7 @@ use strata_tests::dotnet_profiler::SecondProfiler;
 use strata_tests::running::{Ended, Running};
 use strata_tests::runtimes::assemblies::Assembly;
 use strata_tests::runtimes::{Version, dotnet};
-use strata_tests::{dotnet_names, dotnet_parked, fake_clr, targets};
+use strata_tests::{dotnet_names, dotnet_parked, fake_clr, machine, targets};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -23,6 +23,7 @@ fn run(command: Command) -> Result<Ended> {
 
 #[test]
 fn every_program_runs_on_every_version() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let programs: &[(&str, &[&str])] = &[
         ("Busy", &["1.2", "0.1"]),
@@ -54,6 +55,7 @@ fn every_program_runs_on_every_version() -> Result<()> {
 
 #[test]
 fn the_three_shares_are_what_they_should_be() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let mut command = dotnet.program(version, "Shares", &["1"])?;
@@ -74,6 +76,7 @@ fn the_three_shares_are_what_they_should_be() -> Result<()> {
 /// recording that does not is wrong.
 #[test]
 fn the_call_graph_of_small_methods_agrees_with_the_runtime() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let folder = tempfile::tempdir()?;
     let program = Assembly::program("SmallMethods").define("VERIFY");
@@ -93,6 +96,7 @@ fn the_call_graph_of_small_methods_agrees_with_the_runtime() -> Result<()> {
 /// What each thread noted before it waited is what the runtime finds while it waits.
 #[test]
 fn parked_threads_are_where_they_say() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         for tiered in ["1", "0"] {
@@ -118,6 +122,7 @@ fn parked_threads_are_where_they_say() -> Result<()> {
 
 #[test]
 fn the_test_profiler_loads_attaches_counts_and_detaches() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let folder = tempfile::tempdir()?;
@@ -155,6 +160,7 @@ fn the_test_profiler_loads_attaches_counts_and_detaches() -> Result<()> {
 /// It must look right enough to be looked at: `fake_clr honest` is what strata would take for real.
 #[test]
 fn the_fake_runtime_starts_in_every_mode() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
     let program = targets::c("fake_clr").build()?;
     let with_nonsense = fake_clr::MODES.map(|mode| (mode, "nonsense"));
     let honest = fake_clr::SOCKETS.map(|socket| ("honest", socket));
@@ -170,6 +176,7 @@ fn the_fake_runtime_starts_in_every_mode() -> Result<()> {
 
 #[test]
 fn names_and_hot_lines_are_announced() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let ended = run(dotnet.program(version, "Names", &["0.001"])?)?;

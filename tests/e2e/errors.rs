@@ -35,6 +35,7 @@ fn public_binary(folder: &Path) -> Result<PathBuf> {
 
 #[test]
 fn without_root_it_says_what_to_run() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let binary = public_binary(folder.path())?;
     let mut command = Command::new(places::required("setpriv", "util-linux")?);
@@ -50,6 +51,7 @@ fn without_root_it_says_what_to_run() -> Result<()> {
 
 #[test]
 fn without_capabilities_it_says_which_are_missing() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let binary = public_binary(folder.path())?;
     let mut command = Command::new(places::required("setpriv", "util-linux")?);
@@ -66,7 +68,7 @@ fn without_capabilities_it_says_which_are_missing() -> Result<()> {
 
 #[test]
 fn without_btf_it_works_or_says_so() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let script = format!(
         "mount -t tmpfs none /sys/kernel/btf && exec {} record --duration 1 -o {}/p.pb.gz",
@@ -83,7 +85,7 @@ fn without_btf_it_works_or_says_so() -> Result<()> {
 
 #[test]
 fn an_output_folder_that_is_not_there_is_named_before_recording() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut command = Command::new(places::strata_binary()?);
     command.args(["record", "--duration", "1", "-o", "/proc/no/such/folder/p.pb.gz"]);
     let (done, said) = strata_says(&mut command)?;
@@ -93,6 +95,7 @@ fn an_output_folder_that_is_not_there_is_named_before_recording() -> Result<()> 
 
 #[test]
 fn an_unknown_format_is_refused_with_the_known_ones() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let mut command = Command::new(places::strata_binary()?);
     command.args(["record", "--duration", "1", "-o", "/tmp/strata-test.unknown"]);
     let (done, said) = strata_says(&mut command)?;
@@ -102,7 +105,7 @@ fn an_unknown_format_is_refused_with_the_known_ones() -> Result<()> {
 
 #[test]
 fn a_dead_pid_is_named() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let ended = Running::start(Path::new("/bin/true"), &[])?;
     let pid = ended.pid();
     ended.wait(Duration::from_secs(5))?;
@@ -136,7 +139,7 @@ impl Drop for SmallDisk {
 
 #[test]
 fn a_full_disk_costs_only_the_file_on_it() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let disk = SmallDisk::with_space_for(4)?;
     let folder = tempfile::tempdir()?;
     let good = folder.path().join("good.pb.gz");
@@ -163,7 +166,7 @@ fn a_full_disk_costs_only_the_file_on_it() -> Result<()> {
 
 #[test]
 fn crafted_unwind_tables_hurt_only_their_own_process() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let program = targets::c("shares").build()?;
     let mut hostile = Vec::new();
@@ -216,6 +219,7 @@ fn crafted_unwind_tables_hurt_only_their_own_process() -> Result<()> {
 
 #[test]
 fn doctor_says_ok_here_and_what_is_missing_without_root() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let mut command = Command::new(places::strata_binary()?);
     let (done, said) = strata_says(command.arg("doctor"))?;
     assert!(
@@ -234,7 +238,7 @@ fn doctor_says_ok_here_and_what_is_missing_without_root() -> Result<()> {
 
 #[test]
 fn doctor_explains_one_process() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let target =
         Running::start(&targets::c("shares").named("stripped").stripped().build()?, &["30"])?;
     std::thread::sleep(Duration::from_millis(500)); // until it has loaded its libraries

@@ -14,6 +14,7 @@ use strata_tests::{
 
 #[test]
 fn every_native_target_builds_and_ends_well() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let plugin = targets::plugin()?;
     let plugin = plugin.to_string_lossy();
     let mut programs = vec![
@@ -87,6 +88,7 @@ fn perf_sees_the_shares_the_targets_promise() -> Result<()> {
 
 #[test]
 fn a_silent_file_system_answers_until_told_otherwise() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let files = fuse::SilentFileSystem::with_program(&targets::c("shares").build()?)?;
     let mut target = Running::start(&files.program(), &["20"])?;
     std::thread::sleep(Duration::from_millis(500));
@@ -104,6 +106,7 @@ fn a_silent_file_system_answers_until_told_otherwise() -> Result<()> {
 
 #[test]
 fn hidden_and_contained_programs_run_out_of_sight() -> Result<()> {
+    let _machine = machine::alone()?;
     let program = targets::c("shares").named("shares_static").flag("-static").build()?;
     let folder = tempfile::tempdir()?;
     let hidden = namespaces::hidden(&program, "hidden_one", "20", folder.path())?;
@@ -123,6 +126,7 @@ fn hidden_and_contained_programs_run_out_of_sight() -> Result<()> {
 
 #[test]
 fn node_java_and_python_targets_run() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let node = Running::from_command(runtimes::node(&["0.5"])?)?;
     let node_map = format!("/tmp/perf-{}.map", node.pid());
     let ended = node.wait(Duration::from_secs(20))?;
@@ -143,6 +147,7 @@ fn node_java_and_python_targets_run() -> Result<()> {
 
 #[test]
 fn an_edited_elf_still_runs() -> Result<()> {
+    let _machine = machine::beside_others()?;
     let program = targets::c("names").build()?;
     let mut copy = elf_edit::ElfCopy::of(&program)?;
     copy.replace_name("placeholder_name_of_40_characters_length", "<script>alert(1)</script>")?;

@@ -36,7 +36,7 @@ fn good() -> Result<Running> {
 
 #[test]
 fn a_fuse_mount_that_never_answers_stalls_nothing() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let files = SilentFileSystem::with_program(&targets::c("shares").build()?)?;
     let hostile = Running::start(&files.program(), &["300"])?;
     std::thread::sleep(Duration::from_secs(1));
@@ -50,7 +50,7 @@ fn a_fuse_mount_that_never_answers_stalls_nothing() -> Result<()> {
 
 #[test]
 fn a_fifo_in_place_of_the_program_stalls_nothing() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("program");
     std::fs::copy(targets::c("shares").build()?, &path)?;
@@ -68,7 +68,7 @@ fn a_fifo_in_place_of_the_program_stalls_nothing() -> Result<()> {
 
 #[test]
 fn a_ten_gigabyte_elf_costs_neither_memory_nor_time() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let mut copy = ElfCopy::of(&targets::c("shares").build()?)?;
     for section in [".symtab", ".strtab", ".eh_frame", ".dynsym", ".dynstr"] {
@@ -103,7 +103,7 @@ fn memory_with_children(pid: i32) -> u64 {
 
 #[test]
 fn a_file_that_shrinks_while_it_is_read_kills_nobody() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let library = folder.path().join("libshrinks.so");
     // Big enough to be read for a while.
@@ -126,7 +126,7 @@ fn places_of_a_big_library() -> Result<std::path::PathBuf> {
 
 #[test]
 fn an_elf_that_claims_libcs_build_id_poisons_nothing() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let id = elf_edit::libc_build_id()?;
     let impostor =
         targets::c("alloca").named("impostor").flag(format!("-Wl,--build-id=0x{id}")).build()?;
@@ -155,7 +155,7 @@ fn an_elf_that_claims_libcs_build_id_poisons_nothing() -> Result<()> {
 
 #[test]
 fn links_in_a_targets_root_lead_nowhere_else() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("linked");
     std::fs::copy(targets::c("shares").build()?, &path)?;

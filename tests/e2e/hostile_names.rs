@@ -9,7 +9,7 @@ use crate::tools_agree::well_formed_xml;
 
 #[test]
 fn script_quotes_separators_and_escapes_are_inert_everywhere() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let mut copy = ElfCopy::of(&targets::c("names").build()?)?;
     let function = "</title><script>x(1)\x1b[31m\"'&;\n";
@@ -60,7 +60,7 @@ fn script_quotes_separators_and_escapes_are_inert_everywhere() -> Result<()> {
 
 #[test]
 fn the_summary_for_people_is_plain_text_when_nobody_watches() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let mut copy = ElfCopy::of(&targets::c("names").build()?)?;
     copy.replace_name(

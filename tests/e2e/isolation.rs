@@ -6,7 +6,7 @@ use strata_tests::{machine, namespaces, strata, targets};
 
 #[test]
 fn a_program_only_its_own_namespace_can_see_is_symbolised() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let _hidden =
         namespaces::hidden(&targets::c("shares").build()?, "hidden_prog", "60", folder.path())?;
@@ -21,7 +21,7 @@ fn a_program_only_its_own_namespace_can_see_is_symbolised() -> Result<()> {
 
 #[test]
 fn a_hidden_program_that_starts_while_recording_is_symbolised() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let recording = strata::record()?.frequency(997).seconds(6.0).start()?;
     let _hidden =

@@ -8,7 +8,7 @@ use strata_tests::{machine, runtimes, strata};
 
 #[test]
 fn node_shows_its_javascript_functions() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let node = Running::from_command(runtimes::node(&["300"])?)?;
     until_used(node.pid(), 2.5)?; // its functions are compiled
     let recording = strata::record()?.frequency(997).start()?;
@@ -41,7 +41,7 @@ fn node_shows_its_javascript_functions() -> Result<()> {
 
 #[test]
 fn java_shows_its_methods() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let java = Running::from_command(runtimes::java("300")?)?;
     until_used(java.pid(), 6.0)?;
     let recording = strata::record()?.frequency(997).start()?;

@@ -14,7 +14,7 @@ const NOBODY: u32 = 65534;
 
 #[test]
 fn the_exit_code_is_the_commands() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     for code in [0, 7, 255] {
         let record = strata::record()?.shell(&format!("exit {code}"));
         let ended = Running::from_command(record.to_command()?)?;
@@ -37,7 +37,7 @@ fn the_exit_code_is_the_commands() -> Result<()> {
 
 #[test]
 fn the_commands_output_and_environment_are_its_own() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let record =
         strata::record()?.shell("echo to-out; echo to-err >&2; echo $STRATA_TEST_VALUE; pwd");
     let mut command = record.to_command()?;
@@ -54,7 +54,7 @@ fn the_commands_output_and_environment_are_its_own() -> Result<()> {
 
 #[test]
 fn signals_reach_the_command_and_the_recording_is_written() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let recording = strata::record()?.frequency(997);
     let folder = recording.folder().to_path_buf();
     let marker = folder.join("ready");
@@ -88,7 +88,7 @@ fn a_command_is_profiled_from_its_start() -> Result<()> {
 
 #[test]
 fn children_are_followed_unless_told_otherwise() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let program = targets::c("forks").build()?;
     let unrelated = Running::start(&targets::c("shares").build()?, &["60"])?;
     let followed = strata::record()?.frequency(997).command(&program, &["2"]).run()?.stacks()?;
@@ -121,7 +121,7 @@ fn children_are_followed_unless_told_otherwise() -> Result<()> {
 
 #[test]
 fn comm_and_pid_select_processes() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let shares = Running::start(&targets::c("shares").build()?, &["60"])?;
     let alloca = Running::start(&targets::c("alloca").build()?, &["60"])?;
     let by_comm =
@@ -135,7 +135,7 @@ fn comm_and_pid_select_processes() -> Result<()> {
 
 #[test]
 fn ctrl_c_ends_early_and_keeps_everything() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let target = Running::start(&targets::c("shares").build()?, &["60"])?;
     let mut recording = strata::record()?.frequency(997).seconds(600.0).start()?;
     std::thread::sleep(Duration::from_secs(2));
@@ -149,7 +149,7 @@ fn ctrl_c_ends_early_and_keeps_everything() -> Result<()> {
 
 #[test]
 fn a_second_ctrl_c_quits() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut recording = strata::record()?.frequency(997).seconds(600.0).start()?;
     recording.running().signal_group(Signal::INT)?;
     recording.running().signal_group(Signal::INT)?;
@@ -161,7 +161,7 @@ fn a_second_ctrl_c_quits() -> Result<()> {
 
 #[test]
 fn a_command_runs_as_the_user_and_outputs_are_that_users() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     for way in ["--user", "sudo"] {
         let record = strata::record()?;
         std::os::unix::fs::chown(record.folder(), Some(NOBODY), Some(NOBODY))?;
@@ -196,7 +196,7 @@ fn a_command_runs_as_the_user_and_outputs_are_that_users() -> Result<()> {
 
 #[test]
 fn outputs_never_go_through_a_symbolic_link() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let victim_folder = tempfile::tempdir()?;
     let victim = victim_folder.path().join("victim");
     std::fs::write(&victim, "precious")?;
@@ -221,7 +221,7 @@ fn outputs_never_go_through_a_symbolic_link() -> Result<()> {
 
 #[test]
 fn by_default_a_pprof_and_an_svg_are_written_and_named() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let mut command = std::process::Command::new(strata_tests::places::strata_binary()?);
     command.args(["record", "--duration", "1"]).current_dir(folder.path());
@@ -246,7 +246,7 @@ fn by_default_a_pprof_and_an_svg_are_written_and_named() -> Result<()> {
 
 #[test]
 fn quiet_says_nothing_and_json_says_one_object() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let quiet = strata::record()?.for_people().flag("--quiet").seconds(1.0).run()?.ended;
     assert_eq!((quiet.stdout.trim(), quiet.stderr.trim()), ("", ""));
     let recorded = strata::record()?.seconds(1.0).run()?;

@@ -1,14 +1,18 @@
 //! `cargo xtask test`: every test of the workspace, with one line of totals at the end.
 //!
-//! Unit and property tests run in parallel; the end-to-end tests of `strata-tests` one at a
-//! time, because they share one kernel and measure shares of its CPUs. All are built at once, in
+//! Unit and property tests run in parallel, and a few end-to-end tests of `strata-tests` at a time:
+//! those that measure have the machine alone (`machine::alone`). All are built at once, in
 //! the development profile (overflow checks on); the `strata` they drive is the release binary.
 //! One `cargo test` for all of them: two would resolve features twice and compile most
 //! dependencies again. So cargo starts each test program through [`run_program`], which knows
-//! the one that must be serial.
+//! the end-to-end one.
+//!
+//! A test that cannot run here reports it (`strata-skip`) and passes as far as the harness knows. It
+//! is taken off the passed ones and shown with its reason.
 //!
 //! Invariant: a test harness that ends without its result line counts as a failure.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -23,7 +27,9 @@ use crate::{build, project};
 
 const END_TO_END: &str = "strata-tests";
 /// How cargo names the program of its `e2e` tests.
-const SERIAL_PROGRAM: &str = "e2e-";
+const END_TO_END_PROGRAM: &str = "e2e-";
+/// End-to-end tests at a time: they wait more than they compute, on two cores too.
+const END_TO_END_THREADS: &str = "--test-threads=3";
 /// This program's own command that cargo starts a test program with.
 pub const RUN_PROGRAM: &str = "run-test-program";
 
@@ -57,7 +63,10 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     for (wait, name) in totals.waits.iter().take(SLOWEST) {
         println!("  {:>5.1} s  {name}", wait.as_secs_f64());
     }
-    println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
+    for (name, reason) in &totals.skipped {
+        println!("skipped: {name}: {reason}");
+    }
+    println!("{}", totals.line());
     Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -74,8 +83,8 @@ pub fn run_program(words: &[OsString]) -> Result<ExitCode> {
     let mut command = Command::new(program);
     command.args(arguments);
     let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy();
-    if name.starts_with(SERIAL_PROGRAM) {
-        command.arg("--test-threads=1");
+    if name.starts_with(END_TO_END_PROGRAM) {
+        command.arg(END_TO_END_THREADS);
     }
     Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))
 }
@@ -84,11 +93,40 @@ pub fn run_program(words: &[OsString]) -> Result<ExitCode> {
 struct Totals {
     passed: u64,
     failed: u64,
-    ignored: u64,
     failures: Vec<String>,
-    /// Between the result of a test and the one before it: how long a test took, where they run one
-    /// at a time.
+    /// Tests that could not run here, or not wholly, and why.
+    skipped: BTreeMap<String, String>,
+    /// Between the result of a test and the one before it: what the end of the whole waited for.
     waits: Vec<(Duration, String)>,
+}
+
+impl Totals {
+    /// The closing line, which CI reads.
+    fn line(&self) -> String {
+        let skipped = self.skipped.len() as u64;
+        let passed = self.passed.saturating_sub(skipped);
+        format!("{passed} passed, {} failed, {skipped} skipped", self.failed)
+    }
+
+    fn take_line(&mut self, line: &str) {
+        if let Some((name, reason)) = skipped_test(line) {
+            self.skipped.insert(name.to_owned(), reason.to_owned());
+        }
+        if let Some((name, reason)) = ignored_test(line) {
+            // An ignored test is not among the passed ones, which skipped ones are taken off.
+            self.passed += 1;
+            self.skipped.insert(name.to_owned(), reason.to_owned());
+        }
+        let failed = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"));
+        if let Some(name) = failed {
+            self.skipped.remove(name);
+            self.failures.push(name.to_owned());
+        }
+        if let Some(result) = line.strip_prefix("test result: ") {
+            self.passed += number_before(result, " passed");
+            self.failed += number_before(result, " failed");
+        }
+    }
 }
 
 /// Tests that are named for the time they took.
@@ -115,17 +153,10 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
             totals.waits.push((last.elapsed(), name.to_owned()));
             last = Instant::now();
         }
-        if let Some(name) =
-            line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
-        {
-            totals.failures.push(name.to_owned());
-        }
-        if let Some(result) = line.strip_prefix("test result: ") {
+        if line.starts_with("test result: ") {
             ended += 1;
-            totals.passed += number_before(result, " passed");
-            totals.failed += number_before(result, " failed");
-            totals.ignored += number_before(result, " ignored");
         }
+        totals.take_line(&line);
     }
     let status = child.wait()?;
     let lost = started.saturating_sub(ended);
@@ -144,6 +175,19 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
 fn ended_test(line: &str) -> Option<&str> {
     let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
     matches!(result, "ok" | "FAILED").then_some(name)
+}
+
+/// `skipped: a_name: a reason`, as `strata-skip` prints it.
+fn skipped_test(line: &str) -> Option<(&str, &str)> {
+    line.strip_prefix("skipped: ")?.split_once(": ")
+}
+
+/// `test a_name ... ignored, a reason`. One that another test runs, in a process of its own, is a
+/// part of that test and no test by itself.
+fn ignored_test(line: &str) -> Option<(&str, &str)> {
+    let (name, result) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+    let reason = result.strip_prefix(", ").unwrap_or("ignored without a reason");
+    (!reason.starts_with("run by ")).then_some((name, reason))
 }
 
 /// `running 3 tests`
@@ -167,7 +211,29 @@ fn number_before(text: &str, word: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{ended_test, number_before};
+    use super::{Totals, ended_test, number_before};
+
+    #[test]
+    fn a_test_that_could_not_run_is_skipped_and_not_passed() {
+        let mut totals = Totals::default();
+        for line in [
+            "running 5 tests",
+            "test a::runs ... ok",
+            "skipped: a::cannot: no node here: os error 2",
+            "test a::cannot ... ok",
+            "test a::fails ... FAILED",
+            "test a::later ... ignored, until Linux 7.3",
+            "test a::child ... ignored, run by a::runs, which kills it",
+            "test result: FAILED. 2 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out",
+        ] {
+            totals.take_line(line);
+        }
+        assert_eq!(totals.line(), "1 passed, 1 failed, 2 skipped");
+        let skipped: Vec<_> = totals.skipped.into_iter().collect();
+        let expected = [("a::cannot", "no node here: os error 2"), ("a::later", "until Linux 7.3")];
+        assert_eq!(skipped, expected.map(|(name, reason)| (name.to_owned(), reason.to_owned())));
+        assert_eq!(totals.failures, ["a::fails"]);
+    }
 
     #[test]
     fn the_line_of_a_test_that_ended_has_its_name() {

@@ -235,7 +235,7 @@ fn huge_pages_are_refused() {
             assert!(said.starts_with("not on tmpfs (file system 0x958458f6)"), "{said}");
             assert_eq!(mapped(peer.pid(), "strata-clr"), Vec::<PathBuf>::new());
         }
-        Err(why) => eprintln!("skipped: this kernel gives no huge pages ({why})"),
+        Err(why) => strata_skip::skipped!("this kernel gives no huge pages ({why})"),
     }
 }
 
@@ -316,7 +316,7 @@ fn an_owner_that_is_dropped_has_let_go() {
 fn a_process_that_locks_its_own_file_stalls_nobody() {
     let peer = match Peer::start(&["hostile", "inode lock"]) {
         Ok(peer) => peer,
-        Err(why) => return eprintln!("skipped: {why}"),
+        Err(why) => return strata_skip::skipped!("{why}"),
     };
     let (send, done) = std::sync::mpsc::channel();
     let pid = peer.pid();

@@ -107,7 +107,7 @@ mod tests {
     fn a_thread_makes_files_as_another_user_and_is_itself_again() {
         use std::os::unix::fs::MetadataExt;
         if !rustix::process::geteuid().is_root() {
-            eprintln!("not run: only root may take another user's place");
+            strata_skip::skipped!("only root may take another user's place");
             return;
         }
         let folder = tempfile::tempdir_in("/tmp").unwrap();

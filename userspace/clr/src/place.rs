@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn a_library_is_made_by_the_targets_user_and_only_where_that_user_may() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("not run: only root may take another user's place");
+            strata_skip::skipped!("only root may take another user's place");
             return;
         }
         let folder = tempfile::tempdir_in("/tmp").unwrap();

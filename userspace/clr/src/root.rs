@@ -282,7 +282,8 @@ mod tests {
         symlink("loop", place.join("loop")).unwrap();
         assert!(matches!(walk(&place.join("relative"), Links::Refused), Err(RootError::Link(_))));
         if !rustix::process::geteuid().is_root() {
-            return assert!(walk(&place.join("relative"), Links::OfRoot).is_err());
+            assert!(walk(&place.join("relative"), Links::OfRoot).is_err());
+            return strata_skip::skipped!("only root follows links of the target's root");
         }
         let found = Entry::of(walk(&place.join("relative"), Links::OfRoot).unwrap()).unwrap();
         let real = Entry::of(walk(&place.join("real"), Links::Refused).unwrap()).unwrap();

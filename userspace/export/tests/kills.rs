@@ -30,7 +30,7 @@ const NUMBER: &str = "STRATA_TEST_NUMBER";
 const CONCURRENCY: usize = 3;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "run and killed by the other tests here"]
+#[ignore = "run by the other tests here, which kill it"]
 async fn a_child_that_delivers() {
     let spool = std::env::var(SPOOL).unwrap();
     let length = std::env::var(LENGTH).ok().map(|text| text.parse::<usize>().unwrap());

@@ -23,14 +23,14 @@ fn build(program: &str, output: &str, toolchain: &str, arguments: &[&str]) -> Op
     match built {
         Ok(built) if built.status.success() => Some(output),
         Ok(built) => {
-            println!(
-                "skipped: go ({toolchain}) cannot build {program}: {}",
+            strata_skip::skipped!(
+                "go ({toolchain}) cannot build {program}: {}",
                 String::from_utf8_lossy(&built.stderr)
             );
             None
         }
         Err(error) => {
-            println!("skipped: no Go toolchain here ({error})");
+            strata_skip::skipped!("no Go toolchain here ({error})");
             None
         }
     }
@@ -177,7 +177,7 @@ fn inlined_calls_agree_with_dwarf() {
     // binutils' addr2line of Debian 12 does not read the DWARF 5 that Go writes.
     let tools = ["/usr/lib/llvm-22/bin/llvm-symbolizer", "/usr/bin/llvm-symbolizer"];
     let Some(tool) = tools.into_iter().find(|tool| Path::new(tool).exists()) else {
-        println!("skipped: no llvm-symbolizer here");
+        strata_skip::skipped!("no llvm-symbolizer here");
         return;
     };
     let mut checked = 0;
@@ -190,7 +190,7 @@ fn inlined_calls_agree_with_dwarf() {
         let addresses: Vec<u64> = (function.entry..function.end).collect();
         let arguments = ["--output-style=GNU", "--addresses", "--inlines", "-f", "-e"];
         let Some(answer) = asked(tool, &arguments, &path, &addresses) else {
-            println!("skipped: {tool} does not run here");
+            strata_skip::skipped!("{tool} does not run here");
             return;
         };
         let mut expected: BTreeMap<u64, Vec<(String, String)>> = BTreeMap::new();
@@ -296,7 +296,7 @@ fn stack_deltas_agree_with_the_debug_frames_of_go() {
     let Ok(output) =
         Command::new("readelf").args(["--debug-dump=frames-interp"]).arg(&path).output()
     else {
-        println!("skipped: no readelf here");
+        strata_skip::skipped!("no readelf here");
         return;
     };
     let bytes = std::fs::read(&path).unwrap();
@@ -338,7 +338,7 @@ fn older_toolchains_are_read_too() {
         let cache =
             std::env::var("HOME").map(|home| Path::new(&home).join("go/pkg/mod").join(module));
         if !cache.is_ok_and(|path| path.exists()) {
-            println!("skipped: {toolchain} is not on this machine");
+            strata_skip::skipped!("{toolchain} is not on this machine");
             continue;
         }
         let Some(path) = build("plain.go", toolchain, toolchain, &["-ldflags=-s -w"]) else {

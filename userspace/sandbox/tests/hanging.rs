@@ -208,7 +208,7 @@ fn an_overlay_above_a_filesystem_that_never_answers_costs_one_opener() {
         )
     };
     if mounted != 0 {
-        println!("skipped: no overlay above FUSE here: {}", std::io::Error::last_os_error());
+        strata_skip::skipped!("no overlay above FUSE here: {}", std::io::Error::last_os_error());
         return;
     }
     let mut service = impatient();

@@ -249,8 +249,8 @@ fn tables_are_kept_on_disk_and_found_by_the_next_service() {
     let mut first = start();
     let file = open_host(&mut first, libc_path()).unwrap();
     if file.trust() != strata_sandbox::IdentityTrust::Persistent {
-        println!(
-            "skipped: libc lies on a filesystem whose identities do not last ({:?})",
+        strata_skip::skipped!(
+            "libc lies on a filesystem whose identities do not last ({:?})",
             file.trust()
         );
         return;

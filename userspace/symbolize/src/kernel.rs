@@ -159,7 +159,7 @@ mod tests {
     fn the_kernels_own_table_gives_the_same_names_as_when_it_is_read_whole() {
         let text = std::fs::read("/proc/kallsyms").expect("every Linux has it");
         let Ok(whole) = KernelSymbols::parse(&text) else {
-            eprintln!("skipped: addresses are hidden from this user (kernel.kptr_restrict)");
+            strata_skip::skipped!("addresses are hidden from this user (kernel.kptr_restrict)");
             return;
         };
         let addresses: Vec<u64> = text

@@ -302,7 +302,7 @@ mod tests {
                 assert!(symbols.len() > 10_000);
                 assert!(symbols.memory() < 16 << 20);
             }
-            Err(error) => println!("skipped: {error}"),
+            Err(error) => strata_skip::skipped!("{error}"),
         }
     }
 }

@@ -159,7 +159,7 @@ fn node(arguments: &[&str], directory: &std::path::Path) -> Option<u32> {
             child.wait().ok()?.success().then_some(process)
         }
         Err(error) => {
-            println!("skipped: no node here ({error})");
+            strata_skip::skipped!("no node here ({error})");
             None
         }
     }
@@ -199,7 +199,7 @@ fn the_jitdump_of_node_names_javascript_functions() {
     };
     let path = directory.join(format!("jit-{process}.dump"));
     let Ok(bytes) = fs::read(&path) else {
-        println!("skipped: this node writes no jitdump");
+        strata_skip::skipped!("this node writes no jitdump");
         return;
     };
     let _ = fs::remove_file(&path);

@@ -304,7 +304,7 @@ fn the_c_library_is_named_with_the_names_people_know() {
         .filter_map(|line| line.split_whitespace().nth(5))
         .find(|path| path.contains("/libc.so"))
     else {
-        println!("skipped: this test is not linked with a shared libc");
+        strata_skip::skipped!("this test is not linked with a shared libc");
         return;
     };
     let file = FileAt::new(File::open(library).unwrap()).unwrap();
@@ -318,7 +318,7 @@ fn the_c_library_is_named_with_the_names_people_know() {
                     .is_some_and(|symbol| symbol.split('@').next() == Some(name))
             })
         }) else {
-            println!("skipped: nm does not list {name}");
+            strata_skip::skipped!("nm does not list {name}");
             continue;
         };
         let address = u64::from_str_radix(line.split_whitespace().next().unwrap(), 16).unwrap();
@@ -367,7 +367,7 @@ fn the_vdso_is_an_image_like_any_other() {
     use std::os::unix::fs::FileExt;
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let Some(line) = maps.lines().find(|line| line.ends_with("[vdso]")) else {
-        println!("skipped: no vDSO here");
+        strata_skip::skipped!("no vDSO here");
         return;
     };
     let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();

@@ -123,7 +123,7 @@ fn compare_if_there(paths: &[&str]) {
     let mut checked = 0;
     for path in paths {
         if !Path::new(path).exists() {
-            println!("skipped: {path} is not on this machine");
+            strata_skip::skipped!("{path} is not on this machine");
             continue;
         }
         let rows = compare(Path::new(path));

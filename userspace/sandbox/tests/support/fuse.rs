@@ -38,7 +38,9 @@ impl Fuse {
         let device = match File::options().read(true).write(true).open("/dev/fuse") {
             Ok(device) => device,
             Err(error) => {
-                println!("skipped: this kernel has no FUSE (CONFIG_FUSE_FS): /dev/fuse: {error}");
+                strata_skip::skipped!(
+                    "this kernel has no FUSE (CONFIG_FUSE_FS): /dev/fuse: {error}"
+                );
                 return None;
             }
         };
@@ -57,7 +59,7 @@ impl Fuse {
             )
         };
         if mounted != 0 {
-            println!("skipped: cannot mount FUSE: {}", std::io::Error::last_os_error());
+            strata_skip::skipped!("cannot mount FUSE: {}", std::io::Error::last_os_error());
             return None;
         }
         let silent = Arc::new(AtomicU32::new(NOTHING));

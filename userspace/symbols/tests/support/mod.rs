@@ -24,11 +24,14 @@ pub fn run(tool: &str, arguments: &[&str]) -> Option<String> {
             Some(String::from_utf8_lossy(&output.stdout).into_owned())
         }
         Ok(output) => {
-            println!("skipped: {tool} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+            strata_skip::skipped!(
+                "{tool} {arguments:?}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
             None
         }
         Err(error) => {
-            println!("skipped: no {tool} here ({error})");
+            strata_skip::skipped!("no {tool} here ({error})");
             None
         }
     }
@@ -94,7 +97,7 @@ pub fn addr2line(path: &Path, addresses: &[u64]) -> Option<Vec<Vec<(String, Stri
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .map_err(|error| println!("skipped: no addr2line here ({error})"))
+        .map_err(|error| strata_skip::skipped!("no addr2line here ({error})"))
         .ok()?;
     let mut input = child.stdin.take()?;
     let questions: String = addresses.iter().map(|pc| format!("{pc:#x}\n")).collect();

@@ -96,7 +96,7 @@ fn all_methods_of_8_are_known() {
     let Some(folder) = runtime::folder() else { return };
     let program = folder.join("8/Sarif.Multitool");
     if !program.is_file() {
-        return println!("skipped: no {}", program.display());
+        return strata_skip::skipped!("no {}", program.display());
     }
     let directory = tempfile::tempdir().unwrap();
     let hook = runtime::compile(&folder, directory.path(), "managed");
@@ -116,7 +116,7 @@ fn all_methods_of_10_are_known() {
     let Some(folder) = runtime::folder() else { return };
     let program = folder.join("10/azmcp");
     if !program.is_file() {
-        return println!("skipped: no {}", program.display());
+        return strata_skip::skipped!("no {}", program.display());
     }
     for variables in [&[("COMPlus_TieredCompilation", "0")][..], &[], &REPLACE] {
         let mut command = Command::new(&program);

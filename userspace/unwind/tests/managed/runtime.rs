@@ -16,7 +16,7 @@ pub fn folder() -> Option<PathBuf> {
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/dotnet"),
     };
     if !folder.join("compile").is_file() {
-        println!("skipped: no .NET in {}: run `cargo xtask setup test`", folder.display());
+        strata_skip::skipped!("no .NET in {}: run `cargo xtask setup test`", folder.display());
         return None;
     }
     folder.canonicalize().ok()

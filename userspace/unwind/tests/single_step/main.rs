@@ -24,7 +24,7 @@ fn compile(directory: &Path, mut command: Command, name: &str) -> Option<PathBuf
     let program = command.get_program().to_string_lossy().into_owned();
     match command.arg("-o").arg(&output).output() {
         Err(error) => {
-            println!("skipped: {program}: {error}");
+            strata_skip::skipped!("{program}: {error}");
             None
         }
         Ok(result) => {
@@ -142,7 +142,7 @@ fn go(directory: &Path, source: &str) -> Option<PathBuf> {
     command.arg("-o").arg(&output).arg(&copy);
     match command.output() {
         Err(error) => {
-            println!("skipped: go: {error}");
+            strata_skip::skipped!("go: {error}");
             None
         }
         Ok(result) => {
