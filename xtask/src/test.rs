@@ -38,7 +38,8 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
         bail!(
             "the end-to-end tests load BPF programs and need root. Run:\n  \
              sudo env \"PATH=$PATH\" \"HOME=$HOME\" cargo xtask test\n\
-             (without root: `cargo test --workspace --exclude {END_TO_END}`)"
+             (without root: `cargo test --workspace --exclude {END_TO_END} --exclude strata-sandbox \
+             --exclude strata-clr`)"
         );
     }
     setup::ensure(Profile::Test)?;
