@@ -24,6 +24,10 @@ pub enum Command {
     Bench(Vec<OsString>),
     Fuzz(FuzzOptions),
     Dist,
+    /// Of the BPF programs, not of the pure crates.
+    CheckArch {
+        bpf: bool,
+    },
 }
 
 /// What `build` makes.
@@ -68,6 +72,7 @@ cargo xtask COMMAND
                                measure: scenes, beside perf; what .NET programs pay (`bench --help`)
   fuzz [TARGET] [--seconds N] [--jobs N]
                                fuzz one parser, or each (60 seconds each)
+  check-arch [--bpf]           the pure crates compile for arm64; --bpf: the BPF programs do
   dist                         a stripped release binary in a tar archive, with licences
 
 Downloads and tools go to .cache/ (or $STRATA_CACHE), which git ignores.
@@ -91,6 +96,11 @@ pub fn parse() -> Result<Command> {
         "build" => parse_build(&mut words),
         "vm-test" => parse_vm_test(&mut words),
         "fuzz" => parse_fuzz(&mut words),
+        "check-arch" => match words.next()? {
+            None => Ok(Command::CheckArch { bpf: false }),
+            Some(Long("bpf")) => Ok(Command::CheckArch { bpf: true }),
+            Some(other) => Err(other.unexpected().into()),
+        },
         "dist" => match words.next()? {
             None => Ok(Command::Dist),
             Some(other) => Err(other.unexpected().into()),

@@ -26,6 +26,8 @@ const FLAGS: &[&str] = &[
     "-Clink-arg=--btf",
     "-Ctarget-cpu=v3",
     "-Clink-arg=--disable-expand-memcpy-in-order",
+    // The machine whose kernel runs the object: chooses among directories named `arch`.
+    "--cfg=bpf_target_arch=\"x86_64\"",
 ];
 const TARGET: &str = "bpfel-unknown-none";
 /// The binary of `ebpf/programs`.

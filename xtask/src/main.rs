@@ -8,6 +8,7 @@
 //! | [`setup`] | what each command needs, and getting it |
 //! | [`bpf_object`] | the committed BPF object and the digest of its sources |
 //! | [`build`], [`record`], [`test`], [`bench`], [`fuzz`], [`dist`] | the commands of those names |
+//! | [`check_arch`] | the same sources for another machine |
 //! | [`vm`] | strata on other kernels, under emulation |
 //!
 //! Invariant: every command is idempotent, asks nothing, and does the set-up it needs itself.
@@ -16,6 +17,7 @@ mod arguments;
 mod bench;
 mod bpf_object;
 mod build;
+mod check_arch;
 mod dist;
 mod fuzz;
 mod project;
@@ -53,6 +55,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Bench(arguments) => bench::run(&arguments)?,
         Command::Fuzz(options) => fuzz::run(&options)?,
         Command::Dist => dist::run()?,
+        Command::CheckArch { bpf: false } => check_arch::pure_crates()?,
+        Command::CheckArch { bpf: true } => check_arch::programs()?,
     }
     Ok(ExitCode::SUCCESS)
 }

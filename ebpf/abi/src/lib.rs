@@ -3,7 +3,7 @@
 //! - [`rule`]: how the caller of one instruction is found, packed for the kernel.
 //! - [`step`]: the unwinder's step, over a [`step::Machine`]: the BPF programs and
 //!   userspace (post-hoc unwinding, tests that single-step a program) run the same code.
-//! - [`epilogue`]: epilogues told by their instructions.
+//! - [`arch`]: what both know of the machine.
 //! - [`tables`]: segments, extents and process entries, the memory the kernel searches.
 //! - [`record`]: what the kernel sends up, and the loss counters.
 //!
@@ -11,8 +11,10 @@
 //! compile time. `no_std`, no dependency: it is compiled for BPF as well.
 #![no_std]
 
-pub mod epilogue;
+pub mod arch;
 pub mod record;
 pub mod rule;
 pub mod step;
 pub mod tables;
+
+pub use arch::{epilogue, register};

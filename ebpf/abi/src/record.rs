@@ -7,6 +7,9 @@
 //!
 //! Invariant: `size_of(Header) + 8 * words` is the record's length, for both forms.
 
+use crate::epilogue::Code;
+use crate::register;
+
 /// Kernel frames of a record at most.
 pub const MAX_KERNEL_FRAMES: usize = 127;
 /// User frames of a record at most.
@@ -110,11 +113,11 @@ const _: () = assert!(size_of::<Header>() == 64);
 /// Raw form: word at which the registers start, in DWARF numbering, then pc.
 pub const RAW_REGISTERS_WORD: usize = 128;
 /// Raw form: word of the pc.
-pub const RAW_PC_WORD: usize = RAW_REGISTERS_WORD + 16;
+pub const RAW_PC_WORD: usize = RAW_REGISTERS_WORD + register::COUNT as usize;
 /// Raw form: word at which the code around the pc starts ([`crate::epilogue::Code`]).
 pub const RAW_CODE_WORD: usize = RAW_PC_WORD + 1;
 /// Raw form: word at which the stack's bytes start.
-pub const RAW_STACK_WORD: usize = 152;
+pub const RAW_STACK_WORD: usize = (RAW_CODE_WORD + size_of::<Code>() / 8).next_multiple_of(8);
 /// Raw form: where the copy of the stack starts. Where a function ends, its tables still say of
 /// registers it has taken back already where they were: just below the stack pointer.
 #[inline(always)]
@@ -131,7 +134,6 @@ pub const MAX_WORDS: usize = RAW_STACK_WORD + RAW_STACK_BYTES / 8;
 
 const _: () = assert!(MAX_WORDS >= MAX_KERNEL_FRAMES + MAX_USER_FRAMES);
 const _: () = assert!(RAW_REGISTERS_WORD >= MAX_KERNEL_FRAMES);
-const _: () = assert!(RAW_STACK_WORD >= RAW_CODE_WORD + size_of::<crate::epilogue::Code>() / 8);
 
 /// Counters, one per CPU; index into the counter array.
 #[repr(u32)]

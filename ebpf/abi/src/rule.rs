@@ -1,10 +1,13 @@
 //! Unwind rules: from one frame's registers to its caller's.
 //!
 //! A rule is one `u32` wherever it can be (the kernel's pc cache holds that word): a kind,
-//! the offset of the CFA in words, and where the caller's RBP and RBX are saved below the
-//! CFA. What does not fit (large frames, stack realignment, hand-written assembly) takes the
-//! extended form: the word then holds the rule's own number, and the kernel reads the rest
-//! of [`Rule`] from the rule array.
+//! the offset of the CFA in words, and where the caller's frame pointer and *extra register* are
+//! saved below the CFA. What does not fit (large frames, stack realignment, hand-written assembly)
+//! takes the extended form: the word then holds the rule's own number, and the kernel reads the
+//! rest of [`Rule`] from the rule array.
+//!
+//! The encoding is the same on every machine. Which registers it names (the extra one: RBX on
+//! x86-64) and what a step does with a rule is the machine's: [`crate::arch`].
 //!
 //! Invariant: a packed word of zero means "no rule here" and never "a frame of size 0".
 
@@ -14,22 +17,23 @@
 pub enum Kind {
     /// No table knows this code: follow the frame pointer.
     None = 0,
-    /// CFA = RSP + offset.
+    /// CFA = stack pointer + offset.
     Sp = 1,
-    /// CFA = RBP + offset.
+    /// CFA = frame pointer + offset.
     Fp = 2,
     /// The outermost frame of a stack (`_start`, a thread's start, `runtime.goexit`).
     End = 3,
-    /// A signal frame: the interrupted registers are in the ucontext at RSP.
+    /// A signal frame: the interrupted registers are in the ucontext at the stack
+    /// pointer.
     Signal = 4,
-    /// A lazy PLT stub: CFA = RSP + 8, or + 16 once `pc & 15` has reached the offset field.
+    /// A lazy PLT stub, which has pushed a word once `pc & 15` has reached the offset field.
     Plt = 5,
     /// Code known to keep a frame-pointer chain (JIT code).
     FramePointer = 6,
     /// As `FramePointer`, but the caller is on another stack (Go's `asmcgocall`, `systemstack`).
     StackSwitch = 7,
-    /// CFA = RBX + offset (`_dl_runtime_resolve`).
-    Rbx = 8,
+    /// CFA = extra register + offset (x86-64: `_dl_runtime_resolve`).
+    Extra = 8,
     /// See [`Rule`]: the word holds the rule's number.
     Extended = 9,
     /// Call frame information strata cannot express; the stack ends here and is counted.
@@ -42,7 +46,7 @@ pub enum Kind {
 const OFFSET_SHIFT: u32 = 4;
 const OFFSET_BITS: u32 = 14;
 const FP_SHIFT: u32 = OFFSET_SHIFT + OFFSET_BITS;
-const RBX_SHIFT: u32 = FP_SHIFT + 4;
+const EXTRA_SHIFT: u32 = FP_SHIFT + 4;
 
 /// See [`Packed::with_epilogue_check`]. Rules of kind `Sp`, `Fp` and `Extended` may have it.
 const EPILOGUE_CHECK: u32 = 1 << 31;
@@ -68,15 +72,15 @@ impl Packed {
     pub const UNSUPPORTED: Self = Self(Kind::Unsupported as u32);
     pub const UNANNOUNCED: Self = Self(Kind::Unannounced as u32);
 
-    /// A rule of kind `Sp`, `Fp` or `Rbx`. Offsets in bytes: the CFA's above the base register,
+    /// A rule of kind `Sp`, `Fp` or `Extra`. Offsets in bytes: the CFA's above the base register,
     /// the saved registers' below the CFA (0: not saved, the register is the caller's).
     /// `None` when something does not fit; the rule is then an extended one.
     #[must_use]
-    pub const fn frame(kind: Kind, cfa: u32, fp_below: u32, rbx_below: u32) -> Option<Self> {
+    pub const fn frame(kind: Kind, cfa: u32, fp_below: u32, extra_below: u32) -> Option<Self> {
         if cfa > MAX_PACKED_OFFSET
             || fp_below > MAX_PACKED_SAVE
-            || rbx_below > MAX_PACKED_SAVE
-            || (cfa | fp_below | rbx_below) & 7 != 0
+            || extra_below > MAX_PACKED_SAVE
+            || (cfa | fp_below | extra_below) & 7 != 0
         {
             return None;
         }
@@ -84,7 +88,7 @@ impl Packed {
             kind as u32
                 | (cfa / 8) << OFFSET_SHIFT
                 | (fp_below / 8) << FP_SHIFT
-                | (rbx_below / 8) << RBX_SHIFT,
+                | (extra_below / 8) << EXTRA_SHIFT,
         ))
     }
 
@@ -133,40 +137,32 @@ impl Packed {
         ((self.0 >> OFFSET_SHIFT) & ((1 << OFFSET_BITS) - 1)) as u64 * 8
     }
 
-    /// Bytes below the CFA at which RBP is saved; 0 when it is not.
+    /// Bytes below the CFA at which the frame pointer is saved; 0 when it is not.
     #[inline(always)]
     #[must_use]
     pub const fn fp_below(self) -> u64 {
         ((self.0 >> FP_SHIFT) & 15) as u64 * 8
     }
 
-    /// Bytes below the CFA at which RBX is saved; 0 when it is not.
+    /// Bytes below the CFA at which the extra register is saved; 0 when it is not.
     #[inline(always)]
     #[must_use]
-    pub const fn rbx_below(self) -> u64 {
-        ((self.0 >> RBX_SHIFT) & 15) as u64 * 8
+    pub const fn extra_below(self) -> u64 {
+        ((self.0 >> EXTRA_SHIFT) & 15) as u64 * 8
     }
-}
-
-/// DWARF register numbers of x86-64 that rules name.
-pub mod register {
-    pub const RBX: u8 = 3;
-    pub const RBP: u8 = 6;
-    pub const RSP: u8 = 7;
-    pub const COUNT: u8 = 16;
 }
 
 /// The CFA is what lies at `base + cfa_offset`, plus `deref_add`.
 pub const FLAG_DEREF: u8 = 1;
-/// Saved registers lie relative to RBP, not to the CFA (stack realignment).
+/// Saved registers lie relative to the frame pointer, not to the CFA (stack realignment).
 pub const FLAG_SAVES_AT_FP: u8 = 2;
 /// The return address is in register `ra_register` (`vfork`); only in a leaf frame.
 pub const FLAG_RA_IN_REGISTER: u8 = 4;
-/// RBP is saved at `fp_offset` (0 is a place too).
+/// The frame pointer is saved at `fp_offset` (0 is a place too).
 pub const FLAG_FP_SAVED: u8 = 8;
-/// RBX is saved at `rbx_offset`.
-pub const FLAG_RBX_SAVED: u8 = 16;
-/// The return address is not at CFA - 8 but at CFA + `ra_offset`.
+/// The extra register is saved at `extra_offset`.
+pub const FLAG_EXTRA_SAVED: u8 = 16;
+/// The return address is not where calls leave it but at CFA + `ra_offset`.
 pub const FLAG_RA_OFFSET: u8 = 32;
 
 /// A whole rule, as the kernel's rule array holds it.
@@ -176,8 +172,8 @@ pub const FLAG_RA_OFFSET: u8 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Rule {
     pub packed: Packed,
-    /// DWARF number of the register the CFA counts from. Registers other than RSP, RBP and
-    /// RBX are known in leaf frames only.
+    /// DWARF number of the register the CFA counts from. Registers other than the stack pointer, the
+    /// frame pointer and the extra one are known in leaf frames only.
     pub base: u8,
     pub flags: u8,
     pub ra_register: u8,
@@ -185,7 +181,7 @@ pub struct Rule {
     pub cfa_offset: i32,
     pub deref_add: i32,
     pub fp_offset: i32,
-    pub rbx_offset: i32,
+    pub extra_offset: i32,
     pub ra_offset: i32,
     pub reserved2: u32,
 }
@@ -205,7 +201,7 @@ impl Rule {
             cfa_offset: 0,
             deref_add: 0,
             fp_offset: 0,
-            rbx_offset: 0,
+            extra_offset: 0,
             ra_offset: 0,
             reserved2: 0,
         }

@@ -2,14 +2,15 @@
 //!
 //! One function for every program: the CPU sampler, sleepable programs, and userspace (raw
 //! stacks, tests that single-step a program). What differs is the [`Machine`]: where memory is
-//! read from and how a rule is found.
+//! read from and how a rule is found. What a rule does to a frame is the instruction set's:
+//! [`crate::arch`].
 //!
 //! Invariant: a step either moves the stack pointer up (towards older frames), switches stacks
 //! by a rule that says so, or ends. Nothing here can loop, panic or divide.
 
-use crate::epilogue::{self, Code};
+use crate::epilogue::Code;
 use crate::record::End;
-use crate::rule::{self, Kind, Packed, Rule, register};
+use crate::rule::{Packed, Rule};
 
 /// Registers of a frame, as far as rules need them.
 #[repr(C)]
@@ -18,10 +19,10 @@ pub struct Frame {
     pub pc: u64,
     pub sp: u64,
     pub fp: u64,
-    /// RBX itself, when `rbx_at` is 0.
-    pub rbx: u64,
-    /// Where RBX is saved; read only when a rule asks for it.
-    pub rbx_at: u64,
+    /// The extra register itself, when `extra_at` is 0.
+    pub extra: u64,
+    /// Where it is saved; read only when a rule asks for it.
+    pub extra_at: u64,
     /// Address of the ucontext's registers when this frame was interrupted by a signal.
     pub context: u64,
     /// 1 when `pc` is the instruction itself and all registers are known.
@@ -42,32 +43,6 @@ pub trait Machine {
     fn code(&mut self, pc: u64) -> Option<Code>;
 }
 
-/// Offsets in the ucontext that the kernel pushes for a signal (x86-64:
-/// arch/x86/include/uapi/asm/sigcontext.h, `struct sigcontext_64` behind 40 bytes of
-/// `uc_flags`, `uc_link` and `uc_stack`).
-mod ucontext {
-    pub const REGISTERS: u64 = 40;
-    pub const RBP: u64 = REGISTERS + 80;
-    pub const RBX: u64 = REGISTERS + 88;
-    pub const RSP: u64 = REGISTERS + 120;
-    pub const RIP: u64 = REGISTERS + 128;
-
-    /// From the start of the registers, by DWARF number.
-    pub const fn by_number(number: u8) -> u64 {
-        match number {
-            0 => 104,                                 // rax
-            1 => 96,                                  // rdx
-            2 => 112,                                 // rcx
-            3 => 88,                                  // rbx
-            4 => 72,                                  // rsi
-            5 => 64,                                  // rdi
-            6 => 80,                                  // rbp
-            7 => 120,                                 // rsp
-            _ => (number as u64).wrapping_sub(8) * 8, // r8..r15
-        }
-    }
-}
-
 /// The address to look a frame's rule up by: the call, not the instruction after it.
 #[inline(always)]
 #[must_use]
@@ -78,217 +53,5 @@ pub fn lookup_pc(frame: &Frame) -> u64 {
 /// Moves `frame` to its caller by `word`; `Some` when the stack ends at this frame.
 #[inline(always)]
 pub fn step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -> Option<End> {
-    if word.checks_epilogue()
-        && frame.exact & 1 != 0
-        && let Some(code) = machine.code(frame.pc)
-        && let Some(epilogue) = epilogue::at(&code)
-    {
-        return leave_epilogue(machine, frame, epilogue);
-    }
-    let kind = word.kind();
-    if kind == Kind::Sp as u32 || kind == Kind::Fp as u32 {
-        let base = if kind == Kind::Sp as u32 { frame.sp } else { frame.fp };
-        return to_caller(machine, frame, base.wrapping_add(word.cfa_offset()), word);
-    }
-    uncommon_step(machine, frame, word)
-}
-
-#[inline(always)]
-fn leave_epilogue<M: Machine>(
-    machine: &mut M,
-    frame: &mut Frame,
-    epilogue: epilogue::Epilogue,
-) -> Option<End> {
-    if epilogue.fp_pop != 0 {
-        match machine.read(frame.sp.wrapping_add(epilogue.fp_pop * 8 - 8)) {
-            Some(fp) => frame.fp = fp,
-            None => return Some(End::UnreadableStack),
-        }
-    }
-    return_to(machine, frame, frame.sp.wrapping_add(epilogue.pops * 8 + 8))
-}
-
-/// The caller of a frame whose return address is just below `cfa`.
-#[inline(always)]
-fn to_caller<M: Machine>(
-    machine: &mut M,
-    frame: &mut Frame,
-    cfa: u64,
-    word: Packed,
-) -> Option<End> {
-    if cfa.wrapping_sub(frame.sp) as i64 <= 0 {
-        return Some(End::StackNotGrowing);
-    }
-    let fp_below = word.fp_below();
-    if fp_below != 0 {
-        match machine.read(cfa.wrapping_sub(fp_below)) {
-            Some(fp) => frame.fp = fp,
-            None => return Some(End::UnreadableStack),
-        }
-    }
-    let rbx_below = word.rbx_below();
-    if rbx_below != 0 {
-        frame.rbx_at = cfa.wrapping_sub(rbx_below);
-    }
-    return_to(machine, frame, cfa)
-}
-
-#[inline(always)]
-fn return_to<M: Machine>(machine: &mut M, frame: &mut Frame, cfa: u64) -> Option<End> {
-    let Some(pc) = machine.read(cfa.wrapping_sub(8)) else {
-        return Some(End::UnreadableStack);
-    };
-    arrive(frame, pc, cfa)
-}
-
-#[inline(always)]
-fn arrive(frame: &mut Frame, pc: u64, sp: u64) -> Option<End> {
-    if pc == 0 {
-        return Some(End::Complete);
-    }
-    frame.pc = pc;
-    frame.sp = sp;
-    frame.exact = 0;
-    frame.context = 0;
-    frame.by_pointer = 0;
-    None
-}
-
-#[inline(always)]
-fn uncommon_step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -> Option<End> {
-    let kind = word.kind();
-    if kind == Kind::None as u32
-        || kind == Kind::FramePointer as u32
-        || kind == Kind::StackSwitch as u32
-    {
-        return follow_frame_pointer(machine, frame, kind == Kind::StackSwitch as u32);
-    }
-    if kind == Kind::End as u32 {
-        return Some(End::Complete);
-    }
-    if kind == Kind::Plt as u32 {
-        let pushed = (frame.pc & 15) >= (word.field() & 15) as u64;
-        let cfa = frame.sp.wrapping_add(if pushed { 16 } else { 8 });
-        return return_to(machine, frame, cfa);
-    }
-    if kind == Kind::Rbx as u32 {
-        let Some(base) = rbx(machine, frame) else {
-            return Some(End::UnreadableStack);
-        };
-        return to_caller(machine, frame, base.wrapping_add(word.cfa_offset()), word);
-    }
-    if kind == Kind::Signal as u32 {
-        return leave_signal(machine, frame);
-    }
-    if kind == Kind::Extended as u32 {
-        return extended_step(machine, frame, word);
-    }
-    Some(End::UnsupportedRule)
-}
-
-#[inline(always)]
-fn follow_frame_pointer<M: Machine>(
-    machine: &mut M,
-    frame: &mut Frame,
-    other_stack: bool,
-) -> Option<End> {
-    let fp = frame.fp;
-    // The ABI marks the outermost frame with a frame pointer of zero.
-    if fp == 0 {
-        return Some(End::Complete);
-    }
-    if fp & 7 != 0 || (!other_stack && (fp.wrapping_sub(frame.sp) as i64) < 0) {
-        return Some(End::BrokenChain);
-    }
-    let (Some(caller), Some(pc)) = (machine.read(fp), machine.read(fp.wrapping_add(8))) else {
-        return Some(End::BrokenChain);
-    };
-    frame.fp = caller;
-    let end = arrive(frame, pc, fp.wrapping_add(16));
-    frame.by_pointer = 1;
-    end
-}
-
-#[inline(always)]
-fn leave_signal<M: Machine>(machine: &mut M, frame: &mut Frame) -> Option<End> {
-    let at = frame.sp;
-    let (Some(pc), Some(sp), Some(fp)) = (
-        machine.read(at.wrapping_add(ucontext::RIP)),
-        machine.read(at.wrapping_add(ucontext::RSP)),
-        machine.read(at.wrapping_add(ucontext::RBP)),
-    ) else {
-        return Some(End::UnreadableStack);
-    };
-    frame.fp = fp;
-    frame.rbx_at = at.wrapping_add(ucontext::RBX);
-    let end = arrive(frame, pc, sp);
-    frame.context = at.wrapping_add(ucontext::REGISTERS);
-    frame.exact = 1;
-    end
-}
-
-#[inline(always)]
-fn rbx<M: Machine>(machine: &mut M, frame: &Frame) -> Option<u64> {
-    if frame.rbx_at == 0 { Some(frame.rbx) } else { machine.read(frame.rbx_at) }
-}
-
-#[inline(always)]
-fn any_register<M: Machine>(machine: &mut M, frame: &Frame, number: u8) -> Option<u64> {
-    if number == register::RSP {
-        return Some(frame.sp);
-    }
-    if number == register::RBP {
-        return Some(frame.fp);
-    }
-    if number == register::RBX {
-        return rbx(machine, frame);
-    }
-    if frame.exact & 1 == 0 || number >= register::COUNT {
-        return None;
-    }
-    if frame.context != 0 {
-        return machine.read(frame.context.wrapping_add(ucontext::by_number(number)));
-    }
-    machine.register(number)
-}
-
-#[inline(always)]
-fn extended_step<M: Machine>(machine: &mut M, frame: &mut Frame, word: Packed) -> Option<End> {
-    let Some(rule) = machine.extended(word.field() as u16) else {
-        return Some(End::UnsupportedRule);
-    };
-    let Some(base) = any_register(machine, frame, rule.base) else {
-        return Some(End::UnsupportedRule);
-    };
-    let mut cfa = base.wrapping_add(rule.cfa_offset as i64 as u64);
-    if rule.flags & rule::FLAG_DEREF != 0 {
-        match machine.read(cfa) {
-            Some(value) => cfa = value.wrapping_add(rule.deref_add as i64 as u64),
-            None => return Some(End::UnreadableStack),
-        }
-    }
-    if (cfa.wrapping_sub(frame.sp) as i64) < 0 {
-        return Some(End::StackNotGrowing);
-    }
-    let saves = if rule.flags & rule::FLAG_SAVES_AT_FP != 0 { frame.fp } else { cfa };
-    let pc = if rule.flags & rule::FLAG_RA_IN_REGISTER != 0 {
-        any_register(machine, frame, rule.ra_register)
-    } else if rule.flags & rule::FLAG_RA_OFFSET != 0 {
-        machine.read(cfa.wrapping_add(rule.ra_offset as i64 as u64))
-    } else {
-        machine.read(cfa.wrapping_sub(8))
-    };
-    let Some(pc) = pc else {
-        return Some(End::UnreadableStack);
-    };
-    if rule.flags & rule::FLAG_RBX_SAVED != 0 {
-        frame.rbx_at = saves.wrapping_add(rule.rbx_offset as i64 as u64);
-    }
-    if rule.flags & rule::FLAG_FP_SAVED != 0 {
-        match machine.read(saves.wrapping_add(rule.fp_offset as i64 as u64)) {
-            Some(fp) => frame.fp = fp,
-            None => return Some(End::UnreadableStack),
-        }
-    }
-    arrive(frame, pc, cfa)
+    crate::arch::step(machine, frame, word)
 }

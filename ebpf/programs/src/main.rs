@@ -4,6 +4,7 @@
 //! - [`unwind`]: the one unwinder, for every program: finds rules, walks frames.
 //! - [`sampler`]: the CPU sampler (`perf_event`).
 //! - [`threads`]: stacks of threads that do not run (`iter.s/task`).
+//! - [`arch`]: what they know of the machine.
 //! - [`lifecycle`]: forgets a process's mappings the moment it executes another program.
 //!
 //! Invariant: nothing here trusts what it reads from a process; every index is masked, every
@@ -11,6 +12,7 @@
 #![no_std]
 #![no_main]
 
+mod arch;
 mod lifecycle;
 mod maps;
 mod sampler;

@@ -22,24 +22,18 @@ use strata_abi::record::{
     RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
     raw_stack_start,
 };
+use strata_abi::register;
 use strata_abi::step::Frame;
 use strata_abi::tables::{PROCESS_PATIENT, PROCESS_SKIP, Process};
 
+use crate::arch::{
+    SAVED_EXTRA, SAVED_FP, SAVED_MODE, SAVED_PC, SAVED_SP, is_native, is_user, saved_register,
+};
 use crate::maps::{
     Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, count, max_frames,
     mm_start_code, task_mm, wakeup_bytes,
 };
-use crate::unwind::{Walk, saved_register, walk};
-
-/// Offsets in `struct pt_regs` that the record needs.
-const SAVED_IP: usize = 128;
-const SAVED_CS: usize = 136;
-const SAVED_SP: usize = 152;
-const SAVED_BP: usize = 32;
-const SAVED_BX: usize = 40;
-
-/// Code segments of user mode (arch/x86/include/asm/segment.h).
-const USER64_CS: u64 = 0x33;
+use crate::unwind::{Walk, walk};
 
 /// Raw stacks of a process that waits for its runtime.
 const PATIENT_WAKEUP: u32 = 32;
@@ -87,19 +81,19 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         (task, bpf_task_pt_regs(task) as *const u8)
     };
     // SAFETY: bpf_task_pt_regs returns a trusted pointer; the offsets lie within pt_regs.
-    let mode = unsafe { saved(registers, SAVED_CS) } & 0xffff;
+    let mode = unsafe { saved(registers, SAVED_MODE) };
     let mut words = record.header.kernel_frames as u64;
     let mut wakeup = BPF_RB_NO_WAKEUP;
-    if mode & 3 == 0 || in_kernel && !has_program(task) {
+    if !is_user(mode) || in_kernel && !has_program(task) {
         record.header.end = End::KernelOnly as u8;
-    } else if mode != USER64_CS {
+    } else if !is_native(mode) {
         record.header.end = End::Compat as u8;
     } else if user_stack(hot, record, cache, registers, process, core::ptr::null_mut()) {
         words += record.header.user_frames as u64;
     } else {
         #[cfg(feature = "log")]
         aya_log_ebpf::info!(&context, "no table: pid {} at {:x}", pid, unsafe {
-            saved(registers, SAVED_IP)
+            saved(registers, SAVED_PC)
         });
         words = raw_stack(record, registers);
         // SAFETY: a map value.
@@ -180,9 +174,9 @@ fn kernel_stack(context: &PerfEventContext, record: &mut Record) -> bool {
     // Interrupted in user mode there is no kernel stack, and asking for it is not free.
     // SAFETY: `bpf_perf_event_data` starts with the interrupted `struct pt_regs`.
     let mode = unsafe {
-        core::ptr::read_volatile(context.as_ptr().cast::<u8>().add(SAVED_CS).cast::<u64>())
+        core::ptr::read_volatile(context.as_ptr().cast::<u8>().add(SAVED_MODE).cast::<u64>())
     };
-    if mode & 3 != 0 {
+    if is_user(mode) {
         return false;
     }
     // SAFETY: the buffer has room for MAX_KERNEL_FRAMES words.
@@ -227,11 +221,11 @@ pub fn user_stack(
             hot.process.flags |= PROCESS_PATIENT;
         }
         hot.frame = Frame {
-            pc: saved(registers, SAVED_IP),
+            pc: saved(registers, SAVED_PC),
             sp: saved(registers, SAVED_SP),
-            fp: saved(registers, SAVED_BP),
-            rbx: saved(registers, SAVED_BX),
-            rbx_at: 0,
+            fp: saved(registers, SAVED_FP),
+            extra: saved(registers, SAVED_EXTRA),
+            extra_at: 0,
             context: 0,
             exact: 1,
             by_pointer: 0,
@@ -267,7 +261,7 @@ fn raw_stack(record: &mut Record, registers: *const u8) -> u64 {
     record.header.cgroup = unsafe { bpf_get_current_cgroup_id() };
     record.header.end = End::NoProcess as u8;
     record.header.user_frames = 0;
-    for number in 0..16u8 {
+    for number in 0..register::COUNT {
         let at = registers as u64 + saved_register(number);
         // SAFETY: a constant place within `words`; the helper checks the source.
         unsafe {
@@ -276,7 +270,7 @@ fn raw_stack(record: &mut Record, registers: *const u8) -> u64 {
         }
     }
     // SAFETY: `registers` is what bpf_task_pt_regs returned.
-    let (pc, sp) = unsafe { (saved(registers, SAVED_IP), saved(registers, SAVED_SP)) };
+    let (pc, sp) = unsafe { (saved(registers, SAVED_PC), saved(registers, SAVED_SP)) };
     record.words[RAW_PC_WORD] = pc;
     // SAFETY: room for the code at a constant place; the helper clears it when it cannot read.
     unsafe {

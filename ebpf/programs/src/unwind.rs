@@ -16,13 +16,14 @@ use aya_ebpf::helpers::generated::{
 };
 use strata_abi::epilogue::{self, Code};
 use strata_abi::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
-use strata_abi::rule::{Packed, Rule, register};
+use strata_abi::rule::{Packed, Rule};
 use strata_abi::step::{self, Machine};
 use strata_abi::tables::{
     CACHE_LINES, CacheLine, EXTENT_WORDS, Extent, ExtentKind, PAGE_SHIFT, PROCESS_PATIENT, Process,
     SEGMENT_WORDS, row_rule,
 };
 
+use crate::arch::saved_register;
 use crate::maps::{Cache, Hot, RULES, Record, SEGMENTS, Segment, WINDOW_WORDS};
 
 /// What one walk needs besides its hot memory.
@@ -286,23 +287,5 @@ impl Machine for Kernel {
         let mut code: Code = [0; 4];
         let from = pc.wrapping_sub(epilogue::BYTES_BEFORE);
         self.copy((&raw mut code).cast(), size_of::<Code>() as u32, from).then_some(code)
-    }
-}
-
-/// Offset of a register in x86-64's `struct pt_regs`, by its DWARF number
-/// (arch/x86/include/asm/ptrace.h; the order is ABI).
-#[inline(always)]
-pub fn saved_register(number: u8) -> u64 {
-    match number {
-        0 => 80,             // rax
-        1 => 96,             // rdx
-        2 => 88,             // rcx
-        register::RBX => 40, // rbx
-        4 => 104,            // rsi
-        5 => 112,            // rdi
-        register::RBP => 32, // rbp
-        register::RSP => 152,
-        8..=11 => (17 - number as u64) * 8,
-        _ => (15 - (number as u64 & 15)) * 8, // r12..r15
     }
 }

@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arch;
 mod bytes;
 mod compressed;
 pub mod debug_files;

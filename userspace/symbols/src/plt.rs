@@ -6,17 +6,14 @@
 //!
 //! Invariant: the table of slots is bounded; a stub that cannot be decoded has no name.
 
-use crate::bytes::{array, u32_at, u64_at};
+use crate::arch;
+use crate::bytes::{u32_at, u64_at};
 use crate::elf::{ElfFile, SECTION_DYNSYM, SECTION_RELA, Section};
 use crate::symbol_table::read_name;
 
 const MAX_RELOCATIONS: u64 = 8 << 20;
 const MAX_SLOTS: usize = 1 << 18;
 const RELA_BYTES: usize = 24;
-const X86_64: u16 = 62;
-const R_X86_64_GLOB_DAT: u32 = 6;
-const R_X86_64_JUMP_SLOT: u32 = 7;
-const R_X86_64_IRELATIVE: u32 = 37;
 /// Stubs are 8 or 16 bytes long.
 const STUB_BYTES: u64 = 16;
 
@@ -61,7 +58,7 @@ impl<'a> Plt<'a> {
             .copied()
             .collect();
         let mut plt = Self { elf: elf.clone(), stubs, slots: Vec::new() };
-        if elf.machine == X86_64 && !plt.stubs.is_empty() {
+        if elf.machine == arch::ELF_MACHINE && !plt.stubs.is_empty() {
             plt.read_slots();
         }
         plt
@@ -84,8 +81,8 @@ impl<'a> Plt<'a> {
                     continue;
                 };
                 let target = match kind {
-                    R_X86_64_JUMP_SLOT | R_X86_64_GLOB_DAT if symbol != 0 => Target::Symbol(symbol),
-                    R_X86_64_IRELATIVE => Target::Resolver(addend),
+                    arch::JUMP_SLOT | arch::GLOBAL_DATA if symbol != 0 => Target::Symbol(symbol),
+                    arch::IRELATIVE => Target::Resolver(addend),
                     _ => continue,
                 };
                 if self.slots.len() < MAX_SLOTS {
@@ -113,7 +110,7 @@ impl<'a> Plt<'a> {
         let inside = address.checked_sub(section.address)?;
         let stub = section.address.checked_add(inside.checked_div(step)?.checked_mul(step)?)?;
         let code = self.elf.read_address(stub, step, "stubs").ok()?;
-        let Some(slot) = slot_of(&code, stub) else {
+        let Some(slot) = arch::slot_of_stub(&code, stub) else {
             let first = inside < step && self.elf.section_name(section) == b".plt";
             return first.then_some(StubName::Header);
         };
@@ -139,14 +136,4 @@ impl<'a> Plt<'a> {
         let name = u64::from(u32::from_le_bytes(name));
         read_name(self.elf.file(), names.offset, names.size, name).filter(|name| !name.is_empty())
     }
-}
-
-/// The slot that the indirect jump (`ff 25`, relative to the next instruction) of a stub goes through.
-fn slot_of(code: &[u8], address: u64) -> Option<u64> {
-    let at = code.windows(2).position(|pair| pair == [0xff, 0x25])?;
-    let distance = i32::from_le_bytes(array(code, at.checked_add(2)?)?);
-    address
-        .checked_add(u64::try_from(at).ok()?)?
-        .checked_add(6)?
-        .checked_add_signed(i64::from(distance))
 }

@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 word.kind(),
                 word.cfa_offset(),
                 word.fp_below(),
-                word.rbx_below(),
+                word.extra_below(),
                 if rule.is_extended() { format!("{rule:?}") } else { String::new() },
             );
         }

@@ -6,18 +6,16 @@
 
 use std::ops::Range;
 
+use crate::arch::{self, Corrected, Undescribed, rule_of};
 use crate::bytes;
-use crate::code::{self, Regions, Starts};
 use crate::coverage::{self, Coverage};
 use crate::elf::{Elf, read_exact};
-use crate::expression::rule_of;
 use crate::frame_program::{Outcome, Program, State};
 use crate::frame_section::{Entry, FrameSection};
 use crate::golang::{self, LineTable};
 use crate::limits::Limits;
-use crate::managed::image;
+use crate::managed::pe;
 use crate::pieces::PieceBuilder;
-use crate::plt;
 use crate::read::{Part, ReadAt};
 use crate::rules::{self, Rules};
 use crate::table::{Statistics, UnwindTable};
@@ -29,7 +27,7 @@ pub enum BuildError {
     Read(#[from] std::io::Error),
     #[error("neither an ELF nor a PE file")]
     NotProgram,
-    #[error("a file for another machine: only 64-bit x86-64 programs are unwound")]
+    #[error("a file for another machine: only {} are unwound", arch::PROGRAMS)]
     OtherMachine,
     #[error("the file is cut: it is shorter than its headers say")]
     Cut,
@@ -40,8 +38,8 @@ pub enum BuildError {
 /// Builds the unwind table of an ELF file (or of an ELF image in memory, such as the vDSO), or of
 /// a PE file: there addresses count from the image's start.
 pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTable, BuildError> {
-    if image::is_pe(source) {
-        return image::build(source, limits);
+    if pe::is_pe(source) {
+        return arch::managed_image(source, limits);
     }
     let elf = Elf::read(source)?;
     let mut rules = Rules::new(limits.max_rules);
@@ -72,22 +70,17 @@ pub fn build<R: ReadAt + ?Sized>(source: &R, limits: &Limits) -> Result<UnwindTa
         statistics.go_functions = functions;
         covered.add(proposal);
     }
-    covered.add(plt::propose(&elf, source, limits, &mut rules));
+    covered.add(arch::linkage(&elf, source, limits, &mut rules));
     statistics.undescribed_bytes = covered.gaps.iter().map(|gap| gap.end - gap.start).sum();
-    let mut regions = Regions::read(&elf, source, &covered, limits);
-    if !regions.list.is_empty() {
-        let continued = regions
-            .continued(&entries)
-            .into_iter()
-            .filter(|entry| !code.iter().any(|section| section.start == entry.end()))
-            .map(|entry| (entry.end(), rule_at_end(&section, entry, &mut rules)));
-        let continued: Vec<_> = continued.collect();
-        let known = code::known_code(&elf, source, &regions);
-        if let Some(builtins) = &known.builtins {
-            regions.leave_out(builtins);
-        }
-        let starts = Starts { entry: elf.entry, continued, functions: known.functions };
-        let (proposal, derived) = code::propose(regions, &starts, limits.max_work, &mut rules);
+    let undescribed = Undescribed {
+        elf: &elf,
+        source,
+        covered: &covered,
+        code: &code,
+        entries: &entries,
+        rule_at_end: &|entry, rules| rule_at_end(&section, entry, rules),
+    };
+    if let Some((proposal, derived)) = arch::derived(&undescribed, limits, &mut rules) {
         statistics.derived_bytes = derived;
         covered.add(proposal);
     }
@@ -258,9 +251,6 @@ fn rule_at_end(section: &FrameSection<'_>, entry: &Entry, rules: &mut Rules) -> 
     rule_of(&state, common, section.bytes, rules)
 }
 
-/// `lea -8(%r10), %rsp`: how GCC leaves a realigned frame, after it has popped RBP.
-const LEA_SIZE: u64 = 4;
-
 /// Writes rows in address order, from entries and fills.
 struct RowWriter<'s, 'a> {
     section: &'s FrameSection<'a>,
@@ -327,15 +317,10 @@ impl RowWriter<'_, '_> {
             if last.is_some_and(|last| last == *state) {
                 return;
             }
-            let mut state = *state;
-            if state.is_realigned_return() {
-                state = state.without_saves();
-                if let Some(before) = last.filter(State::is_realigned_end)
-                    && let Some(restored) = distance.checked_sub(LEA_SIZE)
-                {
-                    let rule = rule_of(&before.without_saves(), common, section.bytes, rules);
-                    pieces.rule_from(entry.start.saturating_add(restored), rule);
-                }
+            let Corrected { state, earlier } = arch::corrected(last.as_ref(), state, distance);
+            if let Some((from, state)) = earlier {
+                let rule = rule_of(&state, common, section.bytes, rules);
+                pieces.rule_from(entry.start.saturating_add(from), rule);
             }
             last = Some(state);
             let rule = rule_of(&state, common, section.bytes, rules);

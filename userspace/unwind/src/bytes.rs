@@ -5,7 +5,8 @@
 //! the file it parsed. Invariant: what [`from_bytes`] accepts keeps every promise that the
 //! kernel's search and the loader rely on; a table that lies harms its own file's stacks only.
 
-use strata_abi::rule::{self, Kind, Packed, Rule, register};
+use strata_abi::register;
+use strata_abi::rule::{self, Kind, Packed, Rule};
 use strata_abi::tables::{self, MAX_PIECE_PAGES, MAX_PIECE_ROWS, PAGE_SHIFT};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -160,7 +161,7 @@ impl Writer {
         self.u32(rule.packed.0);
         self.0.extend_from_slice(&[rule.base, rule.flags, rule.ra_register, rule.reserved]);
         let offsets =
-            [rule.cfa_offset, rule.deref_add, rule.fp_offset, rule.rbx_offset, rule.ra_offset];
+            [rule.cfa_offset, rule.deref_add, rule.fp_offset, rule.extra_offset, rule.ra_offset];
         offsets.iter().for_each(|offset| self.u32(*offset as u32));
         self.u32(rule.reserved2);
     }
@@ -214,7 +215,7 @@ impl<'a> Reader<'a> {
                 cfa_offset: self.i32()?,
                 deref_add: self.i32()?,
                 fp_offset: self.i32()?,
-                rbx_offset: self.i32()?,
+                extra_offset: self.i32()?,
                 ra_offset: self.i32()?,
                 reserved2: self.u32()?,
             };
@@ -272,7 +273,7 @@ fn check_rule(rule: &Rule, number: u32) -> Result<(), FormatError> {
         | rule::FLAG_SAVES_AT_FP
         | rule::FLAG_RA_IN_REGISTER
         | rule::FLAG_FP_SAVED
-        | rule::FLAG_RBX_SAVED
+        | rule::FLAG_EXTRA_SAVED
         | rule::FLAG_RA_OFFSET;
     let kind = rule.packed.kind();
     let known = if kind == Kind::Extended as u32 {
@@ -286,7 +287,7 @@ fn check_rule(rule: &Rule, number: u32) -> Result<(), FormatError> {
         let field = rule.packed.field();
         let field_is_known = if kind == Kind::Sp as u32 || kind == Kind::Fp as u32 {
             field >> 22 == 0
-        } else if kind == Kind::Rbx as u32 {
+        } else if kind == Kind::Extra as u32 {
             rule.packed.0 >> 26 == 0
         } else if kind == Kind::Plt as u32 {
             field < 16

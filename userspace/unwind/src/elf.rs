@@ -4,7 +4,9 @@
 
 use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64};
 use object::{LittleEndian as LE, pod};
+use strata_abi::arch::USER_ADDRESSES;
 
+use crate::arch;
 use crate::build::BuildError;
 use crate::limits::Limits;
 use crate::read::{ReadAt, read_whole};
@@ -13,7 +15,7 @@ use crate::table::Load;
 /// Section headers looked at; linkers stay far below it.
 const MAX_SECTIONS: u16 = 4096;
 /// No program is linked beyond user space; sums with what lies below cannot overflow.
-const MAX_ADDRESS: u64 = 1 << 47;
+const MAX_ADDRESS: u64 = USER_ADDRESSES;
 const MAX_NAMES: u64 = 1 << 20;
 
 pub(crate) struct Elf {
@@ -69,7 +71,7 @@ impl Elf {
         }
         if header.e_ident.class != elf::ELFCLASS64
             || header.e_ident.data != elf::ELFDATA2LSB
-            || header.e_machine.get(LE) != elf::EM_X86_64
+            || !arch::is_own_elf(header.e_machine.get(LE))
         {
             return Err(BuildError::OtherMachine);
         }

@@ -1,11 +1,11 @@
-//! Runs call frame programs, keeping only what rules need: the CFA, RBP, RBX, RSP and the
-//! return address. All other registers are skipped over.
+//! Runs call frame programs, keeping only what rules need: the CFA, the frame pointer, the
+//! extra register, the stack pointer and the return address. All other registers are skipped over.
 //!
 //! Invariant: one instruction is at least one byte, nothing jumps, so a program's size bounds
 //! its work and the rows it makes.
 
 use gimli::{EndianSlice, LittleEndian, Reader, constants as dw};
-use strata_abi::rule::register;
+use strata_abi::register;
 
 use crate::frame_section::{Bytes, Common, FrameSection};
 
@@ -46,10 +46,10 @@ pub(crate) enum Saved {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     pub cfa: Cfa,
-    pub rbp: Saved,
-    pub rbx: Saved,
+    pub fp: Saved,
+    pub extra: Saved,
     /// Where the caller's stack pointer is, when it is not the CFA (`longjmp`, `setcontext`).
-    pub rsp: Saved,
+    pub sp: Saved,
     pub return_address: Saved,
 }
 
@@ -57,32 +57,11 @@ impl Default for State {
     fn default() -> Self {
         Self {
             cfa: Cfa::Register { register: u64::MAX, offset: 0 },
-            rbp: Saved::Unsaid,
-            rbx: Saved::Unsaid,
-            rsp: Saved::Unsaid,
+            fp: Saved::Unsaid,
+            extra: Saved::Unsaid,
+            sp: Saved::Unsaid,
             return_address: Saved::Unsaid,
         }
-    }
-}
-
-/// GCC's call frame information for realigned stacks says to the function's very end that
-/// registers are saved relative to RBP, even when RBP has been popped already
-/// (`pop %rbp; lea -8(%r10), %rsp; ret`).
-impl State {
-    /// At the return: RSP points to the return address, and so every register is the caller's.
-    pub fn is_realigned_return(&self) -> bool {
-        self.cfa == Cfa::Register { register: u64::from(register::RSP), offset: 8 }
-            && matches!(self.rbp, Saved::Expression(_))
-    }
-
-    /// Just before it: the CFA is R10.
-    pub fn is_realigned_end(&self) -> bool {
-        matches!(self.cfa, Cfa::Register { register: 10, offset: 0 })
-            && matches!(self.rbp, Saved::Expression(_))
-    }
-
-    pub fn without_saves(self) -> Self {
-        Self { rbp: Saved::Same, rbx: Saved::Same, ..self }
     }
 }
 
@@ -288,27 +267,27 @@ impl<'a> Program<'_, 'a> {
 
     #[inline(always)]
     fn save(&self, state: &mut State, number: u64, saved: Saved) {
-        if number == u64::from(register::RBP) {
-            state.rbp = saved;
-        } else if number == u64::from(register::RBX) {
-            state.rbx = saved;
+        if number == u64::from(register::FP) {
+            state.fp = saved;
+        } else if number == u64::from(register::EXTRA) {
+            state.extra = saved;
         } else if number == self.common.return_register {
             state.return_address = saved;
-        } else if number == u64::from(register::RSP) {
-            state.rsp = saved;
+        } else if number == u64::from(register::SP) {
+            state.sp = saved;
         }
     }
 
     fn restore(&self, state: &mut State, number: u64) {
         let initial = &self.common.initial;
-        if number == u64::from(register::RBP) {
-            state.rbp = initial.rbp;
-        } else if number == u64::from(register::RBX) {
-            state.rbx = initial.rbx;
+        if number == u64::from(register::FP) {
+            state.fp = initial.fp;
+        } else if number == u64::from(register::EXTRA) {
+            state.extra = initial.extra;
         } else if number == self.common.return_register {
             state.return_address = initial.return_address;
-        } else if number == u64::from(register::RSP) {
-            state.rsp = initial.rsp;
+        } else if number == u64::from(register::SP) {
+            state.sp = initial.sp;
         }
     }
 

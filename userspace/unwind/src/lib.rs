@@ -16,9 +16,10 @@
 //! Code map:
 //! - [`read`]: the file, read by `pread`-like calls, never mapped
 //! - `elf`: headers, segments, sections
-//! - `frame_section`, `frame_program`, `expression`: call frame information
-//! - `golang`, `plt`, `code`: everything else rules come from
+//! - `frame_section`, `frame_program`: call frame information
+//! - `golang`: Go's line table
 //! - [`managed`]: code of the CLR
+//! - `arch`: what all of it looks like on a machine; PLT entries, and rules from instructions
 //! - `coverage`: which address is covered by what
 //! - `rules`, `pieces`: interned rules, rows and their index
 //! - [`table`]: the result, and the search in it
@@ -30,19 +31,17 @@
 
 #![forbid(unsafe_code)]
 
+mod arch;
 mod build;
 pub mod bytes;
-mod code;
 mod coverage;
 mod elf;
-mod expression;
 mod frame_program;
 mod frame_section;
 mod golang;
 mod limits;
 pub mod managed;
 mod pieces;
-mod plt;
 pub mod read;
 mod rules;
 pub mod table;

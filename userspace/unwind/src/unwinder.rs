@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use strata_abi::epilogue::Code;
 use strata_abi::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
+use strata_abi::register;
 use strata_abi::rule::{Packed, Rule};
 use strata_abi::step::{self, Frame, Machine};
 
@@ -26,12 +27,9 @@ pub enum Lookup {
 }
 
 /// Registers in DWARF numbering, then the pc.
-pub type Registers = [u64; 17];
+pub type Registers = [u64; PC + 1];
 
-const RBX: usize = 3;
-const RBP: usize = 6;
-const RSP: usize = 7;
-const PC: usize = 16;
+const PC: usize = register::COUNT as usize;
 
 /// The thread's state where it was interrupted.
 #[derive(Clone, Copy, Debug)]
@@ -54,9 +52,9 @@ pub fn unwind(
     let mut machine = Memory { read, at, rule: None };
     let mut frame = Frame {
         pc: registers[PC],
-        sp: registers[RSP],
-        fp: registers[RBP],
-        rbx: registers[RBX],
+        sp: registers[register::SP as usize],
+        fp: registers[register::FP as usize],
+        extra: registers[register::EXTRA as usize],
         exact: 1,
         ..Frame::default()
     };

@@ -9,7 +9,7 @@ use gimli::{
 };
 use object::{Object, ObjectSection};
 use strata_abi::rule::{
-    FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, FLAG_RBX_SAVED, FLAG_SAVES_AT_FP, Kind, Packed, Rule,
+    FLAG_EXTRA_SAVED, FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, FLAG_SAVES_AT_FP, Kind, Packed, Rule,
 };
 use strata_unwind::read::FileReader;
 use strata_unwind::{Limits, UnwindTable, build};
@@ -89,7 +89,7 @@ fn agrees(
         let base = match kind {
             kind if kind == Kind::Sp as u32 => 7,
             kind if kind == Kind::Fp as u32 => 6,
-            kind if kind == Kind::Rbx as u32 => 3,
+            kind if kind == Kind::Extra as u32 => 3,
             _ => return Err("not a frame"),
         };
         (base, rule.packed.cfa_offset() as i64)
@@ -116,7 +116,7 @@ fn agrees(
         }
     };
     must(saves(X86_64::RBP, FLAG_FP_SAVED, rule.fp_offset, rule.packed.fp_below()), "RBP")?;
-    must(saves(X86_64::RBX, FLAG_RBX_SAVED, rule.rbx_offset, rule.packed.rbx_below()), "RBX")
+    must(saves(X86_64::RBX, FLAG_EXTRA_SAVED, rule.extra_offset, rule.packed.extra_below()), "RBX")
 }
 
 fn compare_if_there(paths: &[&str]) {
@@ -168,7 +168,7 @@ fn the_largest_library_of_this_toolchain_has_the_rows_gimli_finds() {
 #[test]
 fn the_dynamic_linkers_lazy_binding_and_vfork_have_rules() {
     let linker = table_of(Path::new("/lib64/ld-linux-x86-64.so.2"));
-    assert!(linker.rules.iter().any(|rule| rule.packed.kind() == Kind::Rbx as u32));
+    assert!(linker.rules.iter().any(|rule| rule.packed.kind() == Kind::Extra as u32));
     let libc = table_of(Path::new("/lib/x86_64-linux-gnu/libc.so.6"));
     assert!(libc.rules.iter().any(|rule| rule.flags & FLAG_RA_IN_REGISTER != 0));
     assert!(libc.rules.iter().any(|rule| rule.packed == Packed::SIGNAL));

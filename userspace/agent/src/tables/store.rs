@@ -537,7 +537,7 @@ fn rule_words(rule: &Rule) -> [u32; WORDS_PER_RULE] {
         rule.cfa_offset as u32,
         rule.deref_add as u32,
         rule.fp_offset as u32,
-        rule.rbx_offset as u32,
+        rule.extra_offset as u32,
         rule.ra_offset as u32,
         0,
     ]

@@ -7,12 +7,12 @@
 
 use object::pe::{
     IMAGE_DIRECTORY_ENTRY_COM_DESCRIPTOR, IMAGE_DIRECTORY_ENTRY_EXCEPTION, IMAGE_DOS_SIGNATURE,
-    IMAGE_FILE_MACHINE_AMD64, IMAGE_NT_OPTIONAL_HDR64_MAGIC, IMAGE_NT_SIGNATURE,
-    IMAGE_SCN_MEM_EXECUTE, ImageDataDirectory, ImageDosHeader, ImageNtHeaders64,
-    ImageOptionalHeader64, ImageSectionHeader,
+    IMAGE_NT_OPTIONAL_HDR64_MAGIC, IMAGE_NT_SIGNATURE, IMAGE_SCN_MEM_EXECUTE, ImageDataDirectory,
+    ImageDosHeader, ImageNtHeaders64, ImageOptionalHeader64, ImageSectionHeader,
 };
 use object::{LittleEndian as LE, pod};
 
+use crate::arch;
 use crate::build::BuildError;
 use crate::elf::read_exact;
 use crate::read::{ReadAt, read_whole};
@@ -26,12 +26,12 @@ const MAX_DIRECTORIES: u32 = 16;
 
 /// A data directory, or a table that some other one names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Table {
+pub(crate) struct Table {
     pub address: u32,
     pub size: u32,
 }
 
-pub(super) struct Pe {
+pub(crate) struct Pe {
     /// By address. Addresses are those relative to the image's start.
     pub sections: Vec<Load>,
     pub exceptions: Option<Table>,
@@ -62,8 +62,7 @@ impl Pe {
             return Err(BuildError::NotProgram);
         }
         let machine = headers.file_header.machine.get(LE);
-        let known = [IMAGE_FILE_MACHINE_AMD64, IMAGE_FILE_MACHINE_AMD64 ^ LINUX];
-        if !known.contains(&machine)
+        if !(arch::is_own_pe(machine) || arch::is_own_pe(machine ^ LINUX))
             || headers.optional_header.magic.get(LE) != IMAGE_NT_OPTIONAL_HDR64_MAGIC
         {
             return Err(BuildError::OtherMachine);

@@ -17,10 +17,12 @@ use std::collections::HashMap;
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
 use strata_abi::rule::Packed;
 
+use crate::arch::Undescribed;
 use crate::coverage::Proposal;
+use crate::limits::Limits;
+use crate::read::ReadAt;
 use crate::rules::{self, Rules};
-use regions::{Region, STARTS, SWITCHES};
-pub(crate) use regions::{Regions, known_code};
+use regions::{Region, Regions, STARTS, SWITCHES, known_code};
 use state::{Doubt, State};
 
 /// `mov $15, %rax; syscall`: `rt_sigreturn`, which only a signal restorer calls.
@@ -28,16 +30,41 @@ const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 const ALIGNMENT: u64 = 16;
 
 /// Where to begin.
-pub(crate) struct Starts {
-    pub entry: u64,
+struct Starts {
+    entry: u64,
     /// Functions by the file's symbols and data, sorted.
-    pub functions: Vec<u64>,
+    functions: Vec<u64>,
     /// Places at which described code runs on into code that is not, and the rule there.
-    pub continued: Vec<(u64, u16)>,
+    continued: Vec<(u64, u16)>,
 }
 
-/// Derives rules; returns them and the number of bytes that have got one.
-pub(crate) fn propose(
+/// Derives rules for what is not covered yet; returns them and the number of bytes that have got
+/// one.
+pub(crate) fn propose<R: ReadAt + ?Sized>(
+    undescribed: &Undescribed<'_, R>,
+    limits: &Limits,
+    rules: &mut Rules,
+) -> Option<(Proposal, u64)> {
+    let Undescribed { elf, source, covered, code, entries, rule_at_end } = undescribed;
+    let mut regions = Regions::read(elf, *source, covered, limits);
+    if regions.list.is_empty() {
+        return None;
+    }
+    let continued = regions
+        .continued(entries)
+        .into_iter()
+        .filter(|entry| !code.iter().any(|section| section.start == entry.end()))
+        .map(|entry| (entry.end(), rule_at_end(entry, rules)))
+        .collect();
+    let known = known_code(elf, *source, &regions);
+    if let Some(builtins) = &known.builtins {
+        regions.leave_out(builtins);
+    }
+    let starts = Starts { entry: elf.entry, continued, functions: known.functions };
+    Some(derive(regions, &starts, limits.max_work, rules))
+}
+
+fn derive(
     mut regions: Regions,
     starts: &Starts,
     max_work: u64,

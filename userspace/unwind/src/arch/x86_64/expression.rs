@@ -1,11 +1,12 @@
-//! From a row of call frame information to a rule, expressions included.
+//! From a row of call frame information to a rule on x86-64, expressions included.
 //!
 //! Compilers and hand-written assembly use a handful of expression shapes; these are recognised
 //! and the rest is "unsupported". Invariant: a rule made here says what the row says, or says
 //! that it cannot.
 
 use gimli::{Encoding, EndianSlice, Format, LittleEndian, Operation};
-use strata_abi::rule::{self, Kind, Packed, Rule, register};
+use strata_abi::register;
+use strata_abi::rule::{self, Kind, Packed, Rule};
 
 use crate::frame_program::{Cfa, Part, Saved, State};
 use crate::frame_section::Common;
@@ -49,10 +50,10 @@ fn packed_of(state: &State) -> Option<Packed> {
     let kind = match base {
         7 => Kind::Sp,
         6 => Kind::Fp,
-        3 => Kind::Rbx,
+        3 => Kind::Extra,
         _ => return None,
     };
-    if state.return_address != Saved::Offset(-8) || !stack_pointer_is_cfa(state.rsp) {
+    if state.return_address != Saved::Offset(-8) || !stack_pointer_is_cfa(state.sp) {
         return None;
     }
     let below = |saved| match saved {
@@ -63,7 +64,7 @@ fn packed_of(state: &State) -> Option<Packed> {
         },
         _ => None,
     };
-    Packed::frame(kind, u32::try_from(offset).ok()?, below(state.rbp)?, below(state.rbx)?)
+    Packed::frame(kind, u32::try_from(offset).ok()?, below(state.fp)?, below(state.extra)?)
 }
 
 fn stack_pointer_is_cfa(rsp: Saved) -> bool {
@@ -71,7 +72,7 @@ fn stack_pointer_is_cfa(rsp: Saved) -> bool {
 }
 
 fn extended_of(state: &State, section: &[u8]) -> Option<Rule> {
-    if !stack_pointer_is_cfa(state.rsp) {
+    if !stack_pointer_is_cfa(state.sp) {
         return None;
     }
     let mut rule = Rule::default();
@@ -110,10 +111,10 @@ fn extended_of(state: &State, section: &[u8]) -> Option<Rule> {
         }
         _ => return None,
     }
-    let rbp = place(state.rbp, state, section)?;
+    let rbp = place(state.fp, state, section)?;
     // RBX is needed for one function of the dynamic linker only: where it cannot be told, the
     // rest of the rule is still good.
-    let rbx = place(state.rbx, state, section).unwrap_or(Place::Register);
+    let rbx = place(state.extra, state, section).unwrap_or(Place::Register);
     if let Place::AtFp(_) = rbp {
         rule.flags |= rule::FLAG_SAVES_AT_FP;
     }
@@ -127,12 +128,12 @@ fn extended_of(state: &State, section: &[u8]) -> Option<Rule> {
     let at_fp = rule.flags & rule::FLAG_SAVES_AT_FP != 0;
     match (rbx, at_fp) {
         (Place::AtCfa(offset), false) | (Place::AtFp(offset), true) => {
-            rule.flags |= rule::FLAG_RBX_SAVED;
-            rule.rbx_offset = offset;
+            rule.flags |= rule::FLAG_EXTRA_SAVED;
+            rule.extra_offset = offset;
         }
         (Place::AtFp(offset), false) if rbp == Place::Register => {
-            rule.flags |= rule::FLAG_SAVES_AT_FP | rule::FLAG_RBX_SAVED;
-            rule.rbx_offset = offset;
+            rule.flags |= rule::FLAG_SAVES_AT_FP | rule::FLAG_EXTRA_SAVED;
+            rule.extra_offset = offset;
         }
         _ => {}
     }

@@ -8,9 +8,9 @@
 
 use strata_abi::rule::Packed;
 
-use super::pe::{Pe, Table};
 use super::stubs;
 use crate::limits::Limits;
+use crate::managed::pe::{Pe, Table};
 use crate::read::ReadAt;
 
 /// "RTR\0"

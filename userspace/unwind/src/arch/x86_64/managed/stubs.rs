@@ -9,28 +9,17 @@
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use strata_abi::rule::{Kind, Packed, Rule};
 
-/// How much code in front of an address, and from there on, tells whether a stub is there.
-pub const STUB_REACH: usize = RESOLVE;
+use crate::managed::Stub;
+
+pub(crate) const STUB_REACH: usize = RESOLVE;
 
 const RESOLVE: usize = 0x70;
 const LOOKUP: usize = 24;
 /// More than any stub pushes.
 const DEEPEST: u32 = 64;
 
-/// A stub that has a frame for some of its instructions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stub {
-    /// Where it starts in the code it was found in.
-    pub start: usize,
-    pub size: u32,
-    /// Rules by offset, ascending from 0; the last one holds to its end.
-    pub rules: Vec<(u32, Rule)>,
-}
-
-/// The stub that covers `code[at]`; `None` when that is no stub with a frame. Code that belongs
-/// to no method and is no such stub has the return address at RSP.
-#[must_use]
-pub fn stub_at(code: &[u8], at: usize) -> Option<Stub> {
+/// See [`crate::managed::stub_at`].
+pub(crate) fn stub_at(code: &[u8], at: usize) -> Option<Stub> {
     let first = (at + 1).saturating_sub(RESOLVE);
     (first..=at).rev().find_map(|start| {
         let bytes = code.get(start..)?;

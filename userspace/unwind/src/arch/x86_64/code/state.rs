@@ -4,7 +4,8 @@
 //! unknown; nothing is guessed.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
-use strata_abi::rule::{FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, Kind, Packed, Rule, register};
+use strata_abi::register;
+use strata_abi::rule::{FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, Kind, Packed, Rule};
 
 use crate::rules::{self, Rules};
 

@@ -1,6 +1,7 @@
 //! What a frame looks like at one instruction, and its unwind rule.
 
-use strata_abi::rule::{FLAG_FP_SAVED, Kind, Packed, Rule, register};
+use strata_abi::register;
+use strata_abi::rule::{FLAG_FP_SAVED, Kind, Packed, Rule};
 
 /// What the CFA is counted from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

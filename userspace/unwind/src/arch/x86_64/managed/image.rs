@@ -9,13 +9,12 @@
 //! sense are left out and counted; work is bounded by the directory's size.
 
 use super::frame::Frame;
-use super::pe::Pe;
-pub(crate) use super::pe::is_pe;
 use super::thunks::{self, Thunks};
 use super::unwind_codes::{Block, UnwindCodes};
 use crate::build::BuildError;
 use crate::coverage;
 use crate::limits::Limits;
+use crate::managed::pe::Pe;
 use crate::pieces::PieceBuilder;
 use crate::read::ReadAt;
 use crate::rules::{self, Rules};

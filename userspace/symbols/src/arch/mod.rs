@@ -1,0 +1,12 @@
+//! What naming PLT stubs knows of the machine: one file for each, with the same items. Which one is
+//! compiled decides the target, because programs are profiled on the machine they run on.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::*;
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::*;

@@ -1,0 +1,35 @@
+//! x86-64, System V ABI.
+//!
+//! - `expression`, `realigned`: call frame information
+//! - `plt`: procedure linkage tables
+//! - `go_frames`: Go's functions
+//! - `code`: code that nothing describes
+//! - `managed`: code of the CLR
+
+mod code;
+mod expression;
+mod go_frames;
+mod managed;
+mod plt;
+mod realigned;
+
+use object::{elf, pe};
+
+pub(crate) use code::propose as derived;
+pub(crate) use expression::rule_of;
+pub(crate) use go_frames::{go_function, is_go_restorer};
+pub(crate) use managed::image::build as managed_image;
+pub(crate) use managed::{STUB_REACH, method_rules, stub_at, wants_all_code};
+pub(crate) use plt::propose as linkage;
+pub(crate) use realigned::corrected;
+
+pub(crate) const PROGRAMS: &str = "64-bit x86-64 programs";
+
+pub(crate) fn is_own_elf(machine: u16) -> bool {
+    machine == elf::EM_X86_64
+}
+
+/// By the machine number, freed of the system's.
+pub(crate) fn is_own_pe(machine: u16) -> bool {
+    machine == pe::IMAGE_FILE_MACHINE_AMD64
+}
