@@ -21,6 +21,7 @@ mod dotnet_running;
 mod dotnet_stacks;
 mod dotnet_surviving;
 mod dotnet_targets;
+mod dotnet_unloading;
 mod errors;
 mod harness;
 mod hostile_files;

@@ -17,9 +17,11 @@ pub enum Asked {
     Refused,
 }
 
-/// Tells the code at an address.
+/// Tells the code at an address. Everything from the address to the record happens in one section: the
+/// code may have been there when a thread was sampled in it, and not any more.
 pub fn tell_asked(session: &Session, ip: u64, running: bool) -> Asked {
-    if !may_ask(&session.known(), ip as usize, running) {
+    let is_dead = session.lifetimes().is_dead_code(ip as usize);
+    if is_dead || !may_ask(&session.known(), ip as usize, running) {
         return Asked::Refused;
     }
     match tell_found(session, ip) {

@@ -96,6 +96,11 @@ impl Code {
         self.pieces.get(..self.count).unwrap_or_default()
     }
 
+    /// Where it lies: starts and sizes.
+    pub fn places(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.pieces().iter().map(|piece| (piece.start, piece.size))
+    }
+
     /// Where the first piece starts.
     pub fn start(&self) -> Option<usize> {
         self.pieces().first().map(|piece| piece.start)

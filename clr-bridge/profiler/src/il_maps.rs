@@ -16,7 +16,8 @@ const FEW: usize = 64;
 /// The runtime takes a function's id for a pointer and follows it, so an id that came from outside,
 /// or whose method is gone by now, would end the process. It is asked by address whose code this is.
 pub fn tell(session: &Session, start: u64, function: u64) -> Option<bool> {
-    if !asking::may_ask(&session.known(), start as usize, false) {
+    let is_dead = session.lifetimes().is_dead_code(start as usize);
+    if is_dead || !asking::may_ask(&session.known(), start as usize, false) {
         return None;
     }
     let (found, rejit) = session.info().function_at(start)?;

@@ -200,8 +200,8 @@ impl Known {
         self.owners.insert(class as u64, owner).map(drop)
     }
 
-    pub fn has_code(&self, start: usize) -> bool {
-        self.code.get(start as u64).is_some()
+    pub fn has_code(&self, start: usize, function: usize) -> bool {
+        self.code.get(start as u64).is_some_and(|code| code.function == function)
     }
 
     /// Enters code, and answers whether it is new. Without memory it counts as new: told twice is
@@ -214,8 +214,9 @@ impl Known {
         {
             module.prepared = start;
         }
+        let is_new = !self.has_code(start, function);
         let code = Code { function, module_serial: module.serial };
-        self.code.insert(start as u64, code).unwrap_or(true)
+        self.code.insert(start as u64, code).map_or(true, |_| is_new)
     }
 
     /// Keeps the start of a dynamic method's code, which is needed again when it ends.

@@ -12,7 +12,9 @@
 //! | `lifecycle` | from the first call to the last: one session at a time |
 //! | `session` | what lives from attach to detach |
 //! | `lookup` | the bridge's own thread: obeys the owner, enumerates, answers requests |
+//! | `enumerate` | what was there before its owner came |
 //! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is told, each in its record |
+//! | `lifetimes`, `gate`, `dead_code` | how long the runtime's ids may be used |
 //! | `asking` | addresses that somebody asks about |
 //! | `compilations` | where a function's code lies |
 //! | `metadata`, `image`, `signature` | a module's own words, read where the runtime mapped them |
@@ -28,11 +30,15 @@ mod callbacks;
 mod canonical;
 mod com;
 mod compilations;
+mod dead_code;
 mod domains;
+mod enumerate;
+mod gate;
 mod il_maps;
 mod image;
 mod known;
 mod lifecycle;
+mod lifetimes;
 mod lookup;
 mod metadata;
 mod methods;
@@ -43,6 +49,7 @@ mod session;
 mod shared;
 mod signature;
 mod table;
+mod tasks;
 mod text;
 mod threads;
 mod types;

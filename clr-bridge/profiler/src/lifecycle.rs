@@ -53,6 +53,12 @@ pub fn current() -> Option<&'static Session> {
     unsafe { SESSION.load(Ordering::Acquire).as_ref() }
 }
 
+/// The session, also after a panic: for what must be known of the ids that it uses.
+pub fn even_broken() -> Option<&'static Session> {
+    // SAFETY: as in `current`.
+    unsafe { SESSION.load(Ordering::Acquire).as_ref() }
+}
+
 /// Runs work of a thread that the runtime does not wait for when it detaches.
 pub fn as_guest(work: impl FnOnce(Option<&Session>)) {
     GUESTS.fetch_add(1, Ordering::SeqCst);
@@ -98,7 +104,8 @@ fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
     let shared = Shared::create().map_err(|_| E_OUTOFMEMORY)?;
     let number = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let major = describe(info, &shared);
-    let session = allocate(Session::new(info, shared, number, major)).ok_or(E_OUTOFMEMORY)?;
+    let session = allocate(Session::new(info, shared, number, major, loading == Loading::Attach))
+        .ok_or(E_OUTOFMEMORY)?;
     // SAFETY: just made, and freed below or in `end` only.
     let living = unsafe { &*session };
     let eager = loading == Loading::Environment && is_eager();
@@ -177,6 +184,7 @@ pub fn panicked() {
     BROKEN.store(true, Ordering::Release);
     // SAFETY: as in `current`.
     if let Some(session) = unsafe { SESSION.load(Ordering::Acquire).as_ref() } {
+        session.give_up();
         session.stop_telling();
         session.shared().lost(Loss::Panic);
         session.shared().set_state(State::Failed);

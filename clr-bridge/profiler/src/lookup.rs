@@ -18,10 +18,8 @@ use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::{Count, Loss, State};
 
 use crate::asking::{self, Asked};
-use crate::com::enumerators;
-use crate::lifecycle;
 use crate::session::Session;
-use crate::{domains, il_maps, methods, threads};
+use crate::{domains, enumerate, il_maps, lifecycle, tasks};
 
 /// Milliseconds between two looks at the control page. Each costs 40 µs of CPU time, with what it
 /// takes to wake up.
@@ -46,6 +44,9 @@ const STACK: usize = 256 << 10;
 
 /// Given to the runtime to detach in; it looks again after that time.
 const DETACH_MILLISECONDS: u32 = 50;
+
+/// Between two attempts.
+const DETACH_AGAIN: u64 = 1_000_000_000;
 
 /// Which thread it is: a number for glibc, a pointer for musl.
 struct Handle(libc::pthread_t);
@@ -86,6 +87,11 @@ pub fn spawn(session: &'static Session, eager: bool) -> bool {
     let is_made = made.is_some();
     *THREAD.lock().unwrap_or_else(PoisonError::into_inner) = made;
     is_made
+}
+
+/// Whether the thread is to end.
+pub fn is_stopped() -> bool {
+    STOP.load(Ordering::SeqCst) != 0
 }
 
 /// Lets the thread end soon.
@@ -135,8 +141,10 @@ extern "C" fn run(session: *mut c_void) -> *mut c_void {
     unsafe { libc::prctl(libc::PR_SET_NAME, c"strata-clr".as_ptr()) };
     // SAFETY: `spawn` passed a session that outlives the thread.
     if let Some(session) = unsafe { session.cast::<Session>().as_ref() } {
-        let rounds = || Lookup::new(session).rounds();
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(rounds)) {
+        // After a panic it only waits to be told to detach, and after another one it is over.
+        for _ in 0..2 {
+            let rounds = || Lookup::new(session).rounds();
+            let Err(payload) = catch_unwind(AssertUnwindSafe(rounds)) else { break };
             std::mem::forget(payload);
             lifecycle::panicked();
         }
@@ -153,7 +161,10 @@ struct Lookup {
     busy_rounds: u32,
     /// When something was asked last, or an owner came.
     asked: u64,
-    refused_detach: bool,
+    /// The runtime refused to detach before: it is asked again then.
+    detach_from: u64,
+    /// The owner has not been told of everything yet.
+    enumerating: bool,
 }
 
 /// Whether the thread goes on.
@@ -173,7 +184,8 @@ impl Lookup {
             named: 0,
             busy_rounds: 0,
             asked: now,
-            refused_detach: false,
+            detach_from: 0,
+            enumerating: false,
         }
     }
 
@@ -213,6 +225,12 @@ impl Lookup {
         if wishes.has(wish::DETACH) && self.detach(&wishes) {
             return Next::End;
         }
+        if session.is_given_up() {
+            return Next::Round { milliseconds: WITHOUT_OWNER };
+        }
+        if !session.lifetimes().settle(now, tasks::finalizer_sleeps) {
+            return Next::Round { milliseconds: EXPECTING };
+        }
         self.obey(&wishes, now);
         if session.is_telling() && now.saturating_sub(self.named) > NAMES_EVERY {
             self.named = now;
@@ -224,7 +242,7 @@ impl Lookup {
     /// Nobody reads: compilations are not told. What is told already stays true.
     fn go_quiet(&mut self) {
         if self.session.is_compiling() && !EAGER.load(Ordering::SeqCst) {
-            self.session.ask(|| self.session.set_events(false));
+            self.session.call(|| self.session.set_events(false));
         }
     }
 
@@ -232,15 +250,24 @@ impl Lookup {
         let session = self.session;
         session.set_il_maps(wishes.has(wish::IL_MAPS));
         let wanted = wishes.has(wish::JIT_EVENTS);
-        if wanted && (self.served != wishes.epoch || !session.is_compiling()) {
+        let is_new = self.served != wishes.epoch || !session.is_compiling();
+        if wanted && (is_new || self.enumerating) {
             EAGER.store(false, Ordering::SeqCst);
-            session.shared().count(Count::OwnersSeen, u64::from(self.served != wishes.epoch));
+            let is_first_try = self.served != wishes.epoch && !self.enumerating;
+            session.shared().count(Count::OwnersSeen, u64::from(is_first_try));
             session.start_telling();
-            session.ask(|| session.set_events(true));
-            session.timed(|| enumerate(session));
+            session.call(|| session.set_events(true));
+            let mut is_complete = false;
+            session.timed(|| is_complete = enumerate::everything(session));
+            self.asked = now;
+            if !is_complete {
+                // Not allowed to ask for long, or the end: again in the next round.
+                self.enumerating = true;
+                return;
+            }
+            self.enumerating = false;
             session.write(&Enumerated { epoch: wishes.epoch });
             self.served = wishes.epoch;
-            self.asked = now;
         } else if !wanted {
             self.go_quiet();
         }
@@ -249,20 +276,25 @@ impl Lookup {
 
     fn detach(&mut self, wishes: &Wishes) -> bool {
         let session = self.session;
-        if self.refused_detach {
+        if monotonic_time() < self.detach_from {
             return false;
         }
         session.stop_telling();
         session.shared().set_state(State::Detaching);
         session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
-        let result = session.ask(|| session.info().request_detach(DETACH_MILLISECONDS));
+        let result = session.call(|| session.info().request_detach(DETACH_MILLISECONDS));
         if result.is_some_and(|result| result >= 0) {
             return true;
         }
-        self.refused_detach = true;
-        session.shared().set_state(State::Ready);
-        session.shared().lost(Loss::RuntimeCall);
-        session.say(Level::Error, "the runtime refused to detach the bridge");
+        if self.detach_from == 0 {
+            session.shared().lost(Loss::RuntimeCall);
+            session
+                .say(Level::Error, "the runtime refused to detach the bridge; it is asked again");
+        }
+        self.detach_from = monotonic_time() + DETACH_AGAIN;
+        if !session.is_given_up() {
+            session.shared().set_state(State::Ready);
+        }
         false
     }
 
@@ -325,36 +357,4 @@ fn serve(session: &Session, request: &Request) -> Outcome {
         }
     };
     if written { Outcome::Answered } else { Outcome::Lost }
-}
-
-/// Tells everything that exists and was not told: modules, threads, compiled methods.
-fn enumerate(session: &Session) {
-    let each_module = |module| {
-        session.ask(|| session.module(module));
-        STOP.load(Ordering::SeqCst) == 0
-    };
-    let each_thread = |thread| {
-        session.ask(|| {
-            if let Some(tid) = session.info().thread_os_id(thread).filter(|tid| *tid != 0) {
-                threads::assigned(session, thread, tid);
-            }
-        });
-        STOP.load(Ordering::SeqCst) == 0
-    };
-    let each_function = |version: enumerators::FunctionVersion| {
-        session.ask(|| methods::tell_compiled(session, version.function, version.rejit));
-        STOP.load(Ordering::SeqCst) == 0
-    };
-    // SAFETY: each list is of the kind that its reader expects.
-    unsafe {
-        if let Some(list) = session.ask(|| session.info().modules()).flatten() {
-            enumerators::ids(list, each_module);
-        }
-        if let Some(list) = session.ask(|| session.info().threads()).flatten() {
-            enumerators::ids(list, each_thread);
-        }
-        if let Some(list) = session.ask(|| session.info().jitted_functions()).flatten() {
-            enumerators::functions(list, each_function);
-        }
-    }
 }

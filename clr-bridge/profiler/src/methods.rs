@@ -39,13 +39,14 @@ impl Reason {
 pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
     let compilations = Compilations::of(session, function, rejit);
     let starts = compilations.starts();
-    if starts.is_empty() || all_told(session, starts) {
+    if starts.is_empty() || all_told(session, function, starts) {
         return;
     }
     let Some(named) = Named::of(session, function) else { return };
     for start in starts {
         if session.known().enter_code(*start, function, &named.module) {
             let code = compilations.code(session, *start);
+            code_lives(session, &code);
             named.tell(session, rejit, &code, Reason::Compiled);
             if session.wants_il_maps() {
                 il_maps::tell_one(session, function, rejit, *start);
@@ -54,9 +55,16 @@ pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
     }
 }
 
-fn all_told(session: &Session, starts: &[usize]) -> bool {
+/// Code of another function at the same place has ended without a word: methods of generic types are
+/// known by the module that declares them, and may go with another.
+fn all_told(session: &Session, function: usize, starts: &[usize]) -> bool {
     let known = session.known();
-    starts.iter().all(|start| known.has_code(*start))
+    starts.iter().all(|start| known.has_code(*start, function))
+}
+
+/// Code is there now, whatever was there before.
+fn code_lives(session: &Session, code: &Code) {
+    code.places().for_each(|(start, size)| session.lifetimes().code_lives(start, size));
 }
 
 /// Tells a method that has no metadata: a `DynamicMethod`, or glue that the runtime made.
@@ -72,6 +80,9 @@ pub fn tell_dynamic(session: &Session, function: usize, reason: Reason) -> Optio
     };
     let module = session.module(dynamic.module);
     let code = Code::of_dynamic(session, function);
+    if reason == Reason::Compiled {
+        code_lives(session, &code);
+    }
     // Without memory the end of it is told without its start.
     let _ = session.known().enter_dynamic(function, code.start()?);
     let mut pieces = NO_PIECES;

@@ -31,6 +31,10 @@ pub fn module(session: &Session, id: usize) -> Option<Module> {
 fn tell(session: &Session, id: usize) -> Option<Module> {
     let mut path_units = [0u16; 2048];
     let info = session.info().module_info(id, &mut path_units)?;
+    if info.assembly == 0 {
+        // Half loaded: a callback will say when it has its assembly.
+        return None;
+    }
     let mut path = Text::<4096>::new();
     path.push_units(path_units.get(..info.path_units as usize).unwrap_or_default());
 

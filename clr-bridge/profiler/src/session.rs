@@ -4,16 +4,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use strata_bridge_protocol::record::{Diagnostic, Encode, Level};
-#[cfg(not(feature = "measure"))]
 use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::{Count, Loss};
 
 use crate::canonical::Canonical;
 use crate::com::info::Info;
 use crate::known::{Known, Module};
-use crate::modules;
+use crate::lifetimes::Lifetimes;
 use crate::shared::Shared;
 use crate::threads::Threads;
+use crate::{modules, tasks};
+
+/// How long a section is waited for: unloads take milliseconds.
+const LONGEST_WAIT: u64 = 2_000_000_000;
+/// Between two looks whether the end has come.
+const AT_A_TIME: u64 = 20_000_000;
 
 pub struct Session {
     info: Info,
@@ -33,17 +38,16 @@ pub struct Session {
     /// The runtime has started far enough to be asked from another thread.
     ready: AtomicBool,
     modules_seen: AtomicU32,
-    /// Modules that are going right now.
-    unloading: AtomicU32,
-    /// The lookup thread is inside the runtime.
-    asking: AtomicBool,
+    lifetimes: Lifetimes,
     /// The runtime may not be called any more.
     closed: AtomicBool,
+    /// A panic was contained.
+    given_up: AtomicBool,
 }
 
 impl Session {
-    /// `major` is the runtime's version.
-    pub fn new(info: Info, shared: Shared, number: u64, major: u16) -> Session {
+    /// `major` is the runtime's version; `attached`: it was running before.
+    pub fn new(info: Info, shared: Shared, number: u64, major: u16, attached: bool) -> Session {
         Session {
             info,
             shared,
@@ -56,9 +60,9 @@ impl Session {
             il_maps: AtomicBool::new(false),
             ready: AtomicBool::new(false),
             modules_seen: AtomicU32::new(0),
-            unloading: AtomicU32::new(0),
-            asking: AtomicBool::new(false),
+            lifetimes: Lifetimes::new(attached),
             closed: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
         }
     }
 
@@ -135,16 +139,17 @@ impl Session {
         const APP_DOMAIN_LOADS: u32 = 0x10;
         const JIT_COMPILATION: u32 = 0x20;
         const THREADS: u32 = 0x200;
+        const SUSPENDS: u32 = 0x1_0000;
         const STACK_SNAPSHOT: u32 = 0x1000_0000;
         const DYNAMIC_FUNCTION_UNLOADS: u32 = 0x4;
         let jit = if compilations { JIT_COMPILATION } else { 0 };
-        let least = MODULE_LOADS | THREADS | jit;
+        let least = MODULE_LOADS | THREADS | SUSPENDS | jit;
         let masks = [
             (least | APP_DOMAIN_LOADS | STACK_SNAPSHOT, DYNAMIC_FUNCTION_UNLOADS),
             (least | APP_DOMAIN_LOADS, DYNAMIC_FUNCTION_UNLOADS),
             (least | APP_DOMAIN_LOADS | STACK_SNAPSHOT, 0),
             (least, 0),
-            (MODULE_LOADS | jit, 0),
+            (MODULE_LOADS | SUSPENDS | jit, 0),
         ];
         // Before the mask: an event may come while it is being set.
         self.compiling.store(compilations, Ordering::Release);
@@ -173,52 +178,73 @@ impl Session {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// A module's methods may not be asked about any more. Waits for the lookup thread, which is in
-    /// the runtime for microseconds at a time, but not for long.
-    pub fn unload_begins(&self) {
-        self.unloading.fetch_add(1, Ordering::SeqCst);
-        for _ in 0..200 {
-            if !self.asking.load(Ordering::SeqCst) {
-                return;
-            }
-            nap(100_000);
-        }
-    }
-
-    pub fn unload_ends(&self) {
-        let _ = self
-            .unloading
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
-    }
-
-    /// Runs a short piece of the lookup thread's work inside the runtime; not while a module goes,
-    /// and not after the end.
+    /// Runs one runtime call, or what is told of one id, in a section: while it runs, no unload callback
+    /// returns. Waits a while for unloads that are under way. `None`: it was not run.
     pub fn ask<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        for _ in 0..1_000 {
-            if self.is_closed() {
+        let until = monotonic_time() + LONGEST_WAIT;
+        loop {
+            if self.is_closed() || self.is_given_up() {
                 return None;
             }
-            self.asking.store(true, Ordering::SeqCst);
-            if self.unloading.load(Ordering::SeqCst) == 0 && !self.is_closed() {
-                let result = work();
-                self.asking.store(false, Ordering::SeqCst);
-                return Some(result);
+            if let Some(_section) = self.lifetimes.code().enter() {
+                return Some(work());
             }
-            self.asking.store(false, Ordering::SeqCst);
-            nap(1_000_000);
+            if monotonic_time() >= until {
+                return None;
+            }
+            self.lifetimes.code().wait_until_open(AT_A_TIME);
+            let given_up = self.lifetimes.give_up_abandoned(monotonic_time(), tasks::sleeps);
+            (0..given_up).for_each(|_| self.shared.lost(Loss::UnloadNotAwaited));
         }
-        None
     }
 
-    /// The runtime is shutting down: nobody may call it any more.
-    pub fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        for _ in 0..1_000 {
-            if !self.asking.load(Ordering::SeqCst) {
+    /// Runs what concerns one listed thread, unless it has ended.
+    pub fn ask_of_thread(&self, thread: usize, work: impl FnOnce()) {
+        let gate = self.lifetimes.threads();
+        while !self.is_closed() && !self.is_given_up() {
+            if let Some(_section) = gate.enter() {
+                if self.lifetimes.is_thread_alive(thread) {
+                    work();
+                }
                 return;
             }
-            nap(100_000);
+            gate.wait_until_open(AT_A_TIME);
         }
+    }
+
+    /// Runs a call that uses no id.
+    pub fn call<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let _section = self.lifetimes.calls().enter()?;
+        Some(work())
+    }
+
+    pub fn lifetimes(&self) -> &Lifetimes {
+        &self.lifetimes
+    }
+
+    /// Unloads are waited for by their callbacks; here it counts when that was in vain.
+    pub fn count_awaited(&self, awaited: bool) {
+        if !awaited {
+            self.shared.lost(Loss::UnloadNotAwaited);
+        }
+    }
+
+    /// The runtime is shutting down: nothing may call it any more.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        if !self.shared.writer().is_forked() {
+            self.lifetimes.close();
+        }
+    }
+
+    /// After a panic: no id is used any more, but the runtime can be asked to detach.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::SeqCst);
+        self.lifetimes.shut_for_good();
+    }
+
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::SeqCst)
     }
 
     pub fn is_closed(&self) -> bool {
@@ -263,10 +289,4 @@ fn cost_clock() -> u64 {
     // SAFETY: a place for the time.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-fn nap(nanoseconds: i64) {
-    let time = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
-    // SAFETY: a valid time, and no place for the rest. An early return does no harm.
-    unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
 }

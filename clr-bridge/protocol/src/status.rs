@@ -79,6 +79,8 @@ numbered! {
         Panic = 12 "panic contained",
         /// The ring has no memory yet.
         RingAbsent = 13 "ring without memory",
+        /// A callback about an unload waited as long as it may for a runtime call, and went on.
+        UnloadNotAwaited = 14 "unload not awaited",
     }
 }
 

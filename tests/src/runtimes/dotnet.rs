@@ -144,6 +144,15 @@ impl DotNet {
         }
     }
 
+    /// A library that a program of this version loads from its file.
+    pub fn library(&self, version: Version, name: &str) -> Result<PathBuf> {
+        let framework = match version {
+            Version::V10 => Framework::Trimmed,
+            _ => Framework::Standard,
+        };
+        Assembly::csharp(name).library().build(&self.folder, framework)
+    }
+
     /// A command that runs a managed program on .NET 9.
     pub fn command(&self, assembly: &Path) -> Command {
         let mut command = Command::new(self.folder.join("9/dotnet"));

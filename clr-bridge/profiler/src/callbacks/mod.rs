@@ -10,10 +10,11 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::com::{E_FAIL, E_NOINTERFACE, E_POINTER, Guid, HResult, IUNKNOWN, S_OK};
+use crate::compilations::Code;
 use crate::lifecycle;
 use crate::methods::{self, Reason};
 use crate::session::Session;
-use crate::{domains, modules, threads};
+use crate::{domains, modules, tasks, threads};
 
 pub use table::CALLBACK;
 
@@ -52,6 +53,19 @@ fn contained(work: impl FnOnce() -> HResult) -> HResult {
 fn event(work: impl FnOnce(&Session)) -> HResult {
     contained(|| {
         if let Some(session) = lifecycle::current() {
+            work(session);
+        }
+        S_OK
+    })
+}
+
+/// What callbacks say about lifetimes counts also after a panic: a section may be under way.
+/// In a forked child there is none, and nothing to wait for.
+fn lifetime(work: impl FnOnce(&Session)) -> HResult {
+    contained(|| {
+        if let Some(session) = lifecycle::even_broken()
+            && !session.shared().writer().is_forked()
+        {
             work(session);
         }
         S_OK
@@ -166,11 +180,23 @@ unsafe extern "C" fn module_attached_to_assembly(
     })
 }
 
+unsafe extern "C" fn module_load_started(_this: *mut c_void, module: usize) -> HResult {
+    lifetime(|session| session.lifetimes().module_load_started(module))
+}
+
+unsafe extern "C" fn module_load_finished(
+    _this: *mut c_void,
+    module: usize,
+    status: HResult,
+) -> HResult {
+    lifetime(|session| session.lifetimes().module_load_finished(module, status >= 0))
+}
+
 unsafe extern "C" fn module_unload_started(_this: *mut c_void, module: usize) -> HResult {
-    event(|session| {
-        session.unload_begins();
-        modules::tell_end(session, module);
-    })
+    lifetime(|session| {
+        session.count_awaited(session.lifetimes().module_unload_started(tasks::own(), module));
+    });
+    event(|session| modules::tell_end(session, module))
 }
 
 unsafe extern "C" fn module_unload_finished(
@@ -178,7 +204,15 @@ unsafe extern "C" fn module_unload_finished(
     _module: usize,
     _status: HResult,
 ) -> HResult {
-    event(Session::unload_ends)
+    lifetime(|session| session.lifetimes().module_unload_finished(tasks::own()))
+}
+
+unsafe extern "C" fn runtime_suspend_started(_this: *mut c_void, reason: u32) -> HResult {
+    lifetime(|session| session.lifetimes().suspend_started(tasks::own(), reason))
+}
+
+unsafe extern "C" fn runtime_resume_finished(_this: *mut c_void) -> HResult {
+    lifetime(|session| session.lifetimes().resume_finished(tasks::own()))
 }
 
 unsafe extern "C" fn jit_compilation_finished(
@@ -238,7 +272,16 @@ unsafe extern "C" fn dynamic_method_jit_compilation_finished(
 }
 
 unsafe extern "C" fn dynamic_method_unloaded(_this: *mut c_void, function: usize) -> HResult {
+    lifetime(|session| {
+        // The method lives until this callback returns.
+        let code = Code::of_dynamic(session, function);
+        session.count_awaited(session.lifetimes().code_ends(code.places()));
+    });
     event(|session| methods::tell_dynamic_end(session, function))
+}
+
+unsafe extern "C" fn thread_created(_this: *mut c_void, thread: usize) -> HResult {
+    lifetime(|session| session.lifetimes().thread_created(thread))
 }
 
 unsafe extern "C" fn thread_assigned_to_os_thread(
@@ -250,6 +293,7 @@ unsafe extern "C" fn thread_assigned_to_os_thread(
 }
 
 unsafe extern "C" fn thread_destroyed(_this: *mut c_void, thread: usize) -> HResult {
+    lifetime(|session| session.count_awaited(session.lifetimes().thread_destroyed(thread)));
     event(|session| threads::destroyed(session, thread))
 }
 

@@ -34,13 +34,18 @@ mod slot {
     pub const SHUTDOWN: usize = 4;
     pub const APP_DOMAIN_CREATION_FINISHED: usize = 6;
     pub const APP_DOMAIN_SHUTDOWN_FINISHED: usize = 8;
+    pub const MODULE_LOAD_STARTED: usize = 13;
+    pub const MODULE_LOAD_FINISHED: usize = 14;
     pub const MODULE_UNLOAD_STARTED: usize = 15;
     pub const MODULE_UNLOAD_FINISHED: usize = 16;
     pub const MODULE_ATTACHED_TO_ASSEMBLY: usize = 17;
     pub const JIT_COMPILATION_FINISHED: usize = 24;
     pub const JIT_INLINING: usize = 28;
+    pub const THREAD_CREATED: usize = 29;
     pub const THREAD_DESTROYED: usize = 30;
     pub const THREAD_ASSIGNED_TO_OS_THREAD: usize = 31;
+    pub const RUNTIME_SUSPEND_STARTED: usize = 42;
+    pub const RUNTIME_RESUME_FINISHED: usize = 46;
     // ICorProfilerCallback2: 72 to 79
     pub const THREAD_NAME_CHANGED: usize = 72;
     // ICorProfilerCallback3: 80 to 82
@@ -75,13 +80,18 @@ static TABLE: Table = table! {
     SHUTDOWN => shutdown,
     APP_DOMAIN_CREATION_FINISHED => app_domain_creation_finished,
     APP_DOMAIN_SHUTDOWN_FINISHED => app_domain_shutdown_finished,
+    MODULE_LOAD_STARTED => module_load_started,
+    MODULE_LOAD_FINISHED => module_load_finished,
     MODULE_UNLOAD_STARTED => module_unload_started,
     MODULE_UNLOAD_FINISHED => module_unload_finished,
     MODULE_ATTACHED_TO_ASSEMBLY => module_attached_to_assembly,
     JIT_COMPILATION_FINISHED => jit_compilation_finished,
     JIT_INLINING => jit_inlining,
+    THREAD_CREATED => thread_created,
     THREAD_DESTROYED => thread_destroyed,
     THREAD_ASSIGNED_TO_OS_THREAD => thread_assigned_to_os_thread,
+    RUNTIME_SUSPEND_STARTED => runtime_suspend_started,
+    RUNTIME_RESUME_FINISHED => runtime_resume_finished,
     THREAD_NAME_CHANGED => thread_name_changed,
     INITIALIZE_FOR_ATTACH => initialize_for_attach,
     PROFILER_ATTACH_COMPLETE => profiler_attach_complete,

@@ -1,0 +1,410 @@
+//! How long the runtime's ids may be used.
+//!
+//! Ids of modules, functions, classes and threads are pointers into the runtime, and an address is
+//! looked up in what the runtime has of code: both may be freed at any moment after the callback that
+//! reports the end has returned. Callbacks of the runtime use what the runtime keeps alive for them:
+//! a method that is being compiled keeps its module and its type arguments
+//! (src/coreclr/vm/loaderallocator.cpp, `EnsureInstantiation`). The bridge's own thread has nothing that
+//! keeps anything alive, so **everything it does with an id is in a section of a [`Gate`]**:
+//!
+//! - *Modules.* From `ModuleUnloadStarted` on, the gate is shut. It stays shut after
+//!   `ModuleUnloadFinished`: the code of the module is in the runtime's lists until the same thread has
+//!   suspended the others to take it out (`LoaderAllocator::GCLoaderAllocators`), and only then its memory
+//!   is freed. `RuntimeResumeFinished` of that suspension, on that thread, opens the gate.
+//! - *Lists* of ids are used up within the section that took them, or while [`Lifetimes::unloads`] has
+//!   not changed since: no function of a list says what keeps it (`List<T>` of the core library, made
+//!   for a type of a collectible module, lives in that module), so all of them are dropped.
+//! - *Dynamic methods.* Their callback notes where their code was, for good or until new code is reported
+//!   there, and waits for the section: that address is not asked about again.
+//! - *Threads* are listed once. Those that end are noted before, and not asked about.
+//! - *What was on its way before the bridge came* is waited for: see [`Lifetimes::settle`].
+//!
+//! No runtime lock is held in the callbacks that wait, with one exception: a detached thread's end is
+//! reported under the lock of the thread list. Sections of the threads' gate take no lock.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use strata_bridge_protocol::shared_file::monotonic_time;
+
+use crate::dead_code::DeadCode;
+use crate::gate::Gate;
+use crate::table::Table;
+
+/// `COR_PRF_SUSPEND_FOR_APPDOMAIN_SHUTDOWN` (corprof.idl): also for a collectible module.
+const SUSPENDED_TO_UNLOAD: u32 = 2;
+
+/// An unload that began before the bridge came is over after this time, unless its thread did not run.
+const SETTLING: u64 = 100_000_000;
+/// The thread that unloads may be busy with finalizers for ever.
+const SETTLING_MOST: u64 = 3_000_000_000;
+
+/// A thread that sleeps so long after a module's end is not about to free it: it was a module of no
+/// use to anything, whose load failed.
+const ABANDONED: u64 = 10_000_000_000;
+
+/// Ended threads and failed modules that are remembered.
+const MOST_REMEMBERED: usize = 65_536;
+
+/// A thread that unloads modules.
+struct Unload {
+    tid: u32,
+    /// Modules between the two callbacks of their unload.
+    open: u32,
+    /// There was code in one of them, perhaps.
+    has_code: bool,
+    /// The suspension that takes the code out has begun.
+    is_suspended: bool,
+    since: u64,
+}
+
+pub struct Lifetimes {
+    code: Gate,
+    threads: Gate,
+    /// Calls that use no id: only the end of the process waits for them.
+    calls: Gate,
+    unloads: AtomicU64,
+    unloading: Mutex<Vec<Unload>>,
+    is_unloading: AtomicBool,
+    /// Modules whose load is under way or failed.
+    half_loaded: Mutex<Table<()>>,
+    dead_code: Mutex<DeadCode>,
+    has_dead_code: AtomicBool,
+    /// `None` once all threads have been listed, or there were too many.
+    ended_threads: Mutex<Option<Table<()>>>,
+    /// When the runtime could be asked first; 0: not yet.
+    asked_from: AtomicU64,
+    is_settled: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Lifetimes {
+    /// `attached`: the runtime was running before the bridge came.
+    pub fn new(attached: bool) -> Self {
+        let code = Gate::new();
+        if attached {
+            code.shut();
+        }
+        Lifetimes {
+            code,
+            threads: Gate::new(),
+            calls: Gate::new(),
+            unloads: AtomicU64::new(0),
+            unloading: Mutex::new(Vec::new()),
+            is_unloading: AtomicBool::new(false),
+            half_loaded: Mutex::new(Table::new()),
+            dead_code: Mutex::new(DeadCode::new()),
+            has_dead_code: AtomicBool::new(false),
+            ended_threads: Mutex::new(Some(Table::new())),
+            asked_from: AtomicU64::new(0),
+            is_settled: AtomicBool::new(!attached),
+        }
+    }
+
+    pub fn code(&self) -> &Gate {
+        &self.code
+    }
+
+    pub fn threads(&self) -> &Gate {
+        &self.threads
+    }
+
+    pub fn calls(&self) -> &Gate {
+        &self.calls
+    }
+
+    /// Changes with every unload of a module.
+    pub fn unloads(&self) -> u64 {
+        self.unloads.load(Ordering::SeqCst)
+    }
+
+    /// Whether unloads that began before the bridge came are over. The thread that unloads is the
+    /// runtime's finalizer: when it sleeps a while after the first callback that the bridge got, it is
+    /// not between a callback that the bridge did not get and what that has announced.
+    pub fn settle(&self, now: u64, finalizer_sleeps: impl FnOnce() -> bool) -> bool {
+        if self.is_settled.load(Ordering::Relaxed) {
+            return true;
+        }
+        let _ = self.asked_from.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        let passed = now.saturating_sub(self.asked_from.load(Ordering::Relaxed));
+        if passed < SETTLING || (passed < SETTLING_MOST && !finalizer_sleeps()) {
+            return false;
+        }
+        self.is_settled.store(true, Ordering::Relaxed);
+        self.code.open();
+        true
+    }
+
+    /// Changes what this thread unloads; the gate is shut while there is any.
+    fn unload_of<T>(&self, tid: u32, change: impl FnOnce(&mut Unload) -> T) -> Option<T> {
+        let mut unloading = lock(&self.unloading);
+        let position = match unloading.iter().position(|unload| unload.tid == tid) {
+            Some(position) => position,
+            None => {
+                self.code.shut();
+                self.is_unloading.store(true, Ordering::SeqCst);
+                // Without memory the gate stays shut for good.
+                unloading.try_reserve(1).ok()?;
+                unloading.push(Unload {
+                    tid,
+                    open: 0,
+                    has_code: false,
+                    is_suspended: false,
+                    since: 0,
+                });
+                unloading.len() - 1
+            }
+        };
+        unloading.get_mut(position).map(change)
+    }
+
+    fn end_unload(&self, unloading: &mut Vec<Unload>, ends: impl Fn(&Unload) -> bool) -> usize {
+        let before = unloading.len();
+        unloading.retain(|unload| !ends(unload));
+        if unloading.is_empty() {
+            self.is_unloading.store(false, Ordering::SeqCst);
+        }
+        let ended = before - unloading.len();
+        (0..ended).for_each(|_| self.code.open());
+        ended
+    }
+
+    /// A module ends. When this returns nothing of it is in use. `false`: that was not awaited.
+    pub fn module_unload_started(&self, tid: u32, module: usize) -> bool {
+        let has_code = lock(&self.half_loaded).remove(module as u64).is_none();
+        self.unload_of(tid, |unload| {
+            unload.open += 1;
+            unload.has_code |= has_code;
+            unload.is_suspended = false;
+        });
+        self.unloads.fetch_add(1, Ordering::SeqCst);
+        self.code.wait_for_section()
+    }
+
+    pub fn module_unload_finished(&self, tid: u32) {
+        // Without a start it is one that began before the bridge came.
+        self.unload_of(tid, |unload| {
+            unload.has_code |= unload.open == 0;
+            unload.open = unload.open.saturating_sub(1);
+            unload.since = monotonic_time();
+        });
+        let mut unloading = lock(&self.unloading);
+        self.end_unload(&mut unloading, |unload| {
+            unload.tid == tid && unload.open == 0 && !unload.has_code
+        });
+    }
+
+    pub fn suspend_started(&self, tid: u32, reason: u32) {
+        if reason == SUSPENDED_TO_UNLOAD {
+            self.unload_of(tid, |unload| {
+                unload.is_suspended = true;
+                unload.since = monotonic_time();
+            });
+            self.unloads.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    pub fn resume_finished(&self, tid: u32) {
+        if self.is_unloading.load(Ordering::SeqCst) {
+            let mut unloading = lock(&self.unloading);
+            self.end_unload(&mut unloading, |unload| {
+                unload.tid == tid && unload.open == 0 && unload.is_suspended
+            });
+        }
+    }
+
+    /// Gives up what no callback will end. How many there were.
+    pub fn give_up_abandoned(&self, now: u64, sleeps: impl Fn(u32) -> bool) -> usize {
+        let mut unloading = lock(&self.unloading);
+        self.end_unload(&mut unloading, |unload| {
+            unload.open == 0 && now.saturating_sub(unload.since) > ABANDONED && sleeps(unload.tid)
+        })
+    }
+
+    pub fn module_load_started(&self, module: usize) {
+        let mut half_loaded = lock(&self.half_loaded);
+        if half_loaded.len() >= MOST_REMEMBERED {
+            half_loaded.clear();
+        }
+        // Without memory its callback comes all the same.
+        let _ = half_loaded.insert(module as u64, ());
+    }
+
+    pub fn module_load_finished(&self, module: usize, loaded: bool) {
+        if loaded {
+            lock(&self.half_loaded).remove(module as u64);
+        }
+    }
+
+    pub fn is_half_loaded(&self, module: usize) -> bool {
+        lock(&self.half_loaded).get(module as u64).is_some()
+    }
+
+    /// A dynamic method's code ends: when this returns, nothing looks there.
+    pub fn code_ends(&self, pieces: impl Iterator<Item = (usize, usize)>) -> bool {
+        let mut dead = lock(&self.dead_code);
+        pieces.for_each(|(start, size)| dead.insert(start, size));
+        drop(dead);
+        self.has_dead_code.store(true, Ordering::SeqCst);
+        self.code.shut();
+        let awaited = self.code.wait_for_section();
+        self.code.open();
+        awaited
+    }
+
+    /// Code was compiled here.
+    pub fn code_lives(&self, start: usize, size: usize) {
+        if self.has_dead_code.load(Ordering::SeqCst) {
+            lock(&self.dead_code).remove(start, size);
+        }
+    }
+
+    /// Whether the code at an address has ended. Asked within a section.
+    pub fn is_dead_code(&self, address: usize) -> bool {
+        self.has_dead_code.load(Ordering::SeqCst) && lock(&self.dead_code).contains(address)
+    }
+
+    pub fn thread_created(&self, thread: usize) {
+        if let Some(ended) = lock(&self.ended_threads).as_mut() {
+            ended.remove(thread as u64);
+        }
+    }
+
+    pub fn thread_destroyed(&self, thread: usize) -> bool {
+        let mut ended = lock(&self.ended_threads);
+        let Some(table) = ended.as_mut() else { return true };
+        if table.len() >= MOST_REMEMBERED || table.insert(thread as u64, ()).is_err() {
+            *ended = None;
+        }
+        drop(ended);
+        self.threads.shut();
+        let awaited = self.threads.wait_for_section();
+        self.threads.open();
+        awaited
+    }
+
+    /// Whether a listed thread may be asked about. Asked within a section.
+    pub fn is_thread_alive(&self, thread: usize) -> bool {
+        lock(&self.ended_threads).as_ref().is_some_and(|ended| ended.get(thread as u64).is_none())
+    }
+
+    /// Whether threads are still to be listed.
+    pub fn may_list_threads(&self) -> bool {
+        lock(&self.ended_threads).is_some()
+    }
+
+    /// From now on the callbacks say everything about threads.
+    pub fn threads_are_listed(&self) {
+        *lock(&self.ended_threads) = None;
+    }
+
+    /// The end of the process: waits for what is under way.
+    pub fn close(&self) {
+        for gate in [&self.code, &self.threads, &self.calls] {
+            gate.shut();
+        }
+        for gate in [&self.code, &self.threads, &self.calls] {
+            gate.wait_for_section();
+        }
+    }
+
+    /// Lets nothing that uses ids begin any more, without waiting.
+    pub fn shut_for_good(&self) {
+        for gate in [&self.code, &self.threads] {
+            gate.shut();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FINALIZER: u32 = 7;
+
+    fn is_open(lifetimes: &Lifetimes) -> bool {
+        lifetimes.code().enter().is_some()
+    }
+
+    #[test]
+    fn nothing_is_asked_from_a_modules_end_until_its_code_is_out_of_the_runtimes_lists() {
+        let lifetimes = Lifetimes::new(false);
+        assert!(is_open(&lifetimes));
+        let before = lifetimes.unloads();
+        lifetimes.module_unload_started(FINALIZER, 1);
+        lifetimes.module_unload_finished(FINALIZER);
+        assert!(!is_open(&lifetimes));
+        // A collection, and another thread's.
+        lifetimes.suspend_started(FINALIZER, 1);
+        lifetimes.resume_finished(FINALIZER);
+        lifetimes.resume_finished(8);
+        assert!(!is_open(&lifetimes));
+        lifetimes.suspend_started(FINALIZER, SUSPENDED_TO_UNLOAD);
+        assert!(!is_open(&lifetimes));
+        lifetimes.resume_finished(FINALIZER);
+        assert!(is_open(&lifetimes));
+        assert!(lifetimes.unloads() > before);
+    }
+
+    #[test]
+    fn a_module_whose_load_failed_ends_with_its_callback() {
+        let lifetimes = Lifetimes::new(false);
+        lifetimes.module_load_started(1);
+        assert!(lifetimes.is_half_loaded(1));
+        lifetimes.module_load_finished(1, false);
+        assert!(lifetimes.is_half_loaded(1));
+        lifetimes.module_unload_started(9, 1);
+        assert!(!is_open(&lifetimes));
+        lifetimes.module_unload_finished(9);
+        assert!(is_open(&lifetimes) && !lifetimes.is_half_loaded(1));
+    }
+
+    #[test]
+    fn an_unload_that_began_before_the_bridge_came_is_waited_for() {
+        let lifetimes = Lifetimes::new(true);
+        assert!(!is_open(&lifetimes));
+        assert!(!lifetimes.settle(1, || true));
+        assert!(!lifetimes.settle(SETTLING, || true));
+        assert!(!lifetimes.settle(SETTLING + 1, || false));
+        assert!(lifetimes.settle(SETTLING + 2, || true) && is_open(&lifetimes));
+        // Its second half only.
+        lifetimes.module_unload_finished(FINALIZER);
+        assert!(!is_open(&lifetimes));
+        lifetimes.suspend_started(FINALIZER, SUSPENDED_TO_UNLOAD);
+        lifetimes.resume_finished(FINALIZER);
+        assert!(is_open(&lifetimes));
+        // Its suspension only.
+        lifetimes.suspend_started(FINALIZER, SUSPENDED_TO_UNLOAD);
+        assert!(!is_open(&lifetimes));
+        lifetimes.resume_finished(FINALIZER);
+        assert!(is_open(&lifetimes));
+    }
+
+    #[test]
+    fn an_unload_without_an_end_is_given_up_only_when_its_thread_sleeps() {
+        let lifetimes = Lifetimes::new(false);
+        lifetimes.module_unload_started(9, 1);
+        let later = monotonic_time() + 2 * ABANDONED;
+        assert_eq!(lifetimes.give_up_abandoned(later, |_| true), 0);
+        lifetimes.module_unload_finished(9);
+        assert_eq!(lifetimes.give_up_abandoned(monotonic_time(), |_| true), 0);
+        assert_eq!(lifetimes.give_up_abandoned(later, |_| false), 0);
+        assert!(!is_open(&lifetimes));
+        assert_eq!(lifetimes.give_up_abandoned(later, |tid| tid == 9), 1);
+        assert!(is_open(&lifetimes));
+    }
+
+    #[test]
+    fn threads_that_ended_are_not_asked_about() {
+        let lifetimes = Lifetimes::new(false);
+        lifetimes.thread_destroyed(1);
+        assert!(!lifetimes.is_thread_alive(1) && lifetimes.is_thread_alive(2));
+        lifetimes.thread_created(1);
+        assert!(lifetimes.is_thread_alive(1));
+        lifetimes.threads_are_listed();
+        assert!(!lifetimes.may_list_threads());
+    }
+}
