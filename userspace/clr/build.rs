@@ -37,8 +37,15 @@ const MUSL: Kind = Kind {
 fn main() {
     let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("../..");
     let output = PathBuf::from(variable("OUT_DIR"));
-    for path in ["clr-bridge/profiler", "clr-bridge/protocol", "Cargo.toml", "rust-toolchain.toml"]
-    {
+    const SOURCES: [&str; 6] = [
+        "clr-bridge/profiler",
+        "clr-bridge/protocol",
+        "userspace/bytes",
+        "userspace/ecma",
+        "Cargo.toml",
+        "rust-toolchain.toml",
+    ];
+    for path in SOURCES {
         println!("cargo:rerun-if-changed={}", root.join(path).display());
     }
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,6 +1,9 @@
 //! What a module's headers in memory say: how large it is, where its metadata lies, and whether it
 //! holds ReadyToRun code (ECMA-335 II.25, docs/design/coreclr/botr/readytorun-format.md).
 
+use strata_ecma::pe::{CliHeader, Directory, Headers, directory};
+use strata_ecma::ready_to_run::{Header, section};
+
 /// What is known of a module's image. By default: nothing.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Image {
@@ -22,7 +25,16 @@ pub struct ReadyToRun {
 
 /// The headers lie in the first page.
 const PAGE: usize = 4096;
-const CLI_HEADER_SIZE: usize = 72;
+
+/// The headers of the image at `base`.
+///
+/// # Safety
+/// A PE image that the runtime loaded lies there.
+unsafe fn headers<'a>(base: usize) -> Option<Headers<'a>> {
+    // SAFETY: an image is at least a page long in memory.
+    let page = unsafe { std::slice::from_raw_parts(base as *const u8, PAGE) };
+    Headers::parse(page).ok()
+}
 
 impl Image {
     /// # Safety
@@ -32,22 +44,22 @@ impl Image {
         if base == 0 {
             return Image::default();
         }
-        // SAFETY: an image is at least a page long in memory.
-        let headers = unsafe { std::slice::from_raw_parts(base as *const u8, PAGE) };
-        let Some(headers) = Headers::parse(headers) else { return Image::default() };
+        // SAFETY: as this function's.
+        let Some(headers) = (unsafe { headers(base) }) else { return Image::default() };
         let bytes_at = |rva: u32, count: usize| {
-            let place = headers.place(rva, count, flat)?;
-            // SAFETY: `place` found it within a section, which the runtime has mapped.
-            Some(unsafe { std::slice::from_raw_parts((base + place) as *const u8, count) })
+            let section = headers.section_of(rva, count)?;
+            let place = if flat { section.offset_of(rva)? } else { rva.into() };
+            // SAFETY: within a section, which the runtime has mapped.
+            Some(unsafe { std::slice::from_raw_parts((base + place as usize) as *const u8, count) })
         };
-        let Some(cli) = bytes_at(headers.cli_header, CLI_HEADER_SIZE) else {
-            return Image { size: headers.size, ..Image::default() };
-        };
-        let directory = |at: usize| Some((number(cli, at)?, number(cli, at + 4)? as usize));
-        let metadata = directory(8).and_then(|(rva, size)| bytes_at(rva, size));
-        let native = directory(64).filter(|(rva, _)| *rva != 0);
-        let native = native.and_then(|(rva, size)| ReadyToRun::parse(bytes_at(rva, size)?));
-        Image { size: headers.size, ready_to_run: native, metadata }
+        let part = |place: Directory| bytes_at(place.rva, place.size as usize);
+        let cli = headers.directory(directory::CLI);
+        let cli = cli.and_then(|cli| CliHeader::parse(bytes_at(cli.rva, CliHeader::BYTES)?));
+        Image {
+            size: headers.size_of_image,
+            ready_to_run: cli.and_then(|cli| ReadyToRun::parse(part(cli.managed_native_header)?)),
+            metadata: cli.and_then(|cli| part(cli.metadata)),
+        }
     }
 
     /// The bytes before an address in the code of the image at `base`; `None` outside of its code.
@@ -58,12 +70,11 @@ impl Image {
         base: usize,
         address: usize,
     ) -> Option<&'a [u8; N]> {
-        // SAFETY: an image is at least a page long in memory.
-        let headers = unsafe { std::slice::from_raw_parts(base as *const u8, PAGE) };
-        let headers = Headers::parse(headers)?;
+        // SAFETY: as this function's.
+        let headers = unsafe { headers(base) }?;
         let start = address.checked_sub(N)?;
         let rva = u32::try_from(start.checked_sub(base)?).ok()?;
-        if !headers.is_code(rva, N)? {
+        if !headers.section_of(rva, N)?.is_executable() {
             return None;
         }
         // SAFETY: within a section of code, which is mapped.
@@ -72,79 +83,12 @@ impl Image {
 }
 
 impl ReadyToRun {
-    /// From its header (src/coreclr/inc/readytorun.h).
-    fn parse(header: &[u8]) -> Option<ReadyToRun> {
-        const COMPONENT: u32 = 0x20;
-        const HOT_COLD_MAP: u32 = 120;
-        if header.get(..4)? != b"RTR\0" {
-            return None;
-        }
-        let sections = header.get(16..)?.chunks_exact(12).take(number(header, 12)? as usize);
+    fn parse(bytes: &[u8]) -> Option<ReadyToRun> {
+        let header = Header::parse(bytes)?;
+        let mut sections = header.sections(bytes.get(Header::BYTES..)?);
         Some(ReadyToRun {
-            is_component: number(header, 8)? & COMPONENT != 0,
-            splits_methods: { sections }.any(|section| number(section, 0) == Some(HOT_COLD_MAP)),
-        })
-    }
-}
-
-struct Headers<'a> {
-    size: u32,
-    cli_header: u32,
-    sections: &'a [u8],
-}
-
-fn number(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-impl<'a> Headers<'a> {
-    fn parse(page: &'a [u8]) -> Option<Headers<'a>> {
-        const PE32_PLUS: u16 = 0x20b;
-        const CLI_DIRECTORY: usize = 14;
-        if page.get(..2)? != b"MZ" {
-            return None;
-        }
-        let pe = page.get(number(page, 0x3c)? as usize..)?;
-        if pe.get(..4)? != b"PE\0\0" {
-            return None;
-        }
-        let section_count = usize::from(half(pe, 6)?);
-        let optional_size = usize::from(half(pe, 20)?);
-        let optional = pe.get(24..)?;
-        let directories = if half(optional, 0)? == PE32_PLUS { 112 } else { 96 };
-        let sections = optional.get(optional_size..)?;
-        Some(Headers {
-            size: number(optional, 56)?,
-            cli_header: number(optional, directories + 8 * CLI_DIRECTORY)?,
-            sections: sections.get(..(section_count * 40).min(sections.len()))?,
-        })
-    }
-
-    /// Whether bytes lie within one section of code.
-    fn is_code(&self, rva: u32, count: usize) -> Option<bool> {
-        const EXECUTABLE: u32 = 0x2000_0000;
-        let section = self.sections.chunks_exact(40).find(|section| {
-            let start = number(section, 12).unwrap_or(u32::MAX);
-            let size = number(section, 16).unwrap_or(0) as usize;
-            rva.checked_sub(start).is_some_and(|offset| offset as usize + count <= size)
-        })?;
-        Some(number(section, 36)? & EXECUTABLE != 0)
-    }
-
-    /// Where bytes lie, counted from the base, if they lie within one section.
-    fn place(&self, rva: u32, count: usize, flat: bool) -> Option<usize> {
-        self.sections.chunks_exact(40).find_map(|section| {
-            let (virtual_address, raw_size, raw) =
-                (number(section, 12)?, number(section, 16)?, number(section, 20)?);
-            let offset = rva.checked_sub(virtual_address)? as usize;
-            if offset.checked_add(count)? > raw_size as usize {
-                return None;
-            }
-            Some(if flat { raw as usize + offset } else { rva as usize })
+            is_component: header.is_component(),
+            splits_methods: sections.any(|(kind, _)| kind == section::HOT_COLD_MAP),
         })
     }
 }
@@ -165,7 +109,9 @@ mod tests {
         let optional = 0x98;
         put(optional, &0x20bu16.to_le_bytes());
         put(optional + 56, &0x4000u32.to_le_bytes());
+        put(optional + 108, &16u32.to_le_bytes());
         put(optional + 112 + 8 * 14, &0x2008u32.to_le_bytes());
+        put(optional + 112 + 8 * 14 + 4, &72u32.to_le_bytes());
         let section = optional + 240;
         put(section + 12, &0x2000u32.to_le_bytes());
         put(section + 16, &0x200u32.to_le_bytes());

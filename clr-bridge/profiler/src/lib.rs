@@ -47,7 +47,6 @@ mod modules;
 mod old_glibc;
 mod session;
 mod shared;
-mod signature;
 mod table;
 mod tasks;
 mod text;

@@ -1,13 +1,13 @@
 //! Names of types: once per token for the log, and once per class as a type argument.
 
 use strata_bridge_protocol::record::Type;
+use strata_ecma::signature::{tokens_of_method, tokens_of_type};
 
 use crate::com::metadata::{TYPE_DEF, TYPE_REF, TYPE_SPEC, row, table};
 use crate::known::Module;
 use crate::metadata::Metadata;
 use crate::modules;
 use crate::session::Session;
-use crate::signature;
 use crate::text::Text;
 
 /// Type names in metadata have at most 1,023 characters (corhdr.h, MAX_CLASS_NAME); nested ones
@@ -77,7 +77,7 @@ pub fn tell_all(session: &Session, module: &Module, blob: &[u8], parent: u32) {
     let mut tokens = [0u32; TOGETHER];
     tokens[0] = parent;
     let mut count = 1;
-    signature::tokens_of_method(blob, &mut |token| {
+    tokens_of_method(blob, |token| {
         if let Some(place) = tokens.get_mut(count) {
             *place = token;
             count += 1;
@@ -118,7 +118,7 @@ fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) {
         TYPE_SPEC => {
             let Some(found) = metadata.type_spec(token) else { return };
             blob = found;
-            signature::tokens_of_type(blob, &mut |inner| {
+            tokens_of_type(blob, |inner| {
                 tell_to(session, &module, inner, depth);
             });
         }

@@ -11,7 +11,6 @@ use object::{Object, ObjectSection, SectionKind};
 use serde::Serialize;
 use strata_symbols::{FileAt, Options, Resolver};
 use strata_unwind::Limits;
-use strata_unwind::read::FileReader;
 
 use crate::places;
 
@@ -66,7 +65,7 @@ fn best_of<T>(times: u32, mut work: impl FnMut() -> Result<T>) -> Result<(Durati
 
 fn unwind_table(path: &std::path::Path) -> Result<Vec<Component>> {
     let (time, table) = best_of(3, || {
-        let reader = FileReader::new(File::open(path)?)?;
+        let reader = FileAt::new(File::open(path)?)?;
         Ok(strata_unwind::build(&reader, &Limits::default())?)
     })?;
     let (rows, bytes) = (table.row_count(), table.kernel_bytes());

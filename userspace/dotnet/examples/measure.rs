@@ -4,8 +4,8 @@
 use std::fs::File;
 use std::time::Instant;
 
+use strata_bytes::FileAt;
 use strata_dotnet::{CodePart, ManagedImage};
-use strata_symbols::FileAt;
 
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

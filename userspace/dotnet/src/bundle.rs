@@ -7,10 +7,9 @@
 use memchr::memmem;
 
 use crate::Error;
-use crate::bytes::{Cursor, bounded_text, u64_at};
 use crate::debug_directory::{MAX_PDB, inflate};
 use crate::source::{read_bytes, read_some};
-use strata_symbols::ReadAt;
+use strata_bytes::{Cursor, ReadAt, bounded_text, u64_at};
 
 /// SHA-256 of ".net core bundle" (`HostWriter.cs`). The eight bytes before it are the offset.
 pub const SIGNATURE: [u8; 32] = [
@@ -152,7 +151,7 @@ fn text(cursor: &mut Cursor<'_>) -> Option<String> {
         let byte = cursor.u8()?;
         length |= usize::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
-            return cursor.take(length).map(bounded_text);
+            return cursor.take(length).map(|text| bounded_text(text).into_owned());
         }
     }
     None

@@ -5,9 +5,9 @@
 use std::fmt;
 
 use crate::Error;
-use crate::bytes::{array, bounded_text, name_bytes, u16_at, u32_at};
 use crate::pe::PeImage;
 use crate::source::read_bytes;
+use strata_bytes::{array, bounded_text, u16_at, u32_at, until_nul};
 
 const ENTRY_BYTES: usize = 28;
 const MAX_ENTRIES: u64 = 64;
@@ -110,11 +110,13 @@ impl DebugDirectory {
             }
             PDB_CHECKSUM => {
                 let data = data()?;
-                let name = name_bytes(&data);
+                let name = until_nul(&data);
                 let hash = data.get(name.len().saturating_add(1)..).unwrap_or_default();
                 if hash.len() <= 64 {
-                    self.checksums
-                        .push(PdbChecksum { algorithm: bounded_text(name), hash: hash.to_vec() });
+                    self.checksums.push(PdbChecksum {
+                        algorithm: bounded_text(name).into_owned(),
+                        hash: hash.to_vec(),
+                    });
                 }
             }
             _ => {}
@@ -147,7 +149,7 @@ fn code_view(data: &[u8], stamp: u32) -> Option<PdbReference> {
     Some(PdbReference {
         id: PdbId::new(array(data, 4)?, stamp),
         age: u32_at(data, 20)?,
-        path: bounded_text(name_bytes(data.get(24..)?)),
+        path: bounded_text(until_nul(data.get(24..)?)).into_owned(),
     })
 }
 

@@ -4,7 +4,7 @@
 //!
 //! Invariant: a walk ends with the bytes, and where an instruction is unknown.
 
-use crate::bytes::{Cursor, index, u16_at, u32_at};
+use strata_bytes::{Cursor, index, u16_at, u32_at};
 
 /// Longer bodies are not looked at.
 const MAX_BODY: u32 = 1 << 20;

@@ -6,7 +6,6 @@
 use std::cell::OnceCell;
 
 use crate::debug_directory::{DebugDirectory, PdbReference};
-use crate::metadata::schema::table;
 use crate::metadata::{MAX_METADATA, Metadata};
 use crate::pe::PeImage;
 use crate::readytorun::debug_info::DebugInfo;
@@ -14,7 +13,8 @@ use crate::readytorun::instance::{Instance, instance_at};
 use crate::readytorun::{Found, NativeCode, Owner, RuntimeFunction};
 use crate::signature::TypeNames;
 use crate::{Error, PortablePdb};
-use strata_symbols::ReadAt;
+use strata_bytes::ReadAt;
+use strata_ecma::{table, token};
 
 /// Longer signatures are not told; real ones take some tens of bytes.
 const MAX_SIGNATURE: usize = 16 << 10;
@@ -214,9 +214,7 @@ impl<'a> ManagedImage<'a> {
         let code = self.native_code().ok().flatten()?;
         let found = code.find(rva)?;
         let mut method = match found.owner {
-            Owner::Method(row) => {
-                self.method(u32::from(table::METHOD_DEF) << 24 | row & 0x00ff_ffff)?
-            }
+            Owner::Method(row) => self.method(token(table::METHOD_DEF, row))?,
             Owner::Instance(at) => self.instance(code, at)?,
         };
         let Found { entry, function, cold, shared, .. } = found;
@@ -253,7 +251,7 @@ impl<'a> ManagedImage<'a> {
 
     fn instance(&self, code: &NativeCode, at: u32) -> Option<MethodRef> {
         let names = ImageNames(self.metadata.as_ref()?);
-        let instance = instance_at(code.instances(), crate::bytes::index(at), &names)?;
+        let instance = instance_at(code.instances(), strata_bytes::index(at), &names)?;
         let Instance { module, token, stub, class_args, method_args } = instance;
         let token = token?;
         let mut method = match module {

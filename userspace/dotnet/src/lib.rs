@@ -1,9 +1,9 @@
 //! What the files of .NET programs say about their methods: names, native code, source lines.
 //!
 //! Code map:
-//! - [`source`]: reading a file, or a part of one, by offset
-//! - [`pe`]: headers, sections, where the metadata is; [`debug_directory`]: which PDB belongs to it
-//! - [`metadata`]: ECMA-335 tables and heaps; [`signature`]: blobs to type names
+//! - [`pe`]: a file's headers and sections (parsed by `strata-ecma`); [`debug_directory`]: which PDB belongs to it
+//! - [`metadata`]: names of types and methods (tables and heaps: `strata-ecma`); [`signature`]: blobs
+//!   to type names
 //! - [`readytorun`]: which method precompiled code belongs to
 //! - [`image`]: [`ManagedImage`]: the three above as one answer to "what is at this address?"
 //! - `il`, `related`: what only a method's instructions say: where a VB lambda is written, which
@@ -23,7 +23,6 @@
 #![forbid(unsafe_code)]
 
 pub mod bundle;
-mod bytes;
 pub mod debug_directory;
 pub mod exercise;
 mod il;
@@ -36,7 +35,7 @@ pub mod readytorun;
 mod related;
 mod sequence_points;
 pub mod signature;
-pub mod source;
+mod source;
 mod statement;
 
 pub use bundle::Bundle;
@@ -45,9 +44,8 @@ pub use image::{CodePart, ManagedImage, MethodRef};
 pub use metadata::Metadata;
 pub use pdb::{PortablePdb, SequencePoint};
 pub use pe::PeImage;
-pub use source::Part;
 pub use statement::{IlMap, Statement, statement_at};
-pub use strata_symbols::{MAX_NAME_BYTES, ReadAt};
+pub use strata_bytes::{MAX_NAME_BYTES, Part, ReadAt};
 
 /// Why a file could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -5,14 +5,13 @@
 //!
 //! References: `docs/design/specs/PortablePdb-Metadata.md` of the .NET runtime.
 
-use crate::bytes::{Cursor, array, bound, index};
 use crate::debug_directory::{MAX_PDB, PdbId};
 use crate::metadata::Metadata;
-use crate::metadata::schema::table;
 use crate::sequence_points::decode;
 use crate::source::read_bytes;
 use crate::{Error, MAX_NAME_BYTES};
-use strata_symbols::ReadAt;
+use strata_bytes::{Cursor, ReadAt, array, bounded_text, index};
+use strata_ecma::{compressed, table, token};
 
 pub use crate::sequence_points::{SequencePoint, point_at};
 
@@ -40,7 +39,7 @@ impl PortablePdb {
 
     pub(crate) fn parse(bytes: Vec<u8>) -> Result<Self, Error> {
         let metadata = Metadata::parse(bytes)?;
-        let id = metadata.pdb_stream().and_then(|stream| array(stream, 0));
+        let id = array(metadata.reader().pdb_stream(), 0);
         Ok(Self { id: PdbId(id.ok_or(Error::NotPortablePdb)?), metadata })
     }
 
@@ -95,12 +94,10 @@ impl PortablePdb {
                 text.push(separator);
             }
             first = false;
-            let part = self.metadata.blob(parts.compressed()?)?;
+            let part = self.metadata.blob(compressed::unsigned(&mut parts)?)?;
             text.extend_from_slice(part.get(..MAX_NAME_BYTES).unwrap_or(part));
         }
-        let mut text = String::from_utf8_lossy(&text).into_owned();
-        bound(&mut text);
-        Some(text)
+        Some(bounded_text(&text).into_owned())
     }
 
     /// The method as its author wrote it, of the `MoveNext` of a state machine made from it.
@@ -110,8 +107,7 @@ impl PortablePdb {
         let at = self.metadata.lower_bound(table::STATE_MACHINE_METHOD, 0, row);
         let found = self.metadata.cell(table::STATE_MACHINE_METHOD, at, 0)? == row;
         let kickoff = self.metadata.cell(table::STATE_MACHINE_METHOD, at, 1)?;
-        (found && index(kickoff) <= 0x00ff_ffff)
-            .then_some(u32::from(table::METHOD_DEF) << 24 | kickoff)
+        (found && index(kickoff) <= 0x00ff_ffff).then_some(token(table::METHOD_DEF, kickoff))
     }
 
     /// How many methods have debug information.

@@ -1,118 +1,11 @@
-//! The headers of a PE image: sections, data directories, where the .NET parts are.
-//!
-//! Read by hand: all that is needed is a dozen fields at fixed places, the same in images for 32 and
-//! 64 bits, and nothing here maps a file or wants it in memory.
-//!
-//! References: "PE Format" (Microsoft), ECMA-335 II.25, `src/coreclr/inc/corhdr.h`.
+//! A PE image in a file: its headers, and its bytes by their address in memory.
 
 use crate::Error;
-use crate::bytes::{array, index, u16_at, u32_at};
 use crate::source::{read_bytes, read_some};
-use strata_symbols::ReadAt;
+use strata_bytes::{ReadAt, index, u16_at, u32_at, until_nul};
+use strata_ecma::pe::{self, Headers, MAX_HEADERS, directory};
 
-/// DOS, COFF, optional header and section table of real images fit many times.
-const MAX_HEADERS: usize = 64 << 10;
-/// The loader refuses more (96).
-const MAX_SECTIONS: usize = 96;
-const MAX_DIRECTORIES: u32 = 16;
-
-/// Number of the CLI header's data directory (`IMAGE_DIRECTORY_ENTRY_COM_DESCRIPTOR`).
-const CLI_DIRECTORY: usize = 14;
-const DEBUG_DIRECTORY: usize = 6;
-const EXPORT_DIRECTORY: usize = 0;
-const CLI_HEADER_BYTES: u64 = 72;
-
-/// `COMIMAGE_FLAGS_IL_LIBRARY`: the IL has precompiled code beside it (`corhdr.h`).
-const FLAG_IL_LIBRARY: u32 = 4;
-
-/// Images with code for another system than Windows say so by their machine, exclusive-or a number
-/// of that system (`IMAGE_FILE_MACHINE_NATIVE_OS_OVERRIDE`, `src/coreclr/inc/pedecoder.h`).
-const SYSTEMS: [u16; 6] = [0, 0x7b79, 0x4644, 0xadc4, 0x1993, 0x1992];
-
-/// What an image's native code runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Machine {
-    Amd64,
-    Arm64,
-    /// IL only, or code for 32 bits.
-    I386,
-    Other(u16),
-}
-
-impl Machine {
-    fn from_field(field: u16) -> Self {
-        let known = |machine: u16| match machine {
-            0x8664 => Some(Self::Amd64),
-            0xaa64 => Some(Self::Arm64),
-            0x014c => Some(Self::I386),
-            _ => None,
-        };
-        SYSTEMS.iter().find_map(|system| known(field ^ system)).unwrap_or(Self::Other(field))
-    }
-}
-
-/// A place in the loaded image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Directory {
-    pub rva: u32,
-    pub size: u32,
-}
-
-impl Directory {
-    pub(crate) fn read(bytes: &[u8], offset: usize) -> Option<Self> {
-        Some(Self { rva: u32_at(bytes, offset)?, size: u32_at(bytes, offset.checked_add(4)?)? })
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rva == 0 || self.size == 0
-    }
-}
-
-/// A section, as the headers describe it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Section {
-    pub name: [u8; 8],
-    pub rva: u32,
-    pub virtual_size: u32,
-    pub file_offset: u32,
-    pub file_size: u32,
-    pub characteristics: u32,
-}
-
-impl Section {
-    /// `IMAGE_SCN_MEM_EXECUTE`.
-    #[must_use]
-    pub fn is_executable(&self) -> bool {
-        self.characteristics & 0x2000_0000 != 0
-    }
-
-    fn offset_of(&self, rva: u32) -> Option<u64> {
-        let within = rva.checked_sub(self.rva)?;
-        (within < self.file_size).then(|| u64::from(self.file_offset) + u64::from(within))
-    }
-
-    fn rva_of(&self, offset: u64) -> Option<u32> {
-        let within = u32::try_from(offset.checked_sub(self.file_offset.into())?).ok()?;
-        (within < self.file_size).then(|| self.rva.checked_add(within))?
-    }
-}
-
-/// The CLI header (ECMA-335 II.25.3.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CliHeader {
-    pub metadata: Directory,
-    pub flags: u32,
-    /// Of the `READYTORUN_HEADER`, in an image with precompiled code.
-    pub managed_native_header: Directory,
-}
-
-impl CliHeader {
-    #[must_use]
-    pub fn has_native_code(&self) -> bool {
-        self.flags & FLAG_IL_LIBRARY != 0 && !self.managed_native_header.is_empty()
-    }
-}
+pub use strata_ecma::pe::{CliHeader, Directory, Machine, Section};
 
 /// An image's headers, and the file they were read from.
 pub struct PeImage<'a> {
@@ -121,7 +14,8 @@ pub struct PeImage<'a> {
     pub size_of_image: u32,
     size_of_headers: u32,
     sections: Vec<Section>,
-    directories: Vec<Directory>,
+    exports: Option<Directory>,
+    debug: Option<Directory>,
     cli: Option<CliHeader>,
 }
 
@@ -131,72 +25,28 @@ impl<'a> PeImage<'a> {
     pub fn open(file: &'a dyn ReadAt) -> Result<Self, Error> {
         let mut bytes = vec![0; MAX_HEADERS];
         let length = read_some(file, "headers", 0, &mut bytes)?;
-        bytes.truncate(length);
-        if array(&bytes, 0) != Some(*b"MZ") {
-            return Err(Error::NotPe);
-        }
-        let coff = u32_at(&bytes, 0x3c).map(index).ok_or(Error::NotPe)?;
-        if array(&bytes, coff) != Some(*b"PE\0\0") {
-            return Err(Error::NotPe);
-        }
-        let cut = || Error::Cut { what: "headers" };
-        let mut image = Self::parse(file, bytes.get(coff..).ok_or_else(cut)?).ok_or_else(cut)?;
-        image.cli = image.read_cli_header()?;
-        Ok(image)
-    }
-
-    /// `bytes` begin at the signature.
-    fn parse(file: &'a dyn ReadAt, bytes: &[u8]) -> Option<Self> {
-        let machine = Machine::from_field(u16_at(bytes, 4)?);
-        let section_count = usize::from(u16_at(bytes, 6)?).min(MAX_SECTIONS);
-        let optional_size = usize::from(u16_at(bytes, 20)?);
-        let optional = bytes.get(24..)?.get(..optional_size)?;
-        // PE32+ has no BaseOfData, and four fields of twice the size.
-        let directories_at: usize = if u16_at(optional, 0)? == 0x20b { 112 } else { 96 };
-        let directory_count = u32_at(optional, directories_at.checked_sub(4)?)?;
-        let directories = (0..index(directory_count.min(MAX_DIRECTORIES)))
-            .map_while(|number| {
-                Directory::read(optional, directories_at.saturating_add(number * 8))
-            })
-            .collect();
-        let table = bytes.get(24_usize.checked_add(optional_size)?..)?;
-        let sections = table.chunks_exact(40).take(section_count).map_while(|header| {
-            Some(Section {
-                name: array(header, 0)?,
-                virtual_size: u32_at(header, 8)?,
-                rva: u32_at(header, 12)?,
-                file_size: u32_at(header, 16)?,
-                file_offset: u32_at(header, 20)?,
-                characteristics: u32_at(header, 36)?,
-            })
-        });
-        Some(Self {
+        let headers =
+            Headers::parse(bytes.get(..length).unwrap_or_default()).map_err(
+                |error| match error {
+                    pe::Error::NotPe => Error::NotPe,
+                    pe::Error::Cut => Error::Cut { what: "headers" },
+                },
+            )?;
+        let mut image = Self {
             file,
-            machine,
-            size_of_image: u32_at(optional, 56)?,
-            size_of_headers: u32_at(optional, 60)?,
-            sections: sections.collect(),
-            directories,
+            machine: headers.machine,
+            size_of_image: headers.size_of_image,
+            size_of_headers: headers.size_of_headers,
+            sections: headers.sections().collect(),
+            exports: headers.directory(directory::EXPORT),
+            debug: headers.directory(directory::DEBUG),
             cli: None,
-        })
-    }
-
-    fn directory(&self, number: usize) -> Option<Directory> {
-        self.directories.get(number).copied().filter(|directory| !directory.is_empty())
-    }
-
-    fn read_cli_header(&self) -> Result<Option<CliHeader>, Error> {
-        let Some(directory) = self.directory(CLI_DIRECTORY) else { return Ok(None) };
-        let what = "CLI header";
-        let bytes = self.read(what, directory.rva, CLI_HEADER_BYTES, CLI_HEADER_BYTES)?;
-        let header = || {
-            Some(CliHeader {
-                metadata: Directory::read(&bytes, 8)?,
-                flags: u32_at(&bytes, 16)?,
-                managed_native_header: Directory::read(&bytes, 64)?,
-            })
         };
-        Ok(header())
+        if let Some(place) = headers.directory(directory::CLI) {
+            let length = CliHeader::BYTES as u64;
+            image.cli = CliHeader::parse(&image.read("CLI header", place.rva, length, length)?);
+        }
+        Ok(image)
     }
 
     #[must_use]
@@ -215,7 +65,7 @@ impl<'a> PeImage<'a> {
     }
 
     pub(crate) fn debug_directory(&self) -> Option<Directory> {
-        self.directory(DEBUG_DIRECTORY)
+        self.debug
     }
 
     /// Where the byte at an address of the loaded image is in the file.
@@ -253,7 +103,7 @@ impl<'a> PeImage<'a> {
     pub(crate) fn export(&self, wanted: &[u8]) -> Option<u32> {
         const MAX_EXPORTS: u32 = 1024;
         const MAX_NAME: usize = 64;
-        let directory = self.directory(EXPORT_DIRECTORY)?;
+        let directory = self.exports?;
         let table = self.read("exports", directory.rva, 40, 40).ok()?;
         let count = u32_at(&table, 24)?.min(MAX_EXPORTS);
         let words = |rva: u32, width: u32| {
@@ -268,7 +118,7 @@ impl<'a> PeImage<'a> {
             let mut name = [0; MAX_NAME];
             let length = read_some(self.file, "exports", at, &mut name).ok()?;
             let name = name.get(..length)?;
-            if crate::bytes::name_bytes(name) != wanted {
+            if until_nul(name) != wanted {
                 return None;
             }
             let ordinal = u16_at(&ordinals, number.checked_mul(2)?)?;

@@ -6,11 +6,15 @@
 
 use std::collections::BTreeSet;
 
-use crate::bytes::Cursor;
 use crate::il::{self, Reference, Use};
-use crate::metadata::schema::{MEMBER_FORWARDED, METHOD_DEF_OR_REF, TYPE_DEF_OR_REF, table};
-use crate::metadata::{Metadata, row_of, table_of};
+use crate::metadata::Metadata;
 use crate::{ManagedImage, Statement};
+use strata_bytes::Cursor;
+use strata_ecma::signature::element;
+use strata_ecma::{
+    MEMBER_FORWARDED, METHOD_DEF_OR_REF, TYPE_DEF_OR_REF, compressed, row_of, table, table_of,
+    token,
+};
 
 const MAX_READ: u64 = 4 << 20;
 /// What looking at a method costs besides.
@@ -25,7 +29,7 @@ const CLOSURE: &str = "_Closure$__";
 const STATE_MACHINE: &str = "VB$StateMachine_";
 
 fn method_token(row: u32) -> u32 {
-    u32::from(table::METHOD_DEF) << 24 | row_of(row)
+    token(table::METHOD_DEF, row)
 }
 
 /// The method whose waiting or yielding body a type is, by the type's name: "VB$StateMachine_3_Pay".
@@ -66,7 +70,7 @@ impl ManagedImage<'_> {
         }
         let own_type = metadata.own_type_name(method.type_token)?;
         let lambda = of_state_machine(&own_type).filter(|name| name.starts_with(LAMBDA))?;
-        let outer = metadata.enclosing_type(row_of(method.type_token))?;
+        let outer = metadata.enclosing_type(method.type_token)?;
         metadata.methods_of(outer).map(method_token).find(|token| {
             let name = metadata.method(*token).and_then(|method| metadata.method_name(&method));
             name.as_deref() == Some(lambda)
@@ -82,7 +86,7 @@ impl ManagedImage<'_> {
             if !is_made(&name) {
                 break;
             }
-            written = metadata.enclosing_type(row_of(written))?;
+            written = metadata.enclosing_type(written)?;
         }
         let name = metadata.method_name(&of_lambda)?;
         for of_type in with_made_types(metadata, written) {
@@ -159,25 +163,18 @@ impl ManagedImage<'_> {
 /// Whether a stub's signature can be that of a method. Its types are tokens that may count in another
 /// module, or addresses (`src/coreclr/vm/siginfo.cpp`, `ConvertToInternalSignature`).
 fn agree(stub: &[u8], method: &[u8]) -> bool {
-    const VALUE_TYPE: u8 = 0x11;
-    const CLASS: u8 = 0x12;
-    const REQUIRED_MODIFIER: u8 = 0x1f;
-    const OPTIONAL_MODIFIER: u8 = 0x20;
-    const INTERNAL: u8 = 0x21;
-    const INTERNAL_MODIFIER: u8 = 0x22;
+    use element::{CLASS, CMOD_INTERNAL, CMOD_OPT, CMOD_REQD, INTERNAL, VALUETYPE};
     let (mut stub, mut method) = (Cursor::new(stub), Cursor::new(method));
     loop {
-        let token = |cursor: &mut Cursor<'_>| cursor.compressed().is_some();
+        let token = |cursor: &mut Cursor<'_>| compressed::unsigned(cursor).is_some();
         let walked = match (stub.u8(), method.u8()) {
             (None, None) => return true,
-            (Some(INTERNAL), Some(CLASS | VALUE_TYPE)) => {
-                stub.u64().is_some() && token(&mut method)
-            }
-            (Some(INTERNAL_MODIFIER), Some(REQUIRED_MODIFIER | OPTIONAL_MODIFIER)) => {
+            (Some(INTERNAL), Some(CLASS | VALUETYPE)) => stub.u64().is_some() && token(&mut method),
+            (Some(CMOD_INTERNAL), Some(CMOD_REQD | CMOD_OPT)) => {
                 stub.u8().is_some() && stub.u64().is_some() && token(&mut method)
             }
             (Some(one), Some(other)) if one == other => {
-                !matches!(one, CLASS | VALUE_TYPE | REQUIRED_MODIFIER | OPTIONAL_MODIFIER)
+                !matches!(one, CLASS | VALUETYPE | CMOD_REQD | CMOD_OPT)
                     || token(&mut stub) && token(&mut method)
             }
             _ => false,
@@ -236,11 +233,10 @@ fn is_method(metadata: &Metadata, token: u32, method: u32, of_type: u32, name: &
 
 /// The type that an instance of a generic type is of (ECMA-335 II.23.2.12).
 fn generic_of(spec: &[u8]) -> Option<u32> {
-    const GENERIC_INSTANCE: u8 = 0x15;
     let mut cursor = Cursor::new(spec);
-    (cursor.u8()? == GENERIC_INSTANCE).then_some(())?;
+    (cursor.u8()? == element::GENERICINST).then_some(())?;
     cursor.u8()?;
-    TYPE_DEF_OR_REF.token(cursor.compressed()?)
+    TYPE_DEF_OR_REF.token(compressed::unsigned(&mut cursor)?)
 }
 
 impl Metadata {
@@ -261,7 +257,7 @@ impl Metadata {
 
     /// Every nested type, and the one it is in.
     fn nested_types(&self) -> impl Iterator<Item = (u32, u32)> {
-        let token = |row| u32::from(table::TYPE_DEF) << 24 | row_of(row);
+        let token = |row| token(table::TYPE_DEF, row);
         (1..=self.rows(table::NESTED_CLASS)).filter_map(move |row| {
             let nested = self.cell(table::NESTED_CLASS, row, 0)?;
             Some((token(nested), token(self.cell(table::NESTED_CLASS, row, 1)?)))

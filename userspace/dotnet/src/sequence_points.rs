@@ -2,7 +2,8 @@
 //!
 //! Reference: "Sequence Points Blob" in `docs/design/specs/PortablePdb-Metadata.md`.
 
-use crate::bytes::Cursor;
+use strata_bytes::Cursor;
+use strata_ecma::compressed::{signed, unsigned};
 
 /// IL from an offset on, and where it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,35 +37,35 @@ fn decode_into(blob: &[u8], document: u32, points: &mut Vec<SequencePoint>) -> O
     let mut cursor = Cursor::new(blob);
     let mut document = document;
     // The signature of the local variables.
-    cursor.compressed()?;
+    unsigned(&mut cursor)?;
     if document == 0 {
-        document = cursor.compressed()?;
+        document = unsigned(&mut cursor)?;
     }
     let mut il_offset = 0_u32;
     // Of the last point that is not hidden.
     let mut start: Option<(u32, u32)> = None;
     while !cursor.is_empty() {
-        let delta = cursor.compressed()?;
+        let delta = unsigned(&mut cursor)?;
         if delta == 0 && !points.is_empty() {
-            document = cursor.compressed()?;
+            document = unsigned(&mut cursor)?;
             continue;
         }
         il_offset = il_offset.checked_add(delta)?;
-        let lines = cursor.compressed()?;
+        let lines = unsigned(&mut cursor)?;
         let columns = if lines == 0 {
-            i64::from(cursor.compressed()?)
+            i64::from(unsigned(&mut cursor)?)
         } else {
-            cursor.compressed_signed()?.into()
+            signed(&mut cursor)?.into()
         };
         if lines == 0 && columns == 0 {
             points.push(SequencePoint { il_offset, document, line: 0 });
             continue;
         }
         let (line, column) = match start {
-            None => (cursor.compressed()?, cursor.compressed()?),
+            None => (unsigned(&mut cursor)?, unsigned(&mut cursor)?),
             Some((line, column)) => (
-                line.checked_add_signed(cursor.compressed_signed()?)?,
-                column.checked_add_signed(cursor.compressed_signed()?)?,
+                line.checked_add_signed(signed(&mut cursor)?)?,
+                column.checked_add_signed(signed(&mut cursor)?)?,
             ),
         };
         start = Some((line, column));

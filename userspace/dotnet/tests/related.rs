@@ -26,8 +26,7 @@ fn the_method_that_a_lambda_is_written_in_is_found() {
         }
         assert!(count >= 18, "{said}");
         // Everything else is no lambda.
-        let methods =
-            1..image.metadata().unwrap().rows(strata_dotnet::metadata::schema::table::METHOD_DEF);
+        let methods = 1..image.metadata().unwrap().rows(strata_ecma::table::METHOD_DEF);
         let lambda = |row: &u32| image.method_around(0x0600_0000 | row).is_some();
         let lambdas = methods.filter(lambda).count();
         assert!((17..=count + 4).contains(&lambdas), "{lambdas} of {count}");

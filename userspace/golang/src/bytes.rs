@@ -1,29 +1,8 @@
-//! Little-endian reads out of a byte slice that answer `None` instead of panicking.
-//!
-//! Invariant: an offset is only ever turned into a slice with `get`.
+//! Words and texts as Go's tables have them.
 
-use crate::MAX_NAME_BYTES;
 use std::borrow::Cow;
 
-pub(crate) fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
-    bytes.get(offset..)?.get(..N).and_then(|piece| piece.try_into().ok())
-}
-
-pub(crate) fn u8_at(bytes: &[u8], offset: usize) -> Option<u8> {
-    bytes.get(offset).copied()
-}
-
-pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
-    array(bytes, offset).map(u32::from_le_bytes)
-}
-
-pub(crate) fn i32_at(bytes: &[u8], offset: usize) -> Option<i32> {
-    array(bytes, offset).map(i32::from_le_bytes)
-}
-
-pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
-    array(bytes, offset).map(u64::from_le_bytes)
-}
+use strata_bytes::{MAX_NAME_BYTES, u32_at, u64_at, until_nul};
 
 /// A pointer-sized word.
 pub(crate) fn word_at(bytes: &[u8], offset: usize, pointer_size: u8) -> Option<u64> {
@@ -34,7 +13,6 @@ pub(crate) fn word_at(bytes: &[u8], offset: usize, pointer_size: u8) -> Option<u
 pub(crate) fn c_string(bytes: &[u8], offset: usize) -> Option<Cow<'_, str>> {
     let rest = bytes.get(offset..)?;
     let rest = rest.get(..MAX_NAME_BYTES).unwrap_or(rest);
-    let end = rest.iter().position(|&byte| byte == 0).unwrap_or(rest.len());
-    let text = String::from_utf8_lossy(rest.get(..end)?);
+    let text = String::from_utf8_lossy(until_nul(rest));
     (!text.is_empty()).then_some(text)
 }

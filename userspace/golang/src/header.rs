@@ -6,7 +6,8 @@
 //! Invariant: a header that parses has every part inside the bytes it was parsed from.
 
 use crate::Error;
-use crate::bytes::{array, u8_at, u32_at, word_at};
+use crate::bytes::word_at;
+use strata_bytes::{array, u8_at, u32_at};
 
 /// The layout, named for the first Go release that wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,10 +6,10 @@
 //!
 //! Invariant: at most [`MAX_INLINE_DEPTH`] frames, also when the tree is a ring.
 
-use crate::bytes::{u8_at, u32_at};
 use crate::header::Version;
 use crate::table::{Function, PclnTab, SourceLine};
 use std::borrow::Cow;
+use strata_bytes::{u8_at, u32_at};
 
 /// A bound against trees that lead in a circle; compilers stop far below.
 pub const MAX_INLINE_DEPTH: usize = 128;

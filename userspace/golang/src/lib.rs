@@ -34,8 +34,7 @@ pub use module_data::ModuleData;
 pub use pc_values::{PcValue, PcValues};
 pub use table::{Function, PclnTab, SourceLine};
 
-/// Names and paths longer than this are cut: they come from a file nobody vouches for.
-pub const MAX_NAME_BYTES: usize = 4096;
+pub use strata_bytes::MAX_NAME_BYTES;
 
 /// Why bytes are not a usable Go line table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -11,8 +11,8 @@
 //!
 //! Invariant: a record is taken only if five of its words agree with the line table's header.
 
-use crate::bytes::u64_at;
 use crate::header::{Header, Version};
+use strata_bytes::u64_at;
 
 /// The addresses of interest, as of link time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,11 +6,12 @@
 //! Invariant: [`PclnTab::functions`] yields ascending, non-empty, disjoint ranges, so whoever builds
 //! tables from it does work in proportion to the text and not to what the bytes claim.
 
-use crate::bytes::{c_string, i32_at, u8_at, u32_at, word_at};
+use crate::bytes::{c_string, word_at};
 use crate::header::{Header, Version};
 use crate::pc_values::PcValues;
 use crate::{Error, find_header};
 use std::borrow::Cow;
+use strata_bytes::{i32_at, u8_at, u32_at};
 
 /// A Go line table over borrowed bytes. Cheap to copy.
 #[derive(Debug, Clone, Copy)]

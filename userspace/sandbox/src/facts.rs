@@ -1,8 +1,9 @@
 //! What the headers of an ELF file say: enough to find its debug file and to turn file offsets into
 //! addresses, without reading the file in the daemon.
 
+use strata_bytes::ReadAt;
+use strata_symbols::ElfFile;
 use strata_symbols::elf::{DebugLink, Features, Segment};
-use strata_symbols::{ElfFile, ReadAt};
 
 use crate::wire::{Decoder, Encoder, WireError};
 

@@ -121,7 +121,7 @@ fn symbolize(
     debug: Option<&TargetFile>,
 ) -> Result<Vec<u8>, JobError> {
     let (options, addresses) = decode_request(body)?;
-    let debug = debug.map(|debug| debug as &dyn strata_symbols::ReadAt);
+    let debug = debug.map(|debug| debug as &dyn strata_bytes::ReadAt);
     let mut resolver = Resolver::new(main, debug, options).map_err(|error| parse_error(&error))?;
     let resolved = resolver.resolve(&addresses);
     Ok(Symbols { resolved, problems: resolver.report().problems }.encode())

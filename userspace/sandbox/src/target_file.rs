@@ -125,33 +125,16 @@ impl TargetFile {
     }
 }
 
-impl TargetFile {
-    /// Reads at `offset` as far as the file goes; 0 means that there is nothing more.
-    fn read_some_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+impl strata_bytes::ReadAt for TargetFile {
+    fn len(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.size.saturating_sub(offset);
         let length = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         self.read_exact_at(offset, buffer.get_mut(..length).unwrap_or_default())?;
         Ok(length)
-    }
-}
-
-impl strata_unwind::ReadAt for TargetFile {
-    fn len(&self) -> u64 {
-        self.size
-    }
-
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        self.read_some_at(offset, buffer)
-    }
-}
-
-impl strata_symbols::ReadAt for TargetFile {
-    fn len(&self) -> u64 {
-        self.size
-    }
-
-    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        self.read_some_at(offset, buffer)
     }
 }
 

@@ -4,6 +4,8 @@
 //! taken over by the file it parsed. Invariant: [`Decoder`] never panics, never reads past its
 //! input, and a length it reads never allocates more than the input is long.
 
+use strata_bytes::Cursor;
+
 /// Why bytes are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
@@ -67,28 +69,20 @@ impl Encoder {
 
 #[derive(Debug, Clone)]
 pub struct Decoder<'a> {
-    rest: &'a [u8],
+    rest: Cursor<'a>,
 }
 
 impl<'a> Decoder<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { rest: bytes }
+        Self { rest: Cursor::new(bytes) }
     }
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], WireError> {
-        let (head, rest) = self.rest.split_at_checked(length).ok_or(WireError::Truncated)?;
-        self.rest = rest;
-        Ok(head)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let (head, rest) = self.rest.split_first_chunk::<N>().ok_or(WireError::Truncated)?;
-        self.rest = rest;
-        Ok(*head)
+        self.rest.take(length).ok_or(WireError::Truncated)
     }
 
     pub fn u8(&mut self) -> Result<u8, WireError> {
-        Ok(u8::from_le_bytes(self.array()?))
+        self.rest.u8().ok_or(WireError::Truncated)
     }
 
     pub fn bool(&mut self) -> Result<bool, WireError> {
@@ -100,15 +94,15 @@ impl<'a> Decoder<'a> {
     }
 
     pub fn u32(&mut self) -> Result<u32, WireError> {
-        Ok(u32::from_le_bytes(self.array()?))
+        self.rest.u32().ok_or(WireError::Truncated)
     }
 
     pub fn u64(&mut self) -> Result<u64, WireError> {
-        Ok(u64::from_le_bytes(self.array()?))
+        self.rest.u64().ok_or(WireError::Truncated)
     }
 
     pub fn i64(&mut self) -> Result<i64, WireError> {
-        Ok(i64::from_le_bytes(self.array()?))
+        self.rest.i64().ok_or(WireError::Truncated)
     }
 
     pub fn bytes(&mut self) -> Result<&'a [u8], WireError> {
@@ -130,7 +124,7 @@ impl<'a> Decoder<'a> {
     pub fn count(&mut self, smallest: usize) -> Result<usize, WireError> {
         let count = self.u32()? as usize;
         match count.checked_mul(smallest.max(1)) {
-            Some(needed) if needed <= self.rest.len() => Ok(count),
+            Some(needed) if needed <= self.rest.rest().len() => Ok(count),
             _ => Err(WireError::Truncated),
         }
     }

@@ -4,8 +4,8 @@
 //! input claims is only ever compared with it.
 
 use crate::Error;
-use crate::bytes::{array, u32_at, u64_at};
 use std::io::Read;
+use strata_bytes::{array, u32_at, u64_at};
 
 /// `Elf64_Chdr::ch_type` (`elf.h`).
 const COMPRESS_ZLIB: u32 = 1;

@@ -8,9 +8,9 @@
 //! gigabytes; recursion is bounded too.
 
 use crate::MAX_NAME_BYTES;
-use crate::bytes::bounded_str;
 use std::borrow::Cow;
 use std::fmt::{self, Write};
+use strata_bytes::bounded_str;
 
 const MAX_RECURSION: u32 = 96;
 

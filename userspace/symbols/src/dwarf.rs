@@ -7,12 +7,12 @@
 //!
 //! Invariant: a panic in the parsing crates stays in here and ends the use of this file's DWARF.
 
-use crate::bytes::bounded_text;
 use crate::elf::ElfFile;
 use addr2line::Context;
 use gimli::{EndianSlice, LittleEndian, SectionId};
 use self_cell::self_cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use strata_bytes::bounded_text;
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 type BoxedContext<'a> = Box<Context<Slice<'a>>>;

@@ -54,7 +54,7 @@ impl JitRanges {
 
     /// Names `size` bytes from `start`. `false` when there is no room, or the range is impossible.
     pub fn insert(&mut self, start: u64, size: u64, name: &str, tag: u32) -> bool {
-        let name = crate::bytes::bounded_str(name);
+        let name = strata_bytes::bounded_str(name);
         let Some(end) =
             start.checked_add(size).filter(|_| size > 0 && size <= MAX_RANGE && !name.is_empty())
         else {

@@ -7,9 +7,9 @@
 //! Invariant: at most [`MAX_RECORD`] bytes wait; a record whose size cannot be ends the file, because
 //! nothing behind it can be found.
 
-use crate::bytes::{bounded_text, u32_at, u64_at, until_nul};
 use crate::jit_ranges::JitRanges;
 use std::collections::HashMap;
+use strata_bytes::{bounded_text, u32_at, u64_at, until_nul};
 
 const MAGIC: u32 = 0x4a69_5444;
 const FILE_HEADER: usize = 40;

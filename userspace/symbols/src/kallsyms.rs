@@ -231,7 +231,7 @@ fn text_at(text: &[u8], offset: u32) -> &str {
         .ok()
         .and_then(|offset| text.get(offset..))
         .map(|rest| rest.get(..MAX_NAME.saturating_add(1)).unwrap_or(rest))
-        .map(crate::bytes::until_nul)
+        .map(strata_bytes::until_nul)
         .and_then(|name| std::str::from_utf8(name).ok())
         .unwrap_or_default()
 }

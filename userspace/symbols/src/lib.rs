@@ -1,7 +1,6 @@
 //! From addresses to names and lines, for everything that runs on a Linux host.
 //!
 //! Code map:
-//! - [`read_at`]: how files are read: by offset, bounded, never mapped
 //! - [`elf`]: headers, sections, build id, debug link, file offsets and addresses
 //! - [`debug_files`]: where a binary's debug file may lie, and whether a candidate is it
 //! - [`resolve`]: [`Resolver`]: addresses of one ELF file to frames, inlined ones included
@@ -19,7 +18,6 @@
 #![forbid(unsafe_code)]
 
 mod arch;
-mod bytes;
 mod compressed;
 pub mod debug_files;
 pub mod demangle;
@@ -32,7 +30,7 @@ pub mod jitdump;
 pub mod kallsyms;
 pub mod perf_map;
 pub mod plt;
-pub mod read_at;
+mod read_at;
 pub mod resolve;
 pub mod symbol_table;
 
@@ -40,11 +38,8 @@ pub use elf::ElfFile;
 pub use jitdump::JitDump;
 pub use kallsyms::KernelSymbols;
 pub use perf_map::PerfMap;
-pub use read_at::{FileAt, ReadAt};
 pub use resolve::{Options, Resolved, Resolver, SymbolFrame};
-
-/// Longer names and paths are cut.
-pub const MAX_NAME_BYTES: usize = 4096;
+pub use strata_bytes::{FileAt, MAX_NAME_BYTES, ReadAt};
 
 /// Why a file could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -6,8 +6,8 @@
 //!
 //! Invariant: any text is fine; lines that are none are counted and passed over.
 
-use crate::bytes::bounded_text;
 use crate::jit_ranges::JitRanges;
+use strata_bytes::bounded_text;
 
 const MAX_LINE: usize = 8192;
 const MAX_FUNCTIONS: usize = 500_000;

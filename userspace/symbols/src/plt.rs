@@ -7,9 +7,9 @@
 //! Invariant: the table of slots is bounded; a stub that cannot be decoded has no name.
 
 use crate::arch;
-use crate::bytes::{u32_at, u64_at};
 use crate::elf::{ElfFile, SECTION_DYNSYM, SECTION_RELA, Section};
 use crate::symbol_table::read_name;
+use strata_bytes::{u32_at, u64_at};
 
 const MAX_RELOCATIONS: u64 = 8 << 20;
 const MAX_SLOTS: usize = 1 << 18;

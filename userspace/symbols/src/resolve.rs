@@ -11,7 +11,6 @@
 //! Invariant: names are made once per function and shared; memory is bounded by the limits in
 //! [`Options`], the symbol table's and the number of addresses asked for.
 
-use crate::bytes::bounded_text;
 use crate::demangle::clean_name;
 use crate::dwarf::{self, Dwarf};
 use crate::elf::{SECTION_DYNSYM, SECTION_SYMTAB};
@@ -21,6 +20,7 @@ use crate::symbol_table::SymbolTable;
 use crate::{ElfFile, Error, ReadAt, compressed, elf};
 use std::collections::HashMap;
 use std::sync::Arc;
+use strata_bytes::bounded_text;
 
 /// What to use, and how much of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -334,7 +334,7 @@ impl<'a> Resolver<'a> {
 /// The name to show and the raw name, the latter cut to what may come out.
 fn names_of(raw: &str) -> Names {
     let name = clean_name(raw);
-    let system_name: Arc<str> = Arc::from(crate::bytes::bounded_str(raw));
+    let system_name: Arc<str> = Arc::from(strata_bytes::bounded_str(raw));
     let name =
         if *name == *system_name { Arc::clone(&system_name) } else { Arc::from(name.as_ref()) };
     (name, system_name)
@@ -355,7 +355,7 @@ fn intern(files: &mut HashMap<String, Arc<str>>, file: &str) -> Arc<str> {
     if let Some(kept) = files.get(file) {
         return Arc::clone(kept);
     }
-    let kept: Arc<str> = Arc::from(crate::bytes::bounded_str(file));
+    let kept: Arc<str> = Arc::from(strata_bytes::bounded_str(file));
     files.insert(file.to_owned(), Arc::clone(&kept));
     kept
 }

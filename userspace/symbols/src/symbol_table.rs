@@ -11,10 +11,10 @@
 //! Invariant: the table never holds more than [`MAX_SYMBOLS`] symbols, and a lookup looks at a
 //! bounded number of them.
 
-use crate::bytes::{u16_at, u32_at, u64_at, until_nul};
 use crate::elf::{ElfFile, SECTION_DYNSYM, SECTION_SYMTAB, Section};
 use crate::read_at::read_some;
 use crate::{Error, ReadAt};
+use strata_bytes::{u16_at, u32_at, u64_at, until_nul};
 
 /// 64 MB of table. The largest browsers have about a million functions.
 pub const MAX_SYMBOLS: usize = 4 << 20;

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use strata_unwind::read::FileReader;
+use strata_unwind::FileAt;
 use strata_unwind::{Limits, build, bytes};
 
 const RUNS: usize = 5;
@@ -23,7 +23,7 @@ fn measure(path: &str) -> Result<String, Box<dyn std::error::Error>> {
     let mut line = String::new();
     for _ in 0..RUNS {
         let started = Instant::now();
-        let source = FileReader::new(std::fs::File::open(path)?)?;
+        let source = FileAt::new(std::fs::File::open(path)?)?;
         let table = build(&source, &Limits::default())?;
         build_ms = build_ms.min(started.elapsed().as_secs_f64() * 1e3);
         let started = Instant::now();

@@ -1,7 +1,7 @@
 //! Prints the rules of addresses of a file: `explain FILE ADDRESS [ADDRESS]` (hexadecimal; two
 //! addresses: every change of rule between them).
 
-use strata_unwind::read::FileReader;
+use strata_unwind::FileAt;
 use strata_unwind::{Limits, build};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [path, addresses @ ..] = arguments.as_slice() else {
         return Err("usage: explain FILE ADDRESS [ADDRESS]".into());
     };
-    let source = FileReader::new(std::fs::File::open(path)?)?;
+    let source = FileAt::new(std::fs::File::open(path)?)?;
     let table = build(&source, &Limits::default())?;
     let parse = |text: &String| u64::from_str_radix(text.trim_start_matches("0x"), 16);
     let addresses = addresses.iter().map(parse).collect::<Result<Vec<_>, _>>()?;

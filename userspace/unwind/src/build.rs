@@ -16,9 +16,9 @@ use crate::golang::{self, LineTable};
 use crate::limits::Limits;
 use crate::managed::pe;
 use crate::pieces::PieceBuilder;
-use crate::read::{Part, ReadAt};
 use crate::rules::{self, Rules};
 use crate::table::{Statistics, UnwindTable};
+use strata_bytes::{Part, ReadAt};
 
 /// Why a file has no unwind table.
 #[derive(Debug, thiserror::Error)]
@@ -111,7 +111,8 @@ pub fn build_part<R: ReadAt + ?Sized>(
     range: Range<u64>,
     limits: &Limits,
 ) -> Result<UnwindTable, BuildError> {
-    let mut table = build(&Part::new(source, range.clone()), limits)?;
+    let mut table =
+        build(&Part::new(source, range.start, range.end.saturating_sub(range.start)), limits)?;
     for load in &mut table.loads {
         load.offset = load.offset.saturating_add(range.start);
     }

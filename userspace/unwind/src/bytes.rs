@@ -8,6 +8,7 @@
 use strata_abi::register;
 use strata_abi::rule::{self, Kind, Packed, Rule};
 use strata_abi::tables::{self, MAX_PIECE_PAGES, MAX_PIECE_ROWS, PAGE_SHIFT};
+use strata_bytes::Cursor;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::table::{Load, Piece, Statistics, UnwindTable};
@@ -90,7 +91,7 @@ pub fn to_bytes(table: &UnwindTable) -> Vec<u8> {
 /// Reads a table back and checks everything it says.
 pub fn from_bytes(bytes: &[u8]) -> Result<UnwindTable, FormatError> {
     let (header, content) = bytes.split_at_checked(HEADER).ok_or(FormatError::Magic)?;
-    let mut reader = Reader(header);
+    let mut reader = Reader(Cursor::new(header));
     if reader.take(8)? != MAGIC {
         return Err(FormatError::Magic);
     }
@@ -104,7 +105,7 @@ pub fn from_bytes(bytes: &[u8]) -> Result<UnwindTable, FormatError> {
     if reader.u64()? != xxh3_64(content) {
         return Err(FormatError::Digest);
     }
-    let mut reader = Reader(content);
+    let mut reader = Reader(Cursor::new(content));
     let mut statistics = [0; Statistics::COUNT];
     for value in &mut statistics {
         *value = reader.u64()?;
@@ -167,25 +168,19 @@ impl Writer {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct Reader<'a>(Cursor<'a>);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, size: usize) -> Result<&'a [u8], FormatError> {
-        let (part, rest) = self.0.split_at_checked(size).ok_or(FormatError::Size)?;
-        self.0 = rest;
-        Ok(part)
+        self.0.take(size).ok_or(FormatError::Size)
     }
 
     fn u32(&mut self) -> Result<u32, FormatError> {
-        let (part, rest) = self.0.split_first_chunk().ok_or(FormatError::Size)?;
-        self.0 = rest;
-        Ok(u32::from_le_bytes(*part))
+        self.0.u32().ok_or(FormatError::Size)
     }
 
     fn u64(&mut self) -> Result<u64, FormatError> {
-        let (part, rest) = self.0.split_first_chunk().ok_or(FormatError::Size)?;
-        self.0 = rest;
-        Ok(u64::from_le_bytes(*part))
+        self.0.u64().ok_or(FormatError::Size)
     }
 
     fn i32(&mut self) -> Result<i32, FormatError> {
@@ -203,9 +198,7 @@ impl<'a> Reader<'a> {
         let mut rules = Vec::new();
         for number in 0..count {
             let packed = Packed(self.u32()?);
-            let &[base, flags, ra_register, reserved] =
-                self.0.first_chunk::<4>().ok_or(FormatError::Size)?;
-            self.u32()?;
+            let [base, flags, ra_register, reserved] = self.0.array().ok_or(FormatError::Size)?;
             let rule = Rule {
                 packed,
                 base,
@@ -244,7 +237,7 @@ impl<'a> Reader<'a> {
 
     fn pieces(&mut self, count: u32, rules: usize) -> Result<Vec<Piece>, FormatError> {
         let heads = self.take((count as usize).saturating_mul(PIECE_WORDS * 4))?;
-        let mut heads = Reader(heads);
+        let mut heads = Reader(Cursor::new(heads));
         let mut pieces = Vec::new();
         let mut free_from = 0;
         for _ in 0..count {

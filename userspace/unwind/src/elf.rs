@@ -9,8 +9,8 @@ use strata_abi::arch::USER_ADDRESSES;
 use crate::arch;
 use crate::build::BuildError;
 use crate::limits::Limits;
-use crate::read::{ReadAt, read_whole};
 use crate::table::Load;
+use strata_bytes::{ReadAt, ReadError, read_range, read_whole};
 
 /// Section headers looked at; linkers stay far below it.
 const MAX_SECTIONS: u16 = 4096;
@@ -219,11 +219,8 @@ pub(crate) fn read_exact<R: ReadAt + ?Sized>(
     offset: u64,
     size: usize,
 ) -> Result<Vec<u8>, BuildError> {
-    let end = offset.checked_add(size as u64).ok_or(BuildError::Cut)?;
-    if end > source.len() {
-        return Err(BuildError::Cut);
-    }
-    let mut bytes = vec![0; size];
-    read_whole(source, offset, &mut bytes)?;
-    Ok(bytes)
+    read_range(source, offset, size as u64, u64::MAX).map_err(|error| match error {
+        ReadError::Io(error) => BuildError::from(error),
+        ReadError::Cut | ReadError::TooLarge => BuildError::Cut,
+    })
 }

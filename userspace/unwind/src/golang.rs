@@ -11,9 +11,9 @@ use crate::arch;
 use crate::coverage::Proposal;
 use crate::elf::{Elf, Section};
 use crate::limits::Limits;
-use crate::read::ReadAt;
 use crate::rules::Rules;
 use crate::window::Window;
+use strata_bytes::ReadAt;
 
 /// The line table's bytes and what is needed to read them.
 pub(crate) struct LineTable {

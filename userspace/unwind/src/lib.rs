@@ -14,7 +14,6 @@
 //! what the CLR compiles at run time is described by its own instructions: [`managed`].
 //!
 //! Code map:
-//! - [`read`]: the file, read by `pread`-like calls, never mapped
 //! - `elf`: headers, segments, sections
 //! - `frame_section`, `frame_program`: call frame information
 //! - `golang`: Go's line table
@@ -42,7 +41,6 @@ mod golang;
 mod limits;
 pub mod managed;
 mod pieces;
-pub mod read;
 mod rules;
 pub mod table;
 pub mod unwinder;
@@ -50,5 +48,5 @@ mod window;
 
 pub use build::{BuildError, build, build_part, fuzz_build};
 pub use limits::Limits;
-pub use read::ReadAt;
+pub use strata_bytes::{FileAt, ReadAt};
 pub use table::{Load, Piece, Statistics, UnwindTable};

@@ -3,8 +3,8 @@
 //! Invariant: what a window reads in total stays below its budget.
 
 use crate::elf::Elf;
-use crate::read::{ReadAt, read_whole};
 use crate::table::Load;
+use strata_bytes::{ReadAt, read_whole};
 
 const CHUNK: u64 = 256 << 10;
 

@@ -11,11 +11,11 @@ use object::{Object, ObjectSection};
 use strata_abi::rule::{
     FLAG_EXTRA_SAVED, FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, FLAG_SAVES_AT_FP, Kind, Packed, Rule,
 };
-use strata_unwind::read::FileReader;
+use strata_unwind::FileAt;
 use strata_unwind::{Limits, UnwindTable, build};
 
 fn table_of(path: &Path) -> UnwindTable {
-    let source = FileReader::new(std::fs::File::open(path).unwrap()).unwrap();
+    let source = FileAt::new(std::fs::File::open(path).unwrap()).unwrap();
     build(&source, &Limits::default()).unwrap()
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use strata_abi::rule::Packed;
-use strata_unwind::read::FileReader;
+use strata_unwind::FileAt;
 use strata_unwind::{Limits, UnwindTable, build, bytes, fuzz_build};
 
 fn read(path: &str) -> Vec<u8> {
@@ -98,7 +98,7 @@ fn a_cut_file_is_an_error_or_a_smaller_table() {
 }
 
 fn table_of(path: &str) -> UnwindTable {
-    let source = FileReader::new(std::fs::File::open(Path::new(path)).unwrap()).unwrap();
+    let source = FileAt::new(std::fs::File::open(Path::new(path)).unwrap()).unwrap();
     build(&source, &Limits::default()).unwrap()
 }
 

@@ -185,7 +185,7 @@ fn dotnet_seeds(work: &Path, corpus: &Path) -> Result<()> {
     let compiler = dotnet.join("compile");
     if !compiler.exists() {
         eprintln!("· no seeds from .NET: `cargo xtask setup test` assembles its runtimes");
-        for target in ["managed_image", "portable_pdb"] {
+        for target in ["ecma_image", "managed_image", "portable_pdb"] {
             fs::create_dir_all(corpus.join(target))?;
         }
         return Ok(());
@@ -205,6 +205,7 @@ fn dotnet_seeds(work: &Path, corpus: &Path) -> Result<()> {
         let shared = dotnet.join(version).join("shared/Microsoft.NETCore.App");
         for runtime in fs::read_dir(&shared)? {
             let assembly = runtime?.path().join(name);
+            plant(corpus, "ecma_image", &assembly)?;
             plant(corpus, "managed_image", &assembly)?;
             plant(corpus, "unwind_tables", &assembly)?;
         }

@@ -7,7 +7,6 @@
 //! Texts and blobs are borrowed from the module, which is alive while one of its methods is looked
 //! at. Callers copy them at once.
 
-mod schema;
 mod tables;
 
 use std::ffi::CStr;
@@ -15,7 +14,6 @@ use std::ffi::CStr;
 use crate::com::metadata::Importer;
 use crate::text::valid_part;
 
-use schema::Coded;
 pub use tables::Tables;
 
 /// A type's name in two parts.

@@ -6,13 +6,13 @@
 //! ends.
 
 use super::Metadata;
-use super::schema::{MEMBER_REF_PARENT, RESOLUTION_SCOPE, TYPE_OR_METHOD_DEF, table};
-use crate::bytes::bound;
+use strata_bytes::{bounded_str, bounded_text};
+use strata_ecma::{MEMBER_REF_PARENT, RESOLUTION_SCOPE, row_of, table, table_of};
 
 /// Deeper nesting is not believed.
 const MAX_NESTING: usize = 64;
 /// More generic parameters of one type or method are not told.
-const MAX_GENERIC_PARAMS: u32 = 256;
+const MAX_GENERIC_PARAMS: usize = 256;
 
 /// What the metadata says about a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,15 +29,6 @@ pub struct Method<'a> {
     pub il_rva: u32,
 }
 
-pub(crate) fn row_of(token: u32) -> u32 {
-    token & 0x00ff_ffff
-}
-
-pub(crate) fn table_of(token: u32) -> u8 {
-    let [table, ..] = token.to_be_bytes();
-    table
-}
-
 impl Metadata {
     /// The name of a TypeDef or TypeRef.
     #[must_use]
@@ -51,7 +42,7 @@ impl Metadata {
                 table::TYPE_DEF => (
                     self.cell(table::TYPE_DEF, row, 1)?,
                     self.cell(table::TYPE_DEF, row, 2)?,
-                    self.enclosing_type(row),
+                    self.enclosing_type(token),
                 ),
                 table::TYPE_REF => (
                     self.cell(table::TYPE_REF, row, 1)?,
@@ -75,31 +66,21 @@ impl Metadata {
                 text.push('+');
             }
             text.push_str(part);
-            bound(&mut text);
+            text.truncate(bounded_str(&text).len());
         }
         Some(text)
     }
 
-    pub(crate) fn enclosing_type(&self, row: u32) -> Option<u32> {
-        let at = self.lower_bound(table::NESTED_CLASS, 0, row);
-        let nested = self.cell(table::NESTED_CLASS, at, 0)? == row;
-        let outer = self.cell(table::NESTED_CLASS, at, 1)?;
-        nested.then_some(u32::from(table::TYPE_DEF) << 24 | row_of(outer))
+    pub(crate) fn enclosing_type(&self, token: u32) -> Option<u32> {
+        self.reader().enclosing_type(token)
     }
 
     /// The names of the generic parameters of a TypeDef or MethodDef. A nested type repeats those
     /// of the types around it.
     #[must_use]
     pub fn generic_params(&self, token: u32) -> Vec<String> {
-        let Some(owner) = TYPE_OR_METHOD_DEF.encode(token) else { return Vec::new() };
-        let first = self.lower_bound(table::GENERIC_PARAM, 2, owner);
-        (first..first.saturating_add(MAX_GENERIC_PARAMS))
-            .map_while(|row| {
-                let same = self.cell(table::GENERIC_PARAM, row, 2)? == owner;
-                let name = self.cell(table::GENERIC_PARAM, row, 3)?;
-                same.then(|| self.string(name))?
-            })
-            .collect()
+        let names = self.reader().generic_parameters(token).take(MAX_GENERIC_PARAMS);
+        names.map(|(_, name)| bounded_text(name).into_owned()).collect()
     }
 
     /// A MethodDef, or a MemberRef that names a method.
@@ -109,7 +90,7 @@ impl Metadata {
         match table_of(token) {
             table::METHOD_DEF => Some(Method {
                 token,
-                type_token: self.declaring_type(row).unwrap_or(0),
+                type_token: self.reader().declaring_type(row).unwrap_or(0),
                 name: self.cell(table::METHOD_DEF, row, 3)?,
                 signature: self.blob(self.cell(table::METHOD_DEF, row, 4)?).unwrap_or_default(),
                 il_rva: self.cell(table::METHOD_DEF, row, 0)?,
@@ -130,18 +111,10 @@ impl Metadata {
         self.string(method.name)
     }
 
-    /// The TypeDef whose list of methods has this row.
-    fn declaring_type(&self, row: u32) -> Option<u32> {
-        // Types without methods begin where the next one does, so the last that fits is it.
-        let after = self.lower_bound(table::TYPE_DEF, 5, row.saturating_add(1));
-        let owner = after.checked_sub(1).filter(|owner| *owner > 0)?;
-        Some(u32::from(table::TYPE_DEF) << 24 | owner)
-    }
-
     fn member_ref_type(&self, parent: u32) -> u32 {
         match MEMBER_REF_PARENT.token(parent) {
             Some(token) if table_of(token) == table::METHOD_DEF => {
-                self.declaring_type(row_of(token)).unwrap_or(0)
+                self.reader().declaring_type(token).unwrap_or(0)
             }
             Some(token) => token,
             None => 0,
@@ -154,6 +127,6 @@ impl Metadata {
         if table_of(token) != table::TYPE_SPEC {
             return None;
         }
-        self.blob(self.cell(table::TYPE_SPEC, row_of(token), 0)?)
+        self.reader().type_spec(token)
     }
 }

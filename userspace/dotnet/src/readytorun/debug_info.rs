@@ -9,7 +9,7 @@
 //! References: `docs/design/coreclr/botr/readytorun-format.md`, `src/coreclr/vm/debuginfostore.cpp`.
 
 use super::native_format::{SparseArray, unsigned};
-use crate::bytes::index;
+use strata_bytes::index;
 
 /// What IL offsets are counted from: the lowest value that is none (`ICorDebugInfo::EPILOG`).
 const LOWEST: i32 = -3;

@@ -3,7 +3,10 @@
 //! Reference: "Method Signatures" in `docs/design/coreclr/botr/readytorun-format.md`.
 
 use super::native_format::entry_point;
-use crate::signature::{MAX_ARGUMENTS, TypeNames, Walk};
+use crate::signature::{
+    MAX_ARGUMENTS, TypeNames, argument, generic_arguments, precompiled, skip_type,
+};
+use strata_ecma::signature::Walk;
 
 /// `ReadyToRunMethodSigFlags` (`readytorun.h`).
 mod flag {
@@ -38,7 +41,7 @@ pub(crate) struct Instance {
 /// The first runtime function of the instance whose signature is at `at`. What reading it takes
 /// is taken off the budget, whether it can be read or not.
 pub(crate) fn entry_of(table: &[u8], at: usize, budget: &mut u32) -> Option<u32> {
-    let mut walk = Walk::new(table.get(at..)?, *budget);
+    let mut walk = precompiled(table.get(at..)?, *budget);
     let outcome = read(&mut walk, None);
     *budget = walk.steps_left();
     outcome?;
@@ -47,10 +50,10 @@ pub(crate) fn entry_of(table: &[u8], at: usize, budget: &mut u32) -> Option<u32>
 
 /// The instance whose signature is at `at`.
 pub(crate) fn instance_at(table: &[u8], at: usize, names: &dyn TypeNames) -> Option<Instance> {
-    read(&mut Walk::new(table.get(at..)?, MAX_STEPS), Some(names))
+    read(&mut precompiled(table.get(at..)?, MAX_STEPS), Some(names))
 }
 
-fn read<'a>(walk: &mut Walk<'a>, names: Option<&'a dyn TypeNames>) -> Option<Instance> {
+fn read(walk: &mut Walk<'_>, names: Option<&dyn TypeNames>) -> Option<Instance> {
     let flags = walk.number()?;
     let has = |flag: u32| flags & flag != 0;
     let mut module = 0;
@@ -63,9 +66,9 @@ fn read<'a>(walk: &mut Walk<'a>, names: Option<&'a dyn TypeNames>) -> Option<Ins
         if !has(flag::UPDATE_CONTEXT) {
             module = walk.peek_module().unwrap_or(0);
         }
-        match names.and_then(|names| walk.generic_arguments(names)) {
+        match names.and_then(|names| generic_arguments(walk, names)) {
             Some(arguments) => class_args = arguments,
-            None => walk.skip_type()?,
+            None => skip_type(walk)?,
         }
     }
     let number = walk.number()?;
@@ -80,14 +83,14 @@ fn read<'a>(walk: &mut Walk<'a>, names: Option<&'a dyn TypeNames>) -> Option<Ins
         for position in 0..count {
             match names {
                 Some(names) if position < MAX_ARGUMENTS => {
-                    method_args.push(walk.argument(names)?);
+                    method_args.push(argument(walk, names)?);
                 }
-                _ => walk.skip_type()?,
+                _ => skip_type(walk)?,
             }
         }
     }
     if has(flag::CONSTRAINED) {
-        walk.skip_type()?;
+        skip_type(walk)?;
     }
     let stub = has(flag::UNBOXING_STUB) || has(flag::INSTANTIATING_STUB);
     Some(Instance { module, token, stub, class_args, method_args })

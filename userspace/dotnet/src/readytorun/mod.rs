@@ -15,27 +15,14 @@ mod native_format;
 use std::ops::Range;
 
 use crate::Error;
-use crate::bytes::{Cursor, bounded_text, index, name_bytes, u32_at};
 use crate::pe::{Directory, Machine, PeImage};
 use debug_info::DebugInfo;
 use native_format::{SparseArray, entry_point, hash_entries};
+use strata_bytes::{bounded_text, index, u32_at, until_nul};
+use strata_ecma::ready_to_run::{Header, section};
 
-const SIGNATURE: u32 = 0x0052_5452;
-const MAX_SECTIONS: u32 = 256;
 /// Of one table; those of the largest images have some megabytes.
 const MAX_TABLE: u64 = 32 << 20;
-
-/// `ReadyToRunSectionType` (`readytorun.h`).
-mod section {
-    pub const RUNTIME_FUNCTIONS: u32 = 102;
-    pub const METHOD_DEF_ENTRY_POINTS: u32 = 103;
-    pub const DEBUG_INFO: u32 = 105;
-    pub const INSTANCE_ENTRY_POINTS: u32 = 109;
-    pub const MANIFEST_METADATA: u32 = 112;
-    pub const COMPONENT_ASSEMBLIES: u32 = 115;
-    pub const OWNER_COMPOSITE_EXECUTABLE: u32 = 116;
-    pub const HOT_COLD_MAP: u32 = 120;
-}
 
 /// Whether an image holds its own code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,27 +117,15 @@ impl NativeCode {
     pub(crate) fn read(image: &PeImage<'_>, methods: u32) -> Result<Option<Self>, Error> {
         let what = "ReadyToRun header";
         let Some(header_rva) = header_of(image) else { return Ok(None) };
-        let header = image.read(what, header_rva, 16, 16)?;
-        let mut cursor = Cursor::new(&header);
-        if cursor.u32() != Some(SIGNATURE) {
-            // Of an older kind of native image.
-            return Ok(None);
-        }
-        let cut = || Error::Cut { what };
-        let major_version = cursor.u16().ok_or_else(cut)?;
-        let minor_version = cursor.u16().ok_or_else(cut)?;
-        let _flags = cursor.u32().ok_or_else(cut)?;
-        let count = cursor.u32().ok_or_else(cut)?.min(MAX_SECTIONS);
-        let length = u64::from(count) * 12;
-        let list = image.read(what, header_rva.saturating_add(16), length, length)?;
-        let sections = Sections(
-            list.chunks_exact(12)
-                .filter_map(|entry| Some((u32_at(entry, 0)?, Directory::read(entry, 4)?)))
-                .collect(),
-        );
+        let length = Header::BYTES as u64;
+        let header = image.read(what, header_rva, length, length)?;
+        let Some(header) = Header::parse(&header) else { return Ok(None) };
+        let (start, length) = (header_rva.saturating_add(16), header.list_bytes() as u64);
+        let list = image.read(what, start, length, length)?;
+        let sections = Sections(header.sections(&list).collect());
         let mut code = Self {
-            major_version,
-            minor_version,
+            major_version: header.major_version,
+            minor_version: header.minor_version,
             kind: Kind::Single,
             functions: Vec::new(),
             entries: Vec::new(),
@@ -174,7 +149,7 @@ impl NativeCode {
         if sections.find(section::OWNER_COMPOSITE_EXECUTABLE).is_some() {
             let what = "name of the composite image";
             let name = sections.read(image, what, section::OWNER_COMPOSITE_EXECUTABLE)?;
-            self.kind = Kind::Component { owner: bounded_text(name_bytes(&name)) };
+            self.kind = Kind::Component { owner: bounded_text(until_nul(&name)).into_owned() };
             return Ok(());
         }
         let functions = sections.read(image, "runtime functions", section::RUNTIME_FUNCTIONS)?;

@@ -6,7 +6,7 @@
 //! References: `docs/design/coreclr/botr/readytorun-format.md` ("Native Format"),
 //! `src/coreclr/vm/nativeformatreader.h`.
 
-use crate::bytes::{array, index, u16_at, u32_at};
+use strata_bytes::{array, index, u16_at, u32_at};
 
 /// A number of one to five bytes and the offset behind it; the lowest bits say how many bytes.
 pub(crate) fn unsigned(bytes: &[u8], offset: usize) -> Option<(u32, usize)> {

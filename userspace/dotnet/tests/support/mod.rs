@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use strata_symbols::FileAt;
+use strata_bytes::FileAt;
 
 /// Where the runtimes are.
 pub fn dotnet() -> PathBuf {

@@ -1,6 +1,6 @@
 //! x86-64.
 
-use crate::bytes::array;
+use strata_bytes::array;
 
 /// `EM_X86_64`.
 pub const ELF_MACHINE: u16 = 62;

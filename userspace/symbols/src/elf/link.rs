@@ -1,7 +1,7 @@
 //! `.gnu_debuglink`: the name of the file that holds the debug information, and its checksum.
 
 use super::ElfFile;
-use crate::bytes::{u32_at, until_nul};
+use strata_bytes::{u32_at, until_nul};
 
 /// What `.gnu_debuglink` says.
 #[derive(Debug, Clone, PartialEq, Eq)]

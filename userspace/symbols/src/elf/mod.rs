@@ -12,9 +12,9 @@ mod notes;
 
 pub use link::DebugLink;
 
-use crate::bytes::{array, bounded_text, u16_at, u32_at, u64_at, until_nul};
 use crate::read_at::read_bytes;
 use crate::{Error, ReadAt, compressed};
+use strata_bytes::{array, bounded_text, u16_at, u32_at, u64_at, until_nul};
 
 const SEGMENT_BYTES: usize = 56;
 const SECTION_BYTES: usize = 64;

@@ -3,8 +3,8 @@
 //! Invariant: a build id is a claim of the file about itself and is 1 to 64 bytes long.
 
 use super::{ElfFile, SECTION_NOTE, SEGMENT_NOTE};
-use crate::bytes::u32_at;
 use crate::read_at::read_bytes;
+use strata_bytes::u32_at;
 
 const MAX_NOTES: u64 = 64 << 10;
 const MAX_BUILD_ID: usize = 64;

@@ -19,8 +19,8 @@ use crate::coverage::Coverage;
 use crate::elf::Elf;
 use crate::frame_program::State;
 use crate::frame_section::Entry;
-use crate::read::ReadAt;
 use crate::rules::Rules;
+use strata_bytes::ReadAt;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

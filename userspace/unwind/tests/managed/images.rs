@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use strata_abi::rule::{Kind, Packed, Rule};
-use strata_unwind::read::FileReader;
+use strata_unwind::FileAt;
 use strata_unwind::{Limits, UnwindTable, build, build_part};
 
 use crate::{runtime, truth};
@@ -113,7 +113,7 @@ fn every_function_of_every_image_has_the_rules_it_says() {
     let (mut images, mut functions, mut rows, mut bytes) = (0, 0, 0, 0);
     for file in assemblies() {
         let Some(image) = Image::read(&file) else { continue };
-        let source = FileReader::new(std::fs::File::open(&file).unwrap()).unwrap();
+        let source = FileAt::new(std::fs::File::open(&file).unwrap()).unwrap();
         let table = build(&source, &Limits::default()).unwrap();
         let wrong = wrong(&image, &table);
         assert!(wrong.is_empty(), "{}: {} wrong: {}", file.display(), wrong.len(), wrong[0]);
@@ -137,7 +137,7 @@ fn the_stubs_of_an_image_have_rules() {
         return;
     };
     let image = Image::read(&file).unwrap();
-    let source = FileReader::new(std::fs::File::open(&file).unwrap()).unwrap();
+    let source = FileAt::new(std::fs::File::open(&file).unwrap()).unwrap();
     let table = build(&source, &Limits::default()).unwrap();
     // xor eax, eax; push N; push [rip + D]; jmp [rip + D]: one word deeper with every push.
     let stub =

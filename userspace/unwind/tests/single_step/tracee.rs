@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use strata_abi::rule::{Kind, Packed, Rule};
 use strata_unwind::managed::{MethodCode, STUB_REACH, method_rules, stub_at};
-use strata_unwind::read::{FileReader, ReadAt};
 use strata_unwind::unwinder::{AddressSpace, Lookup, Mapping, Registers};
+use strata_unwind::{FileAt, ReadAt};
 use strata_unwind::{Limits, UnwindTable, build, build_part};
 
 use crate::runtime;
@@ -275,7 +275,7 @@ impl Tracee {
             build(&image, &limits).ok()
         } else {
             let file = std::fs::File::open(path).ok();
-            let source = file.map(|file| FileReader::new(file).unwrap());
+            let source = file.map(|file| FileAt::new(file).unwrap());
             source.and_then(|source| match inside {
                 Some(inside) => build_part(&source, inside..source.len(), &limits).ok(),
                 None => build(&source, &limits).ok(),

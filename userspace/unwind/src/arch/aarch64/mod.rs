@@ -13,10 +13,11 @@ use crate::frame_program::State;
 use crate::frame_section::Common;
 use crate::limits::Limits;
 use crate::managed::{MethodCode, Stub};
-use crate::read::ReadAt;
 use crate::rules::{self, Rules};
 use crate::table::UnwindTable;
 use crate::window::Window;
+use strata_bytes::ReadAt;
+use strata_ecma::pe::Machine;
 
 pub(crate) const PROGRAMS: &str = "programs for x86-64, on x86-64,";
 
@@ -24,7 +25,7 @@ pub(crate) fn is_own_elf(_machine: u16) -> bool {
     false
 }
 
-pub(crate) fn is_own_pe(_machine: u16) -> bool {
+pub(crate) fn is_own_pe(_machine: Machine) -> bool {
     false
 }
 

@@ -18,9 +18,9 @@ use strata_abi::rule::{FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, Kind, Packed, Rule};
 use strata_golang::table::{FLAG_SP_WRITE, Function};
 use strata_golang::{PclnTab, Version};
 
-use crate::read::ReadAt;
 use crate::rules::{self, Rules};
 use crate::window::Window;
+use strata_bytes::ReadAt;
 
 /// Functions longer than this that write SP are not decoded further.
 const MAX_DECODED: u64 = 16 << 10;

@@ -13,7 +13,8 @@ mod managed;
 mod plt;
 mod realigned;
 
-use object::{elf, pe};
+use object::elf;
+use strata_ecma::pe::Machine;
 
 pub(crate) use code::propose as derived;
 pub(crate) use expression::rule_of;
@@ -29,7 +30,6 @@ pub(crate) fn is_own_elf(machine: u16) -> bool {
     machine == elf::EM_X86_64
 }
 
-/// By the machine number, freed of the system's.
-pub(crate) fn is_own_pe(machine: u16) -> bool {
-    machine == pe::IMAGE_FILE_MACHINE_AMD64
+pub(crate) fn is_own_pe(machine: Machine) -> bool {
+    machine == Machine::Amd64
 }

@@ -8,8 +8,8 @@ use strata_abi::rule::{Kind, Packed};
 use crate::coverage::Proposal;
 use crate::elf::{Elf, Section, read_exact};
 use crate::limits::Limits;
-use crate::read::ReadAt;
 use crate::rules::Rules;
+use strata_bytes::ReadAt;
 
 const NAMES: [&str; 5] = [".plt", ".plt.got", ".plt.sec", ".plt.bnd", ".iplt"];
 const ENTRY: u64 = 16;

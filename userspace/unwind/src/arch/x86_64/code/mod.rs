@@ -20,10 +20,10 @@ use strata_abi::rule::Packed;
 use crate::arch::Undescribed;
 use crate::coverage::Proposal;
 use crate::limits::Limits;
-use crate::read::ReadAt;
 use crate::rules::{self, Rules};
 use regions::{Region, Regions, STARTS, SWITCHES, known_code};
 use state::{Doubt, State};
+use strata_bytes::ReadAt;
 
 /// `mov $15, %rax; syscall`: `rt_sigreturn`, which only a signal restorer calls.
 const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];

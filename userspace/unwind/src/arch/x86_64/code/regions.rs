@@ -12,7 +12,7 @@ use crate::coverage::{self, Coverage};
 use crate::elf::{Elf, Section};
 use crate::frame_section::Entry;
 use crate::limits::Limits;
-use crate::read::ReadAt;
+use strata_bytes::ReadAt;
 
 use super::{ALIGNMENT, is_padding};
 

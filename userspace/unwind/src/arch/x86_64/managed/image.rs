@@ -16,9 +16,9 @@ use crate::coverage;
 use crate::limits::Limits;
 use crate::managed::pe::Pe;
 use crate::pieces::PieceBuilder;
-use crate::read::ReadAt;
 use crate::rules::{self, Rules};
 use crate::table::{Statistics, UnwindTable};
+use strata_bytes::ReadAt;
 
 const ENTRY: usize = 12;
 /// The longest unwind information: 255 codes, and a chained function's entry.
@@ -79,7 +79,7 @@ fn functions<R: ReadAt + ?Sized>(
     if size > limits.max_section {
         return Err(BuildError::TooLarge { size, limit: limits.max_section });
     }
-    let bytes = pe.read_address(source, directory.address, size).ok_or(BuildError::Cut)?;
+    let bytes = pe.read_address(source, directory.rva, size).ok_or(BuildError::Cut)?;
     let (entries, _) = bytes.as_chunks::<ENTRY>();
     if entries.len() > limits.max_entries as usize {
         statistics.truncated = 1;

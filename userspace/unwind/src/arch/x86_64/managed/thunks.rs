@@ -8,19 +8,13 @@
 
 use strata_abi::rule::Packed;
 
+use strata_ecma::pe::CliHeader;
+use strata_ecma::ready_to_run::{Header, section};
+
 use super::stubs;
 use crate::limits::Limits;
-use crate::managed::pe::{Pe, Table};
-use crate::read::ReadAt;
-
-/// "RTR\0"
-const SIGNATURE: [u8; 4] = *b"RTR\0";
-/// Where the CLR's header names the ReadyToRun header (ECMA-335 II.25.3.3, `ManagedNativeHeader`).
-const MANAGED_NATIVE_HEADER: usize = 64;
-const THUNKS: u32 = 106;
-const MAX_SECTIONS: u32 = 256;
-const HEADER: usize = 16;
-const SECTION: usize = 12;
+use crate::managed::pe::{Directory, Pe};
+use strata_bytes::ReadAt;
 
 /// The stubs, which lie together.
 #[derive(Default)]
@@ -34,39 +28,23 @@ pub(super) struct Thunks {
 pub(super) fn read<R: ReadAt + ?Sized>(pe: &Pe, source: &R, limits: &Limits) -> Option<Thunks> {
     let place = find(pe, source)?;
     let size = u64::from(place.size).min(limits.max_decoded);
-    let bytes = pe.read_address(source, place.address, size)?;
+    let bytes = pe.read_address(source, place.rva, size)?;
     Some(Thunks {
-        start: place.address,
-        end: place.address.saturating_add(bytes.len() as u32),
-        rules: stubs::frames(&bytes, place.address),
+        start: place.rva,
+        end: place.rva.saturating_add(bytes.len() as u32),
+        rules: stubs::frames(&bytes, place.rva),
     })
 }
 
 /// Where the image says that they are.
-fn find<R: ReadAt + ?Sized>(pe: &Pe, source: &R) -> Option<Table> {
-    let managed = pe.managed?;
-    let header = pe.read_address(source, managed.address, 72)?;
-    let native = table(header.get(MANAGED_NATIVE_HEADER..)?)?;
-    let most = HEADER as u64 + u64::from(MAX_SECTIONS) * SECTION as u64;
-    let bytes = pe.read_address(source, native.address, most.min(u64::from(native.size)))?;
-    let (head, sections) = bytes.split_first_chunk::<HEADER>()?;
-    // Signature, major and minor version, flags, number of sections.
-    let [signature @ .., _, _, _, _, _, _, _, _, a, b, c, d] = *head;
-    if signature != SIGNATURE {
-        return None;
-    }
-    let count = u32::from_le_bytes([a, b, c, d]).min(MAX_SECTIONS) as usize;
-    let (sections, _) = sections.as_chunks::<SECTION>();
-    let found = sections.iter().take(count).find(|section| {
-        section.first_chunk().is_some_and(|kind| u32::from_le_bytes(*kind) == THUNKS)
-    })?;
-    table(found.get(4..)?)
-}
-
-/// Two words: address and size.
-fn table(bytes: &[u8]) -> Option<Table> {
-    let &[a, b, c, d, e, f, g, h] = bytes.first_chunk::<8>()?;
-    let table =
-        Table { address: u32::from_le_bytes([a, b, c, d]), size: u32::from_le_bytes([e, f, g, h]) };
-    (table.size != 0).then_some(table)
+fn find<R: ReadAt + ?Sized>(pe: &Pe, source: &R) -> Option<Directory> {
+    let cli = pe.read_address(source, pe.managed?.rva, CliHeader::BYTES as u64)?;
+    let native = CliHeader::parse(&cli)?.managed_native_header;
+    let header = pe.read_address(source, native.rva, Header::BYTES as u64)?;
+    let header = Header::parse(&header)?;
+    let length = header.list_bytes() as u64;
+    let list = pe.read_address(source, native.rva.checked_add(Header::BYTES as u32)?, length)?;
+    let mut sections = header.sections(&list);
+    let (_, found) = sections.find(|(kind, _)| *kind == section::DELAY_LOAD_THUNKS)?;
+    (!found.is_empty()).then_some(found)
 }

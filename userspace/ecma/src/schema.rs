@@ -5,15 +5,13 @@
 
 /// How many tables there can be.
 pub(crate) const TABLES: usize = 64;
-/// Columns of the widest table (Assembly, AssemblyRef).
-pub(crate) const MAX_COLUMNS: usize = 9;
-
-/// Numbers of the tables that are read; also the high byte of a token.
+/// Numbers of the tables; also the high byte of a token.
 pub mod table {
     pub const MODULE: u8 = 0x00;
     pub const TYPE_REF: u8 = 0x01;
     pub const TYPE_DEF: u8 = 0x02;
     pub const FIELD: u8 = 0x04;
+    pub const METHOD_PTR: u8 = 0x05;
     pub const METHOD_DEF: u8 = 0x06;
     pub const PARAM: u8 = 0x08;
     pub const INTERFACE_IMPL: u8 = 0x09;
@@ -64,13 +62,14 @@ pub(crate) enum Column {
 
 /// A coded index (ECMA-335 II.24.2.6).
 #[derive(Debug)]
-pub(crate) struct Coded {
-    pub bits: u32,
-    pub tables: &'static [u8],
+pub struct Coded {
+    pub(crate) bits: u32,
+    pub(crate) tables: &'static [u8],
 }
 
 impl Coded {
     /// The token that a coded index stands for; `None` for a table that is none.
+    #[must_use]
     pub fn token(&self, value: u32) -> Option<u32> {
         let tag = value & (1_u32 << self.bits).wrapping_sub(1);
         let table = *self.tables.get(usize::try_from(tag).ok()?)?;
@@ -78,6 +77,7 @@ impl Coded {
     }
 
     /// The coded index of a token.
+    #[must_use]
     pub fn encode(&self, token: u32) -> Option<u32> {
         let [table, ..] = token.to_be_bytes();
         let tag = self.tables.iter().position(|known| *known == table)?;
@@ -85,81 +85,53 @@ impl Coded {
     }
 }
 
-pub(crate) const TYPE_DEF_OR_REF: Coded =
-    Coded { bits: 2, tables: &[TYPE_DEF, TYPE_REF, TYPE_SPEC] };
+pub const TYPE_DEF_OR_REF: Coded = Coded { bits: 2, tables: &[TYPE_DEF, TYPE_REF, TYPE_SPEC] };
 const HAS_CONSTANT: Coded = Coded { bits: 2, tables: &[FIELD, PARAM, PROPERTY] };
-const HAS_CUSTOM_ATTRIBUTE: Coded = Coded {
-    bits: 5,
-    tables: &[
-        METHOD_DEF,
-        FIELD,
-        TYPE_REF,
-        TYPE_DEF,
-        PARAM,
-        INTERFACE_IMPL,
-        MEMBER_REF,
-        MODULE,
-        DECL_SECURITY,
-        PROPERTY,
-        EVENT,
-        STAND_ALONE_SIG,
-        MODULE_REF,
-        TYPE_SPEC,
-        ASSEMBLY,
-        ASSEMBLY_REF,
-        FILE,
-        EXPORTED_TYPE,
-        MANIFEST_RESOURCE,
-        GENERIC_PARAM,
-        GENERIC_PARAM_CONSTRAINT,
-        METHOD_SPEC,
-    ],
-};
-const HAS_CUSTOM_DEBUG_INFORMATION: Coded = Coded {
-    bits: 5,
-    tables: &[
-        METHOD_DEF,
-        FIELD,
-        TYPE_REF,
-        TYPE_DEF,
-        PARAM,
-        INTERFACE_IMPL,
-        MEMBER_REF,
-        MODULE,
-        DECL_SECURITY,
-        PROPERTY,
-        EVENT,
-        STAND_ALONE_SIG,
-        MODULE_REF,
-        TYPE_SPEC,
-        ASSEMBLY,
-        ASSEMBLY_REF,
-        FILE,
-        EXPORTED_TYPE,
-        MANIFEST_RESOURCE,
-        GENERIC_PARAM,
-        GENERIC_PARAM_CONSTRAINT,
-        METHOD_SPEC,
-        DOCUMENT,
-        LOCAL_SCOPE,
-        LOCAL_VARIABLE,
-        LOCAL_CONSTANT,
-        IMPORT_SCOPE,
-    ],
-};
+/// What has custom attributes; portable PDBs add tables that can have debug information.
+const DESCRIBED: &[u8] = &[
+    METHOD_DEF,
+    FIELD,
+    TYPE_REF,
+    TYPE_DEF,
+    PARAM,
+    INTERFACE_IMPL,
+    MEMBER_REF,
+    MODULE,
+    DECL_SECURITY,
+    PROPERTY,
+    EVENT,
+    STAND_ALONE_SIG,
+    MODULE_REF,
+    TYPE_SPEC,
+    ASSEMBLY,
+    ASSEMBLY_REF,
+    FILE,
+    EXPORTED_TYPE,
+    MANIFEST_RESOURCE,
+    GENERIC_PARAM,
+    GENERIC_PARAM_CONSTRAINT,
+    METHOD_SPEC,
+    DOCUMENT,
+    LOCAL_SCOPE,
+    LOCAL_VARIABLE,
+    LOCAL_CONSTANT,
+    IMPORT_SCOPE,
+];
+const HAS_CUSTOM_ATTRIBUTE: Coded = Coded { bits: 5, tables: DESCRIBED.split_at(22).0 };
+const HAS_CUSTOM_DEBUG_INFORMATION: Coded = Coded { bits: 5, tables: DESCRIBED };
 const HAS_FIELD_MARSHAL: Coded = Coded { bits: 1, tables: &[FIELD, PARAM] };
 const HAS_DECL_SECURITY: Coded = Coded { bits: 2, tables: &[TYPE_DEF, METHOD_DEF, ASSEMBLY] };
-pub(crate) const MEMBER_REF_PARENT: Coded =
+pub const MEMBER_REF_PARENT: Coded =
     Coded { bits: 3, tables: &[TYPE_DEF, TYPE_REF, MODULE_REF, METHOD_DEF, TYPE_SPEC] };
 const HAS_SEMANTICS: Coded = Coded { bits: 1, tables: &[EVENT, PROPERTY] };
-pub(crate) const METHOD_DEF_OR_REF: Coded = Coded { bits: 1, tables: &[METHOD_DEF, MEMBER_REF] };
-pub(crate) const MEMBER_FORWARDED: Coded = Coded { bits: 1, tables: &[FIELD, METHOD_DEF] };
+pub const METHOD_DEF_OR_REF: Coded = Coded { bits: 1, tables: &[METHOD_DEF, MEMBER_REF] };
+pub const MEMBER_FORWARDED: Coded = Coded { bits: 1, tables: &[FIELD, METHOD_DEF] };
 const IMPLEMENTATION: Coded = Coded { bits: 2, tables: &[FILE, ASSEMBLY_REF, EXPORTED_TYPE] };
 const CUSTOM_ATTRIBUTE_TYPE: Coded =
     Coded { bits: 3, tables: &[NONE, NONE, METHOD_DEF, MEMBER_REF, NONE] };
-pub(crate) const RESOLUTION_SCOPE: Coded =
+pub const RESOLUTION_SCOPE: Coded =
     Coded { bits: 2, tables: &[MODULE, MODULE_REF, ASSEMBLY_REF, TYPE_REF] };
-pub(crate) const TYPE_OR_METHOD_DEF: Coded = Coded { bits: 1, tables: &[TYPE_DEF, METHOD_DEF] };
+pub const TYPE_OR_METHOD_DEF: Coded = Coded { bits: 1, tables: &[TYPE_DEF, METHOD_DEF] };
 
 use Column::{Blob, Guid, Plain, Row, String};
 
