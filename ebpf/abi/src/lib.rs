@@ -4,6 +4,7 @@
 //! - [`step`]: the unwinder's step, over a [`step::Machine`]: the BPF programs and
 //!   userspace (post-hoc unwinding, tests that single-step a program) run the same code.
 //! - [`arch`]: what both know of the machine.
+//! - [`context`]: the thread contexts that a process publishes, as the sampler reads them.
 //! - [`tables`]: segments, extents and process entries, the memory the kernel searches.
 //! - [`record`]: what the kernel sends up, and the loss counters.
 //!
@@ -12,6 +13,7 @@
 #![no_std]
 
 pub mod arch;
+pub mod context;
 pub mod record;
 pub mod rule;
 pub mod step;

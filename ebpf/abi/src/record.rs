@@ -79,8 +79,15 @@ impl End {
 pub const FORM_UNWOUND: u8 = 0;
 pub const FORM_RAW: u8 = 1;
 
+/// Which kind of sample it is, by its number in the table of kinds (`strata-kinds`, which is not
+/// part of the object: userspace asserts that both agree).
+pub const SOURCE_CPU: u8 = 0;
+pub const SOURCE_WALL: u8 = 1;
+
 /// The kernel stack was cut at [`MAX_KERNEL_FRAMES`].
 pub const FLAG_KERNEL_CUT: u8 = 1;
+/// `app_domain` and `label_set` are the thread's own, read when the sample was taken.
+pub const FLAG_CONTEXT: u8 = 2;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,14 +108,23 @@ pub struct Header {
     /// `FORM_*`.
     pub form: u8,
     pub flags: u8,
-    pub reserved: u8,
+    /// `SOURCE_*`.
+    pub source: u8,
     /// Raw form: bytes of user stack that follow the registers.
     pub stack_bytes: u32,
-    pub reserved2: u32,
+    /// How many events the sample stands for.
+    pub weight: u32,
+    /// What was measured, such as nanoseconds off the CPU; 0 where every sample stands for one
+    /// sampling period.
+    pub value: u64,
+    /// The AppDomain the thread was in; only with [`FLAG_CONTEXT`].
+    pub app_domain: u64,
+    /// The labels the thread had set; only with [`FLAG_CONTEXT`].
+    pub label_set: u64,
     pub comm: [u8; 16],
 }
 
-const _: () = assert!(size_of::<Header>() == 64);
+const _: () = assert!(size_of::<Header>() == 88);
 
 /// Raw form: word at which the registers start, in DWARF numbering, then pc.
 pub const RAW_REGISTERS_WORD: usize = 128;

@@ -13,6 +13,7 @@
 #![no_main]
 
 mod arch;
+mod context;
 mod lifecycle;
 mod maps;
 mod sampler;

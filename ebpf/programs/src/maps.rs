@@ -15,6 +15,10 @@ pub type Segment = [u32; SEGMENT_WORDS];
 #[btf_map]
 pub static PROCESSES: HashMap<u32, Process, 32768> = HashMap::new();
 
+/// pid → where the process has mapped its table of thread contexts.
+#[btf_map]
+pub static CONTEXTS: HashMap<u32, u64, 4096> = HashMap::new();
+
 /// Extents and rows; segments are added by userspace as they are needed.
 #[btf_map]
 pub static SEGMENTS: ArrayOfMaps<Array<Segment, 1, MMAPABLE>, { MAX_SEGMENTS as usize }> =
@@ -103,6 +107,15 @@ static TASK_MM: u64 = 0;
 #[unsafe(no_mangle)]
 static MM_START_CODE: u64 = 0;
 
+/// Offsets of `thread_pid` in `struct task_struct`, and of `level` and `numbers` in `struct pid`;
+/// 0 when they are not known.
+#[unsafe(no_mangle)]
+static TASK_THREAD_PID: u64 = 0;
+#[unsafe(no_mangle)]
+static PID_LEVEL: u64 = 0;
+#[unsafe(no_mangle)]
+static PID_NUMBERS: u64 = 0;
+
 /// The process whose threads are walked.
 #[unsafe(no_mangle)]
 static WANTED_PROCESS: u32 = 0;
@@ -132,6 +145,22 @@ pub fn task_offsets() -> TaskOffsets {
         pid: setting(&TASK_PID),
         state: setting(&TASK_STATE),
         comm: setting(&TASK_COMM),
+    }
+}
+
+/// Where a thread's numbers in its PID namespaces are.
+pub struct PidOffsets {
+    pub thread_pid: u64,
+    pub level: u64,
+    pub numbers: u64,
+}
+
+#[inline(always)]
+pub fn pid_offsets() -> PidOffsets {
+    PidOffsets {
+        thread_pid: setting(&TASK_THREAD_PID),
+        level: setting(&PID_LEVEL),
+        numbers: setting(&PID_NUMBERS),
     }
 }
 

@@ -19,7 +19,7 @@ use aya_ebpf::programs::PerfEventContext;
 use strata_abi::epilogue::{BYTES_BEFORE, Code};
 use strata_abi::record::{
     Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES,
-    RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD,
+    RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD, SOURCE_CPU,
     raw_stack_start,
 };
 use strata_abi::register;
@@ -29,6 +29,7 @@ use strata_abi::tables::{PROCESS_PATIENT, PROCESS_SKIP, Process};
 use crate::arch::{
     SAVED_EXTRA, SAVED_FP, SAVED_MODE, SAVED_PC, SAVED_SP, is_native, is_user, saved_register,
 };
+use crate::context::read_context;
 use crate::maps::{
     Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, count, max_frames,
     mm_start_code, task_mm, wakeup_bytes,
@@ -80,6 +81,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         let task = bpf_get_current_task_btf();
         (task, bpf_task_pt_regs(task) as *const u8)
     };
+    read_context(&mut record.header, task);
     // SAFETY: bpf_task_pt_regs returns a trusted pointer; the offsets lie within pt_regs.
     let mode = unsafe { saved(registers, SAVED_MODE) };
     let mut words = record.header.kernel_frames as u64;
@@ -166,6 +168,11 @@ fn fill_header(header: &mut Header, ids: u64, cpu: u32) {
     header.flags = 0;
     header.cgroup = 0;
     header.stack_bytes = 0;
+    header.source = SOURCE_CPU;
+    header.weight = 1;
+    header.value = 0;
+    header.app_domain = 0;
+    header.label_set = 0;
 }
 
 /// Takes the kernel's stack; false when the tick hit user mode, and there is none.

@@ -10,7 +10,7 @@ use aya_ebpf::bindings::task_struct;
 use aya_ebpf::helpers::generated::{
     bpf_get_task_stack, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_task_pt_regs,
 };
-use strata_abi::record::{Counter, End, FORM_UNWOUND, MAX_KERNEL_FRAMES};
+use strata_abi::record::{Counter, End, FORM_UNWOUND, MAX_KERNEL_FRAMES, SOURCE_WALL};
 
 use crate::maps::{
     PROCESSES, THREADS_CACHE, THREADS_HOT, THREADS_RECORD, count, task_offsets, wanted_process,
@@ -71,6 +71,11 @@ pub extern "C" fn walk_threads(context: *const Context) -> i32 {
     header.form = FORM_UNWOUND;
     header.flags = 0;
     header.stack_bytes = 0;
+    header.source = SOURCE_WALL;
+    header.weight = 1;
+    header.value = 0;
+    header.app_domain = 0;
+    header.label_set = 0;
     header.end = End::NoProcess as u8;
     // SAFETY: the record has room for MAX_KERNEL_FRAMES words.
     let bytes = unsafe {

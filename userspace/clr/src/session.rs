@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use strata_bridge_protocol::control::wish;
+use strata_bridge_protocol::layout::CONTEXTS;
 use strata_bridge_protocol::owning::{Owner, TakeError};
 pub use strata_bridge_protocol::reader::{Budget, Entry, Limits, ReaderLosses};
 use strata_bridge_protocol::reader::{HeaderError, Reader, file};
@@ -251,6 +252,12 @@ impl Session {
     /// Whether everything that existed when this owner came has been read.
     pub fn is_enumerated(&self) -> bool {
         self.enumerated
+    }
+
+    /// Where the process itself has mapped its table of thread contexts.
+    #[must_use]
+    pub fn contexts_address(&self) -> u64 {
+        self.main.start.saturating_add(CONTEXTS as u64)
     }
 
     /// The AppDomain that a thread says it is in, by its number in the process's own namespace.

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_abi::record::{
-    End, FORM_RAW, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header, MAX_KERNEL_FRAMES,
-    RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD, raw_stack_start,
+    End, FLAG_CONTEXT, FLAG_KERNEL_CUT, FORM_RAW, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT,
+    Header, MAX_KERNEL_FRAMES, RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_WORD,
+    SOURCE_CPU, SOURCE_WALL, raw_stack_start,
 };
 use strata_abi::tables::Extent;
+use strata_kinds::Kind;
 use strata_unwind::unwinder;
 
 use super::Engine;
@@ -16,6 +18,9 @@ use super::loading::Missing;
 use crate::aggregate::{self, ThreadKey, Words};
 use crate::processes::table::{ImageId, Space};
 use crate::tables::store;
+
+// The kernel's numbers of kinds are those of the table.
+const _: () = assert!(SOURCE_CPU == Kind::Cpu as u8 && SOURCE_WALL == Kind::Wall as u8);
 
 /// A record's parts.
 #[derive(Clone, Copy)]
@@ -46,7 +51,7 @@ const HEADER_BYTES: usize = size_of::<Header>();
 /// Splits a record; `None` when it is shorter than it says.
 pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
     let (header, words) = bytes.split_at_checked(HEADER_BYTES)?;
-    // SAFETY: 64 initialised bytes; any bytes are a `Header`; read without alignment.
+    // SAFETY: as many initialised bytes; any bytes are a `Header`; read without alignment.
     let header: Header = unsafe { std::ptr::read_unaligned(header.as_ptr().cast()) };
     // SAFETY: any eight bytes are a `u64`.
     let (before, words, _) = unsafe { words.align_to::<u64>() };
@@ -193,10 +198,10 @@ impl Engine {
             kernel: sample.words.get(..kernel).unwrap_or_default(),
             user,
             end,
-            flags: header.flags,
+            flags: header.flags & FLAG_KERNEL_CUT,
             era: self.managed.era_of(image),
         };
-        let domain = self.managed.domain_of(image, header.tid);
+        let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
         let key = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
         self.aggregate.add(header.time, key, words, &space);
     }
@@ -303,7 +308,7 @@ impl Engine {
         let words = sample.words.get(RAW_STACK_WORD..);
         let words = words.and_then(|words| words.get(..header.stack_bytes as usize / 8));
         let stack: Box<[u8]> = aggregate::bytes_of(words.unwrap_or_default()).into();
-        let domain = self.managed.domain_of(image, header.tid);
+        let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
         let raw =
             Raw { since: self.now, image, space, header, domain, kernel, registers, code, stack };
         if self.managed.expects(image)
@@ -408,7 +413,13 @@ impl Engine {
 
     fn add_raw(&mut self, raw: &Raw, user: &[u64], end: End) {
         let era = self.managed.era_of(raw.image);
-        let words = Words { kernel: &raw.kernel, user, end, flags: raw.header.flags, era };
+        let words = Words {
+            kernel: &raw.kernel,
+            user,
+            end,
+            flags: raw.header.flags & FLAG_KERNEL_CUT,
+            era,
+        };
         let key = ThreadKey {
             image: raw.image,
             tid: raw.header.tid,
@@ -417,6 +428,11 @@ impl Engine {
         };
         self.aggregate.add(raw.header.time, key, words, &raw.space);
     }
+}
+
+/// The AppDomain that the kernel read with the sample.
+fn domain_read(header: &Header) -> Option<u64> {
+    (header.flags & FLAG_CONTEXT != 0).then_some(header.app_domain)
 }
 
 /// Where a frame's code is: the call, not the instruction after it.
@@ -438,7 +454,7 @@ mod tests {
     use super::*;
 
     fn bytes(header: &Header, words: usize) -> Vec<u8> {
-        // SAFETY: a `Header` is 64 initialised bytes without padding.
+        // SAFETY: a `Header` is initialised bytes without padding.
         let header: [u8; HEADER_BYTES] = unsafe { std::mem::transmute_copy(header) };
         let mut bytes = header.to_vec();
         bytes.resize(HEADER_BYTES + words * 8, 0);
@@ -458,9 +474,12 @@ mod tests {
             end: 0,
             form,
             flags: 0,
-            reserved: 0,
+            source: SOURCE_CPU,
             stack_bytes: 16,
-            reserved2: 0,
+            weight: 1,
+            value: 0,
+            app_domain: 0,
+            label_set: 0,
             comm: [0; 16],
         }
     }

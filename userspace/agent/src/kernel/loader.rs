@@ -110,6 +110,7 @@ pub struct Programs {
     ebpf: Ebpf,
     diagnostics: Option<Diagnostics>,
     processes: HashMap<MapData, u32, ProcessValue>,
+    contexts: HashMap<MapData, u32, u64>,
     segments: ArrayOfMaps<MapData, Segment>,
     /// Keeps the segments' maps; a segment's number is its position.
     inner: Vec<Segment>,
@@ -154,6 +155,9 @@ impl Programs {
             .override_global("MAX_FRAMES", &settings.max_frames, true)
             .override_global("TASK_MM", &offsets.of_task, true)
             .override_global("MM_START_CODE", &offsets.start_code, true)
+            .override_global("TASK_THREAD_PID", &offsets.thread_pid, true)
+            .override_global("PID_LEVEL", &offsets.level, true)
+            .override_global("PID_NUMBERS", &offsets.numbers, true)
             .override_global("WAKEUP_BYTES", &wakeup, true)
             .load(&object()?)?;
         let diagnostics = Diagnostics::of(&mut ebpf);
@@ -175,6 +179,7 @@ impl Programs {
 
         Ok(Self {
             processes: map(&mut ebpf, "PROCESSES")?,
+            contexts: map(&mut ebpf, "CONTEXTS")?,
             segments: map(&mut ebpf, "SEGMENTS")?,
             records: map(&mut ebpf, "RECORDS")?,
             rules: memory(&mut ebpf, "RULES", MAX_RULES as usize * size_of::<Rule>())?,
@@ -338,6 +343,21 @@ impl Programs {
         }
     }
 
+    /// From now on samples of a process carry what its threads publish in the table at `address`.
+    pub fn set_contexts(&mut self, pid: u32, address: u64) -> Result<(), LoadError> {
+        self.contexts
+            .insert(pid, address, 0)
+            .map_err(|source| LoadError::Map { name: "CONTEXTS", source })
+    }
+
+    /// Samples of a process carry no contexts any more.
+    pub fn remove_contexts(&mut self, pid: u32) {
+        match self.contexts.remove(&pid) {
+            Ok(()) | Err(MapError::KeyNotFound) => {}
+            Err(error) => tracing::debug!(pid, %error, "a context entry could not be removed"),
+        }
+    }
+
     /// Adds a segment; its memory, and its number for extents.
     pub fn add_segment(&mut self) -> Result<(u32, MapMemory), LoadError> {
         let named = |source| LoadError::Map { name: "SEGMENTS", source };
@@ -378,6 +398,9 @@ struct Walker {
 struct MemoryOffsets {
     of_task: u64,
     start_code: u64,
+    thread_pid: u64,
+    level: u64,
+    numbers: u64,
 }
 
 impl MemoryOffsets {
@@ -386,6 +409,9 @@ impl MemoryOffsets {
         Ok(Self {
             of_task: types.offset_of("task_struct", "mm")?.into(),
             start_code: types.offset_of("mm_struct", "start_code")?.into(),
+            thread_pid: types.offset_of("task_struct", "thread_pid")?.into(),
+            level: types.offset_of("pid", "level")?.into(),
+            numbers: types.offset_of("pid", "numbers")?.into(),
         })
     }
 }

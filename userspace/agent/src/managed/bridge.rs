@@ -238,6 +238,11 @@ impl Bridge {
         self.session.target().pid()
     }
 
+    /// Where the process itself has mapped its table of thread contexts.
+    pub fn contexts_address(&self) -> u64 {
+        self.session.contexts_address()
+    }
+
     /// The AppDomain that a thread says it is in, by its number inside the process's namespace.
     pub fn app_domain_of(&self, tid: u32) -> Option<u64> {
         self.session.app_domain_of(tid).filter(|domain| *domain != 0)

@@ -90,6 +90,8 @@ pub struct Managed {
     /// Processes that are left alone.
     left_alone: HashMap<ImageId, u32>,
     current: HashMap<u32, ImageId>,
+    /// Processes whose thread contexts the kernel reads.
+    contexts: HashMap<u32, ImageId>,
     /// Places of the aggregate that have been looked through.
     places_seen: usize,
     /// What is known of all runtimes may take so many bytes together.
@@ -100,6 +102,25 @@ pub struct Managed {
     /// Records lost by processes that are forgotten: what was lost stays lost.
     lost_before: u64,
 }
+
+// The sampler reads what the bridge writes.
+const _: () = {
+    use strata_abi::context;
+    use strata_bridge_protocol::layout;
+    assert!(context::CONTEXT_SLOTS as usize == layout::CONTEXT_SLOTS);
+    assert!(context::CONTEXT_PROBES as usize == layout::CONTEXT_PROBES);
+    assert!(context::CONTEXT_SLOT_BYTES as usize == size_of::<layout::ContextSlot>());
+    assert!(context::CONTEXT_FREE == layout::CONTEXT_FREE);
+    assert!(context::context_place(0x1234_5678) as usize == layout::context_place(0x1234_5678));
+    assert!(
+        std::mem::offset_of!(context::ContextStart, app_domain)
+            == std::mem::offset_of!(layout::ContextSlot, app_domain)
+    );
+    assert!(
+        std::mem::offset_of!(context::ContextStart, label_set)
+            == std::mem::offset_of!(layout::ContextSlot, label_set)
+    );
+};
 
 /// Places whose method is not known yet, of one process.
 const MOST_NAMELESS: usize = 10_000;
@@ -124,6 +145,7 @@ impl Managed {
             candidates: HashMap::new(),
             left_alone: HashMap::new(),
             current: HashMap::new(),
+            contexts: HashMap::new(),
             places_seen: 0,
             budget: usize::MAX,
             attached: 0,
@@ -237,12 +259,16 @@ impl Managed {
         self.left_alone.retain(|_, other| *other != pid);
     }
 
-    /// The AppDomain that a thread is in right now; 0 where a process has no more than one.
-    pub fn domain_of(&mut self, image: ImageId, tid: u32) -> u64 {
+    /// The AppDomain that a thread was in; 0 where a process has no more than one. `read` is what
+    /// the kernel read when it took the sample; without it the thread is asked where it is now.
+    pub fn domain_of(&mut self, image: ImageId, tid: u32, read: Option<u64>) -> u64 {
         let Some(target) = self.targets.get_mut(&image) else { return 0 };
         // More than a runtime ever had is a process that makes them up.
         if !(2..=MOST_DOMAINS).contains(&target.runtime.domains.len()) {
             return 0;
+        }
+        if let Some(domain) = read {
+            return if target.runtime.domains.contains_key(&domain) { domain } else { 0 };
         }
         let State::Attached(bridge) = &target.state else { return 0 };
         if target.inner_tids.len() > MOST_THREADS {
@@ -328,6 +354,7 @@ impl Managed {
     ) {
         self.looker.turn();
         self.take_arrivals();
+        self.publish_contexts(programs);
         if self.targets.is_empty() {
             return;
         }
@@ -365,6 +392,33 @@ impl Managed {
                 dirty.insert(target.pid);
             }
             target.units.sweep(store);
+        }
+    }
+
+    /// Tells the kernel where the processes that have a bridge keep their thread contexts.
+    fn publish_contexts(&mut self, programs: &mut Programs) {
+        let Self { contexts, targets, current, .. } = self;
+        contexts.retain(|pid, image| {
+            let is_attached = |target: &Target| matches!(target.state, State::Attached(_));
+            let stays =
+                current.get(pid) == Some(image) && targets.get(image).is_some_and(is_attached);
+            if !stays {
+                programs.remove_contexts(*pid);
+            }
+            stays
+        });
+        for (pid, image) in current {
+            let Some(Target { state: State::Attached(bridge), .. }) = targets.get(image) else {
+                continue;
+            };
+            if contexts.contains_key(pid) {
+                continue;
+            }
+            // Refused once, userspace looks the thread up itself.
+            contexts.insert(*pid, *image);
+            if let Err(error) = programs.set_contexts(*pid, bridge.contexts_address()) {
+                tracing::debug!(pid, %error, "thread contexts are not read by the sampler");
+            }
         }
     }
 
