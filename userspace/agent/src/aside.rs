@@ -9,7 +9,7 @@
 //! Invariant: the loop waits for no answer longer than it says. Every question is answered,
 //! given up or refused, and the last two are counted.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,6 +24,23 @@ pub struct Patience {
     pub limit: Duration,
     /// Threads that may be left behind.
     pub threads: usize,
+    /// Of them, with questions about the processes of one user other than root: what one user's
+    /// processes make hang is not the others' to pay.
+    pub of_one: usize,
+}
+
+/// Whose process a question is about.
+pub type Owner = u32;
+/// Root's, and what has no owner that is known.
+pub const ROOT: Owner = 0;
+
+/// The user of a process: the real one, which a process cannot hide as it can hide its files.
+pub fn owner_of(pid: u32) -> Owner {
+    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let uids = lines.find_map(|line| line.strip_prefix(b"Uid:")).unwrap_or_default();
+    let first = String::from_utf8_lossy(uids);
+    first.split_ascii_whitespace().next().and_then(|uid| uid.parse().ok()).unwrap_or(ROOT)
 }
 
 /// A question's number.
@@ -68,9 +85,11 @@ struct Shared<Q, A> {
 }
 
 struct State<Q, A> {
-    waiting: VecDeque<(Ticket, Q)>,
-    /// What is being worked on, since when.
-    current: Option<(Ticket, Instant)>,
+    waiting: VecDeque<(Ticket, Owner, Q)>,
+    /// What is being worked on, whose, and since when.
+    current: Option<(Ticket, Owner, Instant)>,
+    /// By thread that was left behind: with whose question.
+    left_behind: HashMap<u64, Owner>,
     answers: Vec<(Ticket, Result<A, Missing>)>,
     /// The thread that takes questions has this number; others are left behind.
     worker: u64,
@@ -78,6 +97,14 @@ struct State<Q, A> {
     given_up: u64,
     stuck: usize,
     is_over: bool,
+}
+
+impl<Q, A> State<Q, A> {
+    /// Whether as many threads hang with one user's processes as may.
+    fn has_enough_of(&self, owner: Owner, patience: Patience) -> bool {
+        let own = || self.left_behind.values().filter(|other| **other == owner).count();
+        owner != ROOT && own() >= patience.of_one
+    }
 }
 
 impl<Q, A> Shared<Q, A> {
@@ -95,6 +122,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
         let state = State {
             waiting: VecDeque::new(),
             current: None,
+            left_behind: HashMap::new(),
             answers: Vec::new(),
             worker: 0,
             is_running: false,
@@ -118,10 +146,16 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
 
     /// Asks; `None` when it is refused.
     pub fn ask(&mut self, question: Q) -> Option<Ticket> {
+        self.ask_of(ROOT, question)
+    }
+
+    /// Asks about a process of this user; `None` when it is refused.
+    pub fn ask_of(&mut self, owner: Owner, question: Q) -> Option<Ticket> {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         let ticket = Ticket(self.tickets);
         if state.stuck >= self.patience.threads
+            || state.has_enough_of(owner, self.patience)
             || state.waiting.len() >= MOST_WAITING
             || !self.start_worker(&mut state)
         {
@@ -129,7 +163,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
             return None;
         }
         self.tickets += 1;
-        state.waiting.push_back((ticket, question));
+        state.waiting.push_back((ticket, owner, question));
         shared.asked.notify_one();
         Some(ticket)
     }
@@ -154,7 +188,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
                 return;
             }
             // What is not begun yet may hang as well.
-            let begun = state.current.map_or(Duration::ZERO, |(_, since)| since.elapsed());
+            let begun = state.current.map_or(Duration::ZERO, |(_, _, since)| since.elapsed());
             let wait =
                 left.min(self.patience.limit.saturating_sub(begun)).max(Duration::from_millis(1));
             let waited = shared.answered.wait_timeout(state, wait);
@@ -169,10 +203,23 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
 
     /// Leaves a thread behind that takes too long, and has another go on.
     fn look_after(&mut self, state: &mut State<Q, A>) {
-        if let Some((ticket, since)) = state.current
+        if let Some((ticket, owner, since)) = state.current
             && since.elapsed() >= self.patience.limit
         {
             state.current = None;
+            let thread = state.worker;
+            state.left_behind.insert(thread, owner);
+            if state.has_enough_of(owner, self.patience) {
+                let (refused, kept): (VecDeque<_>, VecDeque<_>) =
+                    std::mem::take(&mut state.waiting)
+                        .into_iter()
+                        .partition(|(_, waiting, _)| *waiting == owner);
+                state.waiting = kept;
+                self.refused += refused.len() as u64;
+                let refused =
+                    refused.into_iter().map(|(ticket, ..)| (ticket, Err(Missing::Refused)));
+                state.answers.extend(refused);
+            }
             state.answers.push((ticket, Err(Missing::GivenUp)));
             state.worker += 1;
             state.is_running = false;
@@ -185,7 +232,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
         if state.stuck >= self.patience.threads || !self.start_worker(state) {
             self.refused += state.waiting.len() as u64;
             let refused = std::mem::take(&mut state.waiting);
-            let refused = refused.into_iter().map(|(ticket, _)| (ticket, Err(Missing::Refused)));
+            let refused = refused.into_iter().map(|(ticket, ..)| (ticket, Err(Missing::Refused)));
             state.answers.extend(refused);
         }
     }
@@ -220,16 +267,17 @@ fn answer_all<Q, A>(shared: &Shared<Q, A>, work: &Work<Q, A>, number: u64) {
     loop {
         if state.worker != number {
             state.stuck -= 1;
+            state.left_behind.remove(&number);
             return;
         }
         if state.is_over {
             return;
         }
-        let Some((ticket, question)) = state.waiting.pop_front() else {
+        let Some((ticket, owner, question)) = state.waiting.pop_front() else {
             state = shared.asked.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
         };
-        state.current = Some((ticket, Instant::now()));
+        state.current = Some((ticket, owner, Instant::now()));
         drop(state);
         let answer = catch_unwind(AssertUnwindSafe(|| work(question)));
         let answer = answer.map_err(|_| Missing::GivenUp);
@@ -248,9 +296,9 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    const SHORT: Patience = Patience { limit: Duration::from_millis(500), threads: 4 };
+    const SHORT: Patience = Patience { limit: Duration::from_millis(500), threads: 4, of_one: 2 };
     /// Longer than any machine needs.
-    const LONG: Patience = Patience { limit: Duration::from_secs(60), threads: 4 };
+    const LONG: Patience = Patience { limit: Duration::from_secs(60), threads: 4, of_one: 2 };
 
     /// Questions that hang until their sender is dropped, and such that do not.
     type Question = Option<mpsc::Receiver<()>>;
@@ -342,5 +390,36 @@ mod tests {
         aside.settle(SHORT.limit);
         assert_eq!(aside.answers(), []);
         assert_eq!(aside.figures(), Figures::default());
+    }
+
+    #[test]
+    fn what_one_users_processes_make_hang_is_not_the_others_to_pay() {
+        let patience = Patience { threads: 16, ..SHORT };
+        let mut aside = hanging(patience);
+        let mut hold = Vec::new();
+        let mut hang = || {
+            let (let_go, hangs) = mpsc::channel();
+            hold.push(let_go);
+            Some(hangs)
+        };
+        // More than may hang with one user, and some that wait behind them.
+        let tickets: Vec<_> = (0..6).filter_map(|_| aside.ask_of(1000, hang())).collect();
+        assert_eq!(tickets.len(), 6);
+        aside.settle(patience.limit * 8);
+        assert_eq!(aside.figures(), Figures { given_up: 2, refused: 4, stuck: 2 });
+        assert_eq!(aside.ask_of(1000, None), None, "not before one has come back");
+        for owner in [1001, ROOT] {
+            let ticket = aside.ask_of(owner, None).expect("another user's");
+            aside.settle(LONG.limit);
+            let answers = aside.answers();
+            assert!(answers.iter().any(|(one, answer)| *one == ticket && answer.is_ok()));
+        }
+    }
+
+    #[test]
+    fn the_user_of_a_process_is_known() {
+        // SAFETY: no preconditions.
+        assert_eq!(owner_of(std::process::id()), unsafe { libc::getuid() });
+        assert_eq!(owner_of(u32::MAX), ROOT);
     }
 }

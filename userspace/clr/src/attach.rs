@@ -135,7 +135,7 @@ pub fn attach_to(process: ClrProcess, options: &AttachOptions) -> Result<Attache
     let c_library = process.c_library.unwrap_or(CLibrary::Glibc);
     let library = bridge_library::library(c_library).ok_or(AttachError::NoLibrary(c_library))?;
     let left = deadline.remaining().unwrap_or_default();
-    let loaded = guarded::run("strata-clr-load", left, move |patience, deadline| {
+    let loaded = guarded::run("strata-clr-load", target.pid(), left, move |patience, deadline| {
         loading::load(&process, &library, patience, deadline)
     })?;
     let how = match loaded {

@@ -92,9 +92,10 @@ pub fn discover(pid: u32) -> Result<Option<ClrProcess>, DiscoverError> {
 /// The same for a process whose start time is known.
 pub fn discover_checked(process: ProcessRef) -> Result<Option<ClrProcess>, DiscoverError> {
     let target = Target::open_checked(process)?;
-    let found = guarded::run("strata-clr-look", LOOKING, move |patience, deadline| {
-        look(target, patience, deadline)
-    })?;
+    let found =
+        guarded::run("strata-clr-look", process.pid, LOOKING, move |patience, deadline| {
+            look(target, patience, deadline)
+        })?;
     Ok(found?)
 }
 

@@ -11,9 +11,10 @@
 //! Invariant: work whose time is up does nothing more to its target: it checks its deadline before
 //! every step that changes something.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::deadline::Deadline;
@@ -22,9 +23,44 @@ use crate::deadline::Deadline;
 pub const MAX_STUCK: usize = 8;
 
 /// How many threads may be left behind before nothing new is begun.
-const MOST_STUCK: usize = 64;
+const MOST_STUCK: usize = 256;
+
+/// As many with the processes of one user other than root: what those make hang takes attaching away
+/// from that user.
+const MOST_STUCK_OF_ONE: usize = 32;
 
 static STUCK: AtomicUsize = AtomicUsize::new(0);
+
+/// By user.
+static STUCK_OF_ONE: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
+
+fn stuck_of_one() -> MutexGuard<'static, BTreeMap<u32, usize>> {
+    STUCK_OF_ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn count_stuck(owner: u32) {
+    STUCK.fetch_add(1, Ordering::Relaxed);
+    *stuck_of_one().entry(owner).or_default() += 1;
+}
+
+fn uncount_stuck(owner: u32) {
+    STUCK.fetch_sub(1, Ordering::Relaxed);
+    let mut all = stuck_of_one();
+    let left = all.get(&owner).map_or(0, |count| count.saturating_sub(1));
+    match left {
+        0 => all.remove(&owner),
+        left => all.insert(owner, left),
+    };
+}
+
+/// The real user of a process, which it cannot hide; root's if it cannot be found out.
+fn owner_of(pid: u32) -> u32 {
+    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let uids = lines.find_map(|line| line.strip_prefix(b"Uid:")).unwrap_or_default();
+    let first = String::from_utf8_lossy(uids);
+    first.split_ascii_whitespace().next().and_then(|uid| uid.parse().ok()).unwrap_or(0)
+}
 
 /// What work may touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,30 +96,42 @@ const ENDED: u8 = 1;
 const LEFT_BEHIND: u8 = 2;
 
 /// Says in every case that the work has ended, also when it panicked.
-struct Ending(Arc<AtomicU8>);
+struct Ending {
+    state: Arc<AtomicU8>,
+    owner: u32,
+}
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        if self.0.swap(ENDED, Ordering::AcqRel) == LEFT_BEHIND {
-            STUCK.fetch_sub(1, Ordering::Relaxed);
+        if self.state.swap(ENDED, Ordering::AcqRel) == LEFT_BEHIND {
+            uncount_stuck(self.owner);
         }
     }
 }
 
-/// Runs `work` on a thread of its own and waits for it at most `time`.
-pub fn run<T, F>(name: &str, time: Duration, work: F) -> Result<T, Stuck>
+/// Runs `work`, which is about a process, on a thread of its own and waits for it at most `time`.
+pub fn run<T, F>(name: &str, pid: u32, time: Duration, work: F) -> Result<T, Stuck>
 where
     T: Send + 'static,
     F: FnOnce(Patience, Deadline) -> T + Send + 'static,
 {
-    if stuck_threads() >= MOST_STUCK {
+    run_of(name, owner_of(pid), time, work)
+}
+
+fn run_of<T, F>(name: &str, owner: u32, time: Duration, work: F) -> Result<T, Stuck>
+where
+    T: Send + 'static,
+    F: FnOnce(Patience, Deadline) -> T + Send + 'static,
+{
+    let of_one = stuck_of_one().get(&owner).copied().unwrap_or(0);
+    if stuck_threads() >= MOST_STUCK || owner != 0 && of_one >= MOST_STUCK_OF_ONE {
         return Err(Stuck::TooMany);
     }
     let patience =
         if stuck_threads() < MAX_STUCK { Patience::AnyFilesystem } else { Patience::LocalOnly };
     let deadline = Deadline::within(time);
     let state = Arc::new(AtomicU8::new(RUNNING));
-    let ending = Ending(state.clone());
+    let ending = Ending { state: state.clone(), owner };
     let (send, receive) = channel();
     std::thread::Builder::new()
         .name(name.to_owned())
@@ -98,9 +146,9 @@ where
         Err(RecvTimeoutError::Disconnected) => Err(Stuck::Panicked),
         Err(RecvTimeoutError::Timeout) => {
             // Counted before it is said, so that the thread's end always finds the count made.
-            STUCK.fetch_add(1, Ordering::Relaxed);
+            count_stuck(owner);
             if state.swap(LEFT_BEHIND, Ordering::AcqRel) == ENDED {
-                STUCK.fetch_sub(1, Ordering::Relaxed);
+                uncount_stuck(owner);
                 return receive.try_recv().map_err(|_| Stuck::TimedOut(time));
             }
             Err(Stuck::TimedOut(time))
@@ -117,7 +165,7 @@ mod tests {
     fn work_that_hangs_is_left_behind_and_counted_until_it_ends() {
         let (let_go, wait) = mpsc::channel::<()>();
         let before = stuck_threads();
-        let outcome = run("test-hang", Duration::from_millis(20), move |_, _| wait.recv());
+        let outcome = run_of("test-hang", 0, Duration::from_millis(20), move |_, _| wait.recv());
         assert_eq!(outcome.unwrap_err(), Stuck::TimedOut(Duration::from_millis(20)));
         assert_eq!(stuck_threads(), before + 1);
         drop(let_go);
@@ -130,10 +178,33 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_work_stays_on_its_thread() {
-        let outcome = run("test-panic", Duration::from_secs(5), |_, _| -> u8 {
+        let outcome = run_of("test-panic", 0, Duration::from_secs(5), |_, _| -> u8 {
             std::panic::resume_unwind(Box::new("silent"))
         });
         assert_eq!(outcome, Err(Stuck::Panicked));
-        assert_eq!(run("test-fine", Duration::from_secs(5), |_, _| 7), Ok(7));
+        assert_eq!(run_of("test-fine", 0, Duration::from_secs(5), |_, _| 7), Ok(7));
+    }
+
+    #[test]
+    fn a_user_whose_processes_hang_takes_attaching_away_from_no_other() {
+        const USER: u32 = 54_321;
+        const OTHER: u32 = 54_322;
+        let (let_go, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(Mutex::new(wait));
+        for _ in 0..MOST_STUCK_OF_ONE {
+            let wait = wait.clone();
+            let hangs = move |_, _| wait.lock().map(|wait| wait.recv()).is_ok();
+            let outcome = run_of("test-hang", USER, Duration::from_millis(2), hangs);
+            assert!(matches!(outcome, Err(Stuck::TimedOut(_))));
+        }
+        let patience = Duration::from_secs(60);
+        assert_eq!(run_of("test-user", USER, patience, |_, _| 7), Err(Stuck::TooMany));
+        assert_eq!(run_of("test-other", OTHER, patience, |_, _| 7), Ok(7));
+        drop(let_go);
+        let patience = Deadline::within(patience);
+        while stuck_of_one().contains_key(&USER) && !patience.has_passed() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(run_of("test-user", USER, Duration::from_secs(60), |_, _| 7), Ok(7));
     }
 }

@@ -155,7 +155,7 @@ impl Session {
     /// Finds the bridge of a process and becomes its owner. Waits for some seconds at most.
     pub fn open(target: Target, options: &SessionOptions) -> Result<Self, SessionError> {
         let options = options.clone();
-        guarded::run("strata-clr-open", OPENING, move |_, deadline| {
+        guarded::run("strata-clr-open", target.pid(), OPENING, move |_, deadline| {
             Self::open_here(target, &options, deadline)
         })?
     }

@@ -174,6 +174,20 @@ impl FileError {
         Self::Refused { refusal, errno: 0 }
     }
 
+    /// Whether the same request may well succeed a little later: what was missing is strata's own
+    /// (room in a queue, a descriptor, memory, a process), and says nothing of the file.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Overloaded(_) | Self::TooManyStuck(_) | Self::Spawn(..) => true,
+            Self::Refused { errno, .. } => {
+                let short =
+                    [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE, rustix::io::Errno::NOMEM];
+                short.iter().any(|short| short.raw_os_error() == *errno)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the same request is likely to do the same harm again.
     pub(crate) fn is_costly(&self) -> bool {
         matches!(
@@ -189,4 +203,23 @@ impl FileError {
 
 fn errno_suffix(errno: i32) -> String {
     if errno == 0 { String::new() } else { format!(": {}", io::Error::from_raw_os_error(errno)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_strata_was_short_of_may_be_there_later_and_a_bad_file_stays_bad() {
+        let refused = |errno: rustix::io::Errno| FileError::Refused {
+            refusal: Refusal::from_errno(errno),
+            errno: errno.raw_os_error(),
+        };
+        for passing in [FileError::Overloaded(1), refused(rustix::io::Errno::MFILE)] {
+            assert!(passing.may_pass(), "{passing}");
+        }
+        for lasting in [FileError::Parse(String::new()), refused(rustix::io::Errno::NOENT)] {
+            assert!(!lasting.may_pass(), "{lasting}");
+        }
+    }
 }

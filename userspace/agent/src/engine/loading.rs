@@ -38,6 +38,9 @@ enum State {
     Opening,
     Opened(Arc<OpenFile>),
     Failed(String),
+    /// Not opened for now: strata had no room for it, or its process has many files opened. It is
+    /// tried again when its process is sampled after this moment.
+    Later(Instant),
 }
 
 struct Entry {
@@ -55,10 +58,18 @@ enum TableState {
     None(String),
     /// Likewise for a while: since then there was no room for it.
     NoRoom(Instant),
+    /// Likewise for a moment: strata had too much to do, or too little of something.
+    Later(Instant),
 }
 
 /// How long until a table that found no room is built again.
 const NO_ROOM_FOR: Duration = Duration::from_secs(300);
+/// How long until a file or a table is tried again that strata was too busy for.
+const BUSY_FOR: Duration = Duration::from_secs(2);
+/// Files that one process may have opened at once, and as many a second from then on: a process that
+/// maps files without end waits for its own, and others do not wait for them.
+const FILES_AT_ONCE: u32 = 512;
+const FILES_A_SECOND: u32 = 32;
 const NO_ROOM: &str = "no room in kernel memory (--table-memory)";
 
 /// Whose table it is: the content's, or this mapped file's alone where the file system does not
@@ -97,6 +108,41 @@ pub struct Loading {
     /// Tables no process needs any more are dropped only when memory is tight.
     pub built: u64,
     pub failed_files: u64,
+    /// Files that had to wait because their process has too many, or strata too much to do.
+    pub delayed_files: u64,
+    /// By process: files that may be opened now.
+    allowances: HashMap<u32, Allowance>,
+    /// Processes with files that are to be opened later, and when.
+    delayed: HashMap<u32, Instant>,
+}
+
+/// How many files of a process may be opened.
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    left: u32,
+    since: Instant,
+}
+
+impl Allowance {
+    fn full(now: Instant) -> Self {
+        Self { left: FILES_AT_ONCE, since: now }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let seconds = now.saturating_duration_since(self.since).as_secs();
+        if seconds > 0 {
+            let more = u32::try_from(seconds).unwrap_or(u32::MAX).saturating_mul(FILES_A_SECOND);
+            self.left = self.left.saturating_add(more).min(FILES_AT_ONCE);
+            self.since = now;
+        }
+    }
+
+    fn take(&mut self, now: Instant) -> bool {
+        self.refill(now);
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
 }
 
 /// A file is looked at again when a process maps it and it was last looked at this long ago.
@@ -120,6 +166,9 @@ impl Loading {
             vdso,
             built: 0,
             failed_files: 0,
+            delayed_files: 0,
+            allowances: HashMap::new(),
+            delayed: HashMap::new(),
         })
     }
 
@@ -160,9 +209,15 @@ impl Loading {
     /// surely is there.
     pub fn first_seen(&mut self, table: &ProcessTable, pid: u32, mapping: &Mapping) {
         let Backing::File(file) = mapping.backing else { return };
+        // What is not opened now is when it is sampled.
+        if matches!(self.entry(file).state, State::Unknown) {
+            if self.may_open(pid) {
+                self.open(table, file, pid, mapping);
+            }
+            return;
+        }
         let entry = self.entry(file);
         match entry.state {
-            State::Unknown => self.open(table, file, pid, mapping),
             State::Opened(_) if entry.verified.elapsed() > VERIFY_AFTER => {
                 entry.verified = Instant::now();
                 let locator = mapped(pid, mapping);
@@ -183,13 +238,27 @@ impl Loading {
         self.asked.insert(id, Asked::Open { file, fallback, by_path: false });
     }
 
-    /// A process was sampled: every file it has mapped is wanted now.
-    pub fn need(&mut self, table: &ProcessTable, pid: u32) {
+    fn may_open(&mut self, pid: u32) -> bool {
+        let now = Instant::now();
+        self.allowances.entry(pid).or_insert_with(|| Allowance::full(now)).take(now)
+    }
+
+    /// A process was sampled at an address: every file it has mapped is wanted now, that one first.
+    pub fn need(&mut self, table: &ProcessTable, pid: u32, address: u64) {
         let Some(process) = table.get(pid) else { return };
-        for mapping in process.space.mappings() {
+        let first = process.space.mapping_of(address);
+        for mapping in first.into_iter().chain(process.space.mappings()) {
             let Backing::File(file) = mapping.backing else { continue };
             match self.entry(file).state {
-                State::Unknown => self.open(table, file, pid, mapping),
+                State::Later(until) if until > Instant::now() => {}
+                State::Unknown | State::Later(_) => {
+                    if self.may_open(pid) {
+                        self.open(table, file, pid, mapping);
+                    } else {
+                        self.entry(file).process = Some(pid);
+                        self.delay(file);
+                    }
+                }
                 State::Opened(ref opened) => {
                     let opened = opened.clone();
                     self.want_table(TableKey::of(file, &opened, None), &opened);
@@ -197,6 +266,27 @@ impl Loading {
                 State::Opening | State::Failed(_) => {}
             }
         }
+    }
+
+    /// A file is opened later: until then its code is unwound by frame pointers.
+    fn delay(&mut self, file: FileId) {
+        self.delayed_files += 1;
+        let until = Instant::now() + BUSY_FOR;
+        let entry = self.entry(file);
+        entry.state = State::Later(until);
+        if let Some(pid) = entry.process {
+            self.delayed.entry(pid).or_insert(until);
+        }
+    }
+
+    /// Processes whose delayed files may be opened now.
+    pub fn take_delayed(&mut self) -> Vec<u32> {
+        let now = Instant::now();
+        let due = |until: &Instant| *until <= now;
+        let pids = self.delayed.iter().filter(|(_, until)| due(until)).map(|(pid, _)| *pid);
+        let pids: Vec<u32> = pids.collect();
+        self.delayed.retain(|_, until| !due(until));
+        pids
     }
 
     fn want_table(&mut self, key: TableKey, opened: &Arc<OpenFile>) {
@@ -271,6 +361,7 @@ impl Loading {
                 self.want_table(TableKey::of(file, &opened, None), &opened);
             }
             Ok(_) => self.fail(file, "an answer to another question".into()),
+            Err(error) if error.may_pass() => self.delay(file),
             Err(_) if fallback.is_some() => {
                 if let Some(locator) = fallback {
                     let next = match &locator {
@@ -323,6 +414,10 @@ impl Loading {
                 load(programs, store, &table)
             }
             Ok(_) => TableState::None("an answer to another question".into()),
+            Err(error) if error.may_pass() => {
+                self.delayed_files += 1;
+                TableState::Later(Instant::now() + BUSY_FOR)
+            }
             Err(error) => TableState::None(error.to_string()),
         };
         self.tables.insert(key, state);
@@ -414,7 +509,7 @@ impl Loading {
     fn table_of(&mut self, file: FileId) -> Result<Option<Arc<Table>>, Unknown> {
         let opened = match &self.entry(file).state {
             State::Unknown | State::Opening => return Err(Unknown),
-            State::Failed(_) => return Ok(None),
+            State::Failed(_) | State::Later(_) => return Ok(None),
             State::Opened(opened) => opened.clone(),
         };
         self.known_table(TableKey::of(file, &opened, None), &opened)
@@ -427,7 +522,7 @@ impl Loading {
     ) -> Result<Option<Arc<Table>>, Unknown> {
         match self.tables.get(&key) {
             Some(TableState::Loaded(table)) => Ok(Some(table.clone())),
-            Some(TableState::None(_) | TableState::NoRoom(_)) => Ok(None),
+            Some(TableState::None(_) | TableState::NoRoom(_) | TableState::Later(_)) => Ok(None),
             Some(TableState::Building) => Err(Unknown),
             None => {
                 self.want_table(key, opened);
@@ -506,6 +601,7 @@ impl Loading {
         let before = self.tables.len();
         self.tables.retain(|_, state| {
             !matches!(state, TableState::NoRoom(since) if since.elapsed() >= NO_ROOM_FOR)
+                && !matches!(state, TableState::Later(until) if *until <= Instant::now())
         });
         self.tables.len() < before
     }
@@ -524,7 +620,9 @@ impl Loading {
             }
             match state {
                 TableState::Building => true,
-                TableState::None(_) | TableState::NoRoom(_) => reasons == Reasons::Stay,
+                TableState::None(_) | TableState::NoRoom(_) | TableState::Later(_) => {
+                    reasons == Reasons::Stay
+                }
                 TableState::Loaded(table) if Arc::strong_count(table) > 1 => true,
                 TableState::Loaded(_) => {
                     let taken = std::mem::replace(state, TableState::Building);
@@ -543,6 +641,12 @@ impl Loading {
 
     /// Lets the service move on: deadlines, children that have nothing to do.
     pub fn sweep(&mut self) {
+        let now = Instant::now();
+        // A process that has opened nothing for long is as good as a new one.
+        self.allowances.retain(|_, allowance| {
+            allowance.refill(now);
+            allowance.left < FILES_AT_ONCE
+        });
         if self.asked.is_empty() {
             // Nothing is waited for: what comes is housekeeping.
             self.service.drain();
@@ -616,4 +720,20 @@ fn is_same(named: &MappedInode, opened: &FileIdentity) -> bool {
 fn in_table(table: Arc<Table>, mapping: &Mapping) -> Option<Code> {
     let address = strata_unwind::table::address_of_offset(&table.loads, mapping.offset)?;
     Some(Code::Table { bias: mapping.start.wrapping_sub(address), table })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_maps_without_end_has_its_share_of_opened_files() {
+        let now = Instant::now();
+        let mut allowance = Allowance::full(now);
+        let opened = (0..10_000).filter(|_| allowance.take(now)).count();
+        assert_eq!(opened, FILES_AT_ONCE as usize);
+        let later = now + Duration::from_secs(3);
+        let opened = (0..10_000).filter(|_| allowance.take(later)).count();
+        assert_eq!(opened, 3 * FILES_A_SECOND as usize);
+    }
 }

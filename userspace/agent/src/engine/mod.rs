@@ -3,6 +3,7 @@
 //! - [`loading`]: files are opened and their tables built, in other processes, as they are needed.
 //! - [`rates`]: who is sampled less often than others.
 //! - [`readiness`]: waiting for all that, in an event loop.
+//! - [`repairing`]: processes of which events were lost are read anew.
 //! - [`samples`]: records become samples; raw stacks wait for their tables.
 //! - [`sweeping`]: what is given up and forgotten, and what is looked after now and then.
 //! - [`ticking`]: whether every CPU is still being sampled.
@@ -17,6 +18,7 @@
 pub mod loading;
 pub mod rates;
 pub mod readiness;
+mod repairing;
 pub mod samples;
 mod sweeping;
 pub mod ticking;
@@ -42,6 +44,7 @@ use crate::selection::{Selection, Wanted};
 use crate::tables::store::Store;
 use loading::{Loading, Missing};
 use rates::Rates;
+use repairing::Repairs;
 use samples::Pending;
 
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +97,7 @@ pub struct Engine {
     dirty: HashSet<u32>,
     /// Processes whose leader has ended.
     ended: Vec<u32>,
+    repairs: Repairs,
     own_pid: u32,
     /// When the current turn began.
     now: Instant,
@@ -158,6 +162,7 @@ impl Engine {
             pending: Pending::new(options.waiting_memory),
             dirty: HashSet::new(),
             ended: Vec::new(),
+            repairs: Repairs::default(),
             own_pid: options.own_pid,
             now: Instant::now(),
             has_more: false,
@@ -194,7 +199,7 @@ impl Engine {
 
     /// Loads what a process's stacks need before it was sampled, and looks for its runtime.
     pub fn prepare(&mut self, pid: u32) {
-        self.loading.need(&self.table, pid);
+        self.loading.need(&self.table, pid, 0);
         self.dirty.insert(pid);
         self.look_for_runtime(pid);
         self.turn();
@@ -301,6 +306,7 @@ impl Engine {
         self.managed.turn(&mut self.programs, &mut self.store, &self.aggregate, &mut self.dirty);
         self.publish_dirty();
         self.settle_pending(false);
+        self.repair();
         self.make_room();
         self.sweep();
     }
@@ -327,9 +333,10 @@ impl Engine {
                         self.store.skip(&mut self.programs, pid);
                     }
                 }
+                Change::Lost => self.repairs.events_were_lost(),
                 Change::Executed { pid } => {
                     self.managed.left(pid);
-                    self.store.withdraw(&mut self.programs, pid);
+                    self.store.outdate(&mut self.programs, pid);
                     if self.selection.surely_drops(pid) {
                         self.store.skip(&mut self.programs, pid);
                     }

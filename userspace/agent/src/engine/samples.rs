@@ -193,7 +193,16 @@ impl Engine {
         let user = usize::from(header.user_frames);
         let user = sample.words.get(kernel..kernel + user).unwrap_or_default();
         let end = End::from_byte(header.end).unwrap_or(End::NoProcess);
-        let (user, end) = self.check_followed(user, end, image);
+        let is_outdated = self.store.is_outdated(header.pid, header.generation);
+        let (user, end) = if is_outdated {
+            // It was unwound by the code of the program before: its first address is its own.
+            (user.get(..1).unwrap_or_default(), End::NoProcess)
+        } else {
+            self.check_followed(user, end, image)
+        };
+        if end == End::NoMapping && self.managed.units_of(image).is_none() {
+            self.repairs.unknown_address(header.pid);
+        }
         let words = Words {
             kernel: sample.words.get(..kernel).unwrap_or_default(),
             user,
@@ -289,14 +298,13 @@ impl Engine {
 
     fn take_raw(&mut self, sample: Sample<'_>, image: ImageId, space: Space) {
         let header = sample.header;
-        if !self.rates.takes(image) {
-            self.dirty.insert(header.pid);
-            self.loading.need(&self.table, header.pid);
-            return;
-        }
         // A process is published when it is first needed; processes that never run cost nothing.
         self.dirty.insert(header.pid);
-        self.loading.need(&self.table, header.pid);
+        let pc = sample.words.get(RAW_PC_WORD).copied().unwrap_or_default();
+        self.loading.need(&self.table, header.pid, pc);
+        if !self.rates.takes(image) {
+            return;
+        }
         let kernel: Box<[u64]> =
             sample.words.get(..usize::from(header.kernel_frames)).unwrap_or_default().into();
         let mut registers = [0u64; 17];

@@ -13,8 +13,11 @@ use crate::processes::table::ImageId;
 const SWEEP: Duration = Duration::from_secs(1);
 /// Files are forgotten when they were in use at none of two looks.
 const FILE_SWEEP: Duration = Duration::from_secs(300);
-/// With more files than these, those that nobody maps go at once: each is an open descriptor.
+/// With more files than these, those that no process maps go at once: each is an open descriptor.
 const MANY_FILES: usize = 4096;
+/// With so many more than were in use at the last look, a process maps files without end: they are
+/// looked through before the period ends.
+const MANY_NEW_FILES: usize = 8192;
 
 /// Processes whose tables are evicted when something found no room. It is tried again later: memory
 /// that is given back rests for a while.
@@ -26,7 +29,7 @@ impl Engine {
         let mut evicted = 0;
         let mut at_least = if self.store.take_shortage() { FOR_A_SHORTAGE } else { 0 };
         while (self.store.is_tight() || at_least > 0) && evicted < 64 {
-            let Some(pid) = self.store.least_used() else { break };
+            let Some(pid) = self.store.next_evicted() else { break };
             self.store.withdraw(&mut self.programs, pid);
             self.loading.release_unused(&mut self.store);
             evicted += 1;
@@ -43,6 +46,12 @@ impl Engine {
         self.programs.flush_diagnostics();
         self.store.reclaim();
         self.dirty.extend(self.store.take_withheld());
+        for pid in self.loading.take_delayed() {
+            if self.store.is_published(pid) {
+                self.loading.need(&self.table, pid, 0);
+                self.dirty.insert(pid);
+            }
+        }
         if self.loading.take_second_chances() {
             self.dirty.extend(self.store.published());
         }
@@ -65,6 +74,9 @@ impl Engine {
             false
         });
         self.loading.sweep();
+        if self.table.files.count() > self.files_in_use.len() + MANY_NEW_FILES {
+            self.forget_files(true);
+        }
     }
 
     /// Samples those CPUs that were switched on, and those anew that have lost their event.
@@ -107,9 +119,13 @@ impl Engine {
         self.rates.retain(|image| table.image(image).is_some());
         self.managed.forget_left_alone(|image| table.image(image).is_some());
         let crowded = self.table.files.count() > MANY_FILES;
-        if !crowded && self.last_file_sweep.elapsed() < FILE_SWEEP {
-            return;
+        if crowded || self.last_file_sweep.elapsed() >= FILE_SWEEP {
+            self.forget_files(crowded);
         }
+    }
+
+    /// Forgets files that neither a process nor a sample refers to; `crowded`: at the first look.
+    fn forget_files(&mut self, crowded: bool) {
         self.last_file_sweep = Instant::now();
         let mut files = self.table.files_in_use();
         files.extend(self.pending.owners().flat_map(|(_, space)| space.files()));

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::record::Record;
 use strata_clr::session::{Budget, Life, Loss, SessionError};
-use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Target};
+use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
 
 use super::looker::Looker;
-use crate::aside::{Aside, Patience};
+use crate::aside::{Aside, Patience, owner_of};
 use crate::processes::table::ImageId;
 
 /// Processes reached into at the same time.
@@ -23,6 +23,8 @@ const STARTING: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(10);
 /// A bridge leaves within some tenths of a second.
 const LEAVING: Duration = Duration::from_secs(5);
+/// When a process is tried again that no thread was left for.
+const LATER: Duration = Duration::from_secs(10);
 /// Reads of one turn: a compiler announces some thousand methods in that time.
 const READS: usize = 16;
 
@@ -36,6 +38,8 @@ pub fn tells_a_runtime(path: &[u8]) -> bool {
 pub struct Arrival {
     pub pid: u32,
     pub image: ImageId,
+    /// Whether the bridge was to be loaded.
+    pub attach: bool,
     pub outcome: Result<Box<Bridge>, Refusal>,
     /// Nobody wants it any more: see [`Bridges::withdraw`].
     pub is_withdrawn: bool,
@@ -46,11 +50,15 @@ pub struct Refusal {
     pub why: String,
     /// Its runtime writes a perf map instead, until it is told to stop.
     pub writes_perf_map: bool,
+    /// Strata had no thread to reach it with, because others hang: it is tried again.
+    pub is_passing: bool,
 }
 
 /// Attaching, on a few threads.
 pub struct Bridges {
     waiting: VecDeque<(u32, ImageId, bool)>,
+    /// Processes that are tried again, and when.
+    later: VecDeque<(Instant, u32, ImageId, bool)>,
     /// Processes that are being reached into, and those of them that nobody wants reached any more.
     running: HashSet<ImageId>,
     withdrawn: HashSet<ImageId>,
@@ -66,6 +74,7 @@ impl Default for Bridges {
         let (sender, receiver) = channel();
         Self {
             waiting: VecDeque::new(),
+            later: VecDeque::new(),
             running: HashSet::new(),
             withdrawn: HashSet::new(),
             sender,
@@ -91,9 +100,26 @@ impl Bridges {
     /// arrives as withdrawn.
     pub fn withdraw(&mut self, image: ImageId) {
         self.waiting.retain(|(_, waiting, _)| *waiting != image);
+        self.later.retain(|(_, _, waiting, _)| *waiting != image);
         if self.running.contains(&image) {
             self.withdrawn.insert(image);
         }
+    }
+
+    /// Reaches into a process later: too many others hang now.
+    pub fn reach_later(&mut self, pid: u32, image: ImageId, attach: bool) {
+        self.later.push_back((Instant::now() + LATER, pid, image, attach));
+    }
+
+    /// Processes whose time has come.
+    pub fn turn(&mut self) {
+        let now = Instant::now();
+        while self.later.front().is_some_and(|(due, ..)| *due <= now) {
+            if let Some((_, pid, image, attach)) = self.later.pop_front() {
+                self.waiting.push_back((pid, image, attach));
+            }
+        }
+        self.start_waiting();
     }
 
     fn start_waiting(&mut self) {
@@ -107,13 +133,14 @@ impl Bridges {
                     .map(Box::new)
                     .map_err(|error| instead(pid, may_write, &error));
                 // Nobody listens when the recording has ended meanwhile.
-                let _ = sender.send(Arrival { pid, image, outcome, is_withdrawn: false });
+                let _ = sender.send(Arrival { pid, image, attach, outcome, is_withdrawn: false });
             };
             self.running.insert(image);
             if let Err(error) = std::thread::Builder::new().name("attach".into()).spawn(reach) {
                 let why = format!("no thread to attach with: {error}");
-                let outcome = Err(Refusal { why, writes_perf_map: false });
-                let _ = self.sender.send(Arrival { pid, image, outcome, is_withdrawn: false });
+                let outcome = Err(Refusal { why, writes_perf_map: false, is_passing: true });
+                let _ =
+                    self.sender.send(Arrival { pid, image, attach, outcome, is_withdrawn: false });
             }
         }
     }
@@ -171,7 +198,12 @@ fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
             .flatten()
             .filter(|process| process.version.is_none_or(|version| version.major >= 8))
             .is_some_and(|process| strata_clr::enable_perf_map(&process).is_ok());
-    Refusal { why: error.to_string(), writes_perf_map }
+    let is_passing = matches!(
+        error,
+        AttachError::Stuck(Stuck::TooMany | Stuck::NoThread)
+            | AttachError::Session(SessionError::Stuck(Stuck::TooMany | Stuck::NoThread))
+    );
+    Refusal { why: error.to_string(), writes_perf_map, is_passing }
 }
 
 /// Tells a runtime to stop writing its perf map.
@@ -194,15 +226,21 @@ pub struct Bridge {
 
 impl Bridge {
     /// Hands over what the bridge has said since the last time; false when nothing more can come.
-    pub fn poll(&mut self, looker: &mut Looker, take: &mut dyn FnMut(Record)) -> bool {
-        let may_come = self.read(take);
+    pub fn poll(
+        &mut self,
+        looker: &mut Looker,
+        until: Instant,
+        take: &mut dyn FnMut(Record),
+    ) -> bool {
+        let may_come = self.read(until, take);
         if let Some(look) = self.session.wanted() {
-            looker.look(look);
+            looker.look(self.pid(), look);
         }
         may_come
     }
 
-    fn read(&mut self, take: &mut dyn FnMut(Record)) -> bool {
+    /// Reads at least once: what is left is read at the next turn.
+    fn read(&mut self, until: Instant, take: &mut dyn FnMut(Record)) -> bool {
         for _ in 0..READS {
             let read = match self.session.poll(Budget::default()) {
                 Ok(read) => read,
@@ -216,6 +254,9 @@ impl Bridge {
             }
             if !read.more {
                 return read.life == Life::Running;
+            }
+            if Instant::now() >= until {
+                break;
             }
         }
         true
@@ -272,7 +313,7 @@ impl Bridge {
 }
 
 /// What a method's code costs to read: no time, unless its pages lie in a file that hangs.
-const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 4 };
+const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 32, of_one: 4 };
 
 /// What reading the code of one process may take in all, of what is no usual reading.
 const SLOW_IN_ALL: Duration = Duration::from_secs(1);
@@ -305,7 +346,9 @@ impl CodeReader {
             return Vec::new();
         }
         let begun = Instant::now();
-        let Some(ticket) = self.reader.ask((pid, start, size)) else { return Vec::new() };
+        let Some(ticket) = self.reader.ask_of(owner_of(pid), (pid, start, size)) else {
+            return Vec::new();
+        };
         // Long enough for it to be there or given up.
         self.reader.settle(READING.limit * 2);
         let took = begun.elapsed();
@@ -354,7 +397,7 @@ pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
     while !leaving.is_empty() && !deadline.has_passed() {
         looker.turn();
         leaving.retain_mut(|bridge| {
-            let here = bridge.poll(&mut looker, &mut drop);
+            let here = bridge.poll(&mut looker, Instant::now() + RETRY, &mut drop);
             left += u64::from(!here);
             here
         });

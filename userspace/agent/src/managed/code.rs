@@ -5,9 +5,13 @@
 //! kernel the code is cut into units of 256 KiB; a unit is built anew when code in it has changed.
 //!
 //! Invariant: spans do not overlap, and what a process claims is bounded by [`MAX_SPANS`],
-//! [`MAX_RETIRED`] and [`NEW_RULES_PER_OWNER`].
+//! [`MAX_UNITS`], [`MAX_ROWS`], [`MAX_RETIRED`] and [`NEW_RULES_PER_OWNER`]. What all of it takes is
+//! counted ([`CodeMap::bytes`]), and every search is by address.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use std::ops::RangeInclusive;
 
 use strata_abi::rule::{Kind, Packed, Rule};
 use strata_abi::tables::{self, PAGE_SHIFT};
@@ -19,8 +23,17 @@ const UNIT_SHIFT: u32 = 18;
 pub const UNIT: u64 = 1 << UNIT_SHIFT;
 /// Methods' code and stubs of one process at most.
 pub const MAX_SPANS: usize = 400_000;
-/// Code that is gone and remembered for the names of its samples.
+/// Units that the code of one process may lie in: 2 GiB of address space, each with a table.
+const MAX_UNITS: usize = 8192;
+/// Units that are built anew at one time; the others follow.
+pub const UNITS_AT_ONCE: usize = 64;
+/// Rows of one method's code. Code behind them is not unwound.
+const MAX_ROWS: usize = 1024;
+/// Code that is gone and remembered for the names of its samples: by the pages it had.
 const MAX_RETIRED: usize = 100_000;
+/// As much of it in one page.
+const MAX_RETIRED_IN_PAGE: usize = 512;
+const PAGE: u32 = 12;
 /// One method's code at most; more is no method.
 const MAX_SIZE: u32 = 16 << 20;
 /// A stub is a few instructions; this much around an address nobody claims counts as one.
@@ -59,9 +72,16 @@ pub struct Found {
 
 pub struct CodeMap {
     spans: BTreeMap<u64, Span>,
-    retired: Vec<Retired>,
+    /// By page, the oldest first.
+    retired: HashMap<u64, Vec<Retired>>,
+    retired_count: usize,
     era: u32,
+    /// How many spans lie in a unit.
+    units: HashMap<u64, u32>,
     dirty: BTreeSet<u64>,
+    /// The last time, not all of them could be taken.
+    is_behind: bool,
+    row_bytes: usize,
     rules: Vec<Rule>,
     numbers: HashMap<Rule, u16>,
     row_lists: Vec<Rows>,
@@ -70,6 +90,8 @@ pub struct CodeMap {
     pub refused: u64,
 }
 
+/// What a list of rows costs besides its rows.
+const LIST_OVERHEAD: usize = 32;
 const NONE: u16 = 0;
 const UNANNOUNCED: u16 = 1;
 const UNSUPPORTED: u16 = 2;
@@ -79,9 +101,13 @@ impl Default for CodeMap {
         let fixed = [Packed::NONE, Packed::UNANNOUNCED, Packed::UNSUPPORTED].map(Rule::simple);
         Self {
             spans: BTreeMap::new(),
-            retired: Vec::new(),
+            retired: HashMap::new(),
+            retired_count: 0,
             era: 0,
+            units: HashMap::new(),
             dirty: BTreeSet::new(),
+            is_behind: false,
+            row_bytes: 0,
             numbers: fixed.iter().enumerate().map(|(n, rule)| (*rule, n as u16)).collect(),
             rules: fixed.to_vec(),
             row_lists: Vec::new(),
@@ -114,6 +140,11 @@ impl CodeMap {
             self.refused += 1;
             return;
         }
+        let new_units = units_of(start, end).filter(|unit| !self.units.contains_key(unit)).count();
+        if self.units.len() + new_units > MAX_UNITS {
+            self.refused += 1;
+            return;
+        }
         let rows = self.row_list(rules);
         let same = self
             .spans
@@ -124,6 +155,9 @@ impl CodeMap {
         }
         self.clear(start, end);
         self.spans.insert(start, Span { size, rows, method, born: self.era });
+        for unit in units_of(start, end) {
+            *self.units.entry(unit).or_default() += 1;
+        }
         self.touch(start, end);
     }
 
@@ -163,24 +197,80 @@ impl CodeMap {
         self.era = self.era.wrapping_add(1);
         for at in gone {
             if let Some(span) = self.spans.remove(&at) {
-                self.touch(at, at + u64::from(span.size));
-                if self.retired.len() < MAX_RETIRED && span.method.is_some() {
-                    self.retired.push(Retired { start: at, died: self.era, span });
+                let end = at + u64::from(span.size);
+                self.touch(at, end);
+                for unit in units_of(at, end) {
+                    if let Entry::Occupied(mut spans) = self.units.entry(unit) {
+                        *spans.get_mut() -= 1;
+                        if *spans.get() == 0 {
+                            spans.remove();
+                        }
+                    }
+                }
+                if span.method.is_some() {
+                    self.retire(Retired { start: at, died: self.era, span });
                 }
             }
         }
     }
 
+    /// Remembers code that is gone, for the samples of it that have no name yet.
+    fn retire(&mut self, retired: Retired) {
+        let last = retired.start + u64::from(retired.span.size) - 1;
+        for page in retired.start >> PAGE..=last >> PAGE {
+            if self.retired_count >= MAX_RETIRED {
+                self.refused += 1;
+                return;
+            }
+            let in_page = self.retired.entry(page).or_default();
+            if in_page.len() >= MAX_RETIRED_IN_PAGE {
+                in_page.remove(0);
+                self.refused += 1;
+            } else {
+                self.retired_count += 1;
+            }
+            in_page.push(retired);
+        }
+    }
+
+    /// Forgets code that was gone when this era began: all samples of it have their names.
+    pub fn forget_retired(&mut self, era: u32) {
+        self.retired.retain(|_, in_page| {
+            in_page.retain(|retired| retired.died > era);
+            !in_page.is_empty()
+        });
+        self.retired_count = self.retired.values().map(Vec::len).sum();
+    }
+
+    /// What it takes.
+    pub fn bytes(&self) -> usize {
+        const SPAN: usize = size_of::<(u64, Span)>() * 2;
+        const SMALL: usize = 32;
+        self.spans.len() * SPAN
+            + self.row_bytes
+            + self.retired_count * size_of::<Retired>()
+            + (self.retired.len() + self.units.len() + self.dirty.len()) * SMALL
+            + self.rules.len() * (size_of::<Rule>() * 2 + SMALL)
+    }
+
     fn touch(&mut self, start: u64, end: u64) {
-        self.dirty.extend(start >> UNIT_SHIFT..=(end - 1) >> UNIT_SHIFT);
+        self.dirty.extend(units_of(start, end));
     }
 
     fn row_list(&mut self, rules: &[(u32, Rule)]) -> u32 {
-        let rows: Rows = rules.iter().map(|(at, rule)| (*at, self.number(rule))).collect();
+        let mut rows: Vec<(u32, u16)> =
+            rules.iter().take(MAX_ROWS).map(|(at, rule)| (*at, self.number(rule))).collect();
+        if let Some((at, _)) = rules.get(MAX_ROWS) {
+            rows.push((*at, UNSUPPORTED));
+            self.refused += 1;
+        }
+        let rows: Rows = rows.into();
         if let Some(&known) = self.row_list_numbers.get(&rows) {
             return known;
         }
         let number = self.row_lists.len() as u32;
+        // It is kept twice: by its number, and to be found.
+        self.row_bytes += 2 * (size_of_val(&*rows) + LIST_OVERHEAD);
         self.row_lists.push(rows.clone());
         self.row_list_numbers.insert(rows, number);
         number
@@ -234,7 +324,9 @@ impl CodeMap {
         }
         let then = self
             .retired
-            .iter()
+            .get(&(address >> PAGE))
+            .into_iter()
+            .flatten()
             .find(|old| {
                 let inside = address.wrapping_sub(old.start) < u64::from(old.span.size);
                 inside && old.span.born <= era && era < old.died
@@ -244,9 +336,20 @@ impl CodeMap {
         then.or_else(|| now.and_then(|(start, span)| Some(Found { method: span.method?, start })))
     }
 
-    /// Units whose code has changed since they were last taken.
-    pub fn take_dirty(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.dirty).into_iter().map(|unit| unit << UNIT_SHIFT).collect()
+    /// Units whose code has changed since they were last taken: at most so many, the others next time.
+    pub fn take_dirty(&mut self, most: usize) -> Vec<u64> {
+        if self.is_behind {
+            // Tables of the last era are out of date where units were left: what is cached of those
+            // must not outlive them.
+            self.era = self.era.wrapping_add(1);
+        }
+        let rest = match self.dirty.iter().nth(most) {
+            Some(&first) => self.dirty.split_off(&first),
+            None => BTreeSet::new(),
+        };
+        self.is_behind = !rest.is_empty();
+        let taken = std::mem::replace(&mut self.dirty, rest);
+        taken.into_iter().map(|unit| unit << UNIT_SHIFT).collect()
     }
 
     pub fn is_dirty(&self) -> bool {
@@ -268,6 +371,11 @@ impl CodeMap {
         }
         rows.finish()
     }
+}
+
+/// The units that code between two addresses lies in.
+fn units_of(start: u64, end: u64) -> RangeInclusive<u64> {
+    start >> UNIT_SHIFT..=(end - 1) >> UNIT_SHIFT
 }
 
 /// Rows of one unit, in ascending order of address.
@@ -375,7 +483,7 @@ mod tests {
     fn a_method_that_crosses_units_is_in_both() {
         let mut map = CodeMap::default();
         map.insert(0x13_fff0, 0x20, &[(0, rule(16))], MethodIndex(0));
-        assert_eq!(map.take_dirty(), [0x10_0000, 0x14_0000]);
+        assert_eq!(map.take_dirty(10), [0x10_0000, 0x14_0000]);
         assert_eq!(looked_up(&map, 0x13_ffff), rule(16));
         assert_eq!(looked_up(&map, 0x14_000f), rule(16));
         assert_eq!(looked_up(&map, 0x14_0010).packed, Packed::UNANNOUNCED);
@@ -429,6 +537,60 @@ mod tests {
         map.insert(0x1000, 0x100, &[(0, rule(8))], MethodIndex(0));
         map.insert_stub(0x1010);
         assert_eq!(map.method_at(0x1018, map.era()).map(|f| f.start), Some(0x1000));
+    }
+
+    #[test]
+    fn claimed_code_is_bounded_by_the_units_it_lies_in() {
+        let mut map = CodeMap::default();
+        for n in 0..100_000u64 {
+            map.insert(0x10_0000 + n * u64::from(MAX_SIZE), MAX_SIZE, &[], MethodIndex(n as u32));
+        }
+        assert!(map.units.len() <= MAX_UNITS && map.dirty.len() <= MAX_UNITS);
+        assert_eq!(map.refused, 100_000 - map.spans.len() as u64);
+        // Each turn builds a few, and none is forgotten.
+        let all = map.dirty.len();
+        let mut built = 0;
+        while map.is_dirty() {
+            let (era, taken) = (map.era(), map.take_dirty(UNITS_AT_ONCE).len());
+            assert!(taken <= UNITS_AT_ONCE);
+            assert!(built == 0 || map.era() != era, "what was cached meanwhile is out of date");
+            built += taken;
+        }
+        assert_eq!(built, all);
+        for start in map.spans.keys().copied().collect::<Vec<_>>() {
+            map.remove(start);
+        }
+        assert!(map.units.is_empty());
+    }
+
+    #[test]
+    fn every_byte_that_a_process_makes_strata_keep_is_counted() {
+        let mut map = CodeMap::default();
+        // Crafted code: a row for nearly every instruction, all lists different.
+        for n in 0..100u32 {
+            let rules: Vec<_> = (0..8000).map(|at| (at + n, rule(8 + at % 2 * 8))).collect();
+            map.insert(u64::from(n) << 16, 0xf000, &rules, MethodIndex(n));
+        }
+        let longest = map.row_lists.iter().map(|rows| rows.len()).max();
+        assert_eq!(longest, Some(MAX_ROWS + 1));
+        let rows: usize = map.row_lists.iter().map(|rows| size_of_val(&**rows)).sum();
+        assert!(map.bytes() >= 2 * rows, "{} {rows}", map.bytes());
+        assert_eq!(looked_up(&map, 0xe000).packed, Packed::UNSUPPORTED, "and not another's rule");
+        assert_eq!(map.refused, 100);
+    }
+
+    #[test]
+    fn code_that_comes_and_goes_is_remembered_until_its_samples_are_named() {
+        let mut map = CodeMap::default();
+        for n in 0..2 * MAX_RETIRED_IN_PAGE as u32 {
+            map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(n));
+        }
+        assert!(map.retired_count <= MAX_RETIRED_IN_PAGE && map.refused > 0);
+        let (last, now) = (map.era() - 1, map.era());
+        assert!(map.method_at(0x1010, last).is_some_and(|found| found.method.0 > 1000));
+        map.forget_retired(now);
+        assert_eq!((map.retired_count, map.retired.len()), (0, 0));
+        assert!(map.method_at(0x1010, now).is_some(), "what is there stays");
     }
 
     #[test]

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use strata_clr::session::Look;
 
-use crate::aside::{Aside, Patience};
+use crate::aside::{Aside, Patience, owner_of};
 
 /// A look takes some milliseconds at most, unless it hangs.
-const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 32 };
+const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 128, of_one: 8 };
 
 /// Looks for all sessions. What is found comes to each session by itself; so does that a look was
 /// dropped because nobody had time for it.
@@ -26,9 +26,9 @@ impl Default for Looker {
 }
 
 impl Looker {
-    pub fn look(&mut self, look: Look) {
+    pub fn look(&mut self, pid: u32, look: Look) {
         // One that is refused is dropped, and wanted again later.
-        let _ = self.looks.ask(look);
+        let _ = self.looks.ask_of(owner_of(pid), look);
     }
 
     /// Leaves behind what hangs, so that other looks go on. To be called at every turn.

@@ -101,6 +101,10 @@ pub struct Managed {
     detached: u64,
     /// Records lost by processes that are forgotten: what was lost stays lost.
     lost_before: u64,
+    /// The process that the next turn begins with, and whether the last one did not get round.
+    next: ImageId,
+    has_more: bool,
+    turned: Instant,
 }
 
 // The sampler reads what the bridge writes.
@@ -128,6 +132,12 @@ const MOST_NAMELESS: usize = 10_000;
 const MOST_DOMAINS: usize = 16;
 /// Threads of one process whose inner number is remembered.
 const MOST_THREADS: usize = 10_000;
+/// What all processes together may say in one turn: those that did not get round are first in the
+/// next one.
+const ALL_TOGETHER: Duration = Duration::from_millis(20);
+const NEXT_TURN: Duration = Duration::from_millis(20);
+/// What one may say that has ended.
+const LAST_WORDS: Duration = Duration::from_millis(20);
 /// How long the last questions may take at the end.
 const LAST_ANSWERS: Duration = Duration::from_millis(600);
 
@@ -152,6 +162,9 @@ impl Managed {
             loaded: 0,
             detached: 0,
             lost_before: 0,
+            next: ImageId(0),
+            has_more: false,
+            turned: Instant::now(),
         }
     }
 
@@ -188,6 +201,19 @@ impl Managed {
         }
     }
 
+    /// Divides kernel memory likewise: half of it is for generated code at most, so that no runtime
+    /// can take the room of files' tables and of other runtimes.
+    fn divide_table_memory(&mut self, all: u64) {
+        let quarter = all / 4;
+        let share = quarter / self.targets.len().max(1) as u64;
+        let beyond = |target: &Target| target.units.bytes().saturating_sub(share);
+        let used: u64 = self.targets.values().map(beyond).sum();
+        let left = quarter.saturating_sub(used);
+        for target in self.targets.values_mut() {
+            target.most_table_bytes = target.units.bytes().max(share).saturating_add(left);
+        }
+    }
+
     /// Processes of which [`Self::admit`] has to say something.
     pub fn candidates(&self) -> impl Iterator<Item = (ImageId, u32)> + '_ {
         self.candidates.iter().map(|(image, pid)| (*image, *pid))
@@ -220,7 +246,7 @@ impl Managed {
             if matches!(target.state, State::Attaching) {
                 self.bridges.withdraw(*image);
             }
-            target.take_in(&mut self.looker);
+            target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
             if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
                 leaving.push(*bridge);
                 self.detached += 1;
@@ -250,7 +276,7 @@ impl Managed {
         if let Some(image) = self.current.remove(&pid)
             && let Some(target) = self.targets.get_mut(&image)
         {
-            target.take_in(&mut self.looker);
+            target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
             target.state = State::Ended;
             target.ended = Some(Instant::now());
             target.units.clear();
@@ -305,14 +331,16 @@ impl Managed {
     /// Takes in what a process's bridge has said since the last turn.
     pub fn take_in(&mut self, image: ImageId) {
         if let Some(target) = self.targets.get_mut(&image) {
-            target.take_in(&mut self.looker);
+            target.take_in_between(&mut self.looker);
         }
     }
 
     /// Bridges that were on their way.
     fn take_arrivals(&mut self) {
         let mut leaving = Vec::new();
-        while let Some(Arrival { pid, image, outcome, is_withdrawn }) = self.bridges.arrived() {
+        self.bridges.turn();
+        while let Some(arrival) = self.bridges.arrived() {
+            let Arrival { pid, image, attach, outcome, is_withdrawn } = arrival;
             if is_withdrawn {
                 if let Ok(bridge) = outcome {
                     tracing::info!(pid, "the bridge leaves again: the configuration changed");
@@ -333,6 +361,11 @@ impl Managed {
                     self.loaded += u64::from(bridge.was_loaded());
                     tracing::info!(pid, "the bridge is in place");
                     State::Attached(bridge)
+                }
+                Err(refusal) if refusal.is_passing => {
+                    tracing::debug!(pid, why = %refusal.why, "a .NET process is reached later");
+                    self.bridges.reach_later(pid, image, attach);
+                    continue;
                 }
                 Err(refusal) => {
                     tracing::info!(pid, why = %refusal.why, "no bridge in a .NET process");
@@ -360,13 +393,29 @@ impl Managed {
         }
         self.ask_about_new_places(aggregate);
         self.divide_budget();
-        for (image, target) in &mut self.targets {
+        self.divide_table_memory(store.limit_bytes());
+        let mut order: Vec<ImageId> = self.targets.keys().copied().collect();
+        order.sort_unstable();
+        let first = order.partition_point(|image| *image < self.next);
+        order.rotate_left(first);
+        self.turned = Instant::now();
+        let until = self.turned + ALL_TOGETHER;
+        self.next = ImageId(0);
+        self.has_more = false;
+        for image in &order {
+            if Instant::now() >= until {
+                // The others come first at the next turn.
+                self.next = *image;
+                self.has_more = true;
+                break;
+            }
+            let Some(target) = self.targets.get_mut(image) else { continue };
             if target.is_over() {
                 target.runtime.keep_only(&target.sampled, self.signatures);
                 target.ended = None;
             }
             let was_known = target.runtime.enumerated;
-            target.take_in(&mut self.looker);
+            let had_turn = target.take_turn(&mut self.looker, until);
             let is_current = self.current.get(&target.pid) == Some(image);
             // A process that was never sampled is published when it is.
             if target.look_whether_expected() && is_current && store.is_published(target.pid) {
@@ -378,7 +427,7 @@ impl Managed {
                 target.units.sweep(store);
                 continue;
             }
-            if !target.runtime.enumerated {
+            if !target.runtime.enumerated || !had_turn {
                 continue;
             }
             if was_known && target.published.elapsed() < target.publish_after() {
@@ -387,7 +436,7 @@ impl Managed {
             target.published = Instant::now();
             target.is_awaited = false;
             target.ask_about_nameless(&mut self.code_reader);
-            let changed = target.units.update(&mut target.runtime.code, programs, store);
+            let changed = target.update_units(programs, store);
             if changed || !was_known {
                 dirty.insert(target.pid);
             }
@@ -492,12 +541,15 @@ impl Managed {
     /// Makes what is known of a process's code known to searches at once.
     pub fn publish(&mut self, programs: &mut Programs, store: &mut Store, image: ImageId) {
         if let Some(target) = self.targets.get_mut(&image) {
-            target.units.update(&mut target.runtime.code, programs, store);
+            target.update_units(programs, store);
         }
     }
 
     /// When code is to be published that stacks wait for.
     pub fn next_deadline(&self) -> Option<Instant> {
+        if self.has_more {
+            return Some(self.turned + NEXT_TURN);
+        }
         let awaited = self.targets.values().filter(|target| target.is_awaited);
         awaited.map(|target| target.published + PUBLISH_AWAITED_AFTER).min()
     }
@@ -511,9 +563,11 @@ impl Managed {
     pub fn ask_last(&mut self, aggregate: &Aggregate) {
         self.ask_about_new_places(aggregate);
         self.places_seen = 0;
+        let until = Instant::now() + ALL_TOGETHER;
         for target in self.targets.values_mut() {
-            target.take_in(&mut self.looker);
+            target.take_in(&mut self.looker, until);
             target.cut_off = target.sampled.len();
+            target.cut_era = target.runtime.code.era();
             target.nameless.clear();
         }
     }
@@ -527,6 +581,7 @@ impl Managed {
             // Samples taken since the cut still need their names.
             let named = target.cut_off.min(target.sampled.len());
             target.sampled.drain(..named);
+            target.runtime.code.forget_retired(target.cut_era);
             target.sampled.shrink_to_fit();
             target.cut_off = 0;
             let is_kept = is_current
@@ -601,7 +656,7 @@ impl Managed {
         loop {
             self.looker.turn();
             for target in self.targets.values_mut() {
-                target.take_in(&mut self.looker);
+                target.take_in(&mut self.looker, deadline);
                 target.ask_about_nameless(&mut self.code_reader);
             }
             let waiting = self.targets.values_mut().any(|target| match &mut target.state {

@@ -25,6 +25,8 @@ const FIRST_CODE: usize = 96;
 const MAX_CODE: u32 = 64 << 10;
 /// What an entry costs besides its texts.
 const OVERHEAD: usize = 200;
+/// What an entry without texts costs.
+const SMALL: usize = 64;
 
 /// What a text of a list costs besides its bytes.
 const TEXT_OVERHEAD: usize = 40;
@@ -85,16 +87,21 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// What its texts and methods take.
+    /// What is kept because the process said it: its texts, methods and code.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes + self.code.bytes()
+    }
+
+    /// What was counted for something that gave way to something else.
+    fn uncount(&mut self, bytes: Option<usize>) {
+        self.bytes = self.bytes.saturating_sub(bytes.unwrap_or(0));
     }
 
     /// Takes one record in, if what is known takes no more than `most` bytes.
     pub fn apply(&mut self, record: Record, most: usize) {
         let is_small =
             matches!(record, Record::MethodUnload(_) | Record::NotFound(_) | Record::Enumerated(_));
-        if self.bytes > most && !is_small {
+        if self.bytes() > most && !is_small {
             self.refused += 1;
             return;
         }
@@ -102,32 +109,42 @@ impl Runtime {
             Record::Method(method) => self.method(method),
             Record::MethodUnload(gone) => self.code.remove(gone.start),
             Record::Type(record) => {
-                let text = record.name.len() + record.signature.len();
-                let parameters: usize = record.generic_parameters.iter().map(String::len).sum();
-                self.bytes += OVERHEAD + text + parameters;
                 let of_type = Type {
                     name: record.name,
                     signature: record.signature,
                     generic_parameters: record.generic_parameters,
                 };
-                self.types.insert((record.module, record.token), Arc::new(of_type));
+                self.bytes += size_of_type(&of_type);
+                let before = self.types.insert((record.module, record.token), Arc::new(of_type));
+                self.uncount(before.map(|before| size_of_type(&before)));
             }
             Record::Module(module) => {
-                self.bytes += OVERHEAD + module.path.len() + module.assembly.len();
-                self.modules.insert(module.module, Arc::new(module));
+                let size =
+                    |module: &ModuleRecord| OVERHEAD + module.path.len() + module.assembly.len();
+                self.bytes += size(&module);
+                let before = self.modules.insert(module.module, Arc::new(module));
+                self.uncount(before.map(|before| size(&before)));
             }
             Record::AppDomain(domain) => {
-                self.bytes += OVERHEAD + domain.name.len() + domain.service.len();
-                self.bytes += domain.environment.len() + domain.version.len();
-                self.domains.insert(domain.id, domain);
+                let size = |domain: &AppDomainRecord| {
+                    let texts =
+                        [&domain.name, &domain.service, &domain.environment, &domain.version];
+                    OVERHEAD + texts.into_iter().map(String::len).sum::<usize>()
+                };
+                self.bytes += size(&domain);
+                let before = self.domains.insert(domain.id, domain);
+                self.uncount(before.map(|before| size(&before)));
             }
             Record::Thread(thread) => {
                 self.bytes += OVERHEAD + thread.name.len();
-                self.threads.insert(thread.os_tid, thread.name);
+                let before = self.threads.insert(thread.os_tid, thread.name);
+                self.uncount(before.map(|name| OVERHEAD + name.len()));
             }
             Record::IlMap(map) => {
-                self.bytes += OVERHEAD + map.entries.len() * size_of::<IlMapEntry>();
-                self.il_maps.insert(map.start, map.entries.into());
+                let size = |count: usize| OVERHEAD + count * size_of::<IlMapEntry>();
+                self.bytes += size(map.entries.len());
+                let before = self.il_maps.insert(map.start, map.entries.into());
+                self.uncount(before.map(|entries| size(entries.len())));
             }
             Record::NotFound(nobody) => {
                 if let Some(asked) = self.asked.get_mut(&nobody.ip) {
@@ -172,7 +189,9 @@ impl Runtime {
                     if wants_all_code(&code) && range.size <= MAX_CODE {
                         let (size, known) = (range.size, range.code.len());
                         let cut = Cut { size, known, is_replacement: code.is_replacement };
-                        self.cut.insert(range.start, (cut, method.function));
+                        if self.cut.insert(range.start, (cut, method.function)).is_none() {
+                            self.bytes += SMALL;
+                        }
                     }
                     method_rules(&code)
                 }
@@ -185,8 +204,9 @@ impl Runtime {
             && matches!(method.tier(), Tier::Minimal | Tier::Unknown)
         {
             let first: Box<[u8]> = range.code.iter().take(FIRST_CODE).copied().collect();
-            self.bytes += first.len();
-            self.first_code.insert(method.function, first);
+            self.bytes += first.len() + SMALL;
+            let before = self.first_code.insert(method.function, first);
+            self.uncount(before.map(|before| before.len() + SMALL));
         }
         let texts = [&method.generic_parameters, &method.class_arguments, &method.method_arguments];
         let arguments = texts.into_iter().flatten().map(|text| text.len() + TEXT_OVERHEAD);
@@ -213,6 +233,7 @@ impl Runtime {
     /// All of the code that starts here, or what could be read of it.
     pub fn take_code(&mut self, start: u64, bytes: &[u8]) {
         let Some((cut, function)) = self.cut.remove(&start) else { return };
+        self.uncount(Some(SMALL));
         // Of a process that has ended, nothing can be read: what its bridge has told holds.
         if bytes.len() <= cut.known {
             return;
@@ -280,6 +301,7 @@ impl Runtime {
             return false;
         }
         self.asked.insert(address, Asked::Waiting);
+        self.bytes += SMALL;
         true
     }
 
@@ -289,14 +311,52 @@ impl Runtime {
     }
 }
 
+fn size_of_type(of_type: &Type) -> usize {
+    let parameters = of_type.generic_parameters.iter().map(|text| text.len() + TEXT_OVERHEAD);
+    OVERHEAD + of_type.name.len() + of_type.signature.len() + parameters.sum::<usize>()
+}
+
 #[cfg(test)]
 mod tests {
     use strata_bridge_protocol::field::CodeRangeRecord;
+    use strata_bridge_protocol::record::ThreadRecord;
 
     use super::*;
 
     /// `push rbp; mov rbp, rsp`, and then what a handler may follow in.
     const CODE: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90];
+
+    #[test]
+    fn what_takes_the_place_of_something_is_counted_in_its_place() {
+        let mut runtime = Runtime::default();
+        let thread =
+            |name: &str| ThreadRecord { os_tid: 7, name: name.into(), ..Default::default() };
+        runtime.apply(thread("a name").into(), MAX_BYTES);
+        let once = runtime.bytes();
+        for _ in 0..1000 {
+            runtime.apply(thread("a name").into(), MAX_BYTES);
+        }
+        assert_eq!(runtime.bytes(), once);
+    }
+
+    #[test]
+    fn methods_with_crafted_code_are_refused_over_the_budget() {
+        let mut runtime = Runtime::default();
+        let most = 1 << 20;
+        // `push rax; pop rax` without end: the stack pointer moves with every instruction.
+        let code: Vec<u8> = [0x50, 0x58].into_iter().cycle().take(4096).collect();
+        for n in 0..10_000u64 {
+            let range = CodeRangeRecord {
+                start: 0x10_0000 + n * 0x2000,
+                size: 4096 - (n % 1000) as u32,
+                code: code.clone().into(),
+            };
+            let method = MethodRecord { function: n, ranges: vec![range], ..Default::default() };
+            runtime.apply(method.into(), most);
+        }
+        assert!(runtime.bytes() < 2 * most, "{}", runtime.bytes());
+        assert!(runtime.refused > 0);
+    }
 
     #[test]
     fn code_that_cannot_be_read_leaves_what_was_told() {

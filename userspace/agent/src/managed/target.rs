@@ -13,6 +13,8 @@ use super::bridge::{Bridge, CodeReader, Refusal};
 use super::looker::Looker;
 use super::runtime::Runtime;
 use super::units::Units;
+use crate::kernel::loader::Programs;
+use crate::tables::store::Store;
 
 /// Attaching takes some milliseconds, or a second on a busy host. A runtime may hold it up.
 const EXPECTED: Duration = Duration::from_secs(10);
@@ -20,6 +22,8 @@ const EXPECTED: Duration = Duration::from_secs(10);
 const PUBLISH_AFTER: Duration = Duration::from_millis(100);
 /// And this soon when stacks lead through it.
 pub(super) const PUBLISH_AWAITED_AFTER: Duration = Duration::from_millis(10);
+/// What one process may say between two turns, because its samples are looked at.
+const BETWEEN_TURNS: Duration = Duration::from_millis(5);
 /// Samples of a process come this long after its end at most.
 const STRAGGLERS: Duration = Duration::from_secs(5);
 
@@ -58,8 +62,47 @@ pub(super) struct Target {
     pub inner_tids: HashMap<u32, u32>,
     /// How many of `sampled` belong to what was cut off.
     pub cut_off: usize,
+    /// The era of its code when that was cut off.
+    pub cut_era: u32,
     /// What is known of it may take so much.
     pub most_bytes: usize,
+    /// And so much in kernel memory.
+    pub most_table_bytes: u64,
+    /// What taking in has cost since the last turn, apart from that.
+    taking_in: Duration,
+    credit: Credit,
+}
+
+/// Time that one process may take from the loop: much when it starts and has much to say, and little
+/// for good.
+#[derive(Clone, Copy, Debug)]
+struct Credit {
+    left: Duration,
+    since: Instant,
+}
+
+/// What a process has to begin with, and has again after it took nothing for long.
+const MOST_CREDIT: Duration = Duration::from_millis(400);
+/// Of the time that passes a process may take one part in so many.
+const CREDIT_PART: u32 = 25;
+/// With less than this, nothing is begun.
+const LEAST_CREDIT: Duration = Duration::from_millis(5);
+
+impl Credit {
+    fn new(now: Instant) -> Self {
+        Self { left: MOST_CREDIT, since: now }
+    }
+
+    fn is_enough(&mut self, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.since) / CREDIT_PART;
+        self.left = self.left.saturating_add(earned).min(MOST_CREDIT);
+        self.since = now;
+        self.left >= LEAST_CREDIT
+    }
+
+    fn pay(&mut self, spent: Duration) {
+        self.left = self.left.saturating_sub(spent);
+    }
 }
 
 impl Target {
@@ -81,7 +124,11 @@ impl Target {
             ended: None,
             inner_tids: HashMap::new(),
             cut_off: 0,
+            cut_era: 0,
             most_bytes,
+            most_table_bytes: u64::MAX,
+            taking_in: Duration::ZERO,
+            credit: Credit::new(Instant::now()),
         }
     }
 
@@ -106,12 +153,44 @@ impl Target {
         self.reached = None;
     }
 
-    /// Takes in what the bridge has said since the last time.
-    pub fn take_in(&mut self, looker: &mut Looker) {
+    /// Takes in what the bridge has said since the last turn, while samples are looked at: no longer
+    /// than [`BETWEEN_TURNS`] from one turn to the next.
+    pub fn take_in_between(&mut self, looker: &mut Looker) {
+        let begun = Instant::now();
+        if self.taking_in < BETWEEN_TURNS && self.credit.is_enough(begun) {
+            self.take_in(looker, begun + BETWEEN_TURNS);
+            self.taking_in += begun.elapsed();
+            self.credit.pay(begun.elapsed());
+        }
+    }
+
+    /// The turn of this process has come: false when it has taken too much time of late.
+    pub fn take_turn(&mut self, looker: &mut Looker, until: Instant) -> bool {
+        let begun = Instant::now();
+        if !self.credit.is_enough(begun) {
+            return false;
+        }
+        self.taking_in = Duration::ZERO;
+        self.take_in(looker, until.min(begun + BETWEEN_TURNS * 2));
+        self.credit.pay(begun.elapsed());
+        true
+    }
+
+    /// Loads what has changed of its code; true when it must be published anew.
+    pub fn update_units(&mut self, programs: &mut Programs, store: &mut Store) -> bool {
+        let begun = Instant::now();
+        let most = self.most_table_bytes;
+        let changed = self.units.update(&mut self.runtime.code, programs, store, most);
+        self.credit.pay(begun.elapsed());
+        changed
+    }
+
+    /// Takes in what the bridge has said since the last time, until then.
+    pub fn take_in(&mut self, looker: &mut Looker, until: Instant) {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
-        let alive = bridge.poll(looker, &mut |record| runtime.apply(record, most));
+        let alive = bridge.poll(looker, until, &mut |record| runtime.apply(record, most));
         // The process says so: it may say less later.
         self.lost = self.lost.max(bridge.lost());
         let modules = runtime.modules();
@@ -184,9 +263,26 @@ mod tests {
         assert!(!target.is_expected);
         assert!(target.look_whether_expected() && target.is_expected);
         assert!(!target.look_whether_expected() && target.is_expected, "nothing has changed");
-        let refusal = Refusal { why: String::new(), writes_perf_map: false };
+        let refusal = Refusal { why: String::new(), writes_perf_map: false, is_passing: false };
         target.state = State::Refused(refusal);
         assert!(target.look_whether_expected() && !target.is_expected);
+    }
+
+    #[test]
+    fn a_process_that_always_has_more_to_say_gets_a_small_part_of_the_loops_time() {
+        let mut now = Instant::now();
+        let mut credit = Credit::new(now);
+        let (step, mut taken) = (Duration::from_millis(10), Duration::ZERO);
+        let all = Duration::from_secs(60);
+        for _ in 0..all.as_millis() / step.as_millis() {
+            if credit.is_enough(now) {
+                credit.pay(step);
+                taken += step;
+            }
+            now += step;
+        }
+        assert!(taken <= MOST_CREDIT + all / CREDIT_PART * 2, "{taken:?}");
+        assert!(taken >= MOST_CREDIT, "a start has all the time it needs: {taken:?}");
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //!
 //! Invariant: a table is given back only when no published process uses it any more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use strata_bridge_protocol::record::{ModuleRecord, module_flag};
+use strata_unwind::UnwindTable;
 
-use super::code::{CodeMap, UNIT};
+use super::code::{CodeMap, UNIT, UNITS_AT_ONCE};
 use crate::kernel::loader::Programs;
 use crate::tables::rule_set::NEW_RULES_PER_OWNER;
 use crate::tables::store::{Code, Store, Stretch, Table};
@@ -32,6 +33,10 @@ pub struct Units {
     era: u32,
     /// New rules that its tables may still take.
     quota: usize,
+    /// Of `tables`, and of those that are on their way out.
+    bytes: u64,
+    /// Units that have code and found no room: that is followed by frame pointers.
+    without_room: BTreeSet<u64>,
 }
 
 impl Default for Units {
@@ -43,24 +48,40 @@ impl Default for Units {
             changed: false,
             era: 0,
             quota: NEW_RULES_PER_OWNER,
+            bytes: 0,
+            without_room: BTreeSet::new(),
         }
     }
 }
 
 impl Units {
-    /// Loads what has changed; true when the process must be published anew.
+    /// Loads what has changed, within so many bytes; true when the process must be published anew.
     pub fn update(
         &mut self,
         code: &mut CodeMap,
         programs: &mut Programs,
         store: &mut Store,
+        most_bytes: u64,
     ) -> bool {
+        let dirty = code.take_dirty(UNITS_AT_ONCE);
         self.era = code.era();
-        let dirty = code.take_dirty();
         for unit in &dirty {
-            let table = code.table_of(*unit);
-            let loaded = table.and_then(|table| {
-                store.load_within(programs, &table, &mut self.quota).map(Arc::new)
+            self.without_room.remove(unit);
+            let loaded = code.table_of(*unit).and_then(|table| {
+                let bytes = bytes_of(&table);
+                if self.bytes + bytes > most_bytes {
+                    store.refused += 1;
+                    self.without_room.insert(*unit);
+                    return None;
+                }
+                let loaded = store.load_within(programs, &table, &mut self.quota);
+                match &loaded {
+                    Some(table) => self.bytes += table.bytes(),
+                    None => {
+                        self.without_room.insert(*unit);
+                    }
+                }
+                loaded.map(Arc::new)
             });
             let old = match loaded {
                 Some(table) => self.tables.insert(*unit, table),
@@ -76,7 +97,10 @@ impl Units {
     pub fn sweep(&mut self, store: &mut Store) {
         for table in std::mem::take(&mut self.replaced) {
             match Arc::try_unwrap(table) {
-                Ok(table) => store.unload(table),
+                Ok(table) => {
+                    self.bytes = self.bytes.saturating_sub(table.bytes());
+                    store.unload(table);
+                }
                 Err(used) => self.replaced.push(used),
             }
         }
@@ -84,6 +108,7 @@ impl Units {
 
     /// All tables are on their way out.
     pub fn clear(&mut self) {
+        self.without_room.clear();
         self.replaced.extend(std::mem::take(&mut self.tables).into_values());
     }
 
@@ -106,25 +131,37 @@ impl Units {
             .take(MOST)
             .collect();
         self.modules.sort_unstable_by_key(|module| module.start);
+        // A process may say that they overlap: then the later one ends the one before it.
+        let starts: Vec<u64> = self.modules.iter().skip(1).map(|module| module.start).collect();
+        for (module, next) in self.modules.iter_mut().zip(starts) {
+            module.end = module.end.min(next);
+        }
         self.changed |= self.modules.iter().filter(|module| module.precompiled).count() != before;
     }
 
-    /// Whether a module of the runtime is loaded here.
+    /// What its tables take in kernel memory.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Whether nothing of it is in kernel memory any more.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty() && self.replaced.is_empty()
     }
 
+    /// Whether a module of the runtime is loaded here.
     pub fn has_module(&self, address: u64) -> bool {
-        self.modules.iter().any(|module| (module.start..module.end).contains(&address))
+        let after = self.modules.partition_point(|module| module.start <= address);
+        let before = after.checked_sub(1).and_then(|at| self.modules.get(at));
+        before.is_some_and(|module| address < module.end)
     }
 
     /// The modules with precompiled code that have a place between two addresses, by address.
     pub fn precompiled_within(&self, start: u64, end: u64) -> impl Iterator<Item = &LoadedModule> {
-        let here = move |module: &&LoadedModule| {
-            module.precompiled && module.start < end && module.end > start
-        };
-        self.modules.iter().filter(here)
+        let first = self.modules.partition_point(|module| module.end <= start);
+        let from = self.modules.get(first..).unwrap_or_default();
+        let here = from.iter().take_while(move |module| module.start < end);
+        here.filter(move |module| module.precompiled && module.end > start)
     }
 
     /// How the code between two addresses is unwound.
@@ -133,14 +170,82 @@ impl Units {
         for (&unit, table) in self.tables.range(start & !(UNIT - 1)..end) {
             let (from, until) = (unit.max(start), (unit + UNIT).min(end));
             if from > at {
-                to.push(Stretch { start: at, end: from, code: Code::Unannounced });
+                self.between(at, from, to);
             }
             let code = Code::Generated { table: table.clone(), era: self.era };
             to.push(Stretch { start: from, end: until, code });
             at = until;
         }
         if at < end {
+            self.between(at, end, to);
+        }
+    }
+
+    /// Code that has no table: of units without room, and such that is not announced.
+    fn between(&self, start: u64, end: u64, to: &mut Vec<Stretch>) {
+        let mut at = start;
+        for &unit in self.without_room.range(start & !(UNIT - 1)..end) {
+            let (from, until) = (unit.max(at), (unit + UNIT).min(end));
+            if from > at {
+                to.push(Stretch { start: at, end: from, code: Code::Unannounced });
+            }
+            if until > from {
+                to.push(Stretch { start: from, end: until, code: Code::FramePointer });
+                at = until;
+            }
+        }
+        if at < end {
             to.push(Stretch { start: at, end, code: Code::Unannounced });
         }
+    }
+}
+
+/// What a table takes in kernel memory.
+fn bytes_of(table: &UnwindTable) -> u64 {
+    let words = table.pieces.iter().map(|piece| piece.index.len() + piece.rows.len());
+    words.sum::<usize>() as u64 * 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_found_by_address_whatever_a_process_says_of_them() {
+        let module = |base: u64, size: u32| ModuleRecord {
+            base,
+            size,
+            flags: module_flag::READY_TO_RUN,
+            path: format!("/app/{base:x}.dll"),
+            ..ModuleRecord::default()
+        };
+        // The first claims all of the others' memory.
+        let modules = [module(0x1000, u32::MAX), module(0x5000, 0x1000), module(0x9000, 0x1000)];
+        let mut units = Units::default();
+        units.set_modules(modules.iter());
+        for (address, there) in [(0xfff, false), (0x1000, true), (0x5fff, true), (0x6000, false)] {
+            assert_eq!(units.has_module(address), there, "{address:x}");
+        }
+        let within = |start, end| units.precompiled_within(start, end).count();
+        assert_eq!([within(0, 0x1000), within(0x4000, 0x5001), within(0x6000, 0x9001)], [0, 2, 1]);
+    }
+
+    #[test]
+    fn units_without_room_are_followed_by_frame_pointers() {
+        let mut units = Units::default();
+        units.without_room.extend([UNIT, 3 * UNIT]);
+        let mut stretches = Vec::new();
+        units.stretches(0x1000, 4 * UNIT, &mut stretches);
+        let kinds: Vec<_> = stretches
+            .iter()
+            .map(|one| (one.start, one.end, matches!(one.code, Code::FramePointer)))
+            .collect();
+        let expected = [
+            (0x1000, UNIT, false),
+            (UNIT, 2 * UNIT, true),
+            (2 * UNIT, 3 * UNIT, false),
+            (3 * UNIT, 4 * UNIT, true),
+        ];
+        assert_eq!(kinds, expected);
     }
 }

@@ -9,12 +9,12 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 
-use super::table::{Mapping, ProcessTable};
-use crate::aside::{Aside, Patience};
+use super::table::{Change, ImageId, Mapping, ProcessTable};
+use crate::aside::{Aside, Patience, Ticket, owner_of};
 use crate::kernel::perf_record::MappedInode;
 
 /// Hosts with a dead file system have some such processes.
-const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 32 };
+const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 64, of_one: 8 };
 /// So many processes are read at a time, in less than so long.
 const AT_ONCE: usize = 64;
 const ALL_OF_THEM: Duration = Duration::from_secs(60);
@@ -25,7 +25,39 @@ const MAX_CODE: usize = 1 << 20;
 /// Reads processes into the table.
 pub struct Scanner {
     reader: Aside<u32, Option<Found>>,
+    /// The same for processes that are known, and of which events may have been lost.
+    repairs: Aside<u32, Option<Found>>,
+    /// What repairs were asked for: the process as it was known then.
+    asked: HashMap<Ticket, Suspect>,
 }
+
+/// A process of which more may be known than events have told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Suspect {
+    pid: u32,
+    image: ImageId,
+    epoch: u32,
+}
+
+/// What came of reading a known process anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repair {
+    Done {
+        pid: u32,
+        change: Change,
+    },
+    /// It is gone.
+    Gone {
+        pid: u32,
+    },
+    /// It became another, or mapped more, while it was read.
+    Again {
+        pid: u32,
+    },
+}
+
+/// Processes that are read anew at the same time: what one event costs that was lost is bounded.
+const MOST_REPAIRS: usize = 4096;
 
 /// What `/proc` says of a process.
 struct Found {
@@ -43,7 +75,56 @@ impl Default for Scanner {
 
 impl Scanner {
     fn with(read: fn(u32) -> Option<Found>) -> Self {
-        Self { reader: Aside::new("processes", PATIENCE, read) }
+        Self {
+            reader: Aside::new("processes", PATIENCE, read),
+            repairs: Aside::new("repairs", PATIENCE, read),
+            asked: HashMap::new(),
+        }
+    }
+
+    /// Has a known process read anew, beside the loop: see [`Self::take_repairs`]. False when it
+    /// cannot be read now.
+    pub fn ask_repair(&mut self, table: &ProcessTable, pid: u32) -> bool {
+        let Some(process) = table.get(pid) else { return true };
+        if self.asked.len() >= MOST_REPAIRS {
+            return false;
+        }
+        let suspect = Suspect { pid, image: process.image, epoch: process.space.epoch };
+        if self.asked.values().any(|asked| *asked == suspect) {
+            return true;
+        }
+        let ticket = self.repairs.ask_of(owner_of(pid), pid);
+        if let Some(ticket) = ticket {
+            self.asked.insert(ticket, suspect);
+        }
+        ticket.is_some()
+    }
+
+    /// Takes in what was read anew. What has changed since it was asked for is not believed: an event
+    /// has told of it meanwhile.
+    pub fn take_repairs(&mut self, table: &mut ProcessTable, time: u64) -> Vec<Repair> {
+        if self.asked.is_empty() {
+            return Vec::new();
+        }
+        let mut repairs = Vec::new();
+        for (ticket, found) in self.repairs.answers() {
+            let Some(Suspect { pid, image, epoch }) = self.asked.remove(&ticket) else { continue };
+            let Ok(found) = found else { continue };
+            let Some(process) = table.get(pid) else { continue };
+            if process.image != image || process.space.epoch != epoch {
+                repairs.push(Repair::Again { pid });
+                continue;
+            }
+            match found {
+                Some(found) if !found.is_gone() => {
+                    let mappings = found.mappings(table);
+                    let change = table.repair(pid, &found.stat.comm, &mappings, time);
+                    repairs.push(Repair::Done { pid, change });
+                }
+                _ => repairs.push(Repair::Gone { pid }),
+            }
+        }
+        repairs
     }
 
     /// Reads every process of the host into the table; those that are there already stay.
@@ -67,7 +148,8 @@ impl Scanner {
     }
 
     fn scan_these(&mut self, table: &mut ProcessTable, pids: &[u32]) -> usize {
-        let tickets: Vec<_> = pids.iter().map(|pid| (self.reader.ask(*pid), *pid)).collect();
+        let tickets: Vec<_> =
+            pids.iter().map(|pid| (self.reader.ask_of(owner_of(*pid), *pid), *pid)).collect();
         self.reader.settle(ALL_OF_THEM);
         let mut answers: HashMap<_, _> = self.reader.answers().into_iter().collect();
         let mut found = 0;
@@ -104,13 +186,24 @@ fn read(pid: u32) -> Option<Found> {
 }
 
 impl Found {
+    /// A thread of the kernel, or a process that only waits to be waited for.
+    fn is_gone(&self) -> bool {
+        !self.has_memory && (self.stat.parent == KTHREADD || self.stat.state == "Z")
+    }
+
     fn insert(self, table: &mut ProcessTable, pid: u32) -> bool {
-        let Self { code, has_memory, stat: Stat { comm, state, parent } } = self;
-        if !has_memory && (parent == KTHREADD || state == "Z") {
+        if self.is_gone() {
             return false;
         }
+        let mappings = self.mappings(table);
+        let Stat { comm, parent, .. } = self.stat;
+        table.insert_existing(pid, parent, &comm, mappings);
+        true
+    }
+
+    fn mappings(&self, table: &mut ProcessTable) -> Vec<Mapping> {
         let mut mappings = Vec::new();
-        for line in code.split(|&byte| byte == b'\n') {
+        for line in self.code.split(|&byte| byte == b'\n') {
             let Some(found) = parse_line(line) else { continue };
             if let Some(backing) = table.backing(found.inode, found.path) {
                 mappings.push(Mapping {
@@ -121,8 +214,7 @@ impl Found {
                 });
             }
         }
-        table.insert_existing(pid, parent, &comm, mappings);
-        true
+        mappings
     }
 }
 
@@ -239,6 +331,25 @@ mod tests {
         assert_eq!(scanner.scan_these(&mut table, &[HANGS, here]), 1);
         assert!(table.get(here).is_some() && table.get(HANGS).is_none());
         assert_eq!(scanner.unread(), 1);
+    }
+
+    #[test]
+    fn a_process_of_which_events_were_lost_is_read_anew() {
+        let here = std::process::id();
+        let mut table = ProcessTable::default();
+        table.insert_unknown(here, "before");
+        let mut scanner = Scanner::default();
+        assert!(scanner.ask_repair(&table, here));
+        let repairs = loop {
+            let repairs = scanner.take_repairs(&mut table, 1);
+            if !repairs.is_empty() {
+                break repairs;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert_eq!(repairs, [Repair::Done { pid: here, change: Change::Renamed { pid: here } }]);
+        let code = a_process_of_which_events_were_lost_is_read_anew as fn() as usize as u64;
+        assert!(table.get(here).is_some_and(|process| process.space.mapping_of(code).is_some()));
     }
 
     #[test]

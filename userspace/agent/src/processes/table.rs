@@ -182,6 +182,8 @@ pub enum Change {
     Exited {
         pid: u32,
     },
+    /// Events were lost: any process may be another, or have mapped more, than is known.
+    Lost,
 }
 
 #[derive(Default)]
@@ -194,6 +196,8 @@ pub struct ProcessTable {
     pub files: MappedFiles,
     /// Process events the kernel had no room for.
     pub lost_events: u64,
+    /// Mappings that processes beyond [`MAX_MAPPINGS`] were refused.
+    pub refused_mappings: u64,
 }
 
 impl ProcessTable {
@@ -276,7 +280,34 @@ impl ProcessTable {
             self.note_program(image, mapping.backing);
             space.map(mapping);
         }
+        self.refused_mappings += space.refused;
         self.processes.insert(pid, Process { parent, image, space, exited: false });
+    }
+
+    /// What `/proc` says of a process whose events may have been lost: its name, and what it has
+    /// mapped. The time is that of the reading.
+    pub fn repair(&mut self, pid: u32, comm: &str, mappings: &[Mapping], time: u64) -> Change {
+        let Some(process) = self.processes.get(&pid) else { return Change::None };
+        let program = self.image(process.image).and_then(|image| image.program);
+        let is_mapped = |file| mappings.iter().any(|one| one.backing == Backing::File(file));
+        let mut change = Change::None;
+        if program.is_some_and(|program| !is_mapped(program)) && !mappings.is_empty() {
+            // What it was started from is not there any more: it has executed something else.
+            change = self.rename(pid, pid, comm.as_bytes(), true, time);
+        } else if self.image(process.image).is_some_and(|image| *image.comm != *comm) {
+            change = self.rename(pid, pid, comm.as_bytes(), false, time);
+        }
+        let Some(process) = self.processes.get_mut(&pid) else { return change };
+        let (image, refused) = (process.image, process.space.refused);
+        for mapping in mappings {
+            process.space.map(*mapping);
+        }
+        self.refused_mappings += process.space.refused - refused;
+        for mapping in mappings {
+            self.note_jitdump(image, mapping.backing);
+            self.note_program(image, mapping.backing);
+        }
+        change
     }
 
     pub fn remove(&mut self, pid: u32) {
@@ -312,7 +343,9 @@ impl ProcessTable {
                 let Some(process) = self.processes.get_mut(pid) else { return Change::None };
                 let end = start.saturating_add(*length);
                 let mapping = Mapping { start: *start, end, offset: *offset, backing };
+                let refused = process.space.refused;
                 process.space.map(mapping);
+                self.refused_mappings += process.space.refused - refused;
                 let image = process.image;
                 self.note_jitdump(image, backing);
                 self.note_program(image, backing);
@@ -329,7 +362,7 @@ impl ProcessTable {
             Event::Exit { .. } => Change::None,
             Event::Lost { count } => {
                 self.lost_events += count;
-                Change::None
+                Change::Lost
             }
         }
     }
@@ -468,6 +501,33 @@ mod tests {
                 assert_eq!(program.name_inside(path), name);
             }
         }
+    }
+
+    #[test]
+    fn what_events_were_lost_of_is_repaired_by_what_is_there() {
+        let mut table = ProcessTable::default();
+        let mut backing = |number: u64, path: &[u8]| {
+            let inode = MappedInode { major: 8, minor: 1, inode: number, generation: 0 };
+            table.backing(inode, path).expect("a file")
+        };
+        let (shell, library, other) =
+            (backing(1, b"/bin/sh"), backing(2, b"/lib/c.so"), backing(3, b"/bin/cat"));
+        let at = |start: u64, backing| Mapping { backing, ..file(start, start + 0x1000, 0) };
+        table.insert_existing(7, 1, "sh", vec![at(0x1000, shell)]);
+        let before = table.get(7).expect("a process").image;
+        // It mapped a library, and nothing told of it.
+        let seen = [at(0x1000, shell), at(0x5000, library)];
+        assert_eq!(table.repair(7, "sh", &seen, 5), Change::None);
+        let process = table.get(7).expect("a process");
+        assert!(process.image == before && process.space.mapping_of(0x5800).is_some());
+        assert_eq!(table.repair(7, "worker", &seen, 6), Change::Renamed { pid: 7 });
+        // It executed another program, and nothing told of that either.
+        let seen = [at(0x1000, other)];
+        assert_eq!(table.repair(7, "cat", &seen, 7), Change::Executed { pid: 7 });
+        let process = table.get(7).expect("a process");
+        assert!(process.image != before && process.space.mapping_of(0x5800).is_none());
+        assert_eq!(table.image(before).and_then(|image| image.replaced), Some(7));
+        assert_eq!(table.image(process.image).map(|image| &*image.comm), Some("cat"));
     }
 
     #[test]

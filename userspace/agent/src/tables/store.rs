@@ -32,6 +32,9 @@ const CAPTURES_MEANWHILE: u32 = 64;
 /// As many for code that a runtime has not announced yet: it is published anew as soon as such
 /// stacks come.
 const PATIENT_CAPTURES: u32 = 256;
+/// Publications of a process whose generations are remembered: one may happen between a process's
+/// execution of another program and the event that tells of it.
+const REMEMBERED: usize = 4;
 const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
 
 /// A file's table in kernel memory.
@@ -39,6 +42,13 @@ pub struct Table {
     pieces: Vec<LoadedPiece>,
     numbers: Vec<u16>,
     pub loads: Vec<Load>,
+}
+
+impl Table {
+    /// What it takes in kernel memory.
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| u64::from(piece.range.words) * 4).sum()
+    }
 }
 
 struct LoadedPiece {
@@ -80,8 +90,18 @@ struct Published {
     users: u32,
 }
 
+impl Published {
+    /// What is in kernel memory for its users alone: of a table that others have too, its part.
+    fn weight(&self) -> u64 {
+        let of_table = |table: &Arc<Table>| table.bytes() / Arc::strong_count(table).max(1) as u64;
+        u64::from(self.range.words) * 4 + self._tables.iter().map(of_table).sum::<u64>()
+    }
+}
+
 struct Owner {
     block: u64,
+    /// Of its last publications.
+    generations: [u32; REMEMBERED],
     last_used: Instant,
     /// When it was last allowed raw stacks.
     granted: Instant,
@@ -95,6 +115,8 @@ pub struct Store {
     blocks: HashMap<u64, Published>,
     owners: HashMap<u32, Owner>,
     skipped: HashSet<u32>,
+    /// By process: generations of the program that it was before.
+    outdated: HashMap<u32, [u32; REMEMBERED]>,
     /// Processes that were not allowed further raw stacks when they were published last.
     withheld: HashSet<u32>,
     /// Something found no room since it was last asked.
@@ -121,6 +143,7 @@ impl Store {
             blocks: HashMap::new(),
             owners: HashMap::new(),
             skipped: HashSet::new(),
+            outdated: HashMap::new(),
             withheld: HashSet::new(),
             is_short: false,
             by_content: HashMap::new(),
@@ -143,6 +166,11 @@ impl Store {
 
     pub fn segment_bytes(&self) -> u64 {
         (self.arena.segments() * SEGMENT_BYTES) as u64
+    }
+
+    /// Bytes that there may be for tables and extents.
+    pub fn limit_bytes(&self) -> u64 {
+        (self.limit_segments * SEGMENT_BYTES) as u64
     }
 
     pub fn used_bytes(&self) -> u64 {
@@ -252,7 +280,20 @@ impl Store {
             self.withheld.insert(pid);
         }
         let granted = withheld.unwrap_or(now);
-        let old = self.owners.insert(pid, Owner { block, last_used: now, granted });
+        let generation = self.blocks.get(&block).map_or(0, |published| published.generation);
+        let mut generations = self.owners.get(&pid).map_or([0; REMEMBERED], |old| old.generations);
+        if !generations.contains(&generation) {
+            generations.rotate_right(1);
+            if let Some(first) = generations.first_mut() {
+                *first = generation;
+            }
+        }
+        // The same code as before the execution: what is found in it is right.
+        if self.outdated.get(&pid).is_some_and(|outdated| outdated.contains(&generation)) {
+            self.outdated.remove(&pid);
+        }
+        let owner = Owner { block, generations, last_used: now, granted };
+        let old = self.owners.insert(pid, owner);
         if let Some(published) = self.blocks.get_mut(&block) {
             published.users += 1;
             let entry = Process {
@@ -268,14 +309,27 @@ impl Store {
                 },
                 flags: if waits { PROCESS_PATIENT } else { 0 },
             };
-            let set = programs.set_process(pid, entry);
-            // The map is full: whoever was not sampled for longest makes room.
-            if set.is_err()
-                && let Some(other) = self.least_used().filter(|other| *other != pid)
-            {
-                self.withdraw(programs, other);
-                self.evicted += 1;
-                programs.set_process(pid, entry)?;
+            // The map is full: the process that was not sampled for longest makes room.
+            if let Err(error) = programs.set_process(pid, entry) {
+                let other = self.least_used().filter(|other| *other != pid);
+                let set = match other {
+                    Some(other) => {
+                        self.withdraw(programs, other);
+                        self.evicted += 1;
+                        programs.set_process(pid, entry)
+                    }
+                    None => Err(error),
+                };
+                if let Err(error) = set {
+                    self.refused += 1;
+                    if let Some(owner) = self.owners.remove(&pid) {
+                        self.release(owner.block, now);
+                    }
+                    if let Some(old) = old {
+                        self.release(old.block, now);
+                    }
+                    return Err(error);
+                }
             }
         }
         if let Some(old) = old {
@@ -362,8 +416,25 @@ impl Store {
         }
     }
 
+    /// Takes a process out because it has executed another program: what the kernel still unwinds by
+    /// the one before is known by its generation.
+    pub fn outdate(&mut self, programs: &mut Programs, pid: u32) {
+        let before = self.owners.get(&pid).map(|owner| owner.generations);
+        self.withdraw(programs, pid);
+        if let Some(generations) = before {
+            self.outdated.insert(pid, generations);
+        }
+    }
+
+    /// Whether a stack of this process was unwound by code of the program that it was before.
+    pub fn is_outdated(&self, pid: u32, generation: u32) -> bool {
+        generation != 0
+            && self.outdated.get(&pid).is_some_and(|before| before.contains(&generation))
+    }
+
     /// Takes a process out.
     pub fn withdraw(&mut self, programs: &mut Programs, pid: u32) {
+        self.outdated.remove(&pid);
         let owner = self.owners.remove(&pid);
         if self.skipped.remove(&pid) || owner.is_some() {
             programs.remove_process(pid);
@@ -416,6 +487,19 @@ impl Store {
     /// Whether something has found no room, although that much may be free in pieces.
     pub fn take_shortage(&mut self) -> bool {
         std::mem::take(&mut self.is_short)
+    }
+
+    /// The published process that makes room first: the one that takes more than a quarter of all
+    /// there is, else the one that was used longest ago. So none can take the others' room away.
+    pub fn next_evicted(&self) -> Option<u32> {
+        let limit = self.limit_bytes() / 4;
+        let heaviest = self
+            .owners
+            .iter()
+            .filter_map(|(pid, owner)| Some((self.blocks.get(&owner.block)?.weight(), *pid)))
+            .max()
+            .filter(|(weight, _)| *weight > limit);
+        heaviest.map(|(_, pid)| pid).or_else(|| self.least_used())
     }
 
     /// The published process that was used longest ago.

@@ -25,7 +25,7 @@ use strata_metadata::{Application, Container, Environment, Facts, Pod, identify}
 use uuid::Uuid;
 
 use reading::{Question, Reader, Seen, Wanted};
-use strata_agent::aside::{Figures, Missing, Ticket};
+use strata_agent::aside::{Figures, Missing, Ticket, owner_of};
 use strata_agent::engine::Engine;
 use strata_agent::host;
 use strata_agent::processes::container::Group;
@@ -76,6 +76,7 @@ struct Person {
     readings: u32,
     /// Its reading that is on its way.
     asked: Option<Ticket>,
+    met: Instant,
     /// Reading it hung: nobody tries again.
     is_given_up: bool,
     /// When it is read again, because it seems to be in the middle of executing its program.
@@ -121,6 +122,8 @@ const AGAIN: [Duration; 3] =
 const REFUSED: Duration = Duration::from_secs(5);
 /// Bytes of the environments of all processes.
 const MOST_ENVIRONMENTS: usize = 8 << 20;
+/// After so long a process is decided about by what is known of it.
+const UNDECIDED: Duration = Duration::from_secs(15);
 /// How long a cut waits for readings that are on their way.
 const SETTLING: Duration = Duration::from_millis(300);
 
@@ -165,7 +168,7 @@ impl People {
             return;
         }
         let question = Question { pid: person.pid, wanted: self.wanted.clone() };
-        person.asked = self.reader.ask(question);
+        person.asked = self.reader.ask_of(owner_of(person.pid), question);
         match person.asked {
             Some(ticket) => {
                 self.asked.insert(ticket, image);
@@ -255,11 +258,13 @@ impl People {
         self.look(table);
     }
 
-    /// Whether all that is to be known of a process was read: it may be decided about for good.
+    /// Whether all that is to be known of a process was read, or was not for so long that it is
+    /// decided without: it may be decided about for good.
     pub fn is_read(&self, image: ImageId) -> bool {
-        self.persons
-            .get(&image)
-            .is_some_and(|person| person.asked.is_none() && person.again.is_none())
+        self.persons.get(&image).is_some_and(|person| {
+            let is_open = person.asked.is_some() || person.again.is_some();
+            !is_open || person.met.elapsed() >= UNDECIDED
+        })
     }
 
     /// How reading goes.
@@ -296,6 +301,7 @@ impl People {
             seen: Seen::default(),
             readings: 0,
             asked: None,
+            met: Instant::now(),
             is_given_up: false,
             again: None,
             looks: 0,

@@ -33,7 +33,7 @@ pub struct Loss {
 }
 
 /// Losses other than the ways in which stacks end, for scripts and for people.
-const CAUSES: [(&str, &str); 12] = [
+const CAUSES: [(&str, &str); 15] = [
     ("ring_full", "samples the record ring had no room for"),
     (
         "sampling_restarted",
@@ -52,7 +52,13 @@ const CAUSES: [(&str, &str); 12] = [
         "stacks of .NET code followed by frame pointer before its methods were known",
     ),
     ("files_unreadable", "mapped files that could not be read"),
+    (
+        "files_delayed",
+        "times a mapped file was opened later: its process maps many, or strata was busy",
+    ),
     ("tables_refused", "unwind tables without room (--table-memory)"),
+    ("extents_dropped", "mappings beyond what a process may have in the kernel's tables"),
+    ("mappings_refused", "executable mappings beyond 4,096 of one process"),
     ("clr_records_lost", "records of .NET processes that were lost or refused"),
     ("unnamed_places", "addresses without a name"),
 ];
@@ -90,7 +96,10 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     add("clr_looks_unanswered", engine.managed.unanswered_looks());
     add("clr_stacks_followed", engine.stacks_followed());
     add("files_unreadable", engine.loading.failed_files);
+    add("files_delayed", engine.loading.delayed_files);
     add("tables_refused", engine.store.refused);
+    add("extents_dropped", engine.store.cut_extents);
+    add("mappings_refused", engine.table.refused_mappings);
     add("clr_records_lost", engine.managed.totals().lost);
     add("unnamed_places", unnamed);
     losses

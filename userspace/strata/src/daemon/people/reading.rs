@@ -24,7 +24,7 @@ const MOST_KEPT: usize = 16 << 10;
 /// Bytes of a command line that are looked at.
 const MAX_COMMAND: u64 = 16 << 10;
 /// What reading one process may take: a fraction of a millisecond, unless it hangs.
-const PATIENCE: Patience = Patience { limit: Duration::from_millis(250), threads: 4 };
+const PATIENCE: Patience = Patience { limit: Duration::from_millis(250), threads: 64, of_one: 8 };
 
 /// Reads processes, one after the other.
 pub type Reader = Aside<Question, Seen>;

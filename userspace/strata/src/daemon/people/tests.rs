@@ -6,7 +6,7 @@ use strata_agent::aside::{Aside, Patience};
 use strata_agent::kernel::perf_record::Event;
 
 /// What it may take until a hanging reading is given up.
-const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 4 };
+const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 4, of_one: 4 };
 
 fn configuration(text: &str) -> Configuration {
     let inputs = strata_config::Inputs { file: Some(("test", text)), ..Default::default() };

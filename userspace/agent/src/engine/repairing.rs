@@ -1,0 +1,160 @@
+//! Processes of which events were lost are read anew.
+//!
+//! The kernel drops process events when a ring is full, and says so. Then any process may have
+//! executed another program, or mapped code that nothing is known of, and its samples would be
+//! unwound and named by what it was before. A process is suspected as well when its stacks lead
+//! again and again through addresses that it has not mapped, as far as is known.
+//!
+//! Invariant: reading is done beside the loop, and the same process is read at most once in
+//! [`AGAIN`].
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::{Engine, monotonic_nanos};
+use crate::processes::scan::Repair;
+use crate::processes::table::Change;
+
+/// How long until the same process is read again, and until a further loss makes all be read.
+const AGAIN: Duration = Duration::from_secs(10);
+/// Stacks that end in memory that is not mapped before their process is read.
+const SUSPICIOUS: u32 = 3;
+/// Processes that are suspected at the same time.
+const MOST_SUSPECTS: usize = 4096;
+
+#[derive(Default)]
+pub(super) struct Repairs {
+    /// Events were lost since all processes were read.
+    is_lost: bool,
+    last_all: Option<Instant>,
+    suspects: HashMap<u32, Suspect>,
+    /// Processes that turned out to be others, or to have mapped more, than was known.
+    pub done: u64,
+}
+
+#[derive(Default)]
+struct Suspect {
+    stacks: u32,
+    read: Option<Instant>,
+}
+
+impl Repairs {
+    pub fn events_were_lost(&mut self) {
+        self.is_lost = true;
+    }
+
+    /// A stack of a process led to an address that it has not mapped, as far as is known.
+    pub fn unknown_address(&mut self, pid: u32) {
+        if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
+            let suspect = self.suspects.entry(pid).or_default();
+            suspect.stacks = suspect.stacks.saturating_add(1);
+        }
+    }
+
+    /// Processes that are to be read now.
+    fn due(&mut self, now: Instant) -> Vec<u32> {
+        let is_old = |read: Option<Instant>| {
+            read.is_none_or(|read| now.saturating_duration_since(read) >= AGAIN)
+        };
+        let mut due = Vec::new();
+        self.suspects.retain(|pid, suspect| {
+            if suspect.stacks >= SUSPICIOUS && is_old(suspect.read) {
+                due.push(*pid);
+                *suspect = Suspect { stacks: 0, read: Some(now) };
+            }
+            suspect.stacks > 0 || !is_old(suspect.read)
+        });
+        due
+    }
+
+    /// Whether all processes are to be read now.
+    fn all_are_due(&mut self, now: Instant) -> bool {
+        let is_due = self.is_lost
+            && self.last_all.is_none_or(|last| now.saturating_duration_since(last) >= AGAIN);
+        if is_due {
+            self.is_lost = false;
+            self.last_all = Some(now);
+        }
+        is_due
+    }
+}
+
+impl Engine {
+    /// Has processes read anew of which something may be missing, and takes in what was read.
+    pub(super) fn repair(&mut self) {
+        let now = self.now;
+        let mut pids = self.repairs.due(now);
+        if self.repairs.all_are_due(now) {
+            // What was never sampled is read when it is.
+            pids.extend(self.store.published());
+            tracing::debug!(processes = pids.len(), "process events were lost: they are read anew");
+        }
+        for pid in pids {
+            if !self.scanner.ask_repair(&self.table, pid) {
+                // Too many at once, or none can be read: the rest follows.
+                self.repairs.is_lost = true;
+                break;
+            }
+        }
+        for repair in self.scanner.take_repairs(&mut self.table, monotonic_nanos()) {
+            match repair {
+                Repair::Done { pid, change } => {
+                    self.repairs.done += u64::from(change != Change::None);
+                    match change {
+                        Change::Executed { .. } => {
+                            self.managed.left(pid);
+                            self.store.outdate(&mut self.programs, pid);
+                        }
+                        Change::Renamed { .. } if !self.selection.is_everything() => {
+                            self.store.withdraw(&mut self.programs, pid);
+                        }
+                        _ => {}
+                    }
+                    if self.selection.surely_keeps(pid) {
+                        self.look_for_runtime(pid);
+                    }
+                    self.dirty.insert(pid);
+                }
+                Repair::Gone { pid } => self.ended.push(pid),
+                Repair::Again { pid } => {
+                    self.scanner.ask_repair(&self.table, pid);
+                }
+            }
+        }
+    }
+
+    /// Processes of which events were lost, and that were put right.
+    pub fn repaired_processes(&self) -> u64 {
+        self.repairs.done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_read_when_its_stacks_lead_nowhere_again_and_again() {
+        let mut repairs = Repairs::default();
+        let now = Instant::now();
+        repairs.unknown_address(7);
+        assert!(repairs.due(now).is_empty(), "once may be the stack's own fault");
+        (0..5).for_each(|_| repairs.unknown_address(7));
+        assert_eq!(repairs.due(now), [7]);
+        (0..50).for_each(|_| repairs.unknown_address(7));
+        assert!(repairs.due(now).is_empty(), "it was read a moment ago");
+        assert_eq!(repairs.due(now + AGAIN), [7]);
+    }
+
+    #[test]
+    fn losses_have_all_processes_read_and_not_without_end() {
+        let mut repairs = Repairs::default();
+        let now = Instant::now();
+        assert!(!repairs.all_are_due(now));
+        repairs.events_were_lost();
+        assert!(repairs.all_are_due(now) && !repairs.all_are_due(now));
+        repairs.events_were_lost();
+        assert!(!repairs.all_are_due(now + Duration::from_secs(1)));
+        assert!(repairs.all_are_due(now + AGAIN));
+    }
+}
