@@ -26,6 +26,7 @@ mod errors;
 mod harness;
 mod hostile_files;
 mod hostile_names;
+mod hostile_together;
 mod isolation;
 mod jits;
 mod kernel_on_user;

@@ -1,6 +1,6 @@
 //! What the target `fake_clr` can pretend: how it lies about its memory, and at its socket.
 
-pub const MODES: [&str; 15] = [
+pub const MODES: [&str; 18] = [
     "honest",
     "random",
     "all-random",
@@ -16,5 +16,8 @@ pub const MODES: [&str; 15] = [
     "file",
     "mains",
     "locked",
+    "units",
+    "rows",
+    "churn",
 ];
 pub const SOCKETS: [&str; 5] = ["none", "silent", "mute", "flood", "huge"];

@@ -20,6 +20,9 @@
  *         file       on another device
  *         mains      thousands of files that all say they are the first
  *         locked     owned by somebody who never leaves
+ *         units      methods of 16 MiB each, all over the address space
+ *         rows       methods whose code moves the stack pointer with every instruction
+ *         churn      methods that take each other's place without end
  * SOCKET  none, silent (never accepts), mute (accepts, never answers), nonsense, flood, huge
  *
  * The layout is that of clr-bridge/layout, version 1; here it is written down a second time on purpose. */
@@ -50,6 +53,7 @@ enum {
     TYPE = 5,
     METHOD = 6,
     THREAD_END = 11,
+    ENUMERATED = 13,
     RESERVED = 1,
     COMMITTED = 2,
     END = 3,
@@ -178,6 +182,44 @@ static int a_method(struct shared *segment, uint64_t function, uint32_t type, co
     return append(segment, METHOD);
 }
 
+static int a_method_of(struct shared *segment, uint64_t function, uint64_t start, uint32_t size, const void *code,
+                       size_t code_size) {
+    number(function, 8), number(0, 8), number(1, 8), number(0x02000001, 4), number(0x06000001, 4);
+    number(0, 1), number(2, 1), number(1, 8), text("M"), number(0, 2);
+    bytes("", 0), number(0, 2), number(0, 2), number(0, 8);
+    number(1, 2), number(start, 8), number(size, 4), bytes(code, code_size);
+    return append(segment, METHOD);
+}
+
+static void enumerated(struct shared *segment) {
+    number(1, 4);
+    append(segment, ENUMERATED);
+}
+
+static void units(struct shared *segments, int count) {
+    uint64_t start = 1UL << 32;
+    for (int i = 0; i < count; i++) {
+        if (i == 0) enumerated(&segments[i]);
+        while (a_method_of(&segments[i], start, start, 16 << 20, "\x55\x48\x89\xe5", 4)) start += 16 << 20;
+        length = 0;
+    }
+}
+
+static void rows(struct shared *segments, int count) {
+    /* push rax, push rcx, pop rcx, pop rax: in another order for each method. */
+    static const uint8_t moves[] = {0x50, 0x51, 0x59, 0x58};
+    static uint8_t code[4000];
+    uint64_t start = 1UL << 32;
+    for (int i = 0; i < count; i++) {
+        if (i == 0) enumerated(&segments[i]);
+        do {
+            for (size_t at = 0; at < sizeof code; at++) code[at] = moves[random_word() % sizeof moves];
+            start += sizeof code + 96;
+        } while (a_method_of(&segments[i], start, start, sizeof code, code, sizeof code));
+        length = 0;
+    }
+}
+
 /* What hostile_burn is made of: claimed by methods, too. */
 NOINLINE uint64_t hostile_burn(uint64_t units) {
     uint64_t x = burn_units(units);
@@ -268,6 +310,11 @@ static void disturb(const char *mode, struct shared *m, struct shared *segments,
         main_header(m->bytes);
         status(m->bytes, (uint64_t)count);
         segment_header(s->bytes, (unsigned)(s - segments));
+    } else if (strcmp(mode, "churn") == 0) {
+        static uint64_t function;
+        for (int i = 0; i < 20; i++, function++) {
+            if (!a_method_of(&segments[function / 30000 % (uint64_t)count], function, 1UL << 32, 4096, "\xc3", 1)) length = 0;
+        }
     } else if (strcmp(mode, "shrinking") == 0) {
         off_t size = (off_t)(random_word() % 3) * 65536;
         if (ftruncate(m->fd, size) || ftruncate(s->fd, size)) fail("ftruncate");
@@ -406,6 +453,12 @@ int main(int argc, char **argv) {
             status(another.bytes, 0);
             close(another.fd);
         }
+    } else if (is(mode, "units")) {
+        units(segments, count);
+    } else if (is(mode, "rows")) {
+        rows(segments, count);
+    } else if (is(mode, "churn")) {
+        enumerated(&segments[0]);
     } else if (is(mode, "locked")) {
         struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
         if (fcntl(m.fd, F_OFD_SETLK, &lock) < 0) fail("F_OFD_SETLK");

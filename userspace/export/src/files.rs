@@ -1,13 +1,20 @@
-//! A sink of files: one pprof file for each profile, in a folder for each service.
+//! Profiles as files: one pprof file for each profile, in a folder for each service.
 //!
-//! A file appears under its name when it is whole. Nothing is ever removed: whoever asked for
-//! files takes them away.
+//! A file appears under its name when it is whole. Nothing is ever removed: what asked for the files
+//! takes them away. Until then the folder takes [`MOST_BYTES`] at most.
+//!
+//! Invariant: everything is done below the descriptor of the configured folder, and no link in it is
+//! followed: services have the names that targets gave themselves, and others may be allowed to write
+//! there.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::Outgoing;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use strata_profile::pprof;
 
 #[derive(Debug)]
@@ -18,19 +25,27 @@ pub struct Folder {
     pub failed: u64,
     /// Why the last file was not written.
     pub trouble: Option<String>,
+    /// Bytes in it, and when they were counted.
+    taken: Option<(u64, Instant)>,
+    most_bytes: u64,
 }
 
 /// Bytes of a service's name in a path.
 const LONGEST_NAME: usize = 100;
+/// Bytes of all files of a folder.
+const MOST_BYTES: u64 = 4 << 30;
+/// A full folder is looked at again after so long: files may have been taken away.
+const COUNT_AGAIN: Duration = Duration::from_secs(60);
 
 impl Folder {
     pub fn new(path: PathBuf) -> Self {
-        Self { path, written: 0, failed: 0, trouble: None }
+        let (written, failed, trouble) = (0, 0, None);
+        Self { path, written, failed, trouble, taken: None, most_bytes: MOST_BYTES }
     }
 
     pub fn write(&mut self, profiles: &[Outgoing]) {
         for outgoing in profiles {
-            match write(&self.path, outgoing) {
+            match self.write_one(outgoing) {
                 Ok(()) => {
                     self.written += 1;
                     self.trouble = None;
@@ -46,24 +61,86 @@ impl Folder {
             }
         }
     }
+
+    fn write_one(&mut self, outgoing: &Outgoing) -> io::Result<()> {
+        fs::create_dir_all(&self.path)?;
+        let folder = open_folder(rustix::fs::CWD, &self.path)?;
+        let taken = match self.taken {
+            Some((bytes, at)) if bytes < self.most_bytes || at.elapsed() < COUNT_AGAIN => bytes,
+            _ => bytes_of(&folder)?,
+        };
+        self.taken = Some(match self.taken {
+            Some((bytes, at)) if bytes == taken && at.elapsed() < COUNT_AGAIN => (bytes, at),
+            _ => (taken, Instant::now()),
+        });
+        if taken >= self.most_bytes {
+            return Err(io::Error::other(format!(
+                "its files take {taken} bytes, and more than {} are not written: take some away",
+                self.most_bytes
+            )));
+        }
+        let written = write(&folder, outgoing)?;
+        let counted = self.taken.map_or_else(Instant::now, |(_, at)| at);
+        self.taken = Some((taken.saturating_add(written), counted));
+        Ok(())
+    }
 }
 
-fn write(folder: &Path, outgoing: &Outgoing) -> io::Result<()> {
+/// A folder below another; a link in its place is refused.
+fn open_folder(below: impl std::os::fd::AsFd, name: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(below, name, flags, Mode::empty())?)
+}
+
+/// Bytes of the files in the folders of a folder.
+fn bytes_of(folder: &OwnedFd) -> io::Result<u64> {
+    let mut bytes = 0_u64;
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.to_bytes().iter().all(|byte| *byte == b'.') {
+            continue;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(service) = rustix::fs::openat(folder, name, flags, Mode::empty()) else { continue };
+        for file in Dir::read_from(&service)? {
+            let found = rustix::fs::statat(&service, file?.file_name(), AtFlags::SYMLINK_NOFOLLOW);
+            let Ok(found) = found else { continue };
+            if FileType::from_raw_mode(found.st_mode) == FileType::RegularFile {
+                bytes = bytes.saturating_add(u64::try_from(found.st_size).unwrap_or(0));
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// Writes one profile; its bytes.
+fn write(folder: &OwnedFd, outgoing: &Outgoing) -> io::Result<u64> {
     let origin = &outgoing.origin;
-    let folder = folder.join(plain(&origin.service));
-    fs::create_dir_all(&folder)?;
+    let service = plain(&origin.service);
+    match rustix::fs::mkdirat(folder, service.as_str(), Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let folder = open_folder(folder, Path::new(&service))?;
     let time = outgoing.profile.start_nanos / 1_000_000;
     let name = format!("{time}-{}-{}", plain(&origin.runtime_id), origin.sequence);
-    let (part, whole) =
-        (folder.join(format!(".{name}.part")), folder.join(format!("{name}.pb.gz")));
-    let mut file = File::create(&part)?;
-    let written = pprof::encode(&outgoing.profile, &mut file)
+    let (part, whole) = (format!(".{name}.part"), format!("{name}.pb.gz"));
+    let remove = || rustix::fs::unlinkat(&folder, part.as_str(), AtFlags::empty());
+    // Left behind by a daemon that was killed, or put there by another.
+    let _ = remove();
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o666);
+    let file = File::from(rustix::fs::openat(&folder, part.as_str(), flags, mode)?);
+    let mut buffered = BufWriter::new(&file);
+    let written = pprof::encode(&outgoing.profile, &mut buffered)
         .map_err(io::Error::other)
-        .and_then(|()| file.flush())
-        .and_then(|()| fs::rename(&part, &whole));
+        .and_then(|()| buffered.flush())
+        .and_then(|()| Ok(rustix::fs::renameat(&folder, part.as_str(), &folder, whole.as_str())?))
+        .and_then(|()| Ok(file.metadata()?.len()));
     if written.is_err() {
         // Half a profile is of no use.
-        let _ = fs::remove_file(&part);
+        let _ = remove();
     }
     written
 }
@@ -103,6 +180,53 @@ mod tests {
         fs::remove_file(&path).unwrap();
         folder.write(&profiles);
         assert_eq!((folder.written, folder.failed, folder.trouble.is_some()), (1, 1, false));
+    }
+
+    fn profiles_of(service: &str) -> [Outgoing; 1] {
+        let profile = Arc::new(ProfileBuilder::new(&[("samples", "count")]).finish());
+        let origin = Arc::new(Origin { service: service.to_owned(), ..Origin::default() });
+        [Outgoing { profile, origin }]
+    }
+
+    #[test]
+    fn no_link_leads_out_of_the_folder() {
+        let (place, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::os::unix::fs::symlink(outside.path(), place.path().join("shop")).unwrap();
+        let mut folder = Folder::new(place.path().to_owned());
+        folder.write(&profiles_of("shop"));
+        assert_eq!((folder.written, folder.failed), (0, 1));
+        // A link in the place of the file itself.
+        folder.write(&profiles_of("web"));
+        let web = place.path().join("web");
+        let name = fs::read_dir(&web).unwrap().flatten().next().unwrap().file_name();
+        let target = outside.path().join("target");
+        fs::write(&target, "kept").unwrap();
+        fs::remove_file(web.join(&name)).unwrap();
+        let part = format!(".{}.part", name.to_string_lossy().trim_end_matches(".pb.gz"));
+        for link in [web.join(&name), web.join(part)] {
+            std::os::unix::fs::symlink(&target, link).unwrap();
+        }
+        folder.write(&profiles_of("web"));
+        assert_eq!((folder.written, folder.failed), (2, 1));
+        assert_eq!(fs::read(&target).unwrap(), b"kept");
+        assert!(fs::symlink_metadata(web.join(&name)).unwrap().is_file());
+    }
+
+    #[test]
+    fn a_full_folder_takes_no_more_until_files_were_taken_away() {
+        let place = tempfile::tempdir().unwrap();
+        let mut folder = Folder { most_bytes: 1, ..Folder::new(place.path().to_owned()) };
+        folder.write(&profiles_of("a"));
+        folder.write(&profiles_of("b"));
+        assert_eq!((folder.written, folder.failed), (1, 1));
+        assert!(
+            folder.trouble.as_deref().is_some_and(|trouble| trouble.contains("take some away"))
+        );
+        fs::remove_dir_all(place.path().join("a")).unwrap();
+        // It is counted again after a while.
+        folder.taken = None;
+        folder.write(&profiles_of("b"));
+        assert_eq!((folder.written, folder.failed), (2, 1));
     }
 
     #[test]

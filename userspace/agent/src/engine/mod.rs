@@ -110,6 +110,8 @@ pub struct Engine {
     last_file_sweep: Instant,
     /// Files that were in use at the last sweep.
     files_in_use: HashSet<FileId>,
+    /// What was cut off is not named yet: its files are not in use here, and needed.
+    is_naming: bool,
     ticking: ticking::Watch,
     /// CPUs whose sampling had stopped, and was started again.
     pub restarted: u64,
@@ -171,6 +173,7 @@ impl Engine {
             last_sweep: Instant::now(),
             last_file_sweep: Instant::now(),
             files_in_use: HashSet::new(),
+            is_naming: false,
             ticking: ticking::Watch::default(),
             restarted: 0,
             started: 0,
@@ -428,6 +431,7 @@ impl Engine {
     /// Everything sampled since the last cut; sampling goes on.
     pub fn cut(&mut self) -> Aggregate {
         self.managed.ask_last(&self.aggregate);
+        self.is_naming = true;
         let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
         self.rates.cut(|image| waiting.contains(&image));
         let fresh = Aggregate::new(self.aggregate.timeline().is_some());

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::{Engine, monotonic_nanos};
+use crate::kernel::perf_record::Event;
 use crate::processes::scan::Repair;
 use crate::processes::table::Change;
 
@@ -115,7 +116,12 @@ impl Engine {
                     }
                     self.dirty.insert(pid);
                 }
-                Repair::Gone { pid } => self.ended.push(pid),
+                Repair::Gone { pid } => {
+                    let end = Event::Exit { pid, tid: pid };
+                    self.table.apply(&end, monotonic_nanos());
+                    self.selection.ended(pid);
+                    self.ended.push(pid);
+                }
                 Repair::Again { pid } => {
                     self.scanner.ask_repair(&self.table, pid);
                 }

@@ -74,7 +74,8 @@ impl Engine {
             false
         });
         self.loading.sweep();
-        if self.table.files.count() > self.files_in_use.len() + MANY_NEW_FILES {
+        let are_many = self.table.files.count() > self.files_in_use.len() + MANY_NEW_FILES;
+        if are_many && !self.is_naming {
             self.forget_files(true);
         }
     }
@@ -109,6 +110,7 @@ impl Engine {
     /// After a cut, when what was cut off is named: what is known of processes that are gone is
     /// forgotten, and so are files that nobody has mapped for a while.
     pub fn forget(&mut self) {
+        self.is_naming = false;
         self.managed.forget_ended();
         let mut images: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
         images.extend(self.aggregate.threads().map(|thread| thread.image));

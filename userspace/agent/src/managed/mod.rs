@@ -204,11 +204,11 @@ impl Managed {
     /// Divides kernel memory likewise: half of it is for generated code at most, so that no runtime
     /// can take the room of files' tables and of other runtimes.
     fn divide_table_memory(&mut self, all: u64) {
-        let quarter = all / 4;
-        let share = quarter / self.targets.len().max(1) as u64;
+        let half = all / 4;
+        let share = half / self.targets.len().max(1) as u64;
         let beyond = |target: &Target| target.units.bytes().saturating_sub(share);
         let used: u64 = self.targets.values().map(beyond).sum();
-        let left = quarter.saturating_sub(used);
+        let left = (all / 2 - half).saturating_sub(used);
         for target in self.targets.values_mut() {
             target.most_table_bytes = target.units.bytes().max(share).saturating_add(left);
         }
