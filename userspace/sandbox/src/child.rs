@@ -16,6 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::channel::Channel;
 use crate::error::{ChildKind, Death};
+use crate::process_text::{Stat, status_bytes};
 
 /// How a child is started: which executable, and the arguments that make it an opener or a worker.
 #[derive(Debug, Clone)]
@@ -129,19 +130,9 @@ impl Child {
     /// Processor time and memory now, from `/proc`.
     pub fn current_usage(&self) -> io::Result<Usage> {
         let stat = std::fs::read(format!("/proc/{}/stat", self.pid()))?;
-        let after_name =
-            stat.iter().rposition(|byte| *byte == b')').and_then(|at| stat.get(at + 1..));
-        let fields = String::from_utf8_lossy(after_name.unwrap_or_default()).into_owned();
-        let field = |number: usize| {
-            // Field 3 is the first one after the name.
-            fields
-                .split_ascii_whitespace()
-                .nth(number - 3)
-                .and_then(|field| field.parse::<u64>().ok())
-                .unwrap_or(0)
-        };
+        let field = |number| Stat::parse(&stat)?.number(number);
         let ticks = rustix::param::clock_ticks_per_second().max(1);
-        let used = field(14).saturating_add(field(15));
+        let used = field(14).unwrap_or(0).saturating_add(field(15).unwrap_or(0));
         let processor_time = Duration::from_millis(used.saturating_mul(1000) / ticks);
         Ok(Usage { processor_time, ..self.current_memory()? })
     }
@@ -150,17 +141,11 @@ impl Child {
     /// forked from (`setmax_mm_hiwater_rss` in fs/exec.c of Linux 6.12).
     pub fn current_memory(&self) -> io::Result<Usage> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let kibibytes = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-            line.split_ascii_whitespace()
-                .next()
-                .and_then(|number| number.parse::<u64>().ok())
-                .unwrap_or(0)
-        };
+        let bytes = |name| status_bytes(&status, name).unwrap_or(0);
         Ok(Usage {
             processor_time: Duration::ZERO,
-            memory_bytes: kibibytes("VmRSS:").saturating_mul(1024),
-            peak_memory_bytes: kibibytes("VmHWM:").saturating_mul(1024),
+            memory_bytes: bytes("VmRSS"),
+            peak_memory_bytes: bytes("VmHWM"),
         })
     }
 }

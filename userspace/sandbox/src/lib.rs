@@ -33,6 +33,7 @@ mod managed;
 mod managed_jobs;
 mod opener;
 pub mod opening;
+pub mod process_text;
 mod protocol;
 mod related;
 mod request;

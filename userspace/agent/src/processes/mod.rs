@@ -9,6 +9,8 @@
 //! Invariant: everything here is bounded per process; a process that maps without end loses
 //! its own mappings and nobody else's.
 
+use strata_sandbox::process_text::status_field;
+
 pub mod container;
 pub mod mapped;
 pub mod scan;
@@ -18,6 +20,5 @@ pub mod vdso;
 /// A process's number in its own pid namespace.
 pub fn innermost_pid(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    line.split_ascii_whitespace().last()?.parse().ok()
+    status_field(&status, "NSpid")?.split_ascii_whitespace().last()?.parse().ok()
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::table::{Change, ImageId, Mapping, ProcessTable};
 use crate::aside::{Aside, Patience, Ticket, owner_of};
 use crate::kernel::perf_record::MappedInode;
+use strata_sandbox::process_text;
 
 /// Hosts with a dead file system have some such processes.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 64, of_one: 8 };
@@ -229,14 +230,10 @@ struct Stat {
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may itself contain some.
-    let open = text.iter().position(|&byte| byte == b'(')?;
-    let close = text.iter().rposition(|&byte| byte == b')')?;
-    let comm = String::from_utf8_lossy(text.get(open + 1..close)?).into_owned();
-    let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next()?.to_owned();
-    let parent = fields.next()?.parse().ok()?;
+    let stat = process_text::Stat::parse(&text)?;
+    let comm = String::from_utf8_lossy(stat.name).into_owned();
+    let state = stat.field(3)?.to_owned();
+    let parent = stat.field(4)?.parse().ok()?;
     Some(Stat { comm, state, parent })
 }
 

@@ -4,6 +4,7 @@
 //! through it fails with ESRCH or ENOENT, also when the pid is given to another. So the start
 //! time needs to be compared only once per descriptor, and a batch for one process pays once.
 
+use crate::process_text::Stat;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
@@ -74,16 +75,9 @@ pub fn open_process(process: ProcessRef) -> Result<OwnedFd, Refused> {
     Ok(directory)
 }
 
-/// Field 22 of `/proc/PID/stat`. The name in field 2 may hold spaces and parentheses, so counting
-/// starts after the last `)`.
+/// When a process started, by its `/proc/PID/stat`: in clock ticks since boot.
 pub fn start_time_of_stat(stat: &[u8]) -> Option<u64> {
-    let after_name = stat.iter().rposition(|byte| *byte == b')')?.checked_add(1)?;
-    let field = stat
-        .get(after_name..)?
-        .split(|byte| *byte == b' ')
-        .filter(|field| !field.is_empty())
-        .nth(19)?;
-    std::str::from_utf8(field).ok()?.trim_end().parse().ok()
+    Stat::parse(stat)?.start_time()
 }
 
 #[cfg(test)]

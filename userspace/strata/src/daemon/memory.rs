@@ -55,8 +55,7 @@ fn private(process: &str) -> u64 {
     if let Ok(mut file) = fs::File::open(format!("/proc/{process}/status")) {
         let _ = file.read_to_string(&mut status);
     }
-    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    anonymous.map_or(0, bytes)
+    strata_sandbox::process_text::status_bytes(&status, "RssAnon").unwrap_or(0)
 }
 
 fn bytes(kib: &str) -> u64 {

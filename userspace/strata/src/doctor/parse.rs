@@ -2,15 +2,13 @@
 //!
 //! Invariant: names in these texts may be chosen by a hostile process; nothing panics on them.
 
+use strata_sandbox::process_text::Stat;
+pub use strata_sandbox::process_text::status_field;
+
 /// "6.18.44-cloud" → (6, 18).
 pub fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|char: char| !char.is_ascii_digit()).map(str::parse::<u32>);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
-/// A field of `/proc/PID/status`.
-pub fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 /// A set of capabilities of `/proc/PID/status`, such as `CapEff`.
@@ -114,12 +112,9 @@ fn code_mapping(line: &[u8]) -> Option<CodeMapping> {
     })
 }
 
-/// Field 22 of `/proc/PID/stat`: when the process started, in clock ticks since boot.
+/// When a process started, by its `/proc/PID/stat`: in clock ticks since boot.
 pub fn start_time(stat: &[u8]) -> Option<u64> {
-    // The name is in parentheses and may itself contain some.
-    let close = stat.iter().rposition(|&byte| byte == b')')?;
-    let rest = std::str::from_utf8(stat.get(close.checked_add(1)?..)?).ok()?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+    Stat::parse(stat)?.start_time()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::time::Duration;
 use strata_config::rules::Rule;
 use strata_metadata::Environment;
 use strata_metadata::environment::{MAX_BLOCK, Use, use_of};
+use strata_sandbox::process_text::Stat;
 
 use strata_agent::aside::{Aside, Patience};
 use strata_agent::engine::monotonic_nanos;
@@ -99,19 +100,14 @@ impl Seen {
     }
 }
 
-/// Whether it is a thread of the kernel: those have no memory of their own (PF_KTHREAD,
-/// include/linux/sched.h, in the ninth field of `stat`).
+/// Whether it is a thread of the kernel: those have no memory of their own.
 fn is_kernels(pid: u32) -> bool {
-    const PF_KTHREAD: u64 = 0x0020_0000;
-    stat_field(pid, 6).is_some_and(|flags| flags & PF_KTHREAD != 0)
+    let stat = stat_of(pid);
+    Stat::parse(&stat).is_some_and(|stat| stat.is_kernel_thread())
 }
 
-/// A number of `/proc/PID/stat`, counted from the one after the name.
-fn stat_field(pid: u32, number: usize) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let after_name = stat.iter().rposition(|byte| *byte == b')')?;
-    let rest = std::str::from_utf8(stat.get(after_name + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(number)?.parse().ok()
+fn stat_of(pid: u32) -> Vec<u8> {
+    std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default()
 }
 
 fn block_of(pid: u32) -> Option<Vec<u8>> {
@@ -167,7 +163,7 @@ fn entry_assembly(pid: u32, exe: Option<&str>) -> Option<String> {
 
 /// How old a process is; `None` when it is gone.
 pub fn age_of(pid: u32) -> Option<Duration> {
-    let started = stat_field(pid, 19)?;
+    let started = Stat::parse(&stat_of(pid))?.start_time()?;
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid place for the result; neither call has other preconditions.
     let ticks = unsafe {

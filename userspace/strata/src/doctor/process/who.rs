@@ -3,13 +3,11 @@
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use strata_sandbox::process_text::Stat;
 
 use crate::doctor::parse;
 use crate::doctor::text::printable;
 use strata_agent::processes::container::{self, Group};
-
-/// `PF_KTHREAD` in field 9 of `/proc/PID/stat`: include/linux/sched.h, Linux 6.12.
-const KERNEL_THREAD: u64 = 0x0020_0000;
 
 pub struct Who {
     pub pid: u32,
@@ -52,7 +50,7 @@ pub fn read(asked: u32) -> Option<Who> {
         program,
         threads: number(&status, "Threads").map_or(0, u64::from),
         start_time: parse::start_time(&stat),
-        kernel_thread: flags(&stat).is_some_and(|flags| flags & KERNEL_THREAD != 0),
+        kernel_thread: Stat::parse(&stat).is_some_and(|stat| stat.is_kernel_thread()),
         ended: parse::status_field(&status, "State")
             .is_some_and(|state| state.starts_with(['Z', 'X'])),
         pids: parse::status_field(&status, "NSpid")
@@ -67,13 +65,6 @@ pub fn read(asked: u32) -> Option<Who> {
 
 fn number(status: &str, name: &str) -> Option<u32> {
     parse::status_field(status, name)?.parse().ok()
-}
-
-/// Field 9 of `/proc/PID/stat`.
-fn flags(stat: &[u8]) -> Option<u64> {
-    let close = stat.iter().rposition(|&byte| byte == b')')?;
-    let rest = std::str::from_utf8(stat.get(close.checked_add(1)?..)?).ok()?;
-    rest.split_ascii_whitespace().nth(6)?.parse().ok()
 }
 
 /// Whether a namespace of the process is strata's own.
