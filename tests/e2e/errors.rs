@@ -241,7 +241,7 @@ fn doctor_explains_one_process() -> Result<()> {
     let _machine = machine::beside_others()?;
     let target =
         Running::start(&targets::c("shares").named("stripped").stripped().build()?, &["30"])?;
-    std::thread::sleep(Duration::from_millis(500)); // until it has loaded its libraries
+    target.wait_until_used(0.05)?; // it has loaded its libraries
     let mut command = Command::new(places::strata_binary()?);
     let (done, said) = strata_says(command.args(["doctor", "--pid", &target.pid().to_string()]))?;
     assert!(done.status.code().is_some());

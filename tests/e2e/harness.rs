@@ -91,7 +91,7 @@ fn a_silent_file_system_answers_until_told_otherwise() -> Result<()> {
     let _machine = machine::beside_others()?;
     let files = fuse::SilentFileSystem::with_program(&targets::c("shares").build()?)?;
     let mut target = Running::start(&files.program(), &["20"])?;
-    std::thread::sleep(Duration::from_millis(500));
+    target.wait_until_used(0.05)?;
     assert!(target.is_alive(), "the program on FUSE ended");
     files.fall_silent();
     let path = files.program();

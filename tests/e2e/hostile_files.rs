@@ -39,7 +39,7 @@ fn a_fuse_mount_that_never_answers_stalls_nothing() -> Result<()> {
     let _machine = machine::beside_others()?;
     let files = SilentFileSystem::with_program(&targets::c("shares").build()?)?;
     let hostile = Running::start(&files.program(), &["300"])?;
-    std::thread::sleep(Duration::from_secs(1));
+    hostile.wait_until_used(0.1)?;
     files.fall_silent();
     let recording = strata::record()?.frequency(997).start()?;
     // Starts after the silence: it needs tables while the hostile file is being waited for.
@@ -55,7 +55,7 @@ fn a_fifo_in_place_of_the_program_stalls_nothing() -> Result<()> {
     let path = folder.path().join("program");
     std::fs::copy(targets::c("shares").build()?, &path)?;
     let hostile = Running::start(&path, &["300"])?;
-    std::thread::sleep(Duration::from_millis(300));
+    hostile.wait_until_used(0.05)?;
     std::fs::remove_file(&path)?;
     rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0)?;
     let good = good()?;
@@ -133,7 +133,7 @@ fn an_elf_that_claims_libcs_build_id_poisons_nothing() -> Result<()> {
     assert_eq!(ElfCopy::of(&impostor)?.build_id()?, id);
     // The impostor is there first: its tables and names are made before libc's are needed.
     let hostile = Running::start(&impostor, &["300"])?;
-    std::thread::sleep(Duration::from_millis(300));
+    hostile.wait_until_used(0.05)?;
     let recording = strata::record()?.frequency(997).start()?;
     let good = good()?;
     let recorded = recording.finish_when_used(&[good.pid(), hostile.pid()], 1.5)?;
@@ -160,7 +160,7 @@ fn links_in_a_targets_root_lead_nowhere_else() -> Result<()> {
     let path = folder.path().join("linked");
     std::fs::copy(targets::c("shares").build()?, &path)?;
     let hostile = Running::start(&path, &["300"])?;
-    std::thread::sleep(Duration::from_millis(300));
+    hostile.wait_until_used(0.05)?;
     std::fs::remove_file(&path)?;
     // Opening this device would start reading a terminal or block.
     std::os::unix::fs::symlink("/dev/tty", &path)?;

@@ -26,7 +26,7 @@ fn script_quotes_separators_and_escapes_are_inert_everywhere() -> Result<()> {
     ];
     let running: Vec<Running> =
         names.iter().map(|n| Running::start(&program, &[n, "300"])).collect::<Result<_>>()?;
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    running.iter().try_for_each(|process| process.wait_until_used(0.02))?;
     let map = format!("/tmp/perf-{}.map", running[0].pid());
     std::fs::write(&map, "0 ffffffffffffffff <script>map\x1b[1m\n\n\nnonsense\n10 zz\n")?;
     let record = strata::record()?.frequency(997).output("p.svg").output("p.folded");

@@ -1,16 +1,14 @@
 //! JITs: names from the maps that runtimes write.
 
-use std::time::Duration;
-
 use anyhow::Result;
-use strata_tests::running::{Running, cpu_seconds_of, wait_until};
+use strata_tests::running::Running;
 use strata_tests::{machine, runtimes, strata};
 
 #[test]
 fn node_shows_its_javascript_functions() -> Result<()> {
     let _machine = machine::beside_others()?;
     let node = Running::from_command(runtimes::node(&["300"])?)?;
-    until_used(node.pid(), 2.5)?; // its functions are compiled
+    node.wait_until_used(2.5)?; // its functions are compiled
     let recording = strata::record()?.frequency(997).start()?;
     let recorded = recording.finish_when_used(&[node.pid()], 3.0)?;
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", node.pid()));
@@ -43,9 +41,9 @@ fn node_shows_its_javascript_functions() -> Result<()> {
 fn java_shows_its_methods() -> Result<()> {
     let _machine = machine::beside_others()?;
     let java = Running::from_command(runtimes::java("300")?)?;
-    until_used(java.pid(), 6.0)?;
+    java.wait_until_used(6.0)?;
     let recording = strata::record()?.frequency(997).start()?;
-    until_used(java.pid(), 9.0)?;
+    java.wait_until_used(9.0)?;
     // At the end: the map has what is compiled when it is written.
     runtimes::write_java_perf_map(java.pid())?;
     let recorded = recording.finish_when_used(&[java.pid()], 0.0)?;
@@ -62,11 +60,4 @@ fn java_shows_its_methods() -> Result<()> {
     assert!(own.total() > 200 && fifty + thirty + twenty > 0.9 && callers > 0.9);
     assert!(fifty > thirty && thirty > twenty);
     Ok(())
-}
-
-/// Waits until a process has used so many CPU seconds in its life.
-fn until_used(pid: i32, seconds: f64) -> Result<()> {
-    wait_until("the runtime has used its CPU time", Duration::from_secs(180), || {
-        cpu_seconds_of(pid).is_ok_and(|used| used >= seconds)
-    })
 }

@@ -5,9 +5,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rustix::process::Signal;
-use strata_tests::running::{Running, wait_until};
+use strata_tests::running::{Running, cpu_seconds_of, wait_until, wait_until_used};
 use strata_tests::{machine, pprof, strata, targets};
 
 const NOBODY: u32 = 65534;
@@ -58,11 +58,16 @@ fn signals_reach_the_command_and_the_recording_is_written() -> Result<()> {
     let recording = strata::record()?.frequency(997);
     let folder = recording.folder().to_path_buf();
     let marker = folder.join("ready");
-    let script = format!("trap 'exit 9' TERM; touch {}; while :; do :; done", marker.display());
+    let script = format!("trap 'exit 9' TERM; echo $$ > {}; while :; do :; done", marker.display());
     let recording = recording.shell(&script);
     let running = Running::from_command(recording.to_command()?)?;
-    wait_until("the command runs", Duration::from_secs(60), || marker.exists())?;
-    std::thread::sleep(Duration::from_secs(1));
+    let mut pid = None;
+    wait_until("the command runs", Duration::from_secs(60), || {
+        let text = std::fs::read_to_string(&marker).unwrap_or_default();
+        pid = text.strip_suffix('\n').and_then(|text| text.parse().ok());
+        pid.is_some()
+    })?;
+    wait_until_used(pid.context("the command's pid")?, 1.0)?;
     running.signal(Signal::TERM)?;
     let ended = running.wait(Duration::from_secs(60))?;
     println!("TERM -> {}", ended.status);
@@ -138,7 +143,7 @@ fn ctrl_c_ends_early_and_keeps_everything() -> Result<()> {
     let _machine = machine::beside_others()?;
     let target = Running::start(&targets::c("shares").build()?, &["60"])?;
     let mut recording = strata::record()?.frequency(997).seconds(600.0).start()?;
-    std::thread::sleep(Duration::from_secs(2));
+    wait_until_used(target.pid(), cpu_seconds_of(target.pid())? + 1.0)?;
     recording.running().signal_group(Signal::INT)?;
     let stacks = recording.finish()?.stacks()?;
     let own = stacks.of_pid(target.pid());

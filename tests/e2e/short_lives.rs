@@ -54,7 +54,7 @@ fn a_program_deleted_after_its_start_is_symbolised() -> Result<()> {
     let copy = folder.path().join("deleted_one");
     std::fs::copy(targets::c("shares").build()?, &copy)?;
     let target = Running::start(&copy, &["30"])?;
-    std::thread::sleep(Duration::from_millis(200));
+    target.wait_until_used(0.05)?;
     std::fs::remove_file(&copy)?;
     let recorded =
         strata::record()?.frequency(FREQUENCY).start()?.finish_when_used(&[target.pid()], 1.5)?;
@@ -87,7 +87,7 @@ fn a_replaced_program_is_named_by_what_runs() -> Result<()> {
     let copy = folder.path().join("replaced");
     std::fs::copy(targets::c("shares").build()?, &copy)?;
     let target = Running::start(&copy, &["30"])?;
-    std::thread::sleep(Duration::from_millis(200));
+    target.wait_until_used(0.05)?;
     let newer = folder.path().join("newer");
     std::fs::copy(targets::c("alloca").build()?, &newer)?;
     std::fs::rename(newer, &copy)?;

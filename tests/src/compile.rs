@@ -1,7 +1,8 @@
 //! Builds a target program once: the output's folder is named by a digest of the compiler's
 //! version, its arguments and every source, so that nothing is rebuilt in vain and nothing stale runs.
 //!
-//! Invariant: a path handed out names a complete file (outputs are renamed into place).
+//! Invariant: a path handed out names a complete file (outputs are renamed into place). Tests that
+//! need one at the same time compile it once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,13 +41,19 @@ impl Recipe {
         if output.exists() {
             return Ok(output);
         }
+        let lock = folder.with_extension("lock");
+        let lock =
+            fs::File::create(&lock).with_context(|| format!("creating {}", lock.display()))?;
+        lock.lock().with_context(|| format!("waiting for the compiler of {}", self.name))?;
+        if output.exists() {
+            return Ok(output);
+        }
         let unfinished = tempfile::tempdir_in(places::cache("targets")?)?;
         self.compile(&unfinished.path().join(&self.name))?;
         fs::create_dir_all(&folder)?;
-        match fs::rename(unfinished.path().join(&self.name), &output) {
-            Err(_) if output.exists() => Ok(output), // another test process was faster
-            renamed => renamed.map(|()| output).context("putting a target into the cache"),
-        }
+        fs::rename(unfinished.path().join(&self.name), &output)
+            .context("putting a target into the cache")?;
+        Ok(output)
     }
 
     fn compile(&self, output: &Path) -> Result<()> {

@@ -118,6 +118,12 @@ impl Running {
         }
     }
 
+    /// Waits until it has used so much CPU time in its life. A hundredth of a second and more is spent
+    /// in its own code: it is executed and has loaded its libraries.
+    pub fn wait_until_used(&self, seconds: f64) -> Result<()> {
+        wait_until_used(self.pid(), seconds)
+    }
+
     fn kill(&mut self) {
         if let Some(pid) = Pid::from_raw(self.pid()) {
             let _ = kill_process_group(pid, Signal::KILL);
@@ -189,6 +195,16 @@ pub fn cpu_seconds_of(pid: i32) -> Result<f64> {
         |index: usize| fields.get(index).and_then(|f| f.parse::<f64>().ok()).context("ticks");
     Ok((ticks(11)? + ticks(12)?) / rustix::param::clock_ticks_per_second() as f64)
 }
+
+/// Waits until a process has used so much CPU time in its life, however busy the machine is.
+pub fn wait_until_used(pid: i32, seconds: f64) -> Result<()> {
+    wait_until("a process has used its CPU time", LONGEST_FOR_CPU_TIME, || {
+        cpu_seconds_of(pid).is_ok_and(|used| used >= seconds)
+    })
+}
+
+/// Ends a test that hangs; seconds of CPU time come sooner on any machine.
+const LONGEST_FOR_CPU_TIME: Duration = Duration::from_secs(180);
 
 /// Waits until a condition holds, at most this long.
 pub fn wait_until(what: &str, at_most: Duration, mut holds: impl FnMut() -> bool) -> Result<()> {

