@@ -185,6 +185,25 @@ fn stacks_of_runtimes_and_compilers_end_at_thread_starts() -> Result<()> {
 }
 
 #[test]
+fn a_return_address_of_zero_is_not_taken_for_the_end_of_a_stack() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let program = targets::c("zero_stack").build()?;
+    let recorded = strata::record()?.frequency(997).command(program, &["2"]).run()?;
+    let own = recorded.stacks()?.of_comm("zero_stack");
+    let burning = own.that(|s| s.has("burn_without_caller"));
+    let marked =
+        burning.share_that(|s| s.frames.last().is_some_and(|f| f.name.contains("incomplete")));
+    let counted = recorded.summary()?.losses_named(&["stack_no_return_address"]);
+    println!("{} samples, {marked:.3} marked, {counted} counted", burning.total());
+    for stack in burning.stacks.iter().take(2) {
+        println!("  {} x {}", stack.count, stack.line());
+    }
+    assert!(burning.total() > 200 && marked > 0.99, "{marked}");
+    assert!(counted >= burning.total());
+    Ok(())
+}
+
+#[test]
 fn dotnet_stacks_end_at_thread_starts() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = runtimes::dotnet()?;

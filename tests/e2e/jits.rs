@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use strata_tests::running::Running;
-use strata_tests::{machine, runtimes, strata};
+use strata_tests::{machine, runtimes, strata, targets};
 
 #[test]
 fn node_shows_its_javascript_functions() -> Result<()> {
@@ -60,4 +60,64 @@ fn java_shows_its_methods() -> Result<()> {
     assert!(own.total() > 200 && fifty + thirty + twenty > 0.9 && callers > 0.9);
     assert!(fifty > thirty && thirty > twenty);
     Ok(())
+}
+
+#[test]
+fn calls_through_code_written_at_run_time_keep_their_callers() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    for (form, name, flag) in [
+        ("plain", "trampolines", "-fomit-frame-pointer"),
+        ("plain", "trampolines_fp", "-fno-omit-frame-pointer"),
+        ("framed", "trampolines_fp", "-fno-omit-frame-pointer"),
+        ("framed", "trampolines", "-fomit-frame-pointer"),
+    ] {
+        let program = targets::c("trampolines").named(name).flag(flag).build()?;
+        let running = Running::from_command(with_arguments(&program, &[form, "100"]))?;
+        running.wait_until_used(0.2)?;
+        let recording = strata::record()?.frequency(997).start()?;
+        let recorded = recording.finish_when_used(&[running.pid()], 1.5)?;
+        let own = recorded.stacks()?.of_pid(running.pid()).with_user_part();
+        let burning = own.that(|s| s.leaf_function() == "leaf");
+        let whole = burning.share_that(|s| s.times("evaluate") == 21);
+        println!(
+            "{form}, {flag}: {} samples, {whole:.3} whole; {}",
+            own.total(),
+            own.completeness()
+        );
+        assert!(burning.total() > 200 && whole > 0.97, "{form}, {flag}: {whole}");
+        assert!(own.completeness().fraction() > 0.97, "{}", own.completeness());
+    }
+    Ok(())
+}
+
+#[test]
+fn python_with_perf_support_keeps_its_stacks_whole() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    for version in ["3.12", "3.13"] {
+        let Some(command) = runtimes::python_of(version, &["-X", "perf"], &["300"]) else {
+            strata_skip::skipped!("no python{version} on the path or in ~/.pyenv");
+            continue;
+        };
+        let python = Running::from_command(command)?;
+        python.wait_until_used(1.0)?;
+        let recording = strata::record()?.frequency(997).start()?;
+        let recorded = recording.finish_when_used(&[python.pid()], 3.0)?;
+        let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", python.pid()));
+        let own = recorded.stacks()?.of_pid(python.pid()).with_user_part();
+        let named = own.share_that(|s| s.frames.iter().any(|f| f.name.contains("py::descend")));
+        println!(
+            "{version}: {} samples, {named:.3} below descend; {}",
+            own.total(),
+            own.completeness()
+        );
+        assert!(own.total() > 200 && named > 0.9, "{version}: {named}");
+        assert!(own.completeness().fraction() > 0.97, "{version}: {}", own.completeness());
+    }
+    Ok(())
+}
+
+fn with_arguments(program: &std::path::Path, arguments: &[&str]) -> std::process::Command {
+    let mut command = std::process::Command::new(program);
+    command.args(arguments);
+    command
 }

@@ -16,8 +16,10 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 const PURE: &[&str] = &[
     "strata-abi",
     "strata-bridge-protocol",
+    "strata-bytes",
     "strata-config",
     "strata-dotnet",
+    "strata-ecma",
     "strata-golang",
     "strata-kinds",
     "strata-metadata",

@@ -50,9 +50,12 @@ pub enum End {
     KernelOnly = 9,
     /// A raw stack was cut before its end.
     CaptureLimit = 10,
+    /// A return address of 0, where neither a thread nor a program starts: stack memory that reads
+    /// as zeros, or the start of a coroutine.
+    NoReturnAddress = 11,
 }
 
-pub const END_COUNT: usize = 11;
+pub const END_COUNT: usize = 12;
 
 impl End {
     pub const ALL: [Self; END_COUNT] = [
@@ -67,6 +70,7 @@ impl End {
         Self::Compat,
         Self::KernelOnly,
         Self::CaptureLimit,
+        Self::NoReturnAddress,
     ];
 
     #[must_use]

@@ -39,7 +39,7 @@ pub trait Machine {
     /// A register of the interrupted thread, by its DWARF number; asked for in the first
     /// frame only.
     fn register(&mut self, number: u8) -> Option<u64>;
-    /// The code around a pc; asked for in exact frames only.
+    /// The code around a pc; asked for in exact frames, and where only a frame pointer is known.
     fn code(&mut self, pc: u64) -> Option<Code>;
 }
 

@@ -68,13 +68,12 @@ extern "C" fn frame_callback(_index: u32, context: *mut c_void) -> i64 {
     unsafe { (*walk.record).words[(hot.first_word + count) as usize & WORD_MASK] = word };
     hot.user_frames = count + 1;
 
-    let pc = step::lookup_pc(&hot.frame);
-    let Some(rule) = find_rule(hot, walk.cache, pc) else {
+    let mut machine = Kernel { hot: walk.hot, task: walk.task, registers: walk.registers };
+    let Some(rule) = find_rule(hot, walk.cache, &mut machine) else {
         hot.end = End::NoMapping as u32;
         return 1;
     };
     let mut frame = hot.frame;
-    let mut machine = Kernel { hot: walk.hot, task: walk.task, registers: walk.registers };
     let end = step::step(&mut machine, &mut frame, rule);
     hot.frame = frame;
     match end {
@@ -97,9 +96,10 @@ fn line_of(pc: u64) -> usize {
     (page * PAGE_LINES + line) as usize & (CACHE_LINES - 1)
 }
 
-/// The rule for `pc`, through the cache. `None` when no extent covers it.
+/// The rule for the current frame, through the cache. `None` when no extent covers its code.
 #[inline(always)]
-fn find_rule(hot: &mut Hot, cache: *mut Cache, pc: u64) -> Option<Packed> {
+fn find_rule(hot: &mut Hot, cache: *mut Cache, machine: &mut Kernel) -> Option<Packed> {
+    let pc = step::lookup_pc(&hot.frame);
     let line = line_of(pc);
     // SAFETY: a map value; `line` is masked to it.
     let line = unsafe { &mut (*cache)[line] };
@@ -108,7 +108,14 @@ fn find_rule(hot: &mut Hot, cache: *mut Cache, pc: u64) -> Option<Packed> {
         return Some(Packed(line.rule));
     }
     hot.misses += 1;
-    let rule = search(&hot.process, pc)?;
+    let mut rule = search(&hot.process, pc)?;
+    // Code that nothing describes: it may be one that only calls.
+    if rule.0 == Packed::FRAME_POINTER.0
+        && let Some(code) = machine.code(hot.frame.pc)
+        && let Some(trampoline) = epilogue::trampoline(&code)
+    {
+        rule = trampoline;
+    }
     if rule.0 == Packed::UNANNOUNCED.0 {
         let waits = hot.process.captures != 0 && hot.process.flags & PROCESS_PATIENT != 0;
         return if waits { None } else { Some(Packed::FRAME_POINTER) };

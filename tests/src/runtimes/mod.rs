@@ -47,6 +47,37 @@ fn python_interpreter() -> Result<PathBuf> {
     Ok(FOUND.get_or_init(|| found).clone())
 }
 
+/// The Python shares on an interpreter of this version (`3.12`), if there is one: on the path, or of
+/// pyenv.
+pub fn python_of(version: &str, options: &[&str], arguments: &[&str]) -> Option<Command> {
+    let name = format!("python{version}");
+    let interpreter = pyenv_interpreter(version, &name).or_else(|| {
+        let program = places::program(&[&name])?;
+        let done = Command::new(program)
+            .args(["-c", "import sys; print(sys.executable)"])
+            .output()
+            .ok()?;
+        let found = PathBuf::from(String::from_utf8(done.stdout).ok()?.trim());
+        (done.status.success() && found.is_file()).then_some(found)
+    })?;
+    let mut command = Command::new(interpreter);
+    command.args(options);
+    command.arg(places::target_sources().join("python/shares.py")).args(arguments);
+    Some(command)
+}
+
+fn pyenv_interpreter(version: &str, name: &str) -> Option<PathBuf> {
+    let root = std::env::var_os("PYENV_ROOT")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pyenv")))?;
+    let releases = std::fs::read_dir(root.join("versions")).ok()?;
+    releases.flatten().find_map(|release| {
+        let is_wanted = release.file_name().to_string_lossy().starts_with(&format!("{version}."));
+        let program = release.path().join("bin").join(name);
+        (is_wanted && program.is_file()).then_some(program)
+    })
+}
+
 /// The Node shares, with a perf map.
 pub fn node(arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(places::required("node", "nodejs")?);

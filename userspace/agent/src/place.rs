@@ -89,5 +89,6 @@ pub fn describe_end(end: End) -> &'static str {
         End::Compat => "a 32-bit process",
         End::KernelOnly => "no user stack: a kernel thread, or a program that starts or ends",
         End::CaptureLimit => "a raw stack larger than is copied",
+        End::NoReturnAddress => "a return address of 0 where no thread or program starts",
     }
 }

@@ -3,11 +3,13 @@
 //! For samples taken before the kernel had a process's tables (registers and a piece of stack
 //! come up, see [`strata_abi::record`]), and for tests that check every instruction.
 //!
-//! Invariant: frames and ends are exactly those the BPF programs give for the same tables.
+//! Invariant: frames and ends are exactly those the BPF programs give for the same tables, except
+//! that a snapshot holds the code of its first frame only: callers that are trampolines
+//! ([`strata_abi::epilogue`]) are not told from other generated code there.
 
 use std::sync::Arc;
 
-use strata_abi::epilogue::Code;
+use strata_abi::epilogue::{self, Code};
 use strata_abi::record::{End, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT};
 use strata_abi::register;
 use strata_abi::rule::{Packed, Rule};
@@ -62,7 +64,10 @@ pub fn unwind(
         frames.push(encode(&frame));
         let word = match lookup(step::lookup_pc(&frame)) {
             Lookup::NoMapping => return End::NoMapping,
-            Lookup::FramePointer => Packed::FRAME_POINTER,
+            Lookup::FramePointer => machine
+                .code(frame.pc)
+                .and_then(|code| epilogue::trampoline(&code))
+                .unwrap_or(Packed::FRAME_POINTER),
             Lookup::Rule(rule) if rule.packed == Packed::UNANNOUNCED => return End::NoMapping,
             Lookup::Rule(rule) => {
                 machine.rule = Some(rule);
@@ -179,5 +184,47 @@ impl AddressSpace {
                 Lookup::Rule(table.lookup(address.wrapping_sub(*bias)))
             }
         }
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use strata_abi::rule::Kind;
+
+    use super::*;
+
+    const CODE: u64 = 0x40_0000;
+    const STACK: u64 = 0x7000_0000;
+
+    /// Unwinds a stack of these words, all of it in code with this rule.
+    fn walk(rule: Packed, stack: &[u64]) -> (Vec<u64>, End) {
+        let bytes: Vec<u8> = stack.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut registers = Registers::default();
+        registers[PC] = CODE;
+        registers[register::SP as usize] = STACK;
+        registers[register::FP as usize] = STACK;
+        let at = Interrupted { registers: &registers, code: Code::default() };
+        let mut lookup = |_| Lookup::Rule(Rule::simple(rule));
+        let mut frames = Vec::new();
+        let end = unwind_snapshot(&mut lookup, at, STACK, &bytes, 16, &mut frames);
+        (frames, end)
+    }
+
+    #[test]
+    fn a_stack_that_reads_as_zeros_has_no_complete_end() {
+        let by_table = Packed::frame(Kind::Sp, 8, 0, 0).unwrap();
+        let (frames, end) = walk(by_table, &[CODE + 8, 0, 0, 0]);
+        assert_eq!((frames.len(), end), (2, End::NoReturnAddress));
+        let (frames, end) = walk(Packed::FRAME_POINTER, &[STACK + 16, CODE + 8, 0, 0]);
+        assert_eq!((frames.len(), end), (2, End::NoReturnAddress));
+    }
+
+    #[test]
+    fn a_stack_that_ends_where_a_thread_starts_is_complete() {
+        let (frames, end) = walk(Packed::END, &[0, 0]);
+        assert_eq!((frames.len(), end), (1, End::Complete));
+        // The frame pointer of 0 that the ABI asks of the outermost frame.
+        let (frames, end) = walk(Packed::FRAME_POINTER, &[0, CODE + 8, 0]);
+        assert_eq!((frames.len(), end), (2, End::Complete));
     }
 }

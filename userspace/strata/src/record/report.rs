@@ -118,6 +118,7 @@ fn cause_of(end: End) -> &'static str {
         End::Compat => "stack_32_bit",
         End::KernelOnly => "kernel_only",
         End::CaptureLimit => "stack_capture_limit",
+        End::NoReturnAddress => "stack_no_return_address",
     }
 }
 

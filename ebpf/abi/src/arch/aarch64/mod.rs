@@ -19,6 +19,12 @@ pub mod register {
 pub mod epilogue {
     pub const BYTES_BEFORE: u64 = 8;
     pub type Code = [u64; 4];
+
+    #[inline(always)]
+    #[must_use]
+    pub fn trampoline(_code: &Code) -> Option<crate::rule::Packed> {
+        None
+    }
 }
 
 /// Addresses of programs are below this (48 bits).

@@ -9,6 +9,8 @@
 //! Invariant: bounded, without memory access, and without branches that the verifier would have
 //! to follow twice.
 
+use crate::rule::{Kind, Packed};
+
 /// Bytes before the pc in a [`Code`]: what ran just before tells a jump out of a method from
 /// one inside it.
 pub const BYTES_BEFORE: u64 = 8;
@@ -78,6 +80,37 @@ const fn frame_given_up(before: u64) -> u64 {
     add_byte | add_long | pop | pop_long
 }
 
+/// The rule of a *trampoline*: code that only calls, written at run time without any description
+/// (CPython's, one for each function with `-X perf`: Python/asm_trampoline.S in 3.12 and 3.13).
+///
+/// ```text
+/// sub $8,%rsp; call *%rcx; add $8,%rsp; ret
+/// ```
+///
+/// It keeps no frame pointer, but what it will do to the stack is what it says. For a caller, `code`
+/// is that behind the call, which cannot be mistaken: it is what runs next.
+#[inline(always)]
+#[must_use]
+pub fn trampoline(code: &Code) -> Option<Packed> {
+    const ADD_AND_RETURN: u64 = 0xc3_08c4_8348;
+    const CALL: u64 = 0xd1ff;
+    const ENTRY: u64 = 0x8348_d1ff_08ec_8348;
+    let [before, at, ..] = *code;
+    let adds = is_zero((at & 0xff_ffff_ffff) ^ ADD_AND_RETURN);
+    let calls = is_zero((at & 0xff_ffff_ffff_ffff) ^ (ADD_AND_RETURN << 16 | CALL));
+    let returns =
+        is_zero((at & 0xff) ^ 0xc3) & is_zero((before >> 32) ^ (ADD_AND_RETURN & 0xffff_ffff));
+    // Its top bit is set, as `is_zero` forbids.
+    let enters = is_zero((at ^ ENTRY) >> 1 | (at ^ ENTRY) & 1);
+    if adds | calls != 0 {
+        return Packed::frame(Kind::Sp, 16, 0, 0);
+    }
+    if returns | enters != 0 {
+        return Packed::frame(Kind::Sp, 8, 0, 0);
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,6 +158,23 @@ mod tests {
         assert!(at(&code(&[0x48, 0x83, 0xc4, 0x28], &[0xe9, 1, 0, 0, 0])).is_some());
         assert!(at(&code(&[0x48, 0x81, 0xc4, 0, 1, 0, 0], &[0xe9, 1, 0, 0, 0])).is_some());
         assert!(at(&code(&[], &[0x5d, 0xe9, 1, 0, 0, 0])).is_some());
+    }
+
+    #[test]
+    fn a_trampoline_is_followed_at_each_of_its_instructions() {
+        // sub $8,%rsp; call *%rcx; add $8,%rsp; ret: CPython 3.12 and 3.13, and the next one
+        let one = [0x48, 0x83, 0xec, 0x08, 0xff, 0xd1, 0x48, 0x83, 0xc4, 0x08, 0xc3];
+        let two = [one, one].concat();
+        let frame = |cfa| Packed::frame(Kind::Sp, cfa, 0, 0);
+        for (offset, cfa) in [(0, 8), (4, 16), (6, 16), (10, 8)] {
+            let (before, after) = two.split_at(offset);
+            let before = &before[before.len().saturating_sub(8)..];
+            assert_eq!(trampoline(&code(before, after)), frame(cfa), "at {offset}");
+        }
+        // A frame of another size, a return after something else, and nothing at all.
+        assert_eq!(trampoline(&code(&[], &[0x48, 0x83, 0xc4, 0x18, 0xc3])), None);
+        assert_eq!(trampoline(&code(&[0x5d], &[0xc3])), None);
+        assert_eq!(trampoline(&[0; 4]), None);
     }
 
     #[test]

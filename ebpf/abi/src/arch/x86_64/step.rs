@@ -100,8 +100,9 @@ fn return_to<M: Machine>(machine: &mut M, frame: &mut Frame, cfa: u64) -> Option
 
 #[inline(always)]
 fn arrive(frame: &mut Frame, pc: u64, sp: u64) -> Option<End> {
+    // Where threads and programs start, rules say so (`Kind::End`).
     if pc == 0 {
-        return Some(End::Complete);
+        return Some(End::NoReturnAddress);
     }
     frame.pc = pc;
     frame.sp = sp;
