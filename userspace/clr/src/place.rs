@@ -4,6 +4,9 @@
 //! with a random name, in a directory that was reached without following a link and whose mount
 //! lets code be mapped. Once it is loaded the name may go: the mapping lives on.
 //!
+//! The target looks its path up again to load it. So no user but root and the target's own may be able
+//! to change any part of that path: code of that user's would run as the target.
+//!
 //! Invariant: whatever was made is removed when [`Placed`] is dropped.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +18,7 @@ use strata_sandbox::opening::answers_locally;
 
 use crate::assume::Assumed;
 use crate::deadline::Deadline;
-use crate::root::{Links, Root, RootError};
+use crate::root::{Root, RootError};
 use crate::socket::directory_of;
 use crate::switches::Switches;
 use crate::target::{Status, Target};
@@ -31,6 +34,8 @@ pub enum Unusable {
     NoExec,
     #[error("mounted read-only")]
     ReadOnly,
+    #[error("users other than root and the process's own can change {0}")]
+    NotPrivate(String),
     #[error("not writable for the process's user")]
     NotWritable,
     #[error("full")]
@@ -171,8 +176,9 @@ pub fn place(
     deadline: Deadline,
 ) -> Result<Result<Placed, Unusable>, PlaceError> {
     let Ok(text) = std::str::from_utf8(directory) else { return Ok(Err(Unusable::Name)) };
-    let opened = match root.directory(directory, Links::Refused) {
+    let opened = match root.private_directory(directory, status.user()) {
         Ok(opened) => opened,
+        Err(RootError::NotPrivate(part)) => return Ok(Err(Unusable::NotPrivate(part))),
         Err(error) => return Ok(Err(error.into())),
     };
     let flags = match fstatvfs(&opened) {
@@ -338,7 +344,11 @@ mod tests {
             Status { users: [4321; 4], groups: [5432; 4], further_groups: vec![], inner_pid: 1 };
         let closed = place_here(folder.path(), &status).unwrap().err().unwrap();
         assert_eq!(closed, Unusable::NotWritable);
+        // Every user may write there: what is placed could be replaced.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        let open = place_here(folder.path(), &status).unwrap().err().unwrap();
+        assert_eq!(open, Unusable::NotPrivate(folder.path().to_str().unwrap().to_owned()));
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o1777)).unwrap();
         let placed = place_here(folder.path(), &status).unwrap().unwrap();
         let metadata = std::fs::metadata(&placed.path).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (4321, 5432));

@@ -48,6 +48,8 @@ pub enum RootError {
     NotADirectory(String),
     #[error("{0} is a link, and strata follows no link of a process it looks into")]
     Link(String),
+    #[error("{0} can be changed by users other than root and the process's own")]
+    NotPrivate(String),
     #[error("{0} is on a filesystem that may hang, and other processes hang strata already")]
     MayHang(String),
     #[error("{0} is too long, too deep, not absolute or has no end of links")]
@@ -79,6 +81,29 @@ impl<'a> Root<'a> {
 
     /// An `O_PATH` handle of the directory that the target knows by this absolute path.
     pub fn directory(&mut self, path: &[u8], links: Links) -> Result<OwnedFd, RootError> {
+        self.walk(path, links, |_| true)
+    }
+
+    /// The same, when no user but root and this one can put something else in the place of any part
+    /// of the path: for what the target will look up by that path again. The owner of the target's
+    /// root is root in its container.
+    pub fn private_directory(&mut self, path: &[u8], user: u32) -> Result<OwnedFd, RootError> {
+        let handle = rustix::io::fcntl_dupfd_cloexec(&self.directory, 0);
+        let root = handle.and_then(Entry::of);
+        let root = root.map_err(|errno| RootError::Other { path: shown(path), errno })?;
+        let trusted = [0, user, root.owner];
+        if !root.is_private_to(&trusted) {
+            return Err(RootError::NotPrivate("/".to_owned()));
+        }
+        self.walk(path, Links::Refused, |entry| entry.is_private_to(&trusted))
+    }
+
+    fn walk(
+        &mut self,
+        path: &[u8],
+        links: Links,
+        is_good: impl Fn(&Entry) -> bool,
+    ) -> Result<OwnedFd, RootError> {
         let shown = || shown(path);
         if path.len() > MAX_PATH || path.first() != Some(&b'/') {
             return Err(RootError::UnusablePath(shown()));
@@ -86,6 +111,8 @@ impl<'a> Root<'a> {
         // Names still to walk, the next one last.
         let mut names = names_reversed(path);
         let mut walked: Vec<OwnedFd> = Vec::new();
+        // The path of what is walked, for an error.
+        let mut trail: Vec<Vec<u8>> = Vec::new();
         let mut links_left = MAX_LINKS;
         while let Some(name) = names.pop() {
             if self.deadline.has_passed() {
@@ -94,6 +121,7 @@ impl<'a> Root<'a> {
             if name == b".." {
                 // At the root it stays there, as in the kernel.
                 walked.pop();
+                trail.pop();
                 continue;
             }
             if walked.len() >= MAX_DEPTH || names.len() > MAX_PATH {
@@ -104,7 +132,15 @@ impl<'a> Root<'a> {
                 .map_err(|errno| RootError::Other { path: shown(), errno })?;
             let found = self.entry(here.as_fd(), &name).map_err(|error| error.of(path))?;
             match found.kind {
-                FileType::Directory => walked.push(found.handle),
+                FileType::Directory => {
+                    trail.push(name);
+                    if !is_good(&found) {
+                        let part: Vec<u8> =
+                            trail.iter().flat_map(|n| [b"/", &**n].concat()).collect();
+                        return Err(RootError::NotPrivate(self::shown(&part)));
+                    }
+                    walked.push(found.handle);
+                }
                 FileType::Symlink => {
                     let may_follow = links == Links::OfRoot && found.owner == 0;
                     links_left = links_left.saturating_sub(1);
@@ -118,6 +154,7 @@ impl<'a> Root<'a> {
                         .map_err(|errno| RootError::Other { path: shown(), errno })?;
                     if text.as_bytes().first() == Some(&b'/') {
                         walked.clear();
+                        trail.clear();
                     }
                     names.extend(names_reversed(text.as_bytes()));
                 }
@@ -181,6 +218,7 @@ pub struct Entry {
     pub kind: FileType,
     /// Its owner, in the numbers of strata's own user namespace.
     pub owner: u32,
+    mode: u16,
     device: (u32, u32),
     inode: u64,
 }
@@ -188,7 +226,7 @@ pub struct Entry {
 impl Entry {
     fn of(handle: OwnedFd) -> Result<Self, Errno> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let wanted = StatxFlags::TYPE | StatxFlags::UID | StatxFlags::INO;
+        let wanted = StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::UID | StatxFlags::INO;
         let found = statx(&handle, "", flags, wanted)?;
         if found.stx_mask & wanted.bits() != wanted.bits() {
             return Err(Errno::OPNOTSUPP);
@@ -196,10 +234,20 @@ impl Entry {
         Ok(Self {
             kind: FileType::from_raw_mode(found.stx_mode.into()),
             owner: found.stx_uid,
+            mode: found.stx_mode,
             device: (found.stx_dev_major, found.stx_dev_minor),
             inode: found.stx_ino,
             handle,
         })
+    }
+
+    /// No other user can change what lies in this directory: it belongs to one of these, and others may
+    /// not write there, or may not touch what is not theirs (the sticky bit). An access list that lets
+    /// somebody write shows in the group's bits (acl(5)).
+    fn is_private_to(&self, users: &[u32]) -> bool {
+        const STICKY: u16 = 0o1000;
+        const OTHERS_WRITE: u16 = 0o022;
+        users.contains(&self.owner) && (self.mode & OTHERS_WRITE == 0 || self.mode & STICKY != 0)
     }
 
     pub fn is_same_as(&self, other: &Self) -> bool {
@@ -292,6 +340,39 @@ mod tests {
         assert!(matches!(endless, RootError::UnusablePath(_)));
         std::os::unix::fs::lchown(place.join("absolute"), Some(1234), None).unwrap();
         assert!(matches!(walk(&place.join("absolute"), Links::OfRoot), Err(RootError::Link(_))));
+    }
+
+    #[test]
+    fn a_path_that_another_user_can_change_is_not_private() {
+        use std::os::unix::ffi::OsStrExt;
+        use std::os::unix::fs::{PermissionsExt, chown};
+
+        if !rustix::process::geteuid().is_root() {
+            return strata_skip::skipped!("only root can give a directory to another user");
+        }
+        let private = |path: &Path, user| {
+            let target = Target::open(std::process::id()).unwrap();
+            let deadline = Deadline::within(Duration::from_secs(5));
+            let mut root = Root::of(&target, Patience::AnyFilesystem, deadline).unwrap();
+            root.private_directory(path.as_os_str().as_bytes(), user).map(|_| ())
+        };
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let between = folder.path().join("between");
+        let inner = between.join("inner");
+        std::fs::create_dir_all(&inner).unwrap();
+        assert_eq!(private(&inner, 0), Ok(()));
+        let refused = Err(RootError::NotPrivate(between.to_str().unwrap().to_owned()));
+        chown(&between, Some(4321), None).unwrap();
+        assert_eq!(private(&inner, 0), refused);
+        assert_eq!(private(&inner, 4321), Ok(()));
+        assert_eq!(private(&inner, 4322), refused);
+        chown(&between, Some(0), None).unwrap();
+        for mode in [0o777, 0o775] {
+            std::fs::set_permissions(&between, PermissionsExt::from_mode(mode)).unwrap();
+            assert_eq!(private(&inner, 0), refused);
+        }
+        std::fs::set_permissions(&between, PermissionsExt::from_mode(0o1777)).unwrap();
+        assert_eq!(private(&inner, 0), Ok(()));
     }
 
     #[test]

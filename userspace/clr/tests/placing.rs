@@ -66,6 +66,34 @@ fn a_library_is_mapped_by_every_runtime_and_leaves_no_file_behind() {
 }
 
 #[test]
+fn no_library_is_put_where_another_user_could_replace_it() {
+    let _alone = alone();
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let inner = folder.path().join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(4321), None).unwrap();
+    let mut command = Runtime::Net9.command();
+    command.env("TMPDIR", &inner).current_dir(&inner);
+    let clr = Clr::start(command);
+    let process = discover(clr.pid()).unwrap().expect("a CLR");
+    let placed = std::sync::atomic::AtomicBool::new(false);
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(std::sync::atomic::Ordering::SeqCst) {
+                let is_there =
+                    !leftovers(&inner).is_empty() || !leftovers(folder.path()).is_empty();
+                placed.fetch_or(is_there, std::sync::atomic::Ordering::SeqCst);
+            }
+        });
+        // It goes to a place that is root's own.
+        assert!(was_mapped(&attempt(&clr)), "{:?}", process.status);
+        ends.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    assert!(!placed.load(std::sync::atomic::Ordering::SeqCst));
+}
+
+#[test]
 fn a_library_is_placed_in_namespaces_of_another_user_with_a_read_only_root() {
     let _alone = alone();
     for runtime in [Runtime::Core31, Runtime::Net9] {
