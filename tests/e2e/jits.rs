@@ -75,7 +75,7 @@ fn calls_through_code_written_at_run_time_keep_their_callers() -> Result<()> {
         let running = Running::from_command(with_arguments(&program, &[form, "100"]))?;
         running.wait_until_used(0.2)?;
         let recording = strata::record()?.frequency(997).start()?;
-        let recorded = recording.finish_when_used(&[running.pid()], 1.5)?;
+        let recorded = recording.finish_when_used(&[running.pid()], 4.0)?;
         let own = recorded.stacks()?.of_pid(running.pid()).with_user_part();
         let burning = own.that(|s| s.leaf_function() == "leaf");
         let whole = burning.share_that(|s| s.times("evaluate") == 21);
