@@ -34,6 +34,7 @@ pub struct Configuration {
     /// Age of processes that are attached to.
     pub bridge_age: Sourced<Duration>,
     pub sinks: Vec<Sink>,
+    pub services: Services,
     pub store: Store,
     pub containers: Containers,
     /// Of `/metrics` and `/healthz`.
@@ -47,6 +48,18 @@ pub struct Configuration {
     /// What the host is called; none is its own name.
     pub host: Sourced<Option<String>>,
     pub rules: Vec<Rule>,
+}
+
+/// What is a service of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Services {
+    /// The service of processes that are known by their executable's name and have few samples;
+    /// empty for none.
+    pub pool: Sourced<String>,
+    /// Below so many samples an hour.
+    pub pool_below: Sourced<u32>,
+    /// Services an hour; those beyond are in the pool.
+    pub most: Sourced<u32>,
 }
 
 /// Profiles that stay on the host.
@@ -157,6 +170,11 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
         host,
         bridge: layers.get(&["dotnet", "bridge"], BridgePolicy::Attach),
         bridge_age: layers.get(&["dotnet", "age"], Duration::from_secs(10)),
+        services: Services {
+            pool: layers.get(&["services", "pool"], "short-lived".to_owned()),
+            pool_below: layers.get(&["services", "pool_below"], 5),
+            most: layers.get(&["services", "most"], 500),
+        },
         store: Store {
             enabled: layers.get(&["store", "enabled"], true),
             path: layers.get(&["store", "path"], PathBuf::from("/var/lib/strata/store")),

@@ -46,6 +46,10 @@ pub struct Sink {
     pub concurrency: Sourced<u32>,
     /// Names of labels that are sent; `*` stands for any characters.
     pub labels: Sourced<Vec<String>>,
+    /// Whether labels that a process sets in its own environment are sent besides.
+    pub target_labels: Sourced<bool>,
+    /// Values that a label may have in an hour; those beyond are sent as `other`.
+    pub label_values: Sourced<u32>,
     pub spool_size: Sourced<Bytes>,
     pub spool_age: Sourced<Duration>,
 }
@@ -148,6 +152,12 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
     if !(1..=64).contains(&concurrency.value) {
         layers.refuse(&path("concurrency"), &concurrency, "from 1 to 64 requests at once", None);
     }
+    // In Pyroscope each value is a series.
+    let most_values = if kind == Kind::Pyroscope { 100 } else { 1000 };
+    let label_values = layers.get(&path("label_values"), most_values);
+    if label_values.value == 0 {
+        layers.refuse(&path("label_values"), &label_values, "at least 1", None);
+    }
     let token = credential(layers, name, "token", "token_file");
     let user = layers.get(&path("user"), None);
     let password = credential(layers, name, "password", "password_file");
@@ -178,6 +188,8 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
         timeout: layers.get(&path("timeout"), Duration::from_secs(10)),
         concurrency,
         labels: layers.get(&path("labels"), labels),
+        target_labels: layers.get(&path("target_labels"), true),
+        label_values,
         spool_size: layers.get(&path("spool_size"), Bytes(256_000_000)),
         spool_age: layers.get(&path("spool_age"), Duration::from_secs(3600)),
     }

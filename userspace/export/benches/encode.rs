@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_export::origin::Origin;
-use strata_export::pyroscope::Moments;
 use strata_export::{Backend, Outgoing, datadog, otlp, pyroscope};
 use strata_profile::{FrameKind, Profile, ProfileBuilder, pprof};
 
@@ -108,7 +107,8 @@ fn main() {
         ];
         for (name, backend) in backends {
             measure(name, stacks, || {
-                let encoded = backend.encode(&outgoing, &mut Moments::default());
+                let encoded =
+                    backend.encode(&outgoing, &mut strata_export::EncoderState::default());
                 let bytes = encoded.batches.iter().map(|batch| batch.body.len()).sum();
                 (encoded.batches.len(), bytes)
             });

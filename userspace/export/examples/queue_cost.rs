@@ -19,6 +19,7 @@ fn batch(length: usize) -> Batch {
         protocol: Protocol::Plain,
         path: "/push".to_owned(),
         content_type: "application/proto".to_owned(),
+        headers: Vec::new(),
         gzipped: false,
         profiles: 50,
         oldest: Clock::real().nanos(),

@@ -43,6 +43,8 @@ pub struct Batch {
     /// Below the sink's address, with its query.
     pub path: String,
     pub content_type: String,
+    /// Besides those of the protocol: what they say is about the profiles, never a credential.
+    pub headers: Vec<(&'static str, String)>,
     pub gzipped: bool,
     /// How many profiles are in it.
     pub profiles: u32,
@@ -81,7 +83,21 @@ struct Stored {
     oldest: i64,
     #[prost(bytes = "bytes", tag = "8")]
     body: Bytes,
+    #[prost(message, repeated, tag = "9")]
+    headers: Vec<Header>,
 }
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Header {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+/// The headers that a batch may have: no file of a spool makes strata send another.
+const HEADERS: [&str; 4] =
+    ["datadog-container-id", "datadog-entity-id", "dd-evp-origin", "dd-evp-origin-version"];
 
 impl Batch {
     /// The batch as bytes that [`Self::from_bytes`] reads.
@@ -101,6 +117,11 @@ impl Batch {
             profiles: self.profiles,
             oldest: self.oldest,
             body: self.body.clone(),
+            headers: self
+                .headers
+                .iter()
+                .map(|(name, value)| Header { name: (*name).to_owned(), value: value.clone() })
+                .collect(),
         };
         stored.encode_to_vec()
     }
@@ -123,6 +144,14 @@ impl Batch {
             protocol,
             path: stored.path,
             content_type: stored.content_type,
+            headers: stored
+                .headers
+                .into_iter()
+                .filter_map(|header| {
+                    let name = HEADERS.into_iter().find(|name| *name == header.name)?;
+                    Some((name, header.value))
+                })
+                .collect(),
             gzipped: stored.gzipped,
             profiles: stored.profiles,
             oldest: stored.oldest,

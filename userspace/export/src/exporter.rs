@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use crate::http::{Credential, EndpointSettings};
 use crate::origin::Origin;
-use crate::types::Form;
+use crate::types::{Form, LabelRule};
 use crate::{
     Address, Backend, CredentialSource, ExporterSettings, Secret, datadog, otlp, pyroscope,
 };
 use strata_config::rules::matches;
 use strata_config::secret::Credential as Configured;
 use strata_config::sinks::{Api, Kind, Protocol, Sink};
+use strata_kinds::labels::SAMPLE_LABELS;
 
 /// Where an outlet's profiles go.
 #[derive(Clone, Debug)]
@@ -22,7 +23,15 @@ pub enum Output {
     Folder(PathBuf),
 }
 
-/// One sink, as the publisher sees it.
+impl Output {
+    /// Whether it takes all kinds of samples of a process in one profile; else each kind has its own,
+    /// or its own part of a request.
+    pub fn is_wide(&self) -> bool {
+        matches!(self, Self::Folder(_) | Self::Endpoint(Backend::Datadog(_)))
+    }
+}
+
+/// One exporter, as the pipeline sees it.
 #[derive(Clone, Debug)]
 pub struct Exporter {
     pub name: String,
@@ -30,6 +39,12 @@ pub struct Exporter {
     pub period: Duration,
     /// Names of labels that are sent.
     pub labels: Vec<String>,
+    /// Whether labels that a process's own variables set are sent besides.
+    pub target_labels: bool,
+    /// Values that a label may have in an hour; the others are sent as `other`.
+    pub label_values: usize,
+    /// Where its queue lies on disk, and how much that may take.
+    pub spool: Option<(PathBuf, u64)>,
 }
 
 /// Why a sink cannot be used.
@@ -63,6 +78,12 @@ pub fn of(
             way,
             period: sink.period.value,
             labels: sink.labels.value.clone(),
+            target_labels: sink.target_labels.value,
+            label_values: sink.label_values.value as usize,
+            spool: plans
+                .last()
+                .filter(|plan| plan.name == sink.name)
+                .and_then(|plan| Some((plan.spool_dir.clone()?, plan.spool_size))),
         });
     }
     Ok((outlets, plans))
@@ -83,11 +104,13 @@ fn backend(sink: &Sink) -> Option<Backend> {
             };
             // A text makes a series of its own.
             settings.sample_labels.retain(|rule| rule.form == Form::Number || is_sent(&rule.own));
+            settings.sample_labels.extend(own_labels(sink, Form::Series));
             Backend::Pyroscope(settings)
         }
         Kind::Datadog => {
             let mut settings = datadog::Settings::default();
             settings.sample_labels.retain(|rule| is_sent(&rule.own));
+            settings.sample_labels.extend(own_labels(sink, Form::AsItIs));
             Backend::Datadog(settings)
         }
         Kind::Otlp => {
@@ -99,10 +122,18 @@ fn backend(sink: &Sink) -> Option<Backend> {
                 ..otlp::Settings::default()
             };
             settings.sample_labels.retain(|rule| is_sent(&rule.own));
+            settings.sample_labels.extend(own_labels(sink, Form::AsItIs));
             Backend::Otlp(settings)
         }
         Kind::File => return None,
     })
+}
+
+/// Labels of samples that programs set, by the names and patterns of the configuration.
+fn own_labels(sink: &Sink, form: Form) -> impl Iterator<Item = LabelRule> {
+    let is_strata = |name: &str| SAMPLE_LABELS.iter().any(|label| label.name == name);
+    let names = sink.labels.value.iter().filter(move |name| !is_strata(name));
+    names.map(move |name| LabelRule::new(name, "", form))
 }
 
 fn plan(
@@ -208,7 +239,8 @@ impl Exporter {
         if !is_sent("container_name") && !is_sent("container") {
             shaped.container_name.clear();
         }
-        shaped.labels.retain(|(name, _)| is_sent(name));
+        let is_target = |name: &String| self.target_labels && origin.target_labels.contains(name);
+        shaped.labels.retain(|(name, _)| is_sent(name) || is_target(name));
         shaped
     }
 }
@@ -256,25 +288,37 @@ mod tests {
 
     #[test]
     fn a_sink_is_told_what_is_listed_and_the_service() {
-        let outlet = Exporter {
+        let exporter = Exporter {
             name: "one".into(),
             way: Output::Folder("/nowhere".into()),
             period: Duration::from_secs(15),
             labels: vec!["env".into(), "team*".into()],
+            target_labels: true,
+            label_values: 100,
+            spool: None,
         };
         let origin = Origin {
             service: "shop".into(),
             env: "prod".into(),
             version: "7".into(),
             pod: "cart-1".into(),
-            labels: vec![("team_name".into(), "a".into()), ("user".into(), "b".into())],
+            labels: vec![
+                ("team_name".into(), "a".into()),
+                ("user".into(), "b".into()),
+                ("squad".into(), "c".into()),
+            ],
+            // Set in PYROSCOPE_LABELS, say.
+            target_labels: vec!["squad".into()],
             ..Origin::default()
         };
-        let shaped = outlet.shaped(&origin);
+        let shaped = exporter.shaped(&origin);
         assert_eq!((shaped.service.as_str(), shaped.env.as_str()), ("shop", "prod"));
         assert_eq!((shaped.version.as_str(), shaped.pod.as_str()), ("", ""));
-        assert_eq!(shaped.labels, [("team_name".to_owned(), "a".to_owned())]);
-        let all = Exporter { labels: vec!["*".into()], ..outlet };
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(shaped.labels, [pair("team_name", "a"), pair("squad", "c")]);
+        let without = Exporter { target_labels: false, ..exporter.clone() };
+        assert_eq!(without.shaped(&origin).labels, [pair("team_name", "a")]);
+        let all = Exporter { labels: vec!["*".into()], ..exporter };
         assert_eq!(all.shaped(&origin), origin);
     }
 }

@@ -10,6 +10,7 @@
 //!   profiles into batches of bytes. Tables of names: [`types`] (sample types, labels of samples)
 //!   and [`origin`] (whom a profile is about). [`limits`] makes a profile fit a server without
 //!   losing a value.
+//!   [`label_values`] bounds the values of a label.
 //! - [`queue`]: a task for each exporter puts batches into its [`spool`] on disk, sends them,
 //!   sends again, and counts what is lost. [`orphans`] finds spools that no exporter has.
 //! - [`http`]: sends a batch once and says what came of it.
@@ -23,6 +24,7 @@ mod batch;
 pub mod exporter;
 pub mod files;
 pub mod http;
+pub mod label_values;
 pub mod limits;
 pub mod origin;
 pub mod orphans;
@@ -33,7 +35,7 @@ pub mod spool;
 pub mod types;
 
 pub use crate::http::{Address, AddressError, LONGEST_WAIT, Outcome, Secret, TlsError};
-pub use backends::{Backend, Endpoint, datadog, otlp, pyroscope};
+pub use backends::{Backend, EncoderState, Endpoint, datadog, otlp, pyroscope};
 pub use batch::{Batch, Encoded, NotABatch, Outgoing, Protocol};
 pub use queue::{
     Clock, Count, CredentialSource, Drops, EnqueueError, ExporterHealth, ExporterSettings, Queues,

@@ -6,6 +6,8 @@
 
 use std::borrow::Cow;
 
+use strata_profile::Profile;
+
 use crate::limits::{Cuts, shortened};
 
 /// What a profile is about; empty or `None` where unknown.
@@ -29,10 +31,14 @@ pub struct Origin {
     pub cores: Option<u32>,
     /// As Rust names it: `x86_64`, `aarch64`.
     pub architecture: String,
+    /// The path of its program, as the process itself has it.
+    pub executable: String,
     /// The how-manieth profile of this runtime, from 0.
     pub sequence: u64,
     /// Labels that somebody chose, as (name, value).
     pub labels: Vec<(String, String)>,
+    /// The names of those that the process's own variables set.
+    pub target_labels: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +59,33 @@ impl Language {
             Self::DotNet => "dotnetspy",
             Self::Go => "gospy",
         }
+    }
+
+    /// The language of [`Self::name`].
+    #[must_use]
+    pub fn from_name(name: &str) -> Self {
+        let all = [Self::DotNet, Self::Go];
+        all.into_iter().find(|language| language.name() == name).unwrap_or_default()
+    }
+
+    /// The language runtime, where there is one.
+    fn runtime(self) -> &'static str {
+        match self {
+            Self::Native => "",
+            Self::DotNet | Self::Go => self.name(),
+        }
+    }
+
+    /// What the functions of a native program are of: every Go stack begins in Go's scheduler.
+    #[must_use]
+    pub fn of_native(profile: &Profile) -> Self {
+        let is_root = |name: &str| {
+            let name = name.strip_suffix(".abi0").unwrap_or(name);
+            matches!(name, "runtime.goexit" | "runtime.mstart" | "runtime.rt0_go")
+        };
+        let mut frames = profile.locations().iter().flat_map(|at| profile.frames(*at));
+        let is_go = frames.any(|frame| is_root(profile.string(frame.name)));
+        if is_go { Self::Go } else { Self::Native }
     }
 
     #[must_use]
@@ -114,15 +147,32 @@ static FACTS: &[Fact] = facts! {
     "node", |o| text(&o.node), "node", true, "kube_node", "k8s.node.name";
     "git_repository", |o| text(&o.git_repository), "service_repository", true, "git.repository_url", "vcs.repository.url.full";
     "git_commit", |o| text(&o.git_commit), "service_git_ref", true, "git.commit.sha", "vcs.ref.head.revision";
-    "language", |o| text(o.language.name()), "language", false, "language", "process.runtime.name";
+    "language", |o| text(o.language.name()), "language", false, "language", "";
+    "runtime_name", |o| text(o.language.runtime()), "", false, "", "process.runtime.name";
     "runtime_version", |o| text(&o.runtime_version), "runtime_version", false, "runtime_version", "process.runtime.version";
     "container_id", |o| text(&o.container_id), "container_id", false, "container_id", "container.id";
     "runtime_id", |o| text(&o.runtime_id), "runtime_id", false, "runtime-id", "service.instance.id";
     "pid", |o| o.pid.map(|pid| Value::Number(i64::from(pid))), "pid", false, "process_id", "process.pid";
     "cores", |o| o.cores.map(|cores| Value::Number(i64::from(cores))), "", false, "number_of_cpu_cores", "";
-    "architecture", |o| text(&o.architecture), "", false, "process_architecture", "host.arch";
+    "architecture", |o| text(&o.architecture), "", false, "process_architecture", "";
+    "otel_architecture", |o| text(otel_architecture(&o.architecture)), "", false, "", "host.arch";
+    "executable_name", |o| text(file_name(&o.executable)), "executable_name", false, "", "process.executable.name";
+    "executable", |o| text(&o.executable), "executable", false, "", "process.executable.path";
     "sequence", |o| Some(Value::Number(i64::try_from(o.sequence).unwrap_or(i64::MAX))), "", false, "profile_seq", "";
 };
+
+/// An architecture in the words of OpenTelemetry's `host.arch`.
+fn otel_architecture(architecture: &str) -> &str {
+    match architecture {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
+}
 
 /// Labels that are strata's to set, whatever somebody chose.
 const RESERVED: [&str; 3] = ["__name__", "__delta__", "pyroscope_spy"];
@@ -260,7 +310,7 @@ fn count_short(cuts: &mut Cuts, are_short: [bool; 2]) {
 }
 
 /// A valid name of a label: letters, digits and underscores, no digit first.
-fn pyroscope_name(name: &str) -> String {
+pub(crate) fn pyroscope_name(name: &str) -> String {
     let valid = |byte: char| if byte.is_ascii_alphanumeric() { byte } else { '_' };
     let mut made: String = name.chars().map(valid).collect();
     if made.is_empty() || made.starts_with(|first: char| first.is_ascii_digit()) {
@@ -316,6 +366,30 @@ mod tests {
         let also = ["pid".to_owned()];
         let labels = pyroscope_labels(&shop(), &also, &LIMITS, &mut Cuts::default());
         assert!(labels.contains(&("pid".to_owned(), "7".to_owned())));
+    }
+
+    #[test]
+    fn a_native_program_has_no_language_runtime_in_otlp() {
+        let of = |language| {
+            let origin = Origin { language, ..shop() };
+            let attributes = otlp_attributes(&origin, &LIMITS, &mut Cuts::default());
+            let found = attributes.into_iter().find(|(name, _)| name == "process.runtime.name");
+            found.map(|(_, value)| value.into_text())
+        };
+        assert_eq!(of(Language::Native), None);
+        assert_eq!(of(Language::Go).as_deref(), Some("go"));
+    }
+
+    #[test]
+    fn a_program_whose_stacks_begin_in_gos_scheduler_is_a_go_program() {
+        for (root, language) in
+            [("runtime.goexit.abi0", Language::Go), ("__libc_start_main", Language::Native)]
+        {
+            let mut builder = strata_profile::ProfileBuilder::new(&[("samples", "count")]);
+            let frame = builder.frame(strata_profile::FrameKind::Native, root, "", "", 0);
+            builder.location(7, None, &[frame]);
+            assert_eq!(Language::of_native(&builder.finish()), language);
+        }
     }
 
     #[test]

@@ -8,6 +8,8 @@ pub enum Form {
     /// A text that is no number is dropped: a thread's id as text would make a series of each
     /// thread.
     Number,
+    /// A label of a Pyroscope series, named as the program that set it did, made valid.
+    Series,
 }
 
 /// One allowed label of samples: everything that no rule names is dropped, and counted.

@@ -34,7 +34,8 @@ fn rules(count: usize) -> Vec<LabelRule> {
 
 fn fitted(profile: &Profile, rules: &[LabelRule], limits: &Limits) -> (Vec<Part>, u64, u64) {
     let types = vec![(0, "cpu_samples", "count")];
-    let selection = Selection { types, period: ("cpu", "nanoseconds"), labels: rules };
+    let selection =
+        Selection { types, period: ("cpu", "nanoseconds"), labels: rules, values: None };
     let (parts, cuts) = fit(profile, &selection, limits);
     for part in &parts {
         assert!(written(part).len() <= part.bytes, "{} bytes said", part.bytes);
@@ -157,8 +158,11 @@ fn labels_of_a_series_and_of_its_samples_are_together_no_more_than_a_server_take
         pyroscope::Settings { sample_labels: rules(100), ..pyroscope::Settings::default() };
     let values: Vec<_> = (0..5).map(|at| format!("value {at}")).collect();
     let outgoing = Outgoing { profile: Arc::new(labelled(&values)), origin: Arc::new(origin) };
-    let encoded =
-        pyroscope::encode(&settings, &vec![outgoing; 40], &mut pyroscope::Moments::default());
+    let encoded = pyroscope::encode(
+        &settings,
+        &vec![outgoing; 40],
+        &mut strata_export::EncoderState::default(),
+    );
     let mut sent = 0;
     for batch in &encoded.batches {
         let mut bytes = 0;
@@ -189,7 +193,7 @@ fn shortened_names_of_a_series_stay_valid_and_different() {
     let encoded = pyroscope::encode(
         &pyroscope::Settings::default(),
         &[outgoing],
-        &mut pyroscope::Moments::default(),
+        &mut strata_export::EncoderState::default(),
     );
     let series = Message::read(&encoded.batches[0].body).one(1);
     let names: Vec<_> = series.all(1).iter().map(|pair| pair.text(1)).collect();

@@ -236,11 +236,16 @@ async fn a_token_that_changed_is_read_again_at_once_when_the_old_one_is_refused(
     give(&delivery, &now(1, 100));
     let health = drained(&delivery).await;
     assert_eq!((health.delivered.batches, health.drops.batches(), health.retries), (2, 0, 1));
-    // Refused with the newest: that is final.
+    // Denied with the newest: it waits until there is one that is right.
     demand(&server, "t0ken-3");
     give(&delivery, &now(1, 100));
+    let health = until(&delivery, |health| health.failing_since.is_some()).await;
+    assert_eq!((health.drops.batches(), health.delivered.batches), (0, 2));
+    assert!(health.queued + health.spooled > 0);
+    std::fs::write(&token, "t0ken-3\n").unwrap();
     let health = drained(&delivery).await;
-    assert_eq!((health.drops.refused.batches, health.retries), (1, 1));
+    assert_eq!((health.drops.batches(), health.delivered.batches), (0, 3));
+    assert_eq!(health.failing_since, None);
     for shown in [format!("{health:?}"), format!("{plan:?}")] {
         assert!(!shown.contains("t0ken"), "{shown}");
     }

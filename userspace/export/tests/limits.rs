@@ -26,7 +26,7 @@ fn both() -> Vec<(usize, &'static str, &'static str)> {
 }
 
 fn select(rules: &[LabelRule]) -> Selection<'_> {
-    Selection { types: both(), period: ("cpu", "nanoseconds"), labels: rules }
+    Selection { types: both(), period: ("cpu", "nanoseconds"), labels: rules, values: None }
 }
 
 /// A sample: its functions leaf first, its thread, its values.

@@ -90,7 +90,8 @@ fn count(request: &[u8], seen: &mut Seen) {
 /// Checks the requests of some profiles of a shape; returns their sizes.
 fn sizes(settings: &otlp::Settings, profiles: usize, shape: Shape) -> Vec<usize> {
     let outgoing: Vec<_> = (0..profiles).map(|of| outgoing(of, shape)).collect();
-    let strata_export::Encoded { batches, cuts } = otlp::encode(settings, &outgoing);
+    let strata_export::Encoded { batches, cuts } =
+        otlp::encode(settings, &outgoing, &strata_export::EncoderState::default());
     let mut seen = Seen::new();
     let mut sizes = Vec::new();
     for batch in &batches {

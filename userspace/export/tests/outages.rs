@@ -200,6 +200,27 @@ async fn a_refused_batch_is_counted_with_its_reason_and_not_sent_again() {
 }
 
 #[tokio::test]
+async fn what_a_wrong_credential_or_path_denies_stays_in_the_spool_until_it_is_right() {
+    for status in [401, 403, 404, 405, 301] {
+        let (server, folder) = (Server::up().await, folder());
+        let clock = Clock::real();
+        server.act(move |_, _| Act::Answer(status, Vec::new()));
+        let mut plan = plan(&server.url(), folder.path());
+        plan.waits.first = std::time::Duration::from_millis(10);
+        plan.waits.longest = std::time::Duration::from_millis(50);
+        let delivery = start(plan, clock).await;
+        give_many(&delivery, clock, 3, 100);
+        let failing = until(&delivery, |health| health.retries >= 3).await;
+        assert!(failing.failing_since.is_some());
+        assert_eq!((failing.drops.batches(), failing.delivered.batches), (0, 0), "{status}");
+        server.act(|_, _| ok());
+        let health = drained(&delivery).await;
+        assert_eq!((health.drops.batches(), health.delivered.batches), (0, 3), "{status}");
+        assert_eq!(health.failing_since, None);
+    }
+}
+
+#[tokio::test]
 async fn what_is_too_old_is_never_sent() {
     let (server, folder) = (Server::down().await, folder());
     let clock = Clock::faster(100);

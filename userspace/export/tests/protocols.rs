@@ -4,9 +4,10 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use strata_export::origin::LabelLimits;
-use strata_export::pyroscope::Moments;
-use strata_export::{Backend, Batch, Endpoint, Outcome, datadog, otlp, pyroscope};
+use std::sync::Arc;
+
+use strata_export::origin::{LabelLimits, Language, Origin};
+use strata_export::{Backend, Batch, Endpoint, Outcome, Outgoing, datadog, otlp, pyroscope};
 use support::pprof::{Seen, pairs, see};
 use support::server::{Asked, Server, answer, grpc_answer, unzipped};
 use support::wire::Message;
@@ -112,7 +113,11 @@ async fn an_old_pyroscope_gets_the_profile_as_the_body() {
 #[tokio::test]
 async fn pyroscope_pushes_stay_below_the_servers_burst() {
     let settings = pyroscope::Settings { batch_bytes: 20_000, ..pyroscope::Settings::default() };
-    let encoded = pyroscope::encode(&settings, &vec![known(); 10], &mut Moments::default());
+    let encoded = pyroscope::encode(
+        &settings,
+        &vec![known(); 10],
+        &mut strata_export::EncoderState::default(),
+    );
     assert!(encoded.batches.len() > 3, "{}", encoded.batches.len());
     let profiles: u32 = encoded.batches.iter().map(|batch| batch.profiles).sum();
     assert_eq!(profiles, 20);
@@ -138,7 +143,7 @@ fn moments_by_series(batches: &[Batch]) -> BTreeMap<String, Vec<i64>> {
 
 #[test]
 fn no_two_profiles_of_a_pyroscope_series_are_of_one_moment() {
-    let mut moments = Moments::default();
+    let mut moments = strata_export::EncoderState::default();
     let backend = Backend::Pyroscope(pyroscope::Settings::default());
     let mut batches = backend.encode(&vec![known(); 10], &mut moments).batches;
     // Of the same cut, but sent later.
@@ -224,6 +229,33 @@ async fn assert_datadog(server: &Server) {
     assert_eq!(profile.samples[1].numbers, BTreeMap::from([("thread id".to_owned(), 11)]));
     let texts = BTreeMap::from([("thread name".to_owned(), "worker".to_owned())]);
     assert_eq!(profile.samples[1].texts, texts);
+    assert_eq!(asked.header("dd-evp-origin"), "strata");
+    assert_eq!(asked.header("dd-evp-origin-version"), env!("CARGO_PKG_VERSION"));
+}
+
+#[tokio::test]
+async fn a_datadog_agent_learns_whose_container_it_is_and_the_types_that_a_family_has() {
+    let (server, address) = Server::start(|| answer(200, &[], "")).await;
+    let sink = Endpoint::new(Backend::Datadog(datadog::Settings::default()), &at(address)).unwrap();
+    let mut seen = Vec::new();
+    for language in [Language::Native, Language::Go, Language::DotNet] {
+        let known = known();
+        let origin =
+            Origin { language, container_id: "0123abc".to_owned(), ..(*known.origin).clone() };
+        let outgoing = Outgoing { origin: Arc::new(origin), ..known };
+        let batch = sink.encode(&[outgoing]).batches.remove(0);
+        // As it comes out of a spool.
+        let batch = Batch::from_bytes(batch.to_bytes().into()).unwrap();
+        assert_eq!(sink.send(&batch).await, delivered());
+        let asked = server.asked().pop().unwrap();
+        assert_eq!(asked.header("datadog-container-id"), "0123abc");
+        assert_eq!(asked.header("datadog-entity-id"), "ci-0123abc");
+        let parts = parts_of(&asked).await;
+        let event: serde_json::Value = serde_json::from_slice(&parts["event"].2).unwrap();
+        let profile = see(&unzipped(&parts["auto.pprof"].2));
+        seen.push((event["family"].as_str().unwrap().to_owned(), profile.types[1].0.clone()));
+    }
+    assert_eq!(seen, pairs(&[("native", "cpu-time"), ("go", "cpu"), ("dotnet", "cpu")]));
 }
 
 #[tokio::test]
@@ -292,11 +324,17 @@ fn assert_otlp(request: &[u8]) {
         ("process.pid", "7"),
         ("host.name", "node-1"),
         ("team", "checkout"),
+        ("host.arch", "amd64"),
+        ("process.runtime.name", "dotnet"),
+        ("process.executable.name", "shop"),
+        ("process.executable.path", "/app/shop"),
     ] {
         assert_eq!(facts.get(key).map(String::as_str), Some(value), "{key}");
     }
+    assert!(resource_profiles.text(3).starts_with("https://opentelemetry.io/schemas/"));
     let scope = resource_profiles.one(2);
     assert_eq!(scope.one(1).text(1), "strata");
+    assert_eq!(scope.text(3), resource_profiles.text(3));
     let mut seen = Vec::new();
     for profile in scope.all(2) {
         assert_eq!(profile.number(3), START);
@@ -401,7 +439,7 @@ async fn a_grpc_status_says_whether_to_try_again() {
     })
     .await;
     let sink = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
-    assert!(matches!(send_known(&sink).await.1, Outcome::Refused { .. }));
+    assert!(matches!(send_known(&sink).await.1, Outcome::Denied { .. }));
     // An answer that ends without a status may or may not have been stored.
     let (_server, address) = Server::start(|| answer(200, &[], "")).await;
     let sink = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
@@ -415,7 +453,8 @@ fn otlp_requests_stay_below_what_a_grpc_server_takes() {
         attribute_limits: LabelLimits { count: 4, name_bytes: 100, value_bytes: 100 },
         ..otlp::Settings::default()
     };
-    let encoded = otlp::encode(&settings, &vec![known(); 20]);
+    let encoded =
+        otlp::encode(&settings, &vec![known(); 20], &strata_export::EncoderState::default());
     assert!(encoded.batches.len() > 2);
     for batch in &encoded.batches {
         assert!(unzipped(&batch.body).len() <= 30_000);

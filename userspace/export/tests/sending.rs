@@ -45,6 +45,13 @@ fn refused(outcome: Outcome) -> (Option<u16>, String) {
     }
 }
 
+fn denied(outcome: Outcome) -> (Option<u16>, String) {
+    match outcome {
+        Outcome::Denied { status, reason } => (status, reason),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// An authority, and a server's TLS with a certificate of it for `name`.
 fn authority(name: &str, http2: bool) -> (Vec<u8>, TlsAcceptor) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -144,7 +151,7 @@ async fn no_secret_is_shown_anywhere() {
         to.credential = credential;
         let sink = Endpoint::new(pyroscope(), &to).unwrap();
         let batch = sink.encode(&[known()]).batches.remove(0);
-        let (status, reason) = refused(sink.send(&batch).await);
+        let (status, reason) = denied(sink.send(&batch).await);
         assert_eq!(status, Some(401));
         assert!(reason.contains("unauthenticated: no "), "{reason}");
         let stored = String::from_utf8_lossy(&batch.to_bytes()).into_owned();
@@ -197,7 +204,7 @@ async fn a_redirect_is_not_followed_and_nothing_goes_there() {
         let mut to = at(address);
         to.credential = Credential::Bearer(Secret::new("t0ken"));
         to.tenant = Some(Secret::new("t3nant"));
-        let (shown, reason) = refused(send(pyroscope(), &to).await);
+        let (shown, reason) = denied(send(pyroscope(), &to).await);
         assert_eq!(shown, Some(status));
         assert!(reason.contains("redirect"), "{reason}");
     }

@@ -8,13 +8,17 @@ use serde_json::json;
 use strata_kinds::{Quantity, find_column};
 use uuid::Uuid;
 
+use super::EncoderState;
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped_pprof};
 use crate::limits::{Limits, Part, Selection, fit};
-use crate::origin::{LabelLimits, Language, datadog_tags};
+use crate::origin::{LabelLimits, Language, Origin, datadog_tags};
 use crate::types::{self, LabelRule};
 
 /// Where an agent of the same host puts its socket.
 pub const DEFAULT_SOCKET: &str = "/var/run/datadog/apm.socket";
+
+/// What the family `native` calls CPU time; `cpu` is that of .NET and Go.
+const NATIVE_CPU: &str = "cpu-time";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -73,14 +77,18 @@ fn set(text: Option<&str>) -> Option<&str> {
 
 /// Makes the requests for these profiles.
 #[must_use]
-pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
+pub fn encode(settings: &Settings, profiles: &[Outgoing], state: &EncoderState) -> Encoded {
     let mut encoded = Encoded::default();
     for outgoing in profiles {
         let profile = &outgoing.profile;
+        let is_native = outgoing.origin.language == Language::Native;
         let mut selected: Vec<(usize, &'static str, &'static str)> = Vec::new();
         for (position, kind) in profile.sample_types.iter().enumerate() {
             let known = find_column(profile.string(kind.name), profile.string(kind.unit));
             match known.and_then(|(_, column)| column.datadog) {
+                Some(Quantity { name: "cpu", unit }) if is_native => {
+                    selected.push((position, NATIVE_CPU, unit));
+                }
                 Some(Quantity { name, unit }) => selected.push((position, name, unit)),
                 None => {
                     encoded.cuts.dropped_types = encoded.cuts.dropped_types.saturating_add(1);
@@ -89,8 +97,9 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
         }
         let selection = Selection {
             types: selected,
-            period: ("cpu", "nanoseconds"),
+            period: (if is_native { NATIVE_CPU } else { "cpu" }, "nanoseconds"),
             labels: &settings.sample_labels,
+            values: Some(&state.label_values),
         };
         let (parts, cuts) = fit(profile, &selection, &settings.limits);
         encoded.cuts += cuts;
@@ -138,11 +147,27 @@ fn request(
         protocol: Protocol::Plain,
         path: "/profiling/v1/input".to_owned(),
         content_type: format!("multipart/form-data; boundary={boundary}"),
+        headers: headers_of(&outgoing.origin),
         gzipped: false,
         profiles: 1,
         oldest: start,
         body: Bytes::from(body),
     })
+}
+
+/// Of whose container the profile is: without them an agent that is asked over its unix socket takes
+/// the container of the process at its other end, which is strata's
+/// (github.com/DataDog/datadog-agent, pkg/trace/api/container_linux.go).
+fn headers_of(origin: &Origin) -> Vec<(&'static str, String)> {
+    let mut headers = vec![
+        ("dd-evp-origin", "strata".to_owned()),
+        ("dd-evp-origin-version", env!("CARGO_PKG_VERSION").to_owned()),
+    ];
+    if !origin.container_id.is_empty() {
+        headers.push(("datadog-container-id", origin.container_id.clone()));
+        headers.push(("datadog-entity-id", format!("ci-{}", origin.container_id)));
+    }
+    headers
 }
 
 /// Files as (name, file name, content type, content). The boundary is random: nobody who chose

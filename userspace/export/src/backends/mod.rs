@@ -3,6 +3,9 @@
 //! Making bytes and sending them are apart: the bytes can lie in a spool for hours in between.
 
 use crate::batch::{Batch, Encoded, Outgoing};
+use crate::label_values::LabelValues;
+use std::cell::RefCell;
+
 use crate::http::{Client, EndpointSettings, Outcome, SetupError};
 
 pub mod datadog;
@@ -17,15 +20,32 @@ pub enum Backend {
     Otlp(otlp::Settings),
 }
 
-impl Backend {
-    /// The requests that send these profiles, after others that have left these moments. Pure: no
-    /// I/O, no clock.
+/// What one exporter's requests have to know of those before.
+#[derive(Debug, Default)]
+pub struct EncoderState {
+    pub moments: pyroscope::Moments,
+    /// Of labels of samples.
+    pub label_values: RefCell<LabelValues>,
+}
+
+impl EncoderState {
+    /// With so many values a label.
     #[must_use]
-    pub fn encode(&self, profiles: &[Outgoing], moments: &mut pyroscope::Moments) -> Encoded {
+    pub fn new(most_values: usize) -> Self {
+        let label_values = RefCell::new(LabelValues::new(most_values));
+        Self { label_values, ..Self::default() }
+    }
+}
+
+impl Backend {
+    /// The requests that send these profiles, after others that have left this state. Pure: no I/O,
+    /// no clock.
+    #[must_use]
+    pub fn encode(&self, profiles: &[Outgoing], state: &mut EncoderState) -> Encoded {
         match self {
-            Self::Pyroscope(settings) => pyroscope::encode(settings, profiles, moments),
-            Self::Datadog(settings) => datadog::encode(settings, profiles),
-            Self::Otlp(settings) => otlp::encode(settings, profiles),
+            Self::Pyroscope(settings) => pyroscope::encode(settings, profiles, state),
+            Self::Datadog(settings) => datadog::encode(settings, profiles, state),
+            Self::Otlp(settings) => otlp::encode(settings, profiles, state),
         }
     }
 
@@ -67,7 +87,7 @@ impl Endpoint {
     /// See [`Backend::encode`]; these profiles are the only ones.
     #[must_use]
     pub fn encode(&self, profiles: &[Outgoing]) -> Encoded {
-        self.backend.encode(profiles, &mut pyroscope::Moments::default())
+        self.backend.encode(profiles, &mut EncoderState::default())
     }
 
     /// Sends the batch once, whatever comes of it.

@@ -12,10 +12,13 @@ use prost::Message;
 use strata_kinds::{PyroscopeType, find_column};
 use uuid::Uuid;
 
+use super::EncoderState;
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped_pprof};
+use crate::label_values::LabelValues;
 use crate::limits::{Cuts, Limits, Selection, fit};
 use crate::origin::{LabelLimits, Origin, pyroscope_labels};
 use crate::types::{self, LabelRule};
+use std::cell::RefCell;
 
 /// Below the server's default burst of 2 MiB, which counts a request's profiles uncompressed.
 const BURST: usize = 1_900_000;
@@ -132,11 +135,12 @@ impl Moments {
 
 /// Makes the requests for these profiles.
 #[must_use]
-pub fn encode(settings: &Settings, profiles: &[Outgoing], moments: &mut Moments) -> Encoded {
+pub fn encode(settings: &Settings, profiles: &[Outgoing], state: &mut EncoderState) -> Encoded {
+    let EncoderState { moments, label_values } = state;
     let mut encoded = Encoded::default();
     let mut push = Push::default();
     for outgoing in profiles {
-        for (kind, selection) in groups(settings, outgoing, &mut encoded.cuts) {
+        for (kind, selection) in groups(settings, outgoing, label_values, &mut encoded.cuts) {
             let mut of_series = Cuts::default();
             let labels = labels_of(settings, outgoing, kind, &mut of_series);
             let of_labels = label_bytes(&labels);
@@ -174,6 +178,7 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing], moments: &mut Moments)
 fn groups<'s>(
     settings: &'s Settings,
     outgoing: &Outgoing,
+    values: &'s RefCell<LabelValues>,
     cuts: &mut Cuts,
 ) -> Vec<(PyroscopeType, Selection<'s>)> {
     let profile = &outgoing.profile;
@@ -196,6 +201,7 @@ fn groups<'s>(
                     types: vec![column],
                     period: (kind.period.name, kind.period.unit),
                     labels: &settings.sample_labels,
+                    values: Some(values),
                 },
             )),
         }
@@ -259,6 +265,7 @@ impl Push {
             protocol: Protocol::Plain,
             path: "/push.v1.PusherService/Push".to_owned(),
             content_type: "application/proto".to_owned(),
+            headers: Vec::new(),
             // The profiles in it are compressed.
             gzipped: false,
             profiles: full.profiles,
@@ -295,6 +302,7 @@ fn ingest(outgoing: &Outgoing, labels: &[(String, String)], raw: Vec<u8>) -> Bat
         protocol: Protocol::Plain,
         path,
         content_type: "binary/octet-stream".to_owned(),
+        headers: Vec::new(),
         gzipped: false,
         profiles: 1,
         oldest: profile.start_nanos,

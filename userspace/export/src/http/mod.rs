@@ -181,6 +181,11 @@ impl Client {
             headers.insert(BATCH_ID, id);
         }
         headers.insert(http::header::USER_AGENT, user_agent(batch.protocol));
+        for (name, value) in &batch.headers {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                headers.insert(*name, value);
+            }
+        }
         match batch.protocol {
             Protocol::OtlpGrpc => {
                 headers.insert(TE, HeaderValue::from_static("trailers"));

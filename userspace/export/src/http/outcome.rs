@@ -25,9 +25,12 @@ pub enum Outcome {
     Delivered { rejected: u64, message: Option<String> },
     /// Not this time: the network, a server that is ill or has too much to do.
     Retry { after: Option<Duration>, reason: String },
-    /// Sending the same bytes again would not help. The status is that of HTTP, or what a gRPC
-    /// status about a credential means there.
+    /// Sending the same bytes again would not help.
     Refused { status: Option<u16>, reason: String },
+    /// The endpoint takes nothing as it is configured: the credential, the path or the tenant is
+    /// wrong, or the server does not have the service. The same bytes may be taken later. The
+    /// status is that of HTTP, or what a gRPC status about a credential means there.
+    Denied { status: Option<u16>, reason: String },
 }
 
 impl Outcome {
@@ -57,7 +60,7 @@ pub(crate) fn of_status(status: u16, wait: Option<Duration>, message: &str) -> O
     };
     match status {
         200..=299 => Outcome::delivered(),
-        300..=399 => Outcome::Refused {
+        300..=399 => Outcome::Denied {
             status: Some(status),
             reason: format!(
                 "the server answered {status}, a redirect, which is never followed: set the \
@@ -66,7 +69,10 @@ pub(crate) fn of_status(status: u16, wait: Option<Duration>, message: &str) -> O
         },
         // 408: the server gave up waiting for the request.
         408 | 429 | 500..=599 => Outcome::Retry { after: wait, reason },
-        _ => Outcome::Refused { status: Some(status), reason },
+        400 | 409 | 411 | 413..=415 | 417 | 422 | 431 => {
+            Outcome::Refused { status: Some(status), reason }
+        }
+        _ => Outcome::Denied { status: Some(status), reason },
     }
 }
 
@@ -177,6 +183,7 @@ pub(crate) fn of_grpc_status(code: u32, wait: Option<Duration>, message: &str) -
         1 => "CANCELLED",
         3 => "INVALID_ARGUMENT",
         4 => "DEADLINE_EXCEEDED",
+        5 => "NOT_FOUND",
         7 => "PERMISSION_DENIED",
         8 => "RESOURCE_EXHAUSTED",
         10 => "ABORTED",
@@ -193,8 +200,10 @@ pub(crate) fn of_grpc_status(code: u32, wait: Option<Duration>, message: &str) -
         1 | 4 | 10 | 11 | 14 | 15 => Outcome::Retry { after: wait, reason },
         8 if wait.is_some() => Outcome::Retry { after: wait, reason },
         // The same word from every protocol: the credential is at fault.
-        7 => Outcome::Refused { status: Some(403), reason },
-        16 => Outcome::Refused { status: Some(401), reason },
+        7 => Outcome::Denied { status: Some(403), reason },
+        16 => Outcome::Denied { status: Some(401), reason },
+        // No pipeline takes profiles, or not yet.
+        5 | 12 => Outcome::Denied { status: None, reason },
         _ => Outcome::Refused { status: None, reason },
     }
 }
@@ -237,8 +246,11 @@ mod tests {
         for status in [408, 429, 500, 502, 503, 504] {
             assert!(matches!(of_status(status, None, ""), Outcome::Retry { .. }), "{status}");
         }
-        for status in [301, 302, 307, 400, 401, 403, 404, 413, 415, 422] {
+        for status in [400, 413, 415, 422] {
             assert!(matches!(of_status(status, None, ""), Outcome::Refused { .. }), "{status}");
+        }
+        for status in [301, 302, 307, 401, 403, 404, 405, 407] {
+            assert!(matches!(of_status(status, None, ""), Outcome::Denied { .. }), "{status}");
         }
         assert_eq!(of_status(204, None, ""), Outcome::delivered());
     }
@@ -255,10 +267,11 @@ mod tests {
 
     #[test]
     fn a_credential_that_grpc_refuses_looks_as_it_does_over_http() {
-        for (code, status) in [(3, None), (7, Some(403)), (16, Some(401))] {
+        for (code, status) in [(5, None), (7, Some(403)), (12, None), (16, Some(401))] {
             let outcome = of_grpc_status(code, None, "");
-            assert!(matches!(outcome, Outcome::Refused { status: seen, .. } if seen == status));
+            assert!(matches!(outcome, Outcome::Denied { status: seen, .. } if seen == status));
         }
+        assert!(matches!(of_grpc_status(3, None, ""), Outcome::Refused { .. }));
     }
 
     #[test]

@@ -2,13 +2,17 @@
 
 use std::borrow::Cow;
 
+use strata_config::rules::matches;
+use strata_kinds::labels::SAMPLE_LABELS;
 use strata_profile::{
     Frame, FrameKind, Label, LabelValue, LabelsId, LocationId, MappingId, Profile, ProfileBuilder,
     StackId, StringId,
 };
 
 use super::costs::{Costs, Seen, kept_frames, new_label_bytes};
-use super::{Cuts, Limits, TRIMMED, shortened};
+use super::{Cuts, Limits, Selection, TRIMMED, shortened};
+use crate::label_values::OTHER;
+use crate::origin::pyroscope_name;
 use crate::positions::Known;
 use crate::types::{Form, LabelRule};
 
@@ -35,6 +39,14 @@ impl<'p> Copy<'p> {
         builder.set_start(source.start_nanos);
         builder.set_duration(source.duration_nanos);
         let (locations, stacks) = (Known::default(), Known::default());
+        let cuts = Cuts::default();
+        Self { source, builder, symbol_bytes, frame_room, locations, stacks, cuts }
+    }
+
+    /// Copies everything into a profile that has more in it already.
+    pub(super) fn onto(builder: ProfileBuilder, source: &'p Profile) -> Self {
+        let (locations, stacks) = (Known::default(), Known::default());
+        let (symbol_bytes, frame_room) = (usize::MAX, usize::MAX);
         let cuts = Cuts::default();
         Self { source, builder, symbol_bytes, frame_room, locations, stacks, cuts }
     }
@@ -164,7 +176,7 @@ impl<'p> Copy<'p> {
     pub(super) fn allowed_labels(
         &mut self,
         id: LabelsId,
-        rules: &[LabelRule],
+        selection: &Selection<'_>,
         limits: &Limits,
     ) -> LabelsId {
         let source = self.source;
@@ -174,16 +186,22 @@ impl<'p> Copy<'p> {
         let mut room = limits.bytes / 4;
         for label in source.labels(id) {
             let key = source.string(label.key);
-            let rule = rules.iter().find(|rule| rule.own == key);
+            let rule = rule_of(selection.labels, key);
             let fitting = rule.and_then(|rule| Fitting::label(source, label, rule, limits));
             let fitting = fitting.filter(|_| labels.len() < limits.labels);
             let fitting = fitting.filter(|label| !label.is_of_series() || texts < limits.texts);
             let left = fitting.as_ref().and_then(|label| room.checked_sub(label.bytes(types)));
-            let (Some(fitting), Some(left)) = (fitting, left) else {
+            let (Some(mut fitting), Some(left)) = (fitting, left) else {
                 self.cuts.dropped_labels = self.cuts.dropped_labels.saturating_add(1);
                 continue;
             };
             room = left;
+            if let Some(values) = selection.values.filter(|_| fitting.is_of_series())
+                && !values.borrow_mut().admit(&fitting.name, &fitting.text)
+            {
+                self.cuts.other_values = self.cuts.other_values.saturating_add(1);
+                fitting.text = Cow::Borrowed(OTHER);
+            }
             texts = texts.saturating_add(usize::from(fitting.is_of_series()));
             labels.push(self.fitting_label(&fitting));
         }
@@ -200,6 +218,17 @@ impl<'p> Copy<'p> {
         };
         Label { key, value }
     }
+}
+
+/// The rule of a label: one that names it, else the first pattern. Labels that strata sets by
+/// itself follow no pattern: what a backend is sent of them is in the table.
+fn rule_of<'r>(rules: &'r [LabelRule], key: &str) -> Option<&'r LabelRule> {
+    let exact = rules.iter().find(|rule| rule.own == key);
+    exact.or_else(|| {
+        let is_own = || SAMPLE_LABELS.iter().any(|label| label.name == key);
+        let pattern = |rule: &&LabelRule| rule.own.contains('*') && matches(&rule.own, key);
+        rules.iter().find(pattern).filter(|_| !is_own())
+    })
 }
 
 /// A label as it will be sent, or other texts that were made to fit.
@@ -229,12 +258,17 @@ impl<'t> Fitting<'t> {
     ) -> Option<Self> {
         let mut made = Self::default();
         let (number, text) = match (label.value, rule.form) {
-            (LabelValue::Text(text), Form::AsItIs) => (None, source.string(text)),
+            (LabelValue::Text(text), Form::AsItIs | Form::Series) => (None, source.string(text)),
             (LabelValue::Text(text), Form::Number) => (Some(source.string(text).parse().ok()?), ""),
             (LabelValue::Number { value, unit }, _) => (Some(value), source.string(unit)),
         };
         made.number = number;
-        made.name = made.text(&rule.named, limits.name_bytes);
+        made.name = match rule.form {
+            // What it is called by whoever set it.
+            Form::Series => Cow::Owned(pyroscope_name(source.string(label.key))),
+            _ if rule.named.is_empty() => made.text(source.string(label.key), limits.name_bytes),
+            _ => made.text(&rule.named, limits.name_bytes),
+        };
         made.text = made.text(text, limits.value_bytes);
         Some(made)
     }

@@ -10,15 +10,19 @@
 
 mod copy;
 mod costs;
+mod wide;
 
+use std::cell::RefCell;
 use std::ops::AddAssign;
 
 use strata_profile::{LabelsId, Profile, StackId};
 
+use crate::label_values::LabelValues;
 use crate::positions::Known;
 use crate::types::LabelRule;
 use copy::Copy;
 use costs::{Costs, Seen};
+pub use wide::wide;
 
 /// The frame at the root of a stack that was too deep.
 pub const TRIMMED: &str = "[stack trimmed]";
@@ -68,6 +72,8 @@ pub struct Cuts {
     pub extra_parts: u64,
     /// What the recording itself could not hold.
     pub overflows: u64,
+    /// Values of labels that were sent as `other`, because their label has too many.
+    pub other_values: u64,
     /// Profiles that could not be written at all.
     pub failed_profiles: u64,
 }
@@ -81,6 +87,7 @@ impl AddAssign for Cuts {
             (&mut self.dropped_types, other.dropped_types),
             (&mut self.extra_parts, other.extra_parts),
             (&mut self.overflows, other.overflows),
+            (&mut self.other_values, other.other_values),
             (&mut self.failed_profiles, other.failed_profiles),
         ] {
             *sum = sum.saturating_add(more);
@@ -96,6 +103,8 @@ pub struct Selection<'r> {
     /// The name and unit of the period.
     pub period: (&'static str, &'static str),
     pub labels: &'r [LabelRule],
+    /// How many values each label may have; none for as many as there are.
+    pub values: Option<&'r RefCell<LabelValues>>,
 }
 
 /// One profile that fits.
@@ -177,7 +186,7 @@ fn project(profile: &Profile, selection: &Selection, limits: &Limits) -> (Profil
         let labels = match labels.get(sample.labels.position()) {
             Some(&known) => known,
             None => {
-                let made = copy.allowed_labels(sample.labels, selection.labels, limits);
+                let made = copy.allowed_labels(sample.labels, selection, limits);
                 labels.set(sample.labels.position(), made);
                 made
             }

@@ -9,16 +9,22 @@ use strata_metadata::destinations::Wish;
 use strata_profile::Profile;
 use tokio::runtime::Handle;
 
+use super::unfinished::Unfinished;
 use super::{Figures, FileFigures, FlushedProfile, PipelineSettings};
 use crate::exporter::{self, Exporter, Output};
 use crate::files::Folder;
-use crate::limits::Cuts;
+use crate::label_values::{LabelValues, OTHER};
+use crate::limits::{Cuts, wide};
+use crate::origin::Origin;
 use crate::orphans::OF_TARGETS;
-use crate::pyroscope::Moments;
-use crate::{Outgoing, Queues, StartError};
+use crate::{EncoderState, Outgoing, Queues, StartError};
 
-/// How long before its end a period counts as over: cuts do not come to the millisecond.
-const EARLY: Duration = Duration::from_millis(500);
+/// How long a flush waits for the disks of the spools.
+const SETTLING: Duration = Duration::from_secs(5);
+/// Bytes of batches that are handed over before it waits.
+const AT_ONCE: usize = 1 << 20;
+/// Values of labels count for so long.
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// Whose profiles an outlet takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +67,13 @@ struct Pending {
     whose: Whose,
     outlet: Exporter,
     folder: Option<Folder>,
-    since: Instant,
+    /// How long the flushes were that it holds.
+    elapsed: Duration,
+    unfinished: Option<Unfinished>,
+    /// Came since the last flush's end, and is only in memory.
+    fresh: Vec<Outgoing>,
+    /// What it was sent is on its way to its spool.
+    is_sent: bool,
     /// By runtime id, service and pid.
     profiles: HashMap<(String, String, u32), Vec<Outgoing>>,
     /// What those take.
@@ -75,11 +87,16 @@ impl Pending {
             Output::Folder(path) => Some(Folder::new(path.clone())),
             Output::Endpoint(_) => None,
         };
+        let spool = outlet.spool.as_ref();
+        let unfinished = spool.and_then(|(folder, most)| Unfinished::open(folder, *most));
         Self {
             whose,
             outlet,
             folder,
-            since: Instant::now(),
+            elapsed: Duration::ZERO,
+            unfinished,
+            fresh: Vec::new(),
+            is_sent: false,
             profiles: HashMap::new(),
             bytes: 0,
             sequences: HashMap::new(),
@@ -95,7 +112,9 @@ pub struct Exporters {
     has_too_many: bool,
     destinations: PipelineSettings,
     /// By outlet.
-    moments: HashMap<String, Moments>,
+    states: HashMap<String, EncoderState>,
+    /// When values of labels were forgotten.
+    forgotten: Instant,
     delivery: Arc<Queues>,
     network: Handle,
     cuts: Cuts,
@@ -117,7 +136,8 @@ impl Exporters {
             own: HashMap::new(),
             has_too_many: false,
             destinations: PipelineSettings::default(),
-            moments: HashMap::new(),
+            states: HashMap::new(),
+            forgotten: Instant::now(),
             delivery,
             network,
             cuts: Cuts::default(),
@@ -213,6 +233,7 @@ impl Exporters {
                             tracing::info!(sink = outlet.name, "a target has its own destination");
                             own.names.push(outlet.name.clone());
                             self.outlets.push(Pending::new(outlet, Whose::Own(key)));
+                            self.take_left(self.outlets.len() - 1);
                         }
                     }
                     Err(error) => tracing::warn!(%error, "a target's own destination"),
@@ -226,6 +247,12 @@ impl Exporters {
     /// Targets' own destinations that have had no profile for so long that nothing of theirs waits
     /// make room for others. A credential that changes makes another one each time.
     pub fn forget_unused(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.forgotten) >= HOUR {
+            self.forgotten = now;
+            for state in self.states.values() {
+                state.label_values.borrow_mut().forget();
+            }
+        }
         let waiting = self.outlets.iter().filter(|pending| !pending.profiles.is_empty());
         let waiting: Vec<Whose> = waiting.map(|pending| pending.whose).collect();
         let is_unused = |key: u64, own: &Own| {
@@ -248,7 +275,7 @@ impl Exporters {
             }
             self.destinations.plans = plans;
             self.outlets.retain(|pending| !names.contains(&pending.outlet.name));
-            self.moments.retain(|name, _| !names.contains(name));
+            self.states.retain(|name, _| !names.contains(name));
             for name in &names {
                 tracing::info!(sink = name, "no target uses this destination any more");
             }
@@ -269,11 +296,11 @@ impl Exporters {
             if !pending.whose.takes(own) {
                 continue;
             }
-            let origin = &parcel.outgoing.origin;
-            // What a process claims to be is not enough to be merged with another.
-            let pid = origin.pid.unwrap_or(0);
-            let key = (origin.runtime_id.clone(), origin.service.clone(), pid);
+            let key = key_of(&parcel.outgoing.origin);
             let profile = &parcel.outgoing.profile;
+            if pending.unfinished.is_some() {
+                pending.fresh.push(parcel.outgoing.clone());
+            }
             pending.bytes =
                 pending.bytes.saturating_add(profile.memory()).saturating_add(ORIGIN_BYTES);
             pending.profiles.entry(key).or_default().push(parcel.outgoing.clone());
@@ -293,41 +320,105 @@ impl Exporters {
         }
     }
 
-    /// Outlets whose period is over.
-    pub fn send_due(&mut self) {
+    /// The end of a flush that was so long, or of a part of one. Exporters whose period is over send;
+    /// what the others hold is on disk when this returns. A period is as many flushes as come nearest
+    /// to it: how late one is does not move the next.
+    pub fn flushed(&mut self, length: Option<Duration>) {
         for index in 0..self.outlets.len() {
             let Some(pending) = self.outlets.get_mut(index) else { continue };
-            if pending.since.elapsed() + EARLY >= pending.outlet.period {
-                pending.since = Instant::now();
+            let is_over = length.is_some_and(|length| {
+                pending.elapsed = pending.elapsed.saturating_add(length);
+                pending.elapsed + length / 2 >= pending.outlet.period
+            });
+            if is_over {
                 self.send(index);
+            } else if let Some(unfinished) = &mut pending.unfinished {
+                unfinished.add(&std::mem::take(&mut pending.fresh));
             }
         }
+        self.settle();
     }
 
     pub fn send_all(&mut self) {
         for index in 0..self.outlets.len() {
-            if let Some(pending) = self.outlets.get_mut(index) {
-                pending.since = Instant::now();
-            }
             self.send(index);
         }
+        self.settle();
+    }
+
+    /// What a process before this one was killed with goes out as a period that was shorter.
+    pub fn send_left(&mut self) {
+        for index in 0..self.outlets.len() {
+            self.take_left(index);
+        }
+        self.settle();
+    }
+
+    fn take_left(&mut self, index: usize) {
+        let Some(pending) = self.outlets.get_mut(index) else { return };
+        let left = pending.unfinished.as_mut().map(Unfinished::left).unwrap_or_default();
+        if left.is_empty() {
+            return;
+        }
+        let name = &pending.outlet.name;
+        tracing::info!(exporter = name, profiles = left.len(), "sends an unfinished period");
+        for outgoing in left {
+            pending.profiles.entry(key_of(&outgoing.origin)).or_default().push(outgoing);
+        }
+        self.send(index);
+    }
+
+    /// Waits until what was sent is in the spools; then it needs no other place.
+    fn settle(&mut self) {
+        if !self.outlets.iter().any(|pending| pending.is_sent) {
+            return;
+        }
+        if !self.delivery.wait_for_spools(SETTLING) {
+            tracing::warn!(
+                "a spool takes longer than {SETTLING:?} to write: is its disk full or slow?"
+            );
+            return;
+        }
+        for pending in self.outlets.iter_mut().filter(|pending| pending.is_sent) {
+            pending.is_sent = false;
+            // What it holds came after it was sent.
+            if let Some(unfinished) = pending.unfinished.as_mut() {
+                unfinished.clear();
+            }
+        }
+    }
+
+    pub fn waiting_limit(&self) -> usize {
+        self.destinations.waiting
     }
 
     /// What an outlet has waiting goes out.
     fn send(&mut self, index: usize) {
         let Some(pending) = self.outlets.get_mut(index) else { return };
         self.sent = self.sent.saturating_add(std::mem::take(&mut pending.bytes));
+        pending.elapsed = Duration::ZERO;
+        pending.fresh.clear();
+        pending.is_sent = true;
         let waiting = std::mem::take(&mut pending.profiles);
         if waiting.is_empty() {
             return;
         }
         let mut sequences = std::mem::take(&mut pending.sequences);
         let mut outgoing = Vec::with_capacity(waiting.len());
+        let most = pending.outlet.label_values;
+        let name = pending.outlet.name.clone();
+        let state = self.states.entry(name).or_insert_with(|| EncoderState::new(most));
         for ((runtime, ..), profiles) in waiting {
             let Some(last) = profiles.last() else { continue };
             let mut origin = pending.outlet.shaped(&last.origin);
+            let others = bound(&mut origin, &mut state.label_values.borrow_mut());
+            self.cuts.other_values = self.cuts.other_values.saturating_add(others);
             let sequence = sequences.remove(&runtime).unwrap_or(0);
-            for profile in merged(&profiles) {
+            let mut profiles = merged(&profiles);
+            if pending.outlet.way.is_wide() {
+                profiles = vec![wide(&profiles)];
+            }
+            for profile in profiles {
                 let next = pending.sequences.entry(runtime.clone()).or_insert(sequence);
                 origin.sequence = *next;
                 *next += 1;
@@ -342,12 +433,16 @@ impl Exporters {
         }
         match &pending.outlet.way {
             Output::Endpoint(backend) => {
-                let encoded = {
-                    let name = pending.outlet.name.clone();
-                    backend.encode(&outgoing, self.moments.entry(name).or_default())
-                };
+                let encoded = backend.encode(&outgoing, state);
                 self.cuts += encoded.cuts;
+                let mut bytes = 0_usize;
                 for batch in encoded.batches {
+                    bytes = bytes.saturating_add(batch.body.len());
+                    // The queue in memory is short; the spool takes them meanwhile.
+                    if bytes > AT_ONCE {
+                        bytes = 0;
+                        let _ = self.delivery.wait_for_spools(SETTLING);
+                    }
                     if let Err(error) = self.delivery.enqueue(&pending.outlet.name, batch) {
                         self.undelivered += 1;
                         tracing::warn!(sink = pending.outlet.name, %error, "a batch is lost");
@@ -384,6 +479,24 @@ impl Exporters {
         figures.undelivered = self.undelivered;
         figures.early = self.early;
     }
+}
+
+/// Labels that a process set for itself have so many values; how many are `other` now.
+fn bound(origin: &mut Origin, values: &mut LabelValues) -> u64 {
+    let Origin { labels, target_labels, .. } = origin;
+    let mut others = 0;
+    for (name, value) in labels.iter_mut().filter(|(name, _)| target_labels.contains(name)) {
+        if !values.admit(name, value) {
+            OTHER.clone_into(value);
+            others += 1;
+        }
+    }
+    others
+}
+
+/// What a process claims to be is not enough to be merged with another.
+fn key_of(origin: &Origin) -> (String, String, u32) {
+    (origin.runtime_id.clone(), origin.service.clone(), origin.pid.unwrap_or(0))
 }
 
 /// Runtimes that have had profiles and are remembered.

@@ -8,7 +8,9 @@
 
 mod ages;
 mod exporters;
+mod pooling;
 mod store_writer;
+mod unfinished;
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -18,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
+use strata_metadata::Source;
 use strata_metadata::destinations::Wish;
 use strata_store::Head;
 
@@ -25,6 +28,8 @@ use crate::exporter::Exporter;
 use crate::limits::Cuts;
 use crate::{ExporterSettings, Outgoing, Queues, StartError, orphans};
 use exporters::Exporters;
+use pooling::Pooling;
+pub use pooling::{PoolSettings, Pooled};
 use store_writer::StoreWriter;
 pub use store_writer::{Kept, StoreSettings};
 
@@ -49,6 +54,7 @@ pub struct PipelineSettings {
     pub memory: usize,
     /// Bytes of profiles that may wait for the end of their period.
     pub waiting: usize,
+    pub pool: PoolSettings,
 }
 
 impl PipelineSettings {
@@ -69,6 +75,8 @@ pub struct FlushedProfile {
     pub head: Head,
     /// Variables of the process that configure an exporter of its own.
     pub own_settings: Vec<Wish>,
+    /// What its service's name is from.
+    pub named_by: Source,
 }
 
 /// What the pipeline needs of the program that it runs in.
@@ -95,6 +103,8 @@ pub struct Figures {
     /// Profiles that the store did not take.
     pub not_stored: u64,
     pub cuts: Cuts,
+    /// Profiles that became part of the pool's.
+    pub pooled: Pooled,
     pub files: Vec<FileFigures>,
     /// Profiles of targets whose own destination had no room.
     pub refused_own: u64,
@@ -116,8 +126,8 @@ pub struct FileFigures {
 }
 
 enum Message {
-    /// Some of a cut's profiles; the flag says that they are its last.
-    Profiles(Vec<FlushedProfile>, bool),
+    /// Some of a flush's profiles; with the last of them comes how long the flush was.
+    Profiles(Vec<FlushedProfile>, Option<Duration>),
     /// What goes where from now on; the answer says whether the sinks could be set up.
     Configure(Box<PipelineSettings>, SyncSender<Result<(), StartError>>),
     /// Memory is short: what waits for its period's end goes out now.
@@ -149,6 +159,9 @@ impl Pipeline {
             store: StoreWriter::nowhere(),
             trim: hooks.trim,
             exporters: Exporters::new(queues, network),
+            pooling: Pooling::new(destinations.pool.clone()),
+            flush: Vec::new(),
+            flush_bytes: 0,
             tended: Instant::now(),
             done_with: 0,
             shown: figures.clone(),
@@ -166,13 +179,14 @@ impl Pipeline {
         self.figures.clone()
     }
 
-    /// Hands profiles over; gives them back when the publisher is busy.
+    /// Hands profiles of a flush over, with the last of them how long the flush was; gives them back
+    /// when the pipeline is busy.
     pub fn try_publish(
         &self,
         parcels: Vec<FlushedProfile>,
-        last: bool,
+        end: Option<Duration>,
     ) -> Result<(), Vec<FlushedProfile>> {
-        match self.sender.try_send(Message::Profiles(parcels, last)) {
+        match self.sender.try_send(Message::Profiles(parcels, end)) {
             Ok(()) => Ok(()),
             Err(
                 TrySendError::Full(Message::Profiles(parcels, _))
@@ -212,6 +226,10 @@ struct Work {
     store: StoreWriter,
     trim: fn(),
     exporters: Exporters,
+    pooling: Pooling,
+    /// What came of the flush so far.
+    flush: Vec<FlushedProfile>,
+    flush_bytes: usize,
     tended: Instant,
     /// Bytes of profiles that are done with, or were worked on, since memory was given back.
     done_with: usize,
@@ -220,19 +238,20 @@ struct Work {
 
 impl Work {
     fn run(&mut self, receiver: &Receiver<Message>) {
+        self.exporters.send_left();
         loop {
             let message = receiver.recv_timeout(TEND);
-            let is_over = !matches!(message, Ok(Message::Profiles(_, false)));
+            let is_over = !matches!(message, Ok(Message::Profiles(_, None)));
             match message {
-                Ok(Message::Profiles(parcels, last)) => {
-                    self.take(parcels);
-                    if last {
-                        self.exporters.send_due();
-                    }
-                }
-                Ok(Message::Hurry) => self.exporters.send_all(),
-                Ok(Message::Configure(destinations, done)) => {
+                Ok(Message::Profiles(parcels, end)) => self.take(parcels, end),
+                Ok(Message::Hurry) => {
+                    self.hand_over(None);
                     self.exporters.send_all();
+                }
+                Ok(Message::Configure(destinations, done)) => {
+                    self.hand_over(None);
+                    self.exporters.send_all();
+                    self.pooling.configure(destinations.pool.clone());
                     let outcome = self.exporters.reconfigure(&destinations);
                     if outcome.is_ok() {
                         self.store.configure(destinations.store);
@@ -246,7 +265,7 @@ impl Work {
                     let _ = done.try_send(());
                     return;
                 }
-                Err(RecvTimeoutError::Timeout) => self.exporters.send_due(),
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return self.end(),
             }
             if self.tended.elapsed() >= TEND {
@@ -265,27 +284,46 @@ impl Work {
     }
 
     fn end(&mut self) {
+        self.hand_over(None);
         self.exporters.send_all();
         self.store.close();
         self.show();
     }
 
-    fn take(&mut self, mut parcels: Vec<FlushedProfile>) {
+    fn take(&mut self, profiles: Vec<FlushedProfile>, end: Option<Duration>) {
+        let bytes = profiles.iter().map(|profile| profile.outgoing.profile.memory());
+        self.flush_bytes = self.flush_bytes.saturating_add(bytes.sum());
+        self.flush.extend(profiles);
+        // A crowded host's flush is handed over in parts.
+        if end.is_some() || self.flush_bytes > self.exporters.waiting_limit() {
+            self.hand_over(end);
+        }
+    }
+
+    /// What came of a flush goes to the exporters' spools and into the store, in this order: what is
+    /// in the store is on its way to the servers too, whatever ends this process.
+    fn hand_over(&mut self, end: Option<Duration>) {
+        self.done_with = self.done_with.saturating_add(std::mem::take(&mut self.flush_bytes));
+        let flush = std::mem::take(&mut self.flush);
+        let mut flush = self.pooling.apply(flush, Instant::now());
         // The store has a dictionary for each service, and perhaps no room for all of them.
-        parcels.sort_by(|one, other| one.head.service.cmp(&other.head.service));
-        self.store.try_again();
-        for parcel in parcels {
-            self.done_with = self.done_with.saturating_add(parcel.outgoing.profile.memory());
-            self.store.keep(&parcel);
-            self.exporters.take(&parcel);
+        flush.sort_by(|one, other| one.head.service.cmp(&other.head.service));
+        for profile in &flush {
+            self.exporters.take(profile);
         }
         self.exporters.send_early();
+        self.exporters.flushed(end);
+        self.store.try_again();
+        for profile in &flush {
+            self.store.keep(profile);
+        }
     }
 
     fn show(&mut self) {
         let mut figures = Figures::default();
         self.store.show(&mut figures);
         self.exporters.show(&mut figures);
+        figures.pooled = self.pooling.pooled;
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = figures;
     }
 }

@@ -106,6 +106,9 @@ pub struct ExporterHealth {
     pub last_error: Option<Trouble>,
     /// The last that was refused, and why.
     pub last_refusal: Option<Trouble>,
+    /// Since when nothing is delivered though there is something: a request failed, and none has
+    /// succeeded after it.
+    pub failing_since: Option<SystemTime>,
     /// What is wrong with the spool now.
     pub spool_error: Option<Trouble>,
 }

@@ -1,7 +1,8 @@
 //! Where batches are given to a sink: bounded, and never waiting.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::Batch;
 use tokio::sync::Notify;
@@ -24,12 +25,14 @@ struct Waiting {
 pub(crate) struct Intake {
     waiting: Mutex<Waiting>,
     arrived: Notify,
+    /// Notified when nothing is here and nothing in hand.
+    empty: Condvar,
 }
 
 impl Intake {
     pub(crate) fn new(limit: usize) -> Self {
         let waiting = Waiting { limit, ..Waiting::default() };
-        Self { waiting: Mutex::new(waiting), arrived: Notify::new() }
+        Self { waiting: Mutex::new(waiting), arrived: Notify::new(), empty: Condvar::new() }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -69,6 +72,8 @@ impl Intake {
         let mut waiting = self.waiting();
         waiting.in_hand = 0;
         waiting.in_hand_oldest = None;
+        drop(waiting);
+        self.empty.notify_all();
     }
 
     pub(crate) fn set_limit(&self, limit: usize) {
@@ -77,6 +82,7 @@ impl Intake {
 
     pub(crate) fn close(&self) {
         self.waiting().is_closed = true;
+        self.empty.notify_all();
         self.arrived.notify_one();
     }
 
@@ -89,6 +95,22 @@ impl Intake {
         let waiting = self.waiting();
         let count = waiting.batches.len().saturating_add(waiting.in_hand);
         (count, oldest(&waiting), waiting.dropped)
+    }
+
+    /// Waits until the exporter has put what was given into its spool, or could not; false if that
+    /// took too long.
+    pub(crate) fn wait(&self, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        let mut waiting = self.waiting();
+        while !waiting.is_closed && (!waiting.batches.is_empty() || waiting.in_hand > 0) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.empty.wait_timeout(waiting, left);
+            waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     pub(crate) async fn arrived(&self) {

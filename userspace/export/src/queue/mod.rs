@@ -193,6 +193,16 @@ impl Queues {
         if handle.intake.give(batch) { Ok(()) } else { Err(EnqueueError::Ended) }
     }
 
+    /// Waits until what was handed over is in the spools, as far as disks work; false if one took
+    /// longer. Not for an async runtime's thread.
+    #[must_use]
+    pub fn wait_for_spools(&self, within: Duration) -> bool {
+        let until = std::time::Instant::now() + within;
+        self.handles().into_iter().all(|handle| {
+            handle.intake.wait(until.saturating_duration_since(std::time::Instant::now()))
+        })
+    }
+
     /// How every sink is doing, in the order of their plans.
     #[must_use]
     pub fn health(&self) -> Vec<ExporterHealth> {

@@ -27,6 +27,9 @@ pub struct ExporterSettings {
     /// Bytes of batches in memory, besides one that is larger.
     pub memory: usize,
     pub waits: Waits,
+    /// What an endpoint denies (a wrong credential or path) waits until it does not, up to its age;
+    /// else it is dropped at once.
+    pub keeps_denied: bool,
 }
 
 impl ExporterSettings {
@@ -43,6 +46,7 @@ impl ExporterSettings {
             spool_age: Duration::from_secs(3600),
             memory: 16 << 20,
             waits: Waits::default(),
+            keeps_denied: true,
         }
     }
 

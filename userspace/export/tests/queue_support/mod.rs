@@ -21,6 +21,7 @@ pub fn batch(oldest: i64, length: usize) -> Batch {
         protocol: Protocol::Plain,
         path: "/push".to_owned(),
         content_type: "application/proto".to_owned(),
+        headers: Vec::new(),
         gzipped: false,
         profiles: 2,
         oldest,

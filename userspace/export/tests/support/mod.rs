@@ -58,6 +58,7 @@ pub fn known_origin() -> Origin {
         git_commit: "abc123".to_owned(),
         cores: Some(8),
         architecture: "x86_64".to_owned(),
+        executable: "/app/shop".to_owned(),
         sequence: 4,
         labels: vec![("team".to_owned(), "checkout".to_owned())],
         ..Origin::default()

@@ -129,7 +129,10 @@ impl Board {
         let snapshot = read(&self.snapshot);
         let published = read(&self.publisher);
         let uptime = self.started.at.elapsed();
-        let sinks: Vec<Value> = self.delivery.health().iter().map(sink).collect();
+        let exporters = self.delivery.health();
+        let failing = exporters.iter().filter(|exporter| exporter.failing_since.is_some());
+        let failing: Vec<&str> = failing.map(|exporter| exporter.name.as_str()).collect();
+        let sinks: Vec<Value> = exporters.iter().map(sink).collect();
         let files: Vec<Value> = published
             .files
             .iter()
@@ -163,7 +166,8 @@ impl Board {
             "metrics_trouble": self.metrics_trouble(),
             "pid": std::process::id(),
             "uptime_seconds": uptime.as_secs(),
-            "healthy": self.health().is_ok(),
+            "healthy": self.health().is_ok() && failing.is_empty(),
+            "failing_exporters": failing,
             "configuration": {
                 "file": snapshot.configuration,
                 "reloads": snapshot.reloads,
@@ -188,6 +192,9 @@ impl Board {
                 "trimmed_stacks": published.cuts.trimmed_stacks,
                 "waiting": published.pending,
                 "early_sends": published.early,
+                "pooled_short": published.pooled.short,
+                "pooled_over_limit": published.pooled.over,
+                "other_label_values": published.cuts.other_values,
             },
             "dotnet": {
                 "attached": snapshot.bridges.attached,
@@ -281,6 +288,10 @@ fn sink(health: &ExporterHealth) -> Value {
             format!("waiting {} s", wait.as_secs())
         }
     };
+    let state = match ago(health.failing_since) {
+        Some(seconds) => format!("failing for {seconds} s, {state}"),
+        None => state,
+    };
     json!({
         "name": health.name,
         "state": state,
@@ -290,6 +301,7 @@ fn sink(health: &ExporterHealth) -> Value {
         "rejected_profiles": health.rejected_profiles,
         "waiting_batches": health.queued + health.spooled,
         "spool_bytes": health.spooled_bytes,
+        "failing_seconds": ago(health.failing_since),
         "lag_seconds": health.lag.as_secs_f64(),
         "retries": health.retries,
         "dropped": drops,

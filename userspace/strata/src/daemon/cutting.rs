@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use strata_config::Configuration;
 use strata_export::Outgoing;
+use strata_export::origin::{Language, Origin};
 use strata_export::pipeline::FlushedProfile;
 use strata_kinds::Kind;
 use strata_store::Head;
@@ -92,14 +93,14 @@ impl Cutter {
     }
 
     /// Cuts, names, and makes the profiles, which `take` gets some at a time, and is
-    /// told which are the last: all of a crowded host would be much memory.
+    /// told how long the flush was with the last: all of a crowded host would be much memory.
     pub fn cut(
         &mut self,
         engine: &mut Engine,
         configuration: &Configuration,
         containers: &dyn Containers,
         beat: &mut dyn FnMut(),
-        mut take: impl FnMut(&mut Engine, Vec<FlushedProfile>, bool),
+        mut take: impl FnMut(&mut Engine, Vec<FlushedProfile>, Option<Duration>),
     ) {
         let cutting = Instant::now();
         let aggregate = engine.cut();
@@ -164,20 +165,26 @@ impl Cutter {
                 start_nanos: profile.start_nanos,
                 end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
             };
-            let origin = who.origin.clone();
+            let mut origin = who.origin.clone();
+            if origin.language == Language::Native && Language::of_native(&profile) == Language::Go
+            {
+                self.people.mark_go(image);
+                origin = Arc::new(Origin { language: Language::Go, ..(*origin).clone() });
+            }
             self.tally.profiles += 1;
             self.tally.samples += samples;
             if parcels.len() >= AT_ONCE {
-                take(engine, std::mem::take(&mut parcels), false);
+                take(engine, std::mem::take(&mut parcels), None);
             }
             let own_settings = who.identity.wishes.clone();
             parcels.push(FlushedProfile {
                 outgoing: Outgoing { profile, origin },
                 head,
                 own_settings,
+                named_by: who.identity.service.source,
             });
         }
-        take(engine, parcels, true);
+        take(engine, parcels, Some(length));
         drop(aggregate);
         engine.forget();
         let table = &engine.table;

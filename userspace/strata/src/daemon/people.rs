@@ -84,6 +84,8 @@ struct Person {
     /// How often that was so.
     looks: u32,
     runtime_id: Uuid,
+    /// Functions of Go's runtime were sampled in it.
+    is_go: bool,
     /// By AppDomain; 0 is the whole process.
     known: HashMap<u64, (u64, Arc<Who>)>,
 }
@@ -305,7 +307,8 @@ impl People {
             is_given_up: false,
             again: None,
             looks: 0,
-            runtime_id: Uuid::new_v4(),
+            runtime_id: reading::runtime_id(pid).unwrap_or_else(Uuid::new_v4),
+            is_go: false,
             known: HashMap::new(),
         };
         self.persons.insert(image, person);
@@ -333,6 +336,13 @@ impl People {
     pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
         self.persons.retain(|image, _| is_kept(*image));
         self.known = self.persons.values().map(|person| person.known.len()).sum();
+    }
+
+    /// The process is a Go program, as its functions say.
+    pub fn mark_go(&mut self, image: ImageId) {
+        if let Some(person) = self.persons.get_mut(&image) {
+            person.is_go = true;
+        }
     }
 
     /// Who an AppDomain of a process is; 0 for one that has no more than one.
@@ -367,7 +377,16 @@ impl People {
         let person = self.persons.get_mut(&image)?;
         let program = program_of(&engine.table, image).filter(|_| person.seen.exe.is_none());
         let version = (version, is_believed);
-        let state = (self.generation, person.readings, &program, &comm, is_dotnet, said, version);
+        let state = (
+            self.generation,
+            person.readings,
+            &program,
+            &comm,
+            is_dotnet,
+            person.is_go,
+            said,
+            version,
+        );
         let state = self.hasher.hash_one(state);
         // Numbers of AppDomains are a process's claim.
         if person.known.len() >= MOST_DOMAINS && !person.known.contains_key(&domain) {
@@ -403,7 +422,11 @@ impl People {
             Some(id) if !id.is_nil() => id,
             _ => person.runtime_id,
         };
-        let language = if is_dotnet { Language::DotNet } else { Language::Native };
+        let language = match (is_dotnet, person.is_go) {
+            (true, _) => Language::DotNet,
+            (false, true) => Language::Go,
+            (false, false) => Language::Native,
+        };
         let host = host_of(configuration);
         let origin = Arc::new(origin(&identity, &facts, host, pid, runtime_id, language));
         let labels = stored_labels(&identity);

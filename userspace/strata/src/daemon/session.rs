@@ -35,7 +35,7 @@ use strata_agent::kernel::loader::Settings;
 use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
 use strata_agent::selection::Wanted;
-use strata_export::pipeline::{Hooks, Pipeline, PipelineSettings, StoreSettings};
+use strata_export::pipeline::{Hooks, Pipeline, PipelineSettings, PoolSettings, StoreSettings};
 
 /// Records are drained at least this often; with the tick while there are none.
 const TURN: Duration = Duration::from_millis(250);
@@ -248,7 +248,13 @@ fn destinations(configuration: &Configuration, budget: &Budget) -> Result<Pipeli
         },
     });
     let (memory, waiting) = (budget.sink, budget.waiting);
-    Ok(PipelineSettings { store: plan, exporters, plans, spools, memory, waiting })
+    let services = &configuration.services;
+    let pool = PoolSettings {
+        service: services.pool.value.clone(),
+        samples: services.pool_below.value.into(),
+        services: services.most.value as usize,
+    };
+    Ok(PipelineSettings { store: plan, exporters, plans, spools, memory, waiting, pool })
 }
 
 /// Files of many containers are open at the same time.
@@ -362,8 +368,8 @@ impl Daemon {
         let publisher = &mut self.publisher;
         // For all of the cut.
         let patience = Instant::now() + BUSY_PUBLISHER;
-        let hand_over = |engine: &mut Engine, mut parcels, last| {
-            while let Err(back) = publisher.try_publish(parcels, last) {
+        let hand_over = |engine: &mut Engine, mut parcels, end| {
+            while let Err(back) = publisher.try_publish(parcels, end) {
                 if Instant::now() > patience {
                     publisher.dropped += back.len() as u64;
                     return;

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use strata_config::{Flag, Inputs};
-use strata_export::origin::Origin;
-use strata_export::pyroscope::Moments;
+use strata_export::origin::{Language, Origin};
 use strata_export::{Backend, Outgoing};
 use strata_export::{Clock, ExporterSettings, Queues};
 use strata_profile::Profile;
@@ -76,6 +75,9 @@ impl Upload {
         let Output::Endpoint(backend) = outlet.way.clone() else {
             bail!("{} is no server", wanted.url);
         };
+        let mut plan = plan;
+        // Somebody waits for the answer.
+        plan.keeps_denied = false;
         Ok(Self { wanted, outlet, backend, plan, host })
     }
 
@@ -87,13 +89,17 @@ impl Upload {
             env: wanted.env,
             version: wanted.version,
             host: host.unwrap_or_else(|| host::name().to_owned()),
+            pid: Some(pid_of(profile)),
+            language: Language::of_native(profile),
             runtime_id: Uuid::new_v4().to_string(),
             architecture: std::env::consts::ARCH.to_owned(),
             ..Origin::default()
         };
         let origin = Arc::new(outlet.shaped(&origin));
-        let encoded = backend
-            .encode(&[Outgoing { profile: profile.clone(), origin }], &mut Moments::default());
+        let encoded = backend.encode(
+            &[Outgoing { profile: profile.clone(), origin }],
+            &mut strata_export::EncoderState::default(),
+        );
         let batches = encoded.batches.len() as u64;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -121,6 +127,13 @@ impl Upload {
         }
         Ok(format!("uploaded to {} as {}", wanted.url, wanted.service))
     }
+}
+
+/// The process that the recording is of; strata's own for one of several.
+fn pid_of(profile: &Profile) -> u32 {
+    let mut pids = profile.threads().iter().map(|thread| thread.pid);
+    let first = pids.next().filter(|first| pids.all(|pid| pid == *first));
+    first.unwrap_or_else(std::process::id)
 }
 
 /// Which kind of server listens at such an address.

@@ -36,6 +36,8 @@ pub(super) struct ResourceProfiles {
     pub(super) resource: Option<Resource>,
     #[prost(message, repeated, tag = "2")]
     pub(super) scope_profiles: Vec<ScopeProfiles>,
+    #[prost(string, tag = "3")]
+    pub(super) schema_url: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -50,6 +52,8 @@ pub(super) struct ScopeProfiles {
     pub(super) scope: Option<Scope>,
     #[prost(message, repeated, tag = "2")]
     pub(super) profiles: Vec<Profile>,
+    #[prost(string, tag = "3")]
+    pub(super) schema_url: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

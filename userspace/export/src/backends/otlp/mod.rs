@@ -13,6 +13,7 @@ use prost::Message;
 use strata_kinds::{Quantity, find_column};
 use uuid::Uuid;
 
+use super::EncoderState;
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped};
 use crate::http::Secret;
 use crate::http::outcome::Outcome;
@@ -27,6 +28,9 @@ use messages::{
 
 /// The release of opentelemetry-proto that the messages are of.
 pub const PROTO_RELEASE: &str = "1.10";
+
+/// The semantic conventions that the names of attributes are of.
+const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.34.0";
 
 pub(crate) const HTTP_PATH: &str = "/v1development/profiles";
 const GRPC_PATH: &str =
@@ -80,7 +84,7 @@ type Column = (Quantity, Quantity);
 
 /// Makes the requests for these profiles.
 #[must_use]
-pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
+pub fn encode(settings: &Settings, profiles: &[Outgoing], state: &EncoderState) -> Encoded {
     let mut encoded = Encoded::default();
     let mut request = Request::new();
     for outgoing in profiles {
@@ -99,7 +103,12 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing]) -> Encoded {
         let period = profile.period_type;
         let period = find_column(profile.string(period.name), profile.string(period.unit));
         let period = period.map_or(("", ""), |(_, column)| (column.own.name, column.own.unit));
-        let selection = Selection { types: selected, period, labels: &settings.sample_labels };
+        let selection = Selection {
+            types: selected,
+            period,
+            labels: &settings.sample_labels,
+            values: Some(&state.label_values),
+        };
         let mut of_resource = Cuts::default();
         let attributes = attributes(&outgoing.origin, settings, &mut of_resource);
         let of_attributes: usize = attributes.iter().map(attribute_bytes).sum();
@@ -206,7 +215,12 @@ impl Request {
             Scope { name: "strata".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
         self.resources.push(ResourceProfiles {
             resource: Some(resource),
-            scope_profiles: vec![ScopeProfiles { scope: Some(scope), profiles }],
+            scope_profiles: vec![ScopeProfiles {
+                scope: Some(scope),
+                profiles,
+                schema_url: SCHEMA_URL.to_owned(),
+            }],
+            schema_url: SCHEMA_URL.to_owned(),
         });
     }
 
@@ -230,6 +244,7 @@ impl Request {
             protocol,
             path: path.to_owned(),
             content_type: content_type.to_owned(),
+            headers: Vec::new(),
             gzipped: true,
             profiles: self.profiles,
             oldest,

@@ -66,6 +66,7 @@ pub(crate) struct Worker {
     next_open: Moment,
     next_store: Moment,
     next_sync: Option<Moment>,
+    next_refusal_warning: Moment,
     /// The spool itself had no room for the last that it did not take; else the disk failed.
     is_refused_by_spool: bool,
     /// The spool has to be told what it may hold.
@@ -101,6 +102,7 @@ impl Worker {
             next_open: Moment::ZERO,
             next_store: Moment::ZERO,
             next_sync: None,
+            next_refusal_warning: Moment::ZERO,
             is_refused_by_spool: false,
             is_resized: false,
             stopping: None,

@@ -13,6 +13,9 @@ use crate::spool::Key;
 /// The longest that a batch is set aside which the server cannot take.
 const LONGEST_ASIDE: Duration = Duration::from_secs(600);
 
+/// A server that refuses batch after batch is warned of once in this time.
+const QUIET: Duration = Duration::from_secs(600);
+
 /// A request under way.
 #[derive(Debug)]
 pub(super) struct Flight {
@@ -80,7 +83,8 @@ impl Worker {
         match outcome {
             Outcome::Delivered { rejected, message } => self.delivered(flight, rejected, message),
             Outcome::Retry { after, reason } => self.failed(flight, after, reason),
-            Outcome::Refused { status, reason } => self.refused(flight, status, reason).await,
+            Outcome::Refused { reason, .. } => self.refused(flight, reason),
+            Outcome::Denied { status, reason } => self.denied(flight, status, reason).await,
         }
     }
 
@@ -106,6 +110,7 @@ impl Worker {
         let bytes = &mut self.health.delivered_bytes;
         *bytes = bytes.saturating_add(flight.body_bytes as u64);
         self.health.last_success = Some(self.clock.time());
+        self.recovered();
         if let Some(message) = message {
             self.health.last_error = self.trouble(message);
         }
@@ -128,25 +133,73 @@ impl Worker {
             self.pace.failed(epoch, now, after, fastrand::f64());
         }
         self.health.retries = self.health.retries.saturating_add(1);
+        self.is_failing(&reason);
         self.health.last_error = self.trouble(reason);
         self.queue.insert(key, pending);
     }
 
-    async fn refused(&mut self, flight: Flight, status: Option<u16>, reason: String) {
-        self.health.last_error = self.trouble(reason.clone());
+    /// The endpoint takes nothing as it is configured.
+    async fn denied(&mut self, flight: Flight, status: Option<u16>, reason: String) {
+        if !self.plan.keeps_denied {
+            return self.refused(flight, reason);
+        }
         if matches!(status, Some(401 | 403)) && self.plan.credential.path().is_some() {
             self.look(true).await;
             if self.login.generation() != flight.generation {
                 self.health.retries = self.health.retries.saturating_add(1);
+                self.health.last_error = self.trouble(reason);
                 self.queue.insert(flight.key, flight.pending);
                 return;
             }
         }
+        // No batch is at fault: none is set aside for it.
+        self.pace.failed(flight.epoch, self.clock.now(), None, fastrand::f64());
+        self.health.retries = self.health.retries.saturating_add(1);
+        self.is_failing(&reason);
+        self.health.last_error = self.trouble(reason);
+        self.queue.insert(flight.key, flight.pending);
+    }
+
+    /// The server will never take this batch.
+    fn refused(&mut self, flight: Flight, reason: String) {
+        let now = self.clock.now();
+        if self.next_refusal_warning <= now {
+            self.next_refusal_warning = now.saturating_add(QUIET);
+            tracing::warn!(
+                exporter = self.plan.name,
+                "the server refuses profiles, which are dropped: {reason}"
+            );
+        }
+        self.health.last_error = self.trouble(reason.clone());
         self.health.drops.refused.add_batch(flight.pending.profiles);
         self.health.last_refusal = self.trouble(reason);
         // It answered: it is there.
         self.pace.succeeded(flight.epoch);
         self.finish(&flight);
+    }
+
+    /// Warns once, when it begins.
+    fn is_failing(&mut self, reason: &str) {
+        if self.health.failing_since.is_none() {
+            self.health.failing_since = Some(self.clock.time());
+            tracing::warn!(
+                exporter = self.plan.name,
+                "nothing can be delivered; profiles wait in the spool for up to {} minutes: {reason}",
+                self.plan.spool_age.as_secs() / 60
+            );
+        }
+    }
+
+    fn recovered(&mut self) {
+        if let Some(since) = self.health.failing_since.take() {
+            let lasted = self.clock.time().duration_since(since).unwrap_or_default();
+            tracing::warn!(
+                exporter = self.plan.name,
+                waiting_bytes = self.health.spooled_bytes,
+                "delivers again, after {} s without",
+                lasted.as_secs()
+            );
+        }
     }
 
     fn finish(&mut self, flight: &Flight) {
@@ -166,6 +219,7 @@ impl Worker {
         if let Ok((login, looked)) = looked.await {
             self.login = login;
             if let Err(error) = looked {
+                self.is_failing(&error.to_string());
                 self.health.last_error = self.trouble(error.to_string());
             }
         }

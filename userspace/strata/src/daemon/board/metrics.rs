@@ -166,6 +166,24 @@ impl Board {
             published.not_stored as f64,
         );
         one(
+            "profiles_pooled_total",
+            counter,
+            "Profiles of short commands, which became part of the pool's.",
+            published.pooled.short as f64,
+        );
+        one(
+            "services_over_limit_total",
+            counter,
+            "Profiles of services beyond services.most, which became part of the pool's.",
+            published.pooled.over as f64,
+        );
+        one(
+            "label_values_other_total",
+            counter,
+            "Values of labels sent as `other`: their label has more than label_values.",
+            published.cuts.other_values as f64,
+        );
+        one(
             "batches_undelivered_total",
             counter,
             "Batches that found no sink.",

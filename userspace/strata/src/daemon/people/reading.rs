@@ -9,13 +9,15 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use strata_config::rules::Rule;
 use strata_metadata::Environment;
 use strata_metadata::environment::{MAX_BLOCK, Use, use_of};
 use strata_sandbox::process_text::Stat;
+
+use uuid::Uuid;
 
 use strata_agent::aside::{Aside, Patience};
 use strata_agent::engine::monotonic_nanos;
@@ -176,9 +178,32 @@ pub fn age_of(pid: u32) -> Option<Duration> {
     Some(Duration::from_millis(now.saturating_sub(started)))
 }
 
+/// A process's id that is the same whenever it is read, by whichever strata: of this start of the
+/// host, its number and when it was started. `None` when it is gone.
+pub fn runtime_id(pid: u32) -> Option<Uuid> {
+    static BOOT: OnceLock<String> = OnceLock::new();
+    let started = Stat::parse(&stat_of(pid))?.start_time()?;
+    let boot = BOOT.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+    });
+    let hash = xxhash_rust::xxh3::xxh3_128(format!("{boot} {pid} {started}").as_bytes());
+    Some(uuid::Builder::from_random_bytes(hash.to_le_bytes()).into_uuid())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_has_the_same_runtime_id_whenever_it_is_read() {
+        let own = runtime_id(std::process::id()).expect("it is there");
+        assert_eq!(runtime_id(std::process::id()), Some(own));
+        let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
+        assert_ne!(runtime_id(child.id()), Some(own));
+        child.kill().expect("it is there");
+        child.wait().expect("it was there");
+        assert_eq!(runtime_id(u32::MAX), None);
+    }
 
     #[test]
     fn this_process_is_young_and_not_the_kernels() {

@@ -96,9 +96,21 @@ pub(super) fn origin(
             .ok()
             .and_then(|cores| cores.get().try_into().ok()),
         architecture: std::env::consts::ARCH.to_owned(),
+        executable: facts.exe.unwrap_or_default().to_owned(),
         sequence: 0,
+        target_labels: identity
+            .labels
+            .iter()
+            .filter(|label| is_of_target(label.source))
+            .map(|label| label.name.clone())
+            .collect(),
         labels: others.map(|label| (label.name.clone(), label.value.clone())).collect(),
     }
+}
+
+/// Labels that a process's own environment sets, for the backend that it expects them in.
+fn is_of_target(source: Source) -> bool {
+    matches!(source, Source::PyroscopeLabels | Source::DdTags | Source::OtelResourceAttributes)
 }
 
 pub(super) fn stored_labels(identity: &Identity) -> Vec<(String, String)> {

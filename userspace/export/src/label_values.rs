@@ -1,0 +1,74 @@
+//! How many values a label has had at one exporter: each is a series or an index entry of its
+//! server, so what comes after the first so many is sent as [`OTHER`].
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// The value of all that are too many.
+pub const OTHER: &str = "other";
+/// Names of labels that are counted; no server takes so many.
+const MOST_NAMES: usize = 1000;
+
+/// The values that labels have had since they were last forgotten.
+#[derive(Debug)]
+pub struct LabelValues {
+    most: usize,
+    /// By name: hashes of values.
+    seen: HashMap<String, HashSet<u64>>,
+}
+
+impl Default for LabelValues {
+    fn default() -> Self {
+        Self::new(usize::MAX)
+    }
+}
+
+impl LabelValues {
+    /// At most so many values a label.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self { most, seen: HashMap::new() }
+    }
+
+    /// Whether the value may be sent as it is.
+    pub fn admit(&mut self, name: &str, value: &str) -> bool {
+        if self.most == usize::MAX {
+            return true;
+        }
+        let mut hasher = DefaultHasher::new();
+        value.hash(&mut hasher);
+        let hash = hasher.finish();
+        if !self.seen.contains_key(name) {
+            if self.seen.len() >= MOST_NAMES {
+                return false;
+            }
+            self.seen.insert(name.to_owned(), HashSet::new());
+        }
+        let Some(values) = self.seen.get_mut(name) else { return false };
+        if values.contains(&hash) {
+            return true;
+        }
+        values.len() < self.most && values.insert(hash)
+    }
+
+    /// Values of the past are let go: what comes now may take their place.
+    pub fn forget(&mut self) {
+        self.seen.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_was_sent_is_always_sent_and_a_new_one_while_there_is_room() {
+        let mut values = LabelValues::new(2);
+        let admitted: Vec<bool> =
+            ["a", "b", "c", "a", "d"].iter().map(|value| values.admit("team", value)).collect();
+        assert_eq!(admitted, [true, true, false, true, false]);
+        assert!(values.admit("other", "c"));
+        values.forget();
+        assert!(values.admit("team", "c"));
+    }
+}

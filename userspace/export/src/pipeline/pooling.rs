@@ -1,0 +1,306 @@
+//! Many short commands are one service.
+//!
+//! Each service is a series at Pyroscope, an upload at Datadog and a dictionary in the store, and a
+//! host that builds something starts thousands of programs that nobody will ever look for. A process
+//! that is known by nothing but its executable's name belongs to the pool until that name has had a
+//! few samples; a host has so many services an hour, and those beyond belong to the pool too,
+//! whatever they claim to be. The samples keep their process's name as a label.
+//!
+//! Invariant: no sample is lost.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strata_metadata::Source;
+use strata_profile::Profile;
+use strata_store::Head;
+
+use super::FlushedProfile;
+use crate::Outgoing;
+use crate::origin::Origin;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolSettings {
+    /// What the pool is called; empty for no pool.
+    pub service: String,
+    /// A name of an executable is a service of its own from so many samples an hour.
+    pub samples: u64,
+    /// Services an hour.
+    pub services: usize,
+}
+
+impl Default for PoolSettings {
+    fn default() -> Self {
+        Self { service: "short-lived".to_owned(), samples: 5, services: 500 }
+    }
+}
+
+/// What went into the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pooled {
+    /// Profiles of processes that are known by their executable's name.
+    pub short: u64,
+    /// Profiles of services beyond the bound.
+    pub over: u64,
+}
+
+/// How long a service is one.
+const HOUR: Duration = Duration::from_secs(3600);
+/// Names whose samples are counted.
+const MOST_NAMES: usize = 20_000;
+
+#[derive(Debug)]
+pub struct Pooling {
+    settings: PoolSettings,
+    /// Samples by service, of this hour and of the one before.
+    now: HashMap<String, u64>,
+    before: HashMap<String, u64>,
+    /// Services of this hour that are not in the pool.
+    own: usize,
+    since: Instant,
+    pub pooled: Pooled,
+}
+
+impl Pooling {
+    pub fn new(settings: PoolSettings) -> Self {
+        Self {
+            settings,
+            now: HashMap::new(),
+            before: HashMap::new(),
+            own: 0,
+            since: Instant::now(),
+            pooled: Pooled::default(),
+        }
+    }
+
+    pub fn configure(&mut self, settings: PoolSettings) {
+        self.settings = settings;
+    }
+
+    /// The profiles of a flush, those of the pool merged.
+    pub fn apply(&mut self, flush: Vec<FlushedProfile>, now: Instant) -> Vec<FlushedProfile> {
+        if self.settings.service.is_empty() {
+            return flush;
+        }
+        if now.saturating_duration_since(self.since) >= HOUR {
+            self.since = now;
+            self.before = std::mem::take(&mut self.now);
+            self.own = 0;
+        }
+        // All samples of a name in this flush count for each of its processes.
+        let mut samples: HashMap<String, u64> = HashMap::new();
+        for profile in &flush {
+            *samples.entry(profile.head.service.clone()).or_default() +=
+                samples_of(&profile.outgoing.profile);
+        }
+        let mut is_own: HashMap<String, Option<bool>> = HashMap::new();
+        let (mut kept, mut pool) = (Vec::with_capacity(flush.len()), Vec::new());
+        for profile in flush {
+            let service = &profile.head.service;
+            let own = match is_own.get(service) {
+                Some(own) => *own,
+                None => {
+                    let own = self.decide(&profile, samples.get(service).copied().unwrap_or(0));
+                    is_own.insert(service.clone(), own);
+                    own
+                }
+            };
+            // A process with an exporter of its own is in nobody's way.
+            if own == Some(true) || !profile.own_settings.is_empty() {
+                kept.push(profile);
+                continue;
+            }
+            match own {
+                None => self.pooled.short += 1,
+                Some(_) => self.pooled.over += 1,
+            }
+            pool.push(profile);
+        }
+        kept.extend(self.merged(&pool));
+        kept
+    }
+
+    /// Whether a service is one of its own: `None` if it has too few samples, `Some(false)` if there
+    /// are too many services.
+    fn decide(&mut self, profile: &FlushedProfile, samples: u64) -> Option<bool> {
+        let service = &profile.head.service;
+        let is_nameless =
+            matches!(profile.named_by, Source::Executable | Source::Comm | Source::Nothing);
+        let least = if is_nameless { self.settings.samples } else { 0 };
+        let is_one = |of: &HashMap<String, u64>| of.get(service).is_some_and(|sum| *sum >= least);
+        let (was_own, was_before) = (is_one(&self.now), is_one(&self.before));
+        if self.now.contains_key(service) || self.now.len() < MOST_NAMES {
+            *self.now.entry(service.clone()).or_default() += samples;
+        }
+        let sum = self.now.get(service).copied().unwrap_or(0);
+        if sum < least && !was_before {
+            return None;
+        }
+        if was_own {
+            return Some(true);
+        }
+        // What a rule of this host names is wanted.
+        if self.own >= self.settings.services && profile.named_by != Source::Rule {
+            self.now.remove(service);
+            return Some(false);
+        }
+        self.own += 1;
+        // One that was a service in the hour before is one from its first sample.
+        if let Some(sum) = self.now.get_mut(service) {
+            *sum = (*sum).max(least);
+        }
+        Some(true)
+    }
+
+    /// One profile for each set of sample types.
+    fn merged(&self, pool: &[FlushedProfile]) -> Vec<FlushedProfile> {
+        let Some(first) = pool.first() else { return Vec::new() };
+        let of = &first.outgoing.origin;
+        let origin = Arc::new(Origin {
+            service: self.settings.service.clone(),
+            host: of.host.clone(),
+            node: of.node.clone(),
+            cores: of.cores,
+            architecture: of.architecture.clone(),
+            runtime_id: runtime_id(&of.host),
+            ..Origin::default()
+        });
+        let mut rest: Vec<&Profile> = pool.iter().map(|one| &*one.outgoing.profile).collect();
+        let mut merged = Vec::new();
+        while let Some((profile, others)) = strata_profile::merge(rest) {
+            rest = others;
+            let head = Head {
+                service: origin.service.clone(),
+                kind: first.head.kind.clone(),
+                labels: Vec::new(),
+                runtime_id: origin.runtime_id.clone(),
+                start_nanos: profile.start_nanos,
+                end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
+            };
+            merged.push(FlushedProfile {
+                outgoing: Outgoing { profile: Arc::new(profile), origin: origin.clone() },
+                head,
+                own_settings: Vec::new(),
+                named_by: Source::Nothing,
+            });
+        }
+        merged
+    }
+}
+
+/// The same after every start: it is one instance of one service.
+fn runtime_id(host: &str) -> String {
+    let hash = xxhash_rust::xxh3::xxh3_128(format!("strata's pool of {host}").as_bytes());
+    uuid::Builder::from_random_bytes(hash.to_le_bytes()).into_uuid().to_string()
+}
+
+fn samples_of(profile: &Profile) -> u64 {
+    let counted = profile.counting_sample_type().map(|at| profile.total(at));
+    let counted = counted.and_then(|total| u64::try_from(total).ok());
+    counted.unwrap_or(profile.sample_count() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_profile::{ProfileBuilder, StackId};
+
+    use super::*;
+
+    fn profile(service: &str, samples: i64, named_by: Source) -> FlushedProfile {
+        let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);
+        let thread = builder.thread(7, 7, service, service, "");
+        let labels = builder.thread_labels(thread);
+        builder.add(StackId::default(), labels, &[samples, samples * 1000]);
+        let profile = Arc::new(builder.finish());
+        let origin = Origin { service: service.to_owned(), ..Origin::default() };
+        let head = Head {
+            service: service.to_owned(),
+            kind: "cpu".to_owned(),
+            labels: Vec::new(),
+            runtime_id: service.to_owned(),
+            start_nanos: 0,
+            end_nanos: 1,
+        };
+        FlushedProfile {
+            outgoing: Outgoing { profile, origin: Arc::new(origin) },
+            head,
+            own_settings: Vec::new(),
+            named_by,
+        }
+    }
+
+    fn services(flush: &[FlushedProfile]) -> Vec<(String, u64)> {
+        let mut all: Vec<_> = flush
+            .iter()
+            .map(|one| (one.head.service.clone(), samples_of(&one.outgoing.profile)))
+            .collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn two_thousand_short_commands_are_one_service_with_all_their_samples_and_names() {
+        let mut pooling = Pooling::new(PoolSettings::default());
+        let flush: Vec<_> = (0..2000)
+            .map(|at| profile(&format!("command-{at}"), 1, Source::Executable))
+            .chain([profile("shop", 1, Source::SystemdUnit), profile("make", 9, Source::Comm)])
+            .collect();
+        let before = flush.len();
+        let pooled = pooling.apply(flush, Instant::now());
+        println!("profiles of 2,000 short commands: {before} before, {} after", pooled.len());
+        assert_eq!(
+            services(&pooled),
+            [("make".into(), 9), ("shop".into(), 1), ("short-lived".into(), 2000)]
+        );
+        assert_eq!(pooling.pooled, Pooled { short: 2000, over: 0 });
+        let pool = pooled.iter().find(|one| one.head.service == "short-lived").unwrap();
+        let profile = &pool.outgoing.profile;
+        let names: std::collections::HashSet<&str> = profile
+            .samples()
+            .flat_map(|sample| profile.labels(sample.labels))
+            .filter(|label| profile.string(label.key) == "comm")
+            .filter_map(|label| match label.value {
+                strata_profile::LabelValue::Text(text) => Some(profile.string(text)),
+                strata_profile::LabelValue::Number { .. } => None,
+            })
+            .collect();
+        assert_eq!(names.len(), 2000);
+    }
+
+    #[test]
+    fn a_program_that_is_seen_again_and_again_becomes_a_service_and_stays_one() {
+        let mut pooling = Pooling::new(PoolSettings::default());
+        let mut now = Instant::now();
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let flush = vec![profile("cron", 2, Source::Executable)];
+            seen.push(services(&pooling.apply(flush, now)).remove(0).0);
+        }
+        now += HOUR;
+        let flush = vec![profile("cron", 1, Source::Executable)];
+        seen.push(services(&pooling.apply(flush, now)).remove(0).0);
+        assert_eq!(seen, ["short-lived", "short-lived", "cron", "cron", "cron"]);
+    }
+
+    #[test]
+    fn services_beyond_the_bound_are_pooled_whatever_they_claim_but_those_of_rules() {
+        let settings = PoolSettings { services: 2, ..PoolSettings::default() };
+        let mut pooling = Pooling::new(settings);
+        let flush: Vec<_> = (0..5)
+            .map(|at| profile(&format!("claim-{at}"), 50, Source::DdService))
+            .chain([profile("wanted", 1, Source::Rule)])
+            .collect();
+        let pooled = services(&pooling.apply(flush, Instant::now()));
+        assert_eq!(
+            pooled,
+            [
+                ("claim-0".into(), 50),
+                ("claim-1".into(), 50),
+                ("short-lived".into(), 150),
+                ("wanted".into(), 1)
+            ]
+        );
+        assert_eq!(pooling.pooled, Pooled { short: 0, over: 3 });
+    }
+}
