@@ -89,22 +89,44 @@ struct Table {
     wide: u16,
 }
 
+/// A column of a table.
+#[derive(Clone, Copy)]
+struct Cells {
+    /// Of its cell in the first row.
+    start: usize,
+    row_bytes: usize,
+    wide: bool,
+}
+
+impl Cells {
+    /// Rows count from 1, and are known to be in the table.
+    #[inline]
+    fn get(self, bytes: &[u8], row: u32) -> Option<u32> {
+        let at = self.start + index(row.wrapping_sub(1)) * self.row_bytes;
+        if self.wide { u32_at(bytes, at) } else { u16_at(bytes, at).map(u32::from) }
+    }
+}
+
 impl Table {
     #[inline]
-    fn cell(&self, bytes: &[u8], row: u32, column: usize) -> Option<u32> {
-        if row == 0 || row > self.rows || column >= usize::from(self.columns) {
+    fn cells(&self, column: usize) -> Option<Cells> {
+        if column >= usize::from(self.columns) {
             return None;
         }
         let wide_before = self.wide & (1_u16 << column).wrapping_sub(1);
-        let at = index(self.start)
-            + index(row - 1) * usize::from(self.row_bytes)
-            + 2 * column
-            + 2 * index(wide_before.count_ones());
-        if self.wide >> column & 1 != 0 {
-            u32_at(bytes, at)
-        } else {
-            u16_at(bytes, at).map(u32::from)
+        Some(Cells {
+            start: index(self.start) + 2 * column + 2 * index(wide_before.count_ones()),
+            row_bytes: self.row_bytes.into(),
+            wide: self.wide >> column & 1 != 0,
+        })
+    }
+
+    #[inline]
+    fn cell(&self, bytes: &[u8], row: u32, column: usize) -> Option<u32> {
+        if row == 0 || row > self.rows {
+            return None;
         }
+        self.cells(column)?.get(bytes, row)
     }
 }
 
@@ -321,10 +343,11 @@ impl<'l, 'b> Reader<'l, 'b> {
     #[must_use]
     pub fn lower_bound(&self, table: u8, column: usize, wanted: u32) -> u32 {
         let Some(table) = self.layout.table(table) else { return 1 };
+        let Some(cells) = table.cells(column) else { return 1 };
         let (mut low, mut high) = (1, table.rows.saturating_add(1));
         while low < high {
             let middle = low.midpoint(high);
-            if table.cell(self.bytes, middle, column).is_some_and(|value| value < wanted) {
+            if cells.get(self.bytes, middle).is_some_and(|value| value < wanted) {
                 low = middle.saturating_add(1);
             } else {
                 high = middle;
