@@ -163,6 +163,9 @@ pub enum FileError {
     TooManyStuck(usize),
     #[error("more than {0} file requests are waiting")]
     Overloaded(usize),
+    /// Who asked has stopped waiting; the work may still be done.
+    #[error("there was no time for it")]
+    Late,
     #[error("the request is not valid: {0}")]
     InvalidRequest(&'static str),
     #[error("cannot start the {0}: {1}")]

@@ -117,6 +117,8 @@ pub(crate) struct OpenedFacts {
     pub identity: FileIdentity,
     pub filesystem_magic: u64,
     pub deleted: bool,
+    /// The user that owns the file, as this process numbers users.
+    pub owner: u32,
     /// The descriptor is a copy of the content, because the file itself may hang its reader.
     pub copied: bool,
 }
@@ -143,7 +145,8 @@ impl OpenReply {
                 encoder
                     .u64(facts.filesystem_magic)
                     .u8(facts.deleted.into())
-                    .u8(facts.copied.into());
+                    .u8(facts.copied.into())
+                    .u32(facts.owner);
             }
             Err((refusal, errno)) => {
                 encoder.u8(*refusal as u8).i64(i64::from(*errno));
@@ -166,6 +169,7 @@ impl OpenReply {
                 filesystem_magic: decoder.u64()?,
                 deleted: decoder.bool()?,
                 copied: decoder.bool()?,
+                owner: decoder.u32()?,
             }),
             class => {
                 let refusal = Refusal::from_byte(class).ok_or(WireError::Invalid("a refusal"))?;

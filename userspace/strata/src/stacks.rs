@@ -80,7 +80,7 @@ pub fn run(question: &Question) -> Result<i32> {
     engine.finish(PATIENCE)?;
     let circumstances =
         Circumstances { started: SystemTime::now(), length: Duration::ZERO, frequency: 1 };
-    let (profile, _) = resolve::profile(&mut engine, &circumstances, false, |_, _| {});
+    let (profile, _) = resolve::profile(&mut engine, &circumstances, false, |_, _| {})?;
     let threads = threads(&profile);
     if question.json {
         return printing::json(&threads.iter().map(Thread::json).collect::<Vec<Value>>());

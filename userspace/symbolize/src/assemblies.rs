@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use strata_sandbox::{FilePart, Locator, OpenFile, ProcessRef, Reply, Request};
 
-use super::Ask;
+use crate::file_client::Ask;
 use strata_dotnet::Bundle;
 
 /// A file, or a file inside it.
@@ -39,6 +39,10 @@ pub struct ProcessFiles {
 impl ProcessFiles {
     pub fn new(process: Option<ProcessRef>, program: Option<Program>) -> Self {
         Self { process, program, bundle: None }
+    }
+
+    pub fn into_program(self) -> Option<Program> {
+        self.program
     }
 
     /// The assembly that a module was loaded from.

@@ -8,7 +8,7 @@ use strata_profile::{
     FrameKind, LocationId, MappingId, Profile, ProfileBuilder, StackId as Built, ThreadId as Owner,
 };
 
-use super::naming::Naming;
+use crate::known_symbols::KnownSymbols;
 use crate::{ModuleInfo, NamedFrame};
 use strata_agent::aggregate::{Aggregate, StackId, ThreadId, Tick};
 use strata_agent::engine::Engine;
@@ -34,7 +34,7 @@ impl Circumstances {
 pub struct Build<'a> {
     engine: &'a Engine,
     aggregate: &'a Aggregate,
-    naming: &'a Naming,
+    symbols: &'a KnownSymbols,
     builder: ProfileBuilder,
     period: i64,
     modules: HashMap<*const ModuleInfo, MappingId>,
@@ -48,7 +48,7 @@ impl<'a> Build<'a> {
     pub fn new(
         engine: &'a Engine,
         aggregate: &'a Aggregate,
-        naming: &'a Naming,
+        symbols: &'a KnownSymbols,
         circumstances: &Circumstances,
     ) -> Self {
         let period = circumstances.period();
@@ -64,7 +64,7 @@ impl<'a> Build<'a> {
         Self {
             engine,
             aggregate,
-            naming,
+            symbols,
             builder,
             period,
             modules: HashMap::new(),
@@ -122,11 +122,11 @@ impl<'a> Build<'a> {
             return *known;
         }
         let aggregate = self.aggregate;
-        let naming = self.naming;
+        let symbols = self.symbols;
         let places = aggregate.stack_of(id);
         let named = |number: u32| {
             let place = aggregate.place(number as usize)?;
-            naming.get(place)?.frames.first()
+            symbols.get(place)?.frames.first()
         };
         let mut stack: Vec<LocationId> = Vec::with_capacity(places.len());
         let mut callee: Option<&NamedFrame> = None;
@@ -151,9 +151,9 @@ impl<'a> Build<'a> {
         if let Some(known) = self.locations.get(&number) {
             return Some(*known);
         }
-        let naming = self.naming;
+        let symbols = self.symbols;
         let place = self.aggregate.place(number as usize)?;
-        let location = match naming.get(place) {
+        let location = match symbols.get(place) {
             Some(named) => self.built(named.address, named.module.as_ref(), &named.frames),
             None => self.built(0, None, &[]),
         };
@@ -162,7 +162,7 @@ impl<'a> Build<'a> {
     }
 
     fn location_by_caller(&mut self, number: u32, caller: u32) -> Option<LocationId> {
-        let naming = self.naming;
+        let symbols = self.symbols;
         let place = self.aggregate.place(number as usize)?;
         // Few places have such names.
         if !matches!(place, Place::Generated { .. }) {
@@ -171,8 +171,8 @@ impl<'a> Build<'a> {
         if let Some(known) = self.by_caller.get(&(number, caller)) {
             return Some(*known);
         }
-        let frame = naming.called_by(place, self.aggregate.place(caller as usize)?)?;
-        let named = naming.get(place)?;
+        let frame = symbols.called_by(place, self.aggregate.place(caller as usize)?)?;
+        let named = symbols.get(place)?;
         let location =
             self.built(named.address, named.module.as_ref(), std::slice::from_ref(frame));
         self.by_caller.insert((number, caller), location);

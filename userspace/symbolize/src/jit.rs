@@ -1,74 +1,141 @@
 //! Names of generated code: perf maps (`/tmp/perf-PID.map`) and jitdump files.
 //!
 //! Both lie in the target's own namespaces: the path in its root, the number as the process
-//! itself sees it.
+//! itself sees it. They grow: each is read on from where it was at the last flush.
+//!
+//! Invariant: only a file that belongs to the process's user or to root is believed: `/tmp` is
+//! everybody's, and a name must not come from somebody who could not have written into the process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use strata_agent::processes::credentials::Credentials;
 use strata_profile::FrameKind;
-use strata_sandbox::{Locator, OpenFile, ProcessRef, Reply, Request};
+use strata_sandbox::{FileIdentity, Locator, OpenFile, ProcessRef, Reply, Request};
 use strata_symbols::{JitDump, PerfMap};
 
-use super::{Ask, NamedFrame};
-use strata_agent::processes::innermost_pid;
+use crate::NamedFrame;
+use crate::file_client::Ask;
 
-/// Bytes read of one file at most, for a recording.
+/// Bytes read of one file at a flush, for a recording: at its end, all of it.
 pub const MOST: u64 = 512 << 20;
-/// And for who reads it every few seconds.
+/// And at each of many flushes.
 pub const MOST_OFTEN: u64 = 64 << 20;
 const PIECE: u64 = 4 << 20;
 
-/// What one process's compilers wrote.
-#[derive(Default)]
-pub struct JitNames {
-    map: Option<PerfMap>,
-    dump: Option<JitDump>,
+/// A file that is read as it grows.
+struct Growing<P> {
+    file: FileIdentity,
+    offset: u64,
+    parsed: P,
 }
 
-impl JitNames {
+/// What one process's compilers wrote, as far as it was read.
+#[derive(Default)]
+pub struct JitFiles {
+    map: Option<Growing<PerfMap>>,
+    dump: Option<Growing<JitDump>>,
+    is_dump_broken: bool,
+}
+
+/// Whether the file is the one that was read, longer at most.
+fn has_only_grown(before: &FileIdentity, offset: u64, now: &FileIdentity) -> bool {
+    before.device == now.device && before.inode == now.inode && now.size >= offset
+}
+
+impl JitFiles {
     /// Reads what there is for a process, which may have ended; `most` bytes of each file.
-    pub fn load(service: &mut dyn Ask, pid: u32, dump: Option<Arc<OpenFile>>, most: u64) -> Self {
-        let mut names = Self::default();
-        if let Some(map) = open_map(service, pid) {
-            let mut parsed = PerfMap::default();
-            read_pieces(service, &map, most, |piece| {
-                parsed.feed(piece);
+    pub fn read_on(
+        &mut self,
+        service: &mut dyn Ask,
+        pid: u32,
+        credentials: Option<Credentials>,
+        dump: Option<&Arc<OpenFile>>,
+        most: u64,
+    ) {
+        if let Some(file) = open_map(service, pid, credentials) {
+            let map = growing(&mut self.map, &file);
+            read_pieces(service, &file, &mut map.offset, most, |piece| {
+                map.parsed.feed(piece);
                 true
             });
-            names.map = Some(parsed);
         }
-        if let Some(dump) = dump {
-            let mut parsed = JitDump::default();
-            read_pieces(service, &dump, most, |piece| parsed.feed(piece).is_ok());
-            names.dump = Some(parsed);
+        if let Some(file) = dump.filter(|file| is_believed(credentials, file)) {
+            if self.dump.as_ref().is_some_and(|dump| dump.file.inode != file.identity().inode) {
+                self.is_dump_broken = false;
+            }
+            let dump = growing(&mut self.dump, file);
+            if !self.is_dump_broken {
+                let mut is_broken = false;
+                read_pieces(service, file, &mut dump.offset, most, |piece| {
+                    is_broken = dump.parsed.feed(piece).is_err();
+                    !is_broken
+                });
+                self.is_dump_broken = is_broken;
+            }
         }
-        names
     }
 
     pub fn name(&self, address: u64) -> Option<NamedFrame> {
-        if let Some(symbol) = self.dump.as_ref().and_then(|dump| dump.lookup(address)) {
+        let dump = self.dump.as_ref();
+        if let Some(symbol) = dump.and_then(|dump| dump.parsed.lookup(address)) {
             let mut frame = NamedFrame::plain(FrameKind::Jit, symbol.name);
             frame.file = symbol.file.unwrap_or_default().into();
             frame.line = symbol.line.unwrap_or_default();
             return Some(frame);
         }
-        let name = self.map.as_ref()?.lookup(address)?;
+        let name = self.map.as_ref()?.parsed.lookup(address)?;
         Some(NamedFrame::plain(FrameKind::Jit, name))
+    }
+
+    /// Bytes that what was read takes.
+    pub fn memory(&self) -> usize {
+        let map = self.map.as_ref().map_or(0, |map| map.parsed.memory());
+        // What was read of a dump is more than what is kept of it.
+        map + self
+            .dump
+            .as_ref()
+            .map_or(0, |dump| usize::try_from(dump.offset).unwrap_or(usize::MAX))
     }
 }
 
-fn open_map(service: &mut dyn Ask, pid: u32) -> Option<Arc<OpenFile>> {
+/// The state of a file: anew when it is another one, or was made shorter.
+fn growing<'a, P: Default>(
+    kept: &'a mut Option<Growing<P>>,
+    file: &Arc<OpenFile>,
+) -> &'a mut Growing<P> {
+    let now = file.identity();
+    let goes_on = kept.as_ref().is_some_and(|kept| has_only_grown(&kept.file, kept.offset, &now));
+    if !goes_on {
+        *kept = None;
+    }
+    let fresh = || Growing { file: now, offset: 0, parsed: P::default() };
+    kept.get_or_insert_with(fresh)
+}
+
+fn is_believed(credentials: Option<Credentials>, file: &OpenFile) -> bool {
+    match credentials {
+        Some(credentials) => credentials.believes(file.owner()),
+        // Of a process that was gone before anything was known of it.
+        None => file.owner() == 0,
+    }
+}
+
+fn open_map(
+    service: &mut dyn Ask,
+    pid: u32,
+    credentials: Option<Credentials>,
+) -> Option<Arc<OpenFile>> {
     let path = |pid: u32| PathBuf::from(format!("/tmp/perf-{pid}.map"));
     let process = ProcessRef { pid, start_time: None };
-    let inside = innermost_pid(pid).unwrap_or(pid);
+    let inside = credentials.map_or(pid, |credentials| credentials.inner_pid);
     let locators = [
         Locator::InRoot { process, path: path(inside) },
-        // The process is gone, or its map is written by somebody outside.
+        // The process is gone, or its map is written by a program outside of its root.
         Locator::Host { path: path(pid) },
     ];
     locators.into_iter().find_map(|locator| match service.ask(Request::Open(locator)) {
-        Ok(Reply::Opened(file)) => Some(file),
+        Ok(Reply::Opened(file)) if is_believed(credentials, &file) => Some(file),
         _ => None,
     })
 }
@@ -76,16 +143,21 @@ fn open_map(service: &mut dyn Ask, pid: u32) -> Option<Arc<OpenFile>> {
 fn read_pieces(
     service: &mut dyn Ask,
     file: &Arc<OpenFile>,
+    offset: &mut u64,
     most: u64,
     mut take: impl FnMut(&[u8]) -> bool,
 ) {
-    let mut offset = 0;
-    while offset < most {
-        let request = Request::Read { file: file.clone(), offset, length: PIECE };
+    let end = offset.saturating_add(most);
+    while *offset < end {
+        let request = Request::Read { file: file.clone(), offset: *offset, length: PIECE };
         let Ok(Reply::Bytes(piece)) = service.ask(request) else { return };
-        if piece.is_empty() || !take(&piece) {
+        if piece.is_empty() {
             return;
         }
-        offset += piece.len() as u64;
+        let goes_on = take(&piece);
+        *offset += piece.len() as u64;
+        if !goes_on {
+            return;
+        }
     }
 }

@@ -1,31 +1,36 @@
 //! Symbolization: code addresses of an aggregate become frames, and frames a profile.
 //!
-//! - [`naming`]: which addresses are symbolized by what, and what is kept from flush to flush.
+//! - [`symbolizer`]: flushes, one after the other, without waiting. [`gather`]: from an aggregate to
+//!   [`task`]s, which a [`pool`] of threads runs. [`known_symbols`]: what is kept between flushes.
+//! - [`file_client`]: requests to the file service, with deadlines.
 //! - [`kernel`] reads `/proc/kallsyms`.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
 //! - [`managed`]: methods of .NET, by what the bridge has said; [`assemblies`]: their files.
 //! - [`jit`]: what JIT compilers write about their code: perf maps and jitdump files.
 //! - [`related`]: what only the instructions of an assembly tell of its methods: where a VB lambda
 //!   is written, which native function a stub calls.
-//! - [`asking`]: requests to the file service.
 //! - [`build`]: symbolized samples become a profile. [`resolve`]: both, for the end of a recording.
 //!
 //! Invariant: what has no symbol keeps its address: `module!0xoffset`, `[unknown]`; and is counted.
 
-mod asking;
 pub mod assemblies;
 pub mod build;
+pub mod file_client;
+mod gather;
 pub mod jit;
 pub mod kernel;
+pub mod known_symbols;
 pub mod managed;
-pub mod naming;
 pub mod native;
+pub mod pool;
 pub mod related;
 pub mod resolve;
+pub mod symbolizer;
+pub mod task;
 
 use std::path::Path;
+use std::sync::Arc;
 
-pub use self::asking::Ask;
 pub use strata_agent::frame::NamedFrame;
 
 /// The mapping that a file's places are shown in.
@@ -49,6 +54,14 @@ impl ModuleInfo {
         Self { path, ..Self::default() }
     }
 }
+
+/// What is shown as the module of addresses that are in no file.
+pub(crate) fn pseudo_module(path: &str) -> Arc<ModuleInfo> {
+    Arc::new(ModuleInfo { path: path.into(), limit: u64::MAX, ..ModuleInfo::default() })
+}
+
+/// Code that a runtime made and that has no name.
+pub(crate) const UNNAMED_CODE: &str = "[jit]";
 
 const OWN_LIBRARY: &str = "[strata-clr]";
 

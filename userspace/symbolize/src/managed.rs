@@ -14,9 +14,9 @@ use strata_sandbox::{
 };
 
 use super::assemblies::{ProcessFiles, Source};
-use super::{Ask, NamedFrame, Shortfalls};
+use crate::file_client::Ask;
+use crate::{NamedFrame, Shortfalls};
 use strata_agent::managed::names::{self, Described};
-use strata_agent::managed::runtime::Runtime;
 
 /// An address in generated code, in the era of its sample.
 #[derive(Clone, Copy)]
@@ -27,46 +27,45 @@ pub struct GeneratedCode {
     pub of_runtime: bool,
 }
 
-/// A named place.
-pub struct NamedPlace {
-    pub code: GeneratedCode,
-    pub described: Described,
+/// The line of a described method's code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LineOf {
+    Found(Arc<str>, u32),
+    /// There is none.
+    Nowhere,
+    /// There was no time to look.
+    Late,
 }
 
-/// Names what the bridge knows; the rest is handed back.
-pub fn resolve_generated(
+/// The lines of described methods, in their order; module by module.
+pub fn lines(
     service: &mut dyn Ask,
-    runtime: &Runtime,
     files: &mut ProcessFiles,
-    wanted: &[GeneratedCode],
-    signatures: bool,
+    described: &[(GeneratedCode, Described)],
     shortfalls: &mut Shortfalls,
-) -> (Vec<NamedPlace>, Vec<GeneratedCode>) {
-    let mut named: Vec<NamedPlace> = Vec::new();
-    let mut unknown = Vec::new();
-    let mut wants_line: BTreeMap<Arc<str>, Vec<(usize, IlPlace)>> = BTreeMap::new();
-    for code in wanted {
-        let Some(described) = names::describe(runtime, code.address, code.era, signatures) else {
-            unknown.push(*code);
-            continue;
-        };
+) -> Vec<LineOf> {
+    let mut found = vec![LineOf::Nowhere; described.len()];
+    let mut wanted: BTreeMap<&Arc<str>, Vec<(usize, IlPlace)>> = BTreeMap::new();
+    for (at, (_, described)) in described.iter().enumerate() {
         if let Some(Statement { method, start, .. }) = described.il {
             let place = IlPlace { token: method, il_offset: start };
-            wants_line.entry(described.module.clone()).or_default().push((named.len(), place));
+            wanted.entry(&described.module).or_default().push((at, place));
         }
-        named.push(NamedPlace { code: *code, described });
     }
-    for (module, places) in wants_line {
+    for (module, places) in wanted {
         let il: Vec<IlPlace> = places.iter().map(|(_, place)| *place).collect();
-        let lines = lines_of(service, files, &module, &il, shortfalls);
+        let lines = lines_of(service, files, module, &il, shortfalls);
+        let is_late = service.is_late();
         for ((at, _), line) in places.iter().zip(lines) {
-            if let (Some(named), Some((file, line))) = (named.get_mut(*at), line) {
-                named.described.frame.file = file;
-                named.described.frame.line = line;
+            let Some(found) = found.get_mut(*at) else { continue };
+            match line {
+                Some((file, line)) => *found = LineOf::Found(file, line),
+                None if is_late => *found = LineOf::Late,
+                None => {}
             }
         }
     }
-    (named, unknown)
+    found
 }
 
 /// A document and a line in it, if the PDB has one.

@@ -8,7 +8,8 @@ use strata_profile::FrameKind;
 use strata_sandbox::{FileFacts, Locator, OpenFile, ProcessRef, Reply, Request};
 use strata_symbols::{Options, Resolved, debug_files};
 
-use super::{Ask, ModuleInfo, NamedFrame, Shortfalls};
+use crate::file_client::Ask;
+use crate::{ModuleInfo, NamedFrame, Shortfalls};
 
 /// A file whose offsets want names.
 pub struct Wanted<'a> {
@@ -21,44 +22,48 @@ pub struct Wanted<'a> {
     pub offsets: &'a [u64],
 }
 
-/// What became of them.
-pub struct Named {
-    pub module: ModuleInfo,
-    /// Frames by offset, innermost first; and the address in the file's own numbering.
-    pub frames: Vec<(u64, Vec<NamedFrame>)>,
-    /// Where the file's segments lie in it; empty when they are not known.
-    segments: Vec<(u64, u64)>,
-}
-
-impl Named {
-    /// Whether an offset of the file lies outside of everything that its headers describe.
-    pub fn code_is_elsewhere(&self, offset: u64) -> bool {
-        let inside = |(start, end): &(u64, u64)| (*start..*end).contains(&offset);
-        !self.segments.is_empty() && !self.segments.iter().any(inside)
+/// What the headers of a file say, if they can be read.
+pub fn facts(
+    service: &mut dyn Ask,
+    wanted: &Wanted<'_>,
+    shortfalls: &mut Shortfalls,
+) -> Option<FileFacts> {
+    match service.ask(Request::Facts { file: wanted.file.clone() }) {
+        Ok(Reply::Facts(facts)) => Some(facts),
+        Ok(_) => None,
+        Err(error) => {
+            shortfalls.problem(format!("{}: {error}", wanted.path.display()));
+            None
+        }
     }
 }
 
-/// Names all offsets of one file; what cannot be named has no frames.
-pub fn resolve(service: &mut dyn Ask, wanted: &Wanted<'_>, shortfalls: &mut Shortfalls) -> Named {
+/// The mapping that a file's addresses are shown in.
+pub fn module_of(path: &Path, facts: &FileFacts) -> ModuleInfo {
+    let mut module = ModuleInfo::of(path);
+    describe(&mut module, facts);
+    module
+}
+
+/// Whether an offset of the file lies outside of everything that its headers describe.
+pub fn code_is_elsewhere(facts: &FileFacts, offset: u64) -> bool {
+    let inside = |start: u64, size: u64| (start..start.saturating_add(size)).contains(&offset);
+    !facts.segments.is_empty()
+        && !facts.segments.iter().any(|segment| inside(segment.offset, segment.file_size))
+}
+
+/// The address in the file's own numbering and the frames of each offset, innermost first; what has
+/// no symbol has no frames. `None` when symbols could not be read.
+pub fn resolve(
+    service: &mut dyn Ask,
+    wanted: &Wanted<'_>,
+    facts: &FileFacts,
+    shortfalls: &mut Shortfalls,
+) -> Option<Vec<(u64, Vec<NamedFrame>)>> {
     let path = wanted.path.display();
-    let mut module = ModuleInfo::of(wanted.path);
-    let unnamed = |module| Named {
-        module,
-        frames: wanted.offsets.iter().map(|offset| (*offset, Vec::new())).collect(),
-        segments: Vec::new(),
-    };
-    let facts = match service.ask(Request::Facts { file: wanted.file.clone() }) {
-        Ok(Reply::Facts(facts)) => facts,
-        Ok(_) => return unnamed(module),
-        Err(error) => {
-            shortfalls.problem(format!("{path}: {error}"));
-            return unnamed(module);
-        }
-    };
-    describe(&mut module, &facts);
     let addresses: Vec<u64> =
         wanted.offsets.iter().map(|offset| facts.address_of(*offset).unwrap_or(*offset)).collect();
-    let debug = if facts.features.dwarf { None } else { find_debug_file(service, wanted, &facts) };
+    let debug = if facts.features.dwarf { None } else { find_debug_file(service, wanted, facts) };
     let request = Request::Symbolize {
         file: wanted.file.clone(),
         debug,
@@ -67,28 +72,18 @@ pub fn resolve(service: &mut dyn Ask, wanted: &Wanted<'_>, shortfalls: &mut Shor
     };
     let symbols = match service.ask(request) {
         Ok(Reply::Symbols(symbols)) => symbols,
-        Ok(_) => return unnamed(module),
+        Ok(_) => return None,
         Err(error) => {
             shortfalls.problem(format!("{path}: {error}"));
-            return unnamed(module);
+            return None;
         }
     };
     for problem in symbols.problems {
         shortfalls.problem(format!("{path}: {problem}"));
     }
     let mut resolved = symbols.resolved.into_iter();
-    let frames = addresses
-        .into_iter()
-        .map(|address| {
-            let resolved = resolved.next().unwrap_or_default();
-            (address, frames_of(resolved))
-        })
-        .collect();
-    let segments = facts.segments.iter();
-    let segments = segments
-        .map(|segment| (segment.offset, segment.offset.saturating_add(segment.file_size)))
-        .collect();
-    Named { module, frames, segments }
+    let frames = |address| (address, frames_of(resolved.next().unwrap_or_default()));
+    Some(addresses.into_iter().map(frames).collect())
 }
 
 fn frames_of(resolved: Resolved) -> Vec<NamedFrame> {

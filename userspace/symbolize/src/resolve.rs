@@ -1,26 +1,28 @@
-//! The end of a recording: every place is named once, and the aggregate becomes one profile.
+//! The end of a recording: everything is symbolized once, and the aggregate becomes one profile.
 
-use strata_profile::Profile;
+use std::io;
 
-use super::build::{Build, Circumstances};
-use super::naming::Naming;
-use crate::Shortfalls;
 use strata_agent::aggregate::Aggregate;
 use strata_agent::engine::Engine;
+use strata_profile::Profile;
 
-/// Names everything and builds the profile. `progress` is told how far it is: done, of all.
+use crate::Shortfalls;
+use crate::build::{Build, Circumstances};
+use crate::symbolizer::{Options, Symbolizer};
+
+/// Symbolizes everything and builds the profile. `progress` gets how far it is: done, of all.
 pub fn profile(
     engine: &mut Engine,
     circumstances: &Circumstances,
     signatures: bool,
-    mut progress: impl FnMut(usize, usize),
-) -> (Profile, Shortfalls) {
-    let mut shortfalls = Shortfalls::default();
-    let mut naming = Naming::new(usize::MAX, signatures);
+    progress: impl FnMut(usize, usize),
+) -> io::Result<(Profile, Shortfalls)> {
+    let mut symbolizer = Symbolizer::start(Options::once(signatures), || {})?;
     let aggregate = std::mem::replace(&mut engine.aggregate, Aggregate::new(false));
-    naming.name_all(engine, &aggregate, &mut shortfalls, None, |_, done, of| progress(done, of));
+    symbolizer.begin(engine, &aggregate);
+    symbolizer.wait(progress);
     engine.managed.release();
-    let mut build = Build::new(engine, &aggregate, &naming, circumstances);
+    let mut build = Build::new(engine, &aggregate, symbolizer.symbols(), circumstances);
     for (thread, stack, count) in aggregate.counts() {
         build.add(thread, stack, count);
     }
@@ -28,7 +30,8 @@ pub fn profile(
         build.add_ticks(ticks, engine.started);
     }
     let profile = build.finish();
+    let shortfalls = symbolizer.end(&aggregate);
     // The summary speaks of it.
     engine.aggregate = aggregate;
-    (profile, shortfalls)
+    Ok((profile, shortfalls))
 }

@@ -37,6 +37,7 @@ use crate::kernel::perf_record::Timed;
 use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
 use crate::managed::{self, Managed, bridge::tells_a_runtime};
 use crate::processes::container::Groups;
+use crate::processes::credentials::AllCredentials;
 use crate::processes::mapped::FileId;
 use crate::processes::scan::Scanner;
 use crate::processes::table::{Backing, Change, ImageId, Mapping, ProcessTable};
@@ -86,6 +87,7 @@ pub struct Engine {
     pub store: Store,
     pub loading: Loading,
     pub groups: Groups,
+    pub credentials: AllCredentials,
     pub selection: Selection,
     pub aggregate: Aggregate,
     pub managed: Managed,
@@ -156,6 +158,7 @@ impl Engine {
             store,
             loading,
             groups: Groups::default(),
+            credentials: AllCredentials::default(),
             selection,
             aggregate: Aggregate::new(options.keep_timeline),
             managed: Managed::new(options.managed, options.signatures),

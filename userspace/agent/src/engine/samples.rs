@@ -286,6 +286,9 @@ impl Engine {
         image: ImageId,
     ) -> Option<Arc<crate::processes::container::Group>> {
         let is_known = self.groups.knows(image);
+        if !is_known {
+            self.credentials.note(image, header.pid);
+        }
         if let Some(newcomers) = self.newcomers.as_mut().filter(|_| !is_known)
             && newcomers.len() < MOST_NEWCOMERS
         {

@@ -118,6 +118,7 @@ impl Engine {
         self.table.retain_images(|image| images.contains(&image));
         let table = &self.table;
         self.groups.retain(|image| table.image(image).is_some());
+        self.credentials.retain(|image| table.image(image).is_some());
         self.rates.retain(|image| table.image(image).is_some());
         self.managed.forget_left_alone(|image| table.image(image).is_some());
         let crowded = self.table.files.count() > MANY_FILES;

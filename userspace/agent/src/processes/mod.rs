@@ -4,6 +4,7 @@
 //! - [`mapped`]: the files behind mappings, as the kernel names them.
 //! - [`scan`]: the state at the start, from `/proc`.
 //! - [`vdso`]: the kernel's own page for user mode.
+//! - [`credentials`]: which user a process runs as.
 //! - [`container`]: container ids from control groups.
 //!
 //! Invariant: everything here is bounded per process; a process that maps without end loses
@@ -12,6 +13,7 @@
 use strata_sandbox::process_text::status_field;
 
 pub mod container;
+pub mod credentials;
 pub mod mapped;
 pub mod scan;
 pub mod table;

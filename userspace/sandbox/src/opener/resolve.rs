@@ -153,8 +153,8 @@ impl Resolver {
             return Err((Refusal::SlowFilesystem, 0));
         }
         let file = reopen(found.as_fd())?;
-        let (identity, deleted) = identify(file.as_fd())?;
-        let facts = OpenedFacts { identity, filesystem_magic, deleted, copied: false };
+        let (identity, deleted, owner) = identify(file.as_fd())?;
+        let facts = OpenedFacts { identity, filesystem_magic, deleted, owner, copied: false };
         if trust == IdentityTrust::WithinProcess {
             let copy = copy_of(file.as_fd(), identity.size)?;
             return Ok((copy, OpenedFacts { copied: true, ..facts }));
@@ -200,12 +200,12 @@ fn reopen(found: BorrowedFd<'_>) -> Result<OwnedFd, Refused> {
     })
 }
 
-fn identify(file: BorrowedFd<'_>) -> Result<(FileIdentity, bool), Refused> {
+fn identify(file: BorrowedFd<'_>) -> Result<(FileIdentity, bool, u32), Refused> {
     let stat = rustix::fs::fstat(file).map_err(refused)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err((Refusal::NotRegular, 0));
     }
-    Ok((crate::target_file::identity_of_stat(&stat), stat.st_nlink == 0))
+    Ok((crate::target_file::identity_of_stat(&stat), stat.st_nlink == 0, stat.st_uid))
 }
 
 /// The content in a sealed memory file, so that whoever reads it cannot be made to wait.

@@ -132,6 +132,7 @@ impl OpenerLane {
                     trust: trust_of_filesystem(facts.filesystem_magic),
                     deleted: facts.deleted,
                     copied: facts.copied,
+                    owner: facts.owner,
                 })),
                 (Ok(_), None) => Err(FileError::refused(Refusal::Other)),
                 (Err((refusal, errno)), _) => Err(FileError::Refused { refusal, errno }),

@@ -12,6 +12,7 @@ pub struct OpenFile {
     pub(super) trust: IdentityTrust,
     pub(super) deleted: bool,
     pub(super) copied: bool,
+    pub(super) owner: u32,
 }
 
 impl OpenFile {
@@ -26,6 +27,11 @@ impl OpenFile {
     /// It has no name any more.
     pub fn is_deleted(&self) -> bool {
         self.deleted
+    }
+
+    /// The user that owned the file when it was opened, as this process numbers users.
+    pub fn owner(&self) -> u32 {
+        self.owner
     }
 
     /// A copy in memory of a file that may hang its reader; better not kept for long.

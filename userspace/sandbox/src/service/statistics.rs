@@ -57,7 +57,7 @@ impl Statistics {
             FileError::BadReply(..) | FileError::BadTable(_) | FileError::ReplyTooLarge(_) => {
                 self.bad_replies += 1
             }
-            FileError::InvalidRequest(_) | FileError::Spawn(..) => {}
+            FileError::InvalidRequest(_) | FileError::Spawn(..) | FileError::Late => {}
         }
     }
 }

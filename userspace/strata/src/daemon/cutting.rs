@@ -16,9 +16,8 @@ use super::people::{Containers, People, Who, age_of};
 use strata_agent::aggregate::{Aggregate, StackId, ThreadId, Tick};
 use strata_agent::engine::{Engine, monotonic_nanos};
 use strata_agent::processes::table::ImageId;
-use strata_symbolize::Shortfalls;
 use strata_symbolize::build::{Build, Circumstances};
-use strata_symbolize::naming::Naming;
+use strata_symbolize::symbolizer::{Options, Symbolizer};
 
 /// What becomes of the samples of a cut.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,7 +31,7 @@ pub struct Tally {
     pub nobodys: u64,
     /// Places without a name, of all cuts.
     pub unnamed: u64,
-    /// Nanoseconds that cutting took.
+    /// Nanoseconds that the loop was busy with flushes.
     pub nanos: u64,
 }
 
@@ -62,135 +61,206 @@ fn groups_of(aggregate: &Aggregate) -> HashMap<(ImageId, u64), Group> {
     groups
 }
 
-/// Makes cuts, one after the other.
+/// What was sampled in a period, while it is symbolized and built.
+struct Flush {
+    aggregate: Aggregate,
+    /// Of runtimes whose profiles are not built yet.
+    groups: HashMap<(ImageId, u64), Group>,
+    started: SystemTime,
+    length: Duration,
+    /// By the records' clock.
+    begun_nanos: u64,
+}
+
+/// Flushes, one after the other: a period's samples are symbolized without waiting, and each
+/// process's profile is built as soon as nothing of it is awaited.
 pub struct Cutter {
-    pub naming: Naming,
+    pub symbolizer: Symbolizer,
     pub people: People,
     pub tally: Tally,
     /// By the records' clock.
     begun_nanos: u64,
     at: Instant,
+    flush: Option<Flush>,
 }
 
-/// What is still named at a cut: the kernel's record ring holds some seconds of samples, and is
-/// emptied meanwhile.
-const TURN: Duration = Duration::from_millis(100);
-
 impl Cutter {
-    pub fn new(configuration: &Configuration, names: usize, people: usize) -> Self {
-        Self {
-            naming: Naming::new(names, false),
+    /// `wake` is called when symbols have come.
+    pub fn start(
+        configuration: &Configuration,
+        symbols: usize,
+        people: usize,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
+        Ok(Self {
+            symbolizer: Symbolizer::start(Options::often(symbols), wake)?,
             people: People::new(configuration, people),
             tally: Tally::default(),
             begun_nanos: monotonic_nanos(),
             at: Instant::now(),
-        }
+            flush: None,
+        })
     }
 
-    /// Since the last cut.
+    /// Since the last flush began.
     pub fn elapsed(&self) -> Duration {
         self.at.elapsed()
     }
 
-    /// Cuts, names, and makes the profiles, which `take` gets some at a time, and is
-    /// told how long the flush was with the last: all of a crowded host would be much memory.
-    pub fn cut(
+    /// Whether there is a flush that has not ended.
+    pub fn is_flushing(&self) -> bool {
+        self.flush.is_some()
+    }
+
+    /// When a flush ends in any case.
+    pub fn ends(&self) -> Option<Instant> {
+        self.symbolizer.ends()
+    }
+
+    /// Begins a flush. One that is under way must have ended.
+    pub fn begin(&mut self, engine: &mut Engine) {
+        let begun = Instant::now();
+        let aggregate = engine.cut();
+        let Period { started, length } = Period::between(self.at, begun, SystemTime::now());
+        self.at = begun;
+        let begun_nanos = std::mem::replace(&mut self.begun_nanos, monotonic_nanos());
+        self.tally.cuts += 1;
+        self.symbolizer.begin(engine, &aggregate);
+        self.people.settle(&engine.table);
+        // What was executed before something was read is known after it.
+        engine.turn();
+        let groups = groups_of(&aggregate);
+        self.flush = Some(Flush { aggregate, groups, started, length, begun_nanos });
+        self.note_time(begun);
+    }
+
+    fn note_time(&mut self, since: Instant) {
+        let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.tally.nanos = self.tally.nanos.saturating_add(nanos);
+    }
+
+    /// Builds the profiles that nothing is awaited for, or all of them. `take` gets some at a time,
+    /// and is told which are the last: all of a crowded host would be much memory. True when the
+    /// flush has ended.
+    pub fn go_on(
         &mut self,
         engine: &mut Engine,
         configuration: &Configuration,
         containers: &dyn Containers,
-        beat: &mut dyn FnMut(),
+        at_once: bool,
         mut take: impl FnMut(&mut Engine, Vec<FlushedProfile>, Option<Duration>),
-    ) {
-        let cutting = Instant::now();
-        let aggregate = engine.cut();
-        let now = Instant::now();
-        let Period { started, length } = Period::between(self.at, now, SystemTime::now());
-        self.at = now;
-        let begun_nanos = std::mem::replace(&mut self.begun_nanos, monotonic_nanos());
-        self.tally.cuts += 1;
-        let mut shortfalls = Shortfalls::default();
-        let mut turned = Instant::now();
-        self.naming.name_all(
-            engine,
-            &aggregate,
-            &mut shortfalls,
-            Some(PATIENCE),
-            |engine, _, _| {
-                beat();
-                if turned.elapsed() > TURN {
-                    engine.turn();
-                    turned = Instant::now();
-                }
-            },
-        );
+    ) -> bool {
+        self.symbolizer.collect();
+        let Some(mut flush) = self.flush.take() else { return true };
+        let begun = Instant::now();
+        let ends = at_once || self.symbolizer.is_settled();
+        let ready: Vec<(ImageId, u64)> = flush
+            .groups
+            .iter()
+            .filter(|((image, _), group)| ends || self.is_ready(&flush.aggregate, *image, group))
+            .map(|(key, _)| *key)
+            .collect();
+        let mut parcels = Vec::new();
+        for key in ready {
+            let Some(group) = flush.groups.remove(&key) else { continue };
+            let parcel = self.build(engine, configuration, containers, &flush, key, group);
+            if parcels.len() >= AT_ONCE {
+                take(engine, std::mem::take(&mut parcels), None);
+            }
+            parcels.extend(parcel);
+        }
+        if ends || !parcels.is_empty() {
+            take(engine, parcels, ends.then_some(flush.length));
+        }
+        if ends {
+            self.end(engine, &flush.aggregate);
+        } else {
+            self.flush = Some(flush);
+        }
+        self.note_time(begun);
+        ends
+    }
+
+    /// Whether no symbol of a runtime's samples is awaited.
+    fn is_ready(&self, aggregate: &Aggregate, image: ImageId, group: &Group) -> bool {
+        let is_awaited = |number: &u32| {
+            let place = aggregate.place(*number as usize);
+            place.is_some_and(|place| self.symbolizer.awaits(place))
+        };
+        !self.symbolizer.awaits_related(image)
+            && !group
+                .counts
+                .iter()
+                .any(|(_, stack, _)| aggregate.stack_of(*stack).iter().any(is_awaited))
+    }
+
+    fn end(&mut self, engine: &mut Engine, aggregate: &Aggregate) {
+        let shortfalls = self.symbolizer.end(aggregate);
         self.tally.unnamed += shortfalls.unnamed;
         for problem in &shortfalls.problems {
             tracing::debug!("{problem}");
         }
-        self.people.settle(&engine.table);
-        // What was executed before something was read is known after it.
-        engine.turn();
-        let mut parcels = Vec::new();
-        for ((image, domain), group) in groups_of(&aggregate) {
-            beat();
-            let samples: u64 = group.counts.iter().map(|(_, _, count)| *count).sum();
-            let who = self.people.who(engine, configuration, containers, image, domain);
-            let Some(who) = who else {
-                self.tally.nobodys += samples;
-                continue;
-            };
-            if !wants_cpu(engine, image, &who) {
-                self.tally.left_out += samples;
-                self.leave_out(engine, image, &who);
-                continue;
-            }
-            let frequency = engine.rates.of(image);
-            let usual = configuration.frequency.value;
-            engine.rates.set(image, who.decision.frequency.unwrap_or(usual));
-            let circumstances = Circumstances { started, length, frequency };
-            let mut build = Build::new(engine, &aggregate, &self.naming, &circumstances);
-            for (thread, stack, count) in group.counts {
-                build.add(thread, stack, count);
-            }
-            if who.decision.timestamps.unwrap_or(configuration.store.timestamps.value) {
-                build.add_ticks(&group.ticks, begun_nanos);
-            }
-            let profile = Arc::new(build.finish());
-            let head = Head {
-                service: who.origin.service.clone(),
-                kind: Kind::Cpu.name().to_owned(),
-                labels: who.labels.clone(),
-                runtime_id: who.origin.runtime_id.clone(),
-                start_nanos: profile.start_nanos,
-                end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
-            };
-            let mut origin = who.origin.clone();
-            if origin.language == Language::Native && Language::of_native(&profile) == Language::Go
-            {
-                self.people.mark_go(image);
-                origin = Arc::new(Origin { language: Language::Go, ..(*origin).clone() });
-            }
-            self.tally.profiles += 1;
-            self.tally.samples += samples;
-            if parcels.len() >= AT_ONCE {
-                take(engine, std::mem::take(&mut parcels), None);
-            }
-            let own_settings = who.identity.wishes.clone();
-            parcels.push(FlushedProfile {
-                outgoing: Outgoing { profile, origin },
-                head,
-                own_settings,
-                named_by: who.identity.service.source,
-            });
-        }
-        take(engine, parcels, Some(length));
-        drop(aggregate);
         engine.forget();
         let table = &engine.table;
         self.people.retain(|image| table.image(image).is_some());
-        self.naming.forget(|image| table.image(image).is_none());
-        self.tally.nanos += u64::try_from(cutting.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.symbolizer.forget(|image| table.image(image).is_none());
+    }
+
+    /// The profile of one runtime, if it is wanted.
+    fn build(
+        &mut self,
+        engine: &mut Engine,
+        configuration: &Configuration,
+        containers: &dyn Containers,
+        flush: &Flush,
+        (image, domain): (ImageId, u64),
+        group: Group,
+    ) -> Option<FlushedProfile> {
+        let samples: u64 = group.counts.iter().map(|(_, _, count)| *count).sum();
+        let who = self.people.who(engine, configuration, containers, image, domain);
+        let Some(who) = who else {
+            self.tally.nobodys += samples;
+            return None;
+        };
+        if !wants_cpu(engine, image, &who) {
+            self.tally.left_out += samples;
+            self.leave_out(engine, image, &who);
+            return None;
+        }
+        let frequency = engine.rates.of(image);
+        let usual = configuration.frequency.value;
+        engine.rates.set(image, who.decision.frequency.unwrap_or(usual));
+        let Flush { started, length, begun_nanos, ref aggregate, .. } = *flush;
+        let circumstances = Circumstances { started, length, frequency };
+        let mut build = Build::new(engine, aggregate, self.symbolizer.symbols(), &circumstances);
+        for (thread, stack, count) in group.counts {
+            build.add(thread, stack, count);
+        }
+        if who.decision.timestamps.unwrap_or(configuration.store.timestamps.value) {
+            build.add_ticks(&group.ticks, begun_nanos);
+        }
+        let profile = Arc::new(build.finish());
+        let head = Head {
+            service: who.origin.service.clone(),
+            kind: Kind::Cpu.name().to_owned(),
+            labels: who.labels.clone(),
+            runtime_id: who.origin.runtime_id.clone(),
+            start_nanos: profile.start_nanos,
+            end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
+        };
+        let mut origin = who.origin.clone();
+        if origin.language == Language::Native && Language::of_native(&profile) == Language::Go {
+            self.people.mark_go(image);
+            origin = Arc::new(Origin { language: Language::Go, ..(*origin).clone() });
+        }
+        self.tally.profiles += 1;
+        self.tally.samples += samples;
+        Some(FlushedProfile {
+            outgoing: Outgoing { profile, origin },
+            head,
+            own_settings: who.identity.wishes.clone(),
+            named_by: who.identity.service.source,
+        })
     }
 
     /// What nobody wants is not sampled any more, unless another runtime of the process is.
@@ -210,8 +280,6 @@ impl Cutter {
     }
 }
 
-/// How long naming one cut may take: what has no name by then is asked for at a later cut.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Profiles that are handed over together.
 const AT_ONCE: usize = 64;
 

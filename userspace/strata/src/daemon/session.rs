@@ -16,6 +16,7 @@ use strata_config::{Configuration, Loaded};
 use strata_export::{Clock, Queues, exporter};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
 
 use super::board::{self, Board, Started};
 use super::cutting::Cutter;
@@ -96,6 +97,8 @@ struct Daemon {
     configuration: Configuration,
     engine: Engine,
     cutter: Cutter,
+    /// Symbols have come.
+    symbols: Arc<Notify>,
     runtimes: Runtimes,
     publisher: Pipeline,
     delivery: Arc<Queues>,
@@ -183,8 +186,14 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         metrics_trouble: Mutex::default(),
     });
     web::start(socket, configuration.metrics.value, board.clone())?;
+    let symbols = Arc::new(Notify::new());
+    let wake = symbols.clone();
     let mut daemon = Daemon {
-        cutter: Cutter::new(&configuration, budget.names, budget.people),
+        cutter: Cutter::start(&configuration, budget.names, budget.people, move || {
+            wake.notify_one();
+        })
+        .context("threads for symbols cannot be started")?,
+        symbols,
         runtimes: Runtimes::start(&configuration.containers, &network),
         period: period(&configuration),
         watch: Watch::new(budget.limit),
@@ -285,6 +294,7 @@ impl Daemon {
         let mut watchdog = self.manager.watchdog().map(tokio::time::interval);
         loop {
             let due = self.engine.next_deadline().map(tokio::time::Instant::from_std);
+            let flush_ends = self.cutter.ends().map(tokio::time::Instant::from_std);
             let mut turned = true;
             tokio::select! {
                 biased;
@@ -317,6 +327,8 @@ impl Daemon {
                     ready.context("files")?.clear_ready();
                     self.engine.turn();
                 }
+                () = self.symbols.notified() => turned = false,
+                () = until(flush_ends) => turned = false,
                 () = until(due) => self.engine.turn(),
                 () = until(next_turn) => self.engine.turn(),
             }
@@ -327,11 +339,13 @@ impl Daemon {
                 self.meet_newcomers();
                 if self.engine.aggregate.bytes() > self.budget.samples {
                     self.early_cuts += 1;
-                    self.cut();
+                    self.flush();
                 }
             }
             if self.cutter.elapsed() >= self.period {
-                self.cut();
+                self.flush();
+            } else if self.cutter.is_flushing() {
+                self.go_on_with_flush(false);
             }
         }
     }
@@ -349,44 +363,54 @@ impl Daemon {
         }
     }
 
-    fn cut(&mut self) {
+    /// Begins a flush. What is still awaited for the last one is awaited no longer.
+    fn flush(&mut self) {
+        if self.cutter.is_flushing() {
+            self.go_on_with_flush(true);
+        }
         for (sum, count) in self.ends.iter_mut().zip(self.engine.aggregate.ends()) {
             *sum += count;
         }
-        let (manager, board) = (&self.manager, &self.board);
-        let mut last_beat = Instant::now();
-        // Naming a busy host's first profiles may take long, and is no standstill.
-        let mut beat = || {
-            if last_beat.elapsed() >= TICK {
-                last_beat = Instant::now();
-                board.turned();
-                if manager.watchdog().is_some() {
-                    manager.alive();
-                }
-            }
-        };
+        self.cutter.begin(&mut self.engine);
+        self.go_on_with_flush(false);
+    }
+
+    /// Hands over the profiles that are complete; all of them when their time is up.
+    fn go_on_with_flush(&mut self, at_once: bool) {
         let publisher = &mut self.publisher;
-        // For all of the cut.
+        // For all of them.
         let patience = Instant::now() + BUSY_PUBLISHER;
-        let hand_over = |engine: &mut Engine, mut parcels, end| {
-            while let Err(back) = publisher.try_publish(parcels, end) {
+        let board = &self.board;
+        let hand_over = |engine: &mut Engine, mut parcels, last| {
+            while let Err(back) = publisher.try_publish(parcels, last) {
                 if Instant::now() > patience {
                     publisher.dropped += back.len() as u64;
                     return;
                 }
                 parcels = back;
                 engine.turn();
+                board.turned();
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
-        self.cutter.cut(
-            &mut self.engine,
-            &self.configuration,
-            &self.runtimes,
-            &mut beat,
-            hand_over,
-        );
-        memory::trim();
+        let (engine, configuration) = (&mut self.engine, &self.configuration);
+        if self.cutter.go_on(engine, configuration, &self.runtimes, at_once, hand_over) {
+            memory::trim();
+        }
+    }
+
+    /// Flushes what there is and waits for it, turning meanwhile: at the end.
+    async fn flush_all(&mut self) {
+        self.flush();
+        while self.cutter.is_flushing() {
+            tokio::select! {
+                () = self.symbols.notified() => {}
+                () = tokio::time::sleep(TURN) => {}
+            }
+            self.engine.turn();
+            self.board.turned();
+            self.go_on_with_flush(false);
+        }
     }
 
     /// What is done once a second.
@@ -398,7 +422,8 @@ impl Daemon {
         self.board.turned();
         self.admit();
         let maps = self.fixed_maps.saturating_add(self.engine.store.segment_bytes());
-        let workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
+        let mut workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
+        workers.extend(self.cutter.symbolizer.helper_pids());
         let pressure = self.watch.look(workers.into_iter(), maps);
         self.shed(pressure);
         if self.slow_tick.elapsed() >= SLOW_TICK {
@@ -442,16 +467,17 @@ impl Daemon {
             return;
         }
         self.shed[0] += 1;
-        self.cutter.naming.shed();
+        self.cutter.symbolizer.shed();
         self.cutter.people.shed();
         if pressure == Pressure::Over {
             // What was sampled since the last cut is little, and cutting takes memory too.
             if self.engine.aggregate.bytes() > self.budget.samples / 8 {
                 self.shed[1] += 1;
-                self.cut();
+                self.flush();
             }
             self.shed[2] += 1;
             self.engine.loading.service().release();
+            self.cutter.symbolizer.release();
             self.publisher.hurry();
             tracing::debug!(bytes = self.watch.last.total(), "at the memory limit");
         }
@@ -483,7 +509,7 @@ impl Daemon {
         tracing::info!("ending: the last profiles are sent");
         self.engine.finish(PATIENCE)?;
         self.meet_newcomers();
-        self.cut();
+        self.flush_all().await;
         self.engine.managed.release();
         let (publisher, delivery) = (self.publisher, self.delivery);
         let flushed = tokio::task::spawn_blocking(move || publisher.end(LAST_PUBLISH));

@@ -82,7 +82,8 @@ pub fn run(plan: &Plan) -> Result<i32> {
     let (profile, shortfalls) =
         resolve::profile(&mut recorded.engine, &circumstances, plan.signatures, |done, of| {
             progress.show(done, of);
-        });
+        })
+        .context("threads for symbols cannot be started")?;
     progress.clear();
 
     let profile = Arc::new(profile);
@@ -197,7 +198,7 @@ fn write_one(
     Ok(Written { path: path.to_owned(), bytes, format })
 }
 
-/// Progress of naming, when it takes longer than a second.
+/// Progress of symbolization, when it takes longer than a second.
 struct Progress {
     started: Instant,
     shown: bool,
@@ -211,7 +212,7 @@ impl Progress {
 
     fn show(&mut self, done: usize, of: usize) {
         if !self.quiet && self.started.elapsed() > Duration::from_millis(700) {
-            let _ = write!(stderr(), "\rnaming functions: {done} of {of} files\x1b[K");
+            let _ = write!(stderr(), "\rsymbolizing: {done} of {of} files\x1b[K");
             self.shown = true;
         }
     }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use strata_sandbox::{FilePart, OpenFile, ProcessRef, Related, Reply, Request};
 
-use crate::Ask;
 use crate::assemblies::open;
+use crate::file_client::Ask;
 
 /// An assembly that a runtime has loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -4,7 +4,7 @@
 //! A stub serves several methods of one signature, and only its caller tells which: so it is one
 //! place with as many names as it has callers, and its name goes with the pair of the two places.
 
-mod assembly;
+pub mod assembly;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,6 +12,7 @@ use strata_dotnet::Statement;
 use strata_sandbox::Related;
 
 use crate::NamedFrame;
+use crate::task::RelatedWork;
 use assembly::Assembly;
 use strata_agent::aggregate::{Aggregate, StackId};
 use strata_agent::engine::Engine;
@@ -63,30 +64,25 @@ impl Lacking {
         self.statements.retain(|place, _| is_kept(place));
     }
 
-    /// The names that are found out, or not: of places, and of places as others call them. Those
-    /// that are known already are left out.
-    pub fn find_out(
+    /// What is to be asked about an aggregate; `is_known` leaves out what was answered.
+    pub fn work(
         &self,
-        engine: &mut Engine,
+        engine: &Engine,
         aggregate: &Aggregate,
         is_known: &dyn Fn(&About) -> bool,
-    ) -> Vec<(About, Option<NamedFrame>)> {
-        let mut named = Vec::new();
+    ) -> Vec<RelatedWork> {
+        let mut all = Vec::new();
         for (assembly, Questions { questions, programs }) in self.questions(aggregate, is_known) {
-            let files = programs.iter().filter_map(|file| engine.loading.open_file(*file));
-            let files: Vec<_> = files.take(MOST_PROGRAMS).collect();
-            let (about, questions): (Vec<About>, Vec<Related>) = questions.into_iter().unzip();
-            let answers = assembly.ask(engine.loading.service(), &files, questions);
-            let answers = answers.into_iter().chain(std::iter::repeat(None));
-            for (about, answer) in about.into_iter().zip(answers) {
-                let better = self
-                    .open
-                    .get(&about.0)
-                    .and_then(|(_, open)| Some(open.answered(answer.as_deref()?)));
-                named.push((about, better));
-            }
+            let programs = programs.iter().filter_map(|file| engine.loading.open_file(*file));
+            let programs = programs.take(MOST_PROGRAMS).collect();
+            let open = |about: &About| self.open.get(&about.0).map(|(_, open)| open.clone());
+            let questions = questions
+                .into_iter()
+                .map(|(about, question)| (about, question, open(&about)))
+                .collect();
+            all.push(RelatedWork { assembly, programs, questions });
         }
-        named
+        all
     }
 
     fn questions(

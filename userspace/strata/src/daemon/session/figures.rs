@@ -64,7 +64,7 @@ impl Daemon {
             early_cuts: self.early_cuts,
             profiles: tally.profiles,
             dropped_profiles: self.publisher.dropped,
-            names: self.cutter.naming.count(),
+            names: self.cutter.symbolizer.symbols().count(),
             shed: [self.shed[0], self.shed[1], self.shed[2], engine.store.evicted],
             losses: board::causes(report::losses(engine, &ends, tally.unnamed)),
             memory: self.watch.last,

@@ -36,7 +36,7 @@ impl Daemon {
         // What was sampled under the old rules is of the old rules.
         self.engine.turn();
         self.meet_newcomers();
-        self.cut();
+        self.flush_all().await;
         self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
         let outcome = self.publisher.configure(destinations.clone());
         tokio::task::spawn_blocking(move || outcome.recv()).await???;
@@ -49,7 +49,7 @@ impl Daemon {
             // What was sampled meanwhile is weighed by the rate it was sampled at.
             self.engine.pause()?;
             self.meet_newcomers();
-            self.cut();
+            self.flush_all().await;
             self.engine.resume(frequency)?;
         }
         self.engine.aggregate.keep_timeline(keeps_times(&configuration));
@@ -71,7 +71,7 @@ impl Daemon {
         self.engine.take_all_in();
         self.cutter.people.configure(&configuration, &self.engine.table);
         self.runtimes.configure(&configuration.containers, &self.network);
-        self.cutter.naming.set_most(budget.names);
+        self.cutter.symbolizer.set_most(budget.names);
         self.cutter.people.set_most_known(budget.people);
         self.engine.managed.set_budget(budget.bridges);
         self.engine.set_waiting_memory(budget.stacks);

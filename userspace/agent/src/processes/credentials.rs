@@ -1,0 +1,88 @@
+//! Which user a process runs as, and its number in its own pid namespace: read once per image, at
+//! its first sample, because a short process is gone when its code is symbolized.
+
+use std::collections::HashMap;
+use std::fs;
+
+use super::table::ImageId;
+
+/// What decides which files about a process are believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Effective user, as this process numbers users.
+    pub user: u32,
+    /// The user that is root inside the process's user namespace.
+    pub root: u32,
+    /// The process's number in its own pid namespace.
+    pub inner_pid: u32,
+}
+
+impl Credentials {
+    pub fn of(pid: u32) -> Option<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+        parse(&status, &map)
+    }
+
+    /// Whether a file of this owner may say something about the process: only what could have
+    /// written into the process anyhow is believed.
+    pub fn believes(&self, owner: u32) -> bool {
+        owner == self.user || owner == self.root || owner == 0
+    }
+}
+
+fn parse(status: &str, uid_map: &str) -> Option<Credentials> {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    let user = field("Uid:")?.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    let inner = field("NSpid:").or_else(|| field("Pid:"))?;
+    let inner_pid = inner.split_ascii_whitespace().last()?.parse().ok()?;
+    let root = uid_map.lines().find_map(|line| {
+        let mut numbers = line.split_ascii_whitespace();
+        (numbers.next()? == "0").then(|| numbers.next()?.parse().ok())?
+    });
+    Some(Credentials { user, root: root.unwrap_or(0), inner_pid })
+}
+
+/// Of all images that were sampled.
+#[derive(Default)]
+pub struct AllCredentials {
+    by_image: HashMap<ImageId, Option<Credentials>>,
+}
+
+impl AllCredentials {
+    /// Reads those of an image that is sampled for the first time.
+    pub fn note(&mut self, image: ImageId, pid: u32) {
+        self.by_image.entry(image).or_insert_with(|| Credentials::of(pid));
+    }
+
+    pub fn of(&self, image: ImageId) -> Option<Credentials> {
+        *self.by_image.get(&image)?
+    }
+
+    pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+        self.by_image.retain(|image, _| is_kept(*image));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_is_the_effective_one_and_root_that_of_the_user_namespace() {
+        let status = "Name:\tnode\nPid:\t900\nUid:\t0\t101000\t0\t0\nNSpid:\t900\t7\n";
+        let inside = parse(status, "         0     100000      65536\n").expect("it is complete");
+        assert_eq!(inside, Credentials { user: 101_000, root: 100_000, inner_pid: 7 });
+        assert!(inside.believes(101_000) && inside.believes(100_000) && inside.believes(0));
+        assert!(!inside.believes(1000), "another user of the host");
+        let of_root = parse("Pid:\t5\nUid:\t0\t0\t0\t0\n", "0 0 4294967295\n").expect("complete");
+        assert!(!of_root.believes(1000), "an unprivileged user says nothing about root's process");
+    }
+
+    #[test]
+    fn this_process_is_found() {
+        let own = Credentials::of(std::process::id()).expect("it is here");
+        // SAFETY: takes nothing, cannot fail.
+        assert_eq!(own.user, unsafe { libc::geteuid() });
+    }
+}

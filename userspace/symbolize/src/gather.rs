@@ -1,0 +1,301 @@
+//! From an aggregate to tasks: what is to be symbolized, by which file or process, with all that it
+//! takes; and what can be said of each address at once.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use strata_abi::record::End;
+use strata_agent::aggregate::Aggregate;
+use strata_agent::engine::Engine;
+use strata_agent::engine::loading::clean_path;
+use strata_agent::frame::NamedFrame;
+use strata_agent::managed::names;
+use strata_agent::place::{Marker, Place, describe_end};
+use strata_agent::processes::mapped::FileId;
+use strata_agent::processes::table::ImageId;
+use strata_profile::FrameKind;
+use strata_sandbox::ProcessRef;
+
+use crate::assemblies::Program;
+use crate::jit;
+use crate::managed::GeneratedCode;
+use crate::symbolizer::{Flush, Symbolizer};
+use crate::task::{
+    FileWork, GeneratedWork, KernelWork, Lasting, Owner, RelatedWork, Symbol, Task, TaskKey, Work,
+    described_symbol, unnamed_symbol,
+};
+use crate::{ModuleInfo, pseudo_module};
+
+/// The task that symbolizes a place.
+pub fn key_of(place: Place) -> Option<TaskKey> {
+    match place {
+        Place::Kernel(_) | Place::Vdso(_) => Some(TaskKey::Kernel),
+        Place::File { file, .. } => Some(TaskKey::File(file)),
+        Place::Generated { image, .. } => Some(TaskKey::Generated(image)),
+        Place::Unknown { .. } | Place::Marker(_) => None,
+    }
+}
+
+/// Places of one task, and the samples through them.
+#[derive(Default)]
+struct Wanted {
+    places: Vec<Place>,
+    weight: u64,
+}
+
+pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate) {
+    let wanted = wanted(symbolizer, aggregate);
+    let uses_kernel = aggregate.places().any(|place| matches!(place, Place::Kernel(_)));
+    let unused = symbolizer.kernel_unused;
+    symbolizer.kernel_unused = if uses_kernel { 0 } else { unused.saturating_add(1) };
+    let mut tasks = Vec::new();
+    for (key, Wanted { places, weight }) in wanted {
+        let task = match key {
+            TaskKey::Kernel => Some((Owner::Host, kernel_work(symbolizer, &places))),
+            TaskKey::File(file) => file_work(symbolizer, engine, file, &places),
+            TaskKey::Generated(image) => generated_work(symbolizer, engine, image, &places),
+            TaskKey::Related(_) => None,
+        };
+        if let Some((owner, work)) = task {
+            symbolizer.under_way.insert(key, places);
+            tasks.push(Task { key, owner, weight, work });
+        }
+    }
+    let mut related = HashMap::new();
+    let known = &symbolizer.symbols;
+    let works = symbolizer.lacking.work(engine, aggregate, &|about| known.knows_by_caller(about));
+    for work in works {
+        symbolizer.related_tasks = symbolizer.related_tasks.wrapping_add(1);
+        let key = TaskKey::Related(symbolizer.related_tasks);
+        let images = images_of(&work);
+        let pid = images.iter().find_map(|image| engine.table.image(*image)).map(|image| image.pid);
+        let owner = pid.map_or(Owner::Host, Owner::Process);
+        related.insert(key, images);
+        symbolizer.under_way.insert(key, Vec::new());
+        tasks.push(Task { key, owner, weight: 0, work: Work::Related(work) });
+    }
+    tasks.sort_by_key(|task| std::cmp::Reverse(task.weight));
+    let awaited = tasks.iter().map(|task| task.key).collect();
+    symbolizer.flush = Some(Flush {
+        ends: Instant::now() + symbolizer.options.patience,
+        tasks: tasks.len(),
+        awaited,
+        related,
+    });
+    for key in symbolizer.pool.submit(tasks) {
+        symbolizer.done(key);
+    }
+}
+
+fn images_of(work: &RelatedWork) -> HashSet<ImageId> {
+    let images = work.questions.iter().filter_map(|(about, ..)| match about.0 {
+        Place::Generated { image, .. } => Some(image),
+        _ => None,
+    });
+    images.collect()
+}
+
+/// Samples through each place of an aggregate, by its number.
+fn weights(aggregate: &Aggregate) -> Vec<u64> {
+    let mut of_stacks = vec![0u64; aggregate.stacks()];
+    for (_, stack, count) in aggregate.counts() {
+        if let Some(sum) = of_stacks.get_mut(stack.0 as usize) {
+            *sum = sum.saturating_add(count);
+        }
+    }
+    let mut of_places = vec![0u64; aggregate.places().len()];
+    for (stack, weight) in of_stacks.into_iter().enumerate() {
+        let stack = strata_agent::aggregate::StackId(u32::try_from(stack).unwrap_or(u32::MAX));
+        for place in aggregate.stack_of(stack) {
+            if let Some(sum) = of_places.get_mut(*place as usize) {
+                *sum = sum.saturating_add(weight);
+            }
+        }
+    }
+    of_places
+}
+
+fn wanted(symbolizer: &mut Symbolizer, aggregate: &Aggregate) -> HashMap<TaskKey, Wanted> {
+    let mut wanted: HashMap<TaskKey, Wanted> = HashMap::new();
+    let weights = weights(aggregate);
+    let is_bounded = symbolizer.symbols.is_bounded();
+    for (place, weight) in aggregate.places().zip(weights) {
+        if !symbolizer.symbols.wants(place) {
+            continue;
+        }
+        match (key_of(place), place) {
+            (Some(key), _) if symbolizer.under_way.contains_key(&key) => {
+                symbolizer.symbols.set_provisional(provisional(place, is_bounded));
+            }
+            (Some(key), _) => {
+                let wanted = wanted.entry(key).or_default();
+                wanted.places.push(place);
+                wanted.weight = wanted.weight.saturating_add(weight);
+                symbolizer.symbols.set_provisional(provisional(place, is_bounded));
+            }
+            (None, Place::Unknown { address, .. }) => {
+                // Addresses of one process mean nothing in another, and there is no end of them.
+                let address = if is_bounded { 0 } else { address };
+                symbolizer.symbols.set(plain(place, address, unknown()));
+            }
+            (None, Place::Marker(marker)) => {
+                symbolizer.symbols.set(plain(place, 0, marker_frame(marker)));
+            }
+            (None, _) => {}
+        }
+    }
+    wanted
+}
+
+fn plain(place: Place, address: u64, frame: NamedFrame) -> Symbol {
+    Symbol { place, address, module: None, frames: vec![frame], lasting: Lasting::ForGood }
+}
+
+/// What can be said of a place by itself.
+fn provisional(place: Place, is_bounded: bool) -> Symbol {
+    let (address, module) = match place {
+        Place::Kernel(address) => (address, Some(pseudo_module("[kernel.kallsyms]"))),
+        Place::Vdso(offset) => (offset, Some(pseudo_module("[vdso]"))),
+        Place::Generated { image, address, era, of_runtime } => {
+            let code = GeneratedCode { address, era, of_runtime };
+            return unnamed_symbol(image, &code, is_bounded);
+        }
+        Place::File { offset, .. } => (offset, None),
+        Place::Unknown { .. } | Place::Marker(_) => (0, None),
+    };
+    Symbol { place, address, module, frames: Vec::new(), lasting: Lasting::UntilNext }
+}
+
+fn kernel_work(symbolizer: &Symbolizer, places: &[Place]) -> Work {
+    let (mut addresses, mut vdso) = (Vec::new(), Vec::new());
+    for place in places {
+        match place {
+            Place::Kernel(address) => addresses.push(*address),
+            Place::Vdso(offset) => vdso.push(*offset),
+            _ => {}
+        }
+    }
+    Work::Kernel(KernelWork { addresses, vdso, table: symbolizer.kernel.clone() })
+}
+
+fn file_work(
+    symbolizer: &mut Symbolizer,
+    engine: &Engine,
+    file: FileId,
+    places: &[Place],
+) -> Option<(Owner, Work)> {
+    let mapped = engine.table.files.get(file)?;
+    let path = clean_path(mapped);
+    let trouble = engine.loading.trouble_of(file);
+    let opened = engine.loading.open_file(file);
+    let module = Arc::new(ModuleInfo { limit: u64::MAX, ..ModuleInfo::of(&path) });
+    let mut offsets = Vec::with_capacity(places.len());
+    for place in places {
+        let Place::File { offset, .. } = *place else { continue };
+        offsets.push(offset);
+        // The module and the offset in its file, whatever becomes of it.
+        if symbolizer.symbols.get(*place).is_none_or(|known| known.module.is_none()) {
+            symbolizer.symbols.set(Symbol {
+                place: *place,
+                address: offset,
+                module: Some(module.clone()),
+                frames: Vec::new(),
+                // A file that is on its way is there at the next flush.
+                lasting: match (&opened, trouble) {
+                    (None, Some(_)) => Lasting::ForSomeFlushes,
+                    _ => Lasting::UntilNext,
+                },
+            });
+        }
+    }
+    let Some(opened) = opened else {
+        if let Some(why) = trouble {
+            symbolizer.note_problem(format!("{}: {why}", path.display()));
+        }
+        return None;
+    };
+    offsets.sort_unstable();
+    let pid = engine.loading.process_of(file);
+    let process = pid
+        .filter(|pid| engine.table.get(*pid).is_some())
+        .map(|pid| ProcessRef { pid, start_time: None });
+    let signatures = symbolizer.options.signatures;
+    let work = FileWork { file, path, opened, process, offsets, signatures };
+    let owner = pid.map_or(Owner::File(file), Owner::Process);
+    Some((owner, Work::File(work)))
+}
+
+fn generated_work(
+    symbolizer: &mut Symbolizer,
+    engine: &Engine,
+    image: ImageId,
+    places: &[Place],
+) -> Option<(Owner, Work)> {
+    let process = process_of(engine, image);
+    let runtime = engine.managed.runtime_of(image);
+    let signatures = symbolizer.options.signatures;
+    let (mut described, mut others) = (Vec::new(), Vec::new());
+    for place in places {
+        let Place::Generated { address, era, of_runtime, .. } = *place else { continue };
+        let code = GeneratedCode { address, era, of_runtime };
+        let known = runtime.and_then(|runtime| names::describe(runtime, address, era, signatures));
+        let Some(known) = known else {
+            others.push(code);
+            continue;
+        };
+        symbolizer.lacking.add(*place, &known, process.map(|process| process.pid));
+        // Its line takes a file, its name does not.
+        let lasting = Lasting::UntilNext;
+        symbolizer.symbols.set(Symbol { lasting, ..described_symbol(image, &code, &known) });
+        described.push((code, known));
+    }
+    let pid = engine.table.image(image)?.pid;
+    let dump = engine.table.jitdump_of(image).and_then(|file| engine.loading.open_file(file));
+    let is_bounded = symbolizer.symbols.is_bounded();
+    let work = GeneratedWork {
+        image,
+        pid,
+        process,
+        program: program_of(engine, image),
+        described,
+        others,
+        dump,
+        credentials: engine.credentials.of(image),
+        jit: symbolizer.jit.remove(&image).unwrap_or_default(),
+        most: if is_bounded { jit::MOST_OFTEN } else { jit::MOST },
+        all_known: engine.managed.knows_all(image),
+        merges_unnamed: is_bounded,
+    };
+    Some((Owner::Process(pid), Work::Generated(Box::new(work))))
+}
+
+/// The process of an image, if it is still there and still runs it.
+fn process_of(engine: &Engine, image: ImageId) -> Option<ProcessRef> {
+    let pid = engine.table.image(image)?.pid;
+    let current = engine.table.get(pid).is_some_and(|process| process.image == image);
+    current.then_some(ProcessRef { pid, start_time: None })
+}
+
+/// The program of an image.
+fn program_of(engine: &Engine, image: ImageId) -> Option<Program> {
+    let program = engine.table.image(image)?.program?;
+    let path = clean_path(engine.table.files.get(program)?);
+    Some(Program { file: engine.loading.open_file(program)?, path })
+}
+
+fn unknown() -> NamedFrame {
+    NamedFrame::plain(FrameKind::Marker, "[unknown]")
+}
+
+fn marker_frame(marker: Marker) -> NamedFrame {
+    match marker {
+        Marker::Truncated => NamedFrame::plain(FrameKind::Marker, "[truncated]"),
+        Marker::Incomplete(end) => {
+            let why = End::from_byte(end).map_or("", describe_end);
+            let mut frame = NamedFrame::plain(FrameKind::Marker, "[incomplete]");
+            frame.system_name = format!("[incomplete: {why}]").into();
+            frame
+        }
+    }
+}

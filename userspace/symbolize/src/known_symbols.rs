@@ -1,0 +1,322 @@
+//! Symbols that are known, kept from one flush to the next.
+//!
+//! Invariant: at most so many symbols are kept as the owner said; the least recently used go first,
+//! and what was not wanted for many flushes goes in any case. What has no symbol yet, or may get a
+//! better one, is asked for again after some flushes.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use strata_agent::frame::NamedFrame;
+use strata_agent::place::Place;
+use strata_agent::processes::table::ImageId;
+
+use crate::related::{self, About};
+use crate::task::{Lasting, Symbol};
+use crate::{ModuleInfo, UNNAMED_CODE};
+
+/// What a code address is known as.
+#[derive(Clone, Debug, Default)]
+pub struct Symbolized {
+    pub address: u64,
+    pub module: Option<Arc<ModuleInfo>>,
+    /// The innermost inlined function first; none when it has no name.
+    pub frames: Vec<NamedFrame>,
+}
+
+impl Symbolized {
+    fn is_unnamed(&self) -> bool {
+        self.frames.first().is_none_or(|frame| &*frame.name == UNNAMED_CODE)
+    }
+}
+
+struct Known {
+    symbolized: Symbolized,
+    /// The last flush that it was wanted in.
+    used: u32,
+    /// The flush from which it is asked for again.
+    until: u32,
+}
+
+/// See the module.
+pub struct KnownSymbols {
+    known: HashMap<Place, Known, RandomState>,
+    /// Frames that have their names by their caller; `None` when there is none to be found.
+    by_caller: HashMap<(Place, Place), Option<NamedFrame>, RandomState>,
+    /// Better names than what symbolizing a place alone gives.
+    better: HashMap<Place, NamedFrame, RandomState>,
+    flush: u32,
+    most: usize,
+}
+
+/// How many flushes a symbol is good for that may change, and the lack of one.
+const SOME_FLUSHES: u32 = 4;
+/// What was not wanted for so many flushes, which are ten minutes with a store or an exporter of the
+/// usual period, is forgotten: a burst of programs leaves nothing behind.
+const FORGOTTEN_AFTER: u32 = 40;
+
+impl KnownSymbols {
+    /// Keeps at most so many symbols.
+    pub fn new(most: usize) -> Self {
+        Self {
+            known: HashMap::default(),
+            by_caller: HashMap::default(),
+            better: HashMap::default(),
+            flush: 0,
+            most,
+        }
+    }
+
+    /// Whether there is a bound on what is kept, as in a daemon.
+    pub fn is_bounded(&self) -> bool {
+        self.most != usize::MAX
+    }
+
+    pub fn count(&self) -> usize {
+        self.known.len()
+    }
+
+    pub fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    pub fn get(&self, place: Place) -> Option<&Symbolized> {
+        self.known.get(&place).map(|known| &known.symbolized)
+    }
+
+    /// The name that a place has when this one calls it.
+    pub fn called_by(&self, place: Place, caller: Place) -> Option<&NamedFrame> {
+        self.by_caller.get(&(place, caller))?.as_ref()
+    }
+
+    pub fn is_unnamed(&self, place: Place) -> bool {
+        self.get(place).is_none_or(Symbolized::is_unnamed)
+    }
+
+    pub fn knows_by_caller(&self, about: &About) -> bool {
+        about.1.is_some_and(|caller| self.by_caller.contains_key(&(about.0, caller)))
+    }
+
+    pub fn begin_flush(&mut self) {
+        self.flush = self.flush.saturating_add(1);
+    }
+
+    /// Whether a place is to be symbolized in this flush, which uses it.
+    pub fn wants(&mut self, place: Place) -> bool {
+        let flush = self.flush;
+        self.known.get_mut(&place).is_none_or(|known| {
+            known.used = flush;
+            known.until <= flush
+        })
+    }
+
+    /// What is known without asking for files, until more is known.
+    pub fn set_provisional(&mut self, symbol: Symbol) {
+        if !self.known.contains_key(&symbol.place) {
+            self.set(Symbol { lasting: Lasting::UntilNext, ..symbol });
+        }
+    }
+
+    pub fn set(&mut self, symbol: Symbol) {
+        let Symbol { place, address, module, frames, lasting } = symbol;
+        let until = match lasting {
+            Lasting::UntilNext => self.flush.saturating_add(1),
+            Lasting::ForGood if !frames.is_empty() => u32::MAX,
+            _ => self.flush.saturating_add(SOME_FLUSHES),
+        };
+        let mut frames = if self.is_bounded() { bounded(frames) } else { frames };
+        if let (Some(frame), Some(better)) = (frames.first_mut(), self.better.get(&place)) {
+            *frame = related::rename(frame, better);
+        }
+        match self.known.get_mut(&place) {
+            // What is known is better than nothing.
+            Some(known) if frames.is_empty() && !known.symbolized.is_unnamed() => {
+                known.until = until;
+            }
+            Some(known) => {
+                known.symbolized = Symbolized { address, module, frames };
+                known.until = until;
+            }
+            None => {
+                let symbolized = Symbolized { address, module, frames };
+                self.known.insert(place, Known { symbolized, used: self.flush, until });
+            }
+        }
+    }
+
+    /// All that can be known now is known: what has no symbol is not asked for at every flush.
+    pub fn settle(&mut self, places: &[Place]) {
+        for place in places {
+            if let Some(known) = self.known.get_mut(place)
+                && known.symbolized.is_unnamed()
+            {
+                known.until = known.until.max(self.flush.saturating_add(SOME_FLUSHES));
+            }
+        }
+    }
+
+    /// A better name for a place, or for a place as another one calls it. True when nothing more can
+    /// be found out about the place.
+    pub fn set_related(&mut self, (place, caller): About, better: Option<NamedFrame>) -> bool {
+        let Some(known) = self.known.get_mut(&place) else { return false };
+        let frame = known.symbolized.frames.first_mut();
+        match (caller, frame, better) {
+            (None, Some(frame), Some(better)) => {
+                *frame = related::rename(frame, &better);
+                self.better.insert(place, better);
+            }
+            (Some(caller), frame, better) => {
+                let renamed = frame.zip(better);
+                let better = renamed.map(|(frame, better)| related::rename(frame, &better));
+                self.by_caller.insert((place, caller), better);
+            }
+            _ => {}
+        }
+        caller.is_none()
+    }
+
+    /// Only in a daemon: at the end of a recording everything is wanted.
+    pub fn forget_unwanted(&mut self) {
+        if self.is_bounded() {
+            let flush = self.flush;
+            let is_old = |used: u32| flush.saturating_sub(used) > FORGOTTEN_AFTER;
+            self.known.retain(|_, known| !is_old(known.used));
+        }
+    }
+
+    /// Drops what was not wanted longest, until there is room.
+    pub fn make_room(&mut self) {
+        if self.by_caller.len() > self.most / 8 {
+            self.by_caller.clear();
+        }
+        if self.known.len() > self.most {
+            let mut ages: Vec<u32> = self.known.values().map(|known| known.used).collect();
+            let keep = self.most / 4 * 3;
+            let excess = ages.len().saturating_sub(keep).min(ages.len().saturating_sub(1));
+            let (_, oldest, _) = ages.select_nth_unstable(excess);
+            let oldest = *oldest;
+            // What was wanted just now is needed for the profiles that are made next.
+            self.known.retain(|_, known| known.used >= oldest || known.used == self.flush);
+        }
+        let known = &self.known;
+        self.by_caller
+            .retain(|(place, caller), _| known.contains_key(place) && known.contains_key(caller));
+        self.better.retain(|place, _| known.contains_key(place));
+        give_back(&mut self.known);
+        give_back(&mut self.by_caller);
+    }
+
+    pub fn contains(&self, place: &Place) -> bool {
+        self.known.contains_key(place)
+    }
+
+    /// Images that are gone are never asked for again.
+    pub fn forget(&mut self, is_gone: impl Fn(ImageId) -> bool) {
+        self.known.retain(|place, _| match place {
+            Place::Generated { image, .. } | Place::Unknown { image, .. } => !is_gone(*image),
+            _ => true,
+        });
+    }
+
+    /// Everything but the symbols of the last flush.
+    pub fn shed(&mut self) {
+        let flush = self.flush;
+        self.known.retain(|_, known| known.used == flush);
+        self.make_room();
+    }
+}
+
+/// A table that is mostly empty gives its memory back.
+fn give_back<K: Eq + Hash, V>(table: &mut HashMap<K, V, RandomState>) {
+    if table.capacity() > 1024 && table.len() < table.capacity() / 4 {
+        table.shrink_to_fit();
+    }
+}
+
+/// Frames as they are kept when memory is bounded: as many as are read.
+fn bounded(mut frames: Vec<NamedFrame>) -> Vec<NamedFrame> {
+    const MOST_FRAMES: usize = 64;
+    const LONGEST: usize = 1024;
+    // The outermost function is the one that was compiled.
+    if frames.len() > MOST_FRAMES {
+        frames.drain(..frames.len() - MOST_FRAMES);
+    }
+    for frame in &mut frames {
+        for text in [&mut frame.name, &mut frame.system_name, &mut frame.file] {
+            if text.len() > LONGEST {
+                *text = strata_profile::text::shortened(text, LONGEST).into();
+            }
+        }
+    }
+    frames
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_profile::FrameKind;
+
+    use super::*;
+
+    fn function(place: Place, lasting: Lasting) -> Symbol {
+        let frames = vec![NamedFrame::plain(FrameKind::Kernel, "function")];
+        Symbol { place, address: 7, module: None, frames, lasting }
+    }
+
+    fn known(places: u64, most: usize) -> KnownSymbols {
+        let mut symbols = KnownSymbols::new(most);
+        symbols.begin_flush();
+        for address in 0..places {
+            symbols.set(function(Place::Kernel(address), Lasting::ForGood));
+        }
+        symbols
+    }
+
+    /// A flush in which one place is wanted.
+    fn flush(symbols: &mut KnownSymbols) {
+        symbols.begin_flush();
+        symbols.wants(Place::Kernel(0));
+        symbols.forget_unwanted();
+        symbols.make_room();
+    }
+
+    #[test]
+    fn what_is_not_wanted_for_many_flushes_is_forgotten_and_its_memory_given_back() {
+        let mut symbols = known(50_000, 100_000);
+        let before = symbols.known.capacity();
+        for _ in 0..FORGOTTEN_AFTER {
+            flush(&mut symbols);
+        }
+        assert_eq!(symbols.count(), 50_000, "a program may come back");
+        flush(&mut symbols);
+        assert_eq!(symbols.count(), 1);
+        assert!(symbols.get(Place::Kernel(0)).is_some());
+        assert!(symbols.known.capacity() < before / 100, "{}", symbols.known.capacity());
+    }
+
+    #[test]
+    fn a_recording_forgets_nothing() {
+        let mut symbols = known(100, usize::MAX);
+        for _ in 0..2 * FORGOTTEN_AFTER {
+            flush(&mut symbols);
+        }
+        assert_eq!(symbols.count(), 100);
+    }
+
+    #[test]
+    fn what_was_late_is_asked_for_at_the_next_flush_and_keeps_what_is_known() {
+        let mut symbols = KnownSymbols::new(100);
+        symbols.begin_flush();
+        let place = Place::Kernel(1);
+        let late = Symbol { frames: Vec::new(), ..function(place, Lasting::UntilNext) };
+        symbols.set_provisional(late.clone());
+        assert_eq!(symbols.get(place).map(|known| known.address), Some(7), "it has its address");
+        symbols.begin_flush();
+        assert!(symbols.wants(place));
+        symbols.set(function(place, Lasting::ForSomeFlushes));
+        assert!(!symbols.wants(place));
+        symbols.set(late);
+        assert!(!symbols.is_unnamed(place), "a name is not lost because a later try was late");
+    }
+}

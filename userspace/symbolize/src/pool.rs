@@ -1,0 +1,380 @@
+//! Threads that symbolize, so that one process's slow files delay no other process's symbols.
+//!
+//! A task begins on a fast thread. After [`Limits::fast`] its thread counts as slow and another fast
+//! one takes its place; few threads may be slow, one for each owner of files, and what finds none
+//! free ends there, and is tried again on a slow thread, owners in turn. An owner that used up its
+//! share of a flush goes on there too, and one that was slow begins there for a while.
+//!
+//! Invariant: nobody waits for a pool. Outcomes come as messages, and every task has an end.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use strata_sandbox::{FileError, Reply, Request};
+
+use crate::file_client::{Ask, FileClient};
+use crate::task::{Outcome, Owner, Symbol, Task, TaskKey};
+
+/// How long a task may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// On a fast thread.
+    pub fast: Duration,
+    /// On a slow one.
+    pub slow: Duration,
+    /// All tasks of one owner together on fast threads, in a flush.
+    pub share: Duration,
+}
+
+/// Threads that take new tasks.
+const FAST: usize = 2;
+/// Threads whose task turned out slow.
+const MOST_SLOW: usize = 4;
+/// Tasks of one owner that wait for a slow thread.
+const MOST_WAITING: usize = 64;
+/// How long an owner that was slow begins on slow threads; doubled each time.
+const SLOW_FOR: Duration = Duration::from_secs(60);
+const SLOW_FOR_MOST: Duration = Duration::from_secs(960);
+
+/// What a thread reports.
+pub enum Report {
+    /// The task goes on, and takes long.
+    Slow(TaskKey),
+    /// Symbols of a task that goes on.
+    Some(Vec<Symbol>),
+    /// The end of a task.
+    Done(Box<Outcome>),
+}
+
+struct SlowOwner {
+    until: Instant,
+    times: u32,
+}
+
+#[derive(Default)]
+struct State {
+    fast: VecDeque<Task>,
+    /// By owner, which take turns.
+    slow: HashMap<Owner, VecDeque<Task>>,
+    slow_turns: VecDeque<Owner>,
+    /// Owners that have a slow thread.
+    busy: HashSet<Owner>,
+    fast_threads: usize,
+    slow_threads: usize,
+    used: HashMap<Owner, Duration>,
+    known_slow: HashMap<Owner, SlowOwner>,
+    ended: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    limits: Limits,
+    files: FileClient,
+    reports: Sender<Report>,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+pub struct Pool {
+    shared: Arc<Shared>,
+    reports: Receiver<Report>,
+}
+
+impl Pool {
+    /// `wake` is called when there is a report.
+    pub fn start(files: FileClient, limits: Limits, wake: Box<dyn Fn() + Send + Sync>) -> Self {
+        let (sender, reports) = channel();
+        let state = Mutex::default();
+        let work = Condvar::new();
+        let shared = Arc::new(Shared { state, work, limits, files, reports: sender, wake });
+        Self { shared, reports }
+    }
+
+    /// Tasks of a flush, the most important first. Those that there is no room for are returned.
+    pub fn submit(&self, tasks: Vec<Task>) -> Vec<TaskKey> {
+        let mut refused = Vec::new();
+        let mut state = self.shared.lock();
+        state.used.clear();
+        let now = Instant::now();
+        state.known_slow.retain(|_, slow| slow.until + SLOW_FOR_MOST > now);
+        for task in tasks {
+            let is_slow = state.known_slow.get(&task.owner).is_some_and(|slow| slow.until > now);
+            if is_slow {
+                let key = task.key;
+                let _ = self.shared.reports.send(Report::Slow(key));
+                if !state.wait_for_slow(task) {
+                    refused.push(key);
+                }
+            } else {
+                state.fast.push_back(task);
+            }
+        }
+        self.shared.start_threads(&mut state);
+        drop(state);
+        self.shared.work.notify_all();
+        refused
+    }
+
+    pub fn report(&self) -> Option<Report> {
+        self.reports.try_recv().ok()
+    }
+
+    /// Waits for a report, for so long.
+    pub fn wait(&self, most: Duration) -> Option<Report> {
+        self.reports.recv_timeout(most).ok()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.work.notify_all();
+    }
+}
+
+impl State {
+    /// False when its owner has enough tasks waiting.
+    fn wait_for_slow(&mut self, task: Task) -> bool {
+        let owner = task.owner;
+        let waiting = self.slow.entry(owner).or_default();
+        if waiting.len() >= MOST_WAITING {
+            return false;
+        }
+        waiting.push_back(task);
+        if waiting.len() == 1 {
+            self.slow_turns.push_back(owner);
+        }
+        true
+    }
+
+    /// The next task of an owner that has no slow thread.
+    fn next_slow(&mut self) -> Option<Task> {
+        let turn = self.slow_turns.iter().position(|owner| !self.busy.contains(owner))?;
+        let owner = self.slow_turns.remove(turn)?;
+        let waiting = self.slow.get_mut(&owner)?;
+        let task = waiting.pop_front();
+        if waiting.is_empty() {
+            self.slow.remove(&owner);
+        } else {
+            self.slow_turns.push_back(owner);
+        }
+        self.busy.insert(owner);
+        task
+    }
+
+    fn remember_slow(&mut self, owner: Owner, now: Instant) {
+        if owner == Owner::Host {
+            return;
+        }
+        let slow = self.known_slow.entry(owner).or_insert(SlowOwner { until: now, times: 0 });
+        let pause = SLOW_FOR.saturating_mul(1 << slow.times.min(4)).min(SLOW_FOR_MOST);
+        slow.until = now + pause;
+        slow.times += 1;
+    }
+}
+
+/// What kind of thread runs a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    Fast,
+    Slow,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report(&self, report: Report) {
+        // Without a pool nobody reads it.
+        let _ = self.reports.send(report);
+        (self.wake)();
+    }
+
+    fn start_threads(self: &Arc<Self>, state: &mut State) {
+        while !state.fast.is_empty() && state.fast_threads < FAST {
+            let shared = self.clone();
+            let started =
+                thread::Builder::new().name("symbolize".into()).spawn(move || shared.run_fast());
+            if let Err(error) = started {
+                tracing::warn!(%error, "a thread for symbols cannot be started");
+                break;
+            }
+            state.fast_threads += 1;
+        }
+        while state.slow_threads < MOST_SLOW {
+            let Some(task) = state.next_slow() else { break };
+            let shared = self.clone();
+            state.slow_threads += 1;
+            let owner = task.owner;
+            let key = task.key;
+            let started = thread::Builder::new()
+                .name("symbolize-slow".into())
+                .spawn(move || shared.run_slow(task));
+            if let Err(error) = started {
+                tracing::warn!(%error, "a thread for symbols cannot be started");
+                state.slow_threads -= 1;
+                state.busy.remove(&owner);
+                self.report(Report::Done(Box::new(Outcome::nothing(key))));
+            }
+        }
+    }
+
+    fn run_fast(self: Arc<Self>) {
+        loop {
+            let task = {
+                let mut state = self.lock();
+                loop {
+                    if state.ended {
+                        return;
+                    }
+                    if let Some(task) = state.fast.pop_front() {
+                        break task;
+                    }
+                    state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            let owner = task.owner;
+            {
+                let mut state = self.lock();
+                let used = state.used.get(&owner).copied().unwrap_or_default();
+                if owner != Owner::Host && used > self.limits.share {
+                    let key = task.key;
+                    let waits = state.wait_for_slow(task);
+                    self.start_threads(&mut state);
+                    drop(state);
+                    self.report(match waits {
+                        true => Report::Slow(key),
+                        false => Report::Done(Box::new(Outcome::nothing(key))),
+                    });
+                    continue;
+                }
+            }
+            if self.run(task, Lane::Fast) == Lane::Slow {
+                self.end_slow(owner);
+                return;
+            }
+        }
+    }
+
+    fn run_slow(self: Arc<Self>, task: Task) {
+        let owner = task.owner;
+        self.run(task, Lane::Slow);
+        self.end_slow(owner);
+    }
+
+    /// A thread that was slow ends; another task may begin.
+    fn end_slow(self: &Arc<Self>, owner: Owner) {
+        let mut state = self.lock();
+        state.slow_threads -= 1;
+        state.busy.remove(&owner);
+        if !state.ended {
+            self.start_threads(&mut state);
+        }
+    }
+
+    /// Runs a task to its end; what kind of thread this is afterwards.
+    fn run(self: &Arc<Self>, mut task: Task, lane: Lane) -> Lane {
+        let started = Instant::now();
+        let most = if lane == Lane::Fast { self.limits.fast } else { self.limits.slow };
+        let mut context = Context {
+            shared: self.clone(),
+            key: task.key,
+            owner: task.owner,
+            lane,
+            until: started + most,
+            is_late: false,
+        };
+        let run = AssertUnwindSafe(|| task.work.run(task.key, &mut context));
+        // A fault costs the symbols of its task.
+        let mut outcome = catch_unwind(run).unwrap_or_else(|_| Outcome::nothing(task.key));
+        let took = started.elapsed();
+        let Context { lane: after, is_late, .. } = context;
+        let mut state = self.lock();
+        if after == Lane::Fast {
+            *state.used.entry(task.owner).or_default() += took;
+        }
+        if after == Lane::Slow && (lane == Lane::Fast || is_late) {
+            state.remember_slow(task.owner, started + took);
+        }
+        if is_late && after == Lane::Fast {
+            // No slow thread was free: it is tried again when one is.
+            state.remember_slow(task.owner, started + took);
+            let symbols = std::mem::take(&mut outcome.symbols);
+            let key = task.key;
+            task.work.take_back(outcome);
+            let waits = state.wait_for_slow(task);
+            self.start_threads(&mut state);
+            drop(state);
+            self.report(Report::Some(symbols));
+            self.report(match waits {
+                true => Report::Slow(key),
+                false => Report::Done(Box::new(Outcome::nothing(key))),
+            });
+            return after;
+        }
+        drop(state);
+        outcome.is_late = is_late;
+        self.report(Report::Done(Box::new(outcome)));
+        after
+    }
+}
+
+/// What a task asks for files, and where it reports.
+pub struct Context {
+    shared: Arc<Shared>,
+    key: TaskKey,
+    owner: Owner,
+    lane: Lane,
+    until: Instant,
+    is_late: bool,
+}
+
+impl Context {
+    /// Symbols before the task's end.
+    pub fn emit(&self, symbols: Vec<Symbol>) {
+        self.shared.report(Report::Some(symbols));
+    }
+
+    /// Until when to wait; a task on a fast thread makes it slow, if it may.
+    fn deadline(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        if now < self.until {
+            return Some(self.until);
+        }
+        if self.lane == Lane::Fast && !self.is_late {
+            let mut state = self.shared.lock();
+            if state.slow_threads < MOST_SLOW && !state.busy.contains(&self.owner) {
+                state.busy.insert(self.owner);
+                state.slow_threads += 1;
+                state.fast_threads -= 1;
+                self.shared.start_threads(&mut state);
+                drop(state);
+                self.lane = Lane::Slow;
+                self.until = now + self.shared.limits.slow;
+                self.shared.report(Report::Slow(self.key));
+                return Some(self.until);
+            }
+        }
+        self.is_late = true;
+        None
+    }
+}
+
+impl Ask for Context {
+    fn is_late(&self) -> bool {
+        self.is_late
+    }
+
+    fn ask_all(&mut self, requests: Vec<Request>) -> Vec<Result<Reply, FileError>> {
+        if self.is_late {
+            return requests.iter().map(|_| Err(FileError::Late)).collect();
+        }
+        let files = self.shared.files.clone();
+        files.call(requests, &mut || self.deadline())
+    }
+}

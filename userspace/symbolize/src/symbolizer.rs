@@ -1,0 +1,281 @@
+//! Symbolization of flushes, one after the other, without waiting.
+//!
+//! [`Symbolizer::begin`] takes what is known at once and hands the rest to the [`pool`](crate::pool)
+//! as tasks that borrow nothing; [`Symbolizer::collect`] takes in what has come. A process's profile
+//! can be built when [`Symbolizer::awaits`] nothing of it any more, or when its time is up: then a
+//! frame still has its module, build id and offset. What comes late is known at the next flush.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use strata_agent::aggregate::Aggregate;
+use strata_agent::engine::Engine;
+use strata_agent::place::Place;
+use strata_agent::processes::table::ImageId;
+
+use crate::Shortfalls;
+use crate::file_client::FileClient;
+use crate::jit::JitFiles;
+use crate::kernel::KernelTable;
+use crate::known_symbols::KnownSymbols;
+use crate::pool::{Limits, Pool, Report};
+use crate::related::Lacking;
+use crate::task::{Outcome, TaskKey};
+
+/// How much is kept and waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Symbols that are kept.
+    pub most: usize,
+    /// Names of .NET methods have the types of their parameters.
+    pub signatures: bool,
+    /// How long a flush may take altogether.
+    pub patience: Duration,
+    pub limits: Limits,
+}
+
+impl Options {
+    /// For a daemon, which flushes again soon.
+    pub fn often(most: usize) -> Self {
+        let limits = Limits {
+            fast: Duration::from_secs(1),
+            slow: Duration::from_secs(15),
+            share: Duration::from_secs(1),
+        };
+        Self { most, signatures: false, patience: Duration::from_secs(5), limits }
+    }
+
+    /// For the end of a recording, after which nothing comes.
+    pub fn once(signatures: bool) -> Self {
+        let limits = Limits {
+            fast: Duration::from_secs(5),
+            slow: Duration::from_secs(60),
+            share: Duration::from_secs(10),
+        };
+        Self { most: usize::MAX, signatures, patience: Duration::from_secs(180), limits }
+    }
+}
+
+/// Bytes of perf maps and dumps that are kept to be read on.
+const MOST_JIT: usize = 64 << 20;
+/// A kernel table that was not used for so many flushes is dropped.
+const KERNEL_UNUSED: u32 = 40;
+
+/// The flush that is under way.
+pub(crate) struct Flush {
+    pub(crate) ends: Instant,
+    pub(crate) tasks: usize,
+    /// Tasks that may still give symbols.
+    pub(crate) awaited: HashSet<TaskKey>,
+    /// Processes that tasks about related methods are about.
+    pub(crate) related: HashMap<TaskKey, HashSet<ImageId>>,
+}
+
+pub struct Symbolizer {
+    pub(crate) symbols: KnownSymbols,
+    pub(crate) lacking: Lacking,
+    pub(crate) options: Options,
+    pub(crate) pool: Pool,
+    files: FileClient,
+    /// Kept only in a daemon; a recording reads what it needs once.
+    pub(crate) kernel: Option<Arc<Mutex<Option<KernelTable>>>>,
+    pub(crate) kernel_unused: u32,
+    /// Tasks that have not ended, and the places they are about: perhaps of an earlier flush.
+    pub(crate) under_way: HashMap<TaskKey, Vec<Place>>,
+    pub(crate) jit: HashMap<ImageId, JitFiles>,
+    pub(crate) related_tasks: u32,
+    pub(crate) flush: Option<Flush>,
+    shortfalls: Shortfalls,
+}
+
+impl Symbolizer {
+    /// `wake` is called when there is something to collect.
+    pub fn start(options: Options, wake: impl Fn() + Send + Sync + 'static) -> io::Result<Self> {
+        let files = FileClient::start()?;
+        let pool = Pool::start(files.clone(), options.limits, Box::new(wake));
+        let symbols = KnownSymbols::new(options.most);
+        let kernel = symbols.is_bounded().then(Arc::default);
+        Ok(Self {
+            symbols,
+            lacking: Lacking::default(),
+            options,
+            pool,
+            files,
+            kernel,
+            kernel_unused: 0,
+            under_way: HashMap::new(),
+            jit: HashMap::new(),
+            related_tasks: 0,
+            flush: None,
+            shortfalls: Shortfalls::default(),
+        })
+    }
+
+    pub fn symbols(&self) -> &KnownSymbols {
+        &self.symbols
+    }
+
+    pub fn set_most(&mut self, most: usize) {
+        self.symbols.set_most(most);
+    }
+
+    /// Begins to symbolize what was sampled.
+    pub fn begin(&mut self, engine: &Engine, aggregate: &Aggregate) {
+        // What an earlier flush is still about has its symbols at a later one.
+        self.collect();
+        self.symbols.begin_flush();
+        crate::gather::begin(self, engine, aggregate);
+    }
+
+    /// Takes in what has come.
+    pub fn collect(&mut self) {
+        while let Some(report) = self.pool.report() {
+            self.take(report);
+        }
+    }
+
+    fn take(&mut self, report: Report) {
+        match report {
+            // What is known to be slow is awaited all the same, for as long as a flush may take.
+            Report::Slow(_) => {}
+            Report::Some(symbols) => {
+                for symbol in symbols {
+                    self.symbols.set(symbol);
+                }
+            }
+            Report::Done(outcome) => self.take_outcome(*outcome),
+        }
+    }
+
+    fn take_outcome(&mut self, outcome: Outcome) {
+        let Outcome { key, symbols, related, jit, shortfalls, is_late } = outcome;
+        for symbol in symbols {
+            self.symbols.set(symbol);
+        }
+        for (about, better) in related {
+            if self.symbols.set_related(about, better) {
+                self.lacking.settled(about.0);
+            }
+        }
+        if let Some((image, files)) = jit.filter(|_| self.symbols.is_bounded()) {
+            let kept: usize = self.jit.values().map(JitFiles::memory).sum();
+            if kept.saturating_add(files.memory()) <= MOST_JIT {
+                self.jit.insert(image, files);
+            }
+        }
+        for problem in shortfalls.problems {
+            self.shortfalls.problem(problem);
+        }
+        let places = self.under_way.remove(&key).unwrap_or_default();
+        if !is_late {
+            self.symbols.settle(&places);
+        }
+        self.done(key);
+    }
+
+    pub(crate) fn done(&mut self, key: TaskKey) {
+        self.under_way.remove(&key);
+        if let Some(flush) = &mut self.flush {
+            flush.awaited.remove(&key);
+            flush.related.remove(&key);
+        }
+    }
+
+    pub(crate) fn note_problem(&mut self, problem: String) {
+        self.shortfalls.problem(problem);
+    }
+
+    /// Whether a flush is under way.
+    pub fn is_flushing(&self) -> bool {
+        self.flush.is_some()
+    }
+
+    /// Nothing is awaited any more, or its time is up.
+    pub fn is_settled(&self) -> bool {
+        self.flush
+            .as_ref()
+            .is_none_or(|flush| flush.awaited.is_empty() || Instant::now() >= flush.ends)
+    }
+
+    /// When the flush is settled in any case.
+    pub fn ends(&self) -> Option<Instant> {
+        self.flush.as_ref().map(|flush| flush.ends)
+    }
+
+    /// Tasks of the flush that are done, and all.
+    pub fn progress(&self) -> (usize, usize) {
+        self.flush
+            .as_ref()
+            .map_or((0, 0), |flush| (flush.tasks.saturating_sub(flush.awaited.len()), flush.tasks))
+    }
+
+    /// Whether a place may still get a better symbol in this flush.
+    pub fn awaits(&self, place: Place) -> bool {
+        let Some(flush) = &self.flush else { return false };
+        crate::gather::key_of(place).is_some_and(|key| flush.awaited.contains(&key))
+    }
+
+    /// Whether a process's generated code may still get better names in this flush.
+    pub fn awaits_related(&self, image: ImageId) -> bool {
+        let flush = self.flush.as_ref();
+        flush.is_some_and(|flush| flush.related.values().any(|images| images.contains(&image)))
+    }
+
+    /// Waits until the flush is settled; `progress` gets how many tasks are done, of all.
+    pub fn wait(&mut self, mut progress: impl FnMut(usize, usize)) {
+        const OFTEN: Duration = Duration::from_millis(100);
+        while !self.is_settled() {
+            if let Some(report) = self.pool.wait(OFTEN) {
+                self.take(report);
+                self.collect();
+            }
+            let (done, of) = self.progress();
+            progress(done, of);
+        }
+    }
+
+    /// The flush's profiles are built: what is not needed any more is forgotten.
+    pub fn end(&mut self, aggregate: &Aggregate) -> Shortfalls {
+        self.flush = None;
+        let unnamed = aggregate.places().filter(|place| self.symbols.is_unnamed(*place)).count();
+        self.symbols.forget_unwanted();
+        self.make_room();
+        if self.kernel_unused > KERNEL_UNUSED
+            && let Some(table) = &self.kernel
+        {
+            *table.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        Shortfalls { unnamed: unnamed as u64, ..std::mem::take(&mut self.shortfalls) }
+    }
+
+    fn make_room(&mut self) {
+        self.symbols.make_room();
+        let symbols = &self.symbols;
+        self.lacking.retain(|place| symbols.contains(place));
+    }
+
+    /// Images that are gone are never asked for again.
+    pub fn forget(&mut self, is_gone: impl Fn(ImageId) -> bool) {
+        self.jit.retain(|image, _| !is_gone(*image));
+        self.symbols.forget(is_gone);
+    }
+
+    /// Everything but the symbols of the last flush.
+    pub fn shed(&mut self) {
+        self.jit.clear();
+        self.symbols.shed();
+        self.make_room();
+    }
+
+    /// The helper processes that read files.
+    pub fn helper_pids(&self) -> Vec<u32> {
+        self.files.child_pids()
+    }
+
+    /// Ends helper processes that are idle.
+    pub fn release(&self) {
+        self.files.release();
+    }
+}

@@ -1,0 +1,417 @@
+//! What is symbolized at once: the addresses of one file, of one process's generated code, of the
+//! kernel; with all that it takes, so that nothing of the agent is borrowed.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use strata_agent::frame::NamedFrame;
+use strata_agent::managed::names::{Described, Open};
+use strata_agent::place::Place;
+use strata_agent::processes::credentials::Credentials;
+use strata_agent::processes::mapped::FileId;
+use strata_agent::processes::table::ImageId;
+use strata_profile::FrameKind;
+use strata_sandbox::{OpenFile, ProcessRef, Related};
+use strata_symbols::Resolver;
+
+use crate::assemblies::{ProcessFiles, Program};
+use crate::file_client::Ask as _;
+use crate::jit::JitFiles;
+use crate::kernel::{self, KernelTable};
+use crate::managed::{self, GeneratedCode, Precompiled};
+use crate::pool::Context;
+use crate::related::About;
+use crate::related::assembly::Assembly;
+use crate::{ModuleInfo, Shortfalls, UNNAMED_CODE, native, pseudo_module};
+
+/// What a task is about: one of each is under way at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TaskKey {
+    Kernel,
+    File(FileId),
+    Generated(ImageId),
+    /// By its position among those of a flush.
+    Related(u32),
+}
+
+/// Whose files a task reads: they share time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    Host,
+    Process(u32),
+    File(FileId),
+}
+
+/// How long a symbol is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lasting {
+    ForGood,
+    /// It may get better soon.
+    ForSomeFlushes,
+    /// Until the next flush: there was no time for it.
+    UntilNext,
+}
+
+/// A code address with its frames.
+#[derive(Clone, Debug)]
+pub struct Symbol {
+    pub place: Place,
+    pub address: u64,
+    pub module: Option<Arc<ModuleInfo>>,
+    /// The innermost inlined function first; none when it has no name.
+    pub frames: Vec<NamedFrame>,
+    pub lasting: Lasting,
+}
+
+pub struct Task {
+    pub key: TaskKey,
+    pub owner: Owner,
+    /// Samples through its addresses.
+    pub weight: u64,
+    pub work: Work,
+}
+
+pub enum Work {
+    Kernel(KernelWork),
+    File(FileWork),
+    Generated(Box<GeneratedWork>),
+    Related(RelatedWork),
+}
+
+/// What came of a task.
+pub struct Outcome {
+    pub key: TaskKey,
+    pub symbols: Vec<Symbol>,
+    /// Names by their caller, or better ones.
+    pub related: Vec<(About, Option<NamedFrame>)>,
+    /// What a process's compilers wrote, as far as it was read.
+    pub jit: Option<(ImageId, JitFiles)>,
+    pub shortfalls: Shortfalls,
+    /// There was no time for all of it.
+    pub is_late: bool,
+}
+
+impl Outcome {
+    pub fn nothing(key: TaskKey) -> Self {
+        Self {
+            key,
+            symbols: Vec::new(),
+            related: Vec::new(),
+            jit: None,
+            shortfalls: Shortfalls::default(),
+            is_late: true,
+        }
+    }
+}
+
+impl Work {
+    pub fn run(&mut self, key: TaskKey, context: &mut Context) -> Outcome {
+        let mut outcome = Outcome { is_late: false, ..Outcome::nothing(key) };
+        match self {
+            Self::Kernel(work) => work.run(&mut outcome),
+            Self::File(work) => work.run(context, &mut outcome),
+            Self::Generated(work) => work.run(context, &mut outcome),
+            Self::Related(work) => work.run(context, &mut outcome),
+        }
+        outcome
+    }
+
+    /// Before it is run again: what it gave away.
+    pub fn take_back(&mut self, outcome: Outcome) {
+        if let (Self::Generated(work), Some((_, jit))) = (self, outcome.jit) {
+            work.jit = jit;
+        }
+    }
+}
+
+/// Addresses in the kernel, and in the page it maps into every process.
+pub struct KernelWork {
+    pub addresses: Vec<u64>,
+    pub vdso: Vec<u64>,
+    /// The whole table, where it is kept.
+    pub table: Option<Arc<Mutex<Option<KernelTable>>>>,
+}
+
+impl KernelWork {
+    fn run(&self, outcome: &mut Outcome) {
+        if !self.addresses.is_empty() {
+            let module = pseudo_module("[kernel.kallsyms]");
+            let frames = self.frames().unwrap_or_else(|why| {
+                outcome.shortfalls.problem(why);
+                vec![None; self.addresses.len()]
+            });
+            for (&address, frame) in self.addresses.iter().zip(frames) {
+                outcome.symbols.push(Symbol {
+                    place: Place::Kernel(address),
+                    address,
+                    module: Some(module.clone()),
+                    frames: frame.into_iter().collect(),
+                    lasting: Lasting::ForGood,
+                });
+            }
+        }
+        if !self.vdso.is_empty() {
+            self.symbolize_vdso(outcome);
+        }
+    }
+
+    fn frames(&self) -> Result<Vec<Option<NamedFrame>>, String> {
+        let Some(table) = &self.table else {
+            let symbols = kernel::load(self.addresses.iter().copied())?;
+            return Ok(self.addresses.iter().map(|at| kernel::name(&symbols, *at)).collect());
+        };
+        let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old =
+            |table: &KernelTable| self.addresses.iter().any(|at| table.is_outdated_for(*at));
+        if table.as_ref().is_none_or(is_old) {
+            *table = Some(KernelTable::read()?);
+        }
+        let table = table.as_ref();
+        Ok(self.addresses.iter().map(|address| table?.name(*address)).collect())
+    }
+
+    fn symbolize_vdso(&self, outcome: &mut Outcome) {
+        let module = pseudo_module("[vdso]");
+        let Some(image) = strata_agent::processes::vdso::image() else { return };
+        let image = image.as_slice();
+        let Ok(mut resolver) = Resolver::new(&image, None, strata_symbols::Options::default())
+        else {
+            return;
+        };
+        for (&offset, resolved) in self.vdso.iter().zip(resolver.resolve(&self.vdso)) {
+            let frames = resolved.frames.into_iter();
+            let frames = frames.map(|frame| NamedFrame::plain(FrameKind::Native, &frame.name));
+            outcome.symbols.push(Symbol {
+                place: Place::Vdso(offset),
+                address: offset,
+                module: Some(module.clone()),
+                frames: frames.collect(),
+                lasting: Lasting::ForGood,
+            });
+        }
+    }
+}
+
+/// Offsets of a mapped file.
+pub struct FileWork {
+    pub file: FileId,
+    pub path: PathBuf,
+    pub opened: Arc<OpenFile>,
+    /// A process in whose root debug files are looked for first.
+    pub process: Option<ProcessRef>,
+    /// Sorted.
+    pub offsets: Vec<u64>,
+    pub signatures: bool,
+}
+
+impl FileWork {
+    fn symbol(
+        &self,
+        offset: u64,
+        address: u64,
+        module: &Arc<ModuleInfo>,
+        frames: Vec<NamedFrame>,
+        lasting: Lasting,
+    ) -> Symbol {
+        let place = Place::File { file: self.file, offset };
+        Symbol { place, address, module: Some(module.clone()), frames, lasting }
+    }
+
+    fn run(&self, context: &mut Context, outcome: &mut Outcome) {
+        let shortfalls = &mut outcome.shortfalls;
+        if managed::is_assembly(&self.path) {
+            let name = self.path.display().to_string();
+            let assembly = Precompiled { file: &self.opened, part: None, module: &name };
+            let mut files = ProcessFiles::new(self.process, None);
+            let frames = managed::resolve_assembly(
+                context,
+                &assembly,
+                &mut files,
+                &self.offsets,
+                self.signatures,
+                shortfalls,
+            );
+            let module = pseudo_module(&name);
+            let symbols = self.offsets.iter().zip(frames).map(|(&offset, frames)| {
+                self.symbol(offset, offset, &module, frames, Lasting::ForGood)
+            });
+            outcome.symbols.extend(symbols);
+            return;
+        }
+        let wanted = native::Wanted {
+            file: self.opened.clone(),
+            path: &self.path,
+            process: self.process,
+            offsets: &self.offsets,
+        };
+        let Some(facts) = native::facts(context, &wanted, shortfalls) else { return };
+        let module = Arc::new(native::module_of(&self.path, &facts));
+        // Addresses and build id at least, should the rest take too long.
+        let without_names = self.offsets.iter().map(|&offset| {
+            let address = facts.address_of(offset).unwrap_or(offset);
+            self.symbol(offset, address, &module, Vec::new(), Lasting::UntilNext)
+        });
+        context.emit(without_names.collect());
+        let Some(named) = native::resolve(context, &wanted, &facts, shortfalls) else { return };
+        let mut outside = Vec::new();
+        for (&offset, (address, frames)) in self.offsets.iter().zip(named) {
+            if frames.is_empty() && native::code_is_elsewhere(&facts, offset) {
+                outside.push(offset);
+            }
+            let symbol = self.symbol(offset, address, &module, frames, Lasting::ForGood);
+            outcome.symbols.push(symbol);
+        }
+        self.symbolize_bundled(context, &outside, outcome);
+    }
+
+    /// Assemblies inside a single-file program: their code is in its file, and in no segment of
+    /// it.
+    fn symbolize_bundled(&self, context: &mut Context, wanted: &[u64], outcome: &mut Outcome) {
+        if wanted.is_empty() {
+            return;
+        }
+        let program = Program { file: self.opened.clone(), path: self.path.clone() };
+        let mut files = ProcessFiles::new(self.process, Some(program));
+        for (part, path) in managed::parts_of_bundle(context, &self.opened, wanted) {
+            let inside = |offset: &u64| offset.wrapping_sub(part.offset) < part.length;
+            let offsets: Vec<u64> = wanted.iter().copied().filter(inside).collect();
+            let assembly = Precompiled { file: &self.opened, part: Some(part), module: &path };
+            let shortfalls = &mut outcome.shortfalls;
+            let frames = managed::resolve_assembly(
+                context,
+                &assembly,
+                &mut files,
+                &offsets,
+                self.signatures,
+                shortfalls,
+            );
+            let module = pseudo_module(&path);
+            for (offset, frames) in offsets.into_iter().zip(frames) {
+                let symbol = self.symbol(offset, offset, &module, frames, Lasting::ForGood);
+                outcome.symbols.push(symbol);
+            }
+        }
+    }
+}
+
+/// Generated code of one process.
+pub struct GeneratedWork {
+    pub image: ImageId,
+    pub pid: u32,
+    pub process: Option<ProcessRef>,
+    pub program: Option<Program>,
+    /// What the bridge has told the names of.
+    pub described: Vec<(GeneratedCode, Described)>,
+    /// What compilers may have written the names of.
+    pub others: Vec<GeneratedCode>,
+    pub dump: Option<Arc<OpenFile>>,
+    pub credentials: Option<Credentials>,
+    pub jit: JitFiles,
+    /// Bytes read of each file of names.
+    pub most: u64,
+    /// All methods are known: what has no name is a stub of the runtime.
+    pub all_known: bool,
+    /// Addresses without a name are merged: they mean nothing in another process, and there is no
+    /// end of them.
+    pub merges_unnamed: bool,
+}
+
+/// The place of generated code.
+pub fn place_of(image: ImageId, code: &GeneratedCode) -> Place {
+    let GeneratedCode { address, era, of_runtime } = *code;
+    Place::Generated { image, address, era, of_runtime }
+}
+
+/// A described method as it is without its line.
+pub fn described_symbol(image: ImageId, code: &GeneratedCode, described: &Described) -> Symbol {
+    // The IL map that its line comes from may still be on its way.
+    let lasting = match described.il {
+        Some(_) => Lasting::ForGood,
+        None => Lasting::ForSomeFlushes,
+    };
+    Symbol {
+        place: place_of(image, code),
+        address: code.address,
+        module: Some(pseudo_module(&described.module)),
+        frames: vec![described.frame.clone()],
+        lasting,
+    }
+}
+
+/// Generated code without a name.
+pub fn unnamed_symbol(image: ImageId, code: &GeneratedCode, merges: bool) -> Symbol {
+    let frame = || NamedFrame::plain(FrameKind::Jit, UNNAMED_CODE);
+    Symbol {
+        place: place_of(image, code),
+        address: if merges { 0 } else { code.address },
+        module: Some(pseudo_module(UNNAMED_CODE)),
+        frames: if merges { vec![frame()] } else { Vec::new() },
+        lasting: Lasting::ForSomeFlushes,
+    }
+}
+
+impl GeneratedWork {
+    fn run(&mut self, context: &mut Context, outcome: &mut Outcome) {
+        if !self.others.is_empty() {
+            self.symbolize_others(context, outcome);
+        }
+        let mut files = ProcessFiles::new(self.process, self.program.take());
+        let found = managed::lines(context, &mut files, &self.described, &mut outcome.shortfalls);
+        self.program = files.into_program();
+        for ((code, described), line) in self.described.iter().zip(found) {
+            let mut symbol = described_symbol(self.image, code, described);
+            match (line, symbol.frames.first_mut()) {
+                (managed::LineOf::Found(file, line), Some(frame)) => {
+                    frame.file = file;
+                    frame.line = line;
+                }
+                (managed::LineOf::Late, _) => symbol.lasting = Lasting::UntilNext,
+                _ => {}
+            }
+            outcome.symbols.push(symbol);
+        }
+    }
+
+    fn symbolize_others(&mut self, context: &mut Context, outcome: &mut Outcome) {
+        self.jit.read_on(context, self.pid, self.credentials, self.dump.as_ref(), self.most);
+        let module = pseudo_module(UNNAMED_CODE);
+        for code in &self.others {
+            let stub = || (code.of_runtime && self.all_known).then(managed::runtime_stub);
+            let symbol = match self.jit.name(code.address).or_else(stub) {
+                Some(frame) => Symbol {
+                    place: place_of(self.image, code),
+                    address: code.address,
+                    module: Some(module.clone()),
+                    frames: vec![frame],
+                    lasting: Lasting::ForSomeFlushes,
+                },
+                None => unnamed_symbol(self.image, code, self.merges_unnamed),
+            };
+            outcome.symbols.push(symbol);
+        }
+        outcome.jit = Some((self.image, std::mem::take(&mut self.jit)));
+    }
+}
+
+/// What is asked of one assembly about names that lack something.
+pub struct RelatedWork {
+    pub assembly: Assembly,
+    pub programs: Vec<Arc<OpenFile>>,
+    pub questions: Vec<(About, Related, Option<Open>)>,
+}
+
+impl RelatedWork {
+    fn run(&self, context: &mut Context, outcome: &mut Outcome) {
+        let questions = self.questions.iter().map(|(_, question, _)| question.clone()).collect();
+        let answers = self.assembly.ask(context, &self.programs, questions);
+        if answers.is_empty() && context.is_late() {
+            return;
+        }
+        let answers = answers.into_iter().chain(std::iter::repeat(None));
+        for ((about, _, open), answer) in self.questions.iter().zip(answers) {
+            let better = open.as_ref().zip(answer);
+            let better = better.map(|(open, answer)| open.answered(&answer));
+            outcome.related.push((*about, better));
+        }
+    }
+}
