@@ -281,7 +281,7 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
         status["sinks"][0]["waiting_batches"].as_u64().unwrap_or(0)
     };
     let cuts = |daemon: &Daemon| -> u64 {
-        daemon.status().unwrap_or_default()["profiles"]["cuts"].as_u64().unwrap_or(0)
+        daemon.status().unwrap_or_default()["profiles"]["flushes"].as_u64().unwrap_or(0)
     };
     let begun = cuts(&daemon);
     wait_until("some batches wait", PATIENCE, || {

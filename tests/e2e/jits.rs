@@ -38,6 +38,24 @@ fn node_shows_its_javascript_functions() -> Result<()> {
 }
 
 #[test]
+fn a_perf_map_of_another_user_names_nothing() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let node = Running::from_command(runtimes::node(&["300"])?)?;
+    until_used(node.pid(), 2.5)?; // its functions are compiled
+    let map = format!("/tmp/perf-{}.map", node.pid());
+    // As if any user of the host had been there first.
+    std::os::unix::fs::chown(&map, Some(65_534), Some(65_534))?;
+    let recording = strata::record()?.frequency(997).start()?;
+    let recorded = recording.finish_when_used(&[node.pid()], 1.5)?;
+    let _ = std::fs::remove_file(map);
+    let own = recorded.stacks()?.of_pid(node.pid());
+    let named = own.share_that(|s| s.frames.iter().any(|f| f.name.contains("burn")));
+    println!("{} samples, {named:.3} named by the other user's file", own.total());
+    assert!(own.total() > 100 && named == 0.0, "{named}");
+    Ok(())
+}
+
+#[test]
 fn java_shows_its_methods() -> Result<()> {
     let _machine = machine::beside_others()?;
     let java = Running::from_command(runtimes::java("300")?)?;

@@ -33,4 +33,5 @@ mod kernel_on_user;
 mod record_command;
 mod shares;
 mod short_lives;
+mod slow_symbols;
 mod tools_agree;

@@ -11,8 +11,9 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -38,6 +39,8 @@ const FILE_NAME: &[u8] = b"program";
 pub struct SilentFileSystem {
     folder: TempDir,
     silent: Arc<AtomicBool>,
+    /// Milliseconds that each look for a name takes.
+    slowness: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
 }
@@ -65,14 +68,31 @@ impl SilentFileSystem {
         .context("mounting FUSE")?;
         let silent = Arc::new(AtomicBool::new(false));
         let stop = Arc::new(AtomicBool::new(false));
-        let mut server = Server { device, content, silent: silent.clone(), stop: stop.clone() };
+        let slowness = Arc::new(AtomicU64::new(0));
+        let mut server = Server {
+            device,
+            content,
+            silent: silent.clone(),
+            slowness: slowness.clone(),
+            stop: stop.clone(),
+        };
         let server = Some(std::thread::spawn(move || server.serve()));
-        Ok(Self { folder, silent, stop, server })
+        Ok(Self { folder, silent, slowness, stop, server })
     }
 
     /// The path of the program in it.
     pub fn program(&self) -> PathBuf {
         self.folder.path().join("program")
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// From now on each look for a name takes so long.
+    pub fn answer_names_after(&self, time: Duration) {
+        let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.slowness.store(millis, Ordering::SeqCst);
     }
 
     /// From now on nothing is answered.
@@ -95,6 +115,7 @@ struct Server {
     device: File,
     content: Vec<u8>,
     silent: Arc<AtomicBool>,
+    slowness: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
 }
 
@@ -110,12 +131,12 @@ impl Server {
         let mut buffer = vec![0u8; 1 << 20];
         while !self.stop.load(Ordering::SeqCst) {
             if self.silent.load(Ordering::SeqCst) {
-                std::thread::sleep(std::time::Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(20));
                 continue;
             }
             match self.device.read(&mut buffer) {
                 Ok(length) => self.answer(buffer.get(..length).unwrap_or_default()),
-                Err(_) => std::thread::sleep(std::time::Duration::from_millis(1)),
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
         }
     }
@@ -127,6 +148,13 @@ impl Server {
             return;
         };
         let body = request.get(40..).unwrap_or_default();
+        if opcode == LOOKUP {
+            let millis = self.slowness.load(Ordering::SeqCst);
+            let end = Instant::now() + Duration::from_millis(millis);
+            while Instant::now() < end && !self.stop.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
         let (error, payload) = match self.reply(opcode, node, body) {
             Answer::Nothing => return,
             Answer::Error(error) => (-error, vec![]),

@@ -40,8 +40,9 @@ pub fn run(arguments: &[OsString]) -> Result<()> {
 fn encode() -> Result<()> {
     setup::ensure(Profile::Record)?;
     build::ensure()?;
-    let mut aggregate = std::process::Command::new(project::strata_binary());
-    run::aloud(aggregate.arg("internal-measure-aggregate")).context("aggregating failed")?;
+    let mut cargo = project::cargo();
+    run::aloud(cargo.args(["bench", "--package", "strata-agent", "--bench", "aggregate"]))
+        .context("aggregating failed")?;
     let mut cargo = project::cargo();
     run::aloud(cargo.args(["bench", "--package", "strata-export", "--bench", "encode"]))
         .context("encoding failed")

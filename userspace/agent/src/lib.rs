@@ -5,6 +5,7 @@
 //! - [`tables`]: unwind tables of files and generated code, published to the kernel.
 //! - [`managed`]: .NET processes: bridges, methods, code.
 //! - [`engine`]: ties them together in the order of time.
+//! - [`event_loop`]: the loop that recordings and the daemon run.
 //! - [`aggregate`]: samples of one period: stacks interned, addresses not symbolized.
 //! - [`place`]: an address that means the same in every process: kernel, file, generated code.
 //! - [`frame`]: the frame that such an address becomes.
@@ -15,6 +16,7 @@
 pub mod aggregate;
 pub mod aside;
 pub mod engine;
+pub mod event_loop;
 pub mod frame;
 pub mod host;
 pub mod kernel;

@@ -39,10 +39,6 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
             let lane = strata_sandbox::Lane::from_argument(lane.as_bytes())?;
             Some(strata_sandbox::run_opener(lane))
         }
-        "internal-measure-aggregate" => {
-            strata_agent::aggregate::measure();
-            Some(Ok(()))
-        }
         "internal-worker" => Some(strata_sandbox::run_worker(&strata_sandbox::StandardJobs)),
         _ => None,
     }

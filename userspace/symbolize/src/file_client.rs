@@ -14,7 +14,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use strata_agent::engine::loading::Helpers;
 use strata_sandbox::{Config, FileError, FileService, Reply, Request, RequestId};
+
+/// How often it is found out what helper processes used, while they work.
+const MEASURED_AFTER: Duration = Duration::from_secs(1);
 
 type Answer = Result<Reply, FileError>;
 
@@ -44,13 +48,15 @@ struct Batch {
 #[derive(Default)]
 struct Children {
     pids: Mutex<Vec<u32>>,
+    used: Mutex<Helpers>,
     idle_asked: AtomicUsize,
 }
 
 /// A handle of the service's thread, which ends when the last handle is dropped.
 #[derive(Clone)]
 pub struct FileClient {
-    batches: Sender<Batch>,
+    /// Always there, but while a handle is dropped.
+    batches: Option<Sender<Batch>>,
     wake: Arc<OwnedFd>,
     children: Arc<Children>,
 }
@@ -70,7 +76,7 @@ impl FileClient {
                 Err(error) => tracing::warn!(%error, "files cannot be symbolized"),
             }
         })?;
-        Ok(Self { batches, wake, children })
+        Ok(Self { batches: Some(batches), wake, children })
     }
 
     /// Sends requests; what has no answer at the time that `deadline` returns is late. `deadline` is
@@ -84,7 +90,9 @@ impl FileClient {
         let Some(mut until) = deadline() else { return answers };
         let mut missing = answers.len();
         let (sender, receiver) = channel();
-        if self.batches.send(Batch { requests, answers: sender }).is_err() {
+        let batch = Batch { requests, answers: sender };
+        let sent = self.batches.as_ref().is_some_and(|batches| batches.send(batch).is_ok());
+        if !sent {
             return answers;
         }
         self.wake();
@@ -112,6 +120,11 @@ impl FileClient {
         self.children.pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What they have used, up to a second ago.
+    pub fn helpers(&self) -> Helpers {
+        *self.children.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Ends helper processes that are idle.
     pub fn release(&self) {
         self.children.idle_asked.fetch_add(1, Ordering::Relaxed);
@@ -127,6 +140,7 @@ impl FileClient {
 impl Drop for FileClient {
     fn drop(&mut self) {
         // The thread looks whether it was the last handle.
+        self.batches = None;
         self.wake();
     }
 }
@@ -139,6 +153,7 @@ fn serve(
 ) {
     let mut waiting: HashMap<RequestId, (usize, Sender<(usize, Answer)>)> = HashMap::new();
     let mut released = 0;
+    let mut measured = Instant::now();
     loop {
         loop {
             match incoming.try_recv() {
@@ -162,9 +177,24 @@ fn serve(
             released = asked;
             service.release();
         }
+        if waiting.is_empty() || measured.elapsed() > MEASURED_AFTER {
+            measured = Instant::now();
+            *children.used.lock().unwrap_or_else(PoisonError::into_inner) = helpers_of(&service);
+        }
         let pids: Vec<u32> = service.child_pids().collect();
         *children.pids.lock().unwrap_or_else(PoisonError::into_inner) = pids;
         wait(&service, wake);
+    }
+}
+
+fn helpers_of(service: &FileService) -> Helpers {
+    let statistics = service.statistics();
+    let living = service.children();
+    let now = living.iter().map(|child| child.usage.processor_time).sum::<Duration>();
+    let memory = living.iter().map(|child| child.usage.peak_memory_bytes).sum::<u64>();
+    Helpers {
+        processor_time: statistics.ended_processor_time + now,
+        peak_memory_bytes: memory.max(statistics.peak_worker_memory_bytes),
     }
 }
 

@@ -68,8 +68,10 @@ const OWN_LIBRARY: &str = "[strata-clr]";
 /// What could not be named, for the summary.
 #[derive(Clone, Debug, Default)]
 pub struct Shortfalls {
-    /// Places without a name.
+    /// Code addresses without a symbol.
     pub unnamed: u64,
+    /// Those of them whose files answered too late.
+    pub late: u64,
     /// In words, each once.
     pub problems: Vec<String>,
 }

@@ -42,8 +42,6 @@ const SLOW_FOR_MOST: Duration = Duration::from_secs(960);
 
 /// What a thread reports.
 pub enum Report {
-    /// The task goes on, and takes long.
-    Slow(TaskKey),
     /// Symbols of a task that goes on.
     Some(Vec<Symbol>),
     /// The end of a task.
@@ -105,7 +103,6 @@ impl Pool {
             let is_slow = state.known_slow.get(&task.owner).is_some_and(|slow| slow.until > now);
             if is_slow {
                 let key = task.key;
-                let _ = self.shared.reports.send(Report::Slow(key));
                 if !state.wait_for_slow(task) {
                     refused.push(key);
                 }
@@ -247,10 +244,9 @@ impl Shared {
                     let waits = state.wait_for_slow(task);
                     self.start_threads(&mut state);
                     drop(state);
-                    self.report(match waits {
-                        true => Report::Slow(key),
-                        false => Report::Done(Box::new(Outcome::nothing(key))),
-                    });
+                    if !waits {
+                        self.report(Report::Done(Box::new(Outcome::nothing(key))));
+                    }
                     continue;
                 }
             }
@@ -283,7 +279,6 @@ impl Shared {
         let most = if lane == Lane::Fast { self.limits.fast } else { self.limits.slow };
         let mut context = Context {
             shared: self.clone(),
-            key: task.key,
             owner: task.owner,
             lane,
             until: started + most,
@@ -311,10 +306,9 @@ impl Shared {
             self.start_threads(&mut state);
             drop(state);
             self.report(Report::Some(symbols));
-            self.report(match waits {
-                true => Report::Slow(key),
-                false => Report::Done(Box::new(Outcome::nothing(key))),
-            });
+            if !waits {
+                self.report(Report::Done(Box::new(Outcome::nothing(key))));
+            }
             return after;
         }
         drop(state);
@@ -327,7 +321,6 @@ impl Shared {
 /// What a task asks for files, and where it reports.
 pub struct Context {
     shared: Arc<Shared>,
-    key: TaskKey,
     owner: Owner,
     lane: Lane,
     until: Instant,
@@ -356,7 +349,6 @@ impl Context {
                 drop(state);
                 self.lane = Lane::Slow;
                 self.until = now + self.shared.limits.slow;
-                self.shared.report(Report::Slow(self.key));
                 return Some(self.until);
             }
         }
@@ -374,7 +366,7 @@ impl Ask for Context {
         if self.is_late {
             return requests.iter().map(|_| Err(FileError::Late)).collect();
         }
-        let files = self.shared.files.clone();
-        files.call(requests, &mut || self.deadline())
+        let shared = self.shared.clone();
+        shared.files.call(requests, &mut || self.deadline())
     }
 }

@@ -31,6 +31,7 @@ pub fn profile(
     }
     let profile = build.finish();
     let shortfalls = symbolizer.end(&aggregate);
+    engine.loading.add_helpers(symbolizer.helpers());
     // The summary speaks of it.
     engine.aggregate = aggregate;
     Ok((profile, shortfalls))

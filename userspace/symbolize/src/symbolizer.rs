@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use strata_agent::aggregate::Aggregate;
 use strata_agent::engine::Engine;
+use strata_agent::engine::loading::Helpers;
 use strata_agent::place::Place;
 use strata_agent::processes::table::ImageId;
 
@@ -138,8 +139,6 @@ impl Symbolizer {
 
     fn take(&mut self, report: Report) {
         match report {
-            // What is known to be slow is awaited all the same, for as long as a flush may take.
-            Report::Slow(_) => {}
             Report::Some(symbols) => {
                 for symbol in symbols {
                     self.symbols.set(symbol);
@@ -238,6 +237,8 @@ impl Symbolizer {
 
     /// The flush's profiles are built: what is not needed any more is forgotten.
     pub fn end(&mut self, aggregate: &Aggregate) -> Shortfalls {
+        let is_late = |place: &Place| self.awaits(*place) && self.symbols.is_unnamed(*place);
+        let late = aggregate.places().filter(is_late).count() as u64;
         self.flush = None;
         let unnamed = aggregate.places().filter(|place| self.symbols.is_unnamed(*place)).count();
         self.symbols.forget_unwanted();
@@ -247,7 +248,7 @@ impl Symbolizer {
         {
             *table.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
-        Shortfalls { unnamed: unnamed as u64, ..std::mem::take(&mut self.shortfalls) }
+        Shortfalls { unnamed: unnamed as u64, late, ..std::mem::take(&mut self.shortfalls) }
     }
 
     fn make_room(&mut self) {
@@ -272,6 +273,11 @@ impl Symbolizer {
     /// The helper processes that read files.
     pub fn helper_pids(&self) -> Vec<u32> {
         self.files.child_pids()
+    }
+
+    /// What they have used.
+    pub fn helpers(&self) -> Helpers {
+        self.files.helpers()
     }
 
     /// Ends helper processes that are idle.

@@ -105,6 +105,8 @@ pub struct Loading {
     waiting: HashSet<u32>,
     progress: bool,
     vdso: Option<Arc<Table>>,
+    /// Helper processes of symbolization that have ended.
+    others: Helpers,
     /// Tables no process needs any more are dropped only when memory is tight.
     pub built: u64,
     pub failed_files: u64,
@@ -164,6 +166,7 @@ impl Loading {
             waiting: HashSet::new(),
             progress: false,
             vdso,
+            others: Helpers::default(),
             built: 0,
             failed_files: 0,
             delayed_files: 0,
@@ -546,9 +549,17 @@ impl Loading {
         let now = living.iter().map(|child| child.usage.processor_time).sum::<Duration>();
         let memory = living.iter().map(|child| child.usage.peak_memory_bytes).sum::<u64>();
         Helpers {
-            processor_time: statistics.ended_processor_time + now,
-            peak_memory_bytes: memory.max(statistics.peak_worker_memory_bytes),
+            processor_time: statistics.ended_processor_time + now + self.others.processor_time,
+            peak_memory_bytes: memory
+                .max(statistics.peak_worker_memory_bytes)
+                .max(self.others.peak_memory_bytes),
         }
+    }
+
+    /// Counts the helper processes of symbolization too, when that has ended.
+    pub fn add_helpers(&mut self, others: Helpers) {
+        self.others.processor_time += others.processor_time;
+        self.others.peak_memory_bytes = self.others.peak_memory_bytes.max(others.peak_memory_bytes);
     }
 
     /// A process that maps a file.
@@ -655,6 +666,7 @@ impl Loading {
 }
 
 /// What strata's helper processes used.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Helpers {
     pub processor_time: Duration,
     pub peak_memory_bytes: u64,

@@ -2,7 +2,6 @@
 //!
 //! - [`loading`]: files are opened and their tables built, in other processes, as they are needed.
 //! - [`rates`]: who is sampled less often than others.
-//! - [`readiness`]: waiting for all that, in an event loop.
 //! - [`repairing`]: processes of which events were lost are read anew.
 //! - [`samples`]: records become samples; raw stacks wait for their tables.
 //! - [`sweeping`]: what is given up and forgotten, and what is looked after now and then.
@@ -17,7 +16,6 @@
 
 pub mod loading;
 pub mod rates;
-pub mod readiness;
 mod repairing;
 pub mod samples;
 mod sweeping;

@@ -30,13 +30,15 @@ pub struct Snapshot {
     pub containers: strata_containers::Health,
     pub samples: u64,
     pub left_out: u64,
-    pub nobodys: u64,
+    pub unattributed: u64,
     pub own_samples: u64,
-    pub cuts: u64,
-    pub early_cuts: u64,
+    pub flushes: u64,
+    pub early_flushes: u64,
     pub profiles: u64,
     pub dropped_profiles: u64,
     pub names: usize,
+    /// Code addresses whose symbols came too late for their flush.
+    pub late_symbols: u64,
     pub shed: [u64; SHED.len()],
     pub losses: Vec<(&'static str, u64)>,
     pub memory: memory::Use,
@@ -47,7 +49,7 @@ pub struct Snapshot {
     /// Seconds of processor time: strata, its helpers, cutting, the sampler in the kernel.
     pub own_seconds: f64,
     pub helper_seconds: f64,
-    pub cut_seconds: f64,
+    pub flush_seconds: f64,
     pub sampler_seconds: f64,
     pub sampler_runs: u64,
     pub bridges: Bridges,
@@ -58,7 +60,7 @@ pub struct Snapshot {
 }
 
 /// What memory was given back by, in the order it is done.
-pub const SHED: [&str; 4] = ["names", "early_cut", "workers", "tables"];
+pub const SHED: [&str; 4] = ["names", "early_flush", "workers", "tables"];
 
 #[derive(Clone, Debug, Default)]
 pub struct Bridges {
@@ -178,19 +180,20 @@ impl Board {
                 "processes": snapshot.processes,
                 "samples": snapshot.samples,
                 "left_out": snapshot.left_out,
-                "of_nobody": snapshot.nobodys,
+                "unattributed": snapshot.unattributed,
                 "own": snapshot.own_samples,
                 "losses": losses,
             },
             "profiles": {
-                "cuts": snapshot.cuts,
-                "early_cuts": snapshot.early_cuts,
+                "flushes": snapshot.flushes,
+                "early_flushes": snapshot.early_flushes,
                 "made": snapshot.profiles,
                 "dropped": snapshot.dropped_profiles,
                 "undelivered_batches": published.undelivered,
                 "refused_own_destination": published.refused_own,
                 "trimmed_stacks": published.cuts.trimmed_stacks,
                 "waiting": published.pending,
+                "late_symbols": snapshot.late_symbols,
                 "early_sends": published.early,
                 "pooled_short": published.pooled.short,
                 "pooled_over_limit": published.pooled.over,

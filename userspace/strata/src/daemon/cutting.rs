@@ -1,4 +1,4 @@
-//! A cut: what was sampled since the last one, as a profile for each process and runtime id.
+//! A flush: what was sampled since the last one, as a profile for each process and runtime id.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,18 +19,20 @@ use strata_agent::processes::table::ImageId;
 use strata_symbolize::build::{Build, Circumstances};
 use strata_symbolize::symbolizer::{Options, Symbolizer};
 
-/// What becomes of the samples of a cut.
+/// What becomes of the samples of a flush.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    pub cuts: u64,
+    pub flushes: u64,
     pub profiles: u64,
     pub samples: u64,
     /// Of processes that a rule or their own environment leaves out.
     pub left_out: u64,
-    /// Of processes that nobody could say anything of.
-    pub nobodys: u64,
-    /// Places without a name, of all cuts.
+    /// Of processes that exited before their metadata was read.
+    pub unattributed: u64,
+    /// Code addresses without a symbol, of all flushes.
     pub unnamed: u64,
+    /// Those of them whose files answered too late.
+    pub late: u64,
     /// Nanoseconds that the loop was busy with flushes.
     pub nanos: u64,
 }
@@ -124,7 +126,7 @@ impl Cutter {
         let Period { started, length } = Period::between(self.at, begun, SystemTime::now());
         self.at = begun;
         let begun_nanos = std::mem::replace(&mut self.begun_nanos, monotonic_nanos());
-        self.tally.cuts += 1;
+        self.tally.flushes += 1;
         self.symbolizer.begin(engine, &aggregate);
         self.people.settle(&engine.table);
         // What was executed before something was read is known after it.
@@ -197,6 +199,7 @@ impl Cutter {
     fn end(&mut self, engine: &mut Engine, aggregate: &Aggregate) {
         let shortfalls = self.symbolizer.end(aggregate);
         self.tally.unnamed += shortfalls.unnamed;
+        self.tally.late += shortfalls.late;
         for problem in &shortfalls.problems {
             tracing::debug!("{problem}");
         }
@@ -219,7 +222,7 @@ impl Cutter {
         let samples: u64 = group.counts.iter().map(|(_, _, count)| *count).sum();
         let who = self.people.who(engine, configuration, containers, image, domain);
         let Some(who) = who else {
-            self.tally.nobodys += samples;
+            self.tally.unattributed += samples;
             return None;
         };
         if !wants_cpu(engine, image, &who) {

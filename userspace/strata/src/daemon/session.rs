@@ -1,4 +1,4 @@
-//! The daemon's loop: samples and cuts, signals, bridges, memory, the watchdog.
+//! The daemon's loop: samples and flushes, signals, bridges, memory, the watchdog.
 //!
 //! - [`reloading`]: another configuration.
 //! - [`figures`]: what the board shows.
@@ -29,8 +29,8 @@ use super::settings::{Source, keeps_times, kernel_frequency};
 use super::web;
 use crate::{capabilities, second_signal};
 use figures::SlowFigures;
-use strata_agent::engine::readiness::Readiness;
 use strata_agent::engine::{Engine, Options};
+use strata_agent::event_loop::{Due, EventLoop, until};
 use strata_agent::kernel::introspect::{self, RunTimeStatistics};
 use strata_agent::kernel::loader::Settings;
 use strata_agent::kernel::sideband::Wakeup;
@@ -111,9 +111,9 @@ struct Daemon {
     /// Bytes of maps besides the tables' segments.
     fixed_maps: u64,
     period: Duration,
-    early_cuts: u64,
+    early_flushes: u64,
     shed: [u64; board::SHED.len()],
-    /// How stacks ended, of all cuts.
+    /// How stacks ended, of all flushes.
     ends: [u64; END_COUNT],
     reloads: u64,
     reload_trouble: Option<String>,
@@ -208,7 +208,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         log,
         budget,
         fixed_maps,
-        early_cuts: 0,
+        early_flushes: 0,
         shed: Default::default(),
         ends: [0; END_COUNT],
         reloads: 0,
@@ -278,67 +278,40 @@ fn raise_file_limit() {
     }
 }
 
-async fn until(time: Option<tokio::time::Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
-        None => std::future::pending().await,
-    }
-}
-
 impl Daemon {
     async fn serve(&mut self, signals: &mut Signals) -> Result<()> {
-        let Readiness { events, records, files } = Readiness::of(&self.engine)?;
-        let mut next_turn = Some(tokio::time::Instant::now());
+        let mut agent = EventLoop::of(&self.engine, BURST)?;
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut watchdog = self.manager.watchdog().map(tokio::time::interval);
         loop {
-            let due = self.engine.next_deadline().map(tokio::time::Instant::from_std);
             let flush_ends = self.cutter.ends().map(tokio::time::Instant::from_std);
-            let mut turned = true;
-            tokio::select! {
+            let due = tokio::select! {
                 biased;
                 asked = signals.next() => match asked {
                     Asked::End => return Ok(()),
-                    Asked::Reload => self.reload().await,
+                    Asked::Reload => {
+                        self.reload().await;
+                        Some(Due::Deadline)
+                    }
                 },
                 _ = ticks.tick() => {
                     self.tick()?;
-                    turned = next_turn.is_none();
-                    if turned {
-                        self.engine.turn();
-                    }
+                    agent.rests().then_some(Due::Deadline)
                 }
                 () = beat(&mut watchdog) => {
                     self.manager.alive();
-                    turned = false;
+                    None
                 }
-                ready = events.readable() => {
-                    ready.context("process events")?.clear_ready();
-                    tokio::time::sleep(BURST).await;
-                    self.engine.clear_events_ready();
-                    self.engine.turn();
-                }
-                ready = records.readable() => {
-                    ready.context("records")?.clear_ready();
-                    self.engine.turn();
-                }
-                ready = files.readable() => {
-                    ready.context("files")?.clear_ready();
-                    self.engine.turn();
-                }
-                () = self.symbols.notified() => turned = false,
-                () = until(flush_ends) => turned = false,
-                () = until(due) => self.engine.turn(),
-                () = until(next_turn) => self.engine.turn(),
-            }
-            if turned {
-                // Every waking costs an idle host, and this one's timer is one more.
-                let next = tokio::time::Instant::now() + TURN;
-                next_turn = (!self.engine.is_quiet()).then_some(next);
+                () = self.symbols.notified() => None,
+                () = until(flush_ends) => None,
+                due = agent.due(&self.engine) => Some(due?),
+            };
+            if let Some(due) = due {
+                agent.turn(&mut self.engine, due).await?;
                 self.meet_newcomers();
                 if self.engine.aggregate.bytes() > self.budget.samples {
-                    self.early_cuts += 1;
+                    self.early_flushes += 1;
                     self.flush();
                 }
             }

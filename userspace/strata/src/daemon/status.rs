@@ -147,7 +147,7 @@ fn text(status: &Value) -> String {
     lines.push(format!(
         "profiles       {} in {} periods, {} dropped",
         number(&profiles["made"]),
-        number(&profiles["cuts"]),
+        number(&profiles["flushes"]),
         number(&profiles["dropped"])
     ));
     lines.extend(lost(&profiles["undelivered_batches"], "batches found no sink"));

@@ -14,8 +14,8 @@ use super::launch::{self, User};
 use super::live::{Figures, Live};
 use super::{Plan, output};
 use crate::{capabilities, second_signal};
-use strata_agent::engine::readiness::Readiness;
 use strata_agent::engine::{Engine, Options};
+use strata_agent::event_loop::{Due, EventLoop, until};
 use strata_agent::kernel::introspect;
 use strata_agent::kernel::loader::Settings;
 use strata_agent::kernel::sideband::Wakeup;
@@ -43,8 +43,6 @@ enum EndedBy {
     Target,
 }
 
-/// Records are drained at least this often.
-const TURN: Duration = Duration::from_millis(250);
 /// Events arrive in bursts (a program starting maps a dozen files): they are taken together.
 const BURST: Duration = Duration::from_millis(3);
 /// The live line is renewed this often.
@@ -183,14 +181,11 @@ async fn run(
     signals: &mut Signals,
     live: &mut Live,
 ) -> Result<(EndedBy, Option<ExitStatus>)> {
-    let Readiness { events, records, files } = Readiness::of(engine)?;
+    let mut agent = EventLoop::of(engine, BURST)?;
     let end = plan.duration.map(|duration| tokio::time::Instant::now() + duration);
     let mut show = tokio::time::interval(SHOW);
-    let mut turns = tokio::time::interval(TURN);
-    turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut asked_to_end = false;
     loop {
-        let due = engine.next_deadline().map(tokio::time::Instant::from_std);
         tokio::select! {
             biased;
             received = signals.next() => {
@@ -213,28 +208,21 @@ async fn run(
                 return Ok((EndedBy::Command, Some(status)));
             }
             () = until(end) => return Ok((EndedBy::Duration, None)),
-            ready = events.readable() => {
-                ready.context("process events")?.clear_ready();
-                tokio::time::sleep(BURST).await;
-                engine.clear_events_ready();
-                engine.turn();
-            }
-            ready = records.readable() => {
-                ready.context("records")?.clear_ready();
-                engine.turn();
-            }
-            ready = files.readable() => {
-                ready.context("files")?.clear_ready();
-                engine.turn();
-            }
-            () = until(due) => engine.turn(),
-            _ = turns.tick() => {
-                engine.turn();
+            due = agent.due(engine) => {
+                agent.turn(engine, due?).await?;
                 if targets_are_gone(plan, engine) {
                     return Ok((EndedBy::Target, None));
                 }
             }
-            _ = show.tick() => live.update(figures(engine)),
+            _ = show.tick() => {
+                if agent.rests() {
+                    agent.turn(engine, Due::Deadline).await?;
+                }
+                if targets_are_gone(plan, engine) {
+                    return Ok((EndedBy::Target, None));
+                }
+                live.update(figures(engine));
+            }
         }
     }
 }
@@ -242,13 +230,6 @@ async fn run(
 async fn wait_for(command: &mut Option<Child>) -> std::io::Result<ExitStatus> {
     match command {
         Some(child) => child.wait().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn until(time: Option<tokio::time::Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
     }
 }

@@ -49,24 +49,24 @@ impl Board {
             snapshot.left_out as f64,
         );
         one(
-            "samples_of_nobody_total",
+            "samples_unattributed_total",
             counter,
-            "Samples of processes that were gone before anybody knew them.",
-            snapshot.nobodys as f64,
+            "Samples of processes that exited before their metadata was read.",
+            snapshot.unattributed as f64,
         );
         one("profiles_total", counter, "Profiles that were made.", snapshot.profiles as f64);
         one(
             "profiles_dropped_total",
             counter,
-            "Profiles that nobody had time for.",
+            "Profiles dropped because the exporters were busy.",
             snapshot.dropped_profiles as f64,
         );
-        one("cuts_total", counter, "Ends of periods.", snapshot.cuts as f64);
+        one("flushes_total", counter, "Flush cycles.", snapshot.flushes as f64);
         one(
-            "cut_seconds_total",
+            "flush_seconds_total",
             counter,
-            "Time that naming and making profiles took.",
-            snapshot.cut_seconds,
+            "Time that the sampling loop was busy with flushes.",
+            snapshot.flush_seconds,
         );
         one(
             "sampled_processes",
@@ -95,7 +95,7 @@ impl Board {
         one(
             "process_readings_refused_total",
             counter,
-            "Processes whose environment nobody had time to read.",
+            "Processes whose environment was not read because the readers were busy.",
             snapshot.readings.refused as f64,
         );
         one(
@@ -117,7 +117,13 @@ impl Board {
             "Files that are known because processes run code of them.",
             snapshot.files as f64,
         );
-        one("names", gauge, "Names that are kept for the next profile.", snapshot.names as f64);
+        one("symbols", gauge, "Symbols that are kept for the next flush.", snapshot.names as f64);
+        one(
+            "symbols_late_total",
+            counter,
+            "Code addresses flushed without a symbol because their files answered too late.",
+            snapshot.late_symbols as f64,
+        );
         one("memory_limit_bytes", gauge, "What strata may use.", snapshot.memory_limit as f64);
         one("open_files", gauge, "Open file descriptors.", snapshot.open_files as f64);
         one("threads", gauge, "Threads.", snapshot.threads as f64);
@@ -143,7 +149,7 @@ impl Board {
         one(
             "config_reloads_total",
             counter,
-            "Configurations that were taken over.",
+            "Configurations that were applied by a reload.",
             snapshot.reloads as f64,
         );
         one(

@@ -25,7 +25,9 @@ impl Daemon {
         // What was used stays used, also while it cannot be found out: a helper that has ended is
         // counted when it was waited for.
         let before = self.slow;
-        let helper_seconds = self.engine.loading.helpers().processor_time.as_secs_f64();
+        let helpers = [self.engine.loading.helpers(), self.cutter.symbolizer.helpers()];
+        let helper_seconds =
+            helpers.iter().map(|helpers| helpers.processor_time.as_secs_f64()).sum::<f64>();
         SlowFigures {
             sampler_seconds: sampler
                 .map_or(0.0, |used| used.run_time.as_secs_f64())
@@ -58,13 +60,14 @@ impl Daemon {
             containers: self.runtimes.health(),
             samples: tally.samples,
             left_out: tally.left_out + engine.deselected_samples,
-            nobodys: tally.nobodys,
+            unattributed: tally.unattributed,
             own_samples: engine.own_samples,
-            cuts: tally.cuts,
-            early_cuts: self.early_cuts,
+            flushes: tally.flushes,
+            early_flushes: self.early_flushes,
             profiles: tally.profiles,
             dropped_profiles: self.publisher.dropped,
             names: self.cutter.symbolizer.symbols().count(),
+            late_symbols: tally.late,
             shed: [self.shed[0], self.shed[1], self.shed[2], engine.store.evicted],
             losses: board::causes(report::losses(engine, &ends, tally.unnamed)),
             memory: self.watch.last,
@@ -74,7 +77,7 @@ impl Daemon {
             threads: self.slow.threads,
             own_seconds: own_seconds(),
             helper_seconds: self.slow.helper_seconds,
-            cut_seconds: tally.nanos as f64 / 1e9,
+            flush_seconds: tally.nanos as f64 / 1e9,
             sampler_seconds: self.slow.sampler_seconds,
             sampler_runs: self.slow.sampler_runs,
             bridges: Bridges {

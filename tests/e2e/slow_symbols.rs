@@ -1,0 +1,79 @@
+//! Symbols that take long: of one process, and nobody else's profiles.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+use strata_tests::backends::{self, Received};
+use strata_tests::collector::Collector;
+use strata_tests::daemon::{Daemon, PATIENCE};
+use strata_tests::fuse::SilentFileSystem;
+use strata_tests::running::{Running, wait_until};
+use strata_tests::{machine, targets};
+
+const PERIOD: Duration = Duration::from_secs(2);
+/// Just within what opening a file of such a file system may take.
+const SLOW: Duration = Duration::from_millis(4_900);
+
+fn of_service(collector: &Collector, service: &str) -> Vec<Received> {
+    let received = backends::pyroscope(&collector.requests()).unwrap_or_default();
+    received.into_iter().filter(|one| one.label("service_name") == service).collect()
+}
+
+/// A program that sees debug files in a file system that answers late.
+fn slow_program(files: &SilentFileSystem) -> Result<Running> {
+    std::fs::create_dir_all("/usr/lib/debug")?;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+    command.arg("mount --bind \"$0\" /usr/lib/debug && exec \"$1\" 600");
+    command.arg(files.folder()).arg(targets::c("shares").named("late").stripped().build()?);
+    command.env("DD_SERVICE", "late");
+    Running::from_command(command)
+}
+
+#[test]
+fn a_target_whose_files_answer_after_seconds_delays_no_other_flush() -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::c("shares").build()?;
+    let files = SilentFileSystem::with_program(&program)?;
+    let mut daemon = Daemon::prepared()?;
+    let (collector, push) = Collector::on_port(0)?;
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 499\n\
+         [sink.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
+        PERIOD.as_secs()
+    ))?;
+    daemon.start()?;
+    let _late = slow_program(&files)?;
+    files.answer_names_after(SLOW);
+    let mut command = Command::new(&program);
+    command.arg("600").env("DD_SERVICE", "bystander");
+    let _bystander = Running::from_command(command)?;
+    wait_until("some periods have passed", PATIENCE, || {
+        // A status that does not answer, or is not healthy, ends the test.
+        daemon.health().is_ok_and(|health| health == "ok\n")
+            && of_service(&collector, "bystander").len() >= 6
+            && !of_service(&collector, "late").is_empty()
+    })?;
+    let late = of_service(&collector, "late");
+    let bystander = of_service(&collector, "bystander");
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    let lengths: Vec<f64> =
+        bystander.iter().map(|one| one.profile.duration_nanos as f64 / 1e9).collect();
+    let named: Vec<f64> = bystander
+        .iter()
+        .map(|one| Ok(one.profile.stacks()?.share_with("burn_fifty")))
+        .collect::<Result<_>>()?;
+    println!("late: {} profiles; bystander: {lengths:.1?} s, named {named:.2?}", late.len());
+    // A flush that waits for such a file is as long as the file takes, and the next one too.
+    assert!(lengths.iter().all(|length| *length < SLOW.as_secs_f64()), "{lengths:?}");
+    assert!(named.iter().all(|share| *share > 0.3), "{named:?}");
+    for one in &late {
+        let nowhere = one.profile.stacks()?.share_that(|stack| {
+            stack.frames.iter().any(|frame| !frame.is_kernel() && frame.file.is_empty())
+        });
+        assert!(nowhere < 0.05, "frames without a name have their module: {nowhere}");
+    }
+    Ok(())
+}
