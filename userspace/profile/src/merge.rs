@@ -1,4 +1,5 @@
-//! One profile of several: what they have in common adds up.
+//! One profile of several: what they have in common adds up, but values in use (snapshots, by the
+//! table of kinds), which are those of the profile that ends last.
 //!
 //! Invariant: no value is lost, up to saturation. Profiles whose sample types differ from the
 //! first one's are left for another merge, and handed back.
@@ -46,6 +47,7 @@ pub fn merge<'p>(
             }
         }
         builder.count_overflows(profile.overflows);
+        builder.begin_period(profile.start_nanos.saturating_add(profile.duration_nanos));
         Merging::new(&mut builder, profile).samples();
     }
     builder.set_start(start);
@@ -151,6 +153,43 @@ mod tests {
         assert_eq!(counts, [2, 5, 5]);
         assert_eq!(merged.locations().len(), 2);
         assert_eq!(merged.period, 10);
+    }
+
+    fn heap(start: i64, objects: &[(&str, i64, i64)]) -> Profile {
+        let types = [("exceptions", "count"), ("inuse_objects", "count"), ("inuse_space", "bytes")];
+        let mut builder = ProfileBuilder::new(&types);
+        builder.set_start(start);
+        builder.set_duration(10);
+        for (name, count, thrown) in objects {
+            let frame = builder.frame(FrameKind::Managed, name, "", "", 0);
+            let location = builder.location(1, None, &[frame]);
+            let stack = builder.stack(&[location]);
+            let labels = builder.labels(&[]);
+            builder.add(stack, labels, &[*thrown, *count, *count * 100]);
+        }
+        builder.finish()
+    }
+
+    #[test]
+    fn what_is_in_use_is_never_summed_over_periods_and_what_happened_is() {
+        let profiles = [
+            heap(0, &[("Leak", 5, 1), ("Freed", 7, 0)]),
+            heap(20, &[("Leak", 9, 2)]),
+            heap(10, &[("Leak", 7, 4), ("Freed", 1, 0)]),
+        ];
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1]] {
+            let (merged, _) = merge(order.map(|at| &profiles[at])).expect("some profiles");
+            let totals = [0, 1, 2].map(|column| merged.total(column));
+            assert_eq!(totals, [7, 9, 900], "{order:?}");
+            assert_eq!(merged.sample_count(), 1, "freed objects leave: {order:?}");
+        }
+    }
+
+    #[test]
+    fn what_two_processes_have_in_use_at_one_time_adds_up() {
+        let (one, other) = (heap(0, &[("Leak", 5, 0)]), heap(0, &[("Leak", 6, 0)]));
+        let (merged, _) = merge([&one, &other]).expect("some profiles");
+        assert_eq!(merged.total(1), 11);
     }
 
     #[test]

@@ -97,6 +97,7 @@ fn write_step(
                 times: (entry.start, entry.end),
                 profiles: 0,
             });
+            bucket.builder.begin_period(entry.end);
             let columns: Vec<_> = (0..types.len()).collect();
             let replay = &mut bucket.replay;
             if body.width != types.len()

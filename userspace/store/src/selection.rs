@@ -6,41 +6,51 @@ use crate::tables::Detail;
 
 /// A name, or a pattern of names: `*` stands for any characters, `?` for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pattern(String);
+pub struct Pattern(Vec<String>);
 
 impl Pattern {
     #[must_use]
     pub fn new(text: &str) -> Self {
-        Self(text.to_owned())
+        Self(vec![text.to_owned()])
+    }
+
+    /// Any of these names or patterns, such as several kinds.
+    #[must_use]
+    pub fn any_of<'t>(texts: impl IntoIterator<Item = &'t str>) -> Self {
+        Self(texts.into_iter().map(str::to_owned).collect())
     }
 
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
-        let pattern: Vec<char> = self.0.chars().collect();
-        let name: Vec<char> = name.chars().collect();
-        let (mut at, mut place) = (0_usize, 0_usize);
-        // Where to go on when the characters after the last `*` do not fit.
-        let mut again: Option<(usize, usize)> = None;
-        while let Some(&character) = name.get(place) {
-            match pattern.get(at) {
-                Some('*') => {
-                    again = Some((at, place));
-                    at += 1;
-                }
-                Some(&wanted) if wanted == '?' || wanted == character => {
-                    at += 1;
-                    place += 1;
-                }
-                _ => {
-                    let Some((star, from)) = again else { return false };
-                    again = Some((star, from + 1));
-                    at = star + 1;
-                    place = from + 1;
-                }
+        self.0.iter().any(|pattern| matches(pattern, name))
+    }
+}
+
+fn matches(pattern: &str, name: &str) -> bool {
+    let pattern: Vec<char> = pattern.chars().collect();
+    let name: Vec<char> = name.chars().collect();
+    let (mut at, mut place) = (0_usize, 0_usize);
+    // Where to go on when the characters after the last `*` do not fit.
+    let mut again: Option<(usize, usize)> = None;
+    while let Some(&character) = name.get(place) {
+        match pattern.get(at) {
+            Some('*') => {
+                again = Some((at, place));
+                at += 1;
+            }
+            Some(&wanted) if wanted == '?' || wanted == character => {
+                at += 1;
+                place += 1;
+            }
+            _ => {
+                let Some((star, from)) = again else { return false };
+                again = Some((star, from + 1));
+                at = star + 1;
+                place = from + 1;
             }
         }
-        pattern.iter().skip(at).all(|&left| left == '*')
     }
+    pattern.iter().skip(at).all(|&left| left == '*')
 }
 
 /// Everything that fits all of this.

@@ -3,6 +3,7 @@
 //! Invariant: a number that refers to nothing is damage that is reported, never a panic; a stack's
 //! caller comes before it, so every walk ends.
 
+use strata_kinds::labels;
 use strata_profile::{
     Frame, FrameKind, Label, LabelValue, LabelsId, LocationId, MappingId, ProfileBuilder, StackId,
     StringId, ThreadId,
@@ -12,19 +13,6 @@ use crate::body::Body;
 use crate::dictionary::MOST_FRAMES;
 use crate::error::Damage;
 use crate::wire::Cursor;
-
-/// Labels that tell requests and threads apart. Merges over time leave them out, as they leave out
-/// every number, or they would merge nothing.
-const FLEETING: [&str; 8] = [
-    "span id",
-    "span_id",
-    "trace id",
-    "trace_id",
-    "local root span id",
-    "thread id",
-    "thread_id",
-    "end_timestamp_ns",
-];
 
 /// Labels that say which process a sample is of.
 const PROCESS: [&str; 3] = ["pid", "process_id", "process id"];
@@ -243,8 +231,8 @@ fn kind_of(number: u32) -> Result<FrameKind, Damage> {
 /// Which of the samples' labels a profile gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Detail {
-    /// Texts that name something lasting, such as `comm` or `exception type`: merges over time
-    /// keep these.
+    /// Texts of few values that name something lasting, such as `comm` or `exception type`, by the
+    /// table of labels: merges over time keep these.
     #[default]
     Lasting,
     /// All of them, pid and thread and span ids included.
@@ -376,8 +364,9 @@ impl Replay {
         }
         let mut labels = Vec::new();
         for label in tables.labels.get(number) {
-            let is_fleeting = label.is_number || FLEETING.contains(&tables.string(label.key));
-            if self.detail == Detail::Lasting && is_fleeting {
+            // Merges over time leave these out, or they would merge nothing.
+            let is_separable = label.is_number || labels::is_separable(tables.string(label.key));
+            if self.detail == Detail::Lasting && is_separable {
                 continue;
             }
             let key = self.string(tables, builder, label.key);

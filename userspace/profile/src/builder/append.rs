@@ -21,7 +21,10 @@ impl ProfileBuilder {
         for sample in other.samples() {
             let stack = at(&stacks, sample.stack.position());
             let labels = known.labels(self, sample.labels);
-            self.push_sample(stack, labels, sample.values);
+            match self.without_stale(sample.values) {
+                None => self.push_sample(stack, labels, sample.values),
+                Some(values) => self.push_sample(stack, labels, &values),
+            }
         }
         let threads: Vec<_> = other
             .threads

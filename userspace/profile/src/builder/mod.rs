@@ -9,6 +9,8 @@
 //! of names) the empty thing is used and `overflows` counts it.
 
 mod append;
+mod kinds;
+mod snapshots;
 mod translation;
 
 use std::hash::BuildHasher;
@@ -21,6 +23,7 @@ use crate::model::{
     SampleKey, StackId, StringId, Thread, ThreadId, Timeline, ValueType,
 };
 use crate::text::shortened;
+use snapshots::Snapshots;
 pub(crate) use translation::Translation;
 
 /// Characters of a file's name in a made-up name; file systems allow 255 bytes.
@@ -39,6 +42,7 @@ pub struct ProfileBuilder {
     labels: Index,
     threads: Index,
     common: CommonStrings,
+    snapshots: Snapshots,
 }
 
 impl ProfileBuilder {
@@ -51,6 +55,7 @@ impl ProfileBuilder {
         for &(name, unit) in sample_types {
             let kind = builder.value_type(name, unit);
             builder.profile.sample_types.push(kind);
+            builder.note_column(kind);
         }
         builder
     }
@@ -215,6 +220,13 @@ impl ProfileBuilder {
 
     /// Adds one value for each sample type (a missing one is 0).
     pub fn add(&mut self, stack: StackId, labels: LabelsId, values: &[i64]) {
+        match self.without_stale(values) {
+            None => self.add_current(stack, labels, values),
+            Some(values) => self.add_current(stack, labels, &values),
+        }
+    }
+
+    fn add_current(&mut self, stack: StackId, labels: LabelsId, values: &[i64]) {
         let key = SampleKey { stack, labels };
         let next = self.profile.samples.len();
         let samples = &self.profile.samples;
@@ -282,6 +294,7 @@ impl ProfileBuilder {
         if empty && !self.profile.samples.is_empty() {
             self.profile.timeline = None;
         }
+        self.drop_emptied();
         self.profile.shrink();
         self.profile
     }

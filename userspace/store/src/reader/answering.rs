@@ -261,6 +261,7 @@ impl<'q> Merge<'q> {
                 self.answer.damaged = self.answer.damaged.saturating_add(1);
                 continue;
             }
+            self.builder.begin_period(entry.end);
             let shift = entry.start.saturating_sub(self.question.origin);
             let shift = u64::try_from(shift).unwrap_or(0);
             let added = replay.samples(&read.tables, &mut self.builder, body, &columns).and_then(
@@ -301,7 +302,11 @@ impl<'q> Merge<'q> {
             let times = self.times.get_or_insert((start, end));
             *times = (times.0.min(start), times.1.max(end));
         }
+        let snapshot_end = other.builder.snapshot_end();
         let profile = other.builder.finish();
+        if let Some(end) = snapshot_end {
+            self.builder.begin_period(end);
+        }
         let host = profile.string(profile.host);
         if !host.is_empty() {
             self.builder.set_host(host);
