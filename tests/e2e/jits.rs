@@ -41,7 +41,7 @@ fn node_shows_its_javascript_functions() -> Result<()> {
 fn a_perf_map_of_another_user_names_nothing() -> Result<()> {
     let _machine = machine::beside_others()?;
     let node = Running::from_command(runtimes::node(&["300"])?)?;
-    until_used(node.pid(), 2.5)?; // its functions are compiled
+    node.wait_until_used(2.5)?; // its functions are compiled
     let map = format!("/tmp/perf-{}.map", node.pid());
     // As if any user of the host had been there first.
     std::os::unix::fs::chown(&map, Some(65_534), Some(65_534))?;

@@ -1,5 +1,5 @@
 //! `cargo xtask dist`: what a user downloads. One stripped binary with the BPF object inside,
-//! the licences, the README; a user of it needs no toolchain.
+//! the licences, the README, shell completions and manual pages; a user of it needs no toolchain.
 //!
 //! Invariant: of the user's machine only glibc is asked; any other library is an error here.
 
@@ -36,6 +36,10 @@ pub fn run() -> Result<()> {
             .with_context(|| format!("cannot copy {document}"))?;
     }
     fs::copy(project::root().join("ebpf/LICENSE"), directory.join("ebpf/LICENSE"))?;
+
+    let mut documents = Command::new(directory.join("strata"));
+    documents.arg("internal-documents").arg(&directory);
+    run::output_of(&mut documents).context("strata does not write its manual pages")?;
 
     let archive = project::target().join("dist").join(format!("{name}.tar.gz"));
     let mut tar = Command::new("tar");

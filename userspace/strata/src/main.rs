@@ -5,6 +5,7 @@ mod capabilities;
 mod convert;
 mod daemon;
 mod doctor;
+mod documents;
 mod environment;
 mod printing;
 mod ps;
@@ -38,6 +39,14 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
             let lane = arguments.get(2)?.to_str()?;
             let lane = strata_sandbox::Lane::from_argument(lane.as_bytes())?;
             Some(strata_sandbox::run_opener(lane))
+        }
+        // For `cargo xtask dist`.
+        "internal-documents" => {
+            let written = documents::write(std::path::Path::new(arguments.get(2)?));
+            if let Err(error) = &written {
+                eprintln!("strata: completions and manual pages cannot be written: {error}");
+            }
+            Some(written)
         }
         "internal-worker" => Some(strata_sandbox::run_worker(&strata_sandbox::StandardJobs)),
         _ => None,
