@@ -84,7 +84,7 @@ impl Seen {
         self.given_up += session.status().lost(Loss::UnloadNotAwaited);
         self.panics += session.status().lost(Loss::Panic);
         // Sometimes it stays for the next, as under a recording that was killed.
-        if self.attaches % 4 == 0 {
+        if self.attaches.is_multiple_of(4) {
             session.release()?;
         } else if let Err(error) =
             session.detach_and_wait(PATIENCE_OF_ONE, Budget::default(), |_| {})

@@ -126,9 +126,11 @@ async fn stored(pipeline: &Pipeline, profiles: u64) {
     .expect("the store takes what is published");
 }
 
+type Labels = Vec<(String, String)>;
+
 /// What arrived at the exporter of a period: the labels of each profile's series, its length in
 /// seconds and its samples.
-fn arrived(server: &Server, period: usize) -> Vec<(Vec<(String, String)>, i64, i64)> {
+fn arrived(server: &Server, period: usize) -> Vec<(Labels, i64, i64)> {
     let mut seen = Vec::new();
     let mut known = BTreeSet::new();
     for arrival in server.arrivals() {

@@ -349,7 +349,7 @@ mod tests {
             let range = CodeRangeRecord {
                 start: 0x10_0000 + n * 0x2000,
                 size: 4096 - (n % 1000) as u32,
-                code: code.clone().into(),
+                code: code.clone(),
             };
             let method = MethodRecord { function: n, ranges: vec![range], ..Default::default() };
             runtime.apply(method.into(), most);
