@@ -49,6 +49,10 @@ fn load_with(compiler: &str, library: &Path) {
     assert_eq!(String::from_utf8_lossy(&said.stderr), "");
 }
 
+/// Every process that strata attaches to maps the library. What keeps the runtime's ids from being used
+/// after an unload took 20 KB of it.
+const MOST_BYTES: u64 = 540_000;
+
 #[test]
 fn the_glibc_library_loads_and_asks_for_no_glibc_after_2_17() {
     let library = shipped("x86_64-unknown-linux-gnu");
@@ -67,7 +71,7 @@ fn the_glibc_library_loads_and_asks_for_no_glibc_after_2_17() {
     }
     assert!(newest > (2, 0) && newest <= (2, 17), "asks for glibc {newest:?}");
     let size = fs::metadata(&library).expect("the library").len();
-    assert!(size < 500_000, "{size} bytes");
+    assert!(size < MOST_BYTES, "{size} bytes");
     load_with("cc", &library);
 }
 
@@ -76,7 +80,7 @@ fn the_musl_library_loads_and_needs_nothing_but_musl() {
     let library = shipped("x86_64-unknown-linux-musl");
     assert_eq!(needed(&library), ["libc.so"]);
     let size = fs::metadata(&library).expect("the library").len();
-    assert!(size < 500_000, "{size} bytes");
+    assert!(size < MOST_BYTES, "{size} bytes");
     load_with("musl-gcc", &library);
 }
 
