@@ -13,7 +13,7 @@ use indexmap::IndexSet;
 use strata_abi::record::{END_COUNT, End, FLAG_KERNEL_CUT};
 use xxhash_rust::xxh3;
 
-use super::place::{Marker, Place};
+use super::code_address::{CodeAddress, Marker};
 use crate::processes::table::{ImageId, Space};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,7 +65,7 @@ type Hasher = FixedState;
 const SECRET: usize = 192;
 
 pub struct Aggregate {
-    places: IndexSet<Place, Hasher>,
+    places: IndexSet<CodeAddress, Hasher>,
     /// Places of all stacks, leaf first, one after the other.
     stack_places: Vec<u32>,
     /// Where each stack's places end.
@@ -181,15 +181,15 @@ impl Aggregate {
         places.clear();
         let mut push = |place| places.push(self.places.insert_full(place).0 as u32);
         for (index, &address) in words.kernel.iter().enumerate() {
-            push(Place::of_kernel(address, index == 0));
+            push(CodeAddress::of_kernel(address, index == 0));
         }
         if words.flags & FLAG_KERNEL_CUT != 0 {
-            push(Place::Marker(Marker::Truncated));
+            push(CodeAddress::Marker(Marker::Truncated));
         }
         for &word in words.user {
-            push(Place::of_user(word, space, image, words.era));
+            push(CodeAddress::of_user(word, space, image, words.era));
         }
-        if let Some(marker) = Place::of_end(words.end) {
+        if let Some(marker) = CodeAddress::of_end(words.end) {
             push(marker);
         }
         let hash = self.hash(bytes_of_words(&places));
@@ -212,12 +212,12 @@ impl Aggregate {
         &self.ends
     }
 
-    pub fn places(&self) -> impl ExactSizeIterator<Item = Place> + '_ {
+    pub fn code_addresses(&self) -> impl ExactSizeIterator<Item = CodeAddress> + '_ {
         self.places.iter().copied()
     }
 
     /// The place at a position.
-    pub fn place(&self, position: usize) -> Option<Place> {
+    pub fn code_address(&self, position: usize) -> Option<CodeAddress> {
         self.places.get_index(position).copied()
     }
 
@@ -315,8 +315,8 @@ mod tests {
         aggregate.add(0, key(1), whole, &Space::default());
         aggregate.add(0, key(1), Words { end: End::FrameLimit, ..whole }, &Space::default());
         assert_eq!(aggregate.stacks(), 2);
-        let places: Vec<_> = aggregate.places().collect();
+        let places: Vec<_> = aggregate.code_addresses().collect();
         let last = aggregate.stack_of(StackId(1)).last().map(|&place| places[place as usize]);
-        assert_eq!(last, Some(Place::Marker(Marker::Truncated)));
+        assert_eq!(last, Some(CodeAddress::Marker(Marker::Truncated)));
     }
 }

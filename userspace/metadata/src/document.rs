@@ -82,8 +82,17 @@ fn bounds() -> String {
          entries are read of one list. Control characters and characters that turn text around \
          become `_`; so do `{{` and `}}` in a service's name. What is cut or refused is \
          counted. A sink is sent the labels of its list (`[sink.NAME] labels`): for Pyroscope, unless \
-         it is set, those that make few series and those that rules give. What an application says \
-         of itself (`PYROSCOPE_LABELS`, `DD_TAGS`) has to be put on the list.\n\nOnly strata and its rules set names that start with `__`, and: {}.\n",
+         it is set, those that make few series and those that rules give. What a process says of \
+         itself (`PYROSCOPE_LABELS`, `DD_TAGS`, `OTEL_RESOURCE_ATTRIBUTES`) is sent besides \
+         (`target_labels = false` ends that). Each of these labels, and each label of samples, has \
+         `label_values` values an hour (100 for Pyroscope, else 1,000); the others become `other` \
+         and are counted (`strata_label_values_other_total`).\n\nShort commands: a process that is \
+         known by nothing but its executable's name belongs to the service `short-lived` \
+         (`services.pool`) until that name has had five samples in an hour (`services.pool_below`). \
+         A host has 500 services an hour (`services.most`); those beyond belong to the pool too, \
+         whatever their processes claim, except those that a rule names. The pool's samples keep \
+         the names of their processes and threads (`comm`, `process`); \
+         `strata_profiles_pooled_total` and `strata_services_over_limit_total` count.\n\nOnly strata and its rules set names that start with `__`, and: {}.\n",
         Limits::NAME,
         Limits::LABELS,
         Limits::LABEL_NAME,

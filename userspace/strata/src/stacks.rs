@@ -13,11 +13,11 @@ use strata_profile::Profile;
 use strata_profile::text::sanitize_for_terminal;
 
 use crate::printing;
+use strata_agent::code_address::describe_end;
 use strata_agent::engine::{Engine, Options};
 use strata_agent::kernel::loader::Settings;
 use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
-use strata_agent::place::describe_end;
 use strata_agent::selection::Wanted;
 use strata_symbolize::build::Circumstances;
 use strata_symbolize::resolve;

@@ -11,10 +11,10 @@ use strata_profile::{
 use crate::known_symbols::KnownSymbols;
 use crate::{ModuleInfo, NamedFrame};
 use strata_agent::aggregate::{Aggregate, StackId, ThreadId, Tick};
+use strata_agent::code_address::CodeAddress;
 use strata_agent::engine::Engine;
 use strata_agent::host;
 use strata_agent::managed::names::folds;
-use strata_agent::place::Place;
 
 /// When and how the samples were taken.
 pub struct Circumstances {
@@ -125,7 +125,7 @@ impl<'a> Build<'a> {
         let symbols = self.symbols;
         let places = aggregate.stack_of(id);
         let named = |number: u32| {
-            let place = aggregate.place(number as usize)?;
+            let place = aggregate.code_address(number as usize)?;
             symbols.get(place)?.frames.first()
         };
         let mut stack: Vec<LocationId> = Vec::with_capacity(places.len());
@@ -152,7 +152,7 @@ impl<'a> Build<'a> {
             return Some(*known);
         }
         let symbols = self.symbols;
-        let place = self.aggregate.place(number as usize)?;
+        let place = self.aggregate.code_address(number as usize)?;
         let location = match symbols.get(place) {
             Some(named) => self.built(named.address, named.module.as_ref(), &named.frames),
             None => self.built(0, None, &[]),
@@ -163,15 +163,15 @@ impl<'a> Build<'a> {
 
     fn location_by_caller(&mut self, number: u32, caller: u32) -> Option<LocationId> {
         let symbols = self.symbols;
-        let place = self.aggregate.place(number as usize)?;
+        let place = self.aggregate.code_address(number as usize)?;
         // Few places have such names.
-        if !matches!(place, Place::Generated { .. }) {
+        if !matches!(place, CodeAddress::Generated { .. }) {
             return None;
         }
         if let Some(known) = self.by_caller.get(&(number, caller)) {
             return Some(*known);
         }
-        let frame = symbols.called_by(place, self.aggregate.place(caller as usize)?)?;
+        let frame = symbols.called_by(place, self.aggregate.code_address(caller as usize)?)?;
         let named = symbols.get(place)?;
         let location =
             self.built(named.address, named.module.as_ref(), std::slice::from_ref(frame));

@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use strata_abi::record::End;
 use strata_agent::aggregate::Aggregate;
+use strata_agent::code_address::{CodeAddress, Marker, describe_end};
 use strata_agent::engine::Engine;
 use strata_agent::engine::loading::clean_path;
 use strata_agent::frame::NamedFrame;
 use strata_agent::managed::names;
-use strata_agent::place::{Marker, Place, describe_end};
 use strata_agent::processes::mapped::FileId;
 use strata_agent::processes::table::ImageId;
 use strata_profile::FrameKind;
@@ -28,25 +28,26 @@ use crate::task::{
 use crate::{ModuleInfo, pseudo_module};
 
 /// The task that symbolizes a place.
-pub fn key_of(place: Place) -> Option<TaskKey> {
+pub fn key_of(place: CodeAddress) -> Option<TaskKey> {
     match place {
-        Place::Kernel(_) | Place::Vdso(_) => Some(TaskKey::Kernel),
-        Place::File { file, .. } => Some(TaskKey::File(file)),
-        Place::Generated { image, .. } => Some(TaskKey::Generated(image)),
-        Place::Unknown { .. } | Place::Marker(_) => None,
+        CodeAddress::Kernel(_) | CodeAddress::Vdso(_) => Some(TaskKey::Kernel),
+        CodeAddress::File { file, .. } => Some(TaskKey::File(file)),
+        CodeAddress::Generated { image, .. } => Some(TaskKey::Generated(image)),
+        CodeAddress::Unknown { .. } | CodeAddress::Marker(_) => None,
     }
 }
 
 /// Places of one task, and the samples through them.
 #[derive(Default)]
 struct Wanted {
-    places: Vec<Place>,
+    places: Vec<CodeAddress>,
     weight: u64,
 }
 
 pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate) {
     let wanted = wanted(symbolizer, aggregate);
-    let uses_kernel = aggregate.places().any(|place| matches!(place, Place::Kernel(_)));
+    let uses_kernel =
+        aggregate.code_addresses().any(|place| matches!(place, CodeAddress::Kernel(_)));
     let unused = symbolizer.kernel_unused;
     symbolizer.kernel_unused = if uses_kernel { 0 } else { unused.saturating_add(1) };
     let mut tasks = Vec::new();
@@ -90,7 +91,7 @@ pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate
 
 fn images_of(work: &RelatedWork) -> HashSet<ImageId> {
     let images = work.questions.iter().filter_map(|(about, ..)| match about.0 {
-        Place::Generated { image, .. } => Some(image),
+        CodeAddress::Generated { image, .. } => Some(image),
         _ => None,
     });
     images.collect()
@@ -104,7 +105,7 @@ fn weights(aggregate: &Aggregate) -> Vec<u64> {
             *sum = sum.saturating_add(count);
         }
     }
-    let mut of_places = vec![0u64; aggregate.places().len()];
+    let mut of_places = vec![0u64; aggregate.code_addresses().len()];
     for (stack, weight) in of_stacks.into_iter().enumerate() {
         let stack = strata_agent::aggregate::StackId(u32::try_from(stack).unwrap_or(u32::MAX));
         for place in aggregate.stack_of(stack) {
@@ -120,7 +121,7 @@ fn wanted(symbolizer: &mut Symbolizer, aggregate: &Aggregate) -> HashMap<TaskKey
     let mut wanted: HashMap<TaskKey, Wanted> = HashMap::new();
     let weights = weights(aggregate);
     let is_bounded = symbolizer.symbols.is_bounded();
-    for (place, weight) in aggregate.places().zip(weights) {
+    for (place, weight) in aggregate.code_addresses().zip(weights) {
         if !symbolizer.symbols.wants(place) {
             continue;
         }
@@ -134,12 +135,12 @@ fn wanted(symbolizer: &mut Symbolizer, aggregate: &Aggregate) -> HashMap<TaskKey
                 wanted.weight = wanted.weight.saturating_add(weight);
                 symbolizer.symbols.set_provisional(provisional(place, is_bounded));
             }
-            (None, Place::Unknown { address, .. }) => {
+            (None, CodeAddress::Unknown { address, .. }) => {
                 // Addresses of one process mean nothing in another, and there is no end of them.
                 let address = if is_bounded { 0 } else { address };
                 symbolizer.symbols.set(plain(place, address, unknown()));
             }
-            (None, Place::Marker(marker)) => {
+            (None, CodeAddress::Marker(marker)) => {
                 symbolizer.symbols.set(plain(place, 0, marker_frame(marker)));
             }
             (None, _) => {}
@@ -148,31 +149,31 @@ fn wanted(symbolizer: &mut Symbolizer, aggregate: &Aggregate) -> HashMap<TaskKey
     wanted
 }
 
-fn plain(place: Place, address: u64, frame: NamedFrame) -> Symbol {
+fn plain(place: CodeAddress, address: u64, frame: NamedFrame) -> Symbol {
     Symbol { place, address, module: None, frames: vec![frame], lasting: Lasting::ForGood }
 }
 
 /// What can be said of a place by itself.
-fn provisional(place: Place, is_bounded: bool) -> Symbol {
+fn provisional(place: CodeAddress, is_bounded: bool) -> Symbol {
     let (address, module) = match place {
-        Place::Kernel(address) => (address, Some(pseudo_module("[kernel.kallsyms]"))),
-        Place::Vdso(offset) => (offset, Some(pseudo_module("[vdso]"))),
-        Place::Generated { image, address, era, of_runtime } => {
+        CodeAddress::Kernel(address) => (address, Some(pseudo_module("[kernel.kallsyms]"))),
+        CodeAddress::Vdso(offset) => (offset, Some(pseudo_module("[vdso]"))),
+        CodeAddress::Generated { image, address, era, of_runtime } => {
             let code = GeneratedCode { address, era, of_runtime };
             return unnamed_symbol(image, &code, is_bounded);
         }
-        Place::File { offset, .. } => (offset, None),
-        Place::Unknown { .. } | Place::Marker(_) => (0, None),
+        CodeAddress::File { offset, .. } => (offset, None),
+        CodeAddress::Unknown { .. } | CodeAddress::Marker(_) => (0, None),
     };
     Symbol { place, address, module, frames: Vec::new(), lasting: Lasting::UntilNext }
 }
 
-fn kernel_work(symbolizer: &Symbolizer, places: &[Place]) -> Work {
+fn kernel_work(symbolizer: &Symbolizer, places: &[CodeAddress]) -> Work {
     let (mut addresses, mut vdso) = (Vec::new(), Vec::new());
     for place in places {
         match place {
-            Place::Kernel(address) => addresses.push(*address),
-            Place::Vdso(offset) => vdso.push(*offset),
+            CodeAddress::Kernel(address) => addresses.push(*address),
+            CodeAddress::Vdso(offset) => vdso.push(*offset),
             _ => {}
         }
     }
@@ -183,7 +184,7 @@ fn file_work(
     symbolizer: &mut Symbolizer,
     engine: &Engine,
     file: FileId,
-    places: &[Place],
+    places: &[CodeAddress],
 ) -> Option<(Owner, Work)> {
     let mapped = engine.table.files.get(file)?;
     let path = clean_path(mapped);
@@ -192,7 +193,7 @@ fn file_work(
     let module = Arc::new(ModuleInfo { limit: u64::MAX, ..ModuleInfo::of(&path) });
     let mut offsets = Vec::with_capacity(places.len());
     for place in places {
-        let Place::File { offset, .. } = *place else { continue };
+        let CodeAddress::File { offset, .. } = *place else { continue };
         offsets.push(offset);
         // The module and the offset in its file, whatever becomes of it.
         if symbolizer.symbols.get(*place).is_none_or(|known| known.module.is_none()) {
@@ -230,14 +231,14 @@ fn generated_work(
     symbolizer: &mut Symbolizer,
     engine: &Engine,
     image: ImageId,
-    places: &[Place],
+    places: &[CodeAddress],
 ) -> Option<(Owner, Work)> {
     let process = process_of(engine, image);
     let runtime = engine.managed.runtime_of(image);
     let signatures = symbolizer.options.signatures;
     let (mut described, mut others) = (Vec::new(), Vec::new());
     for place in places {
-        let Place::Generated { address, era, of_runtime, .. } = *place else { continue };
+        let CodeAddress::Generated { address, era, of_runtime, .. } = *place else { continue };
         let code = GeneratedCode { address, era, of_runtime };
         let known = runtime.and_then(|runtime| names::describe(runtime, address, era, signatures));
         let Some(known) = known else {

@@ -9,8 +9,8 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
-use strata_agent::place::Place;
 use strata_agent::processes::table::ImageId;
 
 use crate::related::{self, About};
@@ -42,11 +42,11 @@ struct Known {
 
 /// See the module.
 pub struct KnownSymbols {
-    known: HashMap<Place, Known, RandomState>,
+    known: HashMap<CodeAddress, Known, RandomState>,
     /// Frames that have their names by their caller; `None` when there is none to be found.
-    by_caller: HashMap<(Place, Place), Option<NamedFrame>, RandomState>,
+    by_caller: HashMap<(CodeAddress, CodeAddress), Option<NamedFrame>, RandomState>,
     /// Better names than what symbolizing a place alone gives.
-    better: HashMap<Place, NamedFrame, RandomState>,
+    better: HashMap<CodeAddress, NamedFrame, RandomState>,
     flush: u32,
     most: usize,
 }
@@ -82,16 +82,16 @@ impl KnownSymbols {
         self.most = most;
     }
 
-    pub fn get(&self, place: Place) -> Option<&Symbolized> {
+    pub fn get(&self, place: CodeAddress) -> Option<&Symbolized> {
         self.known.get(&place).map(|known| &known.symbolized)
     }
 
     /// The name that a place has when this one calls it.
-    pub fn called_by(&self, place: Place, caller: Place) -> Option<&NamedFrame> {
+    pub fn called_by(&self, place: CodeAddress, caller: CodeAddress) -> Option<&NamedFrame> {
         self.by_caller.get(&(place, caller))?.as_ref()
     }
 
-    pub fn is_unnamed(&self, place: Place) -> bool {
+    pub fn is_unnamed(&self, place: CodeAddress) -> bool {
         self.get(place).is_none_or(Symbolized::is_unnamed)
     }
 
@@ -104,7 +104,7 @@ impl KnownSymbols {
     }
 
     /// Whether a place is to be symbolized in this flush, which uses it.
-    pub fn wants(&mut self, place: Place) -> bool {
+    pub fn wants(&mut self, place: CodeAddress) -> bool {
         let flush = self.flush;
         self.known.get_mut(&place).is_none_or(|known| {
             known.used = flush;
@@ -147,7 +147,7 @@ impl KnownSymbols {
     }
 
     /// All that can be known now is known: what has no symbol is not asked for at every flush.
-    pub fn settle(&mut self, places: &[Place]) {
+    pub fn settle(&mut self, places: &[CodeAddress]) {
         for place in places {
             if let Some(known) = self.known.get_mut(place)
                 && known.symbolized.is_unnamed()
@@ -208,14 +208,16 @@ impl KnownSymbols {
         give_back(&mut self.by_caller);
     }
 
-    pub fn contains(&self, place: &Place) -> bool {
+    pub fn contains(&self, place: &CodeAddress) -> bool {
         self.known.contains_key(place)
     }
 
     /// Images that are gone are never asked for again.
     pub fn forget(&mut self, is_gone: impl Fn(ImageId) -> bool) {
         self.known.retain(|place, _| match place {
-            Place::Generated { image, .. } | Place::Unknown { image, .. } => !is_gone(*image),
+            CodeAddress::Generated { image, .. } | CodeAddress::Unknown { image, .. } => {
+                !is_gone(*image)
+            }
             _ => true,
         });
     }
@@ -259,7 +261,7 @@ mod tests {
 
     use super::*;
 
-    fn function(place: Place, lasting: Lasting) -> Symbol {
+    fn function(place: CodeAddress, lasting: Lasting) -> Symbol {
         let frames = vec![NamedFrame::plain(FrameKind::Kernel, "function")];
         Symbol { place, address: 7, module: None, frames, lasting }
     }
@@ -268,7 +270,7 @@ mod tests {
         let mut symbols = KnownSymbols::new(most);
         symbols.begin_flush();
         for address in 0..places {
-            symbols.set(function(Place::Kernel(address), Lasting::ForGood));
+            symbols.set(function(CodeAddress::Kernel(address), Lasting::ForGood));
         }
         symbols
     }
@@ -276,7 +278,7 @@ mod tests {
     /// A flush in which one place is wanted.
     fn flush(symbols: &mut KnownSymbols) {
         symbols.begin_flush();
-        symbols.wants(Place::Kernel(0));
+        symbols.wants(CodeAddress::Kernel(0));
         symbols.forget_unwanted();
         symbols.make_room();
     }
@@ -291,7 +293,7 @@ mod tests {
         assert_eq!(symbols.count(), 50_000, "a program may come back");
         flush(&mut symbols);
         assert_eq!(symbols.count(), 1);
-        assert!(symbols.get(Place::Kernel(0)).is_some());
+        assert!(symbols.get(CodeAddress::Kernel(0)).is_some());
         assert!(symbols.known.capacity() < before / 100, "{}", symbols.known.capacity());
     }
 
@@ -308,7 +310,7 @@ mod tests {
     fn what_was_late_is_asked_for_at_the_next_flush_and_keeps_what_is_known() {
         let mut symbols = KnownSymbols::new(100);
         symbols.begin_flush();
-        let place = Place::Kernel(1);
+        let place = CodeAddress::Kernel(1);
         let late = Symbol { frames: Vec::new(), ..function(place, Lasting::UntilNext) };
         symbols.set_provisional(late.clone());
         assert_eq!(symbols.get(place).map(|known| known.address), Some(7), "it has its address");

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use strata_agent::aggregate::Aggregate;
+use strata_agent::code_address::CodeAddress;
 use strata_agent::engine::Engine;
 use strata_agent::engine::loading::Helpers;
-use strata_agent::place::Place;
 use strata_agent::processes::table::ImageId;
 
 use crate::Shortfalls;
@@ -84,7 +84,7 @@ pub struct Symbolizer {
     pub(crate) kernel: Option<Arc<Mutex<Option<KernelTable>>>>,
     pub(crate) kernel_unused: u32,
     /// Tasks that have not ended, and the places they are about: perhaps of an earlier flush.
-    pub(crate) under_way: HashMap<TaskKey, Vec<Place>>,
+    pub(crate) under_way: HashMap<TaskKey, Vec<CodeAddress>>,
     pub(crate) jit: HashMap<ImageId, JitFiles>,
     pub(crate) related_tasks: u32,
     pub(crate) flush: Option<Flush>,
@@ -211,7 +211,7 @@ impl Symbolizer {
     }
 
     /// Whether a place may still get a better symbol in this flush.
-    pub fn awaits(&self, place: Place) -> bool {
+    pub fn awaits(&self, place: CodeAddress) -> bool {
         let Some(flush) = &self.flush else { return false };
         crate::gather::key_of(place).is_some_and(|key| flush.awaited.contains(&key))
     }
@@ -237,10 +237,11 @@ impl Symbolizer {
 
     /// The flush's profiles are built: what is not needed any more is forgotten.
     pub fn end(&mut self, aggregate: &Aggregate) -> Shortfalls {
-        let is_late = |place: &Place| self.awaits(*place) && self.symbols.is_unnamed(*place);
-        let late = aggregate.places().filter(is_late).count() as u64;
+        let is_late = |place: &CodeAddress| self.awaits(*place) && self.symbols.is_unnamed(*place);
+        let late = aggregate.code_addresses().filter(is_late).count() as u64;
         self.flush = None;
-        let unnamed = aggregate.places().filter(|place| self.symbols.is_unnamed(*place)).count();
+        let unnamed =
+            aggregate.code_addresses().filter(|place| self.symbols.is_unnamed(*place)).count();
         self.symbols.forget_unwanted();
         self.make_room();
         if self.kernel_unused > KERNEL_UNUSED

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
 use strata_agent::managed::names::{Described, Open};
-use strata_agent::place::Place;
 use strata_agent::processes::credentials::Credentials;
 use strata_agent::processes::mapped::FileId;
 use strata_agent::processes::table::ImageId;
@@ -55,7 +55,7 @@ pub enum Lasting {
 /// A code address with its frames.
 #[derive(Clone, Debug)]
 pub struct Symbol {
-    pub place: Place,
+    pub place: CodeAddress,
     pub address: u64,
     pub module: Option<Arc<ModuleInfo>>,
     /// The innermost inlined function first; none when it has no name.
@@ -142,7 +142,7 @@ impl KernelWork {
             });
             for (&address, frame) in self.addresses.iter().zip(frames) {
                 outcome.symbols.push(Symbol {
-                    place: Place::Kernel(address),
+                    place: CodeAddress::Kernel(address),
                     address,
                     module: Some(module.clone()),
                     frames: frame.into_iter().collect(),
@@ -182,7 +182,7 @@ impl KernelWork {
             let frames = resolved.frames.into_iter();
             let frames = frames.map(|frame| NamedFrame::plain(FrameKind::Native, &frame.name));
             outcome.symbols.push(Symbol {
-                place: Place::Vdso(offset),
+                place: CodeAddress::Vdso(offset),
                 address: offset,
                 module: Some(module.clone()),
                 frames: frames.collect(),
@@ -213,7 +213,7 @@ impl FileWork {
         frames: Vec<NamedFrame>,
         lasting: Lasting,
     ) -> Symbol {
-        let place = Place::File { file: self.file, offset };
+        let place = CodeAddress::File { file: self.file, offset };
         Symbol { place, address, module: Some(module.clone()), frames, lasting }
     }
 
@@ -317,9 +317,9 @@ pub struct GeneratedWork {
 }
 
 /// The place of generated code.
-pub fn place_of(image: ImageId, code: &GeneratedCode) -> Place {
+pub fn place_of(image: ImageId, code: &GeneratedCode) -> CodeAddress {
     let GeneratedCode { address, era, of_runtime } = *code;
-    Place::Generated { image, address, era, of_runtime }
+    CodeAddress::Generated { image, address, era, of_runtime }
 }
 
 /// A described method as it is without its line.

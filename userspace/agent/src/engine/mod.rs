@@ -4,8 +4,8 @@
 //! - [`rates`]: who is sampled less often than others.
 //! - [`repairing`]: processes of which events were lost are read anew.
 //! - [`samples`]: records become samples; raw stacks wait for their tables.
-//! - [`sweeping`]: what is given up and forgotten, and what is looked after now and then.
-//! - [`ticking`]: whether every CPU is still being sampled.
+//! - [`eviction`]: what is given up and forgotten, and what is looked after now and then.
+//! - [`stalled_cpus`]: whether every CPU is still being sampled.
 //! - this module: ties them to the process table, in the order of time.
 //!
 //! Order matters: an event that came before a sample must be applied before it, or the sample
@@ -14,12 +14,12 @@
 //!
 //! Invariant: nothing here waits. Files, tables and symbols come as messages.
 
+mod eviction;
 pub mod loading;
 pub mod rates;
 mod repairing;
 pub mod samples;
-mod sweeping;
-pub mod ticking;
+pub mod stalled_cpus;
 
 use std::collections::HashSet;
 use std::io;
@@ -112,7 +112,7 @@ pub struct Engine {
     files_in_use: HashSet<FileId>,
     /// What was cut off is not named yet: its files are not in use here, and needed.
     is_naming: bool,
-    ticking: ticking::Watch,
+    ticking: stalled_cpus::Watch,
     /// CPUs whose sampling had stopped, and was started again.
     pub restarted: u64,
     /// When sampling started, by the records' clock.
@@ -175,7 +175,7 @@ impl Engine {
             last_file_sweep: Instant::now(),
             files_in_use: HashSet::new(),
             is_naming: false,
-            ticking: ticking::Watch::default(),
+            ticking: stalled_cpus::Watch::default(),
             restarted: 0,
             started: 0,
             own_samples: 0,
@@ -430,11 +430,11 @@ impl Engine {
     }
 
     /// Everything sampled since the last cut; sampling goes on.
-    pub fn cut(&mut self) -> Aggregate {
+    pub fn take_aggregate(&mut self) -> Aggregate {
         self.managed.ask_last(&self.aggregate);
         self.is_naming = true;
         let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
-        self.rates.cut(|image| waiting.contains(&image));
+        self.rates.end_period(|image| waiting.contains(&image));
         let fresh = Aggregate::new(self.aggregate.timeline().is_some());
         std::mem::replace(&mut self.aggregate, fresh)
     }

@@ -49,7 +49,7 @@ impl Rates {
 
     /// All samples so far are cut off, except those of processes of which some still wait: their
     /// rate stays until none does.
-    pub fn cut(&mut self, waits: impl Fn(ImageId) -> bool) {
+    pub fn end_period(&mut self, waits: impl Fn(ImageId) -> bool) {
         self.before.clear();
         let changes = std::mem::take(&mut self.next);
         for (image, wanted) in changes {
@@ -106,16 +106,16 @@ mod tests {
     fn of_a_slower_process_every_so_many_samples_are_kept_and_of_others_all() {
         let mut rates = Rates::new(99);
         rates.set(ImageId(1), 19);
-        rates.cut(|_| false);
+        rates.end_period(|_| false);
         let kept = (0..990).filter(|_| rates.takes(ImageId(1))).count();
         assert!((190..=192).contains(&kept), "{kept}");
         assert!((0..100).all(|_| rates.takes(ImageId(2))));
-        rates.cut(|_| false);
+        rates.end_period(|_| false);
         assert_eq!([rates.of(ImageId(1)), rates.of(ImageId(2))], [19, 99]);
         rates.set(ImageId(1), 200);
-        rates.cut(|_| false);
+        rates.end_period(|_| false);
         assert!((0..100).all(|_| rates.takes(ImageId(1))));
-        rates.cut(|_| false);
+        rates.end_period(|_| false);
         assert_eq!(rates.of(ImageId(1)), 99);
     }
 
@@ -123,17 +123,17 @@ mod tests {
     fn samples_are_weighed_by_the_rate_they_were_kept_at() {
         let image = ImageId(1);
         let mut rates = Rates::new(99);
-        rates.cut(|_| false);
+        rates.end_period(|_| false);
         rates.set(image, 19);
         assert!((0..100).all(|_| rates.takes(image)), "taken while the cut is worked on");
         assert_eq!(rates.of(image), 99, "the same image in another domain");
-        rates.cut(|waiting| waiting == image);
+        rates.end_period(|waiting| waiting == image);
         assert!((0..100).all(|_| rates.takes(image)), "some still wait to be counted");
         assert_eq!(rates.of(image), 99);
-        rates.cut(|_| false);
+        rates.end_period(|_| false);
         assert_eq!(rates.of(image), 99, "what is cut off was kept at the old rate");
         assert!((0..100).filter(|_| rates.takes(image)).count() < 25);
-        rates.cut(|_| false);
+        rates.end_period(|_| false);
         assert_eq!(rates.of(image), 19);
     }
 }

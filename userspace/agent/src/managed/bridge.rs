@@ -1,7 +1,7 @@
 //! Reaching into a process, and reading what its bridge says.
 //!
 //! Attaching may take seconds and belongs on threads of its own; what comes of it arrives as a
-//! message. Reading is done at every turn and never waits: what may hang is left to the [`Looker`].
+//! message. Reading is done at every turn and never waits: what may hang is left to the [`MapsReader`].
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::unix::fs::FileExt;
@@ -12,8 +12,8 @@ use strata_bridge_protocol::record::Record;
 use strata_clr::session::{Budget, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
 
-use super::looker::Looker;
-use crate::aside::{Aside, Patience, owner_of};
+use super::maps_reader::MapsReader;
+use crate::blocking_reader::{BlockingReader, Patience, owner_of};
 use crate::processes::table::ImageId;
 
 /// Processes reached into at the same time.
@@ -228,7 +228,7 @@ impl Bridge {
     /// Hands over what the bridge has said since the last time; false when nothing more can come.
     pub fn poll(
         &mut self,
-        looker: &mut Looker,
+        looker: &mut MapsReader,
         until: Instant,
         take: &mut dyn FnMut(Record),
     ) -> bool {
@@ -324,7 +324,7 @@ const MOST_SLOW: usize = 1000;
 /// Reads code in processes. A process says where its code is: it may be where nobody gets an answer,
 /// or a slow one, and the loop waits for it. So none is waited for longer than [`SLOW_IN_ALL`].
 pub struct CodeReader {
-    reader: Aside<(u32, u64, u32), Vec<u8>>,
+    reader: BlockingReader<(u32, u64, u32), Vec<u8>>,
     /// What reading slow processes has taken.
     slow: HashMap<u32, Duration>,
     /// Methods of those that are not read any more.
@@ -334,7 +334,7 @@ pub struct CodeReader {
 impl Default for CodeReader {
     fn default() -> Self {
         let read = |(pid, start, size)| read_code(pid, start, size);
-        Self { reader: Aside::new("code", READING, read), slow: HashMap::new(), left: 0 }
+        Self { reader: BlockingReader::new("code", READING, read), slow: HashMap::new(), left: 0 }
     }
 }
 
@@ -393,7 +393,7 @@ pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
         }
     }
     let deadline = Deadline::within(LEAVING);
-    let mut looker = Looker::default();
+    let mut looker = MapsReader::default();
     while !leaving.is_empty() && !deadline.has_passed() {
         looker.turn();
         leaving.retain_mut(|bridge| {

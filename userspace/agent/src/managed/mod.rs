@@ -2,7 +2,7 @@
 //!
 //! - [`bridge`]: reaching into a process, in threads of their own: attaching may take seconds.
 //! - [`runtime`]: what the bridge has said about one process.
-//! - [`looker`]: looking at what processes have mapped, beside the loop.
+//! - [`maps_reader`]: looking at what processes have mapped, beside the loop.
 //! - [`code`]: the code a runtime has generated: who is where, and how it is unwound.
 //! - [`names`]: from what is known of a method to its name.
 //! - [`target`]: one process: how its bridge is, and what was sampled of its code.
@@ -17,7 +17,7 @@
 
 pub mod bridge;
 pub mod code;
-mod looker;
+mod maps_reader;
 pub mod names;
 pub mod runtime;
 mod target;
@@ -29,12 +29,12 @@ use std::time::{Duration, Instant};
 use strata_bridge_protocol::record::AppDomainRecord;
 
 use crate::aggregate::Aggregate;
+use crate::code_address::CodeAddress;
 use crate::kernel::loader::Programs;
-use crate::place::Place;
 use crate::processes::table::ImageId;
 use crate::tables::store::Store;
 use bridge::{Arrival, Bridges, CodeReader, Refusal};
-use looker::Looker;
+use maps_reader::MapsReader;
 use runtime::Runtime;
 use target::{PUBLISH_AWAITED_AFTER, State, Target};
 use units::Units;
@@ -83,7 +83,7 @@ pub struct Managed {
     signatures: bool,
     bridges: Bridges,
     code_reader: CodeReader,
-    looker: Looker,
+    looker: MapsReader,
     targets: HashMap<ImageId, Target>,
     /// Processes of which nothing was said yet.
     candidates: HashMap<ImageId, u32>,
@@ -150,7 +150,7 @@ impl Managed {
             signatures,
             bridges,
             code_reader: CodeReader::default(),
-            looker: Looker::default(),
+            looker: MapsReader::default(),
             targets: HashMap::new(),
             candidates: HashMap::new(),
             left_alone: HashMap::new(),
@@ -474,9 +474,9 @@ impl Managed {
     /// Every sampled method's IL map is asked for once; every address nobody claims too.
     fn ask_about_new_places(&mut self, aggregate: &Aggregate) {
         for position in self.places_seen.. {
-            let Some(place) = aggregate.place(position) else { break };
+            let Some(place) = aggregate.code_address(position) else { break };
             self.places_seen = position + 1;
-            if let Place::Generated { image, address, era, .. } = place
+            if let CodeAddress::Generated { image, address, era, .. } = place
                 && let Some(target) = self.targets.get_mut(&image)
             {
                 target.sampled.push((address, era));

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::bridge::{Bridge, CodeReader, Refusal};
-use super::looker::Looker;
+use super::maps_reader::MapsReader;
 use super::runtime::Runtime;
 use super::units::Units;
 use crate::kernel::loader::Programs;
@@ -163,7 +163,7 @@ impl Target {
 
     /// Takes in what the bridge has said since the last turn, while samples are looked at: no longer
     /// than [`BETWEEN_TURNS`] from one turn to the next.
-    pub fn take_in_between(&mut self, looker: &mut Looker) {
+    pub fn take_in_between(&mut self, looker: &mut MapsReader) {
         let begun = Instant::now();
         if self.taking_in < BETWEEN_TURNS && self.credit.is_enough(begun) {
             let used = own_time();
@@ -175,7 +175,7 @@ impl Target {
     }
 
     /// The turn of this process has come: false when it has taken too much time of late.
-    pub fn take_turn(&mut self, looker: &mut Looker, until: Instant) -> bool {
+    pub fn take_turn(&mut self, looker: &mut MapsReader, until: Instant) -> bool {
         let begun = Instant::now();
         if !self.credit.is_enough(begun) {
             return false;
@@ -197,7 +197,7 @@ impl Target {
     }
 
     /// Takes in what the bridge has said since the last time, until then.
-    pub fn take_in(&mut self, looker: &mut Looker, until: Instant) {
+    pub fn take_in(&mut self, looker: &mut MapsReader, until: Instant) {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
         let most = self.most_bytes;

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 
 use super::table::{Change, ImageId, Mapping, ProcessTable};
-use crate::aside::{Aside, Patience, Ticket, owner_of};
+use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
 use crate::kernel::perf_record::MappedInode;
 use strata_sandbox::process_text;
 
@@ -25,9 +25,9 @@ const MAX_CODE: usize = 1 << 20;
 
 /// Reads processes into the table.
 pub struct Scanner {
-    reader: Aside<u32, Option<Found>>,
+    reader: BlockingReader<u32, Option<Found>>,
     /// The same for processes that are known, and of which events may have been lost.
-    repairs: Aside<u32, Option<Found>>,
+    repairs: BlockingReader<u32, Option<Found>>,
     /// What repairs were asked for: the process as it was known then.
     asked: HashMap<Ticket, Suspect>,
 }
@@ -77,8 +77,8 @@ impl Default for Scanner {
 impl Scanner {
     fn with(read: fn(u32) -> Option<Found>) -> Self {
         Self {
-            reader: Aside::new("processes", PATIENCE, read),
-            repairs: Aside::new("repairs", PATIENCE, read),
+            reader: BlockingReader::new("processes", PATIENCE, read),
+            repairs: BlockingReader::new("repairs", PATIENCE, read),
             asked: HashMap::new(),
         }
     }

@@ -10,7 +10,7 @@ use strata_export::{ExporterHealth, Queues, State, Trouble};
 
 use super::memory;
 use crate::record::report::Loss;
-use strata_agent::aside;
+use strata_agent::blocking_reader;
 use strata_export::pipeline::Figures;
 
 /// What the loop knows.
@@ -20,12 +20,13 @@ pub struct Snapshot {
     pub processes: usize,
     pub images: usize,
     pub files: usize,
-    pub people: usize,
+    /// Processes that were sampled and whose metadata is kept.
+    pub sampled_processes: usize,
     /// How reading their environments goes.
-    pub readings: aside::Figures,
+    pub readings: blocking_reader::Figures,
     /// Bytes of their environments, and variables that had no room among them.
     pub environments: (usize, u64),
-    /// Who they are.
+    /// Their services and identities.
     pub services: Arc<Vec<Value>>,
     pub containers: strata_containers::Health,
     pub samples: u64,

@@ -77,7 +77,7 @@ pub struct Budget {
     /// Names that are kept.
     pub names: usize,
     /// Runtimes of processes of which it is kept who they are.
-    pub people: usize,
+    pub process_metadata: usize,
     /// Of batches that wait in memory, of each sink.
     pub sink: usize,
     /// Of profiles that wait for the end of a sink's period.
@@ -94,7 +94,7 @@ pub struct Budget {
 /// Roughly what a name takes, with the place it is of.
 const NAME_BYTES: u64 = 450;
 /// Roughly what it takes to know who somebody is.
-const PERSON_BYTES: u64 = 3 << 10;
+const PROCESS_METADATA_BYTES: u64 = 3 << 10;
 
 impl Budget {
     pub fn of(limit: u64, sinks: usize) -> Self {
@@ -108,7 +108,7 @@ impl Budget {
             ring: u32::try_from(ring).unwrap_or(1 << 20),
             samples: size(part(16)),
             names: size(part(10) / NAME_BYTES),
-            people: size(part(20) / PERSON_BYTES),
+            process_metadata: size(part(20) / PROCESS_METADATA_BYTES),
             sink: size(part(24) / sinks.max(1) as u64).max(1 << 20),
             waiting: size(part(24)),
             store: size(part(24)),
@@ -211,7 +211,7 @@ mod tests {
                 + u64::from(budget.ring)
                 + budget.samples as u64
                 + budget.names as u64 * NAME_BYTES
-                + budget.people as u64 * PERSON_BYTES
+                + budget.process_metadata as u64 * PROCESS_METADATA_BYTES
                 + budget.sink as u64 * 3
                 + budget.waiting as u64
                 + budget.store as u64

@@ -1,7 +1,7 @@
 //! `strata daemon`: profiles of the whole host, continuously, to the local store and to sinks.
 //!
 //! - [`session`]: the loop: samples, cuts, signals, bridges, memory.
-//! - [`cutting`]: what was sampled since the last cut becomes profiles; [`people`] says whose.
+//! - [`flushing`]: what was sampled since the last cut becomes profiles; [`process_metadata`] says whose.
 //! - [`clock`]: what time it is, and what if somebody sets it.
 //! - [`runtimes`]: what is known of containers.
 //! - `strata_export`: profiles go into the store and to exporters.
@@ -15,11 +15,11 @@
 
 pub mod board;
 pub mod clock;
-pub mod cutting;
+pub mod flushing;
 pub mod log;
 pub mod memory;
 pub mod notify;
-pub mod people;
+pub mod process_metadata;
 pub mod runtimes;
 pub mod session;
 pub mod settings;

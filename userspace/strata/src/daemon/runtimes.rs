@@ -7,7 +7,7 @@ use strata_config::settings;
 use strata_containers::{Health, Kubelet, Pace, Settings};
 use tokio::runtime::Handle;
 
-use super::people::{Containers, Known};
+use super::process_metadata::{Containers, Known};
 
 pub struct Runtimes {
     settings: Settings,

@@ -19,11 +19,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
 use super::board::{self, Board, Started};
-use super::cutting::Cutter;
+use super::flushing::Flusher;
 use super::log::Log;
 use super::memory::{self, Budget, Pressure, Watch};
 use super::notify::Manager;
-use super::people::age_of;
+use super::process_metadata::age_of;
 use super::runtimes::Runtimes;
 use super::settings::{Source, keeps_times, kernel_frequency};
 use super::web;
@@ -96,7 +96,7 @@ struct Daemon {
     source: Source,
     configuration: Configuration,
     engine: Engine,
-    cutter: Cutter,
+    flusher: Flusher,
     /// Symbols have come.
     symbols: Arc<Notify>,
     runtimes: Runtimes,
@@ -189,7 +189,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     let symbols = Arc::new(Notify::new());
     let wake = symbols.clone();
     let mut daemon = Daemon {
-        cutter: Cutter::start(&configuration, budget.names, budget.people, move || {
+        flusher: Flusher::start(&configuration, budget.names, budget.process_metadata, move || {
             wake.notify_one();
         })
         .context("threads for symbols cannot be started")?,
@@ -285,7 +285,7 @@ impl Daemon {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut watchdog = self.manager.watchdog().map(tokio::time::interval);
         loop {
-            let flush_ends = self.cutter.ends().map(tokio::time::Instant::from_std);
+            let flush_ends = self.flusher.ends().map(tokio::time::Instant::from_std);
             let due = tokio::select! {
                 biased;
                 asked = signals.next() => match asked {
@@ -315,9 +315,9 @@ impl Daemon {
                     self.flush();
                 }
             }
-            if self.cutter.elapsed() >= self.period {
+            if self.flusher.elapsed() >= self.period {
                 self.flush();
-            } else if self.cutter.is_flushing() {
+            } else if self.flusher.is_flushing() {
                 self.go_on_with_flush(false);
             }
         }
@@ -325,10 +325,10 @@ impl Daemon {
 
     /// Who was sampled for the first time may be gone at the next cut.
     fn meet_newcomers(&mut self) {
-        self.cutter.people.look(&self.engine.table);
+        self.flusher.processes.look(&self.engine.table);
         let Some(newcomers) = &mut self.engine.newcomers else { return };
         for (image, pid) in newcomers.drain(..) {
-            self.cutter.people.meet(&self.engine.table, image, pid);
+            self.flusher.processes.meet(&self.engine.table, image, pid);
             let group = self.engine.groups.known(image);
             if let Some(id) = group.and_then(|group| group.container.as_deref()) {
                 self.runtimes.prepare(id);
@@ -338,13 +338,13 @@ impl Daemon {
 
     /// Begins a flush. What is still awaited for the last one is awaited no longer.
     fn flush(&mut self) {
-        if self.cutter.is_flushing() {
+        if self.flusher.is_flushing() {
             self.go_on_with_flush(true);
         }
         for (sum, count) in self.ends.iter_mut().zip(self.engine.aggregate.ends()) {
             *sum += count;
         }
-        self.cutter.begin(&mut self.engine);
+        self.flusher.begin(&mut self.engine);
         self.go_on_with_flush(false);
     }
 
@@ -367,7 +367,7 @@ impl Daemon {
             }
         };
         let (engine, configuration) = (&mut self.engine, &self.configuration);
-        if self.cutter.go_on(engine, configuration, &self.runtimes, at_once, hand_over) {
+        if self.flusher.go_on(engine, configuration, &self.runtimes, at_once, hand_over) {
             memory::trim();
         }
     }
@@ -375,7 +375,7 @@ impl Daemon {
     /// Flushes what there is and waits for it, turning meanwhile: at the end.
     async fn flush_all(&mut self) {
         self.flush();
-        while self.cutter.is_flushing() {
+        while self.flusher.is_flushing() {
             tokio::select! {
                 () = self.symbols.notified() => {}
                 () = tokio::time::sleep(TURN) => {}
@@ -396,13 +396,13 @@ impl Daemon {
         self.admit();
         let maps = self.fixed_maps.saturating_add(self.engine.store.segment_bytes());
         let mut workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
-        workers.extend(self.cutter.symbolizer.helper_pids());
+        workers.extend(self.flusher.symbolizer.helper_pids());
         let pressure = self.watch.look(workers.into_iter(), maps);
         self.shed(pressure);
         if self.slow_tick.elapsed() >= SLOW_TICK {
             self.slow_tick = Instant::now();
             self.slow = self.slow_figures();
-            self.services = Arc::new(self.cutter.people.described(MOST_SHOWN));
+            self.services = Arc::new(self.flusher.processes.described(MOST_SHOWN));
         }
         let snapshot = self.snapshot();
         *self.board.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
@@ -414,8 +414,9 @@ impl Daemon {
         let candidates: Vec<_> = self.engine.managed.candidates().collect();
         for (image, pid) in candidates {
             let configuration = &self.configuration;
-            let who = self.cutter.people.who(&self.engine, configuration, &self.runtimes, image, 0);
-            if !self.cutter.people.is_read(image) {
+            let who =
+                self.flusher.processes.who(&self.engine, configuration, &self.runtimes, image, 0);
+            if !self.flusher.processes.is_read(image) {
                 continue;
             }
             let decided = who.as_ref().and_then(|who| who.decision.bridge);
@@ -440,8 +441,8 @@ impl Daemon {
             return;
         }
         self.shed[0] += 1;
-        self.cutter.symbolizer.shed();
-        self.cutter.people.shed();
+        self.flusher.symbolizer.shed();
+        self.flusher.processes.shed();
         if pressure == Pressure::Over {
             // What was sampled since the last cut is little, and cutting takes memory too.
             if self.engine.aggregate.bytes() > self.budget.samples / 8 {
@@ -450,7 +451,7 @@ impl Daemon {
             }
             self.shed[2] += 1;
             self.engine.loading.service().release();
-            self.cutter.symbolizer.release();
+            self.flusher.symbolizer.release();
             self.publisher.hurry();
             tracing::debug!(bytes = self.watch.last.total(), "at the memory limit");
         }

@@ -11,9 +11,9 @@ use strata_profile::text::sanitize_for_terminal;
 use strata_profile::{FrameKind, Profile};
 
 use super::live::grouped;
+use strata_agent::code_address::describe_end;
 use strata_agent::engine::Engine;
 use strata_agent::kernel::introspect;
-use strata_agent::place::describe_end;
 use strata_symbolize::Shortfalls;
 
 /// A file that was written.

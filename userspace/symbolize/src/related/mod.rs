@@ -15,13 +15,13 @@ use crate::NamedFrame;
 use crate::task::RelatedWork;
 use assembly::Assembly;
 use strata_agent::aggregate::{Aggregate, StackId};
+use strata_agent::code_address::CodeAddress;
 use strata_agent::engine::Engine;
 use strata_agent::managed::names::{Described, Open, Question};
-use strata_agent::place::Place;
 use strata_agent::processes::mapped::FileId;
 
 /// Whose name is asked for: a place, or a place as another one calls it.
-pub type About = (Place, Option<Place>);
+pub type About = (CodeAddress, Option<CodeAddress>);
 
 /// What is asked of one assembly.
 #[derive(Default)]
@@ -39,13 +39,13 @@ const MOST_PROGRAMS: usize = 64;
 /// Places whose names lack something, and places that may tell it.
 #[derive(Default)]
 pub struct Lacking {
-    open: HashMap<Place, (Assembly, Open)>,
-    statements: HashMap<Place, (Assembly, Statement)>,
+    open: HashMap<CodeAddress, (Assembly, Open)>,
+    statements: HashMap<CodeAddress, (Assembly, Statement)>,
 }
 
 impl Lacking {
     /// A place of generated code, and what is known of it. `pid` is its process, if it is there.
-    pub fn add(&mut self, place: Place, described: &Described, pid: Option<u32>) {
+    pub fn add(&mut self, place: CodeAddress, described: &Described, pid: Option<u32>) {
         let assembly = || Assembly { path: described.module.clone(), mvid: described.mvid, pid };
         if let Some(open) = &described.open {
             self.open.insert(place, (assembly(), open.clone()));
@@ -55,11 +55,11 @@ impl Lacking {
     }
 
     /// Nothing more can be found out about a place.
-    pub fn settled(&mut self, place: Place) {
+    pub fn settled(&mut self, place: CodeAddress) {
         self.open.remove(&place);
     }
 
-    pub fn retain(&mut self, is_kept: impl Fn(&Place) -> bool) {
+    pub fn retain(&mut self, is_kept: impl Fn(&CodeAddress) -> bool) {
         self.open.retain(|place, _| is_kept(place));
         self.statements.retain(|place, _| is_kept(place));
     }
@@ -96,10 +96,10 @@ impl Lacking {
             return all;
         }
         for stack in 0..aggregate.stacks() {
-            let stack: Vec<Place> = aggregate
+            let stack: Vec<CodeAddress> = aggregate
                 .stack_of(StackId(stack as u32))
                 .iter()
-                .filter_map(|place| aggregate.place(*place as usize))
+                .filter_map(|place| aggregate.code_address(*place as usize))
                 .collect();
             for (at, place) in stack.iter().enumerate() {
                 let Some((own, open)) = self.open.get(place) else { continue };
@@ -120,7 +120,7 @@ impl Lacking {
                 asked.questions.entry(about).or_insert(question);
                 if assembly.is_inside_a_program() {
                     asked.programs.extend(stack.iter().filter_map(|place| match place {
-                        Place::File { file, .. } => Some(*file),
+                        CodeAddress::File { file, .. } => Some(*file),
                         _ => None,
                     }));
                 }
@@ -131,10 +131,10 @@ impl Lacking {
 
     fn question<'a>(
         &'a self,
-        place: Place,
+        place: CodeAddress,
         own: &'a Assembly,
         open: &Open,
-        caller: Option<&Place>,
+        caller: Option<&CodeAddress>,
     ) -> Option<(&'a Assembly, About, Related)> {
         match &open.question {
             Question::Around(token) => Some((own, (place, None), Related::Around(*token))),

@@ -72,7 +72,7 @@ impl Board {
             "sampled_processes",
             gauge,
             "Processes that were sampled and are still there.",
-            snapshot.people as f64,
+            snapshot.sampled_processes as f64,
         );
         one(
             "process_readings_given_up_total",

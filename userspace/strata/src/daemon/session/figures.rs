@@ -25,7 +25,7 @@ impl Daemon {
         // What was used stays used, also while it cannot be found out: a helper that has ended is
         // counted when it was waited for.
         let before = self.slow;
-        let helpers = [self.engine.loading.helpers(), self.cutter.symbolizer.helpers()];
+        let helpers = [self.engine.loading.helpers(), self.flusher.symbolizer.helpers()];
         let helper_seconds =
             helpers.iter().map(|helpers| helpers.processor_time.as_secs_f64()).sum::<f64>();
         SlowFigures {
@@ -42,7 +42,7 @@ impl Daemon {
 
     pub(super) fn snapshot(&self) -> Snapshot {
         let engine = &self.engine;
-        let tally = &self.cutter.tally;
+        let tally = &self.flusher.tally;
         let bridges = engine.managed.totals();
         let mut ends = self.ends;
         for (sum, count) in ends.iter_mut().zip(engine.aggregate.ends()) {
@@ -53,9 +53,12 @@ impl Daemon {
             processes: engine.table.count(),
             images: engine.table.image_count(),
             files: self.slow.mapped_files,
-            people: self.cutter.people.len(),
-            readings: self.cutter.people.readings(),
-            environments: (self.cutter.people.environment_bytes(), self.cutter.people.not_kept()),
+            sampled_processes: self.flusher.processes.len(),
+            readings: self.flusher.processes.readings(),
+            environments: (
+                self.flusher.processes.environment_bytes(),
+                self.flusher.processes.not_kept(),
+            ),
             services: self.services.clone(),
             containers: self.runtimes.health(),
             samples: tally.samples,
@@ -66,7 +69,7 @@ impl Daemon {
             early_flushes: self.early_flushes,
             profiles: tally.profiles,
             dropped_profiles: self.publisher.dropped,
-            names: self.cutter.symbolizer.symbols().count(),
+            names: self.flusher.symbolizer.symbols().count(),
             late_symbols: tally.late,
             shed: [self.shed[0], self.shed[1], self.shed[2], engine.store.evicted],
             losses: board::causes(report::losses(engine, &ends, tally.unnamed)),

@@ -69,10 +69,10 @@ impl Daemon {
         }
         self.engine.set_own_pid(own_pid(&configuration));
         self.engine.take_all_in();
-        self.cutter.people.configure(&configuration, &self.engine.table);
+        self.flusher.processes.configure(&configuration, &self.engine.table);
         self.runtimes.configure(&configuration.containers, &self.network);
-        self.cutter.symbolizer.set_most(budget.names);
-        self.cutter.people.set_most_known(budget.people);
+        self.flusher.symbolizer.set_most(budget.names);
+        self.flusher.processes.set_most_known(budget.process_metadata);
         self.engine.managed.set_budget(budget.bridges);
         self.engine.set_waiting_memory(budget.stacks);
         self.watch.limit = budget.limit;
@@ -80,7 +80,7 @@ impl Daemon {
         self.period = period(&configuration);
         self.configuration = configuration;
         // Rules may ask for what was not read until now.
-        self.cutter.people.settle(&self.engine.table);
+        self.flusher.processes.settle(&self.engine.table);
         self.ask_bridges_again();
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Daemon {
         let unwanted: Vec<_> = images
             .into_iter()
             .filter(|image| {
-                let who = self.cutter.people.who(
+                let who = self.flusher.processes.who(
                     &self.engine,
                     &self.configuration,
                     &self.runtimes,

@@ -1,6 +1,6 @@
 //! `strata doctor --pid`: what is known about one process, and why something is not.
 //!
-//! - [`who`]: what `/proc` says about it
+//! - [`resolved`]: what `/proc` says about it
 //! - [`files`]: the files it runs code from: opened how, unwound by what, named by what
 //! - [`generated`]: code that compilers at run time made, and where its names come from
 //! - [`show`]: the report for people and for programs
@@ -10,8 +10,8 @@
 
 mod files;
 mod generated;
+mod identity;
 mod show;
-mod who;
 
 use std::io;
 
@@ -22,11 +22,11 @@ use super::line::State;
 use super::parse::{self, CodeMapping};
 use files::FileReport;
 use generated::Generated;
-use who::Who;
+use identity::ResolvedProcess;
 
 /// Everything there is to say.
 pub struct Report {
-    who: Who,
+    who: ResolvedProcess,
     /// Why its mappings could not be read, and what to do.
     trouble: Option<(String, String)>,
     files: Vec<FileReport>,
@@ -35,7 +35,7 @@ pub struct Report {
 
 /// Looks at a process of the host; `None` when there is none. A thread's number means its process.
 pub fn examine(pid: u32) -> Option<Report> {
-    let who = who::read(pid)?;
+    let who = identity::read(pid)?;
     let mut report = Report { who, trouble: None, files: Vec::new(), generated: None };
     if report.who.kernel_thread || report.who.ended {
         return Some(report);

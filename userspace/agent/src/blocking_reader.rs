@@ -69,7 +69,7 @@ pub enum Missing {
 
 type Work<Q, A> = dyn Fn(Q) -> A + Send + Sync;
 
-pub struct Aside<Q, A> {
+pub struct BlockingReader<Q, A> {
     name: &'static str,
     patience: Patience,
     work: Arc<Work<Q, A>>,
@@ -113,7 +113,7 @@ impl<Q, A> Shared<Q, A> {
     }
 }
 
-impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
+impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
     pub fn new(
         name: &'static str,
         patience: Patience,
@@ -254,7 +254,7 @@ impl<Q: Send + 'static, A: Send + 'static> Aside<Q, A> {
     }
 }
 
-impl<Q, A> Drop for Aside<Q, A> {
+impl<Q, A> Drop for BlockingReader<Q, A> {
     fn drop(&mut self) {
         self.shared.lock().is_over = true;
         self.shared.asked.notify_all();
@@ -303,15 +303,15 @@ mod tests {
     /// Questions that hang until their sender is dropped, and such that do not.
     type Question = Option<mpsc::Receiver<()>>;
 
-    fn hanging(patience: Patience) -> Aside<Question, u32> {
-        Aside::new("test-aside", patience, |question: Question| {
+    fn hanging(patience: Patience) -> BlockingReader<Question, u32> {
+        BlockingReader::new("test-aside", patience, |question: Question| {
             question.map_or(1, |hang| hang.recv().map_or(2, |()| 3))
         })
     }
 
     #[test]
     fn answers_come_in_the_order_of_the_questions() {
-        let mut aside = Aside::new("test-aside", LONG, |question: u32| question * 2);
+        let mut aside = BlockingReader::new("test-aside", LONG, |question: u32| question * 2);
         let tickets: Vec<_> = (0..100).map(|n| aside.ask(n).expect("room")).collect();
         aside.settle(LONG.limit);
         let expected: Vec<_> = tickets.into_iter().zip((0..100).map(|n| Ok(n * 2))).collect();
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn work_that_panics_is_no_answer() {
-        let mut aside = Aside::new("test-aside", LONG, |fails: bool| {
+        let mut aside = BlockingReader::new("test-aside", LONG, |fails: bool| {
             if fails {
                 std::panic::resume_unwind(Box::new("silent"));
             }

@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use strata_clr::session::Look;
 
-use crate::aside::{Aside, Patience, owner_of};
+use crate::blocking_reader::{BlockingReader, Patience, owner_of};
 
 /// A look takes some milliseconds at most, unless it hangs.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 128, of_one: 8 };
 
 /// Looks for all sessions. What is found comes to each session by itself; so does that a look was
 /// dropped because nobody had time for it.
-pub struct Looker {
-    looks: Aside<Look, ()>,
+pub struct MapsReader {
+    looks: BlockingReader<Look, ()>,
 }
 
-impl Default for Looker {
+impl Default for MapsReader {
     fn default() -> Self {
-        Self { looks: Aside::new("looks", PATIENCE, Look::look) }
+        Self { looks: BlockingReader::new("looks", PATIENCE, Look::look) }
     }
 }
 
-impl Looker {
+impl MapsReader {
     pub fn look(&mut self, pid: u32, look: Look) {
         // One that is refused is dropped, and wanted again later.
         let _ = self.looks.ask_of(owner_of(pid), look);

@@ -9,7 +9,7 @@ use crate::doctor::parse;
 use crate::doctor::text::printable;
 use strata_agent::processes::container::{self, Group};
 
-pub struct Who {
+pub struct ResolvedProcess {
     pub pid: u32,
     /// The number that was asked for, when it is a thread of this process.
     pub thread: Option<u32>,
@@ -26,14 +26,14 @@ pub struct Who {
     pub group: Group,
 }
 
-impl Who {
+impl ResolvedProcess {
     /// Its number as it sees itself.
     pub fn inner_pid(&self) -> u32 {
         self.pids.last().copied().unwrap_or(self.pid)
     }
 }
 
-pub fn read(asked: u32) -> Option<Who> {
+pub fn read(asked: u32) -> Option<ResolvedProcess> {
     let status = fs::read(format!("/proc/{asked}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);
     let pid = number(&status, "Tgid")?;
@@ -43,7 +43,7 @@ pub fn read(asked: u32) -> Option<Who> {
         Ok(path) => printable(path.as_os_str().as_bytes()),
         Err(error) => format!("not readable: {error}"),
     };
-    Some(Who {
+    Some(ResolvedProcess {
         pid,
         thread: (asked != pid).then_some(asked),
         name: fs::read(of("comm")).map(|name| printable(name.trim_ascii_end())).unwrap_or_default(),

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 /// One runtime of a process: what it is called, and what is done with its samples.
 #[derive(Debug)]
-pub struct Who {
+pub struct ResolvedProcess {
     pub identity: Identity,
     pub decision: Decision,
     /// Without a sequence.
@@ -21,7 +21,7 @@ pub struct Who {
     pub labels: Vec<(String, String)>,
 }
 
-impl Who {
+impl ResolvedProcess {
     /// Every value with where it comes from.
     pub(super) fn described(&self, pid: u32) -> Value {
         let identity = &self.identity;

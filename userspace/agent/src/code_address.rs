@@ -9,7 +9,7 @@ use crate::processes::mapped::FileId;
 use crate::processes::table::{Backing, ImageId, Space};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Place {
+pub enum CodeAddress {
     Kernel(u64),
     /// By file offset: load addresses differ from process to process.
     File {
@@ -44,7 +44,7 @@ pub enum Marker {
     Incomplete(u8),
 }
 
-impl Place {
+impl CodeAddress {
     pub fn of_kernel(address: u64, leaf: bool) -> Self {
         Self::Kernel(if leaf { address } else { address.wrapping_sub(1) })
     }

@@ -19,7 +19,7 @@ use strata_sandbox::process_text::Stat;
 
 use uuid::Uuid;
 
-use strata_agent::aside::{Aside, Patience};
+use strata_agent::blocking_reader::{BlockingReader, Patience};
 use strata_agent::engine::monotonic_nanos;
 
 /// Bytes of one process's environment that are kept; what has no room is counted.
@@ -30,10 +30,12 @@ const MAX_COMMAND: u64 = 16 << 10;
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(250), threads: 64, of_one: 8 };
 
 /// Reads processes, one after the other.
-pub type Reader = Aside<Question, Seen>;
+pub type Reader = BlockingReader<Question, Seen>;
 
 pub fn reader() -> Reader {
-    Aside::new("people", PATIENCE, |question: Question| Seen::read(question.pid, &question.wanted))
+    BlockingReader::new("metadata", PATIENCE, |question: Question| {
+        Seen::read(question.pid, &question.wanted)
+    })
 }
 
 #[derive(Clone, Debug)]

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::{Engine, ticking};
-use crate::place::Place;
+use super::{Engine, stalled_cpus};
+use crate::code_address::CodeAddress;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
 
@@ -93,7 +93,7 @@ impl Engine {
         self.sideband.open_missing(self.programs.cpus());
         let ticks = self.programs.ticks();
         let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
-        for cpu in self.ticking.look(&ticks, frequency, self.now, ticking::busy_times) {
+        for cpu in self.ticking.look(&ticks, frequency, self.now, stalled_cpus::busy_times) {
             tracing::warn!(cpu, "the kernel has stopped sampling this CPU: it is started again");
             self.restarted += 1;
             self.sample_anew(cpu);
@@ -132,8 +132,8 @@ impl Engine {
         self.last_file_sweep = Instant::now();
         let mut files = self.table.files_in_use();
         files.extend(self.pending.owners().flat_map(|(_, space)| space.files()));
-        files.extend(self.aggregate.places().filter_map(|place| match place {
-            Place::File { file, .. } => Some(file),
+        files.extend(self.aggregate.code_addresses().filter_map(|place| match place {
+            CodeAddress::File { file, .. } => Some(file),
             _ => None,
         }));
         // Programs that run every few seconds use the same files again.

@@ -8,7 +8,7 @@
 //! `strata_metadata` and the rules let it. Nothing here waits for a process.
 
 mod reading;
-mod who;
+mod resolved;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -25,15 +25,15 @@ use strata_metadata::{Application, Container, Environment, Facts, Pod, identify}
 use uuid::Uuid;
 
 use reading::{Question, Reader, Seen, Wanted};
-use strata_agent::aside::{Figures, Missing, Ticket, owner_of};
+use resolved::{origin, stored_labels};
+use strata_agent::blocking_reader::{Figures, Missing, Ticket, owner_of};
 use strata_agent::engine::Engine;
 use strata_agent::host;
 use strata_agent::processes::container::Group;
 use strata_agent::processes::table::{ImageId, ProcessTable};
-use who::{origin, stored_labels};
 
 pub use reading::age_of;
-pub use who::Who;
+pub use resolved::ResolvedProcess;
 
 /// What is known of containers; `None` while nobody knows.
 pub trait Containers {
@@ -69,7 +69,7 @@ pub struct Known {
 }
 
 #[derive(Debug)]
-struct Person {
+struct KeptProcess {
     pid: u32,
     seen: Seen,
     /// How often it was read: who it is is worked out anew then.
@@ -87,11 +87,11 @@ struct Person {
     /// Functions of Go's runtime were sampled in it.
     is_go: bool,
     /// By AppDomain; 0 is the whole process.
-    known: HashMap<u64, (u64, Arc<Who>)>,
+    known: HashMap<u64, (u64, Arc<ResolvedProcess>)>,
 }
 
-pub struct People {
-    persons: HashMap<ImageId, Person>,
+pub struct ProcessMetadata {
+    kept: HashMap<ImageId, KeptProcess>,
     reader: Reader,
     /// Whose reading is on its way.
     asked: HashMap<Ticket, ImageId>,
@@ -102,7 +102,7 @@ pub struct People {
     /// Changes with the configuration.
     generation: u64,
     hasher: RandomState,
-    /// How many are known, of all persons together, and how many may be: who the others are is
+    /// How many are known, of all kept together, and how many may be: who the others are is
     /// worked out whenever it is needed.
     known: usize,
     most_known: usize,
@@ -129,14 +129,14 @@ const UNDECIDED: Duration = Duration::from_secs(15);
 /// How long a cut waits for readings that are on their way.
 const SETTLING: Duration = Duration::from_millis(300);
 
-impl People {
+impl ProcessMetadata {
     pub fn new(configuration: &Configuration, most_known: usize) -> Self {
         Self::with_reader(configuration, most_known, reading::reader())
     }
 
     fn with_reader(configuration: &Configuration, most_known: usize, reader: Reader) -> Self {
         Self {
-            persons: HashMap::new(),
+            kept: HashMap::new(),
             reader,
             asked: HashMap::new(),
             again: Vec::new(),
@@ -155,7 +155,7 @@ impl People {
         let wanted = Wanted::of(&configuration.rules);
         if wanted != *self.wanted {
             self.wanted = Arc::new(wanted);
-            let images: Vec<ImageId> = self.persons.keys().copied().collect();
+            let images: Vec<ImageId> = self.kept.keys().copied().collect();
             for image in images {
                 self.ask(table, image);
             }
@@ -164,14 +164,14 @@ impl People {
 
     /// Has a process read, if it still is what it was. What was read before counts until then.
     fn ask(&mut self, table: &ProcessTable, image: ImageId) {
-        let Some(person) = self.persons.get_mut(&image) else { return };
-        let is_current = table.get(person.pid).is_some_and(|process| process.image == image);
-        if !is_current || person.is_given_up {
+        let Some(process) = self.kept.get_mut(&image) else { return };
+        let is_current = table.get(process.pid).is_some_and(|process| process.image == image);
+        if !is_current || process.is_given_up {
             return;
         }
-        let question = Question { pid: person.pid, wanted: self.wanted.clone() };
-        person.asked = self.reader.ask_of(owner_of(person.pid), question);
-        match person.asked {
+        let question = Question { pid: process.pid, wanted: self.wanted.clone() };
+        process.asked = self.reader.ask_of(owner_of(process.pid), question);
+        match process.asked {
             Some(ticket) => {
                 self.asked.insert(ticket, image);
             }
@@ -181,8 +181,8 @@ impl People {
 
     /// Nobody has time to read a process because others hang: that is not its fault.
     fn ask_later(&mut self, image: ImageId) {
-        if let Some(person) = self.persons.get_mut(&image) {
-            person.again = Some(Instant::now() + REFUSED);
+        if let Some(process) = self.kept.get_mut(&image) {
+            process.again = Some(Instant::now() + REFUSED);
             self.again.push(image);
         }
     }
@@ -193,15 +193,15 @@ impl People {
         let mut environments = if answers.is_empty() { 0 } else { self.environment_bytes() };
         for (ticket, seen) in answers {
             let Some(image) = self.asked.remove(&ticket) else { continue };
-            let Some(person) = self.persons.get_mut(&image) else { continue };
+            let Some(process) = self.kept.get_mut(&image) else { continue };
             // It may have been asked for anew, or be another with the same number.
-            if person.asked != Some(ticket) {
+            if process.asked != Some(ticket) {
                 continue;
             }
-            person.asked = None;
+            process.asked = None;
             match seen {
                 Ok(mut seen) => {
-                    let before = person.seen.environment.len();
+                    let before = process.seen.environment.len();
                     let room =
                         MOST_ENVIRONMENTS.saturating_sub(environments.saturating_sub(before));
                     if seen.environment.len() > room {
@@ -210,15 +210,15 @@ impl People {
                     }
                     environments = environments.saturating_sub(before) + seen.environment.len();
                     self.not_kept += u64::from(seen.not_kept);
-                    if let (true, Some(wait)) = (seen.is_bare, AGAIN.get(person.looks as usize)) {
-                        person.looks += 1;
-                        person.again = Some(Instant::now() + *wait);
+                    if let (true, Some(wait)) = (seen.is_bare, AGAIN.get(process.looks as usize)) {
+                        process.looks += 1;
+                        process.again = Some(Instant::now() + *wait);
                         self.again.push(image);
                     }
-                    person.seen = seen;
-                    person.readings += 1;
+                    process.seen = seen;
+                    process.readings += 1;
                 }
-                Err(Missing::GivenUp) => person.is_given_up = true,
+                Err(Missing::GivenUp) => process.is_given_up = true,
                 Err(Missing::Refused) => self.ask_later(image),
             }
         }
@@ -229,11 +229,11 @@ impl People {
         self.take_in();
         let now = Instant::now();
         for image in std::mem::take(&mut self.again) {
-            let Some(person) = self.persons.get_mut(&image) else { continue };
-            match person.again {
+            let Some(process) = self.kept.get_mut(&image) else { continue };
+            match process.again {
                 Some(due) if due > now => self.again.push(image),
                 Some(_) => {
-                    person.again = None;
+                    process.again = None;
                     self.ask(table, image);
                 }
                 None => {}
@@ -244,12 +244,12 @@ impl People {
     /// What was read of an image after it was replaced, or while that went on, is of another. What
     /// is left to know it by is the file it was started from.
     fn correct(&mut self, table: &ProcessTable, image: ImageId) {
-        let Some(person) = self.persons.get_mut(&image) else { return };
+        let Some(process) = self.kept.get_mut(&image) else { return };
         let Some(replaced) = table.image(image).and_then(|image| image.replaced) else { return };
-        person.again = None;
-        if person.seen.at >= replaced || person.seen.is_bare {
-            person.seen = Seen::default();
-            person.readings += 1;
+        process.again = None;
+        if process.seen.at >= replaced || process.seen.is_bare {
+            process.seen = Seen::default();
+            process.readings += 1;
         }
     }
 
@@ -263,9 +263,9 @@ impl People {
     /// Whether all that is to be known of a process was read, or was not for so long that it is
     /// decided without: it may be decided about for good.
     pub fn is_read(&self, image: ImageId) -> bool {
-        self.persons.get(&image).is_some_and(|person| {
-            let is_open = person.asked.is_some() || person.again.is_some();
-            !is_open || person.met.elapsed() >= UNDECIDED
+        self.kept.get(&image).is_some_and(|process| {
+            let is_open = process.asked.is_some() || process.again.is_some();
+            !is_open || process.met.elapsed() >= UNDECIDED
         })
     }
 
@@ -275,12 +275,12 @@ impl People {
     }
 
     pub fn len(&self) -> usize {
-        self.persons.len()
+        self.kept.len()
     }
 
     /// Bytes of environments that are kept.
     pub fn environment_bytes(&self) -> usize {
-        self.persons.values().map(|person| person.seen.environment.len()).sum()
+        self.kept.values().map(|process| process.seen.environment.len()).sum()
     }
 
     /// Variables that would be used and were not kept, for want of room.
@@ -295,10 +295,10 @@ impl People {
     /// A process was sampled for the first time: it may be gone soon. What it was before it executed
     /// something else has nothing left to be read.
     pub fn meet(&mut self, table: &ProcessTable, image: ImageId, pid: u32) {
-        if self.persons.contains_key(&image) {
+        if self.kept.contains_key(&image) {
             return;
         }
-        let person = Person {
+        let process = KeptProcess {
             pid,
             seen: Seen::default(),
             readings: 0,
@@ -311,14 +311,14 @@ impl People {
             is_go: false,
             known: HashMap::new(),
         };
-        self.persons.insert(image, person);
+        self.kept.insert(image, process);
         self.ask(table, image);
     }
 
     /// Who they are, and why: at most so many.
     pub fn described(&self, most: usize) -> Vec<Value> {
-        let known = self.persons.values().flat_map(|person| {
-            person.known.values().map(move |(_, who)| who.described(person.pid))
+        let known = self.kept.values().flat_map(|process| {
+            process.known.values().map(move |(_, who)| who.described(process.pid))
         });
         let mut all: Vec<Value> = known.take(most).collect();
         all.sort_by_key(|one| one["pid"].as_u64());
@@ -327,25 +327,25 @@ impl People {
 
     /// Who they are is worked out anew when it is needed.
     pub fn shed(&mut self) {
-        for person in self.persons.values_mut() {
-            person.known = HashMap::new();
+        for process in self.kept.values_mut() {
+            process.known = HashMap::new();
         }
         self.known = 0;
     }
 
     pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
-        self.persons.retain(|image, _| is_kept(*image));
-        self.known = self.persons.values().map(|person| person.known.len()).sum();
+        self.kept.retain(|image, _| is_kept(*image));
+        self.known = self.kept.values().map(|process| process.known.len()).sum();
     }
 
     /// The process is a Go program, as its functions say.
     pub fn mark_go(&mut self, image: ImageId) {
-        if let Some(person) = self.persons.get_mut(&image) {
-            person.is_go = true;
+        if let Some(process) = self.kept.get_mut(&image) {
+            process.is_go = true;
         }
     }
 
-    /// Who an AppDomain of a process is; 0 for one that has no more than one.
+    /// ResolvedProcess an AppDomain of a process is; 0 for one that has no more than one.
     pub fn who(
         &mut self,
         engine: &Engine,
@@ -353,7 +353,7 @@ impl People {
         containers: &dyn Containers,
         image: ImageId,
         domain: u64,
-    ) -> Option<Arc<Who>> {
+    ) -> Option<Arc<ResolvedProcess>> {
         let process = engine.table.image(image)?;
         let (pid, comm) = (process.pid, process.comm.clone());
         self.meet(&engine.table, image, pid);
@@ -374,26 +374,26 @@ impl People {
             (&record.name, &record.service, &record.environment, &record.version, record.runtime_id)
         });
         let version = container.as_ref().map(|known| known.version);
-        let person = self.persons.get_mut(&image)?;
-        let program = program_of(&engine.table, image).filter(|_| person.seen.exe.is_none());
+        let process = self.kept.get_mut(&image)?;
+        let program = program_of(&engine.table, image).filter(|_| process.seen.exe.is_none());
         let version = (version, is_believed);
         let state = (
             self.generation,
-            person.readings,
+            process.readings,
             &program,
             &comm,
             is_dotnet,
-            person.is_go,
+            process.is_go,
             said,
             version,
         );
         let state = self.hasher.hash_one(state);
         // Numbers of AppDomains are a process's claim.
-        if person.known.len() >= MOST_DOMAINS && !person.known.contains_key(&domain) {
-            self.known = self.known.saturating_sub(person.known.len());
-            person.known.clear();
+        if process.known.len() >= MOST_DOMAINS && !process.known.contains_key(&domain) {
+            self.known = self.known.saturating_sub(process.known.len());
+            process.known.clear();
         }
-        if let Some((known, who)) = person.known.get(&domain)
+        if let Some((known, who)) = process.known.get(&domain)
             && *known == state
         {
             return Some(who.clone());
@@ -401,28 +401,28 @@ impl People {
         // A name that the runtime did not make up is that of the program in the AppDomain.
         let named = record.map(|record| record.name.as_str());
         let named = named.filter(|name| !name.is_empty() && *name != ONLY_DOMAIN);
-        let entry = named.or(person.seen.entry_assembly.as_deref()).filter(|_| is_dotnet);
+        let entry = named.or(process.seen.entry_assembly.as_deref()).filter(|_| is_dotnet);
         let facts = Facts {
             application: record.map_or_else(Application::default, |record| Application {
                 service: &record.service,
                 env: &record.environment,
                 version: &record.version,
             }),
-            environment: Environment::new(&person.seen.environment),
+            environment: Environment::new(&process.seen.environment),
             entry_assembly: entry,
             group,
             container: container.as_ref().and_then(|facts| facts.container.as_ref()),
             pod: container.as_ref().and_then(|facts| facts.pod.as_ref()),
-            exe: person.seen.exe.as_deref().or(program.as_deref()),
-            comm: if person.seen.is_kernels { KERNEL } else { &comm },
+            exe: process.seen.exe.as_deref().or(program.as_deref()),
+            comm: if process.seen.is_kernels { KERNEL } else { &comm },
         };
         let decision = rules::decide(&configuration.rules, &facts);
         let identity = identify(&facts, &decision.choice, configuration.types.value);
         let runtime_id = match record.map(|record| Uuid::from_bytes(record.runtime_id)) {
             Some(id) if !id.is_nil() => id,
-            _ => person.runtime_id,
+            _ => process.runtime_id,
         };
-        let language = match (is_dotnet, person.is_go) {
+        let language = match (is_dotnet, process.is_go) {
             (true, _) => Language::DotNet,
             (false, true) => Language::Go,
             (false, false) => Language::Native,
@@ -430,8 +430,8 @@ impl People {
         let host = host_of(configuration);
         let origin = Arc::new(origin(&identity, &facts, host, pid, runtime_id, language));
         let labels = stored_labels(&identity);
-        let who = Arc::new(Who { identity, decision, origin, labels });
-        match person.known.entry(domain) {
+        let who = Arc::new(ResolvedProcess { identity, decision, origin, labels });
+        match process.known.entry(domain) {
             Entry::Occupied(mut known) => {
                 known.insert((state, who.clone()));
             }

@@ -2,7 +2,7 @@
 
 use super::*;
 use std::sync::{Mutex, mpsc};
-use strata_agent::aside::{Aside, Patience};
+use strata_agent::blocking_reader::{BlockingReader, Patience};
 use strata_agent::kernel::perf_record::Event;
 
 /// What it may take until a hanging reading is given up.
@@ -26,21 +26,21 @@ fn image_of(table: &ProcessTable, pid: u32) -> ImageId {
 }
 
 /// Waits for all that was asked, however long a busy machine takes.
-fn read_all(people: &mut People, table: &ProcessTable) {
-    while !people.asked.is_empty() {
-        people.settle(table);
+fn read_all(metadata: &mut ProcessMetadata, table: &ProcessTable) {
+    while !metadata.asked.is_empty() {
+        metadata.settle(table);
     }
 }
 
-fn seen_of(people: &People, image: ImageId) -> &Seen {
-    &people.persons.get(&image).expect("it was met").seen
+fn seen_of(metadata: &ProcessMetadata, image: ImageId) -> &Seen {
+    &metadata.kept.get(&image).expect("it was met").seen
 }
 
 #[test]
 fn a_process_that_cannot_be_read_holds_nobody_up_and_is_not_tried_again() {
     let (_let_go, hang) = mpsc::channel::<()>();
     let hang = Mutex::new(hang);
-    let reader = Aside::new("test-people", PATIENCE, move |question: Question| {
+    let reader = BlockingReader::new("test-metadata", PATIENCE, move |question: Question| {
         if question.pid == 7 {
             let _ = hang.lock().expect("nobody panics").recv();
         }
@@ -48,25 +48,25 @@ fn a_process_that_cannot_be_read_holds_nobody_up_and_is_not_tried_again() {
     });
     let (table, plain) = (table_of(&[7, 8]), configuration(""));
     let (hangs, fine) = (image_of(&table, 7), image_of(&table, 8));
-    let mut people = People::with_reader(&plain, 10, reader);
-    people.meet(&table, hangs, 7);
-    people.meet(&table, fine, 8);
-    assert!(!people.is_read(hangs), "it is on its way");
-    while !people.is_read(fine) {
-        people.settle(&table);
+    let mut metadata = ProcessMetadata::with_reader(&plain, 10, reader);
+    metadata.meet(&table, hangs, 7);
+    metadata.meet(&table, fine, 8);
+    assert!(!metadata.is_read(hangs), "it is on its way");
+    while !metadata.is_read(fine) {
+        metadata.settle(&table);
     }
-    assert!(people.is_read(hangs), "nothing more comes");
-    assert_eq!(seen_of(&people, fine).exe.as_deref(), Some("/0"));
-    assert_eq!(seen_of(&people, hangs).exe, None);
-    assert_eq!(people.readings(), Figures { given_up: 1, refused: 0, stuck: 1 });
+    assert!(metadata.is_read(hangs), "nothing more comes");
+    assert_eq!(seen_of(&metadata, fine).exe.as_deref(), Some("/0"));
+    assert_eq!(seen_of(&metadata, hangs).exe, None);
+    assert_eq!(metadata.readings(), Figures { given_up: 1, refused: 0, stuck: 1 });
     // A rule asks for one more variable.
     let rule = "[[rule]]\nmatch.env.TEAM = \"a\"\nservice = \"b\"\n";
-    people.configure(&configuration(rule), &table);
-    while !people.is_read(fine) {
-        people.settle(&table);
+    metadata.configure(&configuration(rule), &table);
+    while !metadata.is_read(fine) {
+        metadata.settle(&table);
     }
-    assert_eq!(seen_of(&people, fine).exe.as_deref(), Some("/1"));
-    assert_eq!(people.readings(), Figures { given_up: 1, refused: 0, stuck: 1 });
+    assert_eq!(seen_of(&metadata, fine).exe.as_deref(), Some("/1"));
+    assert_eq!(metadata.readings(), Figures { given_up: 1, refused: 0, stuck: 1 });
 }
 
 fn exec(pid: u32, name: &str) -> Event {
@@ -76,7 +76,9 @@ fn exec(pid: u32, name: &str) -> Event {
 /// Answers with what it is told `/proc` says.
 fn reader_of(says: &Arc<Mutex<Seen>>) -> Reader {
     let says = says.clone();
-    Aside::new("test-people", PATIENCE, move |_| says.lock().expect("nobody panics").clone())
+    BlockingReader::new("test-metadata", PATIENCE, move |_| {
+        says.lock().expect("nobody panics").clone()
+    })
 }
 
 fn seen(at: u64, exe: &str, environment: &str) -> Seen {
@@ -88,68 +90,68 @@ fn seen(at: u64, exe: &str, environment: &str) -> Seen {
 #[test]
 fn what_was_read_after_an_exec_is_not_said_of_what_was_before() {
     let says = Arc::new(Mutex::new(seen(20, "/bin/new", "DD_SERVICE=new")));
-    let mut people = People::with_reader(&configuration(""), 10, reader_of(&says));
+    let mut metadata = ProcessMetadata::with_reader(&configuration(""), 10, reader_of(&says));
     let mut table = table_of(&[7, 8]);
     let (before, other) = (image_of(&table, 7), image_of(&table, 8));
-    people.meet(&table, before, 7);
-    people.meet(&table, other, 8);
-    read_all(&mut people, &table);
+    metadata.meet(&table, before, 7);
+    metadata.meet(&table, other, 8);
+    read_all(&mut metadata, &table);
     // The events come later than what they tell of: one before the reading, one after it.
     table.apply(&exec(7, "new"), 15);
     table.apply(&exec(8, "next"), 25);
     for image in [before, other] {
-        people.correct(&table, image);
+        metadata.correct(&table, image);
     }
-    assert_eq!(seen_of(&people, before).exe, None);
-    assert!(seen_of(&people, before).environment.is_empty());
-    assert_eq!(seen_of(&people, other).exe.as_deref(), Some("/bin/new"));
+    assert_eq!(seen_of(&metadata, before).exe, None);
+    assert!(seen_of(&metadata, before).environment.is_empty());
+    assert_eq!(seen_of(&metadata, other).exe.as_deref(), Some("/bin/new"));
     let after = image_of(&table, 7);
-    people.meet(&table, after, 7);
-    read_all(&mut people, &table);
-    people.correct(&table, after);
-    assert_eq!(seen_of(&people, after).exe.as_deref(), Some("/bin/new"));
+    metadata.meet(&table, after, 7);
+    read_all(&mut metadata, &table);
+    metadata.correct(&table, after);
+    assert_eq!(seen_of(&metadata, after).exe.as_deref(), Some("/bin/new"));
 }
 
 #[test]
 fn a_process_read_in_the_middle_of_an_exec_is_read_again() {
     // The file is the new one's already, and its environment is not there yet.
     let says = Arc::new(Mutex::new(seen(10, "/bin/new", "")));
-    let mut people = People::with_reader(&configuration(""), 10, reader_of(&says));
+    let mut metadata = ProcessMetadata::with_reader(&configuration(""), 10, reader_of(&says));
     let mut table = table_of(&[7, 8]);
     let (before, stays) = (image_of(&table, 7), image_of(&table, 8));
-    people.meet(&table, before, 7);
-    people.meet(&table, stays, 8);
-    read_all(&mut people, &table);
-    assert!(!people.is_read(before) && !people.is_read(stays));
+    metadata.meet(&table, before, 7);
+    metadata.meet(&table, stays, 8);
+    read_all(&mut metadata, &table);
+    assert!(!metadata.is_read(before) && !metadata.is_read(stays));
     // One of them was on its way into it, the other one is it.
     table.apply(&exec(7, "new"), 11);
-    people.correct(&table, before);
-    assert_eq!(seen_of(&people, before).exe, None);
+    metadata.correct(&table, before);
+    assert_eq!(seen_of(&metadata, before).exe, None);
     *says.lock().expect("nobody panics") = seen(30, "/bin/new", "DD_SERVICE=new");
-    while !people.is_read(stays) {
-        people.settle(&table);
+    while !metadata.is_read(stays) {
+        metadata.settle(&table);
     }
-    assert_eq!(seen_of(&people, stays).environment, b"DD_SERVICE=new");
-    assert!(people.is_read(before), "it has nothing left to be read");
+    assert_eq!(seen_of(&metadata, stays).environment, b"DD_SERVICE=new");
+    assert!(metadata.is_read(before), "it has nothing left to be read");
 }
 
 #[test]
 fn a_process_without_an_environment_is_let_be_in_the_end() {
     let says = Arc::new(Mutex::new(seen(10, "/bin/bare", "")));
-    let mut people = People::with_reader(&configuration(""), 10, reader_of(&says));
+    let mut metadata = ProcessMetadata::with_reader(&configuration(""), 10, reader_of(&says));
     let table = table_of(&[7]);
     let image = image_of(&table, 7);
-    people.meet(&table, image, 7);
-    while !people.is_read(image) {
-        people.settle(&table);
+    metadata.meet(&table, image, 7);
+    while !metadata.is_read(image) {
+        metadata.settle(&table);
         // Nobody waits for seconds.
-        if let Some(person) = people.persons.get_mut(&image) {
-            person.again = person.again.map(|_| Instant::now());
+        if let Some(process) = metadata.kept.get_mut(&image) {
+            process.again = process.again.map(|_| Instant::now());
         }
     }
-    let person = people.persons.get(&image).expect("it was met");
-    assert_eq!((person.readings, person.looks), (4, 3));
-    assert_eq!(person.seen.exe.as_deref(), Some("/bin/bare"));
+    let process = metadata.kept.get(&image).expect("it was met");
+    assert_eq!((process.readings, process.looks), (4, 3));
+    assert_eq!(process.seen.exe.as_deref(), Some("/bin/bare"));
 }
 
 #[test]

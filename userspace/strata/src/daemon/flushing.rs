@@ -12,7 +12,7 @@ use strata_kinds::Kind;
 use strata_store::Head;
 
 use super::clock::Period;
-use super::people::{Containers, People, Who, age_of};
+use super::process_metadata::{Containers, ProcessMetadata, ResolvedProcess, age_of};
 use strata_agent::aggregate::{Aggregate, StackId, ThreadId, Tick};
 use strata_agent::engine::{Engine, monotonic_nanos};
 use strata_agent::processes::table::ImageId;
@@ -76,9 +76,9 @@ struct Flush {
 
 /// Flushes, one after the other: a period's samples are symbolized without waiting, and each
 /// process's profile is built as soon as nothing of it is awaited.
-pub struct Cutter {
+pub struct Flusher {
     pub symbolizer: Symbolizer,
-    pub people: People,
+    pub processes: ProcessMetadata,
     pub tally: Tally,
     /// By the records' clock.
     begun_nanos: u64,
@@ -86,17 +86,17 @@ pub struct Cutter {
     flush: Option<Flush>,
 }
 
-impl Cutter {
+impl Flusher {
     /// `wake` is called when symbols have come.
     pub fn start(
         configuration: &Configuration,
         symbols: usize,
-        people: usize,
+        processes: usize,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
         Ok(Self {
             symbolizer: Symbolizer::start(Options::often(symbols), wake)?,
-            people: People::new(configuration, people),
+            processes: ProcessMetadata::new(configuration, processes),
             tally: Tally::default(),
             begun_nanos: monotonic_nanos(),
             at: Instant::now(),
@@ -122,13 +122,13 @@ impl Cutter {
     /// Begins a flush. One that is under way must have ended.
     pub fn begin(&mut self, engine: &mut Engine) {
         let begun = Instant::now();
-        let aggregate = engine.cut();
+        let aggregate = engine.take_aggregate();
         let Period { started, length } = Period::between(self.at, begun, SystemTime::now());
         self.at = begun;
         let begun_nanos = std::mem::replace(&mut self.begun_nanos, monotonic_nanos());
         self.tally.flushes += 1;
         self.symbolizer.begin(engine, &aggregate);
-        self.people.settle(&engine.table);
+        self.processes.settle(&engine.table);
         // What was executed before something was read is known after it.
         engine.turn();
         let groups = groups_of(&aggregate);
@@ -186,7 +186,7 @@ impl Cutter {
     /// Whether no symbol of a runtime's samples is awaited.
     fn is_ready(&self, aggregate: &Aggregate, image: ImageId, group: &Group) -> bool {
         let is_awaited = |number: &u32| {
-            let place = aggregate.place(*number as usize);
+            let place = aggregate.code_address(*number as usize);
             place.is_some_and(|place| self.symbolizer.awaits(place))
         };
         !self.symbolizer.awaits_related(image)
@@ -205,7 +205,7 @@ impl Cutter {
         }
         engine.forget();
         let table = &engine.table;
-        self.people.retain(|image| table.image(image).is_some());
+        self.processes.retain(|image| table.image(image).is_some());
         self.symbolizer.forget(|image| table.image(image).is_none());
     }
 
@@ -220,7 +220,7 @@ impl Cutter {
         group: Group,
     ) -> Option<FlushedProfile> {
         let samples: u64 = group.counts.iter().map(|(_, _, count)| *count).sum();
-        let who = self.people.who(engine, configuration, containers, image, domain);
+        let who = self.processes.who(engine, configuration, containers, image, domain);
         let Some(who) = who else {
             self.tally.unattributed += samples;
             return None;
@@ -253,7 +253,7 @@ impl Cutter {
         };
         let mut origin = who.origin.clone();
         if origin.language == Language::Native && Language::of_native(&profile) == Language::Go {
-            self.people.mark_go(image);
+            self.processes.mark_go(image);
             origin = Arc::new(Origin { language: Language::Go, ..(*origin).clone() });
         }
         self.tally.profiles += 1;
@@ -267,9 +267,9 @@ impl Cutter {
     }
 
     /// What nobody wants is not sampled any more, unless another runtime of the process is.
-    fn leave_out(&self, engine: &mut Engine, image: ImageId, who: &Who) {
+    fn leave_out(&self, engine: &mut Engine, image: ImageId, who: &ResolvedProcess) {
         let only = engine.managed.domains_of(image).is_none_or(|domains| domains.len() < 2);
-        let is_known = self.people.is_read(image);
+        let is_known = self.processes.is_read(image);
         // `auto` may mean later.
         let for_good = who.decision.choice.enabled == Some(false);
         if let Some(pid) = engine
@@ -286,7 +286,7 @@ impl Cutter {
 /// Profiles that are handed over together.
 const AT_ONCE: usize = 64;
 
-fn wants_cpu(engine: &Engine, image: ImageId, who: &Who) -> bool {
+fn wants_cpu(engine: &Engine, image: ImageId, who: &ResolvedProcess) -> bool {
     let types = &who.identity.types;
     let is_old_enough = || {
         let pid = engine.table.image(image).map(|image| image.pid);
