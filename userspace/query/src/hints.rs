@@ -44,7 +44,7 @@ pub fn why_nothing(held: &[Holding], whose: &Whose, window: Window, store: &Path
     }
     let kind = whose.kind.as_deref().unwrap_or(DEFAULT_TYPE);
     let kinds: BTreeSet<_> = left.iter().map(|holding| holding.kind.as_str()).collect();
-    let pattern = Pattern::new(kind);
+    let pattern = crate::kinds_of(kind);
     left.retain(|holding| pattern.matches(&holding.kind));
     if left.is_empty() {
         return format!(

@@ -78,12 +78,17 @@ impl Window {
     }
 }
 
+/// Kinds with commas between them.
+pub(crate) fn kinds_of(text: &str) -> Pattern {
+    Pattern::any_of(text.split(','))
+}
+
 impl Whose {
     fn selection(&self, window: Window) -> Selection {
         let labels = self.labels.iter();
         Selection {
             service: self.service.as_deref().map(Pattern::new),
-            kind: Some(Pattern::new(self.kind.as_deref().unwrap_or(DEFAULT_TYPE))),
+            kind: Some(kinds_of(self.kind.as_deref().unwrap_or(DEFAULT_TYPE))),
             labels: labels.map(|(name, value)| (name.clone(), Pattern::new(value))).collect(),
             runtime_id: self.runtime_id.clone(),
             pid: self.pid,
@@ -162,7 +167,7 @@ impl Store {
         may_be_empty: bool,
     ) -> Result<Vec<Holding>> {
         let mut selection = Selection {
-            kind: whose.kind.as_deref().map(Pattern::new),
+            kind: whose.kind.as_deref().map(kinds_of),
             ..whose.selection(Window { from: 0, to: 0 })
         };
         selection.from_nanos = from;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use strata_kinds::{Kind, Kinds, UnknownKind};
 use strata_profile::Format;
 
 use crate::view::Shown;
@@ -208,6 +209,9 @@ pub struct HowArgs {
     /// waited for [until Ctrl-C]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
+    /// What to sample, with commas between kinds
+    #[arg(short, long, value_name = "KINDS", default_value = "cpu", value_parser = parse_events, long_help = events_help())]
+    pub events: Kinds,
     /// Samples per second and CPU. A prime keeps clear of timers that tick at round rates
     #[arg(short = 'F', long, value_name = "HZ", default_value_t = 97, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub frequency: u32,
@@ -384,8 +388,9 @@ pub struct WhoseArgs {
     /// The service; `*` stands for any characters, `?` for one
     #[arg(short, long, value_name = "NAME")]
     pub service: Option<String>,
-    /// The type of profile [cpu, or the only one there is]
-    #[arg(short, long = "type", value_name = "TYPE")]
+    /// The kind of sample: a name, an alias or a pattern; several with commas between them [cpu, or
+    /// the only one there is]
+    #[arg(short, long = "type", value_name = "TYPE", value_parser = parse_kind_patterns, long_help = type_help())]
     pub kind: Option<String>,
     /// Only profiles with this label, such as env=prod; repeatable
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = parse_label)]
@@ -447,6 +452,57 @@ pub struct AnswerArgs {
     /// The store's directory
     #[arg(long, value_name = "DIR", default_value = STORE, env = "STRATA_STORE_PATH")]
     pub store: PathBuf,
+}
+
+/// The kinds, one a line, as the table says them.
+fn kinds_help(intro: &str) -> String {
+    let mut text = intro.to_owned();
+    for kind in Kind::ALL {
+        let not_yet = if kind.is_sampled() { "" } else { " (not sampled yet)" };
+        let info = kind.info();
+        let aliases = match info.aliases {
+            [] => String::new(),
+            aliases => format!(" [{}]", aliases.join(", ")),
+        };
+        text.push_str(&format!("\n  {}{aliases}: {}{not_yet}", info.name, info.help));
+    }
+    text
+}
+
+fn events_help() -> String {
+    kinds_help("What to sample, with commas between kinds:")
+}
+
+fn type_help() -> String {
+    kinds_help(
+        "The kind of sample: a name, an alias or a pattern; several with commas between them [cpu, \
+         or the only one there is]:",
+    )
+}
+
+/// What is to be sampled: kinds that have a sampler.
+fn parse_events(text: &str) -> Result<Kinds, String> {
+    let kinds = Kinds::parse(text).map_err(|error| error.to_string())?;
+    let missing: Kinds = kinds.iter().filter(|kind| !kind.is_sampled()).collect();
+    let sampled: Kinds = Kind::ALL.into_iter().filter(|kind| kind.is_sampled()).collect();
+    if !missing.is_empty() {
+        return Err(format!("not sampled yet: {missing}; this version samples {sampled}"));
+    }
+    if kinds.is_empty() {
+        return Err(format!("no kind is named; there are {sampled}"));
+    }
+    Ok(kinds)
+}
+
+/// Kinds of stored profiles: names and aliases become names, patterns stay.
+fn parse_kind_patterns(text: &str) -> Result<String, String> {
+    let one = |item: &str| match Kind::find(item) {
+        Some(kind) => Ok(kind.name().to_owned()),
+        None if item.contains(['*', '?']) => Ok(item.to_owned()),
+        None => Err(UnknownKind(item).to_string()),
+    };
+    let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+    Ok(items.map(one).collect::<Result<Vec<String>, String>>()?.join(","))
 }
 
 fn parse_label(text: &str) -> Result<(String, String), String> {
@@ -613,6 +669,19 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn kinds_are_named_by_the_table_and_what_is_not_sampled_is_refused() {
+        assert_eq!(parse_events("cpu"), Ok(Kinds::NONE.with(Kind::Cpu, true)));
+        let refused = parse_events("cpu,wall").expect_err("no sampler");
+        assert_eq!(refused, "not sampled yet: wall; this version samples cpu");
+        let unknown = parse_events("cycles").expect_err("no kind");
+        assert!(unknown.contains("exceptions, locks"), "{unknown}");
+        assert_eq!(parse_kind_patterns("alloc,off-cpu"), Ok("allocations,off_cpu".to_owned()));
+        assert_eq!(parse_kind_patterns("*"), Ok("*".to_owned()));
+        assert!(parse_kind_patterns("cycles").is_err());
+        assert!(events_help().contains("live_heap"));
     }
 
     #[test]

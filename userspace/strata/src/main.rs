@@ -131,6 +131,7 @@ fn record(args: RecordArgs) -> Result<i32> {
         user: args.what.user,
         duration: args.how.duration,
         frequency: args.how.frequency,
+        kinds: args.how.events,
         max_frames: args.how.max_frames,
         timeline,
         managed: args.how.clr.into(),

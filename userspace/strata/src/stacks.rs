@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use strata_abi::record::End;
+use strata_kinds::{Kind, Kinds};
 use strata_profile::Profile;
 use strata_profile::text::sanitize_for_terminal;
 
@@ -78,8 +79,12 @@ pub fn run(question: &Question) -> Result<i32> {
         }
     }
     engine.finish(PATIENCE)?;
-    let circumstances =
-        Circumstances { started: SystemTime::now(), length: Duration::ZERO, frequency: 1 };
+    let circumstances = Circumstances {
+        started: SystemTime::now(),
+        length: Duration::ZERO,
+        frequency: 1,
+        kinds: Kinds::NONE.with(Kind::Cpu, true),
+    };
     let (profile, _) = resolve::profile(&mut engine, &circumstances, false, |_, _| {})?;
     let threads = threads(&profile);
     if question.json {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use strata_kinds::{Kind, Kinds};
 use strata_profile::{
     FrameKind, LocationId, MappingId, Profile, ProfileBuilder, StackId as Built, ThreadId as Owner,
 };
@@ -21,6 +22,8 @@ pub struct Circumstances {
     pub started: SystemTime,
     pub length: Duration,
     pub frequency: u32,
+    /// The kinds whose columns the profile has.
+    pub kinds: Kinds,
 }
 
 impl Circumstances {
@@ -52,9 +55,9 @@ impl<'a> Build<'a> {
         circumstances: &Circumstances,
     ) -> Self {
         let period = circumstances.period();
-        let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);
-        builder.set_period("cpu", "nanoseconds", period);
-        builder.set_default_sample_type("cpu");
+        let mut builder = ProfileBuilder::of_kinds(circumstances.kinds);
+        let unit = Kind::Cpu.info().period;
+        builder.set_period(unit.name, unit.unit, period);
         let start = circumstances.started.duration_since(UNIX_EPOCH).unwrap_or_default();
         let start = i64::try_from(start.as_nanos()).unwrap_or(i64::MAX);
         builder.set_start(start);
@@ -81,7 +84,8 @@ impl<'a> Build<'a> {
         let stack = self.stack(stack);
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         let labels = self.builder.thread_labels(thread);
-        self.builder.add(stack, labels, &[count, count.saturating_mul(self.period)]);
+        let time = count.saturating_mul(self.period);
+        self.builder.add_of(Kind::Cpu, stack, labels, &[count, time]);
     }
 
     /// Samples in time; the profile begins at `start`, by the records' clock. A sample that had to

@@ -8,7 +8,7 @@ use strata_config::Configuration;
 use strata_export::Outgoing;
 use strata_export::origin::{Language, Origin};
 use strata_export::pipeline::FlushedProfile;
-use strata_kinds::Kind;
+use strata_kinds::{Kind, Kinds};
 use strata_store::Head;
 
 use super::clock::Period;
@@ -234,7 +234,7 @@ impl Flusher {
         let usual = configuration.frequency.value;
         engine.rates.set(image, who.decision.frequency.unwrap_or(usual));
         let Flush { started, length, begun_nanos, ref aggregate, .. } = *flush;
-        let circumstances = Circumstances { started, length, frequency };
+        let circumstances = Circumstances { started, length, frequency, kinds: CPU };
         let mut build = Build::new(engine, aggregate, self.symbolizer.symbols(), &circumstances);
         for (thread, stack, count) in group.counts {
             build.add(thread, stack, count);
@@ -283,6 +283,8 @@ impl Flusher {
     }
 }
 
+/// What is sampled so far.
+const CPU: Kinds = Kinds::NONE.with(Kind::Cpu, true);
 /// Profiles that are handed over together.
 const AT_ONCE: usize = 64;
 

@@ -41,6 +41,7 @@ pub struct Plan {
     pub user: Option<String>,
     pub duration: Option<Duration>,
     pub frequency: u32,
+    pub kinds: strata_kinds::Kinds,
     pub max_frames: u32,
     pub timeline: bool,
     pub table_memory: u64,
@@ -77,6 +78,7 @@ pub fn run(plan: &Plan) -> Result<i32> {
         started: recorded.started,
         length: recorded.length,
         frequency: plan.frequency,
+        kinds: plan.kinds,
     };
     let mut progress = Progress::new(plan.quiet || plan.json);
     let (profile, shortfalls) =
