@@ -248,7 +248,7 @@ fn an_assembly_inside_a_program_has_the_unwind_table_it_has_outside() {
 
 fn compile(folder: &Path, debug: &str) -> PathBuf {
     let output = folder.join("Lines.dll");
-    let source = "../managed/tests/programs/Lines.cs";
+    let source = "../dotnet/tests/programs/Lines.cs";
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
     let mut compile = Command::new(dotnet().join("compile"));
     assert!(compile.arg(&output).arg(source).arg(debug).status().unwrap().success());
