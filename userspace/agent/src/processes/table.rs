@@ -94,6 +94,8 @@ pub struct Process {
     pub image: ImageId,
     pub space: Space,
     pub exited: bool,
+    /// It executes a program of which nothing is mapped yet.
+    is_executing: bool,
 }
 
 impl Space {
@@ -281,7 +283,8 @@ impl ProcessTable {
             space.map(mapping);
         }
         self.refused_mappings += space.refused;
-        self.processes.insert(pid, Process { parent, image, space, exited: false });
+        let process = Process { parent, image, space, exited: false, is_executing: false };
+        self.processes.insert(pid, process);
     }
 
     /// What `/proc` says of a process whose events may have been lost: its name, and what it has
@@ -344,6 +347,7 @@ impl ProcessTable {
                 let end = start.saturating_add(*length);
                 let mapping = Mapping { start: *start, end, offset: *offset, backing };
                 let refused = process.space.refused;
+                process.is_executing = false;
                 process.space.map(mapping);
                 self.refused_mappings += process.space.refused - refused;
                 let image = process.image;
@@ -356,6 +360,13 @@ impl ProcessTable {
             Event::Fork { pid, parent, .. } => self.fork(*pid, *parent, time),
             Event::Exit { pid, tid } if pid == tid => {
                 let Some(process) = self.processes.get_mut(pid) else { return Change::None };
+                // A program that gains privileges (a setuid one; any that root's child executes when
+                // its parent has given some up) is reported as ended before it has mapped anything:
+                // `begin_new_exec` calls `perf_event_exit_task` (fs/exec.c, Linux 6.18). Its end is
+                // reported again.
+                if std::mem::take(&mut process.is_executing) {
+                    return Change::None;
+                }
                 process.exited = true;
                 Change::Exited { pid: *pid }
             }
@@ -382,7 +393,8 @@ impl ProcessTable {
             let image = self.new_image(pid, &name);
             let parent = self.processes.get(&pid).map_or(0, |process| process.parent);
             let space = Space::default();
-            self.replace(pid, Process { parent, image, space, exited: false }, time);
+            let process = Process { parent, image, space, exited: false, is_executing: true };
+            self.replace(pid, process, time);
             return Change::Executed { pid };
         }
         if pid == tid
@@ -406,7 +418,8 @@ impl ProcessTable {
         if let Some(image) = self.images.get_mut(&image) {
             image.program = program;
         }
-        self.replace(pid, Process { parent, image, space, exited: false }, time);
+        let process = Process { parent, image, space, exited: false, is_executing: false };
+        self.replace(pid, process, time);
         Change::Forked { pid, parent }
     }
 }
@@ -441,6 +454,20 @@ mod tests {
         space.map(Mapping { backing: Backing::Anonymous, ..file(0x3000, 0x4000, 0) });
         let ranges: Vec<_> = space.mappings.iter().map(|m| (m.start, m.end, m.offset)).collect();
         assert_eq!(ranges, [(0x1000, 0x3000, 0), (0x3000, 0x4000, 0), (0x4000, 0x9000, 0x3000)]);
+    }
+
+    #[test]
+    fn a_program_that_gains_privileges_by_its_execution_has_not_ended() {
+        let mut table = ProcessTable::default();
+        table.insert_unknown(7, "strata");
+        let (pid, tid) = (8, 8);
+        table.apply(&Event::Fork { pid, parent: 7, tid }, 1);
+        let name = b"su".as_slice().into();
+        table.apply(&Event::Comm { pid, tid, name, exec: true }, 2);
+        let exit = Event::Exit { pid, tid };
+        assert_eq!(table.apply(&exit, 3), Change::None);
+        assert!(table.get(pid).is_some_and(|process| !process.exited));
+        assert_eq!(table.apply(&exit, 4), Change::Exited { pid }, "its end is reported again");
     }
 
     #[test]
