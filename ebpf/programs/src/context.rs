@@ -20,8 +20,9 @@ const UPID_BYTES: u64 = 16;
 /// PID namespaces nest this deep at most (MAX_PID_NS_LEVEL, include/linux/pid_namespace.h).
 const MAX_LEVEL: u32 = 32;
 
-/// Fills in what the thread has published of itself.
-#[inline(always)]
+/// Fills in what the thread has published of itself. A call, so that its variables are not on the
+/// stack while frames are walked: kernels allow 512 bytes for both (6.1 counts them together).
+#[inline(never)]
 pub fn read_context(header: &mut Header, task: *mut task_struct) {
     // SAFETY: the value is one word, copied at once.
     let Some(table) = (unsafe { CONTEXTS.get(header.pid) }) else { return };
