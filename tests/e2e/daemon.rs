@@ -67,11 +67,11 @@ fn profiles_of_a_known_program_arrive_at_every_backend_under_its_name() -> Resul
     let files = daemon.folder().join("files");
     daemon.configure(&format!(
         "[sampling]\nfrequency = 499\n\
-         [sink.pyroscope]\nurl = \"http://{push}\"\nperiod = \"2s\"\ntenant = \"blue\"\n\
+         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"2s\"\ntenant = \"blue\"\n\
          token = \"s3cret\"\n\
-         [sink.datadog]\nurl = \"unix://{}\"\nperiod = \"4s\"\n\
-         [sink.otlp]\nurl = \"http://{export}\"\nperiod = \"2s\"\n\
-         [sink.file]\npath = \"{}\"\nperiod = \"2s\"\n",
+         [exporter.datadog]\nurl = \"unix://{}\"\nperiod = \"4s\"\n\
+         [exporter.otlp]\nurl = \"http://{export}\"\nperiod = \"2s\"\n\
+         [exporter.file]\npath = \"{}\"\nperiod = \"2s\"\n",
         agent_socket.display(),
         files.display()
     ))?;
@@ -166,7 +166,7 @@ fn what_is_sampled_in_the_middle_of_a_period_is_sent_when_the_daemon_ends() -> R
     let mut daemon = Daemon::prepared()?;
     let (server, address) = Collector::on_port(0)?;
     daemon.configure(&format!(
-        "[sampling]\nfrequency = 199\n[sink.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1h\"\n"
+        "[sampling]\nfrequency = 199\n[exporter.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1h\"\n"
     ))?;
     daemon.start()?;
     let _target = shares(&[("PYROSCOPE_APPLICATION_NAME", "late")])?;
@@ -183,12 +183,12 @@ fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
     let _machine = machine::alone()?;
     let mut daemon = Daemon::prepared()?;
     let (server, address) = Collector::on_port(0)?;
-    let sink = format!(
-        "[sampling]\nfrequency = 199\n[sink.pyroscope]\nurl = \"http://{address}\"\n\
+    let exporter = format!(
+        "[sampling]\nfrequency = 199\n[exporter.pyroscope]\nurl = \"http://{address}\"\n\
          period = \"1s\"\nlabels = [\"*\"]\n"
     );
     let exe = targets::c("shares").build()?;
-    daemon.configure(&sink)?;
+    daemon.configure(&exporter)?;
     daemon.start()?;
     let _plain = shares(&[])?;
     let _named = shares(&[("OTEL_SERVICE_NAME", "of-environment")])?;
@@ -208,7 +208,7 @@ fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
 
     // A rule for the program goes before its environment.
     let rule = format!(
-        "{sink}[[rule]]\nservice = \"of-rule\"\nlabels = {{ team = \"blue\" }}\n\
+        "{exporter}[[rule]]\nservice = \"of-rule\"\nlabels = {{ team = \"blue\" }}\n\
          match = {{ exe = \"{}\" }}\ntypes = [\"cpu\"]\n",
         exe.display()
     );
@@ -242,7 +242,7 @@ fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
 
     // And a rule can leave a program out.
     daemon.configure(&format!(
-        "{sink}[[rule]]\nenable = false\nmatch = {{ exe = \"{}\" }}\n",
+        "{exporter}[[rule]]\nenable = false\nmatch = {{ exe = \"{}\" }}\n",
         exe.display()
     ))?;
     daemon.reload()?;
@@ -270,7 +270,7 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
     let mut daemon = Daemon::prepared()?;
     let agent_socket = daemon.folder().join("agent.socket");
     daemon.configure(&format!(
-        "[sampling]\nfrequency = 99\n[sink.datadog]\nurl = \"unix://{}\"\nperiod = \"1s\"\n",
+        "[sampling]\nfrequency = 99\n[exporter.datadog]\nurl = \"unix://{}\"\nperiod = \"1s\"\n",
         agent_socket.display()
     ))?;
     // Nobody listens at first.
@@ -278,7 +278,7 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
     let _target = shares(&[("DD_SERVICE", "patient")])?;
     let waiting = |daemon: &Daemon| -> u64 {
         let status = daemon.status().unwrap_or_default();
-        status["sinks"][0]["waiting_batches"].as_u64().unwrap_or(0)
+        status["exporters"][0]["waiting_batches"].as_u64().unwrap_or(0)
     };
     let cuts = |daemon: &Daemon| -> u64 {
         daemon.status().unwrap_or_default()["profiles"]["flushes"].as_u64().unwrap_or(0)
@@ -357,11 +357,15 @@ fn a_second_daemon_and_a_wrong_configuration_are_told_what_to_do() -> Result<()>
         "--config",
         &configuration,
         "--set",
-        "sink.pyroscope.url=http://x:1",
+        "exporter.pyroscope.url=http://x:1",
         "--set",
-        "sink.pyroscope.token=s3cret",
+        "exporter.pyroscope.token=s3cret",
     ])?;
-    assert!(shown.stdout.contains("sink.pyroscope.token = ***  # flag --set"), "{}", shown.stdout);
+    assert!(
+        shown.stdout.contains("exporter.pyroscope.token = ***  # flag --set"),
+        "{}",
+        shown.stdout
+    );
     assert!(!shown.stdout.contains("s3cret") && shown.stdout.contains("# default"));
     Ok(())
 }
@@ -373,7 +377,7 @@ fn two_app_domains_of_one_process_have_profiles_and_names_of_their_own() -> Resu
     let (server, address) = Collector::on_port(0)?;
     daemon.configure(&format!(
         "[sampling]\nfrequency = 199\n[dotnet]\nage = \"0s\"\nbridge = \"environment\"\n\
-         [sink.pyroscope]\nurl = \"http://{address}\"\nperiod = \"2s\"\n\
+         [exporter.pyroscope]\nurl = \"http://{address}\"\nperiod = \"2s\"\n\
          labels = [\"*\", \"runtime_id\", \"pid\"]\n"
     ))?;
     daemon.start()?;
@@ -485,7 +489,7 @@ fn a_process_in_a_container_has_its_containers_name() -> Result<()> {
     let engine = fake_engine(&socket, &container.id)?;
     daemon.configure(&format!(
         "[sampling]\nfrequency = 199\n[containers]\ndocker = [\"{}\"]\ncri = []\n\
-         [sink.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1s\"\nlabels = [\"*\", \"container_id\"]\n",
+         [exporter.pyroscope]\nurl = \"http://{address}\"\nperiod = \"1s\"\nlabels = [\"*\", \"container_id\"]\n",
         socket.display()
     ))?;
     daemon.start()?;

@@ -134,7 +134,7 @@ fn the_memory_limit_holds_with_a_crowd_and_ever_new_stacks() -> Result<()> {
     let (server, address) = Collector::on_port(0)?;
     daemon.configure(&format!(
         "memory_limit = \"96MB\"\n[sampling]\nfrequency = 997\n\
-         [sink.pyroscope]\nurl = \"http://{address}\"\n"
+         [exporter.pyroscope]\nurl = \"http://{address}\"\n"
     ))?;
     daemon.start()?;
     let (crowd, seconds) = machine::short_or_long((2_000, 25), (10_000, 150));

@@ -180,7 +180,7 @@ fn kubernetes_takes_the_manifests_and_they_fit_together() -> Result<()> {
     }
     // What is off in it can be switched on.
     let on = text.replace("\n#[", "\n[").replace("\n#url", "\nurl");
-    assert_eq!(configuration(name, &on, &[])?.configuration.sinks.len(), 1);
+    assert_eq!(configuration(name, &on, &[])?.configuration.exporters.len(), 1);
     Ok(())
 }
 
@@ -232,11 +232,11 @@ fn compose_takes_its_file_and_everything_it_names_is_there() -> Result<()> {
 
     let text = deployment::text("compose/strata.toml")?;
     let loaded = configuration("strata.toml", &text, &[])?;
-    let sink = loaded.shown.iter().find(|shown| shown.key == "sink.pyroscope.url");
-    let sink = sink.context("a sink")?.value.trim_matches('"').to_string();
-    let host = sink.trim_start_matches("http://").split(':').next().context("a host")?;
+    let exporter = loaded.shown.iter().find(|shown| shown.key == "exporter.pyroscope.url");
+    let exporter = exporter.context("an exporter")?.value.trim_matches('"').to_string();
+    let host = exporter.trim_start_matches("http://").split(':').next().context("a host")?;
     assert!(services.contains_key(host), "{host} is no service");
-    assert!(deployment::text("compose/datasource.yaml")?.contains(&format!("url: {sink}\n")));
+    assert!(deployment::text("compose/datasource.yaml")?.contains(&format!("url: {exporter}\n")));
 
     let folder = tempfile::tempdir()?;
     let wrong = folder.path().join("compose.yaml");

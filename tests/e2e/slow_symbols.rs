@@ -40,7 +40,7 @@ fn a_target_whose_files_answer_after_seconds_delays_no_other_flush() -> Result<(
     let (collector, push) = Collector::on_port(0)?;
     daemon.configure(&format!(
         "[sampling]\nfrequency = 499\n\
-         [sink.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
+         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
         PERIOD.as_secs()
     ))?;
     daemon.start()?;

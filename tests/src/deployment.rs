@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -80,7 +81,10 @@ impl PrivilegedContainer {
         for folder in ["state", "cache", "run"] {
             fs::create_dir(bundle.path().join(folder))?;
         }
-        Ok(Self { bundle, id: format!("strata-image-{}", std::process::id()) })
+        // Several may run in one process at once.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { bundle, id: format!("strata-image-{}-{count}", std::process::id()) })
     }
 
     /// `/var/lib/strata` of the container.

@@ -1,7 +1,7 @@
 //! Variables of profiling agents in the daemon's own environment: destination, credential,
-//! tenant and timing of the sinks `pyroscope`, `datadog` and `otlp`.
+//! tenant and timing of the exporters `pyroscope`, `datadog` and `otlp`.
 //!
-//! A variable that says where to makes its sink; the others change a sink that is there.
+//! A variable that says where to makes its exporter; the others change an exporter that is there.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::layers::Entry;
 use crate::origin::{Origin, Sourced};
 use crate::value::Raw;
 
-/// A variable, the sink and the key it sets, and how its value reads.
+/// A variable, the exporter and the key it sets, and how its value reads.
 struct Row(&'static str, &'static str, &'static str, Form);
 
 #[derive(Clone, Copy, PartialEq)]
@@ -58,7 +58,7 @@ const IGNORED: [(&str, &str); 4] = [
     ("DD_API_KEY", "strata sends to an agent, which has the key"),
     ("DD_SITE", "strata sends to an agent, which knows the site"),
     ("DD_PROFILING_AGENTLESS", "strata sends to an agent"),
-    ("DD_PROFILING_OUTPUT_DIR", "use a sink of kind \"file\""),
+    ("DD_PROFILING_OUTPUT_DIR", "use an exporter of kind \"file\""),
 ];
 
 /// What the variables set, and what to tell the person.
@@ -77,12 +77,12 @@ pub(crate) fn entries(environment: &[(String, String)]) -> (Vec<Entry>, Vec<Stri
         }
     };
     let mut notices = Vec::new();
-    for Row(variable, sink, key, form) in ROWS {
+    for Row(variable, exporter, key, form) in ROWS {
         if *form == Form::Socket {
             host_and_port(set, &mut add);
         }
         let Some(value) = set(variable) else { continue };
-        let path = ["sink", sink, key];
+        let path = ["exporter", exporter, key];
         match form {
             Form::AsIs => add(&path, variable, value),
             Form::Seconds => add(&path, variable, &format!("{value}s")),
@@ -95,7 +95,7 @@ pub(crate) fn entries(environment: &[(String, String)]) -> (Vec<Entry>, Vec<Stri
             Form::Json => match serde_json::from_str::<BTreeMap<String, String>>(value) {
                 Ok(headers) => {
                     for (name, value) in headers {
-                        add(&["sink", sink, key, &name], variable, &value);
+                        add(&["exporter", exporter, key, &name], variable, &value);
                     }
                 }
                 // Not serde's message: it may repeat a secret.
@@ -105,7 +105,7 @@ pub(crate) fn entries(environment: &[(String, String)]) -> (Vec<Entry>, Vec<Stri
             },
             Form::Pairs => {
                 for (name, value) in pairs(value, List::OpenTelemetry).0 {
-                    add(&["sink", sink, key, &name], variable, &value);
+                    add(&["exporter", exporter, key, &name], variable, &value);
                 }
             }
         }
@@ -135,16 +135,18 @@ fn host_and_port<'e>(
         host.to_owned()
     };
     add(
-        &["sink", "datadog", "url"],
+        &["exporter", "datadog", "url"],
         variable,
         &format!("http://{host}:{}", port.unwrap_or("8126")),
     );
 }
 
-/// The sinks that a target's own variables mean, for a target that a rule allows its own
+/// The exporters that a target's own variables mean, for a target that a rule allows its own
 /// destination. Only what goes over the network: a path in its variables is a path in its own
 /// file system, and would be read or written with the daemon's rights.
-pub fn own_sinks(wishes: &[Wish]) -> (Vec<crate::sinks::Sink>, Vec<crate::Problem>) {
+pub fn own_exporters(
+    wishes: &[Wish],
+) -> (Vec<crate::exporters::ExporterConfig>, Vec<crate::Problem>) {
     let environment: Vec<(String, String)> =
         wishes.iter().map(|wish| (wish.variable.to_owned(), wish.value.clone())).collect();
     let (mut entries, _) = entries(&environment);
@@ -153,8 +155,10 @@ pub fn own_sinks(wishes: &[Wish]) -> (Vec<crate::sinks::Sink>, Vec<crate::Proble
         !local && entry.path.last().is_none_or(|key| !key.ends_with("_file"))
     });
     let mut layers = crate::layers::Layers::new(&crate::Inputs::default(), entries);
-    let mut sinks = crate::sinks::read(&mut layers);
+    let mut exporters = crate::exporters::read(&mut layers);
     // A path of the default stays the host's own; nothing of the target is one.
-    sinks.retain(|sink| matches!(&sink.url, Some(Sourced { origin: Origin::Variable(_), .. })));
-    (sinks, layers.problems)
+    exporters.retain(|exporter| {
+        matches!(&exporter.url, Some(Sourced { origin: Origin::Variable(_), .. }))
+    });
+    (exporters, layers.problems)
 }

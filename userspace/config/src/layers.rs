@@ -272,8 +272,8 @@ impl<'a> Layers<'a> {
                 continue;
             }
             if let Origin::Variable(name) = &entry.origin {
-                let sink = entry.path.get(1).map_or("", String::as_str);
-                notices.push(format!("{name} is ignored: there is no sink `{sink}`"));
+                let exporter = entry.path.get(1).map_or("", String::as_str);
+                notices.push(format!("{name} is ignored: there is no exporter `{exporter}`"));
                 continue;
             }
             let key = entry.path.join(".");

@@ -4,10 +4,10 @@
 //! | module | holds |
 //! |---|---|
 //! | [`layers`] | the sources of values, in order: flags, environment, file, defaults |
-//! | [`families`] | variables of profiling agents that mean a sink of the daemon |
+//! | [`families`] | variables of profiling agents that mean an exporter of the daemon |
 //! | [`value`] | how values are written, read and shown |
 //! | [`settings`] | what there is to set, and its defaults |
-//! | [`sinks`] | where profiles go |
+//! | [`exporters`] | where profiles go |
 //! | [`rules`] | what is different for some processes |
 //! | [`secret`] | values that are never shown |
 //! | [`problem`] | errors, with file, line, column, the line and a hint |
@@ -15,6 +15,7 @@
 //! Pure: the caller reads the file and the environment. A value never falls back silently: what
 //! cannot be read is a [`Problem`], and all of them are reported at once.
 
+pub mod exporters;
 pub mod families;
 pub mod layers;
 pub mod origin;
@@ -22,7 +23,6 @@ pub mod problem;
 pub mod rules;
 pub mod secret;
 pub mod settings;
-pub mod sinks;
 pub mod value;
 
 pub use layers::{Flag, Inputs};

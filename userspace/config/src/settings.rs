@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use strata_kinds::{Kind, Kinds};
 
+use crate::exporters::{self, ExporterConfig};
 use crate::families;
 use crate::layers::{Inputs, Layers};
 use crate::origin::{Origin, Sourced};
 use crate::problem::Problem;
 use crate::rules::{self, Rule};
-use crate::sinks::{self, Sink};
 use crate::value::{Bytes, words};
 
 words! {
@@ -33,7 +33,7 @@ pub struct Configuration {
     pub bridge: Sourced<BridgePolicy>,
     /// Age of processes that are attached to.
     pub bridge_age: Sourced<Duration>,
-    pub sinks: Vec<Sink>,
+    pub exporters: Vec<ExporterConfig>,
     pub services: Services,
     pub store: Store,
     pub containers: Containers,
@@ -189,7 +189,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
             .get(&["metrics", "socket"], Some(PathBuf::from("/run/strata/status.sock"))),
         log_target,
         log_level: layers.get(&["log", "level"], LogLevel::Info),
-        sinks: sinks::read(layers),
+        exporters: exporters::read(layers),
         rules: rules::read(layers),
     };
     check_types(layers, &configuration);

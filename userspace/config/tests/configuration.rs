@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use strata_config::families::own_sinks;
+use strata_config::exporters::Kind;
+use strata_config::families::own_exporters;
 use strata_config::rules::{decide, matches};
 use strata_config::secret::Credential;
 use strata_config::settings::BridgePolicy;
-use strata_config::sinks::Kind;
 use strata_config::value::Bytes;
 use strata_config::{Flag, Inputs, Loaded, Origin, Problem, check, load};
 use strata_kinds::Kind as SampleKind;
@@ -59,7 +59,7 @@ fn defaults_are_those_of_a_host_that_nobody_told_anything() {
     assert_eq!(configuration.bridge_age.value, Duration::from_secs(10));
     assert!(configuration.types.value.iter().eq([SampleKind::Cpu]));
     assert!(configuration.store.enabled.value);
-    assert!(configuration.sinks.is_empty());
+    assert!(configuration.exporters.is_empty());
 }
 
 #[test]
@@ -90,14 +90,19 @@ fn a_host_is_called_what_somebody_says() {
 fn stratas_own_variable_wins_over_an_agents() {
     let loaded = environment(&[
         ("PYROSCOPE_SERVER_ADDRESS", "http://agent"),
-        ("STRATA_SINK_PYROSCOPE_URL", "http://strata"),
+        ("STRATA_EXPORTER_PYROSCOPE_URL", "http://strata"),
     ]);
-    let url = loaded.configuration.sinks.first().and_then(|sink| sink.url.clone()).expect("a sink");
+    let url = loaded
+        .configuration
+        .exporters
+        .first()
+        .and_then(|exporter| exporter.url.clone())
+        .expect("an exporter");
     assert_eq!(url.value, "http://strata");
 }
 
 #[test]
-fn pyroscopes_variables_make_a_sink() {
+fn pyroscopes_variables_make_a_exporter() {
     let loaded = environment(&[
         ("PYROSCOPE_SERVER_ADDRESS", "https://p.example:4040"),
         ("PYROSCOPE_AUTH_TOKEN", "hunter2"),
@@ -105,25 +110,25 @@ fn pyroscopes_variables_make_a_sink() {
         ("PYROSCOPE_HTTP_HEADERS", r#"{"X-Key":"hunter2"}"#),
         ("PYROSCOPE_PROFILING_UPLOAD_PERIOD", "20"),
     ]);
-    let [sink] = loaded.configuration.sinks.as_slice() else { panic!("one sink") };
-    assert_eq!((sink.name.as_str(), sink.kind), ("pyroscope", Kind::Pyroscope));
-    assert_eq!(sink.period.value, Duration::from_secs(20));
-    assert_eq!(sink.tenant.value.as_deref(), Some("team"));
-    let token = sink.token.as_ref().map(|token| &token.value);
+    let [exporter] = loaded.configuration.exporters.as_slice() else { panic!("one exporter") };
+    assert_eq!((exporter.name.as_str(), exporter.kind), ("pyroscope", Kind::Pyroscope));
+    assert_eq!(exporter.period.value, Duration::from_secs(20));
+    assert_eq!(exporter.tenant.value.as_deref(), Some("team"));
+    let token = exporter.token.as_ref().map(|token| &token.value);
     assert!(matches!(token, Some(Credential::Value(secret)) if secret.reveal() == "hunter2"));
     assert!(
-        sink.headers.iter().any(|(name, value)| name == "X-Key" && value.reveal() == "hunter2")
+        exporter.headers.iter().any(|(name, value)| name == "X-Key" && value.reveal() == "hunter2")
     );
     let shown = format!("{}{loaded:?}", loaded.show());
     assert!(!shown.contains("hunter2"), "{shown}");
-    assert!(shown.contains("sink.pyroscope.token = ***  # variable PYROSCOPE_AUTH_TOKEN"));
+    assert!(shown.contains("exporter.pyroscope.token = ***  # variable PYROSCOPE_AUTH_TOKEN"));
 }
 
 #[test]
-fn datadogs_variables_make_a_sink_and_the_url_comes_first() {
+fn datadogs_variables_make_a_exporter_and_the_url_comes_first() {
     let url = |pairs: &[(&str, &str)]| {
-        let sinks = environment(pairs).configuration.sinks;
-        sinks.first().and_then(|sink| sink.url.clone()).map(|url| url.value)
+        let exporters = environment(pairs).configuration.exporters;
+        exporters.first().and_then(|exporter| exporter.url.clone()).map(|url| url.value)
     };
     let all = [
         ("DD_TRACE_AGENT_URL", "http://a:1"),
@@ -139,66 +144,71 @@ fn datadogs_variables_make_a_sink_and_the_url_comes_first() {
 }
 
 #[test]
-fn a_datadog_sink_without_an_address_takes_the_agents_socket_if_it_is_there() {
+fn a_datadog_exporter_without_an_address_takes_the_agents_socket_if_it_is_there() {
     let shown = |agent_socket: Option<&str>, environment: &[(&str, &str)]| {
         let environment = variables(environment);
-        let file = Some(("strata.toml", "[sink.datadog]\nperiod = \"60s\"\n"));
+        let file = Some(("strata.toml", "[exporter.datadog]\nperiod = \"60s\"\n"));
         let inputs = Inputs { file, environment: &environment, agent_socket, ..Inputs::default() };
         let loaded = load(&inputs).expect("right");
         let lines = loaded.show();
         lines
             .lines()
-            .find(|line| line.starts_with("sink.datadog.url"))
+            .find(|line| line.starts_with("exporter.datadog.url"))
             .expect("it is shown")
             .to_owned()
     };
     let socket = Some("/var/run/datadog/apm.socket");
-    assert_eq!(shown(None, &[]), "sink.datadog.url = \"http://localhost:8126\"  # default");
+    assert_eq!(shown(None, &[]), "exporter.datadog.url = \"http://localhost:8126\"  # default");
     assert_eq!(
         shown(socket, &[]),
-        "sink.datadog.url = \"unix:///var/run/datadog/apm.socket\"  \
+        "exporter.datadog.url = \"unix:///var/run/datadog/apm.socket\"  \
          # default, as it is there on this host"
     );
     assert_eq!(
         shown(socket, &[("DD_AGENT_HOST", "a")]),
-        "sink.datadog.url = \"http://a:8126\"  # variable DD_AGENT_HOST"
+        "exporter.datadog.url = \"http://a:8126\"  # variable DD_AGENT_HOST"
     );
     assert_eq!(
         shown(socket, &[("DD_TRACE_AGENT_URL", "http://b:1"), ("DD_AGENT_HOST", "a")]),
-        "sink.datadog.url = \"http://b:1\"  # variable DD_TRACE_AGENT_URL"
+        "exporter.datadog.url = \"http://b:1\"  # variable DD_TRACE_AGENT_URL"
     );
 }
 
 #[test]
 fn otlps_default_port_is_that_of_its_protocol() {
     for (text, environment, url) in [
-        ("[sink.otlp]\nkind = \"otlp\"\n", &[][..], "http://localhost:4318"),
-        ("[sink.otlp]\nprotocol = \"grpc\"\n", &[], "http://localhost:4317"),
+        ("[exporter.otlp]\nkind = \"otlp\"\n", &[][..], "http://localhost:4318"),
+        ("[exporter.otlp]\nprotocol = \"grpc\"\n", &[], "http://localhost:4317"),
         (
-            "[sink.otlp]\nkind = \"otlp\"\n",
+            "[exporter.otlp]\nkind = \"otlp\"\n",
             &[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")],
             "http://localhost:4317",
         ),
-        ("[sink.otlp]\nprotocol = \"grpc\"\nurl = \"http://c:4318\"\n", &[], "http://c:4318"),
+        ("[exporter.otlp]\nprotocol = \"grpc\"\nurl = \"http://c:4318\"\n", &[], "http://c:4318"),
     ] {
         let loaded = with(text, environment, &[]).expect("right");
-        let sink = loaded.configuration.sinks.first().expect("a sink");
-        assert_eq!(sink.url.as_ref().map(|found| found.value.as_str()), Some(url), "{text}");
+        let exporter = loaded.configuration.exporters.first().expect("an exporter");
+        assert_eq!(exporter.url.as_ref().map(|found| found.value.as_str()), Some(url), "{text}");
     }
 }
 
 #[test]
-fn what_rules_tell_apart_makes_series_unless_a_sink_says_otherwise() {
+fn what_rules_tell_apart_makes_series_unless_a_exporter_says_otherwise() {
     let rule =
         "[[rule]]\n[rule.labels]\nteam = \"shop\"\nenv = \"x\"\n[rule.match]\ncomm = \"a\"\n";
     let labels = |text: &str| {
         let loaded = file(&format!("{rule}{text}"));
-        loaded.configuration.sinks.first().map(|sink| sink.labels.value.clone()).expect("a sink")
+        loaded
+            .configuration
+            .exporters
+            .first()
+            .map(|exporter| exporter.labels.value.clone())
+            .expect("an exporter")
     };
-    let usual = labels("[sink.pyroscope]\nurl = \"http://p:4040\"\n");
+    let usual = labels("[exporter.pyroscope]\nurl = \"http://p:4040\"\n");
     assert_eq!(usual.iter().filter(|name| *name == "env").count(), 1);
     assert_eq!(usual.last().map(String::as_str), Some("team"));
-    let own = labels("[sink.pyroscope]\nurl = \"http://p:4040\"\nlabels = [\"env\"]\n");
+    let own = labels("[exporter.pyroscope]\nurl = \"http://p:4040\"\nlabels = [\"env\"]\n");
     assert_eq!(own, ["env"]);
 }
 
@@ -213,7 +223,7 @@ fn what_is_ignored_is_said() {
     let text = notices.join("\n");
     assert!(text.contains("DD_API_KEY is ignored: strata sends to an agent"), "{text}");
     assert!(
-        text.contains("PYROSCOPE_AUTH_TOKEN is ignored: there is no sink `pyroscope`"),
+        text.contains("PYROSCOPE_AUTH_TOKEN is ignored: there is no exporter `pyroscope`"),
         "{text}"
     );
     assert!(text.contains("did you mean `STRATA_SAMPLING_FREQUENCY`?"), "{text}");
@@ -222,10 +232,11 @@ fn what_is_ignored_is_said() {
 
 #[test]
 fn a_secret_may_lie_in_a_file_that_is_read_later() {
-    let sinks = file("[sink.prod]\nkind = \"pyroscope\"\ntoken_file = \"/run/token\"\n")
+    let exporters = file("[exporter.prod]\nkind = \"pyroscope\"\ntoken_file = \"/run/token\"\n")
         .configuration
-        .sinks;
-    let token = sinks.first().and_then(|sink| sink.token.clone()).map(|token| token.value);
+        .exporters;
+    let token =
+        exporters.first().and_then(|exporter| exporter.token.clone()).map(|token| token.value);
     assert_eq!(token, Some(Credential::File("/run/token".into())));
 }
 
@@ -238,7 +249,7 @@ fn an_unknown_key_is_shown_where_it_is_with_the_one_that_was_meant() {
     );
     assert!(only_problem("[smapling]\nfrequency = 1\n").ends_with("-> did you mean `sampling`?"));
     assert!(only_problem("frequency = 1\n").ends_with("-> there is `sampling.frequency`"));
-    assert!(only_problem("[sink.datadog]\nurll = 1\n").ends_with("-> did you mean `url`?"));
+    assert!(only_problem("[exporter.datadog]\nurll = 1\n").ends_with("-> did you mean `url`?"));
 }
 
 #[test]
@@ -252,7 +263,9 @@ fn a_wrong_value_is_shown_with_what_was_expected() {
     assert!(only_problem("[sampling]\ntypes = [\"cpus\"]\n").ends_with("-> did you mean `cpu`?"));
     assert!(only_problem("memory_limit = \"1MB\"\n").contains("at least 64MB"));
     assert!(only_problem("[sampling]\nfrequency = 0\n").contains("from 1 to 1000"));
-    assert!(only_problem("[sink.x]\nurl = \"http://h\"\n").contains("a sink needs a kind"));
+    assert!(
+        only_problem("[exporter.x]\nurl = \"http://h\"\n").contains("an exporter needs a kind")
+    );
 }
 
 #[test]
@@ -298,16 +311,16 @@ fn all_problems_are_reported_at_once() {
 #[test]
 fn no_problem_shows_a_secret() {
     for text in [
-        "[sink.pyroscope]\ntoken = [\"hunter2\"]\n",
-        "[sink.pyroscope]\ntoken = \"hunter2\n",
-        "[sink.pyroscope]\ntokn = \"hunter2\"\n",
-        "[sink.pyroscope]\npasword = \"hunter2\"\n",
-        "[sink.pyroscope.headers]\nX-Team = [\"hunter2\"]\n",
-        "[sink.pyroscope.headers]\nX-Team = \"hunter2\n",
-        "[sink.pyroscope]\nurl = \"http://me:hunter2@host\"\n",
-        "[sink.pyroscope]\ntoken = \"hunter2\"\ntoken_file = \"/x\"\n",
-        "sink.pyroscope = { period = 3, token = \"hunter2\" }\n",
-        "[sink.pyroscope]\ntoken = \"\"\"a\nhunter2\"\"\" x\n",
+        "[exporter.pyroscope]\ntoken = [\"hunter2\"]\n",
+        "[exporter.pyroscope]\ntoken = \"hunter2\n",
+        "[exporter.pyroscope]\ntokn = \"hunter2\"\n",
+        "[exporter.pyroscope]\npasword = \"hunter2\"\n",
+        "[exporter.pyroscope.headers]\nX-Team = [\"hunter2\"]\n",
+        "[exporter.pyroscope.headers]\nX-Team = \"hunter2\n",
+        "[exporter.pyroscope]\nurl = \"http://me:hunter2@host\"\n",
+        "[exporter.pyroscope]\ntoken = \"hunter2\"\ntoken_file = \"/x\"\n",
+        "exporter.pyroscope = { period = 3, token = \"hunter2\" }\n",
+        "[exporter.pyroscope]\ntoken = \"\"\"a\nhunter2\"\"\" x\n",
     ] {
         let problems = with(text, &[], &[]).expect_err(text);
         let shown = format!(
@@ -378,16 +391,16 @@ fn a_rule_without_conditions_is_refused_and_so_is_trust_in_claims() {
 #[test]
 fn a_targets_own_destination_is_on_the_network_and_no_file_of_the_host() {
     let wish = |variable, value: &str| Wish { variable, value: value.to_owned() };
-    let (sinks, problems) = own_sinks(&[
+    let (exporters, problems) = own_exporters(&[
         wish("DD_TRACE_AGENT_URL", "unix:///etc/socket"),
         wish("OTEL_EXPORTER_OTLP_ENDPOINT", "http://own:4318"),
         wish("OTEL_EXPORTER_OTLP_CERTIFICATE", "/etc/shadow"),
     ]);
     assert!(problems.is_empty(), "{problems:?}");
-    let [sink] = sinks.as_slice() else { panic!("one sink: {sinks:?}") };
-    assert_eq!(sink.name, "otlp");
-    assert_eq!(sink.ca_file.value, None);
-    assert_eq!(sink.token, None);
+    let [exporter] = exporters.as_slice() else { panic!("one exporter: {exporters:?}") };
+    assert_eq!(exporter.name, "otlp");
+    assert_eq!(exporter.ca_file.value, None);
+    assert_eq!(exporter.token, None);
 }
 
 #[test]

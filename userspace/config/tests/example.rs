@@ -27,7 +27,7 @@ fn the_example_equals_the_defaults() {
     let defaults = load(&Inputs::default()).expect("nothing is a configuration");
     let example = loaded(EXAMPLE);
     assert_eq!(values(&example), values(&defaults));
-    assert!(example.configuration.sinks.is_empty() && example.configuration.rules.is_empty());
+    assert!(example.configuration.exporters.is_empty() && example.configuration.rules.is_empty());
 }
 
 #[test]
@@ -38,12 +38,13 @@ fn the_example_writes_every_setting_out() {
 }
 
 #[test]
-fn the_examples_sinks_and_rules_can_be_switched_on() {
+fn the_examples_exporters_and_rules_can_be_switched_on() {
     let all = loaded(&all_on());
-    assert_eq!(all.configuration.sinks.len(), 4);
+    assert_eq!(all.configuration.exporters.len(), 4);
     assert_eq!(all.configuration.rules.len(), 1);
     for shown in &all.shown {
-        let in_first = shown.key.starts_with("sink.pyroscope.") || shown.key.starts_with("rule.");
+        let in_first =
+            shown.key.starts_with("exporter.pyroscope.") || shown.key.starts_with("rule.");
         // What only one kind uses stands there.
         if in_first && !shown.key.ends_with(".protocol") {
             assert!(
@@ -56,14 +57,14 @@ fn the_examples_sinks_and_rules_can_be_switched_on() {
 }
 
 #[test]
-fn the_examples_sinks_equal_what_a_sink_has_by_itself() {
+fn the_examples_exporters_equal_what_a_exporter_has_by_itself() {
     let bare = loaded(
-        "[sink.pyroscope]\nkind='pyroscope'\n[sink.datadog]\nkind='datadog'\n[sink.otlp]\nkind='otlp'\n[sink.file]\nkind='file'\n",
+        "[exporter.pyroscope]\nkind='pyroscope'\n[exporter.datadog]\nkind='datadog'\n[exporter.otlp]\nkind='otlp'\n[exporter.file]\nkind='file'\n",
     );
     let bare = values(&bare);
     for (key, value) in values(&loaded(&all_on())) {
         let chosen = key.contains(".headers.") || key.ends_with(".kind");
-        if key.starts_with("sink.") && !chosen {
+        if key.starts_with("exporter.") && !chosen {
             assert!(bare.contains(&(key.clone(), value.clone())), "{key} = {value}");
         }
     }

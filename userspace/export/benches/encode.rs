@@ -1,5 +1,5 @@
 //! What it costs to make the requests of a profile: 10,000 and 100,000 different stacks of sixty
-//! frames. `cargo bench -p strata-sinks` (or `cargo xtask bench encode`).
+//! frames. `cargo bench -p strata-exporters` (or `cargo xtask bench encode`).
 //!
 //! A stack sample is one stack with its labels and values, as a request holds it. Peak memory is
 //! what encoding added to the profile.

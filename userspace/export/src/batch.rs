@@ -1,6 +1,6 @@
 //! One request, as bytes: made once, kept as long as it takes, sent as often as needed.
 //!
-//! Invariant: a batch has no credential, tenant or address in it. Those are the sink's when it
+//! Invariant: a batch has no credential, tenant or address in it. Those are the exporter's when it
 //! sends, so what lies in a spool is worth nothing to who steals it, and follows a new setting.
 
 use std::io::Write;
@@ -40,7 +40,7 @@ pub struct Batch {
     /// The same each time the batch is sent: who gets it twice can tell.
     pub id: Uuid,
     pub protocol: Protocol,
-    /// Below the sink's address, with its query.
+    /// Below the exporter's address, with its query.
     pub path: String,
     pub content_type: String,
     /// Besides those of the protocol: what they say is about the profiles, never a credential.

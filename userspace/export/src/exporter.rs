@@ -1,4 +1,4 @@
-//! What a sink of the configuration is: how profiles are written for it, and where they go.
+//! What an exporter of the configuration is: how profiles are written for it, and where they go.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,15 +9,15 @@ use crate::types::{Form, LabelRule};
 use crate::{
     Address, Backend, CredentialSource, ExporterSettings, Secret, datadog, otlp, pyroscope,
 };
+use strata_config::exporters::{Api, ExporterConfig, Kind, Protocol};
 use strata_config::rules::matches;
 use strata_config::secret::Credential as Configured;
-use strata_config::sinks::{Api, Kind, Protocol, Sink};
 use strata_kinds::labels::SAMPLE_LABELS;
 
 /// Where an outlet's profiles go.
 #[derive(Clone, Debug)]
 pub enum Output {
-    /// Through the delivery's sink of the same name.
+    /// Through the delivery's exporter of the same name.
     Endpoint(Backend),
     /// Into a folder, as files.
     Folder(PathBuf),
@@ -47,82 +47,82 @@ pub struct Exporter {
     pub spool: Option<(PathBuf, u64)>,
 }
 
-/// Why a sink cannot be used.
+/// Why an exporter cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("sink {sink}: {why}")]
+#[error("exporter {exporter}: {why}")]
 pub struct ExporterError {
-    pub sink: String,
+    pub exporter: String,
     pub why: String,
 }
 
-/// The sinks of a configuration. `spools` is the folder of their spools, `memory` what each may
+/// The exporters of a configuration. `spools` is the folder of their spools, `memory` what each may
 /// keep in memory.
 pub fn of(
-    sinks: &[Sink],
+    exporters: &[ExporterConfig],
     spools: Option<&Path>,
     memory: usize,
 ) -> Result<(Vec<Exporter>, Vec<ExporterSettings>), ExporterError> {
     let mut outlets = Vec::new();
     let mut plans = Vec::new();
-    for sink in sinks {
-        let way = match (&sink.path, backend(sink)) {
+    for exporter in exporters {
+        let way = match (&exporter.path, backend(exporter)) {
             (Some(path), _) => Output::Folder(path.value.clone()),
             (None, Some(backend)) => {
-                plans.push(plan(sink, backend.clone(), spools, memory)?);
+                plans.push(plan(exporter, backend.clone(), spools, memory)?);
                 Output::Endpoint(backend)
             }
             (None, None) => continue,
         };
         outlets.push(Exporter {
-            name: sink.name.clone(),
+            name: exporter.name.clone(),
             way,
-            period: sink.period.value,
-            labels: sink.labels.value.clone(),
-            target_labels: sink.target_labels.value,
-            label_values: sink.label_values.value as usize,
+            period: exporter.period.value,
+            labels: exporter.labels.value.clone(),
+            target_labels: exporter.target_labels.value,
+            label_values: exporter.label_values.value as usize,
             spool: plans
                 .last()
-                .filter(|plan| plan.name == sink.name)
+                .filter(|plan| plan.name == exporter.name)
                 .and_then(|plan| Some((plan.spool_dir.clone()?, plan.spool_size))),
         });
     }
     Ok((outlets, plans))
 }
 
-fn backend(sink: &Sink) -> Option<Backend> {
-    let is_sent = |name: &str| sink.labels.value.iter().any(|pattern| matches(pattern, name));
-    Some(match sink.kind {
+fn backend(exporter: &ExporterConfig) -> Option<Backend> {
+    let is_sent = |name: &str| exporter.labels.value.iter().any(|pattern| matches(pattern, name));
+    Some(match exporter.kind {
         Kind::Pyroscope => {
             let mut settings = pyroscope::Settings {
-                api: match sink.api.value {
+                api: match exporter.api.value {
                     Api::Push => pyroscope::Api::Push,
                     Api::Ingest => pyroscope::Api::Ingest,
                 },
                 // What nobody names is a fact with a value for each process.
-                more_labels: sink.labels.value.clone(),
+                more_labels: exporter.labels.value.clone(),
                 ..pyroscope::Settings::default()
             };
             // A text makes a series of its own.
             settings.sample_labels.retain(|rule| rule.form == Form::Number || is_sent(&rule.own));
-            settings.sample_labels.extend(own_labels(sink, Form::Series));
+            settings.sample_labels.extend(own_labels(exporter, Form::Series));
             Backend::Pyroscope(settings)
         }
         Kind::Datadog => {
             let mut settings = datadog::Settings::default();
             settings.sample_labels.retain(|rule| is_sent(&rule.own));
-            settings.sample_labels.extend(own_labels(sink, Form::AsItIs));
+            settings.sample_labels.extend(own_labels(exporter, Form::AsItIs));
             Backend::Datadog(settings)
         }
         Kind::Otlp => {
             let mut settings = otlp::Settings {
-                transport: match sink.protocol.value {
+                transport: match exporter.protocol.value {
                     Protocol::Http => otlp::Transport::Http,
                     Protocol::Grpc => otlp::Transport::Grpc,
                 },
                 ..otlp::Settings::default()
             };
             settings.sample_labels.retain(|rule| is_sent(&rule.own));
-            settings.sample_labels.extend(own_labels(sink, Form::AsItIs));
+            settings.sample_labels.extend(own_labels(exporter, Form::AsItIs));
             Backend::Otlp(settings)
         }
         Kind::File => return None,
@@ -130,38 +130,38 @@ fn backend(sink: &Sink) -> Option<Backend> {
 }
 
 /// Labels of samples that programs set, by the names and patterns of the configuration.
-fn own_labels(sink: &Sink, form: Form) -> impl Iterator<Item = LabelRule> {
+fn own_labels(exporter: &ExporterConfig, form: Form) -> impl Iterator<Item = LabelRule> {
     let is_strata = |name: &str| SAMPLE_LABELS.iter().any(|label| label.name == name);
-    let names = sink.labels.value.iter().filter(move |name| !is_strata(name));
+    let names = exporter.labels.value.iter().filter(move |name| !is_strata(name));
     names.map(move |name| LabelRule::new(name, "", form))
 }
 
 fn plan(
-    sink: &Sink,
+    exporter: &ExporterConfig,
     backend: Backend,
     spools: Option<&Path>,
     memory: usize,
 ) -> Result<ExporterSettings, ExporterError> {
-    let unusable = |why: String| ExporterError { sink: sink.name.clone(), why };
-    let url = sink.url.as_ref().map(|url| url.value.as_str()).unwrap_or_default();
+    let unusable = |why: String| ExporterError { exporter: exporter.name.clone(), why };
+    let url = exporter.url.as_ref().map(|url| url.value.as_str()).unwrap_or_default();
     let address = Address::parse(url).map_err(|error| unusable(error.to_string()))?;
     let mut destination = EndpointSettings::new(address);
-    destination.timeout = sink.timeout.value;
-    destination.connect_timeout = sink.timeout.value.min(destination.connect_timeout);
-    destination.tenant = sink.tenant.value.as_deref().map(Secret::new);
+    destination.timeout = exporter.timeout.value;
+    destination.connect_timeout = exporter.timeout.value.min(destination.connect_timeout);
+    destination.tenant = exporter.tenant.value.as_deref().map(Secret::new);
     let header = |(name, value): &(String, strata_config::Secret)| {
         (name.clone(), Secret::new(value.reveal()))
     };
-    destination.headers = sink.headers.iter().map(header).collect();
-    if let Some(path) = &sink.ca_file.value {
+    destination.headers = exporter.headers.iter().map(header).collect();
+    if let Some(path) = &exporter.ca_file.value {
         let read = std::fs::read(path);
         destination.authorities =
             Some(read.map_err(|error| unusable(format!("{}: {error}", path.display())))?);
     }
-    let user = || sink.user.value.clone().unwrap_or_default();
+    let user = || exporter.user.value.clone().unwrap_or_default();
     let mut source = CredentialSource::Settings;
-    let token = sink.token.as_ref().map(|token| &token.value);
-    let password = sink.password.as_ref().map(|password| &password.value);
+    let token = exporter.token.as_ref().map(|token| &token.value);
+    let password = exporter.password.as_ref().map(|password| &password.value);
     match (token, password) {
         (Some(Configured::Value(token)), _) => {
             destination.credential = Credential::Bearer(Secret::new(token.reveal()));
@@ -176,17 +176,17 @@ fn plan(
         }
         (None, None) => {}
     }
-    let mut plan = ExporterSettings::new(&sink.name, backend, destination);
+    let mut plan = ExporterSettings::new(&exporter.name, backend, destination);
     plan.credential = source;
-    plan.concurrency = sink.concurrency.value as usize;
-    plan.spool_dir = spools.map(|folder| folder.join(folder_of(&sink.name)));
-    plan.spool_size = sink.spool_size.value.0;
-    plan.spool_age = sink.spool_age.value;
+    plan.concurrency = exporter.concurrency.value as usize;
+    plan.spool_dir = spools.map(|folder| folder.join(folder_of(&exporter.name)));
+    plan.spool_size = exporter.spool_size.value.0;
+    plan.spool_age = exporter.spool_age.value;
     plan.memory = memory;
     Ok(plan)
 }
 
-/// Whether each sink can be set up as it is at the start, and with the credential of its file,
+/// Whether each exporter can be set up as it is at the start, and with the credential of its file,
 /// whatever that is: certificates and headers. Nothing is connected to, and no spool is touched.
 pub fn try_out(plans: &[ExporterSettings]) -> Result<(), ExporterError> {
     for plan in plans {
@@ -195,12 +195,15 @@ pub fn try_out(plans: &[ExporterSettings]) -> Result<(), ExporterError> {
             destination.credential = Credential::Bearer(Secret::new("of the file"));
         }
         let tried = crate::Endpoint::new(plan.backend.clone(), &destination);
-        tried.map_err(|error| ExporterError { sink: plan.name.clone(), why: error.to_string() })?;
+        tried.map_err(|error| ExporterError {
+            exporter: plan.name.clone(),
+            why: error.to_string(),
+        })?;
     }
     Ok(())
 }
 
-/// A sink's name as the name of a folder.
+/// An exporter's name as the name of a folder.
 fn folder_of(name: &str) -> String {
     let plain = |character: char| match character {
         'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' => character,
@@ -215,7 +218,7 @@ fn folder_of(name: &str) -> String {
 }
 
 impl Exporter {
-    /// An origin with what this sink may be told: the service always, the rest if it is listed.
+    /// An origin with what this exporter may be told: the service always, the rest if it is listed.
     pub fn shaped(&self, origin: &Origin) -> Origin {
         if self.labels.iter().any(|pattern| pattern == "*") {
             return origin.clone();
@@ -250,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_sinks_become_folders_of_their_own() {
+    fn names_of_exporters_become_folders_of_their_own() {
         assert_eq!(folder_of("pyroscope"), "pyroscope");
         let (one, other) = (folder_of("../a/b"), folder_of("../a_b"));
         assert_ne!(one, other);
@@ -263,11 +266,11 @@ mod tests {
         let empty = folder.path().join("empty.pem");
         std::fs::write(&empty, "no certificate").expect("it can be written");
         let tried = |text: &str| {
-            let text = format!("[sink.prod]\nkind = \"pyroscope\"\nurl = \"http://h\"\n{text}");
+            let text = format!("[exporter.prod]\nkind = \"pyroscope\"\nurl = \"http://h\"\n{text}");
             let inputs =
                 strata_config::Inputs { file: Some(("test", &text)), ..Default::default() };
             let loaded = strata_config::load(&inputs).expect("a fine configuration");
-            let (_, plans) = of(&loaded.configuration.sinks, None, 1).expect("files are read");
+            let (_, plans) = of(&loaded.configuration.exporters, None, 1).expect("files are read");
             try_out(&plans).map_err(|error| error.to_string())
         };
         assert_eq!(tried("token = \"t\"\nheaders = { X-Team = \"shop\" }\n"), Ok(()));
@@ -282,12 +285,12 @@ mod tests {
             ),
         ] {
             let error = tried(&text).expect_err(&text);
-            assert!(error.starts_with("sink prod: ") && error.contains(why), "{error}");
+            assert!(error.starts_with("exporter prod: ") && error.contains(why), "{error}");
         }
     }
 
     #[test]
-    fn a_sink_is_told_what_is_listed_and_the_service() {
+    fn a_exporter_is_told_what_is_listed_and_the_service() {
         let exporter = Exporter {
             name: "one".into(),
             way: Output::Folder("/nowhere".into()),

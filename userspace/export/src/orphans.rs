@@ -1,6 +1,6 @@
-//! Spools of sinks that are not there any more: nobody sends what is in them, and nobody drops it.
+//! Spools of exporters that are not there any more: nobody sends what is in them, and nobody drops it.
 //!
-//! They are told of and never touched: a sink may have been taken out by mistake, or for a day.
+//! They are told of and never touched: an exporter may have been taken out by mistake, or for a day.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,7 +15,7 @@ pub const OF_TARGETS: &str = "own-";
 /// Folders that are told of.
 const MOST_TOLD: usize = 20;
 
-/// A spool that no sink has.
+/// A spool that no exporter has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanedSpool {
     pub folder: PathBuf,
@@ -30,8 +30,8 @@ impl fmt::Display for OrphanedSpool {
         let name = self.folder.file_name().unwrap_or_default().to_string_lossy();
         write!(
             out,
-            "{folder} has {} batches ({megabytes:.1} MB) and no sink uses it: nothing of it is sent or \
-             dropped. A sink with the name `{name}` sends what is not too old; `rm -r {folder}` drops it",
+            "{folder} has {} batches ({megabytes:.1} MB) and no exporter uses it: nothing of it is sent or \
+             dropped. An exporter with the name `{name}` sends what is not too old; `rm -r {folder}` drops it",
             self.files
         )
     }
@@ -75,7 +75,7 @@ pub fn warn(spools: &Path, used: &HashSet<&Path>) {
         tracing::warn!("{leftover}");
     }
     if let Some(more) = left.len().checked_sub(MOST_TOLD).filter(|more| *more > 0) {
-        tracing::warn!("{} has {more} more folders that no sink uses", spools.display());
+        tracing::warn!("{} has {more} more folders that no exporter uses", spools.display());
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_sink_uses_is_told_of_with_its_size_and_what_to_do() {
+    fn what_no_exporter_uses_is_told_of_with_its_size_and_what_to_do() {
         let spools = tempfile::tempdir().expect("a folder");
         for (folder, file, bytes) in [
             ("pyroscope", "0000000000000001.batch", 5000),

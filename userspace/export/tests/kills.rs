@@ -57,7 +57,7 @@ async fn a_child_that_delivers() {
             .map(|_| {
                 let batch = batch(Clock::real().nanos(), length);
                 let id = batch.id;
-                delivery.enqueue("sink", batch).unwrap();
+                delivery.enqueue("exporter", batch).unwrap();
                 id
             })
             .collect();

@@ -21,7 +21,7 @@ fn now(count: usize, length: usize) -> Vec<Batch> {
 
 fn give(delivery: &Queues, batches: &[Batch]) {
     for batch in batches {
-        delivery.enqueue("sink", batch.clone()).unwrap();
+        delivery.enqueue("exporter", batch.clone()).unwrap();
     }
 }
 
@@ -51,7 +51,7 @@ async fn what_is_unsent_at_the_end_is_sent_by_the_next_start_in_order() {
     let ended = delivery.shutdown(Duration::from_secs(2)).await.remove(0);
     assert_eq!((ended.state, ended.spooled, ended.drops.batches()), (State::Stopped, 20, 0));
     assert_eq!(batch_files(folder.path()).len(), 20);
-    assert_eq!(delivery.enqueue("sink", given[0].clone()), Err(EnqueueError::Ended));
+    assert_eq!(delivery.enqueue("exporter", given[0].clone()), Err(EnqueueError::Ended));
     server.rise().await;
     let delivery = start(plan, clock).await;
     assert_eq!(drained(&delivery).await.delivered.batches, 20);
@@ -88,12 +88,12 @@ async fn a_request_that_hangs_at_the_end_leaves_its_batch_in_the_spool() {
 #[tokio::test]
 async fn without_a_spool_memory_is_the_bound_and_the_rest_is_counted() {
     let server = Server::down().await;
-    let mut plan = ExporterSettings::new("sink", backend(), destination(&server.url()));
+    let mut plan = ExporterSettings::new("exporter", backend(), destination(&server.url()));
     plan.memory = 200_000;
     let delivery = start(plan, Clock::faster(20)).await;
     let given = now(50, 10_000);
     for batch in &given {
-        delivery.enqueue("sink", batch.clone()).unwrap();
+        delivery.enqueue("exporter", batch.clone()).unwrap();
         until(&delivery, |health| health.queued + health.in_flight <= 22).await;
     }
     let full = until(&delivery, |health| health.queued == 10).await;
@@ -122,7 +122,7 @@ async fn a_spool_that_is_full_drops_its_oldest() {
 }
 
 #[tokio::test]
-async fn a_sink_that_disappears_keeps_its_spool_and_another_goes_on_undisturbed() {
+async fn a_exporter_that_disappears_keeps_its_spool_and_another_goes_on_undisturbed() {
     let (server, folder) = (Server::up().await, tempfile::tempdir().unwrap());
     let (away, away_folder) = (Server::down().await, tempfile::tempdir().unwrap());
     let clock = Clock::faster(20);
@@ -139,7 +139,7 @@ async fn a_sink_that_disappears_keeps_its_spool_and_another_goes_on_undisturbed(
     give(&delivery, &now(1, 100));
     until(&delivery, |health| health.in_flight == 1).await;
     delivery.reconfigure(vec![staying.clone()]).await.unwrap();
-    assert_eq!(delivery.enqueue("leaving", given[0].clone()), Err(EnqueueError::NoSuchSink));
+    assert_eq!(delivery.enqueue("leaving", given[0].clone()), Err(EnqueueError::NoSuchExporter));
     assert_eq!(batch_files(away_folder.path()).len(), 5);
     assert_eq!(drained(&delivery).await.retries, 0);
     assert_eq!(server.ids().len(), 1);
@@ -352,7 +352,7 @@ async fn a_disk_without_room() {
     let delivery = start(plan.clone(), clock).await;
     let given = now(60, 10_000);
     for batch in &given {
-        delivery.enqueue("sink", batch.clone()).unwrap();
+        delivery.enqueue("exporter", batch.clone()).unwrap();
         until(&delivery, |health| health.queued == 0 || health.spooled == 16).await;
         tokio::time::sleep(Duration::from_millis(3)).await;
     }

@@ -31,7 +31,7 @@ fn give_many(delivery: &Queues, clock: Clock, count: i64, length: usize) -> Vec<
     for ago in (0..count).rev() {
         let batch = batch(now - ago * SECOND, length);
         ids.push(batch.id);
-        delivery.enqueue("sink", batch).unwrap();
+        delivery.enqueue("exporter", batch).unwrap();
     }
     ids
 }
@@ -51,7 +51,7 @@ async fn a_batch_arrives_and_nothing_of_it_remains() {
     let clock = Clock::real();
     let delivery = start(plan(&server.url(), folder.path()), clock).await;
     let given = batch(clock.nanos(), 1000);
-    delivery.enqueue("sink", given.clone()).unwrap();
+    delivery.enqueue("exporter", given.clone()).unwrap();
     let health = drained(&delivery).await;
     let arrived = server.arrivals();
     assert_eq!(arrived.len(), 1);
@@ -75,7 +75,7 @@ async fn ten_minutes_without_a_server_lose_nothing_and_end_in_order() {
     for _ in 0..40 {
         let batch = batch(clock.nanos(), 10_000);
         given.push(batch.id);
-        delivery.enqueue("sink", batch).unwrap();
+        delivery.enqueue("exporter", batch).unwrap();
         // 15 seconds of the clock.
         tokio::time::sleep(Duration::from_millis(125)).await;
     }
@@ -175,7 +175,7 @@ async fn a_batch_that_the_server_cannot_take_does_not_hold_up_the_others() {
     let poison = batch(clock.nanos() - SECOND, 100);
     let id = poison.id;
     server.act(move |_, came| if came == id { Act::Answer(500, Vec::new()) } else { ok() });
-    delivery.enqueue("sink", poison).unwrap();
+    delivery.enqueue("exporter", poison).unwrap();
     until(&delivery, |health| health.retries > 0).await;
     give_many(&delivery, clock, 10, 100);
     let health = until(&delivery, |health| health.delivered.batches == 10).await;
@@ -230,8 +230,8 @@ async fn what_is_too_old_is_never_sent() {
     let old = batch(clock.nanos() - 990 * SECOND, 100);
     let older = batch(clock.nanos() - 1001 * SECOND, 100);
     let (old_id, older_id) = (old.id, older.id);
-    delivery.enqueue("sink", old).unwrap();
-    delivery.enqueue("sink", older).unwrap();
+    delivery.enqueue("exporter", old).unwrap();
+    delivery.enqueue("exporter", older).unwrap();
     until(&delivery, |health| health.drops.too_old.batches == 2).await;
     server.rise().await;
     let young = give_many(&delivery, clock, 2, 100);
@@ -262,7 +262,7 @@ async fn a_connection_that_hangs_is_given_up_and_its_batch_sent_again() {
 }
 
 #[tokio::test]
-async fn an_answer_that_drips_costs_its_time_and_no_other_sink() {
+async fn an_answer_that_drips_costs_its_time_and_no_other_exporter() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dripping = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -290,7 +290,7 @@ async fn an_answer_that_drips_costs_its_time_and_no_other_sink() {
     for _ in 0..20 {
         let batch = batch(clock.nanos(), 100);
         delivery.enqueue("slow", batch.clone()).unwrap();
-        delivery.enqueue("sink", batch).unwrap();
+        delivery.enqueue("exporter", batch).unwrap();
     }
     let health = drained(&delivery).await;
     assert_eq!(health.delivered.batches, 20);

@@ -18,13 +18,13 @@ fn delivered() -> Outcome {
 }
 
 /// Encodes the known profile as one batch, passes it through its stored form, and sends it.
-async fn send_known(sink: &Endpoint) -> (Batch, Outcome) {
-    let mut encoded = sink.encode(&[known()]);
+async fn send_known(exporter: &Endpoint) -> (Batch, Outcome) {
+    let mut encoded = exporter.encode(&[known()]);
     assert_eq!(encoded.batches.len(), 1);
     let batch = encoded.batches.remove(0);
     let stored = Batch::from_bytes(batch.to_bytes().into()).unwrap();
     assert_eq!(stored, batch);
-    let outcome = sink.send(&stored).await;
+    let outcome = exporter.send(&stored).await;
     (batch, outcome)
 }
 
@@ -46,12 +46,12 @@ fn assert_cpu(profile: &Seen) {
 #[tokio::test]
 async fn pyroscope_gets_every_type_of_a_period_in_one_push() {
     let (server, address) = Server::start(|| answer(200, &[], "{}")).await;
-    let sink =
+    let exporter =
         Endpoint::new(Backend::Pyroscope(pyroscope::Settings::default()), &at(address)).unwrap();
-    let encoded = sink.encode(&[known()]);
+    let encoded = exporter.encode(&[known()]);
     // `bananas`, and pid, comm and process of the threads of two kinds of profile.
     assert_eq!((encoded.cuts.dropped_types, encoded.cuts.dropped_labels), (1, 9));
-    let (batch, outcome) = send_known(&sink).await;
+    let (batch, outcome) = send_known(&exporter).await;
     assert_eq!(outcome, delivered());
     assert_eq!(batch.profiles, 2);
 
@@ -96,10 +96,10 @@ async fn an_old_pyroscope_gets_the_profile_as_the_body() {
     let (server, address) = Server::start(|| answer(200, &[], "")).await;
     let settings =
         pyroscope::Settings { api: pyroscope::Api::Ingest, ..pyroscope::Settings::default() };
-    let sink = Endpoint::new(Backend::Pyroscope(settings), &at(address)).unwrap();
-    let encoded = sink.encode(&[known()]);
+    let exporter = Endpoint::new(Backend::Pyroscope(settings), &at(address)).unwrap();
+    let encoded = exporter.encode(&[known()]);
     assert_eq!(encoded.batches.len(), 2);
-    assert_eq!(sink.send(&encoded.batches[0]).await, delivered());
+    assert_eq!(exporter.send(&encoded.batches[0]).await, delivered());
     let asked = server.only();
     assert_eq!(asked.path, "/ingest");
     let name = "shop%7B__delta__%3Dfalse%2Cenv%3Dprod%2Chostname%3Dnode-1%2C\
@@ -236,17 +236,18 @@ async fn assert_datadog(server: &Server) {
 #[tokio::test]
 async fn a_datadog_agent_learns_whose_container_it_is_and_the_types_that_a_family_has() {
     let (server, address) = Server::start(|| answer(200, &[], "")).await;
-    let sink = Endpoint::new(Backend::Datadog(datadog::Settings::default()), &at(address)).unwrap();
+    let exporter =
+        Endpoint::new(Backend::Datadog(datadog::Settings::default()), &at(address)).unwrap();
     let mut seen = Vec::new();
     for language in [Language::Native, Language::Go, Language::DotNet] {
         let known = known();
         let origin =
             Origin { language, container_id: "0123abc".to_owned(), ..(*known.origin).clone() };
         let outgoing = Outgoing { origin: Arc::new(origin), ..known };
-        let batch = sink.encode(&[outgoing]).batches.remove(0);
+        let batch = exporter.encode(&[outgoing]).batches.remove(0);
         // As it comes out of a spool.
         let batch = Batch::from_bytes(batch.to_bytes().into()).unwrap();
-        assert_eq!(sink.send(&batch).await, delivered());
+        assert_eq!(exporter.send(&batch).await, delivered());
         let asked = server.asked().pop().unwrap();
         assert_eq!(asked.header("datadog-container-id"), "0123abc");
         assert_eq!(asked.header("datadog-entity-id"), "ci-0123abc");
@@ -261,8 +262,9 @@ async fn a_datadog_agent_learns_whose_container_it_is_and_the_types_that_a_famil
 #[tokio::test]
 async fn a_datadog_agent_gets_an_event_and_a_profile() {
     let (server, address) = Server::start(|| answer(202, &[], "")).await;
-    let sink = Endpoint::new(Backend::Datadog(datadog::Settings::default()), &at(address)).unwrap();
-    assert_eq!(send_known(&sink).await.1, delivered());
+    let exporter =
+        Endpoint::new(Backend::Datadog(datadog::Settings::default()), &at(address)).unwrap();
+    assert_eq!(send_known(&exporter).await.1, delivered());
     assert_datadog(&server).await;
 }
 
@@ -272,8 +274,8 @@ async fn a_datadog_agent_gets_the_same_over_its_socket() {
     let path = folder.path().join("apm.socket");
     let server = Server::start_on_socket(&path, || answer(200, &[], ""));
     let to = destination(&format!("unix://{}", path.display()));
-    let sink = Endpoint::new(Backend::Datadog(datadog::Settings::default()), &to).unwrap();
-    assert_eq!(send_known(&sink).await.1, delivered());
+    let exporter = Endpoint::new(Backend::Datadog(datadog::Settings::default()), &to).unwrap();
+    assert_eq!(send_known(&exporter).await.1, delivered());
     assert_datadog(&server).await;
 }
 
@@ -375,8 +377,8 @@ fn assert_otlp(request: &[u8]) {
 #[tokio::test]
 async fn a_collector_gets_otlp_over_http() {
     let (server, address) = Server::start(|| answer(200, &[], "")).await;
-    let sink = Endpoint::new(otlp(otlp::Transport::Http), &at(address)).unwrap();
-    let (batch, outcome) = send_known(&sink).await;
+    let exporter = Endpoint::new(otlp(otlp::Transport::Http), &at(address)).unwrap();
+    let (batch, outcome) = send_known(&exporter).await;
     assert_eq!((outcome, batch.profiles), (delivered(), 3));
     let asked = server.only();
     assert_eq!(asked.path, "/v1development/profiles");
@@ -390,16 +392,16 @@ async fn a_collector_gets_otlp_over_http() {
 async fn a_collectors_whole_url_is_asked_as_it_is() {
     let (server, address) = Server::start(|| answer(200, &[], "")).await;
     let to = destination(&format!("http://{address}/own/v1development/profiles"));
-    let sink = Endpoint::new(otlp(otlp::Transport::Http), &to).unwrap();
-    assert_eq!(send_known(&sink).await.1, delivered());
+    let exporter = Endpoint::new(otlp(otlp::Transport::Http), &to).unwrap();
+    assert_eq!(send_known(&exporter).await.1, delivered());
     assert_eq!(server.only().path, "/own/v1development/profiles");
 }
 
 #[tokio::test]
 async fn a_collector_gets_otlp_over_grpc() {
     let (server, address) = Server::start(|| grpc_answer(&[], "0", "")).await;
-    let sink = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
-    assert_eq!(send_known(&sink).await.1, delivered());
+    let exporter = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
+    assert_eq!(send_known(&exporter).await.1, delivered());
     let asked = server.only();
     assert_eq!(
         asked.path,
@@ -421,29 +423,29 @@ async fn what_a_collector_rejected_is_told() {
     const PARTIAL: &[u8] = &[0x0a, 6, 0x08, 2, 0x12, 2, b'n', b'o'];
     let partly = Outcome::Delivered { rejected: 2, message: Some("no".to_owned()) };
     let (_server, address) = Server::start(|| answer(200, &[], PARTIAL)).await;
-    let sink = Endpoint::new(otlp(otlp::Transport::Http), &at(address)).unwrap();
-    assert_eq!(send_known(&sink).await.1, partly);
+    let exporter = Endpoint::new(otlp(otlp::Transport::Http), &at(address)).unwrap();
+    assert_eq!(send_known(&exporter).await.1, partly);
     let (_server, address) = Server::start(|| grpc_answer(PARTIAL, "0", "")).await;
-    let sink = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
-    assert_eq!(send_known(&sink).await.1, partly);
+    let exporter = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
+    assert_eq!(send_known(&exporter).await.1, partly);
 }
 
 #[tokio::test]
 async fn a_grpc_status_says_whether_to_try_again() {
     let (_server, address) = Server::start(|| grpc_answer(&[], "14", "gone%20away")).await;
-    let sink = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
-    let Outcome::Retry { reason, .. } = send_known(&sink).await.1 else { panic!() };
+    let exporter = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
+    let Outcome::Retry { reason, .. } = send_known(&exporter).await.1 else { panic!() };
     assert!(reason.contains("UNAVAILABLE: gone away"), "{reason}");
     let (_server, address) = Server::start(|| {
         answer(200, &[("content-type", "application/grpc"), ("grpc-status", "12")], "")
     })
     .await;
-    let sink = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
-    assert!(matches!(send_known(&sink).await.1, Outcome::Denied { .. }));
+    let exporter = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
+    assert!(matches!(send_known(&exporter).await.1, Outcome::Denied { .. }));
     // An answer that ends without a status may or may not have been stored.
     let (_server, address) = Server::start(|| answer(200, &[], "")).await;
-    let sink = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
-    assert!(matches!(send_known(&sink).await.1, Outcome::Retry { .. }));
+    let exporter = Endpoint::new(otlp(otlp::Transport::Grpc), &at(address)).unwrap();
+    assert!(matches!(send_known(&exporter).await.1, Outcome::Retry { .. }));
 }
 
 #[test]

@@ -22,9 +22,9 @@ fn pyroscope() -> Backend {
 }
 
 async fn send(backend: Backend, to: &EndpointSettings) -> Outcome {
-    let sink = Endpoint::new(backend, to).unwrap();
-    let batch = sink.encode(&[known()]).batches.remove(0);
-    sink.send(&batch).await
+    let exporter = Endpoint::new(backend, to).unwrap();
+    let batch = exporter.encode(&[known()]).batches.remove(0);
+    exporter.send(&batch).await
 }
 
 fn delivered() -> Outcome {
@@ -149,13 +149,13 @@ async fn no_secret_is_shown_anywhere() {
     ] {
         let is_bearer = matches!(credential, Credential::Bearer(_));
         to.credential = credential;
-        let sink = Endpoint::new(pyroscope(), &to).unwrap();
-        let batch = sink.encode(&[known()]).batches.remove(0);
-        let (status, reason) = denied(sink.send(&batch).await);
+        let exporter = Endpoint::new(pyroscope(), &to).unwrap();
+        let batch = exporter.encode(&[known()]).batches.remove(0);
+        let (status, reason) = denied(exporter.send(&batch).await);
         assert_eq!(status, Some(401));
         assert!(reason.contains("unauthenticated: no "), "{reason}");
         let stored = String::from_utf8_lossy(&batch.to_bytes()).into_owned();
-        for shown in [format!("{to:?} {sink:?} {batch:?} {reason}"), stored] {
+        for shown in [format!("{to:?} {exporter:?} {batch:?} {reason}"), stored] {
             let own = if is_bearer { ["t0ken", "t0ken"] } else { ["p4ss", "dTpwNHNz"] };
             for secret in ["t3nant", "v4lue"].into_iter().chain(own) {
                 assert!(!shown.contains(secret), "{secret} in {shown}");

@@ -54,7 +54,7 @@ seconds and keeps profiles of a week (1 GB at most) in /var/lib/strata/store: `s
 
 Examples:
   strata daemon                                        no server at all
-  strata daemon --set sink.pyroscope.url=http://pyroscope:4040
+  strata daemon --set exporter.pyroscope.url=http://pyroscope:4040
   DD_AGENT_HOST=10.0.0.5 strata daemon                 to a Datadog agent
   strata daemon --config /etc/strata/strata.toml       what is set there (SIGHUP reads it again)
   strata config show                                   every setting, and where it comes from
@@ -259,7 +259,7 @@ pub struct OutputArgs {
 #[command(next_help_heading = "Where to send it (nowhere by default)")]
 pub struct UploadArgs {
     /// A server to send the profile to: Pyroscope, a Datadog agent (unix:///socket too) or an OTLP
-    /// collector. Credentials come from the environment: STRATA_SINK_PYROSCOPE_TOKEN,
+    /// collector. Credentials come from the environment: STRATA_EXPORTER_PYROSCOPE_TOKEN,
     /// PYROSCOPE_AUTH_TOKEN, … (see `strata config example`)
     #[arg(long, value_name = "URL")]
     pub upload: Option<String>,

@@ -41,7 +41,7 @@ const BATCH_ID: HeaderName = HeaderName::from_static("idempotency-key");
 
 const TENANT: HeaderName = HeaderName::from_static("x-scope-orgid");
 
-/// What a sink says who it is with.
+/// What an exporter says who it is with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Credential {
     #[default]

@@ -2,7 +2,7 @@
 //!
 //! A server cuts the leaf off a deep stack and refuses what is too big. Here a stack keeps its
 //! leaf and loses frames at its root, where a marker says so, and a profile that is too big
-//! becomes several. Labels that are not on the sink's list go, and samples that differ in nothing
+//! becomes several. Labels that are not on the exporter's list go, and samples that differ in nothing
 //! else add up.
 //!
 //! Invariant: no value is lost. For every type that is sent, the sum over all parts is the sum

@@ -1,4 +1,4 @@
-//! What waits for sinks, and goes out when their periods end.
+//! What waits for exporters, and goes out when their periods end.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -120,7 +120,7 @@ pub struct Exporters {
     cuts: Cuts,
     /// Profiles of targets whose own destination had no room.
     refused_own: u64,
-    /// Batches that found no sink.
+    /// Batches that found no exporter.
     undelivered: u64,
     /// How often profiles went out before their period was over, for want of memory.
     early: u64,
@@ -148,7 +148,7 @@ impl Exporters {
         }
     }
 
-    /// Sends to other sinks, if they can be set up.
+    /// Sends to other exporters, if they can be set up.
     pub fn reconfigure(&mut self, destinations: &PipelineSettings) -> Result<(), StartError> {
         let plans = destinations.plans.clone();
         self.network.block_on(self.delivery.reconfigure(plans))?;
@@ -156,7 +156,7 @@ impl Exporters {
         Ok(())
     }
 
-    /// The sinks of these are set up already.
+    /// The exporters of these are set up already.
     pub fn configure(&mut self, destinations: PipelineSettings) {
         let outlets = destinations.exporters.clone();
         self.destinations = destinations;
@@ -200,11 +200,11 @@ impl Exporters {
 
     fn make_own(&mut self, key: u64, wishes: &[Wish], now: Instant) -> Own {
         let mut own = Own { names: Vec::new(), is_refused: false, used: now, lasts: LEAST_KEPT };
-        let (mut sinks, problems) = strata_config::families::own_sinks(wishes);
+        let (mut exporters, problems) = strata_config::families::own_exporters(wishes);
         for problem in problems {
             tracing::warn!("a target's own destination: {problem}");
         }
-        if sinks.is_empty() {
+        if exporters.is_empty() {
             return own;
         }
         let made = self.own.values().filter(|own| !own.names.is_empty()).count();
@@ -213,11 +213,11 @@ impl Exporters {
             own.is_refused = true;
             return own;
         }
-        for sink in &mut sinks {
-            sink.name = format!("{OF_TARGETS}{}-{key:016x}", sink.name);
+        for exporter in &mut exporters {
+            exporter.name = format!("{OF_TARGETS}{}-{key:016x}", exporter.name);
         }
         let (spools, memory) = (self.destinations.spools.clone(), self.destinations.memory);
-        match exporter::of(&sinks, spools.as_deref(), memory) {
+        match exporter::of(&exporters, spools.as_deref(), memory) {
             Ok((outlets, plans)) => {
                 let mut all = self.destinations.plans.clone();
                 all.extend(plans.iter().cloned());
@@ -230,7 +230,10 @@ impl Exporters {
                             period.unwrap_or_default().saturating_add(age.unwrap_or_default());
                         own.lasts = own.lasts.max(waits);
                         for outlet in outlets {
-                            tracing::info!(sink = outlet.name, "a target has its own destination");
+                            tracing::info!(
+                                exporter = outlet.name,
+                                "a target has its own destination"
+                            );
                             own.names.push(outlet.name.clone());
                             self.outlets.push(Pending::new(outlet, Whose::Own(key)));
                             self.take_left(self.outlets.len() - 1);
@@ -277,7 +280,7 @@ impl Exporters {
             self.outlets.retain(|pending| !names.contains(&pending.outlet.name));
             self.states.retain(|name, _| !names.contains(name));
             for name in &names {
-                tracing::info!(sink = name, "no target uses this destination any more");
+                tracing::info!(exporter = name, "no target uses this destination any more");
             }
             // Those may have their place.
             self.own.retain(|_, own| !own.is_refused);
@@ -286,7 +289,7 @@ impl Exporters {
         self.has_too_many = false;
     }
 
-    /// A profile waits for the ends of its sinks' periods.
+    /// A profile waits for the ends of its exporters' periods.
     pub fn take(&mut self, parcel: &FlushedProfile) {
         let own = match parcel.own_settings.as_slice() {
             [] => None,
@@ -445,7 +448,7 @@ impl Exporters {
                     }
                     if let Err(error) = self.delivery.enqueue(&pending.outlet.name, batch) {
                         self.undelivered += 1;
-                        tracing::warn!(sink = pending.outlet.name, %error, "a batch is lost");
+                        tracing::warn!(exporter = pending.outlet.name, %error, "a batch is lost");
                     }
                 }
             }
@@ -532,7 +535,7 @@ mod tests {
         let network = runtime.handle().clone();
         std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
         let delivery = network.block_on(Queues::start(Vec::new(), Clock::real()));
-        Exporters::new(Arc::new(delivery.expect("no sinks can be started")), network)
+        Exporters::new(Arc::new(delivery.expect("no exporters can be started")), network)
     }
 
     fn wishes(token: usize) -> [Wish; 2] {

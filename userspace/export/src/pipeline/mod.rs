@@ -1,7 +1,7 @@
-//! Profiles go out: into the store, and to each sink in its own period.
+//! Profiles go out: into the store, and to each exporter in its own period.
 //!
 //! A thread of its own does it, because disks and compression take their time and sampling does
-//! not wait. Cuts come as often as the shortest period asks for; what a sink with a longer one
+//! not wait. Cuts come as often as the shortest period asks for; what an exporter with a longer one
 //! gets is merged of several.
 //!
 //! Invariant: what is handed over is delivered, stored or counted.
@@ -91,7 +91,7 @@ pub struct Hooks {
 /// What the publisher has done.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
-    /// Profiles that no sink has had yet, or that are being merged.
+    /// Profiles that no exporter has had yet, or that are being merged.
     pub pending: usize,
     /// Of all stores that were open, one after the other.
     pub kept: Kept,
@@ -108,13 +108,13 @@ pub struct Figures {
     pub files: Vec<FileFigures>,
     /// Profiles of targets whose own destination had no room.
     pub refused_own: u64,
-    /// Batches that found no sink.
+    /// Batches that found no exporter.
     pub undelivered: u64,
     /// How often profiles went out before their period was over, for want of memory.
     pub early: u64,
 }
 
-/// What a file sink has done.
+/// What a file exporter has done.
 #[derive(Clone, Debug)]
 pub struct FileFigures {
     pub name: String,
@@ -128,7 +128,7 @@ pub struct FileFigures {
 enum Message {
     /// Some of a flush's profiles; with the last of them comes how long the flush was.
     Profiles(Vec<FlushedProfile>, Option<Duration>),
-    /// What goes where from now on; the answer says whether the sinks could be set up.
+    /// What goes where from now on; the answer says whether the exporters could be set up.
     Configure(Box<PipelineSettings>, SyncSender<Result<(), StartError>>),
     /// Memory is short: what waits for its period's end goes out now.
     Hurry,

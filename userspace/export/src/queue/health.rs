@@ -1,4 +1,4 @@
-//! How a sink is doing, in figures.
+//! How an exporter is doing, in figures.
 
 use std::time::{Duration, SystemTime};
 
@@ -24,7 +24,7 @@ impl Count {
 /// What will never arrive, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
-    /// Older than the sink's age.
+    /// Older than the exporter's age.
     pub too_old: Count,
     /// Made room in the spool for what is newer.
     pub spool_full: Count,
@@ -81,7 +81,7 @@ pub struct Trouble {
     pub reason: String,
 }
 
-/// Since the sink was started.
+/// Since the exporter was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExporterHealth {
     pub name: String,

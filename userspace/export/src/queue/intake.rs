@@ -1,4 +1,4 @@
-//! Where batches are given to a sink: bounded, and never waiting.
+//! Where batches are given to an exporter: bounded, and never waiting.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::queue::health::Count;
 struct Waiting {
     batches: VecDeque<Batch>,
     bytes: usize,
-    /// Taken, and not yet in the sink's own figures.
+    /// Taken, and not yet in the exporter's own figures.
     in_hand: usize,
     in_hand_oldest: Option<i64>,
     is_closed: bool,
@@ -67,7 +67,7 @@ impl Intake {
         std::mem::take(&mut waiting.batches)
     }
 
-    /// What was taken is in the sink's own figures now.
+    /// What was taken is in the exporter's own figures now.
     pub(crate) fn settled(&self) {
         let mut waiting = self.waiting();
         waiting.in_hand = 0;

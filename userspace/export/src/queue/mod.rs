@@ -11,7 +11,7 @@
 //!   random within bounds. When it is back, the number of requests at once grows from one.
 //! - The same batch arrives twice only if the answer to the first was lost, with the network or
 //!   with this process. It has the same id both times.
-//! - What is older than a exporter's age is dropped and never sent. Everything that will not arrive is
+//! - What is older than an exporter's age is dropped and never sent. Everything that will not arrive is
 //!   counted by cause in [`ExporterHealth`].
 //! - A disk that is full or fails is counted and tried again; batches are sent from memory then. One
 //!   that hangs holds up its own exporter, and what is given to that is bounded and counted.
@@ -47,32 +47,32 @@ pub use health::{Count, Drops, ExporterHealth, State, Trouble};
 pub use pace::Waits;
 pub use settings::{CredentialSource, ExporterSettings};
 
-/// How long requests of a sink that is taken away may still take.
+/// How long requests of an exporter that is taken away may still take.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Why sinks cannot be started as planned. Nothing was changed then.
+/// Why exporters cannot be started as planned. Nothing was changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("sink {sink}: {source}")]
-    Setup { sink: String, source: SetupError },
-    #[error("sink {sink}: {source}")]
-    Spool { sink: String, source: SpoolError },
-    #[error("two sinks are named {0}")]
+    #[error("exporter {exporter}: {source}")]
+    Setup { exporter: String, source: SetupError },
+    #[error("exporter {exporter}: {source}")]
+    Spool { exporter: String, source: SpoolError },
+    #[error("two exporters are named {0}")]
     SameName(String),
-    #[error("the sinks could not be set up: the runtime is ending")]
+    #[error("the exporters could not be set up: the runtime is ending")]
     Ending,
 }
 
 /// Why a batch was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnqueueError {
-    #[error("there is no sink of this name")]
-    NoSuchSink,
-    #[error("the sink has ended")]
+    #[error("there is no exporter of this name")]
+    NoSuchExporter,
+    #[error("the exporter has ended")]
     Ended,
 }
 
-/// One sink, from outside.
+/// One exporter, from outside.
 struct Handle {
     plan: Mutex<ExporterSettings>,
     intake: Arc<Intake>,
@@ -147,20 +147,20 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gets batches to servers, for as many sinks as there are. See the crate's documentation.
+/// Gets batches to servers, for as many exporters as there are. See the crate's documentation.
 pub struct Queues {
-    sinks: RwLock<Vec<Arc<Handle>>>,
+    exporters: RwLock<Vec<Arc<Handle>>>,
     clock: Clock,
     /// Held while plans change.
     changing: tokio::sync::Mutex<()>,
 }
 
 impl Queues {
-    /// Starts all sinks on the tokio runtime that this is called from. What lies in their spools
+    /// Starts all exporters on the tokio runtime that this is called from. What lies in their spools
     /// is sent too. A spool that cannot be opened for now is tried again.
     ///
     /// # Errors
-    /// If a destination cannot be used, two sinks have one name, or another process has a spool.
+    /// If a destination cannot be used, two exporters have one name, or another process has a spool.
     pub async fn start(plans: Vec<ExporterSettings>, clock: Clock) -> Result<Self, StartError> {
         check_names(&plans)?;
         let mut ready = Vec::new();
@@ -168,28 +168,28 @@ impl Queues {
             let login = login(&plan).await?;
             let spool = match open(&plan).await? {
                 Some(Err(source @ SpoolError::Locked(_))) => {
-                    return Err(StartError::Spool { sink: plan.name, source });
+                    return Err(StartError::Spool { exporter: plan.name, source });
                 }
                 opened => opened,
             };
             ready.push((Handle::new(plan, login), spool));
         }
-        let mut sinks = Vec::new();
+        let mut exporters = Vec::new();
         for ((handle, beginning), spool) in ready {
             handle.begin(beginning, spool, clock);
-            sinks.push(handle);
+            exporters.push(handle);
         }
-        Ok(Self { sinks: RwLock::new(sinks), clock, changing: tokio::sync::Mutex::new(()) })
+        Ok(Self { exporters: RwLock::new(exporters), clock, changing: tokio::sync::Mutex::new(()) })
     }
 
-    /// Hands a batch to a sink. Never waits and never blocks; what does not fit is counted.
+    /// Hands a batch to an exporter. Never waits and never blocks; what does not fit is counted.
     ///
     /// # Errors
-    /// If there is no such sink, or no more.
-    pub fn enqueue(&self, sink: &str, batch: Batch) -> Result<(), EnqueueError> {
+    /// If there is no such exporter, or no more.
+    pub fn enqueue(&self, exporter: &str, batch: Batch) -> Result<(), EnqueueError> {
         let handle =
-            self.handles().into_iter().find(|handle| unpoisoned(&handle.plan).name == sink);
-        let handle = handle.ok_or(EnqueueError::NoSuchSink)?;
+            self.handles().into_iter().find(|handle| unpoisoned(&handle.plan).name == exporter);
+        let handle = handle.ok_or(EnqueueError::NoSuchExporter)?;
         if handle.intake.give(batch) { Ok(()) } else { Err(EnqueueError::Ended) }
     }
 
@@ -203,15 +203,15 @@ impl Queues {
         })
     }
 
-    /// How every sink is doing, in the order of their plans.
+    /// How every exporter is doing, in the order of their plans.
     #[must_use]
     pub fn health(&self) -> Vec<ExporterHealth> {
         self.handles().iter().map(|handle| handle.health(self.clock)).collect()
     }
 
-    /// Changes to other plans, by name. A sink that disappears leaves its spool on disk, and one
+    /// Changes to other plans, by name. An exporter that disappears leaves its spool on disk, and one
     /// that comes back finds it. Another destination or credential holds for what lies in the
-    /// spool too. A sink whose plan stays does not notice.
+    /// spool too. An exporter whose plan stays does not notice.
     ///
     /// # Errors
     /// If the plans cannot be used. Then nothing changes.
@@ -219,7 +219,7 @@ impl Queues {
         let _changing = self.changing.lock().await;
         check_names(&plans)?;
         let mut old = self.handles();
-        let mut sinks = Vec::new();
+        let mut exporters = Vec::new();
         let mut changed = Vec::new();
         let mut begun = Vec::new();
         for plan in plans {
@@ -230,7 +230,7 @@ impl Queues {
             let Some(position) = old.iter().position(same) else {
                 let login = login(&plan).await?;
                 let (handle, beginning) = Handle::new(plan, login);
-                sinks.push(Arc::clone(&handle));
+                exporters.push(Arc::clone(&handle));
                 begun.push((handle, beginning));
                 continue;
             };
@@ -239,7 +239,7 @@ impl Queues {
                 let login = login(&plan).await?;
                 changed.push((Arc::clone(&handle), plan, login));
             }
-            sinks.push(handle);
+            exporters.push(handle);
         }
         // From here on nothing fails.
         for (handle, plan, login) in changed {
@@ -247,14 +247,14 @@ impl Queues {
             let (plan, login) = (Box::new(plan), Box::new(login));
             let _ = handle.commands.send(Command::Replan { plan, login });
         }
-        *self.sinks.write().unwrap_or_else(PoisonError::into_inner) = sinks;
+        *self.exporters.write().unwrap_or_else(PoisonError::into_inner) = exporters;
         for handle in &old {
             handle.stop(GRACE, false);
         }
         for handle in &old {
             handle.ended().await;
         }
-        // Last, because a sink may have the spool of one that just ended.
+        // Last, because an exporter may have the spool of one that just ended.
         for (handle, beginning) in begun {
             let spool = open(&handle.plan()).await.unwrap_or_default();
             handle.begin(beginning, spool, self.clock);
@@ -277,7 +277,7 @@ impl Queues {
     }
 
     fn handles(&self) -> Vec<Arc<Handle>> {
-        self.sinks.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.exporters.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -290,9 +290,9 @@ fn check_names(plans: &[ExporterSettings]) -> Result<(), StartError> {
 }
 
 async fn login(plan: &ExporterSettings) -> Result<Login, StartError> {
-    let (plan, sink) = (plan.clone(), plan.name.clone());
+    let (plan, exporter) = (plan.clone(), plan.name.clone());
     let made = blocking(move || Login::new(&plan)).await?;
-    made.map_err(|source| StartError::Setup { sink, source })
+    made.map_err(|source| StartError::Setup { exporter, source })
 }
 
 /// The plan's spool, if it has one.

@@ -1,8 +1,8 @@
-//! How fast a sink may be asked: how many requests at once, and when the next one.
+//! How fast an exporter may be asked: how many requests at once, and when the next one.
 //!
 //! A server that fails is left alone for a time that doubles with each failure, and is then asked
 //! with one request. From its first success the number of requests at once doubles until it is the
-//! sink's limit again. Waits are random within bounds, so that hosts that lost the same server do
+//! exporter's limit again. Waits are random within bounds, so that hosts that lost the same server do
 //! not come back in the same second.
 //!
 //! Pure: the caller brings time and chance.
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::queue::clock::Moment;
 
-/// How long a sink waits before it asks a server again that failed.
+/// How long an exporter waits before it asks a server again that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waits {
     /// After the first failure.

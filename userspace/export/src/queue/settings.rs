@@ -1,4 +1,4 @@
-//! What a sink is: where its batches go, with which credential, and what may pile up.
+//! What an exporter is: where its batches go, with which credential, and what may pile up.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use crate::http::EndpointSettings;
 
 use crate::queue::pace::Waits;
 
-/// One sink.
+/// One exporter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExporterSettings {
-    /// No two sinks have the same.
+    /// No two exporters have the same.
     pub name: String,
     pub backend: Backend,
     pub destination: EndpointSettings,
     pub credential: CredentialSource,
     /// Requests at once, at most.
     pub concurrency: usize,
-    /// Belongs to this sink alone. Without one, what does not fit in memory is dropped.
+    /// Belongs to this exporter alone. Without one, what does not fit in memory is dropped.
     pub spool_dir: Option<PathBuf>,
     /// Of all files of the spool together.
     pub spool_size: u64,

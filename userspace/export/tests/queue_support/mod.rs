@@ -47,11 +47,11 @@ pub fn destination(address: &str) -> EndpointSettings {
     destination
 }
 
-/// A sink named "sink".
+/// An exporter named "exporter".
 pub fn plan(address: &str, spool: &Path) -> ExporterSettings {
     ExporterSettings {
         spool_dir: Some(spool.to_owned()),
-        ..ExporterSettings::new("sink", backend(), destination(address))
+        ..ExporterSettings::new("exporter", backend(), destination(address))
     }
 }
 
@@ -59,12 +59,12 @@ pub async fn start(plan: ExporterSettings, clock: Clock) -> Queues {
     Queues::start(vec![plan], clock).await.unwrap()
 }
 
-/// Of the only sink.
+/// Of the only exporter.
 pub fn health(delivery: &Queues) -> ExporterHealth {
     delivery.health().remove(0)
 }
 
-/// Waits until the only sink is so. What never happens is a failure, with the last health seen.
+/// Waits until the only exporter is so. What never happens is a failure, with the last health seen.
 pub async fn until(delivery: &Queues, is_so: impl Fn(&ExporterHealth) -> bool) -> ExporterHealth {
     let waiting = async {
         loop {

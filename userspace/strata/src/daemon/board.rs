@@ -135,7 +135,7 @@ impl Board {
         let exporters = self.delivery.health();
         let failing = exporters.iter().filter(|exporter| exporter.failing_since.is_some());
         let failing: Vec<&str> = failing.map(|exporter| exporter.name.as_str()).collect();
-        let sinks: Vec<Value> = exporters.iter().map(sink).collect();
+        let exporters: Vec<Value> = exporters.iter().map(exporter).collect();
         let files: Vec<Value> = published
             .files
             .iter()
@@ -229,8 +229,8 @@ impl Board {
                 "trouble": published.store_trouble,
             },
             "services": *snapshot.services,
-            "sinks": sinks,
-            "file_sinks": files,
+            "exporters": exporters,
+            "file_exporters": files,
             "memory": {
                 "bytes": snapshot.memory.total(),
                 "own": snapshot.memory.own,
@@ -267,7 +267,7 @@ fn source(health: &strata_containers::SourceHealth) -> Value {
     })
 }
 
-fn sink(health: &ExporterHealth) -> Value {
+fn exporter(health: &ExporterHealth) -> Value {
     let ago = |time: Option<SystemTime>| {
         time.and_then(|time| time.elapsed().ok()).map(|since| since.as_secs())
     };

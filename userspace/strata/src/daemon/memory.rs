@@ -78,9 +78,9 @@ pub struct Budget {
     pub names: usize,
     /// Runtimes of processes of which it is kept who they are.
     pub process_metadata: usize,
-    /// Of batches that wait in memory, of each sink.
-    pub sink: usize,
-    /// Of profiles that wait for the end of a sink's period.
+    /// Of batches that wait in memory, of each exporter.
+    pub exporter: usize,
+    /// Of profiles that wait for the end of an exporter's period.
     pub waiting: usize,
     /// Of the store's dictionaries.
     pub store: usize,
@@ -97,7 +97,7 @@ const NAME_BYTES: u64 = 450;
 const PROCESS_METADATA_BYTES: u64 = 3 << 10;
 
 impl Budget {
-    pub fn of(limit: u64, sinks: usize) -> Self {
+    pub fn of(limit: u64, exporters: usize) -> Self {
         let part = |of: u64| limit / of;
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let ring = part(32).clamp(1 << 20, 8 << 20);
@@ -109,7 +109,7 @@ impl Budget {
             samples: size(part(16)),
             names: size(part(10) / NAME_BYTES),
             process_metadata: size(part(20) / PROCESS_METADATA_BYTES),
-            sink: size(part(24) / sinks.max(1) as u64).max(1 << 20),
+            exporter: size(part(24) / exporters.max(1) as u64).max(1 << 20),
             waiting: size(part(24)),
             store: size(part(24)),
             bridges: size(part(6)),
@@ -212,7 +212,7 @@ mod tests {
                 + budget.samples as u64
                 + budget.names as u64 * NAME_BYTES
                 + budget.process_metadata as u64 * PROCESS_METADATA_BYTES
-                + budget.sink as u64 * 3
+                + budget.exporter as u64 * 3
                 + budget.waiting as u64
                 + budget.store as u64
                 + budget.bridges as u64;

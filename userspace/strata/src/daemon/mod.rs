@@ -1,4 +1,4 @@
-//! `strata daemon`: profiles of the whole host, continuously, to the local store and to sinks.
+//! `strata daemon`: profiles of the whole host, continuously, to the local store and to exporters.
 //!
 //! - [`session`]: the loop: samples, cuts, signals, bridges, memory.
 //! - [`flushing`]: what was sampled since the last cut becomes profiles; [`process_metadata`] says whose.
@@ -9,7 +9,7 @@
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
 //!   manager, and what strata may take.
 //!
-//! Threads: the loop; the pipeline; one for sockets (sinks, metrics); those that read processes
+//! Threads: the loop; the pipeline; one for sockets (exporters, metrics); those that read processes
 //! (who they are, what they have mapped, the code of .NET methods). The loop waits for none but the
 //! last, and for those no longer than they may take.
 
@@ -74,20 +74,20 @@ impl Network {
 pub fn check(source: &Source) -> Result<i32> {
     let loaded = source.load()?;
     // What only shows when it is used: certificates, addresses, headers.
-    let (_, plans) = exporter::of(&loaded.configuration.sinks, None, 1 << 20)?;
+    let (_, plans) = exporter::of(&loaded.configuration.exporters, None, 1 << 20)?;
     exporter::try_out(&plans)?;
     for notice in &loaded.notices {
         eprintln!("strata: {notice}");
     }
-    let sinks: Vec<String> = loaded
+    let exporters: Vec<String> = loaded
         .configuration
-        .sinks
+        .exporters
         .iter()
-        .map(|sink| format!("{} ({})", sink.name, sink.kind.name()))
+        .map(|exporter| format!("{} ({})", exporter.name, exporter.kind.name()))
         .collect();
-    let sinks = if sinks.is_empty() { "none".to_owned() } else { sinks.join(", ") };
+    let exporters = if exporters.is_empty() { "none".to_owned() } else { exporters.join(", ") };
     let rules = loaded.configuration.rules.len();
-    printing::print(&format!("fine; sinks: {sinks}; rules: {rules}\n"))
+    printing::print(&format!("fine; exporters: {exporters}; rules: {rules}\n"))
 }
 
 /// `strata config show`: every value and where it comes from.

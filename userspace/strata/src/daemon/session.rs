@@ -50,7 +50,7 @@ const SLOW_TICK: Duration = Duration::from_secs(10);
 const MOST_SHOWN: usize = 500;
 /// Stacks that wait for their tables at the end wait so long.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What the store and the sinks get at the end.
+/// What the store and the exporters get at the end.
 const LAST_PUBLISH: Duration = Duration::from_secs(15);
 const LAST_DELIVERY: Duration = Duration::from_secs(10);
 /// A publisher that is busy for so long loses profiles.
@@ -137,7 +137,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     let mut signals = Signals::new()?;
     let manager = Manager::of_environment();
     raise_file_limit();
-    let budget = Budget::of(configuration.memory_limit.value.0, configuration.sinks.len());
+    let budget = Budget::of(configuration.memory_limit.value.0, configuration.exporters.len());
     let destinations = destinations(&configuration, &budget)?;
     // Listening first: a second daemon ends here, before it does anything to the host.
     let socket = match &configuration.status_socket.value {
@@ -237,15 +237,16 @@ const NOBODY: u32 = u32::MAX;
 
 /// The shortest period that somebody waits for.
 fn period(configuration: &Configuration) -> Duration {
-    let sinks = configuration.sinks.iter().map(|sink| sink.period.value);
+    let exporters = configuration.exporters.iter().map(|exporter| exporter.period.value);
     let store = configuration.store.enabled.value.then_some(STORE_PERIOD);
-    sinks.chain(store).min().unwrap_or(STORE_PERIOD).max(SHORTEST_PERIOD)
+    exporters.chain(store).min().unwrap_or(STORE_PERIOD).max(SHORTEST_PERIOD)
 }
 
 fn destinations(configuration: &Configuration, budget: &Budget) -> Result<PipelineSettings> {
     let store = &configuration.store;
     let spools = store.path.value.parent().map(|folder| folder.join("spool"));
-    let (exporters, plans) = exporter::of(&configuration.sinks, spools.as_deref(), budget.sink)?;
+    let (exporters, plans) =
+        exporter::of(&configuration.exporters, spools.as_deref(), budget.exporter)?;
     let defaults = strata_store::Options::default();
     let plan = store.enabled.value.then(|| StoreSettings {
         directory: store.path.value.clone(),
@@ -256,7 +257,7 @@ fn destinations(configuration: &Configuration, budget: &Budget) -> Result<Pipeli
             ..defaults
         },
     });
-    let (memory, waiting) = (budget.sink, budget.waiting);
+    let (memory, waiting) = (budget.exporter, budget.waiting);
     let services = &configuration.services;
     let pool = PoolSettings {
         service: services.pool.value.clone(),
@@ -460,17 +461,18 @@ impl Daemon {
 
     fn summary(&self) -> String {
         let configuration = &self.configuration;
-        let sinks: Vec<&str> = configuration.sinks.iter().map(|sink| sink.name.as_str()).collect();
-        let sinks = if sinks.is_empty() {
-            "no sinks".to_owned()
+        let exporters: Vec<&str> =
+            configuration.exporters.iter().map(|exporter| exporter.name.as_str()).collect();
+        let exporters = if exporters.is_empty() {
+            "no exporters".to_owned()
         } else {
-            format!("to {}", sinks.join(", "))
+            format!("to {}", exporters.join(", "))
         };
         let store = match configuration.store.enabled.value {
             true => format!("store {}", configuration.store.path.value.display()),
             false => "no store".to_owned(),
         };
-        format!("{} Hz, {sinks}, {store}", kernel_frequency(configuration))
+        format!("{} Hz, {exporters}, {store}", kernel_frequency(configuration))
     }
 
     /// The rest of the period goes out, and bridges are taken back.
@@ -491,9 +493,13 @@ impl Daemon {
             tracing::warn!("not everything could be published in {LAST_PUBLISH:?}");
         }
         let last = self.network.spawn(async move { delivery.shutdown(LAST_DELIVERY).await });
-        for sink in last.await? {
-            if sink.spooled > 0 {
-                tracing::info!(sink = sink.name, batches = sink.spooled, "left for the next start");
+        for exporter in last.await? {
+            if exporter.spooled > 0 {
+                tracing::info!(
+                    exporter = exporter.name,
+                    batches = exporter.spooled,
+                    "left for the next start"
+                );
             }
         }
         Ok(())

@@ -150,7 +150,7 @@ fn text(status: &Value) -> String {
         number(&profiles["flushes"]),
         number(&profiles["dropped"])
     ));
-    lines.extend(lost(&profiles["undelivered_batches"], "batches found no sink"));
+    lines.extend(lost(&profiles["undelivered_batches"], "batches found no exporter"));
     let dotnet = &status["dotnet"];
     lines.push(format!(
         ".NET           {} attached, {} waiting, {} methods",
@@ -194,13 +194,17 @@ fn text(status: &Value) -> String {
     if let Some(trouble) = store["trouble"].as_str() {
         lines.push(format!("               {trouble}"));
     }
-    for sink in status["sinks"].as_array().into_iter().flatten() {
-        lines.extend(sink_lines(sink));
+    for exporter in status["exporters"].as_array().into_iter().flatten() {
+        lines.extend(exporter_lines(exporter));
     }
-    for sink in status["file_sinks"].as_array().into_iter().flatten() {
-        lines.push(format!("sink {:<10}{} files", word(&sink["name"]), sink["files_written"]));
-        lines.extend(lost(&sink["failed"], "profiles could not be written"));
-        if let Some(trouble) = sink["trouble"].as_str() {
+    for exporter in status["file_exporters"].as_array().into_iter().flatten() {
+        lines.push(format!(
+            "exporter {:<10}{} files",
+            word(&exporter["name"]),
+            exporter["files_written"]
+        ));
+        lines.extend(lost(&exporter["failed"], "profiles could not be written"));
+        if let Some(trouble) = exporter["trouble"].as_str() {
             lines.push(format!("               {trouble}"));
         }
     }
@@ -256,23 +260,23 @@ fn services_text(status: &Value) -> String {
     lines.join("\n") + "\n"
 }
 
-fn sink_lines(sink: &Value) -> Vec<String> {
+fn exporter_lines(exporter: &Value) -> Vec<String> {
     let mut lines = vec![format!(
-        "sink {:<10}{}; {} profiles ({}) delivered, {} batches wait, lag {}",
-        word(&sink["name"]),
-        word(&sink["state"]),
-        number(&sink["delivered_profiles"]),
-        bytes(&sink["delivered_bytes"]),
-        number(&sink["waiting_batches"]),
-        span(&sink["lag_seconds"])
+        "exporter {:<10}{}; {} profiles ({}) delivered, {} batches wait, lag {}",
+        word(&exporter["name"]),
+        word(&exporter["state"]),
+        number(&exporter["delivered_profiles"]),
+        bytes(&exporter["delivered_bytes"]),
+        number(&exporter["waiting_batches"]),
+        span(&exporter["lag_seconds"])
     )];
-    for (cause, count) in sink["dropped"].as_object().into_iter().flatten() {
+    for (cause, count) in exporter["dropped"].as_object().into_iter().flatten() {
         lines.push(format!("               dropped: {cause} {}", number(count)));
     }
     for (what, key) in
         [("last error", "last_error"), ("last refusal", "last_refusal"), ("spool", "spool_error")]
     {
-        let trouble = &sink[key];
+        let trouble = &exporter[key];
         if let Some(reason) = trouble["reason"].as_str() {
             let ago = span(&trouble["seconds_ago"]);
             lines.push(format!("               {what} {ago} ago: {reason}"));
@@ -328,11 +332,14 @@ mod tests {
             text(&serde_json::json!({
                 "profiles": { "undelivered_batches": count },
                 "store": { "not_stored": count },
-                "file_sinks": [{ "name": "files", "files_written": 7, "failed": count }],
+                "file_exporters": [{ "name": "files", "files_written": 7, "failed": count }],
             }))
         };
-        let losses =
-            ["batches found no sink", "profiles were not stored", "profiles could not be written"];
+        let losses = [
+            "batches found no exporter",
+            "profiles were not stored",
+            "profiles could not be written",
+        ];
         let (none, some) = (status(0), status(1200));
         for loss in losses {
             assert!(!none.contains(loss), "{none}");
@@ -341,13 +348,13 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_shows_what_it_lost_and_why() {
-        let sink = serde_json::json!({
+    fn a_exporter_shows_what_it_lost_and_why() {
+        let exporter = serde_json::json!({
             "name": "pyroscope", "state": "waiting 7 s", "delivered_profiles": 12,
             "lag_seconds": 130.0, "dropped": { "too_old": 3 },
             "last_error": { "reason": "the server answered 500", "seconds_ago": 4 },
         });
-        let lines = sink_lines(&sink).join("\n");
+        let lines = exporter_lines(&exporter).join("\n");
         for expected in
             ["waiting 7 s", "dropped: too_old 3", "4 s ago: the server answered 500", "2 min"]
         {

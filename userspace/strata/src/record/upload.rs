@@ -1,7 +1,7 @@
 //! `strata record --upload`: one recording goes where the daemon's profiles go, by the same code.
 //!
 //! Credentials come from where the daemon has them: the environment
-//! (`PYROSCOPE_AUTH_TOKEN`, `STRATA_SINK_OTLP_TOKEN`, …), never the command line, which everybody on
+//! (`PYROSCOPE_AUTH_TOKEN`, `STRATA_EXPORTER_OTLP_TOKEN`, …), never the command line, which everybody on
 //! the host can read.
 
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Upload {
         let kind = wanted.kind.unwrap_or_else(|| kind_of(&wanted.url));
         let flag = |key: &str, value: &str| Flag {
             name: "--upload".into(),
-            key: format!("sink.{kind}.{key}"),
+            key: format!("exporter.{kind}.{key}"),
             value: value.into(),
         };
         let mut flags = vec![flag("url", &wanted.url)];
@@ -66,9 +66,13 @@ impl Upload {
             anyhow::anyhow!("{}", problems.join("\n"))
         })?;
         let host = loaded.configuration.host.value;
-        let sinks: Vec<_> =
-            loaded.configuration.sinks.into_iter().filter(|sink| sink.name == kind).collect();
-        let (mut outlets, mut plans) = exporter::of(&sinks, None, MEMORY)?;
+        let exporters: Vec<_> = loaded
+            .configuration
+            .exporters
+            .into_iter()
+            .filter(|exporter| exporter.name == kind)
+            .collect();
+        let (mut outlets, mut plans) = exporter::of(&exporters, None, MEMORY)?;
         let (Some(outlet), Some(plan)) = (outlets.pop(), plans.pop()) else {
             bail!("nothing can be uploaded to {}", wanted.url);
         };
@@ -113,15 +117,15 @@ impl Upload {
             }
             Ok::<_, anyhow::Error>(delivery.shutdown(PATIENCE).await)
         })?;
-        let sink = health.first().context("the upload was not made")?;
+        let exporter = health.first().context("the upload was not made")?;
         if batches == 0 {
             bail!("there was nothing to upload: no sample of a type that the server takes");
         }
-        if sink.rejected_profiles > 0 {
+        if exporter.rejected_profiles > 0 {
             bail!("{} took the profile and did not store it", wanted.url);
         }
-        if sink.delivered.batches < batches {
-            let trouble = sink.last_refusal.as_ref().or(sink.last_error.as_ref());
+        if exporter.delivered.batches < batches {
+            let trouble = exporter.last_refusal.as_ref().or(exporter.last_error.as_ref());
             let why = trouble.map_or("no answer in time", |trouble| trouble.reason.as_str());
             bail!("the profile was not uploaded to {}: {why}", wanted.url);
         }

@@ -1,4 +1,4 @@
-//! One sink at work: takes what it is given, keeps it, sends it, says how it goes.
+//! One exporter at work: takes what it is given, keeps it, sends it, says how it goes.
 //!
 //! A batch is put into the spool before it is sent, and removed after its answer: whatever kills
 //! the process, the batch is there or was delivered. All state belongs to one task; what may block
@@ -278,11 +278,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test]
-    async fn a_spool_that_was_lost_unsynced_wakes_its_sink_when_it_is_tried_again() {
+    async fn a_spool_that_was_lost_unsynced_wakes_its_exporter_when_it_is_tried_again() {
         let folder = tempfile::tempdir().unwrap();
         let destination = EndpointSettings::new(Address::parse("http://127.0.0.1:9").unwrap());
         let backend = Backend::Pyroscope(pyroscope::Settings::default());
-        let mut plan = ExporterSettings::new("sink", backend, destination);
+        let mut plan = ExporterSettings::new("exporter", backend, destination);
         plan.spool_dir = Some(folder.path().to_owned());
         let login = Login::new(&plan).unwrap();
         let spool = Spool::open(folder.path(), plan.spool_size);

@@ -112,7 +112,7 @@ impl Worker {
         fresh
     }
 
-    /// Drops what is older than the sink's age.
+    /// Drops what is older than the exporter's age.
     pub(super) fn expire(&mut self) {
         let age = i64::try_from(self.plan.spool_age.as_nanos()).unwrap_or(i64::MAX);
         for (key, pending) in self.queue.take_older(self.clock.nanos().saturating_sub(age)) {

@@ -24,7 +24,7 @@ impl Board {
     pub fn metrics(&self) -> String {
         let snapshot = read(&self.snapshot);
         let published = read(&self.publisher);
-        let sinks = self.delivery.health();
+        let exporters = self.delivery.health();
         let mut metrics: Vec<Metric<'_>> = Vec::new();
         let mut one = |name, kind, help, value: f64| {
             metrics.push(Metric { name, kind, help, values: vec![(Vec::new(), value)] });
@@ -192,7 +192,7 @@ impl Board {
         one(
             "batches_undelivered_total",
             counter,
-            "Batches that found no sink.",
+            "Batches that found no exporter.",
             published.undelivered as f64,
         );
         one(
@@ -216,7 +216,7 @@ impl Board {
         one(
             "profiles_unwritable_total",
             counter,
-            "Profiles that could not be written for a sink.",
+            "Profiles that could not be written for an exporter.",
             published.cuts.failed_profiles as f64,
         );
         one(
@@ -267,86 +267,89 @@ impl Board {
                 .map(|(what, n)| ((*what).to_owned(), n as f64))
                 .collect(),
         );
-        let by_sink = |value: fn(&ExporterHealth) -> f64| {
-            sinks.iter().map(|sink| (sink.name.clone(), value(sink))).collect::<Vec<_>>()
+        let by_exporter = |value: fn(&ExporterHealth) -> f64| {
+            exporters
+                .iter()
+                .map(|exporter| (exporter.name.clone(), value(exporter)))
+                .collect::<Vec<_>>()
         };
         labelled(
-            "sink_delivered_batches_total",
+            "exporter_delivered_batches_total",
             counter,
-            "Batches that a sink has taken.",
-            "sink",
-            by_sink(|sink| sink.delivered.batches as f64),
+            "Batches that an exporter has taken.",
+            "exporter",
+            by_exporter(|exporter| exporter.delivered.batches as f64),
         );
         labelled(
-            "sink_delivered_profiles_total",
+            "exporter_delivered_profiles_total",
             counter,
-            "Profiles that a sink has taken.",
-            "sink",
-            by_sink(|sink| sink.delivered.profiles as f64),
+            "Profiles that an exporter has taken.",
+            "exporter",
+            by_exporter(|exporter| exporter.delivered.profiles as f64),
         );
         labelled(
-            "sink_delivered_bytes_total",
+            "exporter_delivered_bytes_total",
             counter,
-            "Bytes that a sink has taken.",
-            "sink",
-            by_sink(|sink| sink.delivered_bytes as f64),
+            "Bytes that an exporter has taken.",
+            "exporter",
+            by_exporter(|exporter| exporter.delivered_bytes as f64),
         );
         labelled(
-            "sink_rejected_profiles_total",
+            "exporter_rejected_profiles_total",
             counter,
             "Profiles that a server took and did not store.",
-            "sink",
-            by_sink(|sink| sink.rejected_profiles as f64),
+            "exporter",
+            by_exporter(|exporter| exporter.rejected_profiles as f64),
         );
         labelled(
-            "sink_retries_total",
+            "exporter_retries_total",
             counter,
             "Requests that had to be made again.",
-            "sink",
-            by_sink(|sink| sink.retries as f64),
+            "exporter",
+            by_exporter(|exporter| exporter.retries as f64),
         );
         labelled(
-            "sink_waiting_batches",
+            "exporter_waiting_batches",
             gauge,
             "Batches that wait, in memory and on disk.",
-            "sink",
-            by_sink(|sink| (sink.queued + sink.spooled) as f64),
+            "exporter",
+            by_exporter(|exporter| (exporter.queued + exporter.spooled) as f64),
         );
         labelled(
-            "sink_spool_bytes",
+            "exporter_spool_bytes",
             gauge,
             "What waits on disk.",
-            "sink",
-            by_sink(|sink| sink.spooled_bytes as f64),
+            "exporter",
+            by_exporter(|exporter| exporter.spooled_bytes as f64),
         );
         labelled(
-            "sink_lag_seconds",
+            "exporter_lag_seconds",
             gauge,
             "Age of the oldest batch that is not delivered.",
-            "sink",
-            by_sink(|sink| sink.lag.as_secs_f64()),
+            "exporter",
+            by_exporter(|exporter| exporter.lag.as_secs_f64()),
         );
-        let by_file_sink = |value: fn(&FileFigures) -> f64| {
+        let by_file_exporter = |value: fn(&FileFigures) -> f64| {
             let files = published.files.iter();
             files.map(|file| (file.name.clone(), value(file))).collect::<Vec<_>>()
         };
         labelled(
-            "file_sink_written_total",
+            "file_exporter_written_total",
             counter,
-            "Files that a sink of files has written.",
-            "sink",
-            by_file_sink(|file| file.written as f64),
+            "Files that a file exporter has written.",
+            "exporter",
+            by_file_exporter(|file| file.written as f64),
         );
         labelled(
-            "file_sink_failed_total",
+            "file_exporter_failed_total",
             counter,
-            "Profiles that a sink of files could not write.",
-            "sink",
-            by_file_sink(|file| file.failed as f64),
+            "Profiles that a file exporter could not write.",
+            "exporter",
+            by_file_exporter(|file| file.failed as f64),
         );
-        let drops = sinks.iter().flat_map(|sink| {
-            sink.drops.by_cause().into_iter().map(|(cause, count)| {
-                let labels = vec![("sink", sink.name.clone()), ("cause", cause.to_owned())];
+        let drops = exporters.iter().flat_map(|exporter| {
+            exporter.drops.by_cause().into_iter().map(|(cause, count)| {
+                let labels = vec![("exporter", exporter.name.clone()), ("cause", cause.to_owned())];
                 (labels, count.profiles.max(count.batches) as f64)
             })
         });
@@ -362,7 +365,7 @@ impl Board {
             values: failures.collect(),
         });
         metrics.push(Metric {
-            name: "sink_dropped_total",
+            name: "exporter_dropped_total",
             kind: counter,
             help: "Profiles that will never arrive, by cause.",
             values: drops.collect(),
@@ -404,12 +407,12 @@ mod tests {
             name: "x_total",
             kind: "counter",
             help: "Things.",
-            values: vec![(vec![("sink", "a\"b\n".to_owned())], 3.0)],
+            values: vec![(vec![("exporter", "a\"b\n".to_owned())], 3.0)],
         };
         assert_eq!(
             metric.text(),
             "# HELP strata_x_total Things.\n# TYPE strata_x_total counter\n\
-             strata_x_total{sink=\"a\\\"b\\n\"} 3\n"
+             strata_x_total{exporter=\"a\\\"b\\n\"} 3\n"
         );
     }
 }

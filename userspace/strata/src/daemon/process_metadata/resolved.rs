@@ -1,4 +1,4 @@
-//! What one runtime of a process is called, and how sinks and the store are told.
+//! What one runtime of a process is called, and how exporters and the store are told.
 
 use std::sync::Arc;
 

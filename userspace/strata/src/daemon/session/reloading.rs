@@ -31,7 +31,7 @@ impl Daemon {
 
     async fn try_reload(&mut self) -> Result<()> {
         let Loaded { configuration, notices, .. } = self.source.load()?;
-        let budget = Budget::of(configuration.memory_limit.value.0, configuration.sinks.len());
+        let budget = Budget::of(configuration.memory_limit.value.0, configuration.exporters.len());
         let destinations = destinations(&configuration, &budget)?;
         // What was sampled under the old rules is of the old rules.
         self.engine.turn();

@@ -9,7 +9,7 @@ use crate::secret::{Credential, Secret};
 use crate::value::{Bytes, words};
 
 words! {
-    /// What a sink speaks.
+    /// What an exporter speaks.
     Kind { Pyroscope = "pyroscope", Datadog = "datadog", Otlp = "otlp", File = "file" }
 }
 
@@ -25,12 +25,12 @@ words! {
 
 /// One destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sink {
+pub struct ExporterConfig {
     pub name: String,
     pub kind: Kind,
     /// `http`, `https` or `unix`; none for files.
     pub url: Option<Sourced<String>>,
-    /// The folder of a file sink.
+    /// The folder of a file exporter.
     pub path: Option<Sourced<PathBuf>>,
     pub api: Sourced<Api>,
     pub protocol: Sourced<Protocol>,
@@ -81,29 +81,29 @@ fn series(layers: &Layers<'_>) -> Vec<String> {
     names
 }
 
-/// All sinks: those of the file, of flags, and those that a variable of an agent makes.
-pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<Sink> {
-    let mut names = layers.below(&["sink"]);
-    // A credential or a header alone makes no sink: somebody has to say where to.
-    names.retain(|name| makes_a_sink(layers, name));
+/// All exporters: those of the file, of flags, and those that a variable of an agent makes.
+pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<ExporterConfig> {
+    let mut names = layers.below(&["exporter"]);
+    // A credential or a header alone makes no exporter: somebody has to say where to.
+    names.retain(|name| makes_a_exporter(layers, name));
     for kind in Kind::WORDS {
         let place = if *kind == "file" { "PATH" } else { "URL" };
-        let variable = format!("STRATA_SINK_{}_{place}", kind.to_ascii_uppercase());
+        let variable = format!("STRATA_EXPORTER_{}_{place}", kind.to_ascii_uppercase());
         if layers.variable(&variable).is_some() && !names.iter().any(|name| name == kind) {
             names.push((*kind).to_owned());
         }
     }
-    names.iter().filter_map(|name| sink(layers, name)).collect()
+    names.iter().filter_map(|name| exporter(layers, name)).collect()
 }
 
-fn makes_a_sink(layers: &Layers<'_>, name: &str) -> bool {
-    let of_agent_alone = layers.all_below_are_variables(&["sink", name]);
-    !of_agent_alone || layers.below(&["sink", name]).iter().any(|key| key == "url")
+fn makes_a_exporter(layers: &Layers<'_>, name: &str) -> bool {
+    let of_agent_alone = layers.all_below_are_variables(&["exporter", name]);
+    !of_agent_alone || layers.below(&["exporter", name]).iter().any(|key| key == "url")
 }
 
-fn sink(layers: &mut Layers<'_>, name: &str) -> Option<Sink> {
-    let sink = ["sink", name];
-    let path = |key: &'static str| [sink[0], sink[1], key];
+fn exporter(layers: &mut Layers<'_>, name: &str) -> Option<ExporterConfig> {
+    let exporter = ["exporter", name];
+    let path = |key: &'static str| [exporter[0], exporter[1], key];
     let kind = layers.get::<Option<Kind>>(&path("kind"), None);
     let named = Kind::WORDS.iter().position(|word| *word == name);
     let kind = kind.value.or_else(|| {
@@ -111,12 +111,12 @@ fn sink(layers: &mut Layers<'_>, name: &str) -> Option<Sink> {
         kinds.get(named?).copied()
     });
     let Some(kind) = kind else {
-        let origin = layers.origin_below(&sink);
+        let origin = layers.origin_below(&exporter);
         let kind = Sourced { value: (), origin };
         layers.refuse(
             &path("kind"),
             &kind,
-            "a sink needs a kind",
+            "an exporter needs a kind",
             Some("kind = \"pyroscope\", \"datadog\", \"otlp\" or \"file\""),
         );
         // Its keys are known all the same.
@@ -126,8 +126,8 @@ fn sink(layers: &mut Layers<'_>, name: &str) -> Option<Sink> {
     Some(read_as(layers, name, kind))
 }
 
-fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
-    let path = |key: &'static str| ["sink", name, key];
+fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
+    let path = |key: &'static str| ["exporter", name, key];
     let is_file = kind == Kind::File;
     let (period, labels) = match kind {
         Kind::Pyroscope => (15, series(layers)),
@@ -171,7 +171,7 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> Sink {
     }
     let headers = layers.map::<Secret>(&path("headers"));
     let headers = headers.into_iter().filter_map(|(name, value)| Some((name, value.value?)));
-    Sink {
+    ExporterConfig {
         name: name.to_owned(),
         kind,
         url,
@@ -217,11 +217,11 @@ fn credential(
     key: &'static str,
     file_key: &'static str,
 ) -> Option<Sourced<Credential>> {
-    let value = layers.get::<Option<Secret>>(&["sink", name, key], None);
-    let file = layers.get::<Option<PathBuf>>(&["sink", name, file_key], None);
+    let value = layers.get::<Option<Secret>>(&["exporter", name, key], None);
+    let file = layers.get::<Option<PathBuf>>(&["exporter", name, file_key], None);
     if value.value.is_some() && file.value.is_some() {
         let message = format!("`{key}` and `{file_key}` are both set");
-        layers.refuse(&["sink", name, key], &value, &message, Some("leave one away"));
+        layers.refuse(&["exporter", name, key], &value, &message, Some("leave one away"));
     }
     let with = |credential, origin: Origin| Some(Sourced { value: credential, origin });
     match (value.value, file.value) {
