@@ -13,6 +13,7 @@ mod query;
 mod record;
 mod second_signal;
 mod stacks;
+mod status;
 mod view;
 
 use std::ffi::OsString;
@@ -62,7 +63,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Record(args) => record(*args),
         Command::Daemon(args) => daemon::run(args.settings.into()),
-        Command::Status(args) => daemon::status::run(&args.socket, args.json, args.services),
+        Command::Status(args) => status::run(&args.socket, args.json, args.services),
         Command::Config(ConfigCommand::Check(args)) => daemon::check(&args.into()),
         Command::Config(ConfigCommand::Show(args)) => daemon::show(&args.into()),
         Command::Config(ConfigCommand::Example) => printing::print(strata_config::EXAMPLE),

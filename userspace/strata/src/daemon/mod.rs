@@ -5,7 +5,7 @@
 //! - [`clock`]: what time it is, and what if somebody sets it.
 //! - [`runtimes`]: what is known of containers.
 //! - `strata_export`: profiles go into the store and to exporters.
-//! - [`board`]: how it is doing, served by [`web`], shown by [`status`].
+//! - [`shared_status`]: how it is doing, served by [`web`].
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
 //!   manager, and what strata may take.
 //!
@@ -13,7 +13,6 @@
 //! (who they are, what they have mapped, the code of .NET methods). The loop waits for none but the
 //! last, and for those no longer than they may take.
 
-pub mod board;
 pub mod clock;
 pub mod flushing;
 pub mod log;
@@ -23,7 +22,7 @@ pub mod process_metadata;
 pub mod runtimes;
 pub mod session;
 pub mod settings;
-pub mod status;
+pub mod shared_status;
 pub mod web;
 
 use anyhow::{Context, Result};

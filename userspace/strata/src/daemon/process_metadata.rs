@@ -16,13 +16,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use strata_bridge_protocol::record::AppDomainRecord;
 use strata_config::Configuration;
 use strata_config::rules;
 use strata_export::origin::Language;
 use strata_metadata::{Application, Container, Environment, Facts, Pod, identify};
 use uuid::Uuid;
+
+use crate::status::Service;
 
 use reading::{Question, Reader, Seen, Wanted};
 use resolved::{origin, stored_labels};
@@ -316,12 +317,12 @@ impl ProcessMetadata {
     }
 
     /// Who they are, and why: at most so many.
-    pub fn described(&self, most: usize) -> Vec<Value> {
+    pub fn described(&self, most: usize) -> Vec<Service> {
         let known = self.kept.values().flat_map(|process| {
             process.known.values().map(move |(_, who)| who.described(process.pid))
         });
-        let mut all: Vec<Value> = known.take(most).collect();
-        all.sort_by_key(|one| one["pid"].as_u64());
+        let mut all: Vec<Service> = known.take(most).collect();
+        all.sort_by_key(|one| one.pid);
         all
     }
 

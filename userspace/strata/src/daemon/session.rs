@@ -1,12 +1,12 @@
 //! The daemon's loop: samples and flushes, signals, bridges, memory, the watchdog.
 //!
 //! - [`reloading`]: another configuration.
-//! - [`figures`]: what the board shows.
+//! - [`figures`]: its status.
 
 mod figures;
 mod reloading;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -18,7 +18,6 @@ use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
-use super::board::{self, Board, Started};
 use super::flushing::Flusher;
 use super::log::Log;
 use super::memory::{self, Budget, Pressure, Watch};
@@ -26,7 +25,9 @@ use super::notify::Manager;
 use super::process_metadata::age_of;
 use super::runtimes::Runtimes;
 use super::settings::{Source, keeps_times, kernel_frequency};
+use super::shared_status::SharedStatus;
 use super::web;
+use crate::status::{SHED, Service};
 use crate::{capabilities, second_signal};
 use figures::SlowFigures;
 use strata_agent::engine::{Engine, Options};
@@ -102,7 +103,7 @@ struct Daemon {
     runtimes: Runtimes,
     publisher: Pipeline,
     delivery: Arc<Queues>,
-    board: Arc<Board>,
+    status: Arc<SharedStatus>,
     network: Handle,
     manager: Manager,
     log: Log,
@@ -112,7 +113,7 @@ struct Daemon {
     fixed_maps: u64,
     period: Duration,
     early_flushes: u64,
-    shed: [u64; board::SHED.len()],
+    shed: [u64; SHED.len()],
     /// How stacks ended, of all flushes.
     ends: [u64; END_COUNT],
     reloads: u64,
@@ -120,7 +121,7 @@ struct Daemon {
     slow_tick: Instant,
     slow: SlowFigures,
     /// Who is sampled, as the status shows it.
-    services: Arc<Vec<serde_json::Value>>,
+    services: Vec<Service>,
     _run_time: Option<RunTimeStatistics>,
 }
 
@@ -177,15 +178,8 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         .context("the publisher's thread cannot be started")?;
     let maps = introspect::of_this_process().map_or(0, |used| used.map_bytes());
     let fixed_maps = maps.saturating_sub(engine.store.segment_bytes());
-    let board = Arc::new(Board {
-        started: Started::now(),
-        snapshot: Mutex::default(),
-        publisher: publisher.figures(),
-        delivery: delivery.clone(),
-        beat: Mutex::new(Instant::now()),
-        metrics_trouble: Mutex::default(),
-    });
-    web::start(socket, configuration.metrics.value, board.clone())?;
+    let status = Arc::new(SharedStatus::new(publisher.figures(), delivery.clone()));
+    web::start(socket, configuration.metrics.value, status.clone())?;
     let symbols = Arc::new(Notify::new());
     let wake = symbols.clone();
     let mut daemon = Daemon {
@@ -202,7 +196,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         engine,
         publisher,
         delivery,
-        board,
+        status,
         network,
         manager,
         log,
@@ -215,13 +209,13 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         reload_trouble: None,
         slow_tick: Instant::now() - SLOW_TICK,
         slow: SlowFigures::default(),
-        services: Arc::default(),
+        services: Vec::new(),
         _run_time: run_time,
     };
     daemon.tick()?;
-    let status = daemon.summary();
-    tracing::info!("strata {} is sampling: {status}", env!("CARGO_PKG_VERSION"));
-    daemon.manager.ready(&status);
+    let summary = daemon.summary();
+    tracing::info!("strata {} is sampling: {summary}", env!("CARGO_PKG_VERSION"));
+    daemon.manager.ready(&summary);
     daemon.serve(&mut signals).await?;
     drop(signals);
     daemon.finish().await
@@ -354,7 +348,7 @@ impl Daemon {
         let publisher = &mut self.publisher;
         // For all of them.
         let patience = Instant::now() + BUSY_PUBLISHER;
-        let board = &self.board;
+        let status = &self.status;
         let hand_over = |engine: &mut Engine, mut parcels, last| {
             while let Err(back) = publisher.try_publish(parcels, last) {
                 if Instant::now() > patience {
@@ -363,7 +357,7 @@ impl Daemon {
                 }
                 parcels = back;
                 engine.turn();
-                board.turned();
+                status.turned();
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
@@ -382,7 +376,7 @@ impl Daemon {
                 () = tokio::time::sleep(TURN) => {}
             }
             self.engine.turn();
-            self.board.turned();
+            self.status.turned();
             self.go_on_with_flush(false);
         }
     }
@@ -393,7 +387,7 @@ impl Daemon {
         if self.publisher.has_died() {
             anyhow::bail!("the publisher has ended: see the log");
         }
-        self.board.turned();
+        self.status.turned();
         self.admit();
         let maps = self.fixed_maps.saturating_add(self.engine.store.segment_bytes());
         let mut workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
@@ -403,10 +397,9 @@ impl Daemon {
         if self.slow_tick.elapsed() >= SLOW_TICK {
             self.slow_tick = Instant::now();
             self.slow = self.slow_figures();
-            self.services = Arc::new(self.flusher.processes.described(MOST_SHOWN));
+            self.services = self.flusher.processes.described(MOST_SHOWN);
         }
-        let snapshot = self.snapshot();
-        *self.board.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+        self.status.set(self.status());
         Ok(())
     }
 

@@ -30,7 +30,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::AbortHandle;
 
-use super::board::Board;
+use super::shared_status::SharedStatus;
+use crate::status::metrics;
 
 /// Connections of one listener that are open at the same time.
 const MOST_CONNECTIONS: usize = 128;
@@ -112,7 +113,11 @@ fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
 }
 
 /// Serves on a thread of its own until the process ends.
-pub fn start(socket: Option<Socket>, metrics: Option<SocketAddr>, board: Arc<Board>) -> Result<()> {
+pub fn start(
+    socket: Option<Socket>,
+    metrics: Option<SocketAddr>,
+    status: Arc<SharedStatus>,
+) -> Result<()> {
     if socket.is_none() && metrics.is_none() {
         return Ok(());
     }
@@ -122,7 +127,7 @@ pub fn start(socket: Option<Socket>, metrics: Option<SocketAddr>, board: Arc<Boa
         .context("the status cannot be served")?;
     let serve = move || {
         runtime.block_on(async move {
-            tokio::join!(serve_socket(socket, board.clone()), serve_metrics(metrics, board));
+            tokio::join!(serve_socket(socket, status.clone()), serve_metrics(metrics, status));
         });
     };
     std::thread::Builder::new()
@@ -132,7 +137,7 @@ pub fn start(socket: Option<Socket>, metrics: Option<SocketAddr>, board: Arc<Boa
     Ok(())
 }
 
-async fn serve_socket(socket: Option<Socket>, board: Arc<Board>) {
+async fn serve_socket(socket: Option<Socket>, status: Arc<SharedStatus>) {
     let Some(socket) = socket else { return };
     let listener = match socket.listener.try_clone().and_then(UnixListener::from_std) {
         Ok(listener) => listener,
@@ -144,36 +149,36 @@ async fn serve_socket(socket: Option<Socket>, board: Arc<Board>) {
     let mut open = Connections::default();
     loop {
         let accepted = listener.accept().await.map(|(stream, _)| stream);
-        open.take(accepted, Answers { board: board.clone(), cached: None }).await;
+        open.take(accepted, Answers { status: status.clone(), cached: None }).await;
     }
 }
 
-async fn serve_metrics(address: Option<SocketAddr>, board: Arc<Board>) {
+async fn serve_metrics(address: Option<SocketAddr>, status: Arc<SharedStatus>) {
     let Some(address) = address else { return };
     let listener = loop {
         let error = match TcpListener::bind(address).await {
             Ok(listener) => break listener,
             Err(error) => error,
         };
-        if board.metrics_trouble().is_none() {
+        if status.metrics_trouble().is_none() {
             tracing::warn!(
                 "metrics are not served at {address} yet: {error}. Sampling goes on; it is tried \
                  again every {} s (metrics.address sets another, \"\" none)",
                 AGAIN.as_secs()
             );
         }
-        board.set_metrics_trouble(Some(format!("{address}: {error}")));
+        status.set_metrics_trouble(Some(format!("{address}: {error}")));
         tokio::time::sleep(AGAIN).await;
     };
-    if board.metrics_trouble().is_some() {
+    if status.metrics_trouble().is_some() {
         tracing::info!("metrics are served at {address}");
-        board.set_metrics_trouble(None);
+        status.set_metrics_trouble(None);
     }
     let cached = Arc::new(Mutex::new(None));
     let mut open = Connections::default();
     loop {
         let accepted = listener.accept().await.map(|(stream, _)| stream);
-        let answers = Answers { board: board.clone(), cached: Some(cached.clone()) };
+        let answers = Answers { status: status.clone(), cached: Some(cached.clone()) };
         open.take(accepted, answers).await;
     }
 }
@@ -233,7 +238,7 @@ type LastMetrics = Mutex<Option<(Instant, Bytes)>>;
 
 /// What one listener answers.
 struct Answers {
-    board: Arc<Board>,
+    status: Arc<SharedStatus>,
     /// Of the TCP port, where anybody may ask: the last metrics, and no status.
     cached: Option<Arc<LastMetrics>>,
 }
@@ -245,12 +250,13 @@ impl Answers {
         }
         match (request.uri().path(), &self.cached) {
             ("/metrics", _) => text(StatusCode::OK, self.metrics(), "text/plain; version=0.0.4"),
-            ("/healthz", _) => match self.board.health() {
+            ("/healthz", _) => match self.status.health() {
                 Ok(()) => text(StatusCode::OK, "ok\n", "text/plain"),
                 Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"), "text/plain"),
             },
             ("/status", None) => {
-                text(StatusCode::OK, format!("{}\n", self.board.status()), "application/json")
+                let status = serde_json::json!(self.status.status());
+                text(StatusCode::OK, format!("{status}\n"), "application/json")
             }
             ("/status", Some(_)) => {
                 let why = "the status names processes: it is on the unix socket (metrics.socket)\n";
@@ -265,12 +271,12 @@ impl Answers {
     }
 
     fn metrics(&self) -> Bytes {
-        let Some(cached) = &self.cached else { return self.board.metrics().into() };
+        let Some(cached) = &self.cached else { return metrics::text(&self.status.status()).into() };
         let mut cached = cached.lock().unwrap_or_else(PoisonError::into_inner);
         match &*cached {
             Some((made, text)) if made.elapsed() < METRICS_AGE => text.clone(),
             _ => {
-                let text = Bytes::from(self.board.metrics());
+                let text = Bytes::from(metrics::text(&self.status.status()));
                 *cached = Some((Instant::now(), text.clone()));
                 text
             }

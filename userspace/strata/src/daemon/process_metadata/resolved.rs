@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
 use strata_config::rules::Decision;
 use strata_export::origin::{Language, Origin};
-use strata_kinds::Kind;
 use strata_metadata::identity::Sourced;
 use strata_metadata::{Facts, Identity, Source};
 use uuid::Uuid;
+
+use crate::status::{self, Service};
 
 /// One runtime of a process: what it is called, and what is done with its samples.
 #[derive(Debug)]
@@ -23,30 +23,29 @@ pub struct ResolvedProcess {
 
 impl ResolvedProcess {
     /// Every value with where it comes from.
-    pub(super) fn described(&self, pid: u32) -> Value {
+    pub(super) fn described(&self, pid: u32) -> Service {
         let identity = &self.identity;
-        let sourced =
-            |value: &str, source: Source| json!({ "value": value, "from": source.name() });
+        let sourced = |value: &str, source: Source| status::Sourced {
+            value: value.to_owned(),
+            from: source.name().to_owned(),
+        };
         let maybe = |known: &Option<Sourced>| {
             known.as_ref().map(|known| sourced(&known.value, known.source))
         };
-        let labels: serde_json::Map<String, Value> = identity
-            .labels
-            .iter()
-            .map(|label| (label.name.clone(), sourced(&label.value, label.source)))
-            .collect();
-        let types: Vec<&str> = identity.types.on.iter().map(Kind::name).collect();
-        json!({
-            "pid": pid,
-            "runtime_id": self.origin.runtime_id,
-            "service": sourced(&identity.service.value, identity.service.source),
-            "env": maybe(&identity.env),
-            "version": maybe(&identity.version),
-            "labels": labels,
-            "types": types,
-            "enabled": self.decision.choice.enabled != Some(false),
-            "ignored": identity.ignored,
-        })
+        let labels = identity.labels.iter();
+        Service {
+            pid,
+            runtime_id: self.origin.runtime_id.to_string(),
+            service: sourced(&identity.service.value, identity.service.source),
+            env: maybe(&identity.env),
+            version: maybe(&identity.version),
+            labels: labels
+                .map(|label| (label.name.clone(), sourced(&label.value, label.source)))
+                .collect(),
+            types: identity.types.on.iter().map(|kind| kind.name().to_owned()).collect(),
+            enabled: self.decision.choice.enabled != Some(false),
+            ignored: identity.ignored.iter().map(|name| (*name).to_owned()).collect(),
+        }
     }
 }
 

@@ -1,8 +1,11 @@
-//! How the loop is doing, for the board.
+//! How the loop is doing, for its status.
 
 use super::{Daemon, kernel_frequency};
-use crate::daemon::board::{self, Bridges, Snapshot};
 use crate::record::report;
+use crate::status::{
+    self, Containers, CpuSeconds, DotNet, Memory, Profiles, Reading, RefusedProcess, SHED,
+    Sampling, Status,
+};
 use strata_agent::kernel::introspect;
 
 /// Figures that are found out less often.
@@ -40,59 +43,113 @@ impl Daemon {
         }
     }
 
-    pub(super) fn snapshot(&self) -> Snapshot {
-        let engine = &self.engine;
-        let tally = &self.flusher.tally;
-        let bridges = engine.managed.totals();
+    /// What the loop knows of its status.
+    pub(super) fn status(&self) -> Status {
+        Status {
+            configuration: status::Configuration {
+                file: self.source.shown(),
+                reloads: self.reloads,
+                trouble: self.reload_trouble.clone(),
+            },
+            sampling: self.sampling(),
+            profiles: Profiles {
+                flushes: self.flusher.tally.flushes,
+                early_flushes: self.early_flushes,
+                made: self.flusher.tally.profiles,
+                dropped: self.publisher.dropped,
+                late_symbols: self.flusher.tally.late,
+                ..Profiles::default()
+            },
+            dotnet: self.dotnet(),
+            reading: self.reading(),
+            containers: self.containers(),
+            services: self.services.clone(),
+            memory: self.memory(),
+            cpu_seconds: CpuSeconds {
+                own: own_seconds(),
+                helpers: self.slow.helper_seconds,
+                flushes: self.flusher.tally.nanos as f64 / 1e9,
+                bpf: self.slow.sampler_seconds,
+            },
+            bpf_runs: self.slow.sampler_runs,
+            open_files: self.slow.open_files,
+            threads: self.slow.threads,
+            names: self.flusher.symbolizer.symbols().count(),
+            images: self.engine.table.image_count(),
+            mapped_files: self.slow.mapped_files,
+            ..Status::default()
+        }
+    }
+
+    fn sampling(&self) -> Sampling {
+        let (engine, tally) = (&self.engine, &self.flusher.tally);
         let mut ends = self.ends;
         for (sum, count) in ends.iter_mut().zip(engine.aggregate.ends()) {
             *sum += count;
         }
-        Snapshot {
+        let losses = report::losses(engine, &ends, tally.unnamed);
+        Sampling {
             frequency: kernel_frequency(&self.configuration),
             processes: engine.table.count(),
-            images: engine.table.image_count(),
-            files: self.slow.mapped_files,
             sampled_processes: self.flusher.processes.len(),
-            readings: self.flusher.processes.readings(),
-            environments: (
-                self.flusher.processes.environment_bytes(),
-                self.flusher.processes.not_kept(),
-            ),
-            services: self.services.clone(),
-            containers: self.runtimes.health(),
             samples: tally.samples,
             left_out: tally.left_out + engine.deselected_samples,
             unattributed: tally.unattributed,
-            own_samples: engine.own_samples,
-            flushes: tally.flushes,
-            early_flushes: self.early_flushes,
-            profiles: tally.profiles,
-            dropped_profiles: self.publisher.dropped,
-            names: self.flusher.symbolizer.symbols().count(),
-            late_symbols: tally.late,
-            shed: [self.shed[0], self.shed[1], self.shed[2], engine.store.evicted],
-            losses: board::causes(report::losses(engine, &ends, tally.unnamed)),
-            memory: self.watch.last,
-            memory_peak: self.watch.peak,
-            memory_limit: self.watch.limit,
-            open_files: self.slow.open_files,
-            threads: self.slow.threads,
-            own_seconds: own_seconds(),
-            helper_seconds: self.slow.helper_seconds,
-            flush_seconds: tally.nanos as f64 / 1e9,
-            sampler_seconds: self.slow.sampler_seconds,
-            sampler_runs: self.slow.sampler_runs,
-            bridges: Bridges {
-                attached: bridges.attached,
-                detached: bridges.detached,
-                methods: bridges.methods,
-                waiting: engine.managed.candidates().count(),
-                refused: bridges.refused,
-            },
-            reloads: self.reloads,
-            reload_trouble: self.reload_trouble.clone(),
-            configuration: self.source.shown(),
+            own: engine.own_samples,
+            losses: losses.into_iter().map(|loss| (loss.cause.to_owned(), loss.count)).collect(),
+        }
+    }
+
+    fn dotnet(&self) -> DotNet {
+        let managed = &self.engine.managed;
+        let totals = managed.totals();
+        DotNet {
+            attached: totals.attached,
+            detached: totals.detached,
+            waiting: managed.candidates().count(),
+            methods: totals.methods,
+            refused: totals
+                .refused
+                .into_iter()
+                .map(|(pid, why)| RefusedProcess { pid, why })
+                .collect(),
+        }
+    }
+
+    fn reading(&self) -> Reading {
+        let processes = &self.flusher.processes;
+        let readings = processes.readings();
+        Reading {
+            given_up: readings.given_up,
+            refused: readings.refused,
+            stuck: readings.stuck,
+            environment_bytes: processes.environment_bytes(),
+            variables_not_kept: processes.not_kept(),
+        }
+    }
+
+    fn containers(&self) -> Containers {
+        let health = self.runtimes.health();
+        Containers {
+            known: health.known,
+            unknown: health.unknown,
+            waiting: health.waiting,
+            forgotten: health.forgotten,
+            sources: health.sources.iter().map(Into::into).collect(),
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        let used = self.watch.last;
+        let shed = [self.shed[0], self.shed[1], self.shed[2], self.engine.store.evicted];
+        Memory {
+            bytes: used.total(),
+            own: used.own,
+            workers: used.workers,
+            bpf_maps: used.maps,
+            peak: self.watch.peak,
+            limit: self.watch.limit,
+            shed: SHED.iter().map(|what| (*what).to_owned()).zip(shed).collect(),
         }
     }
 }

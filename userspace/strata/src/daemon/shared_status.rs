@@ -1,0 +1,127 @@
+//! The daemon's status, as threads share it: kept up by the loop, completed with what the
+//! pipeline and the exporters' queues know when it is asked for.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use strata_export::Queues;
+use strata_export::pipeline::Figures;
+
+use crate::status::Status;
+
+/// When the daemon was started, by both clocks: one may be set.
+#[derive(Clone, Copy, Debug)]
+pub struct Started {
+    pub wall: SystemTime,
+    pub at: Instant,
+}
+
+impl Started {
+    pub fn now() -> Self {
+        Self { wall: SystemTime::now(), at: Instant::now() }
+    }
+}
+
+pub struct SharedStatus {
+    pub started: Started,
+    /// What the loop knows; the rest is filled in when it is asked for.
+    of_loop: Mutex<Status>,
+    pipeline: Arc<Mutex<Figures>>,
+    queues: Arc<Queues>,
+    /// When the loop turned last.
+    beat: Mutex<Instant>,
+    /// Why metrics are not served at their address.
+    metrics_trouble: Mutex<Option<String>>,
+}
+
+/// A loop that has not turned for so long is stuck.
+const STUCK: Duration = Duration::from_secs(30);
+
+fn read<T: Clone>(mutex: &Mutex<T>) -> T {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn write<T>(mutex: &Mutex<T>, value: T) {
+    *mutex.lock().unwrap_or_else(PoisonError::into_inner) = value;
+}
+
+impl SharedStatus {
+    pub fn new(pipeline: Arc<Mutex<Figures>>, queues: Arc<Queues>) -> Self {
+        Self {
+            started: Started::now(),
+            of_loop: Mutex::default(),
+            pipeline,
+            queues,
+            beat: Mutex::new(Instant::now()),
+            metrics_trouble: Mutex::default(),
+        }
+    }
+
+    /// Whether the daemon does its work; else why not.
+    pub fn health(&self) -> Result<(), String> {
+        let since = read(&self.beat).elapsed();
+        if since > STUCK {
+            return Err(format!("the sampling loop has not turned for {} s", since.as_secs()));
+        }
+        Ok(())
+    }
+
+    pub fn metrics_trouble(&self) -> Option<String> {
+        read(&self.metrics_trouble)
+    }
+
+    pub fn set_metrics_trouble(&self, trouble: Option<String>) {
+        write(&self.metrics_trouble, trouble);
+    }
+
+    /// The loop is alive.
+    pub fn turned(&self) {
+        write(&self.beat, Instant::now());
+    }
+
+    pub fn set(&self, of_loop: Status) {
+        write(&self.of_loop, of_loop);
+    }
+
+    /// Of all parts.
+    pub fn status(&self) -> Status {
+        let mut status = read(&self.of_loop);
+        status.version = env!("CARGO_PKG_VERSION").to_owned();
+        status.pid = std::process::id();
+        status.uptime_seconds = self.started.at.elapsed().as_secs();
+        status.start_time_seconds =
+            self.started.wall.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        status.metrics_trouble = self.metrics_trouble();
+        let exporters = self.queues.health();
+        status.failing_exporters = exporters
+            .iter()
+            .filter(|exporter| exporter.failing_since.is_some())
+            .map(|exporter| exporter.name.clone())
+            .collect();
+        status.exporters = exporters.iter().map(Into::into).collect();
+        add_pipeline(&mut status, &read(&self.pipeline));
+        status.healthy = self.health().is_ok() && status.failing_exporters.is_empty();
+        status
+    }
+}
+
+fn add_pipeline(status: &mut Status, pipeline: &Figures) {
+    let profiles = &mut status.profiles;
+    profiles.undelivered_batches = pipeline.undelivered;
+    profiles.refused_own_destination = pipeline.refused_own;
+    profiles.trimmed_stacks = pipeline.cuts.trimmed_stacks;
+    profiles.unwritable = pipeline.cuts.failed_profiles;
+    profiles.other_label_values = pipeline.cuts.other_values;
+    profiles.waiting = pipeline.pending;
+    profiles.early_sends = pipeline.early;
+    profiles.pooled_short = pipeline.pooled.short;
+    profiles.pooled_over_limit = pipeline.pooled.over;
+    let store = &mut status.store;
+    store.profiles = pipeline.kept.written;
+    store.dropped = pipeline.kept.dropped;
+    store.bytes = pipeline.store_bytes;
+    store.dictionaries = pipeline.store_dictionaries;
+    store.not_stored = pipeline.not_stored;
+    store.trouble = pipeline.store_trouble.clone();
+    status.file_exporters = pipeline.files.iter().map(Into::into).collect();
+}

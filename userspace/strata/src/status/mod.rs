@@ -1,0 +1,338 @@
+//! How a daemon is doing: one [`Status`], which the daemon fills in, `/status` serves as JSON,
+//! `/metrics` as Prometheus' text ([`metrics`]) and `strata status` shows ([`text`], asked for by
+//! [`client`]).
+//!
+//! Invariant: a figure is declared here once. Every field has a default, so that the status of an
+//! older or newer daemon can be shown.
+
+pub mod client;
+pub mod metrics;
+mod text;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::SystemTime;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use strata_export::pipeline::FileFigures;
+use strata_export::{ExporterHealth, State, Trouble};
+
+use crate::printing;
+
+/// What memory was given back by, in the order it is done.
+pub const SHED: [&str; 4] = ["names", "early_flush", "workers", "tables"];
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub version: String,
+    pub pid: u32,
+    pub uptime_seconds: u64,
+    /// Seconds since 1970.
+    pub start_time_seconds: f64,
+    pub healthy: bool,
+    pub failing_exporters: Vec<String>,
+    /// Why metrics are not served at their address.
+    pub metrics_trouble: Option<String>,
+    pub configuration: Configuration,
+    pub sampling: Sampling,
+    pub profiles: Profiles,
+    pub dotnet: DotNet,
+    pub reading: Reading,
+    pub containers: Containers,
+    pub store: Store,
+    /// Services and identities of sampled processes.
+    pub services: Vec<Service>,
+    pub exporters: Vec<Exporter>,
+    pub file_exporters: Vec<FileExporter>,
+    pub memory: Memory,
+    pub cpu_seconds: CpuSeconds,
+    pub bpf_runs: u64,
+    pub open_files: usize,
+    pub threads: usize,
+    /// Symbols that are kept for the next flush.
+    pub names: usize,
+    pub images: usize,
+    pub mapped_files: usize,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Configuration {
+    pub file: String,
+    pub reloads: u64,
+    /// Why the configuration on disk is not the one in use.
+    pub trouble: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sampling {
+    pub frequency: u32,
+    /// Processes of the host.
+    pub processes: usize,
+    /// Processes that were sampled and whose metadata is kept.
+    pub sampled_processes: usize,
+    pub samples: u64,
+    pub left_out: u64,
+    pub unattributed: u64,
+    pub own: u64,
+    /// What is missing from profiles, by cause.
+    pub losses: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Profiles {
+    pub flushes: u64,
+    pub early_flushes: u64,
+    pub made: u64,
+    pub dropped: u64,
+    pub undelivered_batches: u64,
+    pub refused_own_destination: u64,
+    pub trimmed_stacks: u64,
+    pub unwritable: u64,
+    pub waiting: usize,
+    /// Code addresses whose symbols came too late for their flush.
+    pub late_symbols: u64,
+    pub early_sends: u64,
+    pub pooled_short: u64,
+    pub pooled_over_limit: u64,
+    pub other_label_values: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DotNet {
+    pub attached: u64,
+    pub detached: u64,
+    pub waiting: usize,
+    pub methods: u64,
+    pub refused: Vec<RefusedProcess>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RefusedProcess {
+    pub pid: u32,
+    pub why: String,
+}
+
+/// Reading the environments of processes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Reading {
+    pub given_up: u64,
+    pub refused: u64,
+    pub stuck: usize,
+    pub environment_bytes: usize,
+    pub variables_not_kept: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Containers {
+    pub known: usize,
+    pub unknown: usize,
+    pub waiting: usize,
+    pub forgotten: u64,
+    pub sources: Vec<ContainerSource>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerSource {
+    pub name: String,
+    pub is_there: bool,
+    pub asked: u64,
+    pub found: u64,
+    pub failed: u64,
+    pub skipped: u64,
+    pub last_error: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Store {
+    pub profiles: u64,
+    /// Dropped for their age or the store's size.
+    pub dropped: u64,
+    pub bytes: u64,
+    pub dictionaries: u64,
+    pub not_stored: u64,
+    pub trouble: Option<String>,
+}
+
+/// A value, and where it comes from.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sourced {
+    pub value: String,
+    pub from: String,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Service {
+    pub pid: u32,
+    pub runtime_id: String,
+    pub service: Sourced,
+    pub env: Option<Sourced>,
+    pub version: Option<Sourced>,
+    pub labels: BTreeMap<String, Sourced>,
+    pub types: Vec<String>,
+    pub enabled: bool,
+    /// Settings of the process that are not used, and why.
+    pub ignored: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Exporter {
+    pub name: String,
+    pub state: String,
+    pub delivered_profiles: u64,
+    pub delivered_batches: u64,
+    pub delivered_bytes: u64,
+    pub rejected_profiles: u64,
+    pub waiting_batches: usize,
+    pub spool_bytes: u64,
+    /// For how long nothing was delivered though there was something to deliver.
+    pub failing_seconds: Option<u64>,
+    pub lag_seconds: f64,
+    pub retries: u64,
+    pub dropped: BTreeMap<String, u64>,
+    pub last_success_seconds_ago: Option<u64>,
+    pub last_error: Option<PastTrouble>,
+    pub last_refusal: Option<PastTrouble>,
+    pub spool_error: Option<PastTrouble>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PastTrouble {
+    pub reason: String,
+    pub seconds_ago: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FileExporter {
+    pub name: String,
+    pub files_written: u64,
+    pub failed: u64,
+    pub trouble: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    pub bytes: u64,
+    pub own: u64,
+    pub workers: u64,
+    pub bpf_maps: u64,
+    pub peak: u64,
+    pub limit: u64,
+    /// How often memory was given back, by what.
+    pub shed: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CpuSeconds {
+    pub own: f64,
+    pub helpers: f64,
+    /// Part of `own`: the sampling loop, busy with flushes.
+    pub flushes: f64,
+    /// The sampler, in the kernel.
+    pub bpf: f64,
+}
+
+fn seconds_since(time: Option<SystemTime>) -> Option<u64> {
+    Some(time?.elapsed().ok()?.as_secs())
+}
+
+impl PastTrouble {
+    fn of(trouble: Option<&Trouble>) -> Option<Self> {
+        let Trouble { reason, at } = trouble?;
+        Some(Self { reason: reason.clone(), seconds_ago: seconds_since(Some(*at)) })
+    }
+}
+
+impl From<&ExporterHealth> for Exporter {
+    fn from(health: &ExporterHealth) -> Self {
+        let state = match health.state {
+            State::Idle => "idle".to_owned(),
+            State::Ok => "sending".to_owned(),
+            State::Stopped => "stopped".to_owned(),
+            State::Waiting(until) => {
+                let wait = until.duration_since(SystemTime::now()).unwrap_or_default();
+                format!("waiting {} s", wait.as_secs())
+            }
+        };
+        let failing_seconds = seconds_since(health.failing_since);
+        let state = match failing_seconds {
+            Some(seconds) => format!("failing for {seconds} s, {state}"),
+            None => state,
+        };
+        let drops = health.drops.by_cause().into_iter().filter(|(_, count)| count.batches > 0);
+        Self {
+            name: health.name.clone(),
+            state,
+            delivered_profiles: health.delivered.profiles,
+            delivered_batches: health.delivered.batches,
+            delivered_bytes: health.delivered_bytes,
+            rejected_profiles: health.rejected_profiles,
+            waiting_batches: health.queued + health.spooled,
+            spool_bytes: health.spooled_bytes,
+            failing_seconds,
+            lag_seconds: health.lag.as_secs_f64(),
+            retries: health.retries,
+            dropped: drops
+                .map(|(cause, count)| (cause.to_owned(), count.profiles.max(count.batches)))
+                .collect(),
+            last_success_seconds_ago: seconds_since(health.last_success),
+            last_error: PastTrouble::of(health.last_error.as_ref()),
+            last_refusal: PastTrouble::of(health.last_refusal.as_ref()),
+            spool_error: PastTrouble::of(health.spool_error.as_ref()),
+        }
+    }
+}
+
+impl From<&FileFigures> for FileExporter {
+    fn from(file: &FileFigures) -> Self {
+        Self {
+            name: file.name.clone(),
+            files_written: file.written,
+            failed: file.failed,
+            trouble: file.trouble.clone(),
+        }
+    }
+}
+
+impl From<&strata_containers::SourceHealth> for ContainerSource {
+    fn from(health: &strata_containers::SourceHealth) -> Self {
+        Self {
+            name: health.name.clone(),
+            is_there: health.is_there,
+            asked: health.asked,
+            found: health.found,
+            failed: health.failed,
+            skipped: health.skipped,
+            last_error: health.last_error.clone(),
+        }
+    }
+}
+
+/// `strata status`: asks the daemon of this host.
+pub fn run(socket: &Path, json: bool, services: bool) -> Result<i32> {
+    let (status, body) = client::ask(socket)?;
+    let shown = match (json, services) {
+        (true, _) => format!("{}\n", body.trim_end()),
+        (false, true) => text::services(&status),
+        (false, false) => text::status(&status),
+    };
+    printing::print(&shown)?;
+    Ok(i32::from(!status.healthy))
+}

@@ -1,0 +1,322 @@
+//! What `strata status` prints of a [`Status`].
+
+use strata_profile::text::sanitize_for_terminal;
+
+use super::{Exporter, Sourced, Status};
+use crate::record::live::grouped;
+use crate::record::report;
+
+fn sanitize(lines: &[String]) -> String {
+    let lines = lines.iter().flat_map(|line| line.lines());
+    lines.map(|line| format!("{}\n", sanitize_for_terminal(line))).collect()
+}
+
+fn bytes(bytes: u64) -> String {
+    let bytes = bytes as f64;
+    match bytes {
+        _ if bytes >= 1e9 => format!("{:.2} GB", bytes / 1e9),
+        _ if bytes >= 1e6 => format!("{:.1} MB", bytes / 1e6),
+        _ => format!("{:.0} kB", bytes / 1e3),
+    }
+}
+
+fn span(seconds: u64) -> String {
+    match seconds {
+        0..=119 => format!("{seconds} s"),
+        120..=7199 => format!("{} min", seconds / 60),
+        7200..=172_799 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+/// A line of its own, if there is any loss.
+fn lost(count: u64, what: &str) -> Option<String> {
+    (count > 0).then(|| format!("               {} {what}", grouped(count)))
+}
+
+pub fn status(status: &Status) -> String {
+    let mut lines = Vec::new();
+    lines.push(format!(
+        "strata {} (pid {}), {}, up {}",
+        status.version,
+        status.pid,
+        if status.healthy { "healthy" } else { "NOT HEALTHY" },
+        span(status.uptime_seconds)
+    ));
+    settings(status, &mut lines);
+    sampling(status, &mut lines);
+    targets(status, &mut lines);
+    delivery(status, &mut lines);
+    cost(status, &mut lines);
+    sanitize(&lines)
+}
+
+fn settings(status: &Status, lines: &mut Vec<String>) {
+    let configuration = &status.configuration;
+    let file = match configuration.file.as_str() {
+        "" => "defaults, environment and flags",
+        file => file,
+    };
+    lines.push(format!("configuration  {file}, reloaded {} times", configuration.reloads));
+    if let Some(trouble) = &configuration.trouble {
+        lines.push("               what is there now was refused, the one before is used:".into());
+        lines.extend(trouble.lines().map(|line| format!("               {line}")));
+    }
+    if let Some(trouble) = &status.metrics_trouble {
+        lines.push(format!("metrics        are not served: {trouble}"));
+    }
+}
+
+fn sampling(status: &Status, lines: &mut Vec<String>) {
+    let sampling = &status.sampling;
+    lines.push(format!(
+        "sampling       {} Hz, {} processes; {} samples in profiles, {} left out",
+        sampling.frequency,
+        grouped(sampling.processes as u64),
+        grouped(sampling.samples),
+        grouped(sampling.left_out)
+    ));
+    for (cause, count) in &sampling.losses {
+        let text = report::explained(cause).unwrap_or_else(|| cause.clone());
+        lines.push(format!("               missing: {} {text}", grouped(*count)));
+    }
+    let profiles = &status.profiles;
+    lines.push(format!(
+        "profiles       {} in {} periods, {} dropped",
+        grouped(profiles.made),
+        grouped(profiles.flushes),
+        grouped(profiles.dropped)
+    ));
+    lines.extend(lost(profiles.undelivered_batches, "batches found no exporter"));
+}
+
+fn targets(status: &Status, lines: &mut Vec<String>) {
+    let dotnet = &status.dotnet;
+    lines.push(format!(
+        ".NET           {} attached, {} waiting, {} methods",
+        dotnet.attached,
+        dotnet.waiting,
+        grouped(dotnet.methods)
+    ));
+    for refused in dotnet.refused.iter().take(10) {
+        lines.push(format!("               {}: {}", refused.pid, refused.why));
+    }
+    let reading = &status.reading;
+    if reading.given_up > 0 || reading.refused > 0 {
+        lines.push(format!(
+            "environments   {} could not be read in time, {} were not tried; {} threads hang",
+            grouped(reading.given_up),
+            grouped(reading.refused),
+            reading.stuck
+        ));
+    }
+    let containers = &status.containers;
+    lines.push(format!(
+        "containers     {} known, {} unknown",
+        grouped(containers.known as u64),
+        grouped(containers.unknown as u64)
+    ));
+    for source in &containers.sources {
+        if let Some(error) = &source.last_error {
+            let (name, failed) = (&source.name, grouped(source.failed));
+            lines.push(format!("               {name}: failed {failed} times, last: {error}"));
+        }
+    }
+}
+
+fn delivery(status: &Status, lines: &mut Vec<String>) {
+    let store = &status.store;
+    lines.push(format!(
+        "store          {} profiles written, {}; dictionaries in memory {}",
+        grouped(store.profiles),
+        bytes(store.bytes),
+        bytes(store.dictionaries)
+    ));
+    lines.extend(lost(store.not_stored, "profiles were not stored"));
+    if let Some(trouble) = &store.trouble {
+        lines.push(format!("               {trouble}"));
+    }
+    for one in &status.exporters {
+        exporter(one, lines);
+    }
+    for file in &status.file_exporters {
+        lines.push(format!("exporter {:<10}{} files", file.name, file.files_written));
+        lines.extend(lost(file.failed, "profiles could not be written"));
+        if let Some(trouble) = &file.trouble {
+            lines.push(format!("               {trouble}"));
+        }
+    }
+}
+
+fn exporter(exporter: &Exporter, lines: &mut Vec<String>) {
+    lines.push(format!(
+        "exporter {:<10}{}; {} profiles ({}) delivered, {} batches wait, lag {}",
+        exporter.name,
+        exporter.state,
+        grouped(exporter.delivered_profiles),
+        bytes(exporter.delivered_bytes),
+        grouped(exporter.waiting_batches as u64),
+        span(exporter.lag_seconds as u64)
+    ));
+    for (cause, count) in &exporter.dropped {
+        lines.push(format!("               dropped: {cause} {}", grouped(*count)));
+    }
+    for (what, trouble) in [
+        ("last error", &exporter.last_error),
+        ("last refusal", &exporter.last_refusal),
+        ("spool", &exporter.spool_error),
+    ] {
+        if let Some(trouble) = trouble {
+            let ago = span(trouble.seconds_ago.unwrap_or(0));
+            lines.push(format!("               {what} {ago} ago: {}", trouble.reason));
+        }
+    }
+}
+
+fn cost(status: &Status, lines: &mut Vec<String>) {
+    let memory = &status.memory;
+    lines.push(format!(
+        "memory         {} of {} (own {}, helpers {}, kernel {}), peak {}",
+        bytes(memory.bytes),
+        bytes(memory.limit),
+        bytes(memory.own),
+        bytes(memory.workers),
+        bytes(memory.bpf_maps),
+        bytes(memory.peak)
+    ));
+    let cpu = &status.cpu_seconds;
+    let uptime = status.uptime_seconds.max(1) as f64;
+    let share = |seconds: f64| seconds / uptime * 100.0;
+    lines.push(format!(
+        "processor      {:.2} % of one CPU: own {:.2} %, helpers {:.2} %, in the kernel {:.2} %",
+        share(cpu.own + cpu.helpers + cpu.bpf),
+        share(cpu.own),
+        share(cpu.helpers),
+        share(cpu.bpf)
+    ));
+}
+
+/// The sampled processes: each value of their identities, and where it comes from.
+pub fn services(status: &Status) -> String {
+    let sourced = |known: &Sourced| format!("{} ({})", known.value, known.from);
+    let mut lines = Vec::new();
+    for one in &status.services {
+        let mut line = format!("{:>7}  {}", one.pid, sourced(&one.service));
+        for (name, known) in [("env", &one.env), ("version", &one.version)] {
+            if let Some(known) = known {
+                line.push_str(&format!("  {name}={}", sourced(known)));
+            }
+        }
+        for (name, value) in &one.labels {
+            line.push_str(&format!("  {name}={}", sourced(value)));
+        }
+        if !one.enabled {
+            line.push_str("  left out by a rule");
+        }
+        if !one.ignored.is_empty() {
+            line.push_str(&format!("  ignored: {}", one.ignored.join(", ")));
+        }
+        lines.push(line);
+    }
+    if lines.is_empty() {
+        lines.push("nothing was sampled yet".to_owned());
+    }
+    sanitize(&lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FileExporter, PastTrouble, Profiles, Store};
+    use super::*;
+
+    #[test]
+    fn a_status_with_nothing_in_it_is_shown_all_the_same() {
+        let shown = status(&Status::default());
+        assert!(shown.contains("NOT HEALTHY"), "{shown}");
+    }
+
+    #[test]
+    fn a_store_shows_what_it_takes_on_disk_and_in_memory() {
+        let store = Store {
+            profiles: 12_000,
+            bytes: 120_000_000,
+            dictionaries: 4_200_000,
+            ..Store::default()
+        };
+        let shown = status(&Status { store, ..Status::default() });
+        let expected = "12,000 profiles written, 120.0 MB; dictionaries in memory 4.2 MB\n";
+        assert!(shown.contains(expected), "{shown}");
+    }
+
+    #[test]
+    fn losses_are_explained() {
+        let mut all = Status::default();
+        all.sampling.losses.insert("stack_capture_limit".to_owned(), 1200);
+        all.sampling.losses.insert("new_one".to_owned(), 3);
+        let shown = status(&all);
+        let explained = report::explained("stack_capture_limit").expect("a loss");
+        assert!(shown.contains(&format!("missing: 1,200 {explained}\n")), "{shown}");
+        // Of another version of strata.
+        assert!(shown.contains("missing: 3 new_one\n"), "{shown}");
+    }
+
+    #[test]
+    fn what_was_not_kept_or_sent_is_shown_when_there_is_any() {
+        let with = |count: u64| {
+            status(&Status {
+                profiles: Profiles { undelivered_batches: count, ..Profiles::default() },
+                store: Store { not_stored: count, ..Store::default() },
+                file_exporters: vec![FileExporter {
+                    name: "files".to_owned(),
+                    files_written: 7,
+                    failed: count,
+                    trouble: None,
+                }],
+                ..Status::default()
+            })
+        };
+        let losses = [
+            "batches found no exporter",
+            "profiles were not stored",
+            "profiles could not be written",
+        ];
+        let (none, some) = (with(0), with(1200));
+        for loss in losses {
+            assert!(!none.contains(loss), "{none}");
+            assert!(some.contains(&format!(" 1,200 {loss}\n")), "{some}");
+        }
+    }
+
+    #[test]
+    fn an_exporter_shows_what_it_lost_and_why() {
+        let mut lines = Vec::new();
+        let one = Exporter {
+            name: "pyroscope".to_owned(),
+            state: "waiting 7 s".to_owned(),
+            lag_seconds: 130.0,
+            dropped: [("too_old".to_owned(), 3)].into(),
+            last_error: Some(PastTrouble {
+                reason: "the server answered 500".to_owned(),
+                seconds_ago: Some(4),
+            }),
+            ..Exporter::default()
+        };
+        exporter(&one, &mut lines);
+        let lines = lines.join("\n");
+        for expected in
+            ["waiting 7 s", "dropped: too_old 3", "4 s ago: the server answered 500", "2 min"]
+        {
+            assert!(lines.contains(expected), "{lines}");
+        }
+    }
+
+    #[test]
+    fn the_parts_of_the_processor_time_add_up() {
+        let mut all = Status { uptime_seconds: 100, ..Status::default() };
+        all.cpu_seconds =
+            super::super::CpuSeconds { own: 1.0, helpers: 2.0, flushes: 0.5, bpf: 4.0 };
+        let shown = status(&all);
+        let expected = "7.00 % of one CPU: own 1.00 %, helpers 2.00 %, in the kernel 4.00 %";
+        assert!(shown.contains(expected), "{shown}");
+    }
+}
