@@ -1,15 +1,19 @@
 //! Programs that unload code all the time survive every attach.
 
 use std::collections::HashSet;
+use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use strata_bridge_protocol::record::Record;
 use strata_clr::session::{Budget, Life, Loss, Question, SessionOptions};
 use strata_clr::{AttachOptions, Session, attach};
-use strata_tests::machine;
+use strata_tests::daemon::Daemon;
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
+use strata_tests::strata::record;
+use strata_tests::{machine, places, text_outputs};
 
 use crate::dotnet_running::{Wrongs, start};
 
@@ -186,4 +190,82 @@ fn versions(dotnet: &DotNet) -> Result<Vec<Version>> {
     let Ok(wanted) = std::env::var("STRATA_TEST_RUNTIME") else { return Ok(all.to_vec()) };
     let one = all.into_iter().find(|version| version.to_string().ends_with(&format!(" {wanted}")));
     Ok(vec![one.context("no such runtime")?])
+}
+
+/// How long programs live in which a daemon attaches at the age of a second.
+const LIFE: Duration = Duration::from_secs(8);
+
+#[test]
+fn programs_that_unload_survive_a_daemon_that_attaches_early() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let versions = versions(&dotnet)?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[sampling]\nfrequency = 99\n[dotnet]\nage = \"1s\"\n")?;
+    daemon.start()?;
+    let until = Instant::now() + machine::short_or_long(LIFE * 2, Duration::from_secs(600));
+    let mut wrongs = Wrongs::default();
+    let mut lives = 0;
+    while Instant::now() < until {
+        let mut apps = versions
+            .iter()
+            .map(|version| Ok((*version, start_unloading(&dotnet, *version, "3600")?)))
+            .collect::<Result<Vec<_>>>()?;
+        std::thread::sleep(LIFE);
+        for (version, app) in &mut apps {
+            lives += 1;
+            let counted = counts(app);
+            wrongs.unless(app.is_alive(), || format!("{version}: died, {counted:?}"));
+            wrongs.unless(matches!(counted, Ok((_, 0))), || format!("{version}: {counted:?}"));
+        }
+    }
+    let status = daemon.status()?;
+    let attached = status["dotnet"]["attached"].as_u64().unwrap_or(0);
+    let losses = status["sampling"]["losses"].to_string();
+    println!("{lives} programs of {LIFE:?} each, {attached} of them attached; losses {losses}");
+    wrongs.unless(attached > 0, || "none was attached".to_owned());
+    daemon.end()?;
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["query", "--service", "*", "-o", "all.folded", "--store"]).arg(daemon.store());
+    command.current_dir(daemon.folder());
+    let ended = Running::from_command(command)?.wait(PATIENCE_OF_ONE)?;
+    wrongs.unless(ended.status.success(), || ended.stderr.clone());
+    let stacks = text_outputs::folded(&fs::read_to_string(daemon.folder().join("all.folded"))?)?;
+    let burns = |name: &str| {
+        let stacks = stacks.iter().filter(|stack| stack.frames.iter().any(|f| f.contains(name)));
+        stacks.map(|stack| stack.count).sum::<u64>()
+    };
+    let named = burns("Unloading.StableBurn");
+    println!("{named} samples in StableBurn, {} in code that is unloaded", burns("Run"));
+    wrongs.unless(named > 0, || "its stable method has no name".to_owned());
+    wrongs.none();
+    Ok(())
+}
+
+#[test]
+fn programs_that_unload_survive_recordings_one_after_the_other() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in versions(&dotnet)? {
+        let mut app = start_unloading(&dotnet, version, "3600")?;
+        let mut shares = Vec::new();
+        for _ in 0..machine::short_or_long(2, 30) {
+            let recorded = record()?.pid(app.pid()).seconds(2.0).output("out.folded").run()?;
+            let stacks = text_outputs::folded(&recorded.text("out.folded")?)?;
+            let total: u64 = stacks.iter().map(|stack| stack.count).sum();
+            let is_named = |stack: &&text_outputs::Folded| {
+                stack.frames.iter().any(|frame| STABLE.iter().any(|name| frame.contains(name)))
+            };
+            let named: u64 = stacks.iter().filter(is_named).map(|stack| stack.count).sum();
+            shares.push(named * 100 / total.max(1));
+        }
+        let counted = counts(&app);
+        println!("{version}: % of samples below a stable method {shares:?}, {counted:?}");
+        wrongs.unless(app.is_alive(), || format!("{version}: died, {counted:?}"));
+        wrongs.unless(matches!(counted, Ok((_, 0))), || format!("{version}: {counted:?}"));
+        wrongs.unless(shares.iter().all(|share| *share > 0), || format!("{version}: {shares:?}"));
+    }
+    wrongs.none();
+    Ok(())
 }
