@@ -36,11 +36,19 @@ pub struct Answer {
     pub body: Vec<u8>,
     /// Before anything is answered.
     pub after: Duration,
+    /// Nothing is read or answered.
+    pub hangs_up: bool,
 }
 
 impl Default for Answer {
     fn default() -> Self {
-        Self { status: 200, head: Vec::new(), body: b"{}".to_vec(), after: Duration::ZERO }
+        Self {
+            status: 200,
+            head: Vec::new(),
+            body: b"{}".to_vec(),
+            after: Duration::ZERO,
+            hangs_up: false,
+        }
     }
 }
 
@@ -48,11 +56,18 @@ impl Answer {
     pub fn status(status: u16) -> Self {
         Self { status, ..Self::default() }
     }
+
+    /// As if no server were there.
+    pub fn hang_up() -> Self {
+        Self { hangs_up: true, ..Self::default() }
+    }
 }
 
 #[derive(Default)]
 struct Shared {
     requests: Mutex<Vec<Request>>,
+    /// Those that were answered with success, whether or not the client waited for it.
+    taken: Mutex<Vec<Request>>,
     answer: Mutex<Answer>,
 }
 
@@ -98,6 +113,12 @@ impl Collector {
         locked(&self.shared.requests).clone()
     }
 
+    /// The requests that this server has taken: answered with 200, though the client may have hung
+    /// up before.
+    pub fn taken(&self) -> Vec<Request> {
+        locked(&self.shared.taken).clone()
+    }
+
     /// Answers so from now on.
     pub fn answer(&self, answer: Answer) {
         *locked(&self.shared.answer) = answer;
@@ -111,6 +132,12 @@ fn serve(stream: impl Stream, shared: &Shared) {
     let mut stream = BufReader::new(stream);
     while let Ok(Some(request)) = read(&mut stream) {
         let answer = locked(&shared.answer).clone();
+        if answer.hangs_up {
+            return;
+        }
+        if answer.status == 200 {
+            locked(&shared.taken).push(request.clone());
+        }
         locked(&shared.requests).push(request);
         std::thread::sleep(answer.after);
         let head: String = answer.head.iter().map(|line| format!("{line}\r\n")).collect();
