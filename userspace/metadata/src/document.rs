@@ -1,4 +1,4 @@
-//! The tables of the documentation, made from what the code does.
+//! The generated tables of `docs/services.md`.
 
 use std::fmt::Write;
 
@@ -16,9 +16,9 @@ pub fn tables() -> String {
 }
 
 fn precedence() -> String {
-    let mut out = "## Order of precedence\n\nThe first row that gives a value gives it; an empty \
-        value is none. Of several values in one row, the first as written counts. Of a variable \
-        that is set twice, the first counts.\n\n\
+    let mut out = "## Order of precedence\n\nThe first row with a non-empty value wins. Of several values in \
+        one row the first one listed wins; of a variable that is set twice, the first \
+        occurrence.\n\n\
         | step | from | service | env | version | labels |\n|---|---|---|---|---|---|\n"
         .to_owned();
     let mut last = "";
@@ -50,13 +50,12 @@ fn switches() -> String {
     let sampled: Kinds = Kind::ALL.into_iter().filter(|kind| kind.is_sampled()).collect();
     let _ = write!(
         out,
-        "\nSampled so far: {}. The other types can be switched, and give nothing yet.\n\n\
-         Not set, or set to something that is no switch: strata's own default. `false`: off. \
-         `true`: on for a type; for `all` it leaves the types as they are. `auto` for `all`: from \
-         an age of {} seconds on. When both families say something of a type, the narrower \
-         wins: off before later (`auto`) before on. A rule that chooses types or switches a \
-         process off comes before all variables; one that only switches it on comes before the \
-         row `all`.\n",
+        "\nImplemented sample types: {}. Switches of the others are accepted and have no effect yet.\n\n\
+         Without a valid value strata's own default applies. `false` switches a type off, `true` \
+         on; `all = true` leaves each type as it is. `auto` for `all` switches profiling on once \
+         the process is {} seconds old. If both families set a type, the narrower value wins: \
+         off before `auto` before on. A rule that selects types or switches a process off \
+         precedes all variables; a rule that only switches it on precedes the row `all`.\n",
         sampled,
         AUTO_AGE.as_secs()
     );
@@ -64,10 +63,11 @@ fn switches() -> String {
 }
 
 fn ignored() -> String {
-    let mut out = "## Ignored\n\nVariables of a target that say where data goes, as whom or \
-        when. `strata status --services` lists them where they are set; nothing obeys them unless a rule \
-        says `own_destination = true` for that target.\n\n"
-        .to_owned();
+    let mut out =
+        "## Ignored variables\n\nVariables with which a target configures where, as which tenant \
+        or how often profiles are sent. `strata status --services` lists those that a process has \
+        set; they have no effect unless a rule sets `own_destination = true` for that target.\n\n"
+            .to_owned();
     for name in destinations::VARIABLES {
         let _ = writeln!(out, "- `{name}`");
     }
@@ -77,22 +77,24 @@ fn ignored() -> String {
 fn bounds() -> String {
     let own: Vec<String> = RESERVED.iter().map(|name| format!("`{name}`")).collect();
     format!(
-        "## Bounds\n\nService, env and version: {} bytes. Labels: {} at most, besides strata's \
-         own; names {} bytes of `A-Z a-z 0-9 _ . - /`, others become `_`; values {} bytes. {} \
-         entries are read of one list. Control characters and characters that turn text around \
-         become `_`; so do `{{` and `}}` in a service's name. What is cut or refused is \
-         counted. A sink is sent the labels of its list (`[sink.NAME] labels`): for Pyroscope, unless \
-         it is set, those that make few series and those that rules give. What a process says of \
-         itself (`PYROSCOPE_LABELS`, `DD_TAGS`, `OTEL_RESOURCE_ATTRIBUTES`) is sent besides \
-         (`target_labels = false` ends that). Each of these labels, and each label of samples, has \
-         `label_values` values an hour (100 for Pyroscope, else 1,000); the others become `other` \
-         and are counted (`strata_label_values_other_total`).\n\nShort commands: a process that is \
-         known by nothing but its executable's name belongs to the service `short-lived` \
-         (`services.pool`) until that name has had five samples in an hour (`services.pool_below`). \
-         A host has 500 services an hour (`services.most`); those beyond belong to the pool too, \
-         whatever their processes claim, except those that a rule names. The pool's samples keep \
-         the names of their processes and threads (`comm`, `process`); \
-         `strata_profiles_pooled_total` and `strata_services_over_limit_total` count.\n\nOnly strata and its rules set names that start with `__`, and: {}.\n",
+        "## Limits\n\nService, env and version: {} bytes. At most {} labels besides strata's \
+         own; names have {} bytes of `A-Z a-z 0-9 _ . - /` (other characters become `_`), values {} \
+         bytes. At most {} entries of one list are read. Control characters and bidirectional \
+         overrides become `_`, as do `{{` and `}}` in a service name. Truncated and rejected values are \
+         counted.\n\nAn exporter receives the labels that its `labels` setting lists (the default \
+         for Pyroscope: those with few distinct values, and those set by rules), and, unless \
+         `target_labels = false`, the labels that a process sets itself (`PYROSCOPE_LABELS`, \
+         `DD_TAGS`, `OTEL_RESOURCE_ATTRIBUTES`). Each such label, and each label of samples, has at \
+         most `label_values` distinct values an hour (100 for Pyroscope, else 1,000); further values \
+         become `other` and are counted (`strata_label_values_other_total`).\n\nShort-lived \
+         commands: a process identified only by its executable's name belongs to the service \
+         `short-lived` (`services.pool`) until that name has five samples in an hour \
+         (`services.pool_below`). A host has at most 500 services an hour (`services.most`); \
+         further ones are pooled too, including those named by their environment, but not those \
+         named by a rule. Pooled samples keep the labels `comm` and `process`; \
+         `strata_profiles_pooled_total` and `strata_services_over_limit_total` count \
+         them.\n\nReserved label names, set only by strata and its rules: those that start with \
+         `__`, and {}.\n",
         Limits::NAME,
         Limits::LABELS,
         Limits::LABEL_NAME,

@@ -66,7 +66,7 @@ pub struct Refused {
     pub environment: usize,
 }
 
-/// Labels that strata or its sinks set. A target that sets one would pass for another.
+/// Labels that strata or its exporters set. A target that sets one would pass for another.
 pub const RESERVED: &[&str] = &[
     "container",
     "container_id",

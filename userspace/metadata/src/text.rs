@@ -4,7 +4,7 @@
 use crate::control_group::hex;
 
 /// Bounds on an identity. The smallest limits that known servers have, with room for the labels
-/// that strata and its sinks add (a Pyroscope server takes 30 names).
+/// that strata and its exporters add (a Pyroscope server takes 30 names).
 pub struct Limits;
 
 impl Limits {
