@@ -1,10 +1,12 @@
 //! What the daemon keeps on the local disk, asked for while nobody listens anywhere.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use strata_tests::daemon::{Daemon, PATIENCE};
-use strata_tests::running::{Ended, Running};
+use strata_tests::running::{Ended, Running, wait_until};
 use strata_tests::{machine, places, pprof, targets};
 
 /// `strata query` of a service's last hour, to a file in the daemon's folder.
@@ -67,6 +69,66 @@ fn times_of_samples_are_kept_where_a_rule_asks_for_them() -> Result<()> {
     let script = std::fs::read_to_string(daemon.folder().join("untimed.perf"))?;
     assert!(script.contains("burn_fifty"), "its samples are shown all the same");
     Ok(())
+}
+
+#[test]
+fn a_second_daemon_of_one_store_ends_and_names_the_first() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("")?;
+    daemon.start()?;
+    let second = |socket: &str| -> Result<Ended> {
+        let mut command = Command::new(places::strata_binary()?);
+        command.arg("daemon").arg("--config").arg(daemon.configuration());
+        command.args(["--set", "metrics.address=127.0.0.1:0", "--set"]);
+        Running::from_command({
+            command.arg(format!("metrics.socket={socket}"));
+            command
+        })?
+        .wait(PATIENCE)
+    };
+    let same_socket = second(&daemon.status_socket().display().to_string())?;
+    let own_socket = second(&daemon.folder().join("other.sock").display().to_string())?;
+    let pid = daemon.pid()?.to_string();
+    for ended in [same_socket, own_socket] {
+        println!("{} {}", ended.status, ended.stderr);
+        assert_eq!(ended.status.code(), Some(1));
+        assert!(ended.stderr.contains(&pid), "the owner is not named: {}", ended.stderr);
+    }
+    daemon.end().map(drop)
+}
+
+#[test]
+fn a_full_disk_is_named_and_is_not_healthy() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[sampling]\nfrequency = 199\n")?;
+    std::fs::create_dir(daemon.store())?;
+    let options = c"size=64k";
+    mount("none", daemon.store(), "tmpfs", MountFlags::empty(), Some(options))?;
+    let disk = Mounted(daemon.store());
+    daemon.start()?;
+    let _busy = Running::start(&targets::c("shares").build()?, &["300"])?;
+    wait_until("profiles are not stored", PATIENCE * 2, || {
+        daemon.status().is_ok_and(|status| status["store"]["not_stored"].as_u64() > Some(0))
+    })?;
+    let status = daemon.status()?;
+    println!("{:#}", status["store"]);
+    assert_eq!(status["healthy"], false);
+    let trouble = status["store"]["trouble"].as_str().unwrap_or_default();
+    assert!(trouble.contains("No space left on device"), "{trouble}");
+    daemon.end()?;
+    drop(disk);
+    Ok(())
+}
+
+/// A file system that is unmounted when the test ends.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
 }
 
 #[test]

@@ -42,10 +42,71 @@ fn without_root_it_says_what_to_run() -> Result<()> {
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary);
     // A folder that user may write to: what is missing is permission to profile.
     std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534))?;
-    command.args(["record", "--duration", "1"]).current_dir(folder.path());
+    let arguments = ["record", "--duration", "1", "-o", "p.pb.gz", "--", "sh", "-c", "echo it's"];
+    command.args(arguments).current_dir(folder.path());
     let (done, said) = strata_says(&mut command)?;
     assert!(!done.status.success());
-    assert!(said.contains("sudo") || said.contains("CAP_"), "the message does not say what to do");
+    assert_eq!(said.lines().count(), 1, "one sentence is enough");
+    assert!(
+        said.contains("sudo ") || said.contains("su -c "),
+        "the message does not say what to do"
+    );
+    assert!(
+        said.contains("record --duration 1 -o p.pb.gz -- sh -c "),
+        "its arguments are not kept"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_selection_that_matches_no_process_is_an_error_and_writes_nothing() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let folder = tempfile::tempdir()?;
+    for (option, value) in [("--comm", "nosuchprogram"), ("--container", "ffffffffffff")] {
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["record", "--duration", "1", option, value]).current_dir(folder.path());
+        let (done, said) = strata_says(&mut command)?;
+        assert_eq!(done.status.code(), Some(1));
+        assert!(said.contains(&format!("`{value}`")) && said.contains("nothing was recorded"));
+        assert!(!said.contains("nothing was lost"));
+    }
+    assert_eq!(std::fs::read_dir(folder.path())?.count(), 0, "an empty picture was written");
+    Ok(())
+}
+
+#[test]
+fn recordings_that_start_in_the_same_second_keep_their_files() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let folder = tempfile::tempdir()?;
+    let start = || -> Result<Running> {
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["record", "--quiet", "--duration", "2"]).current_dir(folder.path());
+        Running::from_command(command)
+    };
+    let recordings = [start()?, start()?, start()?];
+    for recording in recordings {
+        let ended = recording.wait(Duration::from_secs(90))?;
+        assert!(ended.status.success(), "{}", ended.stderr);
+    }
+    let files: Vec<_> =
+        std::fs::read_dir(folder.path())?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    println!("{files:?}");
+    assert_eq!(files.len(), 6);
+    for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "gz")) {
+        pprof::read(file)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_reader_of_the_standard_output_that_leaves_early_is_no_failure() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let script = format!(
+        "{} record --duration 1 -o - --format perf | head -c 100 > /dev/null",
+        places::strata_binary()?.display()
+    );
+    let (_, said) = strata_says(Command::new("/bin/sh").arg("-c").arg(script))?;
+    assert!(!said.contains("failed") && !said.contains("rescued") && !said.contains("kept in"));
     Ok(())
 }
 

@@ -24,22 +24,36 @@ impl Wanted {
     }
 
     pub fn comm_matches(&self, comm: &str) -> bool {
-        self.comms.iter().any(|wanted| match wanted.strip_suffix('*') {
-            Some(start) => comm.starts_with(start),
-            // The kernel keeps 15 bytes of a name.
-            None => comm == wanted || comm.len() == 15 && wanted.starts_with(comm),
-        })
+        self.comms.iter().any(|wanted| is_comm(wanted, comm))
     }
 
     pub fn group_matches(&self, group: &Group) -> bool {
-        self.groups.iter().any(|wanted| {
-            let by_id = wanted.len() >= 6
-                && group.container.as_deref().is_some_and(|id| id.starts_with(wanted.as_str()));
-            by_id
-                || wanted.trim_matches('/').split('/').eq(group.path.trim_matches('/').split('/'))
-                || wanted.len() >= 4 && group.path.contains(wanted.as_str())
-        })
+        self.groups.iter().any(|wanted| is_group(wanted, group))
     }
+}
+
+fn is_comm(wanted: &str, comm: &str) -> bool {
+    match wanted.strip_suffix('*') {
+        Some(start) => comm.starts_with(start),
+        // The kernel keeps 15 bytes of a name.
+        None => comm == wanted || comm.len() == 15 && wanted.starts_with(comm),
+    }
+}
+
+fn is_group(wanted: &str, group: &Group) -> bool {
+    let by_id =
+        wanted.len() >= 6 && group.container.as_deref().is_some_and(|id| id.starts_with(wanted));
+    by_id
+        || wanted.trim_matches('/').split('/').eq(group.path.trim_matches('/').split('/'))
+        || wanted.len() >= 4 && group.path.contains(wanted)
+}
+
+/// A name or a group of [`Wanted`], and whether a process had it so far.
+#[derive(Clone, Debug)]
+struct Selector {
+    text: String,
+    is_group: bool,
+    has_matched: bool,
 }
 
 /// The wanted processes as they come and go.
@@ -49,12 +63,18 @@ pub struct Selection {
     roots: HashSet<u32>,
     /// Processes kept because of their pid or an ancestor of theirs.
     followed: HashSet<u32>,
+    selectors: Vec<Selector>,
 }
 
 impl Selection {
     pub fn new(wanted: Wanted, table: &ProcessTable) -> Self {
         let roots: HashSet<u32> = wanted.pids.iter().copied().collect();
-        let mut selection = Self { followed: roots.clone(), roots, wanted };
+        let selector = |is_group| {
+            move |text: &String| Selector { text: text.clone(), is_group, has_matched: false }
+        };
+        let comms = wanted.comms.iter().map(selector(false));
+        let selectors = comms.chain(wanted.groups.iter().map(selector(true))).collect();
+        let mut selection = Self { followed: roots.clone(), roots, wanted, selectors };
         if selection.wanted.follow_children && !selection.followed.is_empty() {
             selection.follow_existing(table);
         }
@@ -79,6 +99,34 @@ impl Selection {
 
     pub fn is_everything(&self) -> bool {
         self.wanted.is_everything()
+    }
+
+    /// Whether a process of this name and group is wanted; notes by what.
+    pub fn note_match(&mut self, comm: &str, group: Option<&Group>) -> bool {
+        let mut matches = false;
+        for selector in &mut self.selectors {
+            let is_it = match selector.is_group {
+                false => is_comm(&selector.text, comm),
+                true => group.is_some_and(|group| is_group(&selector.text, group)),
+            };
+            selector.has_matched |= is_it;
+            matches |= is_it;
+        }
+        matches
+    }
+
+    /// Names (`false`) and groups (`true`) that no process had so far.
+    pub fn unmatched(&self) -> impl Iterator<Item = (bool, &str)> {
+        let without = self.selectors.iter().filter(|selector| !selector.has_matched);
+        without.map(|selector| (selector.is_group, selector.text.as_str()))
+    }
+
+    /// Whether names or groups are wanted, nothing else is, and no process had any so far.
+    pub fn matches_nothing(&self) -> bool {
+        !self.selectors.is_empty()
+            && self.wanted.pids.is_empty()
+            && !self.wanted.only_roots
+            && self.selectors.iter().all(|selector| !selector.has_matched)
     }
 
     pub fn forked(&mut self, pid: u32, parent: u32) {
@@ -131,9 +179,8 @@ impl Selection {
         if self.wanted.is_everything() || self.followed.contains(&pid) {
             return true;
         }
-        let matches = self.wanted.comm_matches(comm)
-            || !self.wanted.groups.is_empty()
-                && group().is_some_and(|group| self.wanted.group_matches(&group));
+        let group = if self.wanted.groups.is_empty() { None } else { group() };
+        let matches = self.note_match(comm, group.as_deref());
         if matches && self.wanted.follow_children {
             self.followed.insert(pid);
         }
@@ -154,6 +201,23 @@ mod tests {
         assert!(selection.keeps(12, "x", || None));
         selection.forked(12, 1);
         assert!(!selection.keeps(12, "x", || None));
+    }
+
+    #[test]
+    fn what_matched_no_process_is_known() {
+        let wanted = Wanted {
+            comms: vec!["nginx".into(), "nosuch".into()],
+            groups: vec!["ffffff".into()],
+            ..Wanted::default()
+        };
+        let mut selection = Selection::new(wanted, &ProcessTable::default());
+        assert!(selection.matches_nothing());
+        assert!(!selection.keeps(1, "bash", || None));
+        assert!(selection.matches_nothing());
+        assert!(selection.keeps(2, "nginx", || None));
+        assert!(!selection.matches_nothing());
+        let unmatched: Vec<_> = selection.unmatched().collect();
+        assert_eq!(unmatched, [(false, "nosuch"), (true, "ffffff")]);
     }
 
     #[test]

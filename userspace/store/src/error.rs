@@ -19,10 +19,15 @@ pub enum StoreError {
         source: io::Error,
     },
     #[error(
-        "{path} belongs to a process that is writing it; stop that one or choose another directory",
-        path = .0.display()
+        "the store in {path} is written by {owner} already; stop that one or choose another directory",
+        path = .directory.display(),
+        owner = .owner.map_or("another process".to_owned(), |pid| format!("process {pid}"))
     )]
-    Locked(PathBuf),
+    Locked {
+        directory: PathBuf,
+        /// In its own PID namespace; `None` if it has not said.
+        owner: Option<u32>,
+    },
     #[error("{path} is damaged", path = .path.display())]
     Damaged {
         path: PathBuf,

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -170,6 +171,14 @@ impl Store {
         store.recover()?;
         store.make_room(0)?;
         Ok(store)
+    }
+
+    /// Whether another process writes this store; a store that is not there is free.
+    pub fn check_free(directory: &Path) -> Result<(), StoreError> {
+        match directory.join("lock").exists() {
+            true => lock(directory).map(drop),
+            false => Ok(()),
+        }
     }
 
     #[must_use]
@@ -641,11 +650,20 @@ fn settled(options: Options) -> Options {
 
 fn lock(directory: &Path) -> Result<File, StoreError> {
     let path = directory.join("lock");
-    let open = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
-    let file = open.map_err(StoreError::io("open", &path))?;
+    let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let mut file = open.map_err(StoreError::io("open", &path))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::Locked(directory.to_owned())),
+        Ok(()) => {
+            // For an error message of another process only: a disk that is full is no reason not to
+            // open the store.
+            let _ = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+            Ok(file)
+        }
+        Err(TryLockError::WouldBlock) => {
+            let mut text = String::new();
+            let _ = file.take(20).read_to_string(&mut text);
+            Err(StoreError::Locked { directory: directory.to_owned(), owner: text.parse().ok() })
+        }
         Err(TryLockError::Error(error)) => Err(StoreError::io("lock", &path)(error)),
     }
 }

@@ -86,9 +86,17 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            eprintln!("strata: {error:#}");
-            if error.is::<strata_agent::engine::EngineError>() {
-                explain();
+            match doctor::rerun_as_root(&error, &arguments) {
+                Some(command) => eprintln!(
+                    "strata: this needs root, or the capabilities that `strata doctor` names; run: \
+                     {command}"
+                ),
+                None => {
+                    eprintln!("strata: {error:#}");
+                    if error.is::<strata_agent::engine::EngineError>() {
+                        explain();
+                    }
+                }
             }
             ExitCode::FAILURE
         }
@@ -101,7 +109,8 @@ fn record(args: RecordArgs) -> Result<i32> {
     let mut outputs = with_formats(args.output.output, format)?;
     let upload = upload_of(args.upload, &args.command);
     // Who sends it somewhere has it there.
-    if outputs.is_empty() && upload.is_none() {
+    let default_names = outputs.is_empty() && upload.is_none();
+    if default_names {
         let base = default_name();
         let formats = match format {
             Some(format) => vec![format],
@@ -140,6 +149,7 @@ fn record(args: RecordArgs) -> Result<i32> {
         signatures: args.output.signatures,
         table_memory: u64::from(args.how.table_memory) << 20,
         outputs,
+        default_names,
         upload,
         json: args.output.json,
         quiet: args.output.quiet,

@@ -249,6 +249,24 @@ impl Engine {
         self.aggregate.ends().get(End::NoMapping as usize) == Some(&0)
     }
 
+    /// Notes which of the names and groups that are wanted processes have that were not sampled.
+    pub fn note_matches(&mut self) {
+        if self.selection.is_everything() {
+            return;
+        }
+        let pids: Vec<u32> = self.table.pids().collect();
+        for pid in pids {
+            let Some(process) = self.table.get(pid) else { continue };
+            if pid == self.own_pid || process.parent == self.own_pid {
+                continue;
+            }
+            let comm = self.table.image(process.image).map(|image| image.comm.clone());
+            let group = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
+            let group = group.map(|text| crate::processes::container::parse(&text));
+            self.selection.note_match(&comm.unwrap_or_default(), group.as_ref());
+        }
+    }
+
     /// Readable when processes have changed.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         self.sideband.fd()

@@ -100,6 +100,8 @@ pub struct Figures {
     pub store_dictionaries: u64,
     /// Why the store does not take anything.
     pub store_trouble: Option<String>,
+    /// It is not open, or the disk did not take a profile lately.
+    pub store_fails: bool,
     /// Profiles that the store did not take.
     pub not_stored: u64,
     pub cuts: Cuts,

@@ -11,6 +11,9 @@ use super::{Figures, FlushedProfile};
 /// A store that could not be opened is tried again after this long.
 const RETRY: Duration = Duration::from_secs(60);
 
+/// A failure is shown, and makes the daemon unhealthy, for this long: several flushes.
+const LASTING: Duration = Duration::from_secs(60);
+
 /// Where profiles are kept.
 #[derive(Clone, Debug)]
 pub struct StoreSettings {
@@ -58,8 +61,26 @@ pub struct StoreWriter {
     next_try: Instant,
     /// Why it does not take anything.
     trouble: Option<String>,
+    /// When it could not be opened, or a profile could not be written, for the last time.
+    failed: Option<Instant>,
     /// Profiles that it did not take.
     refused: u64,
+}
+
+/// What keeps one profile out is of that profile; what the disk does not take concerns all.
+fn is_of_the_disk(error: &StoreError) -> bool {
+    !matches!(error, StoreError::TooLarge { .. } | StoreError::TooManyTypes(_) | StoreError::TooOld)
+}
+
+/// An error with what caused it: `could not write FILE: No space left on device`.
+fn with_causes(error: &StoreError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(known) = cause {
+        text += &format!(": {known}");
+        cause = known.source();
+    }
+    text
 }
 
 impl StoreWriter {
@@ -73,6 +94,7 @@ impl StoreWriter {
             has_opened: false,
             next_try: Instant::now(),
             trouble: None,
+            failed: None,
             refused: 0,
         }
     }
@@ -99,6 +121,7 @@ impl StoreWriter {
 
     fn open(&mut self) {
         self.trouble = None;
+        self.failed = None;
         let Some(plan) = &self.plan else { return };
         match Store::open(&plan.directory, plan.options) {
             Ok(store) => {
@@ -110,8 +133,10 @@ impl StoreWriter {
                 self.store = Some(store);
             }
             Err(error) => {
-                tracing::error!(%error, "profiles are not kept on this host");
-                self.trouble = Some(error.to_string());
+                let text = with_causes(&error);
+                tracing::error!(error = text, "profiles are not kept on this host");
+                self.trouble = Some(text);
+                self.failed = Some(Instant::now());
                 self.next_try = Instant::now() + RETRY;
             }
         }
@@ -131,12 +156,17 @@ impl StoreWriter {
             return;
         };
         match store.append(&parcel.head, &parcel.outgoing.profile, now) {
+            // On a disk that is nearly full a small profile has room and the next has not.
+            Ok(()) if self.failed.is_some_and(|failed| failed.elapsed() < LASTING) => {}
             Ok(()) => self.trouble = None,
             Err(error) => {
                 self.refused += 1;
-                let text = error.to_string();
+                if is_of_the_disk(&error) {
+                    self.failed = Some(Instant::now());
+                }
+                let text = with_causes(&error);
                 if self.trouble.as_ref() != Some(&text) {
-                    tracing::warn!(%error, "a profile was not stored");
+                    tracing::warn!(error = text, "a profile was not stored");
                     self.trouble = Some(text);
                 }
             }
@@ -162,6 +192,8 @@ impl StoreWriter {
         figures.store_dictionaries = store.map_or(0, Store::dictionaries) as u64;
         figures.store_trouble.clone_from(&self.trouble);
         figures.not_stored = self.refused;
+        let is_failing = self.failed.is_some_and(|failed| failed.elapsed() < LASTING);
+        figures.store_fails = self.plan.is_some() && (store.is_none() || is_failing);
     }
 }
 
@@ -191,7 +223,7 @@ fn warn_of_repairs(store: &Store, directory: &Path) {
 
 fn note(outcome: Result<(), StoreError>, what: &str) {
     if let Err(error) = outcome {
-        tracing::warn!(%error, "strata could not {what}");
+        tracing::warn!(error = with_causes(&error), "strata could not {what}");
     }
 }
 

@@ -38,6 +38,7 @@ use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
 use strata_agent::selection::Wanted;
 use strata_export::pipeline::{Hooks, Pipeline, PipelineSettings, PoolSettings, StoreSettings};
+use strata_store::{Store, StoreError};
 
 /// Records are drained at least this often; with the tick while there are none.
 const TURN: Duration = Duration::from_millis(250);
@@ -145,6 +146,12 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         Some(path) => web::socket(path)?,
         None => None,
     };
+    // Nor may two write one store: the second would sample for nothing.
+    if let Some(store) = &destinations.store
+        && let Err(error @ StoreError::Locked { .. }) = Store::check_free(&store.directory)
+    {
+        return Err(error.into());
+    }
     destinations.warn_of_orphans();
     let starting = Queues::start(destinations.plans.clone(), Clock::real());
     let delivery = network.spawn(starting).await??;

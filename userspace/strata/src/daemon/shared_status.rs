@@ -100,7 +100,8 @@ impl SharedStatus {
             .collect();
         status.exporters = exporters.iter().map(Into::into).collect();
         add_pipeline(&mut status, &read(&self.pipeline));
-        status.healthy = self.health().is_ok() && status.failing_exporters.is_empty();
+        let is_well = status.failing_exporters.is_empty() && !status.store.fails;
+        status.healthy = self.health().is_ok() && is_well;
         status
     }
 }
@@ -122,6 +123,7 @@ fn add_pipeline(status: &mut Status, pipeline: &Figures) {
     store.bytes = pipeline.store_bytes;
     store.dictionaries = pipeline.store_dictionaries;
     store.not_stored = pipeline.not_stored;
+    store.fails = pipeline.store_fails;
     store.trouble = pipeline.store_trouble.clone();
     status.file_exporters = pipeline.files.iter().map(Into::into).collect();
 }

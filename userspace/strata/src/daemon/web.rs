@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -63,9 +63,9 @@ impl Drop for Socket {
 /// Another daemon listens there.
 pub fn socket(path: &Path) -> Result<Option<Socket>> {
     let lock = match lock(path) {
-        Ok(Some(lock)) => lock,
-        Ok(None) => bail!(
-            "another strata daemon is running: it serves its status at {} (metrics.socket sets \
+        Ok(Ok(lock)) => lock,
+        Ok(Err(owner)) => bail!(
+            "another strata daemon is running{owner}: it serves its status at {} (metrics.socket sets \
              another, \"\" none)",
             path.display()
         ),
@@ -83,19 +83,34 @@ pub fn socket(path: &Path) -> Result<Option<Socket>> {
     }
 }
 
-/// A lock beside the socket, which only its owner can open; `None` if another process holds it.
-fn lock(path: &Path) -> io::Result<Option<File>> {
+/// A lock beside the socket, which only its owner can open; else who holds it: ` (pid 7)`.
+fn lock(path: &Path) -> io::Result<Result<File, String>> {
     if let Some(folder) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let file = options.open(name)?;
+    options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW);
+    let mut file = options.open(name)?;
     match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(std::fs::TryLockError::WouldBlock) => Ok(None),
+        Ok(()) => {
+            file.set_len(0)?;
+            write!(file, "{}", std::process::id())?;
+            Ok(Ok(file))
+        }
+        Err(std::fs::TryLockError::WouldBlock) => {
+            let mut text = String::new();
+            file.take(20).read_to_string(&mut text)?;
+            let owner = text.parse().map(|pid: u32| format!(" (pid {pid})"));
+            Ok(Err(owner.unwrap_or_default()))
+        }
         Err(std::fs::TryLockError::Error(error)) => Err(error),
     }
 }

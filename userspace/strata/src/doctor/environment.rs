@@ -3,7 +3,7 @@
 //! Invariant: a command that is printed can be typed as it is; names that are the user's to
 //! choose are in capitals.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsString};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,15 @@ impl Capability {
 
     fn is_in(self, set: u64) -> bool {
         set & (1 << self.number) != 0
+    }
+}
+
+/// A word as a POSIX shell reads it back.
+fn shell_word(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,@%+".contains(letter);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
     }
 }
 
@@ -115,6 +124,23 @@ impl Environment {
             "start it where root keeps {0} (systemd: CapabilityBoundingSet={0})",
             names.join(" ")
         )
+    }
+
+    /// The command line to run these arguments as root with; `None` where that would not help.
+    pub fn rerun_as_root(&self, arguments: &[OsString]) -> Option<String> {
+        let needed = [Capability::BPF, Capability::PERFMON];
+        let is_within_reach = needed.iter().all(|capability| capability.is_in(self.bounding));
+        let has_all = needed.iter().all(|&capability| self.has(capability));
+        if self.root || self.own_users || self.no_new_privileges || !is_within_reach || has_all {
+            return None;
+        }
+        let mut words = vec![shell_word(&self.program.to_string_lossy())];
+        words.extend(arguments.iter().map(|word| shell_word(&word.to_string_lossy())));
+        let command = words.join(" ");
+        Some(match in_path("sudo") {
+            true => format!("sudo {command}"),
+            false => format!("su -c {}", shell_word(&command)),
+        })
     }
 
     /// What leaves a user namespace.

@@ -26,6 +26,7 @@ mod sandbox;
 mod symbols;
 mod text;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 
 pub use line::Line;
@@ -86,6 +87,24 @@ pub fn brief() -> Vec<Line> {
     lines.retain(|line| line.state() == State::Missing);
     lines
 }
+
+/// The same command as root, if `error` is for want of privileges that root would have here.
+pub fn rerun_as_root(error: &anyhow::Error, arguments: &[OsString]) -> Option<String> {
+    let is_of_the_store =
+        matches!(error.downcast_ref(), Some(strata_query::QueryError::Denied { .. }));
+    let is_denied = is_of_the_store
+        || error.is::<strata_agent::engine::EngineError>()
+        || error.is::<NeedsRoot>();
+    if !is_denied {
+        return None;
+    }
+    Environment::read().rerun_as_root(arguments.get(1..).unwrap_or_default())
+}
+
+/// What only root may do, found out before it is tried.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NeedsRoot(pub String);
 
 /// Lines as they are printed, with their fixes.
 pub fn to_text(lines: &[Line], colour: bool) -> String {

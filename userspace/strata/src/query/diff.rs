@@ -85,7 +85,7 @@ pub fn run(mut question: Question) -> Result<i32> {
         }));
     }
     if question.outputs.is_empty() {
-        show::difference(&format!("{was}\n{is}"), &difference, question.top)?;
+        show::difference(&[was, is], &difference, question.top)?;
     }
     Ok(0)
 }

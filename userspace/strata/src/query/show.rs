@@ -122,12 +122,13 @@ pub fn holdings(store: &Path, held: &[Holding]) -> Result<i32> {
 }
 
 /// Which functions changed, by their share of all.
-pub fn difference(heading: &str, difference: &Difference, most: usize) -> Result<i32> {
+pub fn difference(heading: &[String], difference: &Difference, most: usize) -> Result<i32> {
     let total = difference.total;
+    let heading: Vec<_> = heading.iter().map(|line| sanitize_for_terminal(line)).collect();
     let quantity = |value| quantity(value, &difference.unit);
     let mut text = format!(
         "{}\n{} {} before, {} after; shares are of these\n\n",
-        sanitize_for_terminal(heading),
+        heading.join("\n"),
         quantity(total.before),
         difference.sample_type,
         quantity(total.after)

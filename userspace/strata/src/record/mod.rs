@@ -20,7 +20,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use strata_profile::{Format, Profile, WriteOptions};
 
 use crate::printing;
@@ -51,6 +51,8 @@ pub struct Plan {
     pub shown: Shown,
     pub signatures: bool,
     pub outputs: Vec<(PathBuf, Format)>,
+    /// The outputs' names were not chosen: another file of such a name is kept.
+    pub default_names: bool,
     pub upload: Option<upload::Wanted>,
     pub json: bool,
     pub quiet: bool,
@@ -74,6 +76,13 @@ pub fn run(plan: &Plan) -> Result<i32> {
         .context("the event loop cannot be started")?;
     let mut recorded = runtime.block_on(session::record(plan))?;
 
+    if recorded.engine.selection.matches_nothing() && recorded.engine.aggregate.samples() == 0 {
+        bail!(
+            "nothing was recorded, and no file is written: {} (`ps -e -o pid,comm,cgroup` lists what \
+             runs)",
+            report::unmatched(&recorded.engine.selection)
+        );
+    }
     let circumstances = Circumstances {
         started: recorded.started,
         length: recorded.length,
@@ -162,10 +171,23 @@ fn write_all(
 ) -> (Vec<Written>, Vec<String>) {
     let mut written = Vec::new();
     let mut failures: Vec<String> = not_uploaded.into_iter().collect();
-    for (path, format) in &plan.outputs {
+    let free;
+    let outputs = match plan.default_names {
+        true => {
+            free = free_names(&plan.outputs, user);
+            &free
+        }
+        false => &plan.outputs,
+    };
+    for (path, format) in outputs {
         match write_one(path, *format, profile, plan.shown, user) {
             Ok(done) => written.push(done),
+            // `| head` has what it wanted.
+            Err(error) if path == Path::new("-") && output::is_closed_pipe(&error) => {}
             Err(error) => failures.push(format!("{error:#}")),
+        }
+        if plan.default_names {
+            output::release(path, user);
         }
     }
     if written.is_empty() && !failures.is_empty() {
@@ -180,6 +202,35 @@ fn write_all(
         }
     }
     (written, failures)
+}
+
+/// The names with a number behind them if another recording has one of them already: one number
+/// for all.
+fn free_names(outputs: &[(PathBuf, Format)], user: Option<&User>) -> Vec<(PathBuf, Format)> {
+    for number in 1..1_000 {
+        let numbered: Vec<_> = outputs
+            .iter()
+            .map(|(path, format)| (with_number(path, *format, number), *format))
+            .collect();
+        let is_free = |output: &&(PathBuf, Format)| output::claim(&output.0, user).unwrap_or(true);
+        let claimed: Vec<_> = numbered.iter().take_while(is_free).collect();
+        if claimed.len() == numbered.len() {
+            return numbered;
+        }
+        for (path, _) in claimed {
+            output::release(path, user);
+        }
+    }
+    outputs.to_vec()
+}
+
+/// `strata-20260131-235959.pb.gz` as `strata-20260131-235959-2.pb.gz`.
+fn with_number(path: &Path, format: Format, number: u32) -> PathBuf {
+    let name = path.to_string_lossy();
+    match name.strip_suffix(&format!(".{}", format.extension())) {
+        Some(base) if number > 1 => format!("{base}-{number}.{}", format.extension()).into(),
+        _ => path.to_owned(),
+    }
 }
 
 fn write_one(
@@ -223,5 +274,25 @@ impl Progress {
         if self.shown {
             let _ = write!(stderr(), "\r\x1b[K");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_recording_of_the_same_second_gets_names_of_its_own() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let wanted = [(at("s.pb.gz"), Format::Pprof), (at("s.svg"), Format::Svg)];
+        assert_eq!(free_names(&wanted, None), wanted);
+        std::fs::write(at("s.pb.gz"), "first").expect("it is written");
+        // Only the picture of the first is still empty, which is taken all the same.
+        let second = free_names(&wanted, None);
+        assert_eq!(second, [(at("s-2.pb.gz"), Format::Pprof), (at("s-2.svg"), Format::Svg)]);
+        output::release(&at("s.pb.gz"), None);
+        output::release(&at("s-2.svg"), None);
+        assert!(at("s.pb.gz").exists() && !at("s-2.svg").exists());
     }
 }

@@ -138,6 +138,34 @@ fn create_new(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
+/// Takes a name for an output: an empty file of the user's, which [`write`] replaces. `false` if
+/// there is a file of that name.
+pub fn claim(path: &Path, user: Option<&User>) -> Result<bool> {
+    let _rights = AsUser::new(user)?;
+    match create_new(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("writing `{}` failed", path.display())),
+    }
+}
+
+/// Gives a claimed name back that nothing was written to.
+pub fn release(path: &Path, user: Option<&User>) {
+    if let Ok(_rights) = AsUser::new(user) {
+        let is_empty =
+            fs::symlink_metadata(path).is_ok_and(|file| file.is_file() && file.len() == 0);
+        if is_empty {
+            fs::remove_file(path).ok();
+        }
+    }
+}
+
+/// Whether writing failed because the reader of the standard output has closed it (`| head`).
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    io.into_iter().any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
 /// Writes one file, or the standard output for `-`. Returns the bytes written.
 pub fn write(
     path: &Path,

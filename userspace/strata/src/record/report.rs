@@ -14,6 +14,7 @@ use super::live::grouped;
 use strata_agent::code_address::describe_end;
 use strata_agent::engine::Engine;
 use strata_agent::kernel::introspect;
+use strata_agent::selection::Selection;
 use strata_symbolize::Shortfalls;
 
 /// A file that was written.
@@ -122,6 +123,24 @@ fn cause_of(end: End) -> &'static str {
     }
 }
 
+/// Which names and control groups no process had: `no process is named `nosuch``.
+pub fn unmatched(selection: &Selection) -> String {
+    let listed = |wanted_groups: bool| -> Vec<String> {
+        let of_kind = selection.unmatched().filter(|(is_group, _)| *is_group == wanted_groups);
+        of_kind.map(|(_, text)| format!("`{}`", sanitize_for_terminal(text))).collect()
+    };
+    let (names, groups) = (listed(false), listed(true));
+    let mut parts = Vec::new();
+    if !names.is_empty() {
+        parts.push(format!("no process is named {}", names.join(" or ")));
+    }
+    if !groups.is_empty() {
+        parts
+            .push(format!("no process is in a container or control group {}", groups.join(" or ")));
+    }
+    parts.join(", and ")
+}
+
 /// Everything the summaries are made of.
 pub struct Report<'a> {
     pub engine: &'a Engine,
@@ -159,8 +178,13 @@ impl Report<'_> {
         if samples == 0 {
             writeln!(
                 out,
-                "nothing ran: what was asked for used no CPU, or ended before it was sampled"
+                "no samples: the selected processes used no CPU time meanwhile (`strata stacks PID` \
+                 shows where they wait)"
             )?;
+        }
+        let unmatched = unmatched(&self.engine.selection);
+        if !unmatched.is_empty() {
+            writeln!(out, "note: {unmatched}")?;
         }
         if !summary.top_functions.is_empty() {
             writeln!(out, "\n  self   total  function")?;
@@ -243,6 +267,9 @@ impl Report<'_> {
 
     fn print_losses(&self, out: &mut dyn Write, verbose: bool) -> std::io::Result<()> {
         let losses = losses(self.engine, self.engine.aggregate.ends(), self.shortfalls.unnamed);
+        if losses.is_empty() && self.engine.aggregate.samples() == 0 {
+            return Ok(());
+        }
         if losses.is_empty() {
             writeln!(out, "\nnothing was lost: every stack is complete")?;
         } else {

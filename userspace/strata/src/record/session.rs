@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::launch::{self, User};
 use super::live::{Figures, Live};
-use super::{Plan, output};
+use super::{Plan, output, report};
 use crate::{capabilities, second_signal};
 use strata_agent::engine::{Engine, Options};
 use strata_agent::event_loop::{Due, EventLoop, until};
@@ -120,6 +120,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
                 .ok()
         });
     engine.start()?;
+    engine.note_matches();
     capabilities::give_up_administration();
     let started = SystemTime::now();
     let mut command = match plan.command.as_slice() {
@@ -130,6 +131,12 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         engine.selection.add_root(pid);
     }
     let mut live = Live::new(plan.duration, plan.quiet || plan.json);
+    if engine.selection.matches_nothing() {
+        live.say(&format!(
+            "{} yet: waiting for one to start",
+            report::unmatched(&engine.selection)
+        ));
+    }
     let begun = Instant::now();
     let (ended_by, command_status) =
         run(plan, &mut engine, &mut command, &mut signals, &mut live).await?;
@@ -138,6 +145,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         live.say("what was to be profiled has ended");
     }
     live.clear();
+    engine.note_matches();
     let still_running = match command_status {
         Some(_) => None,
         None => command.as_ref().and_then(Child::id),

@@ -9,6 +9,7 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 use serde_json::Value;
 
 use super::Status;
+use crate::doctor::NeedsRoot;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of an answer.
@@ -41,9 +42,10 @@ fn stranger(socket: &Path) -> Error {
 fn get_status(socket: &Path) -> Result<String> {
     let shown = socket.display();
     let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
-        ErrorKind::PermissionDenied => anyhow!(
-            "{shown} is root's, because the status names every process: use sudo strata status"
-        ),
+        ErrorKind::PermissionDenied => NeedsRoot(format!(
+            "{shown} is root's, because the status names every process: run this as root"
+        ))
+        .into(),
         _ => anyhow!(
             "no daemon answers at {shown}: is `strata daemon` running, and is that its \
              metrics.socket? (--socket names another): {error}"

@@ -161,6 +161,8 @@ pub struct Store {
     pub bytes: u64,
     pub dictionaries: u64,
     pub not_stored: u64,
+    /// It is not open, or the disk did not take a profile lately.
+    pub fails: bool,
     pub trouble: Option<String>,
 }
 
