@@ -9,7 +9,10 @@ use anyhow::{Context, Result};
 use rustix::mount::{MountFlags, UnmountFlags};
 use strata_tests::elf_edit::{ElfCopy, garbage};
 use strata_tests::running::Running;
+use strata_tests::runtimes::dotnet;
 use strata_tests::{machine, places, pprof, strata, targets};
+
+use crate::dotnet_running;
 
 /// Runs strata and gives what it said; a panic is never acceptable.
 fn strata_says(command: &mut Command) -> Result<(Output, String)> {
@@ -307,5 +310,31 @@ fn doctor_explains_one_process() -> Result<()> {
     let (done, said) = strata_says(command.args(["doctor", "--pid", &target.pid().to_string()]))?;
     assert!(done.status.code().is_some());
     assert!(said.contains("stripped") && said.contains("libc"), "its mappings are not listed");
+    Ok(())
+}
+
+#[test]
+fn doctor_misses_nothing_in_the_assemblies_of_a_dotnet_program() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let app = dotnet_running::start(&dotnet, version, "Busy", &["60", "0.2"])?;
+        let mut command = Command::new(places::strata_binary()?);
+        let words = ["doctor", "--json", "--pid", &app.pid().to_string()];
+        let (_, said) = strata_says(command.args(words))?;
+        let report: serde_json::Value = serde_json::from_str(&said)?;
+        let report = report.get("process").unwrap_or(&report);
+        let files = report["files"].as_array().context("no files")?;
+        let assemblies = files.iter().filter(|file| file["is_assembly"] == true).count();
+        println!("{version}: {assemblies} assemblies of {} files", files.len());
+        for file in files {
+            let is_dll = file["path"].as_str().is_some_and(|path| path.ends_with(".dll"));
+            anyhow::ensure!(
+                !is_dll || (file["is_assembly"] == true && file["state"] == "ok"),
+                "{version}: {file}"
+            );
+            anyhow::ensure!(!file.to_string().contains("not an ELF file") || is_dll, "{file}");
+        }
+    }
     Ok(())
 }

@@ -81,13 +81,24 @@ pub struct FileReport {
     pub build_id: Option<String>,
     /// A program of 32 bits: its stacks are not unwound.
     pub is_32_bit: bool,
+    /// A .NET assembly: its code is unwound and named by what the runtime says, and it needs no ELF
+    /// tables.
+    pub is_assembly: bool,
     pub unwinding: Result<Unwinding, String>,
     pub symbols: Symbols,
 }
 
 impl FileReport {
     pub fn state(&self) -> State {
-        if self.unwinding.is_err() { State::Missing } else { self.symbols.state() }
+        if self.is_without_rules() { State::Missing } else { self.symbols_state() }
+    }
+
+    pub fn is_without_rules(&self) -> bool {
+        self.unwinding.is_err() && !self.is_assembly
+    }
+
+    pub fn symbols_state(&self) -> State {
+        if self.is_assembly { State::Ok } else { self.symbols.state() }
     }
 }
 
@@ -164,6 +175,7 @@ pub fn examine(
                 opened: opened.as_ref().map(|(_, how)| *how).map_err(ToString::to_string),
                 build_id: None,
                 is_32_bit: false,
+                is_assembly: false,
                 unwinding: Err("not opened".to_owned()),
                 symbols: Symbols { trouble: Some("not opened".to_owned()), ..Symbols::default() },
             };
@@ -175,7 +187,9 @@ pub fn examine(
                         symbols(service, process, named.path, &facts)
                     }
                     Some(Err(error)) => {
-                        report.is_32_bit = is_32_bit(service, &file);
+                        let head = head(service, &file);
+                        report.is_32_bit = head.starts_with(b"\x7fELF\x01");
+                        report.is_assembly = is_assembly(&head);
                         Symbols { trouble: Some(error.to_string()), ..Symbols::default() }
                     }
                     _ => Symbols::default(),
@@ -286,10 +300,33 @@ fn symbols(
     symbols
 }
 
-/// `EI_CLASS` of an ELF file's head.
-fn is_32_bit(service: &mut FileService, file: &Arc<OpenFile>) -> bool {
-    let head = service.call(Request::Read { file: file.clone(), offset: 0, length: 5 });
-    matches!(head, Ok(Reply::Bytes(bytes)) if bytes == b"\x7fELF\x01")
+/// Enough for the headers of an ELF file and of an assembly.
+const HEAD: u64 = 1024;
+
+fn head(service: &mut FileService, file: &Arc<OpenFile>) -> Vec<u8> {
+    let head = service.call(Request::Read { file: file.clone(), offset: 0, length: HEAD });
+    if let Ok(Reply::Bytes(bytes)) = head { bytes } else { Vec::new() }
+}
+
+/// Whether these first bytes are a PE file's with a CLI header (ECMA-335 II.25.2).
+fn is_assembly(head: &[u8]) -> bool {
+    /// The optional header of 64 bits, and where its data directories begin there and in 32 bits.
+    const PE32_PLUS: u16 = 0x20b;
+    const DIRECTORIES: [usize; 2] = [96, 112];
+    const CLI_HEADER: usize = 14;
+    let number = |at: usize| {
+        let bytes = head.get(at..at.checked_add(4)?)?;
+        bytes.try_into().ok().map(u32::from_le_bytes)
+    };
+    let cli_header = || {
+        let start = number(0x3c)? as usize;
+        let optional = start.checked_add(24)?;
+        let is_64_bit = number(optional)? as u16 == PE32_PLUS;
+        let directories = optional.checked_add(DIRECTORIES[usize::from(is_64_bit)])?;
+        let is_pe = number(start)? == u32::from_le_bytes(*b"PE\0\0");
+        Some(is_pe && number(directories.checked_add(8 * CLI_HEADER)?)? != 0)
+    };
+    head.starts_with(b"MZ") && cli_header() == Some(true)
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
@@ -314,6 +351,23 @@ mod tests {
             (files[0].path, files[0].deleted, files[0].code_bytes),
             (&b"/usr/bin/x"[..], true, 0x3000)
         );
+    }
+
+    #[test]
+    fn an_assembly_is_a_pe_file_with_a_cli_header() {
+        let mut head = vec![0; 512];
+        head[..2].copy_from_slice(b"MZ");
+        head[0x3c] = 0x80;
+        head[0x80..0x84].copy_from_slice(b"PE\0\0");
+        head[0x98..0x9a].copy_from_slice(&0x20bu16.to_le_bytes());
+        assert!(!is_assembly(&head), "a program for Windows");
+        head[0x98 + 112 + 8 * 14] = 1;
+        assert!(is_assembly(&head));
+        for length in 0..0x98 + 112 + 8 * 14 {
+            assert!(!is_assembly(&head[..length]));
+        }
+        head[0x3c..0x40].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(!is_assembly(&head));
     }
 
     #[test]

@@ -100,17 +100,17 @@ impl Report {
         };
         let count = |test: &dyn Fn(&&FileReport) -> bool| self.files.iter().filter(test).count();
         say(
-            count(&|file| file.unwinding.is_err()),
+            count(&|file| file.is_without_rules()),
             State::Missing,
             "without unwind rules: frame pointers only",
         );
         say(
-            count(&|file| file.symbols.state() == State::Missing),
+            count(&|file| file.symbols_state() == State::Missing),
             State::Missing,
             "without symbols: addresses only",
         );
         say(
-            count(&|file| file.symbols.state() == State::Degraded),
+            count(&|file| file.symbols_state() == State::Degraded),
             State::Degraded,
             "with exported symbols only",
         );

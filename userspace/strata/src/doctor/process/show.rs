@@ -124,6 +124,9 @@ fn show_file(text: &mut String, file: &FileReport, colour: bool) {
     if file.is_32_bit {
         return row("->", "a program of 32 bits: only 64-bit x86-64 code is unwound and named");
     }
+    if file.is_assembly {
+        return row("code", "a .NET assembly: unwound and named by what its runtime says of it");
+    }
     match &file.unwinding {
         Ok(unwinding) => row("unwinding", &unwinding_text(unwinding)),
         Err(why) => row("unwinding", &format!("by frame pointers: {why}")),
@@ -266,10 +269,11 @@ fn file_json(file: &FileReport) -> Value {
         "not_opened": file.opened.as_ref().err(),
         "build_id": file.build_id,
         "is_32_bit": file.is_32_bit,
+        "is_assembly": file.is_assembly,
         "state": file.state().name(),
         "unwinding": unwinding,
         "symbols": {
-            "state": symbols.state().name(),
+            "state": file.symbols_state().name(),
             "dwarf": symbols.dwarf,
             "symtab": symbols.symtab,
             "dynsym": symbols.dynsym,
