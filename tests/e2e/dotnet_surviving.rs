@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::dotnet;
@@ -63,6 +63,60 @@ fn a_killed_strata_harms_nobody_and_the_next_recording_works() -> Result<()> {
             });
     }
     wrongs.none();
+    Ok(())
+}
+
+/// How often the thread of strata's library has slept, if there is one in the process.
+fn library_thread_slept(pid: i32) -> Option<u64> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let thread = tasks.flatten().map(|task| task.path()).find(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim_end() == "strata-clr")
+    })?;
+    let status = std::fs::read_to_string(thread.join("status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+    line.trim().parse().ok()
+}
+
+/// Whether the process has a descriptor of the library's memory.
+fn has_library_file(pid: i32) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    names.any(|name| name.to_string_lossy().contains("strata"))
+}
+
+#[test]
+fn the_library_idles_while_strata_reads_and_leaves_when_strata_is_killed() -> Result<()> {
+    const LEAVING: Duration = Duration::from_secs(30);
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let mut app = start(&dotnet, version, "Busy", &["600", "0.2"])?;
+        let pid = app.pid();
+        let record = strata::record()?.frequency(97).seconds(600.0).pid(pid);
+        let strata = Running::from_command(record.to_command()?)?;
+        is_read(pid)?;
+        std::thread::sleep(Duration::from_secs(12));
+        let before = library_thread_slept(pid).context("the library has no thread")?;
+        std::thread::sleep(Duration::from_secs(10));
+        let slept = library_thread_slept(pid).context("the library has no thread")? - before;
+        println!("{version}: {slept} wake-ups in 10 s");
+        ensure!(slept <= 30, "{version}: {slept} wake-ups in 10 s");
+
+        strata.signal(Signal::KILL)?;
+        let killed = std::time::Instant::now();
+        drop(strata);
+        wait_until("the library leaves", LEAVING, || {
+            library_thread_slept(pid).is_none() && !has_library_file(pid)
+        })?;
+        println!("{version}: the library left {:?} after the kill", killed.elapsed());
+        ensure!(works_on(&mut app), "{version}: the program stopped");
+
+        let recorded = strata::record()?.frequency(FREQUENCY).seconds(2.0).pid(pid).run()?;
+        let named = recorded.stacks()?.of_pid(pid).share_with("Busy.Main");
+        let clr = Clr::of(&recorded)?;
+        ensure!(clr.came_and_left_once() && named > 0.8, "{version}: {named} named, {clr:?}");
+        ensure!(!has_library_file(pid), "{version}: a descriptor is left");
+    }
     Ok(())
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use strata_bridge_protocol::record::{AppDomain, AppDomainEnd};
 
+use crate::scratch::{self, Scratch};
 use crate::session::Session;
-use crate::text::Text;
 
 /// What `SetApplicationInfoForAppDomain` said.
 #[derive(Default)]
@@ -45,10 +45,10 @@ pub fn learn(session: &Session, id: usize) {
     if id == 0 || !session.is_telling() {
         return;
     }
-    let mut units = [0u16; 512];
-    let mut name = Text::<2048>::new();
+    let Some(mut scratch) = scratch::take(session) else { return };
+    let Scratch { units, text: name, .. } = scratch.get();
     // A thread that is being made may not ask: the name is then what it was.
-    let length = session.info().app_domain_name(id, &mut units);
+    let length = session.info().app_domain_name(id, units);
     name.push_units(units.get(..length.unwrap_or(0)).unwrap_or_default());
     let mut domains = domains();
     let Some(domain) = entry(&mut domains, id) else { return };

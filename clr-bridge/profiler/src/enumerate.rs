@@ -9,7 +9,7 @@ use strata_bridge_protocol::status::Loss;
 use crate::com::enumerators::{self, FunctionVersion};
 use crate::session::Session;
 use crate::table::Table;
-use crate::{lookup, methods, threads};
+use crate::{methods, own_thread, threads};
 
 /// Functions that are reported in the section that takes the list: less than a millisecond.
 const AT_ONCE: usize = 64;
@@ -55,7 +55,7 @@ fn each<T: Copy>(
             }
             is_current
         });
-        if is_current != Some(true) || lookup::is_stopped() {
+        if is_current != Some(true) || own_thread::is_stopped() {
             return None;
         }
     }
@@ -63,7 +63,7 @@ fn each<T: Copy>(
 }
 
 fn may_go_on(session: &Session) -> bool {
-    !lookup::is_stopped() && !session.is_closed() && !session.is_given_up()
+    !own_thread::is_stopped() && !session.is_closed() && !session.is_given_up()
 }
 
 fn modules(session: &Session) -> bool {

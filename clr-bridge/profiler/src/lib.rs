@@ -11,7 +11,7 @@
 //! | `callbacks` | the table that the runtime calls; containment of panics |
 //! | `lifecycle` | from the first call to the last: one session at a time |
 //! | `session` | what lives from attach to detach |
-//! | `lookup` | the bridge's own thread: obeys the owner, enumerates, answers requests |
+//! | `lookup`, `own_thread` | the bridge's own thread: obeys the owner, enumerates, answers requests |
 //! | `enumerate` | what was there before its owner came |
 //! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is told, each in its record |
 //! | `lifetimes`, `gate`, `dead_code` | how long the runtime's ids may be used |
@@ -20,6 +20,7 @@
 //! | `metadata`, `image`, `signature` | a module's own words, read where the runtime mapped them |
 //! | `canonical` | the class of shared code, where the interface gives none |
 //! | `known` | what was told already |
+//! | `scratch` | room for texts that is not on the app's stacks |
 //! | `shared` | the shared memory |
 //!
 //! **Invariant:** the app never dies of the bridge, never waits for strata, and finds everything as
@@ -45,8 +46,12 @@ mod methods;
 mod modules;
 #[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
 mod old_glibc;
+mod own_thread;
+mod scratch;
 mod session;
 mod shared;
+#[cfg(feature = "measure")]
+mod stack_use;
 mod table;
 mod tasks;
 mod text;

@@ -20,7 +20,7 @@ use strata_bridge_protocol::status::{Loss, State};
 
 use crate::com::info::Info;
 use crate::com::{ALREADY_ACTIVE, E_FAIL, E_NOINTERFACE, E_OUTOFMEMORY, HResult, S_OK};
-use crate::lookup;
+use crate::own_thread;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::text::Text;
@@ -104,17 +104,19 @@ fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
     let shared = Shared::create().map_err(|_| E_OUTOFMEMORY)?;
     let number = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let major = describe(info, &shared);
-    let session = allocate(Session::new(info, shared, number, major, loading == Loading::Attach))
-        .ok_or(E_OUTOFMEMORY)?;
+    let attached = loading == Loading::Attach;
+    let session = Session::new(info, shared, number, major, attached).and_then(allocate);
+    let session = session.ok_or(E_OUTOFMEMORY)?;
     // SAFETY: just made, and freed below or in `end` only.
     let living = unsafe { &*session };
     let eager = loading == Loading::Environment && is_eager();
     if eager {
         living.start_telling();
+        living.set_eager(true);
     }
     // Before the events: they may come at once.
     SESSION.store(session, Ordering::Release);
-    if !living.set_events(eager) || !lookup::spawn(living, eager) {
+    if !living.set_events(eager) || !own_thread::spawn(living) {
         // No callback of ours is running yet: the runtime counts this one, and no event was allowed.
         SESSION.store(std::ptr::null_mut(), Ordering::SeqCst);
         wait_for_guests();
@@ -158,7 +160,7 @@ pub fn end() {
     let session = SESSION.swap(std::ptr::null_mut(), Ordering::SeqCst);
     // SAFETY: the pointer is null or a session that was allocated in `begin`.
     if let Some(living) = unsafe { session.as_ref() } {
-        lookup::join();
+        own_thread::join(living);
         wait_for_guests();
         living.shared().set_state(State::Detached);
         living.release();
@@ -174,7 +176,7 @@ pub fn shut_down() {
     if let Some(session) = unsafe { SESSION.load(Ordering::Acquire).as_ref() } {
         session.stop_telling();
         session.close();
-        lookup::stop();
+        own_thread::stop(session);
         session.shared().set_state(State::Detached);
     }
 }

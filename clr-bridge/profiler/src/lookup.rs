@@ -1,16 +1,13 @@
-//! The bridge's own thread: it obeys the owner, tells what was there before, and answers requests.
+//! What the bridge's own thread does: it obeys the owner, tells what was there before, and answers
+//! requests.
 //!
-//! A plain thread with every signal blocked and a small stack. **Invariant:** it never becomes a
-//! thread of the runtime's: one that does may not ask which function an address belongs to
-//! (0x80131363). It calls nothing that needs one: no EventPipe, nothing that creates objects.
+//! **Invariant:** it never becomes a thread of the runtime's: one that does may not ask which function
+//! an address belongs to (0x80131363). It calls nothing that needs one: no EventPipe, nothing that
+//! creates objects.
 //!
-//! It is also the one that asks the runtime to detach. That is its last act, so that by the time the
+//! It is also the one that asks the runtime to detach: when the owner wishes for it, and of its own
+//! accord when strata attached the bridge and was killed. That is its last act, so that by the time the
 //! runtime says it has detached, the thread is over or about to be, and can be joined.
-
-use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use strata_bridge_protocol::control::{Outcome, Request, Wishes, request, wish};
 use strata_bridge_protocol::record::{Enumerated, Level, NotFound};
@@ -19,148 +16,43 @@ use strata_bridge_protocol::status::{Count, Loss, State};
 
 use crate::asking::{self, Asked};
 use crate::session::Session;
-use crate::{domains, enumerate, il_maps, lifecycle, tasks};
+use crate::{domains, enumerate, il_maps, own_thread, tasks};
 
-/// Milliseconds between two looks at the control page. Each costs 40 µs of CPU time, with what it
-/// takes to wake up.
-const WITH_OWNER: u32 = 20;
-/// The same when nothing has been asked for a while.
-const SETTLED: u32 = 60;
-const SETTLED_AFTER: u64 = 2_000_000_000;
-const WITHOUT_OWNER: u32 = 250;
-/// Right after requests, more are likely.
-const BUSY: u32 = 2;
-/// An attach is followed by its owner.
-const EXPECTING: u32 = 10;
-const EXPECTING_FOR: u64 = 3_000_000_000;
-const BUSY_ROUNDS: u32 = 25;
+/// Milliseconds until the next look when nothing rings before: each look costs 40 µs of CPU time, with
+/// what it takes to wake up. Owners, callbacks that need something and the end of the session ring.
+/// What does not ring: an owner that is killed, and an AppDomain that is renamed.
+const IDLE: u32 = 5_000;
+/// Something will be done as soon as the runtime allows it.
+const SOON: u32 = 10;
 /// AppDomains are renamed while the runtime starts.
 const NAMES_EVERY: u64 = 1_000_000_000;
+const NAMES_SOON: u32 = 1_001;
+/// After the owner came; from then on whenever the thread looks.
+const NAMES_FOR: u64 = 10_000_000_000;
+
+/// An owner was killed: another may take over within this time, without a new attach.
+const ORPHANED: u64 = 4_000_000_000;
+/// An attach is followed by its owner, and an owner that gives the bridge back by the next one.
+const FORSAKEN: u64 = 30_000_000_000;
+
 /// Requests that are answered before the owner's wishes are looked at again.
 const REQUESTS_AT_ONCE: usize = 256;
 
-/// Enough for the runtime's lookups; the records' texts take a few times 4 KiB.
-const STACK: usize = 256 << 10;
-
 /// Given to the runtime to detach in; it looks again after that time.
-const DETACH_MILLISECONDS: u32 = 50;
+const DETACH_IN: u32 = 50;
 
-/// Between two attempts.
-const DETACH_AGAIN: u64 = 1_000_000_000;
+/// Milliseconds between two attempts.
+const DETACH_AGAIN: u32 = 1_000;
 
-/// Which thread it is: a number for glibc, a pointer for musl.
-struct Handle(libc::pthread_t);
-
-// SAFETY: any thread may join any other.
-unsafe impl Send for Handle {}
-
-static THREAD: Mutex<Option<Handle>> = Mutex::new(None);
-/// 1: the thread is to end. Waited on as a futex.
-static STOP: AtomicU32 = AtomicU32::new(0);
-static EAGER: AtomicBool = AtomicBool::new(false);
-
-/// Starts the thread. It ends before the session does.
-pub fn spawn(session: &'static Session, eager: bool) -> bool {
-    STOP.store(0, Ordering::SeqCst);
-    EAGER.store(eager, Ordering::SeqCst);
-    // SAFETY: plain pthread calls on locals; a thread inherits its maker's signal mask, which is
-    // put back.
-    let made = unsafe {
-        let mut thread: libc::pthread_t = std::mem::zeroed();
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        if libc::pthread_attr_init(&mut attributes) != 0 {
-            return false;
-        }
-        libc::pthread_attr_setstacksize(&mut attributes, STACK);
-        let masked = libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) == 0;
-        let argument = std::ptr::from_ref(session).cast_mut().cast();
-        let made = masked && libc::pthread_create(&mut thread, &attributes, run, argument) == 0;
-        if masked {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        }
-        libc::pthread_attr_destroy(&mut attributes);
-        made.then_some(Handle(thread))
-    };
-    let is_made = made.is_some();
-    *THREAD.lock().unwrap_or_else(PoisonError::into_inner) = made;
-    is_made
-}
-
-/// Whether the thread is to end.
-pub fn is_stopped() -> bool {
-    STOP.load(Ordering::SeqCst) != 0
-}
-
-/// Lets the thread end soon.
-pub fn stop() {
-    STOP.store(1, Ordering::SeqCst);
-    // SAFETY: wakes whoever waits on the word; see `wait`.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            STOP.as_ptr(),
-            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-            i32::MAX,
-        )
-    };
-}
-
-/// Waits until the thread is over.
-pub fn join() {
-    stop();
-    let thread = THREAD.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(Handle(thread)) = thread {
-        // SAFETY: made by `spawn`, and joined once.
-        unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
-    }
-}
-
-/// Waits until the time is over or the thread is to end.
-fn wait(milliseconds: u32) {
-    let time = libc::timespec {
-        tv_sec: i64::from(milliseconds / 1000),
-        tv_nsec: i64::from(milliseconds % 1000) * 1_000_000,
-    };
-    // SAFETY: the word and the time live during the call.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            STOP.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-            0,
-            &time,
-        )
-    };
-}
-
-extern "C" fn run(session: *mut c_void) -> *mut c_void {
-    // SAFETY: the name ends with a NUL and has at most 15 characters.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"strata-clr".as_ptr()) };
-    // SAFETY: `spawn` passed a session that outlives the thread.
-    if let Some(session) = unsafe { session.cast::<Session>().as_ref() } {
-        // After a panic it only waits to be told to detach, and after another one it is over.
-        for _ in 0..2 {
-            let rounds = || Lookup::new(session).rounds();
-            let Err(payload) = catch_unwind(AssertUnwindSafe(rounds)) else { break };
-            std::mem::forget(payload);
-            lifecycle::panicked();
-        }
-    }
-    std::ptr::null_mut()
-}
-
-struct Lookup {
+pub struct Lookup {
     session: &'static Session,
-    started: u64,
     /// The epoch of the owner for whom everything was told.
     served: u32,
+    /// When that was.
+    served_from: u64,
     named: u64,
-    busy_rounds: u32,
-    /// When something was asked last, or an owner came.
-    asked: u64,
+    /// When an owner was there last, or the session began.
+    owned: u64,
     /// The runtime refused to detach before: it is asked again then.
     detach_from: u64,
     /// The owner has not been told of everything yet.
@@ -175,24 +67,30 @@ enum Next {
 }
 
 impl Lookup {
-    fn new(session: &'static Session) -> Lookup {
-        let now = monotonic_time();
+    pub fn new(session: &'static Session) -> Lookup {
         Lookup {
             session,
-            started: now,
             served: 0,
+            served_from: 0,
             named: 0,
-            busy_rounds: 0,
-            asked: now,
+            owned: monotonic_time(),
             detach_from: 0,
             enumerating: false,
         }
     }
 
-    fn rounds(&mut self) {
-        while STOP.load(Ordering::SeqCst) == 0 {
+    pub fn rounds(&mut self) {
+        let writer = self.session.shared().writer();
+        loop {
+            // Before anything is looked at: what changes from now on rings.
+            let seen = writer.doorbell();
+            if own_thread::is_stopped() {
+                return;
+            }
             match self.round() {
-                Next::Round { milliseconds } => wait(milliseconds),
+                Next::Round { milliseconds } => {
+                    writer.wait(seen, u64::from(milliseconds) * 1_000_000);
+                }
                 Next::End => return,
             }
         }
@@ -201,35 +99,35 @@ impl Lookup {
     fn round(&mut self) -> Next {
         let session = self.session;
         let now = monotonic_time();
-        let owned = session.shared().writer().owner_lives(now);
+        let is_owned = session.shared().writer().owner_lives(now);
         if session.is_compiling() {
             session.shared().writer().prepare_log(now);
         }
         if !session.is_ready() || session.is_closed() {
-            return Next::Round { milliseconds: EXPECTING };
+            return Next::Round { milliseconds: IDLE };
         }
-        if !owned {
+        if !is_owned {
             self.go_quiet();
-            let expecting = now.saturating_sub(self.started) < EXPECTING_FOR && self.served == 0;
-            let milliseconds = match expecting {
-                // Everything is told already: the owner will miss nothing.
-                true if EAGER.load(Ordering::SeqCst) => WITH_OWNER,
-                true => EXPECTING,
-                false => WITHOUT_OWNER,
-            };
-            return Next::Round { milliseconds };
+            if self.is_left_alone(now) && self.leave() {
+                return Next::End;
+            }
+            return Next::Round { milliseconds: IDLE };
         }
+        self.owned = now;
         let Some(wishes) = session.shared().writer().control().wishes() else {
-            return Next::Round { milliseconds: BUSY };
+            return Next::Round { milliseconds: SOON };
         };
-        if wishes.has(wish::DETACH) && self.detach(&wishes) {
-            return Next::End;
+        if wishes.has(wish::DETACH) {
+            if self.detach(Some(&wishes)) {
+                return Next::End;
+            }
+            return Next::Round { milliseconds: DETACH_AGAIN };
         }
         if session.is_given_up() {
-            return Next::Round { milliseconds: WITHOUT_OWNER };
+            return Next::Round { milliseconds: IDLE };
         }
         if !session.lifetimes().settle(now, tasks::finalizer_sleeps) {
-            return Next::Round { milliseconds: EXPECTING };
+            return Next::Round { milliseconds: SOON };
         }
         self.obey(&wishes, now);
         if session.is_telling() && now.saturating_sub(self.named) > NAMES_EVERY {
@@ -241,9 +139,37 @@ impl Lookup {
 
     /// Nobody reads: compilations are not told. What is told already stays true.
     fn go_quiet(&mut self) {
-        if self.session.is_compiling() && !EAGER.load(Ordering::SeqCst) {
+        if self.session.is_compiling() && !self.session.is_eager() {
             self.session.call(|| self.session.set_events(false));
         }
+    }
+
+    /// Whether strata, which attached the bridge, will not come back to take it out of the process. What
+    /// the process itself has loaded stays.
+    fn is_left_alone(&self, now: u64) -> bool {
+        let wishes = self.session.shared().writer().control().wishes();
+        let was_killed = wishes.is_some_and(|wishes| wishes.owner_pid != 0);
+        let limit = if was_killed { ORPHANED } else { FORSAKEN };
+        self.session.was_attached() && now.saturating_sub(self.owned) >= limit
+    }
+
+    /// Leaves without an owner, and without one coming meanwhile: it would find the state first, and
+    /// the lock taken next.
+    fn leave(&mut self) -> bool {
+        if monotonic_time() < self.detach_from {
+            return false;
+        }
+        let shared = self.session.shared();
+        shared.set_state(State::Detaching);
+        if !shared.writer().claim() {
+            self.stay();
+            return false;
+        }
+        let leaves = self.detach(None);
+        if !leaves {
+            shared.writer().unclaim();
+        }
+        leaves
     }
 
     fn obey(&mut self, wishes: &Wishes, now: u64) {
@@ -252,14 +178,13 @@ impl Lookup {
         let wanted = wishes.has(wish::JIT_EVENTS);
         let is_new = self.served != wishes.epoch || !session.is_compiling();
         if wanted && (is_new || self.enumerating) {
-            EAGER.store(false, Ordering::SeqCst);
+            session.set_eager(false);
             let is_first_try = self.served != wishes.epoch && !self.enumerating;
             session.shared().count(Count::OwnersSeen, u64::from(is_first_try));
             session.start_telling();
             session.call(|| session.set_events(true));
             let mut is_complete = false;
             session.timed(|| is_complete = enumerate::everything(session));
-            self.asked = now;
             if !is_complete {
                 // Not allowed to ask for long, or the end: again in the next round.
                 self.enumerating = true;
@@ -268,21 +193,24 @@ impl Lookup {
             self.enumerating = false;
             session.write(&Enumerated { epoch: wishes.epoch });
             self.served = wishes.epoch;
+            self.served_from = now;
         } else if !wanted {
             self.go_quiet();
         }
         session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
     }
 
-    fn detach(&mut self, wishes: &Wishes) -> bool {
+    fn detach(&mut self, wishes: Option<&Wishes>) -> bool {
         let session = self.session;
         if monotonic_time() < self.detach_from {
             return false;
         }
         session.stop_telling();
         session.shared().set_state(State::Detaching);
-        session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
-        let result = session.call(|| session.info().request_detach(DETACH_MILLISECONDS));
+        if let Some(wishes) = wishes {
+            session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
+        }
+        let result = session.call(|| session.info().request_detach(DETACH_IN));
         if result.is_some_and(|result| result >= 0) {
             return true;
         }
@@ -291,11 +219,15 @@ impl Lookup {
             session
                 .say(Level::Error, "the runtime refused to detach the bridge; it is asked again");
         }
-        self.detach_from = monotonic_time() + DETACH_AGAIN;
-        if !session.is_given_up() {
-            session.shared().set_state(State::Ready);
-        }
+        self.detach_from = monotonic_time() + u64::from(DETACH_AGAIN) * 1_000_000;
+        self.stay();
         false
+    }
+
+    /// The state of a bridge that did not leave.
+    fn stay(&self) {
+        let is_given_up = self.session.is_given_up();
+        self.session.shared().set_state(if is_given_up { State::Failed } else { State::Ready });
     }
 
     fn answer(&mut self, wishes: &Wishes, now: u64) -> Next {
@@ -303,7 +235,7 @@ impl Lookup {
         let control = session.shared().writer().control();
         let mut answered = 0;
         while answered < REQUESTS_AT_ONCE
-            && STOP.load(Ordering::SeqCst) == 0
+            && !own_thread::is_stopped()
             && let Some(request) = control.next_request(wishes.epoch)
         {
             session.timed(|| {
@@ -313,18 +245,11 @@ impl Lookup {
             session.shared().count(Count::Requests, 1);
             answered += 1;
         }
-        if answered == REQUESTS_AT_ONCE {
-            return Next::Round { milliseconds: 0 };
-        }
-        if answered > 0 {
-            self.busy_rounds = BUSY_ROUNDS;
-            self.asked = now;
-        }
-        self.busy_rounds = self.busy_rounds.saturating_sub(1);
-        let milliseconds = match now.saturating_sub(self.asked) {
-            _ if self.busy_rounds > 0 => BUSY,
-            ..SETTLED_AFTER => WITH_OWNER,
-            _ => SETTLED,
+        let milliseconds = match answered {
+            REQUESTS_AT_ONCE => 0,
+            _ if self.enumerating => SOON,
+            _ if now.saturating_sub(self.served_from) < NAMES_FOR => NAMES_SOON,
+            _ => IDLE,
         };
         Next::Round { milliseconds }
     }

@@ -12,8 +12,8 @@ use crate::com::metadata::row;
 use crate::compilations::{Code, Compilations, NO_PIECES};
 use crate::known::{Known, Module, Owner};
 use crate::metadata::Metadata;
+use crate::scratch::{self, Scratch};
 use crate::session::Session;
-use crate::text::Text;
 use crate::types::{self, MOST_PARAMETERS, ParameterNames};
 use crate::{il_maps, modules};
 
@@ -69,9 +69,9 @@ fn code_lives(session: &Session, code: &Code) {
 
 /// Tells a method that has no metadata: a `DynamicMethod`, or glue that the runtime made.
 pub fn tell_dynamic(session: &Session, function: usize, reason: Reason) -> Option<bool> {
-    let mut units = [0u16; 1024];
-    let dynamic = session.info().dynamic_function(function, &mut units)?;
-    let mut name = Text::<4096>::new();
+    let mut scratch = scratch::take(session)?;
+    let Scratch { units, text: name, .. } = scratch.get();
+    let dynamic = session.info().dynamic_function(function, units)?;
     name.push_units(units.get(..dynamic.name_units as usize).unwrap_or_default());
     let kind = match reason {
         Reason::Asked { .. } => MethodKind::Resolved,
@@ -207,7 +207,6 @@ impl Named {
     /// Writes one compilation.
     pub fn tell(&self, session: &Session, rejit: usize, code: &Code, reason: Reason) -> bool {
         let mut pieces = NO_PIECES;
-        let mut parameters = [""; MOST_PARAMETERS];
         let mut of_class = [""; MOST_PARAMETERS];
         let mut of_method = [""; MOST_PARAMETERS];
         let class_arguments =
@@ -232,7 +231,7 @@ impl Named {
             tier: self.tier(code) as u8,
             app_domain: self.module.app_domain as u64,
             name: self.name,
-            generic_parameters: self.parameters.list(&mut parameters).into(),
+            generic_parameters: self.parameters.list().into(),
             signature: self.signature,
             class_arguments: of_class.get(..class_arguments.len()).unwrap_or_default().into(),
             method_arguments: of_method

@@ -9,8 +9,8 @@ use crate::domains;
 use crate::image::Image;
 use crate::known::Module;
 use crate::metadata::{Metadata, Tables};
+use crate::scratch::{self, Scratch};
 use crate::session::Session;
-use crate::text::Text;
 
 /// `COR_PRF_MODULE_FLAGS` (corprof.idl).
 const DISK: u32 = 1;
@@ -29,19 +29,16 @@ pub fn module(session: &Session, id: usize) -> Option<Module> {
 }
 
 fn tell(session: &Session, id: usize) -> Option<Module> {
-    let mut path_units = [0u16; 2048];
-    let info = session.info().module_info(id, &mut path_units)?;
+    let mut scratch = scratch::take(session)?;
+    let Scratch { units, text: path, second: assembly } = scratch.get();
+    let info = session.info().module_info(id, units)?;
     if info.assembly == 0 {
         // Half loaded: a callback will say when it has its assembly.
         return None;
     }
-    let mut path = Text::<4096>::new();
-    path.push_units(path_units.get(..info.path_units as usize).unwrap_or_default());
-
-    let mut name_units = [0u16; 512];
-    let length = session.info().assembly_name(info.assembly, &mut name_units).unwrap_or(0);
-    let mut assembly = Text::<2048>::new();
-    assembly.push_units(name_units.get(..length).unwrap_or_default());
+    path.push_units(units.get(..info.path_units as usize).unwrap_or_default());
+    let length = session.info().assembly_name(info.assembly, units).unwrap_or(0);
+    assembly.push_units(units.get(..length).unwrap_or_default());
 
     let mut app_domains = [0usize; 4];
     let found = session.info().app_domains_of_module(id, &mut app_domains).unwrap_or(0);

@@ -11,6 +11,7 @@ use crate::canonical::Canonical;
 use crate::com::info::Info;
 use crate::known::{Known, Module};
 use crate::lifetimes::Lifetimes;
+use crate::scratch::Pool;
 use crate::shared::Shared;
 use crate::threads::Threads;
 use crate::{modules, tasks};
@@ -28,11 +29,16 @@ pub struct Session {
     known: Mutex<Known>,
     threads: Threads,
     canonical: Canonical,
+    scratch: Pool,
     /// Modules, threads, AppDomains and unloads are told. Once somebody has read the log it stays
     /// so: what is in the log stays true.
     telling: AtomicBool,
     /// Compilations are told.
     compiling: AtomicBool,
+    /// They are told also before there is an owner.
+    eager: AtomicBool,
+    /// The runtime was running before: strata has attached the bridge, and takes it back.
+    attached: bool,
     /// An IL map is told with every compilation.
     il_maps: AtomicBool,
     /// The runtime has started far enough to be asked from another thread.
@@ -47,23 +53,33 @@ pub struct Session {
 
 impl Session {
     /// `major` is the runtime's version; `attached`: it was running before.
-    pub fn new(info: Info, shared: Shared, number: u64, major: u16, attached: bool) -> Session {
-        Session {
+    /// `None`: there is no memory.
+    pub fn new(
+        info: Info,
+        shared: Shared,
+        number: u64,
+        major: u16,
+        attached: bool,
+    ) -> Option<Session> {
+        Some(Session {
             info,
             shared,
             number,
             known: Mutex::new(Known::new()),
             threads: Threads::new(),
             canonical: Canonical::new(major),
+            scratch: Pool::new()?,
             telling: AtomicBool::new(false),
             compiling: AtomicBool::new(false),
+            eager: AtomicBool::new(false),
+            attached,
             il_maps: AtomicBool::new(false),
             ready: AtomicBool::new(false),
             modules_seen: AtomicU32::new(0),
             lifetimes: Lifetimes::new(attached),
             closed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
-        }
+        })
     }
 
     pub fn info(&self) -> Info {
@@ -91,6 +107,10 @@ impl Session {
         &self.canonical
     }
 
+    pub fn scratch(&self) -> &Pool {
+        &self.scratch
+    }
+
     pub fn module(&self, id: usize) -> Option<Module> {
         modules::module(self, id)
     }
@@ -111,6 +131,18 @@ impl Session {
 
     pub fn is_compiling(&self) -> bool {
         self.compiling.load(Ordering::Acquire)
+    }
+
+    pub fn is_eager(&self) -> bool {
+        self.eager.load(Ordering::SeqCst)
+    }
+
+    pub fn set_eager(&self, eager: bool) {
+        self.eager.store(eager, Ordering::SeqCst);
+    }
+
+    pub fn was_attached(&self) -> bool {
+        self.attached
     }
 
     pub fn wants_il_maps(&self) -> bool {
@@ -172,6 +204,7 @@ impl Session {
 
     pub fn runtime_is_ready(&self) {
         self.ready.store(true, Ordering::Release);
+        self.shared.writer().ring();
     }
 
     pub fn is_ready(&self) -> bool {

@@ -24,8 +24,8 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    pub fn len(&self) -> usize {
-        self.length
+    pub fn clear(&mut self) {
+        self.length = 0;
     }
 
     pub fn push(&mut self, text: &str) {

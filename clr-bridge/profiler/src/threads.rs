@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use strata_bridge_protocol::record::{Thread as ThreadRecord, ThreadEnd};
 
 use crate::domains;
+use crate::scratch;
 use crate::session::Session;
-use crate::text::Text;
 
 struct Thread {
     id: usize,
@@ -67,7 +67,8 @@ pub fn assigned(session: &Session, id: usize, tid: u32) {
 }
 
 pub fn renamed(session: &Session, id: usize, units: &[u16]) {
-    let mut name = Text::<2048>::new();
+    let Some(mut scratch) = scratch::take(session) else { return };
+    let name = &mut scratch.get().text;
     name.push_units(units);
     let mut list = session.threads().list();
     let Some(thread) = entry(&mut list, id) else { return };

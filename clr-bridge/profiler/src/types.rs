@@ -7,33 +7,29 @@ use crate::com::metadata::{TYPE_DEF, TYPE_REF, TYPE_SPEC, row, table};
 use crate::known::Module;
 use crate::metadata::Metadata;
 use crate::modules;
+use crate::scratch::{self, LongText, Scratch};
 use crate::session::Session;
 use crate::text::Text;
-
-/// Type names in metadata have at most 1,023 characters (corhdr.h, MAX_CLASS_NAME); nested ones
-/// are several of them.
-type TypeText = Text<4096>;
 
 /// Enclosing types that are followed.
 const DEEPEST_NESTING: usize = 16;
 /// Type specifications within type specifications.
 const DEEPEST: u32 = 8;
-/// Type arguments within type arguments; deeper ones count as shared.
-const DEEPEST_ARGUMENT: u32 = 32;
+/// Type arguments within type arguments; deeper ones count as shared. Each takes stack of the app's.
+const DEEPEST_ARGUMENT: u32 = 16;
 
 /// Generic parameters of one type or method that are told.
 pub const MOST_PARAMETERS: usize = 16;
 
-/// Names of generic parameters, in their order.
+/// Names of generic parameters, in their order: borrowed from the metadata, as all names are.
 pub struct ParameterNames {
-    text: Text<1024>,
-    ends: [u16; MOST_PARAMETERS],
+    names: [&'static str; MOST_PARAMETERS],
     count: usize,
 }
 
 impl ParameterNames {
     pub const fn none() -> Self {
-        ParameterNames { text: Text::new(), ends: [0; MOST_PARAMETERS], count: 0 }
+        ParameterNames { names: [""; MOST_PARAMETERS], count: 0 }
     }
 
     pub fn read(&mut self, metadata: &Metadata, owner: u32) {
@@ -47,25 +43,17 @@ impl ParameterNames {
         }
     }
 
-    fn add(&mut self, position: u32, name: &str) {
+    fn add(&mut self, position: u32, name: &'static str) {
         if position as usize == self.count
-            && let Some(end) = self.ends.get_mut(self.count)
+            && let Some(place) = self.names.get_mut(self.count)
         {
-            self.text.push(name);
-            *end = self.text.len() as u16;
+            *place = name;
             self.count += 1;
         }
     }
 
-    /// Puts the names into `names`; the rest of it stays as it is.
-    pub fn list<'a, 'n>(&'a self, names: &'n mut [&'a str; MOST_PARAMETERS]) -> &'n [&'a str] {
-        let text = self.text.as_str();
-        let mut start = 0;
-        for (name, end) in names.iter_mut().zip(self.ends).take(self.count) {
-            *name = text.get(start..end as usize).unwrap_or_default();
-            start = end as usize;
-        }
-        names.get(..self.count).unwrap_or_default()
+    pub fn list(&self) -> &[&'static str] {
+        self.names.get(..self.count).unwrap_or_default()
     }
 }
 
@@ -103,43 +91,72 @@ fn tell(session: &Session, module: &Module, token: u32) {
     tell_to(session, module, token, DEEPEST);
 }
 
+/// Calls itself, so its frame is small: what needs room is in functions of their own.
 fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) {
     if row(token) == 0 || session.known().has_type(module.serial, token) {
         return;
     }
-    let Some(module) = modules::with_token(session, *module, token) else { return };
     let (Some(metadata), Some(depth)) = (&module.metadata, depth.checked_sub(1)) else {
         return;
     };
-    let mut name = TypeText::new();
-    let mut parameters = ParameterNames::none();
-    let mut blob: &[u8] = &[];
-    match table(token) {
-        TYPE_SPEC => {
-            let Some(found) = metadata.type_spec(token) else { return };
-            blob = found;
-            tokens_of_type(blob, |inner| {
-                tell_to(session, &module, inner, depth);
-            });
-        }
-        TYPE_DEF => {
-            full_name(metadata, token, &mut name);
-            // Compilers mark generic types in their names (ECMA-335 I.10.7.2), and so not asking
-            // is well worth it.
-            if name.as_str().contains('`') {
-                parameters.read(metadata, token);
-            }
-        }
-        TYPE_REF => full_name(metadata, token, &mut name),
-        _ => return,
+    if !metadata.has(token) {
+        return tell_added(session, module, token, depth);
     }
-    let mut list = [""; MOST_PARAMETERS];
+    if table(token) == TYPE_SPEC {
+        let Some(blob) = metadata.type_spec(token) else { return };
+        tokens_of_type(blob, |inner| tell_to(session, module, inner, depth));
+        tell_specification(session, module, token, blob);
+    } else {
+        tell_named(session, module, token);
+    }
+}
+
+/// A token that was added to the module while it runs.
+#[inline(never)]
+fn tell_added(session: &Session, module: &Module, token: u32, depth: u32) {
+    if let Some(module) = modules::with_token(session, *module, token) {
+        tell_to(session, &module, token, depth);
+    }
+}
+
+#[inline(never)]
+fn tell_specification(session: &Session, module: &Module, token: u32, signature: &[u8]) {
+    write(session, module, token, "", signature, &ParameterNames::none());
+}
+
+#[inline(never)]
+fn tell_named(session: &Session, module: &Module, token: u32) {
+    let (Some(metadata), Some(mut scratch)) = (&module.metadata, scratch::take(session)) else {
+        return;
+    };
+    if !matches!(table(token), TYPE_DEF | TYPE_REF) {
+        return;
+    }
+    let name = &mut scratch.get().text;
+    full_name(metadata, token, name);
+    let mut parameters = ParameterNames::none();
+    // Compilers mark generic types in their names (ECMA-335 I.10.7.2), and so not asking
+    // is well worth it.
+    if table(token) == TYPE_DEF && name.as_str().contains('`') {
+        parameters.read(metadata, token);
+    }
+    write(session, module, token, name.as_str(), &[], &parameters);
+}
+
+fn write(
+    session: &Session,
+    module: &Module,
+    token: u32,
+    name: &str,
+    signature: &[u8],
+    parameters: &ParameterNames,
+) {
     session.write(&Type {
         module: module.id as u64,
         token,
-        name: name.as_str(),
-        signature: blob,
-        generic_parameters: parameters.list(&mut list).into(),
+        name,
+        signature,
+        generic_parameters: parameters.list().into(),
     });
     // Without memory the type is told again next time.
     let _ = session.known().enter_type(module.serial, token);
@@ -181,8 +198,9 @@ pub fn learn_class(session: &Session, class: usize) {
     if class == 0 || session.known().class(class).is_some() {
         return;
     }
-    let mut text = TypeText::new();
-    value_type(session, class, DEEPEST_ARGUMENT, &mut text);
+    let Some(mut scratch) = scratch::take(session) else { return };
+    let Scratch { text, second, .. } = scratch.get();
+    value_type(session, class, DEEPEST_ARGUMENT, text, second);
     // Without memory it is asked again next time.
     let _ = session.known().enter_class(class, text.as_str());
 }
@@ -190,35 +208,27 @@ pub fn learn_class(session: &Session, class: usize) {
 /// Arguments of an argument: those that are shared have the name of their stand-in.
 const SHARED: &str = "System.__Canon";
 
-/// Appends the text of a value type. `None`, and nothing, for any other class.
-fn value_type(session: &Session, class: usize, depth: u32, text: &mut TypeText) -> Option<()> {
+/// Appends the text of a value type. `None`, and nothing, for any other class. Calls itself, so its
+/// frame is small.
+fn value_type(
+    session: &Session,
+    class: usize,
+    depth: u32,
+    text: &mut LongText,
+    name: &mut LongText,
+) -> Option<()> {
     if let Some(known) = session.known().class(class) {
         text.push(known);
         return (!known.is_empty()).then_some(());
     }
     let depth = depth.checked_sub(1)?;
     let mut arguments = [0usize; MOST_PARAMETERS];
-    let info = session.info().class_info(class, &mut arguments)?;
-    let module = session.module(info.module)?;
-    let module = modules::with_token(session, module, info.token)?;
-    let metadata = module.metadata.as_ref()?;
-    let mut base = Text::<32>::new();
-    full_name(metadata, metadata.type_def(info.token)?.extends, &mut base);
-    let mut name = Text::<1024>::new();
-    full_name(metadata, info.token, &mut name);
-    let is_value = match base.as_str() {
-        "System.Enum" => true,
-        "System.ValueType" => name.as_str() != "System.Enum",
-        _ => false,
-    };
-    if !is_value {
-        return None;
-    }
+    let count = value_type_name(session, class, &mut arguments, name)?;
     text.push(name.as_str());
-    let arguments = arguments.get(..info.arguments as usize).unwrap_or_default();
+    let arguments = arguments.get(..count).unwrap_or_default();
     for (position, argument) in arguments.iter().enumerate() {
         text.push(if position == 0 { "[" } else { "," });
-        if value_type(session, *argument, depth, text).is_none() {
+        if value_type(session, *argument, depth, text, name).is_none() {
             text.push(SHARED);
         }
     }
@@ -226,4 +236,28 @@ fn value_type(session: &Session, class: usize, depth: u32, text: &mut TypeText) 
         text.push("]");
     }
     Some(())
+}
+
+/// The name of a class and how many type arguments it has, if it is a value type.
+#[inline(never)]
+fn value_type_name(
+    session: &Session,
+    class: usize,
+    arguments: &mut [usize],
+    name: &mut LongText,
+) -> Option<usize> {
+    let info = session.info().class_info(class, arguments)?;
+    let module = session.module(info.module)?;
+    let module = modules::with_token(session, module, info.token)?;
+    let metadata = module.metadata.as_ref()?;
+    let mut base = Text::<32>::new();
+    full_name(metadata, metadata.type_def(info.token)?.extends, &mut base);
+    name.clear();
+    full_name(metadata, info.token, name);
+    let is_value = match base.as_str() {
+        "System.Enum" => true,
+        "System.ValueType" => name.as_str() != "System.Enum",
+        _ => false,
+    };
+    is_value.then_some(info.arguments as usize)
 }

@@ -55,6 +55,8 @@ pub const RING_TAIL: usize = CONTROL + 512;
 pub const RING_TAIL_CHECK: usize = CONTROL + 520;
 /// Within [`CONTROL`]: counted up by the owner whenever it looks.
 pub const BEAT: usize = CONTROL + 576;
+/// Within [`CONTROL`]: what the bridge's thread sleeps on ([`crate::doorbell`]).
+pub const DOORBELL: usize = CONTROL + 640;
 
 /// Byte of the main file that the owner locks.
 pub const OWNER_LOCK: i64 = 0;
@@ -75,7 +77,8 @@ pub const CONTEXT_PROBES: usize = 16;
 // As the crate's documentation has them.
 const _: () = {
     assert!(WISHES == 0x1000 && RING_TAIL == 0x1200 && RING_TAIL_CHECK == 0x1208);
-    assert!(BEAT == 0x1240 && REQUESTS == 0x2000 && STATUS == 0x4000 && ANSWERS == 0x5000);
+    assert!(BEAT == 0x1240 && DOORBELL == 0x1280);
+    assert!(REQUESTS == 0x2000 && STATUS == 0x4000 && ANSWERS == 0x5000);
     assert!(ANSWER_SLOTS == 0x5800 && RING_HEAD == 0x6000 && RING_TAIL_SEEN == 0x6040);
     assert!(CONTEXTS == 0x10000 && RING_WORDS == 0x50000 && RING_DATA == 0x70000);
     assert!(MAIN_END == 0x17_0000 && SEGMENT_TAIL == 64 && SEGMENT_DATA == 128);

@@ -12,7 +12,7 @@
 //! | both | [`record`] and [`event`]: what is told; [`status`], [`control`]: what is said and wanted |
 //!
 //! Below these: [`layout`] (every number), [`field`] (a record's bytes), [`log`] and [`ring`]
-//! (appending and pushing without a lock), [`contexts`], [`owner`] (the lock), [`shared_file`]
+//! (appending and pushing without a lock), [`contexts`], [`owner`] (the lock), [`doorbell`], [`shared_file`]
 //! (memfds, seals, forks), [`memory`] (what the algorithms run on: mapped memory, or a model
 //! checker's).
 //!
@@ -22,7 +22,8 @@
 //!   zero, and ignored by readers.
 //! - A file is complete before it is sealed, and sealed (shrink, grow, seal) before it is mapped:
 //!   what is found can neither be unfinished nor change its size.
-//! - Each page has one writer: the bridge, or the owner. Readers write nothing.
+//! - Each page has one writer: the bridge, or the owner. Readers write nothing. The doorbell is the
+//!   only word that both write.
 //! - The bridge never waits for a reader. What has no room is dropped and counted
 //!   ([`status::Loss`]).
 //! - Version 1 means exactly the numbers below; the header repeats them so that a file explains
@@ -39,6 +40,7 @@
 //! | 0x001000 | 256 | owner | wishes |
 //! | 0x001200 | 16 | owner | ring tail `u64`, the same checked `u64` (complement of its bytes reversed) |
 //! | 0x001240 | 8 | owner | beat `u64`: counted up whenever the owner looks |
+//! | 0x001280 | 8 | both | doorbell `u32`, 4 bytes zero: the futex that the bridge's thread sleeps on ([`doorbell`]) |
 //! | 0x002000 | 256 × 32 | owner | request slots |
 //! | 0x004000 | 4096 | bridge | status |
 //! | 0x005000 | 8 | bridge | sequence of the last request handled `u64` |
@@ -182,6 +184,7 @@
 
 pub mod contexts;
 pub mod control;
+pub mod doorbell;
 pub mod event;
 pub mod exercise;
 pub mod field;

@@ -13,7 +13,10 @@
 //! The bridge compares the file's identity each time; when its descriptor is gone, it goes by
 //! whether the owner's beat in the control page still changes.
 //!
-//! Invariant: asking never blocks and never changes a lock.
+//! A bridge that nobody owns and that is about to leave takes the lock itself ([`OwnerWatch::claim`]):
+//! an owner that would come now finds it taken, and a bridge that leaves.
+//!
+//! Invariant: asking never blocks, and whether an owner lives is asked without changing a lock.
 
 use std::fs::File;
 use std::io;
@@ -45,12 +48,7 @@ fn lock_of(kind: libc::c_int) -> libc::flock {
 
 /// Makes the file's open description the owner, until its last descriptor is closed.
 pub fn lock(file: &File) -> Result<(), LockError> {
-    let lock = lock_of(libc::F_WRLCK);
-    // SAFETY: `lock` is a valid structure; the descriptor is open.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
+    let Err(error) = set_lock(file.as_raw_fd(), libc::F_WRLCK) else { return Ok(()) };
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Err(LockError::Owned),
         _ => Err(LockError::Call(error)),
@@ -59,12 +57,16 @@ pub fn lock(file: &File) -> Result<(), LockError> {
 
 /// Gives the lock back while the file stays open.
 pub fn unlock(file: &File) -> Result<(), LockError> {
-    let lock = lock_of(libc::F_UNLCK);
-    // SAFETY: as above.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+    Ok(set_lock(file.as_raw_fd(), libc::F_UNLCK)?)
+}
+
+fn set_lock(descriptor: RawFd, kind: libc::c_int) -> io::Result<()> {
+    let lock = lock_of(kind);
+    // SAFETY: `lock` is a valid structure; a descriptor that is not open is an error.
+    if unsafe { libc::fcntl(descriptor, libc::F_OFD_SETLK, &raw const lock) } == 0 {
         return Ok(());
     }
-    Err(LockError::Call(io::Error::last_os_error()))
+    Err(io::Error::last_os_error())
 }
 
 /// Whether an open description other than this descriptor's is the owner.
@@ -115,6 +117,19 @@ impl OwnerWatch {
             return locked;
         }
         beat != 0 && now.saturating_sub(self.beat_time) < BEAT_LIMIT
+    }
+
+    /// Takes the lock, unless an owner has it. Without the descriptor there is none to be taken.
+    pub fn claim(&mut self) -> bool {
+        !self.is_ours() || set_lock(self.descriptor, libc::F_WRLCK).is_ok()
+    }
+
+    /// Gives back what [`Self::claim`] took.
+    pub fn unclaim(&mut self) {
+        if self.is_ours() {
+            // What cannot be unlocked is released with the descriptor.
+            _ = set_lock(self.descriptor, libc::F_UNLCK);
+        }
     }
 
     /// Whether the descriptor is still the file that it was.

@@ -1,4 +1,4 @@
-//! Owning a bridge: the lock, the wishes, the requests, the ring's tail. The daemon's side.
+//! Owning a bridge: the lock, the wishes, the requests, the doorbell, the ring's tail. The daemon's side.
 //!
 //! The owner writes into memory of a process that may do anything with it. `pwrite` would wait for
 //! the file's inode lock, which the process can hold for as long as it likes: by a `write` of its
@@ -16,9 +16,10 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use crate::control::{Outcome, Request, Wishes, slot_of};
+use crate::doorbell;
 use crate::layout::{
-    ANSWER_SLOTS, ANSWERED, BEAT, CONTROL, REQUEST_SLOTS, REQUESTS, RING_TAIL, RequestSlot, STATUS,
-    WISHES, WishBlock,
+    ANSWER_SLOTS, ANSWERED, BEAT, CONTROL, DOORBELL, REQUEST_SLOTS, REQUESTS, RING_TAIL,
+    RequestSlot, STATUS, WISHES, WishBlock,
 };
 use crate::owner::{LockError, lock, unlock};
 use crate::reader::ReadAt;
@@ -96,6 +97,13 @@ impl ControlPages {
             Err(_) => Err(io::Error::last_os_error()),
         }
     }
+
+    /// Wakes who sleeps on the word at an offset of the file.
+    fn wake(&self, offset: usize) {
+        if let Some(inside) = offset.checked_sub(CONTROL).filter(|at| at + 4 <= PAGES) {
+            doorbell::wake(self.start.as_ptr().wrapping_add(inside).cast());
+        }
+    }
 }
 
 impl Drop for ControlPages {
@@ -114,6 +122,7 @@ pub struct Owner {
     /// Number of the next request.
     next: u32,
     beat: u64,
+    rung: u32,
 }
 
 impl Owner {
@@ -137,7 +146,8 @@ impl Owner {
         };
         pages.write(REQUESTS, &[0; REQUEST_SLOTS * size_of::<RequestSlot>()])?;
         let beat = u64::from_le_bytes(read_word(&file, BEAT)?);
-        let mut owner = Self { file, pages, wishes, next: 1, beat };
+        let rung = u64::from_le_bytes(read_word(&file, DOORBELL)?) as u32;
+        let mut owner = Self { file, pages, wishes, next: 1, beat, rung };
         owner.beat()?;
         owner.write_wishes()?;
         Ok(owner)
@@ -160,8 +170,17 @@ impl Owner {
         self.write_wishes()
     }
 
-    fn write_wishes(&self) -> io::Result<()> {
-        self.pages.write(WISHES, &self.wishes.to_bytes())
+    fn write_wishes(&mut self) -> io::Result<()> {
+        self.pages.write(WISHES, &self.wishes.to_bytes())?;
+        self.ring()
+    }
+
+    /// Wakes the bridge's thread: after requests. Wishes ring by themselves.
+    pub fn ring(&mut self) -> io::Result<()> {
+        self.rung = doorbell::rung(self.rung);
+        self.pages.write(DOORBELL, &u64::from(self.rung).to_le_bytes())?;
+        self.pages.wake(DOORBELL);
+        Ok(())
     }
 
     /// Whether the bridge says that the wishes are in force.
@@ -176,7 +195,8 @@ impl Owner {
         self.pages.write(BEAT, &self.beat.to_le_bytes())
     }
 
-    /// Asks for something; the sequence number of the request.
+    /// Asks for something; the sequence number of the request. The bridge looks at requests when it
+    /// is woken by [`Owner::ring`], which is called once for several.
     pub fn request(&mut self, kind: u32, first: u64, second: u64) -> Result<u64, RequestError> {
         let waiting = self.next.wrapping_sub(1).wrapping_sub(self.answered()?);
         if waiting as usize >= REQUEST_SLOTS {
@@ -233,6 +253,8 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         _ = unlock(&self.file);
+        // What fails here the bridge finds out a little later.
+        _ = self.ring();
     }
 }
 

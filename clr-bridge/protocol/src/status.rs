@@ -99,6 +99,8 @@ numbered! {
         Callbacks = 8 "callbacks",
         Events = 9 "events",
         OwnersSeen = 10 "owners seen",
+        /// The most that a callback has used of its thread's stack: in a library that measures.
+        StackBytes = 11 "bytes of stack",
     }
 }
 

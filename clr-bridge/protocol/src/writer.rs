@@ -16,13 +16,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::contexts::{Context, Contexts, Registrar, Slot};
 use crate::control::ControlReader;
+use crate::doorbell;
 use crate::event::Event;
 use crate::layout::{
-    CONTEXTS, MAIN_NAME, MAIN_SIZE, MAX_SEGMENTS, MainHeader, RING_CELLS, RING_DATA, RING_WORDS,
-    SEGMENT_DATA, SEGMENT_NAME, SEGMENT_SIZE, SegmentHeader,
+    CONTEXTS, DOORBELL, MAIN_NAME, MAIN_SIZE, MAX_SEGMENTS, MainHeader, RING_CELLS, RING_DATA,
+    RING_WORDS, SEGMENT_DATA, SEGMENT_NAME, SEGMENT_SIZE, SegmentHeader,
 };
 use crate::log::{Appended, Prepared, Segment};
-use crate::memory::Region;
+use crate::memory::{Memory, Region};
 use crate::owner::OwnerWatch;
 use crate::record::Encode;
 use crate::ring::{Pushed, Ring, RingPlaces};
@@ -55,6 +56,8 @@ struct LogSegment {
 /// The bridge's side of the shared memory.
 #[derive(Debug)]
 pub struct Writer {
+    /// First of all to be dropped: when no memory is mapped any more, no descriptor is open either.
+    watch: Mutex<OwnerWatch>,
     main: Mapping,
     id: [u8; 16],
     guard: Arc<ForkGuard>,
@@ -63,9 +66,10 @@ pub struct Writer {
     growing: Mutex<()>,
     /// Before this time no memory is asked for again.
     retry: AtomicU64,
+    /// The lookup thread has been asked to make memory ready.
+    wants_memory: AtomicBool,
     ring_ready: AtomicBool,
     registrar: Registrar,
-    watch: Mutex<OwnerWatch>,
 }
 
 impl Writer {
@@ -86,6 +90,7 @@ impl Writer {
             current: AtomicUsize::new(0),
             growing: Mutex::new(()),
             retry: AtomicU64::new(0),
+            wants_memory: AtomicBool::new(false),
             ring_ready: AtomicBool::new(false),
             registrar: Registrar::default(),
             watch: Mutex::new(watch),
@@ -131,6 +136,44 @@ impl Writer {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner).lives(beat, now)
     }
 
+    /// Takes the ownership for the bridge itself, so that no owner comes while it leaves. `false`: there
+    /// is an owner.
+    #[must_use]
+    pub fn claim(&self) -> bool {
+        !self.is_forked() && self.watch.lock().unwrap_or_else(PoisonError::into_inner).claim()
+    }
+
+    /// Lets owners come again.
+    pub fn unclaim(&self) {
+        if !self.is_forked() {
+            self.watch.lock().unwrap_or_else(PoisonError::into_inner).unclaim();
+        }
+    }
+
+    /// What the lookup thread reads before it looks at anything, for [`Writer::wait`].
+    #[must_use]
+    pub fn doorbell(&self) -> u32 {
+        self.doorbell_word().map_or(0, doorbell::value)
+    }
+
+    /// Sleeps until the doorbell rings, or has been rung since it was read, or the time is over.
+    pub fn wait(&self, seen: u32, nanoseconds: u64) {
+        if let Some(word) = self.doorbell_word() {
+            doorbell::wait(word, seen, nanoseconds);
+        }
+    }
+
+    /// Lets the lookup thread look at everything. Never waits.
+    pub fn ring(&self) {
+        if let Some(word) = self.doorbell_word() {
+            doorbell::ring(word);
+        }
+    }
+
+    fn doorbell_word(&self) -> Option<&AtomicU64> {
+        if self.is_forked() { None } else { self.main.region().word(DOORBELL) }
+    }
+
     fn lost(&self, loss: Loss) -> Lost {
         self.status().lost(loss, 1);
         Lost::Counted(loss)
@@ -160,6 +203,7 @@ impl Writer {
             match Segment::new(region, SEGMENT_SIZE).append(record, populated) {
                 Appended::Done(length) => {
                     self.status().committed(number, length);
+                    self.ask_for_memory(number, segment, now);
                     return Ok(());
                 }
                 Appended::BeyondLimit(end) => self.populate_log(segment, end, now)?,
@@ -174,20 +218,41 @@ impl Writer {
     }
 
     /// Makes memory ready before it is needed, so that callbacks do not have to. For the lookup
-    /// thread, every time it looks.
+    /// thread, every time it looks: it is woken when that is worth it.
     pub fn prepare_log(&self, now: u64) {
         if self.is_forked() {
             return;
         }
+        self.wants_memory.store(false, Ordering::Relaxed);
         let number = self.current.load(Ordering::Acquire);
         let Some(segment) = self.segments.get(number).and_then(OnceLock::get) else { return };
-        let room = Segment::new(segment.mapping.region(), SEGMENT_SIZE).room();
-        let wanted = (SEGMENT_SIZE - room.min(SEGMENT_SIZE) + LOG_STEP / 2).min(SEGMENT_SIZE);
+        let (wanted, is_next_wanted) = self.wanted_memory(number, segment);
         // What fails here is tried again, and counted, when a record needs it.
         _ = self.populate_log(segment, wanted, now);
-        if room < LOG_RESERVE && number + 1 < MAX_SEGMENTS {
+        if is_next_wanted {
             let _held = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
             _ = self.ensure_segment(number + 1, now);
+        }
+    }
+
+    /// How much of the current segment is to have memory by now, and whether the next one is to be made.
+    fn wanted_memory(&self, number: usize, segment: &LogSegment) -> (usize, bool) {
+        let room = Segment::new(segment.mapping.region(), SEGMENT_SIZE).room();
+        let wanted = (SEGMENT_SIZE - room.min(SEGMENT_SIZE) + LOG_STEP / 2).min(SEGMENT_SIZE);
+        let next = self.segments.get(number + 1);
+        (wanted, room < LOG_RESERVE && next.is_some_and(|next| next.get().is_none()))
+    }
+
+    /// Wakes the lookup thread when memory runs short: once for every piece of it.
+    fn ask_for_memory(&self, number: usize, segment: &LogSegment, now: u64) {
+        let (wanted, is_next_wanted) = self.wanted_memory(number, segment);
+        let is_short = is_next_wanted || segment.populated.load(Ordering::Relaxed) < wanted;
+        // After a failure it is not woken for every record.
+        if is_short
+            && now >= self.retry.load(Ordering::Relaxed)
+            && !self.wants_memory.swap(true, Ordering::Relaxed)
+        {
+            self.ring();
         }
     }
 

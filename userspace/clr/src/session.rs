@@ -507,7 +507,12 @@ fn own_main(
         _ => {}
     }
     let owner = Owner::take(file, &options.owner_name).map_err(|error| match error {
-        TakeError::Owned { name, pid } => SessionError::Owned(Holder::new(&name, pid)),
+        // A bridge that leaves of its own accord says so before it takes the lock.
+        TakeError::Owned { name, pid } => match reader.status().map(|status| status.state) {
+            Ok(Some(State::Detaching)) => SessionError::Leaving,
+            Ok(Some(State::Detached)) => SessionError::NotLoaded,
+            _ => SessionError::Owned(Holder::new(&name, pid)),
+        },
         TakeError::Call(error) => SessionError::Io(error),
     })?;
     Ok((owner, reader, status))

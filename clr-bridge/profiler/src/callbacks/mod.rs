@@ -53,6 +53,8 @@ fn contained(work: impl FnOnce() -> HResult) -> HResult {
 fn event(work: impl FnOnce(&Session)) -> HResult {
     contained(|| {
         if let Some(session) = lifecycle::current() {
+            #[cfg(feature = "measure")]
+            let work = crate::stack_use::measured(work);
             work(session);
         }
         S_OK

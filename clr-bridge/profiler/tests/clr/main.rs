@@ -1,9 +1,11 @@
 //! The library in real runtimes: loaded by environment, attached, detached, and in trouble.
 
+mod stacks;
 mod support;
 
 mod answers;
 mod changes;
+mod idle;
 mod lifecycle;
 mod linking;
 mod names;

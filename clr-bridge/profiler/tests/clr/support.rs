@@ -263,7 +263,7 @@ impl Drop for Target {
 }
 
 /// What the descriptors of a process are.
-fn files_of(pid: u32) -> Vec<String> {
+pub fn files_of(pid: u32) -> Vec<String> {
     let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
     let mut names: Vec<String> = files
         .flatten()
@@ -465,6 +465,7 @@ impl Watcher {
     pub fn ask(&mut self, kind: u32, first: u64, second: u64) -> Outcome {
         let owner = self.owner.as_mut().expect("an owner");
         let sequence = owner.request(kind, first, second).expect("to ask");
+        owner.ring().expect("to ring");
         let owner = self.owner.as_ref().expect("an owner");
         let what = format!("an outcome of {kind} {first:#x} ({sequence:#x})");
         eventually(&what, || owner.outcome(sequence).expect("the answers"))

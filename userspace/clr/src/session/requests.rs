@@ -88,16 +88,21 @@ impl Requests {
                 Outcome::Lost => unanswered.push((question, Unanswered::Lost)),
             }
         }
+        let mut is_new = false;
         while let Some(&question) = self.waiting.front() {
             let (kind, first, second) = question.encoded();
             match owner.request(kind, first, second) {
                 Ok(sequence) => {
                     self.waiting.pop_front();
                     self.asked.push_back((sequence, question));
+                    is_new = true;
                 }
                 Err(RequestError::Full) => break,
                 Err(RequestError::Call(error)) => return Err(error),
             }
+        }
+        if is_new {
+            owner.ring()?;
         }
         Ok(unanswered)
     }
