@@ -8,6 +8,7 @@ use super::{Engine, stalled_cpus};
 use crate::code_address::CodeAddress;
 use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
+use crate::tables;
 
 /// How long ended processes are kept for samples that are still on their way.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -27,9 +28,15 @@ impl Engine {
     /// Evicts least-used processes' tables while memory is tight.
     pub(super) fn make_room(&mut self) {
         let mut evicted = 0;
-        let mut at_least = if self.store.take_shortage() { FOR_A_SHORTAGE } else { 0 };
+        // What was given back for the last one rests until then.
+        let is_early = self.shortage.is_some_and(|last| self.now < last + 2 * tables::GRACE);
+        let mut at_least = 0;
+        if !is_early && self.store.take_shortage() {
+            self.shortage = Some(self.now);
+            at_least = FOR_A_SHORTAGE;
+        }
         while (self.store.is_tight() || at_least > 0) && evicted < 64 {
-            let Some(pid) = self.store.next_evicted() else { break };
+            let Some(pid) = self.store.next_evicted(self.now) else { break };
             self.store.withdraw(&mut self.programs, pid);
             self.loading.release_unused(&mut self.store);
             evicted += 1;
@@ -45,6 +52,7 @@ impl Engine {
         self.last_sweep = Instant::now();
         self.programs.flush_diagnostics();
         self.store.reclaim();
+        self.paces.sweep(self.now);
         self.dirty.extend(self.store.take_withheld());
         for pid in self.loading.take_delayed() {
             if self.store.is_published(pid) {

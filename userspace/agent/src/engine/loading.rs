@@ -246,28 +246,40 @@ impl Loading {
         self.allowances.entry(pid).or_insert_with(|| Allowance::full(now)).take(now)
     }
 
+    /// A process was sampled at an address: the file it has mapped there is wanted now.
+    pub fn need_at(&mut self, table: &ProcessTable, pid: u32, address: u64) {
+        let Some(process) = table.get(pid) else { return };
+        if let Some(mapping) = process.space.mapping_of(address) {
+            self.need_mapping(table, pid, mapping);
+        }
+    }
+
     /// A process was sampled at an address: every file it has mapped is wanted now, that one first.
     pub fn need(&mut self, table: &ProcessTable, pid: u32, address: u64) {
         let Some(process) = table.get(pid) else { return };
         let first = process.space.mapping_of(address);
         for mapping in first.into_iter().chain(process.space.mappings()) {
-            let Backing::File(file) = mapping.backing else { continue };
-            match self.entry(file).state {
-                State::Later(until) if until > Instant::now() => {}
-                State::Unknown | State::Later(_) => {
-                    if self.may_open(pid) {
-                        self.open(table, file, pid, mapping);
-                    } else {
-                        self.entry(file).process = Some(pid);
-                        self.delay(file);
-                    }
+            self.need_mapping(table, pid, mapping);
+        }
+    }
+
+    fn need_mapping(&mut self, table: &ProcessTable, pid: u32, mapping: &Mapping) {
+        let Backing::File(file) = mapping.backing else { return };
+        match self.entry(file).state {
+            State::Later(until) if until > Instant::now() => {}
+            State::Unknown | State::Later(_) => {
+                if self.may_open(pid) {
+                    self.open(table, file, pid, mapping);
+                } else {
+                    self.entry(file).process = Some(pid);
+                    self.delay(file);
                 }
-                State::Opened(ref opened) => {
-                    let opened = opened.clone();
-                    self.want_table(TableKey::of(file, &opened, None), &opened);
-                }
-                State::Opening | State::Failed(_) => {}
             }
+            State::Opened(ref opened) => {
+                let opened = opened.clone();
+                self.want_table(TableKey::of(file, &opened, None), &opened);
+            }
+            State::Opening | State::Failed(_) => {}
         }
     }
 

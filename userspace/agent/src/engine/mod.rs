@@ -1,6 +1,7 @@
 //! The engine: from the kernel's records to an aggregate.
 //!
 //! - [`loading`]: files are opened and their tables built, in other processes, as they are needed.
+//! - `pacing`: processes that map very much are looked at less often.
 //! - [`rates`]: who is sampled less often than others.
 //! - [`repairing`]: processes of which events were lost are read anew.
 //! - [`samples`]: records become samples; raw stacks wait for their tables.
@@ -16,6 +17,7 @@
 
 mod eviction;
 pub mod loading;
+mod pacing;
 pub mod rates;
 mod repairing;
 pub mod samples;
@@ -31,7 +33,7 @@ use strata_abi::record::{Counter, End};
 use crate::aggregate::Aggregate;
 use crate::kernel::introspect::{self, ProgramUse};
 use crate::kernel::loader::{LoadError, Programs, Settings};
-use crate::kernel::perf_record::Timed;
+use crate::kernel::perf_record::{Event, Timed};
 use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
 use crate::managed::{self, Managed, bridge::tells_a_runtime};
 use crate::processes::container::Groups;
@@ -42,6 +44,7 @@ use crate::processes::table::{Backing, Change, ImageId, Mapping, ProcessTable};
 use crate::selection::{Selection, Wanted};
 use crate::tables::store::Store;
 use loading::{Loading, Missing};
+use pacing::Pace;
 use rates::Rates;
 use repairing::Repairs;
 use samples::Pending;
@@ -98,6 +101,7 @@ pub struct Engine {
     /// Processes whose leader has ended.
     ended: Vec<u32>,
     repairs: Repairs,
+    paces: Paces,
     own_pid: u32,
     /// When the current turn began.
     now: Instant,
@@ -106,6 +110,8 @@ pub struct Engine {
     /// The last turn took a record.
     took_some: bool,
     max_frames: usize,
+    /// When tables were evicted because something found no room.
+    shortage: Option<Instant>,
     last_sweep: Instant,
     last_file_sweep: Instant,
     /// Files that were in use at the last sweep.
@@ -122,6 +128,25 @@ pub struct Engine {
     pub malformed_records: u64,
     /// What the sampler used, when run times were counted.
     pub sampler_use: Option<ProgramUse>,
+}
+
+/// When processes that map very much are looked at again.
+#[derive(Default)]
+struct Paces {
+    /// What is published of them.
+    publishing: Pace,
+    /// What their deferred samples lead through.
+    settling: Pace,
+    /// Which of their files are not opened.
+    opening: Pace,
+}
+
+impl Paces {
+    fn sweep(&mut self, now: Instant) {
+        self.publishing.sweep(now);
+        self.settling.sweep(now);
+        self.opening.sweep(now);
+    }
 }
 
 /// Records of so much time are taken before something is done about them.
@@ -166,11 +191,13 @@ impl Engine {
             dirty: HashSet::new(),
             ended: Vec::new(),
             repairs: Repairs::default(),
+            paces: Paces::default(),
             own_pid: options.own_pid,
             now: Instant::now(),
             has_more: false,
             took_some: false,
             max_frames: options.settings.max_frames as usize,
+            shortage: None,
             last_sweep: Instant::now(),
             last_file_sweep: Instant::now(),
             files_in_use: HashSet::new(),
@@ -336,13 +363,20 @@ impl Engine {
     /// Takes what has happened by now, which is returned.
     fn drain_events(&mut self) -> u64 {
         let now = monotonic_nanos();
-        self.sideband.drain(&mut self.drained);
+        let table = &mut self.table;
+        self.sideband.drain(&mut self.drained, |pid, time| table.passes_over(pid, time));
         self.events.take_in(&mut self.drained, now);
         now
     }
 
     fn apply_events(&mut self, until: u64) {
         while let Some(event) = self.events.next(until) {
+            if let Event::Comm { pid, exec: true, .. } = event.event
+                && self.table.is_muted(pid, event.time)
+            {
+                // What its new program has mapped so far may have been passed over.
+                self.repairs.is_missing_some(pid, self.now);
+            }
             match self.table.apply(&event.event, event.time) {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
@@ -356,6 +390,7 @@ impl Engine {
                     }
                 }
                 Change::Lost => self.repairs.events_were_lost(),
+                Change::Muted { pid } => self.repairs.was_muted(pid),
                 Change::Executed { pid } => {
                     self.managed.left(pid);
                     self.store.outdate(&mut self.programs, pid);
@@ -420,6 +455,10 @@ impl Engine {
         for pid in std::mem::take(&mut self.dirty) {
             let Some(process) = self.table.get(pid) else { continue };
             if process.exited && !self.pending.waits_for(pid) || self.store.is_skipped(pid) {
+                continue;
+            }
+            if !self.paces.publishing.take(pid, process.space.mappings().len(), self.now) {
+                self.dirty.insert(pid);
                 continue;
             }
             let generated = if self.pending.has_enough_of(pid) {

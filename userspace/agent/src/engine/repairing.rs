@@ -3,7 +3,8 @@
 //! The kernel drops process events when a ring is full, and says so. Then any process may have
 //! executed another program, or mapped code that nothing is known of, and its samples would be
 //! unwound and named by what it was before. A process is suspected as well when its stacks lead
-//! again and again through addresses that it has not mapped, as far as is known.
+//! again and again through addresses that it has not mapped, as far as is known; a deferred sample
+//! waits for the repair. A process whose mappings were passed over is read afterwards.
 //!
 //! Invariant: reading is done beside the loop, and the same process is read at most once in
 //! [`AGAIN`].
@@ -18,6 +19,8 @@ use crate::processes::table::Change;
 
 /// How long until the same process is read again, and until a further loss makes all be read.
 const AGAIN: Duration = Duration::from_secs(10);
+/// Reading a process has come to its end after so long, or hangs.
+const BEING_READ: Duration = Duration::from_secs(1);
 /// Stacks that end in memory that is not mapped before their process is read.
 const SUSPICIOUS: u32 = 3;
 /// Processes that are suspected at the same time.
@@ -49,6 +52,26 @@ impl Repairs {
         if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
             let suspect = self.suspects.entry(pid).or_default();
             suspect.stacks = suspect.stacks.saturating_add(1);
+        }
+    }
+
+    /// A process has mapped what is not known: it is read at once, unless it was lately. Whether a
+    /// stack should wait for that.
+    pub fn is_missing_some(&mut self, pid: u32, now: Instant) -> bool {
+        if self.suspects.len() >= MOST_SUSPECTS && !self.suspects.contains_key(&pid) {
+            return false;
+        }
+        let suspect = self.suspects.entry(pid).or_default();
+        suspect.stacks = SUSPICIOUS;
+        let read = suspect.read.map(|read| now.saturating_duration_since(read));
+        read.is_none_or(|since| since < BEING_READ || since >= AGAIN)
+    }
+
+    /// From now on a process's mappings are passed over: it is read when that ends.
+    pub fn was_muted(&mut self, pid: u32) {
+        if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
+            let read = Some(Instant::now());
+            self.suspects.insert(pid, Suspect { stacks: SUSPICIOUS, read });
         }
     }
 
@@ -149,6 +172,27 @@ mod tests {
         assert_eq!(repairs.due(now), [7]);
         (0..50).for_each(|_| repairs.unknown_address(7));
         assert!(repairs.due(now).is_empty(), "it was read a moment ago");
+        assert_eq!(repairs.due(now + AGAIN), [7]);
+    }
+
+    #[test]
+    fn what_is_surely_missing_is_read_at_once_and_waited_for_but_not_for_long() {
+        let mut repairs = Repairs::default();
+        let now = Instant::now();
+        assert!(repairs.is_missing_some(7, now));
+        assert_eq!(repairs.due(now), [7]);
+        assert!(repairs.is_missing_some(7, now + BEING_READ / 2), "it is being read");
+        assert!(!repairs.is_missing_some(7, now + BEING_READ), "reading it has not helped");
+        assert!(repairs.due(now + BEING_READ).is_empty());
+        assert_eq!(repairs.due(now + AGAIN), [7]);
+    }
+
+    #[test]
+    fn a_muted_process_is_read_when_it_is_heard_again() {
+        let mut repairs = Repairs::default();
+        repairs.was_muted(7);
+        let now = Instant::now();
+        assert!(repairs.due(now).is_empty());
         assert_eq!(repairs.due(now + AGAIN), [7]);
     }
 

@@ -304,7 +304,11 @@ impl Engine {
         // A process is published when it is first needed; processes that never run cost nothing.
         self.dirty.insert(header.pid);
         let pc = sample.words.get(RAW_PC_WORD).copied().unwrap_or_default();
-        self.loading.need(&self.table, header.pid, pc);
+        if self.paces.opening.take(header.pid, space.mappings().len(), self.now) {
+            self.loading.need(&self.table, header.pid, pc);
+        } else {
+            self.loading.need_at(&self.table, header.pid, pc);
+        }
         if !self.rates.takes(image) {
             return;
         }
@@ -331,7 +335,7 @@ impl Engine {
         }
         if self.pending.bytes + raw.bytes() > self.pending.most_bytes {
             self.pending.dropped += 1;
-            self.add_raw(&raw, &[raw_pc(&raw)], End::NoProcess);
+            self.add_raw(&raw, &raw.space, &[raw_pc(&raw)], End::NoProcess);
             return;
         }
         self.pending.push(raw);
@@ -343,7 +347,12 @@ impl Engine {
             return;
         }
         let now = self.now;
-        for waiting in std::mem::take(&mut self.pending.waiting).into_values() {
+        for (pid, waiting) in std::mem::take(&mut self.pending.waiting) {
+            let mappings = waiting.stacks.first().map_or(0, |raw| raw.space.mappings().len());
+            if !self.paces.settling.take(pid, mappings, now) && !all {
+                self.pending.waiting.insert(pid, waiting);
+                continue;
+            }
             self.pending.bytes -= waiting.bytes;
             let mut extents = None;
             for mut raw in waiting.stacks {
@@ -364,19 +373,20 @@ impl Engine {
     /// Unwinds a raw stack; false when something about it may still become known. `known` keeps
     /// a process's extents from one of its stacks to the next.
     fn settle(&mut self, raw: &Raw, patient: bool, known: &mut Option<Known>) -> bool {
+        let current = self.table.get(raw.header.pid).filter(|process| process.image == raw.image);
+        let current = current.map(|process| process.space.clone());
+        let mut space = &raw.space;
         // Each round that ends at code nobody announced makes that code known.
         for _ in 0..MAX_ROUNDS {
-            let of_this =
-                |known: &Known| known.image == raw.image && known.epoch == raw.space.epoch;
+            let of_this = |known: &Known| known.image == raw.image && known.epoch == space.epoch;
             if !known.as_ref().is_some_and(of_this) {
                 let generated = self.managed.units_of(raw.image);
                 let program = self.table.program_of(raw.image);
                 let program = program.as_ref();
                 let missing = Missing::FollowPointer;
-                let (code, complete) =
-                    self.loading.code_of(&raw.space, program, generated, missing);
+                let (code, complete) = self.loading.code_of(space, program, generated, missing);
                 let extents = store::extents_of(&code);
-                let (image, epoch) = (raw.image, raw.space.epoch);
+                let (image, epoch) = (raw.image, space.epoch);
                 *known = Some(Known { image, epoch, extents, complete });
             }
             if patient && known.as_ref().is_some_and(|known| !known.complete) {
@@ -398,11 +408,28 @@ impl Engine {
                     continue;
                 }
             }
+            if end == End::NoMapping
+                && let Some(&last) = user.last()
+                && space.mapping_of(address_of(last)).is_none()
+            {
+                // It was mapped, and nothing told of that: it is known by now, or is looked for.
+                let found = current.as_ref().filter(|current| current.epoch != space.epoch);
+                if let Some(current) = found
+                    && current.mapping_of(address_of(last)).is_some()
+                {
+                    space = current;
+                    continue;
+                }
+                let now = self.now;
+                if self.repairs.is_missing_some(raw.header.pid, now) && patient {
+                    return false;
+                }
+            }
             self.count_followed(&user, raw.image);
-            self.add_raw(raw, &user, end);
+            self.add_raw(raw, space, &user, end);
             return true;
         }
-        self.add_raw(raw, &[raw_pc(raw)], End::NoMapping);
+        self.add_raw(raw, space, &[raw_pc(raw)], End::NoMapping);
         true
     }
 
@@ -422,7 +449,7 @@ impl Engine {
         (user, end)
     }
 
-    fn add_raw(&mut self, raw: &Raw, user: &[u64], end: End) {
+    fn add_raw(&mut self, raw: &Raw, space: &Space, user: &[u64], end: End) {
         let era = self.managed.era_of(raw.image);
         let words = Words {
             kernel: &raw.kernel,
@@ -437,7 +464,7 @@ impl Engine {
             comm: raw.header.comm,
             domain: raw.domain,
         };
-        self.aggregate.add(raw.header.time, key, words, &raw.space);
+        self.aggregate.add(raw.header.time, key, words, space);
     }
 }
 

@@ -90,6 +90,15 @@ impl<'a> Bytes<'a> {
     }
 }
 
+/// The process and the time of a mapping's record.
+pub fn mapping_of(kind: u32, body: &[u8]) -> Option<(u32, u64)> {
+    if kind != RECORD_MMAP2 {
+        return None;
+    }
+    let time = body.last_chunk::<8>()?;
+    Some((u32::from_ne_bytes(*body.first_chunk()?), u64::from_ne_bytes(*time)))
+}
+
 /// Parses one record; `None` for kinds that are not asked for, or a malformed one.
 pub fn parse(kind: u32, misc: u16, body: &[u8]) -> Option<Timed> {
     let payload = body.len().checked_sub(SAMPLE_ID_BYTES)?;

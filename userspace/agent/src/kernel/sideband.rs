@@ -14,8 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::perf_record::{self, Timed};
 
-/// Data pages of one CPU's ring; a power of two (256 KiB).
-const DATA_PAGES: usize = 64;
+/// Data pages of one CPU's ring; a power of two (1 MiB): what processes that map without end write
+/// within 100 ms, should the agent not get a CPU for so long.
+const DATA_PAGES: usize = 256;
+/// The same of hosts with more CPUs than [`MANY_CPUS`] (256 KiB).
+const FEWER_DATA_PAGES: usize = 64;
+const MANY_CPUS: usize = 16;
 const PAGE: usize = 4096;
 /// Unread bytes of one CPU's ring that wake userspace: about twenty programs that start. Being woken
 /// is paid by the process that caused the event, a third of what starting a small program costs
@@ -84,13 +88,14 @@ struct CpuRing {
     cpu: u32,
     fd: OwnedFd,
     start: *mut u8,
+    data_pages: usize,
 }
 
 // SAFETY: the mapping belongs to this value alone; the kernel side is accessed by atomics.
 unsafe impl Send for CpuRing {}
 
 impl CpuRing {
-    fn open(cpu: u32, wakeup: Wakeup) -> io::Result<Self> {
+    fn open(cpu: u32, wakeup: Wakeup, data_pages: usize) -> io::Result<Self> {
         let attributes = Attributes {
             kind: PERF_TYPE_SOFTWARE,
             size: size_of::<Attributes>() as u32,
@@ -132,7 +137,7 @@ impl CpuRing {
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                (DATA_PAGES + 1) * PAGE,
+                (data_pages + 1) * PAGE,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
@@ -142,7 +147,7 @@ impl CpuRing {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { cpu, fd, start: start.cast() })
+        Ok(Self { cpu, fd, start: start.cast(), data_pages })
     }
 
     fn enable(&self) -> io::Result<()> {
@@ -159,7 +164,7 @@ impl CpuRing {
 
     /// Copies `length` bytes at ring position `at`, which may wrap.
     fn copy(&self, at: u64, length: usize, to: &mut Vec<u8>) {
-        let size = DATA_PAGES * PAGE;
+        let size = self.data_pages * PAGE;
         let offset = at as usize & (size - 1);
         let first = length.min(size - offset);
         // SAFETY: both parts lie within the data pages; the kernel does not write between tail
@@ -171,7 +176,13 @@ impl CpuRing {
         }
     }
 
-    fn drain(&self, scratch: &mut Vec<u8>, events: &mut Vec<Timed>) {
+    /// Mappings of processes that `passes_over` names with their time are not even parsed.
+    fn drain(
+        &self,
+        scratch: &mut Vec<u8>,
+        events: &mut Vec<Timed>,
+        passes_over: &mut impl FnMut(u32, u64) -> bool,
+    ) {
         let head = self.position(DATA_HEAD).load(Ordering::Acquire);
         let mut tail = self.position(DATA_TAIL).load(Ordering::Relaxed);
         while head.wrapping_sub(tail) >= 8 {
@@ -185,7 +196,11 @@ impl CpuRing {
             }
             scratch.clear();
             self.copy(tail.wrapping_add(8), size as usize - 8, scratch);
-            events.extend(perf_record::parse(kind, misc, scratch));
+            let is_passed_over = perf_record::mapping_of(kind, scratch)
+                .is_some_and(|(pid, time)| passes_over(pid, time));
+            if !is_passed_over {
+                events.extend(perf_record::parse(kind, misc, scratch));
+            }
             tail = tail.wrapping_add(size);
         }
         self.position(DATA_TAIL).store(tail, Ordering::Release);
@@ -195,13 +210,14 @@ impl CpuRing {
 impl Drop for CpuRing {
     fn drop(&mut self) {
         // SAFETY: the mapping made in `open`.
-        unsafe { libc::munmap(self.start.cast(), (DATA_PAGES + 1) * PAGE) };
+        unsafe { libc::munmap(self.start.cast(), (self.data_pages + 1) * PAGE) };
     }
 }
 
 /// The process events of all CPUs.
 pub struct Sideband {
     wakeup: Wakeup,
+    data_pages: usize,
     rings: Vec<CpuRing>,
     epoll: OwnedFd,
     scratch: Vec<u8>,
@@ -220,8 +236,9 @@ impl Sideband {
         }
         // SAFETY: a descriptor nobody else owns.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let data_pages = if cpus.len() > MANY_CPUS { FEWER_DATA_PAGES } else { DATA_PAGES };
         let (rings, scratch, left, missing) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut sideband = Self { wakeup, rings, epoll, scratch, left, missing };
+        let mut sideband = Self { wakeup, data_pages, rings, epoll, scratch, left, missing };
         for &cpu in cpus {
             match sideband.try_open_on(cpu) {
                 // It has just been switched off.
@@ -258,7 +275,7 @@ impl Sideband {
     }
 
     fn try_open_on(&mut self, cpu: u32) -> io::Result<()> {
-        let ring = CpuRing::open(cpu, self.wakeup)?;
+        let ring = CpuRing::open(cpu, self.wakeup, self.data_pages)?;
         let mut interest =
             libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
         // SAFETY: valid descriptors and a valid event.
@@ -277,7 +294,7 @@ impl Sideband {
         if let Some(old) = self.rings.iter().position(|ring| ring.cpu == cpu) {
             // What both have seen is told twice, and changes nothing then.
             let old = self.rings.swap_remove(old);
-            old.drain(&mut self.scratch, &mut self.left);
+            old.drain(&mut self.scratch, &mut self.left, &mut |_, _| false);
         }
         self.rings.push(ring);
         Ok(())
@@ -298,11 +315,11 @@ impl Sideband {
         }
     }
 
-    /// All events so far, one CPU's after the other's.
-    pub fn drain(&mut self, into: &mut Vec<Timed>) {
+    /// All events so far, one CPU's after the other's, but mappings that are passed over.
+    pub fn drain(&mut self, into: &mut Vec<Timed>, mut passes_over: impl FnMut(u32, u64) -> bool) {
         into.append(&mut self.left);
         for ring in &self.rings {
-            ring.drain(&mut self.scratch, into);
+            ring.drain(&mut self.scratch, into, &mut passes_over);
         }
     }
 }

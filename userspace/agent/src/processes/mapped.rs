@@ -25,7 +25,8 @@ pub struct MappedFile {
 pub struct MappedFiles {
     files: HashMap<FileId, MappedFile>,
     next: u32,
-    shared: HashMap<MappedInode, FileId>,
+    /// By device and inode.
+    shared: HashMap<(u32, u32, u64), FileId>,
     paths: HashMap<Arc<[u8]>, ()>,
 }
 
@@ -33,7 +34,10 @@ impl MappedFiles {
     /// The file behind a mapping; a new one when it was not seen before.
     pub fn intern(&mut self, inode: MappedInode, path: &[u8]) -> FileId {
         let named = inode.inode != 0;
-        if named && let Some(&known) = self.shared.get(&inode) {
+        if named
+            && let Some(&known) = self.shared.get(&key_of(&inode))
+            && self.files.get(&known).is_some_and(|file| is_same(&file.inode, &inode))
+        {
             return known;
         }
         let path = match self.paths.get_key_value(path) {
@@ -51,7 +55,7 @@ impl MappedFiles {
         self.next = id.0.wrapping_add(1);
         self.files.insert(id, MappedFile { inode, path });
         if named {
-            self.shared.insert(inode, id);
+            self.shared.insert(key_of(&inode), id);
         }
         id
     }
@@ -64,9 +68,9 @@ impl MappedFiles {
     /// trusted to mean the same file for everyone.
     pub fn forget(&mut self, id: FileId) {
         if let Some(file) = self.files.get(&id)
-            && self.shared.get(&file.inode) == Some(&id)
+            && self.shared.get(&key_of(&file.inode)) == Some(&id)
         {
-            self.shared.remove(&file.inode);
+            self.shared.remove(&key_of(&file.inode));
         }
     }
     pub fn count(&self) -> usize {
@@ -79,5 +83,31 @@ impl MappedFiles {
         let files = &self.files;
         self.shared.retain(|_, id| files.contains_key(id));
         self.paths.retain(|path, ()| Arc::strong_count(path) > 1);
+    }
+}
+
+fn key_of(inode: &MappedInode) -> (u32, u32, u64) {
+    (inode.major, inode.minor, inode.inode)
+}
+
+/// Whether two inodes of one number are the same. `/proc/PID/maps` has no generations.
+fn is_same(known: &MappedInode, named: &MappedInode) -> bool {
+    known.generation == named.generation || known.generation == 0 || named.generation == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_read_from_proc_is_the_one_of_its_events_and_a_reused_inode_is_not() {
+        let mut files = MappedFiles::default();
+        let of = |generation| MappedInode { major: 8, minor: 1, inode: 7, generation };
+        let first = files.intern(of(5), b"/lib/x.so");
+        assert_eq!(files.intern(of(0), b"/lib/x.so"), first);
+        let second = files.intern(of(6), b"/lib/y.so");
+        assert_ne!(second, first);
+        assert_eq!(files.intern(of(6), b"/lib/y.so"), second);
+        assert_eq!(files.intern(of(0), b"/lib/y.so"), second);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`table`]: processes, their images and executable mappings, kept up by perf events.
 //! - [`mapped`]: the files behind mappings, as the kernel names them.
+//! - `mapping_events`: how many mappings are taken of a process that makes them without end.
 //! - [`scan`]: the state at the start, from `/proc`.
 //! - [`vdso`]: the kernel's own page for user mode.
 //! - [`credentials`]: which user a process runs as.
@@ -15,6 +16,7 @@ use strata_sandbox::process_text::status_field;
 pub mod container;
 pub mod credentials;
 pub mod mapped;
+mod mapping_events;
 pub mod scan;
 pub mod table;
 pub mod vdso;

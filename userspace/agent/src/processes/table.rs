@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::mapped::{FileId, MappedFiles};
+use super::mapping_events::MappingEvents;
 use crate::kernel::perf_record::{Event, MappedInode};
 
 /// Executable mappings of one process at most.
@@ -94,6 +95,7 @@ pub struct Process {
     pub image: ImageId,
     pub space: Space,
     pub exited: bool,
+    events: MappingEvents,
     /// It executes a program of which nothing is mapped yet.
     is_executing: bool,
 }
@@ -184,6 +186,10 @@ pub enum Change {
     Exited {
         pid: u32,
     },
+    /// It maps so much that its events are passed over for a while.
+    Muted {
+        pid: u32,
+    },
     /// Events were lost: any process may be another, or have mapped more, than is known.
     Lost,
 }
@@ -200,6 +206,8 @@ pub struct ProcessTable {
     pub lost_events: u64,
     /// Mappings that processes beyond [`MAX_MAPPINGS`] were refused.
     pub refused_mappings: u64,
+    /// Mapping events of processes that map without end, which were passed over.
+    pub muted_events: u64,
 }
 
 impl ProcessTable {
@@ -283,7 +291,8 @@ impl ProcessTable {
             space.map(mapping);
         }
         self.refused_mappings += space.refused;
-        let process = Process { parent, image, space, exited: false, is_executing: false };
+        let events = MappingEvents::default();
+        let process = Process { parent, image, space, exited: false, events, is_executing: false };
         self.processes.insert(pid, process);
     }
 
@@ -342,6 +351,12 @@ impl ProcessTable {
     pub fn apply(&mut self, event: &Event, time: u64) -> Change {
         match event {
             Event::Mmap { pid, start, length, offset, inode, path } => {
+                let Some(process) = self.processes.get_mut(pid) else { return Change::None };
+                let was_muted = process.events.is_muted(time);
+                if !process.events.take(time) {
+                    self.muted_events += 1;
+                    return if was_muted { Change::None } else { Change::Muted { pid: *pid } };
+                }
                 let Some(backing) = self.backing(*inode, path) else { return Change::None };
                 let Some(process) = self.processes.get_mut(pid) else { return Change::None };
                 let end = start.saturating_add(*length);
@@ -378,6 +393,18 @@ impl ProcessTable {
         }
     }
 
+    /// Whether the mappings that a process makes are passed over at this time.
+    pub fn is_muted(&self, pid: u32, time: u64) -> bool {
+        self.processes.get(&pid).is_some_and(|process| process.events.is_muted(time))
+    }
+
+    /// Whether a mapping that a process is reported to have made is passed over, which is counted.
+    pub fn passes_over(&mut self, pid: u32, time: u64) -> bool {
+        let is_muted = self.is_muted(pid, time);
+        self.muted_events += u64::from(is_muted);
+        is_muted
+    }
+
     /// Puts a process in place of the one that had its number.
     fn replace(&mut self, pid: u32, new: Process, time: u64) {
         if let Some(old) = self.processes.insert(pid, new)
@@ -391,9 +418,13 @@ impl ProcessTable {
         let name = String::from_utf8_lossy(name);
         if exec {
             let image = self.new_image(pid, &name);
-            let parent = self.processes.get(&pid).map_or(0, |process| process.parent);
+            let before = self.processes.get(&pid);
+            let parent = before.map_or(0, |process| process.parent);
+            let events =
+                before.map_or_else(Default::default, |process| process.events.of_next_program());
             let space = Space::default();
-            let process = Process { parent, image, space, exited: false, is_executing: true };
+            let process =
+                Process { parent, image, space, exited: false, events, is_executing: true };
             self.replace(pid, process, time);
             return Change::Executed { pid };
         }
@@ -408,9 +439,11 @@ impl ProcessTable {
     }
 
     fn fork(&mut self, pid: u32, parent: u32, time: u64) -> Change {
-        let (of_parent, space) = match self.processes.get(&parent) {
-            Some(parent) => (self.image(parent.image).cloned(), parent.space.clone()),
-            None => (None, Space::default()),
+        let (of_parent, space, events) = match self.processes.get(&parent) {
+            Some(parent) => {
+                (self.image(parent.image).cloned(), parent.space.clone(), parent.events)
+            }
+            None => Default::default(),
         };
         let (comm, program) =
             of_parent.map_or_else(Default::default, |image| (image.comm, image.program));
@@ -418,7 +451,7 @@ impl ProcessTable {
         if let Some(image) = self.images.get_mut(&image) {
             image.program = program;
         }
-        let process = Process { parent, image, space, exited: false, is_executing: false };
+        let process = Process { parent, image, space, exited: false, events, is_executing: false };
         self.replace(pid, process, time);
         Change::Forked { pid, parent }
     }

@@ -22,6 +22,8 @@ use super::search;
 use crate::kernel::loader::{LoadError, Programs};
 use crate::kernel::memory::MapMemory;
 
+/// A process that was not sampled for so long makes room before any that was.
+const IDLE: Duration = Duration::from_secs(10);
 /// Raw stacks a process may send for code outside its extents before it is published anew.
 const CAPTURES: u32 = 8;
 /// How long until as many more may come of a process that has mapped nothing since: an address that
@@ -490,16 +492,23 @@ impl Store {
     }
 
     /// The published process that makes room first: the one that takes more than a quarter of all
-    /// there is, else the one that was used longest ago. So none can take the others' room away.
-    pub fn next_evicted(&self) -> Option<u32> {
+    /// there is, else one that was not used for long, else the one that takes most. So none can take
+    /// the room of others that run.
+    pub fn next_evicted(&self, now: Instant) -> Option<u32> {
         let limit = self.limit_bytes() / 4;
-        let heaviest = self
-            .owners
-            .iter()
-            .filter_map(|(pid, owner)| Some((self.blocks.get(&owner.block)?.weight(), *pid)))
-            .max()
-            .filter(|(weight, _)| *weight > limit);
-        heaviest.map(|(_, pid)| pid).or_else(|| self.least_used())
+        let weights = self.owners.iter().filter_map(|(pid, owner)| {
+            let weight = self.blocks.get(&owner.block)?.weight();
+            Some((weight, *pid, owner.last_used))
+        });
+        let (weight, heaviest, _) = weights.max()?;
+        if weight > limit {
+            return Some(heaviest);
+        }
+        let idle = self.least_used().filter(|pid| {
+            let owner = self.owners.get(pid);
+            owner.is_some_and(|owner| now.saturating_duration_since(owner.last_used) >= IDLE)
+        });
+        idle.or(Some(heaviest))
     }
 
     /// The published process that was used longest ago.

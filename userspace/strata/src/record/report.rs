@@ -34,7 +34,7 @@ pub struct Loss {
 }
 
 /// Losses other than the ways in which stacks end, for scripts and for people.
-const CAUSES: [(&str, &str); 15] = [
+const CAUSES: [(&str, &str); 16] = [
     ("ring_full", "samples the record ring had no room for"),
     (
         "sampling_restarted",
@@ -60,6 +60,10 @@ const CAUSES: [(&str, &str); 15] = [
     ("tables_refused", "unwind tables without room (--table-memory)"),
     ("extents_dropped", "mappings beyond what a process may have in the kernel's tables"),
     ("mappings_refused", "executable mappings beyond 4,096 of one process"),
+    (
+        "mapping_events_muted",
+        "mapping events passed over: their process maps without end, and is read again later",
+    ),
     ("clr_records_lost", "records of .NET processes that were lost or refused"),
     ("unnamed_places", "addresses without a name"),
 ];
@@ -101,6 +105,7 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     add("tables_refused", engine.store.refused);
     add("extents_dropped", engine.store.cut_extents);
     add("mappings_refused", engine.table.refused_mappings);
+    add("mapping_events_muted", engine.table.muted_events);
     add("clr_records_lost", engine.managed.totals().lost);
     add("unnamed_places", unnamed);
     losses

@@ -1,0 +1,56 @@
+//! Work that grows with what a process has mapped is done less often the more that is.
+//!
+//! A process may have 4,096 mappings and change them all the time; each look at all of them, for
+//! every stack and every turn, would be paid by the processes whose samples wait meanwhile.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Processes with so few mappings are looked at every time.
+const FEW: usize = 256;
+/// How long until the next look, for each mapping: 200 ms for 4,096.
+const PER_MAPPING: Duration = Duration::from_micros(50);
+
+/// When the next look at a process is due, of one kind of look.
+#[derive(Debug, Default)]
+pub struct Pace {
+    due: HashMap<u32, Instant>,
+}
+
+impl Pace {
+    /// Whether a process may be looked at now; the next time follows later the more it has mapped.
+    pub fn take(&mut self, pid: u32, mappings: usize, now: Instant) -> bool {
+        if mappings <= FEW {
+            return true;
+        }
+        if self.due.get(&pid).is_some_and(|due| now < *due) {
+            return false;
+        }
+        let pause = PER_MAPPING.saturating_mul(u32::try_from(mappings).unwrap_or(u32::MAX));
+        self.due.insert(pid, now + pause);
+        true
+    }
+
+    pub fn sweep(&mut self, now: Instant) {
+        self.due.retain(|_, due| now < *due);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_more_a_process_maps_the_less_often_all_of_it_is_looked_at() {
+        let now = Instant::now();
+        let looks = |mappings: usize| {
+            let mut pace = Pace::default();
+            (0..1000).filter(|ms| pace.take(7, mappings, now + Duration::from_millis(*ms))).count()
+        };
+        assert_eq!([looks(10), looks(4096)], [1000, 5]);
+        let mut pace = Pace::default();
+        assert!(pace.take(7, 4096, now) && !pace.take(7, 4096, now) && pace.take(8, 4096, now));
+        pace.sweep(now + Duration::from_secs(1));
+        assert!(pace.due.is_empty());
+    }
+}

@@ -1,0 +1,103 @@
+//! How many mappings of a process are taken as they are reported.
+//!
+//! A loop over `mmap` of memory files makes 39,000 mapping events a second, and any user may run one.
+//! A process that maps so much is *muted*: its events are passed over for a while, and then what it
+//! has mapped is read once from `/proc`. So it costs a bounded amount, however much it maps, and the
+//! events of other processes find time and room.
+//!
+//! Invariant: what is passed over is counted, and the process is read anew afterwards. Neither a fork
+//! nor an exec makes a new start of it.
+
+/// Mappings taken as fast as they come: more than the largest programs make while they start.
+const AT_ONCE: u32 = 4096;
+/// And as many a second from then on.
+const A_SECOND: u32 = 128;
+/// Taken of a program that a muted process executes.
+const OF_A_PROGRAM: u32 = 64;
+/// How long a process is muted, and how many mappings are taken after that.
+const MUTED_NANOS: u64 = 10_000_000_000;
+const AFTERWARDS: u32 = 256;
+
+/// Times are those of events.
+#[derive(Clone, Copy, Debug)]
+pub struct MappingEvents {
+    left: u32,
+    since: u64,
+    muted_until: Option<u64>,
+}
+
+impl Default for MappingEvents {
+    fn default() -> Self {
+        Self { left: AT_ONCE, since: 0, muted_until: None }
+    }
+}
+
+impl MappingEvents {
+    /// Whether events of this time are passed over.
+    pub fn is_muted(&self, time: u64) -> bool {
+        self.muted_until.is_some_and(|until| time < until)
+    }
+
+    /// Whether a mapping of this time is taken.
+    pub fn take(&mut self, time: u64) -> bool {
+        match self.muted_until {
+            Some(until) if time < until => return false,
+            Some(_) => *self = Self { left: AFTERWARDS, since: time, muted_until: None },
+            None => {
+                let seconds = time.saturating_sub(self.since) / 1_000_000_000;
+                if seconds > 0 {
+                    let more = u32::try_from(seconds).unwrap_or(u32::MAX).saturating_mul(A_SECOND);
+                    self.left = self.left.saturating_add(more).min(AT_ONCE);
+                    self.since = time;
+                }
+            }
+        }
+        if self.left == 0 {
+            self.muted_until = Some(time.saturating_add(MUTED_NANOS));
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    /// What holds for the program that the process executes.
+    pub fn of_next_program(self) -> Self {
+        Self { left: self.left.max(OF_A_PROGRAM), muted_until: None, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_process_that_maps_without_end_is_muted_and_then_taken_up_again() {
+        let mut events = MappingEvents::default();
+        let taken = (0..100_000).filter(|_| events.take(5 * SECOND)).count();
+        assert_eq!(taken, AT_ONCE as usize);
+        assert!(events.is_muted(5 * SECOND) && events.is_muted(14 * SECOND));
+        assert!(!events.is_muted(15 * SECOND));
+        let taken = (0..100_000).filter(|_| events.take(15 * SECOND)).count();
+        assert_eq!(taken, AFTERWARDS as usize);
+    }
+
+    #[test]
+    fn mappings_now_and_then_are_all_taken() {
+        let mut events = MappingEvents::default();
+        let each = SECOND / u64::from(A_SECOND);
+        assert!((0..1_000_000).all(|number| events.take(number * each)));
+    }
+
+    #[test]
+    fn a_program_that_is_executed_has_some_and_no_new_start() {
+        let mut events = MappingEvents::default();
+        (0..100_000).for_each(|_| {
+            events.take(SECOND);
+        });
+        let mut next = events.of_next_program();
+        let taken = (0..100_000).filter(|_| next.take(SECOND)).count();
+        assert_eq!(taken, OF_A_PROGRAM as usize);
+    }
+}
