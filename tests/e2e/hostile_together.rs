@@ -2,13 +2,15 @@
 //! answering, stays within them, and the others' profiles are whole.
 
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use strata_tests::daemon::{Daemon, PATIENCE};
 use strata_tests::fuse::SilentFileSystem;
-use strata_tests::running::{Running, cpu_seconds_of};
+use strata_tests::running::{Running, Usage};
+use strata_tests::stacks::Frame;
 use strata_tests::{machine, places, pprof, targets};
 
 /// What the daemon may use, in bytes: its default.
@@ -16,9 +18,64 @@ const MEMORY_LIMIT: f64 = 256e6;
 /// Of one core, for good: attaching and first tables come on top, in the first seconds.
 const MOST_CPU: f64 = 0.2;
 const STARTING: f64 = 6.0;
-/// `/healthz` on a machine that has nothing but hostile programs to run.
+/// `/healthz` on a machine that has nothing but hostile programs to run; and on any machine.
 const SLOWEST_ANSWER: Duration = Duration::from_millis(100);
+const HANGS: Duration = Duration::from_secs(1);
 const SILENT_CONNECTIONS: usize = 1_200;
+/// How long each name of a file takes in a file system that is slow.
+const SLOW: Duration = Duration::from_millis(300);
+
+/// All hostile programs, until they are dropped.
+struct Hostile {
+    programs: Vec<Running>,
+    perf_maps: Vec<Running>,
+    _file_systems: [SilentFileSystem; 2],
+    _connections: Vec<TcpStream>,
+}
+
+impl Hostile {
+    fn start(daemon: &Daemon, folder: &Path, program: &Path) -> Result<Self> {
+        let mut programs = Vec::new();
+        let fake = targets::c("fake_clr").build()?;
+        for mode in ["units", "rows", "churn", "locked"] {
+            let mut command = Command::new(&fake);
+            command.args([mode, "3600", "nonsense"]).env("TMPDIR", folder);
+            programs.push(Running::from_command(command)?);
+        }
+        let storm = targets::c("mapping_storm").build()?;
+        for _ in 0..3 {
+            programs.push(Running::start(&storm, &["3600"])?);
+        }
+        let maps = targets::c("perf_maps").build()?;
+        let perf_maps = ["rewritten", "foreign", "locked"]
+            .map(|mode| Running::start(&maps, &[mode, "3600"]))
+            .into_iter()
+            .collect::<Result<_>>()?;
+        let slow = SilentFileSystem::with_program(program)?;
+        let silent = SilentFileSystem::with_program(program)?;
+        for files in [&silent, &silent, &silent, &silent, &slow] {
+            programs.push(Running::start(&files.program(), &["3600"])?);
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        silent.fall_silent();
+        slow.answer_names_after(SLOW);
+        let connections = (0..SILENT_CONNECTIONS)
+            .map(|_| TcpStream::connect(daemon.metrics_address()))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { programs, perf_maps, _file_systems: [slow, silent], _connections: connections })
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        self.programs.clear();
+        for program in self.perf_maps.drain(..) {
+            let map = format!("/tmp/perf-{}.map", program.pid());
+            drop(program);
+            let _ = std::fs::remove_file(map); // some were never sampled, and wrote none
+        }
+    }
+}
 
 #[test]
 fn all_that_is_hostile_at_once_costs_the_others_nothing() -> Result<()> {
@@ -33,78 +90,80 @@ fn all_that_is_hostile_at_once_costs_the_others_nothing() -> Result<()> {
         command.arg("3600").env("DD_SERVICE", name);
         Running::from_command(command)
     };
-    let _bystander = service("bystander")?;
-
+    let bystander = service("bystander")?;
     let folder = tempfile::tempdir()?;
-    let mut hostile = Vec::new();
-    let fake = targets::c("fake_clr").build()?;
-    for mode in ["units", "rows", "churn"] {
-        let mut command = Command::new(&fake);
-        command.args([mode, "3600", "nonsense"]).env("TMPDIR", folder.path());
-        hostile.push(Running::from_command(command)?);
-    }
-    let storm = targets::c("mapping_storm").build()?;
-    for _ in 0..3 {
-        hostile.push(Running::start(&storm, &["3600"])?);
-    }
-    let files = SilentFileSystem::with_program(&shares)?;
-    for _ in 0..4 {
-        hostile.push(Running::start(&files.program(), &["3600"])?);
-    }
-    std::thread::sleep(Duration::from_millis(500));
-    files.fall_silent();
-    let silent: Vec<_> = (0..SILENT_CONNECTIONS)
-        .map(|_| TcpStream::connect(daemon.metrics_address()))
-        .collect::<Result<_, _>>()?;
+    let hostile = Hostile::start(&daemon, folder.path(), &shares)?;
 
     let pid = daemon.pid()?;
-    let (started, before) = (Instant::now(), cpu_seconds_of(pid)?);
-    let (mut slowest, mut most) = (Vec::new(), 0.0_f64);
+    let (started, before) = (Instant::now(), Usage::of(pid)?);
+    let mut steady = None;
+    let (mut answers, mut most, mut most_pss) = (Vec::new(), 0.0_f64, 0);
     let mut newcomer = None;
     while started.elapsed().as_secs_f64() < seconds {
         // A new program, in the middle of it.
         if newcomer.is_none() && started.elapsed().as_secs_f64() > seconds / 3.0 {
             newcomer = Some(service("newcomer")?);
         }
+        if steady.is_none() && started.elapsed().as_secs_f64() > seconds / 2.0 {
+            steady = Some((Instant::now(), Usage::of(pid)?));
+        }
         let asked = Instant::now();
         daemon.health().context("the daemon does not answer")?;
-        slowest.push(asked.elapsed());
+        answers.push(asked.elapsed());
         most = most.max(daemon.status()?["memory"]["bytes"].as_f64().unwrap_or(f64::INFINITY));
+        most_pss = most_pss.max(Usage::of(pid)?.pss_bytes);
         std::thread::sleep(Duration::from_millis(500));
     }
-    let took = started.elapsed().as_secs_f64();
-    let used = cpu_seconds_of(pid)? - before;
-    slowest.sort_unstable();
-    let (median, last) = (slowest.get(slowest.len() / 2), slowest.last());
+    let (took, now) = (started.elapsed().as_secs_f64(), Usage::of(pid)?);
+    let used = now.cpu_seconds - before.cpu_seconds;
+    let (since, then) = steady.context("it was not long enough")?;
+    let steady = (now.cpu_seconds - then.cpu_seconds) / since.elapsed().as_secs_f64();
+    answers.sort_unstable();
+    let slowest = answers.last().copied().unwrap_or_default();
     println!(
-        "{took:.0} s: {:.1} MB at most, {:.3} of a core, /healthz {median:?}, at most {last:?}",
+        "{took:.0} s: {:.1} MB at most ({:.1} MB of PSS), {:.3} of a core, {steady:.3} in the second \
+         half, /healthz {:?}, at most {slowest:?}; {}",
         most / 1e6,
-        used / took
+        most_pss as f64 / 1e6,
+        used / took,
+        answers.get(answers.len() / 2),
+        daemon.status()?["sampling"]["losses"]
     );
-    drop((hostile, silent, newcomer));
+    drop(hostile);
+    // What is sampled of it at its end has a period like all else.
+    drop((bystander, newcomer));
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{}", ended.stderr);
     assert!(most <= MEMORY_LIMIT, "{most} bytes");
+    assert!((most_pss as f64) <= MEMORY_LIMIT, "{most_pss} bytes");
     assert!(used <= MOST_CPU * took + STARTING, "{used} s in {took} s");
-    assert!(median.is_some_and(|median| *median <= SLOWEST_ANSWER), "{median:?}");
-    if std::env::var_os("STRATA_TEST_LONG").is_none() {
-        // Seen: none of the bystander's samples has its user frames in 30 s of this.
-        strata_skip::skipped!(
-            "a bystander beside the hostile set does not keep its stacks yet; STRATA_TEST_LONG=1 \
-             asserts it. Memory, CPU and /healthz held."
-        );
-        return Ok(());
+    assert!(slowest <= HANGS, "{slowest:?}");
+    if machine::is_long() {
+        assert!(slowest <= SLOWEST_ANSWER, "{slowest:?}");
+        assert!(steady <= MOST_CPU, "{steady} of a core");
     }
-    for name in ["bystander", "newcomer"] {
-        let (all, whole) = kept(&daemon, name)?;
-        println!("{name}: {whole} of {all} samples are whole and named");
-        assert!(all > 50 && whole as f64 >= 0.995 * all as f64, "{name}: {whole} of {all}");
+    let shares = ["bystander", "newcomer"].map(|name| kept(&daemon, name).map(|kept| (name, kept)));
+    for share in shares {
+        let (name, kept) = share?;
+        println!("{name}: {} of {} samples are whole and named", kept.whole, kept.all);
+        kept.others.iter().for_each(|other| println!("  {other}"));
+        // One sample of those few may hit what is neither (the loader's first instructions).
+        let allowed = (0.005 * kept.all as f64).max(1.0);
+        assert!(kept.all > 30 && (kept.all - kept.whole) as f64 <= allowed, "{name}");
     }
     Ok(())
 }
 
-/// Samples that the store has of a service: all, and those from `main` to a function of the program.
-fn kept(daemon: &Daemon, service: &str) -> Result<(u64, u64)> {
+/// Samples of a service: those with a part in user mode, and of them those that lead from `main` to a
+/// function with a name.
+struct Kept {
+    all: u64,
+    whole: u64,
+    others: Vec<String>,
+}
+
+/// What the store has of a service. Frames of the store have no addresses.
+fn kept(daemon: &Daemon, service: &str) -> Result<Kept> {
     let file = format!("{service}.pb.gz");
     let mut command = Command::new(places::strata_binary()?);
     command.args(["query", "--service", service, "-o", &file, "--store"]);
@@ -112,8 +171,15 @@ fn kept(daemon: &Daemon, service: &str) -> Result<(u64, u64)> {
     let ended = Running::from_command(command)?.wait(PATIENCE)?;
     assert!(ended.status.success(), "{}", ended.stderr);
     let stacks = pprof::read(&daemon.folder().join(file))?.stacks()?;
-    let user = stacks.with_user_part();
-    let whole =
-        user.that(|stack| stack.has("main") && stack.leaf().is_some_and(|leaf| leaf.is_named()));
-    Ok((user.total(), whole.total()))
+    let is_kernel = |frame: &Frame| frame.file.starts_with('[') && frame.file != "[vdso]";
+    let user = stacks.that(|stack| stack.frames.iter().any(|frame| !is_kernel(frame)));
+    // Without its symbol a frame is `module!0xoffset`.
+    let is_symbolized = |frame: &Frame| frame.is_named() && !frame.name.contains("!0x");
+    let is_whole = |stack: &strata_tests::stacks::Stack| {
+        stack.has("main") && stack.has("_start") && stack.leaf().is_some_and(is_symbolized)
+    };
+    let whole = user.that(is_whole).total();
+    let others = user.that(|stack| !is_whole(stack));
+    let others = others.stacks.iter().map(|stack| format!("{} x {}", stack.count, stack.line()));
+    Ok(Kept { all: user.total(), whole, others: others.collect() })
 }

@@ -188,12 +188,17 @@ fn collect(mut pipe: impl Read + Send + 'static) -> Collected {
 
 /// CPU seconds the kernel has counted for a process (all threads, dead ones too).
 pub fn cpu_seconds_of(pid: i32) -> Result<f64> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let fields: Vec<&str> = text.rsplit_once(") ").context("a stat line")?.1.split(' ').collect();
     // utime and stime are fields 14 and 15 (proc(5)); the two before ") " are cut off.
-    let ticks =
-        |index: usize| fields.get(index).and_then(|f| f.parse::<f64>().ok()).context("ticks");
-    Ok((ticks(11)? + ticks(12)?) / rustix::param::clock_ticks_per_second() as f64)
+    ticks_of(pid, [11, 12])
+}
+
+/// The sum of two times in a process's `stat`, in seconds; fields are counted from its state on.
+fn ticks_of(pid: i32, fields: [usize; 2]) -> Result<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let all: Vec<&str> = text.rsplit_once(") ").context("a stat line")?.1.split(' ').collect();
+    let ticks = |index: usize| all.get(index).and_then(|f| f.parse::<f64>().ok()).context("ticks");
+    let [first, second] = fields;
+    Ok((ticks(first)? + ticks(second)?) / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// Waits until a process has used so much CPU time in its life, however busy the machine is.
@@ -216,4 +221,34 @@ pub fn wait_until(what: &str, at_most: Duration, mut holds: impl FnMut() -> bool
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
+}
+
+/// What a process and its children use.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Of those that have ended too.
+    pub cpu_seconds: f64,
+    /// Memory, of what is shared with others their part (`smaps_rollup`).
+    pub pss_bytes: u64,
+}
+
+impl Usage {
+    pub fn of(pid: i32) -> Result<Self> {
+        let mut usage = Self::default();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+        for pid in children.chain([pid]) {
+            // A child may end at any moment.
+            let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else {
+                continue;
+            };
+            let pss = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+            let kib = pss.and_then(|pss| pss.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+            usage.pss_bytes += kib.unwrap_or(0) * 1024;
+            usage.cpu_seconds += cpu_seconds_of(pid).unwrap_or(0.0);
+        }
+        // cutime and cstime: children that were waited for.
+        usage.cpu_seconds += ticks_of(pid, [13, 14])?;
+        Ok(usage)
+    }
 }

@@ -33,6 +33,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -462,6 +463,10 @@ int main(int argc, char **argv) {
     } else if (is(mode, "locked")) {
         struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
         if (fcntl(m.fd, F_OFD_SETLK, &lock) < 0) fail("F_OFD_SETLK");
+        for (int i = 0; i < count; i++) {
+            if (fcntl(segments[i].fd, F_OFD_SETLK, &lock) < 0) fail("F_OFD_SETLK of a segment");
+            if (flock(segments[i].fd, LOCK_EX) < 0) fail("flock of a segment");
+        }
     } else if (!is(mode, "honest") && !is(mode, "shrinking") && count != 0) {
         fprintf(stderr, "no mode %s\n", mode);
         return 2;
