@@ -134,6 +134,13 @@ fn all_that_is_hostile_at_once_costs_the_others_nothing() -> Result<()> {
     drop((bystander, newcomer));
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{}", ended.stderr);
+    let mut services = Vec::new();
+    for name in ["bystander", "newcomer"] {
+        let kept = kept(&daemon, name)?;
+        println!("{name}: {} of {} samples are whole and named", kept.whole, kept.all);
+        kept.others.iter().for_each(|other| println!("  {other}"));
+        services.push((name, kept));
+    }
     assert!(most <= MEMORY_LIMIT, "{most} bytes");
     assert!((most_pss as f64) <= MEMORY_LIMIT, "{most_pss} bytes");
     assert!(used <= MOST_CPU * took + STARTING, "{used} s in {took} s");
@@ -142,11 +149,7 @@ fn all_that_is_hostile_at_once_costs_the_others_nothing() -> Result<()> {
         assert!(slowest <= SLOWEST_ANSWER, "{slowest:?}");
         assert!(steady <= MOST_CPU, "{steady} of a core");
     }
-    let shares = ["bystander", "newcomer"].map(|name| kept(&daemon, name).map(|kept| (name, kept)));
-    for share in shares {
-        let (name, kept) = share?;
-        println!("{name}: {} of {} samples are whole and named", kept.whole, kept.all);
-        kept.others.iter().for_each(|other| println!("  {other}"));
+    for (name, kept) in services {
         // One sample of those few may hit what is neither (the loader's first instructions).
         let allowed = (0.005 * kept.all as f64).max(1.0);
         assert!(kept.all > 30 && (kept.all - kept.whole) as f64 <= allowed, "{name}");

@@ -370,6 +370,30 @@ mod tests {
     }
 
     #[test]
+    fn thirty_two_processes_that_hang_for_good_leave_a_thread_to_those_behind_them() {
+        // The numbers of a look at what .NET processes have mapped, in less time.
+        let patience = Patience { limit: Duration::from_millis(20), threads: 128, of_one: 8 };
+        let mut aside = hanging(patience);
+        let mut held = Vec::new();
+        for owner in [ROOT, 1000] {
+            for _ in 0..32 {
+                let (let_go, hang) = mpsc::channel();
+                held.push(let_go);
+                aside.ask_of(owner, Some(hang));
+            }
+        }
+        let waits = aside.ask_of(ROOT, None).expect("room");
+        let end = Instant::now() + LONG.limit;
+        let mut answers = Vec::new();
+        while !answers.iter().any(|(one, _)| *one == waits) && Instant::now() < end {
+            aside.settle(patience.limit);
+            answers.extend(aside.answers());
+        }
+        assert_eq!(answers.last(), Some(&(waits, Ok(1))));
+        assert_eq!(aside.figures(), Figures { given_up: 40, refused: 24, stuck: 40 });
+    }
+
+    #[test]
     fn work_that_panics_is_no_answer() {
         let mut aside = BlockingReader::new("test-aside", LONG, |fails: bool| {
             if fails {

@@ -14,6 +14,7 @@ mod graveyard;
 mod lane;
 mod open_file;
 mod statistics;
+mod turns;
 mod workers;
 
 use std::collections::HashMap;

@@ -694,6 +694,43 @@ mod tests {
         assert!(!still_holds(&generated, &[Extent { era: 4, ..generated }]), "other code");
     }
 
+    /// A process with so many bytes of extents, last sampled at a time.
+    fn publish_plain(store: &mut Store, pid: u32, bytes: u64, last_used: Instant) {
+        let block = u64::from(pid);
+        let range = Range { segment: 0, offset: 0, words: (bytes / 4) as u32 };
+        let extents = Vec::new().into();
+        let published = Published { extents, _tables: Vec::new(), range, generation: 1, users: 1 };
+        store.blocks.insert(block, published);
+        let generations = [0; REMEMBERED];
+        store.owners.insert(pid, Owner { block, generations, last_used, granted: last_used });
+    }
+
+    #[test]
+    fn a_process_that_fills_the_tables_makes_room_itself_and_not_those_that_run() {
+        let mut store = Store::new(8 * SEGMENT_BYTES as u64);
+        let began = Instant::now();
+        let now = began + 2 * IDLE;
+        let share = store.limit_bytes() / 4;
+        publish_plain(&mut store, 1, 4096, now - IDLE / 2);
+        publish_plain(&mut store, 2, share / 2, now);
+        assert_eq!(store.next_evicted(now), Some(2), "the heaviest, though it was sampled last");
+        publish_plain(&mut store, 3, 4096, began);
+        assert_eq!(store.next_evicted(now), Some(3), "one that does not run");
+        publish_plain(&mut store, 4, share + 4096, now);
+        assert_eq!(store.next_evicted(now), Some(4), "more than its share");
+        assert_eq!(Store::new(0).next_evicted(now), None);
+    }
+
+    #[test]
+    fn stacks_unwound_by_the_program_before_an_exec_are_known_by_their_generation() {
+        let mut store = Store::new(0);
+        store.outdated.insert(7, [3, 2, 0, 0]);
+        assert!(store.is_outdated(7, 3) && store.is_outdated(7, 2));
+        assert!(!store.is_outdated(7, 4), "the new program's");
+        assert!(!store.is_outdated(7, 0), "not unwound by extents at all");
+        assert!(!store.is_outdated(8, 3), "another process's");
+    }
+
     #[test]
     fn another_limit_holds_for_segments_that_are_still_to_come() {
         let segments = |count: usize| (count * SEGMENT_BYTES) as u64;

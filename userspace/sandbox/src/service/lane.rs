@@ -1,4 +1,5 @@
-//! The daemon's side of one opener: requests in order, the first unanswered one is to blame.
+//! The daemon's side of one opener: requests of all processes in turns, the first unanswered one is
+//! to blame.
 
 use std::collections::VecDeque;
 use std::io;
@@ -6,6 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::turns::Turns;
 use super::{OpenFile, Shared};
 use crate::channel::{Channel, Envelope, Wait};
 use crate::child::Child;
@@ -36,7 +38,7 @@ pub struct OpenerLane {
     kind: ChildKind,
     timeout: Duration,
     running: Option<Running>,
-    waiting: VecDeque<PendingOpen>,
+    waiting: Turns,
     deaths_in_a_row: u32,
     hopeless_until: Option<Instant>,
 }
@@ -56,14 +58,14 @@ impl OpenerLane {
             kind,
             timeout,
             running: None,
-            waiting: VecDeque::new(),
+            waiting: Turns::default(),
             deaths_in_a_row: 0,
             hopeless_until: None,
         }
     }
 
     pub fn push(&mut self, open: PendingOpen) {
-        self.waiting.push_back(open);
+        self.waiting.push(open);
     }
 
     /// Whether something waits that no answer will get moving.
@@ -97,12 +99,7 @@ impl OpenerLane {
 
     /// Takes back what waits for files of a process.
     pub fn withdraw(&mut self, process: ProcessRef) -> Vec<PendingOpen> {
-        let (withdrawn, kept) = self
-            .waiting
-            .drain(..)
-            .partition(|open: &PendingOpen| open.locator.process() == Some(process));
-        self.waiting = kept;
-        Vec::from(withdrawn)
+        self.waiting.withdraw(process)
     }
 
     fn receive(&mut self, now: Instant, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
@@ -150,15 +147,11 @@ impl OpenerLane {
             let culprit = running.in_flight.pop_front();
             // The same process is likely to hang the next opener too: others go first.
             let process = culprit.as_ref().and_then(|open| open.locator.process());
-            let (suspects, others): (VecDeque<_>, VecDeque<_>) = running
-                .in_flight
-                .drain(..)
-                .chain(self.waiting.drain(..))
-                .partition(|open| process.is_some() && open.locator.process() == process);
-            self.waiting = others;
-            self.waiting.extend(suspects);
             outcomes.extend(culprit.map(|open| (open, Err(FileError::TimedOut(self.kind)))));
             self.end(running, shared);
+            if let Some(process) = process {
+                self.waiting.put_last(process);
+            }
         }
         let idle = self.running.as_ref().is_some_and(|running| {
             running.in_flight.is_empty()
@@ -187,7 +180,8 @@ impl OpenerLane {
             let error = FileError::ChildDied(self.kind, death.unwrap_or(Death::Unknown));
             if self.deaths_in_a_row >= HOPELESS_AFTER {
                 self.hopeless_until = now.checked_add(HOPELESS_PAUSE);
-                let others = running.in_flight.drain(..).chain(self.waiting.drain(..));
+                let waiting = self.waiting.take_all();
+                let others = running.in_flight.drain(..).chain(waiting);
                 outcomes.extend(others.map(|open| (open, Err(error.clone()))));
             }
             outcomes.push((open, Err(error)));
@@ -198,7 +192,7 @@ impl OpenerLane {
     fn end(&mut self, running: Running, shared: &mut Shared) {
         let Running { child, in_flight, .. } = running;
         for open in in_flight.into_iter().rev() {
-            self.waiting.push_front(open);
+            self.waiting.give_back(open);
         }
         shared.graveyard.kill(child);
     }
@@ -206,14 +200,15 @@ impl OpenerLane {
     fn send(&mut self, now: Instant, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
         while !self.waiting.is_empty() {
             if let Some(error) = self.start(now, shared) {
-                outcomes.extend(self.waiting.drain(..).map(|open| (open, Err(error.clone()))));
+                let waiting = self.waiting.take_all();
+                outcomes.extend(waiting.into_iter().map(|open| (open, Err(error.clone()))));
                 return;
             }
             let Some(running) = &mut self.running else { return };
             if running.in_flight.len() >= MAX_IN_FLIGHT {
                 return;
             }
-            let Some(open) = self.waiting.pop_front() else { return };
+            let Some(open) = self.waiting.take() else { return };
             let request = OpenRequest { id: open.id, locator: open.locator };
             match running.channel.send(&request.encode(), &[], Wait::DontWait) {
                 Ok(()) => {
@@ -226,7 +221,7 @@ impl OpenerLane {
                 }
                 Err(error) => {
                     self.waiting
-                        .push_front(PendingOpen { id: request.id, locator: request.locator });
+                        .give_back(PendingOpen { id: request.id, locator: request.locator });
                     if error.kind() != io::ErrorKind::WouldBlock {
                         // It ended while idle; what was in flight is asked again of the next one.
                         if let Some(running) = self.running.take() {
