@@ -31,6 +31,7 @@ mod hostile_together;
 mod isolation;
 mod jits;
 mod kernel_on_user;
+mod pictures;
 mod record_command;
 mod shares;
 mod short_lives;

@@ -17,6 +17,9 @@ use crate::kind::FrameKind;
 use crate::model::{Profile, Sample, StringId};
 use crate::tree::{Branches, NodeKind, Roots, lay};
 
+/// A share that changed by less is the same: a tenth of a percent of all.
+const SMALLEST_CHANGE: f64 = 0.001;
+
 /// A value before and after.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Change {
@@ -30,6 +33,8 @@ pub struct Difference {
     pub sample_type: String,
     pub unit: String,
     pub total: Change,
+    /// How many samples the totals are of; 0 where a profile does not count them.
+    pub samples: Change,
     /// What nodes of the tree are called; the first is the root's.
     pub names: Vec<Name>,
     /// The first is the root, which stands for all; callers come before what they call.
@@ -115,6 +120,9 @@ impl Difference {
         let mut overlay = Overlay::new();
         let mut compared = Self { sample_type: sample_type.to_owned(), ..Self::default() };
         for (profile, side) in [(before, Side::Before), (after, Side::After)] {
+            let counting = profile.counting_sample_type();
+            let samples = counting.map_or(0, |counting| profile.total(counting));
+            compared.samples.add(side.change(samples));
             let Some(shown) = profile.sample_type(sample_type) else { continue };
             if let Some(kind) = profile.sample_types.get(shown) {
                 profile.string(kind.unit).clone_into(&mut compared.unit);
@@ -123,6 +131,20 @@ impl Difference {
             lay(profile, Roots::ProcessThenComm, shown, hidden, &mut laid);
         }
         overlay.finish(compared)
+    }
+
+    /// Up to which change of its share a value has not changed: a tenth of a percent of all, or
+    /// what the same program would show by chance in one of twenty such comparisons (two standard
+    /// deviations of what these numbers of samples can tell).
+    #[must_use]
+    pub fn noise(&self, value: Change) -> f64 {
+        let (before, after) = value.shares(self.total);
+        let variance = |share: f64, samples: i64| match samples {
+            0 => 0.0,
+            count => (share * (1.0 - share)).max(0.0) / count as f64,
+        };
+        let sum = variance(before, self.samples.before) + variance(after, self.samples.after);
+        (2.0 * sum.sqrt()).max(SMALLEST_CHANGE)
     }
 
     /// What a node is called.
@@ -321,7 +343,7 @@ fn recursions(stacks: &[StackDifference], names: usize) -> Vec<bool> {
 fn frame_kind(kind: NodeKind) -> Option<FrameKind> {
     match kind {
         NodeKind::Frame(kind) => Some(kind),
-        NodeKind::All | NodeKind::Process => None,
+        NodeKind::All | NodeKind::Process | NodeKind::Pid(_) => None,
     }
 }
 
@@ -362,6 +384,20 @@ mod tests {
         let difference = between("app;main;work 3\napp;main 1", "app;main;work 6\napp;main 2");
         assert!(difference.stacks.iter().all(|stack| stack.share_change == 0.0));
         assert!(difference.functions.iter().all(|function| function.own_share_change == 0.0));
+    }
+
+    #[test]
+    fn what_few_samples_show_by_chance_is_noise() {
+        let few = between("app;main;work 5\napp;main;rest 5", "app;main;work 7\napp;main;rest 3");
+        let many = between(
+            "app;main;work 5000\napp;main;rest 5000",
+            "app;main;work 7000\napp;main;rest 3000",
+        );
+        for (difference, is_noise) in [(few, true), (many, false)] {
+            let work = difference.functions.iter().find(|function| function.name == "work");
+            let work = work.expect("it is there");
+            assert_eq!(work.share_change < difference.noise(work.value), is_noise);
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Folded stacks: `comm;root;…;leaf count`, a line for each distinct stack.
+//! Folded stacks: `process;thread;root;…;leaf count`, a line for each distinct stack; without
+//! the thread where it has its process's name.
 //!
 //! The format has no escapes, but names may hold its separators. They are written as `\x3b`
 //! (`;`), `\x0a` and the like, as is every character that could act on a terminal, and read back
@@ -22,7 +23,7 @@ const DEEPEST_LINE: usize = 16 << 10;
 
 /// Writes the values of one sample type.
 pub fn write(profile: &Profile, sample_type: usize, mut out: impl Write) -> Result<(), WriteError> {
-    let tree = CallTree::new(profile, Roots::Comm, sample_type, None, show_all);
+    let tree = CallTree::new(profile, Roots::ProcessThenComm, sample_type, None, show_all);
     let mut names = Vec::new();
     let mut line = String::new();
     for node in tree.nodes.iter().filter(|node| node.own > 0) {

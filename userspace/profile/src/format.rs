@@ -98,6 +98,8 @@ pub struct WriteOptions {
     pub compressed: bool,
     /// Frames that a flame graph leaves out; what they called stands below their callers.
     pub hidden: fn(&FrameView<'_>) -> bool,
+    /// Processes of one name stand apart in a flame graph, each with its pid.
+    pub split_processes: bool,
 }
 
 /// A frame, for who decides whether it is shown.
@@ -122,6 +124,7 @@ impl Default for WriteOptions {
             sample_type: None,
             compressed: true,
             hidden: show_all,
+            split_processes: false,
         }
     }
 }
@@ -148,7 +151,7 @@ pub fn write(
     match format {
         Format::Pprof if options.compressed => pprof::encode(profile, out),
         Format::Pprof => pprof::encode_plain(profile, out),
-        Format::Svg => flamegraph::write(profile, sample_type, &options.title, options.hidden, out),
+        Format::Svg => flamegraph::write(profile, sample_type, options, out),
         Format::Folded => folded::write(profile, sample_type, out),
         Format::PerfScript => perf_script::write(profile, sample_type, out),
         Format::Firefox if options.compressed => {

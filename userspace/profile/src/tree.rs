@@ -16,16 +16,45 @@ use crate::model::{Frame, LabelsId, LocationId, Profile, Sample, StackId, String
 /// What stands above the frames of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Roots {
-    /// The thread's name, as folded stacks have it.
-    Comm,
     /// The process, and below it the thread if it has a name of its own.
     ProcessThenComm,
+    /// The same, and processes of one name stand apart.
+    PidThenComm,
+}
+
+/// Where a function lies, as far as the profile says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The path of its code.
+    pub(crate) module: StringId,
+    pub(crate) file: StringId,
+    /// The lines that were sampled in it; 0 if unknown.
+    pub(crate) first_line: u32,
+    pub(crate) last_line: u32,
+}
+
+impl Place {
+    fn with(self, other: Self) -> Self {
+        if self == Self::default() {
+            return other;
+        }
+        if other.file != self.file || other.first_line == 0 {
+            return self;
+        }
+        let first_line = match self.first_line {
+            0 => other.first_line,
+            line => line.min(other.first_line),
+        };
+        Self { first_line, last_line: self.last_line.max(other.last_line), ..self }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum NodeKind {
     All,
     Process,
+    /// A process that stands apart from others of its name.
+    Pid(u32),
     Frame(FrameKind),
 }
 
@@ -41,6 +70,7 @@ pub(crate) struct Node {
     pub(crate) samples: i64,
     /// Of the shown sample type, without children.
     pub(crate) own: i64,
+    pub(crate) place: Place,
 }
 
 pub(crate) struct CallTree {
@@ -68,6 +98,7 @@ impl CallTree {
             value: 0,
             samples: 0,
             own: 0,
+            place: Place::default(),
         };
         let mut tree = Self { nodes: vec![root], children: Children::default(), counting };
         lay(profile, roots, shown, hidden, &mut tree);
@@ -113,9 +144,25 @@ impl Branches for CallTree {
         if child as usize == next {
             let above = self.nodes.get(parent as usize).map_or(0, |node| node.depth);
             let depth = above.saturating_add(1);
-            self.nodes.push(Node { parent, name, kind, depth, value: 0, samples: 0, own: 0 });
+            let place = Place::default();
+            self.nodes.push(Node {
+                parent,
+                name,
+                kind,
+                depth,
+                value: 0,
+                samples: 0,
+                own: 0,
+                place,
+            });
         }
         child
+    }
+
+    fn note(&mut self, node: u32, place: Place) {
+        if let Some(node) = self.nodes.get_mut(node as usize) {
+            node.place = node.place.with(place);
+        }
     }
 
     fn add(&mut self, node: u32, value: i64, sample: Sample<'_>) {
@@ -131,6 +178,9 @@ impl Branches for CallTree {
 pub(crate) trait Branches {
     /// A full tree gives the parent itself.
     fn child(&mut self, parent: u32, name: StringId, kind: NodeKind) -> u32;
+
+    /// Where the function of a node lies, once for each of its locations below a caller.
+    fn note(&mut self, _node: u32, _place: Place) {}
 
     fn add(&mut self, node: u32, value: i64, sample: Sample<'_>);
 }
@@ -183,7 +233,7 @@ struct Laying<'p> {
     of_stacks: Children,
     /// By location where its frames are in `frames`, the caller first.
     places: Vec<Option<(u32, u32)>>,
-    frames: Vec<(StringId, FrameKind)>,
+    frames: Vec<(StringId, FrameKind, Place)>,
     /// Stacks from a leaf up, by place in `known`.
     missing: Vec<(Option<u32>, LocationId)>,
 }
@@ -195,13 +245,14 @@ impl Laying<'_> {
             return *top;
         }
         let identity = self.profile.identity(labels);
-        let owners = match roots {
-            Roots::Comm => [identity.comm, identity.comm],
-            Roots::ProcessThenComm => [identity.process, identity.comm],
+        let owners = [identity.process, identity.comm];
+        let process = match (roots, identity.pid) {
+            (Roots::PidThenComm, Some(pid)) => NodeKind::Pid(pid),
+            _ => NodeKind::Process,
         };
         let mut top = 0;
-        if owners[0] != StringId::default() {
-            top = tree.child(top, owners[0], NodeKind::Process);
+        if owners[0] != StringId::default() || process != NodeKind::Process {
+            top = tree.child(top, owners[0], process);
         }
         if owners[1] != owners[0] && owners[1] != StringId::default() {
             top = tree.child(top, owners[1], NodeKind::Process);
@@ -238,8 +289,9 @@ impl Laying<'_> {
         while let Some((place, location)) = self.missing.pop() {
             let (start, end) = self.frames_of(location);
             for at in start..end {
-                let Some(&(name, kind)) = self.frames.get(at as usize) else { break };
+                let Some(&(name, kind, place)) = self.frames.get(at as usize) else { break };
                 node = tree.child(node, name, NodeKind::Frame(kind));
+                tree.note(node, place);
             }
             if let Some(known) = place.and_then(|place| self.known.get_mut(place as usize)) {
                 known.node = node;
@@ -259,9 +311,12 @@ impl Laying<'_> {
         let location = profile.location(id);
         let mapping = profile.path_of(location);
         let start = position(self.frames.len());
-        for &Frame { name, kind, .. } in profile.frames(location).iter().rev() {
+        let module = location.mapping.map(|mapping| profile.mapping(mapping).path);
+        let module = module.unwrap_or_default();
+        for &Frame { name, kind, file, line, .. } in profile.frames(location).iter().rev() {
             if !(self.hidden)(&FrameView { kind, name: profile.string(name), mapping }) {
-                self.frames.push((name, kind));
+                let place = Place { module, file, first_line: line, last_line: line };
+                self.frames.push((name, kind, place));
             }
         }
         *place.insert((start, position(self.frames.len())))

@@ -34,11 +34,12 @@ fn collapsed_by_inferno(perf_script: &str) -> BTreeMap<String, i64> {
     weights.into_iter().map(|(names, weight)| (names, weight / PERIOD)).collect()
 }
 
-/// What strata and inferno should agree on, inferno writing `_` for spaces in names of threads.
+/// What strata and inferno should agree on: perf's text names the thread alone, and inferno writes
+/// `_` for spaces in its name.
 fn as_inferno_has_it(folded: &str) -> BTreeMap<String, i64> {
     counts(folded)
         .into_iter()
-        .map(|(names, count)| (names.replace("worker 1", "worker_1"), count))
+        .map(|(names, count)| (names.replace("app;worker 1", "worker_1"), count))
         .collect()
 }
 
@@ -49,12 +50,12 @@ fn without_timeline(profile: &Profile) -> Profile {
 }
 
 #[test]
-fn folded_stacks_have_the_thread_first_and_the_leaf_last() {
+fn folded_stacks_have_the_process_and_the_thread_first_and_the_leaf_last() {
     let folded = written(&everything(), Format::Folded);
     let counts = counts(&folded);
     assert_eq!(counts.get("app;app::outer;app::inner;read;vfs_read"), Some(&500), "{folded}");
     assert_eq!(
-        counts.get("worker 1;app::outer;app::inner;*render view.js:3;Shop.Order.Pay"),
+        counts.get("app;worker 1;app::outer;app::inner;*render view.js:3;Shop.Order.Pay"),
         Some(&50)
     );
     assert_eq!(counts.get("other;[truncated];[unknown];libc.so.6!0x29234"), Some(&25), "{folded}");

@@ -105,6 +105,11 @@ pub const TEST: &[Need] = &[
         packages: &["runc"],
     },
     Need {
+        why: "a browser that flame graphs are looked at in",
+        found: Found::Programs(&["chromium-headless-shell"]),
+        packages: &["chromium-headless-shell"],
+    },
+    Need {
         why: "reads the unit in deploy/ as it will be read",
         found: Found::Programs(&["systemd-analyze"]),
         packages: &["systemd"],

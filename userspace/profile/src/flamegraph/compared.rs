@@ -1,8 +1,9 @@
 //! The differential flame graph: two profiles in one picture.
 //!
 //! A frame is as wide as the mean of its two shares, so that what came and what went are both
-//! seen, and red where its share grew, blue where it shrank, the deeper the more. Shares, because
-//! the windows compared are rarely of one length.
+//! seen, and red where its share grew, blue where it shrank, the deeper the more: the legend is the
+//! scale. Shares, because the windows compared are rarely of one length. A change that so few
+//! samples show by chance has no colour ([`Difference::noise`]).
 //!
 //! Invariant: as of every flame graph: names are escaped, the file's size is bounded, a caller is
 //! as wide as what it calls together.
@@ -10,17 +11,17 @@
 use std::io::Write;
 
 use super::layout::{Placed, lay_out};
-use super::{FOOT, LONGEST_NAME, MARGIN, ROW, TOP, body, controls, foot, opening, place_of, put};
+use super::page::{
+    FOOT, LONGEST_NAME, MARGIN, ROW, TOP, body, controls, foot, opening, place_of, put,
+};
 use crate::builder::ProfileBuilder;
 use crate::difference::{Difference, StackDifference};
 use crate::error::WriteError;
 use crate::text::{push_xml, quantity, shortened, visible};
-use crate::tree::{CallTree, Node, NodeKind};
+use crate::tree::{CallTree, Node, NodeKind, Place};
 
 /// The whole picture in units of width: what shares are cut into.
 const WHOLE: f64 = 1e12;
-/// A change below this is none: a tenth of a percent of all.
-const UNCHANGED: f64 = 0.001;
 /// From which change on, as a part of all, a colour is one step deeper.
 const STEPS: [f64; 4] = [0.005, 0.02, 0.05, 0.15];
 
@@ -74,6 +75,7 @@ fn tree_of(difference: &Difference, names: &mut ProfileBuilder) -> CallTree {
             depth: above.unwrap_or(0),
             value: 0,
             samples: 0,
+            place: Place::default(),
             own: ((before + after) / 2.0 * WHOLE).round() as i64,
         });
     }
@@ -97,7 +99,7 @@ fn frame(text: &mut String, difference: &Difference, tree: &CallTree, placed: Pl
         text,
         format_args!(
             "<g class=\"{}\" data-x=\"{}\" data-v=\"{}\"><title>",
-            class(stack.share_change),
+            class(stack.share_change, difference.noise(stack.value)),
             placed.start,
             node.value
         ),
@@ -129,28 +131,55 @@ fn push_figures(text: &mut String, difference: &Difference, stack: &StackDiffere
 }
 
 /// `w` where it did not change, `r0` to `r4` where it grew, `b0` to `b4` where it shrank.
-fn class(change: f64) -> String {
+fn class(change: f64, noise: f64) -> String {
     let size = change.abs();
-    if size < UNCHANGED {
+    if size < noise {
         return "w".to_owned();
     }
     let depth = STEPS.iter().filter(|&&step| size >= step).count();
     format!("{}{depth}", if change > 0.0 { 'r' } else { 'b' })
 }
 
+/// The scale: points of a percent from which on a colour stands for a change.
 fn legend(text: &mut String) {
-    let mut x = MARGIN;
-    for (class, label) in [("b3", "less than before"), ("w", "the same"), ("r3", "more")] {
+    const WIDE: f64 = 34.0;
+    let steps = || std::iter::once(0.0).chain(STEPS).enumerate();
+    let shrank = steps().map(|(depth, step)| (format!("b{depth}"), -step));
+    let grew = steps().map(|(depth, step)| (format!("r{depth}"), step));
+    let mut scale: Vec<(String, f64)> = shrank.collect();
+    scale.reverse();
+    scale.push(("w".to_owned(), f64::NAN));
+    scale.extend(grew);
+    put(
+        text,
+        format_args!("<text class=\"l\" x=\"{MARGIN}\" y=\"77\">share of all, in points:</text>\n"),
+    );
+    let mut x = MARGIN + 158.0;
+    for (class, step) in scale {
+        let label = match step {
+            step if step.is_nan() => "same".to_owned(),
+            0.0 => "<½".to_owned(),
+            step => format!("{:+}", 100.0 * step),
+        };
         put(
             text,
             format_args!(
-                "<rect class=\"{class}\" x=\"{x}\" y=\"66\" width=\"13\" height=\"13\" rx=\"3\"/>\
-                 <text class=\"l\" x=\"{}\" y=\"77\">{label}</text>\n",
-                x + 19.0
+                "<rect class=\"{class}\" x=\"{x}\" y=\"64\" width=\"{WIDE}\" height=\"17\"/>\
+                 <text class=\"l c\" x=\"{}\" y=\"77\" text-anchor=\"middle\">",
+                x + WIDE / 2.0
             ),
         );
-        x += 19.0 + label.len() as f64 * 7.2 + 18.0;
+        push_xml(text, &label);
+        text.push_str("</text>\n");
+        x += WIDE;
     }
+    put(
+        text,
+        format_args!(
+            "<text class=\"l\" x=\"{}\" y=\"77\">same: within 0.1 points, or what chance explains (2σ)</text>\n",
+            x + 12.0
+        ),
+    );
 }
 
 #[cfg(test)]

@@ -1,61 +1,57 @@
 //! The flame graph: one SVG file that shows itself.
 //!
 //! It looks right without scripts (in a README, as a PNG) and, opened in a browser, fits the
-//! window, zooms and searches. Processes stand at the top, their frames below them, coloured by
+//! window, zooms, searches and shows the tree from the leaves (inverted). Processes stand at the top, their frames below them, coloured by
 //! the kind of code: one look tells kernel from native from JIT from managed.
 //!
 //! Written here rather than with `inferno`, which colours by name patterns, not by what a frame
 //! is, and has no legend.
 //!
-//! Each frame is a `<g>` with `data-x` and `data-v`, its exact place and value, and a `<title>`
-//! with its name, its exact number of samples and its share.
+//! Each frame is a `<g>` with `data-x` and `data-v`, its exact place and value (`data-o`: what of it
+//! is its own), and a `<title>` with its name, its exact number of samples, its share, its module
+//! and its lines.
 //!
 //! Invariant: names appear only as escaped text with every active character spelt out; the
 //! script and style are constants. The file's size is bounded (see `layout`).
 
 mod compared;
 mod layout;
+mod page;
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::hash::Hasher;
 use std::io::Write;
 
 pub use self::compared::write_difference;
-use self::layout::{Layout, Placed, lay_out};
+use self::layout::{Placed, lay_out};
+use self::page::{Clip, FOOT, MARGIN, ROW, TOP, body, controls, foot, opening, place_of, put};
 use crate::error::WriteError;
-use crate::format::FrameView;
-use crate::kind::FrameKind;
+use crate::format::WriteOptions;
+use crate::kind::{FrameKind, base_name};
 use crate::model::Profile;
-use crate::text::{columns, duration, grouped, push_xml, quantity, shortened};
+use crate::text::{duration, grouped, push_xml, quantity, shortened, visible};
 use crate::tree::{CallTree, Node, NodeKind, Roots};
 
-const WIDTH: f64 = 1200.0;
-const MARGIN: f64 = 12.0;
-const TOP: f64 = 112.0;
-const ROW: f64 = 18.0;
-const FOOT: f64 = 34.0;
-/// Width of a character of the frames' fixed-width font.
-const COLUMN: f64 = 6.63;
-/// Characters of a name in a tooltip.
-const LONGEST_NAME: usize = 1_000;
 const SHADES: u64 = 5;
 
-/// Writes one sample type as a flame graph. `title` stands at the top.
+/// Writes one sample type as a flame graph.
 pub fn write(
     profile: &Profile,
     sample_type: usize,
-    title: &str,
-    hidden: fn(&FrameView<'_>) -> bool,
+    options: &WriteOptions,
     mut out: impl Write,
 ) -> Result<(), WriteError> {
     let counting = profile.counting_sample_type();
-    let tree = CallTree::new(profile, Roots::ProcessThenComm, sample_type, counting, hidden);
+    let roots = match options.split_processes {
+        true => Roots::PidThenComm,
+        false => Roots::ProcessThenComm,
+    };
+    let tree = CallTree::new(profile, roots, sample_type, counting, options.hidden);
     let layout = lay_out(profile, &tree);
     let picture = Picture { profile, tree: &tree, sample_type, counting };
     let height = TOP + ROW * (f64::from(layout.depth) + 1.0) + FOOT;
     let mut text = String::with_capacity(8 << 10);
-    picture.head(&mut text, title, height);
+    picture.head(&mut text, &options.title, height);
     out.write_all(text.as_bytes())?;
     for &placed in &layout.frames {
         text.clear();
@@ -136,14 +132,18 @@ impl Picture<'_> {
         let name = self.name(node);
         text.push_str("<g class=\"");
         push_class(text, node.kind, &name);
-        put(text, format_args!("\" data-x=\"{}\" data-v=\"{}\"><title>", placed.start, node.value));
+        put(text, format_args!("\" data-x=\"{}\" data-v=\"{}\"", placed.start, node.value));
+        if node.own > 0 {
+            put(text, format_args!(" data-o=\"{}\"", node.own));
+        }
+        text.push_str("><title>");
         push_xml(text, &name);
         text.push('\n');
         self.push_figures(text, node);
         body(text, &name, place_of(placed, node.value, self.total()), node.depth);
     }
 
-    /// `(1,234 samples, 4.25 s cpu, 12.34 %, self 0.50 %, kernel)`
+    /// `(1,234 samples, 4.25 s, 12.34 %, self 0.50 %, native, shop, orders.c:41)`
     fn push_figures(&self, text: &mut String, node: &Node) {
         let (_, unit) = self.shown();
         text.push('(');
@@ -154,6 +154,8 @@ impl Picture<'_> {
         if self.counting != Some(self.sample_type) {
             push_xml(text, &quantity(node.value, unit));
             text.push_str(", ");
+        } else if let Some(period) = self.period() {
+            put(text, format_args!("{}, ", duration(node.value.saturating_mul(period))));
         }
         put(text, format_args!("{:.2} %", self.share(node.value)));
         if node.own > 0 {
@@ -161,16 +163,52 @@ impl Picture<'_> {
         }
         match node.kind {
             NodeKind::All => {}
-            NodeKind::Process => text.push_str(", process"),
-            NodeKind::Frame(kind) => put(text, format_args!(", {}", kind.label())),
+            NodeKind::Process | NodeKind::Pid(_) => text.push_str(", process"),
+            NodeKind::Frame(kind) => {
+                put(text, format_args!(", {}", kind.label()));
+                self.push_place(text, node);
+            }
         }
         text.push(')');
+    }
+
+    /// `, libshop.so, orders.c:41-57`
+    fn push_place(&self, text: &mut String, node: &Node) {
+        let place = node.place;
+        for (part, limit) in [(place.module, 60), (place.file, 80)] {
+            // Within folders of the same name the end tells files apart.
+            let path = self.profile.string(part);
+            let start = path.char_indices().rev().nth(limit).map_or(0, |(at, _)| at);
+            let shown = match part == place.module {
+                true => base_name(path),
+                false => path.get(start..).unwrap_or(path),
+            };
+            if !shown.is_empty() {
+                text.push_str(", ");
+                push_xml(text, &shortened(&visible(shown), limit));
+            }
+        }
+        match (place.first_line, place.last_line) {
+            (0, _) => {}
+            (first, last) if first == last => put(text, format_args!(":{first}")),
+            (first, last) => put(text, format_args!(":{first}-{last}")),
+        }
+    }
+
+    /// Nanoseconds of CPU time that a sample stands for.
+    fn period(&self) -> Option<i64> {
+        let unit = self.profile.string(self.profile.period_type.unit);
+        (unit == "nanoseconds" && self.profile.period > 0).then_some(self.profile.period)
     }
 
     fn name(&self, node: &Node) -> Cow<'_, str> {
         match node.kind {
             NodeKind::All => Cow::Borrowed("all"),
-            _ => crate::text::visible(self.profile.string(node.name)),
+            NodeKind::Pid(pid) => {
+                let name = visible(self.profile.string(node.name));
+                Cow::Owned(format!("{} [{pid}]", shortened(&name, 200)))
+            }
+            _ => visible(self.profile.string(node.name)),
         }
         .clip()
     }
@@ -189,135 +227,10 @@ impl Picture<'_> {
     }
 }
 
-/// Everything above the legend.
-fn opening(text: &mut String, title: &str, subtitle: &str, height: f64, total: i64) {
-    put(
-        text,
-        format_args!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\" standalone=\"no\"?>\n\
-             <svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" width=\"{WIDTH}\" height=\"{height}\" \
-             viewBox=\"0 0 {WIDTH} {height}\" data-total=\"{total}\">\n<title>"
-        ),
-    );
-    push_xml(text, &shortened(title, LONGEST_NAME));
-    text.push_str("</title>\n<style><![CDATA[\n");
-    text.push_str(include_str!("style.css"));
-    text.push_str("]]></style>\n<rect class=\"bg\" width=\"100%\" height=\"100%\"/>\n");
-    put(text, format_args!("<text class=\"h\" x=\"{MARGIN}\" y=\"32\">"));
-    push_xml(text, &shortened(title, 90));
-    put(text, format_args!("</text>\n<text class=\"s\" x=\"{MARGIN}\" y=\"53\">"));
-    push_xml(text, subtitle);
-    text.push_str("</text>\n");
-}
-
-/// What stands between the legend and the frames.
-fn controls(text: &mut String) {
-    put(
-        text,
-        format_args!(
-            "<text id=\"details\" x=\"{MARGIN}\" y=\"102\"></text>\n\
-             <text id=\"matched\" class=\"l\" x=\"{}\" y=\"77\" text-anchor=\"end\"></text>\n\
-             <foreignObject id=\"controls\" x=\"{}\" y=\"14\" width=\"320\" height=\"32\"></foreignObject>\n\
-             <g id=\"frames\">\n",
-            WIDTH - MARGIN,
-            WIDTH - MARGIN - 320.0
-        ),
-    );
-}
-
-/// Where a frame's part of `total` begins and how wide it is.
-fn place_of(placed: Placed, value: i64, total: i64) -> (f64, f64) {
-    let inner = WIDTH - 2.0 * MARGIN;
-    let total = total.max(1) as f64;
-    (MARGIN + placed.start as f64 / total * inner, value as f64 / total * inner)
-}
-
-/// A frame's rectangle and its label, after its title.
-fn body(text: &mut String, name: &str, (x, width): (f64, f64), depth: u32) {
-    let y = TOP + ROW * f64::from(depth);
-    let gap = if width > 3.0 { 0.6 } else { 0.0 };
-    put(
-        text,
-        format_args!(
-            "</title><rect x=\"{x:.2}\" y=\"{y}\" width=\"{:.2}\" height=\"{}\" rx=\"2\"/>",
-            (width - gap).max(0.05),
-            ROW - 1.0
-        ),
-    );
-    let label = fitting(name, width);
-    if !label.is_empty() {
-        put(text, format_args!("<text x=\"{:.2}\" y=\"{}\">", x + 4.0, y + 13.0));
-        push_xml(text, &label);
-        text.push_str("</text>");
-    }
-    text.push_str("</g>\n");
-}
-
-/// Everything below the frames.
-fn foot(text: &mut String, total: i64, layout: &Layout, height: f64) {
-    text.push_str("</g>\n");
-    let note = match (total, layout.left_out) {
-        (0, _) => "no samples".to_owned(),
-        (_, 0) => String::new(),
-        (_, count) => format!(
-            "{} frames too narrow to be seen are not drawn; their callers' widths contain them",
-            grouped(i64::try_from(count).unwrap_or(i64::MAX))
-        ),
-    };
-    put(
-        text,
-        format_args!(
-            "<text class=\"s\" x=\"{MARGIN}\" y=\"{}\">{note}</text>\n<script><![CDATA[\n",
-            height - 12.0
-        ),
-    );
-    text.push_str(include_str!("script.js"));
-    text.push_str("]]></script>\n</svg>\n");
-}
-
-trait Clip<'t> {
-    fn clip(self) -> Cow<'t, str>;
-}
-
-impl<'t> Clip<'t> for Cow<'t, str> {
-    /// At most [`LONGEST_NAME`] characters.
-    fn clip(self) -> Cow<'t, str> {
-        match self {
-            Cow::Borrowed(text) => shortened(text, LONGEST_NAME),
-            Cow::Owned(text) => Cow::Owned(shortened(&text, LONGEST_NAME).into_owned()),
-        }
-    }
-}
-
-/// As much of the name as `width` has room for; nothing if that says too little.
-fn fitting(name: &str, width: f64) -> String {
-    let room = ((width - 7.0) / COLUMN).floor();
-    if room < 3.0 {
-        return String::new();
-    }
-    let room = room as usize;
-    let mut label = String::new();
-    let mut used = 0_usize;
-    let mut before_last = 0;
-    for character in name.chars() {
-        used = used.saturating_add(columns(character));
-        if used > room {
-            label.truncate(before_last);
-            label.push('…');
-            break;
-        }
-        if used < room {
-            before_last = label.len().saturating_add(character.len_utf8());
-        }
-        label.push(character);
-    }
-    label
-}
-
 fn push_class(text: &mut String, kind: NodeKind, name: &str) {
     match kind {
         NodeKind::All => text.push('a'),
-        NodeKind::Process => text.push('o'),
+        NodeKind::Process | NodeKind::Pid(_) => text.push('o'),
         NodeKind::Frame(kind) => {
             // The same function has the same shade in every picture.
             let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
@@ -352,11 +265,6 @@ impl Hasher for Fnv {
     }
 }
 
-fn put(text: &mut String, arguments: std::fmt::Arguments<'_>) {
-    // Writing to a String cannot fail.
-    let _ = text.write_fmt(arguments);
-}
-
 /// `2025-11-21 08:09:10 UTC`
 fn utc(nanos: i64) -> String {
     let seconds = nanos.div_euclid(1_000_000_000);
@@ -383,20 +291,12 @@ fn civil(days: i64) -> (i64, i64, i64) {
 
 #[cfg(test)]
 mod tests {
-    use super::{fitting, utc};
+    use super::utc;
 
     #[test]
     fn times_are_those_of_the_calendar() {
         assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
         assert_eq!(utc(1_709_210_096_000_000_000), "2024-02-29 12:34:56 UTC");
         assert_eq!(utc(1_763_712_550_000_000_000), "2025-11-21 08:09:10 UTC");
-    }
-
-    #[test]
-    fn a_label_is_never_wider_than_its_frame() {
-        assert_eq!(fitting("abcdef", 7.0 + 6.0 * 6.63), "abcdef");
-        assert_eq!(fitting("abcdefg", 7.0 + 6.0 * 6.63), "abcde…");
-        assert_eq!(fitting("abcdefg", 20.0), "");
-        assert_eq!(fitting("名前名前", 7.0 + 5.0 * 6.63 + 0.1), "名前…");
     }
 }
