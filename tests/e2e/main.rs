@@ -37,3 +37,4 @@ mod shares;
 mod short_lives;
 mod slow_symbols;
 mod tools_agree;
+mod waiting_threads;

@@ -3,15 +3,18 @@
 //! - [`when`]: times as people write them.
 //! - [`hints`]: what the store holds, and why a query found nothing.
 //! - [`diff`]: what an answer is compared with.
+//! - [`by`]: its value by service, process, label. [`tree`]: its calls as a tree.
 //!
 //! A query asks first and explains afterwards: what the store holds is only listed when the
 //! answer is empty, so that the usual query reads nothing but its answer.
 //!
 //! Invariant: nothing here prints or writes; the commands do.
 
+pub mod by;
 pub mod diff;
 mod error;
 mod hints;
+pub mod tree;
 pub mod when;
 
 use std::io::ErrorKind;
@@ -62,7 +65,8 @@ impl Window {
     pub fn asked(from: Option<When>, to: Option<When>, now: i64) -> Result<Self> {
         let end = to.map_or(now, |to| to.at(now));
         let begin = from.map_or(end.saturating_sub(DEFAULT_WINDOW), |from| from.at(now));
-        let is_of_today = |when: Option<When>| matches!(when, Some(When::Today(_)));
+        let is_of_today =
+            |when: Option<When>| matches!(when, Some(When::Today(_) | When::Yesterday(_)));
         let hint = if is_of_today(from) || is_of_today(to) {
             "a clock time is of today: write the day too, as in `2026-01-31 14:30`"
         } else if to.is_none() {
@@ -74,7 +78,13 @@ impl Window {
     }
 
     pub fn text(self) -> String {
-        format!("{} to {}", when::show(self.from), when::show(self.to))
+        let (from, to) = (when::show(self.from), when::show(self.to));
+        // A day is said once.
+        let to = match (from.split_once(' '), to.split_once(' ')) {
+            (Some((day, _)), Some((other, time))) if day == other => time,
+            _ => &to,
+        };
+        format!("{from} to {to} {}", when::zone(self.to))
     }
 }
 
@@ -95,6 +105,12 @@ impl Whose {
             ..Selection::default()
         }
         .between(window.from, window.to)
+    }
+
+    /// The same, of the usual kind if none is said.
+    pub(crate) fn with_kind(&self) -> Self {
+        let kind = self.kind.clone().or_else(|| Some(DEFAULT_TYPE.to_owned()));
+        Self { kind, ..self.clone() }
     }
 
     pub fn text(&self) -> String {

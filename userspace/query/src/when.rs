@@ -1,15 +1,15 @@
 //! Points in time as people write them, and as they are shown.
 //!
 //! `now`, `-1h` (and `-1h30m`, `-2d`, `-1w`) from now; RFC 3339 (`2026-01-31T14:30:00Z`, any
-//! offset); local time as `2026-01-31 14:30[:15]`, a day alone (its midnight) or `14:30` of today.
+//! offset); `yesterday` (its midnight) and `yesterday 14:30`; local time as `2026-01-31 14:30[:15]`, a day alone (its midnight) or `14:30` of today.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const NANOS: i64 = 1_000_000_000;
 
 /// What `--from` and `--to` take, in one line.
-pub const FORMS: &str =
-    "`now`, `-1h`, `-30m`, `14:30`, `2026-01-31 14:30` (local time) or RFC 3339";
+pub const FORMS: &str = "`now`, `-1h`, `-30m`, `14:30`, `yesterday`, `yesterday 14:30`, \
+                         `2026-01-31 14:30` (local time) or RFC 3339";
 
 /// A point in time, before it is known when now is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,9 @@ pub enum When {
     Ago(i64),
     /// Nanoseconds since 1970.
     At(i64),
-    /// A time of today, in seconds.
+    /// A time of today or of the day before, in seconds.
     Today(i64),
+    Yesterday(i64),
 }
 
 impl When {
@@ -34,6 +35,14 @@ impl When {
         let unknown = || format!("`{text}` is no time: use {FORMS}");
         if let Some(seconds) = clock(text) {
             return Ok(Self::Today(seconds));
+        }
+        let (word, rest) = text.split_once(' ').unwrap_or((text, "00:00"));
+        for (day, of_day) in
+            [("today", Self::Today as fn(i64) -> Self), ("yesterday", Self::Yesterday)]
+        {
+            if word.eq_ignore_ascii_case(day) {
+                return clock(rest.trim()).map(of_day).ok_or_else(unknown);
+            }
         }
         let (date, rest) = match text.split_once(['T', 't', ' ']) {
             Some((date, rest)) => (date, rest.trim()),
@@ -61,6 +70,12 @@ impl When {
             Self::Today(seconds) => {
                 let today = Day::of(now).and_then(|day| day.local(seconds));
                 today.unwrap_or(now)
+            }
+            Self::Yesterday(seconds) => {
+                // From its noon, because a day has 23 hours twice a year.
+                let noon = Day::of(now).and_then(|day| day.local(12 * 3_600));
+                let before = noon.and_then(|noon| Day::of(noon.saturating_sub(86_400 * NANOS)));
+                before.and_then(|day| day.local(seconds)).unwrap_or(now)
             }
         }
     }
@@ -217,6 +232,17 @@ pub fn now() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
+/// The local time zone at a time: `UTC`, `+01:00`.
+pub fn zone(nanos: i64) -> String {
+    match local(nanos).map(|at| at.tm_gmtoff / 60) {
+        None | Some(0) => "UTC".to_owned(),
+        Some(minutes) => {
+            let sign = if minutes < 0 { '-' } else { '+' };
+            format!("{sign}{:02}:{:02}", minutes.abs() / 60, minutes.abs() % 60)
+        }
+    }
+}
+
 /// `2026-01-31 14:30:15`, in local time: a form that [`When::parse`] takes.
 pub fn show(nanos: i64) -> String {
     match local(nanos) {
@@ -286,6 +312,10 @@ mod tests {
         assert_eq!(When::parse("2026-01-31"), When::parse("2026-01-31 00:00"));
         let today = When::parse("14:30").map(|when| show(when.at(NOON)));
         assert_eq!(today.map(|text| text.ends_with("14:30:00")), Ok(true));
+        let at = |text: &str| When::parse(text).map(|when| when.at(NOON));
+        let day = 86_400 * NANOS;
+        assert_eq!(at("yesterday 14:30"), at("14:30").map(|at| at - day));
+        assert_eq!(at("yesterday"), at("today").map(|at| at - day));
     }
 
     #[test]
@@ -296,7 +326,8 @@ mod tests {
             "-1",
             "-h",
             "-1y",
-            "yesterday",
+            "tomorrow",
+            "yesterday 25:00",
             "2026-02-30",
             "2026-13-01",
             "2026-01-01 25:00",

@@ -14,6 +14,7 @@ mod record;
 mod second_signal;
 mod stacks;
 mod status;
+mod terminal;
 mod view;
 
 use std::ffi::OsString;
@@ -24,6 +25,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use args::{Command, ConfigCommand, DiffArgs, QueryArgs, RecordArgs, WhoseArgs};
 use clap::Parser;
+use daemon::settings::store_directory;
 use strata_agent::kernel::loader::{Programs, Settings};
 use strata_agent::selection::Wanted;
 use strata_profile::Format;
@@ -63,7 +65,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Record(args) => record(*args),
         Command::Daemon(args) => daemon::run(args.settings.into()),
-        Command::Status(args) => status::run(&args.socket, args.json, args.services),
+        Command::Status(args) => daemon::settings::status_socket(args.socket, args.config)
+            .and_then(|socket| status::run(&socket, args.json, args.services)),
         Command::Config(ConfigCommand::Check(args)) => daemon::check(&args.into()),
         Command::Config(ConfigCommand::Show(args)) => daemon::show(&args.into()),
         Command::Config(ConfigCommand::Example) => printing::print(strata_config::EXAMPLE),
@@ -73,8 +76,9 @@ fn main() -> ExitCode {
         Command::Query(args) => ask(*args),
         Command::Diff(args) => compare(*args),
         Command::Stacks(args) => stacks::run(&stacks::Question {
-            pid: args.pid,
+            pid: args.process.or(args.pid).unwrap_or_default(),
             managed: args.clr.into(),
+            kernel: args.kernel,
             json: args.json,
         }),
         Command::Env(args) => environment::print(&args.directory, args.form.into(), args.musl),
@@ -120,6 +124,9 @@ fn record(args: RecordArgs) -> Result<i32> {
             outputs.push((format!("{base}.{}", format.extension()).into(), format));
         }
     }
+    if args.output.open && !outputs.iter().any(|(_, format)| *format == Format::Svg) {
+        bail!("--open shows a flame graph: add an output that ends in .svg");
+    }
     let needs_times = |format: &Format| matches!(format, Format::Firefox | Format::PerfScript);
     let timeline = args.how.timeline || outputs.iter().any(|(_, format)| needs_times(format));
     if record::is_round_rate(args.how.frequency) && !args.output.quiet {
@@ -146,6 +153,8 @@ fn record(args: RecordArgs) -> Result<i32> {
         timeline,
         managed: args.how.clr.into(),
         shown: args.output.frames.into(),
+        split_by_pid: args.output.split_by_pid,
+        open: args.output.open,
         signatures: args.output.signatures,
         table_memory: u64::from(args.how.table_memory) << 20,
         outputs,
@@ -175,7 +184,7 @@ fn with_formats(paths: Vec<PathBuf>, format: Option<Format>) -> Result<Vec<(Path
 
 fn ask(args: QueryArgs) -> Result<i32> {
     query::run(query::Question {
-        store: args.answer.store,
+        store: store_directory(args.answer.store, args.answer.config)?,
         whose: whose(args.whose),
         from: args.window.from,
         to: args.window.to,
@@ -183,6 +192,13 @@ fn ask(args: QueryArgs) -> Result<i32> {
         outputs: with_formats(args.output, args.format.map(Into::into))?,
         shown: args.answer.frames.into(),
         all_labels: args.all_labels,
+        split_by_pid: args.split_by_pid,
+        view: match (args.by, args.callers, args.tree) {
+            (Some(by), _, _) => query::View::By(by),
+            (None, Some(function), _) => query::View::Callers(function),
+            (None, None, true) => query::View::Tree,
+            (None, None, false) => query::View::Functions,
+        },
         top: args.answer.top,
         json: args.answer.json,
     })
@@ -198,7 +214,7 @@ fn compare(args: DiffArgs) -> Result<i32> {
         bail!("`{}`: a comparison is written as .svg, or with --json", path.display());
     }
     query::diff::run(query::diff::Question {
-        store: args.answer.store,
+        store: store_directory(args.answer.store, args.answer.config)?,
         whose: whose(args.whose),
         from: args.window.from,
         to: args.window.to,

@@ -161,6 +161,66 @@ fn without_a_service_everything_is_listed() {
 }
 
 #[test]
+fn what_burns_cpu_comes_first_and_its_callers_are_a_tree() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path());
+    let by = answer(directory.path(), &["query", "--by", "service"]);
+    let lines: Vec<&str> = by.lines().filter(|line| line.contains('%')).collect();
+    assert!(lines[0].ends_with("shop") && lines[1].ends_with("mail"), "{by}");
+    assert_eq!(line_with(&by, "shop"), ["99.48%", "22.80", "s", "shop"]);
+    let by = answer(directory.path(), &["query", "--by", "label:version", "--from", "-3h"]);
+    assert_eq!(line_with(&by, "1.5")[0], "62.91%", "{by}");
+    let by = answer(directory.path(), &["query", "-s", "*", "--by", "pid"]);
+    assert!(by.contains("[7]") && by.contains("[8]"), "{by}");
+    let json = answer(directory.path(), &["query", "--by", "pid", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["rows"].as_array().map(Vec::len), Some(2));
+    let refused = refusal(directory.path(), &["query", "--by", "colour"]);
+    assert!(refused.contains("label:NAME"), "{refused}");
+
+    let callers = answer(directory.path(), &["query", "-s", "shop", "--callers", "slo"]);
+    let names: Vec<&str> = callers
+        .lines()
+        .filter(|line| line.contains('%') && line.contains("Shop.dll"))
+        .map(|line| line.split_whitespace().nth(4).unwrap())
+        .collect();
+    assert_eq!(names, ["slow", "serve", "main"], "{callers}");
+    let tree = answer(directory.path(), &["query", "-s", "shop", "--tree"]);
+    assert!(tree.contains("├ quick") && tree.contains("└ slow"), "{tree}");
+    let refused = refusal(directory.path(), &["query", "-s", "shop", "--callers", "nosuch"]);
+    assert!(refused.contains("`nosuch`"), "{refused}");
+    // The list has what used most first, and says in which time zone its times are.
+    let list = answer(directory.path(), &["query"]);
+    assert!(list.lines().nth(1).is_some_and(|line| line.starts_with("shop")), "{list}");
+    assert!(list.contains("from (UTC)") || list.contains("from (+") || list.contains("from (-"));
+}
+
+#[test]
+fn the_store_is_the_one_of_the_daemons_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path());
+    let file = directory.path().join("strata.toml");
+    std::fs::write(&file, format!("[store]\npath = \"{}\"\n", directory.path().display())).unwrap();
+    let query = |arguments: &[&str]| {
+        let done = Command::new(env!("CARGO_BIN_EXE_strata"))
+            .args(arguments)
+            .env_remove("STRATA_STORE_PATH")
+            .output()
+            .unwrap();
+        (done.status.success(), String::from_utf8(done.stderr).unwrap())
+    };
+    let config = file.to_str().unwrap();
+    assert_eq!(query(&["query", "--config", config]), (true, String::new()));
+    assert_eq!(query(&["query", "-s", "shop", "-c", config]), (true, String::new()));
+    std::fs::write(&file, "[store]\nenabled = false\n").unwrap();
+    let (done, complained) = query(&["query", "--config", config]);
+    assert!(!done && complained.contains("store.enabled"), "{complained}");
+    std::fs::write(&file, "[metrics]\nsocket = \"/nowhere/of-mine.sock\"\n").unwrap();
+    let (done, complained) = query(&["status", "--config", config]);
+    assert!(!done && complained.contains("/nowhere/of-mine.sock"), "{complained}");
+}
+
+#[test]
 fn what_is_not_there_is_explained() {
     let directory = tempfile::tempdir().unwrap();
     let says = |arguments: &[&str], words: &str| {
@@ -184,13 +244,26 @@ fn what_is_not_there_is_explained() {
     says(&["query", "-s", "shop", "--to", "-8h"], "there is nothing of `shop` from 20");
     says(&["query", "-s", "shop", "--pid", "99"], "process 99");
     says(&["query", "-s", "shop", "--value", "bytes"], "--value takes one of: samples, cpu");
-    says(&["query", "-s", "shop", "--from", "yesterday"], "`yesterday` is no time");
+    says(&["query", "-s", "shop", "--from", "tomorrow"], "`tomorrow` is no time");
     says(&["query", "-o", "all.svg"], "--service '*'");
     says(&["query", "--pid", "7"], "--service '*'");
     says(&["query", "--runtime-id", "shop-1.5", "--json"], "--service '*'");
     says(&["diff"], "--service NAME");
     says(&["diff", "-s", "shop", "--baseline-service", "shop"], "with itself");
     says(&["diff", "-s", "shop", "-o", "x.pb.gz"], "written as .svg");
+}
+
+#[test]
+fn what_is_compared_stands_on_two_lines() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path());
+    let text = answer(directory.path(), &["diff", "-s", "shop"]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("before: ") && lines[1].starts_with("after:  "), "{text}");
+    assert!(!text.contains("\\x0a"), "{text}");
+    assert_eq!(answer(directory.path(), &["diff", "-s", "shop", "-o", "d.svg"]), "");
+    let picture = std::fs::read_to_string(directory.path().join("d.svg")).unwrap();
+    assert!(picture.contains("share of all, in points") && picture.contains("+15"));
 }
 
 #[test]

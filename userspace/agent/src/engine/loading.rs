@@ -592,6 +592,14 @@ impl Loading {
         }
     }
 
+    /// Files that could not be opened, and why.
+    pub fn unreadable(&self) -> impl Iterator<Item = (FileId, &str)> {
+        self.entries.iter().filter_map(|(file, entry)| match &entry.state {
+            State::Failed(why) => Some((*file, why.as_str())),
+            _ => None,
+        })
+    }
+
     /// Whether something is still on its way about a file.
     pub fn is_asked_about(&self, file: FileId) -> bool {
         self.entries.get(&file).is_some_and(|entry| matches!(entry.state, State::Opening))

@@ -294,6 +294,15 @@ impl Engine {
         }
     }
 
+    /// Some of the mapped files that could not be read, and why.
+    pub fn unreadable_files(&self, most: usize) -> Vec<(String, String)> {
+        let known = self.loading.unreadable().filter_map(|(file, why)| {
+            let path = self.table.files.get(file)?.path.to_vec();
+            Some((String::from_utf8_lossy(&path).into_owned(), why.to_owned()))
+        });
+        known.take(most).collect()
+    }
+
     /// Readable when processes have changed.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         self.sideband.fd()

@@ -3,7 +3,7 @@
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use strata_config::{Configuration, Flag, Inputs, Loaded};
 use strata_export::datadog::DEFAULT_SOCKET;
 
@@ -53,6 +53,36 @@ impl Source {
 
     pub fn shown(&self) -> String {
         self.path().map(|path| path.display().to_string()).unwrap_or_default()
+    }
+}
+
+/// Where the daemon of this host keeps its store: as asked for, else as its configuration says.
+pub fn store_directory(asked: Option<PathBuf>, file: Option<PathBuf>) -> Result<PathBuf> {
+    if let Some(directory) = asked {
+        return Ok(directory);
+    }
+    let source = Source { file, flags: Vec::new() };
+    let store = source.load().context("--store DIR names the store itself")?.configuration.store;
+    if !store.enabled.value {
+        bail!(
+            "the daemon keeps no store: store.enabled is false ({}); --store DIR reads one that was \
+             kept before",
+            store.enabled.origin
+        );
+    }
+    Ok(store.path.value)
+}
+
+/// Where the daemon of this host serves its status, likewise.
+pub fn status_socket(asked: Option<PathBuf>, file: Option<PathBuf>) -> Result<PathBuf> {
+    if let Some(path) = asked {
+        return Ok(path);
+    }
+    let source = Source { file, flags: Vec::new() };
+    let loaded = source.load().context("--socket PATH names the daemon's socket itself")?;
+    match loaded.configuration.status_socket.value {
+        Some(path) => Ok(path),
+        None => bail!("the daemon serves no status: metrics.socket is empty in its configuration"),
     }
 }
 

@@ -12,7 +12,9 @@ use strata_profile::{FrameKind, Profile};
 use strata_store::{Answer, Holding};
 
 use crate::printing::print;
-use strata_query::when;
+use crate::terminal::{columns, counted, cut};
+use strata_query::by::{By, Row, Table};
+use strata_query::{DEFAULT_TYPE, Window, when};
 
 /// Characters of a function's name.
 const LONGEST: usize = 100;
@@ -40,14 +42,15 @@ pub fn note_missing_times(profile: &Profile) {
 /// The top functions of an answer.
 pub fn functions(title: &str, answer: &Answer, shown: usize, most: usize) -> Result<i32> {
     let summary = summary::summarize(&answer.profile, shown, most);
+    let width = columns(&std::io::stdout());
     let mut text = format!("{}\n", sanitize_for_terminal(title));
     let mut facts =
         vec![format!("{} {}", quantity(summary.total, &summary.unit), summary.sample_type)];
     if let Some(samples) = summary.samples {
-        facts.push(format!("{} samples", grouped(samples)));
+        facts.push(counted(u64::try_from(samples).unwrap_or(0), "sample"));
     }
-    facts.push(format!("{} profiles", grouped_u64(answer.profiles)));
-    facts.push(format!("{} functions", summary.functions));
+    facts.push(counted(answer.profiles, "profile"));
+    facts.push(counted(summary.functions as u64, "function"));
     facts.push(duration(summary.duration_nanos));
     text += &format!("{}\n\n   self   total  function\n", facts.join(", "));
     for function in &summary.top_functions {
@@ -56,12 +59,13 @@ pub fn functions(title: &str, answer: &Answer, shown: usize, most: usize) -> Res
             _ if function.module.is_empty() => String::new(),
             _ => format!("  ({})", sanitize_for_terminal(&function.module)),
         };
-        text += &format!(
-            "{:6.2}% {:6.2}%  {}{module}\n",
+        let line = format!(
+            "{:6.2}% {:6.2}%  {}{module}",
             function.self_percent,
             function.total_percent,
             name(&function.name)
         );
+        text += &(cut(&line, width) + "\n");
     }
     let more = summary.functions.saturating_sub(summary.top_functions.len());
     if more > 0 {
@@ -70,10 +74,44 @@ pub fn functions(title: &str, answer: &Answer, shown: usize, most: usize) -> Res
     print(&text)
 }
 
+/// What used how much, the largest first.
+pub fn by(title: &str, by: &By, table: &Table, most: usize) -> Result<i32> {
+    let width = columns(&std::io::stdout());
+    let mut text = format!(
+        "{}\n{} {}, {}\n\n",
+        sanitize_for_terminal(title),
+        quantity(table.total, &table.unit),
+        table.sample_type,
+        counted(table.rows.len() as u64, "row")
+    );
+    let amounts: Vec<String> =
+        table.rows.iter().take(most).map(|row| quantity(row.value, &table.unit)).collect();
+    let wide = amounts.iter().map(|amount| amount.chars().count()).max().unwrap_or(0);
+    let wide = wide.max(table.sample_type.chars().count());
+    text += &format!("  share  {:>wide$}  {}\n", table.sample_type, by.heading());
+    for (row, amount) in table.rows.iter().zip(&amounts) {
+        let share = 100.0 * row.value as f64 / table.total.max(1) as f64;
+        let line = format!("{share:6.2}%  {amount:>wide$}  {}", name(&row.name));
+        text += &(cut(&line, width) + "\n");
+    }
+    match table.rows.len().saturating_sub(most) {
+        0 => {}
+        more => text += &format!("and {more} more (--top N)\n"),
+    }
+    print(&text)
+}
+
 /// What a store holds, a line for each service, type and set of labels.
-pub fn holdings(store: &Path, held: &[Holding]) -> Result<i32> {
-    let mut lines: Vec<[String; 6]> =
-        vec![["service", "type", "from", "to", "profiles", "size"].map(str::to_owned)];
+/// `used` has the services of a window by what they used: they come first.
+pub fn holdings(store: &Path, held: &mut [Holding], used: &[Row], window: Window) -> Result<i32> {
+    let place = |service: &str| used.iter().position(|row| row.name == service);
+    held.sort_by_key(|holding| place(&holding.service).unwrap_or(usize::MAX));
+    let held = &*held;
+    let total = used.iter().fold(0_i64, |sum, row| sum.saturating_add(row.value)).max(1);
+    let zone = when::zone(window.to);
+    let (from, to) = (format!("from ({zone})"), format!("to ({zone})"));
+    let heading = ["service", "type", &from, &to, "profiles", "size", "cpu share"];
+    let mut lines: Vec<[String; 7]> = vec![heading.map(str::to_owned)];
     let mut labels = vec!["labels".to_owned()];
     let mut services: BTreeMap<&str, ()> = BTreeMap::new();
     for holding in held {
@@ -85,12 +123,18 @@ pub fn holdings(store: &Path, held: &[Holding]) -> Result<i32> {
             when::show(holding.last_nanos),
             grouped_u64(holding.profiles),
             size(holding.bytes),
+            match place(&holding.service).and_then(|at| used.get(at)) {
+                Some(row) if holding.kind == DEFAULT_TYPE => {
+                    format!("{:.2} %", 100.0 * row.value as f64 / total as f64)
+                }
+                _ => String::new(),
+            },
         ]);
         let of_one = holding.labels.iter().map(|(name, value)| format!("{name}={value}"));
         let of_one = of_one.collect::<Vec<_>>().join(" ");
         labels.push(sanitize_for_terminal(&shortened(&of_one, 120)).into_owned());
     }
-    let mut widths = [0_usize; 6];
+    let mut widths = [0_usize; 7];
     for line in &lines {
         for (width, cell) in widths.iter_mut().zip(line) {
             *width = (*width).max(cell.chars().count());
@@ -112,18 +156,20 @@ pub fn holdings(store: &Path, held: &[Holding]) -> Result<i32> {
     let bytes = held.iter().fold(0, |sum: u64, holding| sum.saturating_add(holding.bytes));
     let profiles = held.iter().fold(0, |sum: u64, holding| sum.saturating_add(holding.profiles));
     text += &format!(
-        "\n{}: {} services, {} profiles, {}\n",
+        "\n{}: {}, {}, {}\n",
         store.display(),
-        services.len(),
-        grouped_u64(profiles),
+        counted(services.len() as u64, "service"),
+        counted(profiles, "profile"),
         size(bytes)
     );
+    text += &format!("cpu share: of {}\n", window.text());
     print(&text)
 }
 
 /// Which functions changed, by their share of all.
 pub fn difference(heading: &[String], difference: &Difference, most: usize) -> Result<i32> {
     let total = difference.total;
+    let width = columns(&std::io::stdout());
     let heading: Vec<_> = heading.iter().map(|line| sanitize_for_terminal(line)).collect();
     let quantity = |value| quantity(value, &difference.unit);
     let mut text = format!(
@@ -135,21 +181,24 @@ pub fn difference(heading: &[String], difference: &Difference, most: usize) -> R
     );
     text += "         self                     total\n";
     text += " before   after  change   before   after  change  function\n";
-    let changed = |change: f64| change.abs() >= 0.000_05;
     let is_changed = |function: &&strata_profile::difference::FunctionDifference| {
-        changed(function.own_share_change) || changed(function.share_change)
+        function.own_share_change.abs() >= difference.noise(function.own)
+            || function.share_change.abs() >= difference.noise(function.value)
     };
     let rows: Vec<_> = difference.functions.iter().filter(is_changed).collect();
     for function in rows.iter().take(most) {
-        text += &format!(
-            "{}  {}  {}\n",
+        let line = format!(
+            "{}  {}  {}",
             shares(function.own, total),
             shares(function.value, total),
             name(&function.name)
         );
+        text += &(cut(&line, width) + "\n");
     }
     match rows.len().saturating_sub(most) {
-        0 if rows.is_empty() => text += "nothing changed\n",
+        0 if rows.is_empty() => {
+            text += "nothing changed by more than 0.1 points or than chance explains (2σ)\n";
+        }
         0 => {}
         more => text += &format!("and {more} more that changed (--top N)\n"),
     }

@@ -120,6 +120,21 @@ pub fn start(command: &[OsString], user: Option<&User>, variables: &[Variable]) 
     })
 }
 
+/// Has a command of the standard library run as this user, in a session of its own.
+pub fn become_user_of(command: &mut std::process::Command, user: Option<&User>) -> Result<()> {
+    use std::os::unix::process::CommandExt;
+    command.process_group(0);
+    let Some(user) = user else { return Ok(()) };
+    command.env("HOME", &user.home).env("USER", &user.name).env("LOGNAME", &user.name);
+    let name = CString::new(user.name.as_bytes()).context("a user name with a NUL")?;
+    let (uid, gid) = (user.uid, user.gid);
+    // SAFETY: only system calls that may follow a fork.
+    unsafe {
+        command.pre_exec(move || become_user(&name, uid, gid));
+    }
+    Ok(())
+}
+
 fn become_user(name: &CStr, uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: no preconditions.
     let already = unsafe { libc::geteuid() == uid && libc::getegid() == gid };

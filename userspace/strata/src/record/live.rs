@@ -4,6 +4,8 @@
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
+use crate::terminal::{columns, counted, cut};
+
 /// The figures of the line.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
@@ -42,7 +44,8 @@ impl Live {
         if self.quiet {
             return;
         }
-        let line = self.line(figures);
+        let columns = if self.terminal { columns(&stderr()) } else { None };
+        let line = self.line(figures, columns);
         if self.terminal {
             // Back to the start, the line, and whatever the last one had more.
             let _ = write!(stderr(), "\r{line}\x1b[K");
@@ -53,19 +56,10 @@ impl Live {
         }
     }
 
-    fn line(&self, figures: Figures) -> String {
+    fn line(&self, figures: Figures, columns: Option<usize>) -> String {
         let elapsed = clock(self.started.elapsed());
         let of = self.duration.map(|all| format!(" of {}", clock(all))).unwrap_or_default();
-        let mut line = format!(
-            "recording {elapsed}{of}  {} samples  {} processes  {} lost",
-            grouped(figures.samples),
-            grouped(figures.processes as u64),
-            grouped(figures.lost)
-        );
-        if figures.incomplete > 0 {
-            line.push_str(&format!("  {} incomplete stacks", grouped(figures.incomplete)));
-        }
-        line
+        fitting(&format!("{elapsed}{of}"), figures, columns)
     }
 
     /// Takes the line away, so that something else can be printed.
@@ -82,6 +76,31 @@ impl Live {
             let _ = writeln!(stderr(), "{text}");
         }
     }
+}
+
+/// As much of the line as the terminal has columns for: what is needed least goes first. A line that
+/// wraps would not be renewed but repeated.
+fn fitting(time: &str, figures: Figures, columns: Option<usize>) -> String {
+    let samples = counted(figures.samples, "sample");
+    let lost = format!("{} lost", grouped(figures.lost));
+    let processes = counted(figures.processes as u64, "process");
+    let share = 100.0 * figures.incomplete as f64 / figures.samples.max(1) as f64;
+    let incomplete = match figures.incomplete {
+        0 => String::new(),
+        _ => format!("{share:.1} % of stacks incomplete"),
+    };
+    let candidates = [
+        format!("recording {time}  {samples}  {processes}  {lost}  {incomplete}"),
+        format!("recording {time}  {samples}  {lost}  {incomplete}"),
+        format!("recording {time}  {samples}  {lost}"),
+        format!("{time}  {samples}  {lost}"),
+    ];
+    // The last column stays free: some terminals wrap when it is written.
+    let fits =
+        |line: &&String| columns.is_none_or(|columns| line.trim_end().chars().count() < columns);
+    let [.., shortest] = &candidates;
+    let line = candidates.iter().find(fits).unwrap_or(shortest).trim_end();
+    cut(line, columns.map(|columns| columns.saturating_sub(1)))
 }
 
 fn clock(time: Duration) -> String {
@@ -109,6 +128,25 @@ pub fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_line_fits_the_terminal() {
+        let figures = Figures { samples: 1_234_567, processes: 1, lost: 12, incomplete: 99_999 };
+        let time = "1h00m01s of 12h00m00s";
+        assert_eq!(
+            fitting(time, figures, Some(200)),
+            "recording 1h00m01s of 12h00m00s  1,234,567 samples  1 process  12 lost  8.1 % of stacks \
+             incomplete"
+        );
+        assert_eq!(
+            fitting(time, figures, Some(80)),
+            "recording 1h00m01s of 12h00m00s  1,234,567 samples  12 lost"
+        );
+        for columns in [10, 40, 60, 80, 100] {
+            let line = fitting(time, figures, Some(columns));
+            assert!(line.chars().count() < columns, "{columns}: {line}");
+        }
+    }
 
     #[test]
     fn numbers_are_readable() {

@@ -4,11 +4,15 @@
 //! - [`launch`]: the command after `--`, run as the right user.
 //! - [`output`]: files that belong to the right user and never follow a link.
 //! - [`upload`]: the profile goes to a server.
-//! - [`live`]: what is shown meanwhile. [`report`]: what is said at the end.
+//! - [`live`]: what is shown meanwhile. [`report`]: what is printed at the end; [`losses`] and
+//!   [`quality`]: what is missing and where. [`opening`]: the picture in a browser.
 
 pub mod launch;
 pub mod live;
+pub mod losses;
+mod opening;
 pub mod output;
+mod quality;
 pub mod report;
 pub mod session;
 pub mod upload;
@@ -49,6 +53,10 @@ pub struct Plan {
     pub managed: managed::Policy,
     /// What a flame graph shows.
     pub shown: Shown,
+    /// Processes of one name stand apart in a flame graph.
+    pub split_by_pid: bool,
+    /// The flame graph is opened in a browser.
+    pub open: bool,
     pub signatures: bool,
     pub outputs: Vec<(PathBuf, Format)>,
     /// The outputs' names were not chosen: another file of such a name is kept.
@@ -57,6 +65,32 @@ pub struct Plan {
     pub json: bool,
     pub quiet: bool,
     pub verbose: u8,
+}
+
+impl Plan {
+    /// What was recorded, for the top of a picture: `cpu of nginx, 97 Hz`.
+    fn title(&self) -> String {
+        let mut of: Vec<String> = Vec::new();
+        if !self.command.is_empty() {
+            let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
+            of.push(words.join(" "));
+        }
+        let listed = |one: &str, many: &str, list: Vec<String>| match list.len() {
+            0 => None,
+            1 => Some(format!("{one} {}", list.concat())),
+            _ => Some(format!("{many} {}", list.join(", "))),
+        };
+        let pids = self.wanted.pids.iter().map(u32::to_string).collect();
+        of.extend(listed("process", "processes", pids));
+        of.extend(self.wanted.comms.iter().cloned());
+        of.extend(listed("container", "containers", self.wanted.groups.clone()));
+        if of.is_empty() {
+            of.push("the whole host".to_owned());
+        } else if !self.wanted.follow_children {
+            of.push("without children".to_owned());
+        }
+        format!("{} of {}, {} Hz", self.kinds, of.join(", "), self.frequency)
+    }
 }
 
 /// Rates that other timers of a host tick at: sampling in step with one sees always or never
@@ -126,6 +160,13 @@ pub fn run(plan: &Plan) -> Result<i32> {
     for failure in &failures {
         eprintln!("strata: {failure}");
     }
+    if plan.open {
+        let picture = written.iter().find(|written| written.format == Format::Svg);
+        let opened = picture.map(|picture| opening::open(&picture.path, recorded.user.as_ref()));
+        if let Some(Err(error)) = opened {
+            eprintln!("strata: {error:#}");
+        }
+    }
     let command_exit = match recorded.still_running {
         Some(pid) => Some(wait_for_command(pid, plan.quiet)),
         None => command_exit,
@@ -180,7 +221,7 @@ fn write_all(
         false => &plan.outputs,
     };
     for (path, format) in outputs {
-        match write_one(path, *format, profile, plan.shown, user) {
+        match write_one(plan, path, *format, profile, user) {
             Ok(done) => written.push(done),
             // `| head` has what it wanted.
             Err(error) if path == Path::new("-") && output::is_closed_pipe(&error) => {}
@@ -194,7 +235,7 @@ fn write_all(
         let name = format!("strata-rescued-{}.pb.gz", std::process::id());
         for folder in ["/var/tmp", "/tmp", "/dev/shm"] {
             let path = Path::new(folder).join(&name);
-            if let Ok(done) = write_one(&path, Format::Pprof, profile, plan.shown, user) {
+            if let Ok(done) = write_one(plan, &path, Format::Pprof, profile, user) {
                 failures.push(format!("the profile was kept in `{}`", path.display()));
                 written.push(done);
                 break;
@@ -234,15 +275,16 @@ fn with_number(path: &Path, format: Format, number: u32) -> PathBuf {
 }
 
 fn write_one(
+    plan: &Plan,
     path: &Path,
     format: Format,
     profile: &Profile,
-    shown: Shown,
     user: Option<&User>,
 ) -> Result<Written> {
     let options = WriteOptions {
-        title: "strata".into(),
-        hidden: shown.hidden(),
+        title: plan.title(),
+        hidden: plan.shown.hidden(),
+        split_processes: plan.split_by_pid,
         ..WriteOptions::for_path(path)
     };
     let bytes = output::write(path, user, |out| {

@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use strata_abi::record::{Counter, END_COUNT, End};
+use strata_abi::record::{Counter, End};
 use strata_profile::summary::{self, Summary};
-use strata_profile::text::sanitize_for_terminal;
+use strata_profile::text::{sanitize_for_terminal, shortened};
 use strata_profile::{FrameKind, Profile};
 
 use super::live::grouped;
-use strata_agent::code_address::describe_end;
+use super::losses::{Running, advice, cause_of, losses};
+use super::quality::Quality;
+use crate::terminal::{columns, counted, cut};
 use strata_agent::engine::Engine;
 use strata_agent::kernel::introspect;
 use strata_agent::selection::Selection;
@@ -22,110 +24,6 @@ pub struct Written {
     pub path: PathBuf,
     pub bytes: u64,
     pub format: strata_profile::Format,
-}
-
-/// Something that is missing from the profile, and how often.
-pub struct Loss {
-    /// For scripts.
-    pub cause: &'static str,
-    /// For people.
-    pub text: String,
-    pub count: u64,
-}
-
-/// Losses other than the ways in which stacks end, for scripts and for people.
-const CAUSES: [(&str, &str); 16] = [
-    ("ring_full", "samples the record ring had no room for"),
-    (
-        "sampling_restarted",
-        "times the kernel had stopped sampling a CPU for seconds, and was asked again",
-    ),
-    ("lost_events", "process events that were lost: the kernel had no room, or a CPU was off"),
-    ("malformed_records", "records that made no sense"),
-    ("raw_stacks_dropped", "raw stacks that had to be given up"),
-    ("processes_unread", "processes whose mappings could not be read"),
-    (
-        "clr_looks_unanswered",
-        "looks at what .NET processes have mapped that hung, or were left because others hang",
-    ),
-    (
-        "clr_stacks_followed",
-        "stacks of .NET code followed by frame pointer before its methods were known",
-    ),
-    ("files_unreadable", "mapped files that could not be read"),
-    (
-        "files_delayed",
-        "times a mapped file was opened later: its process maps many, or strata was busy",
-    ),
-    ("tables_refused", "unwind tables without room (--table-memory)"),
-    ("extents_dropped", "mappings beyond what a process may have in the kernel's tables"),
-    ("mappings_refused", "executable mappings beyond 4,096 of one process"),
-    (
-        "mapping_events_muted",
-        "mapping events passed over: their process maps without end, and is read again later",
-    ),
-    ("clr_records_lost", "records of .NET processes that were lost or refused"),
-    ("unnamed_places", "addresses without a name"),
-];
-
-/// What a loss means to people.
-pub fn explained(cause: &str) -> Option<String> {
-    if let Some((_, text)) = CAUSES.iter().find(|(known, _)| *known == cause) {
-        return Some((*text).to_owned());
-    }
-    let end = End::ALL.into_iter().find(|end| cause_of(*end) == cause)?;
-    Some(format!("stacks cut: {}", describe_end(end)))
-}
-
-/// Every loss that is not zero. `ends` says how stacks ended, `unnamed` how many places have no
-/// name.
-pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Loss> {
-    let mut losses = Vec::new();
-    let mut add = |cause, count| {
-        if count > 0 {
-            losses.push(Loss { cause, text: explained(cause).unwrap_or_default(), count });
-        }
-    };
-    add("ring_full", engine.count(Counter::RingFull));
-    add("sampling_restarted", engine.restarted);
-    add("lost_events", engine.table.lost_events);
-    add("malformed_records", engine.malformed_records);
-    for end in End::ALL {
-        if matches!(end, End::Complete | End::KernelOnly) {
-            continue;
-        }
-        add(cause_of(end), ends.get(end as usize).copied().unwrap_or_default());
-    }
-    add("raw_stacks_dropped", engine.raw_stacks_dropped());
-    add("processes_unread", engine.processes_unread());
-    add("clr_looks_unanswered", engine.managed.unanswered_looks());
-    add("clr_stacks_followed", engine.stacks_followed());
-    add("files_unreadable", engine.loading.failed_files);
-    add("files_delayed", engine.loading.delayed_files);
-    add("tables_refused", engine.store.refused);
-    add("extents_dropped", engine.store.cut_extents);
-    add("mappings_refused", engine.table.refused_mappings);
-    add("mapping_events_muted", engine.table.muted_events);
-    add("clr_records_lost", engine.managed.totals().lost);
-    add("unnamed_places", unnamed);
-    losses
-}
-
-fn cause_of(end: End) -> &'static str {
-    match end {
-        End::Complete => "complete",
-        End::FrameLimit => "stack_frame_limit",
-        End::NoMapping => "stack_no_mapping",
-        End::BrokenChain => "stack_broken_frame_pointers",
-        End::UnreadableStack => "stack_unreadable",
-        End::UnsupportedRule => "stack_unsupported_rule",
-        End::StackNotGrowing => "stack_not_growing",
-        End::NoProcess => "stack_process_unknown",
-        End::Compat => "stack_32_bit",
-        End::KernelOnly => "kernel_only",
-        End::CaptureLimit => "stack_capture_limit",
-        End::NoReturnAddress => "stack_no_return_address",
-    }
 }
 
 /// Which names and control groups no process had: `no process is named `nosuch``.
@@ -168,17 +66,18 @@ impl Report<'_> {
 
     pub fn print(&self, out: &mut dyn Write, verbose: bool) -> std::io::Result<()> {
         let summary = self.summary();
+        let width = columns(&std::io::stderr());
         let samples = self.engine.aggregate.samples();
         let busy = samples as f64 / f64::from(self.frequency) / self.length.as_secs_f64();
         writeln!(
             out,
-            "{} samples in {:.1}s at {} Hz: {:.2} CPUs busy, {} processes, {} threads",
-            grouped(samples),
+            "{} in {:.1} s at {} Hz: {:.2} CPUs busy, {}, {}",
+            counted(samples, "sample"),
             self.length.as_secs_f64(),
             self.frequency,
             busy,
-            grouped(summary.processes as u64),
-            grouped(self.profile.threads().len() as u64),
+            counted(summary.processes as u64, "process"),
+            counted(self.profile.threads().len() as u64, "thread"),
         )?;
         if samples == 0 {
             writeln!(
@@ -200,13 +99,13 @@ impl Report<'_> {
                 _ if function.module.is_empty() => String::new(),
                 _ => format!("  ({})", sanitize_for_terminal(base_name(&function.module))),
             };
-            writeln!(
-                out,
+            let line = format!(
                 "{:5.1}%  {:5.1}%  {}{module}",
                 function.self_percent,
                 function.total_percent,
-                shorten(&sanitize_for_terminal(&function.name), 90),
-            )?;
+                shortened(&sanitize_for_terminal(&function.name), 90),
+            );
+            writeln!(out, "{}", cut(&line, width))?;
         }
         if summary.top_processes.len() > 1 {
             writeln!(out, "\n   cpu   process")?;
@@ -245,12 +144,9 @@ impl Report<'_> {
         if totals.attached == 0 && totals.refused.is_empty() {
             return Ok(());
         }
-        let processes = |count: u64| match count {
-            1 => "1 process".to_owned(),
-            count => format!("{} processes", grouped(count)),
-        };
-        let mut line =
-            format!(".NET: {} methods of {}", grouped(totals.methods), processes(totals.attached));
+        let (methods, processes) =
+            (counted(totals.methods, "method"), counted(totals.attached, "process"));
+        let mut line = format!(".NET: {methods} of {processes}");
         if totals.loaded > 0 {
             let gone = totals.loaded.saturating_sub(totals.detached);
             line += &format!("; attached to {}", grouped(totals.loaded));
@@ -265,7 +161,7 @@ impl Report<'_> {
         }
         if totals.refused.len() > MOST {
             let more = totals.refused.len() - MOST;
-            writeln!(out, "  and {more} more (`strata ps` tells)")?;
+            writeln!(out, "  and {more} more (`strata ps` lists them)")?;
         }
         Ok(())
     }
@@ -280,15 +176,21 @@ impl Report<'_> {
         } else {
             writeln!(out, "\nnot complete:")?;
         }
+        let quality = Quality::of(self.profile);
+        for line in [quality.incomplete_text(), quality.unnamed_text()].into_iter().flatten() {
+            writeln!(out, "  {}", sanitize_for_terminal(&line))?;
+        }
         for loss in &losses {
-            writeln!(out, "  {:>8}  {}", grouped(loss.count), loss.text)?;
+            let advice = advice(loss.cause, Running::Recording);
+            let advice = advice.map_or(String::new(), |advice| format!(" ({advice})"));
+            writeln!(out, "  {:>8}  {}{advice}", grouped(loss.count), loss.text)?;
         }
         if verbose {
             for problem in &self.shortfalls.problems {
                 writeln!(out, "  {}", sanitize_for_terminal(problem))?;
             }
         } else if !self.shortfalls.problems.is_empty() {
-            writeln!(out, "  (-v tells which files are concerned)")?;
+            writeln!(out, "  (-v names the files)")?;
         }
         Ok(())
     }
@@ -426,13 +328,4 @@ fn describe(format: strata_profile::Format) -> &'static str {
 
 fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
-}
-
-fn shorten(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
-        return text.to_owned();
-    }
-    let mut short: String = text.chars().take(most - 1).collect();
-    short.push('…');
-    short
 }

@@ -80,6 +80,8 @@ pub struct Sampling {
     pub own: u64,
     /// What is missing from profiles, by cause.
     pub losses: BTreeMap<String, u64>,
+    /// Some of the files that cannot be read now.
+    pub unreadable_files: Vec<UnreadableFile>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -110,6 +112,16 @@ pub struct DotNet {
     pub waiting: usize,
     pub methods: u64,
     pub refused: Vec<RefusedProcess>,
+    /// `dotnet.bridge` of the configuration.
+    pub policy: String,
+}
+
+/// A mapped file that cannot be read.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UnreadableFile {
+    pub path: String,
+    pub why: String,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

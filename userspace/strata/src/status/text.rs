@@ -4,7 +4,8 @@ use strata_profile::text::sanitize_for_terminal;
 
 use super::{Exporter, Sourced, Status};
 use crate::record::live::grouped;
-use crate::record::report;
+use crate::record::losses::{self, Running};
+use crate::terminal::counted;
 
 fn sanitize(lines: &[String]) -> String {
     let lines = lines.iter().flat_map(|line| line.lines());
@@ -57,7 +58,8 @@ fn settings(status: &Status, lines: &mut Vec<String>) {
         "" => "defaults, environment and flags",
         file => file,
     };
-    lines.push(format!("configuration  {file}, reloaded {} times", configuration.reloads));
+    let reloads = counted(configuration.reloads, "time");
+    lines.push(format!("configuration  {file}, reloaded {reloads}"));
     if let Some(trouble) = &configuration.trouble {
         lines.push("               what is there now was refused, the one before is used:".into());
         lines.extend(trouble.lines().map(|line| format!("               {line}")));
@@ -70,21 +72,26 @@ fn settings(status: &Status, lines: &mut Vec<String>) {
 fn sampling(status: &Status, lines: &mut Vec<String>) {
     let sampling = &status.sampling;
     lines.push(format!(
-        "sampling       {} Hz, {} processes; {} samples in profiles, {} left out",
+        "sampling       {} Hz, {}; {} in profiles, {} left out",
         sampling.frequency,
-        grouped(sampling.processes as u64),
-        grouped(sampling.samples),
+        counted(sampling.processes as u64, "process"),
+        counted(sampling.samples, "sample"),
         grouped(sampling.left_out)
     ));
     for (cause, count) in &sampling.losses {
-        let text = report::explained(cause).unwrap_or_else(|| cause.clone());
-        lines.push(format!("               missing: {} {text}", grouped(*count)));
+        let text = losses::explained(cause).unwrap_or_else(|| cause.clone());
+        let advice = losses::advice(cause, Running::Daemon);
+        let advice = advice.map_or(String::new(), |advice| format!(": {advice}"));
+        lines.push(format!("               missing: {} {text}{advice}", grouped(*count)));
+    }
+    for file in &sampling.unreadable_files {
+        lines.push(format!("               unreadable: {}: {}", file.path, file.why));
     }
     let profiles = &status.profiles;
     lines.push(format!(
-        "profiles       {} in {} periods, {} dropped",
+        "profiles       {} in {}, {} dropped",
         grouped(profiles.made),
-        grouped(profiles.flushes),
+        counted(profiles.flushes, "flush"),
         grouped(profiles.dropped)
     ));
     lines.extend(lost(profiles.undelivered_batches, "batches found no exporter"));
@@ -92,12 +99,15 @@ fn sampling(status: &Status, lines: &mut Vec<String>) {
 
 fn targets(status: &Status, lines: &mut Vec<String>) {
     let dotnet = &status.dotnet;
-    lines.push(format!(
-        ".NET           {} attached, {} waiting, {} methods",
-        dotnet.attached,
-        dotnet.waiting,
-        grouped(dotnet.methods)
-    ));
+    lines.push(match dotnet.policy.as_str() {
+        "off" => ".NET           off (dotnet.bridge): methods have no names".to_owned(),
+        _ => format!(
+            ".NET           {} attached, {} waiting, {}",
+            dotnet.attached,
+            dotnet.waiting,
+            counted(dotnet.methods, "method")
+        ),
+    });
     for refused in dotnet.refused.iter().take(10) {
         lines.push(format!("               {}: {}", refused.pid, refused.why));
     }
@@ -140,7 +150,8 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
         exporter(one, lines);
     }
     for file in &status.file_exporters {
-        lines.push(format!("exporter {:<10}{} files", file.name, file.files_written));
+        let files = counted(file.files_written, "file");
+        lines.push(format!("exporter {:<10}{files}", file.name));
         lines.extend(lost(file.failed, "profiles could not be written"));
         if let Some(trouble) = &file.trouble {
             lines.push(format!("               {trouble}"));
@@ -254,8 +265,8 @@ mod tests {
         all.sampling.losses.insert("stack_capture_limit".to_owned(), 1200);
         all.sampling.losses.insert("new_one".to_owned(), 3);
         let shown = status(&all);
-        let explained = report::explained("stack_capture_limit").expect("a loss");
-        assert!(shown.contains(&format!("missing: 1,200 {explained}\n")), "{shown}");
+        let explained = losses::explained("stack_capture_limit").expect("a loss");
+        assert!(shown.contains(&format!("missing: 1,200 {explained}: usual in")), "{shown}");
         // Of another version of strata.
         assert!(shown.contains("missing: 3 new_one\n"), "{shown}");
     }

@@ -1,12 +1,15 @@
 //! How the loop is doing, for its status.
 
 use super::{Daemon, kernel_frequency};
-use crate::record::report;
+use crate::record::losses;
 use crate::status::{
     self, Containers, CpuSeconds, DotNet, Memory, Profiles, Reading, RefusedProcess, SHED,
-    Sampling, Status,
+    Sampling, Status, UnreadableFile,
 };
 use strata_agent::kernel::introspect;
+
+/// Files that cannot be read which the status names.
+const MOST_FILES: usize = 5;
 
 /// Figures that are found out less often.
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,7 +90,7 @@ impl Daemon {
         for (sum, count) in ends.iter_mut().zip(engine.aggregate.ends()) {
             *sum += count;
         }
-        let losses = report::losses(engine, &ends, tally.unnamed);
+        let losses = losses::losses(engine, &ends, tally.unnamed);
         Sampling {
             frequency: kernel_frequency(&self.configuration),
             processes: engine.table.count(),
@@ -97,6 +100,11 @@ impl Daemon {
             unattributed: tally.unattributed,
             own: engine.own_samples,
             losses: losses.into_iter().map(|loss| (loss.cause.to_owned(), loss.count)).collect(),
+            unreadable_files: engine
+                .unreadable_files(MOST_FILES)
+                .into_iter()
+                .map(|(path, why)| UnreadableFile { path, why })
+                .collect(),
         }
     }
 
@@ -108,6 +116,7 @@ impl Daemon {
             detached: totals.detached,
             waiting: managed.candidates().count(),
             methods: totals.methods,
+            policy: self.configuration.bridge.value.name().to_owned(),
             refused: totals
                 .refused
                 .into_iter()

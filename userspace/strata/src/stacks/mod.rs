@@ -2,18 +2,19 @@
 //!
 //! Nothing is stopped, signalled or loaded for native code: the kernel walks the threads that wait,
 //! with the tables that a recording uses. A .NET process gets the bridge for its names, as in a
-//! recording, and loses it again.
+//! recording, and loses it again. [`thread`]: threads as they are shown.
+
+mod thread;
 
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
-use serde_json::{Value, json};
+use serde_json::Value;
 use strata_abi::record::End;
 use strata_kinds::{Kind, Kinds};
-use strata_profile::Profile;
-use strata_profile::text::sanitize_for_terminal;
 
 use crate::printing;
+use crate::terminal::{columns, counted, cut};
 use strata_agent::code_address::describe_end;
 use strata_agent::engine::{Engine, Options};
 use strata_agent::kernel::loader::Settings;
@@ -22,11 +23,14 @@ use strata_agent::managed::Policy;
 use strata_agent::selection::Wanted;
 use strata_symbolize::build::Circumstances;
 use strata_symbolize::resolve;
+use thread::Thread;
 
 /// What is asked.
 pub struct Question {
     pub pid: u32,
     pub managed: Policy,
+    /// Kernel frames have lines of their own.
+    pub kernel: bool,
     pub json: bool,
 }
 
@@ -86,93 +90,36 @@ pub fn run(question: &Question) -> Result<i32> {
         kinds: Kinds::NONE.with(Kind::Cpu, true),
     };
     let (profile, _) = resolve::profile(&mut engine, &circumstances, false, |_, _| {})?;
-    let threads = threads(&profile);
+    let threads = thread::threads(&profile, pid);
     if question.json {
         return printing::json(&threads.iter().map(Thread::json).collect::<Vec<Value>>());
     }
-    let mut text: String = threads.iter().map(Thread::text).collect();
+    let width = columns(&std::io::stdout());
+    let groups = thread::merged(&threads);
+    let mut text: String =
+        groups.iter().map(|group| thread::text(group, width, question.kernel)).collect();
     let all = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-    if all > threads.len() {
-        text += &format!("{} more threads are running\n", all - threads.len());
+    let running = all.saturating_sub(threads.len()) as u64;
+    if running > 0 {
+        let note = format!(
+            "{} ran at that moment and {} not shown: `strata record --pid {pid}` shows running code",
+            counted(running, "more thread"),
+            if running == 1 { "is" } else { "are" }
+        );
+        text += &(cut(&note, width) + "\n");
+    }
+    if thread::is_of_go(&threads) {
+        // Not cut: it says what is missing.
+        text += "this is a Go program: goroutines that wait have no thread, and are not looked at. A \
+                 deadlock\nis in their stacks: `kill -QUIT` prints them and ends the program; \
+                 /debug/pprof/goroutine?debug=2\nserves them where net/http/pprof is loaded\n";
     }
     let ends = engine.aggregate.ends();
     for end in End::ALL {
         let count = ends.get(end as usize).copied().unwrap_or_default();
         if count > 0 && !matches!(end, End::Complete | End::KernelOnly) {
-            text += &format!("{count} stacks cut: {}\n", describe_end(end));
+            text += &format!("{} incomplete: {}\n", counted(count, "stack"), describe_end(end));
         }
     }
     printing::print(&text)
-}
-
-struct Frame {
-    name: String,
-    module: String,
-    place: String,
-}
-
-struct Thread {
-    tid: u32,
-    name: String,
-    /// Innermost first.
-    frames: Vec<Frame>,
-}
-
-fn threads(profile: &Profile) -> Vec<Thread> {
-    let mut threads: Vec<Thread> = profile
-        .samples()
-        .map(|sample| {
-            let identity = profile.identity(sample.labels);
-            let frames = profile
-                .stack(sample.stack)
-                .flat_map(|location| {
-                    let location = profile.location(location);
-                    let module = location.mapping.map(|mapping| profile.mapping(mapping));
-                    let module = module.map_or("", |module| profile.string(module.path)).to_owned();
-                    profile.frames(location).iter().map(move |frame| Frame {
-                        name: profile.string(frame.name).to_owned(),
-                        module: module.clone(),
-                        place: place(profile.string(frame.file), frame.line),
-                    })
-                })
-                .collect();
-            Thread {
-                tid: identity.tid.unwrap_or_default(),
-                name: profile.string(identity.comm).to_owned(),
-                frames,
-            }
-        })
-        .collect();
-    threads.sort_by_key(|thread| thread.tid);
-    threads
-}
-
-fn place(file: &str, line: u32) -> String {
-    if file.is_empty() { String::new() } else { format!("{file}:{line}") }
-}
-
-impl Thread {
-    fn text(&self) -> String {
-        let mut text = format!("{} \"{}\"\n", self.tid, sanitize_for_terminal(&self.name));
-        for frame in &self.frames {
-            let module = frame.module.rsplit('/').next().unwrap_or_default();
-            let module = if module.is_empty() { String::new() } else { format!("  ({module})") };
-            let place =
-                if frame.place.is_empty() { String::new() } else { format!("  {}", frame.place) };
-            let line = format!("{}{module}{place}", frame.name);
-            text += &format!("    {}\n", sanitize_for_terminal(&line));
-        }
-        text + "\n"
-    }
-
-    fn json(&self) -> Value {
-        let frames: Vec<Value> = self
-            .frames
-            .iter()
-            .map(
-                |frame| json!({ "name": frame.name, "module": frame.module, "place": frame.place }),
-            )
-            .collect();
-        json!({ "tid": self.tid, "name": self.name, "frames": frames })
-    }
 }

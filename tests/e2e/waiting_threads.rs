@@ -1,0 +1,62 @@
+//! `strata stacks`: what the threads of a process wait for, and what cannot be said of it.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+use strata_tests::running::Running;
+use strata_tests::{machine, places, targets};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn stacks(arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(places::strata_binary()?);
+    command.arg("stacks").args(arguments);
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    println!("{}{}", ended.stdout, ended.stderr);
+    assert!(ended.status.success());
+    Ok(ended.stdout)
+}
+
+#[test]
+fn threads_at_the_same_place_are_one_entry_with_the_time_they_wait() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let script = "import threading, time\n\
+                  lock = threading.Lock()\n\
+                  lock.acquire()\n\
+                  for _ in range(5): threading.Thread(target=lock.acquire, daemon=True).start()\n\
+                  print('waiting', flush=True)\n\
+                  time.sleep(600)\n";
+    let mut command = Command::new(places::required("python3", "python3")?);
+    command.args(["-c", script]);
+    let mut target = Running::from_command(command)?;
+    target.wait_for_line("waiting", PATIENCE)?;
+    std::thread::sleep(Duration::from_secs(2));
+    let pid = target.pid().to_string();
+    let text = stacks(&[&pid])?;
+    let entries: Vec<&str> =
+        text.lines().filter(|line| !line.is_empty() && !line.starts_with(' ')).collect();
+    assert_eq!(entries.len(), 2, "{entries:?}");
+    assert!(entries[0].starts_with("5 threads \"") && entries[0].contains(", waiting for "));
+    assert_eq!(text.matches("[kernel] ").count(), 2, "kernel frames are one line of an entry");
+    let threads: serde_json::Value = serde_json::from_str(&stacks(&["--json", "--pid", &pid])?)?;
+    let threads = threads.as_array().map_or(&[][..], Vec::as_slice);
+    assert_eq!(threads.len(), 6);
+    for thread in threads {
+        assert_eq!(thread["state"], "S");
+        // Where the kernel says it.
+        let waited = thread["waiting_seconds"].as_f64();
+        assert!(waited.is_none_or(|waited| (1.0..120.0).contains(&waited)), "{waited:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn of_a_go_program_it_says_that_waiting_goroutines_are_not_looked_at() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let target = Running::start(&targets::go("deadlock", "deadlock", &[])?, &[])?;
+    std::thread::sleep(Duration::from_secs(1));
+    let text = stacks(&[&target.pid().to_string()])?;
+    assert!(text.contains("goroutines that wait") && text.contains("kill -QUIT"));
+    Ok(())
+}

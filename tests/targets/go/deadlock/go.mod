@@ -1,0 +1,3 @@
+module strata.test/deadlock
+
+go 1.21

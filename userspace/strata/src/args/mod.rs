@@ -1,0 +1,66 @@
+//! The command line.
+//!
+//! - [`record`]: `record`, `convert`. [`query`]: `query`, `diff`. [`daemon`]: `daemon`, `config`,
+//!   `status`. [`process`]: `stacks`, `ps`, `env`, `doctor`.
+//! - [`choices`], [`values`]: what options take.
+
+mod choices;
+mod daemon;
+mod process;
+mod query;
+mod record;
+mod values;
+
+use clap::{Parser, Subcommand};
+
+pub use daemon::{ConfigCommand, DaemonArgs, StatusArgs};
+pub use process::{DoctorArgs, EnvArgs, PsArgs, StacksArgs};
+pub use query::{DiffArgs, QueryArgs, WhoseArgs};
+pub use record::{ConvertArgs, RecordArgs, ServerArg, UploadArgs};
+
+/// A profiler for the whole host: one stack from the kernel to the function that burns the time.
+///
+/// strata samples every process with eBPF: no restart, no rebuild, no frame pointers needed.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, propagate_version = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Profile the host, some processes, or a command, and write what was found
+    Record(Box<RecordArgs>),
+    /// Profile the whole host continuously, for the local store and for servers
+    Daemon(DaemonArgs),
+    /// Say how the daemon of this host is doing
+    Status(StatusArgs),
+    /// Check or show the daemon's configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Turn a profile (pprof or folded stacks) into another format
+    Convert(ConvertArgs),
+    /// Ask the local store: where time went, of a service, in any window it holds
+    Query(Box<QueryArgs>),
+    /// Compare two windows, services or versions in the local store
+    Diff(Box<DiffArgs>),
+    /// List the .NET processes of this host, and how strata's bridge in each is
+    Ps(PsArgs),
+    /// Show where the threads of a process are right now, blocked ones included
+    Stacks(StacksArgs),
+    /// Print the environment variables that make a .NET process load strata's bridge at its start
+    Env(EnvArgs),
+    /// Say what works on this host, what does not, and what to do about it
+    Doctor(DoctorArgs),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

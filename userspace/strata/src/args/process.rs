@@ -1,0 +1,86 @@
+//! `strata stacks`, `ps`, `env` and `doctor`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::choices::ClrArg;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Exit status: 0 when recording works (some things may be degraded), \
+    1 when something needed is missing or there is no such process, \
+    2 for wrong usage. With --pid: 0 whatever is found.")]
+pub struct DoctorArgs {
+    /// Say what is known about this process: its mappings, their unwind tables and symbols
+    #[arg(short, long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Threads with the same stack and state are merged into one entry. The time is how long \
+    a thread has been off the CPU, where the kernel reports it (CONFIG_SCHED_DEBUG).\n\n\
+    No thread is stopped or signalled. Threads that run at that moment are only counted: \
+    `strata record` shows running code. Goroutines that wait have no thread and are not shown."
+)]
+pub struct StacksArgs {
+    /// The process
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub process: Option<u32>,
+    /// The same as an option
+    #[arg(short, long, value_name = "PID", required_unless_present = "process", conflicts_with = "process", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
+    /// Show every kernel frame on a line of its own
+    #[arg(long)]
+    pub kernel: bool,
+    /// How to reach into a .NET process for the names of its methods
+    #[arg(long, value_name = "HOW", default_value = "attach")]
+    pub clr: ClrArg,
+    /// Print the stacks as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  eval \"$(strata env)\" && dotnet app.dll\n  \
+    strata env --form dockerfile --directory . >> Dockerfile\n\n\
+    Without a strata that reads it the bridge stays quiet. A running process needs none of this: \
+    `strata record` attaches to it.")]
+pub struct EnvArgs {
+    /// How to write them down
+    #[arg(long, value_name = "FORM", default_value = "shell")]
+    pub form: FormArg,
+    /// Where to put the bridge's library; others than root and you must not be able to write there
+    #[arg(long, value_name = "DIR", default_value = crate::environment::DIRECTORY)]
+    pub directory: PathBuf,
+    /// For a runtime on musl (Alpine)
+    #[arg(long)]
+    pub musl: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum FormArg {
+    /// `export` lines
+    Shell,
+    /// `COPY` and `ENV` lines
+    Dockerfile,
+}
+
+impl From<FormArg> for strata_clr::environment::Form {
+    fn from(form: FormArg) -> Self {
+        match form {
+            FormArg::Shell => Self::Shell,
+            FormArg::Dockerfile => Self::Dockerfile,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    /// Print the list as JSON
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,233 @@
+//! What is missing from a profile, in words that say what it is and what to do.
+
+use strata_abi::record::{Counter, END_COUNT, End};
+use strata_agent::code_address::describe_end;
+use strata_agent::engine::Engine;
+
+/// Something that is missing from the profile, and how often.
+pub struct Loss {
+    /// For scripts.
+    pub cause: &'static str,
+    /// For people.
+    pub text: String,
+    pub count: u64,
+}
+
+/// What runs, and therefore which option or setting helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Running {
+    Recording,
+    Daemon,
+}
+
+/// A cause for scripts, for people, and what helps in a recording and in the daemon; empty where
+/// nothing does.
+struct Cause {
+    name: &'static str,
+    text: &'static str,
+    recording: &'static str,
+    daemon: &'static str,
+}
+
+const fn cause(
+    name: &'static str,
+    text: &'static str,
+    recording: &'static str,
+    daemon: &'static str,
+) -> Cause {
+    Cause { name, text, recording, daemon }
+}
+
+const HOST_BUSY: &str = "the host was too busy to run strata";
+
+/// Losses other than incomplete stacks.
+const CAUSES: [Cause; 16] = [
+    cause(
+        "ring_full",
+        "samples dropped: the kernel's ring buffer was full",
+        "use a lower --frequency",
+        "lower sampling.frequency, or raise memory_limit",
+    ),
+    cause(
+        "sampling_restarted",
+        "times a CPU was not sampled for seconds, until its event was opened again",
+        "",
+        "",
+    ),
+    cause(
+        "lost_events",
+        "process events lost, or a CPU was off: some processes have no names or tables",
+        HOST_BUSY,
+        HOST_BUSY,
+    ),
+    cause("malformed_records", "records refused: not in the sampler's format", "", ""),
+    cause(
+        "raw_stacks_dropped",
+        "deferred samples dropped before their unwind tables were ready",
+        "new programs were many at once",
+        "new programs were many at once; a higher memory_limit keeps more",
+    ),
+    cause(
+        "processes_unread",
+        "processes without a stack: they ended before their mappings were read, or may not be read",
+        "",
+        "",
+    ),
+    cause(
+        "clr_looks_unanswered",
+        "reads of .NET processes' mappings not answered in time",
+        "the host is short of memory, or a file system hangs",
+        "the host is short of memory, or a file system hangs",
+    ),
+    cause(
+        "clr_stacks_followed",
+        "stacks of .NET code unwound by frame pointer before its methods were known",
+        "",
+        "",
+    ),
+    cause(
+        "files_unreadable",
+        "times a mapped file could not be read: its code is unwound by frame pointer",
+        "-v names the files",
+        "deleted files and files of other mount namespaces are usual",
+    ),
+    cause(
+        "files_delayed",
+        "times a mapped file was opened late: its process maps many, or strata was busy",
+        "",
+        "",
+    ),
+    cause(
+        "tables_refused",
+        "unwind tables without room",
+        "raise --table-memory",
+        "raise memory_limit",
+    ),
+    cause("extents_dropped", "mappings over the limit of one process", "", ""),
+    cause("mappings_refused", "executable mappings over the limit of 4,096 of one process", "", ""),
+    cause(
+        "mapping_events_muted",
+        "mapping events skipped: their process maps without end, and is read again later",
+        "",
+        "",
+    ),
+    cause("clr_records_lost", "records of .NET processes lost or refused", "", ""),
+    cause(
+        "unnamed_places",
+        "addresses without a symbol",
+        "install debug symbols; `strata doctor --pid PID` says of which files",
+        "install debug symbols; `strata doctor --pid PID` says of which files",
+    ),
+];
+
+fn known(name: &str) -> Option<&'static Cause> {
+    CAUSES.iter().find(|cause| cause.name == name)
+}
+
+fn end_of(cause: &str) -> Option<End> {
+    End::ALL.into_iter().find(|end| cause_of(*end) == cause)
+}
+
+/// What a loss means to people.
+pub fn explained(cause: &str) -> Option<String> {
+    if let Some(known) = known(cause) {
+        return Some(known.text.to_owned());
+    }
+    Some(format!("stacks incomplete: {}", describe_end(end_of(cause)?)))
+}
+
+/// What helps, where something does.
+pub fn advice(cause: &str, running: Running) -> Option<&'static str> {
+    if let Some(known) = known(cause) {
+        let advice = match running {
+            Running::Recording => known.recording,
+            Running::Daemon => known.daemon,
+        };
+        return Some(advice).filter(|advice| !advice.is_empty());
+    }
+    match end_of(cause)? {
+        End::NoMapping | End::BrokenChain => {
+            Some("code of a JIT compiler, or built without frame pointers or unwind tables")
+        }
+        End::NoProcess | End::CaptureLimit => Some("usual in the first moments of a program"),
+        _ => None,
+    }
+}
+
+/// Every loss that is not zero. `ends` says how stacks ended, `unnamed` how many addresses have no
+/// symbol.
+pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Loss> {
+    let mut losses = Vec::new();
+    let mut add = |cause, count| {
+        if count > 0 {
+            losses.push(Loss { cause, text: explained(cause).unwrap_or_default(), count });
+        }
+    };
+    add("ring_full", engine.count(Counter::RingFull));
+    add("sampling_restarted", engine.restarted);
+    add("lost_events", engine.table.lost_events);
+    add("malformed_records", engine.malformed_records);
+    for end in End::ALL {
+        if matches!(end, End::Complete | End::KernelOnly) {
+            continue;
+        }
+        add(cause_of(end), ends.get(end as usize).copied().unwrap_or_default());
+    }
+    add("raw_stacks_dropped", engine.raw_stacks_dropped());
+    add("processes_unread", engine.processes_unread());
+    add("clr_looks_unanswered", engine.managed.unanswered_looks());
+    add("clr_stacks_followed", engine.stacks_followed());
+    add("files_unreadable", engine.loading.failed_files);
+    add("files_delayed", engine.loading.delayed_files);
+    add("tables_refused", engine.store.refused);
+    add("extents_dropped", engine.store.cut_extents);
+    add("mappings_refused", engine.table.refused_mappings);
+    add("mapping_events_muted", engine.table.muted_events);
+    add("clr_records_lost", engine.managed.totals().lost);
+    add("unnamed_places", unnamed);
+    losses
+}
+
+pub fn cause_of(end: End) -> &'static str {
+    match end {
+        End::Complete => "complete",
+        End::FrameLimit => "stack_frame_limit",
+        End::NoMapping => "stack_no_mapping",
+        End::BrokenChain => "stack_broken_frame_pointers",
+        End::UnreadableStack => "stack_unreadable",
+        End::UnsupportedRule => "stack_unsupported_rule",
+        End::StackNotGrowing => "stack_not_growing",
+        End::NoProcess => "stack_process_unknown",
+        End::Compat => "stack_32_bit",
+        End::KernelOnly => "kernel_only",
+        End::CaptureLimit => "stack_capture_limit",
+        End::NoReturnAddress => "stack_no_return_address",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_is_of_what_runs() {
+        assert_eq!(advice("tables_refused", Running::Recording), Some("raise --table-memory"));
+        assert_eq!(advice("tables_refused", Running::Daemon), Some("raise memory_limit"));
+        assert_eq!(advice("malformed_records", Running::Daemon), None);
+        let end = cause_of(End::NoMapping);
+        assert!(explained(end).is_some_and(|text| text.starts_with("stacks incomplete: ")));
+        assert!(advice(end, Running::Daemon).is_some());
+        assert_eq!(explained("of another version"), None);
+    }
+
+    #[test]
+    fn the_daemon_is_not_given_advice_about_options() {
+        for cause in &CAUSES {
+            assert!(
+                !cause.daemon.contains("--") || cause.daemon.contains("doctor"),
+                "{}",
+                cause.name
+            );
+        }
+    }
+}
