@@ -114,4 +114,5 @@ fn a_chosen_sample_type_is_what_is_shown() {
             "<title>vfs_read\n(500 samples, 5.15 s, 50.00 %, self 50.00 %, Kernel)</title>"
         )
     );
+    assert!(text.contains(", Native, libc.so.6"), "code has its module: {text}");
 }

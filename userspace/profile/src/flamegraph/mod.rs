@@ -183,7 +183,9 @@ impl Picture<'_> {
                 true => base_name(path),
                 false => path.get(start..).unwrap_or(path),
             };
-            if !shown.is_empty() {
+            // The kind says it already.
+            let is_kernel = shown.starts_with("[kernel");
+            if !shown.is_empty() && !is_kernel {
                 text.push_str(", ");
                 push_xml(text, &shortened(&visible(shown), limit));
             }
