@@ -6,7 +6,7 @@ mod stand_ins;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=build/stand_ins.rs");
-    // The runtime can then be told to load it by that name alone, and a process that has it mapped
+    // The runtime can then be asked to load it by that name alone, and a process that has it mapped
     // never maps a second copy.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libstrata_clr.so");
     // The runtime closes a profiler's library when it has detached. It stays mapped all the same: a

@@ -1,4 +1,4 @@
-//! Questions about addresses: whether the runtime can be asked, and what it says.
+//! Looks up code addresses: whether the runtime can be asked, and its answers.
 
 use crate::compilations::Compilations;
 use crate::image::Image;
@@ -17,8 +17,8 @@ pub enum Asked {
     Refused,
 }
 
-/// Tells the code at an address. Everything from the address to the record happens in one section: the
-/// code may have been there when a thread was sampled in it, and not any more.
+/// Reports the code at an address. Everything from the address to the record happens in one
+/// section: the code may have been there when a thread was sampled in it, and not any more.
 pub fn tell_asked(session: &Session, ip: u64, running: bool) -> Asked {
     let is_dead = session.lifetimes().is_dead_code(ip as usize);
     if is_dead || !may_ask(&session.known(), ip as usize, running) {
@@ -72,8 +72,9 @@ pub fn may_ask(known: &Known, ip: usize, running: bool) -> bool {
     above || is_return(ip) || ip.checked_add(1).is_some_and(is_return)
 }
 
-/// Whether the code before an address is a call. One that says where it goes, or where it finds that,
-/// stays within the image: compiled code calls everything else through the image's own cells.
+/// Whether the code before an address is a call. A direct call, or one through a cell at a known
+/// address, stays within the image: compiled code calls everything else through the image's own
+/// cells.
 fn follows_call(code: &[u8; 8], address: usize, module: &Module) -> bool {
     let target = |bytes: [u8; 4]| {
         let offset = i32::from_le_bytes(bytes) as isize;

@@ -6,10 +6,10 @@
 //! a `MethodDesc`, whose third byte says how many 8-byte steps behind the header of its chunk it lies,
 //! and the header, of 24 bytes, begins with the class (src/coreclr/vm/method.hpp, `GetMethodDescChunk`).
 //!
-//! That is not part of any interface, so it is believed only as far as it proves itself.
-//! **Invariant:** nothing is read in a runtime newer than those this was tried on, and no class is
-//! taken from there before the same reading has given the class that the interface says for some
-//! functions, or after it has once given another.
+//! That is not part of any interface, so it is used only as far as it has been verified. **Invariant:**
+//! nothing is read in a runtime newer than those this was tried on, and no class is taken from
+//! there before the same reading has given the class that the interface reports for some functions,
+//! or after it has once given another.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -36,7 +36,7 @@ pub struct Canonical {
 }
 
 impl Canonical {
-    /// `major` as the runtime says it: 3.1 says 4.
+    /// `major` as reported by the runtime: 3.1 reports 4.
     pub fn new(major: u16) -> Self {
         let allowed = (1..=NEWEST_MAJOR).contains(&major);
         Canonical { allowed, ..Canonical::default() }
@@ -51,13 +51,13 @@ impl Canonical {
             && self.far_proofs.load(Ordering::Relaxed) >= FAR_PROOFS
     }
 
-    /// Compares the reading with what the interface says of a function: until it is proven of every
-    /// one, then of those of a class that was not seen before.
+    /// Compares the reading with what the interface reports for a function: until it is proven of
+    /// every one, then of those of a class that was not seen before.
     pub fn prove(&self, function: usize, class: usize, new_class: bool) {
         if !self.is_readable() || (!new_class && self.is_proven()) {
             return;
         }
-        // SAFETY: the runtime has just said the class of this function, so it lives.
+        // SAFETY: the runtime has just returned the class of this function, so it is alive.
         let (found, index) = unsafe { read(function) };
         if found != class {
             self.refute();
@@ -76,7 +76,7 @@ impl Canonical {
         if !self.is_readable() || !self.is_proven() {
             return 0;
         }
-        // SAFETY: the runtime has just said the module of this function, so it lives.
+        // SAFETY: the runtime has just returned the module of this function, so it is alive.
         let (class, _) = unsafe { read(function) };
         match session.info().class_info(class, &mut []) {
             Some(info) if info.module == module && info.token == token => class,

@@ -5,7 +5,7 @@ use strata_bridge_protocol::field::CodeRange;
 use crate::com::info::CodeRange as NativeRange;
 use crate::session::Session;
 
-/// Pieces of one compilation that are told: the runtime splits code in two, hot and cold.
+/// Pieces of one compilation that are reported: the runtime splits code in two, hot and cold.
 const MOST_PIECES: usize = 8;
 
 /// Compilations that need no memory: one for each tier, and some for running loops.
@@ -136,9 +136,9 @@ fn code_bytes(piece: &NativeRange, most: usize) -> &'static [u8] {
     if piece.start == 0 {
         return &[];
     }
-    // SAFETY: the runtime says that this is code of a living method, so it is mapped; it is
-    // readable in every mode of the runtime (utilcode/executableallocator.cpp maps code
-    // read+execute), and nobody writes it after it was published.
+    // SAFETY: the runtime reports this as code of a live method, so it is mapped; it is readable in
+    // every mode of the runtime (utilcode/executableallocator.cpp maps code read+execute), and it
+    // is not written after it was published.
     unsafe { std::slice::from_raw_parts(piece.start as *const u8, piece.size.min(most)) }
 }
 

@@ -1,6 +1,6 @@
-//! AppDomains: an identity each, and what the application says about itself.
+//! AppDomains: an identity each, and the application's own description of itself.
 //!
-//! Both outlive a detach, unlike everything else: a tracer says its service's name once, and a
+//! Both outlive a detach, unlike everything else: a tracer sets its service's name once, and a
 //! process that is attached again is the same process. The list never grows beyond the AppDomains.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use strata_bridge_protocol::record::{AppDomain, AppDomainEnd};
 use crate::scratch::{self, Scratch};
 use crate::session::Session;
 
-/// What `SetApplicationInfoForAppDomain` said.
+/// The arguments of `SetApplicationInfoForAppDomain`.
 #[derive(Default)]
 pub struct Application {
     /// The UUID, if it was one.
@@ -25,7 +25,7 @@ struct Domain {
     runtime_id: [u8; 16],
     name: String,
     application: Application,
-    /// In which session it was told as it is.
+    /// The session in which its present state was reported.
     told: u64,
 }
 
@@ -33,14 +33,14 @@ struct Domain {
 const MOST_DOMAINS: usize = 64;
 
 static DOMAINS: Mutex<Vec<Domain>> = Mutex::new(Vec::new());
-/// Said by a thread whose AppDomain could not be asked for: no profiler was attached.
+/// Set by a thread whose AppDomain could not be queried: no profiler was attached.
 static UNBOUND: Mutex<Option<Application>> = Mutex::new(None);
 
 fn domains() -> MutexGuard<'static, Vec<Domain>> {
     DOMAINS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes sure that an AppDomain is told, with its present name.
+/// Makes sure that an AppDomain is reported, with its present name.
 pub fn learn(session: &Session, id: usize) {
     if id == 0 || !session.is_telling() {
         return;
@@ -64,8 +64,8 @@ pub fn learn(session: &Session, id: usize) {
     }
 }
 
-/// Tells an AppDomain again, and says whether that was written. `None` when it is none: the runtime
-/// would follow any number.
+/// Reports an AppDomain again, and returns whether the record was written. `None` when it is none:
+/// the runtime would follow any number.
 pub fn tell_again(session: &Session, id: usize) -> Option<bool> {
     let mut domains = domains();
     let domain = domains.iter_mut().find(|domain| domain.id == id)?;
@@ -85,7 +85,7 @@ pub fn look_again(session: &Session) {
     }
 }
 
-/// Binds what an application says to the AppDomain of the calling thread.
+/// Binds the application's description to the AppDomain of the calling thread.
 pub fn bind(session: Option<&Session>, application: Application) {
     let of_thread = session.and_then(|session| {
         let thread = session.info().current_thread()?;

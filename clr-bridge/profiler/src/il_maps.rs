@@ -10,8 +10,8 @@ use crate::session::Session;
 /// Entries that fit on the stack; methods with more are asked for again with room from the heap.
 const FEW: usize = 64;
 
-/// Tells the map of the code at `start`, if it is this function's. `None` when it is not, or the
-/// runtime has none.
+/// Writes the IL map of the code at `start`, if it is this function's. `None` when it is not, or
+/// the runtime has none.
 ///
 /// The runtime takes a function's id for a pointer and follows it, so an id that came from outside,
 /// or whose method is gone by now, would end the process. It is asked by address whose code this is.
@@ -27,7 +27,7 @@ pub fn tell(session: &Session, start: u64, function: u64) -> Option<bool> {
     tell_one(session, found, rejit, start as usize)
 }
 
-/// Tells the map of one compilation.
+/// Writes the IL map of one compilation.
 pub fn tell_one(session: &Session, function: usize, rejit: usize, start: usize) -> Option<bool> {
     tell_with(session, function, rejit, start, |entries| session.info().il_map_at(start, entries))
 }

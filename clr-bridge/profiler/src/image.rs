@@ -14,7 +14,7 @@ pub struct Image {
     pub metadata: Option<&'static [u8]>,
 }
 
-/// What the header of code that was compiled ahead says.
+/// The header of code that was compiled ahead of time.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct ReadyToRun {
     /// The code lies in another image, together with that of other modules.

@@ -1,8 +1,8 @@
-//! What was already told: modules, types, classes as type arguments, and starts of code.
+//! What was already reported: modules, types, classes as type arguments, and starts of code.
 //!
-//! One lock guards it all. **Invariant:** nothing here calls the runtime, so the lock is never
-//! held while the runtime waits for something. Names are looked up first, without the lock, and
-//! entered afterwards; two threads that do so at once write the same record twice, which says the same.
+//! One lock guards it all. **Invariant:** nothing here calls the runtime, so the lock is never held
+//! while the runtime waits for something. Names are looked up first, without the lock, and entered
+//! afterwards; two threads that do so at once write the same record twice, which is harmless.
 
 use crate::com::metadata::Importer;
 use crate::image::ReadyToRun;
@@ -204,8 +204,8 @@ impl Known {
         self.code.get(start as u64).is_some_and(|code| code.function == function)
     }
 
-    /// Enters code, and answers whether it is new. Without memory it counts as new: told twice is
-    /// better than not at all.
+    /// Enters code, and answers whether it is new. Without memory it counts as new: reported twice
+    /// is better than not at all.
     pub fn enter_code(&mut self, start: usize, function: usize, module: &Module) -> bool {
         if module.contains(start)
             && let Some(slot) = self.module_slots.get(module.id as u64)

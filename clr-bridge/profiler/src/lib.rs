@@ -1,9 +1,9 @@
 //! The part of strata that runs inside a .NET process: a profiler of the CLR's.
 //!
-//! The runtime loads it because the environment says so (`CORECLR_*`) or because strata asked over the
-//! diagnostics socket. It publishes what only the runtime knows (methods and their code, modules,
-//! types, threads, AppDomains) through memory that it shares ([`strata_bridge_protocol`]), and does
-//! nothing else: no file, no output, no signal handler, no waiting for a reader.
+//! The runtime loads it because the environment names it (`CORECLR_*`) or because strata asked over
+//! the diagnostics socket. It publishes what only the runtime knows (methods and their code,
+//! modules, types, threads, AppDomains) through memory that it shares ([`strata_bridge_protocol`]),
+//! and does nothing else: no file, no output, no signal handler, no waiting for a reader.
 //!
 //! | module | holds |
 //! |---|---|
@@ -13,13 +13,13 @@
 //! | `session` | what lives from attach to detach |
 //! | `lookup`, `own_thread` | the bridge's own thread: obeys the owner, enumerates, answers requests |
 //! | `enumerate` | what was there before its owner came |
-//! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is told, each in its record |
+//! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is reported, each in its record |
 //! | `lifetimes`, `gate`, `dead_code` | how long the runtime's ids may be used |
 //! | `asking` | addresses that somebody asks about |
 //! | `compilations` | where a function's code lies |
 //! | `metadata`, `image`, `signature` | a module's own words, read where the runtime mapped them |
 //! | `canonical` | the class of shared code, where the interface gives none |
-//! | `known` | what was told already |
+//! | `known` | what was reported already |
 //! | `scratch` | room for texts that is not on the app's stacks |
 //! | `shared` | the shared memory |
 //!
@@ -108,9 +108,9 @@ pub extern "C" fn DllCanUnloadNow() -> HResult {
     S_FALSE
 }
 
-/// How a tracer tells which service the AppDomain of the calling thread is, under which runtime id.
-/// The last call wins. Texts are UTF-8; null means nothing. Name and signature are those that
-/// dd-trace-dotnet's profiler exports (`PInvoke.h`), so that its callers work unchanged.
+/// Called by a tracer: the service and runtime id of the calling thread's AppDomain. The last call
+/// wins. Texts are UTF-8; null means nothing. Name and signature are those that dd-trace-dotnet's
+/// profiler exports (`PInvoke.h`), so that its callers work unchanged.
 ///
 /// # Safety
 /// Each argument is null or a NUL-terminated text.

@@ -3,7 +3,8 @@
 //! There is one session at a time, in one pointer. Who uses it:
 //!
 //! - callbacks: the runtime lets none start after it was asked to detach, and waits until none runs
-//!   before it says `ProfilerDetachSucceeded` (src/coreclr/vm/profdetach.cpp, evacuation counters);
+//!   before it calls `ProfilerDetachSucceeded` (src/coreclr/vm/profdetach.cpp, evacuation
+//!   counters);
 //! - the lookup thread: it is the one that asks to be detached, as its last act, and is joined
 //!   before the session is freed;
 //! - [`as_guest`], for threads that the runtime does not count: they are counted here.
@@ -36,7 +37,7 @@ static SESSION: AtomicPtr<Session> = AtomicPtr::new(std::ptr::null_mut());
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
 /// Threads in [`as_guest`].
 static GUESTS: AtomicU32 = AtomicU32::new(0);
-/// A panic was contained: nothing is told any more.
+/// A panic was contained: nothing is reported any more.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
 const FREE: u8 = 0;
@@ -121,7 +122,7 @@ fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
         SESSION.store(std::ptr::null_mut(), Ordering::SeqCst);
         wait_for_guests();
         living.shared().set_state(State::Failed);
-        // SAFETY: allocated above, and nobody has it any more.
+        // SAFETY: allocated above, and no other reference exists.
         unsafe { free(session) };
         return Err(E_FAIL);
     }
@@ -129,7 +130,7 @@ fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
     Ok(())
 }
 
-/// Says which runtime and which bridge this is. Answers the runtime's major version.
+/// Publishes the versions of the runtime and the bridge. Returns the runtime's major version.
 fn describe(info: Info, shared: &Shared) -> u16 {
     let mut units = [0u16; 64];
     let (version, length) = info.runtime_version(&mut units).unwrap_or_default();
@@ -142,10 +143,10 @@ fn describe(info: Info, shared: &Shared) -> u16 {
     major
 }
 
-/// Whether everything is to be told from the first method on, without waiting for a reader.
+/// Whether everything is to be reported from the first method on, without waiting for a reader.
 fn is_eager() -> bool {
     // SAFETY: the name ends with a NUL. Profilers are loaded before the app's first thread runs
-    // managed code, so nobody changes the environment at the same time.
+    // managed code, so no other thread changes the environment at the same time.
     let value = unsafe { libc::getenv(c"STRATA_CLR_EAGER".as_ptr()) };
     if value.is_null() {
         return false;
@@ -214,7 +215,7 @@ fn allocate(session: Session) -> Option<*mut Session> {
 }
 
 /// # Safety
-/// `session` came from [`allocate`] and nobody uses it any more.
+/// `session` came from [`allocate`] and is not used any more.
 unsafe fn free(session: *mut Session) {
     // SAFETY: passed on from the caller.
     unsafe {

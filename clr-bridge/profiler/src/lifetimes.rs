@@ -11,9 +11,10 @@
 //!   `ModuleUnloadFinished`: the code of the module is in the runtime's lists until the same thread has
 //!   suspended the others to take it out (`LoaderAllocator::GCLoaderAllocators`), and only then its memory
 //!   is freed. `RuntimeResumeFinished` of that suspension, on that thread, opens the gate.
-//! - *Lists* of ids are used up within the section that took them, or while [`Lifetimes::unloads`] has
-//!   not changed since: no function of a list says what keeps it (`List<T>` of the core library, made
-//!   for a type of a collectible module, lives in that module), so all of them are dropped.
+//! - *Lists* of ids are used up within the section that took them, or while [`Lifetimes::unloads`]
+//!   has not changed since: no function of a list reveals what keeps it alive (`List<T>` of the
+//!   core library, made for a type of a collectible module, lives in that module), so all of them
+//!   are dropped.
 //! - *Dynamic methods.* Their callback notes where their code was, for good or until new code is reported
 //!   there, and waits for the section: that address is not asked about again.
 //! - *Threads* are listed once. Those that end are noted before, and not asked about.
@@ -122,8 +123,8 @@ impl Lifetimes {
     }
 
     /// Whether unloads that began before the bridge came are over. The thread that unloads is the
-    /// runtime's finalizer: when it sleeps a while after the first callback that the bridge got, it is
-    /// not between a callback that the bridge did not get and what that has announced.
+    /// runtime's finalizer: when it sleeps a while after the first callback that the bridge got, it
+    /// is not between a callback that the bridge did not get and the unload that it precedes.
     pub fn settle(&self, now: u64, finalizer_sleeps: impl FnOnce() -> bool) -> bool {
         if self.is_settled.load(Ordering::Relaxed) {
             return true;

@@ -1,4 +1,4 @@
-//! What the bridge's own thread does: it obeys the owner, tells what was there before, and answers
+//! The bridge's own thread: it applies the owner's wishes, reports what existed before, and answers
 //! requests.
 //!
 //! **Invariant:** it never becomes a thread of the runtime's: one that does may not ask which function
@@ -6,8 +6,8 @@
 //! creates objects.
 //!
 //! It is also the one that asks the runtime to detach: when the owner wishes for it, and of its own
-//! accord when strata attached the bridge and was killed. That is its last act, so that by the time the
-//! runtime says it has detached, the thread is over or about to be, and can be joined.
+//! accord when strata attached the bridge and was killed. That is its last act, so that by the time
+//! the runtime reports that it has detached, the thread is over or about to be, and can be joined.
 
 use strata_bridge_protocol::control::{Outcome, Request, Wishes, request, wish};
 use strata_bridge_protocol::record::{Enumerated, Level, NotFound};
@@ -46,7 +46,7 @@ const DETACH_AGAIN: u32 = 1_000;
 
 pub struct Lookup {
     session: &'static Session,
-    /// The epoch of the owner for whom everything was told.
+    /// The epoch of the owner for whom everything was enumerated.
     served: u32,
     /// When that was.
     served_from: u64,
@@ -55,7 +55,7 @@ pub struct Lookup {
     owned: u64,
     /// The runtime refused to detach before: it is asked again then.
     detach_from: u64,
-    /// The owner has not been told of everything yet.
+    /// Not everything has been reported to the owner yet.
     enumerating: bool,
 }
 
@@ -137,7 +137,7 @@ impl Lookup {
         self.answer(&wishes, now)
     }
 
-    /// Nobody reads: compilations are not told. What is told already stays true.
+    /// No reader: compilations are not reported. What was reported already stays correct.
     fn go_quiet(&mut self) {
         if self.session.is_compiling() && !self.session.is_eager() {
             self.session.call(|| self.session.set_events(false));

@@ -17,7 +17,7 @@ use crate::session::Session;
 use crate::types::{self, MOST_PARAMETERS, ParameterNames};
 use crate::{il_maps, modules};
 
-/// Why code is told.
+/// Why code is reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// It was compiled, now or before.
@@ -35,7 +35,7 @@ impl Reason {
     }
 }
 
-/// Tells every compilation of a function that was not told before.
+/// Reports every compilation of a function that was not reported before.
 pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
     let compilations = Compilations::of(session, function, rejit);
     let starts = compilations.starts();
@@ -67,7 +67,7 @@ fn code_lives(session: &Session, code: &Code) {
     code.places().for_each(|(start, size)| session.lifetimes().code_lives(start, size));
 }
 
-/// Tells a method that has no metadata: a `DynamicMethod`, or glue that the runtime made.
+/// Reports a method that has no metadata: a `DynamicMethod`, or glue that the runtime made.
 pub fn tell_dynamic(session: &Session, function: usize, reason: Reason) -> Option<bool> {
     let mut scratch = scratch::take(session)?;
     let Scratch { units, text: name, .. } = scratch.get();
@@ -83,7 +83,7 @@ pub fn tell_dynamic(session: &Session, function: usize, reason: Reason) -> Optio
     if reason == Reason::Compiled {
         code_lives(session, &code);
     }
-    // Without memory the end of it is told without its start.
+    // Without memory its end is reported without its start.
     let _ = session.known().enter_dynamic(function, code.start()?);
     let mut pieces = NO_PIECES;
     Some(session.write(&Method {
@@ -130,7 +130,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// Looks up a function, and tells the types that its records will refer to.
+    /// Looks up a function, and reports the types that its records will refer to.
     pub fn of(session: &Session, function: usize) -> Option<Named> {
         let mut arguments = [0; MOST_PARAMETERS];
         let mut info = session.info().function_info(function, &mut arguments)?;
@@ -256,8 +256,8 @@ impl Named {
     }
 }
 
-/// The type definition that a function belongs to. Code that several classes share has no class as
-/// far as the runtime says; then it gets the one that stands for all of them.
+/// The type definition that a function belongs to. Code that several classes share has no class
+/// according to the runtime; it gets the canonical one.
 fn find_owner(
     session: &Session,
     metadata: &Metadata,

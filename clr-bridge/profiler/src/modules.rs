@@ -1,4 +1,4 @@
-//! Modules: told before anything refers to them, forgotten when they go.
+//! Modules: reported before any record refers to them, removed when they are unloaded.
 
 use strata_bridge_protocol::record::{
     MethodUnload, Module as ModuleRecord, ModuleUnload, module_flag,
@@ -17,7 +17,7 @@ const DISK: u32 = 1;
 const DYNAMIC: u32 = 4;
 const FLAT: u32 = 0x20;
 
-/// The module, told and entered if it was not.
+/// The module, reported and entered if it was not.
 pub fn module(session: &Session, id: usize) -> Option<Module> {
     if id == 0 {
         return None;
@@ -45,7 +45,7 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
     let app_domain = app_domains.get(..found).and_then(|all| all.first()).copied().unwrap_or(0);
     domains::learn(session, app_domain);
 
-    // SAFETY: the runtime says that the module's image lies there, mapped or flat.
+    // SAFETY: the runtime reports that the module's image lies there, mapped or flat.
     let image = unsafe { Image::read(info.base, info.flags & FLAT != 0) };
     let metadata = read_metadata(session, id, &image);
     let module = Module {
@@ -128,7 +128,7 @@ fn release(metadata: Option<Metadata>) {
     }
 }
 
-/// A module goes; the methods that were told of it are gone, too.
+/// A module is unloaded; so are the methods that were reported of it.
 pub fn tell_end(session: &Session, id: usize) {
     let gone = session.known().forget_module(id, |function, start| {
         session.write(&MethodUnload { function: function as u64, start: start as u64 });

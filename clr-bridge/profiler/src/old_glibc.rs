@@ -1,7 +1,7 @@
 //! The `stat` family for glibc before 2.33, where these functions were not exported: the system
-//! calls themselves. `build/stand_ins.rs` says why.
+//! calls themselves. See `build/stand_ins.rs` for the reason.
 //!
-//! The symbols are hidden: nobody else's `fstat` becomes this one.
+//! The symbols are hidden, so they replace no other library's `fstat`.
 
 use std::arch::global_asm;
 

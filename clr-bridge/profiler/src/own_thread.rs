@@ -80,7 +80,7 @@ extern "C" fn run(session: *mut c_void) -> *mut c_void {
     unsafe { libc::prctl(libc::PR_SET_NAME, c"strata-clr".as_ptr()) };
     // SAFETY: `spawn` passed a session that outlives the thread.
     if let Some(session) = unsafe { session.cast::<Session>().as_ref() } {
-        // After a panic it only waits to be told to detach, and after another one it is over.
+        // After a panic it only waits for the request to detach; after a second one it ends.
         for _ in 0..2 {
             let rounds = || Lookup::new(session).rounds();
             let Err(payload) = catch_unwind(AssertUnwindSafe(rounds)) else { break };

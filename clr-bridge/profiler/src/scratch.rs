@@ -81,7 +81,8 @@ impl Drop for Pool {
 
 impl Taken<'_> {
     pub fn get(&mut self) -> &mut Scratch {
-        // SAFETY: zeroed when it was allocated, which is a value, and nobody else's until the drop.
+        // SAFETY: zeroed when it was allocated, which is a valid value, and not shared until the
+        // drop.
         unsafe { self.buffer.as_mut() }
     }
 }

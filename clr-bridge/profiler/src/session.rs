@@ -30,16 +30,16 @@ pub struct Session {
     threads: Threads,
     canonical: Canonical,
     scratch: Pool,
-    /// Modules, threads, AppDomains and unloads are told. Once somebody has read the log it stays
-    /// so: what is in the log stays true.
+    /// Modules, threads, AppDomains and unloads are reported. This stays on once the log has been
+    /// read, so that the log stays correct.
     telling: AtomicBool,
-    /// Compilations are told.
+    /// Compilations are reported.
     compiling: AtomicBool,
-    /// They are told also before there is an owner.
+    /// They are reported even before there is an owner.
     eager: AtomicBool,
     /// The runtime was running before: strata has attached the bridge, and takes it back.
     attached: bool,
-    /// An IL map is told with every compilation.
+    /// An IL map is reported with every compilation.
     il_maps: AtomicBool,
     /// The runtime has started far enough to be asked from another thread.
     ready: AtomicBool,
@@ -120,7 +120,7 @@ impl Session {
         self.shared.append(record)
     }
 
-    /// Says something about the bridge itself.
+    /// Writes a diagnostic about the bridge itself.
     pub fn say(&self, level: Level, text: &str) {
         self.write(&Diagnostic { level: level as u8, text });
     }
@@ -157,7 +157,7 @@ impl Session {
         self.telling.store(true, Ordering::Release);
     }
 
-    /// Tells nothing any more.
+    /// Stops reporting.
     pub fn stop_telling(&self) {
         self.telling.store(false, Ordering::Release);
         self.compiling.store(false, Ordering::Release);
@@ -211,8 +211,9 @@ impl Session {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// Runs one runtime call, or what is told of one id, in a section: while it runs, no unload callback
-    /// returns. Waits a while for unloads that are under way. `None`: it was not run.
+    /// Runs one runtime call, or the report of one id, in a section: while it runs, no unload
+    /// callback returns. Waits for a bounded time for unloads that are under way. `None`: it was
+    /// not run.
     pub fn ask<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let until = monotonic_time() + LONGEST_WAIT;
         loop {
@@ -300,7 +301,7 @@ impl Session {
         self.shared.count(Count::BusyNanoseconds, cost_clock().saturating_sub(start));
     }
 
-    /// Gives everything of the runtime's back. Nobody uses the session any more.
+    /// Releases every runtime object. The session is not used any more.
     pub fn release(&self) {
         for metadata in self.known().metadata() {
             metadata.release();

@@ -1,7 +1,7 @@
 //! Managed threads: which OS thread each is, its name, and its slot in the thread-context table.
 //!
-//! The list is kept in every state of the bridge, since the runtime tells a thread's name only when
-//! it changes.
+//! The list is kept in every state of the bridge, since the runtime reports a thread's name only
+//! when it changes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -33,7 +33,7 @@ impl Threads {
     }
 }
 
-/// Threads that are kept; those beyond are told without a name.
+/// The most threads kept; those beyond are reported without a name.
 const MOST_THREADS: usize = 65_536;
 
 fn entry(list: &mut Vec<Thread>, id: usize) -> Option<&mut Thread> {
@@ -49,7 +49,7 @@ fn entry(list: &mut Vec<Thread>, id: usize) -> Option<&mut Thread> {
     }
 }
 
-/// A managed thread runs on an OS thread. Tells it, unless it was told just so.
+/// Reports that a managed thread runs on an OS thread, unless that was the last report.
 pub fn assigned(session: &Session, id: usize, tid: u32) {
     let app_domain = session.info().thread_app_domain(id).unwrap_or(0);
     domains::learn(session, app_domain);

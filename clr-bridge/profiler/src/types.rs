@@ -18,7 +18,7 @@ const DEEPEST: u32 = 8;
 /// Type arguments within type arguments; deeper ones count as shared. Each takes stack of the app's.
 const DEEPEST_ARGUMENT: u32 = 16;
 
-/// Generic parameters of one type or method that are told.
+/// The most generic parameters reported for one type or method.
 pub const MOST_PARAMETERS: usize = 16;
 
 /// Names of generic parameters, in their order: borrowed from the metadata, as all names are.
@@ -60,7 +60,7 @@ impl ParameterNames {
 /// Types of one signature that are looked up together.
 const TOGETHER: usize = 32;
 
-/// Tells the types that a signature names, and the type that the method belongs to.
+/// Reports the types that a signature names, and the type that the method belongs to.
 pub fn tell_all(session: &Session, module: &Module, blob: &[u8], parent: u32) {
     let mut tokens = [0u32; TOGETHER];
     tokens[0] = parent;
@@ -73,7 +73,7 @@ pub fn tell_all(session: &Session, module: &Module, blob: &[u8], parent: u32) {
             tell(session, module, token);
         }
     });
-    // Nearly always everything was told before: that is found out under one lock.
+    // Nearly always everything was reported before: checked under one lock.
     let known = session.known();
     for token in tokens.iter_mut().take(count) {
         if known.has_type(module.serial, *token) {
@@ -158,7 +158,7 @@ fn write(
         signature,
         generic_parameters: parameters.list().into(),
     });
-    // Without memory the type is told again next time.
+    // Without memory the type is reported again next time.
     let _ = session.known().enter_type(module.serial, token);
 }
 

@@ -1,4 +1,4 @@
-//! The thread-context table: what each thread is doing, for whoever samples it from outside.
+//! The thread-context table: what each thread is doing, for a sampler outside the process.
 //!
 //! A slot is found by hashing the thread's tid (in its innermost PID namespace, as the sampler
 //! knows it) and looking at up to [`CONTEXT_PROBES`] places from there; a free slot ends the
@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Context {
     pub app_domain: u64,
-    /// Number of a set of labels that the bridge has told of.
+    /// Number of a set of labels that the bridge has published.
     pub label_set: u64,
     pub span: u64,
     /// Upper half first, as in its text form.
@@ -113,7 +113,7 @@ impl<'a, M: Memory> Contexts<'a, M> {
         let next_is_free = self.tid(slot.index + 1) == CONTEXT_FREE;
         let mut index = slot.index;
         self.give_back(index, if next_is_free { CONTEXT_FREE } else { CONTEXT_GONE });
-        // Nobody's search needs to go on past slots of the gone that lie before a free one.
+        // No search needs to go on past slots of ended threads that lie before a free one.
         for _ in 0..CONTEXT_PROBES {
             index = index.wrapping_sub(1) & (CONTEXT_SLOTS - 1);
             if !next_is_free || self.tid(index) != CONTEXT_GONE {
@@ -149,8 +149,8 @@ impl<'a, M: Memory> Contexts<'a, M> {
         (word.load(Ordering::Relaxed) == before).then_some(context)
     }
 
-    /// Says what a thread is doing from now on. `false` if the slot is no longer that thread's, or
-    /// others were writing to it all the time.
+    /// Publishes what a thread is doing from now on. `false` if the slot is no longer that
+    /// thread's, or others were writing to it all the time.
     pub fn set(&self, slot: Slot, context: &Context) -> bool {
         let Some(word) = self.word(slot.index, 0) else { return false };
         for _ in 0..ATTEMPTS {

@@ -36,7 +36,7 @@ pub mod request {
     pub const RESOLVE_IP: u32 = 1;
     /// `first` is where a method's code starts, `second` its function: answered by an `IlMap`.
     pub const IL_MAP: u32 = 2;
-    /// `first` is an AppDomain: it is told of again.
+    /// `first` is an AppDomain: it is reported again.
     pub const APP_DOMAIN: u32 = 3;
     /// `first` and `second` are for the bridge's binding to other libraries.
     pub const REBIND: u32 = 4;
@@ -45,15 +45,15 @@ pub mod request {
 /// What the owner wants.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Wishes {
-    /// Which owner: each takes a number that the last one did not have. 0: nobody yet.
+    /// The owner's epoch: each owner takes a number different from the last one's. 0: no owner yet.
     pub epoch: u32,
     /// Counted up with every change.
     pub generation: u32,
     /// Bits of [`wish`].
     pub flags: u64,
-    /// In the owner's PID namespace; for people.
+    /// In the owner's PID namespace; for display only.
     pub owner_pid: u32,
-    /// At most 32 bytes; for people.
+    /// At most 32 bytes; for display only.
     pub owner_name: String,
     /// Events per second and type, for the event types that have a rate.
     pub rates: [u32; 32],
@@ -221,7 +221,7 @@ impl<'a, M: Memory> ControlReader<'a, M> {
         Request::from_bytes(&self.copy(offset)).filter(|request| request.sequence == sequence)
     }
 
-    /// Says what became of the request that [`ControlReader::next_request`] gave: after its answer
+    /// Publishes the outcome of the request from [`ControlReader::next_request`], after its answer
     /// has been appended to the log.
     pub fn answer(&self, request: &Request, outcome: Outcome) {
         let slot = ANSWER_SLOTS + 8 * slot_of(request.sequence);

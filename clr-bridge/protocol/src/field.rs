@@ -1,8 +1,8 @@
 //! How one field of a record becomes bytes, and back.
 //!
 //! Integers are little-endian and packed without padding. A text or a byte string is a `u16` length
-//! and its bytes; a list is a `u16` count and its items. What is longer than a bound is cut, and
-//! the record says so ([`crate::record::FLAG_CUT`]).
+//! and its bytes; a list is a `u16` count and its items. What is longer than a bound is truncated,
+//! and the record marked ([`crate::record::FLAG_CUT`]).
 //!
 //! Invariant: decoding allocates no more than the input is long (times the size of an item), never
 //! panics and never reads past its input. Encoding never allocates and never panics.

@@ -295,14 +295,14 @@ structure! {
 }
 
 structure! {
-    /// What the bridge says about itself.
+    /// The bridge's status.
     StatusPage: 4096 {
         state: u64,
         /// In the process's own PID namespace.
         pid: u64,
         /// Nanoseconds of the monotonic clock.
         created: u64,
-        /// Major, minor, build, revision, as the runtime says.
+        /// Major, minor, build, revision, as the runtime reports them.
         runtime: [u16; 4],
         /// Which `ICorProfilerInfo` the bridge obtained.
         interface: u64,
@@ -324,7 +324,7 @@ structure! {
 }
 
 structure! {
-    /// What a thread is doing, for whoever samples it.
+    /// What a thread is doing, for a sampler.
     ContextSlot: 64 {
         /// In the thread's innermost PID namespace; [`CONTEXT_FREE`], [`CONTEXT_GONE`].
         tid: u32,
@@ -341,7 +341,7 @@ structure! {
     }
 }
 
-/// A slot that nobody has had; a search ends here.
+/// A slot that was never used; a search ends here.
 pub const CONTEXT_FREE: u32 = 0;
 /// A slot whose thread is gone; a search goes on.
 pub const CONTEXT_GONE: u32 = u32::MAX;
@@ -390,7 +390,7 @@ structure! {
     }
 }
 
-/// FNV-1a. It tells a half-written block from a whole one; it keeps nobody out.
+/// FNV-1a. It detects a half-written block; it is no protection against forgery.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

@@ -9,7 +9,7 @@
 //! | the bridge | [`writer::Writer`]: log, ring, contexts, status, control |
 //! | strata, any number of readers | [`reader::file`] and [`reader::Reader`]: log, status, contexts |
 //! | strata, the owner | [`owning::Owner`]: wishes, requests; [`reader::ring::RingReader`]: events |
-//! | both | [`record`] and [`event`]: what is told; [`status`], [`control`]: what is said and wanted |
+//! | both | [`record`] and [`event`]: what is reported; [`status`], [`control`]: the bridge's state, the owner's wishes |
 //!
 //! Below these: [`layout`] (every number), [`field`] (a record's bytes), [`log`] and [`ring`]
 //! (appending and pushing without a lock), [`contexts`], [`owner`] (the lock), [`doorbell`], [`shared_file`]
@@ -27,7 +27,7 @@
 //! - The bridge never waits for a reader. What has no room is dropped and counted
 //!   ([`status::Loss`]).
 //! - Version 1 means exactly the numbers below; the header repeats them so that a file explains
-//!   itself, and a header that says otherwise is refused. A reader of another version says who is
+//!   itself, and a header with others is refused. A reader of another version reports which side is
 //!   newer, and that the process has to be restarted ([`reader::HeaderError`]).
 //!
 //! # Main file
@@ -36,7 +36,7 @@
 //!
 //! | offset | bytes | written by | what |
 //! |---:|---:|---|---|
-//! | 0x000000 | 128 | nobody | header |
+//! | 0x000000 | 128 | none | header |
 //! | 0x001000 | 256 | owner | wishes |
 //! | 0x001200 | 16 | owner | ring tail `u64`, the same checked `u64` (complement of its bytes reversed) |
 //! | 0x001240 | 8 | owner | beat `u64`: counted up whenever the owner looks |
@@ -73,10 +73,10 @@
 //! |---:|---|---|
 //! | 0 | `u64` | checksum of the other 248 bytes |
 //! | 8 | `u32` | epoch: each owner has another; 0 for none |
-//! | 12 | `u32` | the owner's pid, for people |
+//! | 12 | `u32` | the owner's pid, for display |
 //! | 16 | `u64` | generation: counted up with every change |
 //! | 24 | `u64` | flags ([`control::wish`]) |
-//! | 32 | `[u8; 32]` | the owner's name, for people |
+//! | 32 | `[u8; 32]` | the owner's name, for display |
 //! | 64 | `u32` × 32 | rates of event types |
 //! | 192 | 64 bytes | zero |
 //!

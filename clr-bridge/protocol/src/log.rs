@@ -1,7 +1,7 @@
 //! Appending to a log segment, by many threads at once and without a lock.
 //!
 //! A record's first word holds its length, kind, flags and state. The thread that changes the free
-//! word at the tail to *reserved* owns the record; it (or whoever comes next and finds the word
+//! word at the tail to *reserved* owns the record; it (or the next thread that finds the word
 //! taken) moves the tail on; it then writes its bytes and stores the word again as *committed*,
 //! releasing. The tail is therefore never past a word whose length is unknown: a thread that dies
 //! half-way leaves one record that a reader can step over, and blocks no writer.

@@ -42,7 +42,7 @@ pub trait Memory {
     /// The word at an offset that is a multiple of 8, if it lies inside.
     fn word(&self, offset: usize) -> Option<&Self::Word>;
 
-    /// Copies bytes to where nobody else writes; outside, nothing happens.
+    /// Copies bytes to where no other thread writes; out of range, it does nothing.
     fn write(&self, offset: usize, bytes: &[u8]);
 
     fn fence(&self, order: Ordering);

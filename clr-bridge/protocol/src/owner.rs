@@ -13,8 +13,8 @@
 //! The bridge compares the file's identity each time; when its descriptor is gone, it goes by
 //! whether the owner's beat in the control page still changes.
 //!
-//! A bridge that nobody owns and that is about to leave takes the lock itself ([`OwnerWatch::claim`]):
-//! an owner that would come now finds it taken, and a bridge that leaves.
+//! A bridge without an owner that is about to detach takes the lock itself ([`OwnerWatch::claim`]):
+//! an owner that attaches now finds the lock taken and the bridge detaching.
 //!
 //! Invariant: asking never blocks, and whether an owner lives is asked without changing a lock.
 

@@ -29,7 +29,7 @@ use crate::status::StatusRecord;
 /// Why a bridge cannot be owned.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeError {
-    /// What the memory says of the owner: a claim of the process that holds the memory.
+    /// The owner as recorded in the memory: a claim of the process that holds the memory.
     #[error("another strata owns this process's bridge: {name:?}, pid {pid}")]
     Owned { name: String, pid: u32 },
     #[error("the bridge's memory cannot be used: {0}")]
@@ -127,7 +127,7 @@ pub struct Owner {
 
 impl Owner {
     /// Becomes the owner. `file` is a main file that was checked, opened by this process itself
-    /// ([`crate::owner`] says why). Nothing is wished for yet.
+    /// (see [`crate::owner`]). Nothing is wished for yet.
     pub fn take(file: File, name: &str) -> Result<Self, TakeError> {
         match lock(&file) {
             Ok(()) => {}
@@ -183,13 +183,13 @@ impl Owner {
         Ok(())
     }
 
-    /// Whether the bridge says that the wishes are in force.
+    /// Whether the bridge reports that the wishes are in force.
     #[must_use]
     pub fn is_obeyed(&self, status: &StatusRecord) -> bool {
         status.obeyed == (self.wishes.epoch, self.wishes.generation)
     }
 
-    /// Tells the bridge that the owner is there: every time it looks.
+    /// Renews the owner's sign of life, on every poll.
     pub fn beat(&mut self) -> io::Result<()> {
         self.beat = self.beat.wrapping_add(1).max(1);
         self.pages.write(BEAT, &self.beat.to_le_bytes())
@@ -270,7 +270,7 @@ fn read_wishes(file: &File) -> io::Result<Option<Wishes>> {
     Ok(Wishes::from_bytes(&bytes))
 }
 
-/// An epoch that no owner before had, as far as the memory tells the truth.
+/// An epoch that no owner before had, as far as the memory is correct.
 fn next_epoch(file: &File) -> io::Result<u32> {
     let written = read_wishes(file)?.map_or(0, |wishes| wishes.epoch);
     let mut page = [0; size_of::<crate::layout::StatusPage>()];

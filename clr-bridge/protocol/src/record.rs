@@ -1,10 +1,9 @@
-//! The records of the log: what the bridge tells about the runtime.
+//! The records of the log: what the bridge reports about the runtime.
 //!
 //! Every kind exists twice, from one list of fields: `Method<'a>` borrows what the bridge has at
 //! hand and is written without allocating; `MethodRecord` owns what was read. A record's bytes are
-//! its 16-byte header ([`crate::log`]) and its fields in the order of the list, encoded as
-//! [`crate::field`] says. Bytes after the last field are ignored: padding today, room for later
-//! fields.
+//! its 16-byte header ([`crate::log`]) and its fields in the order of the list, encoded as in
+//! [`crate::field`]. Bytes after the last field are ignored: padding today, room for later fields.
 //!
 //! Invariant: `decode` of any bytes is a value or an error; its memory is bounded by its input.
 
@@ -226,7 +225,7 @@ records! {
         /// A UUID that the bridge made up for this AppDomain.
         runtime_id: [u8; 16],
         name: String,
-        /// What `SetApplicationInfoForAppDomain` said, else empty; so for the next two.
+        /// From `SetApplicationInfoForAppDomain`, else empty; also the next two.
         service: String,
         environment: String,
         version: String,
@@ -278,7 +277,7 @@ records! {
         /// Exact value types; empty for a shared (reference type) argument. So for the next.
         class_arguments: Vec<String>,
         method_arguments: Vec<String>,
-        /// The address that was asked for, 0 if nobody asked.
+        /// The address of the request, 0 if there was none.
         asked_ip: u64,
         ranges: Vec<CodeRangeRecord>,
     }

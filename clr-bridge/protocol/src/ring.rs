@@ -5,10 +5,10 @@
 //! whole cells; the word of its first cell holds its pass, its number of cells and its state.
 //!
 //! The thread that changes the word at the head from an older pass to *reserved* in this pass owns
-//! the event; it, or whoever finds the word taken, moves the head on; it writes the cells and
-//! stores the word again as *committed*, releasing. Passes only grow, so a thread that was asleep
-//! with an old head finds its word changed, and events that went round the ring are never mistaken
-//! for new ones. The reader writes nothing but the tail.
+//! the event; it, or the next thread that finds the word taken, moves the head on; it writes the
+//! cells and stores the word again as *committed*, releasing. Passes only grow, so a thread that
+//! was asleep with an old head finds its word changed, and events that went round the ring are
+//! never mistaken for new ones. The reader writes nothing but the tail.
 //!
 //! Invariant: nothing is written between tail and head but by the thread that reserved it. A full
 //! ring drops the new event. Loops are bounded.

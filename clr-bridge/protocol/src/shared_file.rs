@@ -1,9 +1,9 @@
 //! Making the shared files, in somebody else's process.
 //!
-//! A file gets its size and its header before it is sealed, and is sealed before it is mapped:
-//! whoever finds the mapping finds a file that is complete and cannot change its size. Memory is
-//! taken from the kernel before it is written to ([`Mapping::populate`]), so that a lack of it is
-//! an error here and not a SIGBUS there (strict overcommit: mm/shmem.c, `shmem_inode_acct_blocks`).
+//! A file gets its size and its header before it is sealed, and is sealed before it is mapped: a
+//! reader that finds the mapping finds a complete file of fixed size. Memory is taken from the
+//! kernel before it is written to ([`Mapping::populate`]), so that a lack of memory is an error
+//! here and not a later SIGBUS (strict overcommit: mm/shmem.c, `shmem_inode_acct_blocks`).
 //!
 //! A forked child must not write into its parent's memory. The mappings are not inherited
 //! (`MADV_DONTFORK`), which also keeps them out of the child's `/proc/PID/maps`; and before every
@@ -82,7 +82,7 @@ fn memfd(name: &CStr) -> Result<OwnedFd, CreateError> {
         if let Ok(descriptor) = i32::try_from(result)
             && descriptor >= 0
         {
-            // SAFETY: a descriptor that the kernel just made, and nobody else knows.
+            // SAFETY: a descriptor that the kernel just made, and no other owner exists.
             return Ok(unsafe { OwnedFd::from_raw_fd(descriptor) });
         }
         if io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
@@ -180,7 +180,7 @@ pub struct ForkGuard {
 
 const GUARD_PAGE: usize = 4096;
 
-// SAFETY: the page holds one atomic word that nobody writes after `new`.
+// SAFETY: the page holds one atomic word that is not written after `new`.
 unsafe impl Send for ForkGuard {}
 // SAFETY: as above.
 unsafe impl Sync for ForkGuard {}

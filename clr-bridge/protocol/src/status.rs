@@ -1,4 +1,4 @@
-//! What the bridge says about itself: state, runtime, losses, counts.
+//! The bridge's status: state, runtime, losses, counts.
 //!
 //! Invariant: a loss has a cause, and every cause is counted.
 
@@ -22,7 +22,7 @@ macro_rules! numbered {
         impl $name {
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// For people.
+            /// For display only.
             #[must_use]
             pub fn text(self) -> &'static str {
                 match self {
@@ -50,7 +50,7 @@ numbered! {
         Detaching = 2 "detaching",
         /// Nothing will be written any more.
         Detached = 3 "detached",
-        /// It cannot work; a diagnostic says why.
+        /// It cannot work; a diagnostic has the reason.
         Failed = 4 "failed",
     }
 }

@@ -6,7 +6,7 @@
 //! callbacks that append may wait for each other there, never for the owner. Pushing events and
 //! setting contexts takes no lock at all, so it may be done while the runtime is suspended.
 //!
-//! In a forked child every method does nothing and says so.
+//! In a forked child every method does nothing and returns that.
 //!
 //! Invariant: no method panics, blocks on another process, or raises a signal. Dropping the writer
 //! unmaps the memory: the bridge drops it when no callback can be using it.
@@ -102,7 +102,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// What tells this writer's files from others.
+    /// The id of this writer's files.
     #[must_use]
     pub fn id(&self) -> [u8; 16] {
         self.id
@@ -114,7 +114,7 @@ impl Writer {
         !self.guard.is_creator()
     }
 
-    /// What the bridge says about itself. Not to be used in a forked child.
+    /// The bridge's status. Not to be used in a forked child.
     #[must_use]
     pub fn status(&self) -> Status<'_, Region> {
         Status::new(self.main.region())
@@ -363,7 +363,7 @@ impl Writer {
         }
     }
 
-    /// Says what a thread is doing from now on. Never waits.
+    /// Publishes what a thread is doing from now on. Never waits.
     pub fn set_context(&self, slot: Slot, context: &Context) -> Result<(), Lost> {
         if self.is_forked() {
             return Err(Lost::Forked);

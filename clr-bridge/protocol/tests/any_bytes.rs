@@ -1,5 +1,4 @@
-//! Whatever lies in the memory: reading ends, does not panic, does bounded work, says the same
-//! twice.
+//! For any bytes in the memory, reading ends, does not panic, does bounded work and is repeatable.
 
 use std::cell::Cell;
 use std::io;
@@ -54,7 +53,7 @@ fn read_log(main: &[u8], segment: &[u8], budget: Budget, ended: bool) -> Result<
         reader.process_ended();
     }
     let mut seen = Seen::default();
-    // Each call gets on by 16 bytes or says that there is no more.
+    // Each call advances by 16 bytes or reports the end.
     for round in 0..SEGMENT_SIZE / 16 {
         let before = read.get();
         // Time passes, so that nothing is waited for.

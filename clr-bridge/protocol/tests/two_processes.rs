@@ -57,7 +57,7 @@ fn the_bridge_sees_its_owner_come_and_be_killed() {
     assert_eq!(peer.tell("owner?"), "false");
     let mut owner = Peer::start(&["own", path.to_str().expect("text")]).expect("an owner");
     assert_eq!(peer.tell("owner?"), "true");
-    // A second one is told who holds it.
+    // A second one gets the holder's identity.
     match Owner::take(main_file(&peer), "a test") {
         Err(TakeError::Owned { name, pid }) => {
             assert_eq!((name.as_str(), pid), ("the peer", owner.pid()));
@@ -170,14 +170,14 @@ fn any_mapping(pid: u32, part: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/map_files/{range}"))
 }
 
-/// What opening or checking says of a hostile process's mapping.
+/// The result of opening or checking a hostile process's mapping.
 fn refusal(what: &str, part: &str) -> String {
     let peer = Peer::start(&["hostile", what]).expect("a hostile process");
     let opened = file::open(&any_mapping(peer.pid(), part));
     opened.and_then(|file| file::check_main(&file)).expect_err("it is refused").to_string()
 }
 
-/// What checking alone says, had it been opened.
+/// The result of checking alone, had it been opened.
 fn refusal_when_open(what: &str, part: &str) -> String {
     let peer = Peer::start(&["hostile", what]).expect("a hostile process");
     let path = any_mapping(peer.pid(), part);
@@ -284,7 +284,7 @@ fn holes_under_the_seals_cost_only_the_process_its_own_data() {
         let events = ring.poll(owner.file(), Budget::default(), &mut losses).expect("readable");
         owner.set_ring_tail(events.tail).expect("holes can be written");
         if rounds % 10 == 0 {
-            // Nobody can become the owner of a file whose header is gone.
+            // No process can become the owner of a file whose header is gone.
             let path = mapped(peer.pid(), "strata-clr").pop().expect("a mapping");
             _ = file::check_main(&file::open(&path).expect("it can be opened"));
             drop(owner);

@@ -48,7 +48,7 @@ fn contained(work: impl FnOnce() -> HResult) -> HResult {
     result
 }
 
-/// Runs the work of an event, if there is a session that is to be told of it.
+/// Runs the work of an event, if there is a session that reports it.
 #[inline]
 fn event(work: impl FnOnce(&Session)) -> HResult {
     contained(|| {
@@ -244,7 +244,7 @@ unsafe extern "C" fn rejit_compilation_finished(
     })
 }
 
-/// Not asked for, but delivered with the compilations: whoever else is there decides.
+/// Not subscribed to, but delivered with the compilations: the other profilers decide.
 unsafe extern "C" fn jit_inlining(
     _this: *mut c_void,
     _caller: usize,

@@ -45,7 +45,7 @@ pub struct IlToNative {
     pub native_end: u32,
 }
 
-/// What `GetFunctionInfo2` says. `class` is 0 when it needs an exact frame to be known.
+/// The result of `GetFunctionInfo2`. `class` is 0 when it needs an exact frame to be known.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct FunctionInfo {
     pub class: usize,
@@ -54,7 +54,7 @@ pub struct FunctionInfo {
     pub arguments: u32,
 }
 
-/// What `GetModuleInfo2` says; the path goes to the caller's buffer.
+/// The result of `GetModuleInfo2`; the path goes to the caller's buffer.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ModuleInfo {
     pub base: usize,
@@ -63,7 +63,7 @@ pub struct ModuleInfo {
     pub flags: u32,
 }
 
-/// What `GetClassIDInfo2` says.
+/// The result of `GetClassIDInfo2`.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ClassInfo {
     pub module: usize,
@@ -263,7 +263,8 @@ impl Info {
         unsafe { Interface::from_raw(list) }
     }
 
-    /// Major, minor and build number; the text, which goes into `text`, and its length. 3.1 says 4.0.30319.
+    /// Major, minor and build number; the text, which goes into `text`, and its length. 3.1 reports
+    /// 4.0.30319.
     pub fn runtime_version(self, text: &mut [u16]) -> Option<([u16; 3], usize)> {
         let mut numbers = [0u16; 3];
         let [major, minor, build] = &mut numbers;

@@ -1,4 +1,4 @@
-//! What a module's metadata says of types and methods.
+//! Types and methods as described by a module's metadata.
 //!
 //! Two ways lead there. [`Tables`] reads what the runtime has mapped, and costs the app nothing.
 //! The runtime's importer is for what is not in that image: modules made at run time, and what

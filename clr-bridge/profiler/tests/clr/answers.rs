@@ -51,7 +51,7 @@ fn callers_on_the_stack(target: &Target) -> Vec<u64> {
     found
 }
 
-/// What the bridge says of an address; `None` if the runtime knows no method there.
+/// The bridge's answer for an address; `None` if the runtime knows no method there.
 fn answer(watcher: &mut Watcher, ip: u64) -> Result<Option<MethodRecord>, Outcome> {
     match watcher.ask(request::RESOLVE_IP, ip, 0) {
         Outcome::Answered => {}

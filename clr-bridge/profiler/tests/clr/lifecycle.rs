@@ -103,7 +103,7 @@ fn a_bridge_loaded_by_environment_is_quiet_until_an_owner_comes_and_after_it_wen
         target.tell("compile 20");
         assert_eq!(watcher.status().count(Count::Callbacks), callbacks, "{version}");
 
-        // What was told stays; what came in between is told to the next owner, once.
+        // What was reported stays; what happened in between is reported to the next owner, once.
         let before = watcher.methods().filter(|method| method.name == "Main").count();
         watcher.own();
         watcher.until_enumerated();

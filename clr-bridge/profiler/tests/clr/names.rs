@@ -1,4 +1,4 @@
-//! What is told of methods of every form.
+//! The records of methods of every form.
 
 use strata_bridge_protocol::record::{MethodKind, Record};
 

@@ -50,7 +50,7 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// The library's path in what cargo says of a build.
+/// The library's path in cargo's build messages.
 pub fn library_in(messages: &str) -> PathBuf {
     let end = messages.rfind("libstrata_clr.so\"").expect("cargo names the library");
     let start = messages[..end].rfind('"').expect("a quoted path") + 1;
@@ -308,8 +308,8 @@ pub fn attach(pid: u32, library: &str) -> u32 {
     u32::from_le_bytes(answer[20..].try_into().expect("four bytes"))
 }
 
-/// The socket's name has the process's start time, which tells it from those that dead processes with
-/// the same number have left.
+/// The socket's name has the process's start time, which distinguishes it from those left by dead
+/// processes with the same pid.
 fn diagnostics_socket(pid: u32) -> PathBuf {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
     let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
@@ -339,7 +339,7 @@ pub fn attach_bridge_to(pid: u32) {
     }
 }
 
-/// A program with the bridge, and who has been told all that existed.
+/// A program with the bridge, and a reader that has received everything that existed.
 pub fn watched(version: &'static str) -> (Target, Watcher) {
     let target = Target::start(version, Start::default());
     attach_bridge(&target);
@@ -409,7 +409,7 @@ impl Watcher {
         self.owner = None;
     }
 
-    /// What a thread's slot says.
+    /// The contents of a thread's slot.
     pub fn context(&self, tid: u32) -> Option<Context> {
         self.reader.context(tid).expect("the contexts")
     }

@@ -1,10 +1,10 @@
 //! Whether a file of another process may be read at all.
 //!
-//! A file that is opened because a process maps it can be anything, and another thing a moment later:
-//! a path in `map_files` is only a range of addresses. So it is first held (`O_PATH`), which asks
-//! nobody; then its device says whether it is on the kernel's own tmpfs, where memfds live; and only
-//! then is what is held opened. No file system of somebody's can make strata hang. After opening, its
-//! seals, size and header are checked.
+//! A file that is opened because a process maps it can be anything, and another thing a moment
+//! later: a path in `map_files` is only a range of addresses. So it is first opened with `O_PATH`,
+//! which involves no file system; then its device shows whether it is on the kernel's own tmpfs,
+//! where memfds live; and only then is it opened for reading. No userspace file system can make
+//! strata hang. After opening, its seals, size and header are checked.
 //!
 //! Invariant: what passes has the size it must have, and keeps it; reading it allocates no memory
 //! and cannot block on the process.
@@ -153,7 +153,7 @@ pub fn memfd_device() -> io::Result<u64> {
     let descriptor =
         unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC) };
     let file = match i32::try_from(descriptor) {
-        // SAFETY: a descriptor that the kernel just made, and nobody else knows.
+        // SAFETY: a descriptor that the kernel just made, and no other owner exists.
         Ok(descriptor) if descriptor >= 0 => unsafe { File::from_raw_fd(descriptor) },
         _ => return Err(io::Error::last_os_error()),
     };

@@ -145,7 +145,7 @@ impl<R: ReadAt> Reader<R> {
         })
     }
 
-    /// What tells this main file from others, and what its segments repeat.
+    /// The id of this main file, which its segments repeat.
     #[must_use]
     pub fn id(&self) -> [u8; 16] {
         self.id
@@ -178,7 +178,7 @@ impl<R: ReadAt> Reader<R> {
         self.segments.iter().take(status.segments).filter(|place| place.is_none()).count()
     }
 
-    /// What the bridge says about itself.
+    /// The bridge's status.
     pub fn status(&self) -> io::Result<StatusRecord> {
         Ok(StatusRecord::from_bytes(&read_array(&self.main, STATUS as u64)?))
     }

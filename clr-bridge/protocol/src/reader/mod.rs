@@ -2,7 +2,7 @@
 //!
 //! Everything comes through [`ReadAt`], in bounded copies that are checked after copying; nothing
 //! is mapped, so nothing can fault. [`Reader`] tails the log, [`ring::RingReader`] takes events
-//! from the ring, [`mod@file`] says whether a file may be read at all.
+//! from the ring, [`mod@file`] checks whether a file may be read at all.
 //!
 //! Invariant: a call does work bounded by its budget, whatever it reads. The same bytes give the
 //! same records. What a lie costs is counted in [`ReaderLosses`], and is that process's own data.

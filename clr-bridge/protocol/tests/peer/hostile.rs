@@ -61,7 +61,7 @@ fn named_memfd(
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a descriptor that the kernel just made, and nobody else knows.
+    // SAFETY: a descriptor that the kernel just made, and no other owner exists.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
     file.set_len(size as u64)?;
     // Huge pages cannot be written to.
@@ -101,7 +101,7 @@ fn map(file: &File, size: usize, protection: i32) -> io::Result<*mut u8> {
     if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.cast()) }
 }
 
-/// Maps a file and lets it be found, or says why it cannot.
+/// Maps a file where it can be found, or returns the reason why not.
 fn keep(file: io::Result<File>, size: usize) {
     let file = match file {
         Ok(file) => file,
@@ -123,8 +123,8 @@ fn whole() -> (File, File) {
     (main, segment)
 }
 
-/// Seals do not forbid holes: when told, everything is punched out and filled with rubbish, again
-/// and again.
+/// Seals do not forbid holes: on command, everything is punched out and filled with random bytes,
+/// again and again.
 fn holes() {
     let files = whole();
     let mut files = Some(files);

@@ -1,7 +1,7 @@
 //! The other process of the tests: an honest writer, an owner, or somebody hostile.
 //!
-//! It plays the role of its first argument, says `ready` or why it cannot, and obeys the lines of
-//! its standard input. It ends with its input.
+//! It plays the role of its first argument, prints `ready` or the reason why it cannot, and
+//! executes the lines of its standard input until the end of it.
 
 mod hostile;
 
@@ -32,7 +32,7 @@ fn main() {
     }
 }
 
-/// Says that the role can be played, and obeys.
+/// Prints that the role can be played, and executes commands.
 fn obey(mut answer: impl FnMut(&str) -> String) {
     println!("ready");
     for line in stdin().lock().lines() {

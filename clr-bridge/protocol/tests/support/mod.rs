@@ -68,7 +68,7 @@ pub fn add_segments(reader: &mut Reader<File>, pid: u32) {
     }
 }
 
-/// A method as the bridge writes them, which tells whether it was torn.
+/// A method as the bridge writes them, which shows whether it was torn.
 pub fn method(number: u64, name: &str) -> Method<'_> {
     Method {
         function: number,
@@ -97,7 +97,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts it and waits until it says `ready`, or returns why it cannot play.
+    /// Starts it and waits until it prints `ready`, or returns why it cannot play.
     pub fn start(role: &[&str]) -> Result<Self, String> {
         let mut child = Command::new(env!("CARGO_BIN_EXE_strata-bridge-protocol-peer"))
             .args(role)
@@ -124,7 +124,7 @@ impl Peer {
         line.trim_end().to_owned()
     }
 
-    /// Tells it something, and returns its answer.
+    /// Sends it a command, and returns its answer.
     pub fn tell(&mut self, what: &str) -> String {
         writeln!(self.input, "{what}").expect("the peer listens");
         self.line()
