@@ -82,7 +82,7 @@ fn profiles_of_a_known_program_arrive_at_every_backend_under_its_name() -> Resul
         ("DD_VERSION", "1.2"),
         ("DD_TAGS", "team:checkout"),
         ("DD_GIT_COMMIT_SHA", "abc123"),
-        // Where a target wants its data to go is nobody's business.
+        // Where a target sends its own data does not affect strata.
         ("DD_TRACE_AGENT_URL", "http://127.0.0.1:1"),
         ("PYROSCOPE_SERVER_ADDRESS", "http://127.0.0.1:1"),
     ])?;
@@ -111,7 +111,8 @@ fn profiles_of_a_known_program_arrive_at_every_backend_under_its_name() -> Resul
         assert_eq!(one.label("__name__"), "process_cpu");
         assert_eq!((one.label("env"), one.label("version")), ("prod", "1.2"));
         assert_eq!(one.label("service_git_ref"), "abc123");
-        // A value for each process would be a series for each; what the process says of itself is sent.
+        // A value for each process would be a series for each; what the process states of itself is
+        // sent.
         assert_eq!((one.label("pid"), one.label("team")), ("", "checkout"));
         assert!(types_of(&one.profile).contains(&"cpu/nanoseconds".to_owned()));
     }
@@ -230,7 +231,7 @@ fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
         assert_eq!(one.label("team"), "blue");
     }
 
-    // What cannot be used changes nothing, and is told.
+    // An unusable value changes nothing, and is reported.
     daemon.configure("[sampling]\nfrequenzy = 3\n")?;
     daemon.reload()?;
     let trouble = daemon.status()?["configuration"]["trouble"].to_string();
@@ -273,7 +274,7 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
         "[sampling]\nfrequency = 99\n[exporter.datadog]\nurl = \"unix://{}\"\nperiod = \"1s\"\n",
         agent_socket.display()
     ))?;
-    // Nobody listens at first.
+    // No server listens at first.
     daemon.start()?;
     let _target = shares(&[("DD_SERVICE", "patient")])?;
     let waiting = |daemon: &Daemon| -> u64 {

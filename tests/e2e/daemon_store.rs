@@ -1,4 +1,4 @@
-//! What the daemon keeps on the local disk, asked for while nobody listens anywhere.
+//! The daemon's local store, queried while no exporter's server is reachable.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -137,7 +137,7 @@ fn code_that_nobody_can_name_is_one_thing() -> Result<()> {
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[sampling]\nfrequency = 199\n")?;
     daemon.start()?;
-    // Its functions are compiled, and no map says where.
+    // Its functions are JIT-compiled, and no perf map lists them.
     let mut command = Command::new(places::required("node", "nodejs")?);
     command.arg(places::target_sources().join("node/shares.js")).arg("4");
     command.env("DD_SERVICE", "unnamed");

@@ -53,7 +53,7 @@ fn systemd_takes_the_unit_without_a_complaint() -> Result<()> {
         Ok(if done.status.success() { said } else { format!("{said}{}", done.status) })
     };
     assert_eq!(verify(&unit)?, "");
-    // It would have said so.
+    // It would have reported that.
     let wrong = folder.path().join("wrong.service");
     fs::write(&wrong, fs::read_to_string(&unit)?.replace("NoNewPrivileges", "NoNewPrivilege"))?;
     assert!(verify(&wrong)?.contains("NoNewPrivilege"));
@@ -144,7 +144,7 @@ fn kubernetes_takes_the_manifests_and_they_fit_together() -> Result<()> {
         assert_eq!(container[probe]["httpGet"]["port"], container["ports"][0]["name"]);
     }
 
-    // It listens for more than the node alone: who may come is said.
+    // It listens on more than the node's loopback, so access is restricted explicitly.
     let policy = &of_kind("NetworkPolicy")?["spec"];
     assert_eq!(policy["podSelector"]["matchLabels"], set["selector"]["matchLabels"]);
     assert_eq!(policy["policyTypes"], serde_json::json!(["Ingress"]));
@@ -329,7 +329,7 @@ fn the_image_records_the_host_from_a_privileged_container() -> Result<()> {
     let samples: u64 = stacks.iter().filter(in_target).map(|stack| stack.count).sum();
     println!("{samples} samples of a program on the host, named down to its main");
     assert!(samples > 0, "{text}");
-    // The container has a name of its own, and the picture tells the host's.
+    // The container has a host name of its own; the flame graph shows the host's.
     let picture = fs::read_to_string(container.state().join("host.svg"))?;
     assert!(!picture.contains(">strata-image  "), "it has the container's name");
     Ok(())

@@ -127,7 +127,7 @@ fn twenty_recordings_of_one_program_leave_nothing_behind() -> Result<()> {
             wrongs.unless(named > 0.95, || {
                 format!("{version}, {cycle}: {named} of {} below Busy.Main", own.total())
             });
-            // Nobody's caller is skipped, from the first sample on.
+            // No frame's caller is skipped, from the first sample on.
             let skipped = own.share_that(|stack| {
                 let mut calls = stack.frames.windows(2);
                 calls.any(|call| call[0].name == "Busy.Until" && call[1].name != "Busy.Main")

@@ -11,7 +11,7 @@ use crate::dotnet_running::{
     Clr, FREQUENCY, PATIENCE, Wrongs, listed, print_examples, start_command,
 };
 
-/// A user that is nobody on this host.
+/// A user id without an account on this host.
 const USER: &str = "4321";
 
 /// A program in user, PID and mount namespaces of its own, after a script has arranged its mounts.

@@ -1,4 +1,4 @@
-//! .NET programs under test, and what strata says of them: what the other `dotnet_*` tests share.
+//! .NET programs under test, and strata's output about them; shared by the other `dotnet_*` tests.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,12 +17,12 @@ pub const FREQUENCY: u32 = 997;
 /// How long a program may take to get ready, or strata to answer: a limit against hanging tests.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Starts a program and waits until it says that it is ready.
+/// Starts a program and waits until it prints that it is ready.
 pub fn start(dotnet: &DotNet, version: Version, name: &str, words: &[&str]) -> Result<Running> {
     start_command(dotnet.program(version, name, words)?)
 }
 
-/// Starts a prepared command and waits until it says that it is ready.
+/// Starts a prepared command and waits until it prints that it is ready.
 pub fn start_command(command: Command) -> Result<Running> {
     let mut running = Running::from_command(command)?;
     running.wait_for_line("ready", PATIENCE)?;
@@ -62,7 +62,7 @@ fn record_with(record: Record, options: &[&str], command: &Command) -> Result<Re
     Ok(record.command("/usr/bin/env", &words))
 }
 
-/// What a recording says of .NET processes.
+/// The .NET processes in a recording's summary.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Clr {
     pub attached: u64,
@@ -145,7 +145,7 @@ pub fn waiting_threads(pid: i32) -> Result<Stacks> {
     Ok(Stacks { stacks })
 }
 
-/// What `strata ps` says of a process.
+/// The line of `strata ps` about a process.
 pub fn listed(pid: i32) -> Result<Option<Value>> {
     let all: Value = serde_json::from_str(&ask(&["ps", "--json"])?)?;
     let all = all.as_array().context("no list")?;

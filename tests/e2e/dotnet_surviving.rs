@@ -10,7 +10,7 @@ use strata_tests::{machine, strata};
 
 use crate::dotnet_running::{Clr, FREQUENCY, PATIENCE, Wrongs, count_of, listed, start};
 
-/// How often a program has said how fast it is.
+/// How often a program has printed its speed.
 fn rates(app: &Running) -> usize {
     app.said().lines().filter(|line| line.starts_with("rate ")).count()
 }

@@ -34,7 +34,7 @@ pub fn start_unloading(dotnet: &DotNet, version: Version, seconds: &str) -> Resu
     Ok(app)
 }
 
-/// What the program says of itself: turns and failures.
+/// The program's own counts: turns and failures.
 pub fn counts(app: &Running) -> Result<(u64, u64)> {
     let said = app.said();
     let line = said.lines().rev().find(|line| line.starts_with("turns "));

@@ -1,4 +1,4 @@
-//! Errors: a clear message that says what to do, never a panic, nothing recorded lost.
+//! Errors: a clear message with the next step, never a panic, nothing recorded lost.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use strata_tests::{machine, places, pprof, strata, targets};
 
 use crate::dotnet_running;
 
-/// Runs strata and gives what it said; a panic is never acceptable.
+/// Runs strata and returns its output; a panic is never acceptable.
 fn strata_says(command: &mut Command) -> Result<(Output, String)> {
     let done = command.output().with_context(|| format!("{command:?}"))?;
     let said = format!(

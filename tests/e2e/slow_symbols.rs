@@ -1,4 +1,4 @@
-//! Symbols that take long: of one process, and nobody else's profiles.
+//! Slow symbolization delays the profile of that process only.
 
 use std::process::Command;
 use std::time::Duration;

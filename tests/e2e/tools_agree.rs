@@ -1,5 +1,5 @@
-//! Tools agree: perf sees the same shares at the same time, other readers accept the files, and
-//! every format of one recording says the same.
+//! Tools agree: perf sees the same shares at the same time, other readers accept the files, and all
+//! formats of one recording agree.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -214,7 +214,7 @@ fn widths_in_the_svg_are_the_profiles_totals() -> Result<()> {
         println!("  {name}: pprof {wanted:.4}, SVG {width:.4}");
         assert!((width - wanted).abs() <= 0.001, "{name}: SVG width {width}, pprof {wanted}");
     }
-    // Every box is as wide as the samples its title tells.
+    // Every box is as wide as the samples in its title.
     let widest = boxes.iter().map(|b| b.width).fold(0.0, f64::max);
     for flame_box in &boxes {
         let count = flame_box

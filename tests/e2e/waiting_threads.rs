@@ -1,4 +1,4 @@
-//! `strata stacks`: what the threads of a process wait for, and what cannot be said of it.
+//! `strata stacks`: what the threads of a process wait for, and what cannot be known of it.
 
 use std::process::Command;
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn threads_at_the_same_place_are_one_entry_with_the_time_they_wait() -> Result<(
     assert_eq!(threads.len(), 6);
     for thread in threads {
         assert_eq!(thread["state"], "S");
-        // Where the kernel says it.
+        // Where the kernel provides it.
         let waited = thread["waiting_seconds"].as_f64();
         assert!(waited.is_none_or(|waited| (1.0..120.0).contains(&waited)), "{waited:?}");
     }

@@ -1,4 +1,5 @@
-//! A server that takes what profilers send: real sockets, every request kept, answers as told.
+//! A server that takes what profilers send: real sockets, every request kept, answers as
+//! configured.
 //!
 //! It speaks just enough HTTP/1.1 (RFC 9112) for a client that sends bodies with a length.
 

@@ -30,7 +30,7 @@ impl Daemon {
     /// A folder for a daemon that is not started yet.
     pub fn prepared() -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("strata-daemon-").tempdir()?;
-        // Nobody else takes the port meanwhile: tests have the machine alone.
+        // No other process takes the port meanwhile: these tests run alone.
         let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         Ok(Self { running: None, folder, metrics, variables: Vec::new() })
     }
@@ -70,7 +70,7 @@ impl Daemon {
     pub fn start(&mut self) -> Result<()> {
         let mut command = Command::new(places::strata_binary()?);
         command.arg("daemon").arg("--config").arg(self.configuration());
-        // What this process was told is not meant for the daemon.
+        // This process's own environment is not meant for the daemon.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             if ["DD_", "OTEL_", "PYROSCOPE_", "STRATA_"].iter().any(|own| name.starts_with(own)) {
@@ -102,7 +102,7 @@ impl Daemon {
         Ok(self.running()?.pid())
     }
 
-    /// What it says of itself.
+    /// Its status.
     pub fn status(&self) -> Result<Value> {
         Ok(serde_json::from_str(&over(UnixStream::connect(self.status_socket())?, "/status")?)?)
     }

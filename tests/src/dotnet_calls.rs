@@ -92,7 +92,7 @@ impl CallGraph {
         self.calls.insert(pair, merged);
     }
 
-    /// Whoever calls a method that may be gone may be seen calling what that one calls.
+    /// The caller of a method that may be missing may appear to call that method's callees.
     fn close(&mut self, gone: &[(String, String)]) {
         loop {
             let mut more = vec![];

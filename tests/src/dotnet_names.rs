@@ -1,4 +1,4 @@
-//! The names a .NET test program expects to see, and the lines it says are hot.
+//! The names a .NET test program expects to see, and the lines it reports as hot.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::stacks::{Stack, Stacks};
 
-/// The names of the lines "expect NAME" in what a program said.
+/// The names of the lines "expect NAME" in a program's output.
 pub fn expected(said: &str) -> Vec<String> {
     said.lines().filter_map(|line| line.strip_prefix("expect ")).map(String::from).collect()
 }

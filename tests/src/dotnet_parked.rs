@@ -1,4 +1,4 @@
-//! What the runtime itself says of the stacks of waiting threads, and whether recorded stacks agree.
+//! The runtime's own stacks of waiting threads, compared with recorded ones.
 //!
 //! Two sources: the file that `Parked` writes (`tests/targets/csharp/Parked`: `StackTrace` on each
 //! thread, immediately before it waits), and the file that the test profiler writes
@@ -84,10 +84,10 @@ fn without_arity(name: &str) -> String {
     result
 }
 
-/// How recorded stacks of parked threads compare with what the runtime says.
+/// How recorded stacks of parked threads compare with the runtime's.
 #[derive(Default)]
 pub struct Comparison {
-    /// Samples of threads that the runtime told of.
+    /// Samples of threads that the runtime listed.
     pub samples: u64,
     pub wrong: u64,
     /// Threads without a sample, by kind.
@@ -95,9 +95,9 @@ pub struct Comparison {
     examples: Vec<String>,
 }
 
-/// Compares every recorded stack of a listed thread. `is_managed` tells the managed frames among
-/// the recorded ones; above the runtime's innermost frame there may be more of the framework's, none
-/// of the program's.
+/// Compares every recorded stack of a listed thread. `is_managed` recognises the managed frames
+/// among the recorded ones; above the runtime's innermost frame there may be more of the
+/// framework's, none of the program's.
 pub fn compare(
     expected: &[ManagedStack],
     recorded: &Stacks,

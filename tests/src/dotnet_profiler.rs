@@ -117,7 +117,7 @@ impl SecondProfiler {
         Ok(counts)
     }
 
-    /// Waits until it says that it is in this state.
+    /// Waits until it reports this state.
     pub fn wait_for(&self, state: &str) -> Result<()> {
         wait_until(&format!("the test profiler is {state}"), PATIENCE, || {
             self.counts().is_ok_and(|counts| counts.state == state)

@@ -1,5 +1,5 @@
-//! A FUSE file system of one executable file that answers until it is told to fall silent: the
-//! worst place a mapped binary can be.
+//! A FUSE file system of one executable file that answers until it is switched to hang: the worst
+//! case for a mapped binary.
 //!
 //! The protocol is `include/uapi/linux/fuse.h` (Linux 5.17, version 7.36); only what running one
 //! program needs is spoken. Every answer is valid for no time at all, so that after the silence

@@ -8,7 +8,7 @@
 //! | [`targets`] | the catalogue of target programs |
 //! | [`runtimes`] | targets that need a runtime: Python, Node, Java, .NET |
 //! | [`dotnet_calls`] | a .NET program's call graph, compared with stacks |
-//! | [`dotnet_parked`] | waiting .NET threads: what the runtime says of each stack |
+//! | [`dotnet_parked`] | waiting .NET threads: the runtime's own stack of each |
 //! | [`dotnet_names`] | names that a .NET program expects, lines that are hot |
 //! | [`dotnet_profiler`] | a second CLR profiler, for living beside it |
 //! | [`running`] | a child process that cannot outlive its test |
@@ -29,8 +29,8 @@
 //! | [`machine`] | one profile of the machine at a time; the long variants |
 //! | [`bench`] | scenes, meters and tables of `cargo xtask bench` |
 //!
-//! Invariant: no result is believed because strata says so; it is compared with what the target
-//! did, what the kernel counted or what another tool saw.
+//! Invariant: strata's own report is never taken as proof; it is compared with what the target did,
+//! what the kernel counted or what another tool saw.
 
 pub mod backends;
 pub mod bench;

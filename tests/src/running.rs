@@ -89,7 +89,7 @@ impl Running {
             std::thread::sleep(Duration::from_millis(5));
         }
         let status = self.status.context("a status after the end")?;
-        // Whoever it started may still hold the pipes.
+        // Its children may still hold the pipes.
         self.kill();
         let stdout = self.stdout.take().map(Collected::finished).unwrap_or_default();
         let stderr = self.stderr.take().map(Collected::finished).unwrap_or_default();

@@ -57,7 +57,7 @@ impl Native {
         self
     }
 
-    /// Built against musl, static unless a flag says otherwise.
+    /// Built against musl, static unless a flag changes that.
     pub fn musl(mut self) -> Self {
         self.compiler = "musl-gcc";
         self.flag("-static")

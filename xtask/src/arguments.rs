@@ -18,7 +18,7 @@ pub enum Command {
     Build(BuildOptions),
     Record(Vec<OsString>),
     Test(Vec<OsString>),
-    /// Not for people: how `test` has cargo start a test program.
+    /// Internal: how `test` has cargo start a test program.
     RunTestProgram(Vec<OsString>),
     VmTest(VmOptions),
     Bench(Vec<OsString>),

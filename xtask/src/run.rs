@@ -1,6 +1,6 @@
 //! Starting programs: quietly with a log and a progress line, aloud, or for their output.
 //!
-//! Invariant: a failure names the program, shows the end of what it said and where the rest is.
+//! Invariant: a failure names the program, shows the end of its output and where the rest is.
 
 use std::fs::{self, File};
 use std::io::{IsTerminal, Write};
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::project;
 
 const POLL: Duration = Duration::from_millis(50);
-/// How often a program without a terminal to draw on says that it is still at it.
+/// How often progress is printed without a terminal.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 const LINES_OF_A_FAILURE: usize = 25;
 
@@ -76,7 +76,7 @@ pub fn sha256_of(file: &Path) -> Result<String> {
     Ok(digest.to_owned())
 }
 
-/// A line that says what is going on: redrawn on a terminal, repeated rarely elsewhere.
+/// A progress line: redrawn on a terminal, repeated rarely elsewhere.
 pub struct Progress<'a> {
     label: &'a str,
     start: Instant,

@@ -133,7 +133,7 @@ impl Totals {
 /// Tests that are named for the time they took.
 const SLOWEST: usize = 20;
 
-/// Runs `cargo test`, shows what it says and adds up its result lines.
+/// Runs `cargo test`, shows its output and adds up its result lines.
 fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start cargo")?;

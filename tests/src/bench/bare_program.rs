@@ -112,7 +112,7 @@ fn attach(program: &OwnedFd, cpu: usize, frequency: u64) -> std::io::Result<Owne
     attribute[1] = PERF_COUNT_SW_CPU_CLOCK;
     attribute[2] = frequency;
     attribute[5] = 1 << 10 | 1; // freq, disabled
-    // SAFETY: the attribute block says its size itself and lives through the call.
+    // SAFETY: the attribute block holds its own size and lives through the call.
     let event = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
@@ -127,7 +127,7 @@ fn attach(program: &OwnedFd, cpu: usize, frequency: u64) -> std::io::Result<Owne
     if event < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the kernel just made this descriptor for us and nobody else knows it.
+    // SAFETY: the kernel just made this descriptor, and it has no other owner.
     let event = unsafe { OwnedFd::from_raw_fd(event) };
     // SAFETY: both requests take an integer, not a pointer.
     let results = unsafe {

@@ -26,7 +26,7 @@ pub fn bpf(command: u32, attribute: &mut [u64; 16]) -> std::io::Result<i64> {
 pub fn new_descriptor(command: u32, attribute: &mut [u64; 16]) -> std::io::Result<OwnedFd> {
     let descriptor = bpf(command, attribute)?;
     let descriptor = i32::try_from(descriptor).map_err(std::io::Error::other)?;
-    // SAFETY: the kernel just made this descriptor for us and nobody else knows it.
+    // SAFETY: the kernel just made this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -96,7 +96,7 @@ impl Loaded {
 pub struct FdInfo(String);
 
 impl FdInfo {
-    /// What the kernel says about a descriptor of this process.
+    /// The kernel's `fdinfo` of a descriptor of this process.
     pub fn of(descriptor: &OwnedFd) -> Result<Self> {
         let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
         Ok(Self(std::fs::read_to_string(path)?))

@@ -40,7 +40,7 @@ pub struct Measured {
     pub map_mb: f64,
     pub map_bytes_by_kernel_mb: f64,
     pub losses: Vec<(String, u64)>,
-    /// What strata says about itself.
+    /// strata's own figures.
     pub own_summary: Option<serde_json::Value>,
     pub perf: Vec<PerfMeasured>,
 }

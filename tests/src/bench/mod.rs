@@ -15,7 +15,8 @@
 //! | [`figure`] | a line of the table of the groups [`clr`] and [`starts`] |
 //! | [`report`] | the table and the JSON file |
 //!
-//! Invariant: a figure strata tells about itself is printed beside the one seen from outside.
+//! Invariant: a figure that strata reports about itself is printed beside the one measured from
+//! outside.
 
 pub mod bare_program;
 pub mod bpf_objects;

@@ -26,7 +26,7 @@ pub enum Scene {
     ManyProcesses { count: u32 },
 }
 
-/// All of them; the idle host first, because it tells what an early exit costs.
+/// All of them; the idle host first, because it shows what an early exit costs.
 pub const ALL: [Scene; 9] = [
     Scene::Idle,
     Scene::Recursion { depth: 5 },

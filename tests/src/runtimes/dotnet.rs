@@ -8,7 +8,7 @@
 //! | 10 | bundled with a trimmed framework into a single-file program of its own |
 //!
 //! Invariant: a program that a version cannot run is not left out silently: [`DotNet::supports`]
-//! says why.
+//! returns the reason.
 
 use std::fmt;
 use std::fs;

@@ -102,7 +102,7 @@ pub fn java(seconds: &str) -> Result<Command> {
     .build()?;
     let mut command = Command::new(places::required("java", "default-jdk-headless")?);
     command.args(["-XX:+PreserveFramePointer", "-XX:+UseSerialGC"]);
-    // Else the compiler moves the burners into whoever calls them.
+    // Else the compiler inlines the burners into their callers.
     command.args(["-XX:CompileCommand=quiet", "-XX:CompileCommand=dontinline,Shares::burn*"]);
     command.arg("-cp").arg(classes);
     command.args(["Shares", seconds]);

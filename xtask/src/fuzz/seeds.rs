@@ -92,7 +92,7 @@ fn plant(corpus: &Path, target: &str, seed: &Path) -> Result<()> {
 }
 
 /// Flags, a ring with committed events as the main file's part, and a log of one record of each
-/// kind, as `strata_bridge_protocol::exercise` takes them apart and its documentation says.
+/// kind, as `strata_bridge_protocol::exercise` takes them apart and documents.
 fn bridge_memory() -> Vec<u8> {
     const COMMITTED: u64 = 2 << 56;
     const END: u64 = 3 << 56;

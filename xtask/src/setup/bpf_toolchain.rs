@@ -29,7 +29,7 @@ pub fn strip() -> PathBuf {
     PathBuf::from(LLVM).join("bin/llvm-strip")
 }
 
-/// The versions that decide the object's bytes, for people who compare two builds.
+/// The versions that decide the object's bytes, for comparing two builds.
 pub fn versions() -> Result<String> {
     let rustc =
         run::output_of(Command::new("rustc").current_dir(project::root()).arg("--version"))?;

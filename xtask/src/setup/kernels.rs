@@ -24,7 +24,7 @@ const SOURCES: &[Source] = &[
 
 pub struct Kernel {
     pub name: &'static str,
-    /// As `uname -r` says it.
+    /// As `uname -r` prints it.
     pub release: String,
     pub image: PathBuf,
 }

@@ -29,7 +29,7 @@ pub enum Profile {
     All,
 }
 
-/// `cargo xtask setup`: as [`ensure`], and says so when there was nothing to do.
+/// `cargo xtask setup`: as [`ensure`], and prints a line when there was nothing to do.
 pub fn run(profile: Profile) -> Result<()> {
     ensure(profile)?;
     eprintln!("· everything is in place");

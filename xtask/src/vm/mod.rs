@@ -6,7 +6,7 @@
 //! [`verdict`] judges it here.
 //!
 //! Emulation and not KVM: it works in every container and CI, at the price of some seconds.
-//! Invariant: a guest that hangs, panics or says nothing fails the test within
+//! Invariant: a guest that hangs, panics or prints nothing fails the test within
 //! [`emulator::TIME_LIMIT`].
 
 mod archive;

@@ -1,7 +1,7 @@
 //! A cgroup with a CPU quota, made for one process and removed with this value.
 //!
-//! Invariant: nothing existing is changed, but that version 2 may be told to hand the CPU
-//! controller on to the root's children, which is what makes a quota possible there.
+//! Invariant: nothing existing is changed, except that cgroup v2 may have the CPU controller
+//! enabled for the root's children, which is what makes a quota possible there.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Variant {
     Without,
-    /// Loaded, and nobody reads.
+    /// Loaded, without a reader.
     Quiet,
     /// Telling from the first method on.
     Telling,
@@ -128,12 +128,12 @@ fn pin(command: &mut Command, cpu: usize) {
     }
 }
 
-/// Waits for a child, and says what it and its threads have used.
+/// Waits for a child, and returns what it and its threads have used.
 fn wait(child: &Child) -> Result<(ExitStatus, libc::rusage)> {
     let (pid, mut status) = (i32::try_from(child.id())?, 0);
     // SAFETY: a plain C structure for which zero is a value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: both are valid for writing; the child is ours and nobody else waits for it.
+    // SAFETY: both are valid for writing; the child is ours and is waited for only here.
     if unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) } != pid {
         return Err(std::io::Error::last_os_error()).context("waiting for the compiler");
     }
@@ -232,7 +232,7 @@ fn events(setting: &Setting, more_seconds: f64) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Runs once with a reader, and says what the bridge counted.
+/// Runs once with a reader, and returns the bridge's counters.
 fn counted(setting: &Setting, library: &Path) -> Result<StatusRecord> {
     let mut running = Running::from_command(setting.compiler(Variant::Telling, library, 0)?)?;
     let pid = u32::try_from(running.pid())?;

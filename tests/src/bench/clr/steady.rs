@@ -75,7 +75,7 @@ impl Busy {
         self.running.pid()
     }
 
-    /// What it says next: older lines may be from before a change.
+    /// Its next line: older ones may be from before a change.
     fn next_progress(&self) -> Result<Progress> {
         let lines = || self.running.said().lines().filter(|l| l.starts_with("progress ")).count();
         let before = lines();

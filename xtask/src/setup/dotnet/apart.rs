@@ -26,7 +26,7 @@ pub fn runtime(work: &Path, root: &Path, dotnet: &Path) -> Result<()> {
     fs::copy(dotnet, root.join("dotnet"))?;
     fs::copy(program.join("libhostfxr.so"), host.join("libhostfxr.so"))?;
 
-    // The program's own list says which of its files are the runtime's.
+    // The program's own manifest lists which of its files are the runtime's.
     let list = fs::read_to_string(program.join("azmcp.deps.json"))?;
     let pack = object_after(&list, &format!("\"{RUNTIME_PACK}\":"))
         .context("the program's file list has no runtime in it")?;
