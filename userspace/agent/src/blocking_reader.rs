@@ -1,37 +1,37 @@
-//! Work that may hang, on a thread beside the loop: asked for, and collected when it is done.
+//! Runs work that may hang on a thread beside the event loop; results are collected when ready.
 //!
-//! Reading what belongs to a process may never end: who holds its memory's lock may wait for a file
-//! system that does not answer, or its pages lie in a file of one. Nothing wakes a thread that waits
-//! in the kernel. So one thread answers questions in their order; one that takes too long for a
-//! question is left behind with it, and another goes on. Once as many threads are left behind as
-//! may be, nothing more is asked until one of them has come back.
+//! Reading a process's memory or files may never end: the holder of its memory's lock may wait for
+//! a file system that does not answer, or its pages lie in a file of one. A thread blocked so in
+//! the kernel cannot be woken. So one thread answers questions in order; when a question takes too
+//! long, its thread is abandoned with it and another continues. At the limit of abandoned threads,
+//! new questions are refused until one of them returns.
 //!
-//! Invariant: the loop waits for no answer longer than it says. Every question is answered,
-//! given up or refused, and the last two are counted.
+//! Invariant: no call waits longer than the limit it is given. Every question is answered, given up
+//! or refused, and the last two are counted.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Questions that wait at most.
+/// The most questions that wait.
 pub const MOST_WAITING: usize = 16_384;
 
-/// What hanging may cost.
+/// Limits on the cost of work that hangs.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// What one question may take.
+    /// The time that one question may take.
     pub limit: Duration,
     /// Threads that may be left behind.
     pub threads: usize,
-    /// Of them, with questions about the processes of one user other than root: what one user's
-    /// processes make hang is not the others' to pay.
+    /// Of them, with questions about processes of one user other than root, so that one user's
+    /// processes cannot block the others'.
     pub of_one: usize,
 }
 
-/// Whose process a question is about.
+/// The user of the process that a question is about.
 pub type Owner = u32;
-/// Root's, and what has no owner that is known.
+/// Root, also for processes without a known user.
 pub const ROOT: Owner = 0;
 
 /// The user of a process: the real one, which a process cannot hide as it can hide its files.
@@ -47,12 +47,12 @@ pub fn owner_of(pid: u32) -> Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
-/// What became of questions.
+/// Counts of outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Questions whose thread was left behind, or whose work failed.
     pub given_up: u64,
-    /// Questions that nobody had time for.
+    /// Questions refused because every thread was busy.
     pub refused: u64,
     /// Threads that are left behind now.
     pub stuck: usize,
@@ -63,7 +63,7 @@ pub struct Figures {
 pub enum Missing {
     /// It took too long, or failed.
     GivenUp,
-    /// Nobody had time for it: it may be asked again.
+    /// Every thread was busy: it may be asked again.
     Refused,
 }
 
@@ -328,7 +328,7 @@ mod tests {
         aside.settle(LONG.limit);
         assert_eq!(aside.answers(), [(hangs, Err(Missing::GivenUp)), (waits, Ok(1))]);
         assert_eq!(aside.figures(), Figures { given_up: 1, refused: 0, stuck: 1 });
-        // It comes back: nobody wants its answer any more.
+        // It comes back: its answer is no longer wanted.
         drop(let_go);
         let end = Instant::now() + LONG.limit;
         while aside.figures().stuck > 0 && Instant::now() < end {

@@ -1,8 +1,8 @@
 //! What this host is called.
 //!
-//! The kernel has a name for each UTS namespace, and tells a reader that of its own: in a container
-//! the container's. Where strata sees the host's processes, it sees the kernel's threads, and they are in
-//! the host's. (So is process 1, but its namespaces may be closed even to root.)
+//! The kernel has a name for each UTS namespace, and returns that of the caller's: in a container
+//! the container's. With the host's PID namespace strata sees the kernel's threads, and they are in
+//! the host's UTS namespace. (So is process 1, but its namespaces may be closed even to root.)
 
 use std::fs::{self, File};
 use std::io;
@@ -67,7 +67,7 @@ mod tests {
         let (done, wait) = mpsc::channel::<()>();
         let other = thread::spawn(move || {
             let name = "another-host";
-            // SAFETY: the namespace is this thread's own, and the name is as long as is said.
+            // SAFETY: the namespace is this thread's own, and the length passed is the name's.
             let made = unsafe {
                 libc::unshare(libc::CLONE_NEWUTS) == 0
                     && libc::sethostname(name.as_ptr().cast(), name.len()) == 0

@@ -115,8 +115,8 @@ impl Engine {
         self.sideband.open_on(cpu);
     }
 
-    /// After a cut, when what was cut off is named: what is known of processes that are gone is
-    /// forgotten, and so are files that nobody has mapped for a while.
+    /// After a flush has been symbolized: drops data of processes that have exited, and files that
+    /// no process has mapped for a while.
     pub fn forget(&mut self) {
         self.is_naming = false;
         self.managed.forget_ended();

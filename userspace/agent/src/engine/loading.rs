@@ -1,9 +1,9 @@
 //! Files are opened and their tables built, in other processes, as they are needed.
 //!
-//! A file goes through: named by a mapping → opened (which tells what it is) → its table built
-//! or taken from the cache → loaded into kernel memory. Files are opened when a new process maps
-//! them or an old one is sampled; tables are shared by every file name that turns out to be the
-//! same file. Assemblies inside a single-file program have tables of their own ([`bundles`]).
+//! A file goes through: named by a mapping → opened (which gives its identity) → its table built or
+//! taken from the cache → loaded into kernel memory. Files are opened when a new process maps them
+//! or an old one is sampled; tables are shared by every file name that turns out to be the same
+//! file. Assemblies inside a single-file program have tables of their own ([`bundles`]).
 //!
 //! Invariant: a file that cannot be opened, read or understood never holds anybody up: its code
 //! is then unwound by frame pointers, and the reason is kept for `doctor` and the summary.
@@ -72,8 +72,8 @@ const FILES_AT_ONCE: u32 = 512;
 const FILES_A_SECOND: u32 = 32;
 const NO_ROOM: &str = "no room in kernel memory (--table-memory)";
 
-/// Whose table it is: the content's, or this mapped file's alone where the file system does not
-/// vouch for what it says of a file. Of the whole, or of a file inside it.
+/// The owner of the table: the file's identity, or this mapped file alone where the file system's
+/// answers cannot be trusted; the whole file, or a file inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct TableKey {
     identity: FileIdentity,
@@ -208,8 +208,7 @@ impl Loading {
         })
     }
 
-    /// A new mapping: its file is opened at once if nobody has seen it before, while the process
-    /// surely is there.
+    /// A new mapping: its file is opened at once if it is new, while the process certainly exists.
     pub fn first_seen(&mut self, table: &ProcessTable, pid: u32, mapping: &Mapping) {
         let Backing::File(file) = mapping.backing else { return };
         // What is not opened now is when it is sampled.
@@ -361,8 +360,8 @@ impl Loading {
                 let named = processes.files.get(file).map(|file| file.inode);
                 let same = named.is_some_and(|inode| is_same(&inode, &opened.identity()));
                 if !same {
-                    // Stacked file systems show other numbers. A path may by now name another
-                    // file; only a mapping tells for sure.
+                    // Stacked file systems show other numbers. A path may by now name another file;
+                    // only a mapping is certain.
                     processes.files.forget(file);
                     if by_path && named.is_some_and(|inode| inode.inode != opened.identity().inode)
                     {
@@ -410,7 +409,7 @@ impl Loading {
         if let State::Opened(before) = &self.entry(file).state
             && before.identity() != now.identity()
         {
-            // Same inode, other content: whoever maps it from now on maps another file.
+            // Same inode, other content: later mappings of it are of another file.
             processes.files.forget(file);
         }
     }
@@ -456,8 +455,8 @@ impl Loading {
         std::mem::take(&mut self.waiting)
     }
 
-    /// How a process's code is unwound, and whether all of it is known by now: what is still to
-    /// come is dealt with as `missing` says. All of it is asked for.
+    /// How a process's code is unwound, and whether all its tables are loaded: those still missing
+    /// are requested, and treated meanwhile as `missing` specifies.
     pub fn code_of(
         &mut self,
         space: &Space,

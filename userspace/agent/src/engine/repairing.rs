@@ -1,10 +1,10 @@
 //! Processes of which events were lost are read anew.
 //!
-//! The kernel drops process events when a ring is full, and says so. Then any process may have
-//! executed another program, or mapped code that nothing is known of, and its samples would be
-//! unwound and named by what it was before. A process is suspected as well when its stacks lead
-//! again and again through addresses that it has not mapped, as far as is known; a deferred sample
-//! waits for the repair. A process whose mappings were passed over is read afterwards.
+//! The kernel drops process events when a ring is full, and reports the loss. Then any process may
+//! have executed another program or mapped unknown code, and its samples would be unwound and
+//! symbolized with stale data. A process is also suspected when its stacks repeatedly lead through
+//! addresses without a known mapping; a deferred sample waits for the repair. A process whose
+//! mapping events were skipped is read afterwards.
 //!
 //! Invariant: reading is done beside the loop, and the same process is read at most once in
 //! [`AGAIN`].

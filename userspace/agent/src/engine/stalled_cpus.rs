@@ -38,8 +38,9 @@ impl Watch {
         self.cpus.clear();
     }
 
-    /// Takes down how often each CPU has ticked; those that have lost their event. `busy_time` says
-    /// how long each has worked so far, and is asked only when some stand still.
+    /// Notes how often each CPU has ticked, and returns those that have lost their event.
+    /// `busy_time` returns how long each has worked so far, and is called only when some stand
+    /// still.
     pub fn look(
         &mut self,
         ticks: &[(u32, u64)],

@@ -98,7 +98,7 @@ pub fn enable_run_time_stats() -> io::Result<RunTimeStatistics> {
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(fd.saturating_neg()));
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor without another owner.
     Ok(RunTimeStatistics { _enabled: unsafe { OwnedFd::from_raw_fd(fd) } })
 }
 
@@ -131,7 +131,7 @@ fn program_of(number: RawFd) -> io::Result<ProgramUse> {
     // SAFETY: only plain numbers; the kernel checks that the bytes it does not know are zero.
     let mut info: libbpf_sys::bpf_prog_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libbpf_sys::bpf_prog_info>() as u32;
-    // SAFETY: `info` is as long as `length` says; a descriptor that was closed meanwhile, or is
+    // SAFETY: `info` is `length` bytes long; a descriptor that was closed meanwhile, or is
     // something else by now, gives an error.
     let failed = unsafe {
         libbpf_sys::bpf_obj_get_info_by_fd(number, (&raw mut info).cast(), &raw mut length)

@@ -308,7 +308,7 @@ impl Programs {
         io::copy(&mut pass, &mut io::sink()).map(drop).map_err(LoadError::Pass)
     }
 
-    /// Passes on what the programs have said since the last time.
+    /// Passes on the programs' log lines since the last call.
     pub fn flush_diagnostics(&mut self) {
         if let Some(Diagnostics(logger)) = &mut self.diagnostics {
             logger.flush();
@@ -384,7 +384,7 @@ impl Programs {
     }
 }
 
-/// What the thread walker is told before it is loaded.
+/// Settings of the thread walker, patched in before it is loaded.
 struct Walker {
     process: u32,
     tgid: u32,

@@ -1,9 +1,9 @@
 //! Process events: one dummy perf event per CPU that carries MMAP2, COMM, FORK and EXIT records.
 //!
-//! They need no mount and no tracepoint. Build ids are *not* asked for: a build id takes the
-//! place of device and inode in the record (include/uapi/linux/perf_event.h,
-//! `PERF_RECORD_MISC_MMAP_BUILD_ID`), and those are what tells files apart; build ids are read
-//! from the files themselves.
+//! They need no mount and no tracepoint. Build ids are *not* asked for: a build id takes the place
+//! of device and inode in the record (include/uapi/linux/perf_event.h,
+//! `PERF_RECORD_MISC_MMAP_BUILD_ID`), and those identify files; build ids are read from the files
+//! themselves.
 //!
 //! Invariant: [`InOrder`] gives events in the order of their times, across all CPUs.
 
@@ -131,7 +131,7 @@ impl CpuRing {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor nobody else owns.
+        // SAFETY: a descriptor without another owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         // SAFETY: a fresh mapping of the event's ring; the result is checked.
         let start = unsafe {
@@ -234,7 +234,7 @@ impl Sideband {
         if epoll < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor nobody else owns.
+        // SAFETY: a descriptor without another owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let data_pages = if cpus.len() > MANY_CPUS { FEWER_DATA_PAGES } else { DATA_PAGES };
         let (rings, scratch, left, missing) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -255,7 +255,7 @@ impl Sideband {
         match self.try_open_on(cpu) {
             Ok(()) => {
                 self.missing.retain(|missing| *missing != cpu);
-                // Nobody knows how many there were until now.
+                // How many there were until now is unknown.
                 self.left.push(Timed::lost(1));
             }
             Err(error) if !was_missing => {
@@ -292,7 +292,7 @@ impl Sideband {
         }
         ring.enable()?;
         if let Some(old) = self.rings.iter().position(|ring| ring.cpu == cpu) {
-            // What both have seen is told twice, and changes nothing then.
+            // An event seen by both is delivered twice; the second changes nothing.
             let old = self.rings.swap_remove(old);
             old.drain(&mut self.scratch, &mut self.left, &mut |_, _| false);
         }

@@ -1,5 +1,5 @@
-//! What the running kernel's own type information (BTF) says: where a field lies in a struct,
-//! whether a tracepoint exists.
+//! Reads the running kernel's type information (BTF): where a field lies in a struct, whether a
+//! tracepoint exists.
 //!
 //! Kernel structs differ between versions and configurations. The BPF programs read their field
 //! offsets from globals, which the loader sets from here before it loads them.

@@ -1,4 +1,4 @@
-//! Reaching into a process, and reading what its bridge says.
+//! Attaches the bridge to processes, and reads the records that it publishes.
 //!
 //! Attaching may take seconds and belongs on threads of its own; what comes of it arrives as a
 //! message. Reading is done at every turn and never waits: what may hang is left to the [`MapsReader`].
@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(10);
 const LEAVING: Duration = Duration::from_secs(5);
 /// When a process is tried again that no thread was left for.
 const LATER: Duration = Duration::from_secs(10);
-/// Reads of one turn: a compiler announces some thousand methods in that time.
+/// Reads of one turn: a JIT compiles some thousand methods in that time.
 const READS: usize = 16;
 
 /// Whether only a .NET process maps a file of this name.
@@ -41,14 +41,14 @@ pub struct Arrival {
     /// Whether the bridge was to be loaded.
     pub attach: bool,
     pub outcome: Result<Box<Bridge>, Refusal>,
-    /// Nobody wants it any more: see [`Bridges::withdraw`].
+    /// No longer wanted: see [`Bridges::withdraw`].
     pub is_withdrawn: bool,
 }
 
 /// Why a process has no bridge.
 pub struct Refusal {
     pub why: String,
-    /// Its runtime writes a perf map instead, until it is told to stop.
+    /// Its runtime writes a perf map instead, until it is asked to stop.
     pub writes_perf_map: bool,
     /// Strata had no thread to reach it with, because others hang: it is tried again.
     pub is_passing: bool,
@@ -59,13 +59,13 @@ pub struct Bridges {
     waiting: VecDeque<(u32, ImageId, bool)>,
     /// Processes that are tried again, and when.
     later: VecDeque<(Instant, u32, ImageId, bool)>,
-    /// Processes that are being reached into, and those of them that nobody wants reached any more.
+    /// Processes with an attach under way, and those of them that were withdrawn meanwhile.
     running: HashSet<ImageId>,
     withdrawn: HashSet<ImageId>,
     sender: Sender<Arrival>,
     receiver: Receiver<Arrival>,
-    /// Runtimes that cannot be reached may be told to write a perf map instead: for as long as a
-    /// recording takes, and never for good, because it grows.
+    /// Runtimes that cannot be attached to may be asked to write a perf map instead, only for the
+    /// duration of a recording, because the map grows.
     pub may_write_perf_maps: bool,
 }
 
@@ -87,7 +87,7 @@ impl Default for Bridges {
 impl Bridges {
     /// Reaches into a process; with `attach`, loads the bridge when it is not there.
     pub fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
-        // What is on its way arrives for whoever wants it then.
+        // An attach under way completes, and is used by the next recording that wants it.
         if self.running.contains(&image) {
             self.withdrawn.remove(&image);
             return;
@@ -132,7 +132,7 @@ impl Bridges {
                 let outcome = reach(pid, attach)
                     .map(Box::new)
                     .map_err(|error| instead(pid, may_write, &error));
-                // Nobody listens when the recording has ended meanwhile.
+                // There is no receiver when the recording has ended meanwhile.
                 let _ = sender.send(Arrival { pid, image, attach, outcome, is_withdrawn: false });
             };
             self.running.insert(image);
@@ -186,7 +186,7 @@ fn loads_it_itself(pid: u32) -> bool {
     process.is_none_or(|process| process.switches.profilers().iter().any(|p| p.is_strata()))
 }
 
-/// Where the bridge may not be loaded, a runtime that can is told to write a perf map.
+/// Where the bridge may not be loaded, a runtime that can is asked to write a perf map.
 fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
     let hangs =
         matches!(error, AttachError::Stuck(_) | AttachError::Session(SessionError::Stuck(_)));
@@ -206,7 +206,7 @@ fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
     Refusal { why: error.to_string(), writes_perf_map, is_passing }
 }
 
-/// Tells a runtime to stop writing its perf map.
+/// Asks a runtime to stop writing its perf map.
 pub fn stop_perf_map(pid: u32) {
     let stopped = strata_clr::discover(pid)
         .ok()
@@ -225,7 +225,7 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Hands over what the bridge has said since the last time; false when nothing more can come.
+    /// Returns the bridge's records since the last call; false when nothing more can come.
     pub fn poll(
         &mut self,
         looker: &mut MapsReader,
@@ -284,7 +284,7 @@ impl Bridge {
         self.session.contexts_address()
     }
 
-    /// The AppDomain that a thread says it is in, by its number inside the process's namespace.
+    /// The AppDomain that a thread has published, by its number inside the process's namespace.
     pub fn app_domain_of(&self, tid: u32) -> Option<u64> {
         self.session.app_domain_of(tid).filter(|domain| *domain != 0)
     }
@@ -321,8 +321,8 @@ const USUAL: Duration = Duration::from_millis(5);
 /// Processes that are remembered for that.
 const MOST_SLOW: usize = 1000;
 
-/// Reads code in processes. A process says where its code is: it may be where nobody gets an answer,
-/// or a slow one, and the loop waits for it. So none is waited for longer than [`SLOW_IN_ALL`].
+/// Reads code in processes. A process chooses where its code lies: reading there may hang or be
+/// slow, and the loop waits for it. So the waits for one process are bounded by [`SLOW_IN_ALL`].
 pub struct CodeReader {
     reader: BlockingReader<(u32, u64, u32), Vec<u8>>,
     /// What reading slow processes has taken.
@@ -408,7 +408,7 @@ pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
     left
 }
 
-/// The same on a thread of its own: nobody waits for it.
+/// The same on a thread of its own: the loop does not wait for it.
 pub fn detach_aside(bridges: Vec<Bridge>) {
     if bridges.is_empty() {
         return;
@@ -450,7 +450,7 @@ mod tests {
         arrivals.sort_by_key(|arrival| arrival.image);
         let withdrawn = arrivals.map(|arrival| (arrival.image, arrival.is_withdrawn));
         assert_eq!(withdrawn, [(one, true), (other, false)]);
-        // What was said of it is over.
+        // Its published state has ended.
         bridges.reach(NOBODY, one, true);
         assert!(!next(&mut bridges).is_withdrawn);
         assert!(bridges.arrived().is_none(), "it was reached into once");

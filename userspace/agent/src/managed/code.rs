@@ -36,7 +36,7 @@ const MAX_RETIRED_IN_PAGE: usize = 512;
 const PAGE: u32 = 12;
 /// One method's code at most; more is no method.
 const MAX_SIZE: u32 = 16 << 20;
-/// A stub is a few instructions; this much around an address nobody claims counts as one.
+/// A stub is a few instructions; this much around an address without a known owner counts as one.
 const STUB: u64 = 16;
 
 /// Position of a method in its process's list.
@@ -123,7 +123,7 @@ impl CodeMap {
         self.put(start, size, rules, Some(method));
     }
 
-    /// Nobody claims the code at this address: a stub. It has no frame of its own.
+    /// No method owns the code at this address: a stub. It has no frame of its own.
     pub fn insert_stub(&mut self, address: u64) {
         let start = address & !(STUB - 1);
         let end = start + STUB;
@@ -303,8 +303,8 @@ impl CodeMap {
         self.span_at(address).is_some()
     }
 
-    /// Whether following the frame pointer leads from this code to its caller; `None` where nobody
-    /// is known to be.
+    /// Whether following the frame pointer leads from this code to its caller; `None` where no code
+    /// is known.
     pub fn keeps_frame_pointer(&self, address: u64) -> Option<bool> {
         let (start, span) = self.span_at(address)?;
         let rows = self.row_lists.get(span.rows as usize)?;
@@ -332,7 +332,7 @@ impl CodeMap {
                 inside && old.span.born <= era && era < old.died
             })
             .and_then(|old| old.span.method.map(|method| Found { method, start: old.start }));
-        // Nobody was known to be there: who came next was there already, and announced later.
+        // No code was known there: the code published next was there already, and published late.
         then.or_else(|| now.and_then(|(start, span)| Some(Found { method: span.method?, start })))
     }
 
@@ -422,7 +422,7 @@ impl<'a> UnitRows<'a> {
         let number = self.local(rule);
         let pc = pc.max(self.unit);
         match self.rows.last_mut() {
-            // The row before holds for nothing, or says the same.
+            // The previous row covers nothing, or is equal.
             Some(last) if last.0 >= pc => last.1 = number,
             Some(last) if last.1 == number => {}
             _ => self.rows.push((pc, number)),

@@ -13,8 +13,8 @@ use crate::blocking_reader::{BlockingReader, Patience, owner_of};
 /// A look takes some milliseconds at most, unless it hangs.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 128, of_one: 8 };
 
-/// Looks for all sessions. What is found comes to each session by itself; so does that a look was
-/// dropped because nobody had time for it.
+/// Reads maps for all sessions. Each session receives its own results, and also that a look was
+/// dropped because every reader was busy.
 pub struct MapsReader {
     looks: BlockingReader<Look, ()>,
 }
@@ -36,7 +36,7 @@ impl MapsReader {
         self.looks.answers();
     }
 
-    /// Looks that hung, or that nobody had time for because others hang.
+    /// Looks that hung, or were dropped because every reader hangs.
     pub fn unanswered(&self) -> u64 {
         let figures = self.looks.figures();
         figures.given_up + figures.refused

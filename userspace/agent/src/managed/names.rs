@@ -91,7 +91,7 @@ fn il_of(runtime: &Runtime, start: u64, native: u64) -> Option<(u32, u32)> {
     statement_at(&map, u32::try_from(native).ok()?)
 }
 
-/// Names of the types in a module, by what the bridge has said.
+/// Names of the types in a module, from the bridge's records.
 struct OfRuntime<'a> {
     runtime: &'a Runtime,
     module: u64,
@@ -150,7 +150,7 @@ impl Named {
     }
 }
 
-/// Of a method that the bridge has told of.
+/// Of a method with a bridge record.
 fn of_generated(runtime: &Runtime, method: &MethodRecord, with_signature: bool) -> Named {
     let of_type = runtime.type_of(method.module, method.type_token).map(|of_type| &**of_type);
     let names = OfRuntime { runtime, module: method.module, of_type, method };
@@ -177,7 +177,7 @@ fn of_generated(runtime: &Runtime, method: &MethodRecord, with_signature: bool) 
     }
 }
 
-/// Names of the types in an assembly, by what it says itself.
+/// Names of the types in an assembly, from its own metadata.
 struct OfAssembly<'a> {
     names: &'a ManagedNames,
     method: &'a ManagedMethod,
@@ -197,7 +197,7 @@ impl TypeNames for OfAssembly<'_> {
     }
 }
 
-/// Of a method that its assembly tells of.
+/// Of a method in its assembly's metadata.
 pub fn of_precompiled(
     method: &ManagedMethod,
     names: &ManagedNames,

@@ -93,7 +93,7 @@ impl Units {
         changed || !dirty.is_empty()
     }
 
-    /// Gives back what nobody uses any more.
+    /// Releases what is not used any more.
     pub fn sweep(&mut self, store: &mut Store) {
         for table in std::mem::take(&mut self.replaced) {
             match Arc::try_unwrap(table) {
@@ -181,7 +181,7 @@ impl Units {
         }
     }
 
-    /// Code that has no table: of units without room, and such that is not announced.
+    /// Code that has no table: of units without room, and code that has not been published.
     fn between(&self, start: u64, end: u64, to: &mut Vec<Stretch>) {
         let mut at = start;
         for &unit in self.without_room.range(start & !(UNIT - 1)..end) {

@@ -64,7 +64,7 @@ impl Groups {
         self.by_text.insert(text, group.clone());
         Some(group)
     }
-    /// Drops the groups of images that are forgotten, and groups that are nobody's.
+    /// Drops the groups of images that are forgotten, and groups without an image.
     pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
         self.by_image.retain(|image, _| is_kept(*image));
         // One for the text, one for the number.
@@ -77,7 +77,7 @@ impl Groups {
 mod tests {
     use super::*;
 
-    /// Nobody has this number.
+    /// No process has this pid.
     const GONE: u32 = u32::MAX;
 
     #[test]

@@ -1,9 +1,9 @@
 //! The files behind mappings, as the kernel names them.
 //!
-//! A mapping names its file by device and inode. That is enough to say "the same file as that
-//! other process's", which saves opening it again; what the file *is* says only its identity
-//! after opening (`strata_sandbox::FileIdentity`). Where the two disagree (stacked file systems
-//! show other numbers to `stat`), the file is opened for each process anew.
+//! A mapping names its file by device and inode. That is enough to recognise the same file in
+//! another process, which saves opening it again; which content it has is known only from its
+//! identity after opening (`strata_sandbox::FileIdentity`). Where the two disagree (stacked file
+//! systems show other numbers to `stat`), the file is opened for each process anew.
 
 use std::collections::HashMap;
 use std::sync::Arc;

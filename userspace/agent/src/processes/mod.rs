@@ -8,8 +8,8 @@
 //! - [`credentials`]: which user a process runs as.
 //! - [`container`]: container ids from control groups.
 //!
-//! Invariant: everything here is bounded per process; a process that maps without end loses
-//! its own mappings and nobody else's.
+//! Invariant: everything here is bounded per process; a process that maps without end loses only
+//! its own mappings.
 
 use strata_sandbox::process_text::status_field;
 

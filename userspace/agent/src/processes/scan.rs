@@ -32,7 +32,7 @@ pub struct Scanner {
     asked: HashMap<Ticket, Suspect>,
 }
 
-/// A process of which more may be known than events have told.
+/// A process of which `/proc` may show more than its events did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Suspect {
     pid: u32,
@@ -60,7 +60,7 @@ pub enum Repair {
 /// Processes that are read anew at the same time: what one event costs that was lost is bounded.
 const MOST_REPAIRS: usize = 4096;
 
-/// What `/proc` says of a process.
+/// What `/proc` shows of a process.
 struct Found {
     /// Lines of executable mappings.
     code: Vec<u8>,
@@ -101,8 +101,8 @@ impl Scanner {
         ticket.is_some()
     }
 
-    /// Takes in what was read anew. What has changed since it was asked for is not believed: an event
-    /// has told of it meanwhile.
+    /// Applies a fresh reading of `/proc`. Fields that changed since the reading was requested are
+    /// ignored: an event has updated them meanwhile.
     pub fn take_repairs(&mut self, table: &mut ProcessTable, time: u64) -> Vec<Repair> {
         if self.asked.is_empty() {
             return Vec::new();
@@ -143,7 +143,7 @@ impl Scanner {
     }
 
     /// Reads one process into the table; false when it is gone, cannot be read, or is a kernel
-    /// thread. One that has ended and was not waited for is gone: nothing tells when somebody does.
+    /// thread. A zombie counts as gone: no event reports when it is reaped.
     pub fn scan_process(&mut self, table: &mut ProcessTable, pid: u32) -> bool {
         self.scan_these(table, &[pid]) > 0
     }

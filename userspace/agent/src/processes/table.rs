@@ -53,8 +53,8 @@ pub struct Image {
     pub comm: Arc<str>,
     /// The file it was started from: the first one it mapped.
     pub program: Option<FileId>,
-    /// When the process became another image, by the clock of events: what `/proc` says of it since
-    /// then is of that one.
+    /// When the process became another image, by the clock of events: readings of `/proc` since
+    /// then are of that one.
     pub replaced: Option<u64>,
 }
 
@@ -296,8 +296,8 @@ impl ProcessTable {
         self.processes.insert(pid, process);
     }
 
-    /// What `/proc` says of a process whose events may have been lost: its name, and what it has
-    /// mapped. The time is that of the reading.
+    /// The reading of `/proc` of a process whose events may have been lost: its name, and what it
+    /// has mapped. The time is that of the reading.
     pub fn repair(&mut self, pid: u32, comm: &str, mappings: &[Mapping], time: u64) -> Change {
         let Some(process) = self.processes.get(&pid) else { return Change::None };
         let program = self.image(process.image).and_then(|image| image.program);
@@ -575,13 +575,13 @@ mod tests {
         let at = |start: u64, backing| Mapping { backing, ..file(start, start + 0x1000, 0) };
         table.insert_existing(7, 1, "sh", vec![at(0x1000, shell)]);
         let before = table.get(7).expect("a process").image;
-        // It mapped a library, and nothing told of it.
+        // It mapped a library, and the event was lost.
         let seen = [at(0x1000, shell), at(0x5000, library)];
         assert_eq!(table.repair(7, "sh", &seen, 5), Change::None);
         let process = table.get(7).expect("a process");
         assert!(process.image == before && process.space.mapping_of(0x5800).is_some());
         assert_eq!(table.repair(7, "worker", &seen, 6), Change::Renamed { pid: 7 });
-        // It executed another program, and nothing told of that either.
+        // It executed another program, and that event was lost too.
         let seen = [at(0x1000, other)];
         assert_eq!(table.repair(7, "cat", &seen, 7), Change::Executed { pid: 7 });
         let process = table.get(7).expect("a process");

@@ -1,8 +1,8 @@
 //! The global 16-bit rule numbers.
 //!
-//! Rules are few and alike across files, so all files share one array. Numbers are a resource
-//! that a crafted file could use up: each file has a quota of numbers nobody else had asked
-//! for, and gives them back when it is unloaded.
+//! Rules are few and alike across files, so all files share one array. Numbers are a resource that
+//! a crafted file could use up: each file has a quota of numbers for rules that no other file uses,
+//! and returns them when it is unloaded.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -41,7 +41,7 @@ impl Default for RuleSet {
     }
 }
 
-/// A rule as it is compared: an extended word carries its own number, which says nothing.
+/// A rule as it is compared: an extended word carries its own number, which is not compared.
 fn nameless(rule: Rule) -> Rule {
     renamed(rule, 0)
 }
@@ -55,8 +55,8 @@ fn renamed(mut rule: Rule, number: u16) -> Rule {
 }
 
 impl RuleSet {
-    /// Numbers for a file's rules, in their order. `quota` says how many of them may be new, and
-    /// `written` is told of each that is.
+    /// Numbers for a file's rules, in their order. At most `quota` of them may be new, and
+    /// `written` is called for each that is.
     pub fn load(
         &mut self,
         rules: &[Rule],

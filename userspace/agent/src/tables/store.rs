@@ -26,16 +26,16 @@ use crate::kernel::memory::MapMemory;
 const IDLE: Duration = Duration::from_secs(10);
 /// Raw stacks a process may send for code outside its extents before it is published anew.
 const CAPTURES: u32 = 8;
-/// How long until as many more may come of a process that has mapped nothing since: an address that
-/// nobody knows stays unknown, and each such stack is a copy and a turn.
+/// Time until as many more are accepted from a process that has mapped nothing since: an unknown
+/// address stays unknown, and each such stack costs a copy and a turn.
 const CAPTURES_AGAIN: Duration = Duration::from_secs(1);
 /// As many while tables are on their way: a start-up maps file after file, and runs each at once.
 const CAPTURES_MEANWHILE: u32 = 64;
-/// As many for code that a runtime has not announced yet: it is published anew as soon as such
-/// stacks come.
+/// The same for code that a runtime has not published yet: the process entry is republished as soon
+/// as such stacks arrive.
 const PATIENT_CAPTURES: u32 = 256;
 /// Publications of a process whose generations are remembered: one may happen between a process's
-/// execution of another program and the event that tells of it.
+/// execution of another program and the event that reports it.
 const REMEMBERED: usize = 4;
 const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
 
@@ -78,14 +78,14 @@ pub enum Code {
         table: Arc<Table>,
         era: u32,
     },
-    /// Where a runtime that announces its code may put more of it.
+    /// Where a runtime that publishes its code may put more of it.
     Unannounced,
     FramePointer,
 }
 
 struct Published {
     extents: Arc<[Extent]>,
-    /// Kept alive by whoever is published with them.
+    /// Kept alive by the processes published with them.
     _tables: Vec<Arc<Table>>,
     range: Range,
     generation: u32,
@@ -188,7 +188,7 @@ impl Store {
         self.load_within(programs, table, &mut NEW_RULES_PER_OWNER.clone())
     }
 
-    /// As [`Self::load`]; of its rules as many may be new as `quota` says.
+    /// As [`Self::load`]; at most `quota` of its rules may be new.
     pub fn load_within(
         &mut self,
         programs: &mut Programs,

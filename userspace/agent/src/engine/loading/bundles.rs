@@ -2,11 +2,11 @@
 //!
 //! A bundle is a program with files behind it (`strata_dotnet::bundle`). The runtime maps the
 //! sections of an assembly from where they lie in it; of a compressed assembly it makes a copy in
-//! memory without a file, and only the runtime says where (`PEImageLayout::LoadConverted`,
+//! memory without a file, and only the runtime knows where (`PEImageLayout::LoadConverted`,
 //! src/coreclr/vm/peimagelayout.cpp). Either way the unwind table is that of the part.
 //!
-//! Invariant: what a bundle says of its files is its claim. How much of it is kept and how many of
-//! its parts are tried for one mapping is bounded, and wrong claims harm stacks of this file only.
+//! Invariant: a bundle's manifest is untrusted. How much of it is kept and how many of its parts
+//! are tried for one mapping is bounded, and wrong entries harm stacks of this file only.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -160,8 +160,8 @@ impl Loading {
         Ok(found)
     }
 
-    /// The code of generated memory between two addresses: copies of assemblies, and what the
-    /// runtime has announced. False when a table is still to come; then it is left out.
+    /// The code of generated memory between two addresses: copies of assemblies, and code that the
+    /// runtime has published. False when a table is still missing; then that code is left out.
     pub(super) fn code_of_memory(
         &mut self,
         program: Option<&MappedProgram<'_>>,
