@@ -33,7 +33,7 @@ impl Assumed {
             set_filesystem_group(target.group());
             set_filesystem_user(target.user());
         }
-        // Neither call says that it failed; on an error `assumed` puts everything back.
+        // Neither call reports failure; on an error `assumed` puts everything back.
         if (filesystem_user(), filesystem_group()) == (target.user(), target.group()) {
             Ok(assumed)
         } else {
@@ -54,7 +54,7 @@ impl Drop for Assumed {
     }
 }
 
-/// An id that nobody has: asking for it changes nothing and answers what is set.
+/// An invalid id: passing it changes nothing and returns the current one.
 const NOBODY_AT_ALL: u32 = u32::MAX;
 
 fn filesystem_user() -> u32 {

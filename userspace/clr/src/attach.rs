@@ -52,7 +52,7 @@ pub struct Attached {
     pub session: Session,
     pub how: How,
     pub took: Duration,
-    /// As the path of its runtime has it, else as the runtime says itself.
+    /// From the path of its runtime, else as reported by the runtime.
     pub version: Option<RuntimeVersion>,
 }
 
@@ -150,8 +150,8 @@ pub fn attach_to(process: ClrProcess, options: &AttachOptions) -> Result<Attache
         }
         Err(error) => return Err(AttachError::Load(error)),
     };
-    // The library maps its memory before the runtime answers. Nobody takes one back that is not
-    // opened, so a slow process is waited for.
+    // The library maps its memory before the runtime answers. Memory that no reader opened is never
+    // reclaimed, so a slow process is waited for.
     loop {
         match open(&target, options, deadline) {
             Err(SessionError::Stuck(Stuck::TimedOut(_))) if !deadline.has_passed() => {}
@@ -177,7 +177,7 @@ fn open(
     }
 }
 
-/// What the environment says of a profiler that is not strata's.
+/// A profiler in the environment that is not strata's.
 fn other_profiler(process: &ClrProcess) -> String {
     let profilers = process.switches.profilers();
     let other = profilers.iter().find(|profiler| !profiler.is_strata());

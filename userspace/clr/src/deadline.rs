@@ -1,5 +1,5 @@
-//! The moment by which something must have ended. Whoever waits for a target asks it how long it
-//! may still wait, so that many small waits cannot add up to a long one.
+//! The moment by which an operation on a target must have ended. Every wait takes its remaining
+//! time from it, so that many small waits cannot add up to a long one.
 
 use std::time::{Duration, Instant};
 

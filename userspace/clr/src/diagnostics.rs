@@ -1,9 +1,9 @@
 //! The runtime's diagnostics protocol, DOTNET_IPC_V1: one command and one answer a connection.
 //!
 //! A message is a header of 20 bytes (magic, total size in 16 bits, command set, command, reserved)
-//! and a payload; numbers are little-endian, strings are a count of UTF-16 units with the final NUL,
-//! then the units (src/native/eventpipe/ds-types.h, ds-protocol.c). Whoever answers is the
-//! target: every size is checked, and every wait has an end.
+//! and a payload; numbers are little-endian, strings are a count of UTF-16 units with the final
+//! NUL, then the units (src/native/eventpipe/ds-types.h, ds-protocol.c). The target answers: every
+//! size is checked, and every wait has an end.
 
 mod process_info;
 mod reason;
@@ -61,7 +61,7 @@ pub enum DiagnosticsError {
 }
 
 impl DiagnosticsError {
-    /// What the runtime said, if it said something.
+    /// The runtime's error text, if any.
     pub fn result(&self) -> Option<HResult> {
         match self {
             Self::Refused(result) => Some(*result),
@@ -108,7 +108,7 @@ impl<'a> Diagnostics<'a> {
         Self { target, sockets }
     }
 
-    /// What the runtime says about its process: .NET 6 and later with a version, 5 without; 3.1
+    /// The runtime's description of its process: .NET 6 and later with a version, 5 without; 3.1
     /// does not know the command.
     pub fn process_info(&self, deadline: Deadline) -> Result<ProcessInfo, DiagnosticsError> {
         match self.command(PROCESS, PROCESS_INFO_2, &[], deadline.at_most(QUICK)) {

@@ -61,7 +61,7 @@ impl std::fmt::Display for Machine {
 pub struct ClrProcess {
     pub target: Target,
     pub evidence: Evidence,
-    /// Where the path of the runtime says it.
+    /// Where the path of the runtime contains it.
     pub version: Option<RuntimeVersion>,
     /// Path of libcoreclr.so as the process sees it.
     pub runtime_path: Option<Vec<u8>>,

@@ -1,8 +1,8 @@
 //! The variables that let a .NET process load strata's library at its start.
 //!
-//! A runtime has one main profiler and, since .NET 6, any number that are only told of events. Strata
-//! asks to be the main one where nobody else does: 3.1 and 5 know no other. Where somebody does, that
-//! one stays, and strata is added to the list of the others
+//! A runtime has one main profiler and, since .NET 6, any number of notification profilers. Strata
+//! registers as the main one where there is none: 3.1 and 5 support no other. Where there is one,
+//! it stays, and strata is added to the notification profilers
 //! (`ProfilingAPIUtility::InitializeProfiling`, src/coreclr/vm/profilinghelper.cpp).
 
 use std::path::Path;

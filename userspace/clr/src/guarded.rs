@@ -3,10 +3,10 @@
 //! Looking up a name on a FUSE mount, or reading a process's environment when its pages lie in a
 //! file of such a mount, may never end, and nothing wakes a thread that waits in the kernel. So
 //! such work is left behind on its thread, and counted. Once [`MAX_STUCK`] threads are stuck, new
-//! work is told to touch only what this kernel alone answers for ([`Patience::LocalOnly`]): who
-//! hangs us costs some threads, and takes attaching away from those alone whose files may hang. What
-//! a process has mapped may hang all the same, where it holds its memory's lock; so there is an end
-//! to that too ([`MOST_STUCK`]).
+//! work may touch only file systems that this kernel alone answers for ([`Patience::LocalOnly`]): a
+//! hanging target costs some threads, and prevents attaching only to processes whose files may
+//! hang. What a process has mapped may hang all the same, where it holds its memory's lock; so
+//! there is an end to that too ([`MOST_STUCK`]).
 //!
 //! Invariant: work whose time is up does nothing more to its target: it checks its deadline before
 //! every step that changes something.
@@ -95,7 +95,7 @@ const RUNNING: u8 = 0;
 const ENDED: u8 = 1;
 const LEFT_BEHIND: u8 = 2;
 
-/// Says in every case that the work has ended, also when it panicked.
+/// Reports in every case that the work has ended, also when it panicked.
 struct Ending {
     state: Arc<AtomicU8>,
     owner: u32,
@@ -145,7 +145,7 @@ where
         Ok(result) => Ok(result),
         Err(RecvTimeoutError::Disconnected) => Err(Stuck::Panicked),
         Err(RecvTimeoutError::Timeout) => {
-            // Counted before it is said, so that the thread's end always finds the count made.
+            // Counted before it is reported, so that the thread's end always finds the count made.
             count_stuck(owner);
             if state.swap(LEFT_BEHIND, Ordering::AcqRel) == ENDED {
                 uncount_stuck(owner);

@@ -1,7 +1,7 @@
 //! The library as a file of the host's, for processes that load it at their start.
 //!
-//! Whoever can write the file, or a directory on the way to it, runs code in every process that
-//! loads it. So directory and file belong to who runs strata, and nobody else may write them.
+//! A user who can write the file, or a directory on its path, runs code in every process that loads
+//! it. So directory and file belong to the user that runs strata, and no other user may write them.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;

@@ -8,7 +8,7 @@
 //!         target             diagnostics socket, map_files
 //! ```
 //!
-//! - [`discover`] says whether a process is a CLR, its version, and what stands in the way;
+//! - [`discover`] detects whether a process is a CLR, its version, and what stands in the way;
 //! - [`attach`] loads strata's library and opens a [`Session`]: by the library's bare name, or from
 //!   a file in a place that the target can use ([`loading`]), over the runtime's own socket
 //!   ([`diagnostics`]);

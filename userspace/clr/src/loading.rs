@@ -61,7 +61,7 @@ impl From<DiagnosticsError> for LoadError {
 }
 
 impl LoadError {
-    /// What the runtime said, if it said something.
+    /// The runtime's error text, if any.
     pub fn result(&self) -> Option<HResult> {
         match self {
             Self::Diagnostics(error) => error.result(),

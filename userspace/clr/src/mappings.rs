@@ -1,5 +1,5 @@
-//! What a process has mapped that tells something about its runtime: libcoreclr, the C library, the
-//! shared memory of strata's own library.
+//! The mappings of a process that identify its runtime: libcoreclr, the C library, the shared
+//! memory of strata's own library.
 //!
 //! `/proc/PID/maps` may be long (65,530 mappings by default, each with a path of up to 4 KiB), so
 //! it is read piece by piece, keeps only what is looked for, and ends at [`MAX_TEXT`].

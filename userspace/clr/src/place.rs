@@ -255,7 +255,7 @@ pub fn has_librarys_name(path: &std::path::Path) -> bool {
     })
 }
 
-/// Nobody can be there before it.
+/// No other process can create it first.
 fn random_name() -> Option<String> {
     let mut random = [0_u8; 16];
     // SAFETY: the pointer and the length are those of one array.

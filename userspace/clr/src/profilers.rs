@@ -18,7 +18,8 @@ pub const STRATA_LIBRARY: &str = "libstrata_clr.so";
 pub enum ProfilerRole {
     /// The one that may change code. A process has at most one.
     Main,
-    /// Told of events and nothing else; since .NET 6 a process may have several.
+    /// A notification profiler: receives events and nothing else; since .NET 6 a process may have
+    /// several.
     NotificationOnly,
 }
 

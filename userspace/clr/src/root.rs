@@ -283,7 +283,7 @@ fn names_reversed(path: &[u8]) -> Vec<Vec<u8>> {
     names
 }
 
-/// A target's path for people: nothing in it moves a terminal's cursor.
+/// A target's path for display: without control characters.
 pub fn shown(path: &[u8]) -> String {
     const LONGEST: usize = 200;
     let text = String::from_utf8_lossy(path.get(..LONGEST).unwrap_or(path));

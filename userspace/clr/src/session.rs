@@ -1,13 +1,13 @@
 //! A bridge in a process, read and owned.
 //!
-//! A session holds the bridge's memory files open, so that it reads to the last record also when the
-//! process has been killed. It owns the bridge (one strata at a time; the kernel releases the lock of
-//! one that dies) and tells it what is wanted.
+//! A session holds the bridge's memory files open, so that it reads to the last record also when
+//! the process has been killed. It owns the bridge (one strata at a time; the kernel releases the
+//! lock of one that dies) and sends it its wishes.
 //!
 //! Invariant: one call does bounded work ([`Budget`]), whatever lies in the memory, and waits for
-//! nothing of the process: what takes the lock of its memory is handed out ([`Session::wanted`]). What
-//! the process can make strata do without being asked (looking for segments it says it has) grows
-//! rarer the longer it is in vain.
+//! nothing of the process: what takes the lock of its memory is handed out ([`Session::wanted`]).
+//! What the process can make strata do without being asked (looking for segments that it claims to
+//! have) is done less often the longer it fails.
 
 mod looking;
 mod memory_files;
@@ -138,12 +138,12 @@ pub struct Session {
 
 use requests::Requests;
 
-/// Whether the bridge is to leave. What is not open when it is told may be lost, so its segments are
-/// looked for once more before.
+/// Whether the bridge is to detach. Segments not open when it receives the request may be lost, so
+/// they are looked for once more before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leaving {
     No,
-    /// It is told after a look, or then.
+    /// The request is sent after a look, or at this time.
     Wanted {
         until: Instant,
         is_looking: bool,
@@ -234,7 +234,7 @@ impl Session {
         &self.target
     }
 
-    /// What the bridge said about itself when it was last looked at: claims of the process.
+    /// The bridge's status at the last poll: claims of the process.
     pub fn status(&self) -> &StatusRecord {
         &self.status
     }
@@ -244,7 +244,7 @@ impl Session {
         self.reader.losses()
     }
 
-    /// How many methods the bridge has told of.
+    /// How many methods the bridge has reported.
     pub fn methods(&self) -> u64 {
         self.status.count(Count::Methods)
     }
@@ -260,7 +260,7 @@ impl Session {
         self.main.start.saturating_add(CONTEXTS as u64)
     }
 
-    /// The AppDomain that a thread says it is in, by its number in the process's own namespace.
+    /// The AppDomain that a thread has published, by its number in the process's own namespace.
     #[must_use]
     pub fn app_domain_of(&self, tid: u32) -> Option<u64> {
         self.reader.context(tid).ok().flatten().map(|context| context.app_domain)
@@ -426,8 +426,8 @@ impl Session {
         }
     }
 
-    /// Asks the bridge to leave the process. The runtime takes some tenths of a second for it. While
-    /// segments are missing it is told by a later [`Self::poll`]: after one more look, or soon.
+    /// Asks the bridge to detach. The runtime takes some tenths of a second for it. While segments
+    /// are missing, a later [`Self::poll`] sends the request: after one more look, or soon.
     pub fn detach(&mut self) -> Result<(), SessionError> {
         if self.life == Life::Running && self.leaving == Leaving::No {
             let now = Instant::now();
@@ -507,7 +507,7 @@ fn own_main(
         _ => {}
     }
     let owner = Owner::take(file, &options.owner_name).map_err(|error| match error {
-        // A bridge that leaves of its own accord says so before it takes the lock.
+        // A bridge that detaches by itself sets its state before it takes the lock.
         TakeError::Owned { name, pid } => match reader.status().map(|status| status.state) {
             Ok(Some(State::Detaching)) => SessionError::Leaving,
             Ok(Some(State::Detached)) => SessionError::NotLoaded,

@@ -1,4 +1,5 @@
-//! The diagnostics socket of a CLR process: where it is, and a connection to it and to nobody else.
+//! The diagnostics socket of a CLR process: where it is, and a connection that reaches only that
+//! process.
 //!
 //! The runtime listens on `dotnet-diagnostic-{pid}-{key}-socket` in its `TMPDIR`; pid is its own
 //! number for itself, and the key its start time as `/proc/PID/stat` has it, so the name is known
@@ -6,7 +7,7 @@
 //! processes stay behind, and a container's first process is always number 1.
 //!
 //! Invariant: nothing is sent before the socket node was found to be a socket (no link) that
-//! belongs to the target's user or root, and the kernel said that its listener is the target.
+//! belongs to the target's user or root, and the kernel confirmed that its listener is the target.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -71,7 +72,7 @@ pub enum SocketError {
 #[derive(Debug)]
 pub struct FoundSocket {
     node: OwnedFd,
-    /// Its path as the target sees it, for people.
+    /// Its path as the target sees it, for display.
     pub path: String,
 }
 
@@ -129,7 +130,7 @@ pub fn find(
     };
     if !keep(root, exact.as_bytes())? {
         // In another time namespace, or restored from a checkpoint, it has another key. So have the
-        // sockets of the dead, but nobody listens on those.
+        // sockets of dead processes, but those have no listener.
         let candidates = names(directory.as_fd(), status.inner_pid, deadline);
         let listening = if candidates.is_empty() { Vec::new() } else { listening(target)? };
         for name in candidates.iter().filter(|name| listening.contains(name)) {
@@ -202,7 +203,7 @@ fn checked(
 }
 
 impl FoundSocket {
-    /// A connection, after the kernel said that the target is at its other end.
+    /// A connection, after the kernel confirmed that the target is at its other end.
     pub fn connect(&self, target: &Target, deadline: Deadline) -> Result<UnixStream, SocketError> {
         let other = |errno| SocketError::Other { name: self.path.clone(), errno };
         let time = deadline.at_most(CONNECT).remaining();
@@ -234,8 +235,8 @@ impl FoundSocket {
 fn peer_of(socket: &OwnedFd) -> Result<i32, Errno> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
-    // SAFETY: `peer` is a ucred that may be written, and `length` says its size. (rustix's own
-    // call has no value for a peer outside the namespace.)
+    // SAFETY: `peer` is a ucred that may be written, and `length` is its size. (rustix's own call
+    // has no value for a peer outside the namespace.)
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -1,5 +1,5 @@
-//! What a process's environment says to its runtime: where temporary files go, whether diagnostics
-//! are switched off, which profilers are to be loaded.
+//! The settings in a process's environment that its runtime reads: where temporary files go,
+//! whether diagnostics are switched off, which profilers are to be loaded.
 //!
 //! The bytes are the target's and prove nothing: they explain why something is not possible, and
 //! say where to look. Whether it is possible is tried.

@@ -1,5 +1,5 @@
 //! A process, held by its directory in `/proc` so that it stays the same process, and what the
-//! kernel says about it. Everything here is answered by the kernel alone and cannot hang.
+//! kernel knows about it. Everything here is answered by the kernel alone and cannot hang.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -111,7 +111,7 @@ impl Target {
         openat(&self.directory, name, flags, Mode::empty()).map_err(|errno| self.error(name, errno))
     }
 
-    /// What a link of the process says, as bytes.
+    /// The content of a link of the process, as bytes.
     pub(crate) fn read_link(&self, name: &str) -> Result<Vec<u8>, TargetError> {
         readlinkat(&self.directory, name, Vec::new())
             .map(|text| text.into_bytes())

@@ -32,15 +32,15 @@ impl RuntimeVersion {
         Self::parse(std::str::from_utf8(version).ok()?)
     }
 
-    /// From what strata's library was told by the runtime: right since .NET 5; before, a runtime
-    /// calls itself 4.0.30319.
+    /// As reported by the runtime to the bridge: correct since .NET 5; before, a runtime reports
+    /// 4.0.30319.
     pub fn of_status(status: &StatusRecord) -> Option<Self> {
         let [major, minor, patch, _] = status.runtime;
         (major >= 5).then_some(Self { major, minor, patch })
     }
 
-    /// Whether profilers that are only told of events exist beside the main one
-    /// (ICorProfilerCallback11, .NET 6; corprof.idl).
+    /// Whether notification profilers exist beside the main one (ICorProfilerCallback11, .NET 6;
+    /// corprof.idl).
     pub fn has_notification_profilers(self) -> bool {
         self.major >= 6
     }

@@ -1,4 +1,4 @@
-//! Attaching to real CLRs, reading what the bridge tells, and leaving again.
+//! Attaching to real CLRs, reading the bridge's records, and detaching.
 
 mod support;
 
@@ -27,7 +27,7 @@ fn poll(session: &mut Session) -> Poll {
     session.look_and_poll(Budget::default()).unwrap()
 }
 
-/// Reads until everything that existed was told.
+/// Reads until everything that existed was reported.
 fn read_until_enumerated(session: &mut Session) -> Vec<Entry> {
     let mut entries = Vec::new();
     wait_until("the bridge has told everything", || {
@@ -198,7 +198,7 @@ fn what_was_written_is_read_after_the_process_was_killed() {
     let _alone = alone();
     let mut clr = Runtime::Net9.start();
     let mut session = attach(clr.pid(), &options("test")).unwrap().session;
-    // The bridge writes; nobody reads.
+    // The bridge writes, without a reader.
     let mut methods = 0;
     wait_until("the bridge has told of methods", || {
         session.look_and_poll(Budget { records: 0, bytes: 0 }).unwrap();

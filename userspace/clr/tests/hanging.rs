@@ -73,7 +73,7 @@ fn wishes(pid: u32) -> WishBlock {
     WishBlock::from_bytes(&bytes)
 }
 
-/// Polls as the daemon does, and says how long the longest took.
+/// Polls as the daemon does, and returns how long the longest took.
 fn poll_until(session: &mut Session, mut is_enough: impl FnMut(&mut Session) -> bool) -> Duration {
     let mut longest = Duration::ZERO;
     wait_until("enough was polled", || {
@@ -96,7 +96,7 @@ fn a_process_that_holds_its_memorys_lock_holds_up_a_look_and_no_reader() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_strata-clr-hostile"));
     command.arg("holds").arg(mount.path().join("x"));
     let clr = Clr::start(command);
-    // It holds the lock half a second after it said that it runs.
+    // It holds the lock half a second after it printed that it runs.
     let target = Target::open(clr.pid()).unwrap();
     let mut session = Session::open(target, &SessionOptions::default()).unwrap();
     let mut looks = Vec::new();
@@ -108,7 +108,7 @@ fn a_process_that_holds_its_memorys_lock_holds_up_a_look_and_no_reader() {
     });
     println!("{} looks, the last of which hangs; longest poll {longest:?}", looks.len());
     assert!(longest < Duration::from_millis(250));
-    // Nobody who comes now waits for good.
+    // No later caller waits for good.
     let target = Target::open(clr.pid()).unwrap();
     let error = Session::open(target, &SessionOptions::default()).unwrap_err();
     assert!(matches!(error, SessionError::Stuck(Stuck::TimedOut(_))), "{error}");

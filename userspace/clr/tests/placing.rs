@@ -1,7 +1,7 @@
 //! Where the library is put for real CLRs, in namespaces of their own and on mounts that refuse.
 //!
-//! The library here is none that a CLR could use: that the runtime says so (0x8007007f) shows that it
-//! found and mapped it, which is all that placing is about.
+//! The library here is none that a CLR could use: that the runtime refuses it (0x8007007f) shows
+//! that it found and mapped it, which is all that placing is about.
 
 mod support;
 

@@ -2,7 +2,7 @@
 
 use super::DiagnosticsError;
 
-/// What a runtime says about its process. All of it is the target's word.
+/// A runtime's description of its process. All of it is untrusted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcessInfo {
     /// In the target's own PID namespace.

@@ -2,10 +2,10 @@
 //! its log that are not open yet.
 //!
 //! Both take the lock of the process's memory, and the process can hold that for as long as it
-//! likes: by mapping something over a file of a FUSE server of its own whose pages are to be written
-//! back (fs/fuse/file.c, `fuse_vma_close`). So a session does not look. It hands out a [`Look`],
-//! which is a value of its own and brings home what it has found: whoever reads the session says
-//! which thread may hang.
+//! likes: by mapping something over a file of a FUSE server of its own whose pages are to be
+//! written back (fs/fuse/file.c, `fuse_vma_close`). So a session does not read them itself. It
+//! hands out a [`Look`], an independent value that carries its results back: the session's caller
+//! chooses the thread that may hang.
 //!
 //! Invariant: one look of a session is out at a time, so a process holds up one thread at most. A
 //! look in vain makes the next one wait longer, a slow one fifty times what it took, and one that
@@ -176,7 +176,7 @@ impl Looking {
                 Some(found)
             }
             Err(TryRecvError::Empty) => None,
-            // Nobody had time for it.
+            // Every reader was busy.
             Err(TryRecvError::Disconnected) => {
                 self.out = None;
                 self.rests_until = now + LONGEST_WAIT;

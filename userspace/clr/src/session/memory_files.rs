@@ -1,8 +1,9 @@
 //! The memory files that strata's library has mapped in a process, opened by their mappings.
 //!
-//! A file is found by its name in `/proc/PID/maps`, and anybody can give a mapping such a name. So it is
-//! opened only when it lies on the device of all memfds, where opening asks nobody; and read only
-//! after its size, seals and header were checked ([`strata_bridge_protocol::reader::file`]).
+//! A file is found by its name in `/proc/PID/maps`, and any process can give a mapping such a name.
+//! So it is opened only when it lies on the device of all memfds, where the kernel alone answers;
+//! and read only after its size, seals and header were checked
+//! ([`strata_bridge_protocol::reader::file`]).
 
 use std::collections::HashSet;
 use std::fs::File;

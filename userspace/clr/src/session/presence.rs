@@ -15,7 +15,7 @@ use crate::target::Target;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     pub name: String,
-    /// In the PID namespace of that strata; 0 when nobody said.
+    /// In the PID namespace of that strata; 0 when not stated.
     pub pid: u32,
 }
 

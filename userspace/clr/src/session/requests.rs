@@ -107,7 +107,7 @@ impl Requests {
         Ok(unanswered)
     }
 
-    /// Nobody will answer any more.
+    /// There will be no answer any more.
     pub fn give_up(&mut self) -> Vec<(Question, Unanswered)> {
         let asked = self.asked.drain(..).map(|(_, question)| question);
         let open = asked.chain(self.waiting.drain(..)).map(|q| (q, Unanswered::Gone)).collect();

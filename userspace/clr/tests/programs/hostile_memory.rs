@@ -230,7 +230,7 @@ fn plain_memfd(name: &CStr, flags: libc::c_uint, size: usize) -> Option<File> {
     use std::os::fd::FromRawFd;
     // SAFETY: the name is a C string.
     let file = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-    // SAFETY: a descriptor that was just made, by nobody else known.
+    // SAFETY: a descriptor that was just made, without another owner.
     let file = (file >= 0).then(|| unsafe { File::from_raw_fd(file) })?;
     file.set_len(size as u64).ok()?;
     Some(file)

@@ -239,8 +239,8 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Held while a test has CLRs that nobody else may attach to: a recording of the whole host attaches
-/// to all. The end-to-end tests hold the same lock, those of other clones too.
+/// Held while a test has CLRs that no other test may attach to: a recording of the whole host
+/// attaches to all. The end-to-end tests hold the same lock, those of other clones too.
 pub struct Alone {
     _lock: fs::File,
 }
