@@ -1,5 +1,5 @@
-//! From a worker's bytes to an answer: the worker may have been taken over, so everything it says
-//! is checked here before anybody uses it.
+//! From a worker's bytes to an answer: the worker may have been taken over, so everything it
+//! returns is checked here before use.
 
 use crate::cache::CacheKey;
 use crate::error::{ChildKind, FileError};

@@ -1,10 +1,10 @@
 //! Unwind tables on disk, so that a restart does not parse the host's files again.
 //!
-//! A table is found by its file's identity, the format's version and the limits it was built
-//! under; only files whose identity holds across restarts are kept
-//! ([`IdentityTrust::Persistent`]). Invariants: the directory belongs to this user and nobody else
-//! can write to it, or it is not used; what is read is checked like a worker's answer (digest and
-//! content); whatever goes wrong is counted and never more than a lost shortcut.
+//! A table is found by its file's identity, the format's version and the limits it was built under;
+//! only files whose identity holds across restarts are kept ([`IdentityTrust::Persistent`]).
+//! Invariants: the directory belongs to this user and only this user can write to it, or it is not
+//! used; what is read is checked like a worker's answer (digest and content); whatever goes wrong
+//! is counted and never more than a lost shortcut.
 
 use std::ffi::OsStr;
 use std::io;
@@ -105,7 +105,7 @@ impl CacheKey {
 
     fn of_identity(identity: FileIdentity, part: Option<&FilePart>, limits: &[u8]) -> Self {
         // All of the identity and of the part are in the name, so no two share one. The limits are
-        // our own: nobody can make their digests collide.
+        // strata's own, so a target cannot make their digests collide.
         let version = strata_unwind::bytes::VERSION;
         let part = part.map_or_else(String::new, |part| {
             let unpacked = part.unpacked.map_or_else(String::new, |size| format!("-{size:x}"));

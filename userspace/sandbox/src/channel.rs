@@ -81,7 +81,7 @@ impl Channel {
         }
     }
 
-    /// The next message; a length of 0 says that the other end is closed.
+    /// The next message; a length of 0 means that the other end is closed.
     pub fn receive(
         &self,
         buffer: &mut [u8],

@@ -189,7 +189,7 @@ pub(crate) fn enter(name: &std::ffi::CStr) -> io::Result<OwnedFd> {
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, owned by nobody else.
+    // SAFETY: just made, without another owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let _ = rustix::thread::set_name(name);

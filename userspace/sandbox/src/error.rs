@@ -178,7 +178,7 @@ impl FileError {
     }
 
     /// Whether the same request may well succeed a little later: what was missing is strata's own
-    /// (room in a queue, a descriptor, memory, a process), and says nothing of the file.
+    /// (room in a queue, a descriptor, memory, a process), and is no property of the file.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Overloaded(_) | Self::TooManyStuck(_) | Self::Spawn(..) => true,

@@ -1,21 +1,21 @@
 //! Which file is it, and how far may that answer be believed.
 //!
-//! A file is its device, inode, size and change time; a build id is a claim that anybody can write
-//! into an ELF. Device numbers of anonymous filesystems come back after an unmount, and a FUSE
-//! server answers `stat` with whatever it likes, so an identity says how far it carries
+//! A file is its device, inode, size and change time; a build id can be forged by writing it into
+//! an ELF. Device numbers of anonymous filesystems come back after an unmount, and a FUSE server
+//! answers `stat` with whatever it likes, so an identity states how far it can be trusted
 //! ([`IdentityTrust`]). Invariant: no table of one file is ever used for another file whose owner
 //! could have chosen this identity.
 
 use std::fmt;
 
-/// A file, as the kernel tells files apart.
+/// A file's identity in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileIdentity {
     pub device: u64,
     pub inode: u64,
     pub size: u64,
-    /// Nanoseconds since the epoch of the last change to content or inode. Unlike the
-    /// modification time nobody can set it.
+    /// Nanoseconds since the epoch of the last change to content or inode. Unlike the modification
+    /// time it cannot be set.
     pub ctime_ns: i64,
 }
 
@@ -28,8 +28,8 @@ impl fmt::Display for FileIdentity {
 /// How far an identity carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IdentityTrust {
-    /// Somebody other than this kernel answers for the file (FUSE, network, unknown): only what
-    /// one process maps may be told apart by it.
+    /// A server other than this kernel answers for the file (FUSE, network, unknown): the identity
+    /// holds only within one process.
     WithinProcess,
     /// The device number may mean another filesystem after an unmount (overlay, tmpfs, squashfs):
     /// processes may share a table as long as one of them maps the file.

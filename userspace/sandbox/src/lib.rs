@@ -1,7 +1,7 @@
 //! Opens and parses the files of hostile processes.
 //!
-//! Files of a target are its weapons: they may hang whoever opens, reads or even closes them, change
-//! while read, and hold bytes made to break their parser. So the daemon touches none of them:
+//! A target's files are untrusted: opening, reading or even closing them may hang, they may change
+//! while read, and they may be crafted to exploit their parser. So the daemon touches none of them:
 //!
 //! - the [`opener`] process opens regular files, by mapping or below a target's root, and puts
 //!   each in an *envelope*: a socket that holds the descriptor ([`channel::Envelope`]);

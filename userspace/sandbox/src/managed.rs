@@ -64,7 +64,7 @@ pub enum AssemblyCode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedFacts {
     pub assembly: Option<String>,
-    /// Tells one build from another.
+    /// The identity of the build.
     pub mvid: Option<[u8; 16]>,
     /// The portable PDB that belongs to it.
     pub pdb: Option<PdbReference>,

@@ -16,7 +16,7 @@ use crate::managed::{
 use crate::target_file::TargetFile;
 use crate::wire::Decoder;
 
-/// Names of types that one answer tells, all together.
+/// The most bytes of type names in one answer.
 const MAX_TYPE_TEXT: usize = 8 << 20;
 
 fn failed(error: strata_dotnet::Error) -> JobError {
@@ -79,7 +79,7 @@ pub(crate) fn names(body: &[u8], file: &TargetFile) -> Result<Vec<u8>, JobError>
         let methods = places.iter().map(|place| known.method(&image, code?, *place)).collect();
         let il_offsets = match image.pdb() {
             Some(_) => places.iter().map(|place| known.il_offset(&image, code?, *place)).collect(),
-            // Nobody could make a line of them.
+            // No source line could be derived from them.
             None => vec![None; places.len()],
         };
         let types = known.types.into_iter().collect();

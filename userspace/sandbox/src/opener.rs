@@ -38,7 +38,7 @@ pub enum Lane {
 }
 
 impl Lane {
-    /// The argument by which a re-executed opener is told its lane.
+    /// The argument that names a re-executed opener's lane.
     pub fn argument(self) -> &'static str {
         match self {
             Self::Fast { wary: false } => "fast",
@@ -96,8 +96,8 @@ pub fn run_opener(lane: Lane) -> io::Result<()> {
     }
 }
 
-/// Looking into other processes, past file modes, and files in flight beyond the usual number.
-/// Best effort: without root there is nothing to give up, and opening says what it lacks.
+/// Looking into other processes, past file modes, and files in flight beyond the usual number. Best
+/// effort: without root there is nothing to give up, and a failed open reports what is missing.
 fn keep_only_what_opening_needs() {
     let wanted = CapabilitySet::SYS_PTRACE
         | CapabilitySet::DAC_READ_SEARCH

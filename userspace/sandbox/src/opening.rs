@@ -1,7 +1,7 @@
 //! What the opener knows about looking into processes, for those who look there themselves.
 //!
-//! Sockets and folders of a target have to be touched by whoever attaches to it: they cannot come
-//! in an envelope from another process. Such code holds processes and judges mounts as the opener does.
+//! Attaching has to access a target's sockets and directories directly: they cannot be passed in an
+//! envelope from another process. That code pins processes and judges mounts as the opener does.
 
 use std::os::fd::OwnedFd;
 

@@ -129,7 +129,7 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     rules.insert(libc::SYS_mmap, never_code()?);
     rules.insert(libc::SYS_mprotect, never_code()?);
 
-    // abort() signals its own thread; nobody else may be signalled.
+    // abort() signals its own thread; no other process may be signalled.
     let own = u64::from(std::process::id());
     let only_own = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, own)?;
     rules.insert(libc::SYS_tgkill, vec![SeccompRule::new(vec![only_own])?]);

@@ -50,7 +50,7 @@ pub struct RequestId(u64);
 pub struct ChildReport {
     pub kind: ChildKind,
     pub pid: u32,
-    /// Told to end, and not gone yet.
+    /// Asked to end, and not gone yet.
     pub ending: bool,
     /// Processor time so far and memory now; zero when it cannot be read.
     pub usage: Usage,

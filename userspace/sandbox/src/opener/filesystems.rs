@@ -1,4 +1,4 @@
-//! Which mounts may hang whoever touches them, known without touching them.
+//! Which mounts may hang on access, found without accessing them.
 //!
 //! `statfs` on a FUSE mount asks its server. The type of a mount is therefore read from mountinfo,
 //! by the mount id that `statx` gives without asking anybody. Mount ids are unique over all mount
@@ -26,7 +26,7 @@ pub enum Manners {
     Local,
     /// An overlay: as good as its layers, which cannot be seen.
     Overlay,
-    /// Somebody else answers, or nobody knows.
+    /// A server other than this kernel answers, or it is unknown.
     MayHang,
 }
 
@@ -78,7 +78,7 @@ impl Mounts {
 }
 
 /// `36 35 98:0 /root /mount rw,noatime master:1 - ext4 /dev/sda rw`; spaces within a field are
-/// escaped, so nobody can fake the separator.
+/// escaped, so the separator cannot be faked.
 fn parse_line(line: &[u8]) -> Option<(u64, Manners)> {
     let mut fields = line.split(|byte| *byte == b' ');
     let mount = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;

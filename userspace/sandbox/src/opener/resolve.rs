@@ -178,7 +178,7 @@ fn walk(root: BorrowedFd<'_>, path: &CString, more: ResolveFlags) -> Result<Owne
     }
 }
 
-/// What a descriptor is, from what the kernel knows already: nobody is asked.
+/// A descriptor's type, from what the kernel holds already: no file system is asked.
 fn look(found: BorrowedFd<'_>) -> Result<Statx, Refused> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let looked_at =
@@ -194,7 +194,7 @@ fn reopen(found: BorrowedFd<'_>) -> Result<OwnedFd, Refused> {
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     open(path, flags, Mode::empty()).map_err(|errno| match errno {
-        // Our own /proc/self/fd exists; ENOENT is what the filesystem says about the file.
+        // Our own /proc/self/fd exists; ENOENT is the filesystem's answer about the file.
         Errno::NOENT => (Refusal::NotFound, errno.raw_os_error()),
         errno => refused(errno),
     })
@@ -208,7 +208,7 @@ fn identify(file: BorrowedFd<'_>) -> Result<(FileIdentity, bool, u32), Refused> 
     Ok((crate::target_file::identity_of_stat(&stat), stat.st_nlink == 0, stat.st_uid))
 }
 
-/// The content in a sealed memory file, so that whoever reads it cannot be made to wait.
+/// The content in a sealed memory file, so that reading it can never block.
 fn copy_of(file: BorrowedFd<'_>, size: u64) -> Result<OwnedFd, Refused> {
     if size > MAX_COPY {
         return Err((Refusal::TooLarge, 0));

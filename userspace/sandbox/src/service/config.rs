@@ -73,7 +73,7 @@ impl Config {
     }
 }
 
-/// The kinds of work there are, for whoever counts by kind.
+/// All kinds of work, for counters per kind.
 pub(crate) fn timeout_of(kind: u8, config: &Config) -> Duration {
     match kind {
         kind::UNWIND_TABLE => config.unwind_timeout,

@@ -1,4 +1,4 @@
-//! Children that were told to end, until the kernel lets go of them.
+//! Children that were killed, until they can be reaped.
 //!
 //! Most are gone in a millisecond. One that waits in the kernel for a file that never answers stays
 //! until that file's server goes away: it is counted as stuck, and its number is bounded by

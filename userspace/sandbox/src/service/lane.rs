@@ -239,7 +239,7 @@ impl OpenerLane {
         }
     }
 
-    /// Starts the opener if none runs. An error says why none can be had now.
+    /// Starts the opener if none runs. An error has the reason why none can run now.
     fn start(&mut self, now: Instant, shared: &mut Shared) -> Option<FileError> {
         if self.running.is_some() {
             return None;

@@ -52,7 +52,7 @@ struct Worker {
 #[derive(Debug, Default)]
 pub struct WorkerPool {
     workers: Vec<Worker>,
-    /// Ended at work; the kernel has not said how yet.
+    /// Ended during a job; its exit status is not known yet.
     dying: Vec<(Child, PendingJob, Instant)>,
     urgent: VecDeque<PendingJob>,
     patient: VecDeque<PendingJob>,

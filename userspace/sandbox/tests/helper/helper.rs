@@ -25,9 +25,9 @@ impl WorkerJobs for TestJobs {
             }
             // A forbidden call.
             204 => Ok(std::fs::read("/etc/passwd").map(|_| b"read".to_vec()).unwrap_or_default()),
-            // A large answer, of as many MiB as the body says.
+            // A large answer, of as many MiB as the body asks for.
             205 => Ok(vec![7; usize::from(body.first().copied().unwrap_or(0)) << 20]),
-            // Memory that stays, as many MiB as the body says.
+            // Memory that stays, as many MiB as the body asks for.
             213 => {
                 vec![7_u8; usize::from(body.first().copied().unwrap_or(0)) << 20].leak();
                 Ok(Vec::new())

@@ -139,7 +139,7 @@ fn serve(mut device: File, content: &[u8], silent: &AtomicU32) {
         message.extend(i32::to_le_bytes(error));
         message.extend(unique.to_le_bytes());
         message.extend(body);
-        // ENOENT: whoever asked was killed.
+        // ENOENT: the requesting process was killed.
         let _ = device.write(&message);
     }
 }
