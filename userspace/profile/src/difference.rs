@@ -108,7 +108,7 @@ impl Difference {
         Self::between_shown(before, after, sample_type, show_all)
     }
 
-    /// The same without the frames that `hidden` says; what they called stands below their
+    /// The same without the frames for which `hidden` is true; what they called stands below their
     /// callers.
     #[must_use]
     pub fn between_shown(
@@ -304,7 +304,7 @@ fn functions(stacks: &[StackDifference], names: &[Name], total: Change) -> Vec<F
 
 /// Of which nodes the same function is among the callers already.
 fn recursions(stacks: &[StackDifference], names: usize) -> Vec<bool> {
-    // The first that each calls and the next of the same caller; 0, the root, is nobody's.
+    // The first that each calls and the next of the same caller; 0, the root, has no caller.
     let mut first = vec![0_u32; stacks.len()];
     let mut next = vec![0_u32; stacks.len()];
     for position in (1..u32::try_from(stacks.len()).unwrap_or(u32::MAX)).rev() {

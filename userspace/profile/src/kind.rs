@@ -91,7 +91,7 @@ pub(crate) fn is_marker(name: &str) -> bool {
     name.starts_with('[') && name.ends_with(']')
 }
 
-/// Whether a name stands in for a symbol nobody knows: `libc.so.6!0x1f3c0`, `[unknown]`.
+/// Whether a name stands in for an unknown symbol: `libc.so.6!0x1f3c0`, `[unknown]`.
 pub(crate) fn is_stub_name(name: &str) -> bool {
     is_marker(name)
         || name.rsplit_once("!0x").is_some_and(|(_, offset)| {

@@ -1,9 +1,9 @@
 //! Making names harmless to look at.
 //!
 //! A process chooses its own name, its functions' names and its files' names. Shown as they are
-//! they can move a terminal's cursor, reverse the reading direction of what follows them, or end
-//! an XML element. [`visible`] turns every such character into text that says what it was, the
-//! same text everywhere, so that a name can be recognised across outputs.
+//! they can move a terminal's cursor, reverse the reading direction of what follows them, or end an
+//! XML element. [`visible`] turns every such character into text that names it, the same text
+//! everywhere, so that a name can be recognised across outputs.
 //!
 //! Invariant: what [`visible`] returns has no control, format-control or non-character code
 //! point, is legal XML 1.0 text once escaped, and is on one line.

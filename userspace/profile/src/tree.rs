@@ -22,7 +22,7 @@ pub(crate) enum Roots {
     PidThenComm,
 }
 
-/// Where a function lies, as far as the profile says.
+/// Where a function lies, as far as the profile has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The path of its code.

@@ -86,7 +86,7 @@ impl Table {
 }
 
 impl Store {
-    /// The value of a window by what `by` tells apart.
+    /// The value of a window, grouped by `by`.
     pub fn by(&self, whose: &Whose, window: Window, by: &By, value: Option<&str>) -> Result<Table> {
         match by {
             By::Service => self.by_holding(whose, window, value, |holding| {

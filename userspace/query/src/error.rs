@@ -1,4 +1,4 @@
-//! What may go wrong with a query. An error tells what to do.
+//! Errors of a query. Each names the next step.
 
 use std::io;
 use std::path::{Path, PathBuf};

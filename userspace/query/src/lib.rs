@@ -1,6 +1,6 @@
 //! Asking the local store: windows of time, whose profiles, and why a query found nothing.
 //!
-//! - [`when`]: times as people write them.
+//! - [`when`]: times as users write them.
 //! - [`hints`]: what the store holds, and why a query found nothing.
 //! - [`diff`]: what an answer is compared with.
 //! - [`by`]: its value by service, process, label. [`tree`]: its calls as a tree.
@@ -26,7 +26,7 @@ use strata_store::{Answer, Holding, Pattern, Reader, Selection};
 pub use error::{QueryError, Result};
 use when::When;
 
-/// What is asked for when nobody says: what every host has.
+/// The default type of a query: one that every host has.
 pub const DEFAULT_TYPE: &str = "cpu";
 /// And for how long: an hour.
 const DEFAULT_WINDOW: i64 = 3_600_000_000_000;
@@ -79,7 +79,7 @@ impl Window {
 
     pub fn text(self) -> String {
         let (from, to) = (when::show(self.from), when::show(self.to));
-        // A day is said once.
+        // A day is shown once.
         let to = match (from.split_once(' '), to.split_once(' ')) {
             (Some((day, _)), Some((other, time))) if day == other => time,
             _ => &to,
@@ -107,7 +107,7 @@ impl Whose {
         .between(window.from, window.to)
     }
 
-    /// The same, of the usual kind if none is said.
+    /// The same, with the default kind if none is given.
     pub(crate) fn with_kind(&self) -> Self {
         let kind = self.kind.clone().or_else(|| Some(DEFAULT_TYPE.to_owned()));
         Self { kind, ..self.clone() }
@@ -174,8 +174,8 @@ impl Store {
         Ok(answer)
     }
 
-    /// What the store holds of these profiles between two times; an empty list is an error that says
-    /// why, unless `may_be_empty`.
+    /// What the store holds of these profiles between two times; an empty list is an error with the
+    /// reason, unless `may_be_empty`.
     pub fn list(
         &self,
         whose: &Whose,

@@ -1,10 +1,10 @@
 //! Writes a day of 15-second profiles of many services and asks for it.
 //!
-//! `cargo bench -p strata-store [-- SERVICES HOURS [DIRECTORY]]`; 50 services and 24 hours if not
-//! told, two services at least. A DIRECTORY is kept, and only asked if it holds a store already;
-//! its last hour stays open, as a daemon's does. Each
-//! service has 3,000 stacks of 20 to 60 frames over 900 functions; a profile has 40 to 200 of
-//! them, the frequent ones mostly, as busy services have at 99 samples a second.
+//! `cargo bench -p strata-store [-- SERVICES HOURS [DIRECTORY]]`; 50 services and 24 hours by
+//! default, two services at least. A DIRECTORY is kept, and only queried if it holds a store
+//! already; its last hour stays open, as a daemon's does. Each service has 3,000 stacks of 20 to 60
+//! frames over 900 functions; a profile has 40 to 200 of them, the frequent ones mostly, as busy
+//! services have at 99 samples a second.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

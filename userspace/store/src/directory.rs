@@ -58,7 +58,7 @@ fn parsed(file: &DirEntry) -> Option<(u64, Name)> {
     Some((number, name))
 }
 
-/// The files of a store that nobody else changes, with their lengths.
+/// The files of a store that no other process changes, with their lengths.
 pub(crate) fn list(directory: &Path) -> Result<Vec<(u64, Name, u64)>, StoreError> {
     let io = || StoreError::io("read", directory);
     let mut found = Vec::new();
@@ -121,7 +121,7 @@ pub(crate) fn candidates(directory: &Path, number: u64, part: Part) -> Vec<PathB
     names.iter().map(|name| name.path(directory, number)).collect()
 }
 
-/// Tells a file from another one that got its name later.
+/// Distinguishes a file from another one that got its name later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     device: u64,

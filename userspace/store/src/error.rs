@@ -25,7 +25,7 @@ pub enum StoreError {
     )]
     Locked {
         directory: PathBuf,
-        /// In its own PID namespace; `None` if it has not said.
+        /// In its own PID namespace; `None` if it has not written it.
         owner: Option<u32>,
     },
     #[error("{path} is damaged", path = .path.display())]

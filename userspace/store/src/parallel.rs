@@ -19,7 +19,7 @@ pub(crate) fn both<T: Send>(
     first: impl FnOnce() -> T,
     second: impl FnOnce() -> T + Send,
 ) -> impl Iterator<Item = T> {
-    // Taken by whoever runs it: a thread that cannot be had would drop it.
+    // Taken by the thread that runs it: if no thread can be started, it must not be lost.
     let second = Mutex::new(Some(second));
     let run = || {
         let second = second.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -5,7 +5,7 @@ use strata_profile::{Profile, ValueType};
 use crate::error::Damage;
 use crate::wire::{Cursor, put, put_signed, put_text};
 
-/// What a profile is of, as its maker says it.
+/// What a profile describes, as given by its producer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     pub service: String,
@@ -13,7 +13,7 @@ pub struct Head {
     pub kind: String,
     /// Names and values that all its samples have: `env`, `version`, `pod`.
     pub labels: Vec<(String, String)>,
-    /// Tells processes and AppDomains apart; merges over time leave it out.
+    /// Distinguishes processes and AppDomains; merges over time leave it out.
     pub runtime_id: String,
     /// Nanoseconds since 1970.
     pub start_nanos: i64,

@@ -149,7 +149,7 @@ impl Store {
     /// is recovered to its last whole record; what another version wrote is left as it is, and is an
     /// error.
     pub fn open(directory: &Path, options: Options) -> Result<Self, StoreError> {
-        // Profiles tell what runs on the host, and with which arguments: nobody else's business.
+        // Profiles reveal what runs on the host, and with which arguments: private to this user.
         let mut builder = DirBuilder::new();
         let made = builder.recursive(true).mode(0o700).create(directory);
         made.map_err(StoreError::io("create", directory))?;
@@ -216,8 +216,8 @@ impl Store {
         sealed.chain(open.map(|(_, newest)| newest)).filter(|newest| *newest > i64::MIN).max()
     }
 
-    /// Adds a profile. `now` in nanoseconds since 1970, as ages are counted: whoever writes may
-    /// hold it back while a clock is not believed.
+    /// Adds a profile. `now` in nanoseconds since 1970, as ages are counted: the writer may hold it
+    /// back while a clock is not trusted.
     pub fn append(&mut self, head: &Head, profile: &Profile, now: i64) -> Result<(), StoreError> {
         if head.end_nanos < self.oldest_kept(now) {
             self.counters.refused_too_old += 1;
@@ -566,8 +566,8 @@ impl Store {
                 // It would speak for a new segment that got the number of one that is gone.
                 let last = members.iter().map(|member| member.number).max().unwrap_or(number);
                 self.next = self.next.max(last.saturating_add(1));
-                // As older versions gave them. A damaged segment may have less than its roll-up
-                // says, but none has more.
+                // As older versions gave them. A damaged segment may have less than its roll-up,
+                // but none has more.
                 let is_another = |member: &Member| {
                     self.sealed.get(&member.number).is_some_and(|sealed| {
                         sealed.newest > i64::MIN
@@ -580,7 +580,7 @@ impl Store {
                 self.rollups.insert(number, Rollup { bytes, members });
                 Ok(())
             }
-            // What it stood for says the same.
+            // The data it replaced is equal.
             Err(StoreError::Damaged { .. }) => {
                 self.counters.files_unreadable += 1;
                 remove(path)

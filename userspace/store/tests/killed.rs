@@ -33,7 +33,7 @@ fn time_of(number: i64) -> i64 {
     START + number / 20 * HOUR + number % 20 * 180 * SECOND
 }
 
-/// Every profile has a function of its own, so that an answer tells which profiles are in it; and
+/// Every profile has a function of its own, so that an answer shows which profiles are in it; and
 /// much that does not compress, so that writes are long enough to be killed in.
 fn written(number: i64) -> strata_profile::Profile {
     let own = format!("main;profile{number}");
@@ -119,7 +119,7 @@ fn a_writer_killed_at_any_moment_loses_nothing_it_sealed() {
         let profiles = Selection { detail: strata_store::Detail::All, ..Selection::default() };
         assert_eq!(found, numbers(directory.path(), &profiles), "round {round}");
         let last = appended.max(next - 1);
-        // The record after the last that was told may be whole.
+        // The record after the last one confirmed may be whole.
         assert!(found.last().is_none_or(|&found| found <= last + 1), "round {round}: too new");
         let first = found.first().copied().unwrap_or(0);
         for number in first..=sealed {

@@ -1,4 +1,4 @@
-//! What an open segment keeps in memory is what it says, and is bounded.
+//! An open segment's memory is what it reports, and is bounded.
 
 mod support;
 
@@ -65,7 +65,7 @@ fn head(service: &str, period: usize) -> Head {
 
 /// What writing took.
 struct Taken {
-    /// The most that was said.
+    /// The most that was reported.
     said: usize,
     /// The most that was in use while a profile was added, without the profile: in the first
     /// period, and after it.

@@ -1,5 +1,5 @@
-//! `strata query` and `strata diff` as people run them, on a store made here: tables, files read
-//! back, and what is said when there is nothing to say.
+//! `strata query` and `strata diff` as users run them, on a store made here: tables, files read
+//! back, and the messages for an empty result.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -189,7 +189,7 @@ fn what_burns_cpu_comes_first_and_its_callers_are_a_tree() {
     assert!(tree.contains("├ quick") && tree.contains("└ slow"), "{tree}");
     let refused = refusal(directory.path(), &["query", "-s", "shop", "--callers", "nosuch"]);
     assert!(refused.contains("`nosuch`"), "{refused}");
-    // The list has what used most first, and says in which time zone its times are.
+    // The list has what used most first, and shows the time zone of its times.
     let list = answer(directory.path(), &["query"]);
     assert!(list.lines().nth(1).is_some_and(|line| line.starts_with("shop")), "{list}");
     assert!(list.contains("from (UTC)") || list.contains("from (+") || list.contains("from (-"));

@@ -1,8 +1,9 @@
 //! The flame graph: one SVG file that shows itself.
 //!
-//! It looks right without scripts (in a README, as a PNG) and, opened in a browser, fits the
-//! window, zooms, searches and shows the tree from the leaves (inverted). Processes stand at the top, their frames below them, coloured by
-//! the kind of code: one look tells kernel from native from JIT from managed.
+//! It renders correctly without scripts (in a README, as a PNG) and, opened in a browser, fits the
+//! window, zooms, searches and shows the tree from the leaves (inverted). Processes stand at the
+//! top, their frames below them, coloured by the kind of code: so kernel, native, JIT and managed
+//! frames differ at a glance.
 //!
 //! Written here rather than with `inferno`, which colours by name patterns, not by what a frame
 //! is, and has no legend.
@@ -176,14 +177,14 @@ impl Picture<'_> {
     fn push_place(&self, text: &mut String, node: &Node) {
         let place = node.place;
         for (part, limit) in [(place.module, 60), (place.file, 80)] {
-            // Within folders of the same name the end tells files apart.
+            // Within folders of the same name the end distinguishes files.
             let path = self.profile.string(part);
             let start = path.char_indices().rev().nth(limit).map_or(0, |(at, _)| at);
             let shown = match part == place.module {
                 true => base_name(path),
                 false => path.get(start..).unwrap_or(path),
             };
-            // The kind says it already.
+            // The kind shows it already.
             let is_kernel = shown.starts_with("[kernel");
             if !shown.is_empty() && !is_kernel {
                 text.push_str(", ");

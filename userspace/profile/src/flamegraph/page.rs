@@ -130,7 +130,7 @@ impl<'t> Clip<'t> for Cow<'t, str> {
     }
 }
 
-/// As much of the name as `width` has room for; nothing if that says too little.
+/// As much of the name as `width` has room for; nothing if that is too short to be useful.
 fn fitting(name: &str, width: f64) -> String {
     let room = ((width - 7.0) / COLUMN).floor();
     if room < 3.0 {

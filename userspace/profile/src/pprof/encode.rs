@@ -180,7 +180,7 @@ impl Written {
 struct Mappings<'p> {
     profile: &'p Profile,
     list: Vec<Written>,
-    /// The kind that the path of each of the profile's tells, by position.
+    /// The kind that each mapping's path implies, by position.
     told: Vec<FrameKind>,
     renamed: HashMap<(Option<MappingId>, FrameKind), u64>,
     extra_paths: Vec<&'static str>,
@@ -217,7 +217,7 @@ impl<'p> Mappings<'p> {
         self.list.len() as u64
     }
 
-    /// The id of a location's mapping, which is told about the location; 0 without one.
+    /// The id of a location's mapping, to be written with the location; 0 without one.
     fn mapping_of(&mut self, location: Location) -> u64 {
         let profile = self.profile;
         let frames = profile.frames(location);

@@ -1,5 +1,5 @@
-//! Answers questions: from merges over time where they know, from the profiles themselves where
-//! they do not. `sources` says what is to be read for a question, `answering` reads and merges it.
+//! Answers queries: from merges over time where they suffice, from the profiles themselves
+//! elsewhere. `sources` chooses what to read for a query, `answering` reads and merges it.
 //!
 //! Needs no lock: segments only grow, and roll-ups are replaced by name. What is to be read is held
 //! open. When a file that was found is gone before that, or another one has its name, the question

@@ -155,7 +155,7 @@ impl Reader {
         Ok(opened.map_or_else(Vec::new, |segment| sources_of(segment, selection, parts, &[])))
     }
 
-    /// What says the same as a source that is damaged or gone.
+    /// A replacement for a source that is damaged or gone, with the same data.
     pub(super) fn instead(
         &self,
         replacement: &Replacement,
@@ -260,7 +260,7 @@ pub(crate) struct Source {
     /// With whether its samples are wanted; without, it is read for its dictionary.
     pub(super) entries: Vec<(Entry, bool)>,
     pub(super) series: Vec<(u32, Series)>,
-    /// What says the same, if this is damaged or gone.
+    /// The replacement with the same data, if this is damaged or gone.
     pub(super) replaced_by: Vec<Replacement>,
 }
 
