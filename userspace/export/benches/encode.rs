@@ -61,7 +61,7 @@ fn kibibytes(line: &str) -> u64 {
     found.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// Prints what `encode` costs, which says how many requests it made, of how many bytes.
+/// Prints the cost of `encode`, which returns the number of requests and their bytes.
 fn measure(name: &str, stacks: u64, encode: impl Fn() -> (usize, usize)) {
     let mut times: Vec<Duration> = Vec::new();
     let (mut bytes, mut requests) = (0, 0);

@@ -64,7 +64,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let remove = micros(begun);
         drop(spool);
 
-        // Nobody listens there: everything stays in the spool.
+        // No server listens there: everything stays in the spool.
         let nowhere = EndpointSettings::new(Address::parse("http://127.0.0.1:9")?);
         let backend = Backend::Pyroscope(pyroscope::Settings::default());
         let mut plan = ExporterSettings::new("cost", backend, nowhere);

@@ -26,7 +26,7 @@ pub struct Outgoing {
 /// How the answer to a batch is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// The status says all.
+    /// The status is sufficient.
     Plain,
     /// A delivery may be partial.
     OtlpHttp,

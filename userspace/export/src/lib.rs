@@ -13,7 +13,7 @@
 //!   [`label_values`] bounds the values of a label.
 //! - [`queue`]: a task for each exporter puts batches into its [`spool`] on disk, sends them,
 //!   sends again, and counts what is lost. [`orphans`] finds spools that no exporter has.
-//! - [`http`]: sends a batch once and says what came of it.
+//! - [`http`]: sends a batch once and returns the outcome.
 //! - [`files`]: an exporter that writes pprof files.
 //!
 //! Invariants: only [`http`] opens connections. Backends are pure: no I/O, no clock. What is handed

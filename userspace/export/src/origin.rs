@@ -1,4 +1,4 @@
-//! What a profile is about, and how each backend is told. One row a fact.
+//! What a profile describes, and the name of each fact in every backend. One row per fact.
 //!
 //! Pyroscope makes a time series of each set of labels, so a fact that is new with every process
 //! (its id, its container's id) is no label there unless it is asked for. Everything here may
@@ -115,12 +115,12 @@ impl Value<'_> {
     }
 }
 
-/// A row: where the fact is, and what each backend calls it (empty: not told).
+/// A row: where the fact is, and what each backend calls it (empty: not sent).
 struct Fact {
     own: &'static str,
     of: fn(&Origin) -> Option<Value<'_>>,
     pyroscope: &'static str,
-    /// Whether Pyroscope is told without being asked to.
+    /// Whether it is sent to Pyroscope by default.
     usual: bool,
     datadog: &'static str,
     otlp: &'static str,
@@ -275,7 +275,7 @@ pub fn otlp_attributes<'o>(
         origin.labels.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?)));
     let mut attributes: Vec<(String, Value)> = Vec::new();
     for (name, value) in facts.chain(chosen) {
-        // Keys are told apart as they are sent.
+        // Keys are compared in the form in which they are sent.
         let (name, is_short) = bounded(name, limits.name_bytes);
         let known = attributes.iter().any(|(other, _)| *other == name);
         if name.is_empty() || known || attributes.len() >= limits.count {

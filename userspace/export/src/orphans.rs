@@ -1,6 +1,7 @@
-//! Spools of exporters that are not there any more: nobody sends what is in them, and nobody drops it.
+//! Spools of exporters that are no longer configured: their batches are neither sent nor dropped.
 //!
-//! They are told of and never touched: an exporter may have been taken out by mistake, or for a day.
+//! They are reported and never touched: an exporter may have been taken out by mistake, or for a
+//! day.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 const MOST: usize = 100_000;
 /// What spools of targets with a destination of their own begin with.
 pub const OF_TARGETS: &str = "own-";
-/// Folders that are told of.
+/// The most folders reported.
 const MOST_TOLD: usize = 20;
 
 /// A spool that no exporter has.
@@ -68,7 +69,7 @@ pub fn find(spools: &Path, used: &HashSet<&Path>) -> Vec<OrphanedSpool> {
     left
 }
 
-/// Tells of them in the log.
+/// Reports them in the log.
 pub fn warn(spools: &Path, used: &HashSet<&Path>) {
     let left = find(spools, used);
     for leftover in left.iter().take(MOST_TOLD) {

@@ -24,7 +24,7 @@ const SERVER: &str = "STRATA_TEST_SERVER";
 /// Bytes of a batch. None are given if there is no such variable.
 const LENGTH: &str = "STRATA_TEST_LENGTH";
 
-/// Who of the children it is. It says so in every request.
+/// The child's number, which it sends in every request.
 const NUMBER: &str = "STRATA_TEST_NUMBER";
 
 const CONCURRENCY: usize = 3;
@@ -96,7 +96,7 @@ fn child(server: &Server, spool: &Path, number: usize, length: Option<usize>) ->
     command.spawn().unwrap()
 }
 
-/// What children said.
+/// The children's messages.
 #[derive(Debug, Default)]
 struct Said {
     kept: BTreeSet<Uuid>,
@@ -117,7 +117,7 @@ impl Said {
                 Some(("corrupt", count)) => {
                     self.last_corrupt = count.parse().unwrap();
                     self.corrupt += self.last_corrupt;
-                    // Nobody waits for it in the last round.
+                    // It is not waited for in the last round.
                     begun.take().map(|begun| begun.send(()));
                 }
                 Some(("dropped", count)) => self.dropped = Some(count.parse().unwrap()),
@@ -167,7 +167,7 @@ async fn judge(server: &Server, spool: &Path, mut said: Said, rounds: usize) {
         said
     });
     let said = tokio::time::timeout(Duration::from_secs(120), said).await.unwrap().unwrap();
-    // A kill tears one write at most, which nobody was told was kept. Nothing else is missing.
+    // A kill tears at most one write, which was not confirmed yet. Nothing else is missing.
     assert!(said.corrupt <= rounds as u64);
     assert_eq!(said.dropped, Some(said.last_corrupt));
     let mut arrivals: BTreeMap<Uuid, Vec<(usize, bool)>> = BTreeMap::new();

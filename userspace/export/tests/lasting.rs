@@ -313,15 +313,15 @@ async fn a_damaged_file_is_counted_and_the_others_arrive() {
 
 const SMALL_DISK: &str = "STRATA_TEST_SMALL_DISK";
 
-/// Runs `a_disk_without_room` with a disk of 200 KiB that nobody else sees. The mount ends with
-/// the process that has it.
+/// Runs `a_disk_without_room` with a private disk of 200 KiB. The mount ends with the process that
+/// has it.
 #[test]
 fn a_full_disk_never_blocks_and_its_drops_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let own = std::env::current_exe().unwrap();
     let script = "mount -t tmpfs -o size=200k none \"$0\" && exec \"$@\"";
     let mut unshare = Command::new("unshare");
-    // Whoever is not root becomes it in a namespace of users.
+    // Without root, the test becomes root in a user namespace.
     if !is_root() {
         unshare.args(["--user", "--map-root-user"]);
     }

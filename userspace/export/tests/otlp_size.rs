@@ -1,4 +1,4 @@
-//! A request of OTLP is as large as is said at most, as a server sees it, and not much smaller.
+//! An OTLP request, as a server sees it, is at most as large as configured, and not much smaller.
 
 mod support;
 

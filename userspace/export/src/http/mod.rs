@@ -41,7 +41,7 @@ const BATCH_ID: HeaderName = HeaderName::from_static("idempotency-key");
 
 const TENANT: HeaderName = HeaderName::from_static("x-scope-orgid");
 
-/// What an exporter says who it is with.
+/// An exporter's credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Credential {
     #[default]
@@ -105,7 +105,7 @@ pub enum SetupError {
     Client(String),
 }
 
-/// Whatever says what the body is, or where it ends.
+/// Headers that describe the body, or its length.
 const RESERVED: [&str; 9] = [
     "connection",
     "content-encoding",
@@ -207,7 +207,7 @@ impl Client {
         };
         let (head, body) = http::Response::<reqwest::Body>::from(response).into_parts();
         let time = match batch.protocol {
-            // Until its status is there, nobody knows whether it was stored.
+            // Until its status arrives, it is unknown whether the batch was stored.
             Protocol::OtlpGrpc => self.timeout,
             Protocol::Plain | Protocol::OtlpHttp => self.timeout.min(LONGEST_BODY_TIME),
         };
@@ -243,7 +243,7 @@ impl Client {
         let from =
             if answer.trailers.contains_key("grpc-status") { &answer.trailers } else { headers };
         let Ok(code) = text_of(from, "grpc-status").parse() else {
-            // Whether it was stored nobody knows.
+            // Whether it was stored is unknown.
             return Outcome::retry("the answer ended without a gRPC status");
         };
         if code == 0 {

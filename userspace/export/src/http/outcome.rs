@@ -1,8 +1,8 @@
 //! What became of a batch: delivered, to be sent again, or refused for good.
 //!
-//! Pure: it judges a status, headers and the first bytes of a body. The body belongs to whoever
-//! answered: it is bounded before it comes here, and what is shown of it is made inert and is
-//! free of the credentials that were sent.
+//! Pure: it judges a status, headers and the first bytes of a body. The body is untrusted: it is
+//! bounded before it comes here, and what is shown of it is made inert and stripped of the
+//! credentials that were sent.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +21,7 @@ const SHOWN: usize = 300;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The server has it. `rejected` profiles of it were not stored, as it says itself.
+    /// The server has it. According to the server, `rejected` profiles of it were not stored.
     Delivered { rejected: u64, message: Option<String> },
     /// Not this time: the network, a server that is ill or has too much to do.
     Retry { after: Option<Duration>, reason: String },
@@ -87,8 +87,8 @@ pub(crate) fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
     Some(wait.min(LONGEST_WAIT))
 }
 
-/// What the server said, for a person: its `code` and `message` where it sent them as JSON or as
-/// the status message of OTLP.
+/// The server's error for display: its `code` and `message` where it sent them as JSON or as the
+/// status message of OTLP.
 #[must_use]
 pub(crate) fn message_of(body: &[u8], is_protobuf: bool, secrets: &[&Secret]) -> String {
     let text = if is_protobuf {
@@ -173,9 +173,9 @@ pub(crate) fn grpc_wait(details: &str) -> Option<Duration> {
     Some(seconds.saturating_add(nanos).min(LONGEST_WAIT))
 }
 
-/// The outcome of a gRPC status (github.com/grpc/grpc/blob/master/doc/statuscodes.md): those
-/// that OTLP says to retry are. A server whose resources are exhausted says when to come back if
-/// it means its load; otherwise it means the message.
+/// The outcome of a gRPC status (github.com/grpc/grpc/blob/master/doc/statuscodes.md): those that
+/// OTLP lists as retryable are retried. `RESOURCE_EXHAUSTED` with a retry delay means the server's
+/// load; without one it means the message.
 #[must_use]
 pub(crate) fn of_grpc_status(code: u32, wait: Option<Duration>, message: &str) -> Outcome {
     let name = match code {

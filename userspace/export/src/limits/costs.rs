@@ -17,7 +17,7 @@ const LONGEST_NUMBER: usize = KEY + 10;
 const STRING_BYTES: usize = KEY + LENGTH;
 /// A line with its function and number, and the function with its three names.
 const FRAME_BYTES: usize = (KEY + LENGTH + FIELD + KEY + 5) + (KEY + LENGTH + 4 * FIELD);
-/// With its mapping, its address and what OTLP says of its kind.
+/// With its mapping, its address and OTLP's attribute for its kind.
 const LOCATION_BYTES: usize = KEY + LENGTH + 2 * FIELD + LONGEST_NUMBER + FIELD + KEY;
 /// In a sample, or where OTLP has it.
 const LABEL_BYTES: usize = KEY + LENGTH + 2 * FIELD + LONGEST_NUMBER;

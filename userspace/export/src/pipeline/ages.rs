@@ -42,7 +42,7 @@ impl Ages {
         Self { base: newest.map_or(wall, |newest| newest.min(wall)), began: now, leapt: None }
     }
 
-    /// What time it is, when the clock says `wall`.
+    /// The time now, when the clock reads `wall`.
     pub fn time(&mut self, wall: i64, now: Instant) -> i64 {
         let since = nanos(now.saturating_duration_since(self.began));
         let base = wall.saturating_sub(since);

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     pub batches: u64,
-    /// Of a file that could not be read nobody knows how many there were.
+    /// How many an unreadable file held is unknown.
     pub profiles: u64,
 }
 
@@ -28,7 +28,7 @@ pub struct Drops {
     pub too_old: Count,
     /// Made room in the spool for what is newer.
     pub spool_full: Count,
-    /// The server said that it will never take it.
+    /// The server refused it permanently.
     pub refused: Count,
     /// The disk could not keep it, or give it back, and memory was full or strata ended.
     pub disk_error: Count,

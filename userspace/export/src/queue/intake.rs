@@ -36,7 +36,7 @@ impl Intake {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // Nobody panics while holding it, and nothing is half done if somebody did.
+        // No code panics while holding it, and nothing is half done if it did.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -119,7 +119,7 @@ impl Handle {
     }
 
     fn stop(&self, within: Duration, sends: bool) {
-        // Nobody receives it only if the worker has ended.
+        // It has no receiver only if the worker has ended.
         let _ = self.commands.send(Command::Stop { within, sends });
     }
 

@@ -100,7 +100,7 @@ impl Pace {
     }
 
     pub(crate) fn succeeded(&mut self, begun: Epoch) {
-        // What began before the last failure says nothing about the server after it.
+        // A request begun before the last failure gives no information about the server after it.
         if begun.0 == self.epoch {
             self.failures = 0;
             self.at_once = self.at_once.saturating_mul(2).min(self.limit);

@@ -1,4 +1,4 @@
-//! One batch as a file: a header that says how long it is and what it is about, then the batch.
+//! One batch as a file: a header with its length and contents, then the batch.
 //!
 //! Invariant: a file is believed only if its length and both checksums fit, and memory is taken
 //! only for what the file really holds, and never more than [`MOST_PAYLOAD`].
@@ -74,7 +74,7 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
 }
 
-/// Writes a new file, whole or not at all as long as nobody kills us.
+/// Writes a new file, whole or not at all unless the process is killed.
 pub(crate) fn write(path: &Path, batch: &Batch, payload: &[u8]) -> io::Result<()> {
     let header = Header::of(batch, payload).encode();
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
@@ -86,7 +86,7 @@ pub(crate) fn write(path: &Path, batch: &Batch, payload: &[u8]) -> io::Result<()
     written
 }
 
-/// The header, if the file is as long as it says.
+/// The header, if the file has the length in it.
 pub(crate) fn header(path: &Path) -> io::Result<Option<Header>> {
     let mut file = File::open(path)?;
     Ok(header_of(&mut file)?.filter(|header| header.payload <= MOST_PAYLOAD as u64))

@@ -37,9 +37,9 @@ pub struct Arrival {
     pub id: Uuid,
     pub authorization: String,
     pub body: Bytes,
-    /// Which of several clients sent it, as it says.
+    /// Which of several clients sent it, from its header.
     pub child: usize,
-    /// Whether it was taken, and an answer written that says so.
+    /// Whether it was accepted, and the answer for that written.
     pub is_taken: bool,
 }
 
@@ -118,7 +118,7 @@ impl Server {
         *self.running.lock().unwrap() = Some(task);
     }
 
-    /// Nobody listens any more and every connection is gone.
+    /// The listener and every connection are closed.
     pub async fn fall(&self) {
         let task = self.running.lock().unwrap().take();
         if let Some(task) = task {

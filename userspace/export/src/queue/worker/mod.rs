@@ -1,4 +1,4 @@
-//! One exporter at work: takes what it is given, keeps it, sends it, says how it goes.
+//! The worker of one exporter: takes batches, stores them, sends them and reports its health.
 //!
 //! A batch is put into the spool before it is sent, and removed after its answer: whatever kills
 //! the process, the batch is there or was delivered. All state belongs to one task; what may block
@@ -69,7 +69,7 @@ pub(crate) struct Worker {
     next_refusal_warning: Moment,
     /// The spool itself had no room for the last that it did not take; else the disk failed.
     is_refused_by_spool: bool,
-    /// The spool has to be told what it may hold.
+    /// The spool needs its limits.
     is_resized: bool,
     stopping: Option<Stopping>,
 }
@@ -114,7 +114,7 @@ impl Worker {
         worker
     }
 
-    /// Runs until it is told to stop. Then everything unsent is in the spool.
+    /// Runs until it is asked to stop. Then everything unsent is in the spool.
     pub(crate) async fn run(mut self) {
         loop {
             while let Ok(command) = self.commands.try_recv() {
@@ -139,7 +139,7 @@ impl Worker {
             };
             tokio::select! {
                 command = self.commands.recv() => {
-                    // Nobody is left who could say so.
+                    // No receiver is left to report it to.
                     let stop = Command::Stop { within: Duration::ZERO, sends: false };
                     self.obey(command.unwrap_or(stop));
                 }
