@@ -1,7 +1,7 @@
 //! Variables of profiling agents in the daemon's own environment: destination, credential,
 //! tenant and timing of the exporters `pyroscope`, `datadog` and `otlp`.
 //!
-//! A variable that says where to makes its exporter; the others change an exporter that is there.
+//! A variable with an address creates its exporter; the others change an existing exporter.
 
 use std::collections::BTreeMap;
 

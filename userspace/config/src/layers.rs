@@ -1,6 +1,6 @@
 //! The sources of values, in order: flags, the environment, the file, defaults.
 //!
-//! A setting is known by being asked for: what nobody asked for is an unknown key.
+//! A setting is known because code reads it: a key that was never read is unknown.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -251,7 +251,7 @@ impl<'a> Layers<'a> {
         self.problem(message, value.origin.clone(), shown, hint.map(str::to_owned));
     }
 
-    /// Nobody but variables of agents speaks of what is below a path.
+    /// Only variables of agents have values below a path.
     pub fn all_below_are_variables(&self, path: &[&str]) -> bool {
         let mut entries = self.entries.iter().filter(|entry| below(&entry.path, path).is_some());
         entries.all(|entry| matches!(entry.origin, Origin::Variable(_)))
@@ -263,7 +263,7 @@ impl<'a> Layers<'a> {
         found.map_or(Origin::Default, |entry| entry.origin.clone())
     }
 
-    /// Reports keys that nobody asked for. Unused variables are returned: the environment of a
+    /// Reports keys that were never read. Unused variables are returned: the environment of a
     /// daemon holds more than what is meant for it.
     pub fn finish(&mut self) -> Vec<String> {
         let mut notices = Vec::new();
@@ -297,7 +297,7 @@ impl<'a> Layers<'a> {
 
     /// The nearest known key: among those of the same table first.
     fn hint(&self, path: &[String]) -> Option<String> {
-        // The first part that nobody knows is the wrong one.
+        // The first unknown part is the wrong one.
         let depth = (0..path.len()).find(|depth| {
             let start = path.get(..=*depth);
             !self.known.iter().any(|known| known.get(..=*depth) == start)

@@ -37,7 +37,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Words in keys whose values nobody should see.
+/// Words in keys whose values are secret.
 const TELLING: [&str; 6] = ["token", "password", "header", "auth", "secret", "key"];
 const LONGEST: usize = 160;
 

@@ -1,9 +1,9 @@
 //! What was found and what was not, for a time.
 //!
-//! Pure: the caller knows the time. Invariants: there are never more entries or bytes than there
-//! is room for; of two to forget, the one nobody knows goes first, then the one not used for
-//! longest; a container is in the queue at most once; what was known once stays known until it is
-//! forgotten, because samples of a container arrive after its end.
+//! Pure: the caller knows the time. Invariants: there are never more entries or bytes than there is
+//! room for; an entry without metadata is evicted first, then the least recently used; a container
+//! is in the queue at most once; what was known once stays known until it is forgotten, because
+//! samples of a container arrive after its end.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     Yes(Arc<Metadata>),
-    /// It was asked for, and nobody knew it.
+    /// It was looked up, and no source knew it.
     No,
     NotYet,
 }

@@ -1,7 +1,8 @@
 //! The Container Runtime Interface, `runtime.v1`: gRPC over the socket of containerd or CRI-O.
 //!
-//! Asked for one container at a time, so that nobody's annotations make the answer for others too
-//! large. Numbers of fields are those of Kubernetes' `cri-api/pkg/apis/runtime/v1/api.proto`.
+//! Asked for one container at a time, so that one container's annotations cannot make the answer
+//! for others too large. Numbers of fields are those of Kubernetes'
+//! `cri-api/pkg/apis/runtime/v1/api.proto`.
 
 use std::collections::HashMap;
 
@@ -174,7 +175,7 @@ impl ListRequest {
 }
 
 impl ImageSpec {
-    /// As whoever started the container wrote it, where that is known.
+    /// As written by the container's creator, where that is known.
     fn name(self) -> Option<String> {
         inert(&self.user_specified_image).or_else(|| inert(&self.image))
     }

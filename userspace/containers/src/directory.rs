@@ -39,7 +39,7 @@ struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Nobody asks any more: the task ends.
+        // The requesting side is gone: the task ends.
         self.wake.notify_one();
     }
 }
@@ -70,7 +70,7 @@ impl Containers {
         }
     }
 
-    /// Whether every source that can be asked has said that it runs no such container.
+    /// Whether every reachable source has answered that it runs no such container.
     #[must_use]
     pub fn is_unknown(&self, id: &str) -> bool {
         matches!(self.look(id), Some(Known::No))
@@ -159,7 +159,7 @@ impl Refresher {
     }
 }
 
-/// Nobody panics with a lock held; if somebody did, what is there is still whole.
+/// No code panics with the lock held; if it did, the data is still consistent.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What every source answered, for people and for metrics.
+//! The health of every source, for display and metrics.
 
 /// All of it, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -6,7 +6,7 @@ pub struct Health {
     pub sources: Vec<SourceHealth>,
     /// Containers that are known.
     pub known: usize,
-    /// Containers that nobody knew when they were last asked for.
+    /// Containers that no source knew at the last lookup.
     pub unknown: usize,
     /// Containers that wait to be asked for.
     pub waiting: usize,
@@ -19,7 +19,7 @@ pub struct Health {
 /// One source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceHealth {
-    /// `docker /var/run/docker.sock`: for people.
+    /// `docker /var/run/docker.sock`: for display.
     pub name: String,
     /// Whether it could be asked at all when it was last needed: its socket is there.
     pub is_there: bool,

@@ -94,7 +94,7 @@ pub(crate) async fn ask(
         body => body?,
     };
     let wanted: HashSet<String> = ids.iter().cloned().collect();
-    // Some MB of JSON are work for a thread that nobody waits for.
+    // Parsing some MB of JSON belongs on a thread that no task waits for.
     let parsed = tokio::task::spawn_blocking(move || parse(&body, &wanted)).await;
     parsed.map_err(|error| Failure::malformed(&error))?
 }

@@ -5,7 +5,7 @@
 //! | [`directory`] | asking for a container, and the task that finds out |
 //! | [`settings`] | which runtimes there are, and how patient to be |
 //! | [`metadata`] | what is known of one container, in bounds |
-//! | [`health`] | what every source answered, for people |
+//! | [`health`] | the health of every source, for display |
 //! | `cache` | what was found and what was not, for a time |
 //! | `sources` | which source is asked for what, and when not |
 //! | `docker`, `cri`, `containerd`, `kubelet` | one protocol each |

@@ -57,7 +57,7 @@ fn size_of_pairs(pairs: &[(String, String)]) -> usize {
     pairs.iter().map(|(name, value)| name.len() + value.len() + 2 * size_of::<String>()).sum()
 }
 
-/// What one source says of a container; sources are merged in the order they are asked.
+/// One source's metadata of a container; sources are merged in the order of the queries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     pub container: Container,
@@ -69,7 +69,7 @@ pub(crate) struct Found {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FoundPod {
     pub pod: Pod,
-    /// Labels and annotations of the pod were told too, or that there are none.
+    /// The source answered with the pod's labels and annotations, or that there are none.
     pub is_whole: bool,
 }
 
@@ -82,14 +82,14 @@ impl Found {
             && self.pod.as_ref().is_none_or(|pod| pod.is_whole)
     }
 
-    /// Adds what another source says.
+    /// Adds another source's metadata.
     pub fn absorb(&mut self, other: Self) {
         let Container { name, image, labels } = other.container;
         self.owner = self.owner.or(other.owner);
         let own = &mut self.container;
         own.name = own.name.take().or(name);
         own.image = match (own.image.take(), image) {
-            // A digest tells nobody anything.
+            // A digest has no meaning for a reader.
             (Some(own), Some(other)) if is_digest(&own) => Some(other),
             (own, other) => own.or(other),
         };

@@ -23,7 +23,7 @@ pub struct Kubelet {
     pub token_file: Option<PathBuf>,
     /// Certificates in PEM that the kubelet's has to be signed by.
     pub authorities_file: Option<PathBuf>,
-    /// `false`: whoever answers is believed, and gets the token. Kubelets that sign their own
+    /// `false`: any server is trusted, and receives the token. Kubelets that sign their own
     /// certificate leave no other choice.
     pub verify: bool,
 }
@@ -39,8 +39,7 @@ pub struct Pace {
     pub pause: Duration,
     /// What was found is asked for again after this: labels change.
     pub fresh: Duration,
-    /// What nobody knew, and a source that failed, is asked again after this, then after twice as
-    /// long and so on.
+    /// Delay before an unknown container or a failed source is queried again; doubled each time.
     pub retry: Duration,
     pub longest_retry: Duration,
     /// Containers of one round.

@@ -108,7 +108,7 @@ impl Source {
             return Ok(());
         }
         let mut namespaces = None;
-        // Of one container nothing can be learned, or the server is not well: the next tells.
+        // Either this one container is the problem or the server: the next query shows which.
         let mut spoiled = None;
         for (number, id) in open.iter().enumerate() {
             if Instant::now() >= deadline {

@@ -1,7 +1,7 @@
 //! HTTP and unary gRPC calls to one server, each in bounded time and memory.
 //!
 //! Invariant: no redirect is followed, no proxy is used, nothing is decompressed, and of an answer
-//! over its bound nothing is used. What a server says of its failure is cut and made inert.
+//! over its bound nothing is used. A server's error text is truncated and made inert.
 
 use std::error::Error;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::trust::{self, Trust};
 
 /// Bytes of an answer's headers over HTTP/2; HTTP/1 has a bound of its own.
 const LONGEST_HEADERS: u32 = 16 << 10;
-/// Bytes of what a failure is said to be.
+/// The most bytes kept of a failure's text.
 const LONGEST_MESSAGE: usize = 300;
 
 /// `UNIMPLEMENTED` of gRPC: the server has no such service.

@@ -1,5 +1,5 @@
-//! Whom a TLS connection trusts: the authorities it is given, or, where the host's configuration
-//! says so in as many words, everybody.
+//! What a TLS connection trusts: the given certificate authorities or, only where the configuration
+//! disables verification explicitly, any server.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@
 /// What is known of a process's control group.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Group {
-    /// Path in the hierarchy that tells most (the unified one, else the longest).
+    /// Path in the most informative hierarchy (the unified one, else the longest).
     pub path: String,
     pub container: Option<String>,
     /// The user below whose service manager `container` was found. Only a container of that user

@@ -9,22 +9,22 @@ use crate::environment::Environment;
 /// (which the kernel and the host's service managers wrote) may be the process's own claim.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Facts<'a> {
-    /// What the application said of itself while it ran.
+    /// The application's description of itself at run time.
     pub application: Application<'a>,
     pub environment: Environment<'a>,
     /// File name of the assembly that a .NET runtime (or one AppDomain of it) was started with.
     pub entry_assembly: Option<&'a str>,
     pub group: Option<&'a Group>,
-    /// What the container's runtime says.
+    /// Metadata from the container's runtime.
     pub container: Option<&'a Container>,
-    /// What Kubernetes says.
+    /// Metadata from Kubernetes.
     pub pod: Option<&'a Pod>,
     /// Target of `/proc/PID/exe`.
     pub exe: Option<&'a str>,
     pub comm: &'a str,
 }
 
-/// What an application has told the profiler of one of its AppDomains; empty: nothing.
+/// What an application has published about one of its AppDomains; empty: nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Application<'a> {
     pub service: &'a str,

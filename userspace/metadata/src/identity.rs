@@ -196,7 +196,7 @@ fn is_reserved(name: &str) -> bool {
         || ["service_name", "service", "env", "version"].iter().any(same)
 }
 
-/// Who is it? `defaults` are the types that are sampled when nobody says anything.
+/// Resolves a process's identity. `defaults` are the types sampled without any setting.
 pub fn identify(facts: &Facts<'_>, choice: &Choice, defaults: Kinds) -> Identity {
     let known = facts.environment.known();
     let mut claims = Claims::default();

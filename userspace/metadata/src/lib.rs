@@ -13,8 +13,8 @@
 //! | [`text`] | bounds on lengths and characters; lists of labels |
 //! | [`document`] | the tables of the documentation |
 //!
-//! Pure: no I/O, no clock; nothing panics, and no result is larger than [`text::Limits`] says,
-//! whatever the target wrote.
+//! Pure: no I/O, no clock; nothing panics, and no result is larger than [`text::Limits`], whatever
+//! the target wrote.
 
 pub mod control_group;
 pub mod destinations;

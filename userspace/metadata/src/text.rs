@@ -17,10 +17,10 @@ impl Limits {
     pub const PAIRS: usize = 64;
 }
 
-/// A value as it may be shown and sent: trimmed, without control and direction characters, cut
-/// at `limit` bytes. `None` if nothing is left. The flag says that it was cut.
+/// A value as it may be shown and sent: trimmed, without control and direction characters,
+/// truncated to `limit` bytes. `None` if nothing is left. The flag marks that it was truncated.
 pub fn value(text: &str, limit: usize) -> Option<(String, bool)> {
-    // Nobody looks at more than the limit needs.
+    // No more is examined than the limit needs.
     let mut cleaned = String::with_capacity(text.len().min(limit));
     let mut cut = false;
     for character in text.trim().chars() {

@@ -1,9 +1,9 @@
 //! The variables of in-process profilers that switch kinds of samples for one process. Which
 //! variable switches which kind is in the table of kinds.
 //!
-//! A variable that is not set says nothing: those profilers are off until told otherwise, and a
-//! profiler of the whole host would be left with nothing. When both families say something, the
-//! narrower choice wins: off, then later (`auto`), then on.
+//! A variable that is not set has no effect: those profilers are off by default, and a host-wide
+//! profiler that followed that would sample nothing. When both families are set, the narrower
+//! choice wins: off, then later (`auto`), then on.
 
 use std::time::Duration;
 
@@ -76,8 +76,8 @@ fn said(known: &Known<'_>, name: &'static str) -> Option<(Said, &'static str)> {
     Some((said, name))
 }
 
-/// What a family says of one type. Its master switch goes first where it is off; where it is on
-/// it does not choose types.
+/// A family's setting for one type. Its master switch goes first where it is off; where it is on it
+/// does not choose types.
 fn family(
     known: &Known<'_>,
     master: Option<&'static str>,

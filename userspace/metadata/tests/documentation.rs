@@ -1,4 +1,4 @@
-//! The documentation says what the code does.
+//! The documentation agrees with the code.
 
 const MARK: &str = "<!-- From here on made by the crate strata-metadata: STRATA_UPDATE_DOCS=1 cargo test -p strata-metadata -->\n";
 

@@ -23,7 +23,7 @@ struct World {
 }
 
 impl World {
-    /// Everything is known, and everything says something else.
+    /// Every source is set, each to a different value.
     fn full() -> Self {
         Self {
             choice: Choice { service: Some("of-rule".into()), ..Choice::default() },

@@ -164,7 +164,7 @@ pub struct Plain {
 pub struct FakeContainerd {
     pub containers: Vec<Container>,
     pub sandboxes: Vec<Sandbox>,
-    /// What `ContainerStatus` says of the image.
+    /// The image in `ContainerStatus`.
     pub image: String,
     /// Containers by namespace.
     pub plain: Vec<(String, Plain)>,

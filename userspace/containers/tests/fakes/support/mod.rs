@@ -1,5 +1,5 @@
-//! Fakes of what runs beside containers. They speak the protocols as they are published, over
-//! real sockets and real TLS, and answer what a test tells them to.
+//! Fake container runtimes and kubelets. They implement the published protocols over real sockets
+//! and real TLS, and return the answers that a test sets.
 
 pub mod fake_cri;
 pub mod server;

@@ -1,5 +1,5 @@
-//! A real HTTP server, on a port over TLS or on a socket, that notes what it is asked and answers
-//! what it was told to.
+//! A real HTTP server, on a port over TLS or on a socket, that records its requests and returns the
+//! answers that a test sets.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
