@@ -1,5 +1,5 @@
-//! What an assembly's precompiled code tells, and what finding it out costs:
-//! `cargo run --release --example measure -- FILE.dll …`, with `--list` for every method.
+//! Prints what can be read from an assembly's precompiled code, and the cost of reading it: `cargo
+//! run --release --example measure -- FILE.dll …`, with `--list` for every method.
 
 use std::fs::File;
 use std::time::Instant;

@@ -19,7 +19,7 @@ const CODE_VIEW: u32 = 2;
 const EMBEDDED_PORTABLE_PDB: u32 = 17;
 const PDB_CHECKSUM: u32 = 19;
 
-/// What tells one build's PDB from another's: a GUID and a stamp, in the order of the file.
+/// The identity of a build's PDB: a GUID and a stamp, in the order of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PdbId(pub [u8; 20]);
 
@@ -62,10 +62,10 @@ pub struct PdbChecksum {
     pub hash: Vec<u8>,
 }
 
-/// What the debug directory says.
+/// The contents of the debug directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DebugDirectory {
-    /// Of a portable PDB; that of a Windows PDB is not told.
+    /// Of a portable PDB; that of a Windows PDB is not read.
     pub pdb: Option<PdbReference>,
     pub checksums: Vec<PdbChecksum>,
     /// Offset in the file and size of an embedded PDB as it is stored.

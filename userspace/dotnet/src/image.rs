@@ -1,7 +1,7 @@
 //! [`ManagedImage`]: one assembly's file: its methods by token, and by the address of their code.
 //!
-//! Invariant: the tables of precompiled code are read when they are first asked for, once; whoever
-//! wants names of tokens only does not pay for them.
+//! Invariant: the tables of precompiled code are read when they are first asked for, once; a caller
+//! that wants only names of tokens does not pay for them.
 
 use std::cell::OnceCell;
 
@@ -16,7 +16,7 @@ use crate::{Error, PortablePdb};
 use strata_bytes::ReadAt;
 use strata_ecma::{table, token};
 
-/// Longer signatures are not told; real ones take some tens of bytes.
+/// Longer signatures are not returned; real ones take some tens of bytes.
 const MAX_SIGNATURE: usize = 16 << 10;
 /// Of all the type parameters, or arguments, of one method together.
 const MAX_LIST_BYTES: usize = 16 << 10;
@@ -56,8 +56,9 @@ pub struct MethodRef {
     pub method_args: Vec<String>,
     /// A stub that calls the method: unboxes, or passes type arguments on.
     pub stub: bool,
-    /// Other methods have the very same code: this is one of them. Native functions of one signature
-    /// have, in .NET Core 3: nobody knows which of them it is, and its name is [`P_INVOKE`].
+    /// Other methods have the very same code: this is one of them. Native functions of one
+    /// signature have, in .NET Core 3: which of them it is cannot be known, and its name is
+    /// [`P_INVOKE`].
     pub shared: bool,
     /// Of the whole method's code, cold parts aside; 0 when it was asked for by token.
     pub start_rva: u32,
@@ -116,7 +117,7 @@ impl<'a> ManagedImage<'a> {
         self.metadata.as_ref()
     }
 
-    /// What tells one build from another.
+    /// The identity of the build.
     #[must_use]
     pub fn mvid(&self) -> Option<[u8; 16]> {
         self.metadata.as_ref()?.mvid()

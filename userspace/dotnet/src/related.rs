@@ -126,12 +126,12 @@ impl ManagedImage<'_> {
     /// The native function that a stub with this signature calls when it returns to a statement of
     /// this assembly.
     ///
-    /// A stub serves all methods that are alike, and says nothing of them but their signature, in
-    /// which types may be addresses; the module that the runtime names for it is that of the first
-    /// stub it made (`src/coreclr/vm/ilstubcache.cpp`: `CreateNewMethodDesc`,
-    /// `GetOrCreateStubMethodTable`). So the caller has to tell: it is the native function that its
-    /// statement calls, when the signatures agree, the statement calls nothing else (what else it
-    /// calls may have been compiled into it), and the method calls no other that could be meant.
+    /// A stub serves all methods that are alike, and reveals only their signature, in which types
+    /// may be addresses; the module that the runtime names for it is that of the first stub it made
+    /// (`src/coreclr/vm/ilstubcache.cpp`: `CreateNewMethodDesc`, `GetOrCreateStubMethodTable`). So
+    /// the caller decides: it is the native function that its statement calls, when the signatures
+    /// agree, the statement calls nothing else (what else it calls may have been compiled into it),
+    /// and the method calls no other that could be meant.
     #[must_use]
     pub fn import_of(&self, signature: &[u8], called_by: Statement) -> Option<String> {
         let metadata = self.metadata()?;

@@ -172,7 +172,7 @@ mod tests {
             (&[0x3f, 7, 0x15, 0x11, 0x08, 1, 0x11, 0x0c], "M7.T2000002[M0.T2000003]"),
             (&[0x1b, 0, 1, 0x01, 0x08], "method System.Void *(System.Int32)"),
             (&[0x3e], "System.__Canon"),
-            // A type of a module nobody knows.
+            // A type of an unknown module.
             (&[0x3f, 9, 0x11, 0x08], ""),
         ] {
             assert_eq!(text(signature).as_deref(), Some(expected), "{signature:x?}");

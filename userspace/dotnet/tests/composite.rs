@@ -1,4 +1,4 @@
-//! Composite images and their components are told apart from images with code of their own. No
+//! Composite images and their components are distinguished from images with code of their own. No
 //! compiler for them is at hand, so real images are rewritten. Needs the .NET runtimes.
 
 mod support;

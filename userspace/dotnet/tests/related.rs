@@ -1,5 +1,5 @@
-//! What methods' instructions tell: in which method a VB lambda is written, as the program itself
-//! says; which native function a statement calls. Needs the .NET runtimes.
+//! Facts found in methods' instructions: the method in which a VB lambda is written, compared with
+//! the program's own output; the native function that a statement calls. Needs the .NET runtimes.
 
 mod support;
 

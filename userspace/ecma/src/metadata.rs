@@ -1,7 +1,7 @@
 //! ECMA-335 metadata: streams, heaps and tables of a module or a portable PDB.
 //!
-//! [`Layout`] says where everything lies and holds no bytes: it is as good for a file that was read
-//! as for what a runtime has mapped. [`Reader`] puts bytes to it; rows are looked at where they are.
+//! [`Layout`] holds the offsets and no bytes: it is as good for a file that was read as for what a
+//! runtime has mapped. [`Reader`] puts bytes to it; rows are looked at where they are.
 //!
 //! Invariant: every stream and table of a layout lies within the bytes it was made from; a cell
 //! outside of its table is `None`.
@@ -388,7 +388,7 @@ impl<'l, 'b> Reader<'l, 'b> {
         self.layout.pdb.of(self.bytes)
     }
 
-    /// What tells one build of the module from another.
+    /// The identity of the module's build (MVID).
     #[must_use]
     pub fn mvid(&self) -> Option<[u8; 16]> {
         self.guid(self.cell(table::MODULE, 1, 2)?)

@@ -1,8 +1,8 @@
 //! The headers of a PE image: sections, data directories, where the .NET parts are.
 //!
 //! Read by hand: a dozen fields at fixed places, the same in images for 32 and 64 bits. `object`
-//! wants the whole file as a slice or behind a reader of its own, and tells the two kinds apart by
-//! type.
+//! wants the whole file as a slice or behind a reader of its own, and has a type for each of the
+//! two kinds.
 //!
 //! References: "PE Format" (Microsoft), ECMA-335 II.25, `src/coreclr/inc/corhdr.h`.
 

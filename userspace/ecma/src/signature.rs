@@ -29,7 +29,7 @@ pub mod element {
     pub const CMOD_OPT: u8 = 0x20;
     /// In the runtime's own signatures: the address of a type.
     pub const INTERNAL: u8 = 0x21;
-    /// The same of a modifier, behind a byte that says whether it is required.
+    /// The same of a modifier, behind a byte for whether it is required.
     pub const CMOD_INTERNAL: u8 = 0x22;
     pub const CANON_ZAPSIG: u8 = 0x3e;
     pub const MODULE_ZAPSIG: u8 = 0x3f;
@@ -378,8 +378,8 @@ impl<'a> Walk<'a> {
         Some(())
     }
 
-    /// Goes over the generic instantiation at this place as far as its arguments, and tells their
-    /// number. `None` leaves the walk where it was: the type is another.
+    /// Skips the generic instantiation at this position up to its arguments, and returns their
+    /// number. `None` leaves the position unchanged: it is another type.
     pub fn enter_arguments(&mut self) -> Option<u32> {
         let mut ahead = *self;
         if ahead.peek_module().is_some() {

@@ -10,13 +10,14 @@
 //! - [`table`](mod@crate::table): [`PclnTab`]: functions, lookup by address, names, files and lines
 //! - [`pc_values`](mod@crate::pc_values): the delta-coded tables of (address range, value)
 //! - [`inline`](mod@crate::inline): logical frames of calls the compiler inlined
-//! - [`module_data`](mod@crate::module_data): the linker's record that tells where text and function data begin
+//! - [`module_data`](mod@crate::module_data): the linker's record of where text and function data
+//!   begin
 //!
 //! Facts follow Go's own source: `internal/abi/symtab.go`, `runtime/symtab.go`,
 //! `runtime/symtabinl.go`, `debug/gosym/pclntab.go` and `cmd/link/internal/ld/pcln.go` (Go 1.26).
 //!
-//! Invariant: any bytes are fine as input. Nothing here panics, allocates by a size it was told, or
-//! loops more often than the bytes given can pay for.
+//! Invariant: any bytes are fine as input. Nothing here panics, allocates by a size from the input,
+//! or loops more often than the bytes given can pay for.
 
 #![forbid(unsafe_code)]
 

@@ -3,8 +3,8 @@
 //! Nothing is copied or indexed beforehand: the table is sorted by address on disk, so a lookup is a
 //! binary search in the bytes as they are.
 //!
-//! Invariant: [`PclnTab::functions`] yields ascending, non-empty, disjoint ranges, so whoever builds
-//! tables from it does work in proportion to the text and not to what the bytes claim.
+//! Invariant: [`PclnTab::functions`] yields ascending, non-empty, disjoint ranges, so building
+//! tables from it costs work in proportion to the text and not to what the bytes claim.
 
 use crate::bytes::{c_string, word_at};
 use crate::header::{Header, Version};
@@ -63,9 +63,9 @@ impl<'a> PclnTab<'a> {
     /// Reads the table that starts at the first byte of `bytes` (the section `.gopclntab`).
     ///
     /// `text_start` is the address of `runtime.text`: from the symbol table or from
-    /// [`ModuleData`](crate::ModuleData). It wins over what the table says, which is 0 or not
-    /// relocated in newer and in position-independent programs. Without it the table's own word is
-    /// taken.
+    /// [`ModuleData`](crate::ModuleData). It takes precedence over the table's value, which is 0 or
+    /// not relocated in newer and in position-independent programs. Without it the table's own
+    /// value is used.
     ///
     /// # Errors
     /// When the bytes are not a Go line table, are cut, or tell no start of the text.

@@ -1,7 +1,8 @@
 //! Where the debug file of a binary may lie, and whether a file found there is the right one.
 //!
 //! The order is that of gdb, then the two habits of putting it beside the binary. Paths are inside
-//! the root of whoever runs the binary; the host's own root may be asked with the same paths.
+//! the root of the process that runs the binary; the host's own root may be asked with the same
+//! paths.
 //!
 //! Invariant: paths are made of the binary's path and hexadecimal digits or a plain file name, so
 //! none leaves the directories named here. A file is accepted by its own content only.
@@ -69,8 +70,8 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// Whether `candidate` is the debug file of the binary with this build id, or, if the binary has
-/// none, with this checksum in its debug link. A binary with neither has no debug file that could be
-/// told from another's.
+/// none, with this checksum in its debug link. A binary with neither has no debug file that could
+/// be verified.
 #[must_use]
 pub fn accept(candidate: &dyn ReadAt, build_id: Option<&[u8]>, link_crc: Option<u32>) -> bool {
     let Ok(elf) = ElfFile::open(candidate) else {

@@ -1,4 +1,4 @@
-//! From the linker's names to names people wrote.
+//! From the linker's names to names as in the source.
 //!
 //! Versions (`@@GLIBC_2.2.5`) and the marks of compiler clones (`.constprop.0`, `.isra.0`, `.part.0`,
 //! `.cold`, …) are cut off, Rust names lose their hash, C++ names their parameters and return type.
@@ -102,7 +102,7 @@ fn rust(name: &str) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// New mangling writes `<path::Type>::method` where old mangling and people write
+/// New mangling writes `<path::Type>::method` where old mangling and source code write
 /// `path::Type::method`. `<Type as Trait>::method` stays.
 fn without_outer_brackets(name: &str) -> Option<String> {
     let inside = name.strip_prefix('<')?;

@@ -1,9 +1,9 @@
 //! Lines and inlined functions from DWARF.
 //!
 //! The sections are read whole (the format does not allow less), so all of them together have a
-//! limit; a file beyond it is told as [`State::TooLarge`] and named from its symbol table. Units are
-//! parsed when an address first falls into them. Split DWARF (`.dwo`) is not followed: such units give
-//! lines and no inlined functions.
+//! limit; a file beyond it is reported as [`State::TooLarge`] and symbolized from its symbol table.
+//! Units are parsed when an address first falls into them. Split DWARF (`.dwo`) is not followed:
+//! such units give lines and no inlined functions.
 //!
 //! Invariant: a panic in the parsing crates stays in here and ends the use of this file's DWARF.
 
@@ -76,7 +76,7 @@ self_cell!(
     }
 );
 
-/// One frame as DWARF tells it.
+/// One frame from DWARF.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DwarfFrame {
     /// The linkage name where there is one, else the plain name.

@@ -1,7 +1,7 @@
 //! The Go part of an ELF file: finds the line table and what belongs to it.
 //!
 //! Invariant: table and function data are read under limits; without the module data a table that
-//! needs it is used only if the text's start can be told, and checked, otherwise.
+//! needs it is used only if the text's start can be found another way, and checked.
 
 use crate::elf::{ElfFile, Section};
 use crate::read_at::read_bytes;

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-/// No function is larger; a line that says so is damaged.
+/// No function is larger; a line with more is damaged.
 const MAX_RANGE: u64 = 1 << 30;
 
 #[derive(Debug, Clone, Copy)]

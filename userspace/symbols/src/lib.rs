@@ -9,11 +9,11 @@
 //! - [`perf_map`], [`jitdump`]: what just-in-time compilers write about their code
 //! - [`exercise`]: entry points for fuzzers
 //!
-//! No module opens a file: whoever calls hands over bytes or a [`ReadAt`].
+//! No module opens a file: the caller passes bytes or a [`ReadAt`].
 //!
 //! Invariants: all input is hostile. Nothing panics, nothing is allocated by a size that only the
 //! input vouches for, and every name that comes out is at most [`MAX_NAME_BYTES`] long. What could
-//! not be used is told ([`resolve::Report`]), never silently dropped.
+//! not be used is reported ([`resolve::Report`]), never silently dropped.
 
 #![forbid(unsafe_code)]
 

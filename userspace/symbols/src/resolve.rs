@@ -1,9 +1,9 @@
 //! [`Resolver`]: the addresses of one ELF file to frames.
 //!
 //! Sources, in order: the line table of Go for Go functions; DWARF for lines and inlined functions;
-//! the symbol tables (`.symtab` of the binary or of its debug file, `.gnu_debugdata`, `.dynsym`) for
-//! the name of the function itself; PLT stubs. Each is loaded when the first address needs it. An
-//! address nobody knows has no frames.
+//! the symbol tables (`.symtab` of the binary or of its debug file, `.gnu_debugdata`, `.dynsym`)
+//! for the name of the function itself; PLT stubs. Each is loaded when the first address needs it.
+//! An unknown address has no frames.
 //!
 //! Addresses are those the file was linked at ([`ElfFile::address_of`] makes them from file offsets).
 //! For a return address pass the address minus one.
@@ -97,7 +97,8 @@ impl<'a> Resolver<'a> {
     /// `main` is the binary as it is mapped, `debug` its debug file, already found to belong to it.
     ///
     /// # Errors
-    /// When `main` is not an ELF file. A debug file that is none is left out and told in the report.
+    /// When `main` is not an ELF file. A debug file that is not ELF is left out and listed in the
+    /// report.
     pub fn new(
         main: &'a dyn ReadAt,
         debug: Option<&'a dyn ReadAt>,

@@ -245,7 +245,7 @@ impl<'a> SymbolTable<'a> {
                 let name = self.name(*symbol)?;
                 let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
                 let coarse = symbol.rank() & !RANK_WEAK;
-                // Mangled names begin with an underscore that says nothing.
+                // Mangled names begin with an underscore without meaning.
                 let mangled = name.starts_with(b"_Z") || name.starts_with(b"_R");
                 let underscores = if mangled { 0 } else { underscores };
                 let order = (coarse, underscores, symbol.rank(), name.len());

@@ -88,7 +88,7 @@ pub fn to_bytes(table: &UnwindTable) -> Vec<u8> {
     bytes
 }
 
-/// Reads a table back and checks everything it says.
+/// Reads a table back and checks all of it.
 pub fn from_bytes(bytes: &[u8]) -> Result<UnwindTable, FormatError> {
     let (header, content) = bytes.split_at_checked(HEADER).ok_or(FormatError::Magic)?;
     let mut reader = Reader(Cursor::new(header));

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use crate::frame_section::Entry;
 
-/// Functions are aligned to this much; what lies between a function's end and the next multiple
-/// is padding nobody executes.
+/// Functions are aligned to this much; what lies between a function's end and the next multiple is
+/// padding that is never executed.
 const ALIGNMENT: u64 = 16;
 
 /// Rows for a range of code, made by something other than call frame information.

@@ -28,7 +28,7 @@ pub(crate) enum Cfa {
 /// Where the caller's value of a register is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Saved {
-    /// Nothing was said: the register still holds it.
+    /// No rule: the register still holds it.
     #[default]
     Unsaid,
     Undefined,
@@ -90,9 +90,9 @@ impl<'a> Program<'_, 'a> {
         }
     }
 
-    /// Runs the instructions at `from..to` of the section. `row` gets the distance into the
-    /// code at which a state starts to hold; the last state is left in `state`, its distance
-    /// having been told too.
+    /// Runs the instructions at `from..to` of the section. `row` is called with the offset in the
+    /// code at which a state starts to hold; the last state is left in `state`, after a call for
+    /// its offset too.
     pub fn run(
         &self,
         from: usize,

@@ -35,7 +35,7 @@ impl Entry {
     }
 }
 
-/// What a common information entry says.
+/// A common information entry (CIE).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Common {
     pub code_alignment: u64,
@@ -246,8 +246,8 @@ impl<'a> FrameSection<'a> {
         })
     }
 
-    /// An encoded pointer. `end` is where the reader's bytes end in the section: it tells the
-    /// pointer's own position.
+    /// An encoded pointer. `end` is where the reader's bytes end in the section: from it follows
+    /// the pointer's own position.
     pub fn pointer(&self, reader: &mut Bytes<'a>, encoding: u8, end: usize) -> Option<u64> {
         let position = end.wrapping_sub(reader.len()) as u64;
         let value = match dw::DwEhPe(encoding & 0x0f) {

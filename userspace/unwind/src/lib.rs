@@ -1,11 +1,11 @@
 //! From a program's file to unwind rows, and the unwinder that runs them in userspace.
 //!
-//! [`build`] reads what a file says about its stack frames and turns it into the rows and rules
-//! that the kernel searches ([`strata_abi::tables`], [`strata_abi::rule`]). Sources, best
-//! first; each fills only what the ones before it left open:
+//! [`build`] reads a file's description of its stack frames and turns it into the rows and rules
+//! that the kernel searches ([`strata_abi::tables`], [`strata_abi::rule`]). Sources, best first;
+//! each fills only what the ones before it left open:
 //!
 //! 1. call frame information: `.eh_frame`, or `.debug_frame` where that is missing;
-//! 2. Go's line table, which tells how deep the stack is at every instruction;
+//! 2. Go's line table, which holds the stack's depth at every instruction;
 //! 3. procedure linkage tables without call frame information;
 //! 4. the instructions themselves, where nothing describes them;
 //! 5. the frame pointer: rule "none".

@@ -5,7 +5,7 @@
 //!
 //! Invariant: frames and ends are exactly those the BPF programs give for the same tables, except
 //! that a snapshot holds the code of its first frame only: callers that are trampolines
-//! ([`strata_abi::epilogue`]) are not told from other generated code there.
+//! ([`strata_abi::epilogue`]) are not distinguished from other generated code there.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Code, read a chunk at a time: whoever asks in ascending order reads each byte once.
+//! Code, read a chunk at a time: requests in ascending order read each byte once.
 //!
 //! Invariant: what a window reads in total stays below its budget.
 

@@ -54,7 +54,7 @@ fn compare(path: &Path) -> u64 {
     checked
 }
 
-/// Whether a rule says what gimli's row says. Expressions are left to other tests.
+/// Whether a rule is equivalent to gimli's row. Expressions are left to other tests.
 fn agrees(
     rule: &Rule,
     row: &gimli::UnwindTableRow<usize>,
@@ -103,7 +103,8 @@ fn agrees(
         };
         match row.register(number).unwrap_or(RegisterRule::Undefined) {
             RegisterRule::Offset(offset) => at == Some(offset),
-            // At the end of a realigned frame GCC says so of a RBP that is restored already.
+            // At the end of a realigned frame GCC still states that of a RBP that is restored
+            // already.
             RegisterRule::Expression(_) if at.is_none() => {
                 number == X86_64::RBX || matches!((base, cfa), (10, 0) | (7, 8))
             }

@@ -114,7 +114,7 @@ fn a_damaged_table_is_not_read() {
     for at in 0..written.len() {
         let mut damaged = written.clone();
         damaged[at] ^= 0x10;
-        // The reserved word of the header is the only one that says nothing.
+        // The reserved word of the header is the only one without meaning.
         assert!(bytes::from_bytes(&damaged).is_err() || (12..16).contains(&at), "byte {at}");
     }
 }

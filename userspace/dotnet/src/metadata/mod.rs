@@ -76,7 +76,7 @@ impl Metadata {
         self.reader().blob(offset)
     }
 
-    /// What tells one build of the module from another.
+    /// The identity of the module's build (MVID).
     #[must_use]
     pub fn mvid(&self) -> Option<[u8; 16]> {
         self.reader().mvid()

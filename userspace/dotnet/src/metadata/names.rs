@@ -11,10 +11,10 @@ use strata_ecma::{MEMBER_REF_PARENT, RESOLUTION_SCOPE, row_of, table, table_of};
 
 /// Deeper nesting is not believed.
 const MAX_NESTING: usize = 64;
-/// More generic parameters of one type or method are not told.
+/// The most generic parameters returned for one type or method.
 const MAX_GENERIC_PARAMS: usize = 256;
 
-/// What the metadata says about a method.
+/// A method's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method<'a> {
     /// Of the MethodDef or MemberRef.

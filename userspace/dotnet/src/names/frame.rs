@@ -88,7 +88,7 @@ pub fn with_signature(name: &str, signature: &Signature) -> String {
     inert(&text)
 }
 
-/// What a method's name needs and neither it nor its type's name tells ([`RawMethod::related`]).
+/// What a method's display name needs beyond its own and its type's name ([`RawMethod::related`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lacking {
     /// The method that a lambda is written in.
@@ -194,7 +194,7 @@ fn stub<T>(method: &RawMethod<'_, T>) -> Option<String> {
 /// The type that functions without a type are in (ECMA-335 II.10.8).
 const GLOBAL: &str = "Module";
 
-/// A type's name as far as it is shown, and what it says of the method.
+/// A type's name as far as it is shown, and what it reveals about the method.
 #[derive(Default)]
 struct Frame {
     text: String,

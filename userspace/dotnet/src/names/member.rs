@@ -40,7 +40,7 @@ pub(super) struct Place<'a> {
     pub shape: Shape,
 }
 
-/// What a signature says about which accessor a method could be.
+/// Which accessor a method could be, by its signature.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     /// Known to give nothing back, or something.
@@ -154,7 +154,7 @@ impl Member {
 }
 
 /// "System.IDisposable.Dispose" of F#'s "System-IDisposable-Dispose". F# methods may have any
-/// characters in their names; only an interface's name before the last dash tells these.
+/// characters in their names; only an interface's name before the last dash identifies these.
 fn dotted(name: &str) -> Option<String> {
     let (interface, method) = name.rsplit_once('-')?;
     let pieces = || interface.split('-').map(|piece| piece.split('`').next().unwrap_or_default());

@@ -5,7 +5,7 @@
 
 use super::brackets::{enclosed, rsplit_outside, split_outside};
 
-/// What a part of a type's name says.
+/// The meaning of one part of a type's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     /// A type that somebody wrote.

@@ -1,4 +1,4 @@
-//! Type names with arguments, as the runtime writes them, and as people do.
+//! Type names with arguments, as the runtime writes them, and as source code does.
 //!
 //! "Ns.Pair`2[System.Int32,System.__Canon]" is `Ns.Pair<System.Int32, __Canon>`. Reflection's form
 //! with an assembly for each argument ("[[System.Int32, mscorlib],…]") is understood, too.
@@ -13,7 +13,7 @@ const DEEPEST: usize = 32;
 /// Types in one text.
 const MOST_TYPES: usize = 1024;
 
-/// A type's name as people write it, safe to show.
+/// A type's name as in source code, safe to show.
 #[must_use]
 pub fn type_name(raw: &str) -> String {
     inert(&clean(raw))

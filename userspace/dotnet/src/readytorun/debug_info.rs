@@ -1,8 +1,8 @@
 //! From precompiled code back to IL: where in a method's code its statements begin.
 //!
 //! Every method has a list of native and IL offsets; methods with equal lists share one. It is
-//! written in nibbles, of which the highest bit says that the number goes on; since major version 16
-//! its entries are packed into as many bits as the largest needs.
+//! written in nibbles, of which the highest bit marks that the number goes on; since major version
+//! 16 its entries are packed into as many bits as the largest needs.
 //!
 //! Invariant: a list has no more entries than its bytes can hold, and than [`MOST_ENTRIES`].
 //!

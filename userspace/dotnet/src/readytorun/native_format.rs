@@ -51,7 +51,7 @@ fn entry(bytes: &[u8], base: usize, number: usize, width: u8) -> Option<usize> {
 /// What is at an entry point: the index of its first runtime function.
 pub(crate) fn entry_point(bytes: &[u8], offset: usize) -> Option<u32> {
     let (value, _) = unsigned(bytes, offset)?;
-    // The lowest bit says that a list of fix-ups follows, the next one that it is elsewhere.
+    // The lowest bit marks that a list of fix-ups follows, the next one that it is elsewhere.
     Some(if value & 1 != 0 { value >> 2 } else { value >> 1 })
 }
 

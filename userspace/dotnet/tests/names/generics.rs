@@ -61,7 +61,7 @@ fn arguments_stand_at_the_type_they_belong_to() {
         ),
         ("Shop.Basket`1+Line", &["TItem=System.Byte"], "Shop.Basket<System.Byte>.Line.Put"),
         ("Shop.A+B`2+C", &["K=", "V="], "Shop.A.B<K, V>.C.Put"),
-        // Nobody knows any parameters.
+        // No parameters are known.
         ("Shop.Basket`1", &[], "Shop.Basket.Put"),
         // Compilers that do not count.
         ("Shop.Basket", &["T="], "Shop.Basket<T>.Put"),

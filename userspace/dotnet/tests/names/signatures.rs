@@ -59,7 +59,7 @@ fn methods_are_written_with_their_types() {
             "System.Void (method System.Void *(System.Int32))",
         ),
         (&[0x00, 1, 0x01, 0x12, 0x06], "System.Void (MyApp.Box`1[System.Int32])"),
-        // A type that nobody has told of.
+        // A type without a record.
         (&[0x00, 1, 0x01, 0x12, 0x7c], "System.Void (?)"),
         // Vararg with a sentinel.
         (&[0x05, 2, 0x01, 0x08, 0x41, 0x0e], "System.Void (System.Int32, System.String)"),

@@ -231,7 +231,7 @@ fn methods_without_metadata_say_what_they_are() {
     assert_eq!(of(Kind::Dynamic, "Invoke_1", None), "(dynamic) Invoke_1");
     assert_eq!(of(Kind::Stub, "IL_STUB_PInvoke", Some("read")), "(stub) P/Invoke read");
     assert_eq!(of(Kind::Stub, "IL_STUB_PInvoke", None), "(stub) P/Invoke");
-    // Found by its address, nobody knows that it is a stub.
+    // Found by its address, it cannot be recognised as a stub.
     assert_eq!(of(Kind::Dynamic, "IL_STUB_PInvoke", Some("read")), "(stub) P/Invoke read");
     assert_eq!(of(Kind::Stub, "IL_STUB_ReversePInvoke", None), "(stub) reverse P/Invoke");
     assert_eq!(of(Kind::Stub, "IL_STUB_Array_Get", None), "(stub) Array Get");

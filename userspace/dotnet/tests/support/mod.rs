@@ -84,7 +84,7 @@ pub fn compile_visual_basic(folder: &Path, program: &str, optimised: bool) -> Pa
     output
 }
 
-/// What a program says on a runtime.
+/// A program's output on a runtime.
 pub fn run(version: &str, program: &Path, arguments: &[&Path]) -> String {
     let mut run = Command::new(dotnet().join(version).join("dotnet"));
     run.arg("exec").arg(program).args(arguments);

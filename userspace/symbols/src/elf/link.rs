@@ -3,7 +3,7 @@
 use super::ElfFile;
 use strata_bytes::{u32_at, until_nul};
 
-/// What `.gnu_debuglink` says.
+/// The contents of `.gnu_debuglink`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DebugLink {
     /// A file name without a directory.

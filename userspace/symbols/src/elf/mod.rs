@@ -346,7 +346,7 @@ impl<'a> ElfFile<'a> {
         ranges
     }
 
-    /// The name of a section for people.
+    /// The name of a section, for display.
     #[must_use]
     pub fn section_text(&self, section: &Section) -> String {
         bounded_text(self.section_name(section)).into_owned()

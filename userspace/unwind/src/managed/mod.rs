@@ -39,7 +39,7 @@ pub struct Stub {
     pub rules: Vec<(u32, Rule)>,
 }
 
-/// How much code in front of an address, and from there on, tells whether a stub is there.
+/// How much code before and from an address is needed to recognise a stub there.
 pub const STUB_REACH: usize = arch::STUB_REACH;
 
 /// The stub that covers `code[at]`; `None` when that is no stub with a frame. Code that belongs

@@ -8,7 +8,8 @@ use strata_unwind::{Limits, UnwindTable, build, build_part};
 
 use crate::{runtime, truth};
 
-/// Functions of a file: start, end, unwind information; read as the format says, with `object`.
+/// Functions of a file: start, end, unwind information; read according to the format, with
+/// `object`.
 struct Image {
     bytes: Vec<u8>,
     sections: Vec<(u32, u32, u32)>,
@@ -60,7 +61,7 @@ impl Image {
     }
 }
 
-/// A rule as the CLR says it: counted from RSP, or from RBP once it is the frame register.
+/// A rule as the CLR defines it: counted from RSP, or from RBP once it is the frame register.
 fn expected(truth: truth::Truth) -> Rule {
     let (kind, cfa) = match truth.from_fp {
         Some(distance) => (Kind::Fp, distance),

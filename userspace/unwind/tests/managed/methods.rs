@@ -74,8 +74,8 @@ impl Method {
         }
     }
 
-    /// Compares the rules with the runtime's information wherever one of them changes, which
-    /// covers every byte; says what is wrong.
+    /// Compares the rules with the runtime's information wherever one of them changes, which covers
+    /// every byte; returns what is wrong.
     pub fn check(&self, rules: &[(u32, Rule)]) -> Result<(), String> {
         for part in &self.parts {
             let end = part.end.min(self.code.len() as u32);

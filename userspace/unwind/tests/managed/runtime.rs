@@ -1,7 +1,7 @@
 //! .NET programs under test: compiled, started, and read while they run.
 //!
-//! The runtimes and the compiler are those the set-up has assembled in the cache
-//! (`STRATA_DOTNET` names another place); what is missing is said and skipped.
+//! The runtimes and the compiler are those the set-up has assembled in the cache (`STRATA_DOTNET`
+//! names another place); what is missing is reported and skipped.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -85,7 +85,7 @@ impl Compiled {
 }
 
 impl Program {
-    /// Starts it and waits until it says "ready".
+    /// Starts it and waits until it prints "ready".
     pub fn start(mut command: Command) -> Self {
         command.stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -93,7 +93,7 @@ impl Program {
         let program = Self { child };
         let mut lines = output.lines().map_while(Result::ok);
         assert!(lines.any(|line| line.ends_with("ready")), "the program ended: {command:?}");
-        // Whoever writes must not meet a closed pipe.
+        // The program must not write to a closed pipe.
         std::thread::spawn(move || lines.count());
         program
     }
@@ -118,7 +118,7 @@ impl Program {
         PathBuf::from(format!("/tmp/perf-{}.map", self.pid()))
     }
 
-    /// What its perf map says; of overlapping entries the last.
+    /// The entries of its perf map; of overlapping ones the last.
     pub fn compiled(&self) -> Vec<Compiled> {
         compiled(self.pid())
     }

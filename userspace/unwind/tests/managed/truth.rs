@@ -1,5 +1,5 @@
-//! What unwind information says, by a second reading of it: every code applied one by one, for
-//! one offset at a time.
+//! The meaning of unwind information, by a second, independent reader: every code applied one by
+//! one, for one offset at a time.
 
 /// The frame at one offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

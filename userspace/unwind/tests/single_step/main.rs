@@ -18,7 +18,7 @@ fn target(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/targets").join(name)
 }
 
-/// Compiles a target; `None` (and says why) when the compiler is missing.
+/// Compiles a target; `None` (and prints why) when the compiler is missing.
 fn compile(directory: &Path, mut command: Command, name: &str) -> Option<PathBuf> {
     let output = directory.join(name);
     let program = command.get_program().to_string_lossy().into_owned();

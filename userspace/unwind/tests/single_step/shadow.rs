@@ -110,7 +110,7 @@ impl Shadow {
         let has_called =
             std::mem::replace(&mut self.has_called, matches!(step.effect, Effect::Call { .. }));
         match step.effect {
-            // A runtime's stub tells by a call which one it is (PrecodeFixupThunk).
+            // A runtime's stub identifies itself by a call (PrecodeFixupThunk).
             Effect::Take => self.may_unwind = has_called,
             Effect::None => {}
             Effect::Call { returns_to } => self.callers.push(returns_to),

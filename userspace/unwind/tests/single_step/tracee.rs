@@ -22,7 +22,7 @@ pub struct Tracee {
     space: AddressSpace,
     /// What a runtime has compiled; `None` in programs that have none.
     methods: Option<BTreeMap<u64, Method>>,
-    /// How much its perf map said when it was read.
+    /// The length of its perf map when it was read.
     map_size: u64,
 }
 

@@ -1,8 +1,8 @@
 //! From a row of call frame information to a rule on x86-64, expressions included.
 //!
-//! Compilers and hand-written assembly use a handful of expression shapes; these are recognised
-//! and the rest is "unsupported". Invariant: a rule made here says what the row says, or says
-//! that it cannot.
+//! Compilers and hand-written assembly use a handful of expression shapes; these are recognised and
+//! the rest is "unsupported". Invariant: a rule made here is equivalent to the row, or is marked
+//! unsupported.
 
 use gimli::{Encoding, EndianSlice, Format, LittleEndian, Operation};
 use strata_abi::register;
@@ -112,8 +112,8 @@ fn extended_of(state: &State, section: &[u8]) -> Option<Rule> {
         _ => return None,
     }
     let rbp = place(state.fp, state, section)?;
-    // RBX is needed for one function of the dynamic linker only: where it cannot be told, the
-    // rest of the rule is still good.
+    // RBX is needed for one function of the dynamic linker only: where it is unknown, the rest of
+    // the rule is still valid.
     let rbx = place(state.extra, state, section).unwrap_or(Place::Register);
     if let Place::AtFp(_) = rbp {
         rule.flags |= rule::FLAG_SAVES_AT_FP;

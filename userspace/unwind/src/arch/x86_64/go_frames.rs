@@ -1,7 +1,7 @@
 //! Rules of one function of Go on x86-64.
 //!
-//! The table tells how far RSP is below its value at the function's start. Where RBP is saved it
-//! does not tell; Go's assembler writes one of two prologues (`cmd/internal/obj/x86/obj6.go`,
+//! The table holds how far RSP is below its value at the function's start, but not where RBP is
+//! saved; Go's assembler writes one of two prologues (`cmd/internal/obj/x86/obj6.go`,
 //! `preprocess`), and both put it just below the return address:
 //!
 //! - since Go 1.21 `push %rbp; mov %rsp,%rbp; sub $n,%rsp`

@@ -1,7 +1,7 @@
 //! Rules for procedure linkage tables that have no call frame information (lld writes none, and
 //! no linker writes any for some of the tables).
 //!
-//! Entries are told by their instructions. Invariant: sixteen bytes at a time, nothing else.
+//! Entries are recognised by their instructions. Invariant: sixteen bytes at a time, nothing else.
 
 use strata_abi::rule::{Kind, Packed};
 

@@ -1,6 +1,6 @@
-//! What GCC's call frame information says wrong of functions that realign their stack: to the
-//! function's very end, that registers are saved relative to RBP, even when RBP has been popped
-//! already (`pop %rbp; lea -8(%r10), %rsp; ret`).
+//! Corrects GCC's call frame information of functions that realign their stack: up to the
+//! function's very end it states that registers are saved relative to RBP, even when RBP has been
+//! popped already (`pop %rbp; lea -8(%r10), %rsp; ret`).
 
 use strata_abi::register;
 

@@ -84,8 +84,8 @@ impl Analysis {
         chosen.and_then(|chosen| candidates.get(chosen)).copied().unwrap_or(State::ENTRY)
     }
 
-    /// Whether code that starts in a state returns with RSP at the return address, or meets
-    /// known code in that code's state. `None` when it cannot be told.
+    /// Whether code that starts in a state returns with RSP at the return address, or meets known
+    /// code in that code's state. `None` when that is unknown.
     fn returns_properly(
         &mut self,
         regions: &mut Regions,

@@ -18,7 +18,7 @@ use super::{ALIGNMENT, is_padding};
 
 /// A function starts here.
 pub(super) const STARTS: u8 = 0x40;
-/// Jumps to where a register or memory says.
+/// Jumps to an address in a register or in memory.
 pub(super) const SWITCHES: u8 = 0x80;
 const LENGTH: u8 = 0x0f;
 

@@ -7,8 +7,8 @@
 //!
 //! - up to .NET 9: `push rbp`, the saved registers, `sub rsp, N` or `push rax`, and then RBP is
 //!   loaded anew through the argument in RDI. A body pushes RBP in its prologue only.
-//! - from .NET 10 on: `push rax` or `sub rsp, N`; whoever calls has set RBP. The stack is
-//!   16-byte aligned before a call, so N is 8 more than a multiple of 16, which tells it from a
+//! - from .NET 10 on: `push rax` or `sub rsp, N`; the caller has set RBP. The stack is 16-byte
+//!   aligned before a call, so N is 8 more than a multiple of 16, which distinguishes it from a
 //!   `stackalloc`'s.
 //!
 //! A funclet follows an instruction that nothing runs on from. Code of the CLR has no data in

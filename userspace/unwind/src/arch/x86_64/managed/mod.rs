@@ -5,12 +5,12 @@
 //! - `funclets`: where handlers begin, behind the body
 //! - `replaced`: methods that replace a running frame of themselves
 //! - `stubs`: code that is no method's ([`stub_at`])
-//! - `unwind_codes`: what the exception directory says of a function
+//! - `unwind_codes`: a function's unwind codes in the exception directory
 //! - `thunks`: the stubs of a ReadyToRun image, which have no unwind information
 //! - `image`: the unwind table of a PE file
 //!
-//! Rules describe prologues and bodies. Epilogues are told by their instructions when a frame is
-//! unwound ([`strata_abi::rule::Packed::with_epilogue_check`]).
+//! Rules describe prologues and bodies. Epilogues are recognised by their instructions when a frame
+//! is unwound ([`strata_abi::rule::Packed::with_epilogue_check`]).
 //!
 //! # How much code is needed
 //!

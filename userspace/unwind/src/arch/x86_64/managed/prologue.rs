@@ -130,7 +130,7 @@ impl State<'_> {
         match instruction.op0_register() {
             Register::RBP if base == Register::RSP => self.point_at(displacement),
             Register::RSP if base == Register::RSP => {
-                // The loop that probes: the register says where RSP was.
+                // The loop that probes: the register holds the old RSP.
                 let (register, below) = self.probe?;
                 let cfa = self.frame.cfa.checked_add(below)?;
                 let frame = Frame { base: Base::Register(number(register)?), cfa, ..self.frame };

@@ -1,9 +1,9 @@
 //! Methods that replace a running, unoptimised frame of themselves (on-stack replacement, since
 //! .NET 7).
 //!
-//! The replacement is entered by a jump, with RBP the replaced frame's and RSP 8 bytes below it,
-//! as if called. The replaced frame stays where it is until the replacement returns, and its
-//! return address is the one of both. The compiled prologue says nothing about its size
+//! The replacement is entered by a jump, with RBP the replaced frame's and RSP 8 bytes below it, as
+//! if called. The replaced frame stays where it is until the replacement returns, and its return
+//! address is the one of both. The compiled prologue does not contain its size
 //! (docs/design/features/OSRX64EpilogRedesign.md, "Example"):
 //!
 //! ```text
@@ -16,8 +16,8 @@
 //! ```
 //!
 //! The epilogue gives up both frames at once: with its pops it is the distance to the return
-//! address. A method that never returns has none; then the replaced method's own prologue tells
-//! the size, and failing that the place of the saved registers: the replaced frame has saved at
+//! address. A method that never returns has none; then the size comes from the replaced method's
+//! own prologue, and failing that from the saved registers' offset: the replaced frame has saved at
 //! least RBP, just above them.
 //!
 //! Invariant: RBP is saved at CFA - 16, by the prologue of the replaced frame.

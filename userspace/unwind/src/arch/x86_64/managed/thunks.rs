@@ -1,8 +1,9 @@
 //! The stubs of a ReadyToRun image: they call into the runtime when a method is first needed.
 //!
-//! A section of the image's ReadyToRun header says where they are
-//! (docs/design/coreclr/botr/readytorun-format.md, `READYTORUN_SECTION_DELAYLOAD_METHODCALL_THUNKS`).
-//! Each is a few moves and up to two pushes, then a jump: no unwind information describes them.
+//! A section of the image's ReadyToRun header locates them
+//! (docs/design/coreclr/botr/readytorun-format.md,
+//! `READYTORUN_SECTION_DELAYLOAD_METHODCALL_THUNKS`). Each is a few moves and up to two pushes,
+//! then a jump: no unwind information describes them.
 //!
 //! Invariant: an image whose headers make no sense has none.
 
@@ -36,7 +37,7 @@ pub(super) fn read<R: ReadAt + ?Sized>(pe: &Pe, source: &R, limits: &Limits) -> 
     })
 }
 
-/// Where the image says that they are.
+/// Where they lie according to the image.
 fn find<R: ReadAt + ?Sized>(pe: &Pe, source: &R) -> Option<Directory> {
     let cli = pe.read_address(source, pe.managed?.rva, CliHeader::BYTES as u64)?;
     let native = CliHeader::parse(&cli)?.managed_native_header;

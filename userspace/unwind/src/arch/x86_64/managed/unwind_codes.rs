@@ -20,7 +20,7 @@ const ALLOC_SMALL: u8 = 2;
 const SET_FPREG: u8 = 3;
 const SAVE_NONVOL: u8 = 4;
 const SAVE_NONVOL_FAR: u8 = 5;
-/// Version 2: says where epilogues are.
+/// Version 2: the position of an epilogue.
 const EPILOG: u8 = 6;
 const SAVE_XMM128: u8 = 8;
 const SAVE_XMM128_FAR: u8 = 9;
@@ -119,7 +119,7 @@ impl UnwindCodes {
                 return None;
             }
             self.work -= cost;
-            // What a chained part says has happened before the function's start.
+            // What has happened before the function's start according to its chained part.
             part_steps(&part, number == 0, &mut self.steps)?;
             next = part.chained;
         }
