@@ -12,7 +12,7 @@ fn main() {
     // The runtime closes a profiler's library when it has detached. It stays mapped all the same: a
     // thread may be in `SetApplicationInfoForAppDomain`, and the next attach needs no file.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // What is missing is missing now, not in somebody's process.
+    // A missing symbol fails here, not in a target process.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs");
     let target = |what: &str| std::env::var(format!("CARGO_CFG_TARGET_{what}")).unwrap_or_default();
     match (target("ENV").as_str(), target("ARCH").as_str()) {

@@ -1,5 +1,5 @@
-//! The daemon against real servers: what arrives, for whom, and what becomes of it when the server
-//! or the daemon is away.
+//! The daemon against real servers: what arrives, under which identity, and what happens while the
+//! server or the daemon is down.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -289,7 +289,7 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
         cuts(&daemon) > begun + 4 && waiting(&daemon) > 3
     })?;
     daemon.kill()?;
-    // Then it is ill, and well again.
+    // Then it fails, and recovers.
     let agent = Collector::on_socket(&agent_socket)?;
     agent.answer(Answer::status(503));
     daemon.start()?;
@@ -403,7 +403,7 @@ fn two_app_domains_of_one_process_have_profiles_and_names_of_their_own() -> Resu
     };
     for of_domain in [&shop, &jobs] {
         let runtime = of_domain[0].label("runtime_id");
-        // What was sampled before anybody knew of domains is the process's.
+        // What was sampled before the AppDomains were known belongs to the process.
         let known = of_domain.iter().filter(|one| one.label("runtime_id") == runtime);
         println!("{}: {} profiles", of_domain[0].label("service_name"), known.count());
         assert!(of_domain.iter().all(|one| one.label("env") == "prod"));

@@ -35,7 +35,7 @@ fn number(status: &Value, path: &str) -> f64 {
 
 impl Held {
     fn now(daemon: &Daemon) -> Result<Self> {
-        // Some figures are found every ten seconds, and a cut must have forgotten what is gone.
+        // Some figures are updated every ten seconds, and a flush must have dropped what is gone.
         std::thread::sleep(Duration::from_secs(12));
         let status = daemon.status()?;
         Ok(Self {

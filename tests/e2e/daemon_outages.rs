@@ -1,5 +1,5 @@
-//! A bad hour: the server is away, slow and ill, the daemon is killed. Afterwards the server has
-//! what the store has, to the sample.
+//! Outages: the server is down, slow and failing, the daemon is killed. Afterwards the server has
+//! exactly the samples of the store.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -66,8 +66,8 @@ fn a_bad_hour_loses_and_doubles_no_sample() -> Result<()> {
         let seconds = seconds * machine::short_or_long(1.0, 10.0);
         std::thread::sleep(Duration::from_secs_f64(seconds));
     };
-    // Well; away, and the daemon dies twice meanwhile; ill; slower than the timeout; well again,
-    // and the daemon dies once more.
+    // Healthy; down, with the daemon killed twice; failing; slower than the timeout; healthy again,
+    // with the daemon killed once more.
     part(9.0);
     server.answer(Answer::hang_up());
     part(4.0);

@@ -1,4 +1,4 @@
-//! How the daemon answers who asks how it is, whatever other users do to its port.
+//! The daemon answers status requests, whatever other users do to its port.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! Names that a person recognises, and lines: methods of every form, five hot loops, a real compiler.
+//! Readable names, and lines: methods of every form, five hot loops, a real compiler.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The .NET test programs on every version, without strata: what tests believe of them must be so.
+//! The .NET test programs on every version, without strata: verifies what the tests assume of them.
 
 use std::process::Command;
 use std::time::Duration;
@@ -159,7 +159,7 @@ fn the_test_profiler_loads_attaches_counts_and_detaches() -> Result<()> {
     Ok(())
 }
 
-/// It must look right enough to be looked at: `fake_clr honest` is what strata would take for real.
+/// The fake must be convincing: strata takes `fake_clr honest` for a real CLR.
 #[test]
 fn the_fake_runtime_starts_in_every_mode() -> Result<()> {
     let _machine = machine::beside_dotnet()?;

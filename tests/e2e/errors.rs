@@ -27,7 +27,7 @@ fn strata_says(command: &mut Command) -> Result<(Output, String)> {
     Ok((done, said))
 }
 
-/// A copy of the binary that everybody may run.
+/// A copy of the binary that every user may run.
 fn public_binary(folder: &Path) -> Result<PathBuf> {
     std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
     let copy = folder.join("strata");

@@ -15,7 +15,7 @@ use strata_tests::{machine, places, pprof, targets};
 
 /// What the daemon may use, in bytes: its default.
 const MEMORY_LIMIT: f64 = 256e6;
-/// Of one core, for good: attaching and first tables come on top, in the first seconds.
+/// Of one core, in steady state: attaching and first tables come on top, in the first seconds.
 const MOST_CPU: f64 = 0.2;
 const STARTING: f64 = 6.0;
 /// `/healthz` on a machine that has nothing but hostile programs to run; and on any machine.

@@ -1,5 +1,5 @@
-//! Flame graphs in a real browser: what the script does when a person looks, points and searches, and
-//! that nothing is cut at the edge of a window.
+//! Flame graphs in a real browser: the script's zoom, tooltips and search, and that nothing is
+//! clipped at the edge of a window.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

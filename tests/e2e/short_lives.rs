@@ -1,4 +1,4 @@
-//! Short lives and churn: processes that are gone before anybody could look at them.
+//! Short-lived processes and churn: processes that exit before their metadata can be read.
 
 use std::time::Duration;
 
@@ -137,7 +137,7 @@ fn a_thousand_execs_a_second_stall_nothing() -> Result<()> {
     );
     assert!(own.completeness().fraction() > 0.995 && own.share_with("descend") > 0.99);
     assert!(short.total() > 100);
-    // While a program takes another's place, its registers speak of memory that is gone. (They do
+    // While a program takes another's place, its registers point into memory that is gone. (They do
     // so for some instructions after the new one's memory is complete.)
     let replacing = stacks.that(|s| s.has("load_elf_binary"));
     let unfounded = replacing.share_that(|s| s.frames.iter().any(|f| f.name == "[unknown]"));

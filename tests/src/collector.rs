@@ -1,7 +1,7 @@
 //! A server that takes what profilers send: real sockets, every request kept, answers as
 //! configured.
 //!
-//! It speaks just enough HTTP/1.1 (RFC 9112) for a client that sends bodies with a length.
+//! It implements just enough HTTP/1.1 (RFC 9112) for a client that sends bodies with a length.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};

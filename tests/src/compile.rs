@@ -1,5 +1,6 @@
 //! Builds a target program once: the output's folder is named by a digest of the compiler's
-//! version, its arguments and every source, so that nothing is rebuilt in vain and nothing stale runs.
+//! version, its arguments and every source, so that nothing is rebuilt needlessly and nothing stale
+//! runs.
 //!
 //! Invariant: a path handed out names a complete file (outputs are renamed into place). Tests that
 //! need one at the same time compile it once.

@@ -1,4 +1,4 @@
-//! Who may call whom in a test program, and whether stacks agree: the check for skipped callers.
+//! The possible calls in a test program, compared with stacks: the check for skipped callers.
 //!
 //! The program writes its call graph to a file (`tests/targets/csharp/SmallMethods/Graph.cs` has the
 //! format). No method in it calls what a method that it calls calls, so every skipped caller makes a
@@ -18,9 +18,9 @@ use crate::stacks::{Stack, Stacks};
 enum Call {
     /// Side by side, at most with a stub of the runtime's between.
     Direct,
-    /// With at least one frame of somebody else's between.
+    /// With at least one foreign frame between.
     Through,
-    /// Either: somebody in between may be gone.
+    /// Either: a frame in between may be missing.
     Either,
 }
 

@@ -1,5 +1,5 @@
-//! What the end-to-end tests and the benchmark stand on: programs to profile, `strata` run as a
-//! person runs it, and readers of its output that share no code with the product.
+//! Support for the end-to-end tests and the benchmark: programs to profile, `strata` run as a user
+//! runs it, and readers of its output that share no code with the product.
 //!
 //! | module | holds |
 //! |---|---|

@@ -13,7 +13,7 @@ use crate::places;
 use crate::running::{Running, wait_until};
 
 /// Runs a copy of a program, visible only in a mount namespace of its own, in a PID namespace of
-/// its own. The folder is empty for everyone else.
+/// its own. The folder is empty for all other processes.
 pub fn hidden(program: &Path, name: &str, arguments: &str, folder: &Path) -> Result<Running> {
     let script = format!(
         "mount -t tmpfs none {folder} && cp {program} {folder}/{name} && exec {folder}/{name} {arguments}",

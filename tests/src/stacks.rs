@@ -1,4 +1,4 @@
-//! Stacks as tests see them, and the questions tests ask: whose, what share, how deep, complete?
+//! Stacks as tests see them, and queries on them: process, share, depth, completeness.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! `strata record`, run as a person runs it, and what came of it.
+//! `strata record`, run as a user runs it, and its results.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

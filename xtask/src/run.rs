@@ -114,7 +114,7 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// A command as a person would type it (for messages; not meant to be parsed back).
+/// A command as typed in a shell (for messages; not meant to be parsed back).
 pub fn shown(command: &Command) -> String {
     std::iter::once(command.get_program())
         .chain(command.get_args())

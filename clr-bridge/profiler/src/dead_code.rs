@@ -54,7 +54,7 @@ impl DeadCode {
             (Some(low), Some(high)) => (low.0, high.1),
             _ => return,
         };
-        // One that is cut in the middle becomes two.
+        // A range split in the middle becomes two.
         if self.ranges.try_reserve(1).is_err() {
             return;
         }

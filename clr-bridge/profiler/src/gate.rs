@@ -16,9 +16,9 @@ const RUNS: u32 = 1;
 /// It runs, and a callback sleeps until it ends.
 const IS_AWAITED: u32 = 2;
 
-/// The longest wait for a section: one runtime call needs microseconds, and more only when its thread
-/// does not get the CPU. It is there in case a runtime lock that nothing here knows of makes two
-/// threads wait for each other.
+/// The longest wait for a section: one runtime call needs microseconds, and more only when its
+/// thread does not get the CPU. It guards against a deadlock through an unknown lock of the
+/// runtime's.
 const LONGEST: u64 = 10_000_000_000;
 
 /// **Invariant:** sections are entered by one thread only.

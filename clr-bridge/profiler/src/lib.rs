@@ -11,11 +11,11 @@
 //! | `callbacks` | the table that the runtime calls; containment of panics |
 //! | `lifecycle` | from the first call to the last: one session at a time |
 //! | `session` | what lives from attach to detach |
-//! | `lookup`, `own_thread` | the bridge's own thread: obeys the owner, enumerates, answers requests |
+//! | `lookup`, `own_thread` | the bridge's own thread: applies wishes, enumerates, answers requests |
 //! | `enumerate` | what was there before its owner came |
 //! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is reported, each in its record |
 //! | `lifetimes`, `gate`, `dead_code` | how long the runtime's ids may be used |
-//! | `asking` | addresses that somebody asks about |
+//! | `asking` | lookup of code addresses on request |
 //! | `compilations` | where a function's code lies |
 //! | `metadata`, `image`, `signature` | a module's own words, read where the runtime mapped them |
 //! | `canonical` | the class of shared code, where the interface gives none |
@@ -23,8 +23,8 @@
 //! | `scratch` | room for texts that is not on the app's stacks |
 //! | `shared` | the shared memory |
 //!
-//! **Invariant:** the app never dies of the bridge, never waits for strata, and finds everything as
-//! it was when the bridge has left.
+//! **Invariant:** the bridge never crashes the app, never makes it wait for strata, and restores
+//! everything when it detaches.
 
 mod asking;
 mod callbacks;

@@ -1,6 +1,6 @@
 //! From the runtime's first call to its last.
 //!
-//! There is one session at a time, in one pointer. Who uses it:
+//! There is one session at a time, in one pointer. Its users:
 //!
 //! - callbacks: the runtime lets none start after it was asked to detach, and waits until none runs
 //!   before it calls `ProfilerDetachSucceeded` (src/coreclr/vm/profdetach.cpp, evacuation
@@ -9,8 +9,8 @@
 //!   before the session is freed;
 //! - [`as_guest`], for threads that the runtime does not count: they are counted here.
 //!
-//! **Invariant:** the session is freed when none of the three can hold it. The library stays mapped
-//! for good, so its statics start the next session from a clean state.
+//! **Invariant:** the session is freed when none of the three can hold it. The library stays
+//! mapped, so its statics start the next session from a clean state.
 
 use std::alloc::Layout;
 use std::ffi::c_void;

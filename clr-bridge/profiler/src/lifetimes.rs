@@ -18,7 +18,7 @@
 //! - *Dynamic methods.* Their callback notes where their code was, for good or until new code is reported
 //!   there, and waits for the section: that address is not asked about again.
 //! - *Threads* are listed once. Those that end are noted before, and not asked about.
-//! - *What was on its way before the bridge came* is waited for: see [`Lifetimes::settle`].
+//! - *Unloads that began before the bridge attached* are waited for: see [`Lifetimes::settle`].
 //!
 //! No runtime lock is held in the callbacks that wait, with one exception: a detached thread's end is
 //! reported under the lock of the thread list. Sections of the threads' gate take no lock.
@@ -147,7 +147,7 @@ impl Lifetimes {
             None => {
                 self.code.shut();
                 self.is_unloading.store(true, Ordering::SeqCst);
-                // Without memory the gate stays shut for good.
+                // Without memory the gate stays shut permanently.
                 unloading.try_reserve(1).ok()?;
                 unloading.push(Unload {
                     tid,

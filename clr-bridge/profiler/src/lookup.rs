@@ -5,9 +5,9 @@
 //! an address belongs to (0x80131363). It calls nothing that needs one: no EventPipe, nothing that
 //! creates objects.
 //!
-//! It is also the one that asks the runtime to detach: when the owner wishes for it, and of its own
-//! accord when strata attached the bridge and was killed. That is its last act, so that by the time
-//! the runtime reports that it has detached, the thread is over or about to be, and can be joined.
+//! It is also the one that asks the runtime to detach: when the owner requests it, and by itself
+//! when strata attached the bridge and was killed. That is its last act, so that by the time the
+//! runtime reports that it has detached, the thread is over or about to be, and can be joined.
 
 use strata_bridge_protocol::control::{Outcome, Request, Wishes, request, wish};
 use strata_bridge_protocol::record::{Enumerated, Level, NotFound};

@@ -22,7 +22,7 @@ use crate::{il_maps, modules};
 pub enum Reason {
     /// It was compiled, now or before.
     Compiled,
-    /// Somebody asked for an address in it.
+    /// An address in it was requested.
     Asked { ip: u64 },
 }
 

@@ -34,7 +34,7 @@ pub struct Pool {
     taken: [AtomicBool; BUFFERS],
 }
 
-// SAFETY: a buffer is used by the one who has set its flag.
+// SAFETY: a buffer is used only by the thread that has set its flag.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}

@@ -163,8 +163,8 @@ impl Session {
         self.compiling.store(false, Ordering::Release);
     }
 
-    /// Asks for the events that telling needs; compilations only when somebody reads. The runtime
-    /// refuses a mask as a whole, so less is asked for until it agrees.
+    /// Subscribes to the events that reporting needs; to compilations only with a reader. The
+    /// runtime refuses a mask as a whole, so less is asked for until it agrees.
     pub fn set_events(&self, compilations: bool) -> bool {
         // COR_PRF_MONITOR and COR_PRF_HIGH_MONITOR (corprof.idl).
         const MODULE_LOADS: u32 = 0x4;
@@ -256,7 +256,7 @@ impl Session {
         &self.lifetimes
     }
 
-    /// Unloads are waited for by their callbacks; here it counts when that was in vain.
+    /// Unloads are waited for by their callbacks; here a wait that timed out is counted.
     pub fn count_awaited(&self, awaited: bool) {
         if !awaited {
             self.shared.lost(Loss::UnloadNotAwaited);

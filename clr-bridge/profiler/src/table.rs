@@ -1,8 +1,8 @@
 //! A hash table from a non-zero number to a small value, which never aborts the process.
 //!
-//! The standard library's map would do, but for one thing: when memory runs out it ends the
-//! process, and this process is somebody else's. **Invariant:** every growth can fail and then the
-//! table stays as it was.
+//! The standard library's map would do, but for one thing: when memory runs out it aborts the
+//! process, which here is the profiled app. **Invariant:** every growth can fail and then the table
+//! stays as it was.
 
 /// Open addressing with linear probing; at most three quarters full. Key 0 marks a free slot.
 pub struct Table<V: Copy + Default> {

@@ -41,7 +41,7 @@ pub struct Slot {
     tid: u32,
 }
 
-/// Who gives slots out and takes them back.
+/// The allocator of slots.
 #[derive(Debug, Default)]
 pub struct Registrar {
     lock: Mutex<()>,

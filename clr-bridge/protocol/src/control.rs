@@ -1,4 +1,4 @@
-//! What the owner wants of the bridge: wishes and requests, and how the bridge reads them.
+//! The owner's commands to the bridge: wishes and requests, and how the bridge reads them.
 //!
 //! The owner writes, the bridge reads; the owner's writes are copies by the kernel, not stores, so
 //! what lies here carries a checksum, and half a change is read again a little later.
@@ -19,8 +19,8 @@ use crate::status;
 
 /// Bits of [`Wishes::flags`].
 pub mod wish {
-    /// Tell of methods as they are compiled, of modules, threads and AppDomains; and at the start
-    /// of what is there already.
+    /// Report methods as they are compiled, modules, threads and AppDomains; at the start also what
+    /// exists already.
     pub const JIT_EVENTS: u64 = 1;
     /// Add the IL map to every compiled method.
     pub const IL_MAPS: u64 = 2;

@@ -1,7 +1,7 @@
 //! Events of the ring: samples that the bridge takes, of whichever type.
 //!
 //! An event is its 48-byte header ([`EventHeader`]), its frames, then its detail: bytes whose
-//! meaning depends on the kind. The kinds belong to those who write and read them; here they are
+//! meaning depends on the kind. Kinds are defined by their writers and readers; here they are
 //! numbers.
 //!
 //! Invariant: reading checks every length against the bytes that are there.

@@ -124,7 +124,7 @@ fn read(flags: u8, main: &[u8], segment: &[u8]) -> Option<(Vec<Entry>, ReaderLos
     Some((entries, reader.losses(), tails))
 }
 
-/// The bridge's side: somebody else may have written over its memory.
+/// The bridge's side: its memory may have been overwritten.
 fn write(main: &[u8], segment: &[u8]) {
     // Up to what lies behind the words of the ring: an event that would lie there is not written.
     let mut words = vec![0_u64; RING_DATA / 8 + 512];

@@ -6,7 +6,7 @@
 //! Invariant: a number of the layout stands here and nowhere else, and version 1 means exactly
 //! these.
 
-/// What the reader of this crate speaks.
+/// The version that this crate's reader supports.
 pub const VERSION: u32 = 1;
 
 pub const MAIN_NAME: &std::ffi::CStr = c"strata-clr";

@@ -2,7 +2,7 @@
 //!
 //! The bridge runs inside a .NET process and makes a main file and log segments, all sealed memfds
 //! that stay mapped. strata finds them in `/proc/PID/maps`, opens them through
-//! `/proc/PID/map_files` and believes nothing in them.
+//! `/proc/PID/map_files` and trusts nothing in them.
 //!
 //! | who | starts at |
 //! |---|---|
@@ -141,7 +141,7 @@
 //! # Log segments
 //!
 //! `memfd:strata-clr-log`, 4 MiB each, at most 64, made when they are needed. Memory is taken 256
-//! KiB at a time. Appended to by many threads at once, read by anybody.
+//! KiB at a time. Appended to by many threads at once, read by any process.
 //!
 //! | offset | type | what |
 //! |---:|---|---|
@@ -159,7 +159,7 @@
 //! |---:|---|---|
 //! | 0 | `u32` | length with this header, a multiple of 8, at most 128 KiB |
 //! | 4 | `u16` | kind ([`record::kind`]) |
-//! | 6 | `u8` | flags: 1 if a text or list was cut |
+//! | 6 | `u8` | flags: 1 if a text or list was truncated |
 //! | 7 | `u8` | state: 0 free, 1 reserved, 2 committed, 3 nothing more in this segment |
 //! | 8 | `u64` | nanoseconds of the monotonic clock (not with state 3) |
 //! | 16 | | fields, in the order in which [`record`] lists them, packed; then padding |
@@ -179,8 +179,8 @@
 //!
 //! # The owner
 //!
-//! Ring, wishes and requests have one owner: who holds the open-file-description write lock on byte
-//! 0 of the main file ([`owner`]). The kernel releases it when its holder dies.
+//! Ring, wishes and requests have one owner: the process that holds the open-file-description write
+//! lock on byte 0 of the main file ([`owner`]). The kernel releases it when its holder dies.
 
 pub mod contexts;
 pub mod control;

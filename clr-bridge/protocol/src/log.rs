@@ -134,7 +134,7 @@ impl<M: Memory> Segment<M> {
     pub fn append<E: Encode>(&self, record: &Prepared<'_, E>, limit: usize) -> Appended {
         let length = record.word.length as usize;
         for _ in 0..ATTEMPTS {
-            // A tail outside the segment: somebody wrote over it. Such a segment is full.
+            // A tail outside the segment: it was overwritten. Such a segment counts as full.
             let Some(tail) = self.tail() else { return Appended::Full(0) };
             let Some(word) = self.memory.word(tail) else { return Appended::Full(0) };
             let found = RecordWord::unpack(word.load(Ordering::Relaxed));

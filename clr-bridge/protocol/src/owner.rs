@@ -1,4 +1,4 @@
-//! Who owns a bridge: an open-file-description write lock on the first byte of the main file.
+//! Ownership of a bridge: an open-file-description write lock on the first byte of the main file.
 //!
 //! Such a lock belongs to the open file description that took it, not to a process (fcntl(2), "Open
 //! file description locks"). The owner opens the file anew, by the target's `/proc/PID/map_files`
@@ -16,7 +16,7 @@
 //! A bridge without an owner that is about to detach takes the lock itself ([`OwnerWatch::claim`]):
 //! an owner that attaches now finds the lock taken and the bridge detaching.
 //!
-//! Invariant: asking never blocks, and whether an owner lives is asked without changing a lock.
+//! Invariant: no query blocks, and an owner's liveness is tested without changing a lock.
 
 use std::fs::File;
 use std::io;
@@ -27,7 +27,7 @@ use crate::layout::OWNER_LOCK;
 /// An owner whose beat has not changed for so long is gone, if nothing else can be known.
 const BEAT_LIMIT: u64 = 10_000_000_000;
 
-/// Somebody else is the owner.
+/// Another process is the owner.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     #[error("another strata owns this process's bridge")]

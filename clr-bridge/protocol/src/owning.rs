@@ -98,7 +98,7 @@ impl ControlPages {
         }
     }
 
-    /// Wakes who sleeps on the word at an offset of the file.
+    /// Wakes the threads that sleep on the word at an offset of the file.
     fn wake(&self, offset: usize) {
         if let Some(inside) = offset.checked_sub(CONTROL).filter(|at| at + 4 <= PAGES) {
             doorbell::wake(self.start.as_ptr().wrapping_add(inside).cast());
@@ -240,7 +240,7 @@ impl Owner {
         self.pages.write(RING_TAIL, &words)
     }
 
-    /// Wishes for nothing any more and gives the bridge back.
+    /// Clears all wishes and releases the bridge.
     pub fn release(mut self) -> io::Result<()> {
         self.wish(0, [0; 32])?;
         self.wishes.owner_pid = 0;

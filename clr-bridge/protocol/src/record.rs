@@ -31,7 +31,7 @@ pub trait Encode {
     /// Writes the fields, always the same bytes for the same value.
     fn encode(&self, sink: &mut impl Sink);
 
-    /// How many bytes `encode` writes, and whether it cuts.
+    /// How many bytes `encode` writes, and whether it truncates.
     fn measure(&self) -> Measure {
         let mut measure = Measure::default();
         self.encode(&mut measure);
@@ -351,7 +351,7 @@ byte_enum! {
         Dynamic = 2,
         /// Glue made by the runtime (IL stubs).
         Stub = 3,
-        /// Found because somebody asked for an address.
+        /// Found by a request for an address.
         Resolved = 4,
     }
 }

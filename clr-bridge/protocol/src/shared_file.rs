@@ -1,4 +1,4 @@
-//! Making the shared files, in somebody else's process.
+//! Creates the shared files, inside the profiled process.
 //!
 //! A file gets its size and its header before it is sealed, and is sealed before it is mapped: a
 //! reader that finds the mapping finds a complete file of fixed size. Memory is taken from the
@@ -156,7 +156,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.guard.is_creator() {
-            // SAFETY: mapped by `new` in this process; who drops the mapping has no use of it.
+            // SAFETY: mapped by `new` in this process; no reference outlives the mapping.
             unsafe { libc::munmap(self.region.start().as_ptr().cast(), self.region.length()) };
         }
     }

@@ -319,7 +319,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Takes the ring's memory: when the first owner wishes for events. Until then they are lost.
+    /// Takes the ring's memory: when the first owner requests events. Until then they are lost.
     pub fn prepare_ring(&self) -> Result<(), CreateError> {
         if self.is_forked() || self.ring_ready.load(Ordering::Acquire) {
             return Ok(());

@@ -223,7 +223,7 @@ proptest! {
         reader.status().expect("bytes");
     }
 
-    /// The bridge, too, may meet anything: somebody may write over the app's memory.
+    /// The bridge, too, may read any bytes: the app's memory may be overwritten.
     #[test]
     fn any_segment_leaves_a_writer_unharmed(
         mut data in log_data(),

@@ -1,4 +1,4 @@
-//! Records as bytes: what is written is read, what is too long is cut, and no bytes do harm.
+//! Records as bytes: what is written is read, what is too long is truncated, and no bytes do harm.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

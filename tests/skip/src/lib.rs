@@ -20,7 +20,7 @@ pub fn report(reason: Arguments) {
     let thread = std::thread::current();
     // On its own line: the harness may have begun one with the test's name.
     let line = format!("\n{}\n", line(thread.name().unwrap_or("a test"), &reason.to_string()));
-    // Nothing is left to tell where standard output is closed.
+    // Nothing can be printed where standard output is closed.
     _ = std::io::stdout().lock().write_all(line.as_bytes());
 }
 

@@ -10,7 +10,7 @@ use super::report::print_columns;
 pub enum Verdict {
     Met,
     NotMet,
-    /// The bound lies within the interval: more pairs, or a quieter machine, would tell.
+    /// The bound lies within the interval: more pairs, or a quieter machine, would decide.
     Unsure,
 }
 

@@ -32,7 +32,7 @@ pub enum CodeAddress {
         image: ImageId,
         address: u64,
     },
-    /// Not an address: where and why a stack was cut.
+    /// Not an address: a marker for where and why a stack ends early.
     Marker(Marker),
 }
 

@@ -24,7 +24,7 @@ fn own() -> io::Result<String> {
 
 /// The name that the kernel's threads have, if their namespace is another and strata may enter it.
 fn of_the_kernel() -> Option<String> {
-    // The parent of them all; in a process namespace of its own, this may be anybody.
+    // The parent of all kernel threads; in another PID namespace it may be any process.
     if fs::read("/proc/2/comm").ok()? != b"kthreadd\n" {
         return None;
     }

@@ -1,11 +1,11 @@
-//! Whose samples are kept.
+//! Selects the processes whose samples are kept.
 
 use std::collections::HashSet;
 
 use crate::processes::container::Group;
 use crate::processes::table::ProcessTable;
 
-/// What the person asked for; everything empty means the whole host.
+/// The user's selection; empty means the whole host.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     pub pids: Vec<u32>,

@@ -1,7 +1,8 @@
-//! The calling thread touches files as somebody else: the target's user, group and further groups.
+//! Lets the calling thread access files as the target: with its user, group and supplementary
+//! groups.
 //!
-//! A file that is made in a target's filesystem must belong to the target, and in a mount of a
-//! user namespace it cannot even belong to anybody else (EOVERFLOW, `inode_init_owner` and
+//! A file that is made in a target's filesystem must belong to the target, and in a mount of a user
+//! namespace it cannot even belong to another user (EOVERFLOW, `inode_init_owner` and
 //! `HAS_UNMAPPED_ID` in fs/). It also keeps strata from writing where the target's user could not
 //! (where the target is root, that is anywhere).
 //!

@@ -65,8 +65,9 @@ fn install_content(directory: &Path, content: &[u8]) -> Result<PathBuf, InstallE
     Ok(path)
 }
 
-/// Every directory on the way belongs to root or to who runs this, and only they can write it. A
-/// sticky one (/tmp) may be anybody's: what lies in it cannot be replaced by others.
+/// Every directory on the way belongs to root or to the user that runs this, and only they can
+/// write it. A sticky one (/tmp) may belong to any user: what lies in it cannot be replaced by
+/// others.
 fn check_owners(directory: &Path) -> Result<(), InstallError> {
     const OTHERS_WRITE: u32 = 0o022;
     const STICKY: u32 = 0o1000;

@@ -19,8 +19,8 @@
 //! Everything here is plain blocking code without a runtime of its own; what may hang runs on a thread
 //! that is left behind when its time is up, and such threads are few (`guarded`).
 //!
-//! **Invariant:** a target's paths, links, sockets, answers and memory are its weapons. Nothing of it
-//! is followed out of its root, waited for without end, or used as a size or an index without a check;
+//! **Invariant:** a target's paths, links, sockets, answers and memory are untrusted. None is
+//! followed out of its root, waited for without end, or used as a size or an index without a check;
 //! what it can cost is its own data.
 //!
 //! **Invariant:** what is put into a target's file system is removed again.

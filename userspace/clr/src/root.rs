@@ -4,7 +4,7 @@
 //! and nothing is opened: what is found are `O_PATH` handles. A link is read and followed here, when
 //! it may be at all, so that it cannot lead out of the root nor through `/proc/PID/root` of another.
 //!
-//! Invariant: with [`Patience::LocalOnly`] no name is looked up on a filesystem for which somebody
+//! Invariant: with [`Patience::LocalOnly`] no name is looked up on a filesystem for which a server
 //! other than this kernel answers. Without it a lookup may hang: see [`crate::guarded`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -241,9 +241,9 @@ impl Entry {
         })
     }
 
-    /// No other user can change what lies in this directory: it belongs to one of these, and others may
-    /// not write there, or may not touch what is not theirs (the sticky bit). An access list that lets
-    /// somebody write shows in the group's bits (acl(5)).
+    /// No other user can change what lies in this directory: it belongs to one of these, and others
+    /// may not write there, or may not touch what is not theirs (the sticky bit). An access list
+    /// that grants write access shows in the group's bits (acl(5)).
     fn is_private_to(&self, users: &[u32]) -> bool {
         const STICKY: u16 = 0o1000;
         const OTHERS_WRITE: u16 = 0o022;

@@ -77,9 +77,9 @@ pub enum SessionError {
 /// What is wanted of a bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// Who this is, for a second strata to say.
+    /// This owner's description, for a second strata to report.
     pub owner_name: String,
-    /// Tell of an IL map with every compiled method.
+    /// Report an IL map with every compiled method.
     pub il_maps: bool,
     pub verbose: bool,
     pub limits: Limits,

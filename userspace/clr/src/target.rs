@@ -118,7 +118,7 @@ impl Target {
             .map_err(|errno| self.error(name, errno))
     }
 
-    /// A small file, cut at `limit`.
+    /// A small file, truncated at `limit`.
     pub(crate) fn read(&self, name: &str, limit: usize) -> Result<Vec<u8>, TargetError> {
         let file = self.open_file(name)?;
         read_to(file.as_fd(), limit).map_err(|errno| self.error(name, errno))
@@ -157,7 +157,7 @@ pub(crate) fn read_to(file: BorrowedFd<'_>, limit: usize) -> Result<Vec<u8>, Err
     Ok(bytes)
 }
 
-/// Who a process is, in the numbers of strata's own namespaces.
+/// A process's credentials, in the ids of strata's own namespaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     /// Real, effective, saved and filesystem user.

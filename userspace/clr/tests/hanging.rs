@@ -1,4 +1,4 @@
-//! Processes whose temporary directory never answers, or that hold their memory's lock for good:
+//! Processes whose temporary directory never answers, or that hold their memory's lock forever:
 //! strata goes on without them. Needs FUSE.
 
 mod support;
@@ -60,7 +60,7 @@ fn look_aside(look: Look) -> JoinHandle<()> {
     std::thread::spawn(|| look.look())
 }
 
-/// What the owner of a process's bridge wishes for.
+/// The wishes of a bridge's owner.
 fn wishes(pid: u32) -> WishBlock {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let is_main = |path: &PathBuf| {
@@ -108,7 +108,7 @@ fn a_process_that_holds_its_memorys_lock_holds_up_a_look_and_no_reader() {
     });
     println!("{} looks, the last of which hangs; longest poll {longest:?}", looks.len());
     assert!(longest < Duration::from_millis(250));
-    // No later caller waits for good.
+    // No later caller waits forever.
     let target = Target::open(clr.pid()).unwrap();
     let error = Session::open(target, &SessionOptions::default()).unwrap_err();
     assert!(matches!(error, SessionError::Stuck(Stuck::TimedOut(_))), "{error}");

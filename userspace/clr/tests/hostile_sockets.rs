@@ -1,5 +1,4 @@
-//! Processes that pretend to be a CLR, and what they can do to somebody who wants to attach: nothing
-//! but make him wait for a while.
+//! Processes that pretend to be a CLR, and their effect on attaching: at most a bounded wait.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Processes that load strata's library at their start, alone and beside somebody else's profiler.
+//! Processes that load strata's library at their start, alone and beside another profiler.
 
 mod support;
 
@@ -18,7 +18,7 @@ use support::{Clr, Runtime, alone, wait_until};
 /// The class of the test profiler in tests/targets/profiler.
 const OTHER: &str = "{7F0A3C52-6B1E-4D0B-9E0A-5D2E1C0B8A11}";
 
-/// Somebody else's profiler: it counts compilations in a file.
+/// Another profiler: it counts compilations in a file.
 fn other_profiler(folder: &Path) -> PathBuf {
     let source = support::workspace().join("tests/targets/profiler/profiler.c");
     let output = folder.join("libother.so");

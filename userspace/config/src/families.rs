@@ -61,7 +61,7 @@ const IGNORED: [(&str, &str); 4] = [
     ("DD_PROFILING_OUTPUT_DIR", "use an exporter of kind \"file\""),
 ];
 
-/// What the variables set, and what to tell the person.
+/// The values from variables, and the messages for the user.
 pub(crate) fn entries(environment: &[(String, String)]) -> (Vec<Entry>, Vec<String>) {
     let set = |name: &str| {
         let found = environment.iter().find(|(known, _)| known == name);

@@ -28,7 +28,7 @@ pub struct Inputs<'a> {
 /// A flag of the command line that sets a key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Flag {
-    /// As the person wrote it: `--frequency`.
+    /// As the user wrote it: `--frequency`.
     pub name: String,
     /// What it sets: `sampling.frequency`.
     pub key: String,
@@ -221,7 +221,7 @@ impl<'a> Layers<'a> {
         sourced
     }
 
-    /// A table of names that the person chooses.
+    /// A table with names chosen by the user.
     pub fn map<T: Value>(&mut self, path: &[&str]) -> Vec<(String, Sourced<Option<T>>)> {
         let names = self.below(path);
         names

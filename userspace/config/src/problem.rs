@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::origin::Origin;
 
-/// One error. Never holds a secret: lines that may carry one are cut after the `=`.
+/// One error. Never holds a secret: lines that may carry one are truncated after the `=`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Problem {
     pub message: String,

@@ -22,7 +22,7 @@ pub struct Containers {
     shared: Arc<Shared>,
 }
 
-/// The task that finds out what was asked for. Nothing is ever found unless it [runs](Self::run).
+/// The task that queries the sources. Nothing is found unless it [runs](Self::run).
 pub struct Refresher {
     shared: Weak<Shared>,
     wake: Arc<Notify>,
@@ -60,8 +60,8 @@ pub fn containers(settings: &Settings) -> (Containers, Refresher) {
 }
 
 impl Containers {
-    /// What is known of a container now. What is not known, or was found out long ago, is asked
-    /// for behind the caller's back. Anything but the id that a runtime gives is nothing.
+    /// The metadata of a container known now. Unknown or outdated metadata is queried in the
+    /// background. Anything but a container id has none.
     #[must_use]
     pub fn lookup(&self, id: &str) -> Option<Arc<Metadata>> {
         match self.look(id)? {
@@ -76,7 +76,7 @@ impl Containers {
         matches!(self.look(id), Some(Known::No))
     }
 
-    /// As [`Self::lookup`], but waits until somebody has been asked, or the time is up.
+    /// As [`Self::lookup`], but waits until a source has answered, or the time is up.
     pub async fn wait(&self, id: &str, longest: Duration) -> Option<Arc<Metadata>> {
         let mut rounds = self.shared.rounds.subscribe();
         let found = async {

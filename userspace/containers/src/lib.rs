@@ -7,13 +7,13 @@
 //! | [`metadata`] | what is known of one container, in bounds |
 //! | [`health`] | the health of every source, for display |
 //! | `cache` | what was found and what was not, for a time |
-//! | `sources` | which source is asked for what, and when not |
+//! | `sources` | which source is queried for what, and when not |
 //! | `docker`, `cri`, `containerd`, `kubelet` | one protocol each |
 //! | `transport`, `trust` | bounded HTTP and gRPC, over sockets and TLS |
 //!
-//! Invariants: [`Containers::lookup`] never waits. Whatever is asked of a source is asked by one
-//! task, one request after the other, in bounded time and memory, and no redirect is followed.
-//! Every answer is somebody's text: it is cut, counted and made inert before anybody sees it.
+//! Invariants: [`Containers::lookup`] never waits. All requests to a source are sent by one task,
+//! one after the other, in bounded time and memory, and no redirect is followed. Every answer is
+//! untrusted text: it is truncated, counted and made inert before it is used.
 
 mod cache;
 mod containerd;

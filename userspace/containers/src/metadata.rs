@@ -1,7 +1,7 @@
 //! What is known of one container, in bounds.
 //!
-//! Invariant: nothing here is longer than it may be shown and kept: texts are cut, control and
-//! direction characters are replaced, and the whole stays below [`MOST_BYTES`].
+//! Invariant: nothing here is longer than it may be shown and kept: texts are truncated, control
+//! and direction characters are replaced, and the whole stays below [`MOST_BYTES`].
 
 use strata_metadata::text::{self, Limits};
 use strata_metadata::{Container, Pod};
@@ -29,7 +29,7 @@ const TELLING: [&str; 6] = [
 pub struct Metadata {
     pub container: Container,
     pub pod: Option<Pod>,
-    /// The user whose runtime runs it, by who owns the socket that answered: 0 for the host's.
+    /// The user whose runtime runs it, by the owner of the socket that answered: 0 for the host's.
     pub owner: u32,
     /// Another one whenever the rest is another.
     pub revision: usize,
@@ -111,7 +111,7 @@ impl Found {
             owner: self.owner.unwrap_or(0),
             revision: 0,
         };
-        // The least telling stand at the end of their lists.
+        // The least informative are at the end of their lists.
         while metadata.size() > MOST_BYTES {
             let Metadata { container, pod, .. } = &mut metadata;
             let of_pod = pod.iter_mut().flat_map(|pod| [&mut pod.annotations, &mut pod.labels]);
@@ -136,7 +136,7 @@ pub(crate) fn inert(text: &str) -> Option<String> {
     text::value(text, Limits::LABEL_VALUE).map(|(text, _)| text)
 }
 
-/// Labels or annotations as they may be kept, the telling ones first, else by name.
+/// Labels or annotations as they may be kept, the informative ones first, else by name.
 pub(crate) fn inert_pairs<'a>(
     pairs: impl IntoIterator<Item = (&'a String, &'a String)>,
 ) -> Vec<(String, String)> {
@@ -146,7 +146,7 @@ pub(crate) fn inert_pairs<'a>(
     pairs.truncate(MOST_PAIRS);
     let pair = |(name, value): (&String, &String)| {
         let (name, cut) = text::value(name, PAIR_NAME)?;
-        // A name that was cut is another name. A label may well be empty.
+        // A truncated name would be another name. A label may be empty.
         (!cut).then(|| (name, inert(value).unwrap_or_default()))
     };
     pairs.into_iter().filter_map(pair).collect()

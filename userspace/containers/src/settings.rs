@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What there is to ask.
+/// The available sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Sockets of the Docker Engine API (Docker's, or Podman's imitation).
@@ -33,11 +33,11 @@ pub struct Kubelet {
 pub struct Pace {
     /// For one request, its whole answer included.
     pub request: Duration,
-    /// For all requests to one source in a round. What was not asked by then waits.
+    /// For all requests to one source in a round. Further requests wait for the next round.
     pub round: Duration,
-    /// Between one round and the next: nothing is asked more often.
+    /// Between one round and the next: the shortest interval of requests.
     pub pause: Duration,
-    /// What was found is asked for again after this: labels change.
+    /// Found metadata is refreshed after this: labels change.
     pub fresh: Duration,
     /// Delay before an unknown container or a failed source is queried again; doubled each time.
     pub retry: Duration,

@@ -1,8 +1,8 @@
-//! Which source is asked for what, and when not.
+//! Which source is queried for what, and when not.
 //!
-//! In the order CRI, Docker, kubelet: each is asked only for containers that the ones before left
-//! something to say about. A source that fails is not asked any more in this round, and then again
-//! after longer and longer times; one whose socket is not there costs nothing.
+//! In the order CRI, Docker, kubelet: each is queried only for containers that are still
+//! incomplete. A source that fails is skipped for the rest of the round, and then retried after
+//! growing delays; one without a socket costs nothing.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;

@@ -44,7 +44,7 @@ pub(crate) fn configuration(trust: &Trust<'_>) -> Result<ClientConfig, Failure> 
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// Believes every certificate; its owner still has to have its key.
+/// Accepts every certificate; the server still has to have its key.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

@@ -124,7 +124,7 @@ mod tests {
                 found(35, Use::CallIndirect, 0x1100_0001),
             ]
         );
-        // A cut instruction, and one that is none, end the walk.
+        // A truncated or invalid instruction ends the walk.
         assert_eq!(references(&code[..23]), []);
         assert_eq!(references(&[0xfe, 0x30, 0x28, 7, 0, 0, 6]), []);
     }

@@ -1,7 +1,7 @@
 //! Portable PDBs: from a method and an IL offset to a document and a line.
 //!
 //! A portable PDB is metadata with tables of its own, so it is read by the same reader; a crate of
-//! its own would be a second one. (`symbolic-ppdb` does not tell state machines' methods.)
+//! its own would be a second one. (`symbolic-ppdb` does not return state machines' methods.)
 //!
 //! References: `docs/design/specs/PortablePdb-Metadata.md` of the .NET runtime.
 

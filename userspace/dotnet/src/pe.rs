@@ -21,7 +21,7 @@ pub struct PeImage<'a> {
 
 impl<'a> PeImage<'a> {
     /// # Errors
-    /// When the file is no PE image, or its headers are cut.
+    /// When the file is no PE image, or its headers are truncated.
     pub fn open(file: &'a dyn ReadAt) -> Result<Self, Error> {
         let mut bytes = vec![0; MAX_HEADERS];
         let length = read_some(file, "headers", 0, &mut bytes)?;

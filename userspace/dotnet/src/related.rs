@@ -1,5 +1,6 @@
-//! What only the instructions and tables of an assembly say of a method: in which method a lambda is
-//! written whose own name does not tell (VB), and which native function a stub can be of.
+//! Facts about a method that only an assembly's instructions and tables contain: the method in
+//! which a lambda is written when its name does not show it (VB), and the native function that a
+//! stub calls.
 //!
 //! Invariant: for one question at most [`MAX_READ`] bytes of instructions are read, and tables are
 //! walked through a few times.

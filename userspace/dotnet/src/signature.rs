@@ -4,7 +4,7 @@ use strata_bytes::{MAX_NAME_BYTES, bounded_str};
 use strata_ecma::signature::{Budget, Named, Skip, Visitor, Walk, element, tokens_of_method};
 use strata_ecma::{table, table_of};
 
-/// Deeper types are not believed.
+/// Deeper types are rejected.
 const MAX_DEPTH: u32 = 64;
 /// Steps of the walk through one signature.
 const MAX_STEPS: u32 = 64 << 10;

@@ -27,7 +27,7 @@ impl Numbers {
 /// What one file may take, in a build without optimisation on a busy machine.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Damages a file in many ways: in its headers, in one place, anywhere, and by cutting.
+/// Damages a file in many ways: in its headers, in one place, anywhere, and by truncation.
 fn damage(bytes: &[u8], rounds: usize, exercise: impl Fn(&[u8]) -> usize) {
     // A longer run by hand: STRATA_DAMAGE_FACTOR=100 cargo test.
     let factor = std::env::var("STRATA_DAMAGE_FACTOR");

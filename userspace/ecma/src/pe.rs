@@ -149,7 +149,7 @@ impl<'a> Headers<'a> {
     /// beyond the bytes are left out.
     ///
     /// # Errors
-    /// When it is no PE image, or its headers are cut.
+    /// When it is no PE image, or its headers are truncated.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         if array(bytes, 0) != Some(*b"MZ") {
             return Err(Error::NotPe);

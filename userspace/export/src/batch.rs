@@ -1,7 +1,7 @@
 //! One request, as bytes: made once, kept as long as it takes, sent as often as needed.
 //!
 //! Invariant: a batch has no credential, tenant or address in it. Those are the exporter's when it
-//! sends, so what lies in a spool is worth nothing to who steals it, and follows a new setting.
+//! sends, so what lies in a spool is useless to a thief, and follows a new setting.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub enum Protocol {
 /// What one request sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// The same each time the batch is sent: who gets it twice can tell.
+    /// The same each time the batch is sent, so that a server can detect duplicates.
     pub id: Uuid,
     pub protocol: Protocol,
     /// Below the exporter's address, with its query.

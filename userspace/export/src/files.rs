@@ -1,7 +1,7 @@
 //! Profiles as files: one pprof file for each profile, in a folder for each service.
 //!
-//! A file appears under its name when it is whole. Nothing is ever removed: what asked for the files
-//! takes them away. Until then the folder takes [`MOST_BYTES`] at most.
+//! A file appears under its name when it is complete. Nothing is ever removed here: the consumer
+//! removes the files. Until then the folder takes [`MOST_BYTES`] at most.
 //!
 //! Invariant: everything is done below the descriptor of the configured folder, and no link in it is
 //! followed: services have the names that targets gave themselves, and others may be allowed to write

@@ -1,5 +1,5 @@
-//! Profiles on their way out of the host: the local store, and the configured *exporters*:
-//! Pyroscope, a Datadog agent, an OTLP collector, a folder of files.
+//! Delivers profiles to the local store and to the configured *exporters*: Pyroscope, a Datadog
+//! agent, an OTLP collector, a folder of files.
 //!
 //! From the source to the server, in the order of a profile:
 //!
@@ -8,9 +8,8 @@
 //! - [`exporter`]: what a section of the configuration makes: a backend, an endpoint or folder.
 //! - [`backends`]: [`backends::pyroscope`], [`backends::datadog`] and [`backends::otlp`] turn
 //!   profiles into batches of bytes. Tables of names: [`types`] (sample types, labels of samples)
-//!   and [`origin`] (whom a profile is about). [`limits`] makes a profile fit a server without
-//!   losing a value.
-//!   [`label_values`] bounds the values of a label.
+//!   and [`origin`] (the process that a profile describes). [`limits`] makes a profile fit a server
+//!   without losing a value. [`label_values`] bounds the values of a label.
 //! - [`queue`]: a task for each exporter puts batches into its [`spool`] on disk, sends them,
 //!   sends again, and counts what is lost. [`orphans`] finds spools that no exporter has.
 //! - [`http`]: sends a batch once and returns the outcome.

@@ -1,8 +1,8 @@
 //! What a profile describes, and the name of each fact in every backend. One row per fact.
 //!
 //! Pyroscope makes a time series of each set of labels, so a fact that is new with every process
-//! (its id, its container's id) is no label there unless it is asked for. Everything here may
-//! come from the profiled programs: names are made valid, values are bounded.
+//! (its id, its container's id) is no label there unless it is configured. Everything here may come
+//! from the profiled programs: names are made valid, values are bounded.
 
 use std::borrow::Cow;
 
@@ -35,7 +35,7 @@ pub struct Origin {
     pub executable: String,
     /// The how-manieth profile of this runtime, from 0.
     pub sequence: u64,
-    /// Labels that somebody chose, as (name, value).
+    /// Configured labels, as (name, value).
     pub labels: Vec<(String, String)>,
     /// The names of those that the process's own variables set.
     pub target_labels: Vec<String>,
@@ -161,7 +161,7 @@ static FACTS: &[Fact] = facts! {
     "sequence", |o| Some(Value::Number(i64::try_from(o.sequence).unwrap_or(i64::MAX))), "", false, "profile_seq", "";
 };
 
-/// An architecture in the words of OpenTelemetry's `host.arch`.
+/// An architecture as a value of OpenTelemetry's `host.arch`.
 fn otel_architecture(architecture: &str) -> &str {
     match architecture {
         "x86_64" => "amd64",
@@ -174,7 +174,7 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
-/// Labels that are strata's to set, whatever somebody chose.
+/// Labels reserved for strata, whatever is configured.
 const RESERVED: [&str; 3] = ["__name__", "__delta__", "pyroscope_spy"];
 
 /// What a set of labels may hold.

@@ -1,4 +1,4 @@
-//! Servers that are away, ill, slow or not who they say: what arrives, how often, and when.
+//! Servers that are down, failing, slow or impostors: what arrives, how often, and when.
 
 mod queue_support;
 

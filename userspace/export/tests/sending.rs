@@ -1,4 +1,4 @@
-//! What becomes of a batch with servers that are strict, ill, or evil.
+//! The outcome of a batch with strict, failing, or malicious servers.
 
 mod support;
 

@@ -142,7 +142,7 @@ enum Step {
     },
     Take,
     Reopen,
-    /// Cuts a file, at so many thousandths of its length.
+    /// Truncates a file, at so many thousandths of its length.
     Cut {
         file: usize,
         at: usize,

@@ -41,9 +41,9 @@ pub struct Header {
     pub quantum: u8,
     pub pointer_size: u8,
     pub function_count: u32,
-    /// The start of the text as written in the table; 0 where the table does not tell (Go ≤1.17 has
-    /// absolute addresses, Go ≥1.26 leaves it to the module data, position-independent ones to the
-    /// loader).
+    /// The start of the text as written in the table; 0 where the table does not contain it (Go
+    /// ≤1.17 has absolute addresses, Go ≥1.26 leaves it to the module data, position-independent
+    /// ones to the loader).
     pub text_start: u64,
     pub names: usize,
     pub unit_files: usize,

@@ -47,7 +47,7 @@ pub struct Function {
 
 /// The stack ends here: `runtime.goexit`, `runtime.mstart` and their like.
 pub const FLAG_TOP_FRAME: u8 = 1;
-/// Writes SP in a way the table cannot tell.
+/// Writes SP in a way that the table cannot express.
 pub const FLAG_SP_WRITE: u8 = 2;
 /// Written in assembly.
 pub const FLAG_ASSEMBLY: u8 = 4;
@@ -68,7 +68,7 @@ impl<'a> PclnTab<'a> {
     /// value is used.
     ///
     /// # Errors
-    /// When the bytes are not a Go line table, are cut, or tell no start of the text.
+    /// When the bytes are not a Go line table, are truncated, or have no start of the text.
     pub fn parse(bytes: &'a [u8], text_start: Option<u64>) -> Result<Self, Error> {
         let header = Header::parse(bytes)?;
         let text_start = match (header.version, text_start) {

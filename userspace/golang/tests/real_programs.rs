@@ -49,7 +49,7 @@ fn module_data(file: &object::File<'_>, table_address: u64, table: &[u8]) -> Opt
         .find_map(|(address, data)| ModuleData::find(data, address, table_address, &header))
 }
 
-/// A table with everything the file can tell about it.
+/// A table with everything that the file contains about it.
 fn open<'a>(file: &object::File<'a>) -> PclnTab<'a> {
     let (address, bytes) = section(file, ".gopclntab").expect("a section .gopclntab");
     let module = module_data(file, address, bytes).expect("module data");

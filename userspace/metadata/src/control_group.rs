@@ -81,7 +81,8 @@ fn split_at_user(path: &str) -> (&str, Option<(u32, &str)>) {
     for part in path.split('/') {
         let end = at + part.len();
         let uid = part.strip_prefix("user@").and_then(|name| name.strip_suffix(".service"));
-        // An instance that is no number is no manager of anybody, but not the host's word either.
+        // An instance that is not a number is no user's manager, but is not trusted as the host's
+        // either.
         let uid = uid.map(|uid| uid.parse().unwrap_or(u32::MAX)).filter(|uid| *uid != 0);
         if let (Some(uid), Some(host), Some(below)) = (uid, path.get(..at), path.get(end..)) {
             return (host, Some((uid, below)));

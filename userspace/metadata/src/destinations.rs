@@ -1,4 +1,4 @@
-//! Variables of profiling agents that say where data goes, as whom, and when.
+//! Variables of profiling agents for the endpoint, the credentials and the schedule.
 //!
 //! In a target's environment they are recognised, listed and ignored: where a host's data goes,
 //! and with which credential, only the host's own configuration decides. A rule may allow one

@@ -45,7 +45,7 @@ impl<'a> Environment<'a> {
         let Some(head) = block.get(..MAX_BLOCK).filter(|head| head.len() < block.len()) else {
             return Self { block, unread: 0 };
         };
-        // The last string may be cut: half a value is none.
+        // The last string may be truncated: half a value is ignored.
         let end = head.iter().rposition(|byte| *byte == 0).unwrap_or(0);
         Self { block: block.get(..end).unwrap_or_default(), unread: block.len() - end }
     }

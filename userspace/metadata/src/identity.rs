@@ -54,7 +54,7 @@ pub struct Identity {
 /// What was claimed and not taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
-    /// Values that were too long and are cut.
+    /// Values that were too long and are truncated.
     pub cut: u32,
     /// Entries of lists that are no labels, or too many for one list.
     pub malformed: u32,
@@ -184,7 +184,7 @@ impl Claims {
     }
 }
 
-/// A server sees `runtime.id` and `runtime-id` as one name: what it may not tell apart is equal.
+/// A server treats `runtime.id` and `runtime-id` as one name, so they compare equal.
 fn is_reserved(name: &str) -> bool {
     let plain = |byte: u8| match byte {
         b'.' | b'-' | b'/' => b'_',

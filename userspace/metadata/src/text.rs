@@ -41,7 +41,7 @@ pub fn name(text: &str) -> Option<(String, bool)> {
     value(text, Limits::NAME).map(|(text, cut)| (text.replace(['{', '}'], "_"), cut))
 }
 
-/// Characters that a terminal or a page would obey instead of showing them.
+/// Characters that a terminal or a page would interpret instead of showing them.
 fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

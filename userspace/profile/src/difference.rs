@@ -135,7 +135,7 @@ impl Difference {
 
     /// Up to which change of its share a value has not changed: a tenth of a percent of all, or
     /// what the same program would show by chance in one of twenty such comparisons (two standard
-    /// deviations of what these numbers of samples can tell).
+    /// deviations for these numbers of samples).
     #[must_use]
     pub fn noise(&self, value: Change) -> f64 {
         let (before, after) = value.shares(self.total);
@@ -176,7 +176,7 @@ struct Overlay {
     children: Children,
 }
 
-/// A profile on its way into both.
+/// A profile being translated into both.
 struct Laid<'o, 'p> {
     overlay: &'o mut Overlay,
     profile: &'p Profile,

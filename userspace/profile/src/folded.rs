@@ -54,8 +54,8 @@ pub fn write(profile: &Profile, sample_type: usize, mut out: impl Write) -> Resu
 }
 
 /// Reads folded stacks, of strata or of another tool. The first name of a line is taken for the
-/// thread's, unless it is the only one; `_[k]` and `_[j]` at the end of a name tell kernel and
-/// JIT code.
+/// thread's, unless it is the only one; `_[k]` and `_[j]` at the end of a name mark kernel and JIT
+/// code.
 pub fn read(text: &str) -> Result<Profile, ReadError> {
     let mut builder = ProfileBuilder::new(&[("samples", "count")]);
     let comm_key = builder.string("comm");

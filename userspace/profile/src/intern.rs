@@ -48,8 +48,8 @@ const MOST_IN_A_ROW: u32 = 32;
 /// An index of the children of each parent, for lists that are trees: both are positions.
 #[derive(Default)]
 pub(crate) struct Children {
-    /// Positions that were there before it was begun are no parents and children of it, but
-    /// parent 0 is: of everybody's.
+    /// Positions that were there before it was begun are no parents and children of it, but parent
+    /// 0 is: it belongs to every tree.
     parents_from: u32,
     children_from: u32,
     /// By parent its first child, and by child the next of the same parent; 0 is none.

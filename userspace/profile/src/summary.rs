@@ -1,4 +1,4 @@
-//! What a person wants to know first: which functions and which processes the time went to.
+//! The summary of a profile: the functions and processes with the most time.
 //!
 //! Returned as data, for a terminal and for JSON alike. Names are the profile's own: a terminal
 //! shows them through [`crate::text::sanitize_for_terminal`].

@@ -110,7 +110,7 @@ pub fn grouped(number: i64) -> String {
     text
 }
 
-/// A value with its pprof unit, as a person reads it: `4.25 s`, `1.5 MiB`, `1,234`.
+/// A value with its pprof unit, in readable form: `4.25 s`, `1.5 MiB`, `1,234`.
 #[must_use]
 pub fn quantity(value: i64, unit: &str) -> String {
     let scaled = value as f64;

@@ -222,7 +222,7 @@ struct Known {
     node: u32,
 }
 
-/// What has been found out about a profile on its way into a tree.
+/// What is known about a profile while it is added to a tree.
 struct Laying<'p> {
     profile: &'p Profile,
     hidden: fn(&FrameView<'_>) -> bool,

@@ -10,7 +10,7 @@ use strata_store::{Detail, Holding, Selection};
 
 use super::{QueryError, Result, Store, Whose, Window, sample_type};
 
-/// What to tell apart.
+/// The grouping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum By {
     Service,

@@ -106,7 +106,7 @@ fn listed<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
     shown.join(", ") + &tail
 }
 
-/// The names that somebody who wrote `asked` may have meant, the nearest first.
+/// Known names similar to `asked`, the nearest first.
 fn near<'n>(asked: &str, names: &BTreeSet<&'n str>) -> Vec<&'n str> {
     let wanted = asked.to_lowercase();
     let most = asked.chars().count().div_ceil(3);

@@ -60,8 +60,7 @@ impl Window {
         Ok(Self { from, to })
     }
 
-    /// What somebody asked for: an hour if they do not say when it begins, up to now if they do not
-    /// say when it ends.
+    /// The requested time range: the last hour without a start, up to now without an end.
     pub fn asked(from: Option<When>, to: Option<When>, now: i64) -> Result<Self> {
         let end = to.map_or(now, |to| to.at(now));
         let begin = from.map_or(end.saturating_sub(DEFAULT_WINDOW), |from| from.at(now));

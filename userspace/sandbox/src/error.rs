@@ -1,4 +1,4 @@
-//! Why a file could not be opened or parsed, in terms a person and a counter can use.
+//! Why a file could not be opened or parsed, as a message and as a counter's label.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ pub enum Refusal {
     ProcessGone = 3,
     /// The pid is another process by now.
     ProcessChanged = 4,
-    /// The kernel does not let strata (or, for FUSE, anyone but its owner) open it.
+    /// The kernel does not let strata (or, for FUSE, any user but its owner) open it.
     Permission = 5,
     /// The path runs through a magic link or too many links.
     UnsafePath = 6,

@@ -1,4 +1,4 @@
-//! Which file is it, and how far may that answer be believed.
+//! The identity of a file, and how far it can be trusted.
 //!
 //! A file is its device, inode, size and change time; a build id can be forged by writing it into
 //! an ELF. Device numbers of anonymous filesystems come back after an unmount, and a FUSE server

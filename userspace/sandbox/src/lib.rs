@@ -11,10 +11,9 @@
 //!   deadline, kills and replaces what is late or dead, remembers which file did it, and never
 //!   waits.
 //!
-//! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] how processes talk;
-//! [`opener`], and [`opening`] for what others share of it; [`worker`], [`sandbox`], [`jobs`],
-//! [`target_file`], [`facts`], [`symbols`], [`managed`],
-//! [`related`];
+//! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] the protocol
+//! between the processes; [`opener`], and [`opening`] for what others share of it; [`worker`],
+//! [`sandbox`], [`jobs`], [`target_file`], [`facts`], [`symbols`], [`managed`], [`related`];
 //! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`error`].
 //!
 //! The executable calls [`run_opener`] and [`run_worker`] when it is started with the arguments of

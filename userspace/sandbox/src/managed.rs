@@ -88,7 +88,7 @@ pub struct ManagedMethod {
     /// Exact value types; empty for a shared (reference type) argument.
     pub class_args: Vec<Arc<str>>,
     pub method_args: Vec<Arc<str>>,
-    /// The method that a lambda is written in, when its own name does not tell.
+    /// The method that a lambda is written in, when its own name does not show it.
     pub around: Option<Arc<str>>,
     /// A stub that calls the method.
     pub stub: bool,

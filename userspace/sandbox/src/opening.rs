@@ -1,4 +1,4 @@
-//! What the opener knows about looking into processes, for those who look there themselves.
+//! The opener's functions for accessing processes' files, for code that accesses them itself.
 //!
 //! Attaching has to access a target's sockets and directories directly: they cannot be passed in an
 //! envelope from another process. That code pins processes and judges mounts as the opener does.

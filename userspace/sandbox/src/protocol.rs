@@ -266,7 +266,7 @@ impl<'a> WorkerRequest<'a> {
 #[repr(u8)]
 pub(crate) enum JobStatus {
     Done = 0,
-    /// The body is a message for a person.
+    /// The body is a human-readable message.
     ParseError = 1,
     Panicked = 2,
     Changed = 3,

@@ -1,4 +1,5 @@
-//! What only an assembly's instructions tell of some of its methods: asked, answered, and found out.
+//! Facts about methods that only an assembly's instructions contain: request, answer and
+//! computation.
 //!
 //! The questions come from the daemon and are trusted; the answers come from a worker and are not.
 

@@ -49,7 +49,7 @@ pub enum Request {
     /// The lines that IL came from, out of a portable PDB or of an assembly with one inside, if it
     /// has this id. Answered by [`Reply::ManagedLines`].
     ManagedLines { file: Arc<OpenFile>, part: Option<FilePart>, pdb: PdbId, places: Vec<IlPlace> },
-    /// What only the instructions of an assembly tell of some methods. Answered by
+    /// Facts about methods that only the instructions of an assembly contain. Answered by
     /// [`Reply::Related`].
     Related { file: Arc<OpenFile>, part: Option<FilePart>, questions: Vec<Related> },
     /// The files inside a single-file .NET program. Answered by [`Reply::Bundle`].

@@ -1,8 +1,8 @@
 //! What a worker gives up before it sees the first byte of a target's file.
 //!
-//! Afterwards it can compute, read descriptors it is given and answer: it cannot open a file, make
-//! a socket, start a thread or program, map code, or signal anybody but itself. A forbidden system
-//! call kills it ([`crate::Death::SandboxViolation`]), since no honest parser makes one.
+//! Afterwards it can compute, read descriptors passed to it and answer: it cannot open a file, make
+//! a socket, start a thread or program, map code, or signal any process but itself. A forbidden
+//! system call kills it ([`crate::Death::SandboxViolation`]), since no intact parser makes one.
 //!
 //! The filter is written with seccompiler (the sandbox of Firecracker and Cloud Hypervisor) and
 //! not by hand: it checks the architecture word and compares arguments in full 64 bits, both

@@ -78,7 +78,7 @@ pub struct FileService {
     cache: Option<Cache>,
     cache_trouble: Option<CacheError>,
     ready: Vec<(RequestId, Result<Reply, FileError>)>,
-    /// Answers that somebody takes by their number; `None` while they are awaited.
+    /// Answers to be collected by their number; `None` while they are pending.
     apart: HashMap<RequestId, Option<Result<Reply, FileError>>>,
     next_id: u64,
 }

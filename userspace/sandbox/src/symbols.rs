@@ -8,7 +8,7 @@ use strata_symbols::{Options, Resolved, SymbolFrame};
 use crate::texts::{TextTable, Texts, count_of};
 use crate::wire::{Decoder, Encoder, WireError};
 
-/// Deeper inlining is not believed.
+/// Deeper inlining is rejected.
 const MAX_FRAMES: usize = 1024;
 
 /// The answer to a request for names.
@@ -16,7 +16,7 @@ const MAX_FRAMES: usize = 1024;
 pub struct Symbols {
     /// One for each address, in the order asked.
     pub resolved: Vec<Resolved>,
-    /// What could not be used of the file, for a person.
+    /// What could not be used of the file, for display.
     pub problems: Vec<String>,
 }
 

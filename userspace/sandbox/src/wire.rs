@@ -47,7 +47,7 @@ impl Encoder {
         self
     }
 
-    /// A byte string of at most 4 GiB; anything longer is cut.
+    /// A byte string of at most 4 GiB; anything longer is truncated.
     pub fn bytes(&mut self, value: &[u8]) -> &mut Self {
         let length = u32::try_from(value.len()).unwrap_or(u32::MAX);
         self.u32(length);

@@ -156,7 +156,7 @@ fn many_files_that_never_answer_leave_a_bounded_number_of_stuck_openers() {
     let timed_out = count(|error| matches!(error, FileError::TimedOut(ChildKind::SlowOpener)));
     let refused = count(|error| matches!(error, FileError::TooManyStuck(_)));
     assert_eq!(timed_out + refused, 20, "{outcomes:?}");
-    // Three may be stuck for good; a killed one counts as stuck after a second only.
+    // Three may be stuck forever; a killed one counts as stuck after a second only.
     assert!((3..=5).contains(&timed_out), "{timed_out}");
     assert!(service.children().len() <= 7, "{:?}", service.children());
     serves(&mut service);
@@ -213,7 +213,7 @@ fn an_overlay_above_a_filesystem_that_never_answers_costs_one_opener() {
     }
     let mut service = impatient();
     let mapped = Mapped::of(&merged.join("program"));
-    // Closing a file is asked of the server too, through the overlay: the daemon must not do it.
+    // Closing a file calls the server too, through the overlay: the daemon must not do it.
     let opened = open(&mut service, mapped.locator()).unwrap();
     fuse.never_answer(fuse::READ);
     let read = Request::Read { file: opened.clone(), offset: 0, length: 4 };

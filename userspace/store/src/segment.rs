@@ -3,8 +3,8 @@
 //! From the index of a sealed segment; by going from header to header where there is none (the
 //! segment is still written, or its writer died) or it is damaged.
 //!
-//! Invariant: what is found lies within the file; nothing after the first header that does not
-//! fit is believed.
+//! Invariant: what is found lies within the file; nothing after the first inconsistent header is
+//! used.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

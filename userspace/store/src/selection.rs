@@ -144,8 +144,8 @@ impl Range {
 pub(crate) const STEPS: [u32; 2] = [300, 3_600];
 pub(crate) const NANOS: i64 = 1_000_000_000;
 
-/// Cuts a range into parts that whole steps cover, the coarsest in the middle, and what is left at
-/// its ends, which only profiles as they came (step 0) answer.
+/// Splits a range into parts covered by whole steps, the coarsest in the middle, and the remainders
+/// at its ends, which only unmerged profiles (step 0) cover.
 pub(crate) fn cover(range: Range) -> Vec<(u32, Range)> {
     let mut parts = Vec::new();
     let mut inner = range;

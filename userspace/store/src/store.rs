@@ -2,7 +2,7 @@
 //! too much.
 //!
 //! Invariant: the files together never exceed `max_bytes`, not even while one is written; what is
-//! dropped, refused or cut off is counted. One writer owns a directory, by a lock that ends with
+//! dropped, refused or truncated is counted. One writer owns a directory, by a lock that ends with
 //! its process.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -113,8 +113,8 @@ struct Rollup {
     members: Vec<Member>,
 }
 
-/// A segment that cannot be read. It is kept for somebody who can make something of it, as long as
-/// it is not too old and nothing else needs the room.
+/// A segment that cannot be read. It is kept for manual recovery until it is too old or the room is
+/// needed.
 #[derive(Clone, Copy, Debug)]
 struct Damaged {
     bytes: u64,
@@ -521,7 +521,7 @@ impl Store {
 
     fn recover(&mut self) -> Result<(), StoreError> {
         let files = directory::list(&self.directory)?;
-        // Before anything is changed: who wrote that may come back.
+        // Before anything is changed: the version that wrote it may run again.
         for &(number, name, _) in files.iter().filter(|(_, name, _)| *name != Name::Damaged) {
             Segment::check_version(&name.path(&self.directory, number))?;
         }
@@ -563,7 +563,7 @@ impl Store {
     fn recover_rollup(&mut self, number: u64, path: &Path, bytes: u64) -> Result<(), StoreError> {
         match Segment::open(path) {
             Ok(Segment { members, .. }) => {
-                // It would speak for a new segment that got the number of one that is gone.
+                // It would stand for a new segment that got the number of a dropped one.
                 let last = members.iter().map(|member| member.number).max().unwrap_or(number);
                 self.next = self.next.max(last.saturating_add(1));
                 // As older versions gave them. A damaged segment may have less than its roll-up,

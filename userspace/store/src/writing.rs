@@ -5,7 +5,7 @@
 //! knows it too. Services come in turn, so the ones that are there stay, and not the last used; but
 //! for one that is large, others make room.
 //!
-//! Invariant: a record is written in one piece, and a failed write is cut off again; what is in
+//! Invariant: a record is written in one piece, and a failed write is truncated away; what is in
 //! the file up to `length` is whole records.
 
 use std::fs::{File, OpenOptions};
@@ -277,7 +277,7 @@ impl SegmentWriter {
         Ok(next)
     }
 
-    /// Begins a roll-up: whom it stands for, and the series that get the first numbers.
+    /// Begins a roll-up: the segments that it replaces, and the series that get the first numbers.
     pub(crate) fn begin_rollup(
         &mut self,
         members: Vec<Member>,
@@ -340,7 +340,7 @@ impl SegmentWriter {
 
     fn push(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         if let Err(error) = self.file.write_all(bytes) {
-            // What cannot be cut off now is cut off when the store is opened again.
+            // What cannot be truncated now is truncated when the store is opened again.
             let _ = self.file.set_len(self.length);
             let _ = self.file.seek(SeekFrom::Start(self.length));
             return Err(StoreError::io("write", &self.path)(error));
@@ -390,8 +390,8 @@ impl SegmentWriter {
         Ok(self.length)
     }
 
-    /// What a process that died left open, cut to its whole records and ready to be sealed. Also
-    /// returns how many bytes were cut off.
+    /// The open segment of a process that died, truncated to its complete records and ready to be
+    /// sealed. Also returns how many bytes were truncated.
     pub(crate) fn recover(path: &Path) -> Result<(Self, u64), StoreError> {
         let open = OpenOptions::new().append(true).read(true).open(path);
         let file = open.map_err(StoreError::io("open", path))?;

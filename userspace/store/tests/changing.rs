@@ -1,5 +1,5 @@
-//! Questions that are asked while a store is written: they are answered of what is there, without
-//! damage, and nothing is in an answer twice.
+//! Queries while a store is written: they succeed on the data present, without damage, and nothing
+//! is in an answer twice.
 
 mod support;
 

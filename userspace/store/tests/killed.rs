@@ -114,7 +114,7 @@ fn a_writer_killed_at_any_moment_loses_nothing_it_sealed() {
         child.wait().unwrap();
         let (appended, sealed) = reading.join().unwrap();
 
-        // As it lies, before anybody repairs it; and from the merges as from the profiles.
+        // As found, before any repair; and from the merges as from the profiles.
         let found = numbers(directory.path(), &Selection::default());
         let profiles = Selection { detail: strata_store::Detail::All, ..Selection::default() };
         assert_eq!(found, numbers(directory.path(), &profiles), "round {round}");

@@ -1,8 +1,8 @@
 //! From the linker's names to names as in the source.
 //!
-//! Versions (`@@GLIBC_2.2.5`) and the marks of compiler clones (`.constprop.0`, `.isra.0`, `.part.0`,
-//! `.cold`, …) are cut off, Rust names lose their hash, C++ names their parameters and return type.
-//! The raw name is the caller's to keep.
+//! Versions (`@@GLIBC_2.2.5`) and the marks of compiler clones (`.constprop.0`, `.isra.0`,
+//! `.part.0`, `.cold`, …) are stripped, Rust names lose their hash, C++ names their parameters and
+//! return type. The raw name is the caller's to keep.
 //!
 //! Invariant: output is bounded while it is written, so a short mangled name cannot unfold into
 //! gigabytes; recursion is bounded too.
@@ -96,7 +96,7 @@ fn rust(name: &str) -> Option<String> {
     }
     let demangled = rustc_demangle::try_demangle(name).ok()?;
     let mut text = Bounded(String::new());
-    // An error means that the name is cut, which is what is wanted.
+    // An error means that the name is truncated, as intended.
     let _ = write!(text, "{demangled:#}");
     let text = without_outer_brackets(&text.0).unwrap_or(text.0);
     (!text.is_empty()).then_some(text)
@@ -139,7 +139,7 @@ fn cpp(name: &str) -> Option<String> {
     let mut text = Bounded(String::new());
     match symbol.structured_demangle(&mut text, &options) {
         Ok(()) => {}
-        // Cut because it is long: still the best name there is.
+        // Truncated because it is long: still the best name.
         Err(_) if text.0.len() >= MAX_NAME_BYTES.saturating_sub(4) => {}
         Err(_) => return None,
     }

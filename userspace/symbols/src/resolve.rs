@@ -332,7 +332,7 @@ impl<'a> Resolver<'a> {
     }
 }
 
-/// The name to show and the raw name, the latter cut to what may come out.
+/// The name to show and the raw name, the latter truncated to the allowed length.
 fn names_of(raw: &str) -> Names {
     let name = clean_name(raw);
     let system_name: Arc<str> = Arc::from(strata_bytes::bounded_str(raw));

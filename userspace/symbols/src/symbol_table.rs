@@ -24,7 +24,7 @@ const CHUNK_SYMBOLS: usize = 4096;
 const MAX_LOOK_BACK: usize = 256;
 /// How many names at one address are compared.
 const MAX_ALIASES: usize = 32;
-/// Mangled names longer than this are cut, and then shown as they are.
+/// Mangled names longer than this are truncated, and then shown without demangling.
 const MAX_RAW_NAME: usize = 16 << 10;
 
 const TYPE_NONE: u8 = 0;

@@ -40,7 +40,7 @@ fn count_panics() {
     });
 }
 
-/// Damages `bytes` in many ways: in its headers, in its last parts, anywhere, and by cutting.
+/// Damages `bytes` in many ways: in its headers, in its last parts, anywhere, and by truncation.
 fn damage(bytes: &[u8], rounds: usize, seed: u64, exercise: impl Fn(&[u8]) -> usize) {
     count_panics();
     let before = PANICS.load(Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! From a file to its unwind table: the order in which the sources of rules are asked. PE files
-//! have a single source, their exception directory.
+//! From a file to its unwind table: the order in which the sources of rules are used. PE files have
+//! a single source, their exception directory.
 //!
 //! Invariant: whatever is wrong with one source, the others still count; an error means that
 //! the file as such could not be read.
@@ -194,7 +194,7 @@ fn by_segment<R: ReadAt + ?Sized>(elf: &Elf, source: &R, limits: &Limits) -> Opt
     Some(FrameBytes { bytes, address, debug: false, terminated: true })
 }
 
-/// Drops entries that describe no code of the file, and cuts those that reach beyond it.
+/// Drops entries that describe no code of the file, and shortens those that reach beyond it.
 fn keep_code(elf: &Elf, entries: &mut Vec<Entry>) {
     let mut last = 0..0;
     entries.retain_mut(|entry| {

@@ -50,7 +50,7 @@ pub(crate) struct Coverage {
     pub gaps: Vec<Range<u64>>,
 }
 
-/// Sorts entries and cuts each where the next begins.
+/// Sorts entries and ends each where the next begins.
 pub(crate) fn settle(entries: &mut Vec<Entry>) {
     if !entries.is_sorted_by_key(|entry| entry.start) {
         entries.sort_by_key(|entry| entry.start);

@@ -69,7 +69,7 @@ impl Default for State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
-    /// An instruction that is none, or is cut; holds from this distance into the code.
+    /// An invalid or truncated instruction; holds from this distance into the code.
     Malformed(u64),
 }
 

@@ -74,7 +74,7 @@ impl<'a> FrameSection<'a> {
         EndianSlice::new(self.bytes.get(position..).unwrap_or_default(), LittleEndian)
     }
 
-    /// All entries, in the order of the section. Returns whether `max_entries` cut them.
+    /// All entries, in the order of the section. Returns whether `max_entries` limited them.
     pub fn entries(&mut self, max_entries: u32, entries: &mut Vec<Entry>) -> bool {
         let mut commons = HashMap::new();
         let mut last_common = (usize::MAX, None);

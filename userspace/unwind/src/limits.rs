@@ -1,6 +1,6 @@
 //! What one file may cost, so that a crafted one cannot use up memory, time or rule numbers.
 
-/// Quotas of one [`crate::build`]. What a quota cuts is counted in [`crate::Statistics`].
+/// Quotas of one [`crate::build`]. What exceeds a quota is counted in [`crate::Statistics`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Rows of the table; a file that needs more keeps those of its lower addresses.

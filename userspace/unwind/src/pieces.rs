@@ -1,4 +1,4 @@
-//! Rows and their index, cut into pieces that fit the kernel's segments.
+//! Rows and their index, divided into pieces that fit the kernel's segments.
 //!
 //! Invariant: every piece keeps the contract of [`strata_abi::tables`]: row 0 lies at the
 //! piece's very start, rows ascend, and the index has one entry more than there are pages.

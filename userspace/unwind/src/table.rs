@@ -56,7 +56,7 @@ pub struct Statistics {
     pub undescribed_bytes: u64,
     /// Bytes of that whose rules were derived from the instructions.
     pub derived_bytes: u64,
-    /// 1 when a quota cut the table (rows, entries, work).
+    /// 1 when a quota limited the table (rows, entries, work).
     pub truncated: u64,
 }
 
@@ -169,10 +169,10 @@ pub fn address_of_offset(loads: &[Load], offset: u64) -> Option<u64> {
 
 /// The rule number for an address in page `page` of a piece.
 ///
-/// The rows of the page are those in `index[page]..index[page + 1]`. The answer is the last of
-/// them whose low byte is not beyond the address's (all else of their addresses is the page's,
-/// so the low bytes tell), and if there is none, the row before them: the one that covers the
-/// page's start.
+/// The rows of the page are those in `index[page]..index[page + 1]`. The answer is the last of them
+/// whose low byte is not beyond the address's (all else of their addresses is the page's, so the
+/// low bytes suffice), and if there is none, the row before them: the one that covers the page's
+/// start.
 #[must_use]
 pub fn search(index: &[u32], rows: &[u32], page: usize, address: u64) -> Option<u16> {
     let mut low = *index.get(page)?;

@@ -81,8 +81,8 @@ pub fn unwind(
     End::FrameLimit
 }
 
-/// As [`unwind`], over a copy of the stack. A stack that goes on beyond the copy's end is cut
-/// there ([`End::CaptureLimit`]).
+/// As [`unwind`], over a copy of the stack. A stack that goes on beyond the copy's end ends there
+/// ([`End::CaptureLimit`]).
 pub fn unwind_snapshot(
     lookup: &mut dyn FnMut(u64) -> Lookup,
     at: Interrupted<'_>,

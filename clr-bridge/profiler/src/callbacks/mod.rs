@@ -1,8 +1,8 @@
 //! The object that the runtime calls: `ICorProfilerCallback` to `ICorProfilerCallback11`.
 //!
 //! One static object; reference counts mean nothing to it. **Invariant:** every function in the
-//! table returns to the runtime whatever happens: a panic is contained, and after one the bridge is
-//! quiet for good. `errno` is left as it was found.
+//! table returns to the runtime whatever happens: a panic is contained, and after one the bridge
+//! stays inactive. `errno` is left as it was found.
 
 mod table;
 
@@ -137,7 +137,7 @@ unsafe extern "C" fn shutdown(_this: *mut c_void) -> HResult {
     })
 }
 
-/// Always yes: it is asked before anything else is known, and a notification-only profiler lives
+/// Always yes: it is asked before anything else is known, and a notification-only profiler can run
 /// beside any other.
 unsafe extern "C" fn load_as_notification_only(_this: *mut c_void, answer: *mut i32) -> HResult {
     if answer.is_null() {

@@ -1,4 +1,4 @@
-//! What the bridge answers when it is asked.
+//! The bridge's answers to requests.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

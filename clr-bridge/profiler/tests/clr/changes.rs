@@ -1,4 +1,4 @@
-//! What comes, goes and gets other names while somebody watches.
+//! Objects that are created, unloaded and renamed while a reader is attached.
 
 use strata_bridge_protocol::record::Record;
 

@@ -1,4 +1,4 @@
-//! What the built libraries ask of a system, and that they load beside either C library.
+//! What the built libraries require of a system, and that they load beside either C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};

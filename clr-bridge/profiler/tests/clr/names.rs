@@ -68,7 +68,7 @@ fn is_method(entry: &strata_bridge_protocol::reader::Entry, name: &str) -> bool 
 fn a_program_that_runs_already_is_told_when_it_is_attached_to() {
     for version in versions() {
         let (mut target, mut watcher) = watched(version);
-        // The dynamic method was made before anybody watched.
+        // The dynamic method was made before a reader attached.
         target.tell("dynamic Before");
         watcher.until("the dynamic method", |entries| {
             entries.iter().find(|entry| is_method(entry, "Before")).map(drop)

@@ -384,7 +384,7 @@ impl Watcher {
         Watcher { pid, reader, owner: None, segments: Vec::new(), entries: Vec::new() }
     }
 
-    /// Becomes the owner and wishes for everything.
+    /// Becomes the owner and requests everything.
     pub fn own(&mut self) {
         self.wish(wish::JIT_EVENTS);
     }
@@ -398,7 +398,7 @@ impl Watcher {
         self.owner.as_mut().expect("an owner").wish(flags, [0; 32]).expect("to wish");
     }
 
-    /// Whether somebody else may own the bridge now.
+    /// Whether another process may own the bridge now.
     pub fn try_own(&self) -> Result<Owner, TakeError> {
         let main = mapped(self.pid, "strata-clr").into_iter().next().expect("the main file");
         Owner::take(reader::file::open(&main).expect("the main file"), "other")

@@ -1,6 +1,6 @@
 //! Tailing the log.
 //!
-//! A segment is copied twice: once for the records' first words, which tell how far it is
+//! A segment is copied twice: once for the records' first words, which show how far it is
 //! committed, and, after an acquiring fence, the committed part once more for the records
 //! themselves. One copy would not do: the kernel may copy its bytes in any order.
 //!
@@ -44,7 +44,7 @@ const COMMITTED: usize = STATUS + offset_of!(StatusPage, committed);
 pub struct Entry {
     /// Nanoseconds of the monotonic clock.
     pub time: u64,
-    /// A text or list of it was cut.
+    /// A text or list of it was truncated.
     pub cut: bool,
     pub record: Record,
 }

@@ -1,7 +1,7 @@
 //! Taking events from the ring. Only the owner does.
 //!
 //! As with the log, the words are copied first, and the committed cells after an acquiring fence.
-//! The new tail is given back to the caller, who writes it
+//! The new tail is returned to the caller, which writes it
 //! ([`crate::owning::Owner::set_ring_tail`]): only then may the bridge use the cells again.
 //!
 //! A reserved event of a living process is waited for: its cells are still being written, and the
@@ -45,7 +45,7 @@ enum Readable {
     /// So many cells of an event that was never finished.
     Unfinished(u64),
     Nothing,
-    /// No honest writer leaves this.
+    /// No correct writer leaves this.
     Nonsense,
 }
 

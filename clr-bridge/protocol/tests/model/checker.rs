@@ -15,7 +15,7 @@
 //! before older ones of the same word, and loads that see the future.)
 //!
 //! Threads are real threads, of which one runs at a time. Before every access the checker chooses
-//! who runs on; after a run it goes back to the last choice with something left to try.
+//! the thread that runs on; after a run it goes back to the last choice with something left to try.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -122,7 +122,7 @@ impl World {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Chooses who runs next, and returns when it is this thread.
+    /// Chooses the next thread, and returns when it is this one.
     fn turn(&self) -> MutexGuard<'_, State> {
         let me = ME.get();
         let mut state = self.lock();

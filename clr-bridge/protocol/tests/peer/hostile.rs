@@ -145,7 +145,7 @@ fn holes() {
     });
 }
 
-/// A lease on the main file: who opens it has to wait.
+/// A lease on the main file: opening it blocks.
 fn lease() {
     let file = memfd(MAIN_SIZE, 0, ALL).expect("memory");
     map(&file, MAIN_SIZE, libc::PROT_READ).expect("a mapping");

@@ -1,4 +1,4 @@
-//! The other process of the tests: an honest writer, an owner, or somebody hostile.
+//! The other process of the tests: a correct writer, an owner, or a hostile process.
 //!
 //! It plays the role of its first argument, prints `ready` or the reason why it cannot, and
 //! executes the lines of its standard input until the end of it.
@@ -91,7 +91,7 @@ fn forked(writer: &Writer) -> String {
     }
 }
 
-/// Threads that write as fast as they can, until somebody ends them.
+/// Threads that write as fast as they can, until they are stopped.
 fn flood(threads: u64) {
     let writer = Arc::new(Writer::create().expect("memory"));
     writer.prepare_ring().expect("memory");

@@ -39,7 +39,7 @@ enum Variant {
     Without,
     /// Loaded, without a reader.
     Quiet,
-    /// Telling from the first method on.
+    /// Reporting from the first method on.
     Telling,
     /// The same beside room for another profiler.
     NotificationOnly,

@@ -10,7 +10,7 @@ use crate::processes::mapped::FileId;
 use crate::processes::table::ImageId;
 use crate::tables;
 
-/// How long ended processes are kept for samples that are still on their way.
+/// How long ended processes are kept for samples that are still in the ring.
 const SWEEP: Duration = Duration::from_secs(1);
 /// Files are forgotten when they were in use at none of two looks.
 const FILE_SWEEP: Duration = Duration::from_secs(300);
@@ -20,8 +20,8 @@ const MANY_FILES: usize = 4096;
 /// looked through before the period ends.
 const MANY_NEW_FILES: usize = 8192;
 
-/// Processes whose tables are evicted when something found no room. It is tried again later: memory
-/// that is given back rests for a while.
+/// Processes whose tables are evicted when something found no room. It is tried again later: freed
+/// memory is reused only after a grace period.
 const FOR_A_SHORTAGE: usize = 4;
 
 impl Engine {

@@ -5,7 +5,7 @@
 //! or an old one is sampled; tables are shared by every file name that turns out to be the same
 //! file. Assemblies inside a single-file program have tables of their own ([`bundles`]).
 //!
-//! Invariant: a file that cannot be opened, read or understood never holds anybody up: its code
+//! Invariant: a file that cannot be opened, read or understood never delays other files: its code
 //! is then unwound by frame pointers, and the reason is kept for `doctor` and the summary.
 
 mod bundles;
@@ -599,7 +599,7 @@ impl Loading {
         })
     }
 
-    /// Whether something is still on its way about a file.
+    /// Whether a request about a file is still pending.
     pub fn is_asked_about(&self, file: FileId) -> bool {
         self.entries.get(&file).is_some_and(|entry| matches!(entry.state, State::Opening))
     }
@@ -716,9 +716,9 @@ fn load(programs: &mut Programs, store: &mut Store, table: &UnwindTable) -> Tabl
     }
 }
 
-/// Compilers add code next to code, and run it before anybody can hear of it: what they have not
-/// mapped yet around a mapping of theirs counts as theirs too. It also keeps a process from being
-/// published anew for every page.
+/// JIT compilers add code next to existing code, and run it before the mapping event arrives:
+/// unmapped space around one of their mappings counts as theirs too. It also avoids republishing a
+/// process for every page.
 fn area_of(mapping: &Mapping, before: u64, after: u64) -> (u64, u64) {
     const AREA: u64 = 2 << 20;
     let start = mapping.start & !(AREA - 1);

@@ -1,9 +1,10 @@
 //! Whether every CPU is still being sampled.
 //!
-//! Kernels have bugs that stop an event for good: one that was throttled is sometimes never started
-//! again (kernel/events/core.c, `perf_event_unthrottle_group`; the throttling of 6.16 and later). The
-//! sampler's own counters tell: it counts every tick, those that find a CPU idle too. A CPU that
-//! has worked while its count stood still has lost its event, and gets another one.
+//! Kernels have bugs that stop an event permanently: one that was throttled is sometimes never
+//! started again (kernel/events/core.c, `perf_event_unthrottle_group`; the throttling of 6.16 and
+//! later). The sampler's own counters reveal it: every tick is counted, also those that find a CPU
+//! idle. A CPU that has worked while its count stood still has lost its event, and gets another
+//! one.
 //!
 //! Invariant: this costs a read of the counters each second, in turns that are taken anyway, and
 //! no wake-up.

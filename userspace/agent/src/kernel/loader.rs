@@ -21,7 +21,7 @@ use super::type_info::{KernelTypes, TypeError};
 static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../ebpf/strata.bpf.o"));
 
-/// Names another object to load, for who works on the programs: one built with their diagnostics.
+/// Names another object to load, for development of the programs: one built with their diagnostics.
 const OBJECT_VARIABLE: &str = "STRATA_BPF_OBJECT";
 
 fn object() -> Result<Cow<'static, [u8]>, LoadError> {

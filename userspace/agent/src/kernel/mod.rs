@@ -1,4 +1,4 @@
-//! Everything that talks to the kernel's BPF and perf interfaces.
+//! All access to the kernel's BPF and perf interfaces.
 //!
 //! - [`loader`]: the only module that knows aya: loads the programs, owns the maps.
 //! - [`introspect`]: what programs and maps use; [`type_info`]: the kernel's own types.

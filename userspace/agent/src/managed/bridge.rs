@@ -96,8 +96,8 @@ impl Bridges {
         self.start_waiting();
     }
 
-    /// A process is not to be reached into any more. What is on its way cannot be called back, and
-    /// arrives as withdrawn.
+    /// Cancels attaching to a process. An attach under way cannot be stopped, and arrives as
+    /// withdrawn.
     pub fn withdraw(&mut self, image: ImageId) {
         self.waiting.retain(|(_, waiting, _)| *waiting != image);
         self.later.retain(|(_, _, waiting, _)| *waiting != image);

@@ -1,8 +1,10 @@
-//! The code that a runtime has generated in one process: who is where, and how it is unwound.
+//! The code that a runtime has generated in one process: which method lies where, and how it is
+//! unwound.
 //!
-//! Methods come and go while they are sampled, so addresses have *eras*: a new one begins when
-//! code gives way to other code, and an address is looked up in the era of its sample. For the
-//! kernel the code is cut into units of 256 KiB; a unit is built anew when code in it has changed.
+//! Methods come and go while they are sampled, so the code is versioned by *era*: a new era begins
+//! when code is replaced by other code, and an address is looked up in the era of its sample. For
+//! the kernel the code is divided into units of 256 KiB; a unit is rebuilt when code in it has
+//! changed.
 //!
 //! Invariant: spans do not overlap, and what a process claims is bounded by [`MAX_SPANS`],
 //! [`MAX_UNITS`], [`MAX_ROWS`], [`MAX_RETIRED`] and [`NEW_RULES_PER_OWNER`]. What all of it takes is
@@ -233,7 +235,7 @@ impl CodeMap {
         }
     }
 
-    /// Forgets code that was gone when this era began: all samples of it have their names.
+    /// Drops code that was gone when this era began: all samples of it are symbolized.
     pub fn forget_retired(&mut self, era: u32) {
         self.retired.retain(|_, in_page| {
             in_page.retain(|retired| retired.died > era);
@@ -298,7 +300,7 @@ impl CodeMap {
         (address - start < u64::from(span.size)).then_some((start, span))
     }
 
-    /// Whether somebody is known to be at this address now.
+    /// Whether code is known at this address now.
     pub fn knows(&self, address: u64) -> bool {
         self.span_at(address).is_some()
     }

@@ -1,4 +1,4 @@
-//! From what is known of a method to the name that a person recognises.
+//! From a method's metadata to its display name, as in the source.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -27,14 +27,14 @@ pub struct Described {
     pub open: Option<Open>,
 }
 
-/// A name that lacks something which only an assembly can tell.
+/// A name that lacks a part which only the assembly has.
 #[derive(Clone, Debug)]
 pub struct Open {
     pub question: Question,
     named: Arc<Named>,
 }
 
-/// What an assembly has to be asked for a name.
+/// What is needed from an assembly for a name.
 #[derive(Clone, Debug)]
 pub enum Question {
     /// Its own: in which method this lambda is written.
@@ -158,7 +158,7 @@ fn of_generated(runtime: &Runtime, method: &MethodRecord, with_signature: bool) 
     let kind = match method.kind() {
         Some(MethodKind::Dynamic) => Kind::Dynamic,
         Some(MethodKind::Stub) => Kind::Stub,
-        // What is asked for by address does not say; what has no token has no metadata.
+        // Unknown for a lookup by address; what has no token has no metadata.
         Some(MethodKind::Resolved) if method.token == 0 => Kind::Dynamic,
         _ => Kind::Ordinary,
     };

@@ -33,7 +33,7 @@ pub struct Units {
     era: u32,
     /// New rules that its tables may still take.
     quota: usize,
-    /// Of `tables`, and of those that are on their way out.
+    /// Of `tables`, and of those being removed.
     bytes: u64,
     /// Units that have code and found no room: that is followed by frame pointers.
     without_room: BTreeSet<u64>,
@@ -106,7 +106,7 @@ impl Units {
         }
     }
 
-    /// All tables are on their way out.
+    /// All tables are being removed.
     pub fn clear(&mut self) {
         self.without_room.clear();
         self.replaced.extend(std::mem::take(&mut self.tables).into_values());

@@ -20,8 +20,8 @@ const ROOT_GROUP: u64 = 1;
 
 impl Groups {
     /// The group of an image. A process that is gone already has the group that others with the
-    /// same number had; where it has no number, its parent's, if that is a container: who starts in
-    /// one stays there, while a service is put into its own by another.
+    /// same number had; where it has no number, its parent's, if that is a container: a process
+    /// started in a container stays there, while a service is moved into its own group by systemd.
     pub fn of_image(
         &mut self,
         image: ImageId,

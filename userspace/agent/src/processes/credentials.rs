@@ -6,7 +6,7 @@ use std::fs;
 
 use super::table::ImageId;
 
-/// What decides which files about a process are believed.
+/// Credentials of a process: they decide which files about it are trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// Effective user, as this process numbers users.
@@ -24,8 +24,8 @@ impl Credentials {
         parse(&status, &map)
     }
 
-    /// Whether a file of this owner may say something about the process: only what could have
-    /// written into the process anyhow is believed.
+    /// Whether a file of this owner is trusted about the process: only owners that could write into
+    /// the process anyway are.
     pub fn believes(&self, owner: u32) -> bool {
         owner == self.user || owner == self.root || owner == 0
     }

@@ -64,8 +64,8 @@ impl MappedFiles {
         self.files.get(&id)
     }
 
-    /// From now on mappings of this inode are a new file: it changed, or its name cannot be
-    /// trusted to mean the same file for everyone.
+    /// From now on mappings of this inode are a new file: it changed, or its device and inode
+    /// cannot be trusted to mean the same file in every process.
     pub fn forget(&mut self, id: FileId) {
         if let Some(file) = self.files.get(&id)
             && self.shared.get(&key_of(&file.inode)) == Some(&id)

@@ -1,4 +1,4 @@
-//! Who runs, and what is mapped where.
+//! The running processes, and their mappings.
 //!
 //! - [`table`]: processes, their images and executable mappings, kept up by perf events.
 //! - [`mapped`]: the files behind mappings, as the kernel names them.

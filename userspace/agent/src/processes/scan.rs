@@ -1,8 +1,8 @@
 //! The state at the start, from `/proc`, and processes that were missed.
 //!
-//! What a process has mapped is read under its memory's lock, which may be held for good: one
-//! process whose file system does not answer would hold up the whole host's recording. So it is read
-//! aside, and a process that hangs is one of which no mapping is known.
+//! What a process has mapped is read under its memory's lock, which may be held forever: one
+//! process with a hanging file system would stall the recording of the whole host. So a blocking
+//! reader does it, and a process that hangs has no known mappings.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -176,7 +176,7 @@ fn read(pid: u32) -> Option<Found> {
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).ok()? > 0 && found.code.len() < MAX_CODE {
         found.has_memory = true;
-        // One that is cut has no end.
+        // A truncated one has no end.
         if line.pop() == Some(b'\n') && parse_line(&line).is_some() {
             found.code.extend_from_slice(&line);
             found.code.push(b'\n');

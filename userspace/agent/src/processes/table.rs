@@ -58,8 +58,8 @@ pub struct Image {
     pub replaced: Option<u64>,
 }
 
-/// The executable mappings of a process at some moment. Cheap to keep: copied only when the
-/// process maps something while somebody else still looks at it.
+/// The executable mappings of a process at some moment. Cheap to keep: copied only when the process
+/// maps something while another reference to it exists.
 #[derive(Clone, Debug, Default)]
 pub struct Space {
     mappings: Arc<Vec<Mapping>>,

@@ -29,7 +29,7 @@ const CAPTURES: u32 = 8;
 /// Time until as many more are accepted from a process that has mapped nothing since: an unknown
 /// address stays unknown, and each such stack costs a copy and a turn.
 const CAPTURES_AGAIN: Duration = Duration::from_secs(1);
-/// As many while tables are on their way: a start-up maps file after file, and runs each at once.
+/// The same while tables are being built: a start-up maps file after file, and runs each at once.
 const CAPTURES_MEANWHILE: u32 = 64;
 /// The same for code that a runtime has not published yet: the process entry is republished as soon
 /// as such stacks arrive.

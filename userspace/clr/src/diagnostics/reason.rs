@@ -1,4 +1,4 @@
-//! What the runtime's result codes mean for somebody who wanted to attach.
+//! The meaning of the runtime's result codes for attaching.
 
 use std::fmt;
 

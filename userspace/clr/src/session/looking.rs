@@ -8,8 +8,8 @@
 //! chooses the thread that may hang.
 //!
 //! Invariant: one look of a session is out at a time, so a process holds up one thread at most. A
-//! look in vain makes the next one wait longer, a slow one fifty times what it took, and one that
-//! hung twice as long as the one before.
+//! look without results makes the next one wait longer, a slow one fifty times what it took, and
+//! one that hung twice as long as the one before.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -140,7 +140,7 @@ impl Looking {
         self.rests_until = now;
     }
 
-    /// What comes to be missing later is looked for as if nothing had been in vain.
+    /// What comes to be missing later is looked for with the delay reset.
     pub fn nothing_missing(&mut self) {
         self.wait = SHORTEST_WAIT;
     }

@@ -1,4 +1,4 @@
-//! Whether strata's library is in a process, how it is, and who reads it: without becoming its owner.
+//! Whether strata's library is in a process, its state and its owner: without becoming its owner.
 
 use std::fmt;
 use std::os::fd::AsRawFd;
@@ -11,7 +11,8 @@ use super::memory_files;
 use crate::mappings::SharedMapping;
 use crate::target::Target;
 
-/// Who reads a bridge, as the memory has it: the process could have written something else there.
+/// The owner of a bridge, as recorded in the memory: the process could have written something else
+/// there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     pub name: String,
@@ -53,7 +54,7 @@ pub enum BridgeState {
 }
 
 /// Looks at the memory files among these mappings. Opening them waits for the lock of the process's
-/// memory, which it can hold for good: for a thread that may hang.
+/// memory, which it can hold forever: call it on a thread that may hang.
 pub fn presence(target: &Target, shared: &[SharedMapping]) -> BridgeState {
     let mut first_reason = None;
     for main in memory_files::mains(shared) {
@@ -92,7 +93,7 @@ fn holder_of(file: &std::fs::File) -> Holder {
     Holder::new(&String::from_utf8_lossy(name), block.owner_pid)
 }
 
-/// Whether somebody holds the owner's lock. Asking takes no lock (fcntl(2), F_OFD_GETLK).
+/// Whether a process holds the owner's lock. Asking takes no lock (fcntl(2), F_OFD_GETLK).
 fn is_owned(file: &std::fs::File) -> bool {
     // SAFETY: a plain C structure for which zero is a value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

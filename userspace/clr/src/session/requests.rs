@@ -1,4 +1,4 @@
-//! What is asked of a bridge: waiting, asked, and answered or not.
+//! Requests to a bridge: waiting, sent, and answered or not.
 //!
 //! The bridge has 256 places for requests and serves them in order, so what does not fit waits here.
 //! The answers are records of the log; here only those show that will never have one.
@@ -12,7 +12,7 @@ use strata_bridge_protocol::owning::{Owner, RequestError};
 /// More requests do not wait.
 pub const MAX_WAITING: usize = 1 << 16;
 
-/// Something that is asked.
+/// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Question {
     /// Which method this address belongs to: a `Method` with `asked_ip`, or `NotFound`.
@@ -48,7 +48,7 @@ pub enum Unanswered {
 pub struct Requests {
     waiting: VecDeque<Question>,
     asked: VecDeque<(u64, Question)>,
-    /// What waits or is asked, to ask it once.
+    /// Requests that wait or are sent, so that each is sent once.
     open: HashSet<Question>,
     /// Questions that were turned away because too many waited.
     dropped: u64,

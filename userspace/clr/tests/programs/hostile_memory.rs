@@ -55,7 +55,7 @@ fn say_running() {
     std::io::stdout().flush().expect("standard output");
 }
 
-/// Maps a file for good.
+/// Maps a file permanently.
 fn map(file: &impl AsRawFd, size: usize) -> *mut u8 {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping where the kernel finds room.

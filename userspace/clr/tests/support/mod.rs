@@ -155,7 +155,8 @@ impl Clr {
         Self { child, pid, folder: None }
     }
 
-    /// The program in namespaces of its own, after `script` arranged them. `user` is who it is outside.
+    /// The program in namespaces of its own, after `script` arranged them. `user` is its user
+    /// outside.
     pub fn in_namespaces(runtime: Runtime, user: u32, script: &str) -> Self {
         let program = runtime.command();
         let mut words: Vec<String> = vec![program.get_program().to_str().unwrap().to_owned()];

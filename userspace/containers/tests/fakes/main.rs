@@ -1,4 +1,4 @@
-//! The sources, against fakes of what they talk to.
+//! The sources, against fake servers.
 
 mod hostile;
 mod protocols;

@@ -9,7 +9,7 @@ use super::Metadata;
 use strata_bytes::{bounded_str, bounded_text};
 use strata_ecma::{MEMBER_REF_PARENT, RESOLUTION_SCOPE, row_of, table, table_of};
 
-/// Deeper nesting is not believed.
+/// Deeper nesting is rejected.
 const MAX_NESTING: usize = 64;
 /// The most generic parameters returned for one type or method.
 const MAX_GENERIC_PARAMS: usize = 256;

@@ -70,8 +70,8 @@ const METHODS: [&str; 18] = [
     "System.Runtime.CompilerServices.RuntimeHelpers.DispatchTailCalls",
 ];
 
-/// Whether a frame of this cleaned name stands between a caller and its continuation, or between
-/// a `throw` and its `catch`, without being anybody's work.
+/// Whether a frame of this cleaned name stands between a caller and its continuation, or between a
+/// `throw` and its `catch`, without being user code.
 #[must_use]
 pub fn plumbing(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("System.") else { return false };
@@ -128,7 +128,7 @@ fn wraps(wrapper: &str, method: &str) -> bool {
     method == of_method || method.strip_suffix('$') == Some(wrapper)
 }
 
-/// Whether a raw name is of a method that the compiler made of somebody's body.
+/// Whether a raw name is of a method that the compiler generated from a source method's body.
 fn is_body(system_name: &str) -> bool {
     let name = system_name.split_once('(').map_or(system_name, |(name, _)| name);
     // An iterator's method only makes what holds its body.

@@ -15,7 +15,7 @@ fn acts(character: char) -> bool {
         )
 }
 
-/// The text with a mark where something was that is not shown, cut where it gets too long.
+/// The text with a mark where something was that is not shown, truncated where it gets too long.
 pub(super) fn inert(text: &str) -> String {
     let mut shown: String = front(text)
         .chars()

@@ -106,7 +106,7 @@ impl Member {
         })
     }
 
-    /// A method that somebody wrote.
+    /// A method written in the source.
     fn written(name: &str, place: Place<'_>) -> Self {
         if name == ".ctor" || name == ".cctor" || (place.in_type_name && is_constructor(name)) {
             return Member {

@@ -8,7 +8,7 @@ use super::brackets::{enclosed, rsplit_outside, split_outside};
 /// The meaning of one part of a type's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part<'a> {
-    /// A type that somebody wrote.
+    /// A type written in the source.
     Named(&'a str),
     /// A type without a name in the source: what it is called, and its number.
     Anonymous(&'static str, &'a str),
@@ -38,7 +38,7 @@ pub(super) struct Path<'a> {
     pub segments: Vec<Segment<'a>>,
 }
 
-/// Nested deeper than anybody nests types; deeper ones are dropped.
+/// Deeper than types are nested in practice; deeper ones are dropped.
 const MOST_SEGMENTS: usize = 32;
 
 impl<'a> Path<'a> {
@@ -211,7 +211,7 @@ mod tests {
             ("VB$AnonymousType_0`1", vec![Anonymous("AnonymousType", "0")]),
             ("Module+total@12-1", vec![Named("Module"), Function("total@12-1")]),
             ("<StartupCode$App>.$Program", vec![Named("Program")]),
-            // Marks that do not fit are somebody's names.
+            // Unexpected marks are names from the source.
             ("A`b", vec![Named("A`b")]),
             ("<", vec![Named("<")]),
             ("a@b", vec![Named("a@b")]),

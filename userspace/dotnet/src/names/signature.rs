@@ -11,7 +11,7 @@ use strata_ecma::{table, table_of};
 
 use super::inert::{MAX_NAME_BYTES, inert, push};
 
-/// Elements of one signature, and types within types; more are not believed.
+/// Elements of one signature, and types within types; more are rejected.
 const BUDGET: Budget = Budget { steps: 4096, depth: 32 };
 /// Parameters of one method. The runtime allows more; a reader wants fewer.
 const MOST_PARAMETERS: u32 = 256;

@@ -20,7 +20,7 @@ mod flag {
     pub const UPDATE_CONTEXT: u32 = 0x80;
 }
 
-/// Steps for one signature that is asked for; honest ones take some tens.
+/// The most steps for one signature; real ones take some tens.
 const MAX_STEPS: u32 = 16 << 10;
 
 /// An instantiated method.

@@ -1,6 +1,6 @@
 //! Precompiled code: which method the code at an address belongs to.
 //!
-//! The tables are read once, into memory; signatures of instances stay bytes until somebody asks.
+//! The tables are read once, into memory; signatures of instances stay bytes until they are needed.
 //!
 //! Invariant: what the tables claim is held against the bytes there are: no index, count or overlap
 //! in them costs more than reading each byte a few times.
@@ -61,7 +61,7 @@ struct Entry {
     shared: bool,
 }
 
-/// A runtime function and whose it is.
+/// A runtime function and its method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub owner: Owner,
@@ -89,7 +89,7 @@ pub struct NativeCode {
     instance_count: u32,
     /// Metadata with references that the assembly's own does not have.
     pub(crate) manifest: Option<crate::Metadata>,
-    /// Where the lists of statements are, which are read when somebody asks.
+    /// Where the lists of statements are, which are read on demand.
     debug_info: Option<Directory>,
     /// Parts that could not be used.
     problems: Vec<&'static str>,

@@ -53,7 +53,7 @@ pub enum Credential {
     },
 }
 
-/// A server and how to talk to it.
+/// A server and its connection settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSettings {
     pub address: Address,

@@ -1,4 +1,4 @@
-//! What became of a batch: delivered, to be sent again, or refused for good.
+//! The outcome of sending a batch: delivered, to be retried, or refused permanently.
 //!
 //! Pure: it judges a status, headers and the first bytes of a body. The body is untrusted: it is
 //! bounded before it comes here, and what is shown of it is made inert and stripped of the
@@ -23,7 +23,7 @@ const SHOWN: usize = 300;
 pub enum Outcome {
     /// The server has it. According to the server, `rejected` profiles of it were not stored.
     Delivered { rejected: u64, message: Option<String> },
-    /// Not this time: the network, a server that is ill or has too much to do.
+    /// To be retried: a network error, or a failing or overloaded server.
     Retry { after: Option<Duration>, reason: String },
     /// Sending the same bytes again would not help.
     Refused { status: Option<u16>, reason: String },

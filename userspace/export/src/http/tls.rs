@@ -1,7 +1,7 @@
-//! Whom a connection trusts.
+//! The certificate authorities that a connection trusts.
 //!
-//! The system's certificates (`SSL_CERT_FILE` and `SSL_CERT_DIR` are obeyed), or those of a file
-//! and then only those: who names an authority does not want the others.
+//! The system's certificates (`SSL_CERT_FILE` and `SSL_CERT_DIR` apply), or only those of the
+//! configured file.
 
 use std::sync::Arc;
 

@@ -92,7 +92,7 @@ pub(super) struct Costs<'p> {
     id_bytes: usize,
     /// Strings will be no longer than this.
     longest: usize,
-    /// Bytes of the functions at one location; what is over will be cut.
+    /// Bytes of the functions at one location; what exceeds the limit will be truncated.
     frame_room: usize,
     /// Places of each stack.
     depths: Vec<u32>,

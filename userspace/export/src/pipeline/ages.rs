@@ -1,7 +1,7 @@
-//! The time by which the store's profiles grow old, of two clocks: one that only counts (`Instant`),
-//! and the time of day, that somebody may set.
+//! The time by which the store's profiles grow old, of two clocks: one that only counts
+//! (`Instant`), and the time of day, which may be set.
 //!
-//! A clock that is set wrong would delete everything at once, so a leap forwards is believed only
+//! A clock that is set wrong would delete everything at once, so a leap forwards is accepted only
 //! when it has lasted.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -28,7 +28,7 @@ pub const PROBATION: Duration = Duration::from_secs(3600);
 /// a clock that is wrong for less deletes nothing for its age; the bound of size holds all the time.
 #[derive(Debug)]
 pub struct Ages {
-    /// The time of day at `began` by the clock that is believed.
+    /// The time of day at `began` by the trusted clock.
     base: i64,
     began: Instant,
     /// The same by a clock that has leapt, and since when it is seen.

@@ -34,7 +34,7 @@ impl Clock {
         self.began.elapsed().saturating_mul(self.speed)
     }
 
-    /// The time of day, which a person may set forth and back.
+    /// The time of day, which may be set forward and back.
     #[must_use]
     pub fn time(&self) -> SystemTime {
         if self.speed == 1 { SystemTime::now() } else { self.began_at + self.now() }

@@ -2,7 +2,7 @@
 //!
 //! A credential's file is looked at before a request, at most every few seconds, and at once when
 //! the server refuses it. While there is none that can be used, nothing is sent: a request without
-//! would be refused for good.
+//! one would be refused permanently.
 //!
 //! Invariant: no text of a credential is in an error, a log or `Debug`.
 

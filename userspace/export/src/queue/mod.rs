@@ -7,7 +7,7 @@
 //! - Order: batches are begun in the order of their time, so what piled up goes before what is
 //!   new. Several requests at once may be answered in another order, and every fourth request to a
 //!   server that fails is made with the second batch, in case the first is what it fails on.
-//! - A server that is down is asked with one request at a time, after waits that double and are
+//! - A server that is down is tried with one request at a time, after waits that double and are
 //!   random within bounds. When it is back, the number of requests at once grows from one.
 //! - The same batch arrives twice only if the answer to the first was lost, with the network or
 //!   with this process. It has the same id both times.

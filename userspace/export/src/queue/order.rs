@@ -9,8 +9,7 @@ use crate::Batch;
 use crate::queue::clock::Moment;
 use crate::spool::Key;
 
-/// Every so many failures in a row, the server is asked with another batch: perhaps it is ill only
-/// when it is given this one.
+/// Every so many failures in a row, another batch is tried: the failure may be caused by this one.
 const SECOND_OPINION: u32 = 4;
 
 #[derive(Clone, Debug)]
@@ -176,7 +175,7 @@ impl Queue {
         Some(first)
     }
 
-    /// One was delivered that is newer than others which were tried in vain.
+    /// A batch was delivered that is newer than others which failed.
     pub(crate) fn suspect_older(&mut self, delivered: Key) {
         let older = self.pending.range_mut(..delivered);
         for (_, pending) in older.take_while(|(_, pending)| pending.attempts > 0) {

@@ -1,9 +1,9 @@
-//! How fast an exporter may be asked: how many requests at once, and when the next one.
+//! Pacing of an exporter: how many requests at once, and when the next one.
 //!
-//! A server that fails is left alone for a time that doubles with each failure, and is then asked
+//! A server that fails is left alone for a time that doubles with each failure, and is then tried
 //! with one request. From its first success the number of requests at once doubles until it is the
-//! exporter's limit again. Waits are random within bounds, so that hosts that lost the same server do
-//! not come back in the same second.
+//! exporter's limit again. Waits are random within bounds, so that hosts that lost the same server
+//! do not come back in the same second.
 //!
 //! Pure: the caller brings time and chance.
 

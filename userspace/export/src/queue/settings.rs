@@ -50,7 +50,7 @@ impl ExporterSettings {
         }
     }
 
-    /// Whether batches go elsewhere, or as somebody else.
+    /// Whether the endpoint or the credentials differ.
     pub(crate) fn leads_elsewhere(&self, other: &Self) -> bool {
         self.destination != other.destination
             || self.credential != other.credential

@@ -1,6 +1,6 @@
 //! One batch as a file: a header with its length and contents, then the batch.
 //!
-//! Invariant: a file is believed only if its length and both checksums fit, and memory is taken
+//! Invariant: a file is accepted only if its length and both checksums fit, and memory is taken
 //! only for what the file really holds, and never more than [`MOST_PAYLOAD`].
 
 use std::fs::{File, OpenOptions};

@@ -79,7 +79,7 @@ impl SpoolError {
         move |source| Self::Io { action, path, source }
     }
 
-    /// Whether the disk is at fault, and not what was asked of it.
+    /// Whether the disk is at fault, and not the request.
     #[must_use]
     pub fn is_of_the_disk(&self) -> bool {
         matches!(self, Self::Io { .. } | Self::Locked(_))

@@ -20,7 +20,7 @@ use crate::error::WriteError;
 use crate::text::{push_xml, quantity, shortened, visible};
 use crate::tree::{CallTree, Node, NodeKind, Place};
 
-/// The whole picture in units of width: what shares are cut into.
+/// The whole picture in units of width: the unit of shares.
 const WHOLE: f64 = 1e12;
 /// From which change on, as a part of all, a colour is one step deeper.
 const STEPS: [f64; 4] = [0.005, 0.02, 0.05, 0.15];

@@ -79,7 +79,7 @@ pub(super) fn lay_out(profile: &Profile, tree: &CallTree) -> Layout {
     layout
 }
 
-/// The least value that is drawn. A caller's value is at least its callee's, so this cuts no
+/// The least value that is drawn. A caller's value is at least its callee's, so this separates no
 /// frame from its callers.
 fn smallest_drawn(tree: &CallTree) -> i64 {
     let total = tree.nodes.first().map_or(0, |root| root.value);

@@ -110,7 +110,7 @@ impl Picture<'_> {
             let of_kind = self.tree.nodes.iter().filter(|node| node.kind == NodeKind::Frame(kind));
             let (present, own) =
                 of_kind.fold((false, 0_i64), |(_, sum), node| (true, sum.saturating_add(node.own)));
-            // A stack that was cut has a marker, but no time is spent in it.
+            // A truncated or incomplete stack has a marker, but no time is spent in it.
             if !present || kind == FrameKind::Marker && own == 0 {
                 continue;
             }

@@ -1,8 +1,8 @@
 //! Writes a profile as pprof.
 //!
 //! Strings, mappings and locations keep their positions (ids are position + 1). A mapping is
-//! written a second time under a telling path where its own would give a frame another kind
-//! when it is read again.
+//! written a second time under a path that implies the kind where its own would give a frame
+//! another kind when it is read again.
 //!
 //! `has_functions` is set on a mapping only if every location in it has a real name: servers
 //! drop the addresses of a mapping that has it.
@@ -176,7 +176,7 @@ impl Written {
     }
 }
 
-/// The mappings, those of the profile first, then those renamed to tell a kind.
+/// The mappings, those of the profile first, then those renamed to imply a kind.
 struct Mappings<'p> {
     profile: &'p Profile,
     list: Vec<Written>,

@@ -1,8 +1,9 @@
 //! Which mounts may hang on access, found without accessing them.
 //!
 //! `statfs` on a FUSE mount asks its server. The type of a mount is therefore read from mountinfo,
-//! by the mount id that `statx` gives without asking anybody. Mount ids are unique over all mount
-//! namespaces, but come back after an unmount, so what is known is kept for seconds only.
+//! by the mount id that `statx` returns without asking the file system's server. Mount ids are
+//! unique over all mount namespaces, but come back after an unmount, so what is known is kept for
+//! seconds only.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -12,14 +13,14 @@ use rustix::fs::{Mode, OFlags, openat};
 
 use crate::identity::answers_locally;
 
-/// How long an answer is believed.
+/// How long an answer is cached.
 const FRESH: Duration = Duration::from_secs(10);
 /// More mounts than this are not looked at: unknown, so slow.
 const MAX_MOUNTINFO: usize = 4 << 20;
 /// More mounts than this are not remembered.
 const MAX_MOUNTS: usize = 1 << 16;
 
-/// How a filesystem treats those who open a file.
+/// Whether opening a file on this filesystem may hang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manners {
     /// This kernel alone answers.

@@ -101,7 +101,8 @@ impl Resolver {
         let found = match self.lane {
             Lane::Slow => walk(root, &path, ResolveFlags::empty()).map_err(refused)?,
             Lane::Fast { .. } => {
-                // What the kernel has in its cache is found without asking anybody.
+                // What the kernel has in its cache is found without asking the file system's
+                // server.
                 match walk_once(root, &path, ResolveFlags::CACHED) {
                     Ok(found) => found,
                     Err(Errno::AGAIN) => {

@@ -165,7 +165,8 @@ impl OpenerLane {
         }
     }
 
-    /// The opener is gone or talks nonsense: its first request is to blame, the others get another.
+    /// The opener has died or violated the protocol: its first request failed, the others get
+    /// another opener.
     fn died(
         &mut self,
         death: Option<Death>,

@@ -1,4 +1,4 @@
-//! What the service did, refused and lost: every number is for a person to see.
+//! Counters of what the service did, refused and lost, all of them reported.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

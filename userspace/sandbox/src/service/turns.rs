@@ -14,7 +14,7 @@ type Owner = Option<ProcessRef>;
 #[derive(Debug, Default)]
 pub struct Turns {
     waiting: HashMap<Owner, VecDeque<PendingOpen>>,
-    /// Whose turn comes when: everyone who waits, once.
+    /// The order of turns: every waiting process once.
     order: VecDeque<Owner>,
     count: usize,
 }

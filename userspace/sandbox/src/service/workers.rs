@@ -19,7 +19,7 @@ use crate::worker::MAX_INLINE;
 const HELP_AFTER: Duration = Duration::from_millis(250);
 /// How long the kernel is given to say how a worker died.
 const VERDICT_WITHIN: Duration = Duration::from_millis(500);
-/// A worker's message to a person is cut to this.
+/// A worker's error message is truncated to this.
 const MAX_TEXT: usize = 512;
 /// After so many deaths or failed starts in a row, with no job done, all waiting jobs fail at once.
 const HOPELESS_AFTER: u32 = 8;
@@ -31,9 +31,9 @@ pub struct PendingJob {
     pub body: Vec<u8>,
     pub files: Vec<Arc<OpenFile>>,
     pub timeout: Duration,
-    /// An answer larger than this is not believed.
+    /// An answer larger than this is rejected.
     pub reply_limit: u64,
-    /// Somebody waits for it right now (rules for samples, not names for a report).
+    /// It is waited for (rules for samples, not names for a report).
     pub urgent: bool,
 }
 

@@ -1,5 +1,5 @@
 //! The executable that the tests' services start: opener and worker as in strata, and jobs that
-//! only a test wants: to hang, crash, use up memory, or talk nonsense.
+//! only a test wants: to hang, crash, use up memory, or violate the protocol.
 
 use std::process::ExitCode;
 
@@ -60,7 +60,7 @@ impl WorkerJobs for TestJobs {
                 libc::kill(1, 0);
                 Ok(b"signalled".to_vec())
             },
-            // SAFETY: duplicates nothing, only talks to the daemon behind the worker's back.
+            // SAFETY: duplicates nothing, only writes to the daemon beside the worker's own code.
             212 => unsafe {
                 for descriptor in 0..16 {
                     let text = b"nonsense of a worker that was taken over";

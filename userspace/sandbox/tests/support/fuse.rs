@@ -1,6 +1,6 @@
 //! A FUSE filesystem with one file under any name, which stops answering on command.
 //!
-//! It speaks the kernel's protocol directly (include/uapi/linux/fuse.h of Linux 6.12, version
+//! It implements the kernel's protocol directly (include/uapi/linux/fuse.h of Linux 6.12, version
 //! 7.31) over a mounted `/dev/fuse`.
 
 use std::ffi::CString;

@@ -173,7 +173,7 @@ impl Reader {
     }
 }
 
-/// The roll-ups of a store, and whom each stands for.
+/// The roll-ups of a store, and the segments that each replaces.
 #[derive(Default)]
 struct Rollups {
     files: Vec<(Segment, Vec<bool>)>,
@@ -194,7 +194,8 @@ impl Rollups {
             if at < first_held {
                 file.file = None;
             }
-            // Segments that retention has dropped are not spoken for, nor is one twice.
+            // Segments that retention has dropped are not counted as replaced, and none is replaced
+            // twice.
             let speaks = |member: &Member| {
                 segments.binary_search(&member.number).is_ok()
                     && rollups.members.insert(member.number, *member).is_none()

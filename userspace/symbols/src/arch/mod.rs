@@ -1,5 +1,6 @@
-//! What naming PLT stubs knows of the machine: one file for each, with the same items. Which one is
-//! compiled decides the target, because programs are profiled on the machine they run on.
+//! Machine-specific code for symbolizing PLT stubs: one file for each machine, with the same items.
+//! Which one is compiled decides the target, because programs are profiled on the machine they run
+//! on.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

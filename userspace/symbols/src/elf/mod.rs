@@ -225,7 +225,7 @@ impl<'a> ElfFile<'a> {
     /// The bytes of a section, unpacked if need be; neither form may be larger than `limit`.
     ///
     /// # Errors
-    /// When it is too large, cut, or does not unpack.
+    /// When it is too large, truncated, or does not unpack.
     pub fn read_section(
         &self,
         section: &Section,

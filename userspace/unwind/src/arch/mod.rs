@@ -1,5 +1,5 @@
-//! What building unwind tables knows of the machine: one directory for each, with the same items.
-//! Which one is compiled decides the target, as in [`strata_abi::arch`].
+//! Machine-specific code for building unwind tables: one directory for each machine, with the same
+//! items. Which one is compiled decides the target, as in [`strata_abi::arch`].
 //!
 //! | item | is |
 //! |---|---|

@@ -37,7 +37,7 @@ pub(crate) enum Command {
     Stop { within: Duration, sends: bool },
 }
 
-/// What an worker and those who ask for its health share.
+/// State shared by a worker and the readers of its health.
 pub(crate) type Figures = Arc<Mutex<ExporterHealth>>;
 
 #[derive(Clone, Copy, Debug)]

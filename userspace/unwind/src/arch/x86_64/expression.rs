@@ -179,7 +179,7 @@ fn operations(section: &[u8], part: Part) -> Vec<Op<'_>> {
         match Operation::parse(&mut reader, ENCODING) {
             Ok(Operation::Nop) => {}
             Ok(operation) => operations.push(operation),
-            // An expression cut here must not look like a whole one.
+            // An expression truncated here must not look like a whole one.
             Err(_) => return Vec::new(),
         }
     }

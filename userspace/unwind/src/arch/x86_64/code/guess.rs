@@ -11,7 +11,7 @@ use super::regions::{Regions, STARTS, SWITCHES};
 use super::state::{Doubt, State};
 use super::{Analysis, ends, is_padding};
 
-/// Instructions looked ahead to tell whether a guess can be right.
+/// Instructions looked ahead to judge whether a guess can be right.
 const MAX_PROBE: usize = 256;
 
 impl Analysis {

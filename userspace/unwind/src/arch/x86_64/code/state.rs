@@ -9,7 +9,7 @@ use strata_abi::rule::{FLAG_FP_SAVED, FLAG_RA_IN_REGISTER, Kind, Packed, Rule};
 
 use crate::rules::{self, Rules};
 
-/// Frames beyond this are not believed.
+/// Larger frames are rejected.
 const MAX_FRAME: i32 = 1 << 24;
 
 /// How sure a state is; of two that differ the surer one is taken.

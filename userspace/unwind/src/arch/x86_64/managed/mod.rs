@@ -16,15 +16,14 @@
 //!
 //! A prologue is at most about 70 bytes long; 96 bytes suffice for every method that neither has
 //! handlers nor replaces a running frame. With more code than that the rules are better, never
-//! different for what the first bytes tell:
+//! different where the first bytes suffice:
 //!
-//! - The first bytes do not say whether a method has handlers. What they tell is that a method
-//!   without a frame pointer has none. [`wants_all_code`] is true for methods with a frame
-//!   pointer whose code was cut: their whole code should then be read. The instructions of 12,000
-//!   methods are 3 MB; about 4 % of all methods have handlers. Without the rest, the rule inside
-//!   a handler is the body's: RBP is the method's own in it, so the walk goes on with the
-//!   method's caller, and the frames between (the runtime's, while it handles an exception) are
-//!   left out.
+//! - The first bytes do not reveal whether a method has handlers, except that a method without a
+//!   frame pointer has none. [`wants_all_code`] is true for methods with a frame pointer whose code
+//!   was truncated: their whole code should then be read. The instructions of 12,000 methods are 3
+//!   MB; about 4 % of all methods have handlers. Without the rest, the rule inside a handler is the
+//!   body's: RBP is the method's own in it, so the walk goes on with the method's caller, and the
+//!   frames between (the runtime's, while it handles an exception) are left out.
 //! - For methods that replace a running frame, an epilogue is needed, or the first bytes of the
 //!   replaced method ([`MethodCode::replaced`]).
 //!

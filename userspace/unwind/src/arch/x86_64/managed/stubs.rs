@@ -4,7 +4,7 @@
 //! between, for calls through interfaces (src/coreclr/vm/amd64/virtualcallstubcpu.hpp,
 //! `ResolveStub` and `LookupStub`; up to .NET 5 src/vm/amd64). Both are written from one template.
 //!
-//! Invariant: a stub's stack is followed from jump to jump; nothing else is believed of it.
+//! Invariant: a stub's stack is followed from jump to jump; nothing else of it is trusted.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use strata_abi::rule::{Kind, Packed, Rule};
