@@ -27,6 +27,9 @@ const fn unbounded(name: &'static str) -> SampleLabel {
     SampleLabel { name, cardinality: Cardinality::Unbounded }
 }
 
+/// When a sample was taken or ended, in nanoseconds since 1970.
+pub const END_TIMESTAMP: &str = "end_timestamp_ns";
+
 /// The table.
 pub static SAMPLE_LABELS: [SampleLabel; 23] = [
     bounded("pid"),
@@ -38,7 +41,7 @@ pub static SAMPLE_LABELS: [SampleLabel; 23] = [
     unbounded("trace_id"),
     unbounded("local root span id"),
     unbounded("span id"),
-    unbounded("end_timestamp_ns"),
+    unbounded(END_TIMESTAMP),
     bounded("appdomain name"),
     bounded("appdomain process id"),
     bounded("exception type"),

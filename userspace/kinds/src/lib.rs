@@ -11,13 +11,16 @@
 
 #![no_std]
 
+mod frequencies;
 pub mod labels;
 mod set;
 mod table;
 mod types;
 
+pub use frequencies::Frequencies;
 pub use set::{Kinds, UnknownKind};
 pub use table::{KIND_COUNT, Kind, find_column};
 pub use types::{
-    Aggregation, Availability, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Shape,
+    Aggregation, Availability, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate,
+    Shape,
 };

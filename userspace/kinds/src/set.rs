@@ -20,6 +20,29 @@ impl Kinds {
     }
 
     #[must_use]
+    pub fn all() -> Self {
+        Kind::ALL.into_iter().collect()
+    }
+
+    /// Those that this version has a sampler for.
+    #[must_use]
+    pub fn sampled() -> Self {
+        Kind::ALL.into_iter().filter(|kind| kind.is_sampled()).collect()
+    }
+
+    /// Those that are in both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Those that are in one of them.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[must_use]
     pub const fn contains(self, kind: Kind) -> bool {
         self.0 & 1 << kind as u8 != 0
     }

@@ -4,7 +4,8 @@
 //! `profile:name:unit:period_name:period_unit`.
 
 use crate::types::{
-    Aggregation, Availability, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Shape,
+    Aggregation, Availability, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate,
+    Shape,
 };
 
 /// Declares the enum and the table together, so that a kind's number is its row's position.
@@ -63,6 +64,7 @@ kinds! {
         ],
         default_column: 1,
         period: CPU,
+        rate: Some(Rate { setting: "frequency", daemon: 19, recording: 97 }),
         keeps_times: true,
         on_by_default: true,
         availability: Availability::Sampled,
@@ -85,6 +87,7 @@ kinds! {
         }],
         default_column: 0,
         period: WALL,
+        rate: Some(Rate { setting: "wall_frequency", daemon: 10, recording: 20 }),
         keeps_times: false,
         on_by_default: false,
         availability: Availability::NotYet,
@@ -106,6 +109,7 @@ kinds! {
         }],
         default_column: 0,
         period: OFF_CPU,
+        rate: None,
         keeps_times: false,
         on_by_default: false,
         availability: Availability::NotYet,
@@ -128,6 +132,7 @@ kinds! {
         }],
         default_column: 0,
         period: EXCEPTIONS,
+        rate: None,
         keeps_times: true,
         on_by_default: false,
         availability: Availability::NotYet,
@@ -158,6 +163,7 @@ kinds! {
         ],
         default_column: 1,
         period: LOCK_TIME,
+        rate: None,
         keeps_times: true,
         on_by_default: false,
         availability: Availability::NotYet,
@@ -191,6 +197,7 @@ kinds! {
         ],
         default_column: 1,
         period: SPACE,
+        rate: None,
         keeps_times: false,
         on_by_default: false,
         availability: Availability::NotYet,
@@ -221,6 +228,7 @@ kinds! {
         ],
         default_column: 1,
         period: SPACE,
+        rate: None,
         keeps_times: false,
         on_by_default: false,
         availability: Availability::NotYet,
@@ -251,6 +259,7 @@ kinds! {
         ],
         default_column: 1,
         period: GC_PAUSE,
+        rate: None,
         keeps_times: true,
         on_by_default: false,
         availability: Availability::NotYet,

@@ -53,6 +53,17 @@ pub enum Availability {
     NotYet,
 }
 
+/// How often a clock samples a kind, in samples a second of what it watches (a CPU, a thread).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Its key in the configuration, below `sampling` and in rules.
+    pub setting: &'static str,
+    /// Of the daemon, when the configuration says nothing.
+    pub daemon: u32,
+    /// Of a recording.
+    pub recording: u32,
+}
+
 /// What Pyroscope calls a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PyroscopeType {
@@ -106,6 +117,8 @@ pub struct KindInfo {
     pub default_column: usize,
     /// What the sampling period counts.
     pub period: Quantity,
+    /// None for kinds that are sampled when something happens.
+    pub rate: Option<Rate>,
     /// Whether every sample keeps its time unless a command decides otherwise.
     pub keeps_times: bool,
     /// Whether the daemon samples it when the configuration says nothing.
@@ -123,6 +136,38 @@ impl KindInfo {
     #[must_use]
     pub const fn shown_column(&self) -> &'static Column {
         &self.columns[self.default_column]
+    }
+
+    /// Whether its values are what was there at one time: a later snapshot replaces an earlier one.
+    #[must_use]
+    pub const fn is_snapshot(&self) -> bool {
+        let mut at = 0;
+        while at < self.columns.len() {
+            if matches!(self.columns[at].aggregation, Aggregation::Snapshot) {
+                return true;
+            }
+            at += 1;
+        }
+        false
+    }
+
+    /// The position of the column whose values say how long its samples lasted.
+    #[must_use]
+    pub fn duration_column(&self) -> Option<usize> {
+        let lasts =
+            |column: &Column| column.measure != Measure::Count && column.own.unit == "nanoseconds";
+        self.columns.iter().position(lasts)
+    }
+
+    /// The values of samples that stand for `weight` events and measured `value`, one for each
+    /// column. `period` is what an event of a sampled clock stands for.
+    pub fn values(&self, weight: u64, value: u64, period: i64) -> impl Iterator<Item = i64> {
+        let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        self.columns.iter().map(move |column| match column.measure {
+            Measure::Count => whole(weight),
+            Measure::Period => whole(weight).saturating_mul(period),
+            Measure::Value => whole(value),
+        })
     }
 
     /// How many columns hold measured values.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use strata_kinds::{Aggregation, Kind, Kinds, Measure, find_column, labels};
+use strata_kinds::{Aggregation, Frequencies, Kind, Kinds, Measure, find_column, labels};
 
 #[test]
 fn the_ids_are_those_that_dashboards_know() {
@@ -40,6 +40,15 @@ fn every_name_alias_and_column_belongs_to_one_kind() {
         }
         assert!(info.default_column < info.columns.len(), "{kind}");
         let counts = info.columns.iter().filter(|column| column.measure == Measure::Count).count();
+        // A record has one measured value, and a kind's columns are all of one aggregation.
+        assert!(info.measured_columns() <= 1, "{kind}");
+        let snapshots = info.columns.iter().map(|column| column.aggregation);
+        assert!(snapshots.clone().all(|one| Some(one) == snapshots.clone().next()), "{kind}");
+        assert_eq!(
+            info.rate.is_some(),
+            info.columns.iter().any(|column| column.measure == Measure::Period)
+                || kind == Kind::Wall
+        );
         assert!(counts <= 1 && !info.help.is_empty() && !info.title.is_empty(), "{kind}");
     }
 }
@@ -81,4 +90,27 @@ fn labels_of_many_values_and_those_of_users_are_separable() {
     assert!(labels::is_separable("exception message") && labels::is_separable("trace_id"));
     assert!(labels::is_separable("customer") && !labels::is_separable("exception type"));
     assert!(!labels::is_separable("tid"));
+}
+
+#[test]
+fn the_values_of_a_row_follow_from_what_its_columns_measure() {
+    let values = |kind: Kind, period| kind.info().values(3, 70, period).collect::<Vec<_>>();
+    assert_eq!(values(Kind::Cpu, 10), [3, 30]);
+    assert_eq!(values(Kind::Wall, 10), [70]);
+    assert_eq!(values(Kind::Exceptions, 1), [3]);
+    assert_eq!(values(Kind::Locks, 1), [3, 70]);
+    assert!(Kind::Heap.info().is_snapshot() && !Kind::Allocations.info().is_snapshot());
+    let lasts = |kind: Kind| kind.info().duration_column();
+    assert_eq!(
+        [Kind::Cpu, Kind::Locks, Kind::Exceptions, Kind::Allocations].map(lasts),
+        [Some(1), Some(1), None, None]
+    );
+}
+
+#[test]
+fn a_kind_of_a_clock_has_the_period_of_its_rate() {
+    let of_recording = Frequencies::of_recording();
+    assert_eq!((of_recording.of(Kind::Cpu), of_recording.period(Kind::Exceptions)), (97, 1));
+    assert_eq!(of_recording.with(Kind::Cpu, 100).period(Kind::Cpu), 10_000_000);
+    assert_eq!(Frequencies::of_daemon().of(Kind::Cpu), 19);
 }
