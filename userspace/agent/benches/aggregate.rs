@@ -2,8 +2,9 @@
 //! encoder's benchmark, each of one thread of 64.
 
 use strata_abi::record::End;
-use strata_agent::aggregate::{Aggregate, ThreadKey, Words};
+use strata_agent::aggregate::{Aggregate, LabelsId, Sample, ThreadKey, Words};
 use strata_agent::processes::table::{ImageId, Space};
+use strata_kinds::{Kind, Kinds};
 
 fn main() {
     const DIFFERENT: u64 = 400_000;
@@ -25,7 +26,7 @@ fn main() {
                 (which, std::array::from_fn(|depth| frame(which, depth)))
             })
             .collect();
-        let mut aggregate = Aggregate::new(false);
+        let mut aggregate = Aggregate::new(Kinds::NONE);
         let comm = *b"measure\0\0\0\0\0\0\0\0\0";
         let space = Space::default();
         let begun = std::time::Instant::now();
@@ -33,8 +34,16 @@ fn main() {
             for (which, user) in &samples {
                 let words = Words { kernel: &[], user, end: End::Complete, flags: 0, era: 0 };
                 let tid = (which % 64) as u32;
-                let key = ThreadKey { image: ImageId(0), tid, comm, domain: 0 };
-                aggregate.add(0, key, words, &space);
+                aggregate.add(&Sample {
+                    kind: Kind::Cpu,
+                    time: 0,
+                    thread: ThreadKey { image: ImageId(0), tid, comm, domain: 0 },
+                    labels: LabelsId::NONE,
+                    weight: 1,
+                    value: 0,
+                    stack: words,
+                    space: &space,
+                });
             }
         }
         let each = begun.elapsed().as_secs_f64() / (ROUNDS * DIFFERENT) as f64;

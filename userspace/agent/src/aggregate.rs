@@ -1,20 +1,31 @@
-//! Samples of one recording: stacks interned, addresses unresolved.
+//! Samples of one period, of every kind: stacks interned, addresses not symbolized.
 //!
 //! Most samples repeat another one: the words of a stack are hashed together with what gives them
 //! meaning (the image and its mappings' epoch), that together with the thread, and the sum is a
-//! count in one table. Only a stack seen for the first time is taken apart.
+//! count in the table of its kind. Only a stack seen for the first time is taken apart.
 //!
-//! Invariant: ids are positions and never change while the recording lasts.
+//! - [`of_kind`]: what was sampled of one kind. [`labels`]: labels of samples.
+//!
+//! Invariant: ids are positions and never change while the recording lasts. Kinds share stacks,
+//! threads and labels, never a count.
+
+mod labels;
+mod of_kind;
 
 use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 use indexmap::IndexSet;
 use strata_abi::record::{END_COUNT, End, FLAG_KERNEL_CUT};
+use strata_kinds::{KIND_COUNT, Kind, Kinds};
 use xxhash_rust::xxh3;
 
 use super::code_address::{CodeAddress, Marker};
 use crate::processes::table::{ImageId, Space};
+use labels::LabelSets;
+pub use labels::{Label, LabelsId};
+use of_kind::OfKind;
+pub use of_kind::{Row, Tick};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StackId(pub u32);
@@ -43,20 +54,22 @@ pub struct Words<'a> {
     pub era: u32,
 }
 
-/// One sample in time.
-#[derive(Clone, Copy, Debug)]
-pub struct Tick {
-    pub thread: ThreadId,
-    pub stack: StackId,
-    pub time: u64,
-}
-
-/// How often a thread had a stack. With its key it fills half a line of the cache.
+/// One sample, as its producer hands it over.
 #[derive(Clone, Copy)]
-struct Count {
-    thread: ThreadId,
-    stack: StackId,
-    count: u64,
+pub struct Sample<'a> {
+    pub kind: Kind,
+    /// Nanoseconds of the monotonic clock.
+    pub time: u64,
+    pub thread: ThreadKey,
+    /// What the event says of itself beside its thread: see [`Aggregate::labels`].
+    pub labels: LabelsId,
+    /// How many events it stands for.
+    pub weight: u32,
+    /// What was measured; 0 for kinds that measure nothing.
+    pub value: u64,
+    pub stack: Words<'a>,
+    /// What its process had mapped at that time.
+    pub space: &'a Space,
 }
 
 type Hasher = FixedState;
@@ -73,66 +86,89 @@ pub struct Aggregate {
     by_places: HashMap<u128, StackId, Hasher>,
     by_words: HashMap<u128, StackId, Hasher>,
     threads: IndexSet<ThreadKey, Hasher>,
-    counts: HashMap<u128, Count, Hasher>,
-    timeline: Option<Vec<Tick>>,
-    ends: [u64; END_COUNT],
-    samples: u64,
+    labels: LabelSets,
+    /// By number of the kind.
+    kinds: [OfKind; KIND_COUNT],
     secret: Box<[u8; SECRET]>,
     scratch: Vec<u32>,
 }
 
 impl Aggregate {
-    /// With a timeline every sample keeps its time: 16 bytes each.
-    pub fn new(timeline: bool) -> Self {
+    /// Samples of the kinds in `times` keep their time each: 16 bytes, or 40 with a value or labels.
+    pub fn new(times: Kinds) -> Self {
         // Stacks come from hostile processes: their hashes must not be predictable.
         let mut secret = Box::new([0u8; SECRET]);
         // SAFETY: bytes of our own, as many as are told; fewer random ones only make it weaker.
         unsafe { libc::getrandom(secret.as_mut_ptr().cast(), SECRET, 0) };
         let seed = secret.first_chunk().map_or(0, |first| u64::from_ne_bytes(*first));
-        let hasher = || FixedState::with_seed(seed);
-        Self {
-            places: IndexSet::with_hasher(hasher()),
+        let hasher = Hasher::with_seed(seed);
+        let mut aggregate = Self {
+            places: IndexSet::with_hasher(hasher.clone()),
             stack_places: Vec::new(),
             stack_ends: Vec::new(),
-            by_places: HashMap::with_hasher(hasher()),
-            by_words: HashMap::with_hasher(hasher()),
-            threads: IndexSet::with_hasher(hasher()),
-            counts: HashMap::with_hasher(hasher()),
-            timeline: timeline.then(Vec::new),
-            ends: [0; END_COUNT],
-            samples: 0,
+            by_places: HashMap::with_hasher(hasher.clone()),
+            by_words: HashMap::with_hasher(hasher.clone()),
+            threads: IndexSet::with_hasher(hasher.clone()),
+            labels: LabelSets::new(hasher.clone()),
+            kinds: Kind::ALL.map(|kind| OfKind::new(kind, &hasher)),
             secret,
             scratch: Vec::new(),
-        }
+        };
+        aggregate.keep_times(times);
+        aggregate
     }
 
-    /// Adds one sample. `space` must be the process's at the sample's time.
-    pub fn add(&mut self, time: u64, key: ThreadKey, words: Words<'_>, space: &Space) {
-        self.samples += 1;
-        if let Some(end) = self.ends.get_mut(words.end as usize) {
+    /// Adds one sample.
+    pub fn add(&mut self, sample: &Sample<'_>) {
+        let Sample { kind, ref thread, labels, ref stack, space, .. } = *sample;
+        let words_hash = self.hash_of_words(thread.image, stack, space);
+        let mut hash = words_hash ^ self.hash_of_thread(thread);
+        if labels != LabelsId::NONE {
+            hash ^= self.hash(&labels.0.to_ne_bytes()).rotate_left(80);
+        }
+        let Some(of_kind) = self.kinds.get_mut(kind as usize) else { return };
+        of_kind.samples += 1;
+        if let Some(end) = of_kind.ends.get_mut(stack.end as usize) {
             *end += 1;
         }
-        let words_hash = self.hash_of_words(key.image, words, space);
-        let hash = words_hash ^ self.hash_of_thread(key);
-        let known = self.counts.get_mut(&hash).map(|known| {
-            known.count += 1;
-            (known.thread, known.stack)
-        });
-        let (thread, stack) = known.unwrap_or_else(|| {
-            let thread = ThreadId(self.threads.insert_full(key).0 as u32);
-            let stack = self.stack(words_hash, key.image, words, space);
-            self.counts.insert(hash, Count { thread, stack, count: 1 });
-            (thread, stack)
-        });
-        if let Some(timeline) = &mut self.timeline {
-            timeline.push(Tick { thread, stack, time });
+        if of_kind.add(hash, sample) {
+            return;
+        }
+        let id = ThreadId(self.threads.insert_full(*thread).0 as u32);
+        let stack = self.stack(words_hash, thread.image, stack, space);
+        if let Some(of_kind) = self.kinds.get_mut(kind as usize) {
+            of_kind.begin(hash, id, stack, sample);
         }
     }
 
-    /// Whether the time of every sample is kept from now on.
-    pub fn keep_timeline(&mut self, keep: bool) {
-        if keep != self.timeline.is_some() {
-            self.timeline = keep.then(Vec::new);
+    /// The samples of these kinds keep their times from now on, those of others do not.
+    pub fn keep_times(&mut self, kinds: Kinds) {
+        for (kind, table) in Kind::ALL.into_iter().zip(&mut self.kinds) {
+            table.keep_times(kinds.contains(kind));
+        }
+    }
+
+    /// Whose samples keep their times.
+    pub fn times_kept(&self) -> Kinds {
+        let kinds = Kind::ALL.into_iter().zip(&self.kinds);
+        kinds.filter(|(_, table)| table.keeps_times()).map(|(kind, _)| kind).collect()
+    }
+
+    /// The id of a set of labels, names and values, for [`Sample::labels`].
+    pub fn labels(&mut self, labels: &[(&str, &str)]) -> LabelsId {
+        self.labels.intern(labels)
+    }
+
+    /// What is added from now on of a snapshot kind and of this process and AppDomain is a new
+    /// snapshot, which replaces the one before.
+    pub fn begin_snapshot(&mut self, kind: Kind, image: ImageId, domain: u64) {
+        let Self { threads, kinds, .. } = self;
+        let is_of = |thread: ThreadId| {
+            let key = threads.get_index(thread.0 as usize);
+            key.is_some_and(|key| key.image == image && key.domain == domain)
+        };
+        if let Some(of_kind) = kinds.get_mut(kind as usize) {
+            of_kind.begin_snapshot((image, domain), is_of);
         }
     }
 
@@ -140,7 +176,7 @@ impl Aggregate {
         xxh3::xxh3_128_with_secret(bytes, self.secret.as_slice())
     }
 
-    fn hash_of_words(&self, image: ImageId, words: Words<'_>, space: &Space) -> u128 {
+    fn hash_of_words(&self, image: ImageId, words: &Words<'_>, space: &Space) -> u128 {
         let end = u64::from(words.end as u8) | u64::from(words.flags) << 8;
         let meaning = [
             u64::from(image.0) | u64::from(words.era) << 32,
@@ -156,7 +192,7 @@ impl Aggregate {
         user ^ self.hash(bytes_of(words.kernel)).rotate_left(64)
     }
 
-    fn hash_of_thread(&self, key: ThreadKey) -> u128 {
+    fn hash_of_thread(&self, key: &ThreadKey) -> u128 {
         let [first, second] = [0, 8].map(|at| {
             key.comm
                 .get(at..at + 8)
@@ -167,7 +203,7 @@ impl Aggregate {
         self.hash(bytes_of(&words)).rotate_left(96)
     }
 
-    fn stack(&mut self, hash: u128, image: ImageId, words: Words<'_>, space: &Space) -> StackId {
+    fn stack(&mut self, hash: u128, image: ImageId, words: &Words<'_>, space: &Space) -> StackId {
         if let Some(&known) = self.by_words.get(&hash) {
             return known;
         }
@@ -176,7 +212,7 @@ impl Aggregate {
         stack
     }
 
-    fn new_stack(&mut self, image: ImageId, words: Words<'_>, space: &Space) -> StackId {
+    fn new_stack(&mut self, image: ImageId, words: &Words<'_>, space: &Space) -> StackId {
         let mut places = std::mem::take(&mut self.scratch);
         places.clear();
         let mut push = |place| places.push(self.places.insert_full(place).0 as u32);
@@ -203,13 +239,27 @@ impl Aggregate {
         stack
     }
 
+    /// Of all kinds.
     pub fn samples(&self) -> u64 {
-        self.samples
+        self.kinds.iter().map(|of_kind| of_kind.samples).sum()
     }
 
-    /// How many stacks ended how; index as in [`End`].
-    pub fn ends(&self) -> &[u64; END_COUNT] {
-        &self.ends
+    pub fn samples_of(&self, kind: Kind) -> u64 {
+        self.kinds.get(kind as usize).map_or(0, |of_kind| of_kind.samples)
+    }
+
+    /// How many stacks ended how, those of all kinds; index as in [`End`].
+    pub fn ends(&self) -> [u64; END_COUNT] {
+        let mut ends = [0; END_COUNT];
+        for of_kind in &self.kinds {
+            ends.iter_mut().zip(of_kind.ends).for_each(|(sum, count)| *sum += count);
+        }
+        ends
+    }
+
+    /// The same of one kind.
+    pub fn ends_of(&self, kind: Kind) -> [u64; END_COUNT] {
+        self.kinds.get(kind as usize).map_or([0; END_COUNT], |of_kind| of_kind.ends)
     }
 
     pub fn code_addresses(&self) -> impl ExactSizeIterator<Item = CodeAddress> + '_ {
@@ -248,20 +298,26 @@ impl Aggregate {
             + table(self.stack_ends.len(), 40)
             + table(self.by_words.len(), 32)
             + table(self.threads.len(), 64)
-            + table(self.counts.len(), 40)
-            + self.timeline.as_ref().map_or(0, |timeline| table(timeline.capacity(), 16))
+            + self.labels.bytes()
+            + self.kinds.iter().map(OfKind::bytes).sum::<usize>()
     }
 
     pub fn threads(&self) -> impl ExactSizeIterator<Item = ThreadKey> + '_ {
         self.threads.iter().copied()
     }
 
-    pub fn counts(&self) -> impl Iterator<Item = (ThreadId, StackId, u64)> + '_ {
-        self.counts.values().map(|of| (of.thread, of.stack, of.count))
+    pub fn labels_of(&self, id: LabelsId) -> &[Label] {
+        self.labels.get(id)
     }
 
-    pub fn timeline(&self) -> Option<&[Tick]> {
-        self.timeline.as_deref()
+    /// What was sampled, in the order of kinds.
+    pub fn rows(&self) -> impl Iterator<Item = Row> + '_ {
+        self.kinds.iter().flat_map(OfKind::rows)
+    }
+
+    /// Each sample of the kinds whose times are kept, in the order of kinds.
+    pub fn ticks(&self) -> impl Iterator<Item = Tick> + '_ {
+        self.kinds.iter().flat_map(OfKind::ticks)
     }
 }
 
@@ -276,47 +332,4 @@ fn bytes_of_words(words: &[u32]) -> &[u8] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(tid: u32) -> ThreadKey {
-        ThreadKey { image: ImageId(0), tid, comm: *b"test\0\0\0\0\0\0\0\0\0\0\0\0", domain: 0 }
-    }
-
-    #[test]
-    fn the_same_stack_is_kept_once() {
-        let mut aggregate = Aggregate::new(false);
-        let words = Words { kernel: &[1, 2], user: &[3, 4], end: End::Complete, flags: 0, era: 0 };
-        for tid in 0..3 {
-            aggregate.add(0, key(tid), words, &Space::default());
-            aggregate.add(1, key(tid), words, &Space::default());
-        }
-        assert_eq!(aggregate.stacks(), 1);
-        assert_eq!(aggregate.counts().count(), 3);
-        assert_eq!(aggregate.counts().map(|(_, _, count)| count).sum::<u64>(), 6);
-    }
-
-    #[test]
-    fn a_stack_that_looks_like_what_is_hashed_with_it_is_a_stack_of_its_own() {
-        let aggregate = Aggregate::new(false);
-        let hash = |era: u32| {
-            // The words that say what those of the user mean.
-            let user = [u64::from(era) << 32, 0, u64::from(End::Complete as u8)];
-            let words = Words { kernel: &[], user: &user, end: End::Complete, flags: 0, era };
-            aggregate.hash_of_words(ImageId(0), words, &Space::default())
-        };
-        assert_ne!(hash(1), hash(2));
-    }
-
-    #[test]
-    fn a_cut_stack_is_another_stack_and_is_marked() {
-        let mut aggregate = Aggregate::new(false);
-        let whole = Words { kernel: &[], user: &[3, 4], end: End::Complete, flags: 0, era: 0 };
-        aggregate.add(0, key(1), whole, &Space::default());
-        aggregate.add(0, key(1), Words { end: End::FrameLimit, ..whole }, &Space::default());
-        assert_eq!(aggregate.stacks(), 2);
-        let places: Vec<_> = aggregate.code_addresses().collect();
-        let last = aggregate.stack_of(StackId(1)).last().map(|&place| places[place as usize]);
-        assert_eq!(last, Some(CodeAddress::Marker(Marker::Truncated)));
-    }
-}
+mod tests;

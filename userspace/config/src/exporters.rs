@@ -50,6 +50,8 @@ pub struct ExporterConfig {
     pub target_labels: Sourced<bool>,
     /// Values that a label may have in an hour; those beyond are sent as `other`.
     pub label_values: Sourced<u32>,
+    /// Whether samples are sent with their times, where they are kept.
+    pub timestamps: Sourced<bool>,
     pub spool_size: Sourced<Bytes>,
     pub spool_age: Sourced<Duration>,
 }
@@ -158,6 +160,11 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
     if label_values.value == 0 {
         layers.refuse(&path("label_values"), &label_values, "at least 1", None);
     }
+    let timestamps = layers.get(&path("timestamps"), false);
+    if timestamps.value && !matches!(kind, Kind::Datadog | Kind::Otlp) {
+        let message = "only datadog and otlp take the times of samples";
+        layers.refuse(&path("timestamps"), &timestamps, message, None);
+    }
     let token = credential(layers, name, "token", "token_file");
     let user = layers.get(&path("user"), None);
     let password = credential(layers, name, "password", "password_file");
@@ -190,6 +197,7 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
         labels: layers.get(&path("labels"), labels),
         target_labels: layers.get(&path("target_labels"), true),
         label_values,
+        timestamps,
         spool_size: layers.get(&path("spool_size"), Bytes(256_000_000)),
         spool_age: layers.get(&path("spool_age"), Duration::from_secs(3600)),
     }

@@ -3,12 +3,12 @@
 //! Every rule whose conditions all hold applies. Of what several set, the first rule in the file
 //! wins, setting by setting; labels are merged, and the first rule wins a name.
 
-use strata_kinds::Kinds;
+use strata_kinds::{Kind, Kinds};
 use strata_metadata::{Choice, Facts};
 
 use crate::layers::Layers;
 use crate::origin::Sourced;
-use crate::settings::{BridgePolicy, check_frequency};
+use crate::settings::{BridgePolicy, check_frequency, sampled_by_clocks};
 
 /// Conditions hold patterns: `*` is any characters, `?` is one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,8 @@ pub struct Rule {
     pub conditions: Conditions,
     pub enable: Sourced<Option<bool>>,
     pub types: Sourced<Option<Kinds>>,
-    pub frequency: Sourced<Option<u32>>,
+    /// Of each kind that a clock samples.
+    pub frequencies: Vec<(Kind, Sourced<Option<u32>>)>,
     pub timestamps: Sourced<Option<bool>>,
     pub service: Sourced<Option<String>>,
     pub env: Sourced<Option<String>>,
@@ -45,10 +46,20 @@ pub struct Rule {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     pub choice: Choice,
-    pub frequency: Option<u32>,
+    /// Of kinds that a rule samples more or less often.
+    pub frequencies: Vec<(Kind, u32)>,
     /// Whether the store keeps the time of every sample.
     pub timestamps: Option<bool>,
     pub bridge: Option<BridgePolicy>,
+}
+
+impl Decision {
+    /// How often a rule wants this kind to be sampled.
+    #[must_use]
+    pub fn frequency(&self, kind: Kind) -> Option<u32> {
+        let mut of_rules = self.frequencies.iter();
+        of_rules.find(|(known, _)| *known == kind).map(|(_, frequency)| *frequency)
+    }
 }
 
 pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<Rule> {
@@ -79,17 +90,22 @@ fn rule(layers: &mut Layers<'_>, number: &str) -> Rule {
         let message = "any process can set a variable or its comm, and so send data elsewhere";
         layers.refuse(&path("own_destination"), &own_destination, message, hint);
     }
-    let frequency = layers.get::<Option<u32>>(&path("frequency"), None);
-    if let Sourced { value: Some(value), origin } = &frequency {
-        let frequency = Sourced { value: *value, origin: origin.clone() };
-        check_frequency(layers, &path("frequency"), &frequency);
-    }
+    let frequencies = sampled_by_clocks().map(|(kind, rate)| {
+        let path = path(rate.setting);
+        let frequency = layers.get::<Option<u32>>(&path, None);
+        if let Sourced { value: Some(value), origin } = &frequency {
+            let frequency = Sourced { value: *value, origin: origin.clone() };
+            check_frequency(layers, &path, &frequency);
+        }
+        (kind, frequency)
+    });
+    let frequencies = frequencies.collect();
     Rule {
         name,
         conditions,
         enable: layers.get(&path("enable"), None),
         types: layers.get(&path("types"), None),
-        frequency,
+        frequencies,
         timestamps: layers.get(&path("timestamps"), None),
         service: layers.get(&path("service"), None),
         env: layers.get(&path("env"), None),
@@ -150,7 +166,12 @@ pub fn decide(rules: &[Rule], facts: &Facts<'_>) -> Decision {
                 choice.labels.push((name.clone(), value.clone()));
             }
         }
-        decision.frequency = decision.frequency.or(rule.frequency.value);
+        for (kind, frequency) in &rule.frequencies {
+            if let Some(frequency) = frequency.value.filter(|_| decision.frequency(*kind).is_none())
+            {
+                decision.frequencies.push((*kind, frequency));
+            }
+        }
         decision.timestamps = decision.timestamps.or(rule.timestamps.value);
         decision.bridge = decision.bridge.or(rule.bridge.value);
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use strata_kinds::{Kind, Kinds};
+use strata_kinds::{Frequencies, Kind, Kinds, Rate};
 
 use crate::exporters::{self, ExporterConfig};
 use crate::families;
@@ -26,8 +26,8 @@ words! {
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Configuration {
-    /// Samples a second and processor.
-    pub frequency: Sourced<u32>,
+    /// Samples a second of each kind that a clock samples.
+    pub frequencies: Vec<(Kind, Sourced<u32>)>,
     pub types: Sourced<Kinds>,
     pub memory_limit: Sourced<Bytes>,
     pub bridge: Sourced<BridgePolicy>,
@@ -48,6 +48,22 @@ pub struct Configuration {
     /// What the host is called; none is its own name.
     pub host: Sourced<Option<String>>,
     pub rules: Vec<Rule>,
+}
+
+/// The kinds that a clock samples, and that this version has a sampler for.
+pub(crate) fn sampled_by_clocks() -> impl Iterator<Item = (Kind, Rate)> {
+    Kinds::sampled().iter().filter_map(|kind| Some((kind, kind.info().rate?)))
+}
+
+impl Configuration {
+    /// How often each kind is sampled where no rule says otherwise.
+    #[must_use]
+    pub fn frequencies(&self) -> Frequencies {
+        let all = self.frequencies.iter();
+        all.fold(Frequencies::of_daemon(), |sum, (kind, frequency)| {
+            sum.with(*kind, frequency.value)
+        })
+    }
 }
 
 /// What is a service of its own.
@@ -141,8 +157,13 @@ pub fn check(inputs: &Inputs<'_>) -> Vec<Problem> {
 const LEAST_MEMORY: Bytes = Bytes(64_000_000);
 
 fn read(layers: &mut Layers<'_>) -> Configuration {
-    let frequency = layers.get(&["sampling", "frequency"], 19);
-    check_frequency(layers, &["sampling", "frequency"], &frequency);
+    let frequencies = sampled_by_clocks().map(|(kind, rate)| {
+        let path = ["sampling", rate.setting];
+        let frequency = layers.get(&path, rate.daemon);
+        check_frequency(layers, &path, &frequency);
+        (kind, frequency)
+    });
+    let frequencies = frequencies.collect();
     let types = layers.get(&["sampling", "types"], Kinds::defaults());
     let memory_limit = layers.get(&["memory_limit"], Bytes(256_000_000));
     if memory_limit.value < LEAST_MEMORY {
@@ -163,7 +184,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
         layers.refuse(&["host"], &host, "expected a name, on one line", None);
     }
     let configuration = Configuration {
-        frequency,
+        frequencies,
         types,
         memory_limit,
         profile_self: layers.get(&["profile_self"], false),
@@ -200,12 +221,13 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
 fn check_types(layers: &mut Layers<'_>, configuration: &Configuration) {
     let is_sampled = |types: &Kinds| types.iter().any(Kind::is_sampled);
     let types = &configuration.types;
+    let sampled = Kinds::sampled();
     let by_rule = || configuration.rules.iter().filter_map(|rule| rule.types.value.as_ref());
     if !types.value.is_empty() && !is_sampled(&types.value) && !by_rule().any(is_sampled) {
         layers.refuse(
             &["sampling", "types"],
             types,
-            "nothing would be sampled: strata samples no type but cpu so far",
+            &format!("nothing would be sampled: strata samples no type but {sampled} so far"),
             Some("add \"cpu\"; [] leaves it to rules and to the processes' own variables"),
         );
     }

@@ -68,7 +68,9 @@ fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
     let variable = [("STRATA_SAMPLING_FREQUENCY", "2")];
     let flag = [("--frequency", "sampling.frequency", "3")];
     let read = |environment: &[(&str, &str)], flags: &[(&str, &str, &str)]| {
-        let frequency = with(text, environment, flags).expect("right").configuration.frequency;
+        let configuration = with(text, environment, flags).expect("right").configuration;
+        let (kind, frequency) = &configuration.frequencies[0];
+        assert_eq!(configuration.frequencies().of(*kind), frequency.value);
         (frequency.value, frequency.origin.to_string())
     };
     assert_eq!(read(&[], &[]), (1, "strata.toml:2".to_owned()));
@@ -343,7 +345,7 @@ fn of_several_rules_the_first_wins_setting_by_setting() {
     let facts = Facts { exe: Some("/usr/bin/dotnet"), comm: "dotnet", ..Facts::default() };
     let decision = decide(&rules, &facts);
     assert_eq!(decision.choice.service.as_deref(), Some("a"));
-    assert_eq!(decision.frequency, Some(99));
+    assert_eq!(decision.frequency(strata_kinds::Kind::Cpu), Some(99));
     assert_eq!(decision.bridge, Some(BridgePolicy::Off));
     assert_eq!(decision.choice.labels, variables(&[("team", "a"), ("tier", "b")]));
     assert_eq!(decision.choice.enabled, None);
@@ -432,7 +434,7 @@ fn patterns_match_as_a_shells_do() {
 
 #[test]
 fn an_origin_in_a_file_has_a_column() {
-    let frequency = file("sampling = { frequency = 7 }\n").configuration.frequency;
+    let frequency = file("sampling = { frequency = 7 }\n").configuration.frequencies.remove(0).1;
     assert!(
         matches!(frequency.origin, Origin::File { line: 1, column: 14, .. }),
         "{:?}",

@@ -23,14 +23,6 @@ pub enum Output {
     Folder(PathBuf),
 }
 
-impl Output {
-    /// Whether it takes all kinds of samples of a process in one profile; else each kind has its own,
-    /// or its own part of a request.
-    pub fn is_wide(&self) -> bool {
-        matches!(self, Self::Folder(_) | Self::Endpoint(Backend::Datadog(_)))
-    }
-}
-
 /// One exporter, as the pipeline sees it.
 #[derive(Clone, Debug)]
 pub struct Exporter {
@@ -43,6 +35,8 @@ pub struct Exporter {
     pub target_labels: bool,
     /// Values that a label may have in an hour; the others are sent as `other`.
     pub label_values: usize,
+    /// Whether samples are sent with the times that were kept of them.
+    pub timestamps: bool,
     /// Where its queue lies on disk, and how much that may take.
     pub spool: Option<(PathBuf, u64)>,
 }
@@ -80,6 +74,7 @@ pub fn of(
             labels: exporter.labels.value.clone(),
             target_labels: exporter.target_labels.value,
             label_values: exporter.label_values.value as usize,
+            timestamps: exporter.timestamps.value,
             spool: plans
                 .last()
                 .filter(|plan| plan.name == exporter.name)
@@ -108,7 +103,8 @@ fn backend(exporter: &ExporterConfig) -> Option<Backend> {
             Backend::Pyroscope(settings)
         }
         Kind::Datadog => {
-            let mut settings = datadog::Settings::default();
+            let timestamps = exporter.timestamps.value;
+            let mut settings = datadog::Settings { timestamps, ..datadog::Settings::default() };
             settings.sample_labels.retain(|rule| is_sent(&rule.own));
             settings.sample_labels.extend(own_labels(exporter, Form::AsItIs));
             Backend::Datadog(settings)
@@ -119,6 +115,7 @@ fn backend(exporter: &ExporterConfig) -> Option<Backend> {
                     Protocol::Http => otlp::Transport::Http,
                     Protocol::Grpc => otlp::Transport::Grpc,
                 },
+                timestamps: exporter.timestamps.value,
                 ..otlp::Settings::default()
             };
             settings.sample_labels.retain(|rule| is_sent(&rule.own));
@@ -298,6 +295,7 @@ mod tests {
             labels: vec!["env".into(), "team*".into()],
             target_labels: true,
             label_values: 100,
+            timestamps: false,
             spool: None,
         };
         let origin = Origin {

@@ -34,8 +34,13 @@ fn rules(count: usize) -> Vec<LabelRule> {
 
 fn fitted(profile: &Profile, rules: &[LabelRule], limits: &Limits) -> (Vec<Part>, u64, u64) {
     let types = vec![(0, "cpu_samples", "count")];
-    let selection =
-        Selection { types, period: ("cpu", "nanoseconds"), labels: rules, values: None };
+    let selection = Selection {
+        types,
+        period: ("cpu", "nanoseconds"),
+        labels: rules,
+        values: None,
+        timed: false,
+    };
     let (parts, cuts) = fit(profile, &selection, limits);
     for part in &parts {
         assert!(written(part).len() <= part.bytes, "{} bytes said", part.bytes);

@@ -26,7 +26,13 @@ fn both() -> Vec<(usize, &'static str, &'static str)> {
 }
 
 fn select(rules: &[LabelRule]) -> Selection<'_> {
-    Selection { types: both(), period: ("cpu", "nanoseconds"), labels: rules, values: None }
+    Selection {
+        types: both(),
+        period: ("cpu", "nanoseconds"),
+        labels: rules,
+        values: None,
+        timed: false,
+    }
 }
 
 /// A sample: its functions leaf first, its thread, its values.

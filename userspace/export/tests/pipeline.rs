@@ -64,6 +64,7 @@ fn flushed(service: &str, samples: i64, ago: i64, label: Option<&str>) -> Flushe
             end_nanos: start + 15 * SECOND,
         },
         outgoing: Outgoing { profile: Arc::new(builder.finish()), origin: Arc::new(origin) },
+        stores_times: false,
         own_settings: Vec::new(),
         named_by: Source::DdService,
     }
@@ -86,6 +87,7 @@ async fn pipeline(folder: &Path, url: &str, periods: &[u64]) -> (Pipeline, Arc<Q
             labels: Vec::new(),
             target_labels: true,
             label_values: 3,
+            timestamps: false,
             spool: plan.spool_dir.clone().map(|folder| (folder, plan.spool_size)),
         });
         plans.push(plan);

@@ -8,7 +8,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use strata_profile::{Format, FrameKind, ProfileBuilder, WriteOptions, pprof, write};
+use strata_kinds::Kind;
+use strata_profile::{Format, FrameKind, ProfileBuilder, Tick, WriteOptions, pprof, write};
 
 const SAMPLES: u64 = 1_000_000;
 const STACKS: u64 = 100_000;
@@ -46,7 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let labels = builder.thread_labels(thread);
         let stack = builder.stack(&stack);
         builder.add(stack, labels, &[1, 10_000_000]);
-        builder.tick(thread, sample * 60_000, stack, 10_000_000);
+        let (kind, time) = (Kind::Cpu, sample * 60_000);
+        builder.tick(Tick { kind, labels, stack, time, weight: 1, value: 10_000_000 });
     }
     let profile = builder.finish();
     let each = before.elapsed().as_nanos() / u128::from(SAMPLES);

@@ -1,7 +1,8 @@
 //! The Firefox profiler's format: who ran when, on a time line.
 //!
 //! Processes and threads carry their names; frames are grouped by kind of code and, within it,
-//! by file. With a timeline every sample stands at its time and with its CPU use. Without one a
+//! by file. With a timeline every sample of a CPU stands at its time and with its CPU use; what a
+//! thread waited for and what happened to it are markers, as long as they lasted. Without one a
 //! thread's stacks follow each other, each as one sample weighing what was counted, spread over
 //! the recording: shares are right, order and times mean nothing.
 //!
@@ -15,14 +16,17 @@ use flate2::write::GzEncoder;
 use fxprof_processed_profile as fxprof;
 use fxprof_processed_profile::{
     CategoryColor, CategoryHandle, CategoryPairHandle, CpuDelta, FrameFlags, FrameInfo,
-    ReferenceTimestamp, SamplingInterval, StackHandle, ThreadHandle, Timestamp,
+    MarkerFieldFlags, MarkerFieldFormat, MarkerTiming, ReferenceTimestamp, SamplingInterval,
+    StackHandle, StaticSchemaMarker, StaticSchemaMarkerField, StringHandle, ThreadHandle,
+    Timestamp,
 };
 use hashbrown::HashMap;
+use strata_kinds::Shape;
 
 use crate::error::WriteError;
 use crate::identity::Identity;
 use crate::kind::{FrameKind, base_name};
-use crate::model::{LocationId, Profile, StackId, StringId};
+use crate::model::{LabelValue, LabelsId, LocationId, Profile, StackId, StringId, Tick};
 use crate::text::{shortened, visible};
 
 /// Threads shown on their own; the samples of further ones share one.
@@ -110,6 +114,43 @@ fn color(kind: FrameKind) -> CategoryColor {
     }
 }
 
+/// Labels that say which thread it is.
+const OF_THREADS: [&str; 5] = ["pid", "tid", "comm", "process", "container_id"];
+
+/// A wait, a collection or an event of a thread.
+struct EventMarker {
+    name: StringHandle,
+    details: StringHandle,
+}
+
+impl StaticSchemaMarker for EventMarker {
+    const UNIQUE_MARKER_TYPE_NAME: &'static str = "Event";
+    const CHART_LABEL: Option<&'static str> = Some("{marker.data.details}");
+    const TABLE_LABEL: Option<&'static str> = Some("{marker.name} {marker.data.details}");
+    const FIELDS: &'static [StaticSchemaMarkerField] = &[StaticSchemaMarkerField {
+        key: "details",
+        label: "Details",
+        format: MarkerFieldFormat::String,
+        flags: MarkerFieldFlags::SEARCHABLE,
+    }];
+
+    fn name(&self, _profile: &mut fxprof::Profile) -> StringHandle {
+        self.name
+    }
+
+    fn category(&self, _profile: &mut fxprof::Profile) -> CategoryHandle {
+        CategoryHandle::OTHER
+    }
+
+    fn string_field_value(&self, _field: u32) -> StringHandle {
+        self.details
+    }
+
+    fn number_field_value(&self, _field: u32) -> f64 {
+        0.0
+    }
+}
+
 /// A thread as its samples name it.
 type ThreadKey = (Option<u32>, Option<u32>, StringId, StringId);
 
@@ -129,26 +170,71 @@ impl Converter<'_> {
         let profile = self.profile;
         let mut ticks: Vec<_> = profile.timeline().into_iter().flatten().collect();
         ticks.sort_by_key(|tick| tick.time);
+        let mut identities: HashMap<LabelsId, Identity> = HashMap::new();
         for tick in ticks {
-            let thread = profile.thread(tick.thread);
-            let identity = Identity {
-                pid: Some(thread.pid),
-                tid: Some(thread.tid),
-                comm: thread.comm,
-                process: thread.process,
-                container: thread.container,
-            };
-            let thread = self.thread(&identity, tick.time);
+            let identity =
+                *identities.entry(tick.labels).or_insert_with(|| profile.identity(tick.labels));
+            let thread = self.thread(&identity, tick.time.saturating_sub(tick.duration()));
             let stack = self.stack(thread, tick.stack);
-            let cpu = CpuDelta::from_nanos(u64::from(tick.on_cpu));
-            let time = Timestamp::from_nanos_since_reference(tick.time);
-            self.out.add_sample(thread, time, stack, cpu, 1);
+            let end = Timestamp::from_nanos_since_reference(tick.time);
+            if tick.kind.info().shape == Shape::CpuSlice {
+                let cpu = CpuDelta::from_nanos(tick.duration());
+                self.out.add_sample(
+                    thread,
+                    end,
+                    stack,
+                    cpu,
+                    i32::try_from(tick.weight).unwrap_or(1),
+                );
+            } else {
+                self.event(thread, &tick, end, stack);
+            }
         }
+    }
+
+    /// What is no slice of a CPU: a marker on its thread, with the stack that it had.
+    fn event(
+        &mut self,
+        thread: ThreadHandle,
+        tick: &Tick,
+        end: Timestamp,
+        stack: Option<StackHandle>,
+    ) {
+        let timing = match tick.duration() {
+            0 => MarkerTiming::Instant(end),
+            lasted => {
+                let start = tick.time.saturating_sub(lasted);
+                MarkerTiming::Interval(Timestamp::from_nanos_since_reference(start), end)
+            }
+        };
+        let name = self.out.intern_string(tick.kind.info().title);
+        let details = self.details(tick.labels);
+        let details = self.out.intern_string(&details);
+        let marker = self.out.add_marker(thread, timing, EventMarker { name, details });
+        self.out.set_marker_stack(thread, marker, stack);
+    }
+
+    /// The labels of an event beside those of its thread, as text.
+    fn details(&self, labels: LabelsId) -> String {
+        let profile = self.profile;
+        let mut text = String::new();
+        for label in profile.labels(labels) {
+            let key = profile.string(label.key);
+            let value = match label.value {
+                LabelValue::Text(value) => clean(profile.string(value)),
+                LabelValue::Number { value, .. } => value.to_string(),
+            };
+            if !OF_THREADS.contains(&key) {
+                let separator = if text.is_empty() { "" } else { ", " };
+                text.push_str(&format!("{separator}{}: {value}", clean(key)));
+            }
+        }
+        shortened(&text, LONGEST_NAME).into_owned()
     }
 
     fn aggregated(&mut self, sample_type: usize) {
         let profile = self.profile;
-        let weighing = profile.counting_sample_type().unwrap_or(sample_type);
+        let weighing = profile.count_of(sample_type).unwrap_or(sample_type);
         let step = self.invented_step(weighing);
         let mut clocks: HashMap<ThreadHandle, u64> = HashMap::new();
         for sample in profile.samples() {

@@ -10,8 +10,9 @@ use crate::model::Profile;
 use crate::pprof::{self, Limits};
 use crate::{firefox, flamegraph, folded, perf_script};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Format {
+    #[default]
     /// `.pb.gz`, `.pprof`; `.pb` is not compressed.
     Pprof,
     Svg,
@@ -24,6 +25,13 @@ pub enum Format {
 impl Format {
     pub const ALL: [Self; 5] =
         [Self::Pprof, Self::Svg, Self::Folded, Self::PerfScript, Self::Firefox];
+
+    /// Whether one file has every kind of samples; else it shows one sample type. Those with times
+    /// have the kinds whose times were kept.
+    #[must_use]
+    pub fn takes_all_kinds(self) -> bool {
+        matches!(self, Self::Pprof | Self::Firefox | Self::PerfScript)
+    }
 
     /// The format a file's name asks for.
     #[must_use]

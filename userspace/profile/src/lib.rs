@@ -4,7 +4,8 @@
 //! - [`pprof`] writes and reads pprof, of strata and of other tools; [`folded`] writes and reads
 //!   folded stacks.
 //! - [`flamegraph`] (SVG), [`perf_script`] (text) and [`firefox`] (JSON) are written only.
-//! - [`merge()`] makes one profile of several; [`difference`] compares two profiles, for a differential flame graph and a table.
+//! - [`merge()`] makes one profile of several, [`of_kind`] takes one kind out of a profile of several;
+//!   [`difference`] compares two profiles, for a differential flame graph and a table.
 //! - [`summary`] is what a terminal shows; [`text`] makes hostile names harmless.
 //! - [`Format`], [`write`] and [`read`] choose among them by file name.
 //!
@@ -36,7 +37,7 @@ pub use error::{ReadError, WriteError};
 pub use format::{Format, FrameView, WriteOptions, read, show_all, write};
 pub use identity::Identity;
 pub use kind::FrameKind;
-pub use merge::merge;
+pub use merge::{Times, merge, of_kind};
 pub use model::{
     Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile, Sample,
     StackId, StringId, Thread, ThreadId, Tick, ValueType,

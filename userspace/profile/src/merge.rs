@@ -1,63 +1,121 @@
 //! One profile of several: what they have in common adds up, but values in use (snapshots, by the
-//! table of kinds), which are those of the profile that ends last.
+//! table of kinds), which are those of the profile that ends last. Of kinds that only some have the
+//! others have nothing. [`of_kind`] is the way back: one kind of a profile of several.
 //!
-//! Invariant: no value is lost, up to saturation. Profiles whose sample types differ from the
-//! first one's are left for another merge, and handed back.
+//! Invariant: no value is lost, up to saturation.
+
+use strata_kinds::{Kind, Kinds, find_column};
 
 use crate::builder::{ProfileBuilder, Translation};
-use crate::model::{Profile, StackId};
+use crate::model::{Profile, StackId, Tick, ValueType};
 
-/// Merges profiles of the same sample types, the first's; those of others are handed back. It
-/// begins with the earliest and ends with the latest. Timelines are not kept.
-#[must_use]
-pub fn merge<'p>(
-    profiles: impl IntoIterator<Item = &'p Profile>,
-) -> Option<(Profile, Vec<&'p Profile>)> {
-    let mut profiles = profiles.into_iter();
-    let first = profiles.next()?;
-    let types = names_of(first);
-    let pairs: Vec<(&str, &str)> = types.clone();
-    let mut builder = ProfileBuilder::new(&pairs);
-    builder.set_period(
-        first.string(first.period_type.name),
-        first.string(first.period_type.unit),
-        first.period,
-    );
-    builder.set_default_sample_type(first.string(first.default_sample_type));
-    builder.set_host(first.string(first.host));
-    let (mut start, mut end) = (i64::MAX, i64::MIN);
-    let mut others = Vec::new();
-    for profile in std::iter::once(first).chain(profiles) {
-        if names_of(profile) != types {
-            others.push(profile);
-            continue;
-        }
-        start = start.min(profile.start_nanos);
-        end = end.max(profile.start_nanos.saturating_add(profile.duration_nanos));
-        for comment in &profile.comments {
-            let known: Vec<String> = builder
-                .so_far()
-                .comments
-                .iter()
-                .map(|known| builder.so_far().string(*known).to_owned())
-                .collect();
-            let comment = profile.string(*comment);
-            if !known.iter().any(|known| known == comment) {
-                builder.comment(comment);
-            }
-        }
-        builder.count_overflows(profile.overflows);
-        builder.begin_period(profile.start_nanos.saturating_add(profile.duration_nanos));
-        Merging::new(&mut builder, profile).samples();
-    }
-    builder.set_start(start);
-    builder.set_duration(end.saturating_sub(start));
-    Some((builder.finish(), others))
+/// Whether a merged profile has its parts' samples in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Times {
+    Kept,
+    Dropped,
 }
 
-fn names_of(profile: &Profile) -> Vec<(&str, &str)> {
-    let types = profile.sample_types.iter();
-    types.map(|kind| (profile.string(kind.name), profile.string(kind.unit))).collect()
+/// Merges profiles. The result has the columns of all, begins with the earliest and ends with the
+/// latest; what it says of itself is what the one of the first kind says.
+#[must_use]
+pub fn merge<'p>(profiles: impl IntoIterator<Item = &'p Profile>, times: Times) -> Option<Profile> {
+    let profiles: Vec<&Profile> = profiles.into_iter().collect();
+    let first_kind =
+        |profile: &Profile| profile.kinds().iter().next().map_or(u8::MAX, |kind| kind as u8);
+    let lead = profiles.iter().min_by_key(|profile| first_kind(profile))?;
+    let types = types_of_all(&profiles);
+    let mut builder = ProfileBuilder::new(&types);
+    builder.set_period(
+        lead.string(lead.period_type.name),
+        lead.string(lead.period_type.unit),
+        lead.period,
+    );
+    builder.set_default_sample_type(lead.string(lead.default_sample_type));
+    builder.set_host(lead.string(lead.host));
+    let start = profiles.iter().map(|profile| profile.start_nanos).min()?;
+    let end = profiles.iter().map(|profile| end_of(profile)).max()?;
+    builder.set_start(start);
+    builder.set_duration(end.saturating_sub(start));
+    if times == Times::Kept && profiles.iter().any(|profile| profile.timeline.is_some()) {
+        builder.keep_timeline();
+    }
+    for profile in profiles {
+        builder.comments_of(profile);
+        builder.count_overflows(profile.overflows);
+        for (kind, period) in &profile.periods {
+            builder.note_period(*kind, *period);
+        }
+        let columns: Vec<usize> = names_of(profile)
+            .filter_map(|column| types.iter().position(|known| *known == column))
+            .collect();
+        builder.begin_period(end_of(profile), &columns);
+        let mut merging = Merging::new(&mut builder, profile);
+        merging.samples(&columns);
+        if times == Times::Kept {
+            let later = profile.start_nanos.saturating_sub(start);
+            merging.ticks(u64::try_from(later).unwrap_or(0), Kinds::all());
+        }
+    }
+    Some(builder.finish())
+}
+
+/// The samples of one kind; what the profile says of itself stays. A profile that has no other kind
+/// need not be asked.
+#[must_use]
+pub fn of_kind(profile: &Profile, kind: Kind, times: Times) -> Profile {
+    let only = Kinds::NONE.with(kind, true);
+    let mut builder = ProfileBuilder::of_kinds(only);
+    builder.set_period_of(kind, profile.period_of(kind));
+    builder.set_host(profile.string(profile.host));
+    builder.set_start(profile.start_nanos);
+    builder.set_duration(profile.duration_nanos);
+    builder.comments_of(profile);
+    if profile.kinds().iter().next() == Some(kind) {
+        builder.count_overflows(profile.overflows);
+    }
+    let first = profile.first_column_of(kind);
+    let places: Vec<Option<usize>> = (0..profile.sample_types.len())
+        .map(|at| at.checked_sub(first?).filter(|at| *at < kind.columns().len()))
+        .collect();
+    let mut merging = Merging::new(&mut builder, profile);
+    merging.samples_at(kind.columns().len(), &places);
+    if times == Times::Kept
+        && profile.timeline().is_some_and(|mut ticks| ticks.any(|tick| tick.kind == kind))
+    {
+        merging.into.keep_timeline();
+        merging.ticks(0, only);
+    }
+    builder.finish()
+}
+
+fn end_of(profile: &Profile) -> i64 {
+    profile.start_nanos.saturating_add(profile.duration_nanos)
+}
+
+/// The columns of all: those of kinds in the table's order, then the others as they come.
+fn types_of_all<'p>(profiles: &[&'p Profile]) -> Vec<(&'p str, &'p str)> {
+    let mut types: Vec<(&str, &str)> = Vec::new();
+    for profile in profiles {
+        for column in names_of(profile) {
+            if !types.contains(&column) {
+                types.push(column);
+            }
+        }
+    }
+    types.sort_by_key(|(name, unit)| {
+        let known = find_column(name, unit);
+        known.map_or((u8::MAX, 0), |(kind, column)| {
+            let place = kind.columns().iter().position(|other| other.own == column.own);
+            (kind as u8, place.unwrap_or(0))
+        })
+    });
+    types
+}
+
+fn names_of(profile: &Profile) -> impl Iterator<Item = (&str, &str)> {
+    let name = |kind: &ValueType| (profile.string(kind.name), profile.string(kind.unit));
+    profile.sample_types.iter().map(name)
 }
 
 /// What has been taken over from one profile.
@@ -74,11 +132,49 @@ impl<'b, 'p> Merging<'b, 'p> {
         Self { into, from, known: Translation::new(from), stacks: vec![None; from.stack_count()] }
     }
 
-    fn samples(&mut self) {
+    /// All samples; `columns` says where each of their values goes.
+    fn samples(&mut self, columns: &[usize]) {
+        let width = self.into.so_far().sample_types.len();
+        if columns.iter().copied().eq(0..width) {
+            for sample in self.from.samples() {
+                let stack = self.stack(sample.stack);
+                let labels = self.known.labels(self.into, sample.labels);
+                self.into.add(stack, labels, sample.values);
+            }
+        } else {
+            let places: Vec<_> = columns.iter().copied().map(Some).collect();
+            self.samples_at(width, &places);
+        }
+    }
+
+    /// Samples with a value in one of `places`, which says where each value goes, of so many.
+    fn samples_at(&mut self, width: usize, places: &[Option<usize>]) {
+        let mut row = vec![0; width];
         for sample in self.from.samples() {
+            row.fill(0);
+            for (value, place) in sample.values.iter().zip(places) {
+                if let Some(slot) = place.and_then(|place| row.get_mut(place)) {
+                    *slot = *value;
+                }
+            }
+            if row.iter().all(|value| *value == 0) {
+                continue;
+            }
             let stack = self.stack(sample.stack);
             let labels = self.known.labels(self.into, sample.labels);
-            self.into.add(stack, labels, sample.values);
+            self.into.add(stack, labels, &row);
+        }
+    }
+
+    /// The samples in time of these kinds, so many nanoseconds later than they say.
+    fn ticks(&mut self, later: u64, kinds: Kinds) {
+        for tick in self.from.timeline().into_iter().flatten() {
+            if kinds.contains(tick.kind) {
+                let stack = self.stack(tick.stack);
+                let labels = self.known.labels(self.into, tick.labels);
+                let time = tick.time.saturating_add(later);
+                self.into.tick(Tick { stack, labels, time, ..tick });
+            }
         }
     }
 
@@ -143,8 +239,7 @@ mod tests {
             115,
             &[(&["main"], "a", 1), (&["work", "main"], "b", 5), (&["work", "main"], "a", 2)],
         );
-        let (merged, others) = merge([&first, &second]).expect("some profiles");
-        assert!(others.is_empty());
+        let merged = merge([&first, &second], Times::Dropped).expect("some profiles");
         assert_eq!((merged.start_nanos, merged.duration_nanos), (100, 30));
         assert_eq!([merged.total(0), merged.total(1)], [12, 120]);
         assert_eq!(merged.sample_count(), 3);
@@ -178,7 +273,8 @@ mod tests {
             heap(10, &[("Leak", 7, 4), ("Freed", 1, 0)]),
         ];
         for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1]] {
-            let (merged, _) = merge(order.map(|at| &profiles[at])).expect("some profiles");
+            let merged =
+                merge(order.map(|at| &profiles[at]), Times::Dropped).expect("some profiles");
             let totals = [0, 1, 2].map(|column| merged.total(column));
             assert_eq!(totals, [7, 9, 900], "{order:?}");
             assert_eq!(merged.sample_count(), 1, "freed objects leave: {order:?}");
@@ -188,16 +284,67 @@ mod tests {
     #[test]
     fn what_two_processes_have_in_use_at_one_time_adds_up() {
         let (one, other) = (heap(0, &[("Leak", 5, 0)]), heap(0, &[("Leak", 6, 0)]));
-        let (merged, _) = merge([&one, &other]).expect("some profiles");
+        let merged = merge([&one, &other], Times::Dropped).expect("some profiles");
         assert_eq!(merged.total(1), 11);
     }
 
     #[test]
-    fn profiles_of_other_types_are_handed_back() {
-        let first = profile(0, &[(&["a"], "x", 1)]);
-        let other = ProfileBuilder::new(&[("exceptions", "count")]).finish();
-        let (merged, others) = merge([&first, &other, &first]).expect("some profiles");
-        assert_eq!((merged.total(0), others.len()), (2, 1));
-        assert!(merge([]).is_none());
+    fn kinds_that_only_some_have_are_columns_of_the_whole_and_snapshots_of_a_period_that_has_them()
+    {
+        let cpu = profile(0, &[(&["Leak"], "a", 3)]);
+        let heaps = [heap(0, &[("Leak", 5, 1)]), heap(100, &[("Leak", 7, 2)])];
+        // The last period has no snapshot, and so says nothing of what is in use.
+        let later = profile(200, &[(&["Leak"], "a", 4)]);
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
+            let all = [&heaps[0], &cpu, &heaps[1], &later];
+            let merged = merge(order.map(|at| all[at]), Times::Dropped).expect("some profiles");
+            let names: Vec<&str> =
+                merged.sample_types.iter().map(|kind| merged.string(kind.name)).collect();
+            assert_eq!(names, ["samples", "cpu", "exceptions", "inuse_objects", "inuse_space"]);
+            let totals: Vec<i64> = (0..5).map(|column| merged.total(column)).collect();
+            assert_eq!(totals, [7, 70, 3, 7, 700], "{order:?}");
+            assert_eq!((merged.start_nanos, merged.duration_nanos, merged.period), (0, 215, 10));
+            let of_heap = of_kind(&merged, Kind::Heap, Times::Kept);
+            assert_eq!([of_heap.total(0), of_heap.total(1)], [7, 700]);
+            assert_eq!(of_heap.kinds(), Kinds::NONE.with(Kind::Heap, true));
+            assert_eq!(of_kind(&merged, Kind::Cpu, Times::Kept).total(1), 70);
+            assert_eq!(of_kind(&merged, Kind::Locks, Times::Kept).sample_count(), 0);
+        }
+        assert!(merge([], Times::Dropped).is_none());
+    }
+
+    fn in_time(start: i64, ticks: &[(Kind, u64, u64)]) -> Profile {
+        let kinds: Kinds = ticks.iter().map(|(kind, ..)| *kind).collect();
+        let mut builder = ProfileBuilder::of_kinds(kinds);
+        builder.set_start(start);
+        builder.keep_timeline();
+        let labels = builder.labels(&[]);
+        for &(kind, time, value) in ticks {
+            let tick = Tick { kind, labels, stack: StackId::default(), time, weight: 2, value };
+            let values: Vec<i64> = tick.values().collect();
+            builder.add_of(kind, tick.stack, labels, &values);
+            builder.tick(tick);
+        }
+        builder.finish()
+    }
+
+    #[test]
+    fn samples_in_time_stay_at_their_time_and_leave_with_their_kind() {
+        let first = in_time(100, &[(Kind::Cpu, 5, 10), (Kind::Locks, 9, 4)]);
+        let second = in_time(300, &[(Kind::Locks, 1, 6)]);
+        let merged = merge([&second, &first], Times::Kept).expect("some profiles");
+        let ticks = |profile: &Profile| -> Vec<(Kind, u64, u32, u64)> {
+            let ticks = profile.timeline().into_iter().flatten();
+            let mut ticks: Vec<_> =
+                ticks.map(|tick| (tick.kind, tick.time, tick.weight, tick.duration())).collect();
+            ticks.sort_by_key(|tick| tick.1);
+            ticks
+        };
+        let cpu = (Kind::Cpu, 5, 2, 10);
+        let locks = [(Kind::Locks, 9, 2, 4), (Kind::Locks, 201, 2, 6)];
+        assert_eq!(ticks(&merged), [cpu, locks[0], locks[1]]);
+        assert_eq!(ticks(&of_kind(&merged, Kind::Locks, Times::Kept)), locks);
+        assert_eq!(of_kind(&merged, Kind::Locks, Times::Kept).total(1), 10);
+        assert!(merge([&first], Times::Dropped).is_some_and(|one| one.timeline().is_none()));
     }
 }

@@ -6,6 +6,8 @@
 //! Invariant: every location has at least one frame; an id of another profile finds an empty
 //! thing, never a panic.
 
+use strata_kinds::{Kind, Measure, find_column};
+
 use crate::intern::{ListTable, StackTable, StringTable, bytes_of};
 use crate::kind::FrameKind;
 
@@ -113,21 +115,83 @@ pub struct Sample<'p> {
 /// One sample in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tick {
-    pub thread: ThreadId,
+    pub kind: Kind,
+    /// Whose it is, and what the event says of itself.
+    pub labels: LabelsId,
     pub stack: StackId,
-    /// Nanoseconds since the start of the profile.
+    /// When it was taken, or ended: nanoseconds since the start of the profile.
     pub time: u64,
-    /// Nanoseconds of CPU time it stands for.
-    pub on_cpu: u32,
+    /// How many events it stands for.
+    pub weight: u32,
+    /// Its part of the kind's column that is not a count: nanoseconds on a CPU or waiting, bytes; 0
+    /// where there is no such column.
+    pub value: u64,
 }
 
-/// Every sample in time, in columns: 20 bytes each.
+impl Tick {
+    /// How many nanoseconds it lasted, until [`Self::time`]; 0 for what happens in a moment.
+    #[must_use]
+    pub fn duration(&self) -> u64 {
+        self.kind.info().duration_column().map_or(0, |_| self.value)
+    }
+
+    /// Its part of each of its kind's columns.
+    pub fn values(&self) -> impl Iterator<Item = i64> + use<> {
+        let value = i64::try_from(self.value).unwrap_or(i64::MAX);
+        let weight = i64::from(self.weight);
+        self.kind.columns().iter().map(move |column| match column.measure {
+            Measure::Count => weight,
+            Measure::Period | Measure::Value => value,
+        })
+    }
+}
+
+/// Every sample in time, in columns: 25 bytes each.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timeline {
-    pub(crate) threads: Vec<ThreadId>,
+    pub(crate) kinds: Vec<Kind>,
+    pub(crate) labels: Vec<LabelsId>,
     pub(crate) stacks: Vec<StackId>,
     pub(crate) times: Vec<u64>,
-    pub(crate) on_cpu: Vec<u32>,
+    pub(crate) values: Vec<u64>,
+    /// Ends with the last that is not 1.
+    pub(crate) weights: Vec<u32>,
+}
+
+impl Timeline {
+    pub(crate) fn push(&mut self, tick: Tick) {
+        let Tick { kind, labels, stack, time, weight, value } = tick;
+        if weight != 1 {
+            self.weights.resize(self.kinds.len(), 1);
+            self.weights.push(weight);
+        }
+        self.kinds.push(kind);
+        self.labels.push(labels);
+        self.stacks.push(stack);
+        self.times.push(time);
+        self.values.push(value);
+    }
+
+    fn memory(&self) -> usize {
+        let columns = [
+            bytes_of(&self.kinds),
+            bytes_of(&self.labels),
+            bytes_of(&self.stacks),
+            bytes_of(&self.times),
+            bytes_of(&self.values),
+            bytes_of(&self.weights),
+        ];
+        columns.iter().sum()
+    }
+
+    fn shrink(&mut self) {
+        self.kinds.shrink_to_fit();
+        self.labels.shrink_to_fit();
+        self.stacks.shrink_to_fit();
+        self.times.shrink_to_fit();
+        self.values.shrink_to_fit();
+        self.weights.shrink_to_fit();
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,6 +208,8 @@ pub struct Profile {
     pub default_sample_type: StringId,
     pub period_type: ValueType,
     pub period: i64,
+    /// The sampling periods of its kinds, where more than that one is known.
+    pub(crate) periods: Vec<(Kind, i64)>,
     /// Nanoseconds since 1970.
     pub start_nanos: i64,
     pub duration_nanos: i64,
@@ -168,10 +234,7 @@ impl Profile {
     /// Bytes of memory.
     #[must_use]
     pub fn memory(&self) -> usize {
-        let timeline = self.timeline.as_ref().map_or(0, |line| {
-            let columns = [bytes_of(&line.threads), bytes_of(&line.stacks), bytes_of(&line.times)];
-            columns.iter().sum::<usize>().saturating_add(bytes_of(&line.on_cpu))
-        });
+        let timeline = self.timeline.as_ref().map_or(0, Timeline::memory);
         let tables = [
             timeline,
             self.strings.memory(),
@@ -198,11 +261,8 @@ impl Profile {
         self.threads.shrink_to_fit();
         self.samples.shrink_to_fit();
         self.values.shrink_to_fit();
-        if let Some(Timeline { threads, stacks, times, on_cpu }) = &mut self.timeline {
-            threads.shrink_to_fit();
-            stacks.shrink_to_fit();
-            times.shrink_to_fit();
-            on_cpu.shrink_to_fit();
+        if let Some(timeline) = &mut self.timeline {
+            timeline.shrink();
         }
     }
 
@@ -321,14 +381,19 @@ impl Profile {
     /// Every sample in time, if the timeline was kept, in the order it was recorded.
     pub fn timeline(&self) -> Option<impl Iterator<Item = Tick> + '_> {
         let line = self.timeline.as_ref()?;
-        let places = line.threads.iter().zip(&line.stacks);
-        let when = line.times.iter().zip(&line.on_cpu);
-        Some(places.zip(when).map(|((&thread, &stack), (&time, &on_cpu))| Tick {
-            thread,
-            stack,
-            time,
-            on_cpu,
-        }))
+        let what = line.kinds.iter().zip(&line.labels).zip(&line.stacks);
+        let when = line.times.iter().zip(&line.values);
+        let weights = line.weights.iter().copied().chain(std::iter::repeat(1));
+        Some(what.zip(when).zip(weights).map(
+            |((((&kind, &labels), &stack), (&time, &value)), weight)| Tick {
+                kind,
+                labels,
+                stack,
+                time,
+                weight,
+                value,
+            },
+        ))
     }
 
     /// The position of the sample type of this name.
@@ -353,6 +418,22 @@ impl Profile {
             matches!(self.string(kind.name), "samples" | "sample")
                 && self.string(kind.unit) == "count"
         })
+    }
+
+    /// The sample type that counts the samples of another: that of its kind, or of the profile where
+    /// its kind is not known.
+    #[must_use]
+    pub fn count_of(&self, sample_type: usize) -> Option<usize> {
+        let Some(kind) = self.kind_of(sample_type) else { return self.counting_sample_type() };
+        let count = kind.columns().iter().position(|column| column.measure == Measure::Count)?;
+        Some(self.first_column_of(kind)?.saturating_add(count))
+    }
+
+    /// The kind that a sample type is a column of.
+    #[must_use]
+    pub fn kind_of(&self, sample_type: usize) -> Option<Kind> {
+        let column = self.sample_types.get(sample_type)?;
+        Some(find_column(self.string(column.name), self.string(column.unit))?.0)
     }
 
     /// The sum of one value over all samples.

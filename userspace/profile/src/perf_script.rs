@@ -1,6 +1,6 @@
 //! The text `perf script` prints, which many tools read.
 //!
-//! With a timeline, every sample is an event at its time. Without one, times are made up: each
+//! With a timeline, every sample is an event of its kind at its time. Without one, times are made up: each
 //! sample is repeated as often as it was counted (readers count events), evenly over the
 //! recording; if that were more than [`MOST_EVENTS`], each is one event with its value as period.
 //!
@@ -10,6 +10,8 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::Write;
+
+use strata_kinds::{Kind, Shape, find_column};
 
 use crate::error::WriteError;
 use crate::identity::Identity;
@@ -36,9 +38,21 @@ pub fn write(profile: &Profile, sample_type: usize, out: impl Write) -> Result<(
 
 fn event_name(profile: &Profile, sample_type: usize) -> String {
     let shown = profile.sample_types.get(sample_type).copied().unwrap_or_default();
-    match profile.string(shown.name) {
-        "samples" | "cpu" | "" => "cpu-clock".to_owned(),
-        other => one_word(other),
+    let (name, unit) = (profile.string(shown.name), profile.string(shown.unit));
+    match (find_column(name, unit), name) {
+        (_, "samples" | "") => CPU_EVENT.to_owned(),
+        (Some((kind, _)), _) => event_of(kind),
+        (None, other) => one_word(other),
+    }
+}
+
+/// What perf calls samples of the CPU clock.
+const CPU_EVENT: &str = "cpu-clock";
+
+fn event_of(kind: Kind) -> String {
+    match kind.info().shape {
+        Shape::CpuSlice => CPU_EVENT.to_owned(),
+        _ => kind.name().to_owned(),
     }
 }
 
@@ -55,22 +69,19 @@ impl<W: Write> Writer<'_, W> {
         let mut ticks: Vec<_> = profile.timeline().into_iter().flatten().collect();
         ticks.sort_by_key(|tick| tick.time);
         for tick in ticks {
-            let thread = profile.thread(tick.thread);
-            let identity = Identity {
-                pid: Some(thread.pid),
-                tid: Some(thread.tid),
-                comm: thread.comm,
-                process: thread.process,
-                container: thread.container,
-            };
-            self.event(&identity, tick.time, i64::from(tick.on_cpu), tick.stack)?;
+            let identity = profile.identity(tick.labels);
+            self.event = event_of(tick.kind);
+            // What has neither a length nor a size counts.
+            let value = if tick.value > 0 { tick.value } else { tick.weight.into() };
+            let value = i64::try_from(value).unwrap_or(i64::MAX);
+            self.event(&identity, tick.time, value, tick.stack)?;
         }
         Ok(())
     }
 
     fn aggregated(&mut self, sample_type: usize) -> Result<(), WriteError> {
         let profile = self.profile;
-        let repeated = profile.counting_sample_type().filter(|&at| is_small(profile, at));
+        let repeated = profile.count_of(sample_type).filter(|&at| is_small(profile, at));
         let events = repeated.map_or(0, |counting| profile.total(counting));
         let count = match repeated {
             Some(_) => events,
@@ -79,7 +90,9 @@ impl<W: Write> Writer<'_, W> {
         let step = u64::try_from(profile.duration_nanos).unwrap_or(0).max(1_000_000_000)
             / u64::try_from(count).unwrap_or(1).max(1);
         let counts = repeated == Some(sample_type);
-        let period = (counts && profile.period > 0).then_some(profile.period);
+        let kind = profile.kind_of(sample_type);
+        let period = kind.map_or(profile.period, |kind| profile.period_of(kind));
+        let period = (counts && period > 0).then_some(period);
         let mut time = 0_u64;
         for sample in profile.samples() {
             let value = sample.values.get(sample_type).copied().unwrap_or(0);

@@ -5,8 +5,11 @@ mod support;
 use std::io::Read;
 
 use serde_json::Value;
-use strata_profile::{Format, Profile, WriteOptions, pprof, write};
-use support::{PERIOD, everything, hostile, recording};
+use strata_kinds::Kind;
+use strata_profile::{
+    Format, FrameKind, Label, LabelValue, Profile, ProfileBuilder, Tick, WriteOptions, pprof, write,
+};
+use support::{PERIOD, everything, hostile, on_cpu, recording};
 
 fn json(profile: &Profile) -> Value {
     let mut bytes = Vec::new();
@@ -111,4 +114,56 @@ fn hostile_and_empty_profiles_are_valid() {
     assert_eq!(threads.iter().map(weight).sum::<i64>(), 105);
     assert_eq!(threads[0]["processName"], "\\x1b]0;owned\\x07\"'&");
     assert_eq!(json(&recording().finish())["threads"].as_array().map(Vec::len), Some(0));
+}
+
+#[test]
+fn waits_and_events_are_markers_of_their_thread_for_as_long_as_they_lasted() {
+    let kinds = [Kind::Cpu, Kind::Exceptions, Kind::Locks, Kind::Gc].into_iter().collect();
+    let mut builder = ProfileBuilder::of_kinds(kinds);
+    builder.keep_timeline();
+    let of = builder.thread(41, 42, "worker", "app", "");
+    let labels = builder.thread_labels(of);
+    let frame = builder.frame(FrameKind::Managed, "Shop.Pay", "", "", 0);
+    let location = builder.location(1, None, &[frame]);
+    let stack = builder.stack(&[location]);
+    let key = builder.string("exception type");
+    let value = LabelValue::Text(builder.string("Sold"));
+    let mut thrown = builder.so_far().labels(labels).to_vec();
+    thrown.push(Label { key, value });
+    let thrown = builder.labels(&thrown);
+    builder.tick(on_cpu(labels, stack, 20_000_000));
+    for (kind, labels, value) in [
+        (Kind::Locks, labels, 8_000_000),
+        (Kind::Gc, labels, 3_000_000),
+        (Kind::Exceptions, thrown, 0),
+    ] {
+        builder.tick(Tick { kind, labels, stack, time: 30_000_000, weight: 1, value });
+    }
+    let profile = json(&builder.finish());
+    let worker = thread(&profile, "worker");
+    assert_eq!(weight(worker), 1, "only a slice of a CPU is a sample");
+    let strings = match &worker["stringArray"] {
+        Value::Array(_) => &worker["stringArray"],
+        _ => &profile["shared"]["stringArray"],
+    };
+    let markers = &worker["markers"];
+    let named: Vec<(&str, Option<f64>, Option<f64>)> = markers["name"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .enumerate()
+        .map(|(at, name)| {
+            let name = strings[name.as_u64().unwrap() as usize].as_str().unwrap();
+            (name, markers["startTime"][at].as_f64(), markers["endTime"][at].as_f64())
+        })
+        .collect();
+    assert_eq!(named[0], ("Lock contention", Some(22.0), Some(30.0)));
+    assert_eq!(named[1], ("Garbage collections", Some(27.0), Some(30.0)));
+    assert_eq!((named[2].0, named[2].1), ("Exceptions", Some(30.0)));
+    assert!(
+        markers["data"].to_string().contains("exception type: Sold") || {
+            let details = markers["data"][2]["details"].as_u64().unwrap();
+            strings[details as usize] == "exception type: Sold"
+        }
+    );
 }

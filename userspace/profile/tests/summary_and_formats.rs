@@ -5,7 +5,7 @@ mod support;
 use std::path::Path;
 
 use strata_profile::{Format, FrameKind, WriteError, WriteOptions, summary, write};
-use support::{PERIOD, add, everything, recording};
+use support::{PERIOD, add, everything, on_cpu, recording};
 
 #[test]
 fn a_function_that_calls_itself_counts_once() {
@@ -58,10 +58,11 @@ fn the_timeline_is_kept_only_when_asked_for() {
     let mut builder = recording();
     let thread = builder.thread(1, 1, "app", "app", "");
     let stack = add(&mut builder, thread, &["main"], 1);
-    builder.tick(thread, 5, stack, 1);
+    let labels = builder.thread_labels(thread);
+    builder.tick(on_cpu(labels, stack, 5));
     assert!(builder.so_far().timeline().is_none());
     builder.keep_timeline();
-    builder.tick(thread, 6, stack, 1);
+    builder.tick(on_cpu(labels, stack, 6));
     let profile = builder.finish();
     let ticks: Vec<_> = profile.timeline().unwrap().collect();
     assert_eq!(ticks.len(), 1);

@@ -40,10 +40,11 @@ pub(crate) struct Body {
 
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
-    pub(crate) threads: Vec<u32>,
+    pub(crate) labels: Vec<u32>,
     pub(crate) stacks: Vec<u32>,
     pub(crate) times: Vec<u64>,
-    pub(crate) on_cpu: Vec<u32>,
+    pub(crate) values: Vec<u64>,
+    pub(crate) weights: Vec<u32>,
 }
 
 /// The payload for a profile. What is new in it is in the dictionary from now on.
@@ -80,12 +81,13 @@ pub(crate) fn encode(dictionary: &mut Dictionary, profile: &Profile, facts: Fact
             let ticks: Vec<_> = ticks.collect();
             put(&mut samples, 1);
             put(&mut samples, ticks.len() as u64);
-            let threads: Vec<_> = ticks.iter().map(|tick| import.thread(tick.thread)).collect();
+            let labels: Vec<_> = ticks.iter().map(|tick| import.labels(tick.labels)).collect();
             let stacks: Vec<_> = ticks.iter().map(|tick| import.stack(tick.stack)).collect();
-            put_steps(&mut samples, threads.into_iter().map(i64::from));
+            put_steps(&mut samples, labels.into_iter().map(i64::from));
             put_steps(&mut samples, stacks.into_iter().map(i64::from));
             put_steps(&mut samples, ticks.iter().map(|tick| tick.time as i64));
-            put_steps(&mut samples, ticks.iter().map(|tick| i64::from(tick.on_cpu)));
+            put_steps(&mut samples, ticks.iter().map(|tick| tick.value as i64));
+            put_steps(&mut samples, ticks.iter().map(|tick| i64::from(tick.weight)));
         }
     }
     let mut payload = Vec::with_capacity(samples.len().saturating_mul(2));
@@ -147,12 +149,11 @@ impl Body {
         if cursor.number()? == 1 {
             let count = cursor.count()?;
             body.timeline = Some(Timeline {
-                threads: numbers(&mut cursor, count)?,
+                labels: numbers(&mut cursor, count)?,
                 stacks: numbers(&mut cursor, count)?,
-                times: steps(&mut cursor, count)
-                    .map(|t| t.map(|t| t as u64))
-                    .collect::<Result<_, _>>()?,
-                on_cpu: numbers(&mut cursor, count)?,
+                times: long_numbers(&mut cursor, count)?,
+                values: long_numbers(&mut cursor, count)?,
+                weights: numbers(&mut cursor, count)?,
             });
         }
         if !cursor.is_empty() {
@@ -171,6 +172,10 @@ fn steps<'c>(
         value = value.wrapping_add(cursor.signed()?);
         Ok(value)
     })
+}
+
+fn long_numbers(cursor: &mut Cursor<'_>, count: usize) -> Result<Vec<u64>, Damage> {
+    steps(cursor, count).map(|number| number.map(|number| number as u64)).collect()
 }
 
 fn numbers(cursor: &mut Cursor<'_>, count: usize) -> Result<Vec<u32>, Damage> {

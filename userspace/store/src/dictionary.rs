@@ -1,5 +1,5 @@
 //! What the profiles of one service share within a segment: strings, mappings, locations, stacks
-//! as a prefix tree, label sets, threads.
+//! as a prefix tree, label sets.
 //!
 //! The writer keeps only an index from things to their numbers. What is new goes out with the
 //! record that needs it first, so a segment can be read from its beginning to any record.
@@ -80,7 +80,6 @@ pub(crate) struct Dictionary {
     locations: Table<Box<[u32]>>,
     stacks: Table<(u32, u32)>,
     labels: Table<Box<[i64]>>,
-    threads: Table<[u32; 5]>,
     /// Bytes of keys outside the tables.
     owned: usize,
 }
@@ -94,7 +93,6 @@ impl Dictionary {
             self.locations.next,
             self.stacks.next,
             self.labels.next,
-            self.threads.next,
         ];
         next.into_iter().map(u64::from).sum()
     }
@@ -107,7 +105,6 @@ impl Dictionary {
             self.locations.memory(),
             self.stacks.memory(),
             self.labels.memory(),
-            self.threads.memory(),
         ];
         tables.into_iter().fold(self.owned, usize::saturating_add)
     }
@@ -119,7 +116,6 @@ impl Dictionary {
         self.locations.take(out);
         self.stacks.take(out);
         self.labels.take(out);
-        self.threads.take(out);
     }
 
     /// The dictionary that wrote these tables, with nothing new in it. `None` if no dictionary of
@@ -154,10 +150,6 @@ impl Dictionary {
                 dictionary.labels.number(fields.as_slice(), |key| Box::from(key), |_, _| {});
             dictionary.grow(added, size_of_val(fields.as_slice()));
         }
-        for &key in tables.threads() {
-            let added = dictionary.threads.number(&key, |key| *key, |_, _| {});
-            dictionary.grow(added, 0);
-        }
         // What it has is written already.
         dictionary.take_added(&mut Vec::new());
         let counts = [
@@ -166,7 +158,6 @@ impl Dictionary {
             dictionary.locations.next,
             dictionary.stacks.next,
             dictionary.labels.next,
-            dictionary.threads.next,
         ];
         (counts == tables.counts()).then_some(dictionary)
     }
@@ -275,19 +266,6 @@ impl Dictionary {
         );
         self.grow(added, size_of_val(key.as_slice()))
     }
-
-    fn thread(&mut self, key: [u32; 5]) -> u32 {
-        let added = self.threads.number(
-            &key,
-            |key| *key,
-            |out, _| {
-                for field in key {
-                    put(out, u64::from(field));
-                }
-            },
-        );
-        self.grow(added, 0)
-    }
 }
 
 /// The numbers that a dictionary has for the things of one profile, each looked up once.
@@ -360,18 +338,6 @@ impl<'a> Import<'a> {
         let number = self.dictionary.labels(self.profile, id);
         self.labels.insert(id, number);
         number
-    }
-
-    pub(crate) fn thread(&mut self, id: strata_profile::ThreadId) -> u32 {
-        let thread = self.profile.thread(id);
-        let key = [
-            thread.pid,
-            thread.tid,
-            self.string(thread.comm),
-            self.string(thread.process),
-            self.string(thread.container),
-        ];
-        self.dictionary.thread(key)
     }
 
     /// Writes what this profile brought.

@@ -11,14 +11,14 @@
 //! `segment` where the records of a file are; `record`, `body`, `dictionary` (written), `tables`
 //! (read back), `series`, `wire` the format; `directory` file names.
 //!
-//! # Format, version 1
+//! # Format, version 2
 //! A directory holds `lock` and, for every segment, `NUMBER.seg` (`NUMBER.open` while it is
 //! written) and `NUMBER.merged`. NUMBER is sixteen hexadecimal digits and grows. A segment holds
 //! the profiles of about an hour; `NUMBER.merged` holds, for the profiles of that segment alone,
 //! merges over whole hours and whole five minutes since 1970. `NUMBER.rollup` holds the hours of
 //! the segment of that number and of those that follow it, of 24 hours at most.
 //!
-//! All files have one form: the sixteen bytes `strata-store`, `01 00 00 00` (the version), then
+//! All files have one form: the sixteen bytes `strata-store`, `02 00 00 00` (the version), then
 //! records without gaps. A record is a header of 48 bytes, numbers little-endian, and a payload:
 //!
 //! | at | bytes | what |
@@ -44,18 +44,18 @@
 //!   (texts), period (signed).
 //! - **Profile**: the number of bytes of the dictionary's part, that part, the samples' part.
 //!   The *dictionary* belongs to all series of one service in the file, and each record adds what
-//!   it is the first to need. Six tables, each as the number of its first new entry, how many
+//!   it is the first to need. Five tables, each as the number of its first new entry, how many
 //!   there are, and those; entry 0 is the empty one and never written:
 //!   strings (text); mappings (path, build id); locations (mapping, list of frames: name, system
 //!   name, file, line, kind); stacks (how much smaller the caller's number is than its own,
 //!   location), which makes them a prefix tree; label sets (list of four signed: key, 0 for a text
-//!   or 1 for a number, the text's or the number's value, unit); threads (pid, tid, comm, process,
-//!   container). Texts are numbers of strings.
+//!   or 1 for a number, the text's or the number's value, unit). Texts are numbers of strings.
 //!   The *samples*, in columns: runtime id and host (strings), how many profiles were merged,
 //!   overflows, how many sample types, how many samples; stacks, ascending, and label sets, each
 //!   as the signed difference to the one before; for each sample type a number and the values as
-//!   signed multiples of it; 0, or 1 and the samples in time: how many, then threads, stacks,
-//!   times in nanoseconds since the start and nanoseconds on CPU, as signed differences.
+//!   signed multiples of it; 0, or 1 and the samples in time: how many, then label sets, stacks,
+//!   times in nanoseconds since the start, values and weights, as signed differences. The value is
+//!   that of the sample type that is no count: nanoseconds on a CPU or waiting.
 //! - **Members**, first in a roll-up: list of the segments it stands for: number, the first and
 //!   the last start of a profile (signed).
 //! - **Index**, when a segment is sealed: list of series as above; list of members as above; list

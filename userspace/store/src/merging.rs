@@ -97,8 +97,8 @@ fn write_step(
                 times: (entry.start, entry.end),
                 profiles: 0,
             });
-            bucket.builder.begin_period(entry.end);
             let columns: Vec<_> = (0..types.len()).collect();
+            bucket.builder.begin_period(entry.end, &columns);
             let replay = &mut bucket.replay;
             if body.width != types.len()
                 || replay.samples(&read.tables, &mut bucket.builder, body, &columns).is_err()

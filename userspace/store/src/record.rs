@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::Damage;
 
 /// The bytes a file begins with: what it is and the version of the format.
-pub(crate) const FILE_START: [u8; 16] = *b"strata-store\x01\x00\x00\x00";
+pub(crate) const FILE_START: [u8; 16] = *b"strata-store\x02\x00\x00\x00";
 pub(crate) const HEADER: usize = 48;
 /// How many of them say what it is.
 const NAME: usize = 12;

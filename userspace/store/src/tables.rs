@@ -3,10 +3,10 @@
 //! Invariant: a number that refers to nothing is damage that is reported, never a panic; a stack's
 //! caller comes before it, so every walk ends.
 
-use strata_kinds::labels;
+use strata_kinds::{Kind, labels};
 use strata_profile::{
     Frame, FrameKind, Label, LabelValue, LabelsId, LocationId, MappingId, ProfileBuilder, StackId,
-    StringId, ThreadId,
+    StringId, Tick,
 };
 
 use crate::body::Body;
@@ -66,7 +66,6 @@ pub(crate) struct Tables {
     frames: Lists<StoredFrame>,
     stacks: Vec<(u32, u32)>,
     labels: Lists<StoredLabel>,
-    threads: Vec<[u32; 5]>,
 }
 
 impl Tables {
@@ -79,7 +78,6 @@ impl Tables {
             frames: Lists::new(),
             stacks: vec![(0, 0)],
             labels: Lists::new(),
-            threads: vec![[0; 5]],
         }
     }
 
@@ -130,18 +128,11 @@ impl Tables {
             }
             self.labels.close();
         }
-        for _ in 0..following(cursor, self.threads.len())? {
-            let mut thread = [0; 5];
-            for field in &mut thread {
-                *field = cursor.small()?;
-            }
-            self.threads.push(thread);
-        }
         if added.is_empty() { Ok(()) } else { Err(Damage("something follows the dictionary")) }
     }
 
     /// How many there are of everything, the empty things included.
-    pub(crate) fn counts(&self) -> [u32; 6] {
+    pub(crate) fn counts(&self) -> [u32; 5] {
         let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         [
             count(self.strings.len()),
@@ -149,7 +140,6 @@ impl Tables {
             count(self.location_mappings.len()),
             count(self.stacks.len()),
             count(self.labels.ends.len()),
-            count(self.threads.len()),
         ]
     }
 
@@ -164,10 +154,6 @@ impl Tables {
 
     pub(crate) fn stacks(&self) -> &[(u32, u32)] {
         self.stacks.get(1..).unwrap_or_default()
-    }
-
-    pub(crate) fn threads(&self) -> &[[u32; 5]] {
-        self.threads.get(1..).unwrap_or_default()
     }
 
     pub(crate) fn location_count(&self) -> u32 {
@@ -252,7 +238,8 @@ pub(crate) struct Replay {
     /// From a stack up to what is known.
     missing: Vec<(u32, u32)>,
     labels: Vec<Option<LabelsId>>,
-    threads: Vec<Option<ThreadId>>,
+    /// Those of samples in time, with all that they say.
+    labels_in_time: Vec<Option<LabelsId>>,
 }
 
 fn slot<T: Copy>(list: &mut Vec<Option<T>>, number: u32, length: usize) -> &mut Option<T> {
@@ -276,7 +263,7 @@ impl Replay {
             stacks: Vec::new(),
             missing: Vec::new(),
             labels: Vec::new(),
-            threads: Vec::new(),
+            labels_in_time: Vec::new(),
         }
     }
 
@@ -362,13 +349,42 @@ impl Replay {
         if let Some(known) = slot(&mut self.labels, number, length) {
             return Ok(*known);
         }
+        // Merges over time leave these out, or they would merge nothing.
+        let is_lasting = self.detail == Detail::Lasting;
+        let is_separable =
+            |label: &StoredLabel| label.is_number || labels::is_separable(tables.string(label.key));
+        let labels =
+            self.new_labels(tables, builder, number, |label| !(is_lasting && is_separable(label)));
+        *slot(&mut self.labels, number, length) = Some(labels);
+        Ok(labels)
+    }
+
+    /// All labels of a set: a sample in time belongs to its thread.
+    fn labels_in_time(
+        &mut self,
+        tables: &Tables,
+        builder: &mut ProfileBuilder,
+        number: u32,
+    ) -> Result<LabelsId, Damage> {
+        let length = tables.labels.ends.len();
+        below(number, length)?;
+        if let Some(known) = slot(&mut self.labels_in_time, number, length) {
+            return Ok(*known);
+        }
+        let labels = self.new_labels(tables, builder, number, |_| true);
+        *slot(&mut self.labels_in_time, number, length) = Some(labels);
+        Ok(labels)
+    }
+
+    fn new_labels(
+        &mut self,
+        tables: &Tables,
+        builder: &mut ProfileBuilder,
+        number: u32,
+        is_kept: impl Fn(&StoredLabel) -> bool,
+    ) -> LabelsId {
         let mut labels = Vec::new();
-        for label in tables.labels.get(number) {
-            // Merges over time leave these out, or they would merge nothing.
-            let is_separable = label.is_number || labels::is_separable(tables.string(label.key));
-            if self.detail == Detail::Lasting && is_separable {
-                continue;
-            }
+        for label in tables.labels.get(number).iter().filter(|label| is_kept(label)) {
             let key = self.string(tables, builder, label.key);
             let value = if label.is_number {
                 let unit = self.string(tables, builder, label.unit);
@@ -379,9 +395,7 @@ impl Replay {
             };
             labels.push(Label { key, value });
         }
-        let labels = builder.labels(&labels);
-        *slot(&mut self.labels, number, length) = Some(labels);
-        Ok(labels)
+        builder.labels(&labels)
     }
 
     /// Whether samples with these labels are wanted.
@@ -402,30 +416,6 @@ impl Replay {
                     }
             })
         })
-    }
-
-    fn thread(
-        &mut self,
-        tables: &Tables,
-        builder: &mut ProfileBuilder,
-        number: u32,
-    ) -> Result<ThreadId, Damage> {
-        let length = tables.threads.len();
-        below(number, length)?;
-        if let Some(known) = slot(&mut self.threads, number, length) {
-            return Ok(*known);
-        }
-        let [pid, tid, comm, process, container] =
-            tables.threads.get(number as usize).copied().unwrap_or_default();
-        let thread = builder.thread(
-            pid,
-            tid,
-            tables.string(comm),
-            tables.string(process),
-            tables.string(container),
-        );
-        *slot(&mut self.threads, number, length) = Some(thread);
-        Ok(thread)
     }
 
     /// Adds a record's samples. `columns` says which of the profile's sample types each of the
@@ -460,25 +450,27 @@ impl Replay {
         Ok(is_wanted)
     }
 
-    /// Adds a record's samples in time, `shift` nanoseconds later than they say.
+    /// Adds a record's samples in time, which are of one kind, `shift` nanoseconds later than they
+    /// say.
     pub(crate) fn ticks(
         &mut self,
         tables: &Tables,
         builder: &mut ProfileBuilder,
         body: &Body,
+        kind: Kind,
         shift: u64,
     ) -> Result<(), Damage> {
         let Some(line) = &body.timeline else { return Ok(()) };
-        let places = line.threads.iter().zip(&line.stacks);
-        for ((&thread, &stack), (&time, &on_cpu)) in places.zip(line.times.iter().zip(&line.on_cpu))
-        {
-            let of = tables.threads.get(thread as usize).and_then(|thread| thread.first());
-            if self.pid.is_some_and(|pid| of != Some(&pid)) {
+        let whose = line.labels.iter().zip(&line.stacks);
+        let what = line.times.iter().zip(line.values.iter().zip(&line.weights));
+        for ((&labels, &stack), (&time, (&value, &weight))) in whose.zip(what) {
+            if !self.wants(tables, labels) {
                 continue;
             }
-            let thread = self.thread(tables, builder, thread)?;
+            let labels = self.labels_in_time(tables, builder, labels)?;
             let stack = self.stack(tables, builder, stack)?;
-            builder.tick(thread, time.saturating_add(shift), stack, on_cpu);
+            let time = time.saturating_add(shift);
+            builder.tick(Tick { kind, labels, stack, time, weight, value });
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 mod support;
 
 use proptest::prelude::*;
-use strata_profile::{FrameKind, ProfileBuilder};
+use strata_kinds::Kind;
+use strata_profile::{FrameKind, LabelsId, ProfileBuilder, StackId, Tick};
 use strata_store::{Detail, Options, Pattern, Selection, Store};
 use support::{HOUR, SECOND, START, counts, head, options, profile, stacks, store};
 
@@ -87,10 +88,11 @@ fn samples_in_time_are_kept_where_they_were_recorded() {
         let location = builder.location(1, None, &[frame]);
         let stack = builder.stack(&[location]);
         let thread = builder.thread(7, 8, "worker", "shop", "");
+        let labels = builder.thread_labels(thread);
         for tick in 0..3 {
-            builder.tick(thread, tick * 10, stack, 5);
+            builder.tick(on_cpu(labels, stack, tick * 10));
         }
-        builder.add(stack, Default::default(), &[3]);
+        builder.add(stack, labels, &[3]);
         let head = head("shop", START + period * 15 * SECOND);
         store.append(&head, &builder.finish(), START).unwrap();
     }
@@ -100,9 +102,15 @@ fn samples_in_time_are_kept_where_they_were_recorded() {
     let times: Vec<_> = ticks.iter().map(|tick| tick.time).collect();
     let late = 15 * SECOND as u64;
     assert_eq!(times, [0, 10, 20, late, late + 10, late + 20]);
-    let thread = answer.thread(ticks[5].thread);
-    assert_eq!((thread.pid, thread.tid, answer.string(thread.comm)), (7, 8, "worker"));
-    assert_eq!(ticks[5].on_cpu, 5);
+    let thread = answer.identity(ticks[5].labels);
+    let named = (thread.pid, thread.tid, answer.string(thread.comm));
+    assert_eq!(named, (Some(7), Some(8), "worker"));
+    assert_eq!((ticks[5].kind, ticks[5].duration(), ticks[5].weight), (Kind::Cpu, 5, 1));
+}
+
+/// A slice of a CPU.
+fn on_cpu(labels: LabelsId, stack: StackId, time: u64) -> Tick {
+    Tick { kind: Kind::Cpu, labels, stack, time, weight: 1, value: 5 }
 }
 
 #[test]
@@ -116,8 +124,9 @@ fn samples_in_time_of_a_process_that_began_later_are_at_their_own_time() {
         let location = builder.location(1, None, &[frame]);
         let stack = builder.stack(&[location]);
         let thread = builder.thread(pid, pid, "worker", "shop", "");
-        builder.tick(thread, 10, stack, 5);
-        builder.add(stack, Default::default(), &[1]);
+        let labels = builder.thread_labels(thread);
+        builder.tick(on_cpu(labels, stack, 10));
+        builder.add(stack, labels, &[1]);
         let mut head = head("shop", START + period * 15 * SECOND);
         head.runtime_id = format!("shop-{pid}");
         store.append(&head, &builder.finish(), START).unwrap();

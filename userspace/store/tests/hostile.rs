@@ -156,7 +156,7 @@ proptest! {
         begins_right in any::<bool>(),
     ) {
         let directory = tempfile::tempdir().unwrap();
-        let mut bytes = if begins_right { b"strata-store\x01\0\0\0".to_vec() } else { Vec::new() };
+        let mut bytes = if begins_right { b"strata-store\x02\0\0\0".to_vec() } else { Vec::new() };
         bytes.extend_from_slice(&garbage);
         std::fs::write(directory.path().join(format!("{:016x}.{name}", 3)), bytes).unwrap();
         ask_everything(directory.path());

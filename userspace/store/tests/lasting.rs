@@ -109,12 +109,12 @@ fn a_store_of_another_version_is_refused_and_left_as_it_is() {
     for ending in ["open", "seg", "merged", "rollup", "new"] {
         let directory = tempfile::tempdir().unwrap();
         let (path, mut bytes, _) = left_open(directory.path());
-        bytes[12] = 2;
+        bytes[12] = 3;
         let other = path.with_file_name(format!("{:016x}.{ending}", 9));
         std::fs::write(&other, bytes).unwrap();
         let before = files(directory.path());
         let refused = Store::open(directory.path(), options()).err().unwrap();
-        assert!(matches!(refused, StoreError::OtherVersion { version: 2, .. }), "{refused}");
+        assert!(matches!(refused, StoreError::OtherVersion { version: 3, .. }), "{refused}");
         assert!(refused.to_string().contains(other.to_str().unwrap()), "{refused}");
         assert_eq!(files(directory.path()), before);
         assert_eq!(all(directory.path()), 7, "what this version wrote can still be read");
@@ -163,7 +163,7 @@ fn merges_half_made_are_made_again() {
     first.seal().unwrap();
     drop(first);
     let sealed = with_ending(directory.path(), "seg");
-    std::fs::write(sealed.with_extension("new"), b"strata-store\x01\x00\x00\x00SREC").unwrap();
+    std::fs::write(sealed.with_extension("new"), b"strata-store\x02\x00\x00\x00SREC").unwrap();
     let mut again = store(directory.path());
     assert!(!sealed.with_extension("new").exists());
     again.tend(START).unwrap();

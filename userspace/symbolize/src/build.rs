@@ -4,60 +4,61 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use strata_kinds::{Kind, Kinds};
+use strata_kinds::{Frequencies, Kinds, Measure};
 use strata_profile::{
-    FrameKind, LocationId, MappingId, Profile, ProfileBuilder, StackId as Built, ThreadId as Owner,
+    FrameKind, Label, LabelValue, LabelsId as Labels, LocationId, MappingId, Profile,
+    ProfileBuilder, StackId as Built, ThreadId as Owner,
 };
 
 use crate::known_symbols::KnownSymbols;
 use crate::{ModuleInfo, NamedFrame};
-use strata_agent::aggregate::{Aggregate, StackId, ThreadId, Tick};
+use strata_agent::aggregate::{Aggregate, LabelsId, Row, StackId, ThreadId, Tick};
 use strata_agent::code_address::CodeAddress;
-use strata_agent::engine::Engine;
 use strata_agent::host;
 use strata_agent::managed::names::folds;
+use strata_agent::processes::container::Groups;
+use strata_agent::processes::table::ProcessTable;
 
 /// When and how the samples were taken.
 pub struct Circumstances {
     pub started: SystemTime,
     pub length: Duration,
-    pub frequency: u32,
+    /// How often each kind was sampled.
+    pub frequencies: Frequencies,
     /// The kinds whose columns the profile has.
     pub kinds: Kinds,
 }
 
-impl Circumstances {
-    /// Nanoseconds that a sample stands for.
-    pub fn period(&self) -> i64 {
-        1_000_000_000 / i64::from(self.frequency.max(1))
-    }
-}
-
 /// A profile of some of an aggregate's samples.
 pub struct Build<'a> {
-    engine: &'a Engine,
+    table: &'a ProcessTable,
+    groups: &'a Groups,
     aggregate: &'a Aggregate,
     symbols: &'a KnownSymbols,
     builder: ProfileBuilder,
-    period: i64,
+    frequencies: Frequencies,
+    /// The values of one row.
+    values: Vec<i64>,
     modules: HashMap<*const ModuleInfo, MappingId>,
     locations: HashMap<u32, LocationId>,
     by_caller: HashMap<(u32, u32), LocationId>,
     stacks: HashMap<u32, Built>,
     threads: HashMap<u32, Owner>,
+    /// Of threads with labels of samples.
+    labels: HashMap<(u32, LabelsId), Labels>,
 }
 
 impl<'a> Build<'a> {
     pub fn new(
-        engine: &'a Engine,
+        (table, groups): (&'a ProcessTable, &'a Groups),
         aggregate: &'a Aggregate,
         symbols: &'a KnownSymbols,
         circumstances: &Circumstances,
     ) -> Self {
-        let period = circumstances.period();
         let mut builder = ProfileBuilder::of_kinds(circumstances.kinds);
-        let unit = Kind::Cpu.info().period;
-        builder.set_period(unit.name, unit.unit, period);
+        for kind in circumstances.kinds.iter() {
+            builder.set_period_of(kind, circumstances.frequencies.period(kind));
+        }
         let start = circumstances.started.duration_since(UNIX_EPOCH).unwrap_or_default();
         let start = i64::try_from(start.as_nanos()).unwrap_or(i64::MAX);
         builder.set_start(start);
@@ -65,39 +66,53 @@ impl<'a> Build<'a> {
         builder.set_duration(length);
         builder.set_host(host::name());
         Self {
-            engine,
+            table,
+            groups,
             aggregate,
             symbols,
             builder,
-            period,
+            frequencies: circumstances.frequencies,
+            values: Vec::new(),
             modules: HashMap::new(),
             locations: HashMap::new(),
             by_caller: HashMap::new(),
             stacks: HashMap::new(),
             threads: HashMap::new(),
+            labels: HashMap::new(),
         }
     }
 
-    /// So many samples of a thread in a stack.
-    pub fn add(&mut self, thread: ThreadId, stack: StackId, count: u64) {
-        let Some(thread) = self.thread(thread) else { return };
-        let stack = self.stack(stack);
-        let count = i64::try_from(count).unwrap_or(i64::MAX);
-        let labels = self.builder.thread_labels(thread);
-        let time = count.saturating_mul(self.period);
-        self.builder.add_of(Kind::Cpu, stack, labels, &[count, time]);
+    /// What was sampled of a thread in a stack.
+    pub fn add(&mut self, row: &Row) {
+        let Some(labels) = self.labels(row.thread, row.labels) else { return };
+        let stack = self.stack(row.stack);
+        let period = self.frequencies.period(row.kind);
+        self.values.clear();
+        self.values.extend(row.kind.info().values(row.weight, row.value, period));
+        self.builder.add_of(row.kind, stack, labels, &self.values);
     }
 
     /// Samples in time; the profile begins at `start`, by the records' clock. A sample that had to
     /// wait for its tables may be of before that, and counts as of the start.
-    pub fn add_ticks(&mut self, ticks: &[Tick], start: u64) {
+    pub fn add_ticks(&mut self, ticks: impl IntoIterator<Item = Tick>, start: u64) {
         self.builder.keep_timeline();
-        let on_cpu = u32::try_from(self.period).unwrap_or(u32::MAX);
         for tick in ticks {
-            let Some(thread) = self.thread(tick.thread) else { continue };
+            let Some(labels) = self.labels(tick.thread, tick.labels) else { continue };
             let stack = self.stack(tick.stack);
-            let time = tick.time.saturating_sub(start);
-            self.builder.tick(thread, time, stack, on_cpu);
+            let period = self.frequencies.period(tick.kind);
+            let info = tick.kind.info();
+            let values =
+                info.columns.iter().zip(info.values(tick.weight.into(), tick.value, period));
+            let value = values.filter(|(column, _)| column.measure != Measure::Count);
+            let value = value.map(|(_, value)| value).next().unwrap_or(0);
+            self.builder.tick(strata_profile::Tick {
+                kind: tick.kind,
+                labels,
+                stack,
+                time: tick.time.saturating_sub(start),
+                weight: tick.weight,
+                value: u64::try_from(value).unwrap_or(0),
+            });
         }
     }
 
@@ -105,15 +120,34 @@ impl<'a> Build<'a> {
         self.builder.finish()
     }
 
+    /// The labels of a thread, and those of its sample.
+    fn labels(&mut self, thread: ThreadId, labels: LabelsId) -> Option<Labels> {
+        if let Some(known) = self.labels.get(&(thread.0, labels)) {
+            return Some(*known);
+        }
+        let owner = self.thread(thread)?;
+        let mut built = self.builder.thread_labels(owner);
+        if labels != LabelsId::NONE {
+            let mut all = self.builder.so_far().labels(built).to_vec();
+            for (name, value) in self.aggregate.labels_of(labels) {
+                let key = self.builder.string(name);
+                all.push(Label { key, value: LabelValue::Text(self.builder.string(value)) });
+            }
+            built = self.builder.labels(&all);
+        }
+        self.labels.insert((thread.0, labels), built);
+        Some(built)
+    }
+
     fn thread(&mut self, thread: ThreadId) -> Option<Owner> {
         if let Some(known) = self.threads.get(&thread.0) {
             return Some(*known);
         }
         let key = self.aggregate.thread(thread)?;
-        let image = self.engine.table.image(key.image);
+        let image = self.table.image(key.image);
         let pid = image.map_or(0, |image| image.pid);
         let process = image.map(|image| image.comm.clone()).unwrap_or_default();
-        let group = self.engine.groups.known(key.image);
+        let group = self.groups.known(key.image);
         let container = group.and_then(|group| group.container.as_deref()).unwrap_or("");
         let comm = strata_agent::engine::samples::comm_text(&key.comm);
         let built = self.builder.thread(pid, key.tid, &comm, &process, container);

@@ -100,9 +100,9 @@ fn images_of(work: &RelatedWork) -> HashSet<ImageId> {
 /// Samples through each place of an aggregate, by its number.
 fn weights(aggregate: &Aggregate) -> Vec<u64> {
     let mut of_stacks = vec![0u64; aggregate.stacks()];
-    for (_, stack, count) in aggregate.counts() {
-        if let Some(sum) = of_stacks.get_mut(stack.0 as usize) {
-            *sum = sum.saturating_add(count);
+    for row in aggregate.rows() {
+        if let Some(sum) = of_stacks.get_mut(row.stack.0 as usize) {
+            *sum = sum.saturating_add(row.weight);
         }
     }
     let mut of_places = vec![0u64; aggregate.code_addresses().len()];

@@ -4,6 +4,7 @@ use std::io;
 
 use strata_agent::aggregate::Aggregate;
 use strata_agent::engine::Engine;
+use strata_kinds::Kinds;
 use strata_profile::Profile;
 
 use crate::Shortfalls;
@@ -18,16 +19,21 @@ pub fn profile(
     progress: impl FnMut(usize, usize),
 ) -> io::Result<(Profile, Shortfalls)> {
     let mut symbolizer = Symbolizer::start(Options::once(signatures), || {})?;
-    let aggregate = std::mem::replace(&mut engine.aggregate, Aggregate::new(false));
+    let aggregate = std::mem::replace(&mut engine.aggregate, Aggregate::new(Kinds::NONE));
     symbolizer.begin(engine, &aggregate);
     symbolizer.wait(progress);
     engine.managed.release();
-    let mut build = Build::new(engine, &aggregate, symbolizer.symbols(), circumstances);
-    for (thread, stack, count) in aggregate.counts() {
-        build.add(thread, stack, count);
+    let mut build = Build::new(
+        (&engine.table, &engine.groups),
+        &aggregate,
+        symbolizer.symbols(),
+        circumstances,
+    );
+    for row in aggregate.rows() {
+        build.add(&row);
     }
-    if let Some(ticks) = aggregate.timeline() {
-        build.add_ticks(ticks, engine.started);
+    if !aggregate.times_kept().is_empty() {
+        build.add_ticks(aggregate.ticks(), engine.started);
     }
     let profile = build.finish();
     let shortfalls = symbolizer.end(&aggregate);

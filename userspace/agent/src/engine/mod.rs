@@ -29,6 +29,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use strata_abi::record::{Counter, End};
+use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::aggregate::Aggregate;
 use crate::kernel::introspect::{self, ProgramUse};
@@ -65,7 +66,11 @@ pub struct Options {
     /// Of process events.
     pub wakeup: Wakeup,
     pub wanted: Wanted,
-    pub keep_timeline: bool,
+    /// What is sampled. Records of other kinds are a loss.
+    pub kinds: Kinds,
+    /// Of these every sample's time is kept.
+    pub times: Kinds,
+    pub frequencies: Frequencies,
     /// Bytes of kernel memory for unwind tables.
     pub table_memory: u64,
     /// Bytes of copied stacks that wait until they can be unwound.
@@ -90,6 +95,7 @@ pub struct Engine {
     pub groups: Groups,
     pub credentials: AllCredentials,
     pub selection: Selection,
+    kinds: Kinds,
     pub aggregate: Aggregate,
     pub managed: Managed,
     pub rates: Rates,
@@ -126,6 +132,8 @@ pub struct Engine {
     pub own_samples: u64,
     pub deselected_samples: u64,
     pub malformed_records: u64,
+    /// Of kinds that this version does not know, or that are not sampled.
+    pub unexpected_records: u64,
     /// What the sampler used, when run times were counted.
     pub sampler_use: Option<ProgramUse>,
 }
@@ -183,9 +191,10 @@ impl Engine {
             groups: Groups::default(),
             credentials: AllCredentials::default(),
             selection,
-            aggregate: Aggregate::new(options.keep_timeline),
+            kinds: options.kinds,
+            aggregate: Aggregate::new(options.times),
             managed: Managed::new(options.managed, options.signatures),
-            rates: Rates::new(u32::try_from(options.settings.frequency).unwrap_or(u32::MAX)),
+            rates: Rates::new(&options.frequencies),
             newcomers: None,
             pending: Pending::new(options.waiting_memory),
             dirty: HashSet::new(),
@@ -208,6 +217,7 @@ impl Engine {
             own_samples: 0,
             deselected_samples: 0,
             malformed_records: 0,
+            unexpected_records: 0,
             sampler_use: None,
         })
     }
@@ -225,7 +235,15 @@ impl Engine {
             self.look_for_runtime(pid);
         }
         self.started = monotonic_nanos();
-        Ok(self.programs.start()?)
+        self.start_sampling()
+    }
+
+    /// Starts the sampler of each kind that needs one.
+    fn start_sampling(&mut self) -> Result<(), EngineError> {
+        if self.kinds.contains(Kind::Cpu) {
+            self.programs.start()?;
+        }
+        Ok(())
     }
 
     /// Loads what a process's stacks need before it was sampled, and looks for its runtime.
@@ -253,7 +271,7 @@ impl Engine {
 
     /// Takes a new look at the threads of a prepared process; what was seen before is forgotten.
     pub fn walk(&mut self, pid: u32) -> Result<(), EngineError> {
-        self.aggregate = Aggregate::new(false);
+        self.aggregate = Aggregate::new(Kinds::NONE);
         self.managed.forget_places();
         self.programs.walk_threads()?;
         self.turn();
@@ -501,7 +519,7 @@ impl Engine {
         self.is_naming = true;
         let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
         self.rates.end_period(|image| waiting.contains(&image));
-        let fresh = Aggregate::new(self.aggregate.timeline().is_some());
+        let fresh = Aggregate::new(self.aggregate.times_kept());
         std::mem::replace(&mut self.aggregate, fresh)
     }
 
@@ -538,13 +556,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Samples again, at this rate. What was sampled before the pause is cut off by now: it would be
-    /// weighed by the new rate.
-    pub fn resume(&mut self, frequency: u32) -> Result<(), EngineError> {
-        self.programs.set_frequency(u64::from(frequency));
-        self.rates.reset(frequency);
+    /// Samples again, at these rates. What was sampled before the pause is cut off by now: it would be
+    /// weighed by the new ones.
+    pub fn resume(&mut self, frequencies: &Frequencies) -> Result<(), EngineError> {
+        self.programs.set_frequency(u64::from(frequencies.of(Kind::Cpu)));
+        self.rates.reset(frequencies);
         self.ticking.reset();
-        Ok(self.programs.start()?)
+        self.start_sampling()
     }
 
     /// A process that nobody wants to see: the kernel takes no more samples of it.

@@ -1,17 +1,67 @@
-//! Processes that are sampled less often than the host.
+//! Processes that are sampled less often than the host, kind by kind.
 //!
-//! The kernel samples all at one rate, the highest; of the samples of the others only some are
-//! kept, evenly. What a kept one stands for grows accordingly.
+//! The kernel samples all at one rate of each kind, the highest; of the samples of the others only
+//! some are kept, evenly. What a kept one stands for grows accordingly.
 //!
-//! Invariant: all samples of a process between two cuts are kept at one rate, by which they are
-//! weighed. Another rate comes into force at a cut.
+//! Invariant: all samples of a process and kind between two cuts are kept at one rate, by which they
+//! are weighed. Another rate comes into force at a cut.
 
 use std::collections::HashMap;
 
+use strata_kinds::{Frequencies, KIND_COUNT, Kind};
+
 use crate::processes::table::ImageId;
 
+/// The rates and credits of all kinds.
+#[derive(Debug)]
+pub struct Rates([OfKind; KIND_COUNT]);
+
+impl Rates {
+    pub fn new(full: &Frequencies) -> Self {
+        Self(Kind::ALL.map(|kind| OfKind::new(full.of(kind))))
+    }
+
+    /// All processes are sampled as often as the kernel does, until something else is said.
+    pub fn reset(&mut self, full: &Frequencies) {
+        *self = Self::new(full);
+    }
+
+    /// From a coming cut on.
+    pub fn set(&mut self, kind: Kind, image: ImageId, wanted: u32) {
+        if let Some(of_kind) = self.0.get_mut(kind as usize) {
+            of_kind.set(image, wanted);
+        }
+    }
+
+    /// See the invariant: samples that still wait keep their process's rates.
+    pub fn end_period(&mut self, waits: impl Fn(ImageId) -> bool) {
+        self.0.iter_mut().for_each(|of_kind| of_kind.end_period(&waits));
+    }
+
+    /// Samples a second that were kept of a process until the last cut.
+    pub fn of(&self, kind: Kind, image: ImageId) -> u32 {
+        self.0.get(kind as usize).map_or(1, |of_kind| of_kind.of(image))
+    }
+
+    /// What they are of all kinds.
+    pub fn all_of(&self, image: ImageId) -> Frequencies {
+        let all = Kind::ALL.into_iter();
+        all.fold(Frequencies::of_daemon(), |sum, kind| sum.with(kind, self.of(kind, image)))
+    }
+
+    /// Whether the next sample of a process is kept.
+    pub fn takes(&mut self, kind: Kind, image: ImageId) -> bool {
+        self.0.get_mut(kind as usize).is_none_or(|of_kind| of_kind.takes(image))
+    }
+
+    pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+        self.0.iter_mut().for_each(|of_kind| of_kind.retain(&is_kept));
+    }
+}
+
+/// Those of one kind.
 #[derive(Debug, Default)]
-pub struct Rates {
+struct OfKind {
     /// Of the kernel, a second and CPU.
     full: u32,
     slower: HashMap<ImageId, Rate>,
@@ -27,18 +77,13 @@ struct Rate {
     credit: u32,
 }
 
-impl Rates {
-    pub fn new(full: u32) -> Self {
+impl OfKind {
+    fn new(full: u32) -> Self {
         Self { full: full.max(1), ..Self::default() }
     }
 
-    /// All processes are sampled as often as the kernel does, until something else is said.
-    pub fn reset(&mut self, full: u32) {
-        *self = Self::new(full);
-    }
-
     /// From a coming cut on.
-    pub fn set(&mut self, image: ImageId, wanted: u32) {
+    fn set(&mut self, image: ImageId, wanted: u32) {
         let wanted = wanted.min(self.full);
         if wanted == self.current(image) {
             self.next.remove(&image);
@@ -49,7 +94,7 @@ impl Rates {
 
     /// All samples so far are cut off, except those of processes of which some still wait: their
     /// rate stays until none does.
-    pub fn end_period(&mut self, waits: impl Fn(ImageId) -> bool) {
+    fn end_period(&mut self, waits: impl Fn(ImageId) -> bool) {
         self.before.clear();
         let changes = std::mem::take(&mut self.next);
         for (image, wanted) in changes {
@@ -74,12 +119,12 @@ impl Rates {
     }
 
     /// Samples a second and CPU that were kept of a process until the last cut.
-    pub fn of(&self, image: ImageId) -> u32 {
+    fn of(&self, image: ImageId) -> u32 {
         self.before.get(&image).copied().unwrap_or_else(|| self.current(image))
     }
 
     /// Whether the next sample of a process is kept.
-    pub fn takes(&mut self, image: ImageId) -> bool {
+    fn takes(&mut self, image: ImageId) -> bool {
         if self.slower.is_empty() {
             return true;
         }
@@ -92,7 +137,7 @@ impl Rates {
         takes
     }
 
-    pub fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
+    fn retain(&mut self, is_kept: impl Fn(ImageId) -> bool) {
         self.slower.retain(|image, _| is_kept(*image));
         self.next.retain(|image, _| is_kept(*image));
     }
@@ -104,7 +149,7 @@ mod tests {
 
     #[test]
     fn of_a_slower_process_every_so_many_samples_are_kept_and_of_others_all() {
-        let mut rates = Rates::new(99);
+        let mut rates = OfKind::new(99);
         rates.set(ImageId(1), 19);
         rates.end_period(|_| false);
         let kept = (0..990).filter(|_| rates.takes(ImageId(1))).count();
@@ -122,7 +167,7 @@ mod tests {
     #[test]
     fn samples_are_weighed_by_the_rate_they_were_kept_at() {
         let image = ImageId(1);
-        let mut rates = Rates::new(99);
+        let mut rates = OfKind::new(99);
         rates.end_period(|_| false);
         rates.set(image, 19);
         assert!((0..100).all(|_| rates.takes(image)), "taken while the cut is worked on");
@@ -135,5 +180,18 @@ mod tests {
         assert!((0..100).filter(|_| rates.takes(image)).count() < 25);
         rates.end_period(|_| false);
         assert_eq!(rates.of(image), 19);
+    }
+
+    #[test]
+    fn each_kind_has_a_rate_and_a_credit_of_its_own() {
+        let image = ImageId(1);
+        let mut rates = Rates::new(&Frequencies::of_daemon().with(Kind::Wall, 10));
+        rates.set(Kind::Wall, image, 1);
+        rates.end_period(|_| false);
+        assert!((0..100).all(|_| rates.takes(Kind::Cpu, image)));
+        assert_eq!((0..100).filter(|_| rates.takes(Kind::Wall, image)).count(), 10);
+        rates.end_period(|_| false);
+        assert_eq!([Kind::Cpu, Kind::Wall].map(|kind| rates.of(kind, image)), [19, 1]);
+        assert_eq!(rates.all_of(image).period(Kind::Wall), 1_000_000_000);
     }
 }

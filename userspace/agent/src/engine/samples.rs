@@ -10,12 +10,12 @@ use strata_abi::record::{
     SOURCE_CPU, SOURCE_WALL, raw_stack_start,
 };
 use strata_abi::tables::Extent;
-use strata_kinds::Kind;
+use strata_kinds::{Kind, Kinds};
 use strata_unwind::unwinder;
 
 use super::Engine;
 use super::loading::Missing;
-use crate::aggregate::{self, ThreadKey, Words};
+use crate::aggregate::{self, LabelsId, ThreadKey, Words};
 use crate::processes::table::{ImageId, Space};
 use crate::tables::store;
 
@@ -70,6 +70,7 @@ pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
 /// A raw stack that waits for its process's tables.
 struct Raw {
     since: Instant,
+    kind: Kind,
     image: ImageId,
     space: Space,
     header: Header,
@@ -164,6 +165,10 @@ const MAX_ROUNDS: u32 = 8;
 impl Engine {
     pub(super) fn take_sample(&mut self, sample: Sample<'_>) {
         let header = sample.header;
+        let Some(kind) = kind_of(&header, self.kinds) else {
+            self.unexpected_records += 1;
+            return;
+        };
         if self.is_own(header.pid) {
             self.own_samples += 1;
             self.store.skip(&mut self.programs, header.pid);
@@ -182,11 +187,11 @@ impl Engine {
             return;
         }
         if header.form == FORM_RAW {
-            self.take_raw(sample, image, space);
+            self.take_raw(kind, sample, image, space);
             return;
         }
         self.store.touch(header.pid, self.now);
-        if !self.rates.takes(image) {
+        if !self.rates.takes(kind, image) {
             return;
         }
         let kernel = usize::from(header.kernel_frames);
@@ -211,8 +216,7 @@ impl Engine {
             era: self.managed.era_of(image),
         };
         let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
-        let key = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
-        self.aggregate.add(header.time, key, words, &space);
+        self.aggregate.add(&whole(kind, &header, (image, domain), words, &space));
     }
 
     /// Code of a runtime that was followed by frame pointer, or not at all, because the kernel did
@@ -299,7 +303,7 @@ impl Engine {
         self.groups.of_image(image, header.pid, header.cgroup, parent)
     }
 
-    fn take_raw(&mut self, sample: Sample<'_>, image: ImageId, space: Space) {
+    fn take_raw(&mut self, kind: Kind, sample: Sample<'_>, image: ImageId, space: Space) {
         let header = sample.header;
         // A process is published when it is first needed; processes that never run cost nothing.
         self.dirty.insert(header.pid);
@@ -309,7 +313,7 @@ impl Engine {
         } else {
             self.loading.need_at(&self.table, header.pid, pc);
         }
-        if !self.rates.takes(image) {
+        if !self.rates.takes(kind, image) {
             return;
         }
         let kernel: Box<[u64]> =
@@ -324,8 +328,18 @@ impl Engine {
         let words = words.and_then(|words| words.get(..header.stack_bytes as usize / 8));
         let stack: Box<[u8]> = aggregate::bytes_of(words.unwrap_or_default()).into();
         let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
-        let raw =
-            Raw { since: self.now, image, space, header, domain, kernel, registers, code, stack };
+        let raw = Raw {
+            since: self.now,
+            kind,
+            image,
+            space,
+            header,
+            domain,
+            kernel,
+            registers,
+            code,
+            stack,
+        };
         if self.managed.expects(image)
             && self.pending.has_enough_of(header.pid)
             && self.store.is_published(header.pid)
@@ -458,14 +472,27 @@ impl Engine {
             flags: raw.header.flags & FLAG_KERNEL_CUT,
             era,
         };
-        let key = ThreadKey {
-            image: raw.image,
-            tid: raw.header.tid,
-            comm: raw.header.comm,
-            domain: raw.domain,
-        };
-        self.aggregate.add(raw.header.time, key, words, space);
+        let whose = (raw.image, raw.domain);
+        self.aggregate.add(&whole(raw.kind, &raw.header, whose, words, space));
     }
+}
+
+/// The kind that a record says it is of, if that is one of those that are sampled.
+fn kind_of(header: &Header, sampled: Kinds) -> Option<Kind> {
+    Kind::from_number(header.source).filter(|kind| sampled.contains(*kind))
+}
+
+/// A record's sample with its stack.
+fn whole<'a>(
+    kind: Kind,
+    header: &Header,
+    (image, domain): (ImageId, u64),
+    stack: Words<'a>,
+    space: &'a Space,
+) -> aggregate::Sample<'a> {
+    let Header { time, tid, comm, weight, value, .. } = *header;
+    let thread = ThreadKey { image, tid, comm, domain };
+    aggregate::Sample { kind, time, thread, labels: LabelsId::NONE, weight, value, stack, space }
 }
 
 /// The AppDomain that the kernel read with the sample.
@@ -531,9 +558,23 @@ mod tests {
         assert!(parse(&[0; 10]).is_none());
     }
 
+    #[test]
+    fn a_record_of_a_kind_that_is_not_sampled_is_of_no_kind() {
+        let of = |source: u8, sampled: Kinds| kind_of(&Header { source, ..header(0) }, sampled);
+        let cpu = Kinds::NONE.with(Kind::Cpu, true);
+        assert_eq!(of(SOURCE_CPU, cpu), Some(Kind::Cpu));
+        assert_eq!(of(SOURCE_WALL, cpu), None);
+        assert_eq!(of(SOURCE_WALL, Kinds::all()), Some(Kind::Wall));
+        assert_eq!(
+            [of(strata_kinds::KIND_COUNT as u8, Kinds::all()), of(255, Kinds::all())],
+            [None; 2]
+        );
+    }
+
     fn raw(pid: u32, bytes: usize) -> Raw {
         Raw {
             since: Instant::now(),
+            kind: Kind::Cpu,
             image: ImageId(pid),
             space: Space::default(),
             header: Header { pid, ..header(FORM_RAW) },

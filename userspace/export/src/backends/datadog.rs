@@ -25,6 +25,8 @@ pub struct Settings {
     pub limits: Limits,
     pub tag_limits: LabelLimits,
     pub sample_labels: Vec<LabelRule>,
+    /// Whether samples have their times, which Datadog shows on a line of time.
+    pub timestamps: bool,
 }
 
 impl Default for Settings {
@@ -43,6 +45,7 @@ impl Default for Settings {
             },
             tag_limits: LabelLimits { count: 100, name_bytes: 200, value_bytes: 4096 },
             sample_labels: types::datadog_labels(),
+            timestamps: false,
         }
     }
 }
@@ -100,6 +103,7 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing], state: &EncoderState) 
             period: (if is_native { NATIVE_CPU } else { "cpu" }, "nanoseconds"),
             labels: &settings.sample_labels,
             values: Some(&state.label_values),
+            timed: settings.timestamps,
         };
         let (parts, cuts) = fit(profile, &selection, &settings.limits);
         encoded.cuts += cuts;

@@ -140,7 +140,8 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing], state: &mut EncoderSta
     let mut encoded = Encoded::default();
     let mut push = Push::default();
     for outgoing in profiles {
-        for (kind, selection) in groups(settings, outgoing, label_values, &mut encoded.cuts) {
+        for (kind, period, selection) in groups(settings, outgoing, label_values, &mut encoded.cuts)
+        {
             let mut of_series = Cuts::default();
             let labels = labels_of(settings, outgoing, kind, &mut of_series);
             let of_labels = label_bytes(&labels);
@@ -151,6 +152,7 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing], state: &mut EncoderSta
                 encoded.cuts += of_series;
             }
             for mut part in parts {
+                part.profile.period = period;
                 part.profile.start_nanos = moments.next(&labels, part.profile.start_nanos);
                 let raw = gzipped_pprof(&part.profile, &mut encoded.cuts);
                 let Some(raw) = raw else { continue };
@@ -174,34 +176,38 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing], state: &mut EncoderSta
     encoded
 }
 
-/// The types of the profile that go together: those with the same `__name__` and period.
+/// The types of the profile that go together: those with the same `__name__` and period, with the
+/// sampling period of their kind.
 fn groups<'s>(
     settings: &'s Settings,
     outgoing: &Outgoing,
     values: &'s RefCell<LabelValues>,
     cuts: &mut Cuts,
-) -> Vec<(PyroscopeType, Selection<'s>)> {
+) -> Vec<(PyroscopeType, i64, Selection<'s>)> {
     let profile = &outgoing.profile;
-    let mut groups: Vec<(PyroscopeType, Selection)> = Vec::new();
+    let mut groups: Vec<(PyroscopeType, i64, Selection)> = Vec::new();
     for (position, kind) in profile.sample_types.iter().enumerate() {
         let known = find_column(profile.string(kind.name), profile.string(kind.unit));
-        let Some(kind) = known.and_then(|(_, column)| column.pyroscope) else {
+        let known = known.and_then(|(kind, column)| Some((kind, column.pyroscope?)));
+        let Some((sampled, kind)) = known else {
             cuts.dropped_types = cuts.dropped_types.saturating_add(1);
             continue;
         };
         let column = (position, kind.value.name, kind.value.unit);
         let known = groups
             .iter_mut()
-            .find(|(other, _)| other.profile == kind.profile && other.period == kind.period);
+            .find(|(other, ..)| other.profile == kind.profile && other.period == kind.period);
         match known {
-            Some((_, selection)) => selection.types.push(column),
+            Some((.., selection)) => selection.types.push(column),
             None => groups.push((
                 kind,
+                profile.period_of(sampled),
                 Selection {
                     types: vec![column],
                     period: (kind.period.name, kind.period.unit),
                     labels: &settings.sample_labels,
                     values: Some(values),
+                    timed: false,
                 },
             )),
         }

@@ -43,14 +43,6 @@ impl<'p> Copy<'p> {
         Self { source, builder, symbol_bytes, frame_room, locations, stacks, cuts }
     }
 
-    /// Copies everything into a profile that has more in it already.
-    pub(super) fn onto(builder: ProfileBuilder, source: &'p Profile) -> Self {
-        let (locations, stacks) = (Known::default(), Known::default());
-        let (symbol_bytes, frame_room) = (usize::MAX, usize::MAX);
-        let cuts = Cuts::default();
-        Self { source, builder, symbol_bytes, frame_room, locations, stacks, cuts }
-    }
-
     fn text(&mut self, id: StringId, longest: usize) -> StringId {
         let text = self.source.string(id);
         match shortened(text, longest) {

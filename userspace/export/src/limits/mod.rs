@@ -10,19 +10,20 @@
 
 mod copy;
 mod costs;
-mod wide;
+mod timed;
 
 use std::cell::RefCell;
 use std::ops::AddAssign;
 
-use strata_profile::{LabelsId, Profile, StackId};
+use strata_kinds::Kinds;
+use strata_profile::{LabelsId, Profile, Sample, StackId, Tick};
 
 use crate::label_values::LabelValues;
 use crate::positions::Known;
 use crate::types::LabelRule;
 use copy::Copy;
 use costs::{Costs, Seen};
-pub use wide::wide;
+pub use timed::time_of;
 
 /// The frame at the root of a stack that was too deep.
 pub const TRIMMED: &str = "[stack trimmed]";
@@ -105,6 +106,8 @@ pub struct Selection<'r> {
     pub labels: &'r [LabelRule],
     /// How many values each label may have; none for as many as there are.
     pub values: Option<&'r RefCell<LabelValues>>,
+    /// Whether samples whose times were kept are sent one by one, with their time.
+    pub timed: bool,
 }
 
 /// One profile that fits.
@@ -146,6 +149,12 @@ pub fn shortened(text: &str, bytes: usize) -> Option<String> {
     Some(short)
 }
 
+/// What becomes a sample.
+enum One<'p> {
+    Sum(Sample<'p>),
+    InTime(Tick),
+}
+
 /// The profile with the selected types, labels and depth.
 fn project(profile: &Profile, selection: &Selection, limits: &Limits) -> (Profile, Cuts) {
     let types: Vec<(&str, &str)> =
@@ -164,34 +173,55 @@ fn project(profile: &Profile, selection: &Selection, limits: &Limits) -> (Profil
     let mut long_stacks: Known<(StackId, bool)> = Known::default();
     let mut labels: Known<LabelsId> = Known::default();
     let mut values = Vec::new();
-    for sample in profile.samples() {
-        values.clear();
-        values.extend(
-            selection.types.iter().map(|&(at, _, _)| sample.values.get(at).copied().unwrap_or(0)),
-        );
+    let timed = if selection.timed { timed::timed_kinds(profile) } else { Kinds::NONE };
+    let is_timed: Vec<bool> = (0..profile.sample_types.len())
+        .map(|at| profile.kind_of(at).is_some_and(|kind| timed.contains(kind)))
+        .collect();
+    let ticks = profile.timeline().into_iter().flatten();
+    let ticks = ticks.filter(|tick| timed.contains(tick.kind)).map(One::InTime);
+    for one in profile.samples().map(One::Sum).chain(ticks) {
+        let (stack, of_labels, time) = match &one {
+            One::Sum(sample) => {
+                values.clear();
+                values.extend(selection.types.iter().map(|&(at, _, _)| {
+                    let is_apart = is_timed.get(at) == Some(&true);
+                    let value = sample.values.get(at).filter(|_| !is_apart);
+                    value.copied().unwrap_or(0)
+                }));
+                (sample.stack, sample.labels, None)
+            }
+            One::InTime(tick) => {
+                timed::values_of(profile, tick, &selection.types, &mut values);
+                let time = i64::try_from(tick.time).unwrap_or(i64::MAX);
+                (tick.stack, tick.labels, Some(profile.start_nanos.saturating_add(time)))
+            }
+        };
         if values.iter().all(|&value| value == 0) {
             continue;
         }
-        let position = sample.stack.position();
+        let position = stack.position();
         let (stack, trimmed) = match long_stacks.get(position) {
             Some(&known) => known,
-            None if fits(sample.stack) => (copy.stack(sample.stack), false),
+            None if fits(stack) => (copy.stack(stack), false),
             None => {
-                let made = copy.trimmed_stack(sample.stack, limits, room, &costs);
+                let made = copy.trimmed_stack(stack, limits, room, &costs);
                 long_stacks.set(position, made);
                 made
             }
         };
         copy.cuts.trimmed_stacks = copy.cuts.trimmed_stacks.saturating_add(u64::from(trimmed));
-        let labels = match labels.get(sample.labels.position()) {
+        let mut made_labels = match labels.get(of_labels.position()) {
             Some(&known) => known,
             None => {
-                let made = copy.allowed_labels(sample.labels, selection, limits);
-                labels.set(sample.labels.position(), made);
+                let made = copy.allowed_labels(of_labels, selection, limits);
+                labels.set(of_labels.position(), made);
                 made
             }
         };
-        copy.builder.add(stack, labels, &values);
+        if let Some(time) = time {
+            made_labels = copy.at_time(made_labels, time);
+        }
+        copy.builder.add(stack, made_labels, &values);
     }
     (copy.builder.finish(), copy.cuts)
 }

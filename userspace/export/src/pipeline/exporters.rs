@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_metadata::destinations::Wish;
-use strata_profile::Profile;
+use strata_profile::{Profile, Times};
 use tokio::runtime::Handle;
 
 use super::unfinished::Unfinished;
@@ -14,7 +14,7 @@ use super::{Figures, FileFigures, FlushedProfile, PipelineSettings};
 use crate::exporter::{self, Exporter, Output};
 use crate::files::Folder;
 use crate::label_values::{LabelValues, OTHER};
-use crate::limits::{Cuts, wide};
+use crate::limits::Cuts;
 use crate::origin::Origin;
 use crate::orphans::OF_TARGETS;
 use crate::{EncoderState, Outgoing, Queues, StartError};
@@ -417,16 +417,12 @@ impl Exporters {
             let others = bound(&mut origin, &mut state.label_values.borrow_mut());
             self.cuts.other_values = self.cuts.other_values.saturating_add(others);
             let sequence = sequences.remove(&runtime).unwrap_or(0);
-            let mut profiles = merged(&profiles);
-            if pending.outlet.way.is_wide() {
-                profiles = vec![wide(&profiles)];
-            }
-            for profile in profiles {
-                let next = pending.sequences.entry(runtime.clone()).or_insert(sequence);
-                origin.sequence = *next;
-                *next += 1;
-                outgoing.push(Outgoing { profile, origin: Arc::new(origin.clone()) });
-            }
+            let times = if pending.outlet.timestamps { Times::Kept } else { Times::Dropped };
+            let next = pending.sequences.entry(runtime.clone()).or_insert(sequence);
+            origin.sequence = *next;
+            *next += 1;
+            let profile = merged(&profiles, times);
+            outgoing.push(Outgoing { profile, origin: Arc::new(origin) });
         }
         // Runtimes that had nothing to say this time go on counting later, while they are few.
         if sequences.len() < MOST_SEQUENCES {
@@ -507,18 +503,13 @@ const MOST_SEQUENCES: usize = 100_000;
 /// Roughly what a profile's place among those that wait takes, and whom it is of.
 const ORIGIN_BYTES: usize = 1 << 10;
 
-/// One profile of several, or as many as have different sample types.
-fn merged(profiles: &[Outgoing]) -> Vec<Arc<Profile>> {
+/// One profile of several, with every kind of samples that any of them has.
+fn merged(profiles: &[Outgoing], times: Times) -> Arc<Profile> {
     if let [only] = profiles {
-        return vec![only.profile.clone()];
+        return only.profile.clone();
     }
-    let mut rest: Vec<&Profile> = profiles.iter().map(|outgoing| &*outgoing.profile).collect();
-    let mut merged = Vec::new();
-    while let Some((profile, others)) = strata_profile::merge(rest) {
-        merged.push(Arc::new(profile));
-        rest = others;
-    }
-    merged
+    let all = profiles.iter().map(|outgoing| &*outgoing.profile);
+    Arc::new(strata_profile::merge(all, times).unwrap_or_default())
 }
 
 #[cfg(test)]

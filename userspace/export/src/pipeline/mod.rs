@@ -71,8 +71,10 @@ impl PipelineSettings {
 #[derive(Clone, Debug)]
 pub struct FlushedProfile {
     pub outgoing: Outgoing,
-    /// For the store.
+    /// For the store, which keeps each kind of samples by itself and names it.
     pub head: Head,
+    /// Whether the store keeps the times that the profile has.
+    pub stores_times: bool,
     /// Variables of the process that configure an exporter of its own.
     pub own_settings: Vec<Wish>,
     /// What its service's name is from.

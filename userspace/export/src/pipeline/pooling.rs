@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_metadata::Source;
-use strata_profile::Profile;
+use strata_profile::{Profile, Times};
 use strata_store::Head;
 
 use super::FlushedProfile;
@@ -153,9 +153,9 @@ impl Pooling {
         Some(true)
     }
 
-    /// One profile for each set of sample types.
-    fn merged(&self, pool: &[FlushedProfile]) -> Vec<FlushedProfile> {
-        let Some(first) = pool.first() else { return Vec::new() };
+    /// One profile of all, if there are any.
+    fn merged(&self, pool: &[FlushedProfile]) -> Option<FlushedProfile> {
+        let first = pool.first()?;
         let of = &first.outgoing.origin;
         let origin = Arc::new(Origin {
             service: self.settings.service.clone(),
@@ -166,26 +166,23 @@ impl Pooling {
             runtime_id: runtime_id(&of.host),
             ..Origin::default()
         });
-        let mut rest: Vec<&Profile> = pool.iter().map(|one| &*one.outgoing.profile).collect();
-        let mut merged = Vec::new();
-        while let Some((profile, others)) = strata_profile::merge(rest) {
-            rest = others;
-            let head = Head {
-                service: origin.service.clone(),
-                kind: first.head.kind.clone(),
-                labels: Vec::new(),
-                runtime_id: origin.runtime_id.clone(),
-                start_nanos: profile.start_nanos,
-                end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
-            };
-            merged.push(FlushedProfile {
-                outgoing: Outgoing { profile: Arc::new(profile), origin: origin.clone() },
-                head,
-                own_settings: Vec::new(),
-                named_by: Source::Nothing,
-            });
-        }
-        merged
+        let all = pool.iter().map(|one| &*one.outgoing.profile);
+        let profile = strata_profile::merge(all, Times::Dropped)?;
+        let head = Head {
+            service: origin.service.clone(),
+            labels: Vec::new(),
+            runtime_id: origin.runtime_id.clone(),
+            start_nanos: profile.start_nanos,
+            end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
+            ..Head::default()
+        };
+        Some(FlushedProfile {
+            outgoing: Outgoing { profile: Arc::new(profile), origin },
+            head,
+            stores_times: false,
+            own_settings: Vec::new(),
+            named_by: Source::Nothing,
+        })
     }
 }
 
@@ -216,7 +213,7 @@ mod tests {
         let origin = Origin { service: service.to_owned(), ..Origin::default() };
         let head = Head {
             service: service.to_owned(),
-            kind: "cpu".to_owned(),
+            kind: String::new(),
             labels: Vec::new(),
             runtime_id: service.to_owned(),
             start_nanos: 0,
@@ -225,6 +222,7 @@ mod tests {
         FlushedProfile {
             outgoing: Outgoing { profile, origin: Arc::new(origin) },
             head,
+            stores_times: false,
             own_settings: Vec::new(),
             named_by,
         }

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use strata_store::{Options, Store, StoreError};
+use strata_kinds::Kinds;
+use strata_profile::Times;
+use strata_store::{Head, Options, Store, StoreError};
 
 use super::ages::{Ages, wall_nanos};
 use super::{Figures, FlushedProfile};
@@ -155,7 +157,7 @@ impl StoreWriter {
             self.refused += u64::from(self.plan.is_some());
             return;
         };
-        match store.append(&parcel.head, &parcel.outgoing.profile, now) {
+        match keep_kinds(store, parcel, now) {
             // On a disk that is nearly full a small profile has room and the next has not.
             Ok(()) if self.failed.is_some_and(|failed| failed.elapsed() < LASTING) => {}
             Ok(()) => self.trouble = None,
@@ -195,6 +197,26 @@ impl StoreWriter {
         let is_failing = self.failed.is_some_and(|failed| failed.elapsed() < LASTING);
         figures.store_fails = self.plan.is_some() && (store.is_none() || is_failing);
     }
+}
+
+/// A profile's kinds are series of their own: a question reads what it is about, and each is merged
+/// over time by its own rule.
+fn keep_kinds(store: &mut Store, parcel: &FlushedProfile, now: i64) -> Result<(), StoreError> {
+    let profile = &*parcel.outgoing.profile;
+    let kinds = profile.kinds();
+    let has_unwanted_times = !parcel.stores_times && profile.timeline().is_some();
+    for kind in kinds.iter() {
+        let head = Head { kind: kind.name().to_owned(), ..parcel.head.clone() };
+        if kinds == Kinds::NONE.with(kind, true) && !has_unwanted_times {
+            return store.append(&head, profile, now);
+        }
+        let times = if parcel.stores_times { Times::Kept } else { Times::Dropped };
+        let only = strata_profile::of_kind(profile, kind, times);
+        if only.sample_count() > 0 {
+            store.append(&head, &only, now)?;
+        }
+    }
+    Ok(())
 }
 
 /// Says what opening a store found amiss.

@@ -26,18 +26,15 @@ impl ProfileBuilder {
                 Some(values) => self.push_sample(stack, labels, &values),
             }
         }
-        let threads: Vec<_> = other
-            .threads
-            .iter()
-            .map(|thread| {
-                let [comm, process, container] =
-                    [thread.comm, thread.process, thread.container].map(|id| other.string(id));
-                self.thread(thread.pid, thread.tid, comm, process, container)
-            })
-            .collect();
-        for Tick { thread, stack, time, on_cpu } in other.timeline().into_iter().flatten() {
-            let (thread, stack) = (at(&threads, thread.position()), at(&stacks, stack.position()));
-            self.tick(thread, time, stack, on_cpu);
+        for thread in &other.threads {
+            let [comm, process, container] =
+                [thread.comm, thread.process, thread.container].map(|id| other.string(id));
+            self.thread(thread.pid, thread.tid, comm, process, container);
+        }
+        for tick in other.timeline().into_iter().flatten() {
+            let stack = at(&stacks, tick.stack.position());
+            let labels = known.labels(self, tick.labels);
+            self.tick(Tick { labels, stack, ..tick });
         }
         // None of what came is in an index.
         self.begin_part();
@@ -65,12 +62,18 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
+    use strata_kinds::Kind;
 
     use super::*;
     use crate::{FrameKind, Label, LabelValue, Thread};
 
     /// A stack's functions, a thread and a count.
     type Row = (Vec<u8>, u8, i64);
+
+    /// Whether a sample stands for two events.
+    fn stands_for_two(count: i64) -> bool {
+        count % 7 == 3
+    }
 
     fn add(builder: &mut ProfileBuilder, (functions, thread, count): &Row) {
         let mapping = builder.mapping(0x1000, 0x9000, 0, "/app/Shop.dll", "abcd");
@@ -85,8 +88,9 @@ mod tests {
         let value = LabelValue::Text(builder.string(&worker));
         let labels = builder.labels(&[Label { key, value }]);
         builder.add(stack, labels, &[*count, count.saturating_mul(10)]);
-        let thread = builder.thread(1, u32::from(*thread), &worker, "shop", "");
-        builder.tick(thread, count.unsigned_abs(), stack, 3);
+        builder.thread(1, u32::from(*thread), &worker, "shop", "");
+        let (time, weight) = (count.unsigned_abs(), 1 + u32::from(stands_for_two(*count)));
+        builder.tick(Tick { kind: Kind::Cpu, labels, stack, time, weight, value: 3 });
     }
 
     fn built(rows: &[Row]) -> ProfileBuilder {
@@ -115,11 +119,11 @@ mod tests {
         sums
     }
 
-    fn ticks(profile: &Profile) -> Vec<(String, u64, Vec<String>)> {
+    fn ticks(profile: &Profile) -> Vec<(String, u64, u32, Vec<String>)> {
         let ticks = profile.timeline().into_iter().flatten();
         let one = |tick: Tick| {
-            let comm = profile.string(profile.thread(tick.thread).comm).to_owned();
-            (comm, tick.time, path(profile, tick.stack))
+            let comm = profile.string(profile.identity(tick.labels).comm).to_owned();
+            (comm, tick.time, tick.weight, path(profile, tick.stack))
         };
         ticks.map(one).collect()
     }

@@ -1,9 +1,9 @@
 //! Profiles of several kinds of samples: the columns of each are those of the table of kinds.
 
-use strata_kinds::{Kind, Kinds};
+use strata_kinds::{Kind, Kinds, find_column};
 
 use super::ProfileBuilder;
-use crate::model::{LabelsId, StackId};
+use crate::model::{LabelsId, Profile, StackId, ValueType};
 
 impl ProfileBuilder {
     /// A profile with the value columns of these kinds, in the table's order. A viewer shows the
@@ -19,26 +19,71 @@ impl ProfileBuilder {
         builder
     }
 
+    /// The sampling period of a kind. That of the first is the profile's own.
+    pub fn set_period_of(&mut self, kind: Kind, period: i64) {
+        if self.profile.kinds().iter().next() == Some(kind) {
+            let unit = kind.info().period;
+            self.set_period(unit.name, unit.unit, period);
+        }
+        self.profile.periods.retain(|(known, _)| *known != kind);
+        self.profile.periods.push((kind, period));
+    }
+
+    /// The same, unless one is known.
+    pub(crate) fn note_period(&mut self, kind: Kind, period: i64) {
+        if self.profile.periods.iter().all(|(known, _)| *known != kind) {
+            self.profile.periods.push((kind, period));
+        }
+    }
+
     /// Adds values to the columns of one kind; the others stay as they are. Of a kind that the
     /// profile does not have nothing is added.
     pub fn add_of(&mut self, kind: Kind, stack: StackId, labels: LabelsId, values: &[i64]) {
         let columns = kind.columns();
         let width = self.profile.sample_types.len();
-        if width == columns.len() && self.first_column_of(kind) == Some(0) {
+        let Some(first) = self.profile.first_column_of(kind) else { return };
+        if width == columns.len() {
             self.add(stack, labels, values);
-        } else if let Some(first) = self.first_column_of(kind) {
-            let mut row = vec![0; width];
-            let places = row.iter_mut().skip(first).take(columns.len());
-            places.zip(values).for_each(|(place, value)| *place = *value);
-            self.add(stack, labels, &row);
+            return;
+        }
+        let mut row = std::mem::take(&mut self.row);
+        row.clear();
+        row.resize(width, 0);
+        let places = row.iter_mut().skip(first).take(columns.len());
+        places.zip(values).for_each(|(place, value)| *place = *value);
+        self.add(stack, labels, &row);
+        self.row = row;
+    }
+}
+
+impl Profile {
+    /// The kinds whose columns it has.
+    #[must_use]
+    pub fn kinds(&self) -> Kinds {
+        let types = self.sample_types.iter();
+        let known = |kind: &ValueType| find_column(self.string(kind.name), self.string(kind.unit));
+        types.filter_map(known).map(|(kind, _)| kind).collect()
+    }
+
+    /// What an event of a kind stands for, in the unit of its period; 1 where nothing is known.
+    #[must_use]
+    pub fn period_of(&self, kind: Kind) -> i64 {
+        let known = self.periods.iter().find(|(known, _)| *known == kind);
+        let own = kind.info().period;
+        let names = (self.string(self.period_type.name), self.string(self.period_type.unit));
+        match known {
+            Some((_, period)) => *period,
+            None if names == (own.name, own.unit) => self.period,
+            None => 1,
         }
     }
 
-    fn first_column_of(&self, kind: Kind) -> Option<usize> {
+    /// Where the columns of a kind begin.
+    #[must_use]
+    pub fn first_column_of(&self, kind: Kind) -> Option<usize> {
         let own = kind.columns().first()?.own;
-        self.profile.sample_types.iter().position(|column| {
-            self.profile.string(column.name) == own.name
-                && self.profile.string(column.unit) == own.unit
+        self.sample_types.iter().position(|column| {
+            self.string(column.name) == own.name && self.string(column.unit) == own.unit
         })
     }
 }
@@ -46,7 +91,7 @@ impl ProfileBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FrameKind, Label, LabelValue, Profile, folded, pprof};
+    use crate::{FrameKind, Label, LabelValue, folded, pprof};
 
     fn of_three_kinds() -> Profile {
         let kinds = [Kind::Cpu, Kind::Exceptions, Kind::Heap].into_iter().collect();

@@ -20,7 +20,7 @@ use crate::intern::{Children, Index};
 use crate::kind::{FrameKind, base_name};
 use crate::model::{
     Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile,
-    SampleKey, StackId, StringId, Thread, ThreadId, Timeline, ValueType,
+    SampleKey, StackId, StringId, Thread, ThreadId, Tick, ValueType,
 };
 use crate::text::shortened;
 use snapshots::Snapshots;
@@ -43,6 +43,8 @@ pub struct ProfileBuilder {
     threads: Index,
     common: CommonStrings,
     snapshots: Snapshots,
+    /// The values of one kind among those of all.
+    row: Vec<i64>,
 }
 
 impl ProfileBuilder {
@@ -90,6 +92,17 @@ impl ProfileBuilder {
     pub fn comment(&mut self, text: &str) {
         let text = self.string(text);
         self.profile.comments.push(text);
+    }
+
+    /// The comments of another profile that this one does not have.
+    pub(crate) fn comments_of(&mut self, other: &Profile) {
+        for comment in &other.comments {
+            let text = other.string(*comment);
+            let known = self.profile.comments.iter();
+            if !{ known }.any(|known| self.profile.string(*known) == text) {
+                self.comment(text);
+            }
+        }
     }
 
     pub fn string(&mut self, text: &str) -> StringId {
@@ -258,18 +271,11 @@ impl ProfileBuilder {
         self.profile.values.extend(std::iter::repeat_n(0, room));
     }
 
-    /// One sample in time: `time` in nanoseconds since the start, `on_cpu` nanoseconds of CPU
-    /// time it stands for. Does nothing unless [`Self::keep_timeline`] was called.
-    pub fn tick(&mut self, thread: ThreadId, time: u64, stack: StackId, on_cpu: u32) {
-        let Some(Timeline { threads, stacks, times, on_cpu: weights }) =
-            self.profile.timeline.as_mut()
-        else {
-            return;
-        };
-        threads.push(thread);
-        stacks.push(stack);
-        times.push(time);
-        weights.push(on_cpu);
+    /// One sample in time. Does nothing unless [`Self::keep_timeline`] was called.
+    pub fn tick(&mut self, tick: Tick) {
+        if let Some(timeline) = self.profile.timeline.as_mut() {
+            timeline.push(tick);
+        }
     }
 
     /// Samples and stacks added from now on are not looked for among those added before, only

@@ -27,10 +27,12 @@ pub(super) struct Snapshots {
 }
 
 impl ProfileBuilder {
-    /// Everything added from now on is of a period that ends at `end`, in nanoseconds since 1970.
-    pub fn begin_period(&mut self, end: i64) {
+    /// Everything added from now on is of a period that ends at `end`, in nanoseconds since 1970, and
+    /// has values of these sample types. Without a snapshot among them the period says nothing of
+    /// what was in use.
+    pub fn begin_period(&mut self, end: i64, types: &[usize]) {
         let snapshots = &mut self.snapshots;
-        if snapshots.columns.is_empty() {
+        if !snapshots.columns.iter().any(|column| types.contains(column)) {
             return;
         }
         let before = snapshots.end;

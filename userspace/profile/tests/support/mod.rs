@@ -1,7 +1,10 @@
 //! A profile with every kind of frame, label and mapping.
 #![allow(dead_code, reason = "each test file uses what it needs of it")]
 
-use strata_profile::{FrameKind, LabelsId, LocationId, Profile, ProfileBuilder, StackId, ThreadId};
+use strata_kinds::Kind;
+use strata_profile::{
+    FrameKind, LabelsId, LocationId, Profile, ProfileBuilder, StackId, ThreadId, Tick,
+};
 
 pub const PERIOD: i64 = 10_309_278;
 
@@ -29,6 +32,11 @@ pub fn add(builder: &mut ProfileBuilder, thread: ThreadId, names: &[&str], count
 pub fn native(builder: &mut ProfileBuilder, name: &str) -> LocationId {
     let frame = builder.frame(FrameKind::Native, name, "", "", 0);
     builder.location(0, None, &[frame])
+}
+
+/// A slice of a CPU.
+pub fn on_cpu(labels: LabelsId, stack: StackId, time: u64) -> Tick {
+    Tick { kind: Kind::Cpu, labels, stack, time, weight: 1, value: PERIOD.unsigned_abs() }
 }
 
 /// Kernel on native on JIT and managed, inlined functions, a cut stack, an unknown address.
@@ -85,7 +93,7 @@ pub fn everything() -> Profile {
         let labels = builder.thread_labels(thread);
         for _ in 0..count {
             builder.add(stack, labels, &[1, PERIOD]);
-            builder.tick(thread, time, stack, u32::try_from(PERIOD).unwrap());
+            builder.tick(on_cpu(labels, stack, time));
             time += 10_000_000;
         }
     }

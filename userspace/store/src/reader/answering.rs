@@ -8,6 +8,7 @@
 
 use std::io::ErrorKind;
 
+use strata_kinds::find_column;
 use strata_profile::ProfileBuilder;
 
 use super::sources::{Read, Source, Troubles, read_source};
@@ -261,13 +262,16 @@ impl<'q> Merge<'q> {
                 self.answer.damaged = self.answer.damaged.saturating_add(1);
                 continue;
             }
-            self.builder.begin_period(entry.end);
+            let kind = series.sample_types.iter().find_map(|(name, unit)| find_column(name, unit));
+            let kind = kind.map(|(kind, _)| kind);
+            let kind = kind.filter(|_| self.question.selection.timeline);
+            self.builder.begin_period(entry.end, &columns);
             let shift = entry.start.saturating_sub(self.question.origin);
             let shift = u64::try_from(shift).unwrap_or(0);
             let added = replay.samples(&read.tables, &mut self.builder, body, &columns).and_then(
                 |wanted| {
-                    if wanted && self.question.selection.timeline {
-                        replay.ticks(&read.tables, &mut self.builder, body, shift)?;
+                    if let Some(kind) = kind.filter(|_| wanted) {
+                        replay.ticks(&read.tables, &mut self.builder, body, kind, shift)?;
                     }
                     Ok(wanted)
                 },
@@ -305,7 +309,8 @@ impl<'q> Merge<'q> {
         let snapshot_end = other.builder.snapshot_end();
         let profile = other.builder.finish();
         if let Some(end) = snapshot_end {
-            self.builder.begin_period(end);
+            let all: Vec<usize> = (0..profile.sample_types.len()).collect();
+            self.builder.begin_period(end, &all);
         }
         let host = profile.string(profile.host);
         if !host.is_empty() {
@@ -332,7 +337,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
-    use strata_profile::{FrameKind, Label, LabelValue, Profile, StackId};
+    use strata_kinds::Kind;
+    use strata_profile::{FrameKind, Label, LabelValue, Profile, StackId, Tick};
 
     use super::*;
     use crate::directory::Identity;
@@ -362,7 +368,9 @@ mod tests {
             let labels = builder.labels(&[Label { key, value }]);
             builder.add(stack, labels, &[i64::from(*count), i64::from(*count) * 10]);
             let thread = builder.thread(u32::from(service), 1, "worker", "", "");
-            builder.tick(thread, u64::from(*count), stack, 1);
+            let (kind, labels) = (Kind::Cpu, builder.thread_labels(thread));
+            let time = u64::from(*count);
+            builder.tick(Tick { kind, labels, stack, time, weight: 1, value: 1 });
         }
         builder.finish()
     }
@@ -386,7 +394,7 @@ mod tests {
         }
         let ticks = profile.timeline().into_iter().flatten();
         let ticks: Vec<_> = ticks
-            .map(|tick| (profile.thread(tick.thread).pid, tick.time, path(profile, tick.stack)))
+            .map(|tick| (profile.identity(tick.labels).pid, tick.time, path(profile, tick.stack)))
             .collect();
         let types = profile.sample_types.iter().map(|kind| profile.string(kind.name));
         format!(

@@ -8,12 +8,13 @@ use strata_config::Configuration;
 use strata_export::Outgoing;
 use strata_export::origin::{Language, Origin};
 use strata_export::pipeline::FlushedProfile;
-use strata_kinds::{Kind, Kinds};
+use strata_kinds::Kinds;
 use strata_store::Head;
 
 use super::clock::Period;
 use super::process_metadata::{Containers, ProcessMetadata, ResolvedProcess, age_of};
-use strata_agent::aggregate::{Aggregate, StackId, ThreadId, Tick};
+use super::settings::exports_times;
+use strata_agent::aggregate::{Aggregate, Row, Tick};
 use strata_agent::engine::{Engine, monotonic_nanos};
 use strata_agent::processes::table::ImageId;
 use strata_symbolize::build::{Build, Circumstances};
@@ -40,24 +41,34 @@ pub struct Tally {
 /// What was sampled of one runtime.
 #[derive(Default)]
 struct Group {
-    /// So many samples of a thread in a stack.
-    counts: Vec<(ThreadId, StackId, u64)>,
+    /// Of all kinds.
+    rows: Vec<Row>,
     /// Each sample, where times are kept at all.
     ticks: Vec<Tick>,
 }
 
+impl Group {
+    /// How many events of these kinds were sampled.
+    fn samples(&self, kinds: Kinds) -> u64 {
+        self.rows.iter().filter(|row| kinds.contains(row.kind)).map(|row| row.weight).sum()
+    }
+
+    fn kinds(&self) -> Kinds {
+        self.rows.iter().map(|row| row.kind).collect()
+    }
+}
+
 fn groups_of(aggregate: &Aggregate) -> HashMap<(ImageId, u64), Group> {
     let mut groups: HashMap<(ImageId, u64), Group> = HashMap::new();
-    for (thread, stack, count) in aggregate.counts() {
-        if let Some(key) = aggregate.thread(thread) {
-            let group = groups.entry((key.image, key.domain)).or_default();
-            group.counts.push((thread, stack, count));
+    for row in aggregate.rows() {
+        if let Some(key) = aggregate.thread(row.thread) {
+            groups.entry((key.image, key.domain)).or_default().rows.push(row);
         }
     }
-    for tick in aggregate.timeline().unwrap_or_default() {
+    for tick in aggregate.ticks() {
         let key = aggregate.thread(tick.thread);
         if let Some(group) = key.and_then(|key| groups.get_mut(&(key.image, key.domain))) {
-            group.ticks.push(*tick);
+            group.ticks.push(tick);
         }
     }
     groups
@@ -190,10 +201,7 @@ impl Flusher {
             place.is_some_and(|place| self.symbolizer.awaits(place))
         };
         !self.symbolizer.awaits_related(image)
-            && !group
-                .counts
-                .iter()
-                .any(|(_, stack, _)| aggregate.stack_of(*stack).iter().any(is_awaited))
+            && !group.rows.iter().any(|row| aggregate.stack_of(row.stack).iter().any(is_awaited))
     }
 
     fn end(&mut self, engine: &mut Engine, aggregate: &Aggregate) {
@@ -219,37 +227,49 @@ impl Flusher {
         (image, domain): (ImageId, u64),
         group: Group,
     ) -> Option<FlushedProfile> {
-        let samples: u64 = group.counts.iter().map(|(_, _, count)| *count).sum();
+        let sampled = group.kinds();
         let who = self.processes.who(engine, configuration, containers, image, domain);
         let Some(who) = who else {
-            self.tally.unattributed += samples;
+            self.tally.unattributed += group.samples(sampled);
             return None;
         };
-        if !wants_cpu(engine, image, &who) {
-            self.tally.left_out += samples;
+        let kinds = sampled.and(wanted_kinds(engine, image, &who));
+        let samples = group.samples(kinds);
+        self.tally.left_out += group.samples(sampled) - samples;
+        if kinds.is_empty() {
             self.leave_out(engine, image, &who);
             return None;
         }
-        let frequency = engine.rates.of(image);
-        let usual = configuration.frequency.value;
-        engine.rates.set(image, who.decision.frequency.unwrap_or(usual));
-        let Flush { started, length, begun_nanos, ref aggregate, .. } = *flush;
-        let circumstances = Circumstances { started, length, frequency, kinds: CPU };
-        let mut build = Build::new(engine, aggregate, self.symbolizer.symbols(), &circumstances);
-        for (thread, stack, count) in group.counts {
-            build.add(thread, stack, count);
+        let frequencies = engine.rates.all_of(image);
+        let usual = configuration.frequencies();
+        for kind in Kinds::sampled().iter() {
+            let wanted = who.decision.frequency(kind).unwrap_or(usual.of(kind));
+            engine.rates.set(kind, image, wanted);
         }
-        if who.decision.timestamps.unwrap_or(configuration.store.timestamps.value) {
-            build.add_ticks(&group.ticks, begun_nanos);
+        let Flush { started, length, begun_nanos, ref aggregate, .. } = *flush;
+        let circumstances = Circumstances { started, length, frequencies, kinds };
+        let mut build = Build::new(
+            (&engine.table, &engine.groups),
+            aggregate,
+            self.symbolizer.symbols(),
+            &circumstances,
+        );
+        for row in group.rows.iter().filter(|row| kinds.contains(row.kind)) {
+            build.add(row);
+        }
+        let stores_times = who.decision.timestamps.unwrap_or(configuration.store.timestamps.value);
+        if stores_times || exports_times(configuration) {
+            let ticks = group.ticks.into_iter().filter(|tick| kinds.contains(tick.kind));
+            build.add_ticks(ticks, begun_nanos);
         }
         let profile = Arc::new(build.finish());
         let head = Head {
             service: who.origin.service.clone(),
-            kind: Kind::Cpu.name().to_owned(),
             labels: who.labels.clone(),
             runtime_id: who.origin.runtime_id.clone(),
             start_nanos: profile.start_nanos,
             end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
+            ..Head::default()
         };
         let mut origin = who.origin.clone();
         if origin.language == Language::Native && Language::of_native(&profile) == Language::Go {
@@ -261,6 +281,7 @@ impl Flusher {
         Some(FlushedProfile {
             outgoing: Outgoing { profile, origin },
             head,
+            stores_times,
             own_settings: who.identity.wishes.clone(),
             named_by: who.identity.service.source,
         })
@@ -283,12 +304,11 @@ impl Flusher {
     }
 }
 
-/// What is sampled so far.
-const CPU: Kinds = Kinds::NONE.with(Kind::Cpu, true);
 /// Profiles that are handed over together.
 const AT_ONCE: usize = 64;
 
-fn wants_cpu(engine: &Engine, image: ImageId, who: &ResolvedProcess) -> bool {
+/// The kinds of a process's samples that its rules, its environment and its age let through.
+fn wanted_kinds(engine: &Engine, image: ImageId, who: &ResolvedProcess) -> Kinds {
     let types = &who.identity.types;
     let is_old_enough = || {
         let pid = engine.table.image(image).map(|image| image.pid);
@@ -296,5 +316,6 @@ fn wants_cpu(engine: &Engine, image: ImageId, who: &ResolvedProcess) -> bool {
         let age = pid.and_then(age_of).unwrap_or(Duration::ZERO);
         types.from_age.is_zero() || age >= types.from_age
     };
-    who.decision.choice.enabled != Some(false) && types.on.contains(Kind::Cpu) && is_old_enough()
+    let is_on = who.decision.choice.enabled != Some(false) && is_old_enough();
+    if is_on { types.on } else { Kinds::NONE }
 }

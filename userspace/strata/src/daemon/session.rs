@@ -14,6 +14,7 @@ use strata_abi::record::END_COUNT;
 use strata_config::settings::BridgePolicy;
 use strata_config::{Configuration, Loaded};
 use strata_export::{Clock, Queues, exporter};
+use strata_kinds::{Kind, Kinds};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
@@ -24,7 +25,7 @@ use super::memory::{self, Budget, Pressure, Watch};
 use super::notify::Manager;
 use super::process_metadata::age_of;
 use super::runtimes::Runtimes;
-use super::settings::{Source, keeps_times, kernel_frequency};
+use super::settings::{Source, kept_times, kernel_frequencies};
 use super::shared_status::SharedStatus;
 use super::web;
 use crate::status::{SHED, Service};
@@ -157,17 +158,20 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     let delivery = network.spawn(starting).await??;
     let delivery = Arc::new(delivery);
     crate::record::launch::set_priority(crate::record::launch::RECORDING_PRIORITY);
-    let frequency = kernel_frequency(&configuration);
+    let frequencies = kernel_frequencies(&configuration);
     let mut engine = Engine::new(Options {
         wakeup: Wakeup::Many,
         settings: Settings {
             max_frames: MAX_FRAMES,
             ring_bytes: budget.ring,
-            frequency: u64::from(frequency),
+            frequency: u64::from(frequencies.of(Kind::Cpu)),
             threads_of: None,
         },
         wanted: Wanted::default(),
-        keep_timeline: keeps_times(&configuration),
+        // Which of them a process's samples are kept of is decided when it is known.
+        kinds: Kinds::sampled(),
+        times: kept_times(&configuration),
+        frequencies,
         table_memory: budget.tables,
         waiting_memory: budget.stacks,
         own_pid: own_pid(&configuration),
@@ -472,7 +476,8 @@ impl Daemon {
             true => format!("store {}", configuration.store.path.value.display()),
             false => "no store".to_owned(),
         };
-        format!("{} Hz, {exporters}, {store}", kernel_frequency(configuration))
+        let frequency = kernel_frequencies(configuration).of(Kind::Cpu);
+        format!("{frequency} Hz, {exporters}, {store}")
     }
 
     /// The rest of the period goes out, and bridges are taken back.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use strata_config::{Configuration, Flag, Inputs, Loaded};
 use strata_export::datadog::DEFAULT_SOCKET;
+use strata_kinds::{Frequencies, Kinds};
 
 /// Read if it is there and nobody names another.
 pub const DEFAULT_FILE: &str = "/etc/strata/strata.toml";
@@ -113,15 +114,26 @@ fn read(path: &std::path::Path) -> Result<String> {
     }
 }
 
-/// Samples a second and CPU that the kernel takes: as many as somebody wants most.
-pub fn kernel_frequency(configuration: &Configuration) -> u32 {
-    let rules = configuration.rules.iter().filter_map(|rule| rule.frequency.value);
-    rules.chain([configuration.frequency.value]).max().unwrap_or(1)
+/// Samples a second of each kind that the kernel takes: the most that any setting asks for.
+pub fn kernel_frequencies(configuration: &Configuration) -> Frequencies {
+    let rules = configuration.rules.iter().flat_map(|rule| &rule.frequencies);
+    let of_rules = rules.filter_map(|(kind, frequency)| Some((*kind, frequency.value?)));
+    of_rules.fold(configuration.frequencies(), |most, (kind, frequency)| {
+        most.with(kind, most.of(kind).max(frequency))
+    })
 }
 
-/// Whether the time of every sample is kept for anybody.
-pub fn keeps_times(configuration: &Configuration) -> bool {
+/// Whether exporters are sent the times of samples.
+pub fn exports_times(configuration: &Configuration) -> bool {
+    configuration.exporters.iter().any(|exporter| exporter.timestamps.value)
+}
+
+/// The kinds of which the time of every sample is kept, for the store or an exporter: those that the
+/// table says.
+pub fn kept_times(configuration: &Configuration) -> Kinds {
     let store = &configuration.store;
     let by_rule = configuration.rules.iter().any(|rule| rule.timestamps.value == Some(true));
-    store.enabled.value && (store.timestamps.value || by_rule)
+    let stored = store.enabled.value && (store.timestamps.value || by_rule);
+    let is_kept = stored || exports_times(configuration);
+    Kinds::sampled().iter().filter(|kind| is_kept && kind.info().keeps_times).collect()
 }

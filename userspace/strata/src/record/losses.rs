@@ -41,7 +41,7 @@ const fn cause(
 const HOST_BUSY: &str = "the host was too busy to run strata";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 16] = [
+const CAUSES: [Cause; 17] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -61,6 +61,12 @@ const CAUSES: [Cause; 16] = [
         HOST_BUSY,
     ),
     cause("malformed_records", "records refused: not in the sampler's format", "", ""),
+    cause(
+        "unexpected_records",
+        "records refused: of a kind of sample that is not recorded",
+        "",
+        "",
+    ),
     cause(
         "raw_stacks_dropped",
         "deferred samples dropped before their unwind tables were ready",
@@ -167,6 +173,7 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     add("sampling_restarted", engine.restarted);
     add("lost_events", engine.table.lost_events);
     add("malformed_records", engine.malformed_records);
+    add("unexpected_records", engine.unexpected_records);
     for end in End::ALL {
         if matches!(end, End::Complete | End::KernelOnly) {
             continue;

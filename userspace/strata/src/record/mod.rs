@@ -1,12 +1,14 @@
 //! `strata record`: one recording, from the command line to the files.
 //!
 //! - [`session`]: the recording itself: the loop over records, signals and the command.
+//! - [`files`]: what is written, and under which names.
 //! - [`launch`]: the command after `--`, run as the right user.
 //! - [`output`]: files that belong to the right user and never follow a link.
 //! - [`upload`]: the profile goes to a server.
 //! - [`live`]: what is shown meanwhile. [`report`]: what is printed at the end; [`losses`] and
 //!   [`quality`]: what is missing and where. [`opening`]: the picture in a browser.
 
+mod files;
 pub mod launch;
 pub mod live;
 pub mod losses;
@@ -25,10 +27,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use strata_kinds::{Frequencies, Kind, Kinds};
 use strata_profile::{Format, Profile, WriteOptions};
 
 use crate::printing;
 use crate::view::Shown;
+use files::OutputFile;
 use launch::User;
 use report::{Report, Written};
 use strata_agent::managed;
@@ -45,7 +49,7 @@ pub struct Plan {
     pub user: Option<String>,
     pub duration: Option<Duration>,
     pub frequency: u32,
-    pub kinds: strata_kinds::Kinds,
+    pub kinds: Kinds,
     pub max_frames: u32,
     pub timeline: bool,
     pub table_memory: u64,
@@ -68,8 +72,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    fn frequencies(&self) -> Frequencies {
+        Frequencies::of_recording().with(Kind::Cpu, self.frequency)
+    }
+
     /// What was recorded, for the top of a picture: `cpu of nginx, 97 Hz`.
-    fn title(&self) -> String {
+    fn title(&self, kinds: Kinds) -> String {
         let mut of: Vec<String> = Vec::new();
         if !self.command.is_empty() {
             let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
@@ -89,7 +97,7 @@ impl Plan {
         } else if !self.wanted.follow_children {
             of.push("without children".to_owned());
         }
-        format!("{} of {}, {} Hz", self.kinds, of.join(", "), self.frequency)
+        format!("{kinds} of {}, {} Hz", of.join(", "), self.frequency)
     }
 }
 
@@ -120,7 +128,7 @@ pub fn run(plan: &Plan) -> Result<i32> {
     let circumstances = Circumstances {
         started: recorded.started,
         length: recorded.length,
-        frequency: plan.frequency,
+        frequencies: plan.frequencies(),
         kinds: plan.kinds,
     };
     let mut progress = Progress::new(plan.quiet || plan.json);
@@ -145,6 +153,7 @@ pub fn run(plan: &Plan) -> Result<i32> {
         shortfalls: &shortfalls,
         length: recorded.length,
         frequency: plan.frequency,
+        kinds: plan.kinds,
         written: &written,
         failures: &failures,
         command_exit,
@@ -212,16 +221,14 @@ fn write_all(
 ) -> (Vec<Written>, Vec<String>) {
     let mut written = Vec::new();
     let mut failures: Vec<String> = not_uploaded.into_iter().collect();
-    let free;
-    let outputs = match plan.default_names {
-        true => {
-            free = free_names(&plan.outputs, user);
-            &free
-        }
-        false => &plan.outputs,
-    };
-    for (path, format) in outputs {
-        match write_one(plan, path, *format, profile, user) {
+    // That they can be told apart was seen before the recording.
+    let mut files = plan.files().unwrap_or_default();
+    if plan.default_names {
+        files = files::free_names(files, user);
+    }
+    for file in &files {
+        let path = &file.path;
+        match write_one(plan, file, profile, user) {
             Ok(done) => written.push(done),
             // `| head` has what it wanted.
             Err(error) if path == Path::new("-") && output::is_closed_pipe(&error) => {}
@@ -235,7 +242,8 @@ fn write_all(
         let name = format!("strata-rescued-{}.pb.gz", std::process::id());
         for folder in ["/var/tmp", "/tmp", "/dev/shm"] {
             let path = Path::new(folder).join(&name);
-            if let Ok(done) = write_one(plan, &path, Format::Pprof, profile, user) {
+            let file = OutputFile { path: path.clone(), format: Format::Pprof, kind: None };
+            if let Ok(done) = write_one(plan, &file, profile, user) {
                 failures.push(format!("the profile was kept in `{}`", path.display()));
                 written.push(done);
                 break;
@@ -245,52 +253,24 @@ fn write_all(
     (written, failures)
 }
 
-/// The names with a number behind them if another recording has one of them already: one number
-/// for all.
-fn free_names(outputs: &[(PathBuf, Format)], user: Option<&User>) -> Vec<(PathBuf, Format)> {
-    for number in 1..1_000 {
-        let numbered: Vec<_> = outputs
-            .iter()
-            .map(|(path, format)| (with_number(path, *format, number), *format))
-            .collect();
-        let is_free = |output: &&(PathBuf, Format)| output::claim(&output.0, user).unwrap_or(true);
-        let claimed: Vec<_> = numbered.iter().take_while(is_free).collect();
-        if claimed.len() == numbered.len() {
-            return numbered;
-        }
-        for (path, _) in claimed {
-            output::release(path, user);
-        }
-    }
-    outputs.to_vec()
-}
-
-/// `strata-20260131-235959.pb.gz` as `strata-20260131-235959-2.pb.gz`.
-fn with_number(path: &Path, format: Format, number: u32) -> PathBuf {
-    let name = path.to_string_lossy();
-    match name.strip_suffix(&format!(".{}", format.extension())) {
-        Some(base) if number > 1 => format!("{base}-{number}.{}", format.extension()).into(),
-        _ => path.to_owned(),
-    }
-}
-
 fn write_one(
     plan: &Plan,
-    path: &Path,
-    format: Format,
+    file: &OutputFile,
     profile: &Profile,
     user: Option<&User>,
 ) -> Result<Written> {
+    let OutputFile { path, format, kind } = file;
     let options = WriteOptions {
-        title: plan.title(),
+        title: plan.title(kind.map_or(plan.kinds, |kind| Kinds::NONE.with(kind, true))),
+        sample_type: kind.map(|kind| kind.info().shown_column().own.name.to_owned()),
         hidden: plan.shown.hidden(),
         split_processes: plan.split_by_pid,
         ..WriteOptions::for_path(path)
     };
     let bytes = output::write(path, user, |out| {
-        Ok(strata_profile::write(profile, format, &options, out)?)
+        Ok(strata_profile::write(profile, *format, &options, out)?)
     })?;
-    Ok(Written { path: path.to_owned(), bytes, format })
+    Ok(Written { path: path.to_owned(), bytes, format: *format, kind: *kind })
 }
 
 /// Progress of symbolization, when it takes longer than a second.
@@ -316,25 +296,5 @@ impl Progress {
         if self.shown {
             let _ = write!(stderr(), "\r\x1b[K");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_second_recording_of_the_same_second_gets_names_of_its_own() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let at = |name: &str| folder.path().join(name);
-        let wanted = [(at("s.pb.gz"), Format::Pprof), (at("s.svg"), Format::Svg)];
-        assert_eq!(free_names(&wanted, None), wanted);
-        std::fs::write(at("s.pb.gz"), "first").expect("it is written");
-        // Only the picture of the first is still empty, which is taken all the same.
-        let second = free_names(&wanted, None);
-        assert_eq!(second, [(at("s-2.pb.gz"), Format::Pprof), (at("s-2.svg"), Format::Svg)]);
-        output::release(&at("s.pb.gz"), None);
-        output::release(&at("s-2.svg"), None);
-        assert!(at("s.pb.gz").exists() && !at("s-2.svg").exists());
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use strata_abi::record::{Counter, End};
+use strata_kinds::{Kind, Kinds};
 use strata_profile::summary::{self, Summary};
 use strata_profile::text::{sanitize_for_terminal, shortened};
 use strata_profile::{FrameKind, Profile};
@@ -24,6 +25,8 @@ pub struct Written {
     pub path: PathBuf,
     pub bytes: u64,
     pub format: strata_profile::Format,
+    /// What it shows, if not everything.
+    pub kind: Option<Kind>,
 }
 
 /// Which names and control groups no process had: `no process is named `nosuch``.
@@ -51,6 +54,7 @@ pub struct Report<'a> {
     pub shortfalls: &'a Shortfalls,
     pub length: Duration,
     pub frequency: u32,
+    pub kinds: Kinds,
     pub written: &'a [Written],
     pub failures: &'a [String],
     pub command_exit: Option<i32>,
@@ -60,26 +64,58 @@ pub struct Report<'a> {
 const MOST: usize = 10;
 
 impl Report<'_> {
-    fn summary(&self) -> Summary {
-        summary::summarize(self.profile, self.profile.shown_sample_type(), MOST)
+    /// By the column that a viewer shows first.
+    fn summary(&self, kind: Kind) -> Summary {
+        let first = self.profile.first_column_of(kind).unwrap_or_default();
+        summary::summarize(self.profile, first + kind.info().default_column, MOST)
     }
 
     pub fn print(&self, out: &mut dyn Write, verbose: bool) -> std::io::Result<()> {
-        let summary = self.summary();
+        for (position, kind) in self.kinds.iter().enumerate() {
+            if position > 0 {
+                writeln!(out)?;
+            }
+            self.print_kind(out, kind)?;
+        }
+        self.print_managed(out)?;
+        self.print_losses(out, verbose)?;
+        for written in self.written {
+            if written.path != Path::new("-") {
+                writeln!(
+                    out,
+                    "\n{}  ({}, {} KiB)",
+                    written.path.display(),
+                    describe(written.format),
+                    written.bytes.div_ceil(1024)
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn print_kind(&self, out: &mut dyn Write, kind: Kind) -> std::io::Result<()> {
+        let summary = self.summary(kind);
         let width = columns(&std::io::stderr());
-        let samples = self.engine.aggregate.samples();
-        let busy = samples as f64 / f64::from(self.frequency) / self.length.as_secs_f64();
-        writeln!(
-            out,
-            "{} in {:.1} s at {} Hz: {:.2} CPUs busy, {}, {}",
-            counted(samples, "sample"),
-            self.length.as_secs_f64(),
-            self.frequency,
-            busy,
+        let samples = self.engine.aggregate.samples_of(kind);
+        let whose = format!(
+            "{}, {}",
             counted(summary.processes as u64, "process"),
             counted(self.profile.threads().len() as u64, "thread"),
-        )?;
-        if samples == 0 {
+        );
+        let seconds = self.length.as_secs_f64();
+        let counted_samples = counted(samples, "sample");
+        if kind == Kind::Cpu {
+            let (frequency, rate) = (self.frequency, f64::from(self.frequency));
+            let busy = samples as f64 / rate / seconds;
+            writeln!(
+                out,
+                "{counted_samples} in {seconds:.1} s at {frequency} Hz: {busy:.2} CPUs busy, {whose}",
+            )?;
+        } else {
+            let total = measured(summary.total, &summary.unit);
+            writeln!(out, "{}: {total} in {counted_samples}, {whose}", kind.info().title)?;
+        }
+        if samples == 0 && kind == Kind::Cpu {
             writeln!(
                 out,
                 "no samples: the selected processes used no CPU time meanwhile (`strata stacks PID` \
@@ -108,7 +144,7 @@ impl Report<'_> {
             writeln!(out, "{}", cut(&line, width))?;
         }
         if summary.top_processes.len() > 1 {
-            writeln!(out, "\n   cpu   process")?;
+            writeln!(out, "\n {:>5}   process", kind.name())?;
             for process in &summary.top_processes {
                 let pid = process.pid.map(|pid| format!(" [{pid}]")).unwrap_or_default();
                 let container = process.container.get(..12).unwrap_or(&process.container);
@@ -122,20 +158,26 @@ impl Report<'_> {
                 )?;
             }
         }
-        self.print_managed(out)?;
-        self.print_losses(out, verbose)?;
-        for written in self.written {
-            if written.path != Path::new("-") {
-                writeln!(
-                    out,
-                    "\n{}  ({}, {} KiB)",
-                    written.path.display(),
-                    describe(written.format),
-                    written.bytes.div_ceil(1024)
-                )?;
-            }
-        }
         Ok(())
+    }
+
+    /// What was recorded of each kind: samples, the sums of its columns, and stacks that are not whole.
+    fn kinds_json(&self) -> Value {
+        let one = |kind: Kind| {
+            let first = self.profile.first_column_of(kind).unwrap_or_default();
+            let columns = kind.columns().iter().zip(first..);
+            let sums: serde_json::Map<String, Value> = columns
+                .map(|(column, at)| (column.own.name.to_owned(), self.profile.total(at).into()))
+                .collect();
+            let ends = self.engine.aggregate.ends_of(kind);
+            let whole = [End::Complete, End::KernelOnly];
+            let whole: u64 = whole.iter().filter_map(|end| ends.get(*end as usize)).sum();
+            let incomplete = ends.iter().sum::<u64>() - whole;
+            let samples = self.engine.aggregate.samples_of(kind);
+            let told = json!({ "samples": samples, "values": sums, "incomplete": incomplete });
+            (kind.name().to_owned(), told)
+        };
+        Value::Object(self.kinds.iter().map(one).collect())
     }
 
     /// How many .NET processes were reached into, and which were not, and why.
@@ -167,7 +209,7 @@ impl Report<'_> {
     }
 
     fn print_losses(&self, out: &mut dyn Write, verbose: bool) -> std::io::Result<()> {
-        let losses = losses(self.engine, self.engine.aggregate.ends(), self.shortfalls.unnamed);
+        let losses = losses(self.engine, &self.engine.aggregate.ends(), self.shortfalls.unnamed);
         if losses.is_empty() && self.engine.aggregate.samples() == 0 {
             return Ok(());
         }
@@ -196,9 +238,10 @@ impl Report<'_> {
     }
 
     pub fn json(&self) -> Value {
-        let summary = self.summary();
+        let first = self.kinds.iter().next().unwrap_or(Kind::Cpu);
+        let summary = self.summary(first);
         let losses: serde_json::Map<String, Value> =
-            losses(self.engine, self.engine.aggregate.ends(), self.shortfalls.unnamed)
+            losses(self.engine, &self.engine.aggregate.ends(), self.shortfalls.unnamed)
                 .into_iter()
                 .map(|loss| (loss.cause.to_owned(), loss.count.into()))
                 .collect();
@@ -240,12 +283,14 @@ impl Report<'_> {
                 json!({
                     "path": written.path.display().to_string(),
                     "format": written.format.name(),
+                    "kind": written.kind.map(Kind::name),
                     "bytes": written.bytes,
                 })
             })
             .collect();
         json!({
             "samples": self.engine.aggregate.samples(),
+            "kinds": self.kinds_json(),
             "duration_seconds": self.length.as_secs_f64(),
             "frequency": self.frequency,
             "processes": summary.processes,
@@ -312,6 +357,15 @@ impl Report<'_> {
             "tables": engine.loading.built,
             "evicted": engine.store.evicted,
         })
+    }
+}
+
+/// A sum in the unit that a person reads.
+fn measured(total: i64, unit: &str) -> String {
+    match unit {
+        "nanoseconds" => format!("{:.2}s", total as f64 / 1e9),
+        "bytes" => format!("{:.1} MiB", total as f64 / f64::from(1 << 20)),
+        _ => grouped(u64::try_from(total).unwrap_or(0)),
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result};
 use strata_abi::record::{Counter, End};
 use strata_clr::environment::Variable;
+use strata_kinds::Kinds;
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -84,8 +85,8 @@ impl Signals {
 /// Records as planned. Everything that can fail early fails before sampling starts.
 pub async fn record(plan: &Plan) -> Result<Recorded> {
     let user = User::of_recording(plan.user.as_deref())?;
-    for (path, _) in &plan.outputs {
-        output::check(path, user.as_ref())?;
+    for file in plan.files()? {
+        output::check(&file.path, user.as_ref())?;
     }
     for &pid in &plan.wanted.pids {
         anyhow::ensure!(
@@ -104,7 +105,9 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
             threads_of: None,
         },
         wanted: wanted(plan),
-        keep_timeline: plan.timeline,
+        kinds: plan.kinds,
+        times: if plan.timeline { plan.kinds } else { Kinds::NONE },
+        frequencies: plan.frequencies(),
         table_memory: plan.table_memory,
         waiting_memory: WAITING_MEMORY,
         own_pid: std::process::id(),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Result, bail};
 use serde_json::Value;
 use strata_abi::record::End;
-use strata_kinds::{Kind, Kinds};
+use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::printing;
 use crate::terminal::{columns, counted, cut};
@@ -58,7 +58,10 @@ pub fn run(question: &Question) -> Result<i32> {
             threads_of: Some(pid),
         },
         wanted,
-        keep_timeline: false,
+        // The walk's records are of threads that run or wait.
+        kinds: Kinds::NONE.with(Kind::Wall, true),
+        times: Kinds::NONE,
+        frequencies: Frequencies::of_recording(),
         table_memory: 64 << 20,
         waiting_memory: 32 << 20,
         own_pid: std::process::id(),
@@ -86,8 +89,8 @@ pub fn run(question: &Question) -> Result<i32> {
     let circumstances = Circumstances {
         started: SystemTime::now(),
         length: Duration::ZERO,
-        frequency: 1,
-        kinds: Kinds::NONE.with(Kind::Cpu, true),
+        frequencies: Frequencies::of_recording(),
+        kinds: Kinds::NONE.with(Kind::Wall, true),
     };
     let (profile, _) = resolve::profile(&mut engine, &circumstances, false, |_, _| {})?;
     let threads = thread::threads(&profile, pid);

@@ -87,9 +87,16 @@ impl Tables {
         if let Some(labels) = known.labels.get(id.position()) {
             return labels.clone();
         }
-        let labels: Vec<i32> = profile
-            .labels(id)
-            .iter()
+        let labels = self.labels_but(profile, id, "");
+        known.labels.set(id.position(), labels.clone());
+        labels
+    }
+
+    /// The labels of a set but the one of this name.
+    pub(super) fn labels_but(&mut self, profile: &Profile, id: LabelsId, but: &str) -> Vec<i32> {
+        let labels = profile.labels(id).iter();
+        labels
+            .filter(|label| but.is_empty() || profile.string(label.key) != but)
             .map(|label| {
                 let key = profile.string(label.key);
                 match label.value {
@@ -102,9 +109,7 @@ impl Tables {
                     }
                 }
             })
-            .collect();
-        known.labels.set(id.position(), labels.clone());
-        labels
+            .collect()
     }
 
     fn attribute(&mut self, key: &str, value: Any, unit: &str) -> i32 {

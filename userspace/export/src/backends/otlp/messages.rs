@@ -98,6 +98,9 @@ pub(super) struct Sample {
     pub(super) attributes: Vec<i32>,
     #[prost(int64, repeated, tag = "4")]
     pub(super) values: Vec<i64>,
+    /// As many as there are values, or none.
+    #[prost(fixed64, repeated, tag = "5")]
+    pub(super) times: Vec<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]

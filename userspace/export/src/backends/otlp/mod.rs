@@ -8,8 +8,11 @@
 mod dictionary;
 mod messages;
 
+use std::collections::HashMap;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
+use strata_kinds::labels::END_TIMESTAMP;
 use strata_kinds::{Quantity, find_column};
 use uuid::Uuid;
 
@@ -17,7 +20,7 @@ use super::EncoderState;
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped};
 use crate::http::Secret;
 use crate::http::outcome::Outcome;
-use crate::limits::{Cuts, Limits, Part, Selection, fit};
+use crate::limits::{Cuts, Limits, Part, Selection, fit, time_of};
 use crate::origin::{LabelLimits, Origin, Value, otlp_attributes};
 use crate::types::{self, LabelRule};
 use dictionary::{Known, Tables};
@@ -52,6 +55,8 @@ pub struct Settings {
     pub limits: Limits,
     pub attribute_limits: LabelLimits,
     pub sample_labels: Vec<LabelRule>,
+    /// Whether samples have their times.
+    pub timestamps: bool,
     /// Uncompressed bytes of a request; at least [`crate::limits::FEWEST_BYTES`] and what its
     /// attributes take.
     pub batch_bytes: usize,
@@ -74,13 +79,14 @@ impl Default for Settings {
             },
             attribute_limits: LabelLimits { count: 128, name_bytes: 1024, value_bytes: 4096 },
             sample_labels: types::otlp_labels(),
+            timestamps: false,
             batch_bytes: BATCH_BYTES,
         }
     }
 }
 
-/// A column of a part: its type's name and unit, its period's name and unit.
-type Column = (Quantity, Quantity);
+/// A column of a part: its type's name and unit, its period's name and unit, and that period.
+type Column = (Quantity, Quantity, i64);
 
 /// Makes the requests for these profiles.
 #[must_use]
@@ -93,12 +99,13 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing], state: &EncoderState) 
         let mut columns: Vec<Column> = Vec::new();
         for (position, kind) in profile.sample_types.iter().enumerate() {
             let known = find_column(profile.string(kind.name), profile.string(kind.unit));
-            let Some(kind) = known.and_then(|(_, column)| column.otlp) else {
+            let known = known.and_then(|(kind, column)| Some((kind, column.otlp?)));
+            let Some((sampled, kind)) = known else {
                 encoded.cuts.dropped_types = encoded.cuts.dropped_types.saturating_add(1);
                 continue;
             };
             selected.push((position, kind.value.name, kind.value.unit));
-            columns.push((kind.value, kind.period));
+            columns.push((kind.value, kind.period, profile.period_of(sampled)));
         }
         let period = profile.period_type;
         let period = find_column(profile.string(period.name), profile.string(period.unit));
@@ -108,6 +115,7 @@ pub fn encode(settings: &Settings, profiles: &[Outgoing], state: &EncoderState) 
             period,
             labels: &settings.sample_labels,
             values: Some(&state.label_values),
+            timed: settings.timestamps,
         };
         let mut of_resource = Cuts::default();
         let attributes = attributes(&outgoing.origin, settings, &mut of_resource);
@@ -169,17 +177,31 @@ impl Request {
         let profile = &part.profile;
         let mut known = Known::default();
         let mut profiles = Vec::new();
-        for (column, (value, period)) in columns.iter().enumerate() {
-            let mut samples = Vec::new();
+        for (column, (value, period, length)) in columns.iter().enumerate() {
+            let mut samples: Vec<Sample> = Vec::new();
+            // Where the samples in time of a stack and its attributes are.
+            let mut in_time: HashMap<(i32, Vec<i32>), usize> = HashMap::new();
             for sample in profile.samples() {
                 let Some(&value) = sample.values.get(column).filter(|&&value| value != 0) else {
                     continue;
                 };
-                samples.push(Sample {
-                    stack: self.tables.stack(profile, &mut known, sample.stack),
-                    attributes: self.tables.labels(profile, &mut known, sample.labels),
-                    values: vec![value],
-                });
+                let stack = self.tables.stack(profile, &mut known, sample.stack);
+                let Some(time) = time_of(profile, sample.labels) else {
+                    let attributes = self.tables.labels(profile, &mut known, sample.labels);
+                    let (values, times) = (vec![value], Vec::new());
+                    samples.push(Sample { stack, attributes, values, times });
+                    continue;
+                };
+                let attributes = self.tables.labels_but(profile, sample.labels, END_TIMESTAMP);
+                let at = *in_time.entry((stack, attributes.clone())).or_insert(samples.len());
+                if at == samples.len() {
+                    let (values, times) = (Vec::new(), Vec::new());
+                    samples.push(Sample { stack, attributes, values, times });
+                }
+                if let Some(sample) = samples.get_mut(at) {
+                    sample.values.push(value);
+                    sample.times.push(time);
+                }
             }
             if samples.is_empty() {
                 continue;
@@ -191,7 +213,7 @@ impl Request {
                 duration_nano: u64::try_from(profile.duration_nanos).unwrap_or(0),
                 period_type: Some(self.tables.value_type(period.name, period.unit)),
                 // Pyroscope refuses a period of 0.
-                period: profile.period.max(1),
+                period: (*length).max(1),
                 profile_id: Uuid::new_v4().as_bytes().to_vec(),
             });
         }
@@ -282,5 +304,46 @@ pub(crate) fn delivery(message: &[u8], secrets: &[&Secret]) -> Outcome {
     Outcome::Delivered {
         rejected: u64::try_from(partial.rejected_profiles).unwrap_or(0),
         message: (!text.is_empty()).then_some(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice::from_ref;
+    use std::sync::Arc;
+
+    use strata_kinds::{Kind, Kinds};
+    use strata_profile::{ProfileBuilder, StackId, Tick};
+
+    use super::*;
+
+    #[test]
+    fn samples_in_time_of_one_stack_are_one_sample_with_a_value_and_a_time_each() {
+        let mut builder = ProfileBuilder::of_kinds(Kinds::NONE.with(Kind::Locks, true));
+        builder.set_start(1000);
+        builder.keep_timeline();
+        let (stack, kind) = (StackId::default(), Kind::Locks);
+        let labels = builder.labels(&[]);
+        for (time, value) in [(5, 70), (9, 30)] {
+            let tick = Tick { kind, labels, stack, time, weight: 1, value };
+            builder.add_of(kind, stack, labels, &tick.values().collect::<Vec<_>>());
+            builder.tick(tick);
+        }
+        let outgoing =
+            Outgoing { profile: Arc::new(builder.finish()), origin: Arc::new(Origin::default()) };
+        for (timestamps, expected) in
+            [(true, (vec![70, 30], vec![1005, 1009])), (false, (vec![100], Vec::new()))]
+        {
+            let settings = Settings { timestamps, ..Settings::default() };
+            let encoded = encode(&settings, from_ref(&outgoing), &EncoderState::default());
+            let mut plain = Vec::new();
+            let mut gzip = flate2::read::GzDecoder::new(&*encoded.batches[0].body);
+            std::io::Read::read_to_end(&mut gzip, &mut plain).expect("gzip");
+            let request = ExportRequest::decode(&*plain).expect("a request");
+            let profiles = &request.resource_profiles[0].scope_profiles[0].profiles;
+            let waited = &profiles[1].samples;
+            assert_eq!((waited.len(), profiles[0].samples.len()), (1, 1));
+            assert_eq!((waited[0].values.clone(), waited[0].times.clone()), expected);
+        }
     }
 }

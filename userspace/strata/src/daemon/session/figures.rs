@@ -1,12 +1,13 @@
 //! How the loop is doing, for its status.
 
-use super::{Daemon, kernel_frequency};
+use super::{Daemon, kernel_frequencies};
 use crate::record::losses;
 use crate::status::{
     self, Containers, CpuSeconds, DotNet, Memory, Profiles, Reading, RefusedProcess, SHED,
     Sampling, Status, UnreadableFile,
 };
 use strata_agent::kernel::introspect;
+use strata_kinds::Kind;
 
 /// Files that cannot be read which the status names.
 const MOST_FILES: usize = 5;
@@ -92,7 +93,7 @@ impl Daemon {
         }
         let losses = losses::losses(engine, &ends, tally.unnamed);
         Sampling {
-            frequency: kernel_frequency(&self.configuration),
+            frequency: kernel_frequencies(&self.configuration).of(Kind::Cpu),
             processes: engine.table.count(),
             sampled_processes: self.flusher.processes.len(),
             samples: tally.samples,

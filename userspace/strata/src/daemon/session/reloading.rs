@@ -4,9 +4,9 @@ use anyhow::Result;
 use strata_config::Loaded;
 use strata_config::settings::BridgePolicy;
 
-use super::{Daemon, destinations, kernel_frequency, own_pid, period};
+use super::{Daemon, destinations, kernel_frequencies, own_pid, period};
 use crate::daemon::memory::Budget;
-use crate::daemon::settings::keeps_times;
+use crate::daemon::settings::kept_times;
 
 impl Daemon {
     /// Takes over the configuration as it is now; keeps the old one if that cannot be used.
@@ -44,15 +44,15 @@ impl Daemon {
         for notice in notices {
             tracing::warn!("{notice}");
         }
-        let frequency = kernel_frequency(&configuration);
-        if frequency != kernel_frequency(&self.configuration) {
+        let frequencies = kernel_frequencies(&configuration);
+        if frequencies != kernel_frequencies(&self.configuration) {
             // What was sampled meanwhile is weighed by the rate it was sampled at.
             self.engine.pause()?;
             self.meet_newcomers();
             self.flush_all().await;
-            self.engine.resume(frequency)?;
+            self.engine.resume(&frequencies)?;
         }
-        self.engine.aggregate.keep_timeline(keeps_times(&configuration));
+        self.engine.aggregate.keep_times(kept_times(&configuration));
         let old = &self.configuration;
         if (configuration.metrics.value, &configuration.status_socket.value)
             != (old.metrics.value, &old.status_socket.value)

@@ -1,0 +1,117 @@
+//! The files of a recording: one for each output, or one for each kind where an output shows one kind
+//! and several are recorded; under names that no other recording has.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use strata_kinds::Kind;
+use strata_profile::Format;
+
+use super::launch::User;
+use super::{Plan, output};
+
+/// A file that is written.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct OutputFile {
+    pub path: PathBuf,
+    pub format: Format,
+    /// What it shows, where a file shows one kind and several are recorded.
+    pub kind: Option<Kind>,
+}
+
+impl Plan {
+    /// The files to write. Of several kinds, each has its own flame graph and folded stacks; the
+    /// other formats take all.
+    pub fn files(&self) -> Result<Vec<OutputFile>> {
+        let several = self.kinds.iter().count() > 1;
+        let mut files = Vec::new();
+        for (path, format) in &self.outputs {
+            if !several || format.takes_all_kinds() {
+                files.push(OutputFile { path: path.clone(), format: *format, kind: None });
+                continue;
+            }
+            anyhow::ensure!(
+                path != Path::new("-"),
+                "{format} shows one kind, and the standard output takes one file: name a file, or \
+                 one kind with -e"
+            );
+            files.extend(self.kinds.iter().map(|kind| OutputFile {
+                path: named_for(path, kind),
+                format: *format,
+                kind: Some(kind),
+            }));
+        }
+        Ok(files)
+    }
+}
+
+/// The path with a kind before its ending.
+fn named_for(path: &Path, kind: Kind) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let ending = path.extension().map(|ending| format!(".{}", ending.to_string_lossy()));
+    path.with_file_name(format!("{stem}.{kind}{}", ending.unwrap_or_default()))
+}
+
+/// The names with a number behind them if another recording has one of them already: one number
+/// for all.
+pub fn free_names(files: Vec<OutputFile>, user: Option<&User>) -> Vec<OutputFile> {
+    for number in 1..1_000 {
+        let numbered: Vec<OutputFile> = files
+            .iter()
+            .map(|file| OutputFile { path: with_number(&file.path, file.format, number), ..*file })
+            .collect();
+        let is_free = |file: &&OutputFile| output::claim(&file.path, user).unwrap_or(true);
+        let claimed: Vec<_> = numbered.iter().take_while(is_free).collect();
+        if claimed.len() == numbered.len() {
+            return numbered;
+        }
+        for file in claimed {
+            output::release(&file.path, user);
+        }
+    }
+    files
+}
+
+/// `strata-20260131-235959.pb.gz` as `strata-20260131-235959-2.pb.gz`.
+fn with_number(path: &Path, format: Format, number: u32) -> PathBuf {
+    let name = path.to_string_lossy();
+    match name.strip_suffix(&format!(".{}", format.extension())) {
+        Some(base) if number > 1 => format!("{base}-{number}.{}", format.extension()).into(),
+        _ => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kinds_name_stands_before_the_ending() {
+        for (path, named) in [
+            ("/tmp/a.svg", "/tmp/a.off_cpu.svg"),
+            ("a.b.folded", "a.b.off_cpu.folded"),
+            ("a", "a.off_cpu"),
+        ] {
+            assert_eq!(named_for(Path::new(path), Kind::OffCpu), Path::new(named));
+        }
+    }
+
+    #[test]
+    fn a_second_recording_of_the_same_second_gets_names_of_its_own() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let file = |path, format| OutputFile { path, format, kind: None };
+        let wanted = || vec![file(at("s.pb.gz"), Format::Pprof), file(at("s.svg"), Format::Svg)];
+        assert_eq!(free_names(wanted(), None), wanted());
+        std::fs::write(at("s.pb.gz"), "first").expect("it is written");
+        // Only the picture of the first is still empty, which is taken all the same.
+        let second = free_names(wanted(), None);
+        assert_eq!(
+            second,
+            [file(at("s-2.pb.gz"), Format::Pprof), file(at("s-2.svg"), Format::Svg)]
+        );
+        output::release(&at("s.pb.gz"), None);
+        output::release(&at("s-2.svg"), None);
+        assert!(at("s.pb.gz").exists() && !at("s-2.svg").exists());
+    }
+}
