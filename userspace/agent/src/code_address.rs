@@ -1,7 +1,8 @@
-//! An address that means the same in every process.
+//! Code addresses: independent of the process, by file and offset, kernel address or generated
+//! code.
 //!
 //! Invariant: the address of a frame that is a return address is moved into the call before it
-//! is made a place, so that every place is looked up as it is.
+//! becomes a code address, so that every code address is looked up unchanged.
 
 use strata_abi::record::{End, FRAME_ADDRESS, FRAME_EXACT};
 

@@ -1,4 +1,4 @@
-//! What this host is called.
+//! The host's name.
 //!
 //! The kernel has a name for each UTS namespace, and returns that of the caller's: in a container
 //! the container's. With the host's PID namespace strata sees the kernel's threads, and they are in

@@ -7,7 +7,7 @@
 //! - [`engine`]: ties them together in the order of time.
 //! - [`event_loop`]: the loop that recordings and the daemon run.
 //! - [`aggregate`]: samples of one period: stacks interned, addresses not symbolized.
-//! - [`code_address`]: an address that means the same in every process: kernel, file, generated code.
+//! - [`code_address`]: addresses independent of the process: kernel, file, generated code.
 //! - [`frame`]: the frame that such an address becomes.
 //! - [`selection`]: which processes' samples are kept.
 //! - [`blocking_reader`]: work that may block, off the event loop.

@@ -1,7 +1,8 @@
 //! Attaching: from a pid to an open session.
 //!
-//! What can be answered without the target is: another architecture, a C library that this build has
-//! no library for. Then strata's library is loaded (or is there already), and its memory opened.
+//! First come the checks that do not involve the target: another architecture, a C library without
+//! a bridge build. Then strata's library is loaded, unless it is there already, and its memory
+//! opened.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The libraries that strata carries to be loaded into CLRs: one for each C library.
+//! The bridge libraries embedded in strata: one for each C library.
 
 use crate::loading::Library;
 use crate::mappings::CLibrary;

@@ -1,4 +1,4 @@
-//! The runtime's diagnostics protocol, DOTNET_IPC_V1: one command and one answer a connection.
+//! The runtime's diagnostics protocol, DOTNET_IPC_V1: one command and one answer per connection.
 //!
 //! A message is a header of 20 bytes (magic, total size in 16 bits, command set, command, reserved)
 //! and a payload; numbers are little-endian, strings are a count of UTF-16 units with the final

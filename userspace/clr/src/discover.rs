@@ -1,8 +1,8 @@
-//! Is this process a CLR, and what stands in the way of attaching to it?
+//! Detects whether a process is a CLR, and what prevents attaching to it.
 //!
 //! A runtime in files of its own has libcoreclr.so mapped. In a single-file program the runtime is
-//! part of the executable; such a program is known by memory files that only the runtime makes,
-//! or by the names of its threads. Most processes are ruled out by their mappings alone.
+//! part of the executable; such a program is recognised by memory files that only the runtime
+//! makes, or by the names of its threads. Most processes are ruled out by their mappings alone.
 
 use std::os::fd::AsFd;
 use std::time::Duration;

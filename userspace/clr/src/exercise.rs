@@ -1,4 +1,4 @@
-//! Entry points for fuzzers and for the test below: every parser of bytes that a target decides.
+//! Entry points for fuzzers and for the test below: every parser of bytes controlled by a target.
 
 use crate::diagnostics::ProcessInfo;
 use crate::mappings::Mappings;

@@ -1,14 +1,14 @@
-//! Work that a target may hang, on a thread of its own that is not waited for longer than agreed.
+//! Runs work that a target may hang on a thread of its own, with a bounded wait.
 //!
 //! Looking up a name on a FUSE mount, or reading a process's environment when its pages lie in a
 //! file of such a mount, may never end, and nothing wakes a thread that waits in the kernel. So
-//! such work is left behind on its thread, and counted. Once [`MAX_STUCK`] threads are stuck, new
+//! such work is abandoned with its thread, and counted. Once [`MAX_STUCK`] threads are stuck, new
 //! work may touch only file systems that this kernel alone answers for ([`Patience::LocalOnly`]): a
 //! hanging target costs some threads, and prevents attaching only to processes whose files may
-//! hang. What a process has mapped may hang all the same, where it holds its memory's lock; so
-//! there is an end to that too ([`MOST_STUCK`]).
+//! hang. Reading a process's mappings may hang even so, while it holds its memory's lock; so those
+//! threads are bounded too ([`MOST_STUCK`]).
 //!
-//! Invariant: work whose time is up does nothing more to its target: it checks its deadline before
+//! Invariant: work past its deadline changes nothing in its target: it checks its deadline before
 //! every step that changes something.
 
 use std::collections::BTreeMap;

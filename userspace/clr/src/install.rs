@@ -1,4 +1,4 @@
-//! The library as a file of the host's, for processes that load it at their start.
+//! Installs the bridge library on the host, for processes that load it at their start.
 //!
 //! A user who can write the file, or a directory on its path, runs code in every process that loads
 //! it. So directory and file belong to the user that runs strata, and no other user may write them.

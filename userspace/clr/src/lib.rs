@@ -1,4 +1,4 @@
-//! .NET processes, seen and reached from outside.
+//! Finds .NET processes, attaches the bridge to them and reads its memory.
 //!
 //! ```text
 //! pid ─► discover ─► ClrProcess ─► attach ─► Session ─► poll: methods, modules, threads, …
@@ -10,20 +10,20 @@
 //!
 //! - [`discover`] detects whether a process is a CLR, its version, and what stands in the way;
 //! - [`attach`] loads strata's library and opens a [`Session`]: by the library's bare name, or from
-//!   a file in a place that the target can use ([`loading`]), over the runtime's own socket
+//!   a file in a directory that the target can read ([`loading`]), over the runtime's own socket
 //!   ([`diagnostics`]);
-//! - [`session`] owns the memory that the library shares, and reads it also after the process has ended;
+//! - [`session`] owns the library's shared memory, and reads it also after the process has ended;
 //! - [`environment`] and [`install`] load the library at a process's start instead;
-//! - [`enable_perf_map`] is for where the library may not be loaded.
+//! - [`enable_perf_map`] is the fallback where the library may not be loaded.
 //!
-//! Everything here is plain blocking code without a runtime of its own; what may hang runs on a thread
-//! that is left behind when its time is up, and such threads are few (`guarded`).
+//! Everything here is plain blocking code without a runtime of its own; what may hang runs on a
+//! thread that is abandoned at its deadline, and the number of such threads is bounded (`guarded`).
 //!
 //! **Invariant:** a target's paths, links, sockets, answers and memory are untrusted. None is
 //! followed out of its root, waited for without end, or used as a size or an index without a check;
-//! what it can cost is its own data.
+//! a hostile target harms its own data only.
 //!
-//! **Invariant:** what is put into a target's file system is removed again.
+//! **Invariant:** files created in a target's file system are removed again.
 
 mod assume;
 mod attach;

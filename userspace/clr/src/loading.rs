@@ -1,8 +1,8 @@
-//! How strata's library gets into a running CLR.
+//! Loads strata's library into a running CLR.
 //!
 //! First by its bare name: where it is mapped already, from an earlier attach or because it was
-//! installed for the process, the runtime finds that copy, and no process ever maps two. Only a
-//! runtime that does not find it (0x8007007e) gets a file, from the first place that does.
+//! installed for the process, the runtime finds that copy, and no process ever maps two. Only for a
+//! runtime that does not find it (0x8007007e) a file is created, in the first directory that works.
 
 use std::time::Duration;
 

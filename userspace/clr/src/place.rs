@@ -1,8 +1,8 @@
-//! The library, put where a target can load it, and taken away again.
+//! Places the library where a target can load it, and removes it again.
 //!
-//! Only for a target that does not have it mapped already. The file is made by the target's own user,
-//! with a random name, in a directory that was reached without following a link and whose mount
-//! lets code be mapped. Once it is loaded the name may go: the mapping lives on.
+//! Only for a target that does not have it mapped already. The file is made by the target's own
+//! user, with a random name, in a directory that was reached without following a link and whose
+//! mount lets code be mapped. Once it is loaded the name may be removed: the mapping remains.
 //!
 //! The target looks its path up again to load it. So no user but root and the target's own may be able
 //! to change any part of that path: code of that user's would run as the target.

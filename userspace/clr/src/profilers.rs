@@ -1,4 +1,4 @@
-//! CLR profilers, and the names of those that are often met.
+//! CLR profilers, and the names of common ones.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! Directories below a target's root, walked name by name.
 //!
 //! Each step is an `openat2` of one name with `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_MAGICLINKS`,
-//! and nothing is opened: what is found are `O_PATH` handles. A link is read and followed here, when
-//! it may be at all, so that it cannot lead out of the root nor through `/proc/PID/root` of another.
+//! and nothing is opened: what is found are `O_PATH` handles. A link, where allowed, is read and
+//! followed here, so that it cannot lead out of the root nor through `/proc/PID/root` of another.
 //!
 //! Invariant: with [`Patience::LocalOnly`] no name is looked up on a filesystem for which a server
 //! other than this kernel answers. Without it a lookup may hang: see [`crate::guarded`].

@@ -1,13 +1,13 @@
-//! A bridge in a process, read and owned.
+//! A session: owns the bridge of one process and reads its records.
 //!
 //! A session holds the bridge's memory files open, so that it reads to the last record also when
 //! the process has been killed. It owns the bridge (one strata at a time; the kernel releases the
 //! lock of one that dies) and sends it its wishes.
 //!
-//! Invariant: one call does bounded work ([`Budget`]), whatever lies in the memory, and waits for
-//! nothing of the process: what takes the lock of its memory is handed out ([`Session::wanted`]).
-//! What the process can make strata do without being asked (looking for segments that it claims to
-//! have) is done less often the longer it fails.
+//! Invariant: one call does bounded work ([`Budget`]), whatever lies in the memory, and never waits
+//! for the process: reads that take the lock of its memory are handed out ([`Session::wanted`]).
+//! Work that the process can provoke (looking for segments that it claims to have) is done less
+//! often the longer it fails.
 
 mod looking;
 mod memory_files;

@@ -1,8 +1,8 @@
 //! The settings in a process's environment that its runtime reads: where temporary files go,
 //! whether diagnostics are switched off, which profilers are to be loaded.
 //!
-//! The bytes are the target's and prove nothing: they explain why something is not possible, and
-//! say where to look. Whether it is possible is tried.
+//! The bytes are the target's and untrusted: they explain why something is not possible, and where
+//! to look. Whether it is possible is found by trying.
 
 use crate::profilers::{Profiler, ProfilerRole};
 

@@ -1,4 +1,4 @@
-//! A process, held by its directory in `/proc` so that it stays the same process, and what the
+//! A process, pinned by its directory in `/proc` so that it stays the same process, and what the
 //! kernel knows about it. Everything here is answered by the kernel alone and cannot hang.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

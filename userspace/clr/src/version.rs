@@ -1,4 +1,4 @@
-//! The version of a runtime, from its path, its own words or its library.
+//! The version of a runtime, from its path, its own answer or its library.
 
 use std::fmt;
 

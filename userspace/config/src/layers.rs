@@ -1,4 +1,5 @@
-//! The sources of values, in order: flags, the environment, the file, defaults.
+//! The sources of a setting's value, in order of precedence: flags, the environment, the file,
+//! defaults.
 //!
 //! A setting is known because code reads it: a key that was never read is unknown.
 

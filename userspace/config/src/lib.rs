@@ -12,8 +12,8 @@
 //! | [`secret`] | values that are never shown |
 //! | [`problem`] | errors, with file, line, column, the line and a hint |
 //!
-//! Pure: the caller reads the file and the environment. A value never falls back silently: what
-//! cannot be read is a [`Problem`], and all of them are reported at once.
+//! Pure: the caller reads the file and the environment. A value never falls back silently: an
+//! invalid one is a [`Problem`], and all problems are reported at once.
 
 pub mod exporters;
 pub mod families;

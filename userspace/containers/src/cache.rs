@@ -1,9 +1,9 @@
-//! What was found and what was not, for a time.
+//! A cache of containers' metadata, and of lookups that found none.
 //!
-//! Pure: the caller knows the time. Invariants: there are never more entries or bytes than there is
-//! room for; an entry without metadata is evicted first, then the least recently used; a container
-//! is in the queue at most once; what was known once stays known until it is forgotten, because
-//! samples of a container arrive after its end.
+//! Pure: the caller knows the time. Invariants: the numbers of entries and bytes are bounded; an
+//! entry without metadata is evicted first, then the least recently used; a container is in the
+//! queue at most once; metadata stays until it is evicted, because samples of a container arrive
+//! after its end.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The Container Runtime Interface, `runtime.v1`: gRPC over the socket of containerd or CRI-O.
 //!
-//! Asked for one container at a time, so that one container's annotations cannot make the answer
+//! Queried for one container at a time, so that one container's annotations cannot make the answer
 //! for others too large. Numbers of fields are those of Kubernetes'
 //! `cri-api/pkg/apis/runtime/v1/api.proto`.
 

@@ -1,8 +1,8 @@
-//! Asking for a container, and the task that finds out.
+//! Looks up containers, and runs the task that queries the sources.
 //!
-//! Invariants: a lookup takes one lock for as long as a table takes, and never waits for a source;
-//! there is one task that asks, so that however many containers start at once, a source sees one
-//! request after the other.
+//! Invariants: a lookup holds one lock for one table access, and never waits for a source; a single
+//! task queries the sources, so that a source gets one request after the other, however many
+//! containers start at once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

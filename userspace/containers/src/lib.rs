@@ -1,4 +1,4 @@
-//! What container runtimes and Kubernetes know of a container, by its id.
+//! Metadata of containers from container runtimes and Kubernetes, by container id.
 //!
 //! | module | holds |
 //! |---|---|

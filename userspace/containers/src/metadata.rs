@@ -1,7 +1,7 @@
-//! What is known of one container, in bounds.
+//! The metadata of one container, bounded in size.
 //!
-//! Invariant: nothing here is longer than it may be shown and kept: texts are truncated, control
-//! and direction characters are replaced, and the whole stays below [`MOST_BYTES`].
+//! Invariant: nothing here exceeds its limit: texts are truncated, control and direction characters
+//! are replaced, and the whole stays below [`MOST_BYTES`].
 
 use strata_metadata::text::{self, Limits};
 use strata_metadata::{Container, Pod};

@@ -1,4 +1,4 @@
-//! Which runtimes there are, and how patient to be with them.
+//! The configured container runtimes, and their timeouts.
 
 use std::path::PathBuf;
 use std::time::Duration;

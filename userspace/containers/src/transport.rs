@@ -1,7 +1,7 @@
 //! HTTP and unary gRPC calls to one server, each in bounded time and memory.
 //!
-//! Invariant: no redirect is followed, no proxy is used, nothing is decompressed, and of an answer
-//! over its bound nothing is used. A server's error text is truncated and made inert.
+//! Invariant: no redirect is followed, no proxy is used, nothing is decompressed, and an answer
+//! over its bound is rejected. A server's error text is truncated and made inert.
 
 use std::error::Error;
 use std::path::Path;

@@ -1,7 +1,7 @@
-//! One request, as bytes: made once, kept as long as it takes, sent as often as needed.
+//! One request, as bytes: encoded once, stored until delivered, sent as often as needed.
 //!
-//! Invariant: a batch has no credential, tenant or address in it. Those are the exporter's when it
-//! sends, so what lies in a spool is useless to a thief, and follows a new setting.
+//! Invariant: a batch has no credential, tenant or address in it. The exporter adds those when it
+//! sends, so a stolen spool reveals none, and stored batches follow a new setting.
 
 use std::io::Write;
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //! A file appears under its name when it is complete. Nothing is ever removed here: the consumer
 //! removes the files. Until then the folder takes [`MOST_BYTES`] at most.
 //!
-//! Invariant: everything is done below the descriptor of the configured folder, and no link in it is
-//! followed: services have the names that targets gave themselves, and others may be allowed to write
+//! Invariant: everything is done below the descriptor of the configured folder, and no link in it
+//! is followed: targets choose the names of services, and other users may be allowed to write
 //! there.
 
 use std::fs::{self, File};

@@ -1,5 +1,5 @@
-//! How many values a label has had at one exporter: each is a series or an index entry of its
-//! server, so what comes after the first so many is sent as [`OTHER`].
+//! Bounds the values of a label per exporter: each is a series or an index entry of the server, so
+//! values beyond the limit are sent as [`OTHER`].
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,11 +1,12 @@
 //! Delivers profiles to the local store and to the configured *exporters*: Pyroscope, a Datadog
 //! agent, an OTLP collector, a folder of files.
 //!
-//! From the source to the server, in the order of a profile:
+//! The modules, in the order in which a profile passes them:
 //!
-//! - [`pipeline`]: a thread that gets the profiles of each flush, puts them into the store and
-//!   hands them to each exporter when its period is over.
-//! - [`exporter`]: what a section of the configuration makes: a backend, an endpoint or folder.
+//! - [`pipeline`]: a thread that receives the profiles of each flush, writes them to the store and
+//!   passes them to each exporter at the end of its period.
+//! - [`exporter`]: an exporter built from a section of the configuration: a backend, and an
+//!   endpoint or folder.
 //! - [`backends`]: [`backends::pyroscope`], [`backends::datadog`] and [`backends::otlp`] turn
 //!   profiles into batches of bytes. Tables of names: [`types`] (sample types, labels of samples)
 //!   and [`origin`] (the process that a profile describes). [`limits`] makes a profile fit a server
@@ -15,8 +16,8 @@
 //! - [`http`]: sends a batch once and returns the outcome.
 //! - [`files`]: an exporter that writes pprof files.
 //!
-//! Invariants: only [`http`] opens connections. Backends are pure: no I/O, no clock. What is handed
-//! to the pipeline is delivered, stored or counted.
+//! Invariants: only [`http`] opens connections. Backends are pure: no I/O, no clock. Every profile
+//! given to the pipeline is delivered, stored or counted as dropped.
 
 pub mod backends;
 mod batch;

@@ -1,7 +1,6 @@
 //! Spools of exporters that are no longer configured: their batches are neither sent nor dropped.
 //!
-//! They are reported and never touched: an exporter may have been taken out by mistake, or for a
-//! day.
+//! They are reported and never touched: an exporter may have been removed by mistake, or for a day.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! What is known of things that are numbered from 0: tables by position. A lookup costs a load,
-//! where one in a hash table costs a hash, and every frame of every stack is looked up.
+//! Tables indexed by position, for ids that count from 0. A lookup costs a load, where one in a
+//! hash table costs a hash, and every frame of every stack is looked up.
 
 /// What each position was found to be.
 #[derive(Debug)]

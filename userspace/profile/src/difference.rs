@@ -1,5 +1,4 @@
-//! What changed between two profiles: stack by stack for a picture, function by function for a
-//! table.
+//! The difference between two profiles: by stack for a flame graph, by function for a table.
 //!
 //! Stacks are compared by the names and kinds of their frames, so two recordings of different
 //! processes, days or versions compare. Windows of different length do too, by shares: see

@@ -1,4 +1,4 @@
-//! What can go wrong when a profile is read or written.
+//! Errors of reading and writing profiles.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Whose a sample is, read from its labels.
+//! The process and thread of a sample, read from its labels.
 //!
 //! strata writes `pid`, `tid` (numbers), `comm`, `process` (only where it differs from `comm`) and
 //! `container_id`; the names other profilers use for the same things are understood too.

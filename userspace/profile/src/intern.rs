@@ -1,4 +1,4 @@
-//! Tables whose ids are positions: the same thing twice is the same id.
+//! Interning tables whose ids are positions: equal items share an id.
 //!
 //! Strings lie end to end in one buffer. Stacks are a tree in which a node is (caller, location):
 //! the callers that stacks share are stored once, a stack's id is its leaf's node, and walking

@@ -1,4 +1,4 @@
-//! What kind of code a frame is, and how that is known from a file that does not say.
+//! The kind of code of a frame, and how it is derived from a file that does not record it.
 //!
 //! pprof has no field for it. The kind is therefore a function of the mapping's path and the
 //! frame's name, and the pprof writer renames a mapping that would give another kind.

@@ -1,4 +1,4 @@
-//! Making names harmless to look at.
+//! Makes names safe to display.
 //!
 //! A process chooses its own name, its functions' names and its files' names. Shown as they are
 //! they can move a terminal's cursor, reverse the reading direction of what follows them, or end an

@@ -1,7 +1,7 @@
-//! What used how much: an answer's value by service, label, process, thread or container.
+//! Groups a result's value by service, label, process, thread or container.
 //!
-//! Services and labels are asked for one by one, because a merged answer does not say which service a
-//! sample is of; processes, threads and containers are labels of samples.
+//! Services and labels are queried one by one, because a merged result does not record the service
+//! of a sample; processes, threads and containers are labels of samples.
 
 use std::collections::BTreeMap;
 

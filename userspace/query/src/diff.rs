@@ -1,4 +1,4 @@
-//! What an answer is compared with: another window, service or label.
+//! The baseline of a comparison: another window, service or label.
 
 use super::when::When;
 use super::{Result, Whose, Window};

@@ -1,5 +1,5 @@
-//! Why a question found nothing, from what the store holds: the first condition that nothing
-//! fits, and what would fit instead.
+//! Explains why a query found nothing, from the store's contents: the first condition without a
+//! match, and values that would match.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,12 +1,13 @@
-//! Asking the local store: windows of time, whose profiles, and why a query found nothing.
+//! Queries of the local store: time windows, selection of profiles, and hints when a query finds
+//! nothing.
 //!
 //! - [`when`]: times as users write them.
-//! - [`hints`]: what the store holds, and why a query found nothing.
-//! - [`diff`]: what an answer is compared with.
-//! - [`by`]: its value by service, process, label. [`tree`]: its calls as a tree.
+//! - [`hints`]: why a query found nothing, from the store's contents.
+//! - [`diff`]: the baseline of a comparison.
+//! - [`by`]: a result's value by service, process, label. [`tree`]: its calls as a tree.
 //!
-//! A query asks first and explains afterwards: what the store holds is only listed when the
-//! answer is empty, so that the usual query reads nothing but its answer.
+//! The store's contents are listed only after an empty result, so that the usual query reads
+//! nothing but its result.
 //!
 //! Invariant: nothing here prints or writes; the commands do.
 

@@ -1,4 +1,4 @@
-//! From a worker's bytes to an answer: the worker may have been taken over, so everything it
+//! Decodes and checks a worker's answers: the worker may have been taken over, so everything it
 //! returns is checked here before use.
 
 use crate::cache::CacheKey;

@@ -3,8 +3,8 @@
 //! A table is found by its file's identity, the format's version and the limits it was built under;
 //! only files whose identity holds across restarts are kept ([`IdentityTrust::Persistent`]).
 //! Invariants: the directory belongs to this user and only this user can write to it, or it is not
-//! used; what is read is checked like a worker's answer (digest and content); whatever goes wrong
-//! is counted and never more than a lost shortcut.
+//! used; what is read is checked like a worker's answer (digest and content); a failure is counted
+//! and costs only the rebuild of a table.
 
 use std::ffi::OsStr;
 use std::io;

@@ -1,5 +1,5 @@
-//! Our own child processes: started from this executable, killed without waiting, reaped when the
-//! kernel lets go of them.
+//! strata's own child processes: started from this executable, killed without waiting, reaped when
+//! they have ended.
 //!
 //! A child may be stuck in the kernel on a file that never answers; SIGKILL does not end it then.
 //! Invariant: nothing here ever waits for a child.

@@ -1,5 +1,5 @@
-//! What the headers of an ELF file say: enough to find its debug file and to turn file offsets into
-//! addresses, without reading the file in the daemon.
+//! The facts from an ELF file's headers that are needed to find its debug file and to convert file
+//! offsets into addresses, without reading the file in the daemon.
 
 use strata_bytes::ReadAt;
 use strata_symbols::ElfFile;

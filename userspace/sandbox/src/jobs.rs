@@ -1,4 +1,4 @@
-//! What a worker can do with a file.
+//! The jobs that a worker runs on a file.
 //!
 //! [`StandardJobs`] are those of strata; a test's worker adds its own (hang, crash, use up memory)
 //! through [`WorkerJobs`]. Jobs run inside the sandbox: they see files, and nothing else.

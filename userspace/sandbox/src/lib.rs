@@ -7,12 +7,11 @@
 //!   each in an *envelope*: a socket that holds the descriptor ([`channel::Envelope`]);
 //! - a [`worker`] process takes files out of envelopes and parses them, after giving up every
 //!   privilege ([`sandbox`]); its answers are bytes that are checked again ([`answer`]);
-//! - [`FileService`] starts both from the daemon's own executable, gives every request a
-//!   deadline, kills and replaces what is late or dead, remembers which file did it, and never
-//!   waits.
+//! - [`FileService`] starts both from the daemon's own executable, gives every request a deadline,
+//!   kills and replaces what is late or dead, remembers the file responsible, and never waits.
 //!
 //! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] the protocol
-//! between the processes; [`opener`], and [`opening`] for what others share of it; [`worker`],
+//! between the processes; [`opener`], and [`opening`] with its shared functions; [`worker`],
 //! [`sandbox`], [`jobs`], [`target_file`], [`facts`], [`symbols`], [`managed`], [`related`];
 //! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`error`].
 //!

@@ -1,4 +1,4 @@
-//! Methods, lines and facts of .NET files, as the daemon asks for them and a worker sends them.
+//! Methods, lines and facts of .NET files: the daemon's requests and the worker's answers.
 //!
 //! [`requests`] and [`answers`] are their bytes. Names are raw: making them readable is the daemon's
 //! job.

@@ -1,4 +1,4 @@
-//! What a worker does with .NET files: see [`crate::managed`] for what is asked and answered.
+//! A worker's jobs on .NET files: see [`crate::managed`] for requests and answers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! The opener: a process that opens files for the daemon and does nothing else.
 //!
-//! Opening a file of a target may hang for ever (FUSE, a dead server) or do something (a FIFO, a
-//! device). So it happens here, one request after the other, in a process that can be killed and
-//! replaced; answers come in the order of the requests, and the daemon knows by the first missing
-//! answer which file hangs. What is opened is put into an [`Envelope`], because even closing a
-//! file can hang.
+//! Opening a file of a target may hang forever (FUSE, a dead server) or have side effects (a FIFO,
+//! a device). So it happens here, one request after the other, in a process that can be killed and
+//! replaced; answers come in the order of the requests, and the first missing answer identifies the
+//! file that hangs. What is opened is put into an [`Envelope`], because even closing a file can
+//! hang.
 //!
 //! Two instances run at most: the fast one touches only filesystems that this kernel alone answers
 //! for and hands everything else back ([`Refusal::SlowFilesystem`]); the slow one takes those,

@@ -1,6 +1,7 @@
-//! `/proc/PID/stat` and `/proc/PID/status`: what their texts say, by field.
+//! Parses `/proc/PID/stat` and `/proc/PID/status`, field by field.
 //!
-//! Invariant: a process chooses the name in them; no text panics or is taken for another field.
+//! Invariant: a process chooses the name in them; no text causes a panic or is taken for another
+//! field.
 
 /// `/proc/PID/stat`, and that of a thread (proc_pid_stat(5)).
 #[derive(Clone, Copy, Debug)]

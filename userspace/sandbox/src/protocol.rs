@@ -1,4 +1,4 @@
-//! What the daemon and its children say to each other.
+//! The messages between the daemon and its children.
 //!
 //! Requests come from the daemon and are trusted; replies come from a process that may have been
 //! taken over by a file, so every decoder of a reply checks every byte and keeps its own bounds.

@@ -1,7 +1,7 @@
 //! Facts about methods that only an assembly's instructions contain: request, answer and
 //! computation.
 //!
-//! The questions come from the daemon and are trusted; the answers come from a worker and are not.
+//! The requests come from the daemon and are trusted; the answers come from a worker and are not.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the daemon can ask for, and what it gets.
+//! The daemon's requests and their replies.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a worker gives up before it sees the first byte of a target's file.
+//! Drops a worker's privileges before it reads the first byte of a target's file.
 //!
 //! Afterwards it can compute, read descriptors passed to it and answer: it cannot open a file, make
 //! a socket, start a thread or program, map code, or signal any process but itself. A forbidden

@@ -1,12 +1,12 @@
-//! The daemon's way to files: requests in, answers out, never waiting.
+//! The daemon's access to targets' files: takes requests and returns answers, without waiting.
 //!
-//! [`FileService`] owns the opener and worker processes. The daemon's loop submits requests, polls
-//! one descriptor ([`FileService::poll_fd`]) until [`FileService::next_deadline`], and drains
+//! [`FileService`] owns the opener and worker processes. The daemon's event loop submits requests,
+//! polls one descriptor ([`FileService::poll_fd`]) until [`FileService::next_deadline`], and drains
 //! answers. Phases that have nothing else to do use [`FileService::call`].
 //!
 //! Invariants: no call but `call` and `call_all` waits; every submitted request is answered exactly
-//! once, by its deadline at the latest counted from when its turn comes; the daemon never holds,
-//! reads, or closes a target's file itself.
+//! once, at the latest by its deadline, which counts from the start of its turn; the daemon never
+//! holds, reads, or closes a target's file itself.
 
 mod config;
 mod failures;

@@ -1,7 +1,7 @@
-//! Names and lines as a worker sends them.
+//! Symbols and lines in a worker's answer.
 //!
-//! Texts are sent once and named by number. Invariant: what is decoded takes memory in proportion
-//! to the bytes it was decoded from, and no text is longer than the resolver makes them.
+//! Texts are sent once and referred to by number. Invariant: what is decoded takes memory in
+//! proportion to the bytes it was decoded from, and no text is longer than the resolver makes them.
 
 use strata_symbols::{Options, Resolved, SymbolFrame};
 

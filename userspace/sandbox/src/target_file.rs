@@ -1,7 +1,7 @@
 //! A target's file, as the parsers in a worker see it: read by `pread`, never mapped.
 //!
-//! A mapped file that shrinks kills its reader (SIGBUS); a read one gives a short read, which is
-//! an error here. Small reads are served from one window, so that a parser which reads headers
+//! A mapped file that shrinks kills its reader (SIGBUS); with `pread` it gives a short read, which
+//! is an error here. Small reads are served from one window, so that a parser which reads headers
 //! field by field does not pay a system call for each. What one job may read is bounded, so that a
 //! sparse file of terabytes costs seconds at most, whatever its headers claim.
 

@@ -1,4 +1,4 @@
-//! Texts of an answer, each sent once and named by number.
+//! Texts of an answer, each sent once and referred to by number.
 //!
 //! Invariant: what is decoded takes memory in proportion to the bytes it was decoded from, and no
 //! text is longer than the parsers make them.

@@ -1,6 +1,6 @@
 //! The worker: a process that parses targets' files and can do nothing else.
 //!
-//! It takes one request at a time, so whatever kills it is the file at hand. A panic is contained
+//! It takes one request at a time, so a crash is caused by the current file. A panic is contained
 //! and answered. Invariant: no byte of a target's file is read before [`sandbox::enter`] succeeded.
 
 use std::cell::RefCell;

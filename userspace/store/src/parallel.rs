@@ -1,4 +1,4 @@
-//! Two things at once, on threads that end with them.
+//! Runs two tasks at once, on scoped threads.
 
 use std::num::NonZero;
 use std::panic::resume_unwind;

@@ -1,11 +1,11 @@
 //! Roll-ups: the hours of a day's segments in one file, with one dictionary for each service.
 //!
-//! Merges over time spare a long question the profiles, but every segment has its dictionaries, and
-//! a day of many services is twenty-four times the same names and stacks. A roll-up has the hours
-//! of segments that follow each other, so a day's question reads every stack about once. It is
-//! rewritten whenever a segment joins it: existing data is copied byte for byte, and only the new
-//! segment's hours are translated. A record names its segment, so segments leave one by one, by
-//! retention, without the file being touched.
+//! With merges over time a long query does not read the profiles, but every segment has its own
+//! dictionaries, and a day of many services repeats the same names and stacks twenty-four times. A
+//! roll-up holds the hours of consecutive segments, so a query over a day reads every stack about
+//! once. It is rewritten whenever a segment joins it: existing data is copied byte for byte, and
+//! only the new segment's hours are translated. A record names its segment, so retention can drop
+//! segments one by one, without touching the file.
 //!
 //! Invariant: a record stands for exactly what the hour's record of its member's merges stands
 //! for. One service is in memory at a time.

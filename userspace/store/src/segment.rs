@@ -1,4 +1,4 @@
-//! A segment as it is read: its series and where its records are.
+//! A segment as read: its series and the positions of its records.
 //!
 //! From the index of a sealed segment; by going from header to header where there is none (the
 //! segment is still written, or its writer died) or it is damaged.

@@ -1,4 +1,4 @@
-//! Which profiles a question is about.
+//! The selection of a query: which profiles it covers.
 
 use crate::segment::Member;
 use crate::series::Series;

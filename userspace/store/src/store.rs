@@ -1,5 +1,5 @@
-//! The writer of a store: takes profiles, seals segments, makes merges, drops what is too old or
-//! too much.
+//! The writer of a store: takes profiles, seals segments, makes merges, drops what exceeds the age
+//! or size limit.
 //!
 //! Invariant: the files together never exceed `max_bytes`, not even while one is written; what is
 //! dropped, refused or truncated is counted. One writer owns a directory, by a lock that ends with

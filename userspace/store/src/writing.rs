@@ -1,12 +1,12 @@
-//! A segment while it is written: records at its end, then the index, then its final name.
+//! A segment being written: records are appended, then the index, then it gets its final name.
 //!
-//! Dictionaries of many services may be more than memory is given. One that has no room is forgotten
-//! when another service's turn comes, and read back from the file before its next record: the file
-//! knows it too. Services come in turn, so the ones that are there stay, and not the last used; but
-//! for one that is large, others make room.
+//! Dictionaries of many services may exceed the memory limit. One without room is dropped when
+//! another service's turn comes, and read back from the file before its next record. Services come
+//! in turn, so dictionaries in memory stay, rather than the last used; only for a large one others
+//! are evicted.
 //!
-//! Invariant: a record is written in one piece, and a failed write is truncated away; what is in
-//! the file up to `length` is whole records.
+//! Invariant: a record is written in one piece, and a failed write is truncated away; the file up
+//! to `length` holds complete records only.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};

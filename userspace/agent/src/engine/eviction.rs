@@ -1,4 +1,5 @@
-//! Housekeeping: what has had its time is forgotten, and CPUs are looked after.
+//! Housekeeping: evicts tables, drops ended processes and unused files, and replaces CPU events
+//! that stalled.
 
 use std::collections::HashSet;
 use std::io;

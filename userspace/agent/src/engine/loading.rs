@@ -1,4 +1,4 @@
-//! Files are opened and their tables built, in other processes, as they are needed.
+//! Loads unwind tables on demand: files are opened and parsed in helper processes.
 //!
 //! A file goes through: named by a mapping → opened (which gives its identity) → its table built or
 //! taken from the cache → loaded into kernel memory. Files are opened when a new process maps them

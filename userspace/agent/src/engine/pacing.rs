@@ -1,7 +1,8 @@
-//! Work that grows with what a process has mapped is done less often the more that is.
+//! Paces work that grows with the number of a process's mappings: the more mappings, the less
+//! often.
 //!
-//! A process may have 4,096 mappings and change them all the time; each look at all of them, for
-//! every stack and every turn, would be paid by the processes whose samples wait meanwhile.
+//! A process may have 4,096 mappings and change them all the time; scanning all of them for every
+//! stack and every turn would delay the samples of other processes.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Processes of which events were lost are read anew.
+//! Re-reads processes from `/proc` after their events were lost.
 //!
 //! The kernel drops process events when a ring is full, and reports the loss. Then any process may
 //! have executed another program or mapped unknown code, and its samples would be unwound and
@@ -6,7 +6,7 @@
 //! addresses without a known mapping; a deferred sample waits for the repair. A process whose
 //! mapping events were skipped is read afterwards.
 //!
-//! Invariant: reading is done beside the loop, and the same process is read at most once in
+//! Invariant: reading is done off the event loop, and the same process is read at most once in
 //! [`AGAIN`].
 
 use std::collections::HashMap;

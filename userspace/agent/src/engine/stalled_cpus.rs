@@ -1,4 +1,4 @@
-//! Whether every CPU is still being sampled.
+//! Detects CPUs whose sampling event has stalled, and replaces the event.
 //!
 //! Kernels have bugs that stop an event permanently: one that was throttled is sometimes never
 //! started again (kernel/events/core.c, `perf_event_unthrottle_group`; the throttling of 6.16 and
@@ -6,8 +6,8 @@
 //! idle. A CPU that has worked while its count stood still has lost its event, and gets another
 //! one.
 //!
-//! Invariant: this costs a read of the counters each second, in turns that are taken anyway, and
-//! no wake-up.
+//! Invariant: this costs a read of the counters each second, in loop turns that run anyway, and no
+//! additional wake-up.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What our own BPF programs and maps cost, as the kernel accounts for it.
+//! The cost of strata's own BPF programs and maps, from the kernel's accounting.
 //!
 //! Everything is found through `/proc/self/fdinfo`: exactly what this process holds, without the
 //! privilege that walking the whole host's programs needs (CAP_SYS_ADMIN).

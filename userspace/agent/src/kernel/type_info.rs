@@ -4,8 +4,8 @@
 //! Kernel structs differ between versions and configurations. The BPF programs read their field
 //! offsets from globals, which the loader sets from here before it loads them.
 //!
-//! Invariant: the type information (5–10 MB) is held by [`KernelTypes`] alone and goes with it:
-//! ask for everything, then drop it.
+//! Invariant: the type information (5–10 MB) is held only by [`KernelTypes`]: query everything,
+//! then drop it.
 
 use std::ffi::OsStr;
 

@@ -1,7 +1,8 @@
 //! Attaches the bridge to processes, and reads the records that it publishes.
 //!
-//! Attaching may take seconds and belongs on threads of its own; what comes of it arrives as a
-//! message. Reading is done at every turn and never waits: what may hang is left to the [`MapsReader`].
+//! Attaching may take seconds and runs on its own threads; the result arrives as a message. Reading
+//! is done at every turn of the loop and never waits: reads that may hang are left to the
+//! [`MapsReader`].
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::unix::fs::FileExt;

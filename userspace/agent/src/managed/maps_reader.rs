@@ -1,8 +1,8 @@
-//! Looking at what processes have mapped, beside the loop.
+//! Reads the mappings of bridged processes, off the event loop.
 //!
 //! A bridge's memory grows by files that are found among its process's mappings, and reading those
-//! takes a lock that the process can hold for as long as it likes ([`Look`]). A session has one look
-//! out at a time, so each process has one thread at most hang.
+//! takes a lock that the process can hold for as long as it likes ([`Look`]). A session has one
+//! look out at a time, so each process can hang one thread at most.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! A process's generated code in kernel memory: one table for each unit that has any.
 //!
-//! Invariant: a table is given back only when no published process uses it any more.
+//! Invariant: a table is released only when no published process uses it any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

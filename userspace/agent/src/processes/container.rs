@@ -1,4 +1,4 @@
-//! Control groups of processes, read once per image and kept for those that are gone.
+//! Control groups of processes, read once per image and kept after its exit.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,12 +1,12 @@
-//! How many mappings of a process are taken as they are reported.
+//! Limits the rate of mapping events that are applied for a process.
 //!
-//! A loop over `mmap` of memory files makes 39,000 mapping events a second, and any user may run one.
-//! A process that maps so much is *muted*: its events are passed over for a while, and then what it
-//! has mapped is read once from `/proc`. So it costs a bounded amount, however much it maps, and the
-//! events of other processes find time and room.
+//! A loop over `mmap` of memory files makes 39,000 mapping events a second, and any user may run
+//! one. A process that maps so much is *muted*: its events are skipped for a while, and then its
+//! mappings are read once from `/proc`. So its cost is bounded, however much it maps, and the
+//! events of other processes are not delayed.
 //!
-//! Invariant: what is passed over is counted, and the process is read anew afterwards. Neither a fork
-//! nor an exec makes a new start of it.
+//! Invariant: skipped events are counted, and the process is re-read afterwards. Neither a fork nor
+//! an exec resets the limit.
 
 /// Mappings taken as fast as they come: more than the largest programs make while they start.
 const AT_ONCE: u32 = 4096;

@@ -1,10 +1,10 @@
 //! The running processes, and their mappings.
 //!
-//! - [`table`]: processes, their images and executable mappings, kept up by perf events.
+//! - [`table`]: processes, their images and executable mappings, kept up to date by perf events.
 //! - [`mapped`]: the files behind mappings, as the kernel names them.
-//! - `mapping_events`: how many mappings are taken of a process that makes them without end.
+//! - `mapping_events`: the limit on mapping events of a process that maps without end.
 //! - [`scan`]: the state at the start, from `/proc`.
-//! - [`vdso`]: the kernel's own page for user mode.
+//! - [`vdso`]: the kernel's own code page in user mode.
 //! - [`credentials`]: which user a process runs as.
 //! - [`container`]: container ids from control groups.
 //!

@@ -1,4 +1,4 @@
-//! Processes, their images and executable mappings, kept up by perf events.
+//! Processes, their images and executable mappings, kept up to date by perf events.
 //!
 //! An *image* is one program run by one process: exec makes a new one. Samples belong to
 //! images, so that what a pid did before an exec, or before it was reused, stays apart.

@@ -3,7 +3,7 @@
 //! - [`arena`]: words in segments: allocated, freed, reused after a grace period.
 //! - [`rule_set`]: the global 16-bit rule numbers, shared between files, with quotas.
 //! - [`store`]: files' tables and processes' extents, published to the kernel and evicted.
-//! - [`search`]: userspace's search in the same memory, for raw stacks.
+//! - [`search`]: userspace's search in the same memory, for deferred samples.
 //!
 //! Invariant: nothing a published process entry can reach changes until the entry was replaced
 //! and the grace period has passed.

@@ -1,5 +1,5 @@
-//! Userspace's search in the kernel's tables: raw stacks are unwound with the same memory that
-//! the programs use, so no second copy of any table is kept.
+//! Userspace's search in the kernel's tables: deferred samples are unwound with the same memory
+//! that the programs use, so no second copy of any table is kept.
 
 use strata_abi::rule::Packed;
 use strata_abi::tables::{Extent, ExtentKind, PAGE_SHIFT, row_rule};

@@ -1,9 +1,9 @@
 //! Files' tables and processes' extents in kernel memory.
 //!
-//! Tables are loaded once per file and shared by every process that maps it. Extents are one
-//! block per process, shared by processes that map the same (forks). Over the memory limit, the
-//! process that was published longest ago without a sample since is taken out: should it run
-//! again, its next sample arrives raw and brings it back.
+//! Tables are loaded once per file and shared by every process that maps it. Extents are one block
+//! per process, shared by processes that map the same (forks). Over the memory limit, the process
+//! that was published longest ago without a sample since is evicted: if it runs again, its next
+//! sample arrives deferred and reloads it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Looking at what a process has mapped: whether the bridge's memory is still there, and segments of
-//! its log that are not open yet.
+//! Reads a process's mappings: whether the bridge's memory is still there, and segments of its log
+//! that are not open yet.
 //!
 //! Both take the lock of the process's memory, and the process can hold that for as long as it
 //! likes: by mapping something over a file of a FUSE server of its own whose pages are to be

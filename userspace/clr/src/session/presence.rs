@@ -1,4 +1,5 @@
-//! Whether strata's library is in a process, its state and its owner: without becoming its owner.
+//! Whether strata's library is in a process, its state and its owner, found without taking
+//! ownership.
 
 use std::fmt;
 use std::os::fd::AsRawFd;

@@ -1,7 +1,7 @@
 //! Requests to a bridge: waiting, sent, and answered or not.
 //!
-//! The bridge has 256 places for requests and serves them in order, so what does not fit waits here.
-//! The answers are records of the log; here only those show that will never have one.
+//! The bridge has 256 places for requests and serves them in order, so further requests wait here.
+//! The answers are records of the log; only requests without any answer are reported here.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;

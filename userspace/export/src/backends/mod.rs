@@ -1,6 +1,6 @@
-//! One place where profiles go: how they are written for it, and the connection to it.
+//! A backend of an exporter: its encoding of profiles, and the connection to it.
 //!
-//! Making bytes and sending them are apart: the bytes can lie in a spool for hours in between.
+//! Encoding and sending are separate: the bytes may stay in a spool for hours in between.
 
 use crate::batch::{Batch, Encoded, Outgoing};
 use crate::label_values::LabelValues;

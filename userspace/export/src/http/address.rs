@@ -1,4 +1,4 @@
-//! Where a server is: a URL, or a socket of this host.
+//! A server's address: a URL, or a Unix socket.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Sends one batch to one server, once.
 //!
-//! Invariants: no redirect is followed, so what authenticates goes to the configured server only.
-//! An answer costs bounded time and memory: so many bytes of a body are read and no more, and
-//! nothing is decompressed. No credential, tenant or header value is in any message.
+//! Invariants: no redirect is followed, so credentials go to the configured server only. An answer
+//! costs bounded time and memory: a bounded part of the body is read, and nothing is decompressed.
+//! No credential, tenant or header value is in any message.
 
 mod address;
 pub mod outcome;

@@ -1,5 +1,5 @@
-//! How many bytes a profile takes at most when it is written, as pprof or as OTLP, known before it
-//! is: each thing costs once, where it is first referred to.
+//! An upper bound on a profile's encoded size, as pprof or as OTLP, before encoding: each item is
+//! counted once, where it is first referred to.
 
 use hashbrown::HashSet;
 use strata_profile::{Frame, Label, LabelValue, LocationId, Profile, Sample, StackId, StringId};

@@ -1,8 +1,8 @@
-//! The time by which the store's profiles grow old, of two clocks: one that only counts
-//! (`Instant`), and the time of day, which may be set.
+//! The clock for the age of stored profiles, from two clocks: a monotonic one (`Instant`), and the
+//! time of day, which may be set.
 //!
-//! A clock that is set wrong would delete everything at once, so a leap forwards is accepted only
-//! when it has lasted.
+//! A wrongly set clock would delete everything at once, so a leap forwards is accepted only when it
+//! has lasted.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

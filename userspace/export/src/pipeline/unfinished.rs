@@ -1,11 +1,10 @@
-//! The profiles of a period that is not over, on disk: an exporter with a period of several flushes
-//! merges what they bring, and a process that is killed meanwhile would lose it.
+//! The profiles of an unfinished period, on disk: an exporter with a period of several flushes
+//! merges their profiles, and a kill meanwhile would lose them.
 //!
-//! A spool of its own below the exporter's holds them as they came. After the batches of the period
-//! are in the exporter's spool they are removed; what is found at the start is sent as a period that
-//! was shorter.
+//! A separate spool below the exporter's holds them unmerged. They are removed after the batches of
+//! the period are in the exporter's spool; what is found at the start is sent as a shorter period.
 //!
-//! Invariant: a disk that fails costs this safety and nothing else.
+//! Invariant: a failing disk costs only this safety.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! What time it is, and waiting.
+//! The time, and waiting.
 //!
-//! A clock may run faster than the world's, so that a test can live through an outage of minutes.
+//! A test's clock may run faster than real time, to cover an outage of minutes.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! How an exporter is doing, in figures.
+//! An exporter's health, in figures.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,4 +1,4 @@
-//! Where batches are given to an exporter: bounded, and never waiting.
+//! The intake of an exporter: takes batches, bounded and without waiting.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

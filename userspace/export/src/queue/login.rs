@@ -1,8 +1,8 @@
-//! The connection to a server with the credential of the moment.
+//! The connection to a server with its current credential.
 //!
-//! A credential's file is looked at before a request, at most every few seconds, and at once when
-//! the server refuses it. While there is none that can be used, nothing is sent: a request without
-//! one would be refused permanently.
+//! A credential's file is checked before a request, at most every few seconds, and immediately when
+//! the server refuses it. Without a usable credential nothing is sent: a request without one would
+//! be refused permanently.
 //!
 //! Invariant: no text of a credential is in an error, a log or `Debug`.
 

@@ -1,24 +1,23 @@
-//! From "there is a batch" to "a server has it".
+//! Queues: deliver each exporter's batches to its server.
 //!
 //! [`Queues`] runs a task for each [`ExporterSettings`]. [`Queues::enqueue`] hands it a batch and returns
 //! at once; the task puts the batch into its [`crate::spool`], sends it, and removes it when the server
 //! has answered.
 //!
-//! - Order: batches are begun in the order of their time, so what piled up goes before what is
-//!   new. Several requests at once may be answered in another order, and every fourth request to a
-//!   server that fails is made with the second batch, in case the first is what it fails on.
+//! - Order: batches are sent in the order of their time, the backlog before new ones. Concurrent
+//!   requests may be answered in another order, and every fourth request to a failing server
+//!   carries the second batch, in case the first causes the failure.
 //! - A server that is down is tried with one request at a time, after waits that double and are
 //!   random within bounds. When it is back, the number of requests at once grows from one.
 //! - The same batch arrives twice only if the answer to the first was lost, with the network or
 //!   with this process. It has the same id both times.
-//! - What is older than an exporter's age is dropped and never sent. Everything that will not arrive is
-//!   counted by cause in [`ExporterHealth`].
-//! - A disk that is full or fails is counted and tried again; batches are sent from memory then. One
-//!   that hangs holds up its own exporter, and what is given to that is bounded and counted.
+//! - Batches older than an exporter's age are dropped and never sent. Every loss is counted by
+//!   cause in [`ExporterHealth`].
+//! - A full or failing disk is counted and tried again; batches are then sent from memory. A
+//!   hanging disk delays only its own exporter, whose intake is bounded and counted.
 //!
-//! Modules: here is all exporters, `worker` is one; `pace` and `order` decide what is sent when,
-//! without knowing of clocks, disks or servers; `intake` and `login` are where batches
-//! come in, lie, and go out.
+//! Modules: this one manages all exporters, `worker` runs one; `pace` and `order` decide what is
+//! sent when, independent of clocks, disks and servers; `intake` takes batches, `login` sends them.
 
 mod clock;
 mod health;

@@ -1,4 +1,4 @@
-//! What is not yet delivered, in the order of its time, and which of it goes next.
+//! The undelivered batches, in the order of their time, and the choice of the next.
 //!
 //! Pure. Bodies may be in memory, on disk, or both; this knows where each is.
 

@@ -5,7 +5,7 @@
 //! exporter's limit again. Waits are random within bounds, so that hosts that lost the same server
 //! do not come back in the same second.
 //!
-//! Pure: the caller brings time and chance.
+//! Pure: the caller passes the time and random numbers.
 
 use std::time::Duration;
 

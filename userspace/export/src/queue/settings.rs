@@ -1,4 +1,4 @@
-//! What an exporter is: where its batches go, with which credential, and what may pile up.
+//! An exporter's settings: its endpoint, its credential, and the limits of its queue.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,15 +1,15 @@
-//! A queue of batches on disk, bounded in size: what is not yet delivered. What is too old in it is
-//! the queue's to say (`crate::queue`).
+//! The undelivered batches on disk, bounded in size. Their age limit is the queue's
+//! (`crate::queue`).
 //!
 //! A directory belongs to one spool at a time, by a lock that ends with its process. Each batch is
 //! a file, `NUMBER.batch`, written as `NUMBER.new` and renamed; numbers are sixteen hexadecimal
 //! digits. Order is that of the batches' own time.
 //!
-//! What is promised: a process killed at any moment loses nothing that [`Spool::put`] returned
-//! for, and leaves at most one torn file, which the next one counts and removes. A host that loses
-//! power loses at most what was put since the last [`Spool::sync`]; what it leaves half written is
-//! found by its checksums and counted. `put` and `remove` never wait for the disk to have written:
-//! a batch that is delivered soon after it was put costs no write at all.
+//! Guarantees: a process killed at any moment loses no batch for which [`Spool::put`] returned, and
+//! leaves at most one torn file, which the next process counts and removes. A power loss costs at
+//! most what was put since the last [`Spool::sync`]; torn files are found by their checksums and
+//! counted. `put` and `remove` never wait for the disk to have written: a batch that is delivered
+//! soon after it was put costs no write at all.
 //!
 //! Invariants: the files never take more than the bound, counted in blocks; the oldest goes first
 //! when there is no room, and is handed to the caller, who counts it. No byte of a file is trusted.

@@ -1,6 +1,6 @@
-//! What the things of one profile are in another that is being built, each looked up once.
+//! Translates ids of one profile into ids of another that is being built, each looked up once.
 //!
-//! Invariant: only what is asked for is taken over, with what it refers to.
+//! Invariant: only requested items are copied, with what they refer to.
 
 use super::ProfileBuilder;
 use crate::model::{

@@ -1,12 +1,12 @@
 //! The differential flame graph: two profiles in one picture.
 //!
-//! A frame is as wide as the mean of its two shares, so that what came and what went are both
-//! seen, and red where its share grew, blue where it shrank, the deeper the more: the legend is the
-//! scale. Shares, because the windows compared are rarely of one length. A change that so few
-//! samples show by chance has no colour ([`Difference::noise`]).
+//! A frame is as wide as the mean of its two shares, so that new and removed frames are both
+//! visible, and red where its share grew, blue where it shrank, the stronger the more: the legend
+//! is the scale. Shares, because the windows compared are rarely of one length. A change within
+//! sampling noise has no colour ([`Difference::noise`]).
 //!
-//! Invariant: as of every flame graph: names are escaped, the file's size is bounded, a caller is
-//! as wide as what it calls together.
+//! Invariant: as for every flame graph, names are escaped, the file's size is bounded, a caller is
+//! as wide as all its callees together.
 
 use std::io::Write;
 

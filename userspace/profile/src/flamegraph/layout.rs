@@ -1,4 +1,4 @@
-//! Which frames of the tree are drawn and where.
+//! Chooses which frames of the tree are drawn, and their positions.
 //!
 //! Callers above, callees below, the widest on the left: the same profile is always the same
 //! picture. Positions and widths are in the unit of the profile's values, so nothing is rounded

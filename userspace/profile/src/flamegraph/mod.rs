@@ -1,4 +1,4 @@
-//! The flame graph: one SVG file that shows itself.
+//! The flame graph: one self-contained, interactive SVG file.
 //!
 //! It renders correctly without scripts (in a README, as a PNG) and, opened in a browser, fits the
 //! window, zooms, searches and shows the tree from the leaves (inverted). Processes stand at the

@@ -1,7 +1,6 @@
-//! The parts that every flame graph has: what stands above and below the frames, a frame's own
-//! rectangle and label.
+//! The parts common to every flame graph: header and footer, a frame's rectangle and label.
 //!
-//! What stands above is a group of its own, which the script keeps in view.
+//! The header is a group of its own, which the script keeps in view.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

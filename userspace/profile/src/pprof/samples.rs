@@ -1,4 +1,4 @@
-//! Writes the samples: the many of a profile, so what they share is encoded once.
+//! Writes the samples, the bulk of a profile: what they share is encoded once.
 
 use std::io::{self, Write};
 

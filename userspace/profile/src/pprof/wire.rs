@@ -1,4 +1,4 @@
-//! Protobuf as it lies in a file: fields one after the other, walked without copying.
+//! Protobuf wire format: walks the fields of a message without copying.
 
 use crate::error::ReadError;
 

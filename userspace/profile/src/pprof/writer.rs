@@ -1,8 +1,8 @@
-//! Writes protobuf by hand: a profile has so many small messages that making each as a value first,
-//! to have its length, costs more than all the rest.
+//! Writes protobuf by hand: a profile has so many small messages that building each as a value
+//! first, to know its length, costs more than everything else.
 //!
-//! A message is written after one byte for its length; one that turns out to be longer than that
-//! byte can say is moved.
+//! A message is written after one byte for its length; a message longer than that byte can express
+//! is moved.
 
 use std::io::{self, Write};
 

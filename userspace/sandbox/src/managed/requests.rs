@@ -1,4 +1,4 @@
-//! Questions about .NET files as bytes. They come from the daemon and are trusted; their decoders
+//! Requests about .NET files as bytes. They come from the daemon and are trusted; their decoders
 //! check them all the same.
 
 use strata_dotnet::PdbId;

@@ -1,8 +1,8 @@
-//! `/proc/PID`, held so that it stays the same process.
+//! `/proc/PID`, pinned so that it stays the same process.
 //!
 //! A descriptor of `/proc/PID` always refers to the same process: when that ends, every lookup
 //! through it fails with ESRCH or ENOENT, also when the pid is given to another. So the start time
-//! needs to be compared only once per descriptor, and a batch for one process pays once.
+//! needs to be compared only once per descriptor, and once for a batch on one process.
 
 use crate::process_text::Stat;
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
-//! How one file is opened: found with `O_PATH`, looked at, and only then opened for reading.
+//! Opens one file: found with `O_PATH`, checked, and only then opened for reading.
 //!
-//! `O_PATH` opens nothing: a FIFO does not wait, a device does not wake, a FUSE server is not
-//! asked. What was found is pinned by the descriptor, so what is opened through
-//! `/proc/self/fd` afterwards is what was looked at.
+//! `O_PATH` has no side effects: a FIFO does not block, a device is not activated, a FUSE server is
+//! not called. The descriptor pins the file, so what is opened through `/proc/self/fd` afterwards
+//! is what was checked.
 
 use std::ffi::CString;
 use std::io;

@@ -1,4 +1,4 @@
-//! What the service may use and how long it waits.
+//! The service's limits and deadlines.
 
 use std::time::Duration;
 

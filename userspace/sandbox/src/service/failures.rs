@@ -1,7 +1,8 @@
-//! What hung or crashed before, so that it does not cost its price again and again.
+//! Files that hung or crashed their parser before, so that each failure is not repeated at full
+//! cost.
 //!
-//! Each new failure doubles the time it is left alone. The memory is bounded: a host full of
-//! hostile processes makes it forget, never grow.
+//! Each new failure doubles the time until the next try. The memory is bounded: with many hostile
+//! processes old entries are dropped.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

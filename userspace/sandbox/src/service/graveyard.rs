@@ -1,7 +1,7 @@
 //! Children that were killed, until they can be reaped.
 //!
-//! Most are gone in a millisecond. One that waits in the kernel for a file that never answers stays
-//! until that file's server goes away: it is counted as stuck, and the number of such children is
+//! Most end within a millisecond. One that is blocked in the kernel on a file that never answers
+//! stays until that file's server ends: it is counted as stuck, and the number of such children is
 //! bounded by the code that starts new ones.
 
 use std::time::{Duration, Instant};

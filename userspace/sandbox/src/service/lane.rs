@@ -1,5 +1,5 @@
-//! The daemon's side of one opener: requests of all processes in turns, the first unanswered one is
-//! to blame.
+//! The daemon's side of one opener: requests of all processes in turns; when the opener hangs, the
+//! first unanswered request is the cause.
 
 use std::collections::VecDeque;
 use std::io;

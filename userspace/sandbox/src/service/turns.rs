@@ -1,7 +1,7 @@
-//! Requests in waiting, taken in turns: of each process one, then of each the next.
+//! Waiting requests, served round-robin: one of each process, then the next of each.
 //!
-//! A process that maps thousands of files asks for all of them at once. Those of a process that has
-//! just started must not wait behind them: its first samples do so too.
+//! A process that maps thousands of files queues all of them at once. Requests of a process that
+//! has just started must not wait behind them, because its first samples wait too.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,13 +1,13 @@
 //! Answers queries: from merges over time where they suffice, from the profiles themselves
 //! elsewhere. `sources` chooses what to read for a query, `answering` reads and merges it.
 //!
-//! Needs no lock: segments only grow, and roll-ups are replaced by name. What is to be read is held
+//! Needs no lock: segments only grow, and roll-ups are replaced by name. Files to be read are held
 //! open. When a file that was found is gone before that, or another one has its name, the query is
 //! repeated on the files present then, a few times at most. After that, a missing file was dropped
 //! by retention and is left out, and a replaced roll-up is read from its segments.
 //!
-//! Invariant: the answer is the same whether merges were there or not. Damage costs the records
-//! it is in and what depends on them, and is counted.
+//! Invariant: the answer is the same whether merges were there or not. Damage loses only the
+//! damaged records and those that depend on them, and is counted.
 
 mod answering;
 mod sources;

@@ -1,5 +1,4 @@
-//! What is to be read for a question, from which files, and what is read instead where one is
-//! damaged.
+//! Chooses the sources to read for a query, by file, and the replacement for a damaged one.
 //!
 //! Invariant: a profile that is asked for is in exactly one source, and so is its replacement.
 

@@ -1,4 +1,4 @@
-//! Assemblies inside single-file .NET programs: which of them the code of a mapping is.
+//! Assemblies inside single-file .NET programs: finds the assembly that a mapping belongs to.
 //!
 //! A bundle is a program with files behind it (`strata_dotnet::bundle`). The runtime maps the
 //! sections of an assembly from where they lie in it; of a compressed assembly it makes a copy in

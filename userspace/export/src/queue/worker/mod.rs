@@ -1,8 +1,8 @@
 //! The worker of one exporter: takes batches, stores them, sends them and reports its health.
 //!
-//! A batch is put into the spool before it is sent, and removed after its answer: whatever kills
-//! the process, the batch is there or was delivered. All state belongs to one task; what may block
-//! runs on threads for that, one piece of work at a time.
+//! A batch is put into the spool before it is sent, and removed after its answer: if the process is
+//! killed, the batch is in the spool or was delivered. All state belongs to one task; work that may
+//! block runs on blocking threads, one piece at a time.
 //!
 //! - here: the loop, commands and the end.
 //! - [`storing`]: memory and disk.

@@ -1,4 +1,4 @@
-//! Requests and what becomes of them.
+//! Requests and their outcomes.
 
 use std::time::Duration;
 

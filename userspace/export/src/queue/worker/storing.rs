@@ -1,8 +1,7 @@
-//! Memory and disk: what came is put into the spool, what is finished is removed, what is too old
-//! or too much is dropped and counted.
+//! Memory and disk: new batches are written to the spool, finished ones removed, and those too old
+//! or over the limit dropped and counted.
 //!
-//! A disk that fails costs no more than its own part: batches stay in memory up to its bound and
-//! are sent from there.
+//! With a failing disk, batches stay in memory up to its bound and are sent from there.
 
 use std::time::Duration;
 
