@@ -1,5 +1,5 @@
 //! The daemon over a long time, compressed: processes and runtimes that come and go, reloads, many
-//! processes and stacks at once. What it holds afterwards is what it held before.
+//! processes and stacks at once. Afterwards it holds no more than before.
 
 use std::time::Duration;
 

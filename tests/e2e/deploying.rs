@@ -1,4 +1,4 @@
-//! What is in `deploy/` is what its readers take, fits together, and runs.
+//! The files in `deploy/` are accepted by their consumers, are consistent with each other, and run.
 
 use std::collections::BTreeSet;
 use std::fs;

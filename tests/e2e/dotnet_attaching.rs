@@ -1,4 +1,4 @@
-//! strata reaches into .NET programs, whenever they started, and leaves nothing behind.
+//! strata attaches to .NET programs, whenever they started, and leaves nothing behind.
 
 use anyhow::{Context, Result};
 use strata_tests::running::Running;

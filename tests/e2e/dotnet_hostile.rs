@@ -1,4 +1,4 @@
-//! Programs that only look like .NET, and are hostile: they cost their own data and nothing else.
+//! Hostile programs that pretend to be .NET lose their own data and affect nothing else.
 
 use std::path::Path;
 use std::process::Command;

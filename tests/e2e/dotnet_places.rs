@@ -1,4 +1,5 @@
-//! .NET programs in namespaces of their own: attached to and named; and the few that may refuse.
+//! .NET programs in namespaces of their own: attached to and symbolized; and the few cases where
+//! attaching may be refused.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! The program survives strata's end, strata the program's, and two of strata do not meet in one.
+//! The program survives strata's end, strata survives the program's, and two instances of strata do
+//! not share one program.
 
 use std::time::Duration;
 

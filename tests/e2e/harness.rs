@@ -1,4 +1,4 @@
-//! The harness itself: what it would report about strata must be right when strata is.
+//! The harness itself: its checks pass when strata is right.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Hostile files: a target's files may block, lie, shrink or be endless; only its own data suffer.
 //!
-//! Beside each hostile process runs a good one whose stacks must be whole and named, and the
-//! recording must end.
+//! Beside each hostile process runs a benign one whose stacks must be complete and symbolized, and
+//! the recording must end.
 
 use std::fs::File;
 use std::path::Path;

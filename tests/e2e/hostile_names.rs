@@ -1,4 +1,4 @@
-//! Hostile names: whatever a process calls itself, its functions or its files, stays text.
+//! Hostile names: a process's name and those of its functions and files stay inert text.
 
 use anyhow::Result;
 use strata_tests::elf_edit::ElfCopy;

@@ -1,5 +1,5 @@
-//! Everything that hostile programs can do, at once, beside a daemon with its usual limits: it goes on
-//! answering, stays within them, and the others' profiles are whole.
+//! All attacks of hostile programs at once, on a daemon with its default limits: it keeps
+//! answering, stays within them, and the other processes' profiles are complete.
 
 use std::net::TcpStream;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! End-to-end tests of `strata`: real processes, the real binary, results read back by readers of
-//! our own. One module per theme of what the product promises.
+//! End-to-end tests of `strata`: real processes, the real binary, results read back by independent
+//! readers. One module per theme of the product's guarantees.
 //!
 //! They need root and what `cargo xtask setup test` installs, and are run by `cargo xtask test`.
 //! By default each records for seconds; `STRATA_TEST_LONG=1` gives the full durations. Every test

@@ -1,5 +1,5 @@
 //! What arrives at Pyroscope, a Datadog agent and an OTLP collector, read by their documented
-//! schemas, written here once more so that a mistake of the product's cannot hide.
+//! schemas, implemented here a second time so that a mistake of the product's cannot hide.
 
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! What is in `deploy/`, read by those it is for, and its image run as a container.
+//! The files in `deploy/`, read by their consumers, and its image run as a container.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! The possible calls in a test program, compared with stacks: the check for skipped callers.
 //!
-//! The program writes its call graph to a file (`tests/targets/csharp/SmallMethods/Graph.cs` has the
-//! format). No method in it calls what a method that it calls calls, so every skipped caller makes a
-//! pair that the graph does not have.
+//! The program writes its call graph to a file (`tests/targets/csharp/SmallMethods/Graph.cs` has
+//! the format). No method in it calls a callee of its own callees, so every skipped caller makes a
+//! pair that is not in the graph.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

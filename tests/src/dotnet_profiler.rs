@@ -1,5 +1,5 @@
-//! A second CLR profiler (`tests/targets/profiler`), loaded at start or attached, for what strata must
-//! get along with, and for the runtime's own view of waiting threads.
+//! A second CLR profiler (`tests/targets/profiler`), loaded at start or attached, to test
+//! coexistence with strata, and for the runtime's own view of waiting threads.
 
 use std::fs;
 use std::io::{Read, Write};

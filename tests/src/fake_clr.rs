@@ -1,4 +1,5 @@
-//! What the target `fake_clr` can pretend: how it lies about its memory, and at its socket.
+//! The modes of the target `fake_clr`: false contents of its memory, and false answers on its
+//! socket.
 
 pub const MODES: [&str; 18] = [
     "honest",

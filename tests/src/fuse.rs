@@ -1,9 +1,9 @@
 //! A FUSE file system of one executable file that answers until it is switched to hang: the worst
 //! case for a mapped binary.
 //!
-//! The protocol is `include/uapi/linux/fuse.h` (Linux 5.17, version 7.36); only what running one
-//! program needs is spoken. Every answer is valid for no time at all, so that after the silence
-//! each look at the file waits for a daemon that never answers.
+//! The protocol is `include/uapi/linux/fuse.h` (Linux 5.17, version 7.36); only the messages needed
+//! to run one program are implemented. Answers have a cache lifetime of zero, so that after the
+//! switch every access to the file waits for a server that never answers.
 
 use std::ffi::CString;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! What a test asks of the machine: to be root, to have it alone or beside others, and whether the
-//! long variants are wanted.
+//! A test's requirements of the machine: root, exclusive or shared use, and whether the long
+//! variants are enabled.
 //!
 //! Invariant: a test that has the machine alone runs beside no other test of any clone of this
 //! repository, and waits only for the tests that began before it.

@@ -1,4 +1,4 @@
-//! The same recording by Linux perf, as the second opinion on shares and as the yardstick for cost.
+//! The same recording by Linux perf, as the reference for shares and the baseline for cost.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

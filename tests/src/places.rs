@@ -1,4 +1,4 @@
-//! Where things are: the workspace, its ignored cache, the `strata` binary under test.
+//! Paths: the workspace, its ignored cache, the `strata` binary under test.
 
 use std::path::{Path, PathBuf};
 

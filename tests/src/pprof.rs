@@ -1,5 +1,5 @@
-//! An own reader of pprof files: the schema by hand, so that a mistake in the product's schema
-//! cannot hide in the test.
+//! An independent reader of pprof files: the schema by hand, so that a mistake in the product's
+//! schema cannot hide in the test.
 
 use std::collections::BTreeMap;
 use std::io::Read;

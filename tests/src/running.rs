@@ -1,7 +1,7 @@
 //! A child process that cannot outlive its test: killed, with its process group, when dropped.
 //!
-//! Invariant: waiting is always bounded; a process that does not end in time is an error that
-//! names it, and it is gone afterwards.
+//! Invariant: waiting is always bounded; a process that does not end in time is an error that names
+//! it, and is killed.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;

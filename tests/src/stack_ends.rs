@@ -1,7 +1,7 @@
 //! Whether a frame is where a thread's stack starts.
 //!
 //! Names are enough where there are symbols. Debian's libc and stripped programs have none for
-//! these places, so the code itself is looked at: the program's entry point, and the instructions
+//! these places, so the code itself is examined: the program's entry point, and the instructions
 //! after the call in `clone`'s child, which end the thread with the function's result.
 
 use std::collections::BTreeMap;

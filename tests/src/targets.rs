@@ -1,7 +1,7 @@
 //! The catalogue of native target programs and how each is built.
 //!
-//! Everything is `-O2 -fomit-frame-pointer` without debug info unless a test asks otherwise: the
-//! way distributions ship programs, and the hardest for a profiler.
+//! Everything is `-O2 -fomit-frame-pointer` without debug info unless a test asks otherwise: as
+//! distributions ship programs, and the hardest case for a profiler.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
-//! The command line: words in, [`Command`] out.
+//! Parses the command line into a [`Command`].
 //!
-//! Written over `lexopt` and not `clap`: this crate is compiled before anything else can start.
-//! Invariant: `record`, `bench` and `test` hand on what they do not know, untouched.
+//! Uses `lexopt` and not `clap`, because this crate is compiled before anything else can start.
+//! Invariant: `record`, `bench` and `test` pass unknown arguments on unchanged.
 
 use std::ffi::OsString;
 use std::time::Duration;

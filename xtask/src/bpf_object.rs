@@ -1,8 +1,8 @@
-//! The committed BPF object: is it what its sources give?
+//! The committed BPF object: builds it, and checks that it matches its sources.
 //!
-//! `ebpf/strata.bpf.o` is kept beside its sources with `ebpf/strata.bpf.digest`, so that who
-//! records needs no BPF toolchain. The digest covers the sources, the flags and the linker's
-//! version; when it differs, the object is built anew. CI builds it in any case and compares.
+//! `ebpf/strata.bpf.o` is kept beside its sources with `ebpf/strata.bpf.digest`, so that a build of
+//! strata needs no BPF toolchain. The digest covers the sources, the flags and the linker's
+//! version; when it differs, the object is rebuilt. CI always rebuilds it and compares.
 //!
 //! Invariant: the object does not depend on where it is built. Cargo gives a crate outside the
 //! workspace an identity that contains its absolute path, and rustc writes paths into line

@@ -1,4 +1,4 @@
-//! `cargo xtask build`: the BPF object when it is not current, then the release binary.
+//! `cargo xtask build`: the BPF object when it is out of date, then the release binary.
 
 use anyhow::{Context, Result};
 

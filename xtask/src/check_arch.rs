@@ -1,8 +1,8 @@
-//! `cargo xtask check-arch`: what must not know the machine it was written on compiles for another.
+//! `cargo xtask check-arch`: verifies that portable code compiles for another architecture.
 //!
-//! The pure crates are checked for arm64, and with `--bpf` the BPF programs. There their `arch`
-//! directories unwind nothing yet; what is proved is that nothing outside of those directories
-//! stands in the way.
+//! The pure crates are checked for arm64, and with `--bpf` the BPF programs. For arm64 their `arch`
+//! directories unwind nothing yet; the check proves that nothing outside of those directories
+//! depends on x86-64.
 //!
 //! Invariant: checks only; nothing is linked, and so no cross compiler is needed.
 

@@ -1,7 +1,8 @@
-//! `cargo xtask dist`: what a user downloads. One stripped binary with the BPF object inside,
-//! the licences, the README, shell completions and manual pages; a user of it needs no toolchain.
+//! `cargo xtask dist`: the release archive. One stripped binary with the BPF object inside, the
+//! licences, the README, shell completions and manual pages; a user of it needs no toolchain.
 //!
-//! Invariant: of the user's machine only glibc is asked; any other library is an error here.
+//! Invariant: the only library needed on the user's machine is glibc; any other library is an error
+//! here.
 
 use std::fs;
 use std::path::Path;

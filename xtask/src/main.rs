@@ -1,4 +1,4 @@
-//! `cargo xtask …`: everything a developer or CI does with strata, in one program.
+//! `cargo xtask …`: the commands of developers and CI, in one program.
 //!
 //! | module | job |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | [`check_arch`] | the same sources for another machine |
 //! | [`vm`] | strata on other kernels, under emulation |
 //!
-//! Invariant: every command is idempotent, asks nothing, and does the set-up it needs itself.
+//! Invariant: every command is idempotent, not interactive, and does its own set-up.
 
 mod arguments;
 mod bench;

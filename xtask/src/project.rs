@@ -1,4 +1,4 @@
-//! Where things are: the repository, its cache directory, cargo's target directory.
+//! Paths: the repository, its cache directory, cargo's target directory.
 //!
 //! Invariant: whatever is downloaded or installed for the project itself lies under
 //! [`cache`], which git ignores and `cargo clean` leaves alone.

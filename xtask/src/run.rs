@@ -1,4 +1,4 @@
-//! Starting programs: quietly with a log and a progress line, aloud, or for their output.
+//! Runs programs: quietly with a log and a progress line, with visible output, or captured.
 //!
 //! Invariant: a failure names the program, shows the end of its output and where the rest is.
 

@@ -1,8 +1,8 @@
-//! Where the code of dynamic methods was that have ended.
+//! Address ranges of dynamic methods that have ended.
 //!
-//! The runtime may give such memory back at the next collection, while it is looked up there. What
-//! is noted here is not asked about, until new code is reported in its place. **Invariant:** when there
-//! is no room, more counts as dead and not less.
+//! The runtime may free such memory at the next collection, while a lookup reads it. Ranges noted
+//! here are not looked up until new code is reported in their place. **Invariant:** when there is
+//! no room, a larger range counts as dead, never a smaller one.
 
 /// Ranges that do not touch, in their order.
 pub struct DeadCode {

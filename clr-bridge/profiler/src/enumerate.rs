@@ -1,8 +1,9 @@
-//! What was there before the owner came: modules, threads, compiled methods.
+//! Enumerates what existed before the owner attached: modules, threads, compiled methods.
 //!
 //! Lists hold ids of what existed when they were taken; see `lifetimes` for how long those may be
-//! used. **Invariant:** an enumeration ends while the app unloads all the time: a list that has grown old
-//! is taken again, and each taking reports some functions more in the section that took the list.
+//! used. **Invariant:** an enumeration ends even while the app unloads continuously: an outdated
+//! list is taken again, and each retry reports some more functions in the section that took the
+//! list.
 
 use strata_bridge_protocol::status::Loss;
 

@@ -1,11 +1,12 @@
 //! A gate that one thread passes in short sections, and that callbacks shut.
 //!
 //! An id of the runtime's may be used until its unload callback returns. So the bridge's own thread
-//! uses ids in sections only, and such a callback first shuts the gate, then waits for the section
+//! uses ids only in sections, and such a callback first shuts the gate, then waits for the section
 //! that is under way, however long its thread is preempted. **Invariant:** between the return of
 //! [`Gate::wait_for_section`] and [`Gate::open`] no section runs.
 //!
-//! Both sides store first and then look at what the other has stored (Dekker), in one total order.
+//! Both sides store first and then load the other's flag (Dekker's algorithm), sequentially
+//! consistent.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

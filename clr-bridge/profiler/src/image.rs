@@ -1,5 +1,5 @@
-//! What a module's headers in memory say: how large it is, where its metadata lies, and whether it
-//! holds ReadyToRun code (ECMA-335 II.25, docs/design/coreclr/botr/readytorun-format.md).
+//! A module's headers in memory: how large it is, where its metadata lies, and whether it holds
+//! ReadyToRun code (ECMA-335 II.25, docs/design/coreclr/botr/readytorun-format.md).
 
 use strata_ecma::pe::{CliHeader, Directory, Headers, directory};
 use strata_ecma::ready_to_run::{Header, section};

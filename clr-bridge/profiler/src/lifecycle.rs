@@ -1,4 +1,4 @@
-//! From the runtime's first call to its last.
+//! The bridge's life cycle: from the runtime's first call to its last.
 //!
 //! There is one session at a time, in one pointer. Its users:
 //!

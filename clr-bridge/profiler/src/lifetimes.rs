@@ -1,11 +1,11 @@
-//! How long the runtime's ids may be used.
+//! The lifetimes of the runtime's ids.
 //!
 //! Ids of modules, functions, classes and threads are pointers into the runtime, and an address is
-//! looked up in what the runtime has of code: both may be freed at any moment after the callback that
-//! reports the end has returned. Callbacks of the runtime use what the runtime keeps alive for them:
-//! a method that is being compiled keeps its module and its type arguments
-//! (src/coreclr/vm/loaderallocator.cpp, `EnsureInstantiation`). The bridge's own thread has nothing that
-//! keeps anything alive, so **everything it does with an id is in a section of a [`Gate`]**:
+//! looked up in the runtime's code lists: both may be freed at any moment after the callback that
+//! reports the end has returned. Callbacks of the runtime use what the runtime keeps alive for
+//! them: a method that is being compiled keeps its module and its type arguments
+//! (src/coreclr/vm/loaderallocator.cpp, `EnsureInstantiation`). The bridge's own thread keeps
+//! nothing alive, so **everything it does with an id is in a section of a [`Gate`]**:
 //!
 //! - *Modules.* From `ModuleUnloadStarted` on, the gate is shut. It stays shut after
 //!   `ModuleUnloadFinished`: the code of the module is in the runtime's lists until the same thread has
@@ -15,9 +15,9 @@
 //!   has not changed since: no function of a list reveals what keeps it alive (`List<T>` of the
 //!   core library, made for a type of a collectible module, lives in that module), so all of them
 //!   are dropped.
-//! - *Dynamic methods.* Their callback notes where their code was, for good or until new code is reported
-//!   there, and waits for the section: that address is not asked about again.
-//! - *Threads* are listed once. Those that end are noted before, and not asked about.
+//! - *Dynamic methods.* Their callback notes the address of their code until new code is reported
+//!   there, and waits for the section: that address is not looked up again.
+//! - *Threads* are listed once. Those that end are noted before, and not queried.
 //! - *Unloads that began before the bridge attached* are waited for: see [`Lifetimes::settle`].
 //!
 //! No runtime lock is held in the callbacks that wait, with one exception: a detached thread's end is

@@ -1,7 +1,7 @@
-//! From a function of the runtime's to `Method` records.
+//! Turns the runtime's functions into `Method` records.
 //!
-//! The callbacks that say a method was compiled end here, and so do the enumeration of what was
-//! compiled before and the answers to requests.
+//! Used by the compilation callbacks, by the enumeration of methods compiled before, and by answers
+//! to requests.
 
 use std::sync::MutexGuard;
 

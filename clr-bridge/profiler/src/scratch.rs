@@ -1,10 +1,11 @@
-//! Room for texts that are being put together: not on the stack, which is the app's.
+//! Scratch buffers for building texts, off the app's stack.
 //!
-//! Callbacks run on threads of the app's, with whatever is left of their stacks, on top of the runtime's
-//! compiler. So a callback takes its buffers from a pool that was allocated with the session. When all of
-//! it is in use it allocates, and without memory what it was about to report is lost, and counted.
+//! Callbacks run on threads of the app's, with whatever is left of their stacks, on top of the
+//! runtime's compiler. So a callback takes its buffers from a pool that was allocated with the
+//! session. When all of it is in use it allocates, and without memory its report is dropped and
+//! counted.
 //!
-//! **Invariant:** taking never waits: a buffer that is in use is left alone.
+//! **Invariant:** taking never waits: a buffer in use is skipped.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;

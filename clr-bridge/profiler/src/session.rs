@@ -1,4 +1,4 @@
-//! What lives from the moment the runtime loads the bridge until it has let go of it.
+//! A session: the bridge's state from its loading by the runtime until its detach.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! The shared memory as the bridge uses it: records go in and are counted, losses are the
-//! writer's to count.
+//! The bridge's use of the shared memory: writes and counts records; the protocol's writer counts
+//! losses.
 
 use strata_bridge_protocol::contexts::Context;
 use strata_bridge_protocol::record::{Encode, kind};

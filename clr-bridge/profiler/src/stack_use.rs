@@ -1,5 +1,5 @@
-//! How much of a thread's stack callbacks use, with everything of the runtime's that they call: only
-//! in a library that measures.
+//! Measures the stack that callbacks use, with the runtime's functions that they call; only in a
+//! measuring build.
 //!
 //! The stack below is painted before the work, and read afterwards from its far end on.
 

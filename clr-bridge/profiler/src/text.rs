@@ -1,4 +1,4 @@
-//! Text without the heap: the runtime's UTF-16 to the log's UTF-8, in a buffer of fixed size.
+//! Text without the heap: converts the runtime's UTF-16 to the log's UTF-8, in a fixed-size buffer.
 
 use std::mem::MaybeUninit;
 

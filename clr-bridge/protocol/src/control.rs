@@ -6,8 +6,8 @@
 //! An owner starts with a new *epoch*. Requests carry the epoch in their sequence number, so what a
 //! killed owner left behind is never mistaken for a request of the next one.
 //!
-//! Invariant: whatever lies in the control page, the bridge does bounded work and at most does not
-//! do what was wanted.
+//! Invariant: for any bytes in the control page the bridge does bounded work; the worst case is an
+//! ignored request.
 
 use std::sync::atomic::Ordering;
 

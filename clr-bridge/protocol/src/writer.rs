@@ -1,4 +1,4 @@
-//! The whole shared memory, as the bridge writes it.
+//! The writer of the whole shared memory, used by the bridge.
 //!
 //! [`Writer`] owns the main mapping and the log segments, makes further segments when they are
 //! needed, and counts every loss in the status page. All methods take `&self` and may be called by

@@ -2,7 +2,7 @@
 //!
 //! The test harness knows no result for that, so the test returns and passes. It first prints
 //! `skipped: NAME: REASON`, which `cargo xtask test` takes off the passed tests and shows with the
-//! totals. Printed past the harness, which would keep the output of a passing test to itself.
+//! totals. It bypasses the harness's capture, which would hide the output of a passing test.
 
 use std::fmt::Arguments;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! BPF programs and maps as the kernel counts them, by bpf(2) and /proc/self/fdinfo: run time, run
+//! The kernel's accounting of BPF programs and maps, by bpf(2) and /proc/self/fdinfo: run time, run
 //! count and memory of everything loaded since a snapshot.
 
 use std::collections::BTreeSet;

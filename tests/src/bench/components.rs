@@ -1,4 +1,4 @@
-//! Parts of the product by themselves: how fast unwind tables are built, and addresses named.
+//! Parts of the product by themselves: how fast unwind tables are built, and addresses symbolized.
 //!
 //! The only module of this crate that calls the product's libraries.
 

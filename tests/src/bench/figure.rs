@@ -1,4 +1,4 @@
-//! A line of the table: what was measured, and whether it is within its bound.
+//! A line of the table: a figure, and whether it is within its bound.
 
 use serde::Serialize;
 

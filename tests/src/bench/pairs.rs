@@ -1,4 +1,4 @@
-//! Differences between pairs of runs, and how sure they are.
+//! Differences between pairs of runs, and their confidence intervals.
 
 /// The mean of differences, with its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]

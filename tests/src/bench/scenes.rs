@@ -1,4 +1,4 @@
-//! The standard scenes: what the machine does while a profiler is measured.
+//! The standard scenes: the load on the machine while a profiler is measured.
 
 use std::process::Command;
 use std::time::Duration;

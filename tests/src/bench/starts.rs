@@ -1,8 +1,8 @@
-//! What starting programs costs more while `strata daemon` samples the host: `bench starts`.
+//! The extra cost of starting programs while `strata daemon` samples the host: `bench starts`.
 //!
 //! Every program that starts makes a dozen process events, whether it is ever sampled or not. Small
-//! programs are started as fast as two CPUs can, so what strata does with their events itself counts
-//! too.
+//! programs are started as fast as two CPUs can, so strata's own handling of their events is
+//! included.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! Makes a single-file .NET program, as the SDK's bundler does: the executable that holds the
-//! runtime, then each assembly, then a manifest of them, whose place the executable knows.
+//! runtime, then each assembly, then a manifest of them, whose offset is in the executable.
 //!
 //! Format: src/native/corehost/bundle/{header,file_entry}.h and
 //! src/installer/managed/Microsoft.NET.HostModel/Bundle/{Manifest,FileEntry}.cs of .NET 6 and newer.

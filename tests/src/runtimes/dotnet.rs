@@ -7,7 +7,7 @@
 //! | 8 | as a start-up hook of a single-file program, whose own `Main` is never reached |
 //! | 10 | bundled with a trimmed framework into a single-file program of its own |
 //!
-//! Invariant: a program that a version cannot run is not left out silently: [`DotNet::supports`]
+//! Invariant: a program that a version cannot run is not skipped silently: [`DotNet::supports`]
 //! returns the reason.
 
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Changes a single-file .NET program: some of its files compressed, others added.
 //!
-//! Only the manifest and what changes are written behind the program as it is. Format: see
+//! Only the manifest and the changed files are appended to the unmodified program. Format: see
 //! [`super::bundle`]; compressed files are plain deflate streams (`FileEntry.cs`).
 
 use std::fs::{self, Permissions};

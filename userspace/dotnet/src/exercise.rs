@@ -1,4 +1,4 @@
-//! Entry points for fuzzers: each does with bytes all that strata does with such a file.
+//! Entry points for fuzzers: each runs everything that strata does with such a file.
 //!
 //! Invariant: each returns for every input.
 

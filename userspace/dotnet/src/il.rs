@@ -1,4 +1,4 @@
-//! Method bodies: what their instructions refer to.
+//! Method bodies: the tokens that their instructions refer to.
 //!
 //! References: ECMA-335 II.25.4 (the form of a body) and III.1.2.1 (the instructions).
 //!

@@ -1,4 +1,4 @@
-//! [`ManagedImage`]: one assembly's file: its methods by token, and by the address of their code.
+//! [`ManagedImage`]: one assembly's file, with its methods by token and by code address.
 //!
 //! Invariant: the tables of precompiled code are read when they are first asked for, once; a caller
 //! that wants only names of tokens does not pay for them.

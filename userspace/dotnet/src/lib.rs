@@ -1,4 +1,4 @@
-//! What the files of .NET programs say about their methods: names, native code, source lines.
+//! Reads .NET files: names, native code and source lines of their methods.
 //!
 //! Code map:
 //! - [`pe`]: a file's headers and sections (parsed by `strata-ecma`); [`debug_directory`]: which PDB belongs to it
@@ -6,8 +6,8 @@
 //!   to type names
 //! - [`readytorun`]: which method precompiled code belongs to
 //! - [`image`]: [`ManagedImage`]: the three above as one answer to "what is at this address?"
-//! - `il`, `related`: what only a method's instructions say: where a VB lambda is written, which
-//!   native function a statement calls
+//! - `il`, `related`: facts that only a method's instructions contain: where a VB lambda is
+//!   written, which native function a statement calls
 //! - [`pdb`]: portable PDBs: IL offsets to documents and lines
 //! - [`bundle`]: the files inside a single-file program
 //! - [`names`]: the names of methods as a flame graph shows them

@@ -1,7 +1,7 @@
 //! Variables of profiling agents for the endpoint, the credentials and the schedule.
 //!
-//! In a target's environment they are recognised, listed and ignored: where a host's data goes,
-//! and with which credential, only the host's own configuration decides. A rule may allow one
+//! In a target's environment they are recognised, listed and ignored: only the host's own
+//! configuration decides where its data goes, and with which credential. A rule may allow one
 //! target its own destination; only then are the values handed out.
 
 use std::fmt;

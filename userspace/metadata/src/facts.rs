@@ -1,4 +1,4 @@
-//! What goes in: what strata and its host know of a process, and what a rule chose for it.
+//! Input: the facts about a process from strata and its host, and the values set by a rule.
 
 use strata_kinds::Kinds;
 

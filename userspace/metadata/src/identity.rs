@@ -1,5 +1,5 @@
-//! What comes out: a process's service, environment, version, labels and sample types, each with
-//! its source.
+//! Output: a process's service, environment, version, labels and sample types, each with its
+//! source.
 //!
 //! Every fact makes claims; of the claims to one field the one of the earliest [`Source`] wins,
 //! and of several in one source the first as written. Names of labels that strata gives itself

@@ -1,5 +1,5 @@
-//! Who is it? From facts about a process to its service name, environment, version, labels and
-//! the sample types that are switched on for it.
+//! Resolves a process's identity: from facts about it to its service name, environment, version,
+//! labels and enabled sample types.
 //!
 //! | module | holds |
 //! |---|---|

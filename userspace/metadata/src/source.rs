@@ -1,4 +1,4 @@
-//! Where a value may come from, in order of precedence: the earlier variant wins.
+//! The sources of a value, in order of precedence: the earlier variant wins.
 
 /// A source of a value. Declared in order of precedence, and compared by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

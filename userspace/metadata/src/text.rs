@@ -1,5 +1,5 @@
-//! Bounds on what a target may make others read: lengths, counts, characters; and the three ways
-//! of writing lists of labels.
+//! Bounds on text from a target: lengths, counts, characters; and the three ways of writing lists
+//! of labels.
 
 use crate::control_group::hex;
 

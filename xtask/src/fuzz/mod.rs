@@ -1,11 +1,11 @@
 //! `cargo xtask fuzz`: the parsers of hostile input under libFuzzer and AddressSanitizer.
 //!
 //! The sanitizer's flags are unstable; the pinned stable compiler takes them with `RUSTC_BOOTSTRAP`
-//! and ships the sanitizer's runtime. They are the flags of cargo-fuzz 0.13: with them at hand there is
-//! no second tool to compile before the first target runs.
+//! and ships the sanitizer's runtime. They are the flags of cargo-fuzz 0.13: using them directly
+//! avoids compiling a second tool before the first target runs.
 //!
 //! Invariant: a finding ends the command with an error that names the input's file, after the other
-//! targets had their time.
+//! targets have run.
 
 mod seeds;
 

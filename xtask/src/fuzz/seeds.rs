@@ -1,6 +1,6 @@
-//! What the fuzzers start from: small files of the real kinds, made by this machine's compilers.
+//! Seeds of the fuzzers: small real files, made by this machine's compilers.
 //!
-//! Invariant: a seed is replaced on every run, what a fuzzer found beside it is kept.
+//! Invariant: a seed is replaced on every run, inputs found by a fuzzer are kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};

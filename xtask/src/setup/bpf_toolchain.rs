@@ -1,7 +1,7 @@
-//! What builds the BPF programs: LLVM, rust-src, and bpf-linker in the project's own tools.
+//! The toolchain of the BPF programs: LLVM, rust-src, and bpf-linker in the project's own tools.
 //!
-//! Invariant: all three have the LLVM major version of the pinned rustc, and bpf-linker's
-//! version is exact: the committed object must come out the same everywhere.
+//! Invariant: all three have the LLVM major version of the pinned rustc, and bpf-linker's version
+//! is exact: the committed object must be reproducible everywhere.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-//! Kernels to boot in `vm-test`, out of Debian's packages: nothing of them is installed.
+//! Kernels to boot in `vm-test`, from Debian's packages, which are not installed.
 //!
-//! Each comes from the release that carries that series; `newest` is whatever Debian builds
-//! now. Invariant: a kernel once fetched is kept, so that a test run does not change by itself.
+//! Each comes from the release that carries that series; `newest` is whatever Debian builds now.
+//! Invariant: a fetched kernel is kept, so that test runs are repeatable.
 
 use std::fs;
 use std::path::{Path, PathBuf};

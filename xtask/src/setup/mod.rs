@@ -1,7 +1,7 @@
-//! What each command needs of the machine, and getting it.
+//! The prerequisites of each command, and their installation.
 //!
-//! Invariant: nothing is installed without saying what and why; when nothing is missing a
-//! set-up asks no network and takes milliseconds.
+//! Invariant: nothing is installed without printing what and why; when nothing is missing, a set-up
+//! uses no network and takes milliseconds.
 
 pub mod bpf_toolchain;
 pub mod debian;

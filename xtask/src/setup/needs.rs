@@ -1,8 +1,8 @@
-//! The table of what must be on the machine: how it is recognised, the Debian packages that
-//! bring it, and why.
+//! The table of prerequisites: how each is detected, the Debian packages that provide it, and the
+//! reason.
 //!
 //! Recognised by its files and not by package names: a Go or a JDK installed by other means is
-//! as good. Invariant: no package is here for a reason that its line does not say.
+//! accepted. Invariant: every package's line states the reason for it.
 
 use super::debian::{Found, Need};
 

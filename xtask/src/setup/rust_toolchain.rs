@@ -1,4 +1,4 @@
-//! The pinned Rust toolchain: its name, where it lies, and the targets it must have.
+//! The pinned Rust toolchain: its name, its path, and its required targets.
 //!
 //! rustup installs the targets of `rust-toolchain.toml` together with the toolchain. A toolchain that
 //! was there before, or that a `+channel` or `RUSTUP_TOOLCHAIN` chose, may lack them.

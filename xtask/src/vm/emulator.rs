@@ -1,6 +1,6 @@
-//! One guest under QEMU's own emulation (never KVM), from power on to power off.
+//! One guest under QEMU's own emulation (never KVM), from boot to power-off.
 //!
-//! Invariant: the emulator is killed when its time is up, and its console is kept.
+//! Invariant: the emulator is killed at its time limit, and its console output is kept.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Folded stacks (`root;…;leaf COUNT`), read for questions about chains of callers.
+//! Folded stacks (`root;…;leaf COUNT`), read to check chains of callers.
 
 use anyhow::{Context, Result};
 

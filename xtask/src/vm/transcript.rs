@@ -1,4 +1,4 @@
-//! What a guest wrote: named sections, each with the exit status of the command behind it.
+//! A guest's output: named sections, each with the exit status of the command behind it.
 
 use std::collections::BTreeMap;
 

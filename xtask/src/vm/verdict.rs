@@ -1,4 +1,4 @@
-//! Whether a guest's recordings are right.
+//! Judges whether a guest's recordings are right.
 //!
 //! `known` (xtask/guest/known.c) spends its user time in three leaves, 50/30/20, below twenty
 //! levels of recursion and a callback from libc, and the rest in the kernel. Invariant: a

@@ -1,4 +1,4 @@
-//! What the runtime answers to a profiler: `ICorProfilerInfo` to `ICorProfilerInfo15`.
+//! The runtime's interface for profilers: `ICorProfilerInfo` to `ICorProfilerInfo15`.
 //!
 //! Slot numbers follow the declarations in corprof.idl, one interface after the other; each
 //! method here names the interface that brought its slot. **Invariant:** a slot is called only when

@@ -1,7 +1,7 @@
 //! Types and methods as described by a module's metadata.
 //!
-//! Two ways lead there. [`Tables`] reads what the runtime has mapped, and costs the app nothing.
-//! The runtime's importer is for what is not in that image: modules made at run time, and what
+//! There are two readers. [`Tables`] reads the image that the runtime has mapped, at no cost to the
+//! app. The runtime's importer covers what is not in that image: modules made at run time, and what
 //! another profiler or an edit has added to a module.
 //!
 //! Texts and blobs are borrowed from the module, which is alive while one of its methods is looked

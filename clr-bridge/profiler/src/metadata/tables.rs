@@ -1,8 +1,8 @@
 //! The metadata of a module, read where the runtime has mapped it.
 //!
-//! The profiling interface has an importer for it. Asking for that one makes the runtime convert the
-//! module's metadata to a writable form (`PEAssembly::OpenImporter`), which costs milliseconds for
-//! each module and makes the runtime's own lookups slower for good. So it is read here, by
+//! The profiling interface has an importer for it. Asking for that one makes the runtime convert
+//! the module's metadata to a writable form (`PEAssembly::OpenImporter`), which costs milliseconds
+//! for each module and makes the runtime's own lookups permanently slower. So it is read here, by
 //! `strata-ecma`, which neither allocates nor follows an index without a check.
 
 use strata_ecma::{Layout, Reader};

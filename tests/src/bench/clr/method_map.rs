@@ -1,5 +1,5 @@
-//! The memory that very many methods take: in the program, where the bridge writes them down, and
-//! in strata, which keeps them to name samples.
+//! The memory that very many methods take: in the program, where the bridge records them, and in
+//! strata, which keeps them to symbolize samples.
 
 use std::time::{Duration, Instant};
 

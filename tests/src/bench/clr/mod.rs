@@ -10,8 +10,8 @@
 //!
 //! and, to do so: [`quota`] (half a core).
 //!
-//! Invariant: what is compared was measured in turns in one run, so that a machine that does other
-//! things too makes figures less sure, and not wrong.
+//! Invariant: compared figures are measured alternately in one run, so that other load makes them
+//! less certain, not wrong.
 
 pub mod method_map;
 pub mod quota;

@@ -1,8 +1,8 @@
 //! What the bridge costs a program that compiles very many methods in two seconds: the C# compiler.
 //!
-//! With and without run at the same time, each on a CPU of its own, and then once more with the CPUs
-//! exchanged: what else the machine does meets both. CPU time of all threads is the measure; wall time
-//! is printed beside it.
+//! Both variants run at the same time, each on its own CPU, and then once more with the CPUs
+//! exchanged, so that other load affects both. CPU time of all threads is the measure; wall time is
+//! printed beside it.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
 //! What strata costs a busy program: attached, and sampling at 97 Hz.
 //!
-//! Two ways to the same answer. What can be counted: the CPU time of the BPF programs (by the
-//! kernel's `run_time_ns`) and of the bridge's thread. And what the program does in all: windows with
-//! and without strata in turns in one process, each pair in the other order than the one before.
-//! Work per CPU second of its thread leaves out what else the machine did, and has the interrupts;
-//! work per second of wall time has everything.
+//! Two independent measurements. Direct: the CPU time of the BPF programs (by the kernel's
+//! `run_time_ns`) and of the bridge's thread. Overall: the program's throughput in alternating
+//! windows with and without strata in one process, each pair in the opposite order of the one
+//! before. Work per CPU second of its thread excludes other load and includes interrupts; work per
+//! second of wall time includes everything.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Generic arguments as they are shown, and which part of a name they belong to.
+//! The display of generic arguments, and the part of a name that they belong to.
 
 use std::ops::Range;
 

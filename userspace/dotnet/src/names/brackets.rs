@@ -1,4 +1,4 @@
-//! Angle brackets in names: compilers nest names in names.
+//! Angle brackets in names: compilers nest names within names.
 
 /// Splits "<inner>rest" into `inner` and `rest`.
 pub(super) fn enclosed(text: &str) -> Option<(&str, &str)> {

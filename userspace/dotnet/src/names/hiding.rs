@@ -1,4 +1,4 @@
-//! Which frames are the runtime's plumbing, and which of them are one for a reader.
+//! Marks frames of the runtime's plumbing, and frames that a view may merge into one.
 //!
 //! Nothing is removed here: a view decides.
 

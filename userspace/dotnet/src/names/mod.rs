@@ -1,13 +1,13 @@
 //! Display names: from the names in the CLR's metadata to those of the source code.
 //!
 //! Code map:
-//! - `frame`: a method's name as a flame graph shows it, from everything that is known of it
+//! - `frame`: a method's name as a flame graph shows it, from all its metadata
 //! - `path`: type names, and what a compiler made each of their parts for
 //! - `member`: method names: accessors, lambdas, local functions, constructors
-//! - `operators`: what `op_Addition` was in the source
+//! - `operators`: the source form of `op_Addition`
 //! - `type_text`: type names with arguments, as the runtime writes them
 //! - [`signature`]: signature blobs to text
-//! - `hiding`: which frames are plumbing, and which of them are one for a reader
+//! - `hiding`: which frames are plumbing, and which a view may merge into one
 //!
 //! Invariant: all input is hostile. Nothing panics, and every text that comes out has at most
 //! [`MAX_NAME_BYTES`] and no character that moves a cursor or changes the direction of writing.

@@ -1,4 +1,4 @@
-//! What an operator's method was in the source.
+//! The source form of an operator's method.
 
 /// Operators of C# and VB (ECMA-335 I.10.3; Roslyn, `WellKnownMemberNames.cs`).
 const NAMED: [(&str, &str); 42] = [

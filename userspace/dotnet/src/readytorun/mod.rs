@@ -1,9 +1,9 @@
-//! Precompiled code: which method the code at an address belongs to.
+//! Precompiled (ReadyToRun) code: finds the method of a code address.
 //!
 //! The tables are read once, into memory; signatures of instances stay bytes until they are needed.
 //!
-//! Invariant: what the tables claim is held against the bytes there are: no index, count or overlap
-//! in them costs more than reading each byte a few times.
+//! Invariant: what the tables claim is checked against the bytes present: no index, count or
+//! overlap in them costs more than reading each byte a few times.
 //!
 //! References: `docs/design/coreclr/botr/readytorun-format.md`, `src/coreclr/inc/readytorun.h`,
 //! `ILCompiler.Reflection.ReadyToRun` (all of the .NET runtime).

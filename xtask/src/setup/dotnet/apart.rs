@@ -1,4 +1,4 @@
-//! A whole .NET 9 runtime, from a self-contained program whose files lie apart.
+//! A whole .NET 9 runtime, from a self-contained program with separate files.
 
 use std::fs;
 use std::path::Path;

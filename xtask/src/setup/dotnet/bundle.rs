@@ -1,4 +1,4 @@
-//! Reads what a single-file .NET program has appended: the files of a bundle.
+//! Reads the files of a bundle, appended to a single-file .NET program.
 //!
 //! The executable has a 32-byte mark; the eight bytes before it say where the manifest lies
 //! (src/native/corehost/apphost/bundle_marker.cpp, bundle/header.h, bundle/file_entry.h).
