@@ -22,7 +22,7 @@ pub const MOST_WAITING: usize = 16_384;
 pub struct Patience {
     /// The time that one question may take.
     pub limit: Duration,
-    /// Threads that may be left behind.
+    /// The most threads that may be abandoned.
     pub threads: usize,
     /// Of them, with questions about processes of one user other than root, so that one user's
     /// processes cannot block the others'.
@@ -34,7 +34,7 @@ pub type Owner = u32;
 /// Root, also for processes without a known user.
 pub const ROOT: Owner = 0;
 
-/// The user of a process: the real one, which a process cannot hide as it can hide its files.
+/// The real user of a process, which a process cannot hide as it can hide its files.
 pub fn owner_of(pid: u32) -> Owner {
     let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     let mut lines = status.split(|byte| *byte == b'\n');
@@ -50,11 +50,11 @@ pub struct Ticket(u64);
 /// Counts of outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Questions whose thread was left behind, or whose work failed.
+    /// Questions whose thread was abandoned, or whose work failed.
     pub given_up: u64,
     /// Questions refused because every thread was busy.
     pub refused: u64,
-    /// Threads that are left behind now.
+    /// Threads that are abandoned now.
     pub stuck: usize,
 }
 
@@ -86,12 +86,12 @@ struct Shared<Q, A> {
 
 struct State<Q, A> {
     waiting: VecDeque<(Ticket, Owner, Q)>,
-    /// What is being worked on, whose, and since when.
+    /// The question being worked on, its user, and since when.
     current: Option<(Ticket, Owner, Instant)>,
-    /// By thread that was left behind: with whose question.
+    /// By abandoned thread: the user of its question.
     left_behind: HashMap<u64, Owner>,
     answers: Vec<(Ticket, Result<A, Missing>)>,
-    /// The thread that takes questions has this number; others are left behind.
+    /// The number of the active thread; others are abandoned.
     worker: u64,
     is_running: bool,
     given_up: u64,
@@ -100,7 +100,7 @@ struct State<Q, A> {
 }
 
 impl<Q, A> State<Q, A> {
-    /// Whether as many threads hang with one user's processes as may.
+    /// Whether the limit of hanging threads for one user's processes is reached.
     fn has_enough_of(&self, owner: Owner, patience: Patience) -> bool {
         let own = || self.left_behind.values().filter(|other| **other == owner).count();
         owner != ROOT && own() >= patience.of_one
@@ -168,7 +168,7 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
         Some(ticket)
     }
 
-    /// What has come since the last call.
+    /// The answers since the last call.
     pub fn answers(&mut self) -> Vec<(Ticket, Result<A, Missing>)> {
         let shared = self.shared.clone();
         let mut state = shared.lock();
@@ -187,7 +187,7 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
             if left.is_zero() || state.waiting.is_empty() && state.current.is_none() {
                 return;
             }
-            // What is not begun yet may hang as well.
+            // Work not begun yet may hang as well.
             let begun = state.current.map_or(Duration::ZERO, |(_, _, since)| since.elapsed());
             let wait =
                 left.min(self.patience.limit.saturating_sub(begun)).max(Duration::from_millis(1));
@@ -201,7 +201,7 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
         Figures { given_up: state.given_up, refused: self.refused, stuck: state.stuck }
     }
 
-    /// Leaves a thread behind that takes too long, and has another go on.
+    /// Abandons a thread that takes too long, and lets another continue.
     fn look_after(&mut self, state: &mut State<Q, A>) {
         if let Some((ticket, owner, since)) = state.current
             && since.elapsed() >= self.patience.limit
@@ -237,7 +237,7 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
         }
     }
 
-    /// Whether there is a thread that takes questions.
+    /// Whether a thread takes questions.
     fn start_worker(&self, state: &mut State<Q, A>) -> bool {
         if state.is_running {
             return true;
@@ -261,7 +261,7 @@ impl<Q, A> Drop for BlockingReader<Q, A> {
     }
 }
 
-/// What a thread does until it is left behind.
+/// The loop of a thread until it is abandoned.
 fn answer_all<Q, A>(shared: &Shared<Q, A>, work: &Work<Q, A>, number: u64) {
     let mut state = shared.lock();
     loop {
@@ -300,7 +300,7 @@ mod tests {
     /// Longer than any machine needs.
     const LONG: Patience = Patience { limit: Duration::from_secs(60), threads: 4, of_one: 2 };
 
-    /// Questions that hang until their sender is dropped, and such that do not.
+    /// Questions that hang until their sender is dropped, and others that do not.
     type Question = Option<mpsc::Receiver<()>>;
 
     fn hanging(patience: Patience) -> BlockingReader<Question, u32> {
@@ -426,7 +426,7 @@ mod tests {
             hold.push(let_go);
             Some(hangs)
         };
-        // More than may hang with one user, and some that wait behind them.
+        // More than the limit of hanging threads for one user, and some that wait behind them.
         let tickets: Vec<_> = (0..6).filter_map(|_| aside.ask_of(1000, hang())).collect();
         assert_eq!(tickets.len(), 6);
         aside.settle(patience.limit * 8);

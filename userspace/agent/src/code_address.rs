@@ -19,13 +19,13 @@ pub enum CodeAddress {
     },
     /// Offset in the vDSO.
     Vdso(u64),
-    /// Code made at run time: only its own process knows it.
+    /// Code generated at run time: valid only in its own process.
     Generated {
         image: ImageId,
         address: u64,
-        /// Which of the codes that were at this address (see `managed::code`).
+        /// The version of the code at this address (see `managed::code`).
         era: u32,
-        /// In memory that only .NET maps so.
+        /// In memory that only .NET maps in this way.
         of_runtime: bool,
     },
     /// In no known mapping.
@@ -39,9 +39,9 @@ pub enum CodeAddress {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Marker {
-    /// More frames than are kept.
+    /// Truncated: more frames than the limit.
     Truncated,
-    /// The stack could not be followed to its end.
+    /// Incomplete: the stack could not be unwound to its end.
     Incomplete(u8),
 }
 
@@ -50,7 +50,7 @@ impl CodeAddress {
         Self::Kernel(if leaf { address } else { address.wrapping_sub(1) })
     }
 
-    /// The place of a user frame as records hold it.
+    /// The code address of a user frame in a record.
     pub fn of_user(word: u64, space: &Space, image: ImageId, era: u32) -> Self {
         let pc = word & FRAME_ADDRESS;
         let address = if word & FRAME_EXACT != 0 { pc } else { pc.wrapping_sub(1) };
@@ -66,7 +66,7 @@ impl CodeAddress {
         }
     }
 
-    /// What to put below the last frame of a stack that ended for this reason.
+    /// The marker below the last frame of a stack that ended for this reason.
     pub fn of_end(end: End) -> Option<Self> {
         match end {
             End::Complete | End::KernelOnly => None,
@@ -76,7 +76,7 @@ impl CodeAddress {
     }
 }
 
-/// In words, why stacks end early: for summaries and `doctor`.
+/// The text for a reason why stacks end early, for summaries and `doctor`.
 pub fn describe_end(end: End) -> &'static str {
     match end {
         End::Complete => "complete",

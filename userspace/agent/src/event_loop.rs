@@ -22,13 +22,13 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 #[error("the agent's descriptors cannot be waited for: {0}")]
 pub struct EventLoopError(#[from] io::Error);
 
-/// What the engine is to take.
+/// The reason for a turn of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// Processes have changed.
     ProcessEvents,
     Records,
-    /// Files or tables have come.
+    /// Files or tables have arrived.
     Files,
     /// The engine wanted a turn at this time.
     Deadline,
@@ -80,7 +80,7 @@ impl EventLoop {
         }
     }
 
-    /// Lets the engine take it.
+    /// Runs a turn of the engine.
     pub async fn turn(&mut self, engine: &mut Engine, due: Due) -> Result<(), EventLoopError> {
         if due == Due::ProcessEvents {
             self.process_events.readable().await?.clear_ready();
@@ -92,7 +92,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Whether nothing makes the engine turn by itself.
+    /// Whether no timer of the engine is pending.
     pub fn rests(&self) -> bool {
         self.next_turn.is_none()
     }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::thread;
 
-/// As it was when it was first asked for.
+/// Read once, at the first call.
 pub fn name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| of_the_kernel().or_else(|| own().ok()).unwrap_or_default())

@@ -59,7 +59,7 @@ struct Selector {
 /// The wanted processes as they come and go.
 pub struct Selection {
     wanted: Wanted,
-    /// Processes that were asked for by their pid and still are that process.
+    /// Processes selected by pid that still are the same process.
     roots: HashSet<u32>,
     /// Processes kept because of their pid or an ancestor of theirs.
     followed: HashSet<u32>,

@@ -13,23 +13,23 @@ use crate::tables;
 
 /// How long ended processes are kept for samples that are still in the ring.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Files are forgotten when they were in use at none of two looks.
+/// Files are dropped when two checks in a row found them unused.
 const FILE_SWEEP: Duration = Duration::from_secs(300);
-/// With more files than these, those that no process maps go at once: each is an open descriptor.
+/// Beyond this number, files that no process maps are dropped at once: each is an open descriptor.
 const MANY_FILES: usize = 4096;
-/// With so many more than were in use at the last look, a process maps files without end: they are
-/// looked through before the period ends.
+/// With so many more than at the last check, a process maps files without end: they are checked
+/// before the period ends.
 const MANY_NEW_FILES: usize = 8192;
 
-/// Processes whose tables are evicted when something found no room. It is tried again later: freed
-/// memory is reused only after a grace period.
+/// The most processes evicted after an allocation failed. The allocation is tried again later:
+/// freed memory is reused only after a grace period.
 const FOR_A_SHORTAGE: usize = 4;
 
 impl Engine {
     /// Evicts least-used processes' tables while memory is tight.
     pub(super) fn make_room(&mut self) {
         let mut evicted = 0;
-        // What was given back for the last one rests until then.
+        // Memory freed for the last one is in its grace period until then.
         let is_early = self.shortage.is_some_and(|last| self.now < last + 2 * tables::GRACE);
         let mut at_least = 0;
         if !is_early && self.store.take_shortage() {
@@ -45,7 +45,7 @@ impl Engine {
         }
     }
 
-    /// Housekeeping: ended processes are forgotten once nothing of theirs can come any more.
+    /// Housekeeping: drops ended processes once no more records of theirs can arrive.
     pub(super) fn sweep(&mut self) {
         if self.last_sweep.elapsed() < SWEEP {
             return;
@@ -89,7 +89,8 @@ impl Engine {
         }
     }
 
-    /// Samples those CPUs that were switched on, and those anew that have lost their event.
+    /// Starts sampling on CPUs that came online, and restarts it on those that have lost their
+    /// event.
     fn look_after_cpus(&mut self) {
         if !self.programs.is_on() {
             return;
@@ -136,7 +137,7 @@ impl Engine {
         }
     }
 
-    /// Forgets files that neither a process nor a sample refers to; `crowded`: at the first look.
+    /// Drops files that neither a process nor a sample refers to; `crowded`: at the first check.
     fn forget_files(&mut self, crowded: bool) {
         self.last_file_sweep = Instant::now();
         let mut files = self.table.files_in_use();

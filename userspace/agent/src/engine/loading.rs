@@ -30,7 +30,7 @@ use crate::processes::table::{Backing, MappedProgram, Mapping, ProcessTable, Spa
 use crate::tables::store::{Code, Store, Stretch, Table};
 use bundles::Bundles;
 
-/// What is known of a file as mappings name it.
+/// The state of a file, as named by mappings.
 #[derive(Default)]
 enum State {
     #[default]
@@ -38,36 +38,36 @@ enum State {
     Opening,
     Opened(Arc<OpenFile>),
     Failed(String),
-    /// Not opened for now: strata had no room for it, or its process has many files opened. It is
-    /// tried again when its process is sampled after this moment.
+    /// Not opened for now: a limit of strata's or of its process was reached. Tried again when its
+    /// process is sampled after this moment.
     Later(Instant),
 }
 
 struct Entry {
     state: State,
     verified: Instant,
-    /// A process that maps it, in whose root more may be found.
+    /// A process that maps it, whose root may have its debug file.
     process: Option<u32>,
 }
 
-/// What is known of the table of a file's content.
+/// The state of the table of a file's content.
 enum TableState {
     Building,
     Loaded(Arc<Table>),
     /// Unwound by frame pointers, and why.
     None(String),
-    /// Likewise for a while: since then there was no room for it.
+    /// The same for a while: since then the table memory was full.
     NoRoom(Instant),
-    /// Likewise for a moment: strata had too much to do, or too little of something.
+    /// The same for a moment: strata was overloaded or short of a resource.
     Later(Instant),
 }
 
-/// How long until a table that found no room is built again.
+/// Time until a table is built again after the table memory was full.
 const NO_ROOM_FOR: Duration = Duration::from_secs(300);
-/// How long until a file or a table is tried again that strata was too busy for.
+/// Time until a file or a table is tried again after an overload.
 const BUSY_FOR: Duration = Duration::from_secs(2);
-/// Files that one process may have opened at once, and as many a second from then on: a process that
-/// maps files without end waits for its own, and others do not wait for them.
+/// Files that may be opened for one process at once, and as many a second from then on, so that a
+/// process that maps files without end delays only itself.
 const FILES_AT_ONCE: u32 = 512;
 const FILES_A_SECOND: u32 = 32;
 const NO_ROOM: &str = "no room in kernel memory (--table-memory)";
@@ -88,7 +88,7 @@ impl TableKey {
     }
 }
 
-/// What a request in flight is about.
+/// The subject of a request in flight.
 enum Asked {
     Open { file: FileId, fallback: Option<Locator>, by_path: bool },
     Verify { file: FileId },
@@ -107,18 +107,18 @@ pub struct Loading {
     vdso: Option<Arc<Table>>,
     /// Helper processes of symbolization that have ended.
     others: Helpers,
-    /// Tables no process needs any more are dropped only when memory is tight.
+    /// Unused tables are dropped only when memory is tight.
     pub built: u64,
     pub failed_files: u64,
-    /// Files that had to wait because their process has too many, or strata too much to do.
+    /// Files delayed by the limit of their process, or by an overload.
     pub delayed_files: u64,
-    /// By process: files that may be opened now.
+    /// By process: the number of files that may be opened now.
     allowances: HashMap<u32, Allowance>,
-    /// Processes with files that are to be opened later, and when.
+    /// Processes with delayed files, and when these may be opened.
     delayed: HashMap<u32, Instant>,
 }
 
-/// How many files of a process may be opened.
+/// The budget of files to open for a process.
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     left: u32,
@@ -147,7 +147,7 @@ impl Allowance {
     }
 }
 
-/// A file is looked at again when a process maps it and it was last looked at this long ago.
+/// The age of the last check after which a file is checked again when a process maps it.
 const VERIFY_AFTER: Duration = Duration::from_secs(2);
 
 impl Loading {
@@ -211,7 +211,7 @@ impl Loading {
     /// A new mapping: its file is opened at once if it is new, while the process certainly exists.
     pub fn first_seen(&mut self, table: &ProcessTable, pid: u32, mapping: &Mapping) {
         let Backing::File(file) = mapping.backing else { return };
-        // What is not opened now is when it is sampled.
+        // A file not opened now is opened when its process is sampled.
         if matches!(self.entry(file).state, State::Unknown) {
             if self.may_open(pid) {
                 self.open(table, file, pid, mapping);
@@ -245,7 +245,7 @@ impl Loading {
         self.allowances.entry(pid).or_insert_with(|| Allowance::full(now)).take(now)
     }
 
-    /// A process was sampled at an address: the file it has mapped there is wanted now.
+    /// A process was sampled at an address: requests the file mapped there.
     pub fn need_at(&mut self, table: &ProcessTable, pid: u32, address: u64) {
         let Some(process) = table.get(pid) else { return };
         if let Some(mapping) = process.space.mapping_of(address) {
@@ -253,7 +253,7 @@ impl Loading {
         }
     }
 
-    /// A process was sampled at an address: every file it has mapped is wanted now, that one first.
+    /// A process was sampled at an address: requests every file that it has mapped, that one first.
     pub fn need(&mut self, table: &ProcessTable, pid: u32, address: u64) {
         let Some(process) = table.get(pid) else { return };
         let first = process.space.mapping_of(address);
@@ -511,7 +511,7 @@ impl Loading {
         (code, complete)
     }
 
-    /// How the code of a file's mapping is unwound.
+    /// The unwind tables of a file's mapping.
     fn code_of_file(&mut self, file: FileId, mapping: &Mapping) -> Result<Option<Code>, Unknown> {
         let Some(table) = self.table_of(file)? else { return Ok(None) };
         match in_table(table, mapping) {
@@ -553,7 +553,7 @@ impl Loading {
         }
     }
 
-    /// What the helper processes have used, those that have ended included.
+    /// Resources used by the helper processes, including ended ones.
     pub fn helpers(&self) -> Helpers {
         let statistics = self.service.statistics();
         let living = self.service.children();
@@ -604,7 +604,7 @@ impl Loading {
         self.entries.get(&file).is_some_and(|entry| matches!(entry.state, State::Opening))
     }
 
-    /// Forgets files that nothing refers to any more, and their tables.
+    /// Drops files without references, and their tables.
     pub fn retain(&mut self, store: &mut Store, is_kept: impl Fn(FileId) -> bool) {
         self.entries.retain(|file, _| is_kept(*file));
         let wanted: HashSet<FileIdentity> = self
@@ -621,12 +621,12 @@ impl Loading {
         self.drop_tables(store, |key| !is_wanted(key), Reasons::Go);
     }
 
-    /// Drops tables that only this module still knows.
+    /// Drops tables that only this module still refers to.
     pub fn release_unused(&mut self, store: &mut Store) {
         store.evicted += self.drop_tables(store, |_| true, Reasons::Stay);
     }
 
-    /// Whether tables that once found no room may be tried again.
+    /// Whether tables refused for lack of room may be tried again.
     pub fn take_second_chances(&mut self) -> bool {
         let before = self.tables.len();
         self.tables.retain(|_, state| {
@@ -636,7 +636,7 @@ impl Loading {
         self.tables.len() < before
     }
 
-    /// Drops tables that no process is published with; how many were loaded.
+    /// Drops tables that no process is published with; returns how many were loaded.
     fn drop_tables(
         &mut self,
         store: &mut Store,
@@ -669,10 +669,10 @@ impl Loading {
         unloaded
     }
 
-    /// Lets the service move on: deadlines, children that have nothing to do.
+    /// Runs the service's timers: deadlines, idle children.
     pub fn sweep(&mut self) {
         let now = Instant::now();
-        // A process that has opened nothing for long is as good as a new one.
+        // After a long idle time a process has its full budget again.
         self.allowances.retain(|_, allowance| {
             allowance.refill(now);
             allowance.left < FILES_AT_ONCE
@@ -684,7 +684,7 @@ impl Loading {
     }
 }
 
-/// What strata's helper processes used.
+/// Resources used by strata's helper processes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Helpers {
     pub processor_time: Duration,
@@ -693,17 +693,17 @@ pub struct Helpers {
 
 struct Unknown;
 
-/// What becomes of the reasons why files have no table, when tables are dropped.
+/// Whether the reasons why files have no table survive the dropping of tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reasons {
     Stay,
     Go,
 }
 
-/// What is done about mappings whose file is not known yet.
+/// The treatment of mappings whose file is not opened yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// They are in no extent: stacks through them are sent as they are, or end there.
+    /// They are in no extent: stacks through them are sent as raw records, or end there.
     LeaveOut,
     /// They count as files without a table.
     FollowPointer,

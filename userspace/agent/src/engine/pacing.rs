@@ -7,19 +7,19 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Processes with so few mappings are looked at every time.
+/// Processes with so few mappings are scanned every time.
 const FEW: usize = 256;
-/// How long until the next look, for each mapping: 200 ms for 4,096.
+/// Time until the next scan, per mapping: 200 ms for 4,096.
 const PER_MAPPING: Duration = Duration::from_micros(50);
 
-/// When the next look at a process is due, of one kind of look.
+/// When the next scan of a process is due, for one kind of scan.
 #[derive(Debug, Default)]
 pub struct Pace {
     due: HashMap<u32, Instant>,
 }
 
 impl Pace {
-    /// Whether a process may be looked at now; the next time follows later the more it has mapped.
+    /// Whether a process may be scanned now; the delay to the next scan grows with its mappings.
     pub fn take(&mut self, pid: u32, mappings: usize, now: Instant) -> bool {
         if mappings <= FEW {
             return true;

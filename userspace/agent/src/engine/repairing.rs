@@ -17,9 +17,9 @@ use crate::kernel::perf_record::Event;
 use crate::processes::scan::Repair;
 use crate::processes::table::Change;
 
-/// How long until the same process is read again, and until a further loss makes all be read.
+/// Time until the same process, or after a further loss all processes, are read again.
 const AGAIN: Duration = Duration::from_secs(10);
-/// Reading a process has come to its end after so long, or hangs.
+/// A read that takes longer than this counts as hanging.
 const BEING_READ: Duration = Duration::from_secs(1);
 /// Stacks that end in memory that is not mapped before their process is read.
 const SUSPICIOUS: u32 = 3;
@@ -32,7 +32,7 @@ pub(super) struct Repairs {
     is_lost: bool,
     last_all: Option<Instant>,
     suspects: HashMap<u32, Suspect>,
-    /// Processes that turned out to be others, or to have mapped more, than was known.
+    /// Processes whose program or mappings turned out to be out of date.
     pub done: u64,
 }
 
@@ -47,7 +47,7 @@ impl Repairs {
         self.is_lost = true;
     }
 
-    /// A stack of a process led to an address that it has not mapped, as far as is known.
+    /// A stack of a process led to an address without a known mapping.
     pub fn unknown_address(&mut self, pid: u32) {
         if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
             let suspect = self.suspects.entry(pid).or_default();
@@ -55,8 +55,8 @@ impl Repairs {
         }
     }
 
-    /// A process has mapped what is not known: it is read at once, unless it was lately. Whether a
-    /// stack should wait for that.
+    /// A process has an unknown mapping: it is read at once, unless it was read lately. Returns
+    /// whether a stack should wait for that.
     pub fn is_missing_some(&mut self, pid: u32, now: Instant) -> bool {
         if self.suspects.len() >= MOST_SUSPECTS && !self.suspects.contains_key(&pid) {
             return false;
@@ -67,7 +67,7 @@ impl Repairs {
         read.is_none_or(|since| since < BEING_READ || since >= AGAIN)
     }
 
-    /// From now on a process's mappings are passed over: it is read when that ends.
+    /// From now on a process's mapping events are skipped: it is read when that ends.
     pub fn was_muted(&mut self, pid: u32) {
         if self.suspects.len() < MOST_SUSPECTS || self.suspects.contains_key(&pid) {
             let read = Some(Instant::now());
@@ -104,12 +104,12 @@ impl Repairs {
 }
 
 impl Engine {
-    /// Has processes read anew of which something may be missing, and takes in what was read.
+    /// Requests re-reads of processes whose data may be incomplete, and applies the results.
     pub(super) fn repair(&mut self) {
         let now = self.now;
         let mut pids = self.repairs.due(now);
         if self.repairs.all_are_due(now) {
-            // What was never sampled is read when it is.
+            // A process that was never sampled is read at its first sample.
             pids.extend(self.store.published());
             tracing::debug!(processes = pids.len(), "process events were lost: they are read anew");
         }
@@ -152,7 +152,7 @@ impl Engine {
         }
     }
 
-    /// Processes of which events were lost, and that were put right.
+    /// Processes repaired after events were lost.
     pub fn repaired_processes(&self) -> u64 {
         self.repairs.done
     }

@@ -12,14 +12,14 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// A count that stands still for so long has stopped.
+/// A count that has not changed for so long has stalled.
 const STILL: Duration = Duration::from_secs(2);
-/// So many ticks must be missing.
+/// The least number of missing ticks.
 const MISSING: u32 = 4;
-/// Of that time a CPU must have worked so long: one that does nothing may not tick either.
+/// The least time that the CPU must have been busy meanwhile: an idle CPU may not tick.
 const BUSY: Duration = Duration::from_millis(500);
 
-/// What is known of one CPU.
+/// The state of one CPU.
 #[derive(Clone, Copy)]
 struct Ticking {
     ticks: u64,
@@ -34,7 +34,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Sampling begins anew.
+    /// Sampling restarts: resets all counts.
     pub fn reset(&mut self) {
         self.cpus.clear();
     }
@@ -51,7 +51,7 @@ impl Watch {
     ) -> Vec<u32> {
         let mut still = Vec::new();
         if self.cpus.len() > ticks.len() {
-            // One was switched off: what is known of it means nothing when it comes back.
+            // A CPU was switched off: its state is invalid when it comes back.
             self.cpus.clear();
         }
         for &(cpu, ticks) in ticks {

@@ -31,7 +31,7 @@ fn object() -> Result<Cow<'static, [u8]>, LoadError> {
         .map_err(|source| LoadError::Object { path: path.to_string_lossy().into_owned(), source })
 }
 
-/// What the programs say about themselves, when they were built to (feature `log`).
+/// The programs' diagnostics, in a build with the feature `log`.
 struct Diagnostics(EbpfLogger<&'static dyn log::Log>);
 
 impl Diagnostics {
@@ -74,7 +74,7 @@ pub enum LoadError {
     Cpus(String),
 }
 
-/// What is decided before the programs are loaded.
+/// Settings that are fixed before the programs are loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub max_frames: u32,
@@ -82,7 +82,7 @@ pub struct Settings {
     pub ring_bytes: u32,
     /// Samples per second and CPU.
     pub frequency: u64,
-    /// Whose threads are to be walked ([`Programs::walk_threads`]).
+    /// The process whose threads are walked ([`Programs::walk_threads`]).
     pub threads_of: Option<u32>,
 }
 
@@ -93,7 +93,7 @@ struct ProcessValue(Process);
 unsafe impl Pod for ProcessValue {}
 
 /// The sampler's working memory of one CPU, of which the counters come first. They are read a few
-/// times a second; the rest is the programs' own business.
+/// times a second; the rest is private to the programs.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct HotValue {
@@ -233,8 +233,8 @@ impl Programs {
         self.start_on(cpu)
     }
 
-    /// Looks which CPUs are switched on: those that were not at the last look. Those that are off
-    /// now have lost their event.
+    /// Checks which CPUs are online, and returns those that were not at the last check. CPUs that
+    /// are offline now have lost their event.
     pub fn look_for_cpus(&mut self) -> Result<Vec<u32>, LoadError> {
         let now = aya::util::online_cpus().map_err(|(path, _)| LoadError::Cpus(path.into()))?;
         if now == self.cpus {
@@ -335,7 +335,7 @@ impl Programs {
             .map_err(|source| LoadError::Map { name: "PROCESSES", source })
     }
 
-    /// Forgets a process; that it is unknown already is not an error.
+    /// Removes a process's entry; a missing one is not an error.
     pub fn remove_process(&mut self, pid: u32) {
         match self.processes.remove(&pid) {
             Ok(()) | Err(MapError::KeyNotFound) => {}

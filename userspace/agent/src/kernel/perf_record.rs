@@ -60,7 +60,7 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// So many events were lost, before all that is known.
+    /// The number of lost events, all before the next record.
     pub fn lost(count: u64) -> Self {
         Self { time: 0, event: Event::Lost { count } }
     }

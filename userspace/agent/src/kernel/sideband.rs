@@ -29,10 +29,10 @@ const WAKEUP_BYTES: u32 = 32 << 10;
 /// When process events wake userspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wakeup {
-    /// Each does: what a runtime has just compiled is known before much of it is sampled, at the
-    /// highest rates too.
+    /// Each event: newly compiled code is known before much of it is sampled, even at the highest
+    /// rates.
     Each,
-    /// Many together.
+    /// Batches of events.
     Many,
 }
 
@@ -241,7 +241,7 @@ impl Sideband {
         let mut sideband = Self { wakeup, data_pages, rings, epoll, scratch, left, missing };
         for &cpu in cpus {
             match sideband.try_open_on(cpu) {
-                // It has just been switched off.
+                // The CPU has just been switched off.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
                 outcome => outcome?,
             }
@@ -306,7 +306,7 @@ impl Sideband {
         self.epoll.as_fd()
     }
 
-    /// Takes the readiness back, so that `fd` is readable again only for new events.
+    /// Clears the readiness, so that `fd` is readable again only for new events.
     pub fn clear_ready(&self) {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
         // SAFETY: room for 32 events; a timeout of zero does not block.
@@ -315,7 +315,7 @@ impl Sideband {
         }
     }
 
-    /// All events so far, one CPU's after the other's, but mappings that are passed over.
+    /// All events so far, one CPU's after the other's, except mapping events that are skipped.
     pub fn drain(&mut self, into: &mut Vec<Timed>, mut passes_over: impl FnMut(u32, u64) -> bool) {
         into.append(&mut self.left);
         for ring in &self.rings {
@@ -324,9 +324,9 @@ impl Sideband {
     }
 }
 
-/// Events in the order of their times. Rings are read one after the other: the fork of a process may
-/// be written to the first just after it was read, and its exec to the last just before. So what is
-/// younger than the reading waits for the next one.
+/// Events in the order of their times. Rings are read one after the other: the fork of a process
+/// may be written to the first just after it was read, and its exec to the last just before. So
+/// events later than the start of the reading wait for the next one.
 #[derive(Default)]
 pub struct InOrder {
     events: VecDeque<Timed>,
@@ -334,7 +334,7 @@ pub struct InOrder {
 }
 
 impl InOrder {
-    /// Takes in what was in the rings, the first of which was read at this time or later.
+    /// Adds the events read from the rings, the first of which was read at this time or later.
     pub fn take_in(&mut self, new: &mut Vec<Timed>, read_from: u64) {
         self.complete_until = read_from;
         if new.is_empty() {

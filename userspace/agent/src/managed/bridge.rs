@@ -17,14 +17,14 @@ use super::maps_reader::MapsReader;
 use crate::blocking_reader::{BlockingReader, Patience, owner_of};
 use crate::processes::table::ImageId;
 
-/// Processes reached into at the same time.
+/// The most concurrent attaches.
 const MOST_AT_ONCE: usize = 8;
 /// A runtime that is starting refuses for some milliseconds.
 const STARTING: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(10);
 /// A bridge leaves within some tenths of a second.
 const LEAVING: Duration = Duration::from_secs(5);
-/// When a process is tried again that no thread was left for.
+/// Delay before a process is tried again for which no thread was free.
 const LATER: Duration = Duration::from_secs(10);
 /// Reads of one turn: a JIT compiles some thousand methods in that time.
 const READS: usize = 16;
@@ -35,7 +35,7 @@ pub fn tells_a_runtime(path: &[u8]) -> bool {
     name.ends_with(b"/libcoreclr.so")
 }
 
-/// What came of reaching into a process.
+/// The result of attaching to a process.
 pub struct Arrival {
     pub pid: u32,
     pub image: ImageId,
@@ -51,14 +51,14 @@ pub struct Refusal {
     pub why: String,
     /// Its runtime writes a perf map instead, until it is asked to stop.
     pub writes_perf_map: bool,
-    /// Strata had no thread to reach it with, because others hang: it is tried again.
+    /// No thread was free to attach, because others hang: it is tried again.
     pub is_passing: bool,
 }
 
 /// Attaching, on a few threads.
 pub struct Bridges {
     waiting: VecDeque<(u32, ImageId, bool)>,
-    /// Processes that are tried again, and when.
+    /// Processes to be tried again, and when.
     later: VecDeque<(Instant, u32, ImageId, bool)>,
     /// Processes with an attach under way, and those of them that were withdrawn meanwhile.
     running: HashSet<ImageId>,
@@ -86,7 +86,7 @@ impl Default for Bridges {
 }
 
 impl Bridges {
-    /// Reaches into a process; with `attach`, loads the bridge when it is not there.
+    /// Connects to a process's bridge; with `attach`, loads it when it is not there.
     pub fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
         // An attach under way completes, and is used by the next recording that wants it.
         if self.running.contains(&image) {
@@ -107,12 +107,12 @@ impl Bridges {
         }
     }
 
-    /// Reaches into a process later: too many others hang now.
+    /// Schedules a later attach: too many others hang now.
     pub fn reach_later(&mut self, pid: u32, image: ImageId, attach: bool) {
         self.later.push_back((Instant::now() + LATER, pid, image, attach));
     }
 
-    /// Processes whose time has come.
+    /// Processes that are due.
     pub fn turn(&mut self) {
         let now = Instant::now();
         while self.later.front().is_some_and(|(due, ..)| *due <= now) {
@@ -161,8 +161,8 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
         let outcome = if attach {
             strata_clr::attach(pid, &AttachOptions::default())
                 .map(|attached| (attached.session, attached.how))
-                // One that is there was left behind by a strata that was killed, or loaded by the
-                // process itself.
+                // An existing bridge was left by a strata that was killed, or loaded by the process
+                // itself.
                 .map(|(session, how)| {
                     (session, matches!(how, strata_clr::How::Loaded(_)) || !loads_it_itself(pid))
                 })
@@ -221,7 +221,7 @@ pub fn stop_perf_map(pid: u32) {
 /// The bridge of one process.
 pub struct Bridge {
     session: Session,
-    /// strata has loaded it, and takes it back.
+    /// strata has loaded it, and detaches it.
     loaded: bool,
 }
 
@@ -240,7 +240,7 @@ impl Bridge {
         may_come
     }
 
-    /// Reads at least once: what is left is read at the next turn.
+    /// Reads at least once; the rest is read at the next turn.
     fn read(&mut self, until: Instant, take: &mut dyn FnMut(Record)) -> bool {
         for _ in 0..READS {
             let read = match self.session.poll(Budget::default()) {
@@ -263,12 +263,12 @@ impl Bridge {
         true
     }
 
-    /// Whether strata has loaded it, and takes it back.
+    /// Whether strata has loaded it, and detaches it.
     pub fn was_loaded(&self) -> bool {
         self.loaded
     }
 
-    /// Records lost in the process, or refused because of what they were.
+    /// Records lost in the process, or refused as invalid.
     pub fn lost(&self) -> u64 {
         let status = self.session.status();
         let there: u64 = Loss::ALL.iter().map(|loss| status.lost(*loss)).sum();
@@ -280,7 +280,7 @@ impl Bridge {
         self.session.target().pid()
     }
 
-    /// Where the process itself has mapped its table of thread contexts.
+    /// The address at which the process has mapped its table of thread contexts.
     pub fn contexts_address(&self) -> u64 {
         self.session.contexts_address()
     }
@@ -313,22 +313,23 @@ impl Bridge {
     }
 }
 
-/// What a method's code costs to read: no time, unless its pages lie in a file that hangs.
+/// Time limit of reading a method's code, which is exceeded only if its pages lie in a file that
+/// hangs.
 const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 32, of_one: 4 };
 
-/// What reading the code of one process may take in all, of what is no usual reading.
+/// Total time of slow reads for one process.
 const SLOW_IN_ALL: Duration = Duration::from_secs(1);
 const USUAL: Duration = Duration::from_millis(5);
-/// Processes that are remembered for that.
+/// The most processes tracked for that.
 const MOST_SLOW: usize = 1000;
 
 /// Reads code in processes. A process chooses where its code lies: reading there may hang or be
 /// slow, and the loop waits for it. So the waits for one process are bounded by [`SLOW_IN_ALL`].
 pub struct CodeReader {
     reader: BlockingReader<(u32, u64, u32), Vec<u8>>,
-    /// What reading slow processes has taken.
+    /// The time spent on slow processes.
     slow: HashMap<u32, Duration>,
-    /// Methods of those that are not read any more.
+    /// Methods not read because their process used up its time.
     left: u64,
 }
 
@@ -350,7 +351,7 @@ impl CodeReader {
         let Some(ticket) = self.reader.ask_of(owner_of(pid), (pid, start, size)) else {
             return Vec::new();
         };
-        // Long enough for it to be there or given up.
+        // Long enough for an answer or a timeout.
         self.reader.settle(READING.limit * 2);
         let took = begun.elapsed();
         if took > USUAL {
@@ -365,7 +366,7 @@ impl CodeReader {
         answer.unwrap_or_default()
     }
 
-    /// How often nothing could be read because it hangs.
+    /// Reads that failed because they hang.
     pub fn unread(&self) -> u64 {
         let figures = self.reader.figures();
         figures.given_up + figures.refused + self.left
@@ -380,7 +381,8 @@ fn read_code(pid: u32, start: u64, size: u32) -> Vec<u8> {
     code
 }
 
-/// Takes back what strata has loaded, all at the same time; how many have left.
+/// Detaches the bridges that strata has loaded, all at the same time; returns how many have
+/// detached.
 pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
     let mut leaving: Vec<Bridge> = Vec::new();
     let mut left = 0;
@@ -426,7 +428,7 @@ pub fn detach_aside(bridges: Vec<Bridge>) {
 mod tests {
     use super::*;
 
-    /// No process has these numbers: reaching into one fails at once.
+    /// No process has these pids: attaching fails at once.
     const NOBODY: u32 = u32::MAX >> 1;
 
     fn next(bridges: &mut Bridges) -> Arrival {

@@ -23,20 +23,20 @@ use crate::tables::rule_set::NEW_RULES_PER_OWNER;
 
 const UNIT_SHIFT: u32 = 18;
 pub const UNIT: u64 = 1 << UNIT_SHIFT;
-/// Methods' code and stubs of one process at most.
+/// The most spans (methods' code and stubs) of one process.
 pub const MAX_SPANS: usize = 400_000;
 /// Units that the code of one process may lie in: 2 GiB of address space, each with a table.
 const MAX_UNITS: usize = 8192;
-/// Units that are built anew at one time; the others follow.
+/// Units rebuilt in one turn; the others follow.
 pub const UNITS_AT_ONCE: usize = 64;
-/// Rows of one method's code. Code behind them is not unwound.
+/// The most rows of one method's code. Code beyond them is not unwound.
 const MAX_ROWS: usize = 1024;
-/// Code that is gone and remembered for the names of its samples: by the pages it had.
+/// Retired code kept to symbolize its samples, counted in pages.
 const MAX_RETIRED: usize = 100_000;
-/// As much of it in one page.
+/// The same in one page.
 const MAX_RETIRED_IN_PAGE: usize = 512;
 const PAGE: u32 = 12;
-/// One method's code at most; more is no method.
+/// The largest code of one method; more is invalid.
 const MAX_SIZE: u32 = 16 << 20;
 /// A stub is a few instructions; this much around an address without a known owner counts as one.
 const STUB: u64 = 16;
@@ -51,7 +51,7 @@ struct Span {
     size: u32,
     /// Position in [`CodeMap::row_lists`].
     rows: u32,
-    /// `None`: code that the runtime does not know as a method's.
+    /// `None`: code that belongs to no method.
     method: Option<MethodIndex>,
     born: u32,
 }
@@ -65,7 +65,7 @@ struct Retired {
 
 type Rows = Box<[(u32, u16)]>;
 
-/// What is known of an address.
+/// The lookup of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     pub method: MethodIndex,
@@ -81,18 +81,18 @@ pub struct CodeMap {
     /// How many spans lie in a unit.
     units: HashMap<u64, u32>,
     dirty: BTreeSet<u64>,
-    /// The last time, not all of them could be taken.
+    /// Not all of them could be taken at the last turn.
     is_behind: bool,
     row_bytes: usize,
     rules: Vec<Rule>,
     numbers: HashMap<Rule, u16>,
     row_lists: Vec<Rows>,
     row_list_numbers: HashMap<Rows, u32>,
-    /// Code left out because a bound was reached, or because it makes no sense.
+    /// Code left out because a bound was reached, or because it is invalid.
     pub refused: u64,
 }
 
-/// What a list of rows costs besides its rows.
+/// The overhead of a list of rows.
 const LIST_OVERHEAD: usize = 32;
 const NONE: u16 = 0;
 const UNANNOUNCED: u16 = 1;
@@ -120,7 +120,7 @@ impl Default for CodeMap {
 }
 
 impl CodeMap {
-    /// Code of a method, with its rules by offset. Replaces whatever was there.
+    /// Adds the code of a method, with its rules by offset. Replaces overlapping code.
     pub fn insert(&mut self, start: u64, size: u32, rules: &[(u32, Rule)], method: MethodIndex) {
         self.put(start, size, rules, Some(method));
     }
@@ -163,7 +163,7 @@ impl CodeMap {
         self.touch(start, end);
     }
 
-    /// The code that starts here is unwound by these rules, as is known by now.
+    /// Replaces the rules of the code that starts here.
     pub fn refine(&mut self, start: u64, rules: &[(u32, Rule)]) {
         let rows = self.row_list(rules);
         if let Some(span) = self.spans.get_mut(&start)
@@ -171,13 +171,13 @@ impl CodeMap {
         {
             span.rows = rows;
             let end = start + u64::from(span.size);
-            // What was cached for the old rules must not be used any more.
+            // Rules cached for the old code must not be used any more.
             self.era = self.era.wrapping_add(1);
             self.touch(start, end);
         }
     }
 
-    /// The code that starts here is gone.
+    /// Removes the code that starts here.
     pub fn remove(&mut self, start: u64) {
         if let Some(span) = self.spans.get(&start) {
             let end = start + u64::from(span.size);
@@ -186,7 +186,7 @@ impl CodeMap {
         }
     }
 
-    /// Takes out everything that overlaps a range.
+    /// Removes everything that overlaps a range.
     fn clear(&mut self, start: u64, end: u64) {
         let before = self.spans.range(..start).next_back();
         let first = before
@@ -216,7 +216,7 @@ impl CodeMap {
         }
     }
 
-    /// Remembers code that is gone, for the samples of it that have no name yet.
+    /// Keeps retired code, for samples of it that are not symbolized yet.
     fn retire(&mut self, retired: Retired) {
         let last = retired.start + u64::from(retired.span.size) - 1;
         for page in retired.start >> PAGE..=last >> PAGE {
@@ -338,11 +338,12 @@ impl CodeMap {
         then.or_else(|| now.and_then(|(start, span)| Some(Found { method: span.method?, start })))
     }
 
-    /// Units whose code has changed since they were last taken: at most so many, the others next time.
+    /// Units whose code has changed since the last call: at most so many, the others at the next
+    /// call.
     pub fn take_dirty(&mut self, most: usize) -> Vec<u64> {
         if self.is_behind {
-            // Tables of the last era are out of date where units were left: what is cached of those
-            // must not outlive them.
+            // Tables of the last era are out of date where units were left over: rules cached from
+            // them must not outlive them.
             self.era = self.era.wrapping_add(1);
         }
         let rest = match self.dirty.iter().nth(most) {

@@ -27,11 +27,11 @@ impl Default for MapsReader {
 
 impl MapsReader {
     pub fn look(&mut self, pid: u32, look: Look) {
-        // One that is refused is dropped, and wanted again later.
+        // A refused look is dropped, and requested again later.
         let _ = self.looks.ask_of(owner_of(pid), look);
     }
 
-    /// Leaves behind what hangs, so that other looks go on. To be called at every turn.
+    /// Abandons looks that hang, so that others continue. To be called at every turn.
     pub fn turn(&mut self) {
         self.looks.answers();
     }

@@ -14,7 +14,7 @@ use strata_sandbox::{ManagedMethod, ManagedNames};
 use super::runtime::{Runtime, Type};
 use crate::frame::NamedFrame;
 
-/// All that is wanted of a method's address at the end.
+/// The symbol of an address in a method's code.
 #[derive(Clone, Debug)]
 pub struct Described {
     pub module: Arc<str>,
@@ -37,20 +37,20 @@ pub struct Open {
 /// What is needed from an assembly for a name.
 #[derive(Clone, Debug)]
 pub enum Question {
-    /// Its own: in which method this lambda is written.
+    /// The method in which this lambda is written, from its own assembly.
     Around(u32),
-    /// The caller's: which native function a stub of this signature calls.
+    /// The native function that a stub of this signature calls, from the caller's assembly.
     Import(Vec<u8>),
 }
 
 impl Open {
-    /// The name with what it lacked.
+    /// The completed name.
     pub fn answered(&self, related: &str) -> NamedFrame {
         self.named.frame(Some(related))
     }
 }
 
-/// What was at an address of generated code in an era.
+/// Describes the method that was at an address of generated code in an era.
 pub fn describe(runtime: &Runtime, address: u64, era: u32, signatures: bool) -> Option<Described> {
     if let Some(kept) = runtime.kept(address, era) {
         return Some(kept.clone());
@@ -119,7 +119,7 @@ impl TypeNames for OfRuntime<'_> {
     }
 }
 
-/// What a name is made of.
+/// The parts of a name.
 #[derive(Clone, Debug)]
 struct Named {
     type_name: String,
@@ -231,7 +231,7 @@ fn named<T: AsRef<str>>(
     NamedFrame::managed(&name, &found.system_name)
 }
 
-/// Whether a frame and its caller are one for a reader: an async method and its own first part.
+/// Whether a frame and its caller are shown as one: an async method and its own first part.
 pub fn folds(callee: &NamedFrame, caller: &NamedFrame) -> bool {
     let shown = |frame: &'_ NamedFrame| (frame.name.clone(), frame.system_name.clone());
     let (callee, caller) = (shown(callee), shown(caller));

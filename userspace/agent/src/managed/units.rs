@@ -31,11 +31,11 @@ pub struct Units {
     /// There are more of them than were published.
     changed: bool,
     era: u32,
-    /// New rules that its tables may still take.
+    /// The remaining quota of new rules.
     quota: usize,
     /// Of `tables`, and of those being removed.
     bytes: u64,
-    /// Units that have code and found no room: that is followed by frame pointers.
+    /// Units with code for which there was no room: unwound by frame pointers.
     without_room: BTreeSet<u64>,
 }
 
@@ -55,7 +55,7 @@ impl Default for Units {
 }
 
 impl Units {
-    /// Loads what has changed, within so many bytes; true when the process must be published anew.
+    /// Loads changed units, within so many bytes; true when the process must be republished.
     pub fn update(
         &mut self,
         code: &mut CodeMap,
@@ -122,7 +122,7 @@ impl Units {
                 start: module.base,
                 end: module.base.saturating_add(u64::from(module.size)),
                 precompiled: module.flags & module_flag::READY_TO_RUN != 0,
-                // What lies in a bundle has no path.
+                // A file in a bundle has no path.
                 path: match module.path.as_str() {
                     "" => format!("{}.dll", module.assembly).into(),
                     path => path.into(),
@@ -131,7 +131,7 @@ impl Units {
             .take(MOST)
             .collect();
         self.modules.sort_unstable_by_key(|module| module.start);
-        // A process may say that they overlap: then the later one ends the one before it.
+        // A process may claim overlapping modules: then the later one ends the one before it.
         let starts: Vec<u64> = self.modules.iter().skip(1).map(|module| module.start).collect();
         for (module, next) in self.modules.iter_mut().zip(starts) {
             module.end = module.end.min(next);
@@ -139,7 +139,7 @@ impl Units {
         self.changed |= self.modules.iter().filter(|module| module.precompiled).count() != before;
     }
 
-    /// What its tables take in kernel memory.
+    /// The kernel memory of its tables.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -200,7 +200,7 @@ impl Units {
     }
 }
 
-/// What a table takes in kernel memory.
+/// The kernel memory of a table.
 fn bytes_of(table: &UnwindTable) -> u64 {
     let words = table.pieces.iter().map(|piece| piece.index.len() + piece.rows.len());
     words.sum::<usize>() as u64 * 4

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::kernel::perf_record::MappedInode;
 
-/// A file of [`MappedFiles`]. Numbers of files that are forgotten may come round again.
+/// A file of [`MappedFiles`]. Numbers of dropped files may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u32);
 

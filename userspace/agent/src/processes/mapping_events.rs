@@ -8,11 +8,11 @@
 //! Invariant: skipped events are counted, and the process is re-read afterwards. Neither a fork nor
 //! an exec resets the limit.
 
-/// Mappings taken as fast as they come: more than the largest programs make while they start.
+/// Burst limit: more mappings than the largest programs make while they start.
 const AT_ONCE: u32 = 4096;
-/// And as many a second from then on.
+/// Sustained limit per second.
 const A_SECOND: u32 = 128;
-/// Taken of a program that a muted process executes.
+/// The burst limit of a program that a muted process executes.
 const OF_A_PROGRAM: u32 = 64;
 /// How long a process is muted, and how many mappings are taken after that.
 const MUTED_NANOS: u64 = 10_000_000_000;
@@ -33,12 +33,12 @@ impl Default for MappingEvents {
 }
 
 impl MappingEvents {
-    /// Whether events of this time are passed over.
+    /// Whether events of this time are skipped.
     pub fn is_muted(&self, time: u64) -> bool {
         self.muted_until.is_some_and(|until| time < until)
     }
 
-    /// Whether a mapping of this time is taken.
+    /// Whether a mapping of this time is applied.
     pub fn take(&mut self, time: u64) -> bool {
         match self.muted_until {
             Some(until) if time < until => return false,
@@ -60,7 +60,7 @@ impl MappingEvents {
         true
     }
 
-    /// What holds for the program that the process executes.
+    /// The state for the program that the process executes.
     pub fn of_next_program(self) -> Self {
         Self { left: self.left.max(OF_A_PROGRAM), muted_until: None, ..self }
     }

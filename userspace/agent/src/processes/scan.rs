@@ -16,7 +16,7 @@ use strata_sandbox::process_text;
 
 /// Hosts with a dead file system have some such processes.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 64, of_one: 8 };
-/// So many processes are read at a time, in less than so long.
+/// The number of processes read in one batch, and its time limit.
 const AT_ONCE: usize = 64;
 const ALL_OF_THEM: Duration = Duration::from_secs(60);
 /// Bytes of mappings that are read of one process, and kept until they are in the table.
@@ -28,7 +28,7 @@ pub struct Scanner {
     reader: BlockingReader<u32, Option<Found>>,
     /// The same for processes that are known, and of which events may have been lost.
     repairs: BlockingReader<u32, Option<Found>>,
-    /// What repairs were asked for: the process as it was known then.
+    /// Requested repairs: the process as it was known then.
     asked: HashMap<Ticket, Suspect>,
 }
 
@@ -40,7 +40,7 @@ struct Suspect {
     epoch: u32,
 }
 
-/// What came of reading a known process anew.
+/// The result of re-reading a known process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
     Done {
@@ -51,13 +51,13 @@ pub enum Repair {
     Gone {
         pid: u32,
     },
-    /// It became another, or mapped more, while it was read.
+    /// Its program or mappings changed while it was read.
     Again {
         pid: u32,
     },
 }
 
-/// Processes that are read anew at the same time: what one event costs that was lost is bounded.
+/// The most processes re-read at the same time: this bounds the cost of a lost event.
 const MOST_REPAIRS: usize = 4096;
 
 /// What `/proc` shows of a process.
@@ -83,8 +83,8 @@ impl Scanner {
         }
     }
 
-    /// Has a known process read anew, beside the loop: see [`Self::take_repairs`]. False when it
-    /// cannot be read now.
+    /// Requests a re-read of a known process, off the event loop: see [`Self::take_repairs`]. False
+    /// when it cannot be read now.
     pub fn ask_repair(&mut self, table: &ProcessTable, pid: u32) -> bool {
         let Some(process) = table.get(pid) else { return true };
         if self.asked.len() >= MOST_REPAIRS {
@@ -168,7 +168,7 @@ impl Scanner {
     }
 }
 
-/// Processes may end at any moment: what cannot be read is not there.
+/// Processes may end at any moment: one that cannot be read counts as gone.
 fn read(pid: u32) -> Option<Found> {
     let file = File::open(format!("/proc/{pid}/maps")).ok()?;
     let mut lines = BufReader::new(file.take(MAX_MAPS));
@@ -187,7 +187,7 @@ fn read(pid: u32) -> Option<Found> {
 }
 
 impl Found {
-    /// A thread of the kernel, or a process that only waits to be waited for.
+    /// A kernel thread, or a zombie.
     fn is_gone(&self) -> bool {
         !self.has_memory && (self.stat.parent == KTHREADD || self.stat.state == "Z")
     }

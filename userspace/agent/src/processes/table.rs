@@ -12,23 +12,23 @@ use super::mapped::{FileId, MappedFiles};
 use super::mapping_events::MappingEvents;
 use crate::kernel::perf_record::{Event, MappedInode};
 
-/// Executable mappings of one process at most.
+/// The most executable mappings of one process.
 pub const MAX_MAPPINGS: usize = 4096;
 
-/// What lies behind an executable mapping.
+/// The backing of an executable mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     File(FileId),
-    /// Code without a file: made at run time.
+    /// Code without a file: generated at run time.
     Anonymous,
-    /// The same, in memory that only .NET maps so (its "doublemapper").
+    /// The same, in memory that only .NET maps in this way (its "doublemapper").
     Runtime,
-    /// The kernel's own page for user mode.
+    /// The kernel's own code page in user mode (vDSO).
     Vdso,
 }
 
 impl Backing {
-    /// Whether it is code made at run time.
+    /// Whether it is code generated at run time.
     pub fn is_generated(self) -> bool {
         matches!(self, Self::Anonymous | Self::Runtime)
     }
@@ -43,7 +43,7 @@ pub struct Mapping {
     pub backing: Backing,
 }
 
-/// An image of [`ProcessTable`]. Numbers of images that are forgotten may come round again.
+/// An image of [`ProcessTable`]. Numbers of dropped images may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageId(pub u32);
 
@@ -96,7 +96,7 @@ pub struct Process {
     pub space: Space,
     pub exited: bool,
     events: MappingEvents,
-    /// It executes a program of which nothing is mapped yet.
+    /// It executes a new program, without mappings yet.
     is_executing: bool,
 }
 
@@ -161,7 +161,7 @@ fn join_anonymous(mappings: &mut Vec<Mapping>) {
     });
 }
 
-/// What an event did, for those who keep state of their own per process.
+/// The effect of an event, for components with state of their own per process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     None,
@@ -182,15 +182,15 @@ pub enum Change {
     Renamed {
         pid: u32,
     },
-    /// The thread group's leader ended; other threads may go on for a while.
+    /// The thread group's leader ended; other threads may run on for a while.
     Exited {
         pid: u32,
     },
-    /// It maps so much that its events are passed over for a while.
+    /// It maps so much that its events are skipped for a while.
     Muted {
         pid: u32,
     },
-    /// Events were lost: any process may be another, or have mapped more, than is known.
+    /// Events were lost: the program and mappings of any process may be out of date.
     Lost,
 }
 
@@ -199,14 +199,14 @@ pub struct ProcessTable {
     processes: HashMap<u32, Process>,
     images: HashMap<ImageId, Image>,
     next_image: u32,
-    /// Images that map a jitdump file: compilers do that to say where it is.
+    /// Images that map a jitdump file: JIT compilers map it to make its path known.
     jitdumps: HashMap<ImageId, FileId>,
     pub files: MappedFiles,
     /// Process events the kernel had no room for.
     pub lost_events: u64,
     /// Mappings that processes beyond [`MAX_MAPPINGS`] were refused.
     pub refused_mappings: u64,
-    /// Mapping events of processes that map without end, which were passed over.
+    /// Skipped mapping events of processes that map without end.
     pub muted_events: u64,
 }
 
@@ -304,7 +304,7 @@ impl ProcessTable {
         let is_mapped = |file| mappings.iter().any(|one| one.backing == Backing::File(file));
         let mut change = Change::None;
         if program.is_some_and(|program| !is_mapped(program)) && !mappings.is_empty() {
-            // What it was started from is not there any more: it has executed something else.
+            // Its program is not mapped any more: it has executed another.
             change = self.rename(pid, pid, comm.as_bytes(), true, time);
         } else if self.image(process.image).is_some_and(|image| *image.comm != *comm) {
             change = self.rename(pid, pid, comm.as_bytes(), false, time);
@@ -393,12 +393,12 @@ impl ProcessTable {
         }
     }
 
-    /// Whether the mappings that a process makes are passed over at this time.
+    /// Whether mapping events of a process are skipped at this time.
     pub fn is_muted(&self, pid: u32, time: u64) -> bool {
         self.processes.get(&pid).is_some_and(|process| process.events.is_muted(time))
     }
 
-    /// Whether a mapping that a process is reported to have made is passed over, which is counted.
+    /// Whether a process's mapping event is skipped, which is counted.
     pub fn passes_over(&mut self, pid: u32, time: u64) -> bool {
         let is_muted = self.is_muted(pid, time);
         self.muted_events += u64::from(is_muted);
@@ -457,7 +457,7 @@ impl ProcessTable {
     }
 }
 
-/// Paths under which run-time code appears.
+/// Paths of mappings that hold generated code.
 fn is_generated_code(path: &[u8]) -> bool {
     path.is_empty()
         || !path.starts_with(b"/")

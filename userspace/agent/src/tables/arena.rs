@@ -57,7 +57,7 @@ impl Arena {
         None
     }
 
-    /// Gives a range back; it is reused once the grace period has passed.
+    /// Frees a range; it is reused once the grace period has passed.
     pub fn free(&mut self, range: Range, now: Instant) {
         self.used_words -= u64::from(range.words);
         self.waiting.push_back((now, range));

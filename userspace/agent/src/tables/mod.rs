@@ -16,5 +16,5 @@ pub mod store;
 use std::time::Duration;
 
 /// How long the kernel may still use what a replaced process entry pointed to. One unwind takes
-/// microseconds; a preempted virtual CPU may take its time.
+/// microseconds; a preempted virtual CPU may take much longer.
 pub const GRACE: Duration = Duration::from_secs(2);

@@ -90,7 +90,7 @@ impl RuleSet {
             .collect()
     }
 
-    /// Gives a file's numbers back.
+    /// Releases a file's numbers.
     pub fn unload(&mut self, numbers: &[u16], now: Instant) {
         for &number in numbers {
             let Some(users) = self.users.get_mut(usize::from(number)) else { continue };

@@ -8,7 +8,7 @@ use strata_unwind::unwinder::Lookup;
 use super::rule_set::RuleSet;
 use crate::kernel::memory::MapMemory;
 
-/// What the tables say about the code at `address`.
+/// Looks up the rule of the code at `address`.
 pub fn lookup(extents: &[Extent], segments: &[MapMemory], rules: &RuleSet, address: u64) -> Lookup {
     let after = extents.partition_point(|extent| extent.end <= address);
     let Some(extent) = extents.get(after).filter(|extent| address >= extent.start) else {

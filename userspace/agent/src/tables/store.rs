@@ -22,9 +22,9 @@ use super::search;
 use crate::kernel::loader::{LoadError, Programs};
 use crate::kernel::memory::MapMemory;
 
-/// A process that was not sampled for so long makes room before any that was.
+/// A process that was not sampled for so long is evicted before any other.
 const IDLE: Duration = Duration::from_secs(10);
-/// Raw stacks a process may send for code outside its extents before it is published anew.
+/// Raw records that a process may send for code outside its extents before it is republished.
 const CAPTURES: u32 = 8;
 /// Time until as many more are accepted from a process that has mapped nothing since: an unknown
 /// address stays unknown, and each such stack costs a copy and a turn.
@@ -93,7 +93,7 @@ struct Published {
 }
 
 impl Published {
-    /// What is in kernel memory for its users alone: of a table that others have too, its part.
+    /// Kernel memory attributed to it: its own, and its share of tables used by others too.
     fn weight(&self) -> u64 {
         let of_table = |table: &Arc<Table>| table.bytes() / Arc::strong_count(table).max(1) as u64;
         u64::from(self.range.words) * 4 + self._tables.iter().map(of_table).sum::<u64>()
@@ -105,7 +105,7 @@ struct Owner {
     /// Of its last publications.
     generations: [u32; REMEMBERED],
     last_used: Instant,
-    /// When it was last allowed raw stacks.
+    /// When it was last allowed raw records.
     granted: Instant,
 }
 
@@ -119,16 +119,16 @@ pub struct Store {
     skipped: HashSet<u32>,
     /// By process: generations of the program that it was before.
     outdated: HashMap<u32, [u32; REMEMBERED]>,
-    /// Processes that were not allowed further raw stacks when they were published last.
+    /// Processes without a budget of raw records at their last publication.
     withheld: HashSet<u32>,
-    /// Something found no room since it was last asked.
+    /// An allocation failed since the last query.
     is_short: bool,
     by_content: HashMap<Arc<[Extent]>, u64>,
     next_block: u64,
     generation: u32,
-    /// Dropped tables whose memory is still to be given back.
+    /// Dropped tables whose memory is not freed yet.
     pub evicted: u64,
-    /// Tables or extents that found no room.
+    /// Tables or extents refused for lack of room.
     pub refused: u64,
     /// Extents beyond [`MAX_EXTENTS`].
     pub cut_extents: u64,
@@ -157,7 +157,7 @@ impl Store {
         }
     }
 
-    /// Bounds the segments' bytes anew. Segments that exist stay, whatever the limit.
+    /// Changes the limit of the segments' bytes. Existing segments stay.
     pub fn set_limit(&mut self, limit: u64) {
         let (wanted, existing) = (segments_within(limit), self.arena.segments());
         if wanted < existing {
@@ -233,7 +233,7 @@ impl Store {
         Some(Table { pieces, numbers, loads: table.loads.clone() })
     }
 
-    /// Gives a table's memory back. Only when no published process uses it any more.
+    /// Frees a table's memory. Only when no published process uses it any more.
     pub fn unload(&mut self, table: Table) {
         let now = Instant::now();
         self.rules.unload(&table.numbers, now);
@@ -243,7 +243,7 @@ impl Store {
     }
 
     /// Makes a process's extents known to the kernel. `code` is sorted by address; it is complete
-    /// when nothing of it is still to come.
+    /// when no part of it is pending.
     pub fn publish(
         &mut self,
         programs: &mut Programs,
@@ -290,7 +290,7 @@ impl Store {
                 *first = generation;
             }
         }
-        // The same code as before the execution: what is found in it is right.
+        // The same code as before the execution: its frames are right.
         if self.outdated.get(&pid).is_some_and(|outdated| outdated.contains(&generation)) {
             self.outdated.remove(&pid);
         }
@@ -311,7 +311,7 @@ impl Store {
                 },
                 flags: if waits { PROCESS_PATIENT } else { 0 },
             };
-            // The map is full: the process that was not sampled for longest makes room.
+            // The map is full: evicts the least recently sampled process.
             if let Err(error) = programs.set_process(pid, entry) {
                 let other = self.least_used().filter(|other| *other != pid);
                 let set = match other {
@@ -340,12 +340,12 @@ impl Store {
         Ok(())
     }
 
-    /// Processes that were allowed no further raw stacks, and may have some now.
+    /// Processes without a budget of raw records that may get one now.
     pub fn take_withheld(&mut self) -> HashSet<u32> {
         std::mem::take(&mut self.withheld)
     }
 
-    /// Samples of this process are not wanted until it executes something else.
+    /// Skips samples of this process until it executes another program.
     pub fn skip(&mut self, programs: &mut Programs, pid: u32) {
         if let Some(owner) = self.owners.remove(&pid) {
             self.release(owner.block, Instant::now());
@@ -357,7 +357,7 @@ impl Store {
         }
     }
 
-    /// Samples of all processes are wanted again.
+    /// Ends skipping for all processes.
     pub fn take_all_in(&mut self, programs: &mut Programs) {
         for pid in std::mem::take(&mut self.skipped) {
             programs.remove_process(pid);
@@ -418,8 +418,8 @@ impl Store {
         }
     }
 
-    /// Takes a process out because it has executed another program: what the kernel still unwinds by
-    /// the one before is known by its generation.
+    /// Unpublishes a process that has executed another program: stacks that the kernel still
+    /// unwinds with the old tables are recognised by their generation.
     pub fn outdate(&mut self, programs: &mut Programs, pid: u32) {
         let before = self.owners.get(&pid).map(|owner| owner.generations);
         self.withdraw(programs, pid);
@@ -428,13 +428,13 @@ impl Store {
         }
     }
 
-    /// Whether a stack of this process was unwound by code of the program that it was before.
+    /// Whether a stack of this process was unwound with the tables of its previous program.
     pub fn is_outdated(&self, pid: u32, generation: u32) -> bool {
         generation != 0
             && self.outdated.get(&pid).is_some_and(|before| before.contains(&generation))
     }
 
-    /// Takes a process out.
+    /// Unpublishes a process.
     pub fn withdraw(&mut self, programs: &mut Programs, pid: u32) {
         self.outdated.remove(&pid);
         let owner = self.owners.remove(&pid);
@@ -446,17 +446,17 @@ impl Store {
         }
     }
 
-    /// Whether samples of a process are not wanted.
+    /// Whether samples of a process are skipped.
     pub fn is_skipped(&self, pid: u32) -> bool {
         self.skipped.contains(&pid)
     }
 
-    /// Whether a process's tables are in place.
+    /// Whether a process is published.
     pub fn is_published(&self, pid: u32) -> bool {
         self.owners.contains_key(&pid)
     }
 
-    /// Processes whose tables are in place.
+    /// Published processes.
     pub fn published(&self) -> impl Iterator<Item = u32> + '_ {
         self.owners.keys().copied()
     }
@@ -468,7 +468,7 @@ impl Store {
         }
     }
 
-    /// What the tables say about an address of a process with these extents.
+    /// Looks up an address of a process with these extents.
     pub fn lookup(&self, extents: &[Extent], address: u64) -> strata_unwind::unwinder::Lookup {
         search::lookup(extents, &self.segments, &self.rules, address)
     }
@@ -486,14 +486,13 @@ impl Store {
             && self.arena.used_bytes() * 8 > self.segment_bytes() * 7
     }
 
-    /// Whether something has found no room, although that much may be free in pieces.
+    /// Whether an allocation failed, although that much may be free in fragments.
     pub fn take_shortage(&mut self) -> bool {
         std::mem::take(&mut self.is_short)
     }
 
-    /// The published process that makes room first: the one that takes more than a quarter of all
-    /// there is, else one that was not used for long, else the one that takes most. So none can take
-    /// the room of others that run.
+    /// The published process to evict first: the one that takes more than a quarter of the total,
+    /// else one that was not used for long, else the largest. So none can displace others that run.
     pub fn next_evicted(&self, now: Instant) -> Option<u32> {
         let limit = self.limit_bytes() / 4;
         let weights = self.owners.iter().filter_map(|(pid, owner)| {

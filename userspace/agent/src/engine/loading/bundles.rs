@@ -22,11 +22,11 @@ use crate::processes::mapped::FileId;
 use crate::processes::table::{MappedProgram, Mapping};
 use crate::tables::store::{Code, Stretch, Table};
 
-/// Assemblies kept of one bundle; programs have some hundreds.
+/// The most assemblies kept of one bundle; programs have some hundreds.
 const MAX_ASSEMBLIES: usize = 8192;
 /// Of all bundles together.
 const MAX_ALL: usize = 256 << 10;
-/// Longer names are of no assembly.
+/// Longer names are not names of assemblies.
 const MAX_NAME: usize = 255;
 /// Parts tried for one mapping: pages at its edges hold a neighbour, too.
 const MAX_TRIED: usize = 4;
@@ -36,11 +36,11 @@ const PAGE: u64 = 4096;
 enum Inside {
     Asking,
     Known(Arc<Assemblies>),
-    /// It is none, or one that cannot be read.
+    /// It is not a bundle, or one that cannot be read.
     Nothing,
 }
 
-/// What is known of files as bundles, by content.
+/// The bundles among files, by content.
 #[derive(Default)]
 pub(super) struct Bundles {
     known: HashMap<TableKey, Inside>,
@@ -50,7 +50,7 @@ pub(super) struct Bundles {
 /// Where the assemblies of one bundle lie.
 #[derive(Default)]
 struct Assemblies {
-    /// By offset, none over another.
+    /// By offset, without overlaps.
     stored: Vec<FilePart>,
     /// By path below the program's folder.
     compressed: HashMap<Box<str>, FilePart>,
@@ -100,7 +100,7 @@ impl Assemblies {
 }
 
 impl Bundles {
-    /// Forgets bundles of files that are forgotten.
+    /// Drops bundles of dropped files.
     pub(super) fn retain(&mut self, is_kept: impl Fn(&TableKey) -> bool) {
         self.known.retain(|key, _| is_kept(key));
         let kept = self.known.values().map(|inside| match inside {
@@ -111,7 +111,7 @@ impl Bundles {
     }
 }
 
-/// How a mapping lies over the code of a part.
+/// The position of a mapping relative to the code of a part.
 struct Fit {
     /// The address, in the part's own numbering, of the mapping's start.
     address: u64,
@@ -254,7 +254,7 @@ impl Loading {
         self.known_table(key, &opened)
     }
 
-    /// What a worker has found in a file.
+    /// A worker's answer about a file.
     pub(super) fn bundle_read(&mut self, key: TableKey, outcome: Result<Reply, FileError>) {
         let assemblies = match outcome {
             Ok(Reply::Bundle(bundle)) => Assemblies::of(&bundle),
