@@ -21,7 +21,7 @@ pub struct Assumed {
 }
 
 impl Assumed {
-    /// Becomes the target where files are concerned.
+    /// Takes the target's identity for file access.
     pub fn user_of(target: &Status) -> Result<Self, Errno> {
         let (user, group) = (filesystem_user(), filesystem_group());
         let mut assumed =

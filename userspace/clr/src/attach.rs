@@ -17,13 +17,13 @@ use crate::session::{Session, SessionError, SessionOptions};
 use crate::target::{Target, TargetError};
 use crate::version::RuntimeVersion;
 
-/// How long an attach may take: an AttachProfiler behind a detach, and some before and after.
+/// The time limit of an attach: an AttachProfiler behind a detach, and some margin.
 pub const ATTACH_TIME: Duration = Duration::from_secs(15);
-/// How long a runtime may take for a small question.
+/// The time limit of a small request to a runtime.
 const ASKING: Duration = Duration::from_secs(3);
 /// Nothing depends on it.
 const ASKING_FOR_VERSION: Duration = Duration::from_secs(1);
-/// Between two looks at a library that is leaving.
+/// Interval of checks on a library that is detaching.
 const LEAVING_LOOK: Duration = Duration::from_millis(20);
 
 /// How to attach.
@@ -39,10 +39,10 @@ impl Default for AttachOptions {
     }
 }
 
-/// How strata's library came to be in a process.
+/// The origin of strata's library in a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum How {
-    /// The process loaded it at its start, or a strata before attached and left it.
+    /// The process loaded it at its start, or an earlier strata attached it and left it.
     AlreadyLoaded,
     Loaded(Loaded),
 }
@@ -90,8 +90,8 @@ impl From<DiscoverError> for AttachError {
 }
 
 impl AttachError {
-    /// Whether trying again after a while is worth it: the runtime is starting or busy. What hung
-    /// once costs another thread each time.
+    /// Whether a retry may succeed: the runtime is starting or busy. A hang is not retried: it
+    /// would cost another thread each time.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Load(LoadError::Diagnostics(error)) => match error {
@@ -105,8 +105,8 @@ impl AttachError {
     }
 }
 
-/// Attaches to a process. Blocks for [`AttachOptions::time`] at most, so it belongs on a thread that
-/// may.
+/// Attaches to a process. Blocks for [`AttachOptions::time`] at most, so call it on a thread that
+/// may block.
 pub fn attach(pid: u32, options: &AttachOptions) -> Result<Attached, AttachError> {
     let process = discover(pid)?.ok_or(AttachError::NotClr)?;
     attach_to(process, options)
@@ -141,7 +141,7 @@ pub fn attach_to(process: ClrProcess, options: &AttachOptions) -> Result<Attache
     })?;
     let how = match loaded {
         Ok(loaded) => How::Loaded(loaded),
-        // Another strata was faster, or the process has a profiler and takes no second.
+        // Another strata was faster, or the process has a profiler and accepts no second.
         Err(error) if error.result() == Some(HResult::ALREADY_ACTIVE) => {
             return match open(&target, options, deadline) {
                 Ok(session) => Ok(done(session, How::AlreadyLoaded)),
@@ -161,7 +161,7 @@ pub fn attach_to(process: ClrProcess, options: &AttachOptions) -> Result<Attache
     }
 }
 
-/// Opens the memory of the library, if it is in the process. One that is leaving is waited for: then
+/// Opens the memory of the library, if it is in the process. A detaching one is waited for: then
 /// there is none.
 fn open(
     target: &Target,
@@ -193,13 +193,13 @@ pub fn enable_perf_map(process: &ClrProcess) -> Result<(), AttachError> {
     outcome.map_err(|error| AttachError::Load(error.into()))
 }
 
-/// Ends what [`enable_perf_map`] began.
+/// Undoes [`enable_perf_map`].
 pub fn disable_perf_map(process: &ClrProcess) -> Result<(), AttachError> {
     let outcome = diagnostics(process)?.disable_perf_map(Deadline::within(ASKING));
     outcome.map_err(|error| AttachError::Load(error.into()))
 }
 
-/// The version of a process's runtime: from its path, else in its own words (.NET 6 and later).
+/// The version of a process's runtime: from its path, else from its own answer (.NET 6 and later).
 pub fn runtime_version(process: &ClrProcess) -> Option<RuntimeVersion> {
     process.version.or_else(|| {
         let deadline = Deadline::within(ASKING_FOR_VERSION);
@@ -208,7 +208,7 @@ pub fn runtime_version(process: &ClrProcess) -> Option<RuntimeVersion> {
     })
 }
 
-/// Talking to a socket that was found has an end, whatever its other side does.
+/// The exchange over a socket has a deadline, whatever its other side does.
 fn diagnostics(process: &ClrProcess) -> Result<Diagnostics<'_>, AttachError> {
     match &process.sockets {
         Ok(sockets) => Ok(Diagnostics::new(&process.target, sockets)),

@@ -15,7 +15,7 @@ pub fn content(c_library: CLibrary) -> Option<&'static [u8]> {
     }
 }
 
-/// The same, ready to be loaded.
+/// The same as a [`Library`].
 pub fn library(c_library: CLibrary) -> Option<Library<'static>> {
     let content = content(c_library)?;
     Some(Library { name: STRATA_LIBRARY, class: STRATA_CLASS, content })

@@ -10,7 +10,7 @@ pub struct Deadline(Instant);
 impl Deadline {
     /// This long from now.
     pub fn within(time: Duration) -> Self {
-        // A century is as good as any time that an `Instant` cannot hold.
+        // A century stands for any time that an `Instant` cannot hold.
         let now = Instant::now();
         Self(now.checked_add(time).unwrap_or(now + Duration::from_secs(100 * 365 * 24 * 3600)))
     }
@@ -20,7 +20,7 @@ impl Deadline {
         Self(self.0.min(Self::within(time).0))
     }
 
-    /// How long is left; nothing when it has passed.
+    /// The remaining time; `None` when it has passed.
     pub fn remaining(self) -> Option<Duration> {
         self.0.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }

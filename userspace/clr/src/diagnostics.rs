@@ -131,7 +131,7 @@ impl<'a> Diagnostics<'a> {
         deadline: Deadline,
     ) -> Result<(), DiagnosticsError> {
         let mut payload = Vec::new();
-        // The runtime has no use for this time any more, but wants it there.
+        // The runtime ignores this time, but requires the field.
         payload.extend(u32::try_from(ATTACH.as_millis()).unwrap_or(u32::MAX).to_le_bytes());
         payload.extend(class.0);
         put_string(&mut payload, library);

@@ -19,12 +19,12 @@ use crate::switches::{MAX_ENVIRONMENT, Switches};
 use crate::target::{Status, Target, TargetError, read_to};
 use crate::version::RuntimeVersion;
 
-/// How long a target may let strata wait while it is looked at.
+/// The time limit of examining a target.
 const LOOKING: Duration = Duration::from_secs(2);
-/// Threads whose names are looked at in a process without libcoreclr.so.
+/// The most threads whose names are read in a process without libcoreclr.so.
 const MAX_THREADS: usize = 24;
 
-/// How a process was known as a CLR.
+/// How a process was recognised as a CLR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Evidence {
     /// libcoreclr.so is mapped.
@@ -56,7 +56,7 @@ impl std::fmt::Display for Machine {
     }
 }
 
-/// A CLR process, as far as it can be seen without talking to it.
+/// A CLR process, as far as it can be examined without connecting to it.
 #[derive(Debug)]
 pub struct ClrProcess {
     pub target: Target,
@@ -75,7 +75,7 @@ pub struct ClrProcess {
     pub sockets: Result<Vec<FoundSocket>, SocketError>,
 }
 
-/// Why a process could not be looked at.
+/// Why a process could not be examined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoverError {
     #[error(transparent)]
@@ -84,7 +84,7 @@ pub enum DiscoverError {
     Stuck(#[from] Stuck),
 }
 
-/// Looks at a process; nothing when it is no CLR. Waits for some seconds at most.
+/// Examines a process; `None` when it is no CLR. Waits for some seconds at most.
 pub fn discover(pid: u32) -> Result<Option<ClrProcess>, DiscoverError> {
     discover_checked(ProcessRef { pid, start_time: None })
 }

@@ -20,7 +20,7 @@ pub struct Variable {
     pub value: String,
 }
 
-/// What is to be set, and what to know about it.
+/// The variables to set, and remarks on them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     pub variables: Vec<Variable>,
@@ -79,7 +79,7 @@ fn as_main(switches: &Switches, profilers: &[Profiler], path: &str) -> Environme
         Variable { name: "CORECLR_PROFILER_PATH", value: path.to_owned() },
     ];
     if switches.get("CORECLR_PROFILER_PATH_64").is_some() {
-        // It would win.
+        // It would take precedence.
         variables.push(Variable { name: "CORECLR_PROFILER_PATH_64", value: path.to_owned() });
     }
     Environment { variables, beside: None }
@@ -107,7 +107,7 @@ fn is_list_enabled(switches: &Switches) -> bool {
     switches.get("CORECLR_ENABLE_NOTIFICATION_PROFILERS") == Some("1")
 }
 
-/// How variables are written down.
+/// The output format of variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// `export NAME='value'`, for any shell of POSIX.

@@ -7,7 +7,7 @@ use crate::switches::Switches;
 use crate::target::Status;
 use crate::version::RuntimeVersion;
 
-/// Reads `data` as everything that a target can say about itself.
+/// Parses `data` as each kind of input from a target.
 pub fn target(data: &[u8]) {
     for second in [false, true] {
         let _ = ProcessInfo::parse(data, second);

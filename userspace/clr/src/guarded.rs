@@ -19,14 +19,14 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 
-/// How many threads may be left behind before hanging filesystems are refused.
+/// The number of abandoned threads from which filesystems that may hang are refused.
 pub const MAX_STUCK: usize = 8;
 
-/// How many threads may be left behind before nothing new is begun.
+/// The number of abandoned threads from which all new work is refused.
 const MOST_STUCK: usize = 256;
 
-/// As many with the processes of one user other than root: what those make hang takes attaching away
-/// from that user.
+/// The same for processes of one user other than root, so that their hangs prevent attaching only
+/// for that user.
 const MOST_STUCK_OF_ONE: usize = 32;
 
 static STUCK: AtomicUsize = AtomicUsize::new(0);
@@ -62,10 +62,10 @@ fn owner_of(pid: u32) -> u32 {
     first.split_ascii_whitespace().next().and_then(|uid| uid.parse().ok()).unwrap_or(0)
 }
 
-/// What work may touch.
+/// The file systems that work may access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
-    /// Whatever the target has: a wait costs a thread at worst.
+    /// All of the target's: a hang costs a thread at worst.
     AnyFilesystem,
     /// Only filesystems for which this kernel alone answers.
     LocalOnly,
@@ -86,7 +86,7 @@ pub enum Stuck {
     Panicked,
 }
 
-/// How many threads wait, left behind, for something that does not answer.
+/// The number of abandoned threads that are still blocked.
 pub fn stuck_threads() -> usize {
     STUCK.load(Ordering::Relaxed)
 }

@@ -29,8 +29,8 @@ pub enum InstallError {
     Io { path: PathBuf, error: io::Error },
 }
 
-/// Puts the library into a directory, which is made when missing, and returns its path. A file that
-/// is there and right stays; another is replaced at once, so that processes which have it mapped keep
+/// Puts the library into a directory, which is made when missing, and returns its path. A correct
+/// existing file stays; another is replaced atomically, so that processes which have it mapped keep
 /// theirs.
 pub fn install(directory: &Path, c_library: CLibrary) -> Result<PathBuf, InstallError> {
     let content = bridge_library::content(c_library).ok_or(InstallError::NoLibrary(c_library))?;
@@ -43,7 +43,7 @@ fn install_content(directory: &Path, content: &[u8]) -> Result<PathBuf, InstallE
         move |error| InstallError::Io { path, error }
     };
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(at(directory))?;
-    // Without links from here on, so that what is checked is what is used.
+    // Without links from here on, so that the checked path is the used one.
     let directory = directory.canonicalize().map_err(at(directory))?;
     check_owners(&directory)?;
     let mount = statvfs(&directory).map_err(|errno| at(&directory)(errno.into()))?;

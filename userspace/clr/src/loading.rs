@@ -14,10 +14,10 @@ use crate::place::{self, PlaceError, Tried, Unusable};
 use crate::root::{Root, RootError};
 use crate::socket::{self, FoundSocket, SocketError};
 
-/// Between attempts of something that passes: the first wait, doubled each time up to the last.
+/// Delays between attempts after a transient failure: the first, doubled each time up to the last.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_millis(250);
-/// A runtime makes its socket within milliseconds of its start; so old it has none.
+/// A runtime makes its socket within milliseconds of its start; from this age on it has none.
 const STARTING: Duration = Duration::from_secs(3);
 
 /// A profiler library that can be loaded into a CLR.
@@ -29,7 +29,7 @@ pub struct Library<'a> {
     pub content: &'a [u8],
 }
 
-/// How it got there.
+/// How it was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Loaded {
     /// By its bare name: it was mapped, or installed, already.
@@ -122,7 +122,7 @@ fn is_not_loadable(error: &DiagnosticsError) -> bool {
     )
 }
 
-/// One attach, tried again as long as what stands in its way passes by itself.
+/// One attach, retried while the failure is transient.
 fn attach(
     diagnostics: &Diagnostics<'_>,
     library: &Library<'_>,

@@ -52,7 +52,7 @@ impl std::fmt::Display for CLibrary {
     }
 }
 
-/// What was found in the mappings of a process.
+/// The findings in the mappings of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mappings {
     /// Path of libcoreclr.so as the process sees it.
@@ -63,7 +63,7 @@ pub struct Mappings {
     pub c_library: Option<CLibrary>,
     /// Strata's memory files, by address.
     pub shared: Vec<SharedMapping>,
-    /// There was more than is read.
+    /// The text was longer than the limit.
     pub cut: bool,
 }
 

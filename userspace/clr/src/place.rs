@@ -27,7 +27,7 @@ use crate::target::{Status, Target};
 const MAX_MOUNTS: usize = 32;
 const MAX_MOUNTINFO: usize = 1 << 20;
 
-/// Why a directory cannot take the library.
+/// Why the library cannot be placed in a directory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     #[error("mounted noexec")]
@@ -50,14 +50,14 @@ pub enum Unusable {
     Failed(Errno),
 }
 
-/// A directory that was tried, and why it would not do.
+/// A directory that was tried, and the reason why it is not usable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tried {
     pub directory: String,
     pub why: Unusable,
 }
 
-/// Why the library was put nowhere.
+/// Why the library could not be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
     #[error(
@@ -241,7 +241,7 @@ fn unusable(errno: Errno) -> Unusable {
     }
 }
 
-/// Around what is random in the library's name.
+/// The fixed parts of the library's random name.
 const NAME: (&str, &str) = (".strata-clr-", ".so");
 const RANDOM_DIGITS: usize = 32;
 
@@ -266,7 +266,7 @@ fn random_name() -> Option<String> {
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        // Only what was made: the target may have put something else under the name.
+        // Only the file that was made: the target may have replaced it under the same name.
         let wanted = StatxFlags::INO;
         let made = statx(&self.file, "", AtFlags::EMPTY_PATH, wanted);
         let there = statx(self.directory.as_fd(), &*self.name, AtFlags::SYMLINK_NOFOLLOW, wanted);

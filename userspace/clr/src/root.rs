@@ -31,9 +31,9 @@ const RACED_STEPS: usize = 8;
 /// Which links in the way of a directory are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// Those of root: for looking. A target's own links are refused.
+    /// Those of root: for reading. A target's own links are refused.
     OfRoot,
-    /// None: for making something.
+    /// None: for creating a file.
     Refused,
 }
 

@@ -41,14 +41,14 @@ pub use looking::Look;
 pub use presence::{BridgeState, Holder, presence};
 pub use requests::{MAX_WAITING, Question, Unanswered};
 
-/// How long a process may let strata wait while its memory is opened.
+/// The time limit of opening a process's memory.
 const OPENING: Duration = Duration::from_secs(2);
-/// How often the process and the bridge's status are looked at, at most.
+/// The shortest interval of checks of the process and the bridge's status.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long the end of a process and a detach wait for a look that is out: what that opens is not
-/// lost then.
+/// How long the end of a process and a detach wait for a look under way, so that the segments it
+/// opens are not lost.
 const LAST_LOOK: Duration = Duration::from_millis(250);
-/// Between two looks while waiting for a detach.
+/// Interval of checks while waiting for a detach.
 const DETACH_LOOK: Duration = Duration::from_millis(10);
 
 /// Why a bridge cannot be read.
@@ -74,7 +74,7 @@ pub enum SessionError {
     StillThere(Duration),
 }
 
-/// What is wanted of a bridge.
+/// The wishes for a bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionOptions {
     /// This owner's description, for a second strata to report.
@@ -96,7 +96,7 @@ impl Default for SessionOptions {
     }
 }
 
-/// How a bridge is.
+/// The state of a bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Life {
     /// It may write more.
@@ -117,7 +117,7 @@ pub struct Poll {
     pub life: Life,
 }
 
-/// A bridge, until it is dropped: then it is free for the next owner and goes quiet.
+/// An owned bridge. Dropping it releases the bridge for the next owner, and stops its events.
 #[derive(Debug)]
 pub struct Session {
     target: Target,
@@ -239,7 +239,7 @@ impl Session {
         &self.status
     }
 
-    /// What the memory's contents have cost the process's own data.
+    /// Losses caused by invalid contents of the memory, in the process's own data.
     pub fn losses(&self) -> ReaderLosses {
         self.reader.losses()
     }
@@ -270,17 +270,17 @@ impl Session {
         self.life
     }
 
-    /// Questions without an answer so far.
+    /// Requests without an answer so far.
     pub fn open_questions(&self) -> usize {
         self.requests.open()
     }
 
-    /// Questions that were turned away because too many waited.
+    /// Requests refused because too many waited.
     pub fn dropped_questions(&self) -> u64 {
         self.requests.dropped()
     }
 
-    /// Asks. What was asked and not answered yet is not asked again.
+    /// Queues a request. One that is pending already is not queued again.
     pub fn ask(&mut self, questions: impl IntoIterator<Item = Question>) {
         for question in questions {
             self.requests.ask(question);
@@ -329,8 +329,8 @@ impl Session {
         matches!(&entry.record, Record::Enumerated(end) if end.epoch == self.owner.wishes().epoch)
     }
 
-    /// What is to be looked at now, if anything is. It must be looked at where it may hang; what
-    /// it brings home is taken in by [`Self::poll`].
+    /// The look that is due now, if any. Run it on a thread that may hang; [`Self::poll`] takes its
+    /// results.
     pub fn wanted(&mut self) -> Option<Look> {
         if self.life != Life::Running {
             return None;
@@ -357,7 +357,7 @@ impl Session {
                 || self.reader.missing_segments(&self.status) > 0)
     }
 
-    /// As [`Self::poll`], and looks at once at what is wanted: for a thread that may hang.
+    /// As [`Self::poll`], and runs a due look at once: for a thread that may hang.
     pub fn look_and_poll(&mut self, budget: Budget) -> Result<Poll, SessionError> {
         self.look_after()?;
         if let Some(look) = self.wanted() {
@@ -371,7 +371,7 @@ impl Session {
         self.take_found(now);
         if now >= self.looks_at {
             self.looks_at = now + LOOK;
-            // Before reading: what is written after this is read by the next call.
+            // Before reading: records written after this are read by the next call.
             self.look_after_process(now);
             if self.life == Life::Running {
                 self.owner.beat()?;
@@ -417,7 +417,7 @@ impl Session {
         }
         match &mut self.leaving {
             Leaving::Wanted { until, is_looking: true } => *until = now,
-            // This one may have been too early.
+            // This look may have been too early.
             Leaving::Wanted { is_looking: false, .. } => self.looking.hurry(now),
             Leaving::No | Leaving::Told => {}
         }
@@ -449,7 +449,7 @@ impl Session {
         Ok(())
     }
 
-    /// Asks the bridge to leave and waits until it has, reading on: for a thread that may hang.
+    /// Asks the bridge to detach and waits for it while reading: for a thread that may hang.
     pub fn detach_and_wait(
         &mut self,
         time: Duration,
@@ -473,14 +473,14 @@ impl Session {
         }
     }
 
-    /// Leaves the bridge loaded and quiet, for the next owner.
+    /// Leaves the bridge loaded and inactive, for the next owner.
     pub fn release(self) -> Result<(), SessionError> {
         self.owner.release()?;
         Ok(())
     }
 }
 
-/// Gives the reader what was opened; how much of it was a segment of this bridge.
+/// Passes opened files to the reader; returns how many were segments of this bridge.
 fn add_segments(reader: &mut Reader<File>, segments: Segments) -> usize {
     segments.files.into_iter().filter_map(|file| reader.add_segment(file).ok()).count()
 }

@@ -78,7 +78,7 @@ impl Switches {
         })
     }
 
-    /// The profilers that are asked for at start, strata's own among them.
+    /// The profilers that the environment requests at start, strata's own among them.
     pub fn profilers(&self) -> Vec<Profiler> {
         let mut found = Vec::new();
         if self.first(&["CORECLR_ENABLE_PROFILING", "DOTNET_ENABLE_PROFILING"]) == Some("1") {

@@ -12,7 +12,7 @@ use strata_sandbox::{ProcessRef, Refusal};
 /// More than `stat` and `status` ever have, but for a process in very many groups.
 const MAX_TEXT: usize = 256 << 10;
 
-/// Why a process could not be looked at.
+/// Why a process could not be examined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     #[error("process {0} is gone")]

@@ -141,9 +141,9 @@ fn host_and_port<'e>(
     );
 }
 
-/// The exporters that a target's own variables mean, for a target that a rule allows its own
-/// destination. Only what goes over the network: a path in its variables is a path in its own
-/// file system, and would be read or written with the daemon's rights.
+/// The exporters configured by a target's own variables, for a target that a rule allows its own
+/// destination. Only what goes over the network: a path in its variables is a path in its own file
+/// system, and would be read or written with the daemon's rights.
 pub fn own_exporters(
     wishes: &[Wish],
 ) -> (Vec<crate::exporters::ExporterConfig>, Vec<crate::Problem>) {
@@ -156,7 +156,7 @@ pub fn own_exporters(
     });
     let mut layers = crate::layers::Layers::new(&crate::Inputs::default(), entries);
     let mut exporters = crate::exporters::read(&mut layers);
-    // A path of the default stays the host's own; nothing of the target is one.
+    // Default paths stay the host's own; the target cannot set a path.
     exporters.retain(|exporter| {
         matches!(&exporter.url, Some(Sourced { origin: Origin::Variable(_), .. }))
     });

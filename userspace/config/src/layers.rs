@@ -14,7 +14,7 @@ use crate::problem::{Problem, excerpt, nearest, position};
 use crate::settings::Shown;
 use crate::value::{Raw, Value, Wrong};
 
-/// What a configuration is made of.
+/// The inputs of a configuration.
 #[derive(Clone, Copy, Default)]
 pub struct Inputs<'a> {
     /// Name and text of the file.
@@ -101,14 +101,14 @@ impl<'a> Layers<'a> {
                 Origin::File { line, .. } => Some(*line),
                 _ => None,
             };
-            // What follows on the same line follows from the first.
+            // Later errors on the same line follow from the first.
             if self.problems.last().is_some_and(|last| line(&last.origin) == line(&origin)) {
                 continue;
             }
             let shown = excerpt(self.text, offset, false);
             self.problem(error.message().to_owned(), origin, Some(shown), None);
         }
-        // What is left after an error is not what was meant.
+        // The rest after an error is unreliable.
         if self.problems.is_empty() {
             self.flatten(table.get_ref(), file, &mut Vec::new());
         }
@@ -174,7 +174,7 @@ impl<'a> Layers<'a> {
         names
     }
 
-    /// The value of a variable that is set to something.
+    /// The value of a variable that is set and not empty.
     pub fn variable(&mut self, name: &str) -> Option<String> {
         self.asked_variables.insert(name.to_owned());
         let found = self.environment.iter().find(|(known, _)| known == name);

@@ -50,7 +50,7 @@ pub(crate) fn excerpt(text: &str, offset: usize, hide: bool) -> String {
         let line = line.to_ascii_lowercase();
         TELLING.iter().any(|word| line.contains(word))
     };
-    // The table that the line is in may be one of headers.
+    // The line may be in a table of HTTP headers.
     let table = before.lines().rev().find(|line| line.trim_start().starts_with('['));
     let hide = hide || telling(line) || table.is_some_and(telling);
     // Text of several lines may be a secret of which this line shows no key.
@@ -77,7 +77,7 @@ pub(crate) fn position(text: &str, offset: usize) -> (usize, usize) {
     (line, before.get(start..).unwrap_or_default().chars().count() + 1)
 }
 
-/// The nearest of `known`, if one is near.
+/// The most similar of `known`, if one is similar.
 pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     known
         .map(|candidate| (strsim::damerau_levenshtein(word, candidate), candidate))

@@ -22,7 +22,7 @@ pub enum Raw {
     Other(&'static str),
 }
 
-/// What is wrong with a value, and a hint.
+/// The error in a value, and a hint.
 pub struct Wrong(pub String, pub Option<String>);
 
 type Read<T> = Result<T, Wrong>;

@@ -15,10 +15,10 @@ use crate::settings::Pace;
 struct Entry {
     known: Option<Arc<Metadata>>,
     bytes: usize,
-    /// Vain attempts, one after the other.
+    /// Failed attempts in a row.
     attempts: u32,
     is_queued: bool,
-    /// Not asked for again before.
+    /// The earliest next query.
     due: Instant,
     used: u64,
 }
@@ -60,7 +60,7 @@ impl Cache {
         }
     }
 
-    /// What is known now, and whether there is something new to ask.
+    /// The known metadata, and whether a query was queued.
     pub fn lookup(&mut self, id: &str, now: Instant) -> (Known, bool) {
         self.clock += 1;
         if let Some(entry) = self.entries.get_mut(id) {
@@ -94,13 +94,13 @@ impl Cache {
         (Known::NotYet, true)
     }
 
-    /// The next to ask for.
+    /// The next container to query.
     pub fn take(&mut self) -> Vec<String> {
         let count = self.pace.batch.max(1).min(self.queue.len());
         self.queue.drain(..count).collect()
     }
 
-    /// What came of asking. What was forgotten meanwhile stays so.
+    /// Stores the result of a query. An entry evicted meanwhile stays evicted.
     pub fn answer(&mut self, id: &str, answer: Option<Metadata>, now: Instant) {
         self.clock += 1;
         let Some(entry) = self.entries.get_mut(id) else { return };
@@ -127,7 +127,7 @@ impl Cache {
         while self.bytes > self.pace.bytes && self.forget_one(Some(id)) {}
     }
 
-    /// Whether there was something to forget but `kept`.
+    /// Evicts an entry other than `kept`; false if there is none.
     fn forget_one(&mut self, kept: Option<&str>) -> bool {
         let others = self.entries.iter().filter(|(id, _)| Some(id.as_str()) != kept);
         let least = others.min_by_key(|(_, entry)| (entry.known.is_some(), entry.used));
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(cache.lookup("a", now), (Known::NotYet, true));
         assert_eq!(cache.lookup("a", now), (Known::NotYet, false));
         assert_eq!(cache.take(), ["a"]);
-        // Its question is under way.
+        // Its query is under way.
         assert_eq!(cache.lookup("a", now), (Known::NotYet, false));
         cache.answer("a", Some(named("web")), now);
         let (known, ask) = cache.lookup("a", now);

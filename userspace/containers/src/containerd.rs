@@ -14,7 +14,7 @@ use crate::transport::{Failure, Transport};
 
 /// A container's record holds its whole OCI configuration.
 const MOST: usize = 1 << 20;
-/// Namespaces that are asked.
+/// The most namespaces queried.
 const MOST_NAMESPACES: usize = 16;
 /// What a container is called, for want of a name in containerd itself.
 const NERDCTL_NAME: &str = "nerdctl/name";
@@ -56,7 +56,7 @@ struct Container {
     image: String,
 }
 
-/// Namespaces are few and change rarely: asked for once a round.
+/// Namespaces are few and change rarely: listed once a round.
 pub(crate) async fn namespaces(transport: &Transport) -> Result<Vec<String>, Failure> {
     let method = "/containerd.services.namespaces.v1.Namespaces/List";
     let none = HeaderMap::new();

@@ -16,7 +16,7 @@ use crate::metadata::{Found, Metadata};
 use crate::settings::{Pace, Settings};
 use crate::sources::{self, Source};
 
-/// What is known of this host's containers. Clones are the same directory.
+/// The metadata of this host's containers. Clones share one directory.
 #[derive(Clone)]
 pub struct Containers {
     shared: Arc<Shared>,
@@ -94,7 +94,7 @@ impl Containers {
         }
     }
 
-    /// What the sources answered, and how much is known.
+    /// The sources' health, and the size of the cache.
     #[must_use]
     pub fn health(&self) -> Health {
         let counts = locked(&self.shared.cache).counts();

@@ -4,15 +4,15 @@
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     pub sources: Vec<SourceHealth>,
-    /// Containers that are known.
+    /// Containers with metadata.
     pub known: usize,
     /// Containers that no source knew at the last lookup.
     pub unknown: usize,
-    /// Containers that wait to be asked for.
+    /// Containers that wait for a query.
     pub waiting: usize,
-    /// Bytes of what is known.
+    /// Bytes of all metadata.
     pub bytes: usize,
-    /// Containers that were forgotten because there was no room.
+    /// Containers that were evicted for lack of room.
     pub forgotten: u64,
 }
 
@@ -21,15 +21,15 @@ pub struct Health {
 pub struct SourceHealth {
     /// `docker /var/run/docker.sock`: for display.
     pub name: String,
-    /// Whether it could be asked at all when it was last needed: its socket is there.
+    /// Whether it was reachable when it was last needed: its socket exists.
     pub is_there: bool,
-    /// Containers it was asked for.
+    /// Containers queried.
     pub asked: u64,
     /// Containers it knew.
     pub found: u64,
     /// Times it did not answer, or answered what cannot be used.
     pub failed: u64,
-    /// Containers it was not asked for: it was too slow, or had failed shortly before.
+    /// Containers not queried: it was too slow, or had failed shortly before.
     pub skipped: u64,
     pub last_error: Option<String>,
 }

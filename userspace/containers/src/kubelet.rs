@@ -77,7 +77,7 @@ pub(crate) async fn connect(settings: &Kubelet, timeout: Duration) -> Result<Tra
     Transport::on_network(&settings.url, &trust, timeout)
 }
 
-/// What the kubelet knows of these containers.
+/// The kubelet's metadata of these containers.
 pub(crate) async fn ask(
     transport: &Transport,
     settings: &Kubelet,

@@ -24,14 +24,14 @@ const TELLING: [&str; 6] = [
     "tags.datadoghq.com/",
 ];
 
-/// What is known of one container: ready to be put into `strata_metadata::Facts`.
+/// The metadata of one container, in the form of `strata_metadata::Facts`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     pub container: Container,
     pub pod: Option<Pod>,
     /// The user whose runtime runs it, by the owner of the socket that answered: 0 for the host's.
     pub owner: u32,
-    /// Another one whenever the rest is another.
+    /// Changes whenever the rest does.
     pub revision: usize,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct FoundPod {
 }
 
 impl Found {
-    /// Whether no further source has anything to add.
+    /// Whether it is complete: no further source is needed.
     pub fn is_complete(&self) -> bool {
         let Container { name, image, .. } = &self.container;
         name.is_some()
@@ -131,12 +131,12 @@ pub(crate) fn is_digest(image: &str) -> bool {
     digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// A text as it may be kept; `None` if nothing is left.
+/// A text within its limit, made inert; `None` if nothing is left.
 pub(crate) fn inert(text: &str) -> Option<String> {
     text::value(text, Limits::LABEL_VALUE).map(|(text, _)| text)
 }
 
-/// Labels or annotations as they may be kept, the informative ones first, else by name.
+/// Labels or annotations within their limits, the informative ones first, else by name.
 pub(crate) fn inert_pairs<'a>(
     pairs: impl IntoIterator<Item = (&'a String, &'a String)>,
 ) -> Vec<(String, String)> {

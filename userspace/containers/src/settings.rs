@@ -28,7 +28,7 @@ pub struct Kubelet {
     pub verify: bool,
 }
 
-/// How often, how long, how many.
+/// Intervals, time limits and bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// For one request, its whole answer included.
@@ -44,7 +44,7 @@ pub struct Pace {
     pub longest_retry: Duration,
     /// Containers of one round.
     pub batch: usize,
-    /// Containers that are remembered, known or not, and bytes of what is known.
+    /// The most containers cached, with or without metadata, and bytes of metadata.
     pub entries: usize,
     pub bytes: usize,
 }
@@ -66,7 +66,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// How long to wait after so many vain attempts, of which there was at least one.
+    /// The delay after so many failed attempts, at least one.
     pub(crate) fn retry_after(&self, attempts: u32) -> Duration {
         let doublings = attempts.saturating_sub(1).min(16);
         self.retry.saturating_mul(1 << doublings).min(self.longest_retry)

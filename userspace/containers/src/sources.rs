@@ -23,14 +23,14 @@ enum Kind {
 
 pub(crate) struct Source {
     kind: Kind,
-    /// Made when it is first needed, and anew after a failure: files of credentials change.
+    /// Made at the first use, and again after a failure: files of credentials change.
     transport: Option<Transport>,
     failures: u32,
     not_before: Option<Instant>,
     pub health: SourceHealth,
 }
 
-/// The sources of these settings, in the order they are asked.
+/// The sources of these settings, in the order of queries.
 pub(crate) fn of(settings: &Settings) -> Vec<Source> {
     let cri = settings.cri.iter().cloned().map(Kind::Cri);
     let docker = settings.docker.iter().cloned().map(Kind::Docker);
@@ -49,7 +49,7 @@ impl Source {
         Self { kind, transport: None, failures: 0, not_before: None, health }
     }
 
-    /// Adds what this source knows of the containers that are not complete yet.
+    /// Adds this source's metadata of the containers that are not complete yet.
     pub async fn ask(&mut self, ids: &[String], found: &mut HashMap<String, Found>, pace: &Pace) {
         let is_complete = |id: &&String| found.get(*id).is_some_and(Found::is_complete);
         let open: Vec<String> = ids.iter().filter(|id| !is_complete(id)).cloned().collect();
@@ -143,7 +143,7 @@ impl Source {
         Ok(())
     }
 
-    /// Whose containers it runs: a rootless runtime's socket belongs to its user.
+    /// The user whose containers it runs: a rootless runtime's socket belongs to its user.
     fn owner(&self) -> Option<u32> {
         match &self.kind {
             Kind::Cri(path) | Kind::Docker(path) => Some(std::fs::metadata(path).ok()?.uid()),

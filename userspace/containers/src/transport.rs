@@ -26,7 +26,7 @@ const UNIMPLEMENTED: u32 = 12;
 /// `NOT_FOUND` of gRPC.
 const NOT_FOUND: u32 = 5;
 
-/// Why there is no answer.
+/// Why a request has no answer.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("no answer within {0:?}")]
@@ -56,7 +56,7 @@ impl Failure {
         Self::Malformed(shown(&error.to_string()))
     }
 
-    /// The server is well, and has no such thing.
+    /// The server works, and has no such object.
     pub fn is_no(&self) -> bool {
         match self {
             Self::Status(status) => *status == 404,

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::limits::Cuts;
 use crate::origin::Origin;
 
-/// A finished profile and what it is about.
+/// A finished profile and its origin.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
     pub profile: Arc<Profile>,
@@ -34,7 +34,7 @@ pub enum Protocol {
     OtlpGrpc,
 }
 
-/// What one request sends.
+/// The contents of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// The same each time the batch is sent, so that a server can detect duplicates.
@@ -43,7 +43,7 @@ pub struct Batch {
     /// Below the exporter's address, with its query.
     pub path: String,
     pub content_type: String,
-    /// Besides those of the protocol: what they say is about the profiles, never a credential.
+    /// Besides those of the protocol: they describe the profiles, and never hold a credential.
     pub headers: Vec<(&'static str, String)>,
     pub gzipped: bool,
     /// How many profiles are in it.
@@ -53,7 +53,7 @@ pub struct Batch {
     pub body: Bytes,
 }
 
-/// What a list of profiles became.
+/// The result of encoding a list of profiles.
 #[derive(Debug, Default)]
 pub struct Encoded {
     pub batches: Vec<Batch>,
@@ -64,7 +64,7 @@ pub struct Encoded {
 #[error("these bytes are no batch: {0}")]
 pub struct NotABatch(&'static str);
 
-/// A batch at rest. Numbers of fields never change their meaning.
+/// A stored batch. Numbers of fields never change their meaning.
 #[derive(Clone, PartialEq, Eq, Message)]
 struct Stored {
     #[prost(bytes = "vec", tag = "1")]
@@ -95,7 +95,7 @@ struct Header {
     value: String,
 }
 
-/// The headers that a batch may have: no file of a spool makes strata send another.
+/// The headers that a batch may have, so that a forged spool file cannot add others.
 const HEADERS: [&str; 4] =
     ["datadog-container-id", "datadog-entity-id", "dd-evp-origin", "dd-evp-origin-version"];
 

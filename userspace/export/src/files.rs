@@ -34,7 +34,7 @@ pub struct Folder {
 const LONGEST_NAME: usize = 100;
 /// Bytes of all files of a folder.
 const MOST_BYTES: u64 = 4 << 30;
-/// A full folder is looked at again after so long: files may have been taken away.
+/// Interval of checks of a full folder: files may have been removed.
 const COUNT_AGAIN: Duration = Duration::from_secs(60);
 
 impl Folder {
@@ -127,7 +127,7 @@ fn write(folder: &OwnedFd, outgoing: &Outgoing) -> io::Result<u64> {
     let name = format!("{time}-{}-{}", plain(&origin.runtime_id), origin.sequence);
     let (part, whole) = (format!(".{name}.part"), format!("{name}.pb.gz"));
     let remove = || rustix::fs::unlinkat(&folder, part.as_str(), AtFlags::empty());
-    // Left behind by a daemon that was killed, or put there by another.
+    // Left by a daemon that was killed, or created by another user.
     let _ = remove();
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o666);
@@ -145,7 +145,7 @@ fn write(folder: &OwnedFd, outgoing: &Outgoing) -> io::Result<u64> {
     written
 }
 
-/// A name that is one part of a path, whatever it was.
+/// Turns any name into a single path component.
 fn plain(name: &str) -> String {
     let keep = |character: char| match character {
         'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' => character,
@@ -223,7 +223,7 @@ mod tests {
             folder.trouble.as_deref().is_some_and(|trouble| trouble.contains("take some away"))
         );
         fs::remove_dir_all(place.path().join("a")).unwrap();
-        // It is counted again after a while.
+        // The folder's size is measured again after a while.
         folder.taken = None;
         folder.write(&profiles_of("b"));
         assert_eq!((folder.written, folder.failed), (2, 1));

@@ -4,12 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// The value of all that are too many.
+/// The value that replaces those over the limit.
 pub const OTHER: &str = "other";
-/// Names of labels that are counted; no server takes so many.
+/// The most names of labels that are tracked; no server takes so many.
 const MOST_NAMES: usize = 1000;
 
-/// The values that labels have had since they were last forgotten.
+/// The values that labels have had since the last reset.
 #[derive(Debug)]
 pub struct LabelValues {
     most: usize,
@@ -51,7 +51,7 @@ impl LabelValues {
         values.len() < self.most && values.insert(hash)
     }
 
-    /// Values of the past are let go: what comes now may take their place.
+    /// Resets the values, so that new ones can take their place.
     pub fn forget(&mut self) {
         self.seen.clear();
     }

@@ -10,7 +10,7 @@ use strata_profile::Profile;
 
 use crate::limits::{Cuts, shortened};
 
-/// What a profile is about; empty or `None` where unknown.
+/// The origin of a profile; empty or `None` where unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     pub service: String,
@@ -33,7 +33,7 @@ pub struct Origin {
     pub architecture: String,
     /// The path of its program, as the process itself has it.
     pub executable: String,
-    /// The how-manieth profile of this runtime, from 0.
+    /// The sequence number of this runtime's profiles, from 0.
     pub sequence: u64,
     /// Configured labels, as (name, value).
     pub labels: Vec<(String, String)>,
@@ -50,8 +50,7 @@ pub enum Language {
 }
 
 impl Language {
-    /// What pins the language in Pyroscope: a stack that merely looks like Go is rewritten
-    /// otherwise.
+    /// Sets the language in Pyroscope, which otherwise rewrites stacks that look like Go.
     #[must_use]
     pub fn spy(self) -> &'static str {
         match self {
@@ -76,7 +75,7 @@ impl Language {
         }
     }
 
-    /// What the functions of a native program are of: every Go stack begins in Go's scheduler.
+    /// The language of a native program, by its functions: every Go stack begins in Go's scheduler.
     #[must_use]
     pub fn of_native(profile: &Profile) -> Self {
         let is_root = |name: &str| {
@@ -177,7 +176,7 @@ fn file_name(path: &str) -> &str {
 /// Labels reserved for strata, whatever is configured.
 const RESERVED: [&str; 3] = ["__name__", "__delta__", "pyroscope_spy"];
 
-/// What a set of labels may hold.
+/// The limits of a set of labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LabelLimits {
     pub count: usize,
@@ -213,7 +212,7 @@ pub fn pyroscope_labels(
         if value.is_empty() {
             continue;
         }
-        // A shortened one is valid too, and may be another's.
+        // A shortened name is valid too, and may equal another one.
         let (name, is_short) = bounded(pyroscope_name(&name), limits.name_bytes);
         let name = pyroscope_name(&name);
         let known = labels.iter().any(|(other, _)| *other == name);
@@ -437,7 +436,7 @@ mod tests {
             let all = names.len();
             names.dedup();
             assert_eq!(names.len(), all, "a name is there twice");
-            // Of the one that is sent, its name and its value.
+            // The name and value of the label that is sent.
             sent.push((cuts.dropped_labels, cuts.shortened_texts));
         }
         assert_eq!(sent, [(1, 2); 3]);

@@ -8,9 +8,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Folders and files that are looked at; a spool has not nearly as many.
+/// The most folders and files examined; a spool has far fewer.
 const MOST: usize = 100_000;
-/// What spools of targets with a destination of their own begin with.
+/// The name prefix of spools of targets with a destination of their own.
 pub const OF_TARGETS: &str = "own-";
 /// The most folders reported.
 const MOST_TOLD: usize = 20;
@@ -40,12 +40,12 @@ impl fmt::Display for OrphanedSpool {
 /// The folders below `spools` that hold something and are none of `used`.
 pub fn find(spools: &Path, used: &HashSet<&Path>) -> Vec<OrphanedSpool> {
     let mut left = Vec::new();
-    // There is none before something has waited.
+    // It does not exist before the first batch.
     let Ok(folders) = fs::read_dir(spools) else { return left };
     for folder in folders.flatten().take(MOST) {
         let path = folder.path();
         let is_folder = folder.file_type().is_ok_and(|kind| kind.is_dir());
-        // It is used again when its target is sampled.
+        // It will be used again when its target is sampled.
         let is_targets = folder.file_name().as_encoded_bytes().starts_with(OF_TARGETS.as_bytes());
         if !is_folder || is_targets || used.contains(path.as_path()) {
             continue;

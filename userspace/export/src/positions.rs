@@ -1,7 +1,7 @@
 //! Tables indexed by position, for ids that count from 0. A lookup costs a load, where one in a
 //! hash table costs a hash, and every frame of every stack is looked up.
 
-/// What each position was found to be.
+/// A table of values by position.
 #[derive(Debug)]
 pub(crate) struct Known<T>(Vec<Option<T>>);
 

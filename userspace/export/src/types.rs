@@ -5,14 +5,14 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     AsItIs,
-    /// A text that is no number is dropped: a thread's id as text would make a series of each
+    /// A text that is not a number is dropped: a thread's id as text would make a series of each
     /// thread.
     Number,
     /// A label of a Pyroscope series, named as the program that set it did, made valid.
     Series,
 }
 
-/// One allowed label of samples: everything that no rule names is dropped, and counted.
+/// One allowed label of samples: labels without a rule are dropped, and counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelRule {
     /// strata's name of it.

@@ -9,7 +9,7 @@
 //! names them at will (`Delegate=` in `user@.service`). No unit and no pod is read there, and a
 //! container id found there is that user's: [`Group::user`].
 
-/// What is known of a process's control group.
+/// The facts in the path of a process's control group.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Group {
     /// Path in the most informative hierarchy (the unified one, else the longest).
@@ -31,8 +31,8 @@ const MAX_LINES: usize = 64;
 
 /// Parses `/proc/PID/cgroup`.
 ///
-/// Lines are asked in this order: the unified hierarchy, systemd's own, then the others as they
-/// come. The first that knows a container, a unit or a pod decides it.
+/// Lines are used in this order: the unified hierarchy, systemd's own, then the others in their
+/// order. The first with a container, a unit or a pod decides it.
 pub fn parse(text: &str) -> Group {
     let mut lines: Vec<(u8, &str)> = text.lines().take(MAX_LINES).filter_map(line).collect();
     lines.sort_by_key(|(rank, _)| *rank);
@@ -75,7 +75,8 @@ pub fn container_in_path(path: &str) -> Option<(&str, Option<u32>)> {
     of_host.or_else(|| user.and_then(|(uid, below)| Some((id_in_path(below)?, Some(uid)))))
 }
 
-/// What the host named, and what lies below the service manager of a user other than root.
+/// Splits a path into the part named by the host, and the part below the service manager of a user
+/// other than root.
 fn split_at_user(path: &str) -> (&str, Option<(u32, &str)>) {
     let mut at = 0;
     for part in path.split('/') {
@@ -130,9 +131,9 @@ fn is_lower_hex(byte: u8) -> bool {
 /// The innermost systemd service that is the process's own.
 ///
 /// A unit around a container is the runtime's (`containerd.service`), unless Podman put the
-/// container there because the unit *is* the container (`web.service/libpod-payload-<id>`).
-/// The managers of users' sessions (`user@1000.service`) are no service, and what lies below them
-/// was named by that user.
+/// container there because the unit *is* the container (`web.service/libpod-payload-<id>`). The
+/// managers of users' sessions (`user@1000.service`) are no service, and groups below them were
+/// named by that user.
 pub fn unit_in_path(path: &str) -> Option<&str> {
     if split_at_user(path).1.is_some() {
         return None;

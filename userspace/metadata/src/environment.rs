@@ -8,9 +8,9 @@ use std::borrow::Cow;
 use crate::destinations;
 use crate::types;
 
-/// What is read of a block. The kernel allows more; a service's name need not lie there.
+/// The most that is read of a block. The kernel allows more.
 pub const MAX_BLOCK: usize = 256 * 1024;
-/// What is read of one variable.
+/// The most that is read of one variable.
 pub const MAX_VALUE: usize = 16 * 1024;
 
 pub const PYROSCOPE_APPLICATION_NAME: &str = "PYROSCOPE_APPLICATION_NAME";
@@ -68,7 +68,7 @@ impl<'a> Environment<'a> {
         (!value.is_empty()).then_some(value)
     }
 
-    /// What strata understands of the block, in one pass over it.
+    /// The variables of the block that strata uses, in one pass over it.
     pub fn known(&self) -> Known<'a> {
         let mut known = Known { unread: self.unread, ..Known::default() };
         for (name, value) in self.variables() {
@@ -97,12 +97,12 @@ fn name_of(name: &[u8]) -> Option<&'static str> {
 /// Variables of a build's source, which Datadog links profiles with.
 pub const GIT: [&str; 2] = ["DD_GIT_REPOSITORY_URL", "DD_GIT_COMMIT_SHA"];
 
-/// What is kept of a process's environment.
+/// How a variable of a process's environment is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// The value is used.
     Value,
-    /// Only that it is set: where data goes, and the credentials for it.
+    /// Only that it is set: endpoints and credentials.
     Name,
     Nothing,
 }

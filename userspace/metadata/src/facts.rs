@@ -5,8 +5,8 @@ use strata_kinds::Kinds;
 use crate::control_group::Group;
 use crate::environment::Environment;
 
-/// What is known of a process. Everything may be missing; everything but the control group
-/// (which the kernel and the host's service managers wrote) may be the process's own claim.
+/// The facts about a process. Each may be missing; everything but the control group (which the
+/// kernel and the host's service managers wrote) may be the process's own claim.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Facts<'a> {
     /// The application's description of itself at run time.
@@ -32,7 +32,7 @@ pub struct Application<'a> {
     pub version: &'a str,
 }
 
-/// What a container runtime knows of one container.
+/// A container runtime's metadata of one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
     pub name: Option<String>,
@@ -46,7 +46,7 @@ impl Container {
     }
 }
 
-/// What Kubernetes knows of a container's pod.
+/// Kubernetes' metadata of a container's pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
     pub namespace: String,
@@ -72,7 +72,7 @@ fn find<'a>(pairs: &'a [(String, String)], name: &str) -> Option<&'a str> {
     pairs.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
 }
 
-/// What the host's rules say of a process. Comes before everything else.
+/// The values set by the host's rules. They take precedence over everything else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
     /// `Some(false)`: not sampled at all.
@@ -83,6 +83,6 @@ pub struct Choice {
     pub labels: Vec<(String, String)>,
     /// Exactly these types.
     pub types: Option<Kinds>,
-    /// The target may say where its data goes.
+    /// The target may choose where its data goes.
     pub own_destination: bool,
 }

@@ -20,7 +20,7 @@ use crate::source::Source;
 use crate::text::{self, Limits, List};
 use crate::types::{self, Switched};
 
-/// A value, and where it comes from.
+/// A value, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sourced {
     pub value: String,
@@ -34,7 +34,7 @@ pub struct Label {
     pub source: Source,
 }
 
-/// Who a process (or one runtime of it) is.
+/// The identity of a process (or of one runtime in it).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Never empty.
@@ -44,14 +44,14 @@ pub struct Identity {
     /// By name; each name once.
     pub labels: Vec<Label>,
     pub types: Switched,
-    /// Variables of the target that were ignored: they say where data goes.
+    /// Variables of the target that were ignored: those for endpoints and credentials.
     pub ignored: Vec<&'static str>,
     /// Those variables, where a rule allows this target its own destination.
     pub wishes: Vec<Wish>,
     pub refused: Refused,
 }
 
-/// What was claimed and not taken.
+/// Counts of claims that were dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
     /// Values that were too long and are truncated.
@@ -66,7 +66,7 @@ pub struct Refused {
     pub environment: usize,
 }
 
-/// Labels that strata or its exporters set. A target that sets one would pass for another.
+/// Labels that strata or its exporters set. A target that sets one could impersonate another.
 pub const RESERVED: &[&str] = &[
     "container",
     "container_id",
@@ -156,7 +156,7 @@ impl Claims {
         }
     }
 
-    /// The claim that wins. Claims are in order.
+    /// The claim with precedence. Claims are in order.
     fn take(&mut self, field: &Field) -> Option<Sourced> {
         let claim = self.claims.iter_mut().find(|claim| claim.field == *field)?;
         Some(Sourced { value: std::mem::take(&mut claim.value), source: claim.source })
@@ -170,7 +170,7 @@ impl Claims {
             if labels.iter().any(|label| label.name == name) {
                 continue;
             }
-            // The host's own facts have their place, however many labels a target claims.
+            // The host's own facts always have room, however many labels a target claims.
             let own = RESERVED.contains(&name.as_str());
             let claimed = labels.iter().filter(|label| !RESERVED.contains(&label.name.as_str()));
             if !own && claimed.count() >= Limits::LABELS {
@@ -265,7 +265,8 @@ fn of_host(claims: &mut Claims, facts: &Facts<'_>) {
         claims.maybe(label("container_name"), Source::ContainerName, name);
         let image = container.image.as_deref();
         claims.maybe(label("container_image"), Source::ContainerImage, image);
-        // A name that Kubernetes gave is Kubernetes's, which knows more than the name.
+        // A name assigned by Kubernetes counts as Kubernetes metadata, which is richer than the
+        // name.
         let given = |name: &&str| {
             name.starts_with("k8s_") || facts.pod.is_some_and(|pod| pod.container == *name)
         };

@@ -26,7 +26,7 @@ pub enum Source {
     PodContainer,
     Executable,
     Comm,
-    /// Nothing is known: the service is called `unknown`.
+    /// No source: the service is called `unknown`.
     Nothing,
 }
 
@@ -128,7 +128,7 @@ impl Source {
         }
     }
 
-    /// What it gives, and in which words: `(service, env, version, labels)`.
+    /// What it provides, and from which input: `(service, env, version, labels)`.
     pub(crate) fn gives(self) -> [&'static str; 4] {
         const LIST: [&str; 4] = [
             "`service_name`, `service`, `service.name` in it",

@@ -19,7 +19,7 @@ pub const DD_PROFILING_ENABLED: &str = "DD_PROFILING_ENABLED";
 /// profilers wait for a span as well; spans are nothing that every process makes.)
 pub const AUTO_AGE: Duration = Duration::from_secs(30);
 
-/// Names of all variables that switch something.
+/// Names of all variables that switch kinds.
 pub fn variables() -> impl Iterator<Item = &'static str> {
     let of_kinds = Kind::ALL.into_iter().flat_map(|kind| {
         let info = kind.info();
@@ -36,13 +36,13 @@ pub enum Because {
     Variable(&'static str),
 }
 
-/// What is sampled of one process.
+/// The kinds sampled of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Switched {
     pub on: Kinds,
     /// Not before the process is this old.
     pub from_age: Duration,
-    /// Where the age comes from.
+    /// The source of the age.
     pub age_because: Because,
     because: [Because; KIND_COUNT],
 }
@@ -90,7 +90,7 @@ fn family(
     names.iter().find_map(|name| said(known, name)).filter(|(said, _)| *said != Said::Auto)
 }
 
-/// What is sampled: the rule's choice, else the environment's, else strata's own.
+/// The kinds to sample: the rule's choice, else the environment's, else the default.
 pub(crate) fn switch(known: &Known<'_>, choice: &Choice, defaults: Kinds) -> Switched {
     let mut switched = Switched {
         on: defaults,

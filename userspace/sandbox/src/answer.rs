@@ -10,10 +10,10 @@ use crate::request::Reply;
 use crate::symbols::Symbols;
 use crate::wire::WireError;
 
-/// What a request's answer has to be.
+/// The expected form of a request's answer.
 #[derive(Debug)]
 pub(crate) enum Expected {
-    /// With where to keep it, if it may be kept.
+    /// With its cache key, if it may be cached.
     UnwindTable(Option<CacheKey>),
     Facts,
     Fits,

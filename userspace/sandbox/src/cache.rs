@@ -27,16 +27,17 @@ use crate::service::OpenFile;
 
 const SUFFIX: &str = ".unwind";
 const TEMPORARY: &str = ".tmp-";
-/// A change in the same tick of the clock would not show in the change time: fresh files wait.
+/// A change within the same clock tick would not show in the change time, so tables of fresh files
+/// are not cached yet.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
-/// How stale the time of last use may get, so that reading does not mean writing each time.
+/// How stale the time of last use may get, so that not every read causes a write.
 const TOUCH_AFTER: Duration = Duration::from_secs(6 * 3600);
 /// Temporary files this old were left by a crash.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 /// After being full, this much of the limit is kept.
 const KEEP_TENTHS: u64 = 8;
 
-/// Where and how much.
+/// The cache's directory and size limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
     pub directory: PathBuf,
@@ -88,7 +89,7 @@ pub enum CacheError {
     Open { path: PathBuf, mode: u32 },
 }
 
-/// Which table.
+/// The key of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CacheKey {
     name: String,
@@ -122,7 +123,7 @@ pub(crate) struct Cache {
     directory: OwnedFd,
     max_bytes: u64,
     max_entry: u64,
-    /// What is in it, as far as this process knows.
+    /// Its contents, as far as this process knows.
     bytes: u64,
     serial: u64,
     pub statistics: CacheStatistics,
@@ -208,7 +209,7 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// Keeps a table's bytes, which were checked already.
+    /// Stores a table's bytes, which were checked already.
     pub fn store(&mut self, key: &CacheKey, bytes: &[u8]) {
         let changed = Duration::from_nanos(u64::try_from(key.ctime_ns).unwrap_or(0));
         if now().checked_sub(changed).is_none_or(|age| age < SETTLED_AFTER) {

@@ -37,7 +37,7 @@ impl Default for ChildCommand {
     }
 }
 
-/// What a child uses, or used up.
+/// The resources that a child uses, or used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub processor_time: Duration,
@@ -119,7 +119,7 @@ impl Child {
             return None;
         }
         if reaped < 0 {
-            // Somebody else reaped it.
+            // Another thread reaped it.
             return Some((Death::Unknown, Duration::ZERO));
         }
         // SAFETY: zeroed above, and wait4 wrote it.
@@ -172,8 +172,8 @@ fn processor_time_of(usage: &libc::rusage) -> Duration {
     time(usage.ru_utime) + time(usage.ru_stime)
 }
 
-/// What every child does first: it lets go of what it may have inherited, takes the socket it was
-/// given as standard input, and dies with the daemon.
+/// The first step of every child: closes inherited descriptors, takes the socket passed as standard
+/// input, and asks the kernel to be killed when the daemon dies.
 ///
 /// The daemon's *thread* that started it must live as long as the child is wanted
 /// (PR_SET_PDEATHSIG follows the thread).

@@ -5,7 +5,7 @@ use std::io;
 
 use crate::wire::WireError;
 
-/// Why the opener did not open a file. The classes are what is counted and shown.
+/// Why the opener did not open a file. Counted and shown by class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Refusal {
@@ -25,11 +25,11 @@ pub enum Refusal {
     TooLarge = 7,
     /// A filesystem that may hang, or one nothing is known about: for the slow lane only.
     SlowFilesystem = 8,
-    /// Somebody holds a lease on the file.
+    /// Another process holds a lease on the file.
     Busy = 9,
     /// The file changed or shrank while it was read.
     Changed = 10,
-    /// Anything else the kernel answered.
+    /// Any other error of the kernel.
     Other = 11,
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Which process of ours something happened in.
+/// The helper process in which an error happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ChildKind {
     Opener,
@@ -103,10 +103,10 @@ impl fmt::Display for ChildKind {
     }
 }
 
-/// How one of our processes ended while it worked on a file.
+/// How a helper process ended while it worked on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Death {
-    /// It left by itself with this status.
+    /// It exited with this status.
     Exit(i32),
     /// A signal: SIGSEGV, SIGKILL of the kernel's memory killer, ….
     Signal(i32),
@@ -116,7 +116,7 @@ pub enum Death {
     SandboxViolation,
     /// It sent something that is not a message.
     BadMessage,
-    /// How it ended could not be found out.
+    /// How it ended is unknown.
     Unknown,
 }
 
@@ -163,7 +163,7 @@ pub enum FileError {
     TooManyStuck(usize),
     #[error("more than {0} file requests are waiting")]
     Overloaded(usize),
-    /// Who asked has stopped waiting; the work may still be done.
+    /// The caller has stopped waiting; the work may still be done.
     #[error("there was no time for it")]
     Late,
     #[error("the request is not valid: {0}")]
@@ -177,7 +177,7 @@ impl FileError {
         Self::Refused { refusal, errno: 0 }
     }
 
-    /// Whether the same request may well succeed a little later: what was missing is strata's own
+    /// Whether the same request may succeed a little later: the missing resource is strata's own
     /// (room in a queue, a descriptor, memory, a process), and is no property of the file.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -191,7 +191,7 @@ impl FileError {
         }
     }
 
-    /// Whether the same request is likely to do the same harm again.
+    /// Whether the same request is likely to hang or crash again.
     pub(crate) fn is_costly(&self) -> bool {
         matches!(
             self,

@@ -7,7 +7,7 @@ use crate::protocol::{OpenReply, WorkerReply};
 use crate::related::{decode_answers, encode_answers};
 use crate::symbols::Symbols;
 
-/// Decodes `data` as everything a child may send.
+/// Decodes `data` as each message that a child may send.
 pub fn replies(data: &[u8]) {
     let _ = OpenReply::decode(data);
     let _ = WorkerReply::decode(data);
@@ -73,7 +73,7 @@ mod tests {
                     state ^= state << 13;
                     state ^= state >> 7;
                     state ^= state << 17;
-                    // Small numbers get further.
+                    // Small numbers reach deeper code.
                     if state & 0x300 == 0 { state as u8 } else { (state & 3) as u8 }
                 })
                 .collect();

@@ -25,7 +25,7 @@ impl fmt::Display for FileIdentity {
     }
 }
 
-/// How far an identity carries.
+/// How far an identity can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IdentityTrust {
     /// A server other than this kernel answers for the file (FUSE, network, unknown): the identity
@@ -64,7 +64,7 @@ mod magic {
     pub const MINIX3: u64 = 0x4d5a;
 }
 
-/// What the filesystem behind an `f_type` lets an identity be worth.
+/// The trust in identities on a filesystem with this `f_type`.
 pub fn trust_of_filesystem(filesystem_magic: u64) -> IdentityTrust {
     use magic::*;
     // f_type is a signed long of 32 significant bits.

@@ -48,7 +48,7 @@ pub enum ImagePlace {
 /// Where the code of an assembly is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AssemblyCode {
-    /// All of it is compiled when it runs.
+    /// All of it is JIT-compiled.
     Il,
     /// Precompiled code is in the file.
     Precompiled,
@@ -56,11 +56,11 @@ pub enum AssemblyCode {
     Composite,
     /// Precompiled code is in a composite file of this name.
     InComposite { owner: String },
-    /// There is some, and its tables are damaged.
+    /// There is precompiled code, and its tables are damaged.
     Damaged,
 }
 
-/// What the headers of an assembly say.
+/// The facts from an assembly's headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedFacts {
     pub assembly: Option<String>,
@@ -76,7 +76,7 @@ pub struct ManagedFacts {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ManagedMethod {
     pub token: u32,
-    /// The assembly that the token is of, when it is another: then there are no names.
+    /// The assembly of the token, when it is another one: then there are no names.
     pub assembly: Option<Arc<str>>,
     pub type_token: u32,
     /// `Namespace.Outer+Inner`, with arity marks.

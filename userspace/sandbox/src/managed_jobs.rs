@@ -23,7 +23,7 @@ fn failed(error: strata_dotnet::Error) -> JobError {
     parse_error(&error)
 }
 
-/// Does `work` with the file, or with a part of it.
+/// Runs `work` on the file, or on a part of it.
 pub(crate) fn with_part(
     file: &TargetFile,
     part: Option<FilePart>,
@@ -39,7 +39,7 @@ pub(crate) fn with_part(
     }
 }
 
-/// What the headers of an assembly say.
+/// The facts from an assembly's headers.
 pub(crate) fn facts(body: &[u8], file: &TargetFile) -> Result<Vec<u8>, JobError> {
     let mut decoder = Decoder::new(body);
     let part = decode_part(&mut decoder)?;
@@ -94,10 +94,10 @@ fn address_of(image: &ManagedImage<'_>, place: ImagePlace) -> Option<u32> {
     }
 }
 
-/// What stands for the name of an image's own stubs.
+/// The placeholder for the name of an image's own stubs.
 const IMAGE_STUB: &str = "runtime call";
 
-/// What was found out for one request: each function is looked at once.
+/// The results of one request: each function is examined once.
 type Statements = Vec<(u32, i32)>;
 
 #[derive(Default)]
@@ -138,7 +138,7 @@ impl Known {
         method
     }
 
-    /// Where in its method's IL the code of a place came from.
+    /// The IL offset that the code at a place was compiled from.
     fn il_offset(
         &mut self,
         image: &ManagedImage<'_>,
@@ -153,8 +153,8 @@ impl Known {
         Some(start)
     }
 
-    /// Code of an image that is in none of its functions: what it calls other code through, before
-    /// that is known.
+    /// Code of an image outside its functions: the stubs through which it calls code that is not
+    /// resolved yet.
     fn stub(&mut self, code: &NativeCode) -> Option<Arc<ManagedMethod>> {
         if matches!(code.kind, Kind::Component { .. }) {
             return None;

@@ -27,13 +27,13 @@ use crate::channel::{Channel, Envelope, MAX_MESSAGE, Wait};
 use crate::error::Refusal;
 use crate::protocol::{OpenReply, OpenRequest, OpenedFacts};
 
-/// Which files an opener takes.
+/// The files that an opener accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Lane {
-    /// Only where opening cannot hang. `wary`: overlays do not count as such, because strata was
-    /// shown one that hangs.
+    /// Only where opening cannot hang. `wary`: overlays do not count as such, because the daemon
+    /// has found one that hangs.
     Fast { wary: bool },
-    /// Whatever may hang.
+    /// Files on filesystems that may hang.
     Slow,
 }
 
@@ -54,7 +54,7 @@ impl Lane {
     }
 }
 
-/// What opening came to: the file and what is known about it.
+/// The result of opening: the file and its facts.
 type Opened = (OwnedFd, OpenedFacts);
 /// A refusal and the errno behind it (0 for none).
 type Refused = (Refusal, i32);
@@ -83,7 +83,8 @@ pub fn run_opener(lane: Lane) -> io::Result<()> {
         });
         match outcome {
             Ok((envelope, file, facts)) => {
-                // Closing may hang, so it comes before the answer: then the right file is blamed.
+                // Closing may hang, so it comes before the answer: then the hang is attributed to
+                // this file.
                 drop(file);
                 let reply = OpenReply { id: request.id, outcome: Ok(facts) };
                 channel.send(&reply.encode(), &[envelope.as_fd()], Wait::Block)?;

@@ -19,7 +19,7 @@ pub struct ProcessRef {
     pub start_time: Option<u64>,
 }
 
-/// Where a file is.
+/// The locator of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Locator {
     /// What a process has mapped at exactly this range, by `/proc/PID/map_files`: works for
@@ -111,7 +111,7 @@ fn decode_path(decoder: &mut Decoder<'_>) -> Result<PathBuf, WireError> {
     Ok(PathBuf::from(OsString::from_vec(bytes.to_vec())))
 }
 
-/// What the opener found out about a file it opened.
+/// The opener's facts about an opened file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OpenedFacts {
     pub identity: FileIdentity,
@@ -213,7 +213,7 @@ impl WorkerLimits {
     }
 }
 
-/// Kinds of work. What is not among them is up to the worker's own [`crate::WorkerJobs`].
+/// Kinds of work. Others are passed to the worker's own [`crate::WorkerJobs`].
 pub(crate) mod kind {
     pub const UNWIND_TABLE: u8 = 1;
     pub const FACTS: u8 = 2;

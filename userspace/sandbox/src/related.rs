@@ -48,7 +48,7 @@ fn decode_question(decoder: &mut Decoder<'_>) -> Result<Related, WireError> {
     Ok(Related::Import { signature, called_by: Statement { method, start, end } })
 }
 
-/// What a worker does.
+/// A worker's job.
 pub(crate) fn answer(body: &[u8], file: &TargetFile) -> Result<Vec<u8>, JobError> {
     let mut decoder = Decoder::new(body);
     let part = decode_part(&mut decoder)?;

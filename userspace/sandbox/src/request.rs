@@ -28,7 +28,7 @@ pub enum Request {
     /// part that is not compressed, offsets in the table are the whole file's. Answered by
     /// [`Reply::UnwindTable`].
     UnwindTable { file: Arc<OpenFile>, part: Option<FilePart>, limits: Limits },
-    /// What its headers say. Answered by [`Reply::Facts`].
+    /// The facts from its headers. Answered by [`Reply::Facts`].
     Facts { file: Arc<OpenFile> },
     /// Whether a file is the debug file of a binary with this build id or debug link checksum.
     /// Answered by [`Reply::Fits`].
@@ -41,7 +41,7 @@ pub enum Request {
         addresses: Vec<u64>,
         options: Options,
     },
-    /// What the headers of an assembly say. Answered by [`Reply::ManagedFacts`].
+    /// The facts from an assembly's headers. Answered by [`Reply::ManagedFacts`].
     ManagedFacts { file: Arc<OpenFile>, part: Option<FilePart> },
     /// The methods whose precompiled code is at places of an assembly, best sorted. Answered by
     /// [`Reply::ManagedNames`].
@@ -56,7 +56,7 @@ pub enum Request {
     Bundle { file: Arc<OpenFile> },
     /// A piece of the file, at most 16 MiB; shorter where it ends. Answered by [`Reply::Bytes`].
     Read { file: Arc<OpenFile>, offset: u64, length: u64 },
-    /// A kind of work the worker's own [`crate::WorkerJobs`] know. Answered by [`Reply::Bytes`].
+    /// A kind of work of the worker's own [`crate::WorkerJobs`]. Answered by [`Reply::Bytes`].
     Custom { kind: u8, body: Vec<u8>, files: Vec<Arc<OpenFile>> },
 }
 
@@ -77,12 +77,12 @@ pub enum Reply {
     Bytes(Vec<u8>),
 }
 
-/// More does not fit a message.
+/// The most that fits a message.
 const MAX_FILES: usize = crate::channel::MAX_DESCRIPTORS;
-/// What a worker takes.
+/// The limits of a worker's request.
 const MAX_BODY: usize = 64 << 20;
 
-/// What names may take: a little for the answer as such, and much for each address.
+/// The size limit of names: a base, and an allowance for each address.
 const SYMBOL_BYTES: u64 = 1 << 20;
 const SYMBOL_BYTES_PER_ADDRESS: u64 = 4 << 10;
 const FACTS_BYTES: u64 = 1 << 20;

@@ -27,7 +27,7 @@ const MAX_OPEN_FILES: u64 = 24;
 /// A backstop in case the daemon, which has the deadlines, is stopped.
 const MAX_PROCESSOR_SECONDS: u64 = 120;
 
-/// Gives up everything. On an error the process must not read any target's file.
+/// Drops all privileges. On an error the process must not read any target's file.
 pub fn enter(limits: &WorkerLimits) -> io::Result<()> {
     // Users, capabilities and filters belong to threads: another thread would keep them.
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
@@ -58,8 +58,8 @@ pub fn enter(limits: &WorkerLimits) -> io::Result<()> {
 
 fn drop_users_and_capabilities() -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
-        // In a container without CAP_SETPCAP or CAP_SETUID these fail, and the rest must do: no
-        // capability and no call that opens anything.
+        // In a container without CAP_SETPCAP or CAP_SETUID these fail, and the rest must suffice:
+        // no capability and no system call that opens a file.
         for capability in CapabilitySet::all().iter() {
             let _ = rustix::thread::remove_capability_from_bounding_set(capability);
         }

@@ -41,7 +41,7 @@ pub use statistics::Statistics;
 pub(crate) use workers::PendingJob;
 use workers::WorkerPool;
 
-/// Names a submitted request.
+/// Identifies a submitted request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(u64);
 
@@ -56,7 +56,7 @@ pub struct ChildReport {
     pub usage: Usage,
 }
 
-/// What lanes and workers share.
+/// State shared by lanes and workers.
 #[derive(Debug)]
 struct Shared {
     config: Config,
@@ -72,7 +72,7 @@ pub struct FileService {
     fast: OpenerLane,
     slow: OpenerLane,
     workers: WorkerPool,
-    /// What is needed to make an answer out of a worker's bytes.
+    /// The context needed to decode a worker's answer.
     expected: HashMap<u64, Expected>,
     failures: Failures,
     cache: Option<Cache>,
@@ -84,8 +84,8 @@ pub struct FileService {
 }
 
 impl FileService {
-    /// Starts nothing yet: children are started when there is work for them. Raises the process's
-    /// soft limit of open files to the hard one.
+    /// Starts no child yet: children are started on demand. Raises the process's soft limit of open
+    /// files to the hard one.
     ///
     /// The thread that drives the service must live as long as the service: its children die
     /// with the thread that started them.
@@ -184,7 +184,7 @@ impl FileService {
         if !self.ready.is_empty() { Some(Instant::now()) } else { self.next_move() }
     }
 
-    /// When there is something to move on even if nothing became readable.
+    /// The next deadline, when there is work even if nothing became readable.
     fn next_move(&self) -> Option<Instant> {
         let now = Instant::now();
         if self.fast.has_unsent() || self.workers.has_unsent() {
@@ -201,7 +201,7 @@ impl FileService {
         .min()
     }
 
-    /// Moves everything on as far as it goes without waiting, and gives the answers there are.
+    /// Makes progress without waiting, and returns the answers available.
     pub fn drain(&mut self) -> Vec<(RequestId, Result<Reply, FileError>)> {
         self.move_on();
         std::mem::take(&mut self.ready)
@@ -221,7 +221,7 @@ impl FileService {
         self.apart.remove(&id)?
     }
 
-    /// Moves everything on as far as it goes without waiting.
+    /// Makes progress without waiting.
     pub fn move_on(&mut self) {
         self.turn();
         if self.apart.is_empty() {
@@ -391,7 +391,7 @@ impl FileService {
         Statistics { cache, ..self.shared.statistics.clone() }
     }
 
-    /// Why tables are not kept on disk, if they should be and cannot.
+    /// Why tables are not cached on disk, although that is configured.
     pub fn cache_trouble(&self) -> Option<&CacheError> {
         self.cache_trouble.as_ref()
     }

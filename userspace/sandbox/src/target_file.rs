@@ -67,8 +67,8 @@ impl TargetFile {
         self.file.as_fd()
     }
 
-    /// Whether the content is still what it was: what was read of one that is not is a mix of
-    /// two files. A file whose owner hides the change harms its own tables only.
+    /// Whether the content is unchanged: reads across a change mix two files. A file whose owner
+    /// hides the change harms its own tables only.
     pub fn is_unchanged(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|stat| {
             identity_of_stat(&stat).size == self.size

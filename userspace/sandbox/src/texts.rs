@@ -44,7 +44,7 @@ impl<'a> Texts<'a> {
     }
 }
 
-/// Texts as they came.
+/// The received texts.
 pub(crate) struct TextTable(Vec<Arc<str>>);
 
 impl TextTable {

@@ -109,7 +109,8 @@ fn serve(
     }
 }
 
-/// What the allocator keeps for later. The daemon looks at a worker's memory after each answer.
+/// Returns the allocator's free memory to the kernel: the daemon checks a worker's memory after
+/// each answer.
 fn give_memory_back() {
     // SAFETY: takes no pointers; allocations in use stay where they are.
     #[cfg(target_env = "gnu")]

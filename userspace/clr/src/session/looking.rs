@@ -28,9 +28,10 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(20);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 /// How often it is checked that the process has not dropped the memory.
 const CHECK_MAPPED: Duration = Duration::from_secs(1);
-/// Looking may take this part of the time.
+/// The share of time that looks may take.
 const LOOKING_SHARE: u32 = 50;
-/// A look that took this long has hung, or its process holds it up: others wait for the same thread.
+/// A look that took this long has hung or was held up by its process; others wait for the same
+/// thread.
 const HANGS: Duration = Duration::from_millis(100);
 /// After one that hung, doubled each time.
 const SHORTEST_REST: Duration = Duration::from_secs(30);
@@ -47,7 +48,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// Looks, and brings home what was found. May hang for as long as the process likes.
+    /// Runs the look and carries its results back. May hang for as long as the process chooses.
     pub fn look(self) {
         let start = Instant::now();
         // Gone by exec, or because the process unmapped it.
@@ -58,7 +59,7 @@ impl Look {
                 Ok(mappings) => Segments::open(&self.target, &mappings, &known),
                 Err(_) => Segments { files: Vec::new(), seen: known },
             });
-        // A session that ended meanwhile does not want it any more.
+        // Ignored by a session that ended meanwhile.
         let _ = self.home.send((Found { is_mapped, segments }, start.elapsed()));
     }
 }
@@ -73,8 +74,7 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Opens those that are not known. What is no segment of this bridge costs nothing but having
-    /// been looked at.
+    /// Opens new ones. A file that is no segment of this bridge costs one check.
     pub fn open(target: &Target, mappings: &Mappings, known: &HashSet<u64>) -> Self {
         let mut segments = Self::default();
         for segment in memory_files::segments(mappings, &HashSet::new()) {
@@ -93,7 +93,7 @@ impl Segments {
     }
 }
 
-/// What a look has found.
+/// The results of a look.
 #[derive(Debug)]
 pub(super) struct Found {
     /// The main file is still mapped where it was.
@@ -102,16 +102,16 @@ pub(super) struct Found {
     pub segments: Option<Segments>,
 }
 
-/// When a session's process is looked at.
+/// Schedules the looks at a session's process.
 #[derive(Debug)]
 pub(super) struct Looking {
     known: HashSet<u64>,
-    /// Of the look that is out, and since when it is.
+    /// The look under way, and its start.
     out: Option<(Receiver<(Found, Duration)>, Instant)>,
     checks_at: Instant,
     searches_at: Instant,
     wait: Duration,
-    /// Not before this, whatever is to be looked for.
+    /// The earliest time of the next look.
     rests_until: Instant,
     rest: Duration,
 }
@@ -129,7 +129,7 @@ impl Looking {
         }
     }
 
-    /// Since when a look is out.
+    /// The start of the look under way.
     pub fn out_since(&self) -> Option<Instant> {
         self.out.as_ref().map(|(_, since)| *since)
     }
@@ -165,7 +165,7 @@ impl Looking {
         Some(Look { target, main, known: searches.then(|| self.known.clone()), home })
     }
 
-    /// What a look has brought home.
+    /// The results that a look carries back.
     pub fn came_back(&mut self, now: Instant) -> Option<Found> {
         let (home, _) = self.out.as_ref()?;
         match home.try_recv() {
@@ -219,7 +219,7 @@ mod tests {
         looking.wanted(now, &target, MAIN, is_missing)
     }
 
-    /// What came of a look that took so long.
+    /// The outcome of a look that took this long.
     fn comes_back(looking: &mut Looking, look: Look, now: Instant, took: Duration) {
         let found = Found { is_mapped: true, segments: None };
         look.home.send((found, took)).unwrap();

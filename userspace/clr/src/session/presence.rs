@@ -50,7 +50,7 @@ pub enum BridgeState {
         losses: u64,
         version: String,
     },
-    /// It is there and cannot be read: why.
+    /// It is present and cannot be read, with the reason.
     Unusable(String),
 }
 

@@ -33,14 +33,14 @@ impl Question {
     }
 }
 
-/// Why a question has no answer.
+/// Why a request has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Unanswered {
-    /// The runtime refused, or the bridge does not know such questions.
+    /// The runtime refused, or the bridge does not support such requests.
     Refused,
     /// There was no room for the answer.
     Lost,
-    /// The bridge went before it answered.
+    /// The bridge detached before it answered.
     Gone,
 }
 
@@ -50,12 +50,12 @@ pub struct Requests {
     asked: VecDeque<(u64, Question)>,
     /// Requests that wait or are sent, so that each is sent once.
     open: HashSet<Question>,
-    /// Questions that were turned away because too many waited.
+    /// Requests refused because too many waited.
     dropped: u64,
 }
 
 impl Requests {
-    /// Asks, unless that was asked and not answered yet.
+    /// Queues a request, unless the same one is pending.
     pub fn ask(&mut self, question: Question) {
         if self.open.len() >= MAX_WAITING {
             self.dropped += 1;
@@ -73,7 +73,7 @@ impl Requests {
         self.dropped
     }
 
-    /// Sees what became of the requests, and sends as many as there is room for.
+    /// Collects the outcomes of requests, and sends as many as there is room for.
     pub fn advance(&mut self, owner: &mut Owner) -> io::Result<Vec<(Question, Unanswered)>> {
         let mut unanswered = Vec::new();
         while let Some(&(sequence, question)) = self.asked.front() {

@@ -12,7 +12,7 @@ pub mod datadog;
 pub mod otlp;
 pub mod pyroscope;
 
-/// A kind of server, and what it takes.
+/// A kind of server, and its settings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Backend {
     Pyroscope(pyroscope::Settings),
@@ -20,7 +20,7 @@ pub enum Backend {
     Otlp(otlp::Settings),
 }
 
-/// What one exporter's requests have to know of those before.
+/// State of one exporter that its requests share.
 #[derive(Debug, Default)]
 pub struct EncoderState {
     pub moments: pyroscope::Moments,
@@ -29,7 +29,7 @@ pub struct EncoderState {
 }
 
 impl EncoderState {
-    /// With so many values a label.
+    /// With at most so many values of a label.
     #[must_use]
     pub fn new(most_values: usize) -> Self {
         let label_values = RefCell::new(LabelValues::new(most_values));
@@ -38,7 +38,7 @@ impl EncoderState {
 }
 
 impl Backend {
-    /// The requests that send these profiles, after others that have left this state. Pure: no I/O,
+    /// The requests that send these profiles, given the state left by earlier ones. Pure: no I/O,
     /// no clock.
     #[must_use]
     pub fn encode(&self, profiles: &[Outgoing], state: &mut EncoderState) -> Encoded {
@@ -49,8 +49,8 @@ impl Backend {
         }
     }
 
-    /// A path that requests go to, and that an address may have too: OpenTelemetry's endpoint of
-    /// one signal is the whole URL.
+    /// The path of requests, which an address may contain already: OpenTelemetry's endpoint of one
+    /// signal is the whole URL.
     fn own_path(&self) -> Option<&'static str> {
         match self {
             Self::Otlp(settings) if settings.transport == otlp::Transport::Http => {
@@ -74,7 +74,7 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// # Errors
-    /// If the destination has a header or certificate that is none.
+    /// If a header or certificate of the destination is invalid.
     pub fn new(backend: Backend, destination: &EndpointSettings) -> Result<Self, SetupError> {
         let mut destination = destination.clone();
         if let Some(path) = backend.own_path() {
@@ -90,7 +90,7 @@ impl Endpoint {
         self.backend.encode(profiles, &mut EncoderState::default())
     }
 
-    /// Sends the batch once, whatever comes of it.
+    /// Sends the batch once, without a retry.
     pub async fn send(&self, batch: &Batch) -> Outcome {
         self.client.send(batch).await
     }

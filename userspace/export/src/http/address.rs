@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use reqwest::Url;
 
-/// An address without anything secret in it: it may be shown.
+/// An address without secrets: it may be shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     /// `http` or `https`, without a slash at its end.
@@ -14,7 +14,7 @@ pub struct Address {
     socket: Option<PathBuf>,
 }
 
-/// Why an address is none. Nothing of the text is repeated: it may hold a password.
+/// Why an address is invalid. The text is not repeated: it may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     #[error("not an address: write it as http://HOST:PORT, https://HOST or unix:///PATH")]

@@ -36,7 +36,7 @@ const LONGEST_BODY_TIME: Duration = Duration::from_secs(5);
 /// Bytes of an answer's headers over HTTP/2; HTTP/1 has a bound of its own.
 const LONGEST_HEADERS: u32 = 16 << 10;
 
-/// The same each time a batch is sent.
+/// The batch's id: the same each time the batch is sent.
 const BATCH_ID: HeaderName = HeaderName::from_static("idempotency-key");
 
 const TENANT: HeaderName = HeaderName::from_static("x-scope-orgid");
@@ -63,10 +63,10 @@ pub struct EndpointSettings {
     pub headers: Vec<(String, Secret)>,
     /// Certificates in PEM that are trusted in place of the system's.
     pub authorities: Option<Vec<u8>>,
-    /// For all of a request but its answer's body.
+    /// The time limit of a request, without its answer's body.
     pub timeout: Duration,
     pub connect_timeout: Duration,
-    /// Whether `HTTPS_PROXY` and its like are obeyed.
+    /// Whether `HTTPS_PROXY` and its like apply.
     pub environment_proxy: bool,
 }
 
@@ -269,10 +269,10 @@ struct Answer {
 }
 
 impl Answer {
-    /// Reads until the end, the bound, an error or the end of the time, and takes what came.
+    /// Reads until the end, the bound, an error or the time limit, and returns what arrived.
     async fn read(mut body: reqwest::Body, time: Duration) -> Self {
         let mut answer = Self { bytes: Vec::new(), trailers: HeaderMap::new() };
-        // Leaving it drops the connection, which is the answer to one that never ends.
+        // Returning drops the connection, which ends an endless answer.
         let _ = tokio::time::timeout(time, async {
             while let Some(Ok(frame)) = body.frame().await {
                 match frame.into_data() {

@@ -27,8 +27,8 @@ pub enum Outcome {
     Retry { after: Option<Duration>, reason: String },
     /// Sending the same bytes again would not help.
     Refused { status: Option<u16>, reason: String },
-    /// The endpoint takes nothing as it is configured: the credential, the path or the tenant is
-    /// wrong, or the server does not have the service. The same bytes may be taken later. The
+    /// The endpoint refuses everything as it is configured: the credential, the path or the tenant
+    /// is wrong, or the server does not have the service. The same bytes may be taken later. The
     /// status is that of HTTP, or what a gRPC status about a credential means there.
     Denied { status: Option<u16>, reason: String },
 }
@@ -160,7 +160,7 @@ struct Delay {
     nanos: i32,
 }
 
-/// The wait that `grpc-status-details-bin` asks for.
+/// The delay requested by `grpc-status-details-bin`.
 #[must_use]
 pub(crate) fn grpc_wait(details: &str) -> Option<Duration> {
     let bytes = STANDARD_NO_PAD.decode(details.trim_end_matches('=')).ok()?;
@@ -199,7 +199,7 @@ pub(crate) fn of_grpc_status(code: u32, wait: Option<Duration>, message: &str) -
     match code {
         1 | 4 | 10 | 11 | 14 | 15 => Outcome::Retry { after: wait, reason },
         8 if wait.is_some() => Outcome::Retry { after: wait, reason },
-        // The same word from every protocol: the credential is at fault.
+        // The same text for every protocol: the credential is at fault.
         7 => Outcome::Denied { status: Some(403), reason },
         16 => Outcome::Denied { status: Some(401), reason },
         // No pipeline takes profiles, or not yet.

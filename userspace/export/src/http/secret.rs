@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A text that only a request sees.
+/// A text that is used only in requests.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 

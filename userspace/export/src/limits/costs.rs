@@ -6,8 +6,8 @@ use strata_profile::{Frame, Label, LabelValue, LocationId, Profile, Sample, Stac
 
 use crate::positions::Marks;
 
-// What comes before a field or a message of less than 2^28 bytes, and an index into a table: such
-// a profile has no table of more things.
+// The prefix of a field or message of less than 2^28 bytes, and an index into a table: no table of
+// such a profile is larger.
 const KEY: usize = 1;
 const LENGTH: usize = 4;
 const INDEX: usize = 4;
@@ -60,7 +60,7 @@ pub(super) fn kept_frames(
     sums.take_while(|&sum| sum <= room).count().max(1)
 }
 
-/// What is in a part already.
+/// The items already in a part.
 #[derive(Default)]
 pub(super) struct Seen {
     strings: Marks,
@@ -85,7 +85,7 @@ impl Seen {
     }
 }
 
-/// How many bytes things take at most, as pprof or as OTLP.
+/// Upper bounds on the sizes of items, as pprof or as OTLP.
 pub(super) struct Costs<'p> {
     profile: &'p Profile,
     /// Bytes of a location's id.
@@ -116,7 +116,7 @@ impl<'p> Costs<'p> {
         self.depths.get(id.position()).map_or(0, |&depth| depth as usize)
     }
 
-    /// What each stack takes at most when nothing was seen before.
+    /// The largest size of each stack, with all of its items new.
     pub(super) fn most_bytes(&self) -> Vec<usize> {
         let mut seen = Seen::default();
         let locations: Vec<usize> = self
@@ -201,7 +201,7 @@ impl<'p> Costs<'p> {
         bytes
     }
 
-    /// What a label brings, if it is new: in pprof its texts, in OTLP itself with its text.
+    /// The size that a new label adds: in pprof its texts, in OTLP itself with its text.
     fn new_label(&self, label: &Label, seen: &mut Seen) -> usize {
         if !seen.attributes.insert(*label) {
             return 0;

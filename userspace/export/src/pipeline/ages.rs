@@ -15,8 +15,8 @@ fn nanos(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// What differs by less is the same clock: set right by a little, or the end of summer time on a
-/// clock that should not know it.
+/// Smaller differences are adjustments of the same clock, or the end of daylight saving time on a
+/// clock that wrongly follows it.
 const LEAP: i64 = 2 * 3600 * SECOND;
 const SECOND: i64 = 1_000_000_000;
 /// How long a leap forwards has to last.
@@ -31,7 +31,7 @@ pub struct Ages {
     /// The time of day at `began` by the trusted clock.
     base: i64,
     began: Instant,
-    /// The same by a clock that has leapt, and since when it is seen.
+    /// The same for a clock that has leapt, and when the leap was first seen.
     leapt: Option<(i64, Instant)>,
 }
 

@@ -49,7 +49,7 @@ impl Unfinished {
         Some(Self { spool, next_number, written, trouble: None })
     }
 
-    /// What a process that did not end in order has left, oldest first.
+    /// The profiles left by a process that did not end in order, oldest first.
     pub fn left(&mut self) -> Vec<Outgoing> {
         let mut left = Vec::new();
         for key in self.written.clone() {
@@ -61,7 +61,7 @@ impl Unfinished {
         left
     }
 
-    /// Writes what a flush brought.
+    /// Writes the profiles of a flush.
     pub fn add(&mut self, profiles: &[Outgoing]) {
         let mut file = Stored::default();
         let mut bytes = 0_usize;

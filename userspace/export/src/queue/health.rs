@@ -21,12 +21,12 @@ impl Count {
     }
 }
 
-/// What will never arrive, by cause.
+/// Losses by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
     /// Older than the exporter's age.
     pub too_old: Count,
-    /// Made room in the spool for what is newer.
+    /// Evicted from the spool by newer ones.
     pub spool_full: Count,
     /// The server refused it permanently.
     pub refused: Count,
@@ -34,7 +34,7 @@ pub struct Drops {
     pub disk_error: Count,
     /// Damaged or half written on disk.
     pub corrupt: Count,
-    /// Came faster than the disk took it.
+    /// Arrived faster than the disk could store it.
     pub memory_full: Count,
     /// Memory was full or strata ended, and no spool is set.
     pub no_spool: Count,
@@ -109,6 +109,6 @@ pub struct ExporterHealth {
     /// Since when nothing is delivered though there is something: a request failed, and none has
     /// succeeded after it.
     pub failing_since: Option<SystemTime>,
-    /// What is wrong with the spool now.
+    /// The spool's current error.
     pub spool_error: Option<Trouble>,
 }

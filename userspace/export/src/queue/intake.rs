@@ -13,7 +13,7 @@ use crate::queue::health::Count;
 struct Waiting {
     batches: VecDeque<Batch>,
     bytes: usize,
-    /// Taken, and not yet in the exporter's own figures.
+    /// Taken, and not yet in the exporter's own counters.
     in_hand: usize,
     in_hand_oldest: Option<i64>,
     is_closed: bool,
@@ -25,7 +25,7 @@ struct Waiting {
 pub(crate) struct Intake {
     waiting: Mutex<Waiting>,
     arrived: Notify,
-    /// Notified when nothing is here and nothing in hand.
+    /// Notified when the intake is empty and nothing is being processed.
     empty: Condvar,
 }
 
@@ -67,7 +67,7 @@ impl Intake {
         std::mem::take(&mut waiting.batches)
     }
 
-    /// What was taken is in the exporter's own figures now.
+    /// The batches taken are in the exporter's own counters now.
     pub(crate) fn settled(&self) {
         let mut waiting = self.waiting();
         waiting.in_hand = 0;

@@ -34,7 +34,7 @@ pub(crate) enum LoginError {
     ExporterError { path: String, source: SetupError },
 }
 
-/// By what a change of a file is noticed.
+/// The attributes by which a change of a file is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -68,7 +68,7 @@ impl Login {
         })
     }
 
-    /// In place of another.
+    /// Replaces another one.
     pub(crate) fn after(self, other: &Self) -> Self {
         Self { generation: other.generation.saturating_add(1), ..self }
     }
@@ -81,12 +81,12 @@ impl Login {
         self.generation
     }
 
-    /// When the file is to be looked at; never if there is none.
+    /// When the file is to be checked; never if there is none.
     pub(crate) fn next_look(&self, plan: &ExporterSettings) -> Option<Moment> {
         plan.credential.path().map(|_| self.next_look)
     }
 
-    /// Looks at the file, and reads it if it changed, or if `is_doubted`. Blocks.
+    /// Checks the file, and reads it if it changed, or if `is_doubted`. Blocks.
     ///
     /// # Errors
     /// If there is no credential in it. The last one stays in use.

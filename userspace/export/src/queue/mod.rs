@@ -80,7 +80,7 @@ struct Handle {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What a handle's worker is made of.
+/// The parts of a handle's worker.
 struct Beginning {
     login: Login,
     commands: UnboundedReceiver<Command>,
@@ -130,7 +130,7 @@ impl Handle {
     }
 
     fn health(&self, clock: Clock) -> ExporterHealth {
-        // The intake first: what moves on in between is counted twice and not never.
+        // The intake first: a batch that moves in between is counted twice rather than never.
         let (waiting, oldest, dropped) = self.intake.figures();
         let mut health = unpoisoned(&self.figures).clone();
         health.queued = health.queued.saturating_add(waiting);
@@ -146,7 +146,7 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gets batches to servers, for as many exporters as there are. See the crate's documentation.
+/// Delivers batches to servers, for all exporters. See the module's documentation.
 pub struct Queues {
     exporters: RwLock<Vec<Arc<Handle>>>,
     clock: Clock,
@@ -181,7 +181,8 @@ impl Queues {
         Ok(Self { exporters: RwLock::new(exporters), clock, changing: tokio::sync::Mutex::new(()) })
     }
 
-    /// Hands a batch to an exporter. Never waits and never blocks; what does not fit is counted.
+    /// Passes a batch to an exporter. Never blocks; a batch that does not fit is counted as
+    /// dropped.
     ///
     /// # Errors
     /// If there is no such exporter, or no more.
@@ -202,15 +203,15 @@ impl Queues {
         })
     }
 
-    /// How every exporter is doing, in the order of their plans.
+    /// The health of every exporter, in the order of their plans.
     #[must_use]
     pub fn health(&self) -> Vec<ExporterHealth> {
         self.handles().iter().map(|handle| handle.health(self.clock)).collect()
     }
 
-    /// Changes to other plans, by name. An exporter that disappears leaves its spool on disk, and one
-    /// that comes back finds it. Another destination or credential holds for what lies in the
-    /// spool too. An exporter whose plan stays does not notice.
+    /// Changes to other plans, by name. An exporter that disappears leaves its spool on disk, and
+    /// one that comes back finds it. A new destination or credential applies to spooled batches
+    /// too. An exporter with an unchanged plan is not interrupted.
     ///
     /// # Errors
     /// If the plans cannot be used. Then nothing changes.
@@ -261,8 +262,8 @@ impl Queues {
         Ok(())
     }
 
-    /// Sends what there is for as long as `within`; then what is unsent is in the spools, and the
-    /// disks have it. Batches that are given later are not taken.
+    /// Sends pending batches for as long as `within`; then the unsent ones are in the spools and
+    /// synced to disk. Later batches are refused.
     pub async fn shutdown(&self, within: Duration) -> Vec<ExporterHealth> {
         let _changing = self.changing.lock().await;
         let handles = self.handles();

@@ -149,7 +149,7 @@ impl Queue {
         taken
     }
 
-    /// Leaves bodies to the spool, newest first, until those in memory are no more than `most`.
+    /// Drops bodies that the spool has from memory, newest first, until no more than `most` remain.
     pub(crate) fn forget_bodies(&mut self, most: usize) {
         if self.kept_bytes <= most {
             return;
@@ -163,8 +163,8 @@ impl Queue {
         }
     }
 
-    /// Which goes next: the oldest. While the server fails, every fourth request is with the one
-    /// after it.
+    /// The next batch: the oldest. While the server fails, every fourth request takes the one after
+    /// it.
     pub(crate) fn next(&self, now: Moment, failures: u32) -> Option<Key> {
         let is_due = |pending: &Pending| pending.not_before.is_none_or(|moment| moment <= now);
         let mut due = self.pending.iter().filter(|(_, pending)| is_due(pending));

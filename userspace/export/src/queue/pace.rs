@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::queue::clock::Moment;
 
-/// How long an exporter waits before it asks a server again that failed.
+/// The delays before an exporter retries a failing server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waits {
     /// After the first failure.
@@ -47,7 +47,7 @@ impl Waits {
     }
 }
 
-/// When a request was begun, in the life of a server: before or after its last failure.
+/// When a request was begun: before or after the server's last failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch(u64);
 
@@ -130,7 +130,7 @@ impl Pace {
         self.wait = Some(self.wait.map_or(until, |earlier| earlier.max(until)));
     }
 
-    /// Asks again at once, unless the server itself named the time.
+    /// Retries at once, unless the server itself named the time.
     pub(crate) fn hurry(&mut self, now: Moment) {
         if !self.is_asked || self.waits_until(now).is_none() {
             self.wait = None;
@@ -138,7 +138,7 @@ impl Pace {
         }
     }
 
-    /// Of another server nothing is known.
+    /// For another server, all state is reset.
     pub(crate) fn forget(&mut self) {
         self.epoch = self.epoch.saturating_add(1);
         self.failures = 0;

@@ -27,8 +27,8 @@ pub struct ExporterSettings {
     /// Bytes of batches in memory, besides one that is larger.
     pub memory: usize,
     pub waits: Waits,
-    /// What an endpoint denies (a wrong credential or path) waits until it does not, up to its age;
-    /// else it is dropped at once.
+    /// Whether batches that an endpoint denies (a wrong credential or path) wait, up to their age;
+    /// else they are dropped at once.
     pub keeps_denied: bool,
 }
 

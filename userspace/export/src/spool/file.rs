@@ -20,7 +20,7 @@ pub(crate) const HEADER: usize = 48;
 /// What the file is, and the version of its format.
 const MAGIC: [u8; 8] = *b"STRSPL\x01\0";
 
-/// What can be known of a batch without reading it.
+/// The header of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Nanoseconds since 1970.
@@ -80,7 +80,7 @@ pub(crate) fn write(path: &Path, batch: &Batch, payload: &[u8]) -> io::Result<()
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     let written = file.write_all(&header).and_then(|()| file.write_all(payload));
     if written.is_err() {
-        // What remains of it is found as torn at the next start, should this fail too.
+        // Should this fail too, the rest is found as torn at the next start.
         let _ = std::fs::remove_file(path);
     }
     written

@@ -31,7 +31,7 @@ const BLOCK: u64 = 4096;
 const WHOLE: &str = "batch";
 const HALF: &str = "new";
 
-/// Where a batch stands in the queue: first by its time, then as it was given.
+/// The position of a batch in the queue: by its time, then in the order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// When its oldest profile began, in nanoseconds since 1970.
@@ -40,7 +40,7 @@ pub struct Key {
     pub number: u64,
 }
 
-/// What is known of a batch without reading it.
+/// The header of a batch, and its size on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     pub profiles: u32,
@@ -48,7 +48,7 @@ pub struct Facts {
     pub bytes: u64,
 }
 
-/// What [`Spool::open`] found that it cannot use.
+/// Unusable files that [`Spool::open`] found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Files that were being written when their writer died.
@@ -102,7 +102,7 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// Opens a directory for `most` bytes, makes it if there is none, and looks at what lies there.
+    /// Opens a directory for `most` bytes, creates it if needed, and reads its contents.
     ///
     /// # Errors
     /// If it cannot be used, or another process uses it.
@@ -189,7 +189,7 @@ impl Spool {
         self.unsynced.len()
     }
 
-    /// Keeps a batch as `number`, which no other batch here may have. What is dropped to make room
+    /// Stores a batch as `number`, which no other batch here may have. What is dropped to make room
     /// for it, all of it older, is added to `dropped`.
     ///
     /// # Errors
@@ -253,10 +253,10 @@ impl Spool {
         Err(SpoolError::Corrupt)
     }
 
-    /// Forgets a batch: it was delivered, or dropped.
+    /// Removes a batch: it was delivered, or dropped.
     ///
     /// # Errors
-    /// If its file could not be removed. It is forgotten all the same, until the next start.
+    /// If its file could not be removed. It counts as removed all the same, until the next start.
     pub fn remove(&mut self, key: Key) -> Result<(), SpoolError> {
         let Some(facts) = self.entries.remove(&key) else { return Ok(()) };
         self.bytes = self.bytes.saturating_sub(facts.bytes);

@@ -23,7 +23,7 @@ const MAX_MOUNTS: usize = 1 << 16;
 /// Whether opening a file on this filesystem may hang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manners {
-    /// This kernel alone answers.
+    /// Implemented by this kernel alone.
     Local,
     /// An overlay: as good as its layers, which cannot be seen.
     Overlay,
@@ -38,7 +38,7 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// The manners of a mount. `process` is the directory of a process that sees it.
+    /// Whether a mount may hang. `process` is the directory of a process that sees it.
     pub fn manners(&mut self, mount: u64, process: Option<BorrowedFd<'_>>) -> Manners {
         if self.since.is_none_or(|since| since.elapsed() > FRESH) || self.known.len() > MAX_MOUNTS {
             self.known.clear();

@@ -46,7 +46,7 @@ impl HeldProcesses {
         }
     }
 
-    /// Drops what is held of a process, as its descriptor turned out to be of one that is gone.
+    /// Drops a process's descriptor that turned out to be of an earlier one.
     pub fn forget(&mut self, process: ProcessRef) {
         self.recent.retain(|(held, _)| *held != process);
     }

@@ -28,7 +28,7 @@ const MAX_COPY: u64 = 64 << 20;
 /// How often a walk is tried again when a rename raced with it (openat2(2), EAGAIN).
 const RACED_WALKS: usize = 8;
 
-/// Opens what locators name, with what it remembers between requests.
+/// Opens files by locator, with state kept between requests.
 pub struct Resolver {
     lane: Lane,
     processes: HeldProcesses,
@@ -46,7 +46,7 @@ impl Resolver {
             (Err((Refusal::ProcessGone | Refusal::NotFound, _)), Some(process))
                 if process.start_time.is_none() =>
             {
-                // What is held may be an earlier process of that pid.
+                // The held descriptor may be of an earlier process with that pid.
                 self.processes.forget(process);
                 self.try_open(locator)
             }
@@ -122,7 +122,7 @@ impl Resolver {
         self.open_found(found, process)
     }
 
-    /// Whether this lane may open files on the filesystem of what was looked at.
+    /// Whether this lane may open files on the filesystem of this file.
     fn is_fast(&mut self, looked_at: &Statx, process: Option<ProcessRef>) -> bool {
         if looked_at.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
             return false;
@@ -147,7 +147,7 @@ impl Resolver {
         if self.lane != Lane::Slow && !self.is_fast(&looked_at, process) {
             return Err((Refusal::SlowFilesystem, 0));
         }
-        // From here on a filesystem with bad manners may hang us.
+        // From here on a filesystem may hang the opener.
         let filesystem_magic = fstatfs(&found).map_err(refused)?.f_type as u64;
         let trust = trust_of_filesystem(filesystem_magic);
         if self.lane != Lane::Slow && trust == IdentityTrust::WithinProcess {

@@ -35,7 +35,7 @@ pub struct Config {
     pub max_stuck: usize,
     /// Requests that may wait.
     pub max_waiting: usize,
-    /// How long a file that hung or crashed a child is left alone, the first time.
+    /// The first delay before a file that hung or crashed a child is tried again.
     pub failure_pause: Duration,
 }
 

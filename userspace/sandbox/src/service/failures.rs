@@ -68,7 +68,7 @@ impl Failures {
         }
     }
 
-    /// The reason to leave `culprit` alone now.
+    /// The reason not to try `culprit` now.
     pub fn check(&self, culprit: &Culprit, now: Instant) -> Option<FileError> {
         let failure = self.known.get(culprit).filter(|failure| failure.until > now)?;
         if matches!(culprit, Culprit::Process(_)) && failure.strikes < STRIKES_OF_A_PROCESS {

@@ -18,7 +18,7 @@ use crate::protocol::{Locator, OpenReply, OpenRequest, ProcessRef};
 
 /// Requests under way in one opener: few enough to fit any socket buffer.
 const MAX_IN_FLIGHT: usize = 32;
-/// An opener that dies this often without any answer cannot work here at all.
+/// An opener that dies this often without any answer cannot work on this host.
 const HOPELESS_AFTER: u32 = 3;
 /// How long a hopeless opener is not started again.
 const HOPELESS_PAUSE: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ pub struct PendingOpen {
     pub locator: Locator,
 }
 
-/// What came of an open request.
+/// The result of an open request.
 pub type Outcome = (PendingOpen, Result<Arc<OpenFile>, FileError>);
 
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl OpenerLane {
         self.waiting.push(open);
     }
 
-    /// Whether something waits that no answer will get moving.
+    /// Whether requests wait although no answer is due.
     pub fn has_unsent(&self) -> bool {
         let busy = self.running.as_ref().is_some_and(|running| !running.in_flight.is_empty());
         !self.waiting.is_empty() && !busy
@@ -90,14 +90,14 @@ impl OpenerLane {
         outcomes
     }
 
-    /// Sends what waits, as far as the opener may have it.
+    /// Sends waiting requests, up to the opener's limit.
     pub fn send_waiting(&mut self, now: Instant, shared: &mut Shared) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         self.send(now, shared, &mut outcomes);
         outcomes
     }
 
-    /// Takes back what waits for files of a process.
+    /// Removes waiting requests for files of a process.
     pub fn withdraw(&mut self, process: ProcessRef) -> Vec<PendingOpen> {
         self.waiting.withdraw(process)
     }
@@ -224,7 +224,7 @@ impl OpenerLane {
                     self.waiting
                         .give_back(PendingOpen { id: request.id, locator: request.locator });
                     if error.kind() != io::ErrorKind::WouldBlock {
-                        // It ended while idle; what was in flight is asked again of the next one.
+                        // It ended while idle; requests in flight are sent to the next one.
                         if let Some(running) = self.running.take() {
                             self.deaths_in_a_row += 1;
                             if self.deaths_in_a_row >= HOPELESS_AFTER {

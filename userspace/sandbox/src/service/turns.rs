@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use super::lane::PendingOpen;
 use crate::protocol::ProcessRef;
 
-/// Files of the host are a turn of their own.
+/// Files of the host have a turn of their own.
 type Owner = Option<ProcessRef>;
 
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ impl Turns {
         self.count += 1;
     }
 
-    /// One that was taken and not answered: it is the next.
+    /// Puts back a request that was taken and not answered, as the next one.
     pub fn give_back(&mut self, open: PendingOpen) {
         let owner = open.locator.process();
         self.order.retain(|other| *other != owner);
@@ -68,7 +68,7 @@ impl Turns {
         }
     }
 
-    /// Takes back what waits for files of a process.
+    /// Removes waiting requests for files of a process.
     pub fn withdraw(&mut self, process: ProcessRef) -> Vec<PendingOpen> {
         let withdrawn = self.waiting.remove(&Some(process)).unwrap_or_default();
         self.order.retain(|owner| *owner != Some(process));

@@ -17,7 +17,7 @@ use crate::worker::MAX_INLINE;
 
 /// A second worker is started when the first has been busy with one file for this long.
 const HELP_AFTER: Duration = Duration::from_millis(250);
-/// How long the kernel is given to say how a worker died.
+/// How long a dead worker's exit status is waited for.
 const VERDICT_WITHIN: Duration = Duration::from_millis(500);
 /// A worker's error message is truncated to this.
 const MAX_TEXT: usize = 512;
@@ -37,7 +37,7 @@ pub struct PendingJob {
     pub urgent: bool,
 }
 
-/// What came of a job: the answer's bytes, not yet looked into.
+/// The result of a job: the answer's bytes, not decoded yet.
 pub type Outcome = (PendingJob, Result<Vec<u8>, FileError>);
 
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl WorkerPool {
         if job.urgent { self.urgent.push_back(job) } else { self.patient.push_back(job) }
     }
 
-    /// Whether something waits that a worker could be given right now.
+    /// Whether a waiting job could be given to a worker now.
     pub fn has_unsent(&self) -> bool {
         let waits = !self.urgent.is_empty() || !self.patient.is_empty();
         waits && (self.workers.is_empty() || self.workers.iter().any(|worker| worker.job.is_none()))
@@ -167,7 +167,7 @@ impl WorkerPool {
         if bad {
             shared.graveyard.kill(worker.child);
         } else if reply.retiring || memory.memory_bytes > shared.config.retire_above {
-            // Memory is given back by ending; its channel closes here.
+            // Its memory is freed by ending it; its channel closes here.
             shared.graveyard.let_end(worker.child);
         } else {
             worker.since = now;
@@ -228,7 +228,8 @@ impl WorkerPool {
                     worker.job = Some(job);
                 }
                 Err(error) => {
-                    // It ended while idle; the job is not to blame unless none can take it.
+                    // It ended while idle; the job did not cause that, unless no worker can take
+                    // it.
                     let worker = self.workers.swap_remove(index);
                     shared.graveyard.kill(worker.child);
                     self.deaths_in_a_row += 1;

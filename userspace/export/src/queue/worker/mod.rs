@@ -199,7 +199,7 @@ impl Worker {
         self.publish();
     }
 
-    /// When there is something to do besides what others bring.
+    /// The next time at which there is work without an external event.
     fn next_wake(&self, now: Moment) -> Option<Moment> {
         let mut moments = Vec::new();
         moments.extend(self.stopping.map(|stopping| stopping.until));

@@ -13,7 +13,7 @@ use crate::spool::Key;
 /// The longest that a batch is set aside which the server cannot take.
 const LONGEST_ASIDE: Duration = Duration::from_secs(600);
 
-/// A server that refuses batch after batch is warned of once in this time.
+/// The interval of warnings about a server that refuses batch after batch.
 const QUIET: Duration = Duration::from_secs(600);
 
 /// A request under way.
@@ -28,7 +28,7 @@ pub(super) struct Flight {
 }
 
 impl Worker {
-    /// Begins as many requests as may be, oldest batch first.
+    /// Begins as many requests as allowed, oldest batch first.
     pub(super) async fn send_due(&mut self) {
         if self.stopping.is_some_and(|stopping| !stopping.sends) {
             return;
@@ -173,7 +173,7 @@ impl Worker {
         self.health.last_error = self.trouble(reason.clone());
         self.health.drops.refused.add_batch(flight.pending.profiles);
         self.health.last_refusal = self.trouble(reason);
-        // It answered: it is there.
+        // It answered, so it is reachable.
         self.pace.succeeded(flight.epoch);
         self.finish(&flight);
     }
@@ -208,7 +208,7 @@ impl Worker {
         }
     }
 
-    /// Looks at the file of the credential.
+    /// Checks the file of the credential.
     async fn look(&mut self, is_doubted: bool) {
         let (mut login, plan) = (self.login.clone(), self.plan.clone());
         let now = self.clock.now();

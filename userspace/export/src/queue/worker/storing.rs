@@ -15,10 +15,10 @@ use crate::spool::{Facts, Key, Spool, SpoolError};
 /// How often a disk that failed is tried again.
 const DISK_AGAIN: Duration = Duration::from_secs(5);
 
-/// How much may be lost when the host loses power.
+/// The time between syncs: bounds what a power loss may cost.
 const SYNC_EVERY: Duration = Duration::from_secs(30);
 
-/// One piece of work for the disk.
+/// One disk operation.
 #[derive(Debug, Default)]
 struct Errand {
     /// What the spool may hold from now on.
@@ -26,7 +26,7 @@ struct Errand {
     remove: Vec<Key>,
     put: Vec<(Key, Batch)>,
     is_sync: bool,
-    /// What is not put now is lost.
+    /// Batches not stored now are lost.
     is_last: bool,
 }
 
@@ -97,7 +97,7 @@ impl Worker {
         }
     }
 
-    /// Takes what was given into the queue.
+    /// Moves batches from the intake into the queue.
     fn admit(&mut self) -> Vec<Key> {
         let given = self.intake.take_all();
         let mut fresh = Vec::with_capacity(given.len());
@@ -170,7 +170,7 @@ impl Worker {
         };
     }
 
-    /// The cause is whatever kept them from the disk.
+    /// The cause is the error that kept them from the disk.
     fn drop_one_unstored(&mut self, key: Key) {
         let Some(pending) = self.queue.remove(key) else { return };
         let drops = &mut self.health.drops;
@@ -210,7 +210,7 @@ impl Worker {
         }
     }
 
-    /// Takes what lies in a spool into the queue.
+    /// Adds the batches in a spool to the queue.
     fn adopt(&mut self, spool: Spool) {
         let found = spool.found();
         self.health.drops.corrupt.add(found.torn.saturating_add(found.corrupt), 0);
@@ -232,7 +232,7 @@ impl Worker {
         }
         self.health.spool_error = None;
         self.spool = Some(spool);
-        // It may hold more than it may by now.
+        // It may exceed a lowered limit.
         self.is_resized = true;
     }
 
