@@ -6,10 +6,10 @@ use crate::known::{Known, Module};
 use crate::methods::{self, Named, Reason};
 use crate::session::Session;
 
-/// What became of a question.
+/// The outcome of a lookup.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// The answer is in the log, or was lost on the way there.
+    /// The answer is in the log, or was lost while appending.
     Told { written: bool },
     /// The runtime knows no method there.
     NotFound,
@@ -51,12 +51,13 @@ fn tell_found(session: &Session, ip: u64) -> Option<bool> {
 /// Whether the runtime can be asked which function is at an address.
 ///
 /// In code that was compiled ahead it goes from the address down to the next method that has been
-/// prepared to run, and does not look where it ends (src/coreclr/vm/codeman.cpp,
+/// prepared to run, and does not check where that method ends (src/coreclr/vm/codeman.cpp,
 /// `ReadyToRunJitManager::JitCodeToMethodInfo`): when there is none below, it leaves its table, and
-/// 3.1 and 9 crash. So it is asked about such an address only when a method at or below it is known to
-/// have been prepared; when a thread is `running` there; or when the bytes before it (or one byte
-/// further, for askers that look up the call) are a call: then it is an address to return to,
-/// and whatever left it on a stack has run. What the runtime finds counts only if it contains the address.
+/// 3.1 and 9 crash. So it is asked about such an address only when a method at or below it is known
+/// to have been prepared; when a thread is `running` there; or when the bytes before it (or one
+/// byte further, for requests about the call itself) are a call: then it is a return address, and
+/// the code that pushed it has run. The runtime's answer counts only if the method contains the
+/// address.
 pub fn may_ask(known: &Known, ip: usize, running: bool) -> bool {
     if running {
         return true;

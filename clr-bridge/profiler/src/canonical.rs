@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::session::Session;
 
-/// The newest runtime this was tried on.
+/// The newest runtime that this was tested on.
 const NEWEST_MAJOR: u16 = 10;
 
 /// Functions for which the reading must have been right: an address of 48 bits is not there by chance.
@@ -71,7 +71,7 @@ impl Canonical {
         self.refuted.store(true, Ordering::Relaxed);
     }
 
-    /// The class that a living function of shared code belongs to, or 0.
+    /// The class of a live function with shared code, or 0.
     pub fn class_of(&self, session: &Session, function: usize, module: usize, token: u32) -> usize {
         if !self.is_readable() || !self.is_proven() {
             return 0;

@@ -8,7 +8,7 @@ use crate::session::Session;
 /// Pieces of one compilation that are reported: the runtime splits code in two, hot and cold.
 const MOST_PIECES: usize = 8;
 
-/// Compilations that need no memory: one for each tier, and some for running loops.
+/// The number of compilations that need no heap: one for each tier, and some for running loops.
 const FEW: usize = 16;
 /// More than a function can have: each needs a loop of its own.
 const MOST: usize = 4096;

@@ -67,7 +67,7 @@ impl DeadCode {
         self.everything || self.ranges.get(next).is_some_and(|range| range.0 <= address)
     }
 
-    /// Lets the nearest neighbours become one, until half of the ranges are left.
+    /// Merges the nearest neighbours until half of the ranges are left.
     fn coarsen(&mut self) {
         let mut gap = 4096usize;
         while self.ranges.len() > MOST / 2 {

@@ -47,7 +47,7 @@ pub fn learn(session: &Session, id: usize) {
     }
     let Some(mut scratch) = scratch::take(session) else { return };
     let Scratch { units, text: name, .. } = scratch.get();
-    // A thread that is being made may not ask: the name is then what it was.
+    // A thread that is being created may not query it: the name stays as it was.
     let length = session.info().app_domain_name(id, units);
     name.push_units(units.get(..length.unwrap_or(0)).unwrap_or_default());
     let mut domains = domains();
@@ -64,8 +64,8 @@ pub fn learn(session: &Session, id: usize) {
     }
 }
 
-/// Reports an AppDomain again, and returns whether the record was written. `None` when it is none:
-/// the runtime would follow any number.
+/// Reports an AppDomain again, and returns whether the record was written. `None` when the id is
+/// unknown: the runtime would dereference any number.
 pub fn tell_again(session: &Session, id: usize) -> Option<bool> {
     let mut domains = domains();
     let domain = domains.iter_mut().find(|domain| domain.id == id)?;
@@ -74,7 +74,7 @@ pub fn tell_again(session: &Session, id: usize) -> Option<bool> {
     Some(domain.told != 0)
 }
 
-/// Looks at the names again: the runtime renames its AppDomain while it starts.
+/// Reads the names again: the runtime renames its AppDomain while it starts.
 pub fn look_again(session: &Session) {
     let mut ids = [0usize; MOST_DOMAINS];
     for (id, domain) in ids.iter_mut().zip(domains().iter()) {
@@ -149,7 +149,7 @@ fn entry(domains: &mut Vec<Domain>, id: usize) -> Option<&mut Domain> {
     }
 }
 
-/// A copy, or what it was when there is no memory.
+/// A copy, or the old value without memory.
 pub fn set(to: &mut String, text: &str) {
     to.clear();
     if to.try_reserve(text.len()).is_ok() {

@@ -12,11 +12,11 @@ use crate::session::Session;
 use crate::table::Table;
 use crate::{methods, own_thread, threads};
 
-/// Functions that are reported in the section that takes the list: less than a millisecond.
+/// The most functions reported in the section that takes the list: less than a millisecond.
 const AT_ONCE: usize = 64;
 
-/// Reports everything that exists and was not reported. `false`: the end came, or it was not allowed
-/// to ask.
+/// Reports everything that exists and was not reported. `false`: the session ended, or queries were
+/// not allowed.
 pub fn everything(session: &Session) -> bool {
     modules(session) && threads(session) && functions(session)
 }
@@ -41,7 +41,7 @@ fn take<T: Copy>(
 }
 
 /// Reports the ids of a list, of which some may have been reported in the section that took it.
-/// `None`: something was unloaded, and the rest of the list is of no use.
+/// `None`: something was unloaded, and the rest of the list is invalid.
 fn each<T: Copy>(
     session: &Session,
     taken_at: u64,
@@ -165,8 +165,8 @@ fn report_function(session: &Session, done: &mut Table<()>, version: FunctionVer
     let _ = done.insert(key(version), ());
 }
 
-/// The runtime gave no list, or there was no memory for it: counted, and what comes from now on is
-/// reported all the same.
+/// The runtime returned no list, or there was no memory for it: counted; later events are reported
+/// all the same.
 fn failed(session: &Session) -> bool {
     session.shared().lost(Loss::RuntimeCall);
     true

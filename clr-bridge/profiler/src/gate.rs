@@ -14,7 +14,7 @@ use strata_bridge_protocol::shared_file::monotonic_time;
 
 const NONE: u32 = 0;
 const RUNS: u32 = 1;
-/// It runs, and a callback sleeps until it ends.
+/// A section runs, and a callback sleeps until it ends.
 const IS_AWAITED: u32 = 2;
 
 /// The longest wait for a section: one runtime call needs microseconds, and more only when its
@@ -25,11 +25,11 @@ const LONGEST: u64 = 10_000_000_000;
 /// **Invariant:** sections are entered by one thread only.
 pub struct Gate {
     section: AtomicU32,
-    /// How many reasons keep it shut.
+    /// The number of reasons that keep it shut.
     shut: AtomicU32,
 }
 
-/// While it lives, what shuts the gate waits.
+/// The section ends when this is dropped; callbacks that shut the gate wait for it.
 pub struct Section<'a>(&'a Gate);
 
 impl Drop for Section<'_> {
@@ -63,7 +63,7 @@ impl Gate {
         }
     }
 
-    /// Lets no section begin until [`Gate::open`].
+    /// Prevents sections until [`Gate::open`].
     pub fn shut(&self) {
         self.shut.fetch_add(1, Ordering::SeqCst);
     }

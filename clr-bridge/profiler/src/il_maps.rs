@@ -7,14 +7,14 @@ use crate::asking;
 use crate::com::info::IlToNative;
 use crate::session::Session;
 
-/// Entries that fit on the stack; methods with more are asked for again with room from the heap.
+/// Entries that fit on the stack; for methods with more, the call is repeated with a heap buffer.
 const FEW: usize = 64;
 
 /// Writes the IL map of the code at `start`, if it is this function's. `None` when it is not, or
 /// the runtime has none.
 ///
-/// The runtime takes a function's id for a pointer and follows it, so an id that came from outside,
-/// or whose method is gone by now, would end the process. It is asked by address whose code this is.
+/// The runtime dereferences a function's id, so an id from outside, or of an unloaded method, would
+/// crash the process. The function is therefore looked up by address.
 pub fn tell(session: &Session, start: u64, function: u64) -> Option<bool> {
     let is_dead = session.lifetimes().is_dead_code(start as usize);
     if is_dead || !asking::may_ask(&session.known(), start as usize, false) {

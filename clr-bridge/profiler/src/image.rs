@@ -4,7 +4,7 @@
 use strata_ecma::pe::{CliHeader, Directory, Headers, directory};
 use strata_ecma::ready_to_run::{Header, section};
 
-/// What is known of a module's image. By default: nothing.
+/// The facts about a module's image. By default: none.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Image {
     /// `SizeOfImage`: how much memory it takes when it is mapped.
@@ -17,9 +17,9 @@ pub struct Image {
 /// The header of code that was compiled ahead of time.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct ReadyToRun {
-    /// The code lies in another image, together with that of other modules.
+    /// The code lies in a composite image, with that of other modules.
     pub is_component: bool,
-    /// Rarely used parts of methods lie apart.
+    /// Cold parts of methods are stored separately.
     pub splits_methods: bool,
 }
 

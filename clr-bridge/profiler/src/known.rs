@@ -39,7 +39,7 @@ struct Code {
     module_serial: u32,
 }
 
-/// Where the text of a class stands in the arena; empty for a reference type.
+/// The position of a class's text in the arena; empty for a reference type.
 #[derive(Clone, Copy, Default)]
 struct ClassText {
     offset: u32,
@@ -94,7 +94,7 @@ impl Known {
         self.modules.get(slot as usize).copied()
     }
 
-    /// Enters a module, with a serial of its own, unless it is there. Answers what is there then, and
+    /// Enters a module with a serial of its own, unless it is present. Returns the entry, and
     /// whether it is the caller's.
     pub fn enter_module(&mut self, mut module: Module) -> Result<(Module, bool), NoMemory> {
         if let Some(there) = self.module(module.id) {
@@ -119,8 +119,8 @@ impl Known {
         self.modules.iter().any(|module| module.ready_to_run.is_some_and(|code| code.is_component))
     }
 
-    /// Lets a module's metadata be read through the importer from now on, unless there is one already.
-    /// Answers what is there then, and whether this importer was taken.
+    /// Sets the importer through which a module's metadata is read from now on, unless there is one
+    /// already. Returns the one in use, and whether it is this one.
     pub fn set_importer(&mut self, id: usize, importer: Importer) -> (Option<Module>, bool) {
         let slot = self.module_slots.get(id as u64);
         let module = slot.and_then(|slot| self.modules.get_mut(slot as usize));
@@ -132,8 +132,8 @@ impl Known {
         (Some(*module), is_new)
     }
 
-    /// Forgets a module and everything that is of it. Its code is given to `each`, as function and
-    /// start. Classes of other modules may name its types as arguments, so all of them are forgotten.
+    /// Removes a module and everything of it. Its code is passed to `each`, as function and start.
+    /// Classes of other modules may have its types as arguments, so all classes are removed.
     pub fn forget_module(
         &mut self,
         id: usize,
@@ -143,7 +143,7 @@ impl Known {
         self.modules.retain(|module| module.id != id);
         self.module_slots.clear();
         for (slot, module) in self.modules.iter().enumerate() {
-            // Slots that get lost for want of memory are entered again when they are needed.
+            // Slots lost for lack of memory are entered again when they are needed.
             let _ = self.module_slots.insert(module.id as u64, slot as u32);
         }
         self.types.retain(|key, _| key >> 32 != u64::from(gone.serial));
@@ -178,8 +178,8 @@ impl Known {
         self.arena.get(offset as usize..(offset + length) as usize)
     }
 
-    /// Enters a class. Texts can be made up without end, so when they are many, all are forgotten, and
-    /// looked up anew when they are needed.
+    /// Enters a class. The number of texts is unbounded, so at the limit all are dropped, and
+    /// looked up again when they are needed.
     pub fn enter_class(&mut self, class: usize, text: &str) -> Result<(), NoMemory> {
         if self.arena.len() + text.len() > MOST_TEXT || self.classes.len() >= MOST_CLASSES {
             self.classes = Table::new();
@@ -204,7 +204,7 @@ impl Known {
         self.code.get(start as u64).is_some_and(|code| code.function == function)
     }
 
-    /// Enters code, and answers whether it is new. Without memory it counts as new: reported twice
+    /// Enters code, and returns whether it is new. Without memory it counts as new: reported twice
     /// is better than not at all.
     pub fn enter_code(&mut self, start: usize, function: usize, module: &Module) -> bool {
         if module.contains(start)
@@ -228,7 +228,7 @@ impl Known {
         self.dynamic.remove(function as u64)
     }
 
-    /// What is to be given back at the end.
+    /// The objects to release at the end.
     pub fn metadata(&self) -> impl Iterator<Item = &Metadata> {
         self.modules.iter().filter_map(|module| module.metadata.as_ref())
     }

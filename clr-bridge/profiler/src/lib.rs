@@ -67,7 +67,7 @@ use com::{CLASS_E_CLASSNOTAVAILABLE, E_FAIL, E_POINTER, Guid, HResult};
 /// `CORECLR_NOTIFICATION_PROFILERS` and the attach command.
 pub const CLASS: Guid = Guid::new(0x8a4d1e52_6f0b_4c39_9b7e_d5c1a7f23e60);
 
-/// The first thing that the runtime calls: the class factory.
+/// The entry point that the runtime calls first: returns the class factory.
 ///
 /// # Safety
 /// `class` and `interface` are null or identities, `found` is null or a place for a pointer.
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn DllGetClassObject(
     }
 }
 
-/// Never: the runtime keeps a profiler's library mapped, and threads may be on their way out of it.
+/// Never: the runtime keeps a profiler's library mapped, and threads may still return through it.
 #[unsafe(no_mangle)]
 pub extern "C" fn DllCanUnloadNow() -> HResult {
     const S_FALSE: HResult = 1;

@@ -26,7 +26,7 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::text::Text;
 
-/// How the runtime came to load the bridge.
+/// How the bridge was loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loading {
     Environment,
@@ -60,7 +60,7 @@ pub fn even_broken() -> Option<&'static Session> {
     unsafe { SESSION.load(Ordering::Acquire).as_ref() }
 }
 
-/// Runs work of a thread that the runtime does not wait for when it detaches.
+/// Runs work on a thread that the runtime does not wait for when it detaches.
 pub fn as_guest(work: impl FnOnce(Option<&Session>)) {
     GUESTS.fetch_add(1, Ordering::SeqCst);
     // A panic in the work passes here on its way out.
@@ -171,7 +171,7 @@ pub fn end() {
     PLACE.store(FREE, Ordering::Release);
 }
 
-/// The process ends. Memory and thread stay as they are: the kernel takes them.
+/// The process ends. Memory and thread stay as they are: the kernel frees them.
 pub fn shut_down() {
     // SAFETY: as in `current`, whose check for a panic does not matter here.
     if let Some(session) = unsafe { SESSION.load(Ordering::Acquire).as_ref() } {
@@ -202,7 +202,7 @@ fn wait_for_guests() {
     }
 }
 
-/// On the heap, without ending the process when there is no memory.
+/// On the heap, without aborting the process when there is no memory.
 fn allocate(session: Session) -> Option<*mut Session> {
     // SAFETY: a session has a size.
     let place = unsafe { std::alloc::alloc(Layout::new::<Session>()) }.cast::<Session>();

@@ -35,16 +35,16 @@ use crate::table::Table;
 /// `COR_PRF_SUSPEND_FOR_APPDOMAIN_SHUTDOWN` (corprof.idl): also for a collectible module.
 const SUSPENDED_TO_UNLOAD: u32 = 2;
 
-/// An unload that began before the bridge came is over after this time, unless its thread did not run.
+/// An unload that began before the bridge attached is over after this time, unless its thread did
+/// not run.
 const SETTLING: u64 = 100_000_000;
-/// The thread that unloads may be busy with finalizers for ever.
+/// The thread that unloads may be busy with finalizers forever.
 const SETTLING_MOST: u64 = 3_000_000_000;
 
-/// A thread that sleeps so long after a module's end is not about to free it: it was a module of no
-/// use to anything, whose load failed.
+/// A thread that sleeps so long after a module's end is not about to free it: its load failed.
 const ABANDONED: u64 = 10_000_000_000;
 
-/// Ended threads and failed modules that are remembered.
+/// The most ended threads and failed modules tracked.
 const MOST_REMEMBERED: usize = 65_536;
 
 /// A thread that unloads modules.
@@ -52,9 +52,9 @@ struct Unload {
     tid: u32,
     /// Modules between the two callbacks of their unload.
     open: u32,
-    /// There was code in one of them, perhaps.
+    /// One of them may have had code.
     has_code: bool,
-    /// The suspension that takes the code out has begun.
+    /// The suspension that removes the code has begun.
     is_suspended: bool,
     since: u64,
 }
@@ -73,7 +73,7 @@ pub struct Lifetimes {
     has_dead_code: AtomicBool,
     /// `None` once all threads have been listed, or there were too many.
     ended_threads: Mutex<Option<Table<()>>>,
-    /// When the runtime could be asked first; 0: not yet.
+    /// When the runtime could be queried first; 0: not yet.
     asked_from: AtomicU64,
     is_settled: AtomicBool,
 }
@@ -83,7 +83,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Lifetimes {
-    /// `attached`: the runtime was running before the bridge came.
+    /// `attached`: the runtime was running before the bridge was loaded.
     pub fn new(attached: bool) -> Self {
         let code = Gate::new();
         if attached {
@@ -139,7 +139,7 @@ impl Lifetimes {
         true
     }
 
-    /// Changes what this thread unloads; the gate is shut while there is any.
+    /// Changes the set of modules that this thread unloads; the gate is shut while there are any.
     fn unload_of<T>(&self, tid: u32, change: impl FnOnce(&mut Unload) -> T) -> Option<T> {
         let mut unloading = lock(&self.unloading);
         let position = match unloading.iter().position(|unload| unload.tid == tid) {
@@ -173,7 +173,7 @@ impl Lifetimes {
         ended
     }
 
-    /// A module ends. When this returns nothing of it is in use. `false`: that was not awaited.
+    /// A module ends. When this returns, no id of it is in use. `false`: the wait timed out.
     pub fn module_unload_started(&self, tid: u32, module: usize) -> bool {
         let has_code = lock(&self.half_loaded).remove(module as u64).is_none();
         self.unload_of(tid, |unload| {
@@ -186,7 +186,7 @@ impl Lifetimes {
     }
 
     pub fn module_unload_finished(&self, tid: u32) {
-        // Without a start it is one that began before the bridge came.
+        // Without a start it began before the bridge attached.
         self.unload_of(tid, |unload| {
             unload.has_code |= unload.open == 0;
             unload.open = unload.open.saturating_sub(1);
@@ -217,7 +217,7 @@ impl Lifetimes {
         }
     }
 
-    /// Gives up what no callback will end. How many there were.
+    /// Drops unloads that no callback will end. Returns their number.
     pub fn give_up_abandoned(&self, now: u64, sleeps: impl Fn(u32) -> bool) -> usize {
         let mut unloading = lock(&self.unloading);
         self.end_unload(&mut unloading, |unload| {
@@ -230,7 +230,7 @@ impl Lifetimes {
         if half_loaded.len() >= MOST_REMEMBERED {
             half_loaded.clear();
         }
-        // Without memory its callback comes all the same.
+        // Without memory its callback arrives all the same.
         let _ = half_loaded.insert(module as u64, ());
     }
 
@@ -244,7 +244,7 @@ impl Lifetimes {
         lock(&self.half_loaded).get(module as u64).is_some()
     }
 
-    /// A dynamic method's code ends: when this returns, nothing looks there.
+    /// A dynamic method's code ends: when this returns, no lookup reads there.
     pub fn code_ends(&self, pieces: impl Iterator<Item = (usize, usize)>) -> bool {
         let mut dead = lock(&self.dead_code);
         pieces.for_each(|(start, size)| dead.insert(start, size));
@@ -263,7 +263,7 @@ impl Lifetimes {
         }
     }
 
-    /// Whether the code at an address has ended. Asked within a section.
+    /// Whether the code at an address has ended. Called within a section.
     pub fn is_dead_code(&self, address: usize) -> bool {
         self.has_dead_code.load(Ordering::SeqCst) && lock(&self.dead_code).contains(address)
     }
@@ -287,7 +287,7 @@ impl Lifetimes {
         awaited
     }
 
-    /// Whether a listed thread may be asked about. Asked within a section.
+    /// Whether a listed thread may be queried. Called within a section.
     pub fn is_thread_alive(&self, thread: usize) -> bool {
         lock(&self.ended_threads).as_ref().is_some_and(|ended| ended.get(thread as u64).is_none())
     }
@@ -297,7 +297,7 @@ impl Lifetimes {
         lock(&self.ended_threads).is_some()
     }
 
-    /// From now on the callbacks say everything about threads.
+    /// From now on the callbacks report all changes of threads.
     pub fn threads_are_listed(&self) {
         *lock(&self.ended_threads) = None;
     }
@@ -312,7 +312,7 @@ impl Lifetimes {
         }
     }
 
-    /// Lets nothing that uses ids begin any more, without waiting.
+    /// Prevents further uses of ids, without waiting.
     pub fn shut_for_good(&self) {
         for gate in [&self.code, &self.threads] {
             gate.shut();

@@ -18,27 +18,27 @@ use crate::asking::{self, Asked};
 use crate::session::Session;
 use crate::{domains, enumerate, il_maps, own_thread, tasks};
 
-/// Milliseconds until the next look when nothing rings before: each look costs 40 µs of CPU time, with
-/// what it takes to wake up. Owners, callbacks that need something and the end of the session ring.
-/// What does not ring: an owner that is killed, and an AppDomain that is renamed.
+/// Milliseconds between checks without a wake-up: each check costs 40 µs of CPU time, including the
+/// wake-up. Owners, callbacks that need something and the end of the session ring the doorbell; a
+/// killed owner and a renamed AppDomain do not.
 const IDLE: u32 = 5_000;
-/// Something will be done as soon as the runtime allows it.
+/// Work is pending until the runtime allows it.
 const SOON: u32 = 10;
-/// AppDomains are renamed while the runtime starts.
+/// AppDomains are renamed while the runtime starts: the interval at which names are read.
 const NAMES_EVERY: u64 = 1_000_000_000;
 const NAMES_SOON: u32 = 1_001;
-/// After the owner came; from then on whenever the thread looks.
+/// How long after an owner attached names are read every second; later on at every check.
 const NAMES_FOR: u64 = 10_000_000_000;
 
 /// An owner was killed: another may take over within this time, without a new attach.
 const ORPHANED: u64 = 4_000_000_000;
-/// An attach is followed by its owner, and an owner that gives the bridge back by the next one.
+/// Time after an attach, or after an owner released the bridge, in which an owner is expected.
 const FORSAKEN: u64 = 30_000_000_000;
 
-/// Requests that are answered before the owner's wishes are looked at again.
+/// Requests answered before the owner's wishes are read again.
 const REQUESTS_AT_ONCE: usize = 256;
 
-/// Given to the runtime to detach in; it looks again after that time.
+/// The time given to the runtime to detach; it checks again after that time.
 const DETACH_IN: u32 = 50;
 
 /// Milliseconds between two attempts.
@@ -53,7 +53,7 @@ pub struct Lookup {
     named: u64,
     /// When an owner was there last, or the session began.
     owned: u64,
-    /// The runtime refused to detach before: it is asked again then.
+    /// The runtime refused to detach: when it is asked again.
     detach_from: u64,
     /// Not everything has been reported to the owner yet.
     enumerating: bool,
@@ -82,7 +82,7 @@ impl Lookup {
     pub fn rounds(&mut self) {
         let writer = self.session.shared().writer();
         loop {
-            // Before anything is looked at: what changes from now on rings.
+            // Read before all checks, so that later changes ring.
             let seen = writer.doorbell();
             if own_thread::is_stopped() {
                 return;
@@ -144,8 +144,8 @@ impl Lookup {
         }
     }
 
-    /// Whether strata, which attached the bridge, will not come back to take it out of the process. What
-    /// the process itself has loaded stays.
+    /// Whether the strata that attached the bridge is gone for good, so that the bridge has to
+    /// detach itself. A bridge loaded by the process itself stays.
     fn is_left_alone(&self, now: u64) -> bool {
         let wishes = self.session.shared().writer().control().wishes();
         let was_killed = wishes.is_some_and(|wishes| wishes.owner_pid != 0);
@@ -153,8 +153,8 @@ impl Lookup {
         self.session.was_attached() && now.saturating_sub(self.owned) >= limit
     }
 
-    /// Leaves without an owner, and without one coming meanwhile: it would find the state first, and
-    /// the lock taken next.
+    /// Detaches without an owner, and prevents a new one: it would find the state first, and then
+    /// the lock taken.
     fn leave(&mut self) -> bool {
         if monotonic_time() < self.detach_from {
             return false;
@@ -186,7 +186,7 @@ impl Lookup {
             let mut is_complete = false;
             session.timed(|| is_complete = enumerate::everything(session));
             if !is_complete {
-                // Not allowed to ask for long, or the end: again in the next round.
+                // Queries not allowed for long, or the end: retried in the next round.
                 self.enumerating = true;
                 return;
             }
@@ -224,7 +224,7 @@ impl Lookup {
         false
     }
 
-    /// The state of a bridge that did not leave.
+    /// The state of a bridge that did not detach.
     fn stay(&self) {
         let is_given_up = self.session.is_given_up();
         self.session.shared().set_state(if is_given_up { State::Failed } else { State::Ready });

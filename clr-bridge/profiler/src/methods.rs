@@ -55,8 +55,8 @@ pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
     }
 }
 
-/// Code of another function at the same place has ended without a word: methods of generic types are
-/// known by the module that declares them, and may go with another.
+/// Code of another function at the same address has ended without a callback: methods of generic
+/// types are known by the module that declares them, and may go with another.
 fn all_told(session: &Session, function: usize, starts: &[usize]) -> bool {
     let known = session.known();
     starts.iter().all(|start| known.has_code(*start, function))
@@ -188,8 +188,8 @@ impl Named {
         self.arguments.get(..self.info.arguments as usize).unwrap_or_default()
     }
 
-    /// What is known, with the classes of the type arguments in it. They may have been forgotten since
-    /// they were learned, though hardly twice.
+    /// The known tables, with the classes of the type arguments. These may have been dropped since
+    /// they were entered, though hardly twice.
     fn with_classes<'s>(&self, session: &'s Session) -> MutexGuard<'s, Known> {
         let of_class = self.class_arguments.iter().take(self.class_argument_count);
         let classes = || of_class.clone().chain(self.method_arguments());
@@ -243,7 +243,7 @@ impl Named {
         })
     }
 
-    /// The profiling interface does not say the tier. Code within a module's image was compiled
+    /// The profiling interface does not report the tier. Code within a module's image was compiled
     /// ahead, and the entry of a loop's replacement looks like nothing else.
     fn tier(&self, code: &Code) -> Tier {
         if code.start().is_some_and(|start| self.module.contains(start)) {

@@ -33,7 +33,7 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
     let Scratch { units, text: path, second: assembly } = scratch.get();
     let info = session.info().module_info(id, units)?;
     if info.assembly == 0 {
-        // Half loaded: a callback will say when it has its assembly.
+        // Half loaded: a callback will report when it has its assembly.
         return None;
     }
     path.push_units(units.get(..info.path_units as usize).unwrap_or_default());
@@ -104,7 +104,7 @@ fn read_metadata(session: &Session, id: usize, image: &Image) -> Option<Metadata
 
 fn import(session: &Session, id: usize) -> Option<Importer> {
     let interface = session.info().module_metadata(id, &IMPORT2)?;
-    // SAFETY: it was asked for by this interface's identity.
+    // SAFETY: it was queried by this interface's identity.
     unsafe { Importer::new(interface) }
 }
 

@@ -59,7 +59,7 @@ pub fn is_stopped() -> bool {
     STOP.load(Ordering::SeqCst)
 }
 
-/// Lets the thread end soon.
+/// Asks the thread to end.
 pub fn stop(session: &Session) {
     STOP.store(true, Ordering::SeqCst);
     session.shared().writer().ring();

@@ -16,9 +16,9 @@ use crate::shared::Shared;
 use crate::threads::Threads;
 use crate::{modules, tasks};
 
-/// How long a section is waited for: unloads take milliseconds.
+/// The longest wait for a section: unloads take milliseconds.
 const LONGEST_WAIT: u64 = 2_000_000_000;
-/// Between two looks whether the end has come.
+/// Interval of checks for the end.
 const AT_A_TIME: u64 = 20_000_000;
 
 pub struct Session {
@@ -37,11 +37,11 @@ pub struct Session {
     compiling: AtomicBool,
     /// They are reported even before there is an owner.
     eager: AtomicBool,
-    /// The runtime was running before: strata has attached the bridge, and takes it back.
+    /// The runtime was running before: strata has attached the bridge, and will detach it.
     attached: bool,
     /// An IL map is reported with every compilation.
     il_maps: AtomicBool,
-    /// The runtime has started far enough to be asked from another thread.
+    /// The runtime has started far enough to be called from another thread.
     ready: AtomicBool,
     modules_seen: AtomicU32,
     lifetimes: Lifetimes,
@@ -164,7 +164,7 @@ impl Session {
     }
 
     /// Subscribes to the events that reporting needs; to compilations only with a reader. The
-    /// runtime refuses a mask as a whole, so less is asked for until it agrees.
+    /// runtime refuses a mask as a whole, so fewer are requested until it accepts.
     pub fn set_events(&self, compilations: bool) -> bool {
         // COR_PRF_MONITOR and COR_PRF_HIGH_MONITOR (corprof.idl).
         const MODULE_LOADS: u32 = 0x4;
@@ -194,8 +194,8 @@ impl Session {
         false
     }
 
-    /// A module came. While the runtime starts, its own library is the first, and with the next one it
-    /// is about to run the app.
+    /// A module was loaded. While the runtime starts, its own library is the first, and with the
+    /// next one it is about to run the app.
     pub fn module_came(&self) {
         if !self.is_ready() && self.modules_seen.fetch_add(1, Ordering::Relaxed) > 0 {
             self.runtime_is_ready();
@@ -293,7 +293,7 @@ impl Session {
         self.shared.writer().remove_thread(tid);
     }
 
-    /// Counts what a piece of work cost.
+    /// Counts the CPU time of a piece of work.
     pub fn timed(&self, work: impl FnOnce()) {
         let start = cost_clock();
         work();
@@ -310,13 +310,13 @@ impl Session {
     }
 }
 
-/// What the bridge's own time is counted by: the monotonic clock, which costs 25 ns.
+/// The clock for the bridge's own time: the monotonic clock, which costs 25 ns.
 #[cfg(not(feature = "measure"))]
 fn cost_clock() -> u64 {
     monotonic_time()
 }
 
-/// What the bridge's own time is counted by: the thread's CPU clock, which is a system call.
+/// The clock for the bridge's own time: the thread's CPU clock, which is a system call.
 #[cfg(feature = "measure")]
 fn cost_clock() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -62,7 +62,7 @@ impl Shared {
             let mut context = self.writer.context(slot).unwrap_or_default();
             if context.app_domain != app_domain as u64 {
                 context = Context { app_domain: app_domain as u64, ..context };
-                // What fails here is counted, and the thread has no AppDomain then.
+                // A failure is counted, and the thread has no AppDomain then.
                 let _ = self.writer.set_context(slot, &context);
             }
         }

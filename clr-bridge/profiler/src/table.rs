@@ -36,7 +36,7 @@ impl<V: Copy + Default> Table<V> {
         }
     }
 
-    /// Enters a key with its value, or changes the value. Answers whether the key is new.
+    /// Enters a key with its value, or changes the value. Returns whether the key is new.
     pub fn insert(&mut self, key: u64, value: V) -> Result<bool, NoMemory> {
         if key == 0 {
             return Ok(false);
@@ -47,7 +47,7 @@ impl<V: Copy + Default> Table<V> {
         Ok(self.place(key, value))
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     pub fn remove(&mut self, key: u64) -> Option<V> {
         let mut slot = self.home(key)?;
         let value = loop {
@@ -77,8 +77,8 @@ impl<V: Copy + Default> Table<V> {
         Some(value)
     }
 
-    /// Keeps only the entries that `keep` answers true for; it is asked once for each. Without memory
-    /// for another table everything stays, and `keep` is not asked.
+    /// Keeps only the entries for which `keep` returns true; it is called once for each. Without
+    /// memory for another table everything stays, and `keep` is not called.
     pub fn retain(&mut self, mut keep: impl FnMut(u64, V) -> bool) {
         let Ok(mut smaller) = Self::with_slots(self.slots.len()) else { return };
         for (key, value) in &self.slots {

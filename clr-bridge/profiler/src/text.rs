@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-/// UTF-8 text in place. What does not fit is left out, at a character's border.
+/// UTF-8 text in a fixed buffer. Text that does not fit is truncated at a character boundary.
 ///
 /// **Invariant:** the first `length` bytes are whole characters, and the others are never read: most
 /// texts are short, and their room is not cleared first.
@@ -44,7 +44,7 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// Puts text before what is there.
+    /// Prepends text.
     pub fn prepend(&mut self, text: &str) {
         let part = beginning(text, N);
         let kept = beginning(self.as_str(), N - part.len()).len();

@@ -11,7 +11,7 @@ use crate::scratch::{self, LongText, Scratch};
 use crate::session::Session;
 use crate::text::Text;
 
-/// Enclosing types that are followed.
+/// The most enclosing types followed.
 const DEEPEST_NESTING: usize = 16;
 /// Type specifications within type specifications.
 const DEEPEST: u32 = 8;
@@ -33,7 +33,7 @@ impl ParameterNames {
     }
 
     pub fn read(&mut self, metadata: &Metadata, owner: u32) {
-        // They mostly come in order; one that does not is left for the next turn.
+        // They mostly arrive in order; one that does not is left for the next pass.
         for _ in 0..MOST_PARAMETERS {
             let before = self.count;
             metadata.generic_parameters(owner, |position, name| self.add(position, name));
@@ -135,8 +135,8 @@ fn tell_named(session: &Session, module: &Module, token: u32) {
     let name = &mut scratch.get().text;
     full_name(metadata, token, name);
     let mut parameters = ParameterNames::none();
-    // Compilers mark generic types in their names (ECMA-335 I.10.7.2), and so not asking
-    // is well worth it.
+    // Compilers mark generic types in their names (ECMA-335 I.10.7.2), so skipping the query is
+    // worthwhile.
     if table(token) == TYPE_DEF && name.as_str().contains('`') {
         parameters.read(metadata, token);
     }
@@ -201,7 +201,7 @@ pub fn learn_class(session: &Session, class: usize) {
     let Some(mut scratch) = scratch::take(session) else { return };
     let Scratch { text, second, .. } = scratch.get();
     value_type(session, class, DEEPEST_ARGUMENT, text, second);
-    // Without memory it is asked again next time.
+    // Without memory it is queried again next time.
     let _ = session.known().enter_class(class, text.as_str());
 }
 

@@ -19,7 +19,7 @@ use crate::layout::{
 use crate::memory::{Memory, Word};
 
 const SLOT: usize = size_of::<ContextSlot>();
-/// A slot that is always being written by others is given up after this many looks.
+/// A slot that others keep writing to is given up after this many attempts.
 const ATTEMPTS: usize = 64;
 
 /// What a thread is doing. All zero: nothing known.
@@ -85,7 +85,8 @@ impl<'a, M: Memory> Contexts<'a, M> {
             .map(|(index, _)| Slot { index: index & (CONTEXT_SLOTS - 1), tid })
     }
 
-    /// Gives a thread its slot, which is empty, or the one it has. `None` if all places are taken.
+    /// Allocates an empty slot for a thread, or returns the one it has. `None` if all places are
+    /// taken.
     pub fn register(&self, registrar: &Registrar, tid: u32) -> Option<Slot> {
         if tid == CONTEXT_FREE || tid == CONTEXT_GONE {
             return None;
@@ -105,7 +106,7 @@ impl<'a, M: Memory> Contexts<'a, M> {
         Some(slot)
     }
 
-    /// Takes a thread's slot back: called by the thread itself, or when it has ended.
+    /// Frees a thread's slot: called by the thread itself, or when it has ended.
     pub fn remove(&self, registrar: &Registrar, tid: u32) {
         let _held = registrar.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(slot) = self.find(tid) else { return };
@@ -129,7 +130,7 @@ impl<'a, M: Memory> Contexts<'a, M> {
         }
     }
 
-    /// What a thread has set, if it is not setting it right now.
+    /// A thread's context, unless it is being written now.
     #[must_use]
     pub fn get(&self, slot: Slot) -> Option<Context> {
         let word = self.word(slot.index, 0)?;

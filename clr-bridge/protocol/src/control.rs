@@ -24,7 +24,7 @@ pub mod wish {
     pub const JIT_EVENTS: u64 = 1;
     /// Add the IL map to every compiled method.
     pub const IL_MAPS: u64 = 2;
-    /// Leave the process: stop everything and detach.
+    /// Detach: stop everything and leave the process.
     pub const DETACH: u64 = 4;
     /// Write diagnostics of [`crate::record::Level::Debug`] too.
     pub const VERBOSE: u64 = 8;
@@ -42,7 +42,7 @@ pub mod request {
     pub const REBIND: u32 = 4;
 }
 
-/// What the owner wants.
+/// The owner's wishes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Wishes {
     /// The owner's epoch: each owner takes a number different from the last one's. 0: no owner yet.
@@ -98,7 +98,7 @@ impl Wishes {
     }
 }
 
-/// Something that the owner asks.
+/// A request of the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Epoch in the upper half, number from 1 in the lower.
@@ -134,13 +134,13 @@ impl Request {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Outcome {
     /// The log has the answer.
     Answered = 1,
-    /// The bridge does not know this kind of request.
+    /// The bridge does not support this kind of request.
     Unknown = 2,
     /// The runtime refused.
     Failed = 3,
@@ -199,13 +199,13 @@ impl<'a, M: Memory> ControlReader<'a, M> {
         bytes
     }
 
-    /// What is wanted; `None` while the owner is changing it, and before the first owner.
+    /// The wishes; `None` while the owner is changing them, and before the first owner.
     #[must_use]
     pub fn wishes(&self) -> Option<Wishes> {
         Wishes::from_bytes(&self.copy(WISHES)).filter(|wishes| wishes.epoch != 0)
     }
 
-    /// Changes whenever the owner looks.
+    /// Changes on every poll of the owner.
     #[must_use]
     pub fn beat(&self) -> u64 {
         self.load(BEAT)

@@ -9,9 +9,9 @@
 use crate::layout::{EventHeader, MAX_EVENT};
 use crate::record::DecodeError;
 
-/// Frames of an event at most.
+/// The most frames of an event.
 pub const MAX_FRAMES: usize = 1024;
-/// Bytes of detail at most.
+/// The most bytes of detail.
 pub const MAX_DETAIL: usize = MAX_EVENT - size_of::<EventHeader>() - 8 * MAX_FRAMES;
 
 const HEADER: usize = size_of::<EventHeader>();
@@ -59,7 +59,7 @@ impl Event<'_> {
         Some(HEADER + 8 * self.frames.len() + self.detail.len())
     }
 
-    /// Hands out the bytes and where each belongs, counted from the event's start.
+    /// Passes on the bytes with their offsets from the event's start.
     pub(crate) fn write(&self, mut copy: impl FnMut(usize, &[u8])) {
         let header = EventHeader {
             kind: self.kind,

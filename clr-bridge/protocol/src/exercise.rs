@@ -25,7 +25,7 @@ use crate::ring::{Ring, RingPlaces};
 const ID: [u8; 16] = [1; 16];
 /// The main part is read as the header itself.
 const OWN_HEADER: u8 = 1;
-/// The process is gone.
+/// The process has ended.
 const ENDED: u8 = 2;
 /// Small budgets.
 const PIECES: u8 = 4;
@@ -57,7 +57,7 @@ impl ReadAt for Sparse<'_> {
     }
 }
 
-/// Reads and writes as the bytes say. Panics only if something that must hold does not.
+/// Reads and writes as directed by the bytes. Panics only if an invariant is violated.
 pub fn memory(data: &[u8]) {
     let Some((&[flags, low, high], rest)) = data.split_first_chunk() else { return };
     let length = usize::from(u16::from_le_bytes([low, high]));

@@ -9,21 +9,21 @@
 
 use crate::record::DecodeError;
 
-/// Bytes of a text at most.
+/// The most bytes of a text.
 pub const MAX_TEXT: usize = 4096;
-/// Bytes of a byte string (a signature, a piece of code) at most.
+/// The most bytes of a byte string (a signature, a piece of code).
 pub const MAX_BLOB: usize = 4096;
-/// Texts in a list at most.
+/// The most texts in a list.
 pub const MAX_TEXTS: usize = 64;
-/// Code ranges of a method at most.
+/// The most code ranges of a method.
 pub const MAX_RANGES: usize = 64;
-/// Entries of an IL map at most.
+/// The most entries of an IL map.
 pub const MAX_MAP_ENTRIES: usize = 8192;
 
-/// Where encoded bytes go.
+/// The destination of encoded bytes.
 pub trait Sink {
     fn put(&mut self, bytes: &[u8]);
-    /// Something was longer than its bound.
+    /// A field was longer than its bound.
     fn cut(&mut self) {}
 }
 

@@ -20,7 +20,7 @@ const PAGE: usize = 4096;
 pub const MAIN_SIZE: usize = 2 << 20;
 /// Bytes of a log segment.
 pub const SEGMENT_SIZE: usize = 4 << 20;
-/// Log segments of one main file at most.
+/// The most log segments of one main file.
 pub const MAX_SEGMENTS: usize = 64;
 
 /// Written by the owner.
@@ -45,7 +45,7 @@ pub const RING_WORDS: usize = CONTEXTS + CONTEXT_SLOTS * size_of::<ContextSlot>(
 pub const RING_CELLS: usize = 16384;
 pub const RING_CELL: usize = 64;
 pub const RING_DATA: usize = RING_WORDS + RING_CELLS * 8;
-/// What lies behind is zero, for what comes later.
+/// The rest is zero, reserved for later versions.
 pub const MAIN_END: usize = RING_DATA + RING_CELLS * RING_CELL;
 
 /// Within [`CONTROL`]: the [`WishBlock`].
@@ -53,9 +53,9 @@ pub const WISHES: usize = CONTROL;
 /// Within [`CONTROL`]: how far the ring has been read, and the same with its bytes reversed.
 pub const RING_TAIL: usize = CONTROL + 512;
 pub const RING_TAIL_CHECK: usize = CONTROL + 520;
-/// Within [`CONTROL`]: counted up by the owner whenever it looks.
+/// Within [`CONTROL`]: incremented by the owner on every poll.
 pub const BEAT: usize = CONTROL + 576;
-/// Within [`CONTROL`]: what the bridge's thread sleeps on ([`crate::doorbell`]).
+/// Within [`CONTROL`]: the futex that the bridge's thread sleeps on ([`crate::doorbell`]).
 pub const DOORBELL: usize = CONTROL + 640;
 
 /// Byte of the main file that the owner locks.
@@ -66,15 +66,15 @@ pub const SEGMENT_DATA: usize = size_of::<SegmentHeader>();
 /// How far a segment is reserved, counted from its start.
 pub const SEGMENT_TAIL: usize = 64;
 
-/// A log record at most, with its header.
+/// The largest log record, with its header.
 pub const MAX_RECORD: usize = 128 << 10;
-/// A ring event at most, with its header.
+/// The largest ring event, with its header.
 pub const MAX_EVENT: usize = 16 << 10;
 
 /// A slot of the context table is looked for in this many places, from its first on.
 pub const CONTEXT_PROBES: usize = 16;
 
-// As the crate's documentation has them.
+// As in the crate's documentation.
 const _: () = {
     assert!(WISHES == 0x1000 && RING_TAIL == 0x1200 && RING_TAIL_CHECK == 0x1208);
     assert!(BEAT == 0x1240 && DOORBELL == 0x1280);
@@ -266,10 +266,10 @@ impl SegmentHeader {
 }
 
 structure! {
-    /// What the owner wants, as it lies in memory; see [`crate::control::Wishes`].
+    /// The owner's wishes in memory; see [`crate::control::Wishes`].
     WishBlock: 256 {
-        /// [`checksum`] of the rest. The bytes are not written at once, so that the bridge can meet
-        /// half of a change: it then looks again.
+        /// [`checksum`] of the rest. The bytes are not written at once, so the bridge may read half
+        /// of a change: it then reads again.
         check: u64,
         epoch: u32,
         owner_pid: u32,

@@ -22,16 +22,17 @@ use crate::layout::{
 use crate::memory::{Memory, Word};
 use crate::record::{Encode, FLAG_CUT};
 
-/// A thread that loses this many races in a row gives its record up.
+/// A thread that loses this many races in a row drops its record.
 const ATTEMPTS: usize = 4096;
 const HEADER: usize = size_of::<RecordHeader>();
 
-/// What became of a record.
+/// The outcome of appending a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Appended {
-    /// It is there, and takes so many bytes.
+    /// It was appended, and takes so many bytes.
     Done(u64),
-    /// The segment has no room for it. With how many bytes its end was closed, if this thread did.
+    /// The segment is full. With the number of bytes by which its end was closed, if this thread
+    /// did that.
     Full(u64),
     /// It would end here, behind the limit.
     BeyondLimit(usize),
@@ -181,7 +182,7 @@ impl<M: Memory> Segment<M> {
     }
 }
 
-/// Writes fields one after another, and nothing behind the end.
+/// Writes fields one after another, and nothing beyond the end.
 struct Cursor<'a, M> {
     memory: &'a M,
     next: usize,

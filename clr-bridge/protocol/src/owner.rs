@@ -24,7 +24,8 @@ use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use crate::layout::OWNER_LOCK;
 
-/// An owner whose beat has not changed for so long is gone, if nothing else can be known.
+/// An owner whose heartbeat has not changed for so long counts as gone, if its lock cannot be
+/// tested.
 const BEAT_LIMIT: u64 = 10_000_000_000;
 
 /// Another process is the owner.
@@ -55,7 +56,7 @@ pub fn lock(file: &File) -> Result<(), LockError> {
     }
 }
 
-/// Gives the lock back while the file stays open.
+/// Releases the lock while the file stays open.
 pub fn unlock(file: &File) -> Result<(), LockError> {
     Ok(set_lock(file.as_raw_fd(), libc::F_UNLCK)?)
 }
@@ -89,7 +90,7 @@ fn identity(descriptor: RawFd) -> io::Result<(u64, u64)> {
     Ok((status.st_dev, status.st_ino))
 }
 
-/// What the bridge keeps to see whether an owner lives.
+/// The bridge's state for detecting whether an owner is alive.
 #[derive(Debug)]
 pub struct OwnerWatch {
     descriptor: RawFd,
@@ -105,7 +106,7 @@ impl OwnerWatch {
         Ok(Self { descriptor: file.into_raw_fd(), identity, beat: 0, beat_time: 0 })
     }
 
-    /// Whether an owner lives. `beat` is the control page's, `now` the monotonic time.
+    /// Whether an owner is alive. `beat` is the control page's, `now` the monotonic time.
     pub fn lives(&mut self, beat: u64, now: u64) -> bool {
         if beat != self.beat {
             self.beat = beat;
@@ -124,7 +125,7 @@ impl OwnerWatch {
         !self.is_ours() || set_lock(self.descriptor, libc::F_WRLCK).is_ok()
     }
 
-    /// Gives back what [`Self::claim`] took.
+    /// Releases what [`Self::claim`] took.
     pub fn unclaim(&mut self) {
         if self.is_ours() {
             // What cannot be unlocked is released with the descriptor.

@@ -127,7 +127,7 @@ pub struct Owner {
 
 impl Owner {
     /// Becomes the owner. `file` is a main file that was checked, opened by this process itself
-    /// (see [`crate::owner`]). Nothing is wished for yet.
+    /// (see [`crate::owner`]). No wishes are set yet.
     pub fn take(file: File, name: &str) -> Result<Self, TakeError> {
         match lock(&file) {
             Ok(()) => {}
@@ -162,7 +162,7 @@ impl Owner {
         &self.wishes
     }
 
-    /// Changes what is wanted: bits of [`crate::control::wish`], and rates of event types.
+    /// Changes the wishes: bits of [`crate::control::wish`], and rates of event types.
     pub fn wish(&mut self, flags: u64, rates: [u32; 32]) -> io::Result<()> {
         self.wishes.flags = flags;
         self.wishes.rates = rates;
@@ -195,8 +195,8 @@ impl Owner {
         self.pages.write(BEAT, &self.beat.to_le_bytes())
     }
 
-    /// Asks for something; the sequence number of the request. The bridge looks at requests when it
-    /// is woken by [`Owner::ring`], which is called once for several.
+    /// Writes a request; returns its sequence number. The bridge reads requests when it is woken by
+    /// [`Owner::ring`], which is called once for several.
     pub fn request(&mut self, kind: u32, first: u64, second: u64) -> Result<u64, RequestError> {
         let waiting = self.next.wrapping_sub(1).wrapping_sub(self.answered()?);
         if waiting as usize >= REQUEST_SLOTS {
@@ -224,14 +224,15 @@ impl Owner {
         Ok(if (answered >> 32) as u32 == self.wishes.epoch { answered as u32 } else { 0 })
     }
 
-    /// What became of a request of the last [`REQUEST_SLOTS`]; `None` if it has not been answered.
+    /// The outcome of one of the last [`REQUEST_SLOTS`] requests; `None` if it has not been
+    /// answered.
     pub fn outcome(&self, sequence: u64) -> io::Result<Option<Outcome>> {
         let slot = ANSWER_SLOTS + 8 * slot_of(sequence);
         let word = u64::from_le_bytes(read_word(&self.file, slot)?);
         Ok(Outcome::unpack(word, sequence))
     }
 
-    /// Gives the bridge the ring's cells before this position back.
+    /// Frees the ring's cells before this position for the bridge.
     pub fn set_ring_tail(&self, tail: u64) -> io::Result<()> {
         let mut words = [0; 16];
         let (low, high) = words.split_at_mut(8);
@@ -249,11 +250,12 @@ impl Owner {
     }
 }
 
-/// Lets go at once: a child of this process may have a descriptor of the file until it executes.
+/// Releases the lock explicitly: a child of this process may have a descriptor of the file until it
+/// executes.
 impl Drop for Owner {
     fn drop(&mut self) {
         _ = unlock(&self.file);
-        // What fails here the bridge finds out a little later.
+        // After a failure here, the bridge notices it a little later.
         _ = self.ring();
     }
 }

@@ -16,7 +16,7 @@ use crate::kind::FrameKind;
 use crate::model::{Profile, Sample, StringId};
 use crate::tree::{Branches, NodeKind, Roots, lay};
 
-/// A share that changed by less is the same: a tenth of a percent of all.
+/// Smaller changes of a share count as none: a tenth of a percent of the total.
 const SMALLEST_CHANGE: f64 = 0.001;
 
 /// A value before and after.
@@ -32,17 +32,17 @@ pub struct Difference {
     pub sample_type: String,
     pub unit: String,
     pub total: Change,
-    /// How many samples the totals are of; 0 where a profile does not count them.
+    /// The numbers of samples in the totals; 0 where a profile does not count them.
     pub samples: Change,
-    /// What nodes of the tree are called; the first is the root's.
+    /// The names of the tree's nodes; the first is the root's.
     pub names: Vec<Name>,
-    /// The first is the root, which stands for all; callers come before what they call.
+    /// The first is the root, which stands for all; callers come before their callees.
     pub stacks: Vec<StackDifference>,
     /// Those whose own share changed most come first.
     pub functions: Vec<FunctionDifference>,
 }
 
-/// What a node of the tree of calls is.
+/// The kind of a node in the call tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Name {
     pub text: String,
@@ -50,7 +50,7 @@ pub struct Name {
     pub kind: Option<FrameKind>,
 }
 
-/// A node of the tree of calls. Its name is a number, because there are millions of nodes and few
+/// A node of the call tree. Its name is a number, because there are millions of nodes and few
 /// names.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StackDifference {
@@ -58,10 +58,10 @@ pub struct StackDifference {
     pub caller: u32,
     /// The position of its name in [`Difference::names`].
     pub name: u32,
-    /// Without and with what it calls.
+    /// Self and total values.
     pub own: Change,
     pub value: Change,
-    /// By how much its share of all grew: -1 to 1.
+    /// The change of its share of the total: -1 to 1.
     pub share_change: f64,
 }
 
@@ -73,7 +73,7 @@ pub struct FunctionDifference {
     pub own: Change,
     /// In stacks that it is in.
     pub value: Change,
-    /// By how much its share of all grew, without and with what it calls.
+    /// The change of its share of the total, self and with callees.
     pub own_share_change: f64,
     pub share_change: f64,
 }
@@ -101,13 +101,13 @@ fn share(value: i64, total: i64) -> f64 {
 }
 
 impl Difference {
-    /// Compares the sample type of this name. A profile without it has nothing of it.
+    /// Compares the sample type of this name. A profile without that type contributes nothing.
     #[must_use]
     pub fn between(before: &Profile, after: &Profile, sample_type: &str) -> Self {
         Self::between_shown(before, after, sample_type, show_all)
     }
 
-    /// The same without the frames for which `hidden` is true; what they called stands below their
+    /// The same without the frames for which `hidden` is true; their callees are attached to their
     /// callers.
     #[must_use]
     pub fn between_shown(
@@ -132,9 +132,9 @@ impl Difference {
         overlay.finish(compared)
     }
 
-    /// Up to which change of its share a value has not changed: a tenth of a percent of all, or
-    /// what the same program would show by chance in one of twenty such comparisons (two standard
-    /// deviations for these numbers of samples).
+    /// The largest change of a share that counts as noise: a tenth of a percent of all, or what the
+    /// same program would show by chance in one of twenty such comparisons (two standard deviations
+    /// for these numbers of samples).
     #[must_use]
     pub fn noise(&self, value: Change) -> f64 {
         let (before, after) = value.shares(self.total);
@@ -146,7 +146,7 @@ impl Difference {
         (2.0 * sum.sqrt()).max(SMALLEST_CHANGE)
     }
 
-    /// What a node is called.
+    /// The name of a node.
     #[must_use]
     pub fn name_of(&self, stack: &StackDifference) -> Option<&Name> {
         self.names.get(stack.name as usize)
@@ -301,7 +301,7 @@ fn functions(stacks: &[StackDifference], names: &[Name], total: Change) -> Vec<F
     functions
 }
 
-/// Of which nodes the same function is among the callers already.
+/// Which nodes have the same function among their callers.
 fn recursions(stacks: &[StackDifference], names: usize) -> Vec<bool> {
     // The first that each calls and the next of the same caller; 0, the root, has no caller.
     let mut first = vec![0_u32; stacks.len()];
@@ -314,7 +314,7 @@ fn recursions(stacks: &[StackDifference], names: usize) -> Vec<bool> {
         }
     }
     let mut found = vec![false; stacks.len()];
-    // How often a name is on the way from the root to where the walk is.
+    // How often a name is on the path from the root to the current node.
     let mut on_the_way = vec![0_u32; names];
     let of = |list: &[u32], at: u32| list.get(at as usize).copied().unwrap_or(0);
     let mut at = of(&first, 0);
@@ -326,7 +326,7 @@ fn recursions(stacks: &[StackDifference], names: usize) -> Vec<bool> {
             *count = count.saturating_add(1);
         }
         let mut going = of(&first, at);
-        // Up again until there is something beside the way.
+        // Back up to the next sibling.
         while let Some(stack) = stacks.get(at as usize).filter(|_| going == 0 && at != 0) {
             if let Some(count) = on_the_way.get_mut(stack.name as usize) {
                 *count = count.saturating_sub(1);

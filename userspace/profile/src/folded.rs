@@ -18,7 +18,7 @@ use crate::model::{Label, LabelValue, LocationId, Profile};
 use crate::text::{is_active, push_escape};
 use crate::tree::{CallTree, Roots};
 
-/// Frames in a line that is read.
+/// The most frames read from a line.
 const DEEPEST_LINE: usize = 16 << 10;
 
 /// Writes the values of one sample type.
@@ -44,7 +44,7 @@ pub fn write(profile: &Profile, sample_type: usize, mut out: impl Write) -> Resu
         if line.is_empty() {
             line.push_str("[unknown]");
         }
-        // Readers take such a line for a comment.
+        // Other readers treat such a line as a comment.
         if line.starts_with('#') {
             line.replace_range(..1, "\\x23");
         }

@@ -13,7 +13,7 @@ use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// An index from things to their positions in some list.
+/// An index from items to their positions in a list.
 #[derive(Default)]
 pub(crate) struct Index {
     table: HashTable<u32>,
@@ -48,8 +48,8 @@ const MOST_IN_A_ROW: u32 = 32;
 /// An index of the children of each parent, for lists that are trees: both are positions.
 #[derive(Default)]
 pub(crate) struct Children {
-    /// Positions that were there before it was begun are no parents and children of it, but parent
-    /// 0 is: it belongs to every tree.
+    /// Positions older than the index are neither parents nor children in it, except parent 0,
+    /// which belongs to every tree.
     parents_from: u32,
     children_from: u32,
     /// By parent its first child, and by child the next of the same parent; 0 is none.
@@ -58,7 +58,7 @@ pub(crate) struct Children {
     rest: Index,
 }
 
-/// Where a child that is not there yet goes.
+/// The slot for a new child.
 enum Place {
     First(usize),
     After(usize),
@@ -66,7 +66,7 @@ enum Place {
 }
 
 impl Children {
-    /// Does not know of parents and children at positions below these.
+    /// The first positions of parents and children that it covers.
     pub(crate) fn begun_at(parents: usize, children: usize) -> Self {
         let position = |count| u32::try_from(count).unwrap_or(u32::MAX);
         Self {
@@ -77,7 +77,7 @@ impl Children {
     }
 
     /// The child of `parent` that has this key, the parent being part of the key. If there is none
-    /// it is the one at `next`, which is known from now on. `None` when the tables are full.
+    /// it is the one at `next`, which is added. `None` when the tables are full.
     pub(crate) fn position_of<K: Eq + Hash>(
         &mut self,
         parent: u32,
@@ -144,7 +144,7 @@ impl Children {
     }
 }
 
-/// What a list takes, with the room it has left.
+/// The memory of a list, including its spare capacity.
 pub(crate) fn bytes_of<T>(list: &Vec<T>) -> usize {
     list.capacity().saturating_mul(size_of::<T>())
 }
@@ -239,7 +239,7 @@ impl StackTable {
         self.nodes.len()
     }
 
-    /// All but the empty stack. Callers come before what they call.
+    /// All but the empty stack. Callers come before their callees.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = StackNode> + '_ {
         self.nodes.iter().skip(1).copied()
     }
@@ -267,7 +267,7 @@ impl StackTable {
         Some(stack)
     }
 
-    /// The same without a look at whether it is there already.
+    /// The same without a check for an existing one.
     pub(crate) fn push_new(&mut self, caller: u32, location: u32) -> Option<u32> {
         let stack = u32::try_from(self.nodes.len()).ok()?;
         self.nodes.push(StackNode { caller, location });

@@ -29,7 +29,7 @@ pub struct Summary {
     pub functions: usize,
     /// Value by kind of the leaf.
     pub kinds: Vec<KindShare>,
-    /// By value of their own, the largest first.
+    /// By self value, the largest first.
     pub top_functions: Vec<FunctionShare>,
     /// The largest first.
     pub top_processes: Vec<ProcessShare>,

@@ -13,7 +13,7 @@ use crate::intern::Children;
 use crate::kind::FrameKind;
 use crate::model::{Frame, LabelsId, LocationId, Profile, Sample, StackId, StringId};
 
-/// What stands above the frames of a stack.
+/// The nodes above the frames of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Roots {
     /// The process, and below it the thread if it has a name of its own.
@@ -22,7 +22,7 @@ pub(crate) enum Roots {
     PidThenComm,
 }
 
-/// Where a function lies, as far as the profile has it.
+/// The location of a function, as far as the profile has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The path of its code.
@@ -107,7 +107,7 @@ impl CallTree {
         tree
     }
 
-    /// A tree whose nodes have values of their own only; callers come before what they call.
+    /// A tree of which only self values are given; callers come before their callees.
     pub(crate) fn of_nodes(nodes: Vec<Node>) -> Self {
         let mut tree = Self { nodes, children: Children::default(), counting: None };
         tree.sum();

@@ -3,7 +3,7 @@
 use super::when::When;
 use super::{Result, Whose, Window};
 
-/// What the answer is compared with, as far as it differs from what is asked about.
+/// The baseline, as far as it differs from the query.
 #[derive(Clone, Debug, Default)]
 pub struct Baseline {
     pub service: Option<String>,
@@ -26,8 +26,7 @@ impl Baseline {
         whose
     }
 
-    /// Without a word about time: the same window for another service or label, else the one
-    /// before.
+    /// The default: the same window for another service or label, else the window before.
     pub fn window(&self, after: Window, now: i64) -> Result<Window> {
         let is_other = self.service.is_some() || !self.labels.is_empty();
         let length = after.to.saturating_sub(after.from);

@@ -29,10 +29,10 @@ use when::When;
 
 /// The default type of a query: one that every host has.
 pub const DEFAULT_TYPE: &str = "cpu";
-/// And for how long: an hour.
+/// The default window: an hour.
 const DEFAULT_WINDOW: i64 = 3_600_000_000_000;
 
-/// Whose profiles.
+/// The selection of profiles.
 #[derive(Clone, Debug, Default)]
 pub struct Whose {
     pub service: Option<String>,
@@ -125,7 +125,7 @@ impl Whose {
     }
 }
 
-/// A store that is there.
+/// An existing store.
 pub struct Store {
     reader: Reader,
     directory: PathBuf,
@@ -144,7 +144,7 @@ impl Store {
         }
     }
 
-    /// Queries; a type that was not asked for and is not there is replaced by the only one that is.
+    /// Runs the query; without a requested type, a store with a single type uses that one.
     pub fn ask(
         &self,
         whose: &mut Whose,
@@ -174,8 +174,8 @@ impl Store {
         Ok(answer)
     }
 
-    /// What the store holds of these profiles between two times; an empty list is an error with the
-    /// reason, unless `may_be_empty`.
+    /// The store's contents for these profiles between two times; an empty list is an error with
+    /// the reason, unless `may_be_empty`.
     pub fn list(
         &self,
         whose: &Whose,

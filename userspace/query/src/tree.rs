@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use strata_profile::{FrameKind, LocationId, Profile};
 use strata_store::Pattern;
 
-/// What a node stands for.
+/// The kind of a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     name: String,
@@ -50,10 +50,10 @@ impl Growing {
     }
 }
 
-/// Levels that are kept: more than a terminal has columns for.
+/// The most levels kept: more than a terminal has columns for.
 const DEEPEST: usize = 256;
 
-/// From processes down to what runs.
+/// From processes down to the leaves.
 #[must_use]
 pub fn calls(profile: &Profile, sample_type: usize) -> Node {
     let mut tree = Growing::default();

@@ -11,7 +11,7 @@ const NANOS: i64 = 1_000_000_000;
 pub const FORMS: &str = "`now`, `-1h`, `-30m`, `14:30`, `yesterday`, `yesterday 14:30`, \
                          `2026-01-31 14:30` (local time) or RFC 3339";
 
-/// A point in time, before it is known when now is.
+/// A point in time, possibly relative to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// Nanoseconds before now.
@@ -104,7 +104,7 @@ pub fn parse_span(text: &str) -> Result<i64, String> {
             _ => return Err(wrong()),
         };
         let number: f64 = number.parse().map_err(|_| wrong())?;
-        // What is too large becomes the largest.
+        // Saturates.
         total = total.saturating_add((number * seconds * NANOS as f64) as i64);
         rest = after;
     }
@@ -194,7 +194,7 @@ impl Day {
 
     fn local(self, seconds: i64) -> Option<i64> {
         let mut fields = self.fields(seconds)?;
-        // Whether summer time applies is for the time zone to say.
+        // The time zone decides whether daylight saving time applies.
         fields.tm_isdst = -1;
         // SAFETY: a valid `tm` of our own.
         let time = unsafe { libc::mktime(&raw mut fields) };

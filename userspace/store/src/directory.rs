@@ -98,7 +98,7 @@ fn add_numbers(
     for file in std::fs::read_dir(directory).map_err(io())? {
         let file = file.map_err(io())?;
         let Some((number, name)) = parsed(&file) else { continue };
-        // Asking more of it would miss what is renamed just now.
+        // Further calls by name (`stat`) would miss a file that is being renamed.
         if file.file_type().is_ok_and(|kind| !kind.is_file()) {
             continue;
         }
@@ -111,7 +111,7 @@ fn add_numbers(
     Ok(())
 }
 
-/// Where a part may be: a segment is sealed by giving it another name.
+/// The names that a part may have: a segment is sealed by renaming it.
 pub(crate) fn candidates(directory: &Path, number: u64, part: Part) -> Vec<PathBuf> {
     let names: &[Name] = match part {
         Part::Profiles => &[Name::Sealed, Name::Open, Name::Sealed],
@@ -140,8 +140,8 @@ impl Identity {
     }
 }
 
-/// Opens a file that was looked at before, as [`StoreError::is_gone`] if another one has its name:
-/// what is known of the first is not true of it.
+/// Opens a file that was examined before, with [`StoreError::is_gone`] if another file has its name
+/// now.
 pub(crate) fn open_again(path: &Path, identity: Identity) -> Result<File, StoreError> {
     let file = open_moved(path)?;
     if Identity::of(&file, path)? != identity {

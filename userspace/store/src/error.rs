@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[error("{0}")]
 pub struct Damage(pub(crate) &'static str);
 
-/// Why a store could not do what it was asked.
+/// Why an operation on a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("could not {action} {path}", path = .path.display())]

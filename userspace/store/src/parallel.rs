@@ -5,10 +5,10 @@ use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Builder};
 
-/// A question is not worth more, and strata shares its host with others.
+/// The most threads of a query: strata shares its host with other programs.
 const MOST_THREADS: usize = 4;
 
-/// How many threads a question may use.
+/// The number of threads that a query may use.
 pub(crate) fn threads() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS)
 }

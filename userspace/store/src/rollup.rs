@@ -26,7 +26,7 @@ use crate::series::Series;
 use crate::tables::{Detail, Replay, Tables};
 use crate::writing::{Encoded, SegmentWriter};
 
-/// How much time a roll-up is for.
+/// The time span of a roll-up.
 const SPAN_NANOS: i64 = 24 * 3_600 * NANOS;
 /// Segments in one: those of a day are twenty-four, unless they were sealed early.
 const MOST_MEMBERS: usize = 1_024;
@@ -42,19 +42,19 @@ pub(crate) fn has_room_for(members: &[Member], new: Member) -> bool {
     is_next && members.len() < MOST_MEMBERS && span < SPAN_NANOS
 }
 
-/// Where the files of one rolling are.
+/// The files of one roll-up operation.
 pub(crate) struct Paths<'p> {
     /// The roll-up as it is, if there is one, which the new one replaces.
     pub(crate) old: Option<&'p Path>,
     /// The merges of the segment that joins it.
     pub(crate) merged: &'p Path,
-    /// Half written.
+    /// The new roll-up, while it is written.
     pub(crate) new: &'p Path,
     pub(crate) rollup: &'p Path,
 }
 
-/// Writes a roll-up of what is in the old one and of a new member, in at most `limit` bytes.
-/// `None` if it would be larger, or the old one is damaged.
+/// Writes a roll-up of the old one's members and a new one, in at most `limit` bytes. `None` if it
+/// would be larger, or the old one is damaged.
 pub(crate) fn roll(
     paths: &Paths<'_>,
     member: Member,
@@ -101,7 +101,8 @@ fn write(
     for service in services {
         let (kept, added) = (kept.remove(&service).unwrap_or_default(), added.remove(&service));
         if let Some((old, file)) = old.as_ref().zip(file.as_ref()) {
-            // Of a service without news nothing is translated, so its dictionary is not needed.
+            // For a service without new records nothing is translated, so its dictionary is not
+            // needed.
             let Some(tables) = copy(&mut writer, old, file, &kept, added.is_some())? else {
                 return Ok(None);
             };
@@ -118,7 +119,7 @@ fn write(
     Ok((writer.length.saturating_add(writer.index_bytes()) <= limit).then_some(writer))
 }
 
-/// Copies records as they are; returns what they brought to the dictionary, or `None` if one is
+/// Copies records unchanged; returns their additions to the dictionary, or `None` if one is
 /// damaged.
 fn copy(
     writer: &mut SegmentWriter,

@@ -17,12 +17,12 @@ use crate::record::{self, FILE_START, HEADER, Header, Kind};
 use crate::series::Series;
 use crate::wire::{Cursor, put, put_signed};
 
-/// Where a profile's record is.
+/// The position of a profile's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) series: u32,
     pub(crate) step: u32,
-    /// In a roll-up, whose: a position in [`Segment::members`].
+    /// In a roll-up, its segment: a position in [`Segment::members`].
     pub(crate) member: u16,
     pub(crate) start: i64,
     pub(crate) end: i64,
@@ -44,7 +44,7 @@ pub(crate) struct Segment {
     pub(crate) path: PathBuf,
     /// Still open, so that it can be read when it has lost its name; not if only scanned.
     pub(crate) file: Option<Arc<File>>,
-    /// Which file it was that had that name.
+    /// The identity of the file that had that name.
     pub(crate) identity: Identity,
     pub(crate) series: Vec<Series>,
     /// In the order they lie in the file.
@@ -69,7 +69,7 @@ impl Segment {
         let length = file.metadata().map_err(StoreError::io("read", path))?.len();
         let mut start = [0; FILE_START.len()];
         if length < start.len() as u64 {
-            // Its writer has not come further yet, or died.
+            // Its writer has not written further yet, or died.
             return Ok(length);
         }
         file.read_exact_at(&mut start, 0).map_err(StoreError::io("read", path))?;

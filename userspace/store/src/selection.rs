@@ -53,12 +53,12 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern.iter().skip(at).all(|&left| left == '*')
 }
 
-/// Everything that fits all of this.
+/// The conditions, all of which must match.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     pub service: Option<Pattern>,
     pub kind: Option<Pattern>,
-    /// Every one of these labels must be there and fit.
+    /// Each of these labels must be present and match.
     pub labels: Vec<(String, Pattern)>,
     pub runtime_id: Option<String>,
     /// Samples of this process only.

@@ -11,7 +11,7 @@ pub struct Head {
     pub service: String,
     /// The type of profile: `cpu`, `exceptions`.
     pub kind: String,
-    /// Names and values that all its samples have: `env`, `version`, `pod`.
+    /// Labels of all its samples: `env`, `version`, `pod`.
     pub labels: Vec<(String, String)>,
     /// Distinguishes processes and AppDomains; merges over time leave it out.
     pub runtime_id: String,

@@ -24,11 +24,11 @@ use crate::segment::{Member, Segment};
 use crate::series::{Head, Series};
 use crate::writing::SegmentWriter;
 
-/// How long after its time a segment waits for profiles that come late.
+/// How long after its end a segment waits for late profiles.
 const GRACE_NANOS: i64 = 60_000_000_000;
 /// A segment is at most this part of the whole store, so that dropping one is a small step.
 const PART_OF_STORE: u64 = 8;
-/// And a roll-up this: for a moment there are two of it.
+/// The same for a roll-up: for a moment there are two of it.
 const ROLLUP_PART_OF_STORE: u64 = 16;
 /// Roll-ups written in one go: each is some tens of megabytes.
 const MOST_ROLLUPS: usize = 4;
@@ -40,7 +40,7 @@ pub struct Options {
     pub max_age: Duration,
     /// All files together.
     pub max_bytes: u64,
-    /// How much time a segment is for; at most an eighth of `max_age`.
+    /// The time span of a segment; at most an eighth of `max_age`.
     pub span: Duration,
     /// A segment is sealed early when it is this large.
     pub segment_bytes: u64,
@@ -48,8 +48,8 @@ pub struct Options {
     /// back from the file each time they are needed. When one of them or the index takes half of
     /// this, the segment is sealed early; but not for a dictionary that has grown by less than half
     /// since its service's first period, which would need as much in every segment. Only one whose
-    /// first period takes two thirds of this may therefore take more than all of it. What a profile
-    /// brings, and its record in the making, come on top while it is added.
+    /// first period takes two thirds of this may therefore take more than all of it. A profile's
+    /// additions and its record under construction come on top while it is added.
     pub dictionary_bytes: usize,
     /// How much may be lost when the host loses power. (Nothing is when the process is killed.)
     pub sync_every: Duration,
@@ -68,19 +68,19 @@ impl Default for Options {
     }
 }
 
-/// What happened since the store was opened.
+/// Counters since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub profiles_written: u64,
-    /// Larger than a record may be, or than the store.
+    /// Profiles larger than a record may be, or than the store.
     pub refused_too_large: u64,
     pub refused_too_old: u64,
     /// Profiles that could not be written: the disk was full or failed.
     pub write_failures: u64,
     pub segments_sealed: u64,
-    /// Times that a dictionary which had no room in memory was read back from its segment.
+    /// How often a dictionary over the memory limit was read back from its segment.
     pub dictionaries_read_back: u64,
-    /// Segments that a writer before this one left open.
+    /// Segments left open by an earlier writer.
     pub segments_recovered: u64,
     /// Bytes of half written records in them.
     pub bytes_cut_off: u64,
@@ -145,9 +145,9 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens a store for writing; makes it if there is none. What a writer that died left behind
-    /// is recovered to its last whole record; what another version wrote is left as it is, and is an
-    /// error.
+    /// Opens a store for writing; makes it if there is none. Segments of a writer that died are
+    /// recovered to their last complete record; those of another version are left unchanged, and
+    /// are an error.
     pub fn open(directory: &Path, options: Options) -> Result<Self, StoreError> {
         // Profiles reveal what runs on the host, and with which arguments: private to this user.
         let mut builder = DirBuilder::new();
@@ -173,7 +173,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Whether another process writes this store; a store that is not there is free.
+    /// Whether another process writes this store; a missing store is free.
     pub fn check_free(directory: &Path) -> Result<(), StoreError> {
         match directory.join("lock").exists() {
             true => lock(directory).map(drop),
@@ -230,7 +230,7 @@ impl Store {
         }
         let mut written = self.try_append(head, profile);
         if matches!(written, Err(StoreError::Damaged { .. })) {
-            // What is damaged is the file that grows, and not the profile: another one takes it.
+            // The open segment is damaged, not the profile: it goes to another segment.
             self.abandon();
             written = self.try_append(head, profile);
         }
@@ -240,7 +240,7 @@ impl Store {
             Err(_) => self.counters.write_failures += 1,
         }
         if written.is_err() {
-            // The dictionary knows names that are not in the file.
+            // The dictionary has names that are not in the file.
             self.abandon();
         }
         written
@@ -250,7 +250,7 @@ impl Store {
         let span = nanos(self.options.span).max(1);
         let window = head.start_nanos.div_euclid(span).saturating_mul(span);
         let fits = self.open.as_ref().is_none_or(|open| {
-            // A little late is usual: the periods of processes do not end together.
+            // Slightly late profiles are usual: the periods of processes do not end together.
             let is_near = window == open.window || window == open.window.saturating_sub(span);
             is_near && open.writer.length < self.options.segment_bytes && !open.writer.is_full()
         });
@@ -327,8 +327,8 @@ impl Store {
         let _ = self.seal();
     }
 
-    /// What is to be done now and then, off the path of the profiles: seals what is over, makes
-    /// merges, drops what is too old, brings what was written to the disk.
+    /// Periodic maintenance, off the path of profiles: seals finished segments, makes merges, drops
+    /// old ones, syncs to disk.
     pub fn tend(&mut self, now: i64) -> Result<(), StoreError> {
         self.drop_old(now)?;
         let span = nanos(self.options.span);
@@ -351,7 +351,7 @@ impl Store {
         Ok(())
     }
 
-    /// Brings what was written to the disk.
+    /// Syncs written data to disk.
     pub fn sync(&mut self) -> Result<(), StoreError> {
         self.synced = Instant::now();
         self.open.as_ref().map_or(Ok(()), |open| open.writer.sync())
@@ -379,7 +379,7 @@ impl Store {
         made.map(|_| ())
     }
 
-    /// Brings the hours of a merged segment into the last roll-up, or into a new one.
+    /// Adds the hours of a merged segment to the last roll-up, or to a new one.
     fn roll(&mut self, number: u64) -> Result<(), StoreError> {
         let Some(sealed) = self.sealed.get(&number).copied() else { return Ok(()) };
         let member = Member { number, first: sealed.oldest, last: sealed.newest };
@@ -407,7 +407,7 @@ impl Store {
     fn roll_into(&mut self, first: u64, member: Member, limit: u64) -> Result<bool, StoreError> {
         let path = |name: Name, number: u64| name.path(&self.directory, number);
         let rollup = path(Name::Rollup, first);
-        // Making room may have dropped it.
+        // Eviction may have dropped it.
         let old = self.rollups.contains_key(&first).then_some(rollup.as_path());
         let (merged, new) = (path(Name::Merged, member.number), path(Name::New, first));
         let paths = rollup::Paths { old, merged: &merged, new: &new, rollup: &rollup };
@@ -423,7 +423,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes roll-ups that no segment is left of.
+    /// Removes roll-ups without remaining segments.
     fn drop_rollups(&mut self) -> Result<(), StoreError> {
         let is_left = |member: &Member| self.sealed.contains_key(&member.number);
         let gone = self.rollups.iter().filter(|(_, rollup)| !rollup.members.iter().any(is_left));
@@ -461,7 +461,7 @@ impl Store {
         damaged.into_iter().try_for_each(|number| self.drop_damaged(number))
     }
 
-    /// Drops what cannot be read and the oldest segments until `bytes` more have room.
+    /// Drops unreadable files and the oldest segments until `bytes` more fit.
     fn make_room(&mut self, bytes: u64) -> Result<(), StoreError> {
         while self.bytes().saturating_add(bytes) > self.options.max_bytes {
             if !self.drop_next(None)? {
@@ -481,7 +481,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Drops what is needed least, if that is not `kept`.
+    /// Drops the least needed file, unless it is `kept`.
     fn drop_next(&mut self, kept: Option<u64>) -> Result<bool, StoreError> {
         if let Some((&number, _)) = self.damaged.first_key_value() {
             self.drop_damaged(number)?;

@@ -33,12 +33,12 @@ const IDENTITIES: [Guid; 11] = [
     Guid::new(0x42350846_aaed_47f7_b128_fd0c98881cde),
 ];
 
-/// Runs one callback's work, with everything contained.
+/// Runs one callback's work, with panics contained.
 fn contained(work: impl FnOnce() -> HResult) -> HResult {
     // SAFETY: every libc has it, and it is a plain thread-local.
     let errno = unsafe { *libc::__errno_location() };
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
-        // What a panic carries may panic when it is dropped.
+        // A panic's payload may panic when it is dropped.
         std::mem::forget(payload);
         lifecycle::panicked();
         E_FAIL
@@ -61,8 +61,8 @@ fn event(work: impl FnOnce(&Session)) -> HResult {
     })
 }
 
-/// What callbacks say about lifetimes counts also after a panic: a section may be under way.
-/// In a forked child there is none, and nothing to wait for.
+/// Reports about lifetimes are handled also after a panic: a section may be under way. In a forked
+/// child there is none.
 fn lifetime(work: impl FnOnce(&Session)) -> HResult {
     contained(|| {
         if let Some(session) = lifecycle::even_broken()
@@ -94,8 +94,8 @@ unsafe extern "C" fn count_reference(_this: *mut c_void) -> u32 {
     1
 }
 
-/// Every callback that the bridge has no use for. The C convention lets the callee ignore
-/// arguments, and the caller removes them.
+/// The implementation of every unused callback. The C convention lets the callee ignore arguments,
+/// and the caller removes them.
 unsafe extern "C" fn ignore(_this: *mut c_void) -> HResult {
     S_OK
 }
@@ -137,7 +137,7 @@ unsafe extern "C" fn shutdown(_this: *mut c_void) -> HResult {
     })
 }
 
-/// Always yes: it is asked before anything else is known, and a notification-only profiler can run
+/// Always yes: it is called before anything else is known, and a notification-only profiler can run
 /// beside any other.
 unsafe extern "C" fn load_as_notification_only(_this: *mut c_void, answer: *mut i32) -> HResult {
     if answer.is_null() {

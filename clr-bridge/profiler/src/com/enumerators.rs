@@ -18,7 +18,7 @@ const BATCH: usize = 128;
 /// `Next` of every enumerator: slots 3 to 6 are Skip, Reset, Clone, GetCount (corprof.idl).
 const NEXT: usize = 7;
 
-/// Gives every element to `each` until that answers false, then releases the enumerator.
+/// Passes every element to `each` until it returns false, then releases the enumerator.
 fn drain<T: Copy + Default>(list: Interface, mut each: impl FnMut(T) -> bool) {
     type Next<T> = unsafe extern "C" fn(*mut c_void, u32, *mut T, *mut u32) -> HResult;
     let mut batch = [T::default(); BATCH];

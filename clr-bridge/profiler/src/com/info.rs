@@ -87,7 +87,7 @@ pub struct Info {
     version: u32,
 }
 
-/// Calls a slot, or answers `None` when the interface does not reach it.
+/// Calls a slot, or returns `None` when the interface does not have it.
 macro_rules! call {
     ($self:ident, $version:literal, $slot:literal, ($($type:ty),*), $($argument:expr),*) => {{
         if $self.version < $version {
@@ -106,7 +106,7 @@ macro_rules! call {
     }};
 }
 
-/// Success of a call that was made.
+/// Whether a call was made and succeeded.
 fn good(result: Option<HResult>) -> Option<()> {
     (result? >= 0).then_some(())
 }
@@ -128,7 +128,7 @@ impl Info {
         self.version
     }
 
-    /// Gives the reference back. No copy of this value may be used afterwards.
+    /// Releases the reference. No copy of this value may be used afterwards.
     pub fn release(self) {
         self.interface.release();
     }

@@ -36,7 +36,7 @@ pub struct TypeName {
     pub name: &'static CStr,
 }
 
-/// What reads one module's metadata.
+/// The reader of one module's metadata.
 #[derive(Clone, Copy)]
 pub struct Importer {
     import: Interface,

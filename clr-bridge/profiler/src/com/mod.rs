@@ -101,7 +101,7 @@ impl Interface {
         unsafe { Interface::from_raw(found) }
     }
 
-    /// Gives up one reference.
+    /// Releases one reference.
     pub fn release(self) {
         type Release = unsafe extern "C" fn(*mut c_void) -> u32;
         // SAFETY: slot 2 of every interface is Release.

@@ -48,8 +48,8 @@ pub struct TypeReference<'a> {
 pub enum Metadata {
     /// In the module's image.
     Mapped(Tables<'static>),
-    /// Of a module that has none there, or more than that. The reference is given back when the
-    /// module goes.
+    /// For a module with none, or only a part of it, in its image. The reference is released when
+    /// the module is unloaded.
     Importer(Importer),
 }
 
@@ -136,7 +136,7 @@ impl Metadata {
         }
     }
 
-    /// Gives the position and name of each generic parameter of a type or method to `each`, mostly
+    /// Passes the position and name of each generic parameter of a type or method to `each`, mostly
     /// in their order.
     pub fn generic_parameters(&self, owner: u32, mut each: impl FnMut(u32, &'static str)) {
         match self {

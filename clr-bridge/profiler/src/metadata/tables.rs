@@ -22,7 +22,7 @@ fn name<'a>(namespace: &'a [u8], name: &'a [u8]) -> TypeName<'a> {
 }
 
 impl<'a> Tables<'a> {
-    /// Understands the metadata that starts with `root`. Forms that only compilers in the middle of an
+    /// Parses the metadata that starts at `root`. Forms that only compilers in the middle of an
     /// edit write are left to the importer.
     pub fn parse(root: &'a [u8]) -> Option<Tables<'a>> {
         Some(Tables { bytes: root, layout: Layout::parse(root).ok()? })
@@ -76,7 +76,7 @@ impl<'a> Tables<'a> {
         self.reader().enclosing_type(token)
     }
 
-    /// Gives the position and name of each generic parameter of a type or method to `each`.
+    /// Passes the position and name of each generic parameter of a type or method to `each`.
     pub fn generic_parameters(&self, owner: u32, mut each: impl FnMut(u32, &'a str)) {
         for (position, name) in self.reader().generic_parameters(owner) {
             each(position, valid_part(name));

@@ -22,7 +22,7 @@ use crate::layout::{MAIN_SIZE, SEGMENT_SIZE};
 /// `include/uapi/linux/magic.h`
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// Why a file is not touched.
+/// Why a file is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     #[error("{call} failed: {source}")]
@@ -108,7 +108,7 @@ pub fn check_segment(file: &File) -> Result<(), Refused> {
     check_file(file, SEGMENT_SIZE as u64).map(drop)
 }
 
-/// Asks for seals first: any other file system refuses that without being asked itself.
+/// Queries the seals first: for any other file system the kernel refuses that by itself.
 fn check_file(file: &File, expected: u64) -> Result<i32, Refused> {
     // SAFETY: the descriptor is open; no memory is involved.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };

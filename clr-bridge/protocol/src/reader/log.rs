@@ -32,9 +32,9 @@ use crate::status::StatusRecord;
 pub const PATIENCE: u64 = 2_000_000_000;
 /// Bytes that are copied at once.
 const CHUNK: usize = 64 << 10;
-/// Reserved records that are looked at again and again.
+/// The most reserved records that are checked again.
 const MAX_LATE: usize = 16;
-/// So often a segment is read although nothing seems to be new.
+/// Every so many calls a segment is read although nothing seems to be new.
 const LOOK_ANYWAY: u32 = 64;
 const HEADER: usize = size_of::<RecordHeader>();
 const COMMITTED: usize = STATUS + offset_of!(StatusPage, committed);
@@ -183,7 +183,7 @@ impl<R: ReadAt> Reader<R> {
         Ok(StatusRecord::from_bytes(&read_array(&self.main, STATUS as u64)?))
     }
 
-    /// What a thread has set, if it is not setting it right now.
+    /// A thread's context, unless it is being written now.
     pub fn context(&self, tid: u32) -> io::Result<Option<Context>> {
         let first = context_place(tid);
         for index in first..first + CONTEXT_PROBES {
@@ -208,7 +208,7 @@ impl<R: ReadAt> Reader<R> {
         Ok(None)
     }
 
-    /// The process is gone: nothing that is unfinished will be finished.
+    /// The process has ended: unfinished records stay unfinished.
     pub fn process_ended(&mut self) {
         self.ended = true;
     }
@@ -291,7 +291,7 @@ impl<R: ReadAt> Reader<R> {
             left.records = left.records.saturating_sub(records);
             self.read += records as u64;
             if bytes == 0 {
-                // What was committed is not any more.
+                // A committed record is not committed any more.
                 tail.done = true;
                 self.losses.broken_segments += 1;
             }
@@ -331,7 +331,7 @@ impl<R: ReadAt> Reader<R> {
         }
     }
 
-    /// Looks whether records that were stepped over are finished by now.
+    /// Checks whether records that were stepped over are finished now.
     fn poll_late(
         &mut self,
         poll: &mut Poll,

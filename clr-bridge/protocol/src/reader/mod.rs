@@ -150,8 +150,8 @@ fn check_version(ours: bool, found: u32) -> Result<(), HeaderError> {
     }
 }
 
-/// What one call may do. One record or event more than fits may be read, so that every call gets
-/// on.
+/// The budget of one call. One record or event more than fits may be read, so that every call makes
+/// progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     pub records: usize,
@@ -165,7 +165,7 @@ impl Default for Budget {
     }
 }
 
-/// What one process may cost over its life.
+/// Limits on the cost of one process over its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     pub records: u64,
@@ -177,23 +177,23 @@ impl Default for Limits {
     }
 }
 
-/// What a process's memory has cost its own data.
+/// Losses of a process's data caused by its memory's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReaderLosses {
-    /// Records whose fields are none.
+    /// Records with invalid fields.
     pub malformed: u64,
-    /// Records of a kind that this version does not know.
+    /// Records of a kind unknown to this version.
     pub unknown_kind: u64,
     /// Records that were begun and never finished.
     pub unfinished: u64,
     /// Records that were finished so late that others came before them. Not lost.
     pub late: u64,
-    /// Segments that were left because what lies there cannot be a log.
+    /// Segments abandoned because their contents are not a valid log.
     pub broken_segments: u64,
     /// The process wrote more records than it may.
     pub over_limit: bool,
-    /// Events whose bytes are none.
+    /// Events with invalid bytes.
     pub malformed_events: u64,
-    /// How often the ring made no sense and was started anew.
+    /// How often the ring was invalid and restarted.
     pub ring_restarts: u64,
 }

@@ -50,7 +50,7 @@ enum Readable {
 }
 
 impl RingReader {
-    /// Starts at the head: what lies there was meant for an owner before.
+    /// Starts at the head: older events were meant for an earlier owner.
     pub fn new(main: &impl ReadAt, places: RingPlaces) -> io::Result<Self> {
         let tail = u64::from_le_bytes(read_array(main, places.head as u64)?);
         Ok(Self { places, tail, ended: false })
@@ -61,7 +61,7 @@ impl RingReader {
         self.tail
     }
 
-    /// The process is gone: nothing that is unfinished will be finished.
+    /// The process has ended: unfinished events stay unfinished.
     pub fn process_ended(&mut self) {
         self.ended = true;
     }
@@ -111,12 +111,12 @@ impl RingReader {
                 }
             }
         }
-        // The copies are complete before the tail gives the cells back.
+        // The copies are complete before the tail frees the cells.
         fence(Ordering::SeqCst);
         Ok(Events { events, tail: self.tail, more })
     }
 
-    /// Looks at the words from the tail on.
+    /// Reads the words from the tail on.
     fn readable(
         &self,
         main: &impl ReadAt,

@@ -20,9 +20,9 @@ use crate::error::WriteError;
 use crate::text::{push_xml, quantity, shortened, visible};
 use crate::tree::{CallTree, Node, NodeKind, Place};
 
-/// The whole picture in units of width: the unit of shares.
+/// The width of the whole picture, in units of shares.
 const WHOLE: f64 = 1e12;
-/// From which change on, as a part of all, a colour is one step deeper.
+/// The changes, as parts of the total, at which the steps of colour start.
 const STEPS: [f64; 4] = [0.005, 0.02, 0.05, 0.15];
 
 /// Writes a comparison as a flame graph. `title` and `subtitle` stand at the top.
@@ -54,7 +54,7 @@ pub fn write_difference(
     Ok(out.flush()?)
 }
 
-/// The tree with widths for values, node for node.
+/// The tree with widths in place of values, node by node.
 fn tree_of(difference: &Difference, names: &mut ProfileBuilder) -> CallTree {
     let mut nodes: Vec<Node> = Vec::with_capacity(difference.stacks.len());
     let known: Vec<_> =
@@ -130,7 +130,8 @@ fn push_figures(text: &mut String, difference: &Difference, stack: &StackDiffere
     text.push(')');
 }
 
-/// `w` where it did not change, `r0` to `r4` where it grew, `b0` to `b4` where it shrank.
+/// The CSS class: `w` where it did not change, `r0` to `r4` where it grew, `b0` to `b4` where it
+/// shrank.
 fn class(change: f64, noise: f64) -> String {
     let size = change.abs();
     if size < noise {
@@ -140,7 +141,7 @@ fn class(change: f64, noise: f64) -> String {
     format!("{}{depth}", if change > 0.0 { 'r' } else { 'b' })
 }
 
-/// The scale: points of a percent from which on a colour stands for a change.
+/// The scale: percentage points at which each colour starts.
 fn legend(text: &mut String) {
     const WIDE: f64 = 34.0;
     let steps = || std::iter::once(0.0).chain(STEPS).enumerate();

@@ -14,9 +14,9 @@ use hashbrown::HashMap;
 use crate::model::Profile;
 use crate::tree::CallTree;
 
-/// Frames in one picture: a few megabytes of SVG that a browser moves smoothly.
+/// The most frames in one picture: a few megabytes of SVG, which a browser handles smoothly.
 pub(super) const MOST_FRAMES: usize = 20_000;
-/// Frames of one stack that are drawn: strata records at most 1,151.
+/// The most frames drawn of one stack: strata records at most 1,151.
 const DEEPEST: u32 = 1_200;
 /// The narrowest frame that is drawn, as a part of the whole picture.
 const NARROWEST: f64 = 0.05 / 1_200.0;
@@ -25,7 +25,7 @@ const NARROWEST: f64 = 0.05 / 1_200.0;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placed {
     pub(super) node: u32,
-    /// Where it begins, in the unit of the values.
+    /// Its start, in the unit of the values.
     pub(super) start: i64,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Layout {
     pub(super) frames: Vec<Placed>,
     /// Rows below the first.
     pub(super) depth: u32,
-    /// How many frames are not drawn.
+    /// The number of frames not drawn.
     pub(super) left_out: usize,
 }
 

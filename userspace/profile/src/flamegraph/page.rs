@@ -49,7 +49,7 @@ pub(super) fn opening(text: &mut String, title: &str, subtitle: &str, height: f6
     text.push_str("</text>\n");
 }
 
-/// What stands between the legend and the frames.
+/// Everything between the legend and the frames.
 pub(super) fn controls(text: &mut String) {
     put(
         text,
@@ -65,7 +65,7 @@ pub(super) fn controls(text: &mut String) {
     );
 }
 
-/// Where a frame's part of `total` begins and how wide it is.
+/// The position and width of a frame, as parts of `total`.
 pub(super) fn place_of(placed: Placed, value: i64, total: i64) -> (f64, f64) {
     let inner = WIDTH - 2.0 * MARGIN;
     let total = total.max(1) as f64;

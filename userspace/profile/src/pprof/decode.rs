@@ -21,10 +21,10 @@ use crate::error::ReadError;
 use crate::kind::{FrameKind, is_marker};
 use crate::model::{Frame, Label, LabelValue, LocationId, MappingId, Profile, StringId};
 
-/// Bytes of a string that are read: more than any name has, little enough to look at often.
+/// The most bytes read of a string: more than any real name, and cheap to scan repeatedly.
 const LONGEST_STRING: usize = 64 << 10;
 
-/// The most a file may make strata hold.
+/// Limits on the memory that a file may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bytes once decompressed.
@@ -55,7 +55,7 @@ pub fn decode(bytes: &[u8]) -> Result<Profile, ReadError> {
     decode_with_limits(bytes, &Limits::default())
 }
 
-/// [`decode`] with other limits than the usual.
+/// [`decode`] with limits other than the default.
 pub fn decode_with_limits(bytes: &[u8], limits: &Limits) -> Result<Profile, ReadError> {
     let plain = decompress(bytes, limits)?;
     if plain.is_empty() {
@@ -189,7 +189,7 @@ struct Reader<'b, 'l> {
     tables: Tables<'b>,
     limits: &'l Limits,
     builder: ProfileBuilder,
-    /// The strings used so far, so that each is looked at once however often it is used.
+    /// The strings used so far, so that each is processed once.
     strings: Vec<Option<StringId>>,
     mappings: HashMap<u64, (MappingId, FrameKind)>,
     locations: HashMap<u64, LocationId>,

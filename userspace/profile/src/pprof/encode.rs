@@ -81,7 +81,7 @@ fn encode_fields<W: Write>(profile: &Profile, out: W) -> Result<W, WriteError> {
     Ok(out.finish()?)
 }
 
-/// What comes once; `strings` are written already.
+/// The fields that are written once; `strings` are written already.
 fn write_rest(fields: &mut Body, profile: &Profile, strings: u64) {
     fields.number(field::TIME_NANOS, profile.start_nanos.cast_unsigned());
     fields.number(field::DURATION_NANOS, profile.duration_nanos.cast_unsigned());

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 
 use super::wire::{LENGTH_DELIMITED, VARINT};
 
-/// What is handed on at once.
+/// The size of a piece.
 const PIECE: usize = 64 << 10;
 
 /// Fields of the top level, handed on in pieces.

@@ -29,21 +29,21 @@ use sources::Troubles;
 
 pub(crate) use sources::{Read, Source, read_source, sources_of};
 
-/// What a question was answered with.
+/// The result of a query.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// All of the selection, merged.
     pub profile: Profile,
     /// How many profiles it was merged from.
     pub profiles: u64,
-    /// What was read for it.
+    /// The sources read for it.
     pub records_read: u64,
     pub bytes_read: u64,
     /// Records that could not be read.
     pub damaged: u64,
 }
 
-/// Two answers and what differs.
+/// Two results and their difference.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison {
     pub before: Answer,
@@ -51,7 +51,7 @@ pub struct Comparison {
     pub difference: Difference,
 }
 
-/// Profiles that there are.
+/// The number of profiles.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
     pub service: String,
@@ -61,11 +61,11 @@ pub struct Holding {
     pub first_nanos: i64,
     pub last_nanos: i64,
     pub profiles: u64,
-    /// What they take, without merges over time.
+    /// Their size, without merges over time.
     pub bytes: u64,
 }
 
-/// What one segment has of a series.
+/// The part of a series in one segment.
 #[derive(Clone, Copy)]
 struct Totals {
     first: i64,
@@ -118,7 +118,7 @@ impl Reader {
         Self { directory: directory.to_owned() }
     }
 
-    /// Which services, kinds and labels there are, from when to when, and how much of it.
+    /// Lists the services, kinds and labels in the store, with their time ranges and sizes.
     pub fn holdings(&self, selection: &Selection) -> Result<Vec<Holding>, StoreError> {
         type Key = (String, String, Vec<Pair>);
         let range = selection.range();
@@ -152,7 +152,7 @@ impl Reader {
         Ok(found.into_values().collect())
     }
 
-    /// Everything that fits, merged into one profile.
+    /// All matching profiles, merged into one.
     pub fn query(&self, selection: &Selection) -> Result<Answer, StoreError> {
         answering::answer(self, selection, Threads::of_this_host())
     }

@@ -18,16 +18,16 @@ use crate::selection::{Range, Selection, cover};
 use crate::series::Series;
 use crate::tables::Tables;
 
-/// Files that a question holds open: a process may have a thousand.
+/// The most files that a query holds open: a process may have a thousand.
 const MOST_HELD: usize = 256;
-/// Of roll-ups that many, while it is seen what is in them. The newest, because one that is replaced
-/// by a larger one is the last.
+/// The most roll-ups open while they are examined: the newest, because the last one is replaced by
+/// a larger one.
 const MOST_ROLLUPS_HELD: usize = 64;
 
-/// What was in the way while looking for what is to be read.
+/// Problems met while choosing the sources.
 #[derive(Default)]
 pub(super) struct Troubles {
-    /// Files and records that are not what they should be.
+    /// Damaged files and records.
     pub(super) damaged: u64,
     /// Whether a segment that was listed is not there any more.
     pub(super) is_gone: bool,
@@ -48,7 +48,7 @@ impl Troubles {
 }
 
 impl Reader {
-    /// All that a question needs, in no order.
+    /// All sources of a query, in no order.
     pub(super) fn sources(
         &self,
         selection: &Selection,
@@ -79,7 +79,7 @@ impl Reader {
             match Segment::open(&path) {
                 Ok(segment) => return Ok(Some(segment)),
                 Err(error) if error.is_gone() => {}
-                // A file that does not even begin as one has nothing to say, or not to this version.
+                // A file without a valid start is not a segment, or of another version.
                 Err(StoreError::Damaged { .. } | StoreError::OtherVersion { .. }) => {
                     troubles.damaged = troubles.damaged.saturating_add(1);
                     return Ok(None);
@@ -87,12 +87,12 @@ impl Reader {
                 Err(error) => return Err(error),
             }
         }
-        // Merges may not have been made yet, and what a roll-up stands for is there without it.
+        // Merges may not have been made yet, and a roll-up's segments are present without it.
         troubles.is_gone |= part == Part::Profiles;
         Ok(None)
     }
 
-    /// What of a segment is to be read. A member of a roll-up has its whole hours there.
+    /// The parts of a segment to read. A member of a roll-up has its whole hours there.
     fn plan(
         &self,
         number: u64,
@@ -106,7 +106,7 @@ impl Reader {
         }
         let mut parts = cover(range);
         if let Some(member) = member {
-            // The times are known, so files that have nothing of it are not even opened.
+            // The times are known, so files without a match are not opened.
             parts.retain(|(step, range)| *step != rollup::STEP && range.overlaps(member));
         }
         if parts.is_empty() {
@@ -241,7 +241,7 @@ impl Rollups {
     }
 }
 
-/// Where else something can be read.
+/// The alternative source.
 #[derive(Clone, Debug)]
 pub(crate) struct Replacement {
     number: u64,
@@ -276,7 +276,7 @@ impl Source {
     }
 }
 
-/// What of a file is needed. `parts` are steps and ranges of starts.
+/// The records needed of a file. `parts` are steps and ranges of starts.
 pub(crate) fn sources_of(
     segment: Segment,
     selection: &Selection,
@@ -307,7 +307,7 @@ fn sources_where(
         }
         of_series.push(number);
     }
-    // A service of which nothing fits is not gone through entry by entry.
+    // A service without a match is skipped as a whole.
     let mut is_asked = vec![false; services.len()];
     for (&number, &fits) in of_series.iter().zip(&fits) {
         if let Some(is_asked) = is_asked.get_mut(number).filter(|_| fits) {
@@ -372,7 +372,7 @@ pub(crate) fn read_source(source: &Source, answer: &mut Answer) -> Result<Read, 
             Ok(Ok(Some(body))) => read.bodies.push((*entry, body)),
             Ok(Ok(None)) => {}
             Ok(Err(_)) => {
-                // What follows may refer to what this one would have added.
+                // Later records may refer to entries that this one would have added.
                 let lost = source.entries.iter().skip(at).filter(|(_, is_wanted)| *is_wanted);
                 read.damaged = lost.count() as u64;
                 break;
