@@ -28,14 +28,14 @@ impl Request {
     }
 }
 
-/// What is answered.
+/// The answer to requests.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
     /// Lines of the head, without their ends.
     pub head: Vec<String>,
     pub body: Vec<u8>,
-    /// Before anything is answered.
+    /// Delay before an answer.
     pub after: Duration,
     /// Nothing is read or answered.
     pub hangs_up: bool,
@@ -120,7 +120,7 @@ impl Collector {
         locked(&self.shared.taken).clone()
     }
 
-    /// Answers so from now on.
+    /// Sets the answer from now on.
     pub fn answer(&self, answer: Answer) {
         *locked(&self.shared.answer) = answer;
     }

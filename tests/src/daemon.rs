@@ -107,12 +107,12 @@ impl Daemon {
         Ok(serde_json::from_str(&over(UnixStream::connect(self.status_socket())?, "/status")?)?)
     }
 
-    /// What any user of the host is answered.
+    /// The answer to any user of the host.
     pub fn from_port(&self, path: &str) -> Result<String> {
         get(self.metrics, path)
     }
 
-    /// What a probe is answered.
+    /// The answer to a health probe.
     pub fn health(&self) -> Result<String> {
         get(self.metrics, "/healthz")
     }

@@ -180,14 +180,14 @@ struct OwnFrame {
     name: String,
 }
 
-/// What became of the comparison.
+/// The results of the comparison.
 #[derive(Default)]
 pub struct Verdict {
     /// With a method of the program.
     pub samples: u64,
     /// Without: threads of the runtime's own.
     pub elsewhere: u64,
-    /// Of `samples`: with a pair that the graph does not have, an end that is none, a wrong depth.
+    /// Of `samples`: those with a pair not in the graph, a false end, or a wrong depth.
     pub wrong: u64,
     /// Pairs of caller and callee looked at.
     pub pairs: u64,

@@ -22,7 +22,7 @@ const CLASS_BYTES: [u8; 16] = [
     0x52, 0x3c, 0x0a, 0x7f, 0x1e, 0x6b, 0x0b, 0x4d, 0x9e, 0x0a, 0x5d, 0x2e, 0x1c, 0x0b, 0x8a, 0x11,
 ];
 
-/// How long it may take until it has done what it was asked to.
+/// The time limit of a command.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The profiler of one process, by the file it keeps its counts in.
@@ -135,7 +135,7 @@ impl SecondProfiler {
         dotnet_parked::read(&stacks)
     }
 
-    /// Makes it leave.
+    /// Detaches it.
     pub fn detach(&self) -> Result<()> {
         self.ask("detach")?;
         self.wait_for("detached")

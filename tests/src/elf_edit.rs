@@ -12,7 +12,7 @@ use object::{Object, ObjectSection};
 /// An ELF file's bytes, to be edited and written.
 pub struct ElfCopy {
     bytes: Vec<u8>,
-    /// As it was: an edited file may not parse any more.
+    /// The original bytes: an edited file may not parse any more.
     original: Vec<u8>,
 }
 

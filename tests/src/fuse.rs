@@ -119,7 +119,7 @@ struct Server {
     stop: Arc<AtomicBool>,
 }
 
-/// What a request is answered with.
+/// The answer to a request.
 enum Answer {
     Bytes(Vec<u8>),
     Error(i32),

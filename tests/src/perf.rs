@@ -165,7 +165,7 @@ fn frame(line: &str) -> Result<Frame> {
     Ok(Frame { name: name.trim().to_string(), file, address, ..Frame::default() })
 }
 
-/// What reading somebody else's `perf script` text needs: the path of a file.
+/// Reads a file with the output of `perf script`.
 pub fn read_script(path: &Path) -> Result<Stacks> {
     parse_script(&std::fs::read_to_string(path)?)
 }

@@ -23,7 +23,7 @@ pub struct Running {
     status: Option<ExitStatus>,
 }
 
-/// What a process left behind.
+/// The output and status of an ended process.
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,

@@ -15,8 +15,8 @@ use crate::stacks::Stacks;
 use crate::summary::Summary;
 use crate::{machine, places};
 
-/// How long strata may take beyond the recording itself: a limit against hanging tests, not a
-/// promise. Two cores that are busy with the targets symbolise slowly.
+/// The time limit of strata beyond the recording itself: against hanging tests, not a guarantee.
+/// Two cores that are busy with the targets symbolise slowly.
 const GRACE: Duration = Duration::from_secs(90);
 
 /// How long targets may take to use their CPU time on a machine that does much else.

@@ -26,7 +26,7 @@ pub struct Figure {
     pub plus_minus: Option<f64>,
     pub bound: Option<f64>,
     pub verdict: Option<Verdict>,
-    /// How it came about.
+    /// How it was measured.
     pub note: String,
 }
 

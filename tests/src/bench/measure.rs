@@ -145,7 +145,7 @@ fn watch(
         bare: Runs::default(),
         map_bytes: 0,
     };
-    // What is measured while it records ends before the recording does.
+    // Measurements during the recording end before it does.
     let recording_ends = start + Duration::from_secs_f64((seconds - 1.5).max(1.0));
     let mut turn = 0u32;
     while recording.running().is_alive() {

@@ -39,7 +39,7 @@ pub const ALL: [Scene; 9] = [
     Scene::ManyProcesses { count: 10_000 },
 ];
 
-/// What a scene has running; it ends when this is dropped.
+/// The running programs of a scene; they end when this is dropped.
 #[derive(Default)]
 pub struct Stage {
     running: Vec<Running>,

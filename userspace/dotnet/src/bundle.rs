@@ -23,7 +23,7 @@ const CHUNK: usize = 1 << 20;
 const MAX_MANIFEST: u64 = 16 << 20;
 const MAX_ENTRIES: u32 = 64 << 10;
 
-/// What a bundled file is (`FileType.cs`).
+/// The type of a bundled file (`FileType.cs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     Unknown,
@@ -34,7 +34,7 @@ pub enum FileKind {
     Symbols,
 }
 
-/// A file inside.
+/// A bundled file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BundledFile {
     /// Below the program's folder, with `/`.

@@ -6,11 +6,11 @@
 
 use strata_bytes::{Cursor, index, u16_at, u32_at};
 
-/// Longer bodies are not looked at.
+/// Longer bodies are not read.
 const MAX_BODY: u32 = 1 << 20;
 const FAT_HEADER: usize = 12;
 
-/// What an instruction does with a method that it names.
+/// How an instruction uses the method that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// `call`, `callvirt`, `newobj`, `jmp`.
@@ -59,7 +59,7 @@ pub(crate) fn references(code: &[u8]) -> Vec<Reference> {
     found
 }
 
-/// Reads one instruction, of those that name a method what they name.
+/// Reads one instruction, and the method if it names one.
 fn instruction(cursor: &mut Cursor<'_>) -> Option<Option<(Use, u32)>> {
     let operand = match cursor.u8()? {
         0x27 | 0x28 | 0x6f | 0x73 => return Some(Some((Use::Call, cursor.u32()?))),

@@ -21,10 +21,10 @@ const MAX_SIGNATURE: usize = 16 << 10;
 /// Of all the type parameters, or arguments, of one method together.
 const MAX_LIST_BYTES: usize = 16 << 10;
 
-/// What the runtime calls code that calls a native function (`src/coreclr/vm/ilstubcache.cpp`).
+/// The runtime's name for code that calls a native function (`src/coreclr/vm/ilstubcache.cpp`).
 pub const P_INVOKE: &str = "IL_STUB_PInvoke";
 
-/// Which part of a method an address is in.
+/// The part of a method that an address is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CodePart {
     #[default]
@@ -60,7 +60,7 @@ pub struct MethodRef {
     /// signature have, in .NET Core 3: which of them it is cannot be known, and its name is
     /// [`P_INVOKE`].
     pub shared: bool,
-    /// Of the whole method's code, cold parts aside; 0 when it was asked for by token.
+    /// Of the whole method's code, cold parts aside; 0 for a lookup by token.
     pub start_rva: u32,
     pub size: u32,
     pub part: CodePart,
@@ -97,7 +97,7 @@ impl<'a> ManagedImage<'a> {
             }
             None => None,
         };
-        // What is wrong with it costs lines, not names.
+        // An error in it loses lines, not names.
         let debug = DebugDirectory::read(&pe).unwrap_or_default();
         let image =
             Self { pe, metadata, debug, code: OnceCell::new(), debug_info: OnceCell::new() };

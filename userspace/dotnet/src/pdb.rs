@@ -44,7 +44,7 @@ impl PortablePdb {
     }
 
     /// # Errors
-    /// When its id is another than the module's.
+    /// When its id differs from the module's.
     pub fn check(&self, wanted: PdbId) -> Result<(), Error> {
         if self.id == wanted { Ok(()) } else { Err(Error::OtherBuild { found: self.id, wanted }) }
     }
@@ -100,7 +100,7 @@ impl PortablePdb {
         Some(bounded_text(&text).into_owned())
     }
 
-    /// The method as its author wrote it, of the `MoveNext` of a state machine made from it.
+    /// The source method of a state machine's `MoveNext`.
     #[must_use]
     pub fn kickoff_of(&self, move_next: u32) -> Option<u32> {
         let row = Self::row(move_next)?;

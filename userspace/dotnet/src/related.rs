@@ -18,11 +18,11 @@ use strata_ecma::{
 };
 
 const MAX_READ: u64 = 4 << 20;
-/// What looking at a method costs besides.
+/// The fixed cost of examining a method, in bytes.
 const METHOD_COST: u64 = 16;
 /// Lambdas within lambdas.
 const DEEPEST: usize = 8;
-/// Types that one type may have for its lambdas and waiting methods.
+/// The most types that one type may have for its lambdas and async methods.
 const MAX_NESTED: usize = 4096;
 
 const LAMBDA: &str = "_Lambda$__";
@@ -33,14 +33,15 @@ fn method_token(row: u32) -> u32 {
     token(table::METHOD_DEF, row)
 }
 
-/// The method whose waiting or yielding body a type is, by the type's name: "VB$StateMachine_3_Pay".
+/// The method of the async or iterator body that a type holds, by the type's name:
+/// "VB$StateMachine_3_Pay".
 fn of_state_machine(type_name: &str) -> Option<&str> {
     type_name.strip_prefix(STATE_MACHINE)?.split_once('_').map(|(_, method)| method)
 }
 
 impl ManagedImage<'_> {
-    /// The method that a VB lambda, or its waiting body, is written in: that of its type, and of
-    /// the types beside it, which takes the lambda's address.
+    /// The method that a VB lambda, or its async body, is written in: that of its type, and of the
+    /// types beside it, which takes the lambda's address.
     #[must_use]
     pub fn method_around(&self, token: u32) -> Option<String> {
         let metadata = self.metadata()?;
@@ -63,7 +64,7 @@ impl ManagedImage<'_> {
         None
     }
 
-    /// The lambda that a method is, or is the waiting body of.
+    /// The lambda of a method that is one, or is its async body.
     fn lambda_of(&self, metadata: &Metadata, token: u32) -> Option<u32> {
         let method = metadata.method(token).filter(|_| table_of(token) == table::METHOD_DEF)?;
         if metadata.method_name(&method)?.starts_with(LAMBDA) {
@@ -104,7 +105,7 @@ impl ManagedImage<'_> {
         None
     }
 
-    /// What a method's instructions name. `None` when more may not be read.
+    /// The methods named by a method's instructions. `None` when the budget is used up.
     fn references_of(&self, method: u32, left: &mut u64) -> Option<Vec<Reference>> {
         let code = self.instructions(method).unwrap_or_default();
         *left = left.checked_sub((code.len() as u64).saturating_add(METHOD_COST))?;
@@ -241,7 +242,7 @@ fn generic_of(spec: &[u8]) -> Option<u32> {
 }
 
 impl Metadata {
-    /// A type's name without what is around it.
+    /// A type's name without its enclosing types.
     fn own_type_name(&self, token: u32) -> Option<String> {
         (table_of(token) == table::TYPE_DEF).then_some(())?;
         self.string(self.cell(table::TYPE_DEF, row_of(token), 1)?)

@@ -5,7 +5,7 @@
 use strata_bytes::Cursor;
 use strata_ecma::compressed::{signed, unsigned};
 
-/// IL from an offset on, and where it came from.
+/// IL from an offset on, and its source location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequencePoint {
     pub il_offset: u32,

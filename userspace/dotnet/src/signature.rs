@@ -11,7 +11,7 @@ const MAX_STEPS: u32 = 64 << 10;
 /// More type arguments are left out.
 pub(crate) const MAX_ARGUMENTS: u32 = 256;
 
-/// Where the names of types come from. Module 0 is the one that the signature is in.
+/// The source of the names of types. Module 0 is the one that the signature is in.
 pub(crate) trait TypeNames {
     fn type_name(&self, module: u32, token: u32) -> Option<String>;
 }

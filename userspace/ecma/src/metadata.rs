@@ -18,7 +18,7 @@ use crate::{row_of, table_of, token};
 const MAX_STREAMS: u16 = 32;
 /// The most rows a token can name.
 const MAX_ROWS: u32 = 0x00ff_ffff;
-/// More of a string is not looked at: names in metadata have at most 1,023 characters (`corhdr.h`,
+/// More of a string is not read: names in metadata have at most 1,023 characters (`corhdr.h`,
 /// `MAX_CLASS_NAME`).
 const MAX_STRING: usize = 4096;
 

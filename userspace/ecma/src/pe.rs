@@ -35,11 +35,11 @@ const SYSTEMS: [u16; 6] = [0, 0x7b79, 0x4644, 0xadc4, 0x1993, 0x1992];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
     NotPe,
-    /// They go beyond the bytes.
+    /// The headers go beyond the bytes.
     Cut,
 }
 
-/// What an image's native code runs on.
+/// The machine of an image's native code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
     Amd64,
@@ -145,8 +145,8 @@ pub struct Headers<'a> {
 }
 
 impl<'a> Headers<'a> {
-    /// Reads what an image begins with: its first page, or up to [`MAX_HEADERS`]. Sections that lie
-    /// beyond the bytes are left out.
+    /// Reads the headers of an image from its start: its first page, or up to [`MAX_HEADERS`].
+    /// Sections that lie beyond the bytes are left out.
     ///
     /// # Errors
     /// When it is no PE image, or its headers are truncated.

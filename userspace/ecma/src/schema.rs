@@ -46,7 +46,7 @@ use table::*;
 /// A table that coded indexes skip.
 const NONE: u8 = 0xff;
 
-/// What a column holds.
+/// The type of a column.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Column {
     /// So many bytes.

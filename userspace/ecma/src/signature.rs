@@ -83,7 +83,7 @@ pub struct Named {
     pub modifier: bool,
 }
 
-/// How much more a walk may do.
+/// The remaining budget of a walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Bytes and numbers.
@@ -92,8 +92,7 @@ pub struct Budget {
     pub depth: u32,
 }
 
-/// What is made of the types of a signature. What the visitor is given, in its order, is the type as
-/// text.
+/// A visitor of the types of a signature. The pieces passed to it, in order, form the type as text.
 pub trait Visitor {
     /// The name of a type that is one byte, and what stands around others: "System.Int32", "[]".
     fn text(&mut self, _text: &str) {}
@@ -106,7 +105,7 @@ pub trait Visitor {
     fn named(&mut self, named: Named, budget: &mut Budget) -> Option<()>;
 }
 
-/// Nothing is made of the types.
+/// A visitor that ignores the types.
 pub struct Skip;
 
 impl Visitor for Skip {
@@ -140,7 +139,7 @@ pub fn tokens_of_type(blob: &[u8], each: impl FnMut(u32)) {
     let _ = Walk::new(blob, TOKENS).type_(&mut Tokens(each));
 }
 
-/// What a method's signature begins with; the return type and the parameters follow.
+/// The start of a method's signature; the return type and the parameters follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MethodHead {
     pub has_this: bool,

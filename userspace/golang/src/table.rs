@@ -89,7 +89,7 @@ impl<'a> PclnTab<'a> {
         Self::parse(section.get(offset..).unwrap_or_default(), text_start)
     }
 
-    /// Gives the bytes that start at `go:func.*` (see [`ModuleData`](crate::ModuleData)), which hold
+    /// Sets the bytes that start at `go:func.*` (see [`ModuleData`](crate::ModuleData)), which hold
     /// the trees of inlined calls. Without them frames come without inlining.
     #[must_use]
     pub fn with_function_data(mut self, function_data: &'a [u8]) -> Self {

@@ -101,7 +101,7 @@ pub fn checksum(file: &dyn ReadAt) -> Option<u32> {
         let count = read_some(file, "debug file", offset, &mut buffer).ok()?;
         hasher.update(buffer.get(..count)?);
         offset = offset.checked_add(u64::try_from(count).ok()?)?;
-        // A file that grows while it is read must not keep us.
+        // A file that grows while it is read must not prolong this.
         if count < buffer.len() || offset > MAX_CHECKED {
             return Some(hasher.finalize());
         }

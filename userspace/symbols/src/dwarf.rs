@@ -17,10 +17,10 @@ use strata_bytes::bounded_text;
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 type BoxedContext<'a> = Box<Context<Slice<'a>>>;
 
-/// Frames at one address; bounded against debug information that nests without end.
+/// The most frames at one address; bounds debug information that nests without end.
 const MAX_FRAMES: usize = 256;
 
-/// The sections that names and lines need; location lists are the big one that is left out.
+/// The sections that names and lines need; location lists, the largest, are left out.
 const SECTIONS: [SectionId; 11] = [
     SectionId::DebugAbbrev,
     SectionId::DebugAddr,
@@ -35,7 +35,7 @@ const SECTIONS: [SectionId; 11] = [
     SectionId::DebugTypes,
 ];
 
-/// What became of a file's DWARF.
+/// The state of a file's DWARF.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum State {
     /// No address has needed it yet.

@@ -62,7 +62,7 @@ impl JitRanges {
         };
         self.remove(start, end);
         let gone = self.names.len().saturating_sub(self.used_names);
-        // Only when it is worth the walk: a full table of names in use must not be walked per line.
+        // Only when enough can be freed: a full table of names in use must not be walked per line.
         if self.names.len().saturating_add(name.len()) > self.max_names
             && gone >= self.max_names / 8
         {
@@ -84,7 +84,7 @@ impl JitRanges {
         true
     }
 
-    /// Takes `start..end` from whatever holds it.
+    /// Removes `start..end` from the ranges that hold it.
     pub fn remove(&mut self, start: u64, end: u64) {
         let before = self.ranges.range(..start).next_back();
         if let Some((&from, &range)) = before.filter(|(_, range)| range.end > start) {
@@ -124,7 +124,7 @@ impl JitRanges {
             .unwrap_or_default()
     }
 
-    /// Drops the names no range has any more. Parts of one range share their name.
+    /// Drops names without a range. Parts of one range share their name.
     fn pack_names(&mut self) {
         let mut packed = Vec::new();
         let mut moved: HashMap<u32, u32> = HashMap::new();

@@ -14,7 +14,7 @@ use strata_bytes::{bounded_text, u32_at, u64_at, until_nul};
 const MAGIC: u32 = 0x4a69_5444;
 const FILE_HEADER: usize = 40;
 const RECORD_HEADER: usize = 16;
-/// More of a record is not looked at.
+/// More of a record is not read.
 pub const MAX_RECORD: usize = 1 << 20;
 const MAX_LOAD: usize = RECORD_HEADER + 40 + crate::MAX_NAME_BYTES + 1;
 const MAX_FUNCTIONS: usize = 500_000;
@@ -73,9 +73,9 @@ pub struct JitDump {
     skip: u64,
     started: bool,
     failed: Option<JitDumpError>,
-    /// The program closed the file: nothing more will come.
+    /// The program closed the file: no more records will follow.
     pub closed: bool,
-    /// Functions there was no room for.
+    /// Functions dropped for lack of room.
     pub dropped: u64,
 }
 
@@ -103,8 +103,8 @@ impl JitDump {
     /// Takes the next bytes of the file.
     ///
     /// # Errors
-    /// When the file is none that can be read; what was read before stays, and every later call
-    /// answers the same.
+    /// When the file cannot be read; what was read before stays, and every later call returns the
+    /// same error.
     pub fn feed(&mut self, mut piece: &[u8]) -> Result<(), JitDumpError> {
         while self.failed.is_none() {
             if self.skip > 0 {
@@ -160,7 +160,7 @@ impl JitDump {
         })
     }
 
-    /// Takes what is complete in the buffer.
+    /// Parses the complete records in the buffer.
     fn take(&mut self) -> Result<(), JitDumpError> {
         let buffer = std::mem::take(&mut self.buffer);
         let held = u64::try_from(buffer.len()).unwrap_or(u64::MAX);

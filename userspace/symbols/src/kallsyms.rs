@@ -90,7 +90,7 @@ impl Builder {
                 self.line(&whole);
             }
         }
-        // The kernel writes no longer lines; whatever comes is not kept further than that.
+        // The kernel writes no longer lines; the rest of a longer one is dropped.
         let room = MAX_NAME.saturating_sub(self.partial.len());
         self.partial.extend_from_slice(piece.get(..room).unwrap_or(piece));
     }

@@ -20,7 +20,7 @@ pub struct PerfMap {
     partial: Vec<u8>,
     /// Lines that are no entries.
     pub damaged_lines: u64,
-    /// Entries there was no room for.
+    /// Entries dropped for lack of room.
     pub dropped: u64,
 }
 
@@ -57,7 +57,7 @@ impl PerfMap {
         self.keep(piece);
     }
 
-    /// A line without its end: what is beyond the longest name is let go.
+    /// An unfinished line: the part beyond the longest name is dropped.
     fn keep(&mut self, piece: &[u8]) {
         let room = MAX_LINE.saturating_sub(self.partial.len());
         self.partial.extend_from_slice(piece.get(..room).unwrap_or(piece));

@@ -17,7 +17,7 @@ const RELA_BYTES: usize = 24;
 /// Stubs are 8 or 16 bytes long.
 const STUB_BYTES: u64 = 16;
 
-/// What fills a slot.
+/// The content of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// An index into `.dynsym`.
@@ -34,7 +34,7 @@ pub struct Plt<'a> {
     slots: Vec<(u64, Target)>,
 }
 
-/// What a stub is called.
+/// The name of a stub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StubName {
     Raw(Vec<u8>),
@@ -99,7 +99,7 @@ impl<'a> Plt<'a> {
         self.stubs.iter().any(|section| section.contains(address))
     }
 
-    /// What the stub at `address` is called; `None` if it is no stub or none that is understood.
+    /// The name of the stub at `address`; `None` if it is no stub, or an unknown one.
     #[must_use]
     pub fn name(&self, address: u64) -> Option<StubName> {
         let section = self.stubs.iter().find(|section| section.contains(address))?;

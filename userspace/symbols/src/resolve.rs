@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use strata_bytes::bounded_text;
 
-/// What to use, and how much of it.
+/// The sources to use, and their limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Lines and inlined functions; without them names come from symbol tables alone.
@@ -57,7 +57,7 @@ pub struct Resolved {
     pub frames: Vec<SymbolFrame>,
 }
 
-/// What was there and what was used, for counters and for `doctor`.
+/// The sources found and used, for counters and for `doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
     pub dwarf: dwarf::State,
@@ -133,7 +133,7 @@ impl<'a> Resolver<'a> {
         &self.main
     }
 
-    /// What has been used so far.
+    /// The sources used so far.
     #[must_use]
     pub fn report(&self) -> Report {
         let mut report = self.report.clone();

@@ -199,7 +199,7 @@ impl<'a> SymbolTable<'a> {
     }
 
     /// The index of the symbol that names `address`: the same for all addresses of one function, so
-    /// that what is made of its name can be kept.
+    /// that its demangled name can be cached.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<usize> {
         let end = self.symbols.partition_point(|symbol| symbol.address() <= address);

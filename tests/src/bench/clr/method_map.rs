@@ -16,7 +16,7 @@ use crate::strata;
 
 const PART: &str = "method-map";
 const COUNTS: [u32; 2] = [12_500, 100_000];
-/// What strata takes for a process without many methods is no memory of the map.
+/// The memory that strata takes for a process without many methods is not the map's.
 const FEW: u32 = 10;
 /// To compile, or to read, all of them.
 const PATIENCE: Duration = Duration::from_secs(300);

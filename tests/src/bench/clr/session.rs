@@ -15,10 +15,10 @@ use crate::runtimes::{self, Version};
 
 const PART: &str = "session";
 const PATIENCE: Duration = Duration::from_secs(60);
-/// After so long without a question the bridge looks less often, and still less often.
+/// The times without a request after which the bridge polls less often.
 const QUIET: Duration = Duration::from_millis(120);
 const VERY_QUIET: Duration = Duration::from_millis(2500);
-/// Between two looks for an answer.
+/// Interval of polls for an answer.
 const LOOK: Duration = Duration::from_micros(100);
 /// Asked one at a time, and together, in each session.
 const ALONE: usize = 10;

@@ -191,7 +191,7 @@ fn figures(
     let middle = |of: fn(&Shares) -> f64| median(&shares.iter().map(of).collect::<Vec<_>>());
     let loss = |of: fn(&Speed) -> f64| {
         let values = |speeds: &[Speed]| speeds.iter().map(of).collect::<Vec<_>>();
-        // Less work is a loss: the windows without strata are what is more.
+        // Less work is a loss: the windows without strata are the larger value.
         pairs::relative(&values(without), &values(with))
     };
     let note = |figure: Figure| figure.note(how);

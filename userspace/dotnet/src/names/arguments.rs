@@ -6,7 +6,7 @@ use super::inert::{MAX_NAME_BYTES, push};
 use super::path::Segment;
 use super::type_text;
 
-/// What the runtime passes for any reference type.
+/// The runtime's type argument for any reference type.
 pub(super) const SHARED: &str = "System.__Canon";
 /// More arguments are not shown. The longest function type of the framework has 17.
 pub(super) const MOST: usize = 64;

@@ -19,7 +19,7 @@ pub enum Kind {
     Stub,
 }
 
-/// What is known of a method. Whatever is not known is empty.
+/// The metadata of a method. Unknown fields are empty.
 #[derive(Debug, Clone, Copy)]
 pub struct RawMethod<'a, T = String> {
     /// "Ns.Outer+Inner`1", as in the metadata; empty for methods without metadata.
@@ -34,8 +34,8 @@ pub struct RawMethod<'a, T = String> {
     pub method_arguments: &'a [T],
     pub kind: Kind,
     pub signature: Option<&'a Signature>,
-    /// The method that a VB lambda is written in: its own name does not say. For a stub, what it
-    /// calls.
+    /// The method that a VB lambda is written in, which its own name does not contain. For a stub,
+    /// the function that it calls.
     pub related: Option<&'a str>,
 }
 
@@ -58,7 +58,7 @@ impl<T> Default for RawMethod<'_, T> {
 /// The names of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FrameName {
-    /// What a flame graph shows.
+    /// The display name, as in a flame graph.
     pub name: String,
     /// The raw name, with its signature when that is known.
     pub system_name: String,
@@ -97,7 +97,7 @@ pub enum Lacking {
     Target,
 }
 
-/// What is lacking for a good name of a method, if something is.
+/// The information missing for a method's display name, if any.
 #[must_use]
 pub fn lacking(type_name: &str, method: &str) -> Option<Lacking> {
     if type_name.is_empty() {
@@ -319,13 +319,13 @@ impl Frame {
     }
 }
 
-/// What F# calls the method that a closure, a sequence or a task consists of.
+/// F#'s names for the method of a closure, a sequence or a task.
 fn is_body_of_function(method: &str) -> bool {
     let last = method.rsplit_once('.').map_or(method, |(_, last)| last);
     matches!(last, "Invoke" | "DirectInvoke" | "MoveNext" | "GenerateNext" | "Specialize")
 }
 
-/// Init accessors say so in their return type (C# 9 specification, "init only setters").
+/// Init accessors are marked in their return type (C# 9 specification, "init only setters").
 const INIT: &str = "System.Runtime.CompilerServices.IsExternalInit";
 
 fn shape(signature: &Signature) -> Shape {

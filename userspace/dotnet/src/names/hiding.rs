@@ -18,7 +18,7 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// Types of which every method stands between a caller and its continuation.
+/// Types whose every method stands between a caller and its continuation.
 const TYPES: [&str; 26] = [
     "System.Runtime.CompilerServices.AsyncIteratorMethodBuilder",
     "System.Runtime.CompilerServices.AsyncMethodBuilderCore",
@@ -75,7 +75,7 @@ const METHODS: [&str; 18] = [
 #[must_use]
 pub fn plumbing(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("System.") else { return false };
-    // Most names are none, and need no copy to find out.
+    // Most names are not hidden, and need no copy for the check.
     if !rest.starts_with("Runtime.") && !rest.starts_with("Threading.") {
         return false;
     }
@@ -101,9 +101,10 @@ fn without_arguments(name: &str) -> String {
     plain
 }
 
-/// Whether two adjacent frames are one for a reader: an async method and its own first part, an
-/// iterator and what it makes for its body, or an async `Main` and its wrapper, which have the same name. A method that calls itself stays as many
-/// frames as it is. Plumbing between the two must be hidden before.
+/// Whether two adjacent frames are shown as one: an async method and its own first part, an
+/// iterator and the state machine of its body, or an async `Main` and its wrapper, which have the
+/// same name. A method that calls itself stays as many frames as it is. Plumbing between the two
+/// must be hidden before.
 #[must_use]
 pub fn folds(callee: Shown<'_>, caller: Shown<'_>) -> bool {
     if wraps(caller.raw(), callee.raw()) {

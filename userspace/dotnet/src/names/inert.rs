@@ -4,8 +4,8 @@ pub use crate::MAX_NAME_BYTES;
 
 const CUT: &str = "…";
 
-/// What a terminal or a page would act on instead of showing it. Type names may have any
-/// characters (ECMA-335 I.8.5.1), hostile ones have these.
+/// Characters that a terminal or a page would interpret instead of showing them. Type names may
+/// have any characters (ECMA-335 I.8.5.1), hostile ones have these.
 fn acts(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -29,7 +29,7 @@ pub(super) fn inert(text: &str) -> String {
     shown
 }
 
-/// The start of a text: as much as is looked at.
+/// The start of a text: the part that is examined.
 pub(super) fn front(text: &str) -> &str {
     text.get(..text.floor_char_boundary(MAX_NAME_BYTES)).unwrap_or_default()
 }

@@ -15,7 +15,7 @@ pub(super) struct Member {
     pub is_static: bool,
 }
 
-/// What of a method it is.
+/// The part of a method.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) enum Within {
     #[default]
@@ -26,12 +26,12 @@ pub(super) enum Within {
     Local(String),
 }
 
-/// What is known of where the name stands.
+/// The context of the name.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Place<'a> {
     /// The type, without anything that surrounds it.
     pub owner: &'a str,
-    /// The method that a lambda is in when its name does not say so (VB).
+    /// The method that a lambda is in when its name does not contain it (VB).
     pub enclosing: Option<&'a str>,
     /// In a type that holds what a lambda captures.
     pub captures: bool,
@@ -43,7 +43,7 @@ pub(super) struct Place<'a> {
 /// Which accessor a method could be, by its signature.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Known to give nothing back, or something.
+    /// Whether it is known to return a value.
     pub gives: Option<bool>,
     pub parameters: Option<usize>,
     /// May only be used in initialisers.

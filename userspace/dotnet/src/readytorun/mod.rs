@@ -42,7 +42,7 @@ pub struct RuntimeFunction {
     pub end: u32,
 }
 
-/// What an entry point is the entry of.
+/// The method of an entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The row of a MethodDef.
@@ -188,7 +188,7 @@ impl NativeCode {
         Ok(())
     }
 
-    /// What is damaged is left out; what cannot be read is an error.
+    /// Damaged parts are left out; unreadable ones are an error.
     fn allow(&mut self, error: Error, what: &'static str) -> Result<(), Error> {
         if matches!(error, Error::Io { .. }) {
             return Err(error);
@@ -209,7 +209,7 @@ impl NativeCode {
 
     fn add_instances(&mut self) {
         let table = std::mem::take(&mut self.instances);
-        // What honest signatures take together, with the numbers that lie between them.
+        // The most that real signatures take together, with the numbers between them.
         let mut budget = u32::try_from(table.len()).unwrap_or(u32::MAX).saturating_mul(2);
         for at in hash_entries(&table, self.functions.len().saturating_mul(2)) {
             let Some(function) = instance::entry_of(&table, at, &mut budget) else {

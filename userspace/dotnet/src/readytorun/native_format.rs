@@ -48,7 +48,7 @@ fn entry(bytes: &[u8], base: usize, number: usize, width: u8) -> Option<usize> {
     }
 }
 
-/// What is at an entry point: the index of its first runtime function.
+/// The value of an entry point: the index of its first runtime function.
 pub(crate) fn entry_point(bytes: &[u8], offset: usize) -> Option<u32> {
     let (value, _) = unsigned(bytes, offset)?;
     // The lowest bit marks that a list of fix-ups follows, the next one that it is elsewhere.
@@ -98,8 +98,8 @@ impl<'a> SparseArray<'a> {
     }
 }
 
-/// Where the entries of a hash table are. At most `most` are looked at, by which overlapping buckets are kept
-/// from costing more than the table is worth.
+/// Where the entries of a hash table are. At most `most` are read, which bounds the cost of
+/// overlapping buckets.
 pub(crate) fn hash_entries(bytes: &[u8], most: usize) -> Vec<usize> {
     let mut found = Vec::new();
     let mut visited = 0_usize;

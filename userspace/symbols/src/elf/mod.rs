@@ -18,7 +18,7 @@ use strata_bytes::{array, bounded_text, u16_at, u32_at, u64_at, until_nul};
 
 const SEGMENT_BYTES: usize = 56;
 const SECTION_BYTES: usize = 64;
-/// Executables have some dozens; object files are none of our business.
+/// Executables have some dozens; object files are not supported.
 const MAX_SECTIONS: u64 = 65_536;
 const MAX_SECTION_NAMES: u64 = 4 << 20;
 
@@ -75,7 +75,7 @@ impl Section {
     }
 }
 
-/// What a file has to offer for symbolisation.
+/// The sources for symbolization in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
     pub symtab: bool,
@@ -245,7 +245,7 @@ impl<'a> ElfFile<'a> {
         Ok(bytes)
     }
 
-    /// What the file has to offer.
+    /// The sources for symbolization in the file.
     #[must_use]
     pub fn features(&self) -> Features {
         let has = |name| self.section_with_data(name).is_some();

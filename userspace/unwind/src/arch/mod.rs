@@ -32,14 +32,14 @@ pub(crate) use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
 
-/// A row of call frame information, put right.
+/// A corrected row of call frame information.
 pub(crate) struct Corrected {
     pub state: State,
     /// A row that should have come before, and the distance into the code from which it holds.
     pub earlier: Option<(u64, State)>,
 }
 
-/// A file, and what is known of its code before the instructions are looked at.
+/// A file, and the facts about its code before its instructions are decoded.
 pub(crate) struct Undescribed<'a, R: ReadAt + ?Sized> {
     pub elf: &'a Elf,
     pub source: &'a R,

@@ -32,7 +32,7 @@ impl Analysis {
                     continue;
                 };
                 if is_padding(&instruction) {
-                    // The entry function is short; what lies apart from it is another.
+                    // The entry function is short; code apart from it is another function.
                     before = before.filter(|state| !state.is_outermost());
                     offset += instruction.len();
                     continue;
@@ -41,7 +41,7 @@ impl Analysis {
                 let state = self.likeliest(regions, address, switch, before);
                 self.pending.push((address, state.doubted(Doubt::Guessed)));
                 self.run(regions);
-                // Whatever became of it, go on behind it.
+                // In every case, continue behind it.
                 let Some(region) = regions.list.get(number) else { return };
                 if region.state(offset) == 0 {
                     offset += instruction.len();

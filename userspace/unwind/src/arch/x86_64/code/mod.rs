@@ -38,8 +38,7 @@ struct Starts {
     continued: Vec<(u64, u16)>,
 }
 
-/// Derives rules for what is not covered yet; returns them and the number of bytes that have got
-/// one.
+/// Derives rules for what is not covered yet; returns them and the number of bytes covered.
 pub(crate) fn propose<R: ReadAt + ?Sized>(
     undescribed: &Undescribed<'_, R>,
     limits: &Limits,
@@ -174,7 +173,7 @@ impl Analysis {
             self.work -= 1;
             let known = region.state(offset);
             if region.flag(offset, STARTS) {
-                // Its state is what it is, and it is followed from there once.
+                // It keeps its state, and is followed from there once.
                 if address != from || self.state(known) != Some(state) {
                     return;
                 }

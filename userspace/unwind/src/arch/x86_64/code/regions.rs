@@ -191,7 +191,7 @@ impl Regions {
     }
 }
 
-/// What a file's symbols and data say about undescribed code.
+/// The information in a file's symbols and data about undescribed code.
 #[derive(Default)]
 pub(crate) struct Known {
     /// Addresses of functions, sorted.

@@ -12,18 +12,18 @@ use crate::rules::{self, Rules};
 /// Larger frames are rejected.
 const MAX_FRAME: i32 = 1 << 24;
 
-/// How sure a state is; of two that differ the surer one is taken.
+/// The confidence in a state; of two that differ the more certain one is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Doubt {
     /// From a function's start, by branches alone.
     None,
     /// By returning from a call, which may never return.
     Returned,
-    /// By a guess: what jumps there, if anything does, is not known.
+    /// By a guess: the origin of jumps to it, if any, is unknown.
     Guessed,
 }
 
-/// What is known about the frame before an instruction runs.
+/// The state of the frame before an instruction runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct State {
     /// CFA minus RSP.
@@ -39,7 +39,7 @@ pub(super) struct State {
     outermost: bool,
     /// The return address was popped into this register (`vfork`).
     return_in: Option<u8>,
-    /// How sure it is that code gets here like this.
+    /// The confidence that code gets here in this state.
     doubt: Doubt,
 }
 
