@@ -28,7 +28,7 @@ done
 
 # Those of the build's Debian; a file of your own comes by `ca_file` or SSL_CERT_FILE.
 install -m 0644 /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
-# What reads other programs' files runs as nobody.
+# The worker that parses other programs' files runs as user nobody.
 printf 'root:x:0:0:root:/:/sbin/nologin\nnobody:x:65534:65534:nobody:/:/sbin/nologin\n' \
     >"$root/etc/passwd"
 printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"

@@ -24,7 +24,7 @@ static inline __attribute__((always_inline)) uint64_t burn_units(uint64_t units)
     return x;
 }
 
-/* What `seconds` arguments count: time, or CPU time where STRATA_TARGET_CLOCK says so (then a target
+/* What `seconds` arguments count: time, or CPU time where STRATA_TARGET_CLOCK asks for it (then a target
  * does the same work however busy the machine is). */
 static inline double target_now(void) {
     static int clock = -1;

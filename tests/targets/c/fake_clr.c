@@ -78,7 +78,7 @@ struct shared {
     int fd;
     uint8_t *bytes;
     size_t size;
-    /* Where the main file says how much of this segment there is to read. */
+    /* Where the main file has the length of this segment's readable part. */
     uint8_t *committed;
 };
 
@@ -352,7 +352,7 @@ static void *answer(void *argument) {
         if (strcmp(how, "mute") == 0) continue; /* and keeps it */
         fill_random(junk, junk + sizeof junk);
         if (strcmp(how, "huge") == 0) {
-            /* An answer that says it is 65,535 bytes long, and never goes on. */
+            /* An answer with a length of 65,535 bytes in its header, and no more. */
             memcpy(junk, "DOTNET_IPC_V1\0\xff\xff\xff\x00\0\0", 20);
             send(connection, junk, 20, MSG_NOSIGNAL);
             continue;

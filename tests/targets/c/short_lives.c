@@ -1,4 +1,4 @@
-/* Starts many short lives, two at a time, and says how much CPU time they had altogether.
+/* Starts many short-lived processes, two at a time, and prints their total CPU time.
  * usage: short_lives program count [gap_ms] */
 #include "burn.h"
 #include <spawn.h>

@@ -1,4 +1,4 @@
-// What the C# target programs share: arguments, clocks, the last line that says what CPU time was
+// What the C# target programs share: arguments, clocks, the last line that prints what CPU time was
 // used, the kernel's thread id.
 //
 // TRIMMED is defined for .NET 10, whose framework at hand lacks what its own program did not use.

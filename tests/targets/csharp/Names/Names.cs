@@ -67,7 +67,7 @@ internal sealed class Form
     }
 }
 
-// Uses CPU in whoever calls it. Not a method of the forms: those are its callers.
+// Uses CPU in its caller. Not a method of the forms: those are its callers.
 internal static class Spin
 {
     private static double seconds;

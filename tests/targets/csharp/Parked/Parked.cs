@@ -1,4 +1,4 @@
-// Threads that wait, each below a chain of calls of its own kind, and what the runtime itself says
+// Threads that wait, each below a chain of calls of its own kind, and what the runtime itself reports
 // of each stack.
 // usage: Parked file seconds
 //

@@ -1,5 +1,5 @@
 // Chains with the runtime's own code between: handlers of exceptions, a C function that calls back,
-// a static constructor, a task that runs in whoever waits for it, a dynamic method.
+// a static constructor, a task that runs in the thread that waits for it, a dynamic method.
 using System;
 using System.Collections.Generic;
 using System.Linq;

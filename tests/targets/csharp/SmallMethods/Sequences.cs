@@ -1,4 +1,4 @@
-// Calls with other people's frames between: LINQ, iterators, a C function that calls back.
+// Calls with foreign frames between: LINQ, iterators, a C function that calls back.
 using System;
 using System.Collections.Generic;
 using System.Linq;

@@ -7,7 +7,7 @@ using System.Threading.Tasks;
 
 namespace Small
 {
-    // Runs a task in whoever waits for it.
+    // Runs a task in the thread that waits for it.
     internal sealed class InlineScheduler : TaskScheduler
     {
         protected override void QueueTask(Task task)

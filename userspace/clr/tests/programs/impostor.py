@@ -52,7 +52,7 @@ if behaviour == "silent":
     while True:
         kept.append(listener.accept())
 elif behaviour == "never-accepts":
-    # The queue of a listener that accepts nobody fills up.
+    # The queue of a listener that accepts no connection fills up.
     others = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(8)]
     for other in others:
         try:

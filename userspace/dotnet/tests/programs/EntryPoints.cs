@@ -1,6 +1,6 @@
 // Lets the runtime say which precompiled code it found for which method: the event R2RGetEntryPoint
 // (Microsoft-Windows-DotNETRuntime, keyword CompilationDiagnostic). At the end come the program's
-// mappings, so that addresses can be told as offsets of files.
+// mappings, so that addresses can be converted to offsets of files.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics.Tracing;

@@ -1,4 +1,4 @@
-// Says where it is: for every frame of its stack traces the method's token, the IL offset, and the
+// Prints where it is: for every frame of its stack traces the method's token, the IL offset, and the
 // file and line that the runtime makes of them.
 using System;
 using System.Collections.Generic;

@@ -1,4 +1,4 @@
-// Says what System.Reflection.Metadata reads out of an assembly and its PDB, one fact a line, for
+// Prints what System.Reflection.Metadata reads out of an assembly and its PDB, one fact a line, for
 // comparison with strata's reader.
 //
 // Metadata.dll FILE.dll [FILE.pdb]

@@ -1,5 +1,5 @@
 /* Stands in for a runtime: loads the library as the CLR does, starts a session with an info object
- * that knows nothing, and lets it end. Says "good" when everything was as it must be.
+ * that knows nothing, and lets it end. Prints "good" when everything was as expected.
  *
  * load LIBRARY */
 #define _GNU_SOURCE
