@@ -9,8 +9,8 @@ use strata_tests::stacks::Completeness;
 use strata_tests::strata::Recorded;
 use strata_tests::{machine, runtimes, strata, targets};
 
-/// Twice the default: strata comes to processes that run already, and what it samples before their
-/// tables are there must be kept whole, too.
+/// Twice the default: strata starts after the processes, and their samples from before their tables
+/// are loaded must be complete, too.
 const FREQUENCY: u32 = 199;
 
 /// Records the whole host while all of these run, until each has used so many CPU seconds.

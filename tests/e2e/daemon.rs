@@ -207,7 +207,7 @@ fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
     wait_until("both services arrive", PATIENCE, || has(&name) && has("of-environment"))?;
     assert!(!has("off"), "its own environment says no: {:?}", services());
 
-    // A rule for the program goes before its environment.
+    // A rule for the program takes precedence over its environment.
     let rule = format!(
         "{exporter}[[rule]]\nservice = \"of-rule\"\nlabels = {{ team = \"blue\" }}\n\
          match = {{ exe = \"{}\" }}\ntypes = [\"cpu\"]\n",
@@ -217,7 +217,7 @@ fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
     daemon.reload()?;
     let reloaded = now();
     wait_until("the rule's service arrives", PATIENCE, || has("of-rule"))?;
-    // What began before a reload may arrive after it, or once more.
+    // Profiles begun before a reload may arrive after it, or twice.
     let later = |since: i64| -> Vec<Received> {
         let arrived = backends::pyroscope(&server.requests()).unwrap_or_default();
         arrived.into_iter().filter(|one| one.profile.time_nanos > since).collect()
@@ -311,7 +311,7 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
         by_runtime.entry(one.label("runtime-id").to_owned()).or_default().push(sequence);
     }
     println!("sequences by runtime: {by_runtime:?}");
-    // The process is the same to whichever daemon, and each daemon counts from 0.
+    // Every daemon derives the same process id, and each counts profiles from 0.
     assert_eq!(by_runtime.len(), 1);
     let sequences = by_runtime.into_values().next().unwrap_or_default();
     let times = |number: u64| sequences.iter().filter(|one| **one == number).count();
@@ -463,7 +463,7 @@ fn one_recording_is_uploaded_and_kept_when_that_fails() -> Result<()> {
     Ok(std::fs::remove_file(kept)?)
 }
 
-/// A fake of Docker's engine: it knows one container, whatever it is asked for.
+/// A fake of Docker's engine: it returns the same container for every request.
 fn fake_engine(socket: &std::path::Path, id: &str) -> Result<Collector> {
     let engine = Collector::on_socket(socket)?;
     let known = serde_json::json!({

@@ -15,7 +15,7 @@ use crate::dotnet_running::start;
 /// Roughly, with its place.
 const BYTES_OF_A_NAME: f64 = 450.0;
 
-/// What must not grow.
+/// The figures that must not grow.
 #[derive(Debug)]
 struct Held {
     own: f64,
@@ -138,7 +138,7 @@ fn the_memory_limit_holds_with_a_crowd_and_ever_new_stacks() -> Result<()> {
     ))?;
     daemon.start()?;
     let (crowd, seconds) = machine::short_or_long((2_000, 25), (10_000, 150));
-    // Being born takes a crowd its time.
+    // Starting so many processes takes time.
     let until = (seconds + 120).to_string();
     let mut many = Running::start(&targets::c("crowd").build()?, &[&until, &crowd.to_string()])?;
     many.wait_for_line(&format!("born {crowd}"), PATIENCE)?;

@@ -26,7 +26,7 @@ fn stored(daemon: &Daemon) -> Result<i64> {
     Ok(total)
 }
 
-/// Samples of the service at the server, and those that came more than once.
+/// Samples of the service at the server, and those that arrived more than once.
 fn arrived(server: &Collector) -> Result<(i64, i64)> {
     let (mut once, mut again) = (0, 0);
     let mut seen: BTreeMap<(String, i64), i64> = BTreeMap::new();

@@ -178,7 +178,7 @@ fn kubernetes_takes_the_manifests_and_they_fit_together() -> Result<()> {
     for socket in sockets {
         assert!(socket.starts_with("/host/run"), "{} is not mounted", socket.display());
     }
-    // What is off in it can be switched on.
+    // Its disabled parts can be enabled.
     let on = text.replace("\n#[", "\n[").replace("\n#url", "\nurl");
     assert_eq!(configuration(name, &on, &[])?.configuration.exporters.len(), 1);
     Ok(())

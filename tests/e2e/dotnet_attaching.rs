@@ -146,8 +146,8 @@ fn twenty_recordings_of_one_program_leave_nothing_behind() -> Result<()> {
             "{version}: threads, files, mappings, of them strata's: {before:?}, then {after:?}"
         );
         wrongs.unless(goes_on.is_ok() && app.is_alive(), || format!("{version}: it stopped"));
-        // Threads of the runtime's own come and go, and it maps memory while it works: what strata
-        // left behind each time would add up.
+        // Threads of the runtime's own come and go, and it maps memory while it works: anything
+        // that strata leaves behind each time would add up.
         let sorted = |column: usize, of: &[[usize; 4]]| {
             let mut values: Vec<usize> = of.iter().map(|row| row[column]).collect();
             values.sort_unstable();

@@ -75,7 +75,7 @@ fn both_profilers_see_what_is_compiled_and_both_leave() -> Result<()> {
         wrongs.unless(app.is_alive(), || format!("{version}: the program ended"));
         drop(app);
 
-        // strata is there when the other comes.
+        // strata is attached before the other.
         let folder = tempfile::tempdir()?;
         let profiler = SecondProfiler::new(folder.path())?;
         let mut app = start_compiling(&dotnet, version, None)?;
@@ -102,7 +102,7 @@ fn both_profilers_see_what_is_compiled_and_both_leave() -> Result<()> {
         wrongs.unless(sees.is_ok() && clr.came_and_left_once() && named > 0.5, || {
             format!("{version}, strata first: {named} named, {clr:?}, {:?}", profiler.counts())
         });
-        // strata has left; the other goes on, and strata comes again.
+        // strata has detached; the other goes on, and strata attaches again.
         both_see(version, "strata second", pid, &profiler, &mut wrongs)?;
         profiler.detach()?;
         wrongs.unless(app.is_alive(), || format!("{version}: the program ended"));
@@ -147,7 +147,7 @@ fn a_runtime_that_takes_one_profiler_refuses_the_second() -> Result<()> {
     recording.running().signal(Signal::INT)?;
     let clr = Clr::of(&recording.finish()?)?;
     assert!(clr.came_and_left_once(), "{clr:?}");
-    // Once strata has left there is room.
+    // After strata has detached, another can attach.
     profiler.attach(app.pid())?;
     profiler.wait_for("attached")?;
     profiler.detach()

@@ -13,11 +13,12 @@ use crate::dotnet_running::{Clr, FREQUENCY, Wrongs, start_command};
 
 const SECONDS: f64 = 2.0;
 
-/// What a recording may take beyond its duration: attaching gives up after some seconds, and two
-/// cores are shared with the hostile program. Without a limit it would be minutes, or for ever.
+/// The time that a recording may take beyond its duration: attaching gives up after some seconds,
+/// and two cores are shared with the hostile program. Without a limit it would be minutes, or
+/// endless.
 const LONGEST: Duration = Duration::from_secs(45);
 
-/// What a recording of two small processes may take of memory, whatever one of them does.
+/// The memory limit of recording two small processes, whatever one of them does.
 const MOST_MEMORY: f64 = (512 << 20) as f64;
 
 #[test]

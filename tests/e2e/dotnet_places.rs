@@ -82,8 +82,8 @@ fn a_program_in_namespaces_with_a_read_only_root_is_attached_to_and_named() -> R
     Ok(())
 }
 
-/// What the summary and the list say of a process that strata cannot be loaded into; its samples and
-/// native frames are there all the same.
+/// The summary's and the list's entries for a process that the bridge cannot be loaded into; its
+/// samples and native frames are present all the same.
 fn refusal_of(pid: i32) -> Result<(String, String)> {
     let row = listed(pid)?.context("strata ps does not list it")?;
     let recording = strata::record()?.frequency(FREQUENCY).pid(pid).start()?;

@@ -94,12 +94,12 @@ impl Clr {
         })
     }
 
-    /// Whether strata has loaded its library into one process, and taken it back.
+    /// Whether strata has attached the bridge to one process, and detached it.
     pub fn came_and_left_once(&self) -> bool {
         (self.attached, self.loaded, self.detached) == (1, 1, 1) && self.refused.is_empty()
     }
 
-    /// Why strata did not reach into this process.
+    /// Why strata did not attach to this process.
     pub fn why_not(&self, pid: i32) -> Option<&str> {
         self.refused.iter().find(|(of, _)| *of == pid).map(|(_, reason)| reason.as_str())
     }
@@ -115,7 +115,7 @@ pub fn is_managed(frame: &Frame) -> bool {
             || frame.file == "//anon")
 }
 
-/// What `strata` prints with these words, which must be a success.
+/// The output of `strata` with these arguments, which must succeed.
 pub fn ask(words: &[&str]) -> Result<String> {
     let mut command = Command::new(places::strata_binary()?);
     command.args(words);
@@ -164,7 +164,7 @@ pub fn count_of(pid: i32, name: &str) -> Result<usize> {
     })
 }
 
-/// What is wrong, of several things that are looked at before the test fails.
+/// Collects failures of several checks before the test fails.
 #[derive(Default)]
 pub struct Wrongs(Vec<String>);
 

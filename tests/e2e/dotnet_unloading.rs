@@ -45,7 +45,7 @@ pub fn counts(app: &Running) -> Result<(u64, u64)> {
     }
 }
 
-/// What many attaches saw.
+/// The totals of many attaches.
 #[derive(Default)]
 struct Seen {
     attaches: usize,
@@ -56,7 +56,7 @@ struct Seen {
     /// Waits of an unload that were given up.
     given_up: u64,
     panics: u64,
-    /// Addresses of code that is gone by now, mostly.
+    /// Mostly addresses of code that has been unloaded.
     addresses: Vec<u64>,
     slowest: Duration,
 }

@@ -43,7 +43,7 @@ fn without_root_it_says_what_to_run() -> Result<()> {
     let binary = public_binary(folder.path())?;
     let mut command = Command::new(places::required("setpriv", "util-linux")?);
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary);
-    // A folder that user may write to: what is missing is permission to profile.
+    // A folder that this user may write to: only the permission to profile is missing.
     std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534))?;
     let arguments = ["record", "--duration", "1", "-o", "p.pb.gz", "--", "sh", "-c", "echo it's"];
     command.args(arguments).current_dir(folder.path());

@@ -21,7 +21,8 @@ fn check(recorded: &Recorded, good: &Running, hostile: &Running) -> Result<()> {
     let own = stacks.of_pid(good.pid());
     let theirs = stacks.of_pid(hostile.pid());
     println!("good: {} samples, complete {}", own.total(), own.completeness());
-    // Whether its stacks are complete is not asked: that would read its file, which may block us.
+    // Whether its stacks are complete is not checked: that would read its file, which may block the
+    // test.
     println!("hostile: {} samples", theirs.total());
     recorded.print_losses();
     assert!(own.total() > 200 && own.completeness().fraction() > 0.995);

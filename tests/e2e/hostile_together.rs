@@ -13,7 +13,7 @@ use strata_tests::running::{Running, Usage};
 use strata_tests::stacks::Frame;
 use strata_tests::{machine, places, pprof, targets};
 
-/// What the daemon may use, in bytes: its default.
+/// The daemon's memory limit, in bytes: its default.
 const MEMORY_LIMIT: f64 = 256e6;
 /// Of one core, in steady state: attaching and first tables come on top, in the first seconds.
 const MOST_CPU: f64 = 0.2;
@@ -130,7 +130,7 @@ fn all_that_is_hostile_at_once_costs_the_others_nothing() -> Result<()> {
         daemon.status()?["sampling"]["losses"]
     );
     drop(hostile);
-    // What is sampled of it at its end has a period like all else.
+    // Samples of its last moments have a period like all others.
     drop((bystander, newcomer));
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{}", ended.stderr);
@@ -165,7 +165,7 @@ struct Kept {
     others: Vec<String>,
 }
 
-/// What the store has of a service. Frames of the store have no addresses.
+/// The stored profile of a service. Frames in the store have no addresses.
 fn kept(daemon: &Daemon, service: &str) -> Result<Kept> {
     let file = format!("{service}.pb.gz");
     let mut command = Command::new(places::strata_binary()?);

@@ -12,7 +12,7 @@ use strata_tests::running::{Running, wait_until};
 use strata_tests::{machine, targets};
 
 const PERIOD: Duration = Duration::from_secs(2);
-/// Just within what opening a file of such a file system may take.
+/// Just within the time limit of opening a file of such a file system.
 const SLOW: Duration = Duration::from_millis(4_900);
 
 fn of_service(collector: &Collector, service: &str) -> Vec<Received> {

@@ -143,7 +143,8 @@ async fn a_exporter_that_disappears_keeps_its_spool_and_another_goes_on_undistur
     assert_eq!(batch_files(away_folder.path()).len(), 5);
     assert_eq!(drained(&delivery).await.retries, 0);
     assert_eq!(server.ids().len(), 1);
-    // It comes back under another name and with another server, and what lay there goes.
+    // It is configured again under another name and with another server, and the spooled batches
+    // are sent.
     leaving.name = "back".to_owned();
     leaving.destination = destination(&server.url());
     delivery.reconfigure(vec![leaving, staying]).await.unwrap();
@@ -362,7 +363,7 @@ async fn a_disk_without_room() {
     assert!(full.drops.disk_error.batches > 0);
     let error = full.spool_error.unwrap().reason;
     assert!(error.contains("No space left"), "{error}");
-    // A server that is back gets what there is; the disk has room again, and is used.
+    // A server that is back receives the backlog; the disk has room again, and is used.
     server.rise().await;
     let done = drained(&delivery).await;
     assert_eq!((done.delivered.batches, done.drops.batches()), (26, 34));
@@ -370,7 +371,7 @@ async fn a_disk_without_room() {
     give(&delivery, &now(3, 10_000));
     let again = until(&delivery, |health| health.spooled == 3).await;
     assert_eq!((again.drops.batches(), again.spool_error), (34, None));
-    // With a disk that others have filled, what is new still goes out.
+    // With a full disk, new batches are still sent.
     server.rise().await;
     drained(&delivery).await;
     let others = vec![0; 400 << 10];

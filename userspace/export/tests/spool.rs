@@ -172,7 +172,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the spool ought to hold, and what was done to it.
+/// The expected contents of the spool, and the operations on it.
 struct Model {
     folder: tempfile::TempDir,
     spool: Option<Spool>,
