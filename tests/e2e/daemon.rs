@@ -131,7 +131,8 @@ fn profiles_of_a_known_program_arrive_at_every_backend_under_its_name() -> Resul
         sequence.push(one.label("profile_seq").parse()?);
     }
     sequence.sort_unstable();
-    assert!(sequence.iter().copied().eq(0..sequence.len() as u64), "{sequence:?}");
+    let first = sequence.first().copied().unwrap_or(0);
+    assert!(sequence.iter().copied().eq(first..first + sequence.len() as u64), "{sequence:?}");
 
     let sums = backends::otlp(&otlp.requests())?;
     let shop: Vec<_> = sums
@@ -311,15 +312,14 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
         by_runtime.entry(one.label("runtime-id").to_owned()).or_default().push(sequence);
     }
     println!("sequences by runtime: {by_runtime:?}");
-    // Every daemon derives the same process id, and each counts profiles from 0.
+    // Both daemons derive the same runtime id, and the second's numbers begin after a gap.
     assert_eq!(by_runtime.len(), 1);
-    let sequences = by_runtime.into_values().next().unwrap_or_default();
-    let times = |number: u64| sequences.iter().filter(|one| **one == number).count();
-    let of_both = (0..).take_while(|number| times(*number) == 2).count() as u64;
-    let of_one = (of_both..).take_while(|number| times(*number) == 1).count() as u64;
-    assert!(of_both > 2, "{sequences:?}");
-    let all = of_both * 2 + of_one;
-    assert_eq!(all, sequences.len() as u64, "none is missing and none came twice: {sequences:?}");
+    let mut sequences = by_runtime.into_values().next().unwrap_or_default();
+    sequences.sort_unstable();
+    assert!(sequences.is_sorted_by(|one, next| one < next), "some came twice: {sequences:?}");
+    let of_one = sequences.chunk_by(|one, next| one + 1 == *next).map(<[u64]>::len);
+    let of_each: Vec<usize> = of_one.collect();
+    assert!(of_each.len() == 2 && of_each.iter().all(|count| *count > 2), "{sequences:?}");
     Ok(())
 }
 

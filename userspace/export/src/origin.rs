@@ -33,7 +33,7 @@ pub struct Origin {
     pub architecture: String,
     /// The path of its program, as the process itself has it.
     pub executable: String,
-    /// The sequence number of this runtime's profiles, from 0.
+    /// The sequence number of a profile: greater than those of this runtime's earlier profiles.
     pub sequence: u64,
     /// Configured labels, as (name, value).
     pub labels: Vec<(String, String)>,

@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use queue_support::plan;
 use queue_support::server::Server;
@@ -110,10 +110,11 @@ async fn pipeline(folder: &Path, url: &str, periods: &[u64]) -> (Pipeline, Arc<Q
     (Pipeline::start(settings, queues.clone(), network, hooks).unwrap(), queues)
 }
 
-async fn publish(pipeline: &Pipeline, mut flush: Vec<FlushedProfile>, length: Duration) {
-    while let Err(back) = pipeline.try_publish(flush, Some(length)) {
-        flush = back;
+async fn publish(pipeline: &mut Pipeline, flush: Vec<FlushedProfile>, length: Duration) {
+    pipeline.publish(flush, Some(length));
+    while pipeline.is_behind() {
         tokio::time::sleep(Duration::from_millis(5)).await;
+        pipeline.retry();
     }
 }
 
@@ -171,9 +172,9 @@ async fn end(pipeline: Pipeline, queues: &Queues) {
 async fn a_child_that_flushes() {
     let folder = std::env::var(FOLDER).unwrap();
     let url = std::env::var(SERVER).unwrap();
-    let (pipeline, _queues) = pipeline(Path::new(&folder), &url, &[15, 60]).await;
+    let (mut pipeline, _queues) = pipeline(Path::new(&folder), &url, &[15, 60]).await;
     for flush in 0..6 {
-        publish(&pipeline, vec![flushed("shop", 100 + flush, 6 - flush, None)], FLUSH).await;
+        publish(&mut pipeline, vec![flushed("shop", 100 + flush, 6 - flush, None)], FLUSH).await;
     }
     stored(&pipeline, 6).await;
     println!("\nstored");
@@ -197,8 +198,8 @@ async fn after_kill_9_in_mid_period_with_the_server_away_it_ends_with_what_the_s
     child.wait().unwrap();
 
     server.rise().await;
-    let (pipeline, queues) = pipeline(folder.path(), &server.url(), &[15, 60]).await;
-    publish(&pipeline, vec![flushed("shop", 7, 0, None)], FLUSH).await;
+    let (mut pipeline, queues) = pipeline(folder.path(), &server.url(), &[15, 60]).await;
+    publish(&mut pipeline, vec![flushed("shop", 7, 0, None)], FLUSH).await;
     stored(&pipeline, 1).await;
     end(pipeline, &queues).await;
     let answer = Reader::new(&folder.path().join("store")).query(&Selection::default()).unwrap();
@@ -217,13 +218,13 @@ async fn after_kill_9_in_mid_period_with_the_server_away_it_ends_with_what_the_s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushes_that_come_late_double_and_lose_no_period() {
     let (server, folder) = (Server::up().await, tempfile::tempdir().unwrap());
-    let (pipeline, queues) = pipeline(folder.path(), &server.url(), &[15, 60]).await;
+    let (mut pipeline, queues) = pipeline(folder.path(), &server.url(), &[15, 60]).await;
     // All at once, as after a flush whose symbols took long: only their own times count. One is
     // short, as when memory is, and the next a little late.
     let flushes: [u64; 8] = [15, 15, 16, 15, 15, 12, 15, 18];
     for (at, length) in flushes.into_iter().enumerate() {
         let flush = vec![flushed("shop", 10, 8 - at as i64, None)];
-        publish(&pipeline, flush, Duration::from_secs(length)).await;
+        publish(&mut pipeline, flush, Duration::from_secs(length)).await;
     }
     stored(&pipeline, 8).await;
     end(pipeline, &queues).await;
@@ -234,13 +235,13 @@ async fn flushes_that_come_late_double_and_lose_no_period() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn labels_that_a_target_sets_arrive_up_to_a_number_of_values() {
     let (server, folder) = (Server::up().await, tempfile::tempdir().unwrap());
-    let (pipeline, queues) = pipeline(folder.path(), &server.url(), &[15]).await;
+    let (mut pipeline, queues) = pipeline(folder.path(), &server.url(), &[15]).await;
     for flush in 0..3 {
         let teams = (0..20).map(|team| {
             let (name, value) = (format!("service-{team:02}"), format!("team-{team:02}"));
             flushed(&name, 10, 3 - flush, Some(&value))
         });
-        publish(&pipeline, teams.collect(), FLUSH).await;
+        publish(&mut pipeline, teams.collect(), FLUSH).await;
     }
     stored(&pipeline, 60).await;
     let figures = pipeline.figures();
@@ -261,14 +262,14 @@ async fn labels_that_a_target_sets_arrive_up_to_a_number_of_values() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_short_commands_are_one_series_at_the_server() {
     let (server, folder) = (Server::up().await, tempfile::tempdir().unwrap());
-    let (pipeline, queues) = pipeline(folder.path(), &server.url(), &[15]).await;
+    let (mut pipeline, queues) = pipeline(folder.path(), &server.url(), &[15]).await;
     let short = (0..2000).map(|at| FlushedProfile {
         named_by: Source::Executable,
         ..flushed(&format!("command-{at}"), 1, 0, None)
     });
     let mut flush: Vec<FlushedProfile> = short.collect();
     flush.push(flushed("shop", 500, 0, None));
-    publish(&pipeline, flush, FLUSH).await;
+    publish(&mut pipeline, flush, FLUSH).await;
     stored(&pipeline, 2).await;
     end(pipeline, &queues).await;
     let mut services: Vec<(String, i64)> = arrived(&server, 15)
@@ -294,4 +295,98 @@ async fn two_thousand_short_commands_are_one_series_at_the_server() {
         .collect();
     assert!(labelled.contains("command-1999") || names.contains("command-1999"));
     assert!(labelled.len().max(names.len()) >= 2001);
+}
+
+/// Held by a test as long as its pipeline is to be busy.
+static BUSY: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_pipeline_is_waited_for_by_profiles_and_not_by_the_loop() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = |number: i64| flushed(&format!("service-{number}"), number, 99 - number, None);
+    let most_bytes = 10 * profile(7).outgoing.profile.memory();
+    let settings = PipelineSettings {
+        store: Some(StoreSettings {
+            directory: folder.path().join("store"),
+            options: strata_store::Options::default(),
+        }),
+        waiting: most_bytes,
+        ..PipelineSettings::default()
+    };
+    let queues = Arc::new(Queues::start(Vec::new(), Clock::real()).await.unwrap());
+    let busy = BUSY.lock().unwrap();
+    let hooks = Hooks { started: || drop(BUSY.lock().unwrap()), trim: || () };
+    let network = tokio::runtime::Handle::current();
+    let mut pipeline = Pipeline::start(settings.clone(), queues, network, hooks).unwrap();
+    let begun = Instant::now();
+    let mut was_full_at = None;
+    for number in 0..40 {
+        pipeline.publish(vec![profile(number)], Some(FLUSH));
+        if pipeline.is_full() {
+            was_full_at.get_or_insert(number);
+        }
+    }
+    let outcome = pipeline.configure(settings);
+    assert!(begun.elapsed() < Duration::from_secs(5), "it was waited for");
+    assert!(pipeline.is_behind() && was_full_at.is_some_and(|number| (5..10).contains(&number)));
+    // Two are with the thread already, ten wait, and those between them had no room.
+    let (waiting, dropped) = (pipeline.waiting() as u64, pipeline.dropped);
+    assert!((9..=11).contains(&waiting) && waiting + dropped == 38, "{waiting}, {dropped}");
+    drop(busy);
+    tokio::time::timeout(PATIENCE, async {
+        while pipeline.is_behind() {
+            pipeline.retry();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .expect("what waits is taken");
+    stored(&pipeline, 40 - dropped).await;
+    tokio::task::spawn_blocking(move || outcome.recv()).await.unwrap().unwrap().unwrap();
+    assert!(tokio::task::spawn_blocking(move || pipeline.end(PATIENCE)).await.unwrap());
+    let answer = Reader::new(&folder.path().join("store")).query(&Selection::default()).unwrap();
+    // The oldest were dropped: what came last is there.
+    let kept: i64 = [0, 1].into_iter().chain(2 + dropped as i64..40).sum();
+    assert_eq!(answer.profile.total(0), kept);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtimes_profiles_have_other_numbers_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let exporter = Exporter {
+        name: "files".to_owned(),
+        way: Output::Folder(folder.path().to_owned()),
+        period: FLUSH,
+        labels: Vec::new(),
+        target_labels: true,
+        label_values: 3,
+        timestamps: false,
+        spool: None,
+    };
+    let settings = PipelineSettings { exporters: vec![exporter], ..PipelineSettings::default() };
+    for start in 0..3 {
+        let queues = Arc::new(Queues::start(Vec::new(), Clock::real()).await.unwrap());
+        let hooks = Hooks { started: || (), trim: || () };
+        let network = tokio::runtime::Handle::current();
+        let mut pipeline = Pipeline::start(settings.clone(), queues, network, hooks).unwrap();
+        for flush in 0..3 {
+            let profile = flushed("shop", 10, 9 - 3 * start - flush, None);
+            publish(&mut pipeline, vec![profile], FLUSH).await;
+        }
+        assert!(tokio::task::spawn_blocking(move || pipeline.end(PATIENCE)).await.unwrap());
+        // No daemon starts sooner.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let files = std::fs::read_dir(folder.path().join("shop")).unwrap();
+    let mut names: Vec<String> =
+        files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    // They begin with the profile's time.
+    names.sort();
+    let numbers: Vec<u64> = names
+        .iter()
+        .map(|name| name.strip_suffix(".pb.gz").unwrap().rsplit('-').next().unwrap())
+        .map(|number| number.parse().unwrap())
+        .collect();
+    assert_eq!(numbers.len(), 9);
+    assert!(numbers.is_sorted_by(|one, next| one < next), "{numbers:?}");
 }

@@ -149,11 +149,10 @@ fn publish(folder: &Path, flushes: Vec<FlushedProfile>) {
         ..PipelineSettings::default()
     };
     let hooks = Hooks { started: || {}, trim: || {} };
-    let pipeline = Pipeline::start(settings, Arc::new(queues), network, hooks)
+    let mut pipeline = Pipeline::start(settings, Arc::new(queues), network, hooks)
         .expect("a thread can be started");
     for flush in flushes {
-        let flush = pipeline.try_publish(vec![flush], Some(Duration::from_secs(15)));
-        assert!(flush.is_ok(), "it is not busy");
+        pipeline.publish(vec![flush], Some(Duration::from_secs(15)));
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(pipeline.end(Duration::from_secs(60)));

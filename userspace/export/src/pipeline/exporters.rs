@@ -9,6 +9,7 @@ use strata_metadata::destinations::Wish;
 use strata_profile::{Profile, Times};
 use tokio::runtime::Handle;
 
+use super::sequences::Sequences;
 use super::unfinished::Unfinished;
 use super::{Figures, FileFigures, FlushedProfile, PipelineSettings};
 use crate::exporter::{self, Exporter, Output};
@@ -78,7 +79,7 @@ struct Pending {
     profiles: HashMap<(String, String, u32), Vec<Outgoing>>,
     /// What those take.
     bytes: usize,
-    sequences: HashMap<String, u64>,
+    sequences: Sequences,
 }
 
 impl Pending {
@@ -99,7 +100,7 @@ impl Pending {
             is_sent: false,
             profiles: HashMap::new(),
             bytes: 0,
-            sequences: HashMap::new(),
+            sequences: Sequences::default(),
         }
     }
 }
@@ -162,7 +163,7 @@ impl Exporters {
         self.destinations = destinations;
         self.own.clear();
         self.has_too_many = false;
-        let mut before: HashMap<String, HashMap<String, u64>> =
+        let mut before: HashMap<String, Sequences> =
             self.outlets.drain(..).map(|old| (old.outlet.name, old.sequences)).collect();
         let outlets = outlets.into_iter().map(|outlet| {
             let sequences = before.remove(&outlet.name).unwrap_or_default();
@@ -406,7 +407,7 @@ impl Exporters {
         if waiting.is_empty() {
             return;
         }
-        let mut sequences = std::mem::take(&mut pending.sequences);
+        pending.sequences.begin();
         let mut outgoing = Vec::with_capacity(waiting.len());
         let most = pending.outlet.label_values;
         let name = pending.outlet.name.clone();
@@ -416,19 +417,10 @@ impl Exporters {
             let mut origin = pending.outlet.shaped(&last.origin);
             let others = bound(&mut origin, &mut state.label_values.borrow_mut());
             self.cuts.other_values = self.cuts.other_values.saturating_add(others);
-            let sequence = sequences.remove(&runtime).unwrap_or(0);
             let times = if pending.outlet.timestamps { Times::Kept } else { Times::Dropped };
-            let next = pending.sequences.entry(runtime.clone()).or_insert(sequence);
-            origin.sequence = *next;
-            *next += 1;
+            origin.sequence = pending.sequences.next(&runtime);
             let profile = merged(&profiles, times);
             outgoing.push(Outgoing { profile, origin: Arc::new(origin) });
-        }
-        // Runtimes that had nothing to say this time go on counting later, while they are few.
-        if sequences.len() < MOST_SEQUENCES {
-            for (runtime, sequence) in sequences {
-                pending.sequences.entry(runtime).or_insert(sequence);
-            }
         }
         match &pending.outlet.way {
             Output::Endpoint(backend) => {
@@ -498,8 +490,6 @@ fn key_of(origin: &Origin) -> (String, String, u32) {
     (origin.runtime_id.clone(), origin.service.clone(), origin.pid.unwrap_or(0))
 }
 
-/// Runtimes that have had profiles and are remembered.
-const MOST_SEQUENCES: usize = 100_000;
 /// Roughly what a profile's place among those that wait takes, and whom it is of.
 const ORIGIN_BYTES: usize = 1 << 10;
 

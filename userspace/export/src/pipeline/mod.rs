@@ -8,17 +8,16 @@
 
 mod ages;
 mod exporters;
+mod handover;
 mod pooling;
+mod sequences;
 mod store_writer;
 mod unfinished;
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use tokio::runtime::Handle;
 
 use strata_metadata::Source;
 use strata_metadata::destinations::Wish;
@@ -26,15 +25,14 @@ use strata_store::Head;
 
 use crate::exporter::Exporter;
 use crate::limits::Cuts;
-use crate::{ExporterSettings, Outgoing, Queues, StartError, orphans};
+use crate::{ExporterSettings, Outgoing, StartError, orphans};
 use exporters::Exporters;
+pub use handover::Pipeline;
 use pooling::Pooling;
 pub use pooling::{PoolSettings, Pooled};
 use store_writer::StoreWriter;
 pub use store_writer::{Kept, StoreSettings};
 
-/// Parts of cuts that wait for the publisher; more would only take memory.
-const WAITING_CUTS: usize = 2;
 /// The store and targets' own destinations are looked after this often.
 const TEND: Duration = Duration::from_secs(15);
 
@@ -138,92 +136,6 @@ enum Message {
     Hurry,
     /// All that was handed over goes out now, and nothing comes after it.
     End(SyncSender<()>),
-}
-
-/// The publisher, from outside.
-pub struct Pipeline {
-    sender: SyncSender<Message>,
-    figures: Arc<Mutex<Figures>>,
-    /// Profiles that found the publisher busy for too long.
-    pub dropped: u64,
-    thread: JoinHandle<()>,
-}
-
-impl Pipeline {
-    /// `queues` has the exporters of `destinations` already.
-    pub fn start(
-        destinations: PipelineSettings,
-        queues: Arc<Queues>,
-        network: Handle,
-        hooks: Hooks,
-    ) -> std::io::Result<Self> {
-        let (sender, receiver) = sync_channel(WAITING_CUTS);
-        let figures = Arc::new(Mutex::new(Figures::default()));
-        let mut work = Work {
-            store: StoreWriter::nowhere(),
-            trim: hooks.trim,
-            exporters: Exporters::new(queues, network),
-            pooling: Pooling::new(destinations.pool.clone()),
-            flush: Vec::new(),
-            flush_bytes: 0,
-            tended: Instant::now(),
-            done_with: 0,
-            shown: figures.clone(),
-        };
-        work.store.configure(destinations.store.clone());
-        work.exporters.configure(destinations);
-        let thread = std::thread::Builder::new().name("pipeline".into()).spawn(move || {
-            (hooks.started)();
-            work.run(&receiver);
-        })?;
-        Ok(Self { sender, figures, dropped: 0, thread })
-    }
-
-    pub fn figures(&self) -> Arc<Mutex<Figures>> {
-        self.figures.clone()
-    }
-
-    /// Hands profiles of a flush over, with the last of them how long the flush was; gives them back
-    /// when the pipeline is busy.
-    pub fn try_publish(
-        &self,
-        parcels: Vec<FlushedProfile>,
-        end: Option<Duration>,
-    ) -> Result<(), Vec<FlushedProfile>> {
-        match self.sender.try_send(Message::Profiles(parcels, end)) {
-            Ok(()) => Ok(()),
-            Err(
-                TrySendError::Full(Message::Profiles(parcels, _))
-                | TrySendError::Disconnected(Message::Profiles(parcels, _)),
-            ) => Err(parcels),
-            Err(_) => Ok(()),
-        }
-    }
-
-    /// Memory is short: nothing waits for the end of its period.
-    pub fn hurry(&self) {
-        // One that is busy is about to.
-        let _ = self.sender.try_send(Message::Hurry);
-    }
-
-    /// Whether its thread is gone, which only a defect can cause.
-    pub fn has_died(&self) -> bool {
-        self.thread.is_finished()
-    }
-
-    /// Profiles go elsewhere from now on; the receiver says whether that can be.
-    pub fn configure(&self, destinations: PipelineSettings) -> Receiver<Result<(), StartError>> {
-        let (done, outcome) = sync_channel(1);
-        // It is never long behind.
-        let _ = self.sender.send(Message::Configure(Box::new(destinations), done));
-        outcome
-    }
-
-    /// Everything goes out, periods over or not; false if that took too long.
-    pub fn end(self, within: Duration) -> bool {
-        let (done, wait) = sync_channel(1);
-        self.sender.send(Message::End(done)).is_ok() && wait.recv_timeout(within).is_ok()
-    }
 }
 
 struct Work {

@@ -9,7 +9,7 @@
 //! Invariant: no sample is lost.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use strata_metadata::Source;
@@ -186,9 +186,14 @@ impl Pooling {
     }
 }
 
-/// The same after every start: it is one instance of one service.
+/// The same after every start of strata: it is one instance of one service. Another one after every
+/// start of the host, as of any process: numbers of profiles begin anew there.
 fn runtime_id(host: &str) -> String {
-    let hash = xxhash_rust::xxh3::xxh3_128(format!("strata's pool of {host}").as_bytes());
+    static BOOT: OnceLock<String> = OnceLock::new();
+    let boot = BOOT.get_or_init(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+    });
+    let hash = xxhash_rust::xxh3::xxh3_128(format!("strata's pool of {host} {boot}").as_bytes());
     uuid::Builder::from_random_bytes(hash.to_le_bytes()).into_uuid().to_string()
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use strata_config::Configuration;
 use strata_export::Outgoing;
 use strata_export::origin::{Language, Origin};
-use strata_export::pipeline::FlushedProfile;
+use strata_export::pipeline::{FlushedProfile, Pipeline};
 use strata_kinds::Kinds;
 use strata_store::Head;
 
@@ -152,38 +152,47 @@ impl Flusher {
         self.tally.nanos = self.tally.nanos.saturating_add(nanos);
     }
 
-    /// Builds the profiles that nothing is awaited for, or all of them. `take` gets some at a time,
-    /// and is told which are the last: all of a crowded host would be much memory. True when the
-    /// flush has ended.
+    /// Builds the profiles that nothing is awaited for, as far as the pipeline has room for them, or
+    /// all of them at once. They are handed over some at a time: all of a crowded host would be much
+    /// memory. True when the flush has ended.
     pub fn go_on(
         &mut self,
         engine: &mut Engine,
         configuration: &Configuration,
         containers: &dyn Containers,
+        pipeline: &mut Pipeline,
         at_once: bool,
-        mut take: impl FnMut(&mut Engine, Vec<FlushedProfile>, Option<Duration>),
     ) -> bool {
         self.symbolizer.collect();
+        let has_room = |pipeline: &Pipeline| at_once || !pipeline.is_full();
+        if self.flush.is_some() && !has_room(pipeline) {
+            return false;
+        }
         let Some(mut flush) = self.flush.take() else { return true };
         let begun = Instant::now();
-        let ends = at_once || self.symbolizer.is_settled();
+        let is_settled = at_once || self.symbolizer.is_settled();
         let ready: Vec<(ImageId, u64)> = flush
             .groups
             .iter()
-            .filter(|((image, _), group)| ends || self.is_ready(&flush.aggregate, *image, group))
+            .filter(|((image, _), group)| {
+                is_settled || self.is_ready(&flush.aggregate, *image, group)
+            })
             .map(|(key, _)| *key)
             .collect();
-        let mut parcels = Vec::new();
+        let mut profiles = Vec::new();
         for key in ready {
-            let Some(group) = flush.groups.remove(&key) else { continue };
-            let parcel = self.build(engine, configuration, containers, &flush, key, group);
-            if parcels.len() >= AT_ONCE {
-                take(engine, std::mem::take(&mut parcels), None);
+            if profiles.is_empty() && !has_room(pipeline) {
+                break;
             }
-            parcels.extend(parcel);
+            let Some(group) = flush.groups.remove(&key) else { continue };
+            profiles.extend(self.build(engine, configuration, containers, &flush, key, group));
+            if profiles.len() >= AT_ONCE {
+                pipeline.publish(std::mem::take(&mut profiles), None);
+            }
         }
-        if ends || !parcels.is_empty() {
-            take(engine, parcels, ends.then_some(flush.length));
+        let ends = is_settled && flush.groups.is_empty();
+        if ends || !profiles.is_empty() {
+            pipeline.publish(profiles, ends.then_some(flush.length));
         }
         if ends {
             self.end(engine, &flush.aggregate);

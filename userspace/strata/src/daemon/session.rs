@@ -1,9 +1,11 @@
 //! The daemon's loop: samples and flushes, signals, bridges, memory, the watchdog.
 //!
+//! - [`publishing`]: flushes, and profiles to the pipeline.
 //! - [`reloading`]: another configuration.
 //! - [`figures`]: its status.
 
 mod figures;
+mod publishing;
 mod reloading;
 
 use std::sync::Arc;
@@ -56,8 +58,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What the store and the exporters get at the end.
 const LAST_PUBLISH: Duration = Duration::from_secs(15);
 const LAST_DELIVERY: Duration = Duration::from_secs(10);
-/// A publisher that is busy for so long loses profiles.
-const BUSY_PUBLISHER: Duration = Duration::from_secs(20);
 /// The store's profiles are of this period.
 const STORE_PERIOD: Duration = Duration::from_secs(15);
 const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
@@ -291,7 +291,7 @@ impl Daemon {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut watchdog = self.manager.watchdog().map(tokio::time::interval);
         loop {
-            let flush_ends = self.flusher.ends().map(tokio::time::Instant::from_std);
+            let flush_turns = self.next_flush_turn().map(tokio::time::Instant::from_std);
             let due = tokio::select! {
                 biased;
                 asked = signals.next() => match asked {
@@ -310,7 +310,7 @@ impl Daemon {
                     None
                 }
                 () = self.symbols.notified() => None,
-                () = until(flush_ends) => None,
+                () = until(flush_turns) => None,
                 due = agent.due(&self.engine) => Some(due?),
             };
             if let Some(due) = due {
@@ -321,7 +321,8 @@ impl Daemon {
                     self.flush();
                 }
             }
-            if self.flusher.elapsed() >= self.period {
+            self.publisher.retry();
+            if self.flusher.elapsed() >= self.period && !self.is_held_up() {
                 self.flush();
             } else if self.flusher.is_flushing() {
                 self.go_on_with_flush(false);
@@ -339,56 +340,6 @@ impl Daemon {
             if let Some(id) = group.and_then(|group| group.container.as_deref()) {
                 self.runtimes.prepare(id);
             }
-        }
-    }
-
-    /// Begins a flush. What is still awaited for the last one is awaited no longer.
-    fn flush(&mut self) {
-        if self.flusher.is_flushing() {
-            self.go_on_with_flush(true);
-        }
-        for (sum, count) in self.ends.iter_mut().zip(self.engine.aggregate.ends()) {
-            *sum += count;
-        }
-        self.flusher.begin(&mut self.engine);
-        self.go_on_with_flush(false);
-    }
-
-    /// Hands over the profiles that are complete; all of them when their time is up.
-    fn go_on_with_flush(&mut self, at_once: bool) {
-        let publisher = &mut self.publisher;
-        // For all of them.
-        let patience = Instant::now() + BUSY_PUBLISHER;
-        let status = &self.status;
-        let hand_over = |engine: &mut Engine, mut parcels, last| {
-            while let Err(back) = publisher.try_publish(parcels, last) {
-                if Instant::now() > patience {
-                    publisher.dropped += back.len() as u64;
-                    return;
-                }
-                parcels = back;
-                engine.turn();
-                status.turned();
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        };
-        let (engine, configuration) = (&mut self.engine, &self.configuration);
-        if self.flusher.go_on(engine, configuration, &self.runtimes, at_once, hand_over) {
-            memory::trim();
-        }
-    }
-
-    /// Flushes what there is and waits for it, turning meanwhile: at the end.
-    async fn flush_all(&mut self) {
-        self.flush();
-        while self.flusher.is_flushing() {
-            tokio::select! {
-                () = self.symbols.notified() => {}
-                () = tokio::time::sleep(TURN) => {}
-            }
-            self.engine.turn();
-            self.status.turned();
-            self.go_on_with_flush(false);
         }
     }
 

@@ -113,7 +113,7 @@ fn add_pipeline(status: &mut Status, pipeline: &Figures) {
     profiles.trimmed_stacks = pipeline.cuts.trimmed_stacks;
     profiles.unwritable = pipeline.cuts.failed_profiles;
     profiles.other_label_values = pipeline.cuts.other_values;
-    profiles.waiting = pipeline.pending;
+    profiles.waiting = profiles.waiting.saturating_add(pipeline.pending);
     profiles.early_sends = pipeline.early;
     profiles.pooled_short = pipeline.pooled.short;
     profiles.pooled_over_limit = pipeline.pooled.over;

@@ -156,7 +156,7 @@ fn delivery(status: &Status) -> impl Iterator<Item = Single> {
         (
             "profiles_dropped_total",
             COUNTER,
-            "Profiles dropped because the exporters were busy.",
+            "Profiles dropped because the store or a spool was busy for too long.",
             status.profiles.dropped as f64,
         ),
         ("store_bytes", GAUGE, "Size of the local store.", status.store.bytes as f64),

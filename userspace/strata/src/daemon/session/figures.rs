@@ -61,6 +61,7 @@ impl Daemon {
                 early_flushes: self.early_flushes,
                 made: self.flusher.tally.profiles,
                 dropped: self.publisher.dropped,
+                waiting: self.publisher.waiting(),
                 late_symbols: self.flusher.tally.late,
                 ..Profiles::default()
             },

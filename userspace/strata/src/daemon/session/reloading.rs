@@ -1,12 +1,19 @@
 //! Another configuration while the daemon runs: taken over as a whole, or not at all.
 
-use anyhow::Result;
+use std::sync::mpsc::TryRecvError;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
 use strata_config::Loaded;
 use strata_config::settings::BridgePolicy;
+use strata_export::pipeline::PipelineSettings;
 
 use super::{Daemon, destinations, kernel_frequencies, own_pid, period};
 use crate::daemon::memory::Budget;
 use crate::daemon::settings::kept_times;
+
+/// So long at a time the pipeline gets to take another configuration.
+const CONFIGURING: Duration = Duration::from_millis(5);
 
 impl Daemon {
     /// Takes over the configuration as it is now; keeps the old one if that cannot be used.
@@ -38,8 +45,7 @@ impl Daemon {
         self.meet_newcomers();
         self.flush_all().await;
         self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
-        let outcome = self.publisher.configure(destinations.clone());
-        tokio::task::spawn_blocking(move || outcome.recv()).await???;
+        self.reconfigure_pipeline(destinations.clone()).await?;
         destinations.warn_of_orphans();
         for notice in notices {
             tracing::warn!("{notice}");
@@ -83,6 +89,21 @@ impl Daemon {
         self.flusher.processes.settle(&self.engine.table);
         self.ask_bridges_again();
         Ok(())
+    }
+
+    /// Waits, turning meanwhile, until the pipeline has done with what came before.
+    async fn reconfigure_pipeline(&mut self, settings: PipelineSettings) -> Result<()> {
+        let outcome = self.publisher.configure(settings);
+        loop {
+            match outcome.try_recv() {
+                Ok(outcome) => return Ok(outcome?),
+                Err(TryRecvError::Disconnected) => bail!("the pipeline has ended: see the log"),
+                Err(TryRecvError::Empty) => tokio::time::sleep(CONFIGURING).await,
+            }
+            self.publisher.retry();
+            self.engine.turn();
+            self.status.turned();
+        }
     }
 
     /// Rules may want bridges elsewhere now.

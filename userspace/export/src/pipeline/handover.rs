@@ -1,0 +1,200 @@
+//! What the sampling loop holds of the pipeline: profiles are handed over to its thread, and wait
+//! here while that is busy with a slow disk.
+//!
+//! Invariant: nothing here blocks. What waits is bounded in bytes: beyond that the oldest profiles are
+//! dropped and counted; how long their flush was still reaches the exporters, whose periods count it.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+
+use super::exporters::Exporters;
+use super::pooling::Pooling;
+use super::store_writer::StoreWriter;
+use super::{Figures, FlushedProfile, Hooks, Message, PipelineSettings, Work};
+use crate::{Queues, StartError};
+
+/// Messages that the pipeline's thread has before it; more would only take memory.
+const AHEAD: usize = 2;
+/// How often the end looks whether there is room.
+const RETRY: Duration = Duration::from_millis(5);
+
+struct Waiting {
+    message: Message,
+    bytes: usize,
+}
+
+/// See the module.
+pub struct Pipeline {
+    sender: SyncSender<Message>,
+    /// What the thread had no room for so far, oldest first.
+    waiting: VecDeque<Waiting>,
+    /// Of the profiles among it.
+    bytes: usize,
+    most_bytes: usize,
+    figures: Arc<Mutex<Figures>>,
+    /// Profiles that found no room.
+    pub dropped: u64,
+    thread: JoinHandle<()>,
+}
+
+impl Pipeline {
+    /// `queues` has the exporters of `destinations` already.
+    pub fn start(
+        destinations: PipelineSettings,
+        queues: Arc<Queues>,
+        network: Handle,
+        hooks: Hooks,
+    ) -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(AHEAD);
+        let figures = Arc::new(Mutex::new(Figures::default()));
+        let most_bytes = destinations.waiting;
+        let mut work = Work {
+            store: StoreWriter::nowhere(),
+            trim: hooks.trim,
+            exporters: Exporters::new(queues, network),
+            pooling: Pooling::new(destinations.pool.clone()),
+            flush: Vec::new(),
+            flush_bytes: 0,
+            tended: Instant::now(),
+            done_with: 0,
+            shown: figures.clone(),
+        };
+        work.store.configure(destinations.store.clone());
+        work.exporters.configure(destinations);
+        let thread = std::thread::Builder::new().name("pipeline".into()).spawn(move || {
+            (hooks.started)();
+            work.run(&receiver);
+        })?;
+        let waiting = VecDeque::new();
+        Ok(Self { sender, waiting, bytes: 0, most_bytes, figures, dropped: 0, thread })
+    }
+
+    pub fn figures(&self) -> Arc<Mutex<Figures>> {
+        self.figures.clone()
+    }
+
+    /// Hands profiles of a flush over, with the last of them how long the flush was.
+    pub fn publish(&mut self, profiles: Vec<FlushedProfile>, end: Option<Duration>) {
+        let bytes = profiles.iter().map(|profile| profile.outgoing.profile.memory()).sum();
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.waiting.push_back(Waiting { message: Message::Profiles(profiles, end), bytes });
+        self.retry();
+        self.make_room();
+    }
+
+    /// Hands over what waits, as far as there is room now.
+    pub fn retry(&mut self) {
+        while let Some(Waiting { message, bytes }) = self.waiting.pop_front() {
+            match self.sender.try_send(message) {
+                Ok(()) => self.bytes = self.bytes.saturating_sub(bytes),
+                Err(TrySendError::Full(message) | TrySendError::Disconnected(message)) => {
+                    self.waiting.push_front(Waiting { message, bytes });
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether something waits for the thread: [`Self::retry`] has work.
+    pub fn is_behind(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether more should wait for now. What is published nevertheless may push out the oldest.
+    pub fn is_full(&self) -> bool {
+        self.bytes > self.most_bytes / 2
+    }
+
+    /// Profiles that wait.
+    pub fn waiting(&self) -> usize {
+        let profiles = self.waiting.iter().map(|waiting| match &waiting.message {
+            Message::Profiles(profiles, _) => profiles.len(),
+            _ => 0,
+        });
+        profiles.sum()
+    }
+
+    /// Drops the oldest profiles, but never the newest message.
+    fn make_room(&mut self) {
+        let mut at = 0;
+        while self.bytes > self.most_bytes && at + 1 < self.waiting.len() {
+            let Some(Waiting { message, bytes }) = self.waiting.get_mut(at) else { return };
+            let Message::Profiles(profiles, end) = message else {
+                at += 1;
+                continue;
+            };
+            self.dropped = self.dropped.saturating_add(profiles.len() as u64);
+            profiles.clear();
+            self.bytes = self.bytes.saturating_sub(std::mem::take(bytes));
+            // What has no profiles any more is one message with the length of all their flushes.
+            let length = end.take();
+            self.waiting.remove(at);
+            let before = at.checked_sub(1).and_then(|before| self.waiting.get_mut(before));
+            match (before, length) {
+                (_, None) => {}
+                (
+                    Some(Waiting { message: Message::Profiles(_, Some(lengths)), .. }),
+                    Some(length),
+                ) => {
+                    *lengths = lengths.saturating_add(length);
+                }
+                (_, Some(length)) => {
+                    let message = Message::Profiles(Vec::new(), Some(length));
+                    self.waiting.insert(at, Waiting { message, bytes: 0 });
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    /// Memory is short: nothing waits for the end of its period.
+    pub fn hurry(&self) {
+        // One that is busy is about to.
+        let _ = self.sender.try_send(Message::Hurry);
+    }
+
+    /// Whether its thread is gone, which only a defect can cause.
+    pub fn has_died(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Profiles that are published from now on go elsewhere; the receiver says whether that can be.
+    /// The thread learns of it after what waits: see [`Self::retry`].
+    pub fn configure(
+        &mut self,
+        destinations: PipelineSettings,
+    ) -> Receiver<Result<(), StartError>> {
+        let (done, outcome) = sync_channel(1);
+        self.most_bytes = destinations.waiting;
+        let message = Message::Configure(Box::new(destinations), done);
+        self.waiting.push_back(Waiting { message, bytes: 0 });
+        self.retry();
+        outcome
+    }
+
+    /// Everything goes out, periods over or not; false if that took too long.
+    pub fn end(mut self, within: Duration) -> bool {
+        let deadline = Instant::now() + within;
+        let (done, wait) = sync_channel(1);
+        self.waiting.push_back(Waiting { message: Message::End(done), bytes: 0 });
+        loop {
+            self.retry();
+            if !self.is_behind() {
+                return wait
+                    .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+                    .is_ok();
+            }
+            if Instant::now() >= deadline || self.has_died() {
+                let profiles = self.waiting();
+                tracing::warn!(profiles, "lost: writing those before them takes too long");
+                return false;
+            }
+            std::thread::sleep(RETRY);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Flushes, and their profiles to the pipeline.
+//!
+//! Invariant: the loop never waits for the pipeline. While that is busy (a slow disk, a full spool),
+//! a flush keeps what is not built yet, and the next one begins later; for [`BUSY_PIPELINE`] at most,
+//! because what is sampled meanwhile takes memory. Profiles that find no room are counted.
+
+use std::time::{Duration, Instant};
+
+use super::{Daemon, TURN};
+use crate::daemon::memory;
+
+/// A pipeline that is busy for so long after a flush was due loses profiles.
+const BUSY_PIPELINE: Duration = Duration::from_secs(20);
+/// A busy pipeline is asked this often whether it has room.
+const RETRY: Duration = Duration::from_millis(20);
+
+impl Daemon {
+    /// Begins a flush. What is still awaited for the last one is awaited no longer.
+    pub(super) fn flush(&mut self) {
+        if self.flusher.is_flushing() {
+            self.go_on_with_flush(true);
+        }
+        for (sum, count) in self.ends.iter_mut().zip(self.engine.aggregate.ends()) {
+            *sum += count;
+        }
+        self.flusher.begin(&mut self.engine);
+        self.go_on_with_flush(false);
+    }
+
+    /// Hands over the profiles that are complete; all of them when their time is up.
+    pub(super) fn go_on_with_flush(&mut self, at_once: bool) {
+        let publisher = &mut self.publisher;
+        let (engine, configuration) = (&mut self.engine, &self.configuration);
+        if self.flusher.go_on(engine, configuration, &self.runtimes, publisher, at_once) {
+            memory::trim();
+        }
+    }
+
+    /// Whether the next flush would find no room for its profiles, and may still wait.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.publisher.is_full() && self.flusher.elapsed() < self.period + BUSY_PIPELINE
+    }
+
+    /// When something is to be done for a flush, whatever else happens.
+    pub(super) fn next_flush_turn(&self) -> Option<Instant> {
+        if self.publisher.is_behind() {
+            return Some(Instant::now() + RETRY);
+        }
+        self.flusher.ends()
+    }
+
+    /// Flushes what there is and waits for it, turning meanwhile: at the end.
+    pub(super) async fn flush_all(&mut self) {
+        let latest = Instant::now() + BUSY_PIPELINE;
+        self.flush();
+        while self.flusher.is_flushing() {
+            let pause = if self.publisher.is_behind() { RETRY } else { TURN };
+            tokio::select! {
+                () = self.symbols.notified() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+            self.engine.turn();
+            self.status.turned();
+            self.publisher.retry();
+            self.go_on_with_flush(Instant::now() >= latest);
+        }
+    }
+}
