@@ -4,15 +4,15 @@
 //! meaning (the image and its mappings' epoch), that together with the thread, and the sum is a
 //! count in the table of its kind. Only a stack seen for the first time is taken apart.
 //!
-//! - [`of_kind`]: what was sampled of one kind. [`labels`]: labels of samples.
+//! - [`of_kind`]: what was sampled of one kind. [`labels`]: labels of samples. [`keyed`]: tables whose
+//!   keys are hashes.
 //!
 //! Invariant: ids are positions and never change while the recording lasts. Kinds share stacks,
 //! threads and labels, never a count.
 
+mod keyed;
 mod labels;
 mod of_kind;
-
-use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 use indexmap::IndexSet;
@@ -22,6 +22,7 @@ use xxhash_rust::xxh3;
 
 use super::code_address::{CodeAddress, Marker};
 use crate::processes::table::{ImageId, Space};
+use keyed::Keyed;
 use labels::LabelSets;
 pub use labels::{Label, LabelsId};
 use of_kind::OfKind;
@@ -83,8 +84,8 @@ pub struct Aggregate {
     stack_places: Vec<u32>,
     /// Where each stack's places end.
     stack_ends: Vec<u32>,
-    by_places: HashMap<u128, StackId, Hasher>,
-    by_words: HashMap<u128, StackId, Hasher>,
+    by_places: Keyed<StackId>,
+    by_words: Keyed<StackId>,
     threads: IndexSet<ThreadKey, Hasher>,
     labels: LabelSets,
     /// By number of the kind.
@@ -106,11 +107,11 @@ impl Aggregate {
             places: IndexSet::with_hasher(hasher.clone()),
             stack_places: Vec::new(),
             stack_ends: Vec::new(),
-            by_places: HashMap::with_hasher(hasher.clone()),
-            by_words: HashMap::with_hasher(hasher.clone()),
+            by_places: Keyed::default(),
+            by_words: Keyed::default(),
             threads: IndexSet::with_hasher(hasher.clone()),
-            labels: LabelSets::new(hasher.clone()),
-            kinds: Kind::ALL.map(|kind| OfKind::new(kind, &hasher)),
+            labels: LabelSets::new(hasher),
+            kinds: Kind::ALL.map(OfKind::new),
             secret,
             scratch: Vec::new(),
         };

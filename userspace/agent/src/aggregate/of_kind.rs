@@ -6,13 +6,14 @@
 //!
 //! Invariant: a sample without labels of a kind that measures nothing costs one look-up.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use strata_abi::record::END_COUNT;
 use strata_kinds::Kind;
 
+use super::keyed::Keyed;
 use super::labels::LabelsId;
-use super::{Hasher, Sample, StackId, ThreadId};
+use super::{Sample, StackId, ThreadId};
 use crate::processes::table::ImageId;
 
 /// What was sampled of a thread in a stack, with one set of labels.
@@ -75,9 +76,9 @@ pub(super) struct OfKind {
     measures: bool,
     /// A sample without labels is a count and nothing else.
     only_counts: bool,
-    counts: HashMap<u128, Count, Hasher>,
+    counts: Keyed<Count>,
     /// By the same keys.
-    details: HashMap<u128, Detail, Hasher>,
+    details: Keyed<Detail>,
     times: Option<Times>,
     /// Processes and AppDomains that have a snapshot.
     snapshots: HashSet<(ImageId, u64)>,
@@ -87,14 +88,14 @@ pub(super) struct OfKind {
 }
 
 impl OfKind {
-    pub(super) fn new(kind: Kind, hasher: &Hasher) -> Self {
+    pub(super) fn new(kind: Kind) -> Self {
         let measures = kind.info().measured_columns() > 0;
         Self {
             kind,
             measures,
             only_counts: !measures,
-            counts: HashMap::with_hasher(hasher.clone()),
-            details: HashMap::with_hasher(hasher.clone()),
+            counts: Keyed::default(),
+            details: Keyed::default(),
             times: None,
             snapshots: HashSet::new(),
             samples: 0,
