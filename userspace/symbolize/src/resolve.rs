@@ -33,7 +33,7 @@ pub fn profile(
         build.add(&row);
     }
     if !aggregate.times_kept().is_empty() {
-        build.add_ticks(aggregate.ticks(), engine.started);
+        build.add_ticks(aggregate.ticks(), engine.started());
     }
     let profile = build.finish();
     let shortfalls = symbolizer.end(&aggregate);

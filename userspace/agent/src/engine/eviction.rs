@@ -25,19 +25,40 @@ const MANY_NEW_FILES: usize = 8192;
 /// freed memory is reused only after a grace period.
 const FOR_A_SHORTAGE: usize = 4;
 
+/// When housekeeping was last done, and what it found.
+pub(super) struct Eviction {
+    /// When tables were evicted because something found no room.
+    shortage: Option<Instant>,
+    last_sweep: Instant,
+    last_file_sweep: Instant,
+    /// Files that were in use at the last sweep.
+    files_in_use: HashSet<FileId>,
+    /// A flush is being symbolized: its files are not in use here, and needed.
+    pub(super) is_symbolizing: bool,
+}
+
+impl Eviction {
+    pub(super) fn new() -> Self {
+        let (last_sweep, last_file_sweep) = (Instant::now(), Instant::now());
+        let files_in_use = HashSet::new();
+        Self { shortage: None, last_sweep, last_file_sweep, files_in_use, is_symbolizing: false }
+    }
+}
+
 impl Engine {
     /// Evicts least-used processes' tables while memory is tight.
     pub(super) fn make_room(&mut self) {
         let mut evicted = 0;
         // Memory freed for the last one is in its grace period until then.
-        let is_early = self.shortage.is_some_and(|last| self.now < last + 2 * tables::GRACE);
+        let is_early =
+            self.eviction.shortage.is_some_and(|last| self.turn.now < last + 2 * tables::GRACE);
         let mut at_least = 0;
         if !is_early && self.store.take_shortage() {
-            self.shortage = Some(self.now);
+            self.eviction.shortage = Some(self.turn.now);
             at_least = FOR_A_SHORTAGE;
         }
         while (self.store.is_tight() || at_least > 0) && evicted < 64 {
-            let Some(pid) = self.store.next_evicted(self.now) else { break };
+            let Some(pid) = self.store.next_evicted(self.turn.now) else { break };
             self.store.withdraw(&mut self.programs, pid);
             self.loading.release_unused(&mut self.store);
             evicted += 1;
@@ -47,29 +68,29 @@ impl Engine {
 
     /// Housekeeping: drops ended processes once no more records of theirs can arrive.
     pub(super) fn sweep(&mut self) {
-        if self.last_sweep.elapsed() < SWEEP {
+        if self.eviction.last_sweep.elapsed() < SWEEP {
             return;
         }
-        self.last_sweep = Instant::now();
+        self.eviction.last_sweep = Instant::now();
         self.programs.flush_diagnostics();
         self.store.reclaim();
-        self.paces.sweep(self.now);
-        self.dirty.extend(self.store.take_withheld());
+        self.processes.paces.sweep(self.turn.now);
+        self.processes.dirty.extend(self.store.take_withheld());
         for pid in self.loading.take_delayed() {
             if self.store.is_published(pid) {
                 self.loading.need(&self.table, pid, 0);
-                self.dirty.insert(pid);
+                self.processes.dirty.insert(pid);
             }
         }
         if self.loading.take_second_chances() {
-            self.dirty.extend(self.store.published());
+            self.processes.dirty.extend(self.store.published());
         }
         self.look_after_cpus();
         let pending = &self.pending;
         let table = &mut self.table;
         let (programs, store) = (&mut self.programs, &mut self.store);
         let managed = &mut self.managed;
-        self.ended.retain(|&pid| {
+        self.processes.ended.retain(|&pid| {
             // The pid may be another process by now.
             if !table.get(pid).is_some_and(|process| process.exited) {
                 return false;
@@ -83,8 +104,8 @@ impl Engine {
             false
         });
         self.loading.sweep();
-        let are_many = self.table.files.count() > self.files_in_use.len() + MANY_NEW_FILES;
-        if are_many && !self.is_naming {
+        let are_many = self.table.files.count() > self.eviction.files_in_use.len() + MANY_NEW_FILES;
+        if are_many && !self.eviction.is_symbolizing {
             self.forget_files(true);
         }
     }
@@ -100,12 +121,14 @@ impl Engine {
             tracing::info!(cpu, "this CPU was switched on, and is sampled from now on");
             self.sample_anew(cpu);
         }
-        self.sideband.open_missing(self.programs.cpus());
+        self.events.sideband.open_missing(self.programs.cpus());
         let ticks = self.programs.ticks();
         let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
-        for cpu in self.ticking.look(&ticks, frequency, self.now, stalled_cpus::busy_times) {
+        for cpu in
+            self.sampling.stalled.look(&ticks, frequency, self.turn.now, stalled_cpus::busy_times)
+        {
             tracing::warn!(cpu, "the kernel has stopped sampling this CPU: it is started again");
-            self.restarted += 1;
+            self.figures.restarted += 1;
             self.sample_anew(cpu);
         }
     }
@@ -114,13 +137,13 @@ impl Engine {
         if let Err(error) = self.programs.restart_on(cpu) {
             tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
         }
-        self.sideband.open_on(cpu);
+        self.events.sideband.open_on(cpu);
     }
 
     /// After a flush has been symbolized: drops data of processes that have exited, and files that
     /// no process has mapped for a while.
     pub fn forget(&mut self) {
-        self.is_naming = false;
+        self.eviction.is_symbolizing = false;
         self.managed.forget_ended();
         let mut images: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
         images.extend(self.aggregate.threads().map(|thread| thread.image));
@@ -132,14 +155,14 @@ impl Engine {
         self.rates.retain(|image| table.image(image).is_some());
         self.managed.forget_left_alone(|image| table.image(image).is_some());
         let crowded = self.table.files.count() > MANY_FILES;
-        if crowded || self.last_file_sweep.elapsed() >= FILE_SWEEP {
+        if crowded || self.eviction.last_file_sweep.elapsed() >= FILE_SWEEP {
             self.forget_files(crowded);
         }
     }
 
     /// Drops files that neither a process nor a sample refers to; `crowded`: at the first check.
     fn forget_files(&mut self, crowded: bool) {
-        self.last_file_sweep = Instant::now();
+        self.eviction.last_file_sweep = Instant::now();
         let mut files = self.table.files_in_use();
         files.extend(self.pending.owners().flat_map(|(_, space)| space.files()));
         files.extend(self.aggregate.code_addresses().filter_map(|place| match place {
@@ -147,9 +170,9 @@ impl Engine {
             _ => None,
         }));
         // Programs that run every few seconds use the same files again.
-        let spared = std::mem::replace(&mut self.files_in_use, files);
+        let spared = std::mem::replace(&mut self.eviction.files_in_use, files);
         let spared = if crowded { HashSet::new() } else { spared };
-        let (loading, used) = (&self.loading, &self.files_in_use);
+        let (loading, used) = (&self.loading, &self.eviction.files_in_use);
         let is_kept = |file: FileId| {
             used.contains(&file) || spared.contains(&file) || loading.is_asked_about(file)
         };

@@ -4,7 +4,8 @@
 //! - `pacing`: processes that map very much are looked at less often.
 //! - [`rates`]: who is sampled less often than others.
 //! - [`repairing`]: processes of which events were lost are read anew.
-//! - [`samples`]: records become samples; raw stacks wait for their tables.
+//! - [`samples`]: records become samples. `deferred`: those whose stacks wait for their tables.
+//! - `turning`: what has arrived is taken. `state`: what is known of it.
 //! - [`eviction`]: what is given up and forgotten, and what is looked after now and then.
 //! - [`stalled_cpus`]: whether every CPU is still being sampled.
 //! - this module: ties them to the process table, in the order of time.
@@ -15,6 +16,7 @@
 //!
 //! Invariant: nothing here waits. Files, tables and symbols come as messages.
 
+mod deferred;
 mod eviction;
 pub mod loading;
 mod pacing;
@@ -22,6 +24,8 @@ pub mod rates;
 mod repairing;
 pub mod samples;
 pub mod stalled_cpus;
+mod state;
+mod turning;
 
 use std::collections::HashSet;
 use std::io;
@@ -32,23 +36,22 @@ use strata_abi::record::{Counter, End};
 use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::aggregate::Aggregate;
-use crate::kernel::introspect::{self, ProgramUse};
+use crate::kernel::introspect;
 use crate::kernel::loader::{LoadError, Programs, Settings};
-use crate::kernel::perf_record::{Event, Timed};
 use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
-use crate::managed::{self, Managed, bridge::tells_a_runtime};
+use crate::managed::{self, Managed};
 use crate::processes::container::Groups;
 use crate::processes::credentials::AllCredentials;
-use crate::processes::mapped::FileId;
 use crate::processes::scan::Scanner;
-use crate::processes::table::{Backing, Change, ImageId, Mapping, ProcessTable};
+use crate::processes::table::{ImageId, ProcessTable};
 use crate::selection::{Selection, Wanted};
 use crate::tables::store::Store;
-use loading::{Loading, Missing};
-use pacing::Pace;
+use deferred::Pending;
+use eviction::Eviction;
+use loading::Loading;
 use rates::Rates;
-use repairing::Repairs;
-use samples::Pending;
+pub use state::Figures;
+use state::{Events, Processes, Sampling, Turn};
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -84,87 +87,34 @@ pub struct Options {
 }
 
 pub struct Engine {
-    pub programs: Programs,
-    sideband: Sideband,
-    events: InOrder,
-    drained: Vec<Timed>,
+    pub(crate) programs: Programs,
+    events: Events,
     pub table: ProcessTable,
-    scanner: Scanner,
+    processes: Processes,
     pub store: Store,
     pub loading: Loading,
     pub groups: Groups,
     pub credentials: AllCredentials,
     pub selection: Selection,
-    kinds: Kinds,
     pub aggregate: Aggregate,
     pub managed: Managed,
     pub rates: Rates,
-    /// Images as they are first sampled, with their pid; for who wants to know.
+    /// Images as they are first sampled, with their pid, where a caller reads them.
     pub newcomers: Option<Vec<(ImageId, u32)>>,
     pending: Pending,
-    /// Processes whose extents may have to be published anew.
-    dirty: HashSet<u32>,
-    /// Processes whose leader has ended.
-    ended: Vec<u32>,
-    repairs: Repairs,
-    paces: Paces,
-    own_pid: u32,
-    /// When the current turn began.
-    now: Instant,
-    /// The last turn has left records behind.
-    has_more: bool,
-    /// The last turn took a record.
-    took_some: bool,
-    max_frames: usize,
-    /// When tables were evicted because something found no room.
-    shortage: Option<Instant>,
-    last_sweep: Instant,
-    last_file_sweep: Instant,
-    /// Files that were in use at the last sweep.
-    files_in_use: HashSet<FileId>,
-    /// What was cut off is not named yet: its files are not in use here, and needed.
-    is_naming: bool,
-    ticking: stalled_cpus::Watch,
-    /// CPUs whose sampling had stopped, and was started again.
-    pub restarted: u64,
-    /// When sampling started, by the records' clock.
-    pub started: u64,
-    pub own_samples: u64,
-    pub deselected_samples: u64,
-    pub malformed_records: u64,
-    /// Of kinds that this version does not know, or that are not sampled.
-    pub unexpected_records: u64,
-    /// What the sampler used, when run times were counted.
-    pub sampler_use: Option<ProgramUse>,
+    eviction: Eviction,
+    turn: Turn,
+    sampling: Sampling,
+    pub figures: Figures,
 }
 
-/// When processes that map very much are looked at again.
-#[derive(Default)]
-struct Paces {
-    /// What is published of them.
-    publishing: Pace,
-    /// What their deferred samples lead through.
-    settling: Pace,
-    /// Which of their files are not opened.
-    opening: Pace,
-}
-
-impl Paces {
-    fn sweep(&mut self, now: Instant) {
-        self.publishing.sweep(now);
-        self.settling.sweep(now);
-        self.opening.sweep(now);
-    }
-}
-
-/// Records of so much time are taken before something is done about them.
-const LONGEST_TURN: Duration = Duration::from_millis(50);
 /// A bridge that stacks wait for is looked for this often.
 const BRIDGE_LOOK: Duration = Duration::from_millis(20);
 /// At the end bridges that are still on their way are waited for so long.
 const LAST_BRIDGES: Duration = Duration::from_secs(2);
 /// A runtime answers within milliseconds.
 const SETTLING: Duration = Duration::from_secs(1);
+
 impl Engine {
     /// Loads the programs, opens the event streams and reads the state of the host. Sampling
     /// starts with [`Self::start`].
@@ -179,46 +129,32 @@ impl Engine {
         scanner.scan(&mut table);
         let loading = Loading::start(&mut programs, &mut store).map_err(EngineError::Files)?;
         let selection = Selection::new(options.wanted, &table);
+        let sampling = Sampling {
+            kinds: options.kinds,
+            max_frames: options.settings.max_frames as usize,
+            own_pid: options.own_pid,
+            started: 0,
+            stalled: stalled_cpus::Watch::default(),
+        };
         Ok(Self {
             programs,
-            sideband,
-            events: InOrder::default(),
-            drained: Vec::new(),
+            events: Events { sideband, in_order: InOrder::default(), drained: Vec::new() },
             table,
-            scanner,
+            processes: Processes { scanner, ..Processes::default() },
             store,
             loading,
             groups: Groups::default(),
             credentials: AllCredentials::default(),
             selection,
-            kinds: options.kinds,
             aggregate: Aggregate::new(options.times),
             managed: Managed::new(options.managed, options.signatures),
             rates: Rates::new(&options.frequencies),
             newcomers: None,
             pending: Pending::new(options.waiting_memory),
-            dirty: HashSet::new(),
-            ended: Vec::new(),
-            repairs: Repairs::default(),
-            paces: Paces::default(),
-            own_pid: options.own_pid,
-            now: Instant::now(),
-            has_more: false,
-            took_some: false,
-            max_frames: options.settings.max_frames as usize,
-            shortage: None,
-            last_sweep: Instant::now(),
-            last_file_sweep: Instant::now(),
-            files_in_use: HashSet::new(),
-            is_naming: false,
-            ticking: stalled_cpus::Watch::default(),
-            restarted: 0,
-            started: 0,
-            own_samples: 0,
-            deselected_samples: 0,
-            malformed_records: 0,
-            unexpected_records: 0,
-            sampler_use: None,
+            eviction: Eviction::new(),
+            turn: Turn { now: Instant::now(), has_more: false, took_some: false },
+            sampling,
+            figures: Figures::default(),
         })
     }
 
@@ -234,13 +170,18 @@ impl Engine {
         for pid in wanted {
             self.look_for_runtime(pid);
         }
-        self.started = monotonic_nanos();
+        self.sampling.started = monotonic_nanos();
         self.start_sampling()
+    }
+
+    /// When sampling started, by the records' clock.
+    pub fn started(&self) -> u64 {
+        self.sampling.started
     }
 
     /// Starts the sampler of each kind that needs one.
     fn start_sampling(&mut self) -> Result<(), EngineError> {
-        if self.kinds.contains(Kind::Cpu) {
+        if self.sampling.kinds.contains(Kind::Cpu) {
             self.programs.start()?;
         }
         Ok(())
@@ -249,7 +190,7 @@ impl Engine {
     /// Loads what a process's stacks need before it was sampled, and looks for its runtime.
     pub fn prepare(&mut self, pid: u32) {
         self.loading.need(&self.table, pid, 0);
-        self.dirty.insert(pid);
+        self.processes.dirty.insert(pid);
         self.look_for_runtime(pid);
         self.turn();
     }
@@ -275,7 +216,7 @@ impl Engine {
         self.managed.forget_places();
         self.programs.walk_threads()?;
         self.turn();
-        while self.has_more {
+        while self.turn.has_more {
             self.turn();
         }
         if let Some(process) = self.table.get(pid) {
@@ -302,7 +243,7 @@ impl Engine {
         let pids: Vec<u32> = self.table.pids().collect();
         for pid in pids {
             let Some(process) = self.table.get(pid) else { continue };
-            if pid == self.own_pid || process.parent == self.own_pid {
+            if pid == self.sampling.own_pid || process.parent == self.sampling.own_pid {
                 continue;
             }
             let comm = self.table.image(process.image).map(|image| image.comm.clone());
@@ -323,200 +264,33 @@ impl Engine {
 
     /// Readable when processes have changed.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
-        self.sideband.fd()
+        self.events.sideband.fd()
     }
 
     pub fn clear_events_ready(&self) {
-        self.sideband.clear_ready();
+        self.events.sideband.clear_ready();
     }
 
     /// When [`Self::turn`] is due although nothing has arrived.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.has_more {
-            return Some(self.now);
+        if self.turn.has_more {
+            return Some(self.turn.now);
         }
         let waits = self.pending.owners().any(|(image, _)| self.managed.expects(image));
-        let expected = waits.then(|| self.now + BRIDGE_LOOK);
+        let expected = waits.then(|| self.turn.now + BRIDGE_LOOK);
         let deadlines = [self.loading.next_deadline(), self.managed.next_deadline(), expected];
         deadlines.into_iter().flatten().min()
     }
 
     /// Nothing was sampled lately, and there is no bridge that may have something to tell.
     pub fn is_quiet(&self) -> bool {
-        !self.took_some && self.managed.images().next().is_none()
-    }
-
-    /// Takes everything that has arrived: events, records, answers about files.
-    pub fn turn(&mut self) {
-        self.now = Instant::now();
-        let mut drained_until = self.drain_events();
-        // What stacks wait for comes at the end of a turn: a turn that took all there is would, on a
-        // busy host, take what it causes itself.
-        let enough = self.now + LONGEST_TURN;
-        self.has_more = false;
-        self.took_some = false;
-        // What comes later than records that are left behind must not be applied before them.
-        let until = loop {
-            let Some(record) = self.programs.next_record() else { break u64::MAX };
-            self.took_some = true;
-            let Some(sample) = samples::parse(&record) else {
-                self.malformed_records += 1;
-                continue;
-            };
-            let time = sample.header.time;
-            // The record borrows the ring: it is kept aside while events are applied.
-            let sample = sample.to_owned();
-            drop(record);
-            if time > drained_until {
-                drained_until = self.drain_events();
-            }
-            self.apply_events(time);
-            self.take_sample(sample.as_sample());
-            if Instant::now() >= enough {
-                self.has_more = true;
-                break time;
-            }
-        };
-        self.apply_events(until);
-        self.answer_files();
-        self.managed.turn(&mut self.programs, &mut self.store, &self.aggregate, &mut self.dirty);
-        self.publish_dirty();
-        self.settle_pending(false);
-        self.repair();
-        self.make_room();
-        self.sweep();
-    }
-
-    /// Takes what has happened by now, which is returned.
-    fn drain_events(&mut self) -> u64 {
-        let now = monotonic_nanos();
-        let table = &mut self.table;
-        self.sideband.drain(&mut self.drained, |pid, time| table.passes_over(pid, time));
-        self.events.take_in(&mut self.drained, now);
-        now
-    }
-
-    fn apply_events(&mut self, until: u64) {
-        while let Some(event) = self.events.next(until) {
-            if let Event::Comm { pid, exec: true, .. } = event.event
-                && self.table.is_muted(pid, event.time)
-            {
-                // What its new program has mapped so far may have been passed over.
-                self.repairs.is_missing_some(pid, self.now);
-            }
-            match self.table.apply(&event.event, event.time) {
-                Change::None => {}
-                Change::Forked { pid, parent } => {
-                    self.selection.forked(pid, parent);
-                    // A pid may come round again before its last owner was swept.
-                    self.store.withdraw(&mut self.programs, pid);
-                    if self.selection.surely_keeps(pid) {
-                        self.dirty.insert(pid);
-                    } else if self.selection.surely_drops(pid) {
-                        self.store.skip(&mut self.programs, pid);
-                    }
-                }
-                Change::Lost => self.repairs.events_were_lost(),
-                Change::Muted { pid } => self.repairs.was_muted(pid),
-                Change::Executed { pid } => {
-                    self.managed.left(pid);
-                    self.store.outdate(&mut self.programs, pid);
-                    if self.selection.surely_drops(pid) {
-                        self.store.skip(&mut self.programs, pid);
-                    }
-                }
-                Change::Mapped { pid, mapping } => {
-                    // Others are looked at when they are sampled and turn out to be wanted.
-                    if self.selection.surely_keeps(pid) {
-                        self.loading.first_seen(&self.table, pid, &mapping);
-                        self.dirty.insert(pid);
-                        self.look_at_mapping(pid, &mapping);
-                    }
-                }
-                Change::Renamed { pid } => {
-                    // Whether it is wanted may depend on its name.
-                    if !self.selection.is_everything() {
-                        self.store.withdraw(&mut self.programs, pid);
-                    }
-                }
-                Change::Exited { pid } => {
-                    self.selection.ended(pid);
-                    self.ended.push(pid);
-                }
-            }
-        }
-    }
-
-    /// Whether a process that is recorded is a .NET process, by all it has mapped.
-    fn look_for_runtime(&mut self, pid: u32) {
-        let Some(process) = self.table.get(pid) else { return };
-        for mapping in process.space.clone().mappings() {
-            self.look_at_mapping(pid, mapping);
-        }
-    }
-
-    fn look_at_mapping(&mut self, pid: u32, mapping: &Mapping) {
-        let Some(process) = self.table.get(pid) else { return };
-        let tells = match mapping.backing {
-            Backing::Runtime => true,
-            Backing::File(file) => {
-                self.table.files.get(file).is_some_and(|file| tells_a_runtime(&file.path))
-            }
-            Backing::Anonymous | Backing::Vdso => false,
-        };
-        if tells {
-            self.managed.found(pid, process.image);
-        }
-    }
-
-    /// Files whose answers have come; processes that wait for them become dirty again.
-    fn answer_files(&mut self) {
-        self.loading.answers(&mut self.programs, &mut self.store, &mut self.table);
-        if self.loading.take_progress() {
-            self.dirty.extend(self.loading.take_waiting());
-        }
-    }
-
-    /// Publishes every process whose mappings changed and whose files are all known.
-    fn publish_dirty(&mut self) {
-        for pid in std::mem::take(&mut self.dirty) {
-            let Some(process) = self.table.get(pid) else { continue };
-            if process.exited && !self.pending.waits_for(pid) || self.store.is_skipped(pid) {
-                continue;
-            }
-            if !self.paces.publishing.take(pid, process.space.mappings().len(), self.now) {
-                self.dirty.insert(pid);
-                continue;
-            }
-            let generated = if self.pending.has_enough_of(pid) {
-                self.managed.units_of(process.image)
-            } else {
-                self.managed.units_to_publish(process.image)
-            };
-            let program = self.table.program_of(process.image);
-            let program = program.as_ref();
-            let missing = Missing::LeaveOut;
-            let (code, complete) =
-                self.loading.code_of(&process.space, program, generated, missing);
-            // A process that is published goes on with what is known by now, so that the rest
-            // holds up nothing else; every time, a few stacks through the rest come raw.
-            let goes_on = self.store.is_published(pid) && !self.pending.is_full();
-            if !complete {
-                self.loading.wait(pid);
-            }
-            if process.exited || !(complete || goes_on) {
-                continue;
-            }
-            if let Err(error) = self.store.publish(&mut self.programs, pid, &code, complete) {
-                tracing::warn!(pid, %error, "a process's tables could not be published");
-            }
-        }
+        !self.turn.took_some && self.managed.images().next().is_none()
     }
 
     /// Everything sampled since the last cut; sampling goes on.
     pub fn take_aggregate(&mut self) -> Aggregate {
         self.managed.ask_last(&self.aggregate);
-        self.is_naming = true;
+        self.eviction.is_symbolizing = true;
         let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
         self.rates.end_period(|image| waiting.contains(&image));
         let fresh = Aggregate::new(self.aggregate.times_kept());
@@ -527,7 +301,7 @@ impl Engine {
     /// is known no more.
     pub fn take_bridges_back(&mut self, is_kept: impl Fn(ImageId) -> bool) {
         let left = self.managed.ask_again(is_kept);
-        self.dirty.extend(left);
+        self.processes.dirty.extend(left);
     }
 
     /// Processes that were left out are sampled again.
@@ -537,7 +311,7 @@ impl Engine {
 
     /// Whose samples are left out.
     pub fn set_own_pid(&mut self, pid: u32) {
-        self.own_pid = pid;
+        self.sampling.own_pid = pid;
     }
 
     /// Bytes of copied stacks that wait until they can be unwound.
@@ -549,7 +323,7 @@ impl Engine {
     pub fn pause(&mut self) -> Result<(), EngineError> {
         self.programs.stop()?;
         self.turn();
-        while self.has_more {
+        while self.turn.has_more {
             self.turn();
         }
         self.settle_pending(true);
@@ -561,7 +335,7 @@ impl Engine {
     pub fn resume(&mut self, frequencies: &Frequencies) -> Result<(), EngineError> {
         self.programs.set_frequency(u64::from(frequencies.of(Kind::Cpu)));
         self.rates.reset(frequencies);
-        self.ticking.reset();
+        self.sampling.stalled.reset();
         self.start_sampling()
     }
 
@@ -575,11 +349,11 @@ impl Engine {
         self.programs.stop()?;
         let stopped = Instant::now();
         self.turn();
-        while (self.has_more || !self.pending.is_empty()) && stopped.elapsed() < patience {
+        while (self.turn.has_more || !self.pending.is_empty()) && stopped.elapsed() < patience {
             if stopped.elapsed() > LAST_BRIDGES {
                 self.managed.stop_expecting();
             }
-            if !self.has_more {
+            if !self.turn.has_more {
                 self.loading.block(Duration::from_millis(20));
             }
             self.turn();
@@ -592,14 +366,14 @@ impl Engine {
     /// Takes down what the sampler has used so far.
     pub fn note_kernel_use(&mut self) {
         match introspect::of_this_process() {
-            Ok(own) => self.sampler_use = own.program("sample_cpu").cloned(),
+            Ok(own) => self.figures.sampler_use = own.program("sample_cpu").cloned(),
             Err(error) => tracing::warn!(%error, "BPF programs cannot be inspected"),
         }
     }
 
     /// Processes of which nothing is known because they hang.
     pub fn processes_unread(&self) -> u64 {
-        self.scanner.unread()
+        self.processes.scanner.unread()
     }
 
     pub fn raw_stacks_dropped(&self) -> u64 {

@@ -106,24 +106,24 @@ impl Repairs {
 impl Engine {
     /// Requests re-reads of processes whose data may be incomplete, and applies the results.
     pub(super) fn repair(&mut self) {
-        let now = self.now;
-        let mut pids = self.repairs.due(now);
-        if self.repairs.all_are_due(now) {
+        let now = self.turn.now;
+        let mut pids = self.processes.repairs.due(now);
+        if self.processes.repairs.all_are_due(now) {
             // A process that was never sampled is read at its first sample.
             pids.extend(self.store.published());
             tracing::debug!(processes = pids.len(), "process events were lost: they are read anew");
         }
         for pid in pids {
-            if !self.scanner.ask_repair(&self.table, pid) {
+            if !self.processes.scanner.ask_repair(&self.table, pid) {
                 // Too many at once, or none can be read: the rest follows.
-                self.repairs.is_lost = true;
+                self.processes.repairs.is_lost = true;
                 break;
             }
         }
-        for repair in self.scanner.take_repairs(&mut self.table, monotonic_nanos()) {
+        for repair in self.processes.scanner.take_repairs(&mut self.table, monotonic_nanos()) {
             match repair {
                 Repair::Done { pid, change } => {
-                    self.repairs.done += u64::from(change != Change::None);
+                    self.processes.repairs.done += u64::from(change != Change::None);
                     match change {
                         Change::Executed { .. } => {
                             self.managed.left(pid);
@@ -137,16 +137,16 @@ impl Engine {
                     if self.selection.surely_keeps(pid) {
                         self.look_for_runtime(pid);
                     }
-                    self.dirty.insert(pid);
+                    self.processes.dirty.insert(pid);
                 }
                 Repair::Gone { pid } => {
                     let end = Event::Exit { pid, tid: pid };
                     self.table.apply(&end, monotonic_nanos());
                     self.selection.ended(pid);
-                    self.ended.push(pid);
+                    self.processes.ended.push(pid);
                 }
                 Repair::Again { pid } => {
-                    self.scanner.ask_repair(&self.table, pid);
+                    self.processes.scanner.ask_repair(&self.table, pid);
                 }
             }
         }
@@ -154,7 +154,7 @@ impl Engine {
 
     /// Processes repaired after events were lost.
     pub fn repaired_processes(&self) -> u64 {
-        self.repairs.done
+        self.processes.repairs.done
     }
 }
 

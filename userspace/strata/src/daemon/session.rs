@@ -96,7 +96,7 @@ impl Signals {
 }
 
 struct Daemon {
-    source: Source,
+    reloading: Reloading,
     configuration: Configuration,
     engine: Engine,
     flusher: Flusher,
@@ -109,22 +109,37 @@ struct Daemon {
     network: Handle,
     manager: Manager,
     log: Log,
+    memory: Memory,
+    period: Duration,
+    /// How stacks ended, of all flushes.
+    ends: [u64; END_COUNT],
+    slow: Slow,
+    _run_time: Option<RunTimeStatistics>,
+}
+
+/// Where the configuration is from, and how reloads went.
+struct Reloading {
+    source: Source,
+    count: u64,
+    trouble: Option<String>,
+}
+
+/// How much memory there may be, how much there is, and what was given back.
+struct Memory {
     budget: Budget,
     watch: Watch,
     /// Bytes of maps besides the tables' segments.
     fixed_maps: u64,
-    period: Duration,
     early_flushes: u64,
     shed: [u64; SHED.len()],
-    /// How stacks ended, of all flushes.
-    ends: [u64; END_COUNT],
-    reloads: u64,
-    reload_trouble: Option<String>,
-    slow_tick: Instant,
-    slow: SlowFigures,
-    /// Who is sampled, as the status shows it.
+}
+
+/// What the status shows and is found out every [`SLOW_TICK`].
+struct Slow {
+    taken: Instant,
+    figures: SlowFigures,
+    /// The sampled processes.
     services: Vec<Service>,
-    _run_time: Option<RunTimeStatistics>,
 }
 
 const HOOKS: Hooks =
@@ -201,8 +216,14 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         symbols,
         runtimes: Runtimes::start(&configuration.containers, &network),
         period: period(&configuration),
-        watch: Watch::new(budget.limit),
-        source,
+        memory: Memory {
+            watch: Watch::new(budget.limit),
+            budget,
+            fixed_maps,
+            early_flushes: 0,
+            shed: Default::default(),
+        },
+        reloading: Reloading { source, count: 0, trouble: None },
         configuration,
         engine,
         publisher,
@@ -211,16 +232,12 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         network,
         manager,
         log,
-        budget,
-        fixed_maps,
-        early_flushes: 0,
-        shed: Default::default(),
         ends: [0; END_COUNT],
-        reloads: 0,
-        reload_trouble: None,
-        slow_tick: Instant::now() - SLOW_TICK,
-        slow: SlowFigures::default(),
-        services: Vec::new(),
+        slow: Slow {
+            taken: Instant::now() - SLOW_TICK,
+            figures: SlowFigures::default(),
+            services: Vec::new(),
+        },
         _run_time: run_time,
     };
     daemon.tick()?;
@@ -316,8 +333,8 @@ impl Daemon {
             if let Some(due) = due {
                 agent.turn(&mut self.engine, due).await?;
                 self.meet_newcomers();
-                if self.engine.aggregate.bytes() > self.budget.samples {
-                    self.early_flushes += 1;
+                if self.engine.aggregate.bytes() > self.memory.budget.samples {
+                    self.memory.early_flushes += 1;
                     self.flush();
                 }
             }
@@ -351,15 +368,15 @@ impl Daemon {
         }
         self.status.turned();
         self.admit();
-        let maps = self.fixed_maps.saturating_add(self.engine.store.segment_bytes());
+        let maps = self.memory.fixed_maps.saturating_add(self.engine.store.segment_bytes());
         let mut workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
         workers.extend(self.flusher.symbolizer.helper_pids());
-        let pressure = self.watch.look(workers.into_iter(), maps);
+        let pressure = self.memory.watch.look(workers.into_iter(), maps);
         self.shed(pressure);
-        if self.slow_tick.elapsed() >= SLOW_TICK {
-            self.slow_tick = Instant::now();
-            self.slow = self.slow_figures();
-            self.services = self.flusher.processes.described(MOST_SHOWN);
+        if self.slow.taken.elapsed() >= SLOW_TICK {
+            self.slow.taken = Instant::now();
+            self.slow.figures = self.slow_figures();
+            self.slow.services = self.flusher.processes.described(MOST_SHOWN);
         }
         self.status.set(self.status());
         Ok(())
@@ -396,20 +413,20 @@ impl Daemon {
         if pressure == Pressure::None {
             return;
         }
-        self.shed[0] += 1;
+        self.memory.shed[0] += 1;
         self.flusher.symbolizer.shed();
         self.flusher.processes.shed();
         if pressure == Pressure::Over {
             // What was sampled since the last cut is little, and cutting takes memory too.
-            if self.engine.aggregate.bytes() > self.budget.samples / 8 {
-                self.shed[1] += 1;
+            if self.engine.aggregate.bytes() > self.memory.budget.samples / 8 {
+                self.memory.shed[1] += 1;
                 self.flush();
             }
-            self.shed[2] += 1;
+            self.memory.shed[2] += 1;
             self.engine.loading.service().release();
             self.flusher.symbolizer.release();
             self.publisher.hurry();
-            tracing::debug!(bytes = self.watch.last.total(), "at the memory limit");
+            tracing::debug!(bytes = self.memory.watch.last.total(), "at the memory limit");
         }
         memory::trim();
     }

@@ -170,10 +170,10 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
         }
     };
     add("ring_full", engine.count(Counter::RingFull));
-    add("sampling_restarted", engine.restarted);
+    add("sampling_restarted", engine.figures.restarted);
     add("lost_events", engine.table.lost_events);
-    add("malformed_records", engine.malformed_records);
-    add("unexpected_records", engine.unexpected_records);
+    add("malformed_records", engine.figures.malformed_records);
+    add("unexpected_records", engine.figures.unexpected_records);
     for end in End::ALL {
         if matches!(end, End::Complete | End::KernelOnly) {
             continue;

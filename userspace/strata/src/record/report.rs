@@ -341,7 +341,7 @@ impl Report<'_> {
 
     fn bpf(&self) -> Value {
         let engine = self.engine;
-        let sampler = engine.sampler_use.as_ref();
+        let sampler = engine.figures.sampler_use.as_ref();
         json!({
             "run_time_ns": sampler.map_or(0, |used| used.run_time.as_nanos() as u64),
             "run_count": sampler.map_or(0, |used| used.run_count),

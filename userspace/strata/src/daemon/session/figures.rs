@@ -31,7 +31,7 @@ impl Daemon {
         let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
         // What was used stays used, also while it cannot be found out: a helper that has ended is
         // counted when it was waited for.
-        let before = self.slow;
+        let before = self.slow.figures;
         let helpers = [self.engine.loading.helpers(), self.flusher.symbolizer.helpers()];
         let helper_seconds =
             helpers.iter().map(|helpers| helpers.processor_time.as_secs_f64()).sum::<f64>();
@@ -51,14 +51,14 @@ impl Daemon {
     pub(super) fn status(&self) -> Status {
         Status {
             configuration: status::Configuration {
-                file: self.source.shown(),
-                reloads: self.reloads,
-                trouble: self.reload_trouble.clone(),
+                file: self.reloading.source.shown(),
+                reloads: self.reloading.count,
+                trouble: self.reloading.trouble.clone(),
             },
             sampling: self.sampling(),
             profiles: Profiles {
                 flushes: self.flusher.tally.flushes,
-                early_flushes: self.early_flushes,
+                early_flushes: self.memory.early_flushes,
                 made: self.flusher.tally.profiles,
                 dropped: self.publisher.dropped,
                 waiting: self.publisher.waiting(),
@@ -68,20 +68,20 @@ impl Daemon {
             dotnet: self.dotnet(),
             reading: self.reading(),
             containers: self.containers(),
-            services: self.services.clone(),
+            services: self.slow.services.clone(),
             memory: self.memory(),
             cpu_seconds: CpuSeconds {
                 own: own_seconds(),
-                helpers: self.slow.helper_seconds,
+                helpers: self.slow.figures.helper_seconds,
                 flushes: self.flusher.tally.nanos as f64 / 1e9,
-                bpf: self.slow.sampler_seconds,
+                bpf: self.slow.figures.sampler_seconds,
             },
-            bpf_runs: self.slow.sampler_runs,
-            open_files: self.slow.open_files,
-            threads: self.slow.threads,
+            bpf_runs: self.slow.figures.sampler_runs,
+            open_files: self.slow.figures.open_files,
+            threads: self.slow.figures.threads,
             names: self.flusher.symbolizer.symbols().count(),
             images: self.engine.table.image_count(),
-            mapped_files: self.slow.mapped_files,
+            mapped_files: self.slow.figures.mapped_files,
             ..Status::default()
         }
     }
@@ -98,9 +98,9 @@ impl Daemon {
             processes: engine.table.count(),
             sampled_processes: self.flusher.processes.len(),
             samples: tally.samples,
-            left_out: tally.left_out + engine.deselected_samples,
+            left_out: tally.left_out + engine.figures.deselected_samples,
             unattributed: tally.unattributed,
-            own: engine.own_samples,
+            own: engine.figures.own_samples,
             losses: losses.into_iter().map(|loss| (loss.cause.to_owned(), loss.count)).collect(),
             unreadable_files: engine
                 .unreadable_files(MOST_FILES)
@@ -151,15 +151,20 @@ impl Daemon {
     }
 
     fn memory(&self) -> Memory {
-        let used = self.watch.last;
-        let shed = [self.shed[0], self.shed[1], self.shed[2], self.engine.store.evicted];
+        let used = self.memory.watch.last;
+        let shed = [
+            self.memory.shed[0],
+            self.memory.shed[1],
+            self.memory.shed[2],
+            self.engine.store.evicted,
+        ];
         Memory {
             bytes: used.total(),
             own: used.own,
             workers: used.workers,
             bpf_maps: used.maps,
-            peak: self.watch.peak,
-            limit: self.watch.limit,
+            peak: self.memory.watch.peak,
+            limit: self.memory.watch.limit,
             shed: SHED.iter().map(|what| (*what).to_owned()).zip(shed).collect(),
         }
     }

@@ -21,15 +21,15 @@ impl Daemon {
         self.manager.reloading();
         match self.try_reload().await {
             Ok(()) => {
-                self.reloads += 1;
-                self.reload_trouble = None;
+                self.reloading.count += 1;
+                self.reloading.trouble = None;
                 let status = self.summary();
                 tracing::info!("the configuration was reloaded: {status}");
                 self.manager.ready(&status);
             }
             Err(error) => {
                 tracing::error!("the configuration was not reloaded: {error:#}");
-                self.reload_trouble = Some(format!("{error:#}"));
+                self.reloading.trouble = Some(format!("{error:#}"));
                 let status = "The configuration was not reloaded; the one before is used";
                 self.manager.ready(status);
             }
@@ -37,7 +37,7 @@ impl Daemon {
     }
 
     async fn try_reload(&mut self) -> Result<()> {
-        let Loaded { configuration, notices, .. } = self.source.load()?;
+        let Loaded { configuration, notices, .. } = self.reloading.source.load()?;
         let budget = Budget::of(configuration.memory_limit.value.0, configuration.exporters.len());
         let destinations = destinations(&configuration, &budget)?;
         // What was sampled under the old rules is of the old rules.
@@ -65,12 +65,12 @@ impl Daemon {
         {
             tracing::warn!("metrics.address and metrics.socket change with a restart only");
         }
-        if budget.ring != self.budget.ring {
+        if budget.ring != self.memory.budget.ring {
             tracing::warn!(
                 "the size of the record ring, a part of memory_limit, changes with a restart only"
             );
         }
-        if budget.tables != self.budget.tables {
+        if budget.tables != self.memory.budget.tables {
             self.engine.store.set_limit(budget.tables);
         }
         self.engine.set_own_pid(own_pid(&configuration));
@@ -81,8 +81,8 @@ impl Daemon {
         self.flusher.processes.set_most_known(budget.process_metadata);
         self.engine.managed.set_budget(budget.bridges);
         self.engine.set_waiting_memory(budget.stacks);
-        self.watch.limit = budget.limit;
-        self.budget = budget;
+        self.memory.watch.limit = budget.limit;
+        self.memory.budget = budget;
         self.period = period(&configuration);
         self.configuration = configuration;
         // Rules may ask for what was not read until now.

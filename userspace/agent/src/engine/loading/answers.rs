@@ -1,0 +1,136 @@
+//! What the helper processes answer: opened files, and tables of them.
+
+use std::time::Instant;
+
+use strata_sandbox::{FileError, Locator, Reply, Request};
+
+use super::{Asked, BUSY_FOR, Loading, State, TableKey, TableState, is_same, load};
+use crate::kernel::loader::Programs;
+use crate::processes::mapped::FileId;
+use crate::processes::table::ProcessTable;
+use crate::tables::store::Store;
+
+impl Loading {
+    /// Takes the answers that have come.
+    pub fn answers(
+        &mut self,
+        programs: &mut Programs,
+        store: &mut Store,
+        processes: &mut ProcessTable,
+    ) {
+        if self.asked.is_empty() && self.service.pending() == 0 {
+            return;
+        }
+        let answers = self.service.drain();
+        if answers.is_empty() {
+            return;
+        }
+        for (id, outcome) in answers {
+            match self.asked.remove(&id) {
+                Some(Asked::Open { file, fallback, by_path }) => {
+                    self.opened(processes, file, fallback, by_path, outcome);
+                }
+                Some(Asked::Verify { file }) => self.verified(processes, file, outcome),
+                Some(Asked::Table(key)) => {
+                    self.table_built(programs, store, key, outcome);
+                }
+                Some(Asked::Bundle(key)) => {
+                    self.progress = true;
+                    self.bundle_read(key, outcome);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn opened(
+        &mut self,
+        processes: &mut ProcessTable,
+        file: FileId,
+        fallback: Option<Locator>,
+        by_path: bool,
+        outcome: Result<Reply, FileError>,
+    ) {
+        self.progress = true;
+        match outcome {
+            Ok(Reply::Opened(opened)) => {
+                let named = processes.files.get(file).map(|file| file.inode);
+                let same = named.is_some_and(|inode| is_same(&inode, &opened.identity()));
+                if !same {
+                    // Stacked file systems show other numbers. A path may by now name another file;
+                    // only a mapping is certain.
+                    processes.files.forget(file);
+                    if by_path && named.is_some_and(|inode| inode.inode != opened.identity().inode)
+                    {
+                        self.fail(file, "the file at its path is another one now".into());
+                        return;
+                    }
+                }
+                let entry = self.entry(file);
+                entry.verified = Instant::now();
+                entry.state = State::Opened(opened.clone());
+                self.want_table(TableKey::of(file, &opened, None), &opened);
+            }
+            Ok(_) => self.fail(file, "an answer to another question".into()),
+            Err(error) if error.may_pass() => self.delay(file),
+            Err(_) if fallback.is_some() => {
+                if let Some(locator) = fallback {
+                    let next = match &locator {
+                        Locator::InRoot { path, .. } => Some(Locator::Host { path: path.clone() }),
+                        _ => None,
+                    };
+                    let id = self.service.submit(Request::Open(locator));
+                    self.asked.insert(id, Asked::Open { file, fallback: next, by_path: true });
+                }
+            }
+            Err(error) => {
+                processes.files.forget(file);
+                self.fail(file, error.to_string());
+            }
+        }
+    }
+
+    fn fail(&mut self, file: FileId, why: String) {
+        tracing::debug!(file = file.0, %why, "a mapped file cannot be read");
+        self.failed_files += 1;
+        self.entry(file).state = State::Failed(why);
+    }
+
+    fn verified(
+        &mut self,
+        processes: &mut ProcessTable,
+        file: FileId,
+        outcome: Result<Reply, FileError>,
+    ) {
+        let Ok(Reply::Opened(now)) = outcome else { return };
+        if let State::Opened(before) = &self.entry(file).state
+            && before.identity() != now.identity()
+        {
+            // Same inode, other content: later mappings of it are of another file.
+            processes.files.forget(file);
+        }
+    }
+
+    fn table_built(
+        &mut self,
+        programs: &mut Programs,
+        store: &mut Store,
+        key: TableKey,
+        outcome: Result<Reply, FileError>,
+    ) {
+        self.progress = true;
+        let state = match outcome {
+            Ok(Reply::UnwindTable(table)) => {
+                self.built += 1;
+                load(programs, store, &table)
+            }
+            Ok(_) => TableState::None("an answer to another question".into()),
+            Err(error) if error.may_pass() => {
+                self.delayed_files += 1;
+                TableState::Later(Instant::now() + BUSY_FOR)
+            }
+            Err(error) => TableState::None(error.to_string()),
+        };
+        self.tables.insert(key, state);
+    }
+}

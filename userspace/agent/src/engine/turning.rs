@@ -1,0 +1,193 @@
+//! One turn: everything that has arrived is taken, in the order of time, and what follows from it is
+//! published to the kernel.
+
+use std::time::{Duration, Instant};
+
+use super::loading::Missing;
+use super::{Engine, monotonic_nanos, samples};
+use crate::kernel::perf_record::Event;
+use crate::managed::bridge::tells_a_runtime;
+use crate::processes::table::{Backing, Change, Mapping};
+
+/// Records of so much time are taken before something is done about them.
+const LONGEST_TURN: Duration = Duration::from_millis(50);
+
+impl Engine {
+    /// Takes everything that has arrived: events, records, answers about files.
+    pub fn turn(&mut self) {
+        self.turn.now = Instant::now();
+        let mut drained_until = self.drain_events();
+        // What stacks wait for comes at the end of a turn: a turn that took all there is would, on a
+        // busy host, take what it causes itself.
+        let enough = self.turn.now + LONGEST_TURN;
+        self.turn.has_more = false;
+        self.turn.took_some = false;
+        // What comes later than records that are left behind must not be applied before them.
+        let until = loop {
+            let Some(record) = self.programs.next_record() else { break u64::MAX };
+            self.turn.took_some = true;
+            let Some(sample) = samples::parse(&record) else {
+                self.figures.malformed_records += 1;
+                continue;
+            };
+            let time = sample.header.time;
+            // The record borrows the ring: it is kept aside while events are applied.
+            let sample = sample.to_owned();
+            drop(record);
+            if time > drained_until {
+                drained_until = self.drain_events();
+            }
+            self.apply_events(time);
+            self.take_sample(sample.as_sample());
+            if Instant::now() >= enough {
+                self.turn.has_more = true;
+                break time;
+            }
+        };
+        self.apply_events(until);
+        self.answer_files();
+        self.managed.turn(
+            &mut self.programs,
+            &mut self.store,
+            &self.aggregate,
+            &mut self.processes.dirty,
+        );
+        self.publish_dirty();
+        self.settle_pending(false);
+        self.repair();
+        self.make_room();
+        self.sweep();
+    }
+
+    /// Takes what has happened by now, which is returned.
+    fn drain_events(&mut self) -> u64 {
+        let now = monotonic_nanos();
+        let table = &mut self.table;
+        self.events
+            .sideband
+            .drain(&mut self.events.drained, |pid, time| table.passes_over(pid, time));
+        self.events.in_order.take_in(&mut self.events.drained, now);
+        now
+    }
+
+    fn apply_events(&mut self, until: u64) {
+        while let Some(event) = self.events.in_order.next(until) {
+            if let Event::Comm { pid, exec: true, .. } = event.event
+                && self.table.is_muted(pid, event.time)
+            {
+                // What its new program has mapped so far may have been passed over.
+                self.processes.repairs.is_missing_some(pid, self.turn.now);
+            }
+            match self.table.apply(&event.event, event.time) {
+                Change::None => {}
+                Change::Forked { pid, parent } => {
+                    self.selection.forked(pid, parent);
+                    // A pid may come round again before its last owner was swept.
+                    self.store.withdraw(&mut self.programs, pid);
+                    if self.selection.surely_keeps(pid) {
+                        self.processes.dirty.insert(pid);
+                    } else if self.selection.surely_drops(pid) {
+                        self.store.skip(&mut self.programs, pid);
+                    }
+                }
+                Change::Lost => self.processes.repairs.events_were_lost(),
+                Change::Muted { pid } => self.processes.repairs.was_muted(pid),
+                Change::Executed { pid } => {
+                    self.managed.left(pid);
+                    self.store.outdate(&mut self.programs, pid);
+                    if self.selection.surely_drops(pid) {
+                        self.store.skip(&mut self.programs, pid);
+                    }
+                }
+                Change::Mapped { pid, mapping } => {
+                    // Others are looked at when they are sampled and turn out to be wanted.
+                    if self.selection.surely_keeps(pid) {
+                        self.loading.first_seen(&self.table, pid, &mapping);
+                        self.processes.dirty.insert(pid);
+                        self.look_at_mapping(pid, &mapping);
+                    }
+                }
+                Change::Renamed { pid } => {
+                    // Whether it is wanted may depend on its name.
+                    if !self.selection.is_everything() {
+                        self.store.withdraw(&mut self.programs, pid);
+                    }
+                }
+                Change::Exited { pid } => {
+                    self.selection.ended(pid);
+                    self.processes.ended.push(pid);
+                }
+            }
+        }
+    }
+
+    /// Whether a process that is recorded is a .NET process, by all it has mapped.
+    pub(super) fn look_for_runtime(&mut self, pid: u32) {
+        let Some(process) = self.table.get(pid) else { return };
+        for mapping in process.space.clone().mappings() {
+            self.look_at_mapping(pid, mapping);
+        }
+    }
+
+    fn look_at_mapping(&mut self, pid: u32, mapping: &Mapping) {
+        let Some(process) = self.table.get(pid) else { return };
+        let tells = match mapping.backing {
+            Backing::Runtime => true,
+            Backing::File(file) => {
+                self.table.files.get(file).is_some_and(|file| tells_a_runtime(&file.path))
+            }
+            Backing::Anonymous | Backing::Vdso => false,
+        };
+        if tells {
+            self.managed.found(pid, process.image);
+        }
+    }
+
+    /// Files whose answers have come; processes that wait for them become dirty again.
+    fn answer_files(&mut self) {
+        self.loading.answers(&mut self.programs, &mut self.store, &mut self.table);
+        if self.loading.take_progress() {
+            self.processes.dirty.extend(self.loading.take_waiting());
+        }
+    }
+
+    /// Publishes every process whose mappings changed and whose files are all known.
+    fn publish_dirty(&mut self) {
+        for pid in std::mem::take(&mut self.processes.dirty) {
+            let Some(process) = self.table.get(pid) else { continue };
+            if process.exited && !self.pending.waits_for(pid) || self.store.is_skipped(pid) {
+                continue;
+            }
+            if !self.processes.paces.publishing.take(
+                pid,
+                process.space.mappings().len(),
+                self.turn.now,
+            ) {
+                self.processes.dirty.insert(pid);
+                continue;
+            }
+            let generated = if self.pending.has_enough_of(pid) {
+                self.managed.units_of(process.image)
+            } else {
+                self.managed.units_to_publish(process.image)
+            };
+            let program = self.table.program_of(process.image);
+            let program = program.as_ref();
+            let missing = Missing::LeaveOut;
+            let (code, complete) =
+                self.loading.code_of(&process.space, program, generated, missing);
+            // A process that is published goes on with what is known by now, so that the rest
+            // holds up nothing else; every time, a few stacks through the rest come raw.
+            let goes_on = self.store.is_published(pid) && !self.pending.is_full();
+            if !complete {
+                self.loading.wait(pid);
+            }
+            if process.exited || !(complete || goes_on) {
+                continue;
+            }
+            if let Err(error) = self.store.publish(&mut self.programs, pid, &code, complete) {
+                tracing::warn!(pid, %error, "a process's tables could not be published");
+            }
+        }
+    }
+}
