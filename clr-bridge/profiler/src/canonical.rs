@@ -1,10 +1,11 @@
 //! Which class a function belongs to when several classes share its code.
 //!
-//! `GetFunctionInfo2` gives no class then, although the shared code of `Dictionary<int, string>` is not
-//! that of `Dictionary<string, string>`: what is shared is the class's canonical form, with the exact
-//! value types in it. The runtime finds it from the function itself: a function id is the address of
-//! a `MethodDesc`, whose third byte says how many 8-byte steps behind the header of its chunk it lies,
-//! and the header, of 24 bytes, begins with the class (src/coreclr/vm/method.hpp, `GetMethodDescChunk`).
+//! `GetFunctionInfo2` gives no class then, although the shared code of `Dictionary<int, string>` is
+//! not that of `Dictionary<string, string>`: what is shared is the class's canonical form, with the
+//! exact value types in it. The runtime finds it from the function itself: a function id is the
+//! address of a `MethodDesc`, whose third byte is its distance behind the header of its chunk, in
+//! steps of 8 bytes, and the header, of 24 bytes, begins with the class (src/coreclr/vm/method.hpp,
+//! `GetMethodDescChunk`).
 //!
 //! That is not part of any interface, so it is used only as far as it has been verified. **Invariant:**
 //! nothing is read in a runtime newer than those this was tried on, and no class is taken from

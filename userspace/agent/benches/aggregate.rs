@@ -1,5 +1,5 @@
-//! What adding samples to an aggregate costs: `cargo xtask bench encode`. The stacks are those of the
-//! encoder's benchmark, each of one thread of 64.
+//! The cost of adding samples to an aggregate: `cargo xtask bench encode`. The stacks are those of
+//! the encoder's benchmark, each of one thread of 64.
 
 use strata_abi::record::End;
 use strata_agent::aggregate::{Aggregate, LabelsId, Sample, ThreadKey, Words};

@@ -1,10 +1,10 @@
 //! Samples of one period, of every kind: stacks interned, addresses not symbolized.
 //!
-//! Most samples repeat another one: the words of a stack are hashed together with what gives them
-//! meaning (the image and its mappings' epoch), that together with the thread, and the sum is a
-//! count in the table of its kind. Only a stack seen for the first time is taken apart.
+//! Most samples repeat another one: the words of a stack are hashed together with their context
+//! (the image and its mappings' epoch), the result with the thread, and the sample is a count in
+//! the table of its kind. Only a stack seen for the first time is decoded.
 //!
-//! - [`of_kind`]: what was sampled of one kind. [`labels`]: labels of samples. [`keyed`]: tables whose
+//! - [`of_kind`]: the samples of one kind. [`labels`]: labels of samples. [`keyed`]: tables whose
 //!   keys are hashes.
 //!
 //! Invariant: ids are positions and never change while the recording lasts. Kinds share stacks,
@@ -62,7 +62,7 @@ pub struct Sample<'a> {
     /// Nanoseconds of the monotonic clock.
     pub time: u64,
     pub thread: ThreadKey,
-    /// What the event says of itself beside its thread: see [`Aggregate::labels`].
+    /// The event's own labels, beside its thread's: see [`Aggregate::labels`].
     pub labels: LabelsId,
     /// How many events it stands for.
     pub weight: u32,
@@ -99,7 +99,7 @@ impl Aggregate {
     pub fn new(times: Kinds) -> Self {
         // Stacks come from hostile processes: their hashes must not be predictable.
         let mut secret = Box::new([0u8; SECRET]);
-        // SAFETY: bytes of our own, as many as are told; fewer random ones only make it weaker.
+        // SAFETY: bytes of our own, of the length passed; fewer random ones only make it weaker.
         unsafe { libc::getrandom(secret.as_mut_ptr().cast(), SECRET, 0) };
         let seed = secret.first_chunk().map_or(0, |first| u64::from_ne_bytes(*first));
         let hasher = Hasher::with_seed(seed);

@@ -1,4 +1,4 @@
-//! Where profiles go.
+//! The exporters of the configuration.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +19,7 @@ words! {
 }
 
 words! {
-    /// How Pyroscope is told: `ingest` is for servers before 1.0's push.
+    /// Pyroscope's protocol: `ingest` is for servers before 1.0's push.
     Api { Push = "push", Ingest = "ingest" }
 }
 
@@ -70,7 +70,7 @@ const SERIES: [&str; 9] = [
     "exception type",
 ];
 
-/// [`SERIES`], and what whoever wrote the rules wants to tell processes apart by.
+/// [`SERIES`], and the labels by which the rules distinguish processes.
 fn series(layers: &Layers<'_>) -> Vec<String> {
     let mut names: Vec<String> = SERIES.map(str::to_owned).into();
     for rule in layers.below(&["rule"]) {
@@ -203,7 +203,7 @@ fn read_as(layers: &mut Layers<'_>, name: &str, kind: Kind) -> ExporterConfig {
     }
 }
 
-/// Where servers of a kind listen if nobody says otherwise, as their own agents have it.
+/// The default address of each kind of server, as in its own agents.
 fn default_url(kind: Kind, protocol: Protocol, agent_socket: Option<&str>) -> Sourced<String> {
     if let (Kind::Datadog, Some(socket)) = (kind, agent_socket) {
         return Sourced { value: format!("unix://{socket}"), origin: Origin::Found };

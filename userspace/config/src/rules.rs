@@ -1,7 +1,7 @@
-//! What is different for some processes.
+//! Rules: settings for some processes.
 //!
-//! Every rule whose conditions all hold applies. Of what several set, the first rule in the file
-//! wins, setting by setting; labels are merged, and the first rule wins a name.
+//! Every rule whose conditions all hold applies. If several set the same setting, the first rule in
+//! the file wins; labels are merged, and the first rule wins a name.
 
 use strata_kinds::{Kind, Kinds};
 use strata_metadata::{Choice, Facts};

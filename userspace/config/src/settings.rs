@@ -1,4 +1,4 @@
-//! What there is to set, and its defaults.
+//! All settings, and their defaults.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ pub(crate) fn sampled_by_clocks() -> impl Iterator<Item = (Kind, Rate)> {
 }
 
 impl Configuration {
-    /// How often each kind is sampled where no rule says otherwise.
+    /// How often each kind is sampled unless a rule changes it.
     #[must_use]
     pub fn frequencies(&self) -> Frequencies {
         let all = self.frequencies.iter();

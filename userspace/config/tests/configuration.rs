@@ -1,4 +1,4 @@
-//! What a person writes, and what becomes of it.
+//! Configurations as users write them, and the resulting settings.
 
 use std::time::Duration;
 
@@ -292,7 +292,7 @@ fn types_of_which_none_is_sampled_are_refused_unless_a_rule_has_one() {
     assert!(text.contains("\n-> add \"cpu\""), "{text}");
     let rule = "[[rule]]\nmatch = { exe = \"*\" }\ntypes = [\"cpu\"]\n";
     assert_eq!(file(&format!("{wall}{rule}")).notices.len(), 1);
-    // Whoever wants it says so itself.
+    // It is enabled only explicitly.
     assert!(file("[sampling]\ntypes = []\n").configuration.types.value.is_empty());
 }
 

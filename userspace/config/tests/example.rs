@@ -1,4 +1,4 @@
-//! The example says what there is, and nothing else.
+//! The example contains every setting, and no other.
 
 use strata_config::{EXAMPLE, Inputs, Loaded, Origin, load};
 

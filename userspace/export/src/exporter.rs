@@ -1,4 +1,4 @@
-//! What an exporter of the configuration is: how profiles are written for it, and where they go.
+//! Builds an exporter from its configuration: a backend, and an endpoint or folder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -93,7 +93,7 @@ fn backend(exporter: &ExporterConfig) -> Option<Backend> {
                     Api::Push => pyroscope::Api::Push,
                     Api::Ingest => pyroscope::Api::Ingest,
                 },
-                // What nobody names is a fact with a value for each process.
+                // A fact with a value for each process is sent only if it is named.
                 more_labels: exporter.labels.value.clone(),
                 ..pyroscope::Settings::default()
             };
@@ -215,7 +215,8 @@ fn folder_of(name: &str) -> String {
 }
 
 impl Exporter {
-    /// An origin with what this exporter may be told: the service always, the rest if it is listed.
+    /// An origin with the facts that this exporter may receive: the service always, the others if
+    /// listed.
     pub fn shaped(&self, origin: &Origin) -> Origin {
         if self.labels.iter().any(|pattern| pattern == "*") {
             return origin.clone();

@@ -13,7 +13,7 @@ const _: () = assert!(KIND_COUNT <= 64, "a set of kinds is 64 bits");
 impl Kinds {
     pub const NONE: Self = Self(0);
 
-    /// What the daemon samples when the configuration says nothing.
+    /// The kinds that the daemon samples by default.
     #[must_use]
     pub fn defaults() -> Self {
         Kind::ALL.into_iter().filter(|kind| kind.info().on_by_default).collect()

@@ -1,4 +1,4 @@
-//! What a row of the table says.
+//! The columns of the table's rows.
 
 use core::fmt;
 
@@ -58,7 +58,7 @@ pub enum Availability {
 pub struct Rate {
     /// Its key in the configuration, below `sampling` and in rules.
     pub setting: &'static str,
-    /// Of the daemon, when the configuration says nothing.
+    /// The daemon's default.
     pub daemon: u32,
     /// Of a recording.
     pub recording: u32,
@@ -121,7 +121,7 @@ pub struct KindInfo {
     pub rate: Option<Rate>,
     /// Whether every sample keeps its time unless a command decides otherwise.
     pub keeps_times: bool,
-    /// Whether the daemon samples it when the configuration says nothing.
+    /// Whether the daemon samples it by default.
     pub on_by_default: bool,
     pub availability: Availability,
     pub shape: Shape,

@@ -1,4 +1,4 @@
-//! What the table promises to those that read it.
+//! The guarantees of the table to its readers.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The Firefox profiler's format: who ran when, on a time line.
+//! The Firefox profiler's format: threads' samples on a time line.
 //!
 //! Processes and threads carry their names; frames are grouped by kind of code and, within it,
 //! by file. With a timeline every sample of a CPU stands at its time and with its CPU use; what a
@@ -31,7 +31,7 @@ use crate::text::{shortened, visible};
 
 /// Threads shown on their own; the samples of further ones share one.
 const MOST_THREADS: usize = 10_000;
-/// Files told apart within a kind of code.
+/// Files distinguished within a kind of code.
 const MOST_FILES: usize = 1_000;
 /// Characters of a name.
 const LONGEST_NAME: usize = 4_096;

@@ -1,4 +1,4 @@
-//! The forms a profile is written in, and how a file name or a word names one.
+//! The output formats, and their selection by file name or by name.
 
 use std::fmt;
 use std::io::Write;
@@ -52,7 +52,7 @@ impl Format {
         endings.into_iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| format)
     }
 
-    /// The format of this name, as [`Self::name`] gives it, or one people use for it.
+    /// The format of this name, as [`Self::name`] returns it, or a common alias.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name.to_ascii_lowercase().as_str() {

@@ -1,18 +1,18 @@
-//! The profile: one model, one builder, and every form it is written in.
+//! The profile: one model, one builder, and all output formats.
 //!
-//! - [`ProfileBuilder`] aggregates samples as they come; [`Profile`] is what it becomes.
+//! - [`ProfileBuilder`] aggregates samples; [`Profile`] is the result.
 //! - [`pprof`] writes and reads pprof, of strata and of other tools; [`folded`] writes and reads
 //!   folded stacks.
 //! - [`flamegraph`] (SVG), [`perf_script`] (text) and [`firefox`] (JSON) are written only.
-//! - [`merge()`] makes one profile of several, [`of_kind`] takes one kind out of a profile of several;
+//! - [`merge()`] joins several profiles, [`of_kind`] extracts one kind of a profile with several;
 //!   [`difference`] compares two profiles, for a differential flame graph and a table.
-//! - [`summary`] is what a terminal shows; [`text`] makes hostile names harmless.
+//! - [`summary`] is the text for a terminal; [`text`] makes hostile names harmless.
 //! - [`Format`], [`write`] and [`read`] choose among them by file name.
 //!
 //! Invariant: names, comms and files belong to the programs that were profiled and are hostile.
-//! They are kept as they are in the model and in pprof, and made inert by each writer whose
-//! output a person or a browser looks at. Nothing here panics on any input, and nothing does I/O
-//! beyond the reader or writer it is given.
+//! They are unchanged in the model and in pprof, and made inert by each writer whose output is
+//! displayed. Nothing here panics on any input, and nothing does I/O beyond the reader or writer it
+//! is given.
 
 mod builder;
 pub mod difference;

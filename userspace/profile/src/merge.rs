@@ -1,6 +1,6 @@
-//! One profile of several: what they have in common adds up, but values in use (snapshots, by the
-//! table of kinds), which are those of the profile that ends last. Of kinds that only some have the
-//! others have nothing. [`of_kind`] is the way back: one kind of a profile of several.
+//! Merges several profiles: values add up, except values in use (snapshots, by the table of kinds),
+//! which are those of the profile that ends last. A kind that a profile lacks has no values from
+//! it. [`of_kind`] is the inverse: it extracts one kind.
 //!
 //! Invariant: no value is lost, up to saturation.
 
@@ -17,7 +17,7 @@ pub enum Times {
 }
 
 /// Merges profiles. The result has the columns of all, begins with the earliest and ends with the
-/// latest; what it says of itself is what the one of the first kind says.
+/// latest; its description is that of the first kind's profile.
 #[must_use]
 pub fn merge<'p>(profiles: impl IntoIterator<Item = &'p Profile>, times: Times) -> Option<Profile> {
     let profiles: Vec<&Profile> = profiles.into_iter().collect();
@@ -60,8 +60,8 @@ pub fn merge<'p>(profiles: impl IntoIterator<Item = &'p Profile>, times: Times) 
     Some(builder.finish())
 }
 
-/// The samples of one kind; what the profile says of itself stays. A profile that has no other kind
-/// need not be asked.
+/// The samples of one kind; the profile's description stays. Not needed for a profile with one kind
+/// only.
 #[must_use]
 pub fn of_kind(profile: &Profile, kind: Kind, times: Times) -> Profile {
     let only = Kinds::NONE.with(kind, true);
@@ -132,7 +132,7 @@ impl<'b, 'p> Merging<'b, 'p> {
         Self { into, from, known: Translation::new(from), stacks: vec![None; from.stack_count()] }
     }
 
-    /// All samples; `columns` says where each of their values goes.
+    /// All samples; `columns` maps each of their values to its position.
     fn samples(&mut self, columns: &[usize]) {
         let width = self.into.so_far().sample_types.len();
         if columns.iter().copied().eq(0..width) {
@@ -147,7 +147,7 @@ impl<'b, 'p> Merging<'b, 'p> {
         }
     }
 
-    /// Samples with a value in one of `places`, which says where each value goes, of so many.
+    /// Samples with a value in one of `places`, which maps each value to one of so many positions.
     fn samples_at(&mut self, width: usize, places: &[Option<usize>]) {
         let mut row = vec![0; width];
         for sample in self.from.samples() {
@@ -293,7 +293,7 @@ mod tests {
     {
         let cpu = profile(0, &[(&["Leak"], "a", 3)]);
         let heaps = [heap(0, &[("Leak", 5, 1)]), heap(100, &[("Leak", 7, 2)])];
-        // The last period has no snapshot, and so says nothing of what is in use.
+        // The last period has no snapshot, and so no values in use.
         let later = profile(200, &[(&["Leak"], "a", 4)]);
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
             let all = [&heaps[0], &cpu, &heaps[1], &later];

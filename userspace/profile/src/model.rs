@@ -1,10 +1,10 @@
-//! What a profile is: samples over interned stacks, labels, locations and strings.
+//! The model of a profile: samples over interned stacks, labels, locations and strings.
 //!
 //! Everything refers to everything else by a 32-bit position. A [`Profile`] is made by a
 //! [`crate::ProfileBuilder`] and does not change afterwards.
 //!
-//! Invariant: every location has at least one frame; an id of another profile finds an empty
-//! thing, never a panic.
+//! Invariant: every location has at least one frame; an id of another profile finds an empty entry,
+//! and never causes a panic.
 
 use strata_kinds::{Kind, Measure, find_column};
 
@@ -39,7 +39,7 @@ ids! {
     ThreadId,
 }
 
-/// What a number in a sample counts, as pprof says it: `cpu` in `nanoseconds`.
+/// What a number in a sample counts, in pprof's terms: `cpu` in `nanoseconds`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ValueType {
     pub name: StringId,
@@ -49,7 +49,7 @@ pub struct ValueType {
 /// A function at a line. Several at one location are inlined into each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// What people see.
+    /// The name for display.
     pub name: StringId,
     /// The name as the linker or runtime has it, if it differs.
     pub system_name: StringId,
@@ -116,7 +116,7 @@ pub struct Sample<'p> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tick {
     pub kind: Kind,
-    /// Whose it is, and what the event says of itself.
+    /// Its process and thread, and the event's own labels.
     pub labels: LabelsId,
     pub stack: StackId,
     /// When it was taken, or ended: nanoseconds since the start of the profile.
@@ -402,8 +402,7 @@ impl Profile {
         self.sample_types.iter().position(|kind| self.string(kind.name) == name)
     }
 
-    /// The sample type to show when nobody chose: the profile's own choice, else the last (as
-    /// pprof does).
+    /// The sample type to show by default: the profile's own choice, else the last (as pprof does).
     #[must_use]
     pub fn shown_sample_type(&self) -> usize {
         let named = self.string(self.default_sample_type);

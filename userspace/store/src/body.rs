@@ -15,7 +15,7 @@ use crate::wire::{Cursor, put, put_signed};
 /// Sample types of one profile; pprof's own have four at most.
 pub(crate) const MOST_WIDTH: usize = 64;
 
-/// What is said of a profile beside its samples.
+/// The metadata of a profile beside its samples.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Facts<'a> {
     pub(crate) runtime_id: &'a str,

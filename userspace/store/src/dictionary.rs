@@ -1,7 +1,7 @@
-//! What the profiles of one service share within a segment: strings, mappings, locations, stacks
-//! as a prefix tree, label sets.
+//! The dictionary of one service within a segment: strings, mappings, locations, stacks as a prefix
+//! tree, label sets.
 //!
-//! The writer keeps only an index from things to their numbers. What is new goes out with the
+//! The writer keeps only an index from items to their numbers. A new item is written with the
 //! record that needs it first, so a segment can be read from its beginning to any record.
 //!
 //! Addresses are left out: the same function lies at another address in every process, and no
@@ -23,7 +23,7 @@ use crate::wire::{put, put_signed, put_text};
 /// What the allocator takes for itself.
 const ALLOCATION_BYTES: usize = 16;
 
-/// Frames at one location: what is inlined deeper than this was not written by people.
+/// The most frames at one location: real code is not inlined deeper.
 pub(crate) const MOST_FRAMES: usize = 4_096;
 
 struct Table<K> {
@@ -46,8 +46,7 @@ impl<K: Hash + Eq> Table<K> {
         self.numbers.allocation_size().saturating_add(self.added.capacity())
     }
 
-    /// The number of `key`; if it is new, which is also returned, `encode` says what is written of
-    /// it.
+    /// The number of `key`; if it is new, which is also returned, `encode` writes it.
     fn number<Q: Hash + Equivalent<K> + ?Sized>(
         &mut self,
         key: &Q,

@@ -1,15 +1,16 @@
 //! The local store of profiles: a directory that one process writes and any number read.
 //!
-//! [`Store`] takes profiles, each with a [`Head`] that says whose it is; [`Reader`] answers a
+//! [`Store`] takes profiles, each with a [`Head`] that describes its origin; [`Reader`] answers a
 //! [`Selection`] with one merged [`strata_profile::Profile`], which every writer of that crate can
-//! write, and compares two of them. Nothing here is asynchronous: a daemon calls it from a thread that may wait for a disk.
+//! write, and compares two of them. Nothing here is asynchronous: a daemon calls it from a thread
+//! that may wait for a disk.
 //!
 //! # Code map
 //! `store` the writer, its lock, retention and recovery; `writing` one segment as it is written;
-//! `merging` merges over time, `rollup` brings the hours of a day together; `reader` questions, on
-//! several threads by `parallel`; `selection` what a question is about;
-//! `segment` where the records of a file are; `record`, `body`, `dictionary` (written), `tables`
-//! (read back), `series`, `wire` the format; `directory` file names.
+//! `merging` merges over time, `rollup` brings the hours of a day together; `reader` runs queries,
+//! on several threads by `parallel`; `selection` selects the profiles of a query; `segment` finds
+//! the records of a file; `record`, `body`, `dictionary` (written), `tables` (read back), `series`,
+//! `wire` the format; `directory` file names.
 //!
 //! # Format, version 2
 //! A directory holds `lock` and, for every segment, `NUMBER.seg` (`NUMBER.open` while it is
@@ -66,11 +67,11 @@
 //! A roll-up's record stands only for its member: when that segment is dropped, it is left out of
 //! every answer, and the file goes with its last member.
 //!
-//! A dictionary is a service's and not the whole segment's because questions are: an hour of one
-//! service is read without a byte of the other forty-nine. Addresses are not kept (see
+//! A dictionary belongs to a service and not to the whole segment, because queries do: an hour of
+//! one service is read without a byte of the other forty-nine. Addresses are not kept (see
 //! `dictionary`): a location is its functions, lines and file.
 //!
-//! # What survives what
+//! # Crash safety
 //! A record is one write. A process killed at any moment leaves whole records and at most one
 //! torn one; readers stop before it, and the next writer cuts it off, writes the index and seals.
 //! Without an index or with a damaged one, the headers are enough to find everything. Merges get
@@ -81,7 +82,7 @@
 //! one is put aside as `NUMBER.damaged`, which goes when it is too old, or first when there is no
 //! room. A store that has a file of another version is not opened, and left as it is.
 //!
-//! # What a question costs
+//! # The cost of a query
 //! A day of fifty services that are profiled every fifteen seconds (288,000 profiles, 33 million
 //! samples, 14,000 records of 33 MB that are read for it) takes half a second of processor time,
 //! which up to four threads share, a service at a time; one service's day takes 15 ms. In memory are
@@ -94,7 +95,7 @@
 //! about [`Options::dictionary_bytes`]. Those that have no room are read back from the file for each
 //! profile, in about half a millisecond; a service with ever new names begins a new segment.
 //!
-//! # Choices
+//! # Design choices
 //! LZ4 by `lz4_flex`, because it decodes in safe Rust, within a given size, and needs no C
 //! compiler for the static builds; columns and dictionaries have taken out most of what a stronger
 //! coder would find. XXH3 because it costs nothing beside a write. The lock is the standard

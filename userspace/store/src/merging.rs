@@ -1,7 +1,8 @@
-//! Merges over time: what a sealed segment holds of each series in an hour and in five minutes.
+//! Merges over time: a sealed segment's profiles of each series, merged per hour and per five
+//! minutes.
 //!
-//! A day's question then reads one record a series and hour. The coarse steps come first in the
-//! file and bring the whole dictionary, so that whoever wants an hour reads nothing else.
+//! A query over a day then reads one record per series and hour. The coarse steps come first in the
+//! file and bring the whole dictionary, so that a query over an hour reads nothing else.
 //!
 //! Invariant: a merge stands for exactly the profiles of its own segment that start in its step,
 //! without what [`Detail::Lasting`] leaves out. Merges that would be no smaller than what they

@@ -204,8 +204,8 @@ pub(crate) fn record_at(
     Ok(Header::of_record(&bytes).map(|header| (header, bytes)))
 }
 
-/// Reads and checks the payload of the record at `at`. The header says how much there is, and
-/// [`header_at`] saw that the file holds it.
+/// Reads and checks the payload of the record at `at`. The header has its length, and [`header_at`]
+/// checked that the file holds it.
 pub(crate) fn payload_at(
     file: &File,
     at: u64,

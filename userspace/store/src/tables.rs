@@ -1,7 +1,7 @@
-//! A service's dictionary as it is read back, and the way of its things into a profile.
+//! A service's dictionary as read back, and the translation of its items into a profile.
 //!
-//! Invariant: a number that refers to nothing is damage that is reported, never a panic; a stack's
-//! caller comes before it, so every walk ends.
+//! Invariant: an invalid number is reported as damage, and never causes a panic; a stack's caller
+//! comes before it, so every walk ends.
 
 use strata_kinds::{Kind, labels};
 use strata_profile::{
@@ -418,9 +418,8 @@ impl Replay {
         })
     }
 
-    /// Adds a record's samples. `columns` says which of the profile's sample types each of the
-    /// record's is. Returns whether the record is wanted: not if all its samples are of other
-    /// processes.
+    /// Adds a record's samples. `columns` maps the record's sample types to the profile's. Returns
+    /// whether the record is wanted: not if all its samples are of other processes.
     pub(crate) fn samples(
         &mut self,
         tables: &Tables,

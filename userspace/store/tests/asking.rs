@@ -1,4 +1,4 @@
-//! What is put in comes out: by service, label, kind and time, merged or as it came.
+//! Stored profiles are found: by service, label, kind and time, merged or unmerged.
 
 mod support;
 

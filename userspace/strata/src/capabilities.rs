@@ -1,8 +1,8 @@
-//! Rights that strata needs to start, and that what reads targets' data must not have.
+//! Drops capabilities that strata needs only to start, before it reads targets' data.
 //!
-//! CAP_SYS_ADMIN is close to root on the host. It is needed for the kernel's account of BPF run
-//! times, and to enter the host's UTS namespace; both are done once, at the start. From then on this
-//! process parses what targets wrote: the memory of bridges, their logs, process events, names.
+//! CAP_SYS_ADMIN is close to root on the host. It is needed for the kernel's statistics of BPF run
+//! times, and to enter the host's UTS namespace; both are done once, at the start. From then on
+//! this process parses data of targets: the memory of bridges, their logs, process events, names.
 
 use std::io;
 

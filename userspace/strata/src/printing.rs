@@ -1,4 +1,4 @@
-//! What commands say on standard output, for people and for scripts.
+//! The output of commands on standard output, for users and for scripts.
 
 use std::io::{ErrorKind, Write, stdout};
 

@@ -1,6 +1,6 @@
-//! `strata ps`: the .NET processes of this host, and how their bridges are.
+//! `strata ps`: the .NET processes of this host, and the state of their bridges.
 //!
-//! Looks only: nothing is loaded, attached or locked. Runtimes inside their program are asked for
+//! Read only: nothing is loaded, attached or locked. Runtimes inside their program are asked for
 //! their version over their diagnostics socket.
 
 use std::os::unix::fs::MetadataExt;

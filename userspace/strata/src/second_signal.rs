@@ -1,15 +1,15 @@
-//! The second Ctrl-C: strata has been asked to end, is finishing, and is asked again.
+//! The second Ctrl-C: arrives while strata is still finishing after the first.
 //!
 //! Finishing reads, names and writes on the thread that would receive signals, for seconds. So a
 //! further signal is handled where it arrives.
 
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// What is said then: a pointer and a length, which a signal handler may read.
+/// The message printed then: a pointer and a length, which a signal handler may read.
 static TEXT: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on these signals end the process at once, and it says `text` before.
+/// From now on these signals end the process at once, after printing `text`.
 pub fn ends_at_once(signals: &[i32], text: &'static str) {
     LENGTH.store(0, Ordering::SeqCst);
     TEXT.store(text.as_ptr().cast_mut(), Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! Which frames a flame graph shows.
 //!
-//! The data always has them all: a view decides by a frame's name and place, so that a profile can
-//! be shown either way later.
+//! The data always has all frames: a view decides by a frame's name and position, so that a profile
+//! can be shown either way later.
 
 use strata_profile::{FrameKind, FrameView};
 

@@ -1,8 +1,8 @@
-//! Where the files of a .NET process are: assemblies and PDBs, as files or inside its program.
+//! Locates the files of a .NET process: assemblies and PDBs, as files or inside its program.
 //!
 //! A runtime names a module by the path it was loaded from. What lies in a single-file program has
-//! no path of its own: it has its name there, or one below the program's folder. The program is
-//! asked first, as the runtime does it (`Bundle::Probe`, src/coreclr/vm/bundle.cpp).
+//! no path of its own: it has its name there, or one below the program's folder. The program's
+//! bundle is searched first, as the runtime does (`Bundle::Probe`, src/coreclr/vm/bundle.cpp).
 //!
 //! Invariant: names are a process's claims. They are compared with what a bundle lists, or opened
 //! by the opener below the process's root, and never used otherwise.

@@ -1,4 +1,4 @@
-//! Named samples become a profile: all of an aggregate, or a part of it.
+//! Builds a profile of symbolized samples: of a whole aggregate, or of a part of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

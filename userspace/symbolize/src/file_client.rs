@@ -1,8 +1,8 @@
 //! The file service of symbolization, on a thread of its own: separate from the one that builds
 //! unwind tables, so that symbols never delay tables.
 //!
-//! Invariant: every request has a deadline. A request that is late fails for its requester; its
-//! answer is dropped when it comes.
+//! Invariant: every request has a deadline. A late request fails for its requester; its answer is
+//! dropped when it arrives.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,5 +1,5 @@
-//! From an aggregate to tasks: what is to be symbolized, by which file or process, with all that it
-//! takes; and what can be said of each address at once.
+//! From an aggregate to tasks: the addresses to symbolize, by file or process, with the data
+//! needed; and the frames that are known at once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -153,7 +153,7 @@ fn plain(place: CodeAddress, address: u64, frame: NamedFrame) -> Symbol {
     Symbol { place, address, module: None, frames: vec![frame], lasting: Lasting::ForGood }
 }
 
-/// What can be said of a place by itself.
+/// The frames of a code address that need no task.
 fn provisional(place: CodeAddress, is_bounded: bool) -> Symbol {
     let (address, module) = match place {
         CodeAddress::Kernel(address) => (address, Some(pseudo_module("[kernel.kallsyms]"))),

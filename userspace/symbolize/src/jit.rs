@@ -1,10 +1,10 @@
 //! Names of generated code: perf maps (`/tmp/perf-PID.map`) and jitdump files.
 //!
-//! Both lie in the target's own namespaces: the path in its root, the number as the process
-//! itself sees it. They grow: each is read on from where it was at the last flush.
+//! Both lie in the target's own namespaces: the path in its root, the number as the process itself
+//! sees it. They grow: each is read on from its position at the last flush.
 //!
-//! Invariant: only a file that belongs to the process's user or to root is believed: `/tmp` is
-//! everybody's, and a name must not come from somebody who could not have written into the process.
+//! Invariant: only a file that belongs to the process's user or to root is trusted: every user can
+//! write to `/tmp`, and symbols must come from a user who could write into the process anyway.
 
 use std::path::PathBuf;
 use std::sync::Arc;

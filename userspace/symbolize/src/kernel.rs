@@ -1,9 +1,9 @@
 //! Names of kernel addresses, with modules and BPF programs, from `/proc/kallsyms`.
 //!
-//! The table has some 200,000 lines and a recording wants a few hundred of them: lines are passed
-//! by on their addresses alone, and only the nearest below each wanted address are parsed. Who asks
-//! again and again keeps the whole table ([`KernelTable`], some 5 MB), because making it takes the
-//! kernel tens of milliseconds each time.
+//! The table has some 200,000 lines and a recording wants a few hundred of them: lines are skipped
+//! by their addresses alone, and only the nearest below each wanted address are parsed. A component
+//! with repeated queries keeps the whole table ([`KernelTable`], some 5 MB), because making it
+//! takes the kernel tens of milliseconds each time.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -15,7 +15,7 @@ use strata_symbols::kallsyms::Builder;
 
 use super::NamedFrame;
 
-/// The symbols around the wanted addresses; the error says what to do.
+/// The symbols around the wanted addresses; the error contains the remedy.
 pub fn load(wanted: impl Iterator<Item = u64>) -> Result<KernelSymbols, String> {
     let failed = |error| format!("/proc/kallsyms cannot be read: {error}");
     let file = File::open("/proc/kallsyms").map_err(failed)?;
@@ -35,7 +35,7 @@ pub struct KernelTable {
 const RENEW: Duration = Duration::from_secs(60);
 
 impl KernelTable {
-    /// The error says what to do.
+    /// The error contains the remedy.
     pub fn read() -> Result<Self, String> {
         let failed = |error| format!("/proc/kallsyms cannot be read: {error}");
         let mut file = File::open("/proc/kallsyms").map_err(failed)?;
@@ -99,7 +99,7 @@ fn nearest(mut table: impl BufRead, wanted: impl Iterator<Item = u64>) -> std::i
         }
     }
     let mut builder = Builder::default();
-    // Without wanted lines the table's first line still tells whether addresses are hidden.
+    // Without wanted lines the table's first line still shows whether addresses are hidden.
     builder.feed(&any);
     for nearest in &found {
         builder.feed(&nearest.lines);

@@ -1,8 +1,8 @@
-//! Symbols that are known, kept from one flush to the next.
+//! The cache of symbols, kept from one flush to the next.
 //!
-//! Invariant: at most so many symbols are kept as the owner said; the least recently used go first,
-//! and what was not wanted for many flushes goes in any case. What has no symbol yet, or may get a
-//! better one, is asked for again after some flushes.
+//! Invariant: the number of symbols is bounded by the owner's limit; the least recently used are
+//! evicted first, and those unused for many flushes in any case. An address without a symbol, or
+//! with one that may improve, is requested again after some flushes.
 
 use std::collections::HashMap;
 use std::hash::Hash;

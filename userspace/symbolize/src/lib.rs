@@ -1,17 +1,19 @@
 //! Symbolization: code addresses of an aggregate become frames, and frames a profile.
 //!
-//! - [`symbolizer`]: flushes, one after the other, without waiting. [`gather`]: from an aggregate to
-//!   [`task`]s, which a [`pool`] of threads runs. [`known_symbols`]: what is kept between flushes.
+//! - [`symbolizer`]: flushes, one after the other, without waiting. [`gather`]: from an aggregate
+//!   to [`task`]s, which a [`pool`] of threads runs. [`known_symbols`]: symbols kept between
+//!   flushes.
 //! - [`file_client`]: requests to the file service, with deadlines.
 //! - [`kernel`] reads `/proc/kallsyms`.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
-//! - [`managed`]: methods of .NET, by what the bridge has said; [`assemblies`]: their files.
-//! - [`jit`]: what JIT compilers write about their code: perf maps and jitdump files.
-//! - [`related`]: what only the instructions of an assembly tell of its methods: where a VB lambda
-//!   is written, which native function a stub calls.
-//! - [`build`]: symbolized samples become a profile. [`resolve`]: both, for the end of a recording.
+//! - [`managed`]: methods of .NET, from the bridge's records; [`assemblies`]: their files.
+//! - [`jit`]: symbol files that JIT compilers write: perf maps and jitdump.
+//! - [`related`]: facts about methods that only an assembly's instructions contain: where a VB
+//!   lambda is written, which native function a stub calls.
+//! - [`build`]: from symbolized samples to a profile. [`resolve`]: both steps, for the end of a
+//!   recording.
 //!
-//! Invariant: what has no symbol keeps its address: `module!0xoffset`, `[unknown]`; and is counted.
+//! Invariant: an address without a symbol is kept as `module!0xoffset` or `[unknown]`, and counted.
 
 pub mod assemblies;
 pub mod build;

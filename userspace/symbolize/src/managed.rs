@@ -1,5 +1,5 @@
-//! Names and lines of .NET methods: generated code by what the bridge has said of it, precompiled
-//! code by what its assembly says.
+//! Symbols and lines of .NET methods: generated code from the bridge's records, precompiled code
+//! from its assembly.
 //!
 //! Lines come from the portable PDB that has the assembly's own id: inside it, beside it, or where
 //! the compiler put it; looked for in the process's root, and in its program if that is a bundle.

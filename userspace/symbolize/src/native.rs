@@ -1,4 +1,4 @@
-//! Names and lines of code in mapped files: the file itself, its debug file where one is found in
+//! Symbols and lines of code in mapped files: the file itself, its debug file where one is found in
 //! the target's root or the host's, all parsed by the worker.
 
 use std::path::{Path, PathBuf};

@@ -1,11 +1,12 @@
 //! Threads that symbolize, so that one process's slow files delay no other process's symbols.
 //!
-//! A task begins on a fast thread. After [`Limits::fast`] its thread counts as slow and another fast
-//! one takes its place; few threads may be slow, one for each owner of files, and what finds none
-//! free ends there, and is tried again on a slow thread, owners in turn. An owner that used up its
-//! share of a flush goes on there too, and one that was slow begins there for a while.
+//! A task begins on a fast thread. After [`Limits::fast`] its thread counts as slow and another
+//! fast one takes its place. The number of slow threads is bounded, with one for each owner of
+//! files; a task that finds none free ends, and is retried on a slow thread, owners in turn. An
+//! owner that used up its share of a flush continues there too, and one that was slow starts there
+//! for a while.
 //!
-//! Invariant: nobody waits for a pool. Outcomes come as messages, and every task has an end.
+//! Invariant: no caller waits for a pool. Outcomes arrive as messages, and every task ends.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -187,7 +188,7 @@ impl Shared {
     }
 
     fn report(&self, report: Report) {
-        // Without a pool nobody reads it.
+        // Without a pool it has no reader.
         let _ = self.reports.send(report);
         (self.wake)();
     }

@@ -1,9 +1,10 @@
 //! Symbolization of flushes, one after the other, without waiting.
 //!
-//! [`Symbolizer::begin`] takes what is known at once and hands the rest to the [`pool`](crate::pool)
-//! as tasks that borrow nothing; [`Symbolizer::collect`] takes in what has come. A process's profile
-//! can be built when [`Symbolizer::awaits`] nothing of it any more, or when its time is up: then a
-//! frame still has its module, build id and offset. What comes late is known at the next flush.
+//! [`Symbolizer::begin`] uses known symbols at once and passes the rest to the
+//! [`pool`](crate::pool) as tasks that own their data; [`Symbolizer::collect`] takes the results. A
+//! process's profile can be built when [`Symbolizer::awaits`] nothing of it any more, or at its
+//! deadline: then a frame still has its module, build id and offset. Late symbols are used at the
+//! next flush.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -1,5 +1,5 @@
-//! What is symbolized at once: the addresses of one file, of one process's generated code, of the
-//! kernel; with all that it takes, so that nothing of the agent is borrowed.
+//! A task: the addresses of one file, of one process's generated code, or of the kernel, with the
+//! data needed to symbolize them, so that nothing of the agent is borrowed.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -300,7 +300,7 @@ pub struct GeneratedWork {
     pub pid: u32,
     pub process: Option<ProcessRef>,
     pub program: Option<Program>,
-    /// What the bridge has told the names of.
+    /// The names from the bridge's records.
     pub described: Vec<(GeneratedCode, Described)>,
     /// What compilers may have written the names of.
     pub others: Vec<GeneratedCode>,

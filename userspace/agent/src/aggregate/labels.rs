@@ -1,4 +1,5 @@
-//! Sets of labels of samples, beside what a thread says: an exception's type, an allocation's class.
+//! Sets of labels of samples, beside a thread's context: an exception's type, an allocation's
+//! class.
 
 use std::hash::Hash;
 

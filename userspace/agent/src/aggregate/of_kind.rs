@@ -1,4 +1,4 @@
-//! What was sampled of one kind: a count for each thread, stack and set of labels, and each sample's
+//! The samples of one kind: a count for each thread, stack and set of labels, and each sample's
 //! time where times are kept.
 //!
 //! Weights add up, and so do measured values; what a column makes of both is in the table of kinds.
@@ -152,8 +152,8 @@ impl OfKind {
         }
     }
 
-    /// What is added from now on is a new snapshot of a process: the one before, if there is one,
-    /// must not be added to it. `is_of` says whether a thread is of that process.
+    /// Begins a new snapshot of a process, to which an earlier one must not be added. `is_of`
+    /// returns whether a thread belongs to that process.
     pub(super) fn begin_snapshot(
         &mut self,
         whose: (ImageId, u64),

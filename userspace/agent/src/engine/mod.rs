@@ -1,20 +1,20 @@
 //! The engine: from the kernel's records to an aggregate.
 //!
-//! - [`loading`]: files are opened and their tables built, in other processes, as they are needed.
-//! - `pacing`: processes that map very much are looked at less often.
-//! - [`rates`]: who is sampled less often than others.
-//! - [`repairing`]: processes of which events were lost are read anew.
+//! - [`loading`]: loads unwind tables on demand; files are opened and parsed in helper processes.
+//! - `pacing`: scans processes with many mappings less often.
+//! - [`rates`]: reduced sampling rates of processes.
+//! - [`repairing`]: re-reads processes after their events were lost.
 //! - [`samples`]: records become samples. `deferred`: those whose stacks wait for their tables.
 //! - `turning`: what has arrived is taken. `state`: what is known of it.
-//! - [`eviction`]: what is given up and forgotten, and what is looked after now and then.
-//! - [`stalled_cpus`]: whether every CPU is still being sampled.
+//! - [`eviction`]: evicts tables and drops ended processes; periodic maintenance.
+//! - [`stalled_cpus`]: detects CPUs whose sampling event has stalled.
 //! - this module: ties them to the process table, in the order of time.
 //!
 //! Order matters: an event that came before a sample must be applied before it, or the sample
 //! is attributed to what the process was before. Records carry the time they were taken, and
 //! events are drained at least up to that time first.
 //!
-//! Invariant: nothing here waits. Files, tables and symbols come as messages.
+//! Invariant: nothing here waits. Files, tables and symbols arrive as messages.
 
 mod deferred;
 mod eviction;
@@ -63,7 +63,7 @@ pub enum EngineError {
     Files(io::Error),
 }
 
-/// What the engine is told at the start.
+/// The engine's settings at the start.
 pub struct Options {
     pub settings: Settings,
     /// Of process events.
@@ -195,12 +195,12 @@ impl Engine {
         self.turn();
     }
 
-    /// Whether all that [`Self::prepare`] has asked for is there.
-    /// Without patience a bridge that says nothing is not waited for.
+    /// Whether everything that [`Self::prepare`] requested has arrived. Without patience a silent
+    /// bridge is not waited for.
     pub fn is_prepared(&self, pid: u32, patient: bool) -> bool {
         let Some(process) = self.table.get(pid) else { return true };
         let attaching = patient && self.managed.is_attaching(process.image);
-        // What it was published with may be older than what its bridge has said.
+        // It may have been published with less than its bridge has reported.
         self.store.is_published(pid) && !self.loading.is_waited_for_by(pid) && !attaching
     }
 
@@ -339,7 +339,7 @@ impl Engine {
         self.start_sampling()
     }
 
-    /// A process that nobody wants to see: the kernel takes no more samples of it.
+    /// A process that is not selected: the kernel takes no more samples of it.
     pub fn leave_out(&mut self, pid: u32) {
         self.store.skip(&mut self.programs, pid);
     }

@@ -1,10 +1,10 @@
 //! Processes that are sampled less often than the host, kind by kind.
 //!
-//! The kernel samples all at one rate of each kind, the highest; of the samples of the others only
-//! some are kept, evenly. What a kept one stands for grows accordingly.
+//! The kernel samples all at one rate of each kind, the highest; of the other processes' samples
+//! only some are kept, evenly, with a higher weight each.
 //!
-//! Invariant: all samples of a process and kind between two cuts are kept at one rate, by which they
-//! are weighed. Another rate comes into force at a cut.
+//! Invariant: all samples of a process and kind between two flushes are kept at one rate, which is
+//! their weight. A new rate takes effect at a flush.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ impl Rates {
         Self(Kind::ALL.map(|kind| OfKind::new(full.of(kind))))
     }
 
-    /// All processes are sampled as often as the kernel does, until something else is said.
+    /// All processes are sampled at the kernel's rate until another one is set.
     pub fn reset(&mut self, full: &Frequencies) {
         *self = Self::new(full);
     }

@@ -41,7 +41,7 @@ impl OwnedSample {
 
 const HEADER_BYTES: usize = size_of::<Header>();
 
-/// Splits a record; `None` when it is shorter than it says.
+/// Splits a record; `None` when it is shorter than its header states.
 pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
     let (header, words) = bytes.split_at_checked(HEADER_BYTES)?;
     // SAFETY: as many initialised bytes; any bytes are a `Header`; read without alignment.
@@ -60,7 +60,7 @@ pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
     (kernel <= MAX_KERNEL_FRAMES && needed <= words.len()).then_some(Sample { header, words })
 }
 
-/// Processes that are met in one turn, and told of.
+/// Processes that are met in one turn, and reported.
 const MOST_NEWCOMERS: usize = 10_000;
 impl Engine {
     pub(super) fn take_sample(&mut self, sample: Sample<'_>) {
@@ -204,7 +204,7 @@ impl Engine {
     }
 }
 
-/// The kind that a record says it is of, if that is one of those that are sampled.
+/// The kind in a record's header, if it is one of those sampled.
 fn kind_of(header: &Header, sampled: Kinds) -> Option<Kind> {
     Kind::from_number(header.source).filter(|kind| sampled.contains(*kind))
 }

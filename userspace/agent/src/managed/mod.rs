@@ -1,19 +1,19 @@
-//! .NET processes: the bridge in each, the code it announces, and what its names are made of.
+//! .NET processes: the bridge in each, the code that it publishes, and the names of its methods.
 //!
-//! - [`bridge`]: reaching into a process, in threads of their own: attaching may take seconds.
-//! - [`runtime`]: what the bridge has said about one process.
-//! - [`maps_reader`]: looking at what processes have mapped, beside the loop.
-//! - [`code`]: the code a runtime has generated: who is where, and how it is unwound.
-//! - [`names`]: from what is known of a method to its name.
-//! - [`target`]: one process: how its bridge is, and what was sampled of its code.
+//! - [`bridge`]: attaching, on threads of its own, because it may take seconds.
+//! - [`runtime`]: the bridge's records of one process.
+//! - [`maps_reader`]: reads processes' mappings, off the event loop.
+//! - [`code`]: the code that a runtime has generated: which method lies where, and how it is
+//!   unwound.
+//! - [`names`]: from a method's metadata to its display name.
+//! - [`target`]: one process: the state of its bridge, and the samples of its code.
 //! - [`units`]: that code in kernel memory.
 //!
-//! Here they are tied together: a process that is recorded gets a bridge, what the bridge says
-//! is taken in at every turn, and what is known is published before stacks that waited for it are
-//! unwound.
+//! This module ties them together: a process that is recorded gets a bridge, its records are read
+//! at every turn, and its code is published before the stacks that waited for it are unwound.
 //!
-//! Invariant: nothing here waits for a process, but half a second for each of four at most whose code
-//! hangs whoever reads it.
+//! Invariant: nothing here waits for a process, except half a second for each of at most four whose
+//! code hangs its reader.
 
 pub mod bridge;
 pub mod code;
@@ -39,7 +39,7 @@ use runtime::Runtime;
 use target::{PUBLISH_AWAITED_AFTER, State, Target};
 use units::Units;
 
-/// What may be done to a .NET process.
+/// What strata may do to a .NET process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Policy {
     /// Attach the bridge to running processes.
@@ -48,11 +48,11 @@ pub enum Policy {
     /// Only use a bridge that a process loaded itself.
     EnvironmentOnly,
     Off,
-    /// Each process waits for what [`Managed::admit`] says of it.
+    /// Each process waits for the result of [`Managed::admit`].
     AsTold,
 }
 
-/// How the bridge of a .NET process is.
+/// The state of a .NET process's bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     LeftAlone,
@@ -62,7 +62,7 @@ pub enum Standing {
     Ended,
 }
 
-/// What the bridges of a recording amount to, for the summary.
+/// Totals of a recording's bridges, for the summary.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     /// Processes with a bridge.
@@ -71,7 +71,7 @@ pub struct Totals {
     pub loaded: u64,
     pub detached: u64,
     pub methods: u64,
-    /// By pid: why not.
+    /// By pid: the reason why not.
     pub refused: Vec<(u32, String)>,
     /// Records that were lost in a process or refused here.
     pub lost: u64,
@@ -85,23 +85,23 @@ pub struct Managed {
     code_reader: CodeReader,
     looker: MapsReader,
     targets: HashMap<ImageId, Target>,
-    /// Processes of which nothing was said yet.
+    /// Processes without a record yet.
     candidates: HashMap<ImageId, u32>,
-    /// Processes that are left alone.
+    /// Processes that are not attached to.
     left_alone: HashMap<ImageId, u32>,
     current: HashMap<u32, ImageId>,
     /// Processes whose thread contexts the kernel reads.
     contexts: HashMap<u32, ImageId>,
-    /// Places of the aggregate that have been looked through.
+    /// The number of code addresses of the aggregate examined so far.
     places_seen: usize,
-    /// What is known of all runtimes may take so many bytes together.
+    /// The limit of memory for all runtimes together.
     budget: usize,
     attached: u64,
     loaded: u64,
     detached: u64,
-    /// Records lost by processes that are forgotten: what was lost stays lost.
+    /// Records lost by processes that were dropped, so that the total stays.
     lost_before: u64,
-    /// The process that the next turn begins with, and whether the last one did not get round.
+    /// The process that the next turn begins with, and whether the last turn was cut short.
     next: ImageId,
     has_more: bool,
     turned: Instant,
@@ -126,19 +126,18 @@ const _: () = {
     );
 };
 
-/// Places whose method is not known yet, of one process.
+/// The most code addresses of one process whose method is not known yet.
 const MOST_NAMELESS: usize = 10_000;
-/// AppDomains of one process that are told apart.
+/// The most AppDomains distinguished in one process.
 const MOST_DOMAINS: usize = 16;
-/// Threads of one process whose inner number is remembered.
+/// The most threads of one process whose inner tid is kept.
 const MOST_THREADS: usize = 10_000;
-/// What all processes together may say in one turn: those that did not get round are first in the
-/// next one.
+/// The time for reading all processes in one turn: those not reached are first in the next one.
 const ALL_TOGETHER: Duration = Duration::from_millis(20);
 const NEXT_TURN: Duration = Duration::from_millis(20);
-/// What one may say that has ended.
+/// The budget of a process that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(20);
-/// How long the last questions may take at the end.
+/// The time limit of the last requests at the end.
 const LAST_ANSWERS: Duration = Duration::from_millis(600);
 
 impl Managed {
@@ -187,8 +186,8 @@ impl Managed {
         self.budget = bytes;
     }
 
-    /// Divides the budget: one half in equal shares, so that a process that says much leaves room
-    /// for others, and of the other one whoever needs it first has it.
+    /// Divides the budget: one half in equal shares, so that a process with many records leaves
+    /// room for others; the other half goes to the first that need it.
     fn divide_budget(&mut self) {
         let half = self.budget / 2;
         let share = half / self.targets.len().max(1);
@@ -214,12 +213,12 @@ impl Managed {
         }
     }
 
-    /// Processes of which [`Self::admit`] has to say something.
+    /// Processes that [`Self::admit`] has to decide on.
     pub fn candidates(&self) -> impl Iterator<Item = (ImageId, u32)> + '_ {
         self.candidates.iter().map(|(image, pid)| (*image, *pid))
     }
 
-    /// What may be done to one process.
+    /// Decides what may be done to one process.
     pub fn admit(&mut self, image: ImageId, policy: Policy) {
         let Some(pid) = self.candidates.remove(&image) else { return };
         match policy {
@@ -231,8 +230,8 @@ impl Managed {
         }
     }
 
-    /// What was said of processes may be another now: all are asked about again. Bridges that are
-    /// there stay, unless `is_kept` says otherwise; the processes that lost theirs are returned.
+    /// The decisions on processes may have changed: all are evaluated again. Existing bridges stay
+    /// where `is_kept` is true; returns the processes that lost theirs.
     pub fn ask_again(&mut self, is_kept: impl Fn(ImageId) -> bool) -> Vec<u32> {
         self.candidates.extend(self.left_alone.drain());
         let mut leaving = Vec::new();
@@ -242,7 +241,7 @@ impl Managed {
             if !current || is_kept(*image) {
                 continue;
             }
-            // One that is on its way is taken back when it arrives.
+            // An attach under way is detached when it completes.
             if matches!(target.state, State::Attaching) {
                 self.bridges.withdraw(*image);
             }
@@ -271,7 +270,7 @@ impl Managed {
         self.current.insert(pid, image);
     }
 
-    /// A process has executed something else, or ended: what it was stays for its samples.
+    /// A process has executed another program, or ended: its state is kept for its samples.
     pub fn left(&mut self, pid: u32) {
         if let Some(image) = self.current.remove(&pid)
             && let Some(target) = self.targets.get_mut(&image)
@@ -286,10 +285,10 @@ impl Managed {
     }
 
     /// The AppDomain that a thread was in; 0 where a process has no more than one. `read` is what
-    /// the kernel read when it took the sample; without it the thread is asked where it is now.
+    /// the kernel read when it took the sample; without it the thread's current one is read.
     pub fn domain_of(&mut self, image: ImageId, tid: u32, read: Option<u64>) -> u64 {
         let Some(target) = self.targets.get_mut(&image) else { return 0 };
-        // More than a runtime ever had is a process that makes them up.
+        // More than any runtime has are made up by the process.
         if !(2..=MOST_DOMAINS).contains(&target.runtime.domains.len()) {
             return 0;
         }
@@ -310,12 +309,12 @@ impl Managed {
             .unwrap_or(0)
     }
 
-    /// What a process's AppDomains say of themselves, by their number.
+    /// The descriptions published by a process's AppDomains, by their number.
     pub fn domains_of(&self, image: ImageId) -> Option<&HashMap<u64, AppDomainRecord>> {
         self.targets.get(&image).map(|target| &target.runtime.domains)
     }
 
-    /// Whether a process is known to be a .NET process, and how its bridge is.
+    /// Whether a process is known to be a .NET process, and the state of its bridge.
     pub fn standing_of(&self, image: ImageId) -> Option<Standing> {
         if self.candidates.contains_key(&image) || self.left_alone.contains_key(&image) {
             return Some(Standing::LeftAlone);
@@ -328,14 +327,14 @@ impl Managed {
         })
     }
 
-    /// Takes in what a process's bridge has said since the last turn.
+    /// Reads the records of a process's bridge since the last turn.
     pub fn take_in(&mut self, image: ImageId) {
         if let Some(target) = self.targets.get_mut(&image) {
             target.take_in_between(&mut self.looker);
         }
     }
 
-    /// Bridges that were on their way.
+    /// Completed attaches.
     fn take_arrivals(&mut self) {
         let mut leaving = Vec::new();
         self.bridges.turn();
@@ -376,8 +375,7 @@ impl Managed {
         bridge::detach_aside(leaving);
     }
 
-    /// Takes in what has come from all processes. Those that must be published anew are put into
-    /// `dirty`.
+    /// Reads the records of all processes. Those that must be republished are put into `dirty`.
     pub fn turn(
         &mut self,
         programs: &mut Programs,
@@ -404,7 +402,7 @@ impl Managed {
         self.has_more = false;
         for image in &order {
             if Instant::now() >= until {
-                // The others come first at the next turn.
+                // The others are first in the next turn.
                 self.next = *image;
                 self.has_more = true;
                 break;
@@ -421,7 +419,7 @@ impl Managed {
             if target.look_whether_expected() && is_current && store.is_published(target.pid) {
                 dirty.insert(target.pid);
             }
-            // Nobody searches the code of a process that is gone.
+            // The code of a process that has exited is not searched any more.
             if !is_current {
                 target.is_awaited = false;
                 target.units.sweep(store);
@@ -444,7 +442,7 @@ impl Managed {
         }
     }
 
-    /// Tells the kernel where the processes that have a bridge keep their thread contexts.
+    /// Publishes to the kernel where processes with a bridge keep their thread contexts.
     fn publish_contexts(&mut self, programs: &mut Programs) {
         let Self { contexts, targets, current, .. } = self;
         contexts.retain(|pid, image| {
@@ -471,7 +469,7 @@ impl Managed {
         }
     }
 
-    /// Every sampled method's IL map is asked for once; every address nobody claims too.
+    /// Every sampled method's IL map is asked for once; every address without a method too.
     fn ask_about_new_places(&mut self, aggregate: &Aggregate) {
         for position in self.places_seen.. {
             let Some(place) = aggregate.code_address(position) else { break };
@@ -489,7 +487,7 @@ impl Managed {
         }
     }
 
-    /// The generated code of a process, once its bridge has said all there was.
+    /// The generated code of a process, once its bridge has reported all existing code.
     pub fn units_of(&self, image: ImageId) -> Option<&Units> {
         let target = self.targets.get(&image)?;
         let current = self.current.get(&target.pid) == Some(&image);
@@ -508,11 +506,11 @@ impl Managed {
         self.targets.get(&image).map_or(0, |target| target.runtime.code.era())
     }
 
-    /// A stack led to code that nobody has announced. True while an answer may come.
+    /// A stack led to unpublished code. True while an answer may arrive.
     pub fn unannounced(&mut self, image: ImageId, address: u64) -> bool {
         let Some(target) = self.targets.get_mut(&image) else { return false };
         if target.runtime.code.knows(address) {
-            // It was announced meanwhile, and comes with the next publication.
+            // It was published meanwhile, and is loaded with the next publication.
             target.is_awaited |= target.runtime.code.is_dirty();
             return target.is_awaited;
         }
@@ -524,21 +522,20 @@ impl Managed {
         target.runtime.is_waiting_for(address)
     }
 
-    /// Whether following the frame pointer leads from this code to its caller, if that is known by
-    /// now.
+    /// Whether following the frame pointer leads from this code to its caller, if known.
     pub fn keeps_frame_pointer(&self, image: ImageId, address: u64) -> Option<bool> {
         self.targets.get(&image)?.runtime.code.keeps_frame_pointer(address)
     }
 
-    /// Nobody will say anything about this address any more: it counts as a stub. False when it
-    /// does already.
+    /// No record will describe this address any more: it counts as a stub. False when it does
+    /// already.
     pub fn take_for_stub(&mut self, image: ImageId, address: u64) -> bool {
         let Some(target) = self.targets.get_mut(&image) else { return false };
         target.runtime.code.insert_stub(address);
         target.runtime.code.is_dirty()
     }
 
-    /// Makes what is known of a process's code known to searches at once.
+    /// Loads a process's code into the tables at once.
     pub fn publish(&mut self, programs: &mut Programs, store: &mut Store, image: ImageId) {
         if let Some(target) = self.targets.get_mut(&image) {
             target.update_units(programs, store);
@@ -559,7 +556,7 @@ impl Managed {
         self.places_seen = 0;
     }
 
-    /// The last questions about an aggregate, before another one begins.
+    /// The last requests about an aggregate, before another one begins.
     pub fn ask_last(&mut self, aggregate: &Aggregate) {
         self.ask_about_new_places(aggregate);
         self.places_seen = 0;
@@ -578,7 +575,7 @@ impl Managed {
         let lost_before = &mut self.lost_before;
         self.targets.retain(|image, target| {
             let is_current = self.current.get(&target.pid) == Some(image);
-            // Samples taken since the cut still need their names.
+            // Samples taken since the flush still need their symbols.
             let named = target.cut_off.min(target.sampled.len());
             target.sampled.drain(..named);
             target.runtime.code.forget_retired(target.cut_era);
@@ -595,7 +592,7 @@ impl Managed {
         });
     }
 
-    /// Who was left alone and is gone.
+    /// Processes that were not attached to and have exited.
     pub fn forget_left_alone(&mut self, is_there: impl Fn(ImageId) -> bool) {
         self.left_alone.retain(|image, _| is_there(*image));
         self.candidates.retain(|image, _| is_there(*image));
@@ -605,7 +602,7 @@ impl Managed {
         self.targets.keys().copied()
     }
 
-    /// Whether a process still has questions to answer, or code that is not published yet.
+    /// Whether a process has pending requests, or code that is not published yet.
     pub fn is_settling(&mut self, image: ImageId) -> bool {
         self.targets.get_mut(&image).is_some_and(|target| {
             let asked = match &mut target.state {
@@ -616,28 +613,28 @@ impl Managed {
         })
     }
 
-    /// Whether a process's bridge is still on its way.
+    /// Whether attaching to a process is still under way.
     pub fn is_attaching(&self, image: ImageId) -> bool {
         self.targets.get(&image).is_some_and(Target::is_attaching)
     }
 
-    /// Whether stacks of a process had better wait for what its bridge will say.
+    /// Whether stacks of a process should wait for the records of its bridge.
     pub fn expects(&self, image: ImageId) -> bool {
         self.targets.get(&image).is_some_and(|target| target.is_expected)
     }
 
-    /// Bridges are waited for no longer: stacks are taken as they are.
+    /// Stops waiting for bridges: stacks are unwound with what is known.
     pub fn stop_expecting(&mut self) {
         self.targets.values_mut().for_each(Target::stop_expecting);
     }
 
-    /// What is known of a process's runtime.
+    /// The state of a process's runtime.
     pub fn runtime_of(&self, image: ImageId) -> Option<&Runtime> {
         self.targets.get(&image).map(|target| &target.runtime)
     }
 
-    /// Whether all code that a process's runtime has made is known: nothing of what its bridge said
-    /// was lost.
+    /// Whether all code that a process's runtime has made is known: no record of its bridge was
+    /// lost.
     pub fn knows_all(&self, image: ImageId) -> bool {
         self.targets
             .get(&image)
@@ -672,14 +669,14 @@ impl Managed {
         for target in self.targets.values_mut() {
             match std::mem::replace(&mut target.state, State::Ended) {
                 State::Attached(bridge) => leaving.push(*bridge),
-                // Why not is told in the summary.
+                // The summary reports why not.
                 other => target.state = other,
             }
         }
         self.detached += bridge::detach_all(leaving);
     }
 
-    /// When everything is named: what runtimes were told to write, they need not write any more.
+    /// After everything is symbolized: runtimes that were asked to write a perf map can stop.
     pub fn release(&self) {
         for target in self.targets.values() {
             if let State::Refused(Refusal { writes_perf_map: true, .. }) = target.state {
@@ -688,7 +685,7 @@ impl Managed {
         }
     }
 
-    /// Looks at what processes have mapped that hung, or were left because others hang.
+    /// Reads of processes' mappings that hung, or were dropped because others hang.
     pub fn unanswered_looks(&self) -> u64 {
         self.looker.unanswered()
     }
@@ -698,7 +695,7 @@ impl Managed {
             attached: self.attached,
             loaded: self.loaded,
             detached: self.detached,
-            // Code that cannot be read is missing as if it had not been announced.
+            // Code that cannot be read is missing as if it had not been published.
             lost: self.lost_before + self.code_reader.unread(),
             ..Totals::default()
         };
@@ -722,7 +719,7 @@ mod tests {
     #[test]
     fn a_bridge_on_its_way_is_taken_back_by_the_reload_that_forbids_it() {
         let mut managed = Managed::new(Policy::AsTold, false);
-        // Nobody has this number: nothing is done to any process.
+        // No process has this pid: nothing is done to any process.
         let (image, pid) = (ImageId(1), u32::MAX >> 1);
         managed.found(pid, image);
         managed.admit(image, Policy::Attach);

@@ -1,10 +1,10 @@
-//! What the bridge has said about one process: its modules, types and methods.
+//! The bridge's records of one process: its modules, types and methods.
 //!
-//! Everything here was claimed by the process. It is kept as it came, within a budget, and names
-//! are made of it only at the end, for what was sampled.
+//! Everything here is a claim of the process. It is stored unchanged, within a budget, and display
+//! names are made only at the end, for sampled methods.
 //!
-//! Invariant: at most so many bytes of texts as the owner allows, and [`MAX_METHODS`] methods; what
-//! is beyond is refused and counted.
+//! Invariant: at most as many bytes of texts as the owner allows, and [`MAX_METHODS`] methods;
+//! further ones are refused and counted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
 use super::names::{self, Described};
 
 const MAX_METHODS: usize = MAX_SPANS;
-/// Of texts, if nobody says another number.
+/// The default limit of texts.
 pub const MAX_BYTES: usize = 256 << 20;
-/// Of a method's unoptimised code, kept.
+/// The most bytes kept of a method's unoptimised code.
 const FIRST_CODE: usize = 96;
 /// A method's code is read in whole up to this size.
 const MAX_CODE: u32 = 64 << 10;
-/// What an entry costs besides its texts.
+/// The memory of an entry without its texts.
 const OVERHEAD: usize = 200;
 /// What an entry without texts costs.
 const SMALL: usize = 64;
@@ -39,10 +39,10 @@ pub struct Type {
     pub generic_parameters: Vec<String>,
 }
 
-/// An IL map, and whose it is.
+/// An IL map, and its method.
 pub type IlMap = Arc<[IlMapEntry]>;
 
-/// An address whose method has been asked for.
+/// An address whose method has been requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Waiting,
@@ -53,7 +53,7 @@ enum Asked {
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     size: u32,
-    /// How many of its bytes the bridge has told.
+    /// The number of its bytes that the bridge has published.
     known: usize,
     is_replacement: bool,
 }
@@ -74,12 +74,12 @@ pub struct Runtime {
     /// By start: methods of whose code only the first bytes are known, and their function.
     cut: HashMap<u64, (Cut, u64)>,
     asked: HashMap<u64, Asked>,
-    /// Of a process that has ended: what its samples need, by address and era.
+    /// For a process that has ended: the symbols that its samples need, by address and era.
     kept: HashMap<(u64, u32), Described>,
     methods_told: u64,
-    /// Everything that existed when strata came has been said.
+    /// Everything that existed when strata attached has been reported.
     pub enumerated: bool,
-    /// What the bridge says about itself, the last of it.
+    /// The last status of the bridge.
     pub remarks: Vec<String>,
     bytes: usize,
     /// Records refused because of the budget.
@@ -87,17 +87,17 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// What is kept because the process said it: its texts, methods and code.
+    /// The memory kept for the process's records: its texts, methods and code.
     pub fn bytes(&self) -> usize {
         self.bytes + self.code.bytes()
     }
 
-    /// What was counted for something that gave way to something else.
+    /// Releases the memory counted for an entry that was replaced.
     fn uncount(&mut self, bytes: Option<usize>) {
         self.bytes = self.bytes.saturating_sub(bytes.unwrap_or(0));
     }
 
-    /// Takes one record in, if what is known takes no more than `most` bytes.
+    /// Adds one record, if the memory stays within `most` bytes.
     pub fn apply(&mut self, record: Record, most: usize) {
         let is_small =
             matches!(record, Record::MethodUnload(_) | Record::NotFound(_) | Record::Enumerated(_));
@@ -160,7 +160,7 @@ impl Runtime {
                     self.remarks.push(remark.text);
                 }
             }
-            // Names of modules and domains that are gone are still wanted for their samples.
+            // Names of unloaded modules and domains are still needed for their samples.
             Record::ModuleUnload(_) | Record::AppDomainEnd(_) | Record::ThreadEnd(_) => {}
         }
     }
@@ -177,7 +177,7 @@ impl Runtime {
         let ranges = std::mem::take(&mut method.ranges);
         let mut body = None;
         for range in &ranges {
-            // Code apart from a method's start runs in the frame that its start has made.
+            // Cold code of a method runs in the frame that its start has made.
             let rules = match body {
                 None => {
                     let code = MethodCode {
@@ -234,7 +234,7 @@ impl Runtime {
     pub fn take_code(&mut self, start: u64, bytes: &[u8]) {
         let Some((cut, function)) = self.cut.remove(&start) else { return };
         self.uncount(Some(SMALL));
-        // Of a process that has ended, nothing can be read: what its bridge has told holds.
+        // Of a process that has ended, nothing can be read: its bridge's records hold.
         if bytes.len() <= cut.known {
             return;
         }
@@ -247,17 +247,17 @@ impl Runtime {
         self.code.refine(start, &rules);
     }
 
-    /// Methods that the bridge has told of.
+    /// Methods that the bridge has reported.
     pub fn methods(&self) -> u64 {
         self.methods_told
     }
 
-    /// What is kept of a process that has ended.
+    /// The state kept of a process that has ended.
     pub fn kept(&self, address: u64, era: u32) -> Option<&Described> {
         self.kept.get(&(address, era))
     }
 
-    /// Nothing more will be said or sampled: only what the samples so far need is kept.
+    /// No more records or samples will arrive: only what the samples so far need is kept.
     pub fn keep_only(&mut self, sampled: &[(u64, u32)], signatures: bool) {
         let kept = sampled.iter().filter_map(|&(address, era)| {
             Some(((address, era), names::describe(self, address, era, signatures)?))
@@ -285,7 +285,7 @@ impl Runtime {
         self.modules.values().map(|module| &**module)
     }
 
-    /// Notes that an IL map is being asked for; false when it was asked for before.
+    /// Notes that an IL map is requested; false when it was requested before.
     pub fn ask_il_map(&mut self, start: u64) -> bool {
         self.il_maps_asked.insert(start)
     }
@@ -294,7 +294,7 @@ impl Runtime {
         self.il_maps.get(&start)
     }
 
-    /// Notes that an address is being asked for; false when it was asked for before.
+    /// Notes that an address is requested; false when it was requested before.
     pub fn ask(&mut self, address: u64) -> bool {
         const MOST: usize = 100_000;
         if self.asked.len() >= MOST || self.asked.contains_key(&address) {
@@ -305,7 +305,7 @@ impl Runtime {
         true
     }
 
-    /// Whether the answer about an address is still to come.
+    /// Whether the answer about an address is pending.
     pub fn is_waiting_for(&self, address: u64) -> bool {
         self.asked.get(&address) == Some(&Asked::Waiting)
     }

@@ -1,8 +1,8 @@
-//! One .NET process: how its bridge is, what that has said, and what was sampled of its code.
+//! One .NET process: the state and records of its bridge, and the samples of its code.
 //!
-//! A bridge that is on its way is *expected*: what code there is will be known in a moment. Until
-//! then stacks that lead through generated code had better wait, because following the frame
-//! pointer skips the caller of every method that keeps no frame.
+//! While a bridge is being attached it is *expected*: the existing code will be known soon. Until
+//! then stacks that lead through generated code should wait, because following the frame pointer
+//! skips the caller of every method without a frame.
 //!
 //! Invariant: a bridge is expected for [`EXPECTED`] at most, whatever its process does.
 
@@ -16,28 +16,28 @@ use super::units::Units;
 use crate::kernel::loader::Programs;
 use crate::tables::store::Store;
 
-/// Attaching takes some milliseconds, or a second on a busy host. A runtime may hold it up.
+/// Attaching takes some milliseconds, or a second on a busy host. A runtime may delay it.
 const EXPECTED: Duration = Duration::from_secs(10);
-/// Code that a process adds is made known to the kernel this often.
+/// The interval at which a process's new code is published to the kernel.
 const PUBLISH_AFTER: Duration = Duration::from_millis(100);
-/// And this soon when stacks lead through it.
+/// The same when stacks lead through it.
 pub(super) const PUBLISH_AWAITED_AFTER: Duration = Duration::from_millis(10);
-/// What one process may say between two turns, because its samples are looked at.
+/// The time for reading one process between two turns, when its samples are processed.
 const BETWEEN_TURNS: Duration = Duration::from_millis(5);
 /// Samples of a process come this long after its end at most.
 const STRAGGLERS: Duration = Duration::from_secs(5);
 
-/// What became of a process's bridge.
+/// The state of attaching to a process.
 pub(super) enum State {
     Attaching,
     Attached(Box<Bridge>),
-    /// Not reached, and why.
+    /// Attaching failed, with the reason.
     Refused(Refusal),
-    /// It was there; the process or the recording has ended.
+    /// The bridge was attached; the process or the recording has ended.
     Ended,
 }
 
-/// A .NET process, or what one was before it executed something else.
+/// A .NET process, or its earlier image.
 pub(super) struct Target {
     pub pid: u32,
     pub state: State,
@@ -47,33 +47,33 @@ pub(super) struct Target {
     /// Records lost on their way here.
     pub lost: u64,
     pub published: Instant,
-    /// Stacks wait for code that has been announced and is not published yet.
+    /// Stacks wait for code that the bridge has reported and the kernel's tables do not have yet.
     pub is_awaited: bool,
-    /// Since when its bridge is on its way; `None` when it is waited for no longer.
+    /// When attaching began; `None` when the bridge is no longer waited for.
     reached: Option<Instant>,
     /// Whether it was expected at the last turn.
     pub is_expected: bool,
-    /// Places of the aggregate that are this process's.
+    /// Code addresses of the aggregate that belong to this process.
     pub sampled: Vec<(u64, u32)>,
     /// Those of them whose method was not known yet.
     pub nameless: Vec<(u64, u32)>,
     pub ended: Option<Instant>,
-    /// Threads by the number they have outside: the one they have inside.
+    /// Threads by their tid outside: their tid inside the process's namespace.
     pub inner_tids: HashMap<u32, u32>,
-    /// How many of `sampled` belong to what was cut off.
+    /// How many of `sampled` belong to the flushed aggregate.
     pub cut_off: usize,
-    /// The era of its code when that was cut off.
+    /// The era of its code at that flush.
     pub cut_era: u32,
-    /// What is known of it may take so much.
+    /// Its limit of memory.
     pub most_bytes: usize,
-    /// And so much in kernel memory.
+    /// Its limit of kernel memory.
     pub most_table_bytes: u64,
-    /// What taking in has cost since the last turn, apart from that.
+    /// The time spent on reading since the last turn, besides that.
     taking_in: Duration,
     credit: Credit,
 }
 
-/// Processor time of this thread: on a busy host a process does not pay for what others take.
+/// Processor time of this thread: on a busy host the load of others does not count.
 fn own_time() -> Duration {
     let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid place for the result; the clock always exists.
@@ -81,19 +81,19 @@ fn own_time() -> Duration {
     Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Time that one process may take from the loop: much when it starts and has much to say, and little
-/// for good.
+/// The time budget of one process in the loop: much when it starts and has many records, little in
+/// the long run.
 #[derive(Clone, Copy, Debug)]
 struct Credit {
     left: Duration,
     since: Instant,
 }
 
-/// What a process has to begin with, and has again after it took nothing for long.
+/// The initial budget of a process, which it regains after a long idle time.
 const MOST_CREDIT: Duration = Duration::from_millis(400);
-/// Of the time that passes a process may take one part in so many.
+/// A process may take one part in so many of the elapsed time.
 const CREDIT_PART: u32 = 25;
-/// With less than this, nothing is begun.
+/// With less than this, no read is begun.
 const LEAST_CREDIT: Duration = Duration::from_millis(5);
 
 impl Credit {
@@ -114,7 +114,7 @@ impl Credit {
 }
 
 impl Target {
-    /// A process that is being reached into.
+    /// A process with an attach under way.
     pub fn new(pid: u32, most_bytes: usize) -> Self {
         Self {
             pid,
@@ -140,7 +140,7 @@ impl Target {
         }
     }
 
-    /// Whether its bridge has still to say what code there is.
+    /// Whether its bridge has not reported the existing code yet.
     pub fn is_attaching(&self) -> bool {
         match self.state {
             State::Attaching => true,
@@ -149,20 +149,20 @@ impl Target {
         }
     }
 
-    /// Whether its bridge is waited for; true when that is another answer than the last time.
+    /// Updates whether its bridge is waited for; true when that has changed.
     pub fn look_whether_expected(&mut self) -> bool {
         let in_time = self.reached.is_some_and(|reached| reached.elapsed() < EXPECTED);
         let is_expected = in_time && self.is_attaching();
         std::mem::replace(&mut self.is_expected, is_expected) != is_expected
     }
 
-    /// Its bridge is waited for no longer.
+    /// Stops waiting for its bridge.
     pub fn stop_expecting(&mut self) {
         self.reached = None;
     }
 
-    /// Takes in what the bridge has said since the last turn, while samples are looked at: no longer
-    /// than [`BETWEEN_TURNS`] from one turn to the next.
+    /// Reads the bridge's records since the last turn, while samples are processed: no longer than
+    /// [`BETWEEN_TURNS`] from one turn to the next.
     pub fn take_in_between(&mut self, looker: &mut MapsReader) {
         let begun = Instant::now();
         if self.taking_in < BETWEEN_TURNS && self.credit.is_enough(begun) {
@@ -174,7 +174,7 @@ impl Target {
         }
     }
 
-    /// The turn of this process has come: false when it has taken too much time of late.
+    /// Begins the turn of this process: false when it has used up its time.
     pub fn take_turn(&mut self, looker: &mut MapsReader, until: Instant) -> bool {
         let begun = Instant::now();
         if !self.credit.is_enough(begun) {
@@ -187,7 +187,7 @@ impl Target {
         true
     }
 
-    /// Loads what has changed of its code; true when it must be published anew.
+    /// Loads its changed code; true when it must be republished.
     pub fn update_units(&mut self, programs: &mut Programs, store: &mut Store) -> bool {
         let used = own_time();
         let most = self.most_table_bytes;
@@ -196,13 +196,13 @@ impl Target {
         changed
     }
 
-    /// Takes in what the bridge has said since the last time, until then.
+    /// Reads the bridge's records since the last call, until this time.
     pub fn take_in(&mut self, looker: &mut MapsReader, until: Instant) {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
         let alive = bridge.poll(looker, until, &mut |record| runtime.apply(record, most));
-        // The process says so: it may say less later.
+        // A claim of the process: it may shrink later.
         self.lost = self.lost.max(bridge.lost());
         let modules = runtime.modules();
         if modules.len() > self.modules_seen {
@@ -219,7 +219,7 @@ impl Target {
         self.lost + self.runtime.refused + self.runtime.code.refused
     }
 
-    /// Whether it ended so long ago that no sample of it can come any more.
+    /// Whether it ended so long ago that no sample of it can arrive any more.
     pub fn is_over(&self) -> bool {
         self.ended.is_some_and(|ended| ended.elapsed() > STRAGGLERS)
     }
@@ -229,7 +229,7 @@ impl Target {
         if self.is_awaited { PUBLISH_AWAITED_AFTER } else { PUBLISH_AFTER }
     }
 
-    /// Places whose method was not known when they were sampled, and that were answered since.
+    /// Code addresses whose method was unknown when they were sampled, and was answered since.
     pub fn ask_about_nameless(&mut self, reader: &mut CodeReader) {
         let mut nameless = std::mem::take(&mut self.nameless);
         nameless.retain(|&(address, era)| {
@@ -238,7 +238,7 @@ impl Target {
         self.nameless = nameless;
     }
 
-    /// Asks for what is to be known of a place; false when its method is not known yet.
+    /// Requests the metadata of a code address; false when its method is not known yet.
     pub fn ask_about(&mut self, address: u64, era: u32, reader: &mut CodeReader) -> bool {
         let State::Attached(bridge) = &mut self.state else { return true };
         match self.runtime.find(address, era) {

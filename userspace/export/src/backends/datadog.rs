@@ -174,8 +174,8 @@ fn headers_of(origin: &Origin) -> Vec<(&'static str, String)> {
     headers
 }
 
-/// Files as (name, file name, content type, content). The boundary is random: nobody who chose
-/// the content knew it.
+/// Files as (name, file name, content type, content). The boundary is random, so that content
+/// cannot contain it on purpose.
 fn multipart(boundary: &str, files: &[(&str, &str, &str, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, file, kind, content) in files {

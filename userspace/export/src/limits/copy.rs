@@ -256,7 +256,7 @@ impl<'t> Fitting<'t> {
         };
         made.number = number;
         made.name = match rule.form {
-            // What it is called by whoever set it.
+            // The name under which it was set.
             Form::Series => Cow::Owned(pyroscope_name(source.string(label.key))),
             _ if rule.named.is_empty() => made.text(source.string(label.key), limits.name_bytes),
             _ => made.text(&rule.named, limits.name_bytes),

@@ -1,12 +1,12 @@
-//! A profile made to fit a server, before the server does it.
+//! Makes a profile fit a server's limits, before the server truncates or refuses it.
 //!
-//! A server cuts the leaf off a deep stack and refuses what is too big. Here a stack keeps its
-//! leaf and loses frames at its root, where a marker says so, and a profile that is too big
-//! becomes several. Labels that are not on the exporter's list go, and samples that differ in nothing
-//! else add up.
+//! A server removes the leaf of a deep stack and refuses a profile that is too big. Here a stack
+//! keeps its leaf and loses frames at its root, replaced by a marker, and a profile that is too big
+//! is split. Labels that are not on the exporter's list are dropped, and samples that differ in
+//! nothing else are added up.
 //!
-//! Invariant: no value is lost. For every type that is sent, the sum over all parts is the sum
-//! over the profile, and so is the sum of each leaf. Whatever was cut is in [`Cuts`].
+//! Invariant: no value is lost. For every type that is sent, the sum over all parts is the sum over
+//! the profile, and so is the sum of each leaf. Every change is counted in [`Cuts`].
 
 mod copy;
 mod costs;
@@ -134,7 +134,7 @@ pub fn fit(profile: &Profile, selection: &Selection, limits: &Limits) -> (Vec<Pa
     (parts, cuts)
 }
 
-/// `text` in at most `bytes` bytes; the end of a shortened one says so.
+/// `text` in at most `bytes` bytes; the end of a shortened one is marked.
 #[must_use]
 pub fn shortened(text: &str, bytes: usize) -> Option<String> {
     const MARK: &str = "…";

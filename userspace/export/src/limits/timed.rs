@@ -54,7 +54,7 @@ impl Copy<'_> {
     }
 }
 
-/// When a sample was taken, if it says so.
+/// When a sample was taken, if it has a time.
 pub fn time_of(profile: &Profile, labels: LabelsId) -> Option<u64> {
     profile.labels(labels).iter().find_map(|label| match label.value {
         LabelValue::Number { value, .. } if profile.string(label.key) == END_TIMESTAMP => {

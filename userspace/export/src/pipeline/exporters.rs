@@ -1,4 +1,4 @@
-//! What waits for exporters, and goes out when their periods end.
+//! The profiles that wait for exporters, sent at the ends of their periods.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -109,7 +109,7 @@ pub struct Exporters {
     outlets: Vec<Pending>,
     /// By a hash of a target's own variables.
     own: HashMap<u64, Own>,
-    /// That there were more than [`MOST_KNOWN`] of those was said.
+    /// Whether more than [`MOST_KNOWN`] of them were reported already.
     has_too_many: bool,
     destinations: PipelineSettings,
     /// By outlet.
@@ -130,7 +130,7 @@ pub struct Exporters {
 }
 
 impl Exporters {
-    /// To nobody so far.
+    /// To no exporter so far.
     pub fn new(delivery: Arc<Queues>, network: Handle) -> Self {
         Self {
             outlets: Vec::new(),

@@ -1,8 +1,9 @@
-//! What the sampling loop holds of the pipeline: profiles are handed over to its thread, and wait
-//! here while that is busy with a slow disk.
+//! The sampling loop's side of the pipeline: passes profiles to its thread, and queues them while
+//! that is busy with a slow disk.
 //!
-//! Invariant: nothing here blocks. What waits is bounded in bytes: beyond that the oldest profiles are
-//! dropped and counted; how long their flush was still reaches the exporters, whose periods count it.
+//! Invariant: nothing here blocks. The queue is bounded in bytes: beyond that the oldest profiles
+//! are dropped and counted; the length of their flush still reaches the exporters, for their
+//! periods.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -163,8 +164,8 @@ impl Pipeline {
         self.thread.is_finished()
     }
 
-    /// Profiles that are published from now on go elsewhere; the receiver says whether that can be.
-    /// The thread learns of it after what waits: see [`Self::retry`].
+    /// Changes the exporters of later profiles; the receiver gets whether that succeeded. The
+    /// thread applies it after the waiting profiles: see [`Self::retry`].
     pub fn configure(
         &mut self,
         destinations: PipelineSettings,

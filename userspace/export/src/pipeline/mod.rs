@@ -1,10 +1,10 @@
-//! Profiles go out: into the store, and to each exporter in its own period.
+//! The pipeline: passes profiles to the store, and to each exporter in its own period.
 //!
-//! A thread of its own does it, because disks and compression take their time and sampling does
-//! not wait. Cuts come as often as the shortest period asks for; what an exporter with a longer one
-//! gets is merged of several.
+//! It runs on a thread of its own, because disks and compression are slow and sampling must not
+//! wait. The shortest period decides the interval of flushes; for an exporter with a longer one,
+//! several are merged.
 //!
-//! Invariant: what is handed over is delivered, stored or counted.
+//! Invariant: every profile passed in is delivered, stored or counted as dropped.
 
 mod ages;
 mod exporters;
@@ -130,7 +130,7 @@ pub struct FileFigures {
 enum Message {
     /// Some of a flush's profiles; with the last of them comes how long the flush was.
     Profiles(Vec<FlushedProfile>, Option<Duration>),
-    /// What goes where from now on; the answer says whether the exporters could be set up.
+    /// The exporters from now on; the answer is whether they could be set up.
     Configure(Box<PipelineSettings>, SyncSender<Result<(), StartError>>),
     /// Memory is short: what waits for its period's end goes out now.
     Hurry,

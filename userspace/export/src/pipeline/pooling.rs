@@ -1,10 +1,10 @@
-//! Many short commands are one service.
+//! Pools many short-lived commands into one service.
 //!
 //! Each service is a series at Pyroscope, an upload at Datadog and a dictionary in the store, and a
-//! host that builds something starts thousands of programs that nobody will ever look for. A process
-//! that is known by nothing but its executable's name belongs to the pool until that name has had a
-//! few samples; a host has so many services an hour, and those beyond belong to the pool too,
-//! whatever they claim to be. The samples keep their process's name as a label.
+//! host that builds something starts thousands of short-lived programs of no interest. A process
+//! identified only by its executable's name belongs to the pool until that name has had a few
+//! samples; a host has so many services an hour, and those beyond belong to the pool too, whatever
+//! they claim to be. The samples keep their process's name as a label.
 //!
 //! Invariant: no sample is lost.
 
@@ -106,7 +106,7 @@ impl Pooling {
                     own
                 }
             };
-            // A process with an exporter of its own is in nobody's way.
+            // A process with an exporter of its own does not count.
             if own == Some(true) || !profile.own_settings.is_empty() {
                 kept.push(profile);
                 continue;

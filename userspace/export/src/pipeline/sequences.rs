@@ -1,10 +1,10 @@
-//! The numbers that the profiles of a runtime have at one exporter, one after the other.
+//! The sequence numbers of a runtime's profiles at one exporter.
 //!
-//! A runtime keeps its id over restarts of strata, and backends tell its profiles by their numbers.
-//! So the first number that is given out is the time since the host's start, in tenths of a second: as
-//! a runtime has a profile a second at most, a later count begins beyond whatever an earlier one
-//! reached, and a count that was given up for want of memory may begin anew. From then on numbers
-//! follow each other, and a gap is a profile that was lost.
+//! A runtime keeps its id over restarts of strata, and backends identify its profiles by their
+//! numbers. So the first number is the time since the host's start, in tenths of a second: as a
+//! runtime has a profile a second at most, a later count begins beyond any number of an earlier
+//! one, and a count dropped for lack of memory may begin again. From then on numbers follow each
+//! other, and a gap is a profile that was lost.
 //!
 //! Invariant: no two profiles of a runtime have the same number, whatever ended the process that
 //! gave the first one its number.

@@ -1,4 +1,4 @@
-//! The local store while the daemon runs: opened, tried again, looked after.
+//! The local store of a running daemon: opens, reopens and maintains it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -219,7 +219,7 @@ fn keep_kinds(store: &mut Store, parcel: &FlushedProfile, now: i64) -> Result<()
     Ok(())
 }
 
-/// Says what opening a store found amiss.
+/// Reports problems found while opening a store.
 fn warn_of_repairs(store: &Store, directory: &Path) {
     let counters = store.counters();
     let (directory, files) = (directory.display(), counters.files_unreadable);

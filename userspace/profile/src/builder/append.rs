@@ -1,4 +1,4 @@
-//! A whole profile goes into another builder: what two threads have built becomes one.
+//! Appends a whole profile to another builder, to join the results of two threads.
 //!
 //! Every name, location and set of labels is looked up once. Stacks and samples are not looked up
 //! at all: they are a part of their own, see [`ProfileBuilder::begin_part`].
@@ -11,8 +11,8 @@ use crate::model::{Profile, StackId, Tick};
 
 impl ProfileBuilder {
     /// Adds the samples of a profile that has the same sample types, in the same order, and its
-    /// samples in time, if both keep these. What it says of itself is not taken over, except how
-    /// often its tables were full.
+    /// samples in time, if both keep these. Its own description is not copied, except how often its
+    /// tables were full.
     pub fn append(&mut self, other: &Profile) {
         self.count_overflows(other.overflows);
         self.begin_part();

@@ -1,9 +1,9 @@
-//! Makes a profile, a sample at a time.
+//! Builds a profile, a sample at a time.
 //!
-//! Every call gives an id for what it is handed; the same thing twice gives the same id. Samples
-//! with the same stack and labels add up at once, so memory follows what is different, not how
-//! long a recording runs (except the timeline, which is kept only when asked for). `append` takes
-//! a whole profile in, by a `translation` of its ids.
+//! Every call returns an id for its argument; equal arguments have equal ids. Samples with the same
+//! stack and labels are added up at once, so memory grows with distinct items, not with the length
+//! of a recording (except the timeline, which is kept only when asked for). `append` takes a whole
+//! profile in, by a `translation` of its ids.
 //!
 //! Invariant: no call fails. When a table is full (four thousand million of something, or 4 GiB
 //! of names) the empty thing is used and `overflows` counts it.
@@ -62,7 +62,7 @@ impl ProfileBuilder {
         builder
     }
 
-    /// Keeps what [`Self::tick`] is told (otherwise it does nothing).
+    /// Keeps the samples of [`Self::tick`] (which otherwise does nothing).
     pub fn keep_timeline(&mut self) {
         self.profile.timeline.get_or_insert_default();
     }

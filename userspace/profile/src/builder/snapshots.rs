@@ -1,7 +1,7 @@
 //! Columns that are snapshots: values in use at the end of a period, which are never summed over
 //! periods.
 //!
-//! Code that puts several periods into one profile says before each where it ends
+//! Code that puts several periods into one profile sets the end of each before it
 //! ([`ProfileBuilder::begin_period`]). Of columns that are snapshots the profile then has the
 //! values of the period that ends last; periods that end together, those of several processes, add
 //! up.
@@ -27,9 +27,9 @@ pub(super) struct Snapshots {
 }
 
 impl ProfileBuilder {
-    /// Everything added from now on is of a period that ends at `end`, in nanoseconds since 1970, and
-    /// has values of these sample types. Without a snapshot among them the period says nothing of
-    /// what was in use.
+    /// Everything added from now on is of a period that ends at `end`, in nanoseconds since 1970,
+    /// and has values of these sample types. Without a snapshot among them the period has no values
+    /// in use.
     pub fn begin_period(&mut self, end: i64, types: &[usize]) {
         let snapshots = &mut self.snapshots;
         if !snapshots.columns.iter().any(|column| types.contains(column)) {

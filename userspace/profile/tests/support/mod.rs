@@ -128,7 +128,7 @@ pub const HOSTILE_NAMES: [&str; 14] = [
     " lead and trail ",
 ];
 
-/// Everything a profile says, in an order that does not depend on ids.
+/// Everything in a profile, in an order that does not depend on ids.
 pub fn described(profile: &Profile) -> Vec<String> {
     let mut lines: Vec<String> = profile
         .samples()

@@ -1,7 +1,7 @@
-//! The answer of what was planned: read, on several processors if it is much, and merged.
+//! Reads and merges the chosen sources, on several threads for large queries.
 //!
-//! All of a service goes to one thread, so no two threads look for the same stacks, and what they
-//! have made is put together without a look at any ([`ProfileBuilder::append`]).
+//! Each service is handled by one thread, so no two threads look up the same stacks, and their
+//! results are joined without any lookup ([`ProfileBuilder::append`]).
 //!
 //! In memory are the answer, for each thread the records of one service in one file, and while two
 //! threads' profiles are put together the second one twice.
@@ -239,7 +239,8 @@ impl<'q> Merge<'q> {
     fn add(&mut self, source: &Source, read: Read) {
         self.answer.damaged = self.answer.damaged.saturating_add(read.damaged);
         if self.service != source.service {
-            // Services share few stacks, and samples of two are better told apart than looked up.
+            // Services share few stacks, and samples of two services are cheaper to keep apart than
+            // to look up.
             self.builder.begin_part();
             self.service.clone_from(&source.service);
         }
@@ -382,7 +383,7 @@ mod tests {
         frames.collect()
     }
 
-    /// Everything that an answer says, in an order that does not depend on who made it.
+    /// Everything in a result, in an order that does not depend on how it was made.
     fn said(answer: &Answer) -> String {
         let profile = &answer.profile;
         let mut sums: BTreeMap<_, Vec<i64>> = BTreeMap::new();

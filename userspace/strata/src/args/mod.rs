@@ -2,7 +2,7 @@
 //!
 //! - [`record`]: `record`, `convert`. [`query`]: `query`, `diff`. [`daemon`]: `daemon`, `config`,
 //!   `status`. [`process`]: `stacks`, `ps`, `env`, `doctor`.
-//! - [`choices`], [`values`]: what options take.
+//! - [`choices`], [`values`]: the types of options' values.
 
 mod choices;
 mod daemon;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use strata_kinds::{Kind, Kinds, UnknownKind};
 
-/// The kinds, one a line, as the table says them.
+/// The kinds, one a line, from the table.
 fn kinds_help(intro: &str) -> String {
     let mut text = intro.to_owned();
     for kind in Kind::ALL {

@@ -1,11 +1,11 @@
-//! The time between two flushes, as it is written on profiles.
+//! The period between two flushes, as recorded in profiles.
 //!
-//! How long it was goes by the clock that only counts (`Instant`); the time of day, that somebody
-//! may set, is asked for once.
+//! Its length comes from the monotonic clock (`Instant`); the time of day, which may be set, is
+//! read once.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The time between two cuts.
+/// The time between two flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period {
     /// As the clock has it that is right now: a clock that was set in between was wrong before.

@@ -1,4 +1,4 @@
-//! A flush: what was sampled since the last one, as a profile for each process and runtime id.
+//! A flush: turns the samples since the last one into a profile for each process and runtime id.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use strata_agent::processes::table::ImageId;
 use strata_symbolize::build::{Build, Circumstances};
 use strata_symbolize::symbolizer::{Options, Symbolizer};
 
-/// What becomes of the samples of a flush.
+/// Counts of the samples of a flush, by outcome.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub flushes: u64,
@@ -38,7 +38,7 @@ pub struct Tally {
     pub nanos: u64,
 }
 
-/// What was sampled of one runtime.
+/// The samples of one runtime.
 #[derive(Default)]
 struct Group {
     /// Of all kinds.
@@ -74,7 +74,7 @@ fn groups_of(aggregate: &Aggregate) -> HashMap<(ImageId, u64), Group> {
     groups
 }
 
-/// What was sampled in a period, while it is symbolized and built.
+/// The samples of a period, while they are symbolized and built.
 struct Flush {
     aggregate: Aggregate,
     /// Of runtimes whose profiles are not built yet.
@@ -296,7 +296,7 @@ impl Flusher {
         })
     }
 
-    /// What nobody wants is not sampled any more, unless another runtime of the process is.
+    /// A process without enabled kinds is not sampled any more, unless another runtime in it is.
     fn leave_out(&self, engine: &mut Engine, image: ImageId, who: &ResolvedProcess) {
         let only = engine.managed.domains_of(image).is_none_or(|domains| domains.len() < 2);
         let is_known = self.processes.is_read(image);
@@ -321,7 +321,7 @@ fn wanted_kinds(engine: &Engine, image: ImageId, who: &ResolvedProcess) -> Kinds
     let types = &who.identity.types;
     let is_old_enough = || {
         let pid = engine.table.image(image).map(|image| image.pid);
-        // Of a process that is gone nobody knows how old it was.
+        // The age of a process that has exited is unknown.
         let age = pid.and_then(age_of).unwrap_or(Duration::ZERO);
         types.from_age.is_zero() || age >= types.from_age
     };

@@ -1,8 +1,8 @@
-//! The daemon's log: where it goes and how much of it, changeable while it runs.
+//! The daemon's log: its target and level, changeable at run time.
 //!
-//! journald and syslog are spoken to as they document it: datagrams with fields
-//! (systemd.io/JOURNAL_NATIVE_PROTOCOL) and RFC 3164 lines. When they are away, a line is lost and
-//! the next one tries again.
+//! journald and syslog use their documented protocols: datagrams with fields
+//! (systemd.io/JOURNAL_NATIVE_PROTOCOL) and RFC 3164 lines. When they are unreachable, a line is
+//! lost and the next one tries again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 const JOURNAL: &str = "/run/systemd/journal/socket";
 const SYSLOG: &str = "/dev/log";
 
-/// Where lines go.
+/// The target of lines.
 #[derive(Debug)]
 enum Target {
     Stderr,
@@ -67,7 +67,7 @@ impl Target {
     }
 }
 
-/// A log that hangs holds nobody up.
+/// A log that hangs delays no other part.
 fn socket() -> io::Result<UnixDatagram> {
     let socket = UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;
@@ -98,7 +98,7 @@ fn journal_entry(level: Level, line: &[u8]) -> Vec<u8> {
 #[derive(Clone)]
 struct Writers(Arc<Mutex<Target>>);
 
-/// One line on its way.
+/// One line to be written.
 struct Line {
     target: Arc<Mutex<Target>>,
     level: Level,
@@ -120,7 +120,7 @@ impl Drop for Line {
     fn drop(&mut self) {
         if !self.text.is_empty() {
             let mut target = self.target.lock().unwrap_or_else(PoisonError::into_inner);
-            // There is nobody to tell.
+            // There is no receiver for the error.
             let _ = target.write(self.level, &self.text);
         }
     }

@@ -1,12 +1,12 @@
-//! What strata takes of the host's memory, and how it keeps to its limit.
+//! Measures strata's memory, and keeps it within its limit.
 //!
 //! Counted are: memory of its own and of its helper processes, the program's file once, and the
 //! kernel's memory for BPF maps, whose pages strata maps too and which count once.
 //!
-//! What it can do without goes first: names that the last profile did not need, and who processes
-//! are, which is worked out anew; then the rest of a period, which is cut early; then helper
-//! processes. All that is counted; no sample is lost by it. Unwind tables have a part of the limit
-//! of their own: the least used make room for others.
+//! Memory is freed in this order: symbols that the last profile did not need, and processes'
+//! identities, which are resolved again; then the aggregate, by an early flush; then helper
+//! processes. Each is counted, and no sample is lost. Unwind tables have their own part of the
+//! limit: the least used are evicted.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -48,7 +48,7 @@ fn resident() -> u64 {
     all
 }
 
-/// Bytes that a process shares with nobody.
+/// Private bytes of a process.
 fn private(process: &str) -> u64 {
     // Room for all of it: one read instead of eight, every second.
     let mut status = String::with_capacity(4096);
@@ -63,8 +63,8 @@ fn bytes(kib: &str) -> u64 {
     number.parse::<u64>().unwrap_or(0).saturating_mul(1024)
 }
 
-/// How a limit is divided. The parts add up to less than the limit: programs take memory that
-/// nobody divides.
+/// How a limit is divided. The parts add up to less than the limit: programs take memory outside of
+/// any part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     pub limit: u64,
@@ -72,11 +72,11 @@ pub struct Budget {
     pub tables: u64,
     /// Of the record ring; a power of two.
     pub ring: u32,
-    /// Of samples between two cuts.
+    /// Of samples between two flushes.
     pub samples: usize,
-    /// Names that are kept.
+    /// The most symbols kept.
     pub names: usize,
-    /// Runtimes of processes of which it is kept who they are.
+    /// The most identities kept.
     pub process_metadata: usize,
     /// Of batches that wait in memory, of each exporter.
     pub exporter: usize,
@@ -84,16 +84,16 @@ pub struct Budget {
     pub waiting: usize,
     /// Of the store's dictionaries.
     pub store: usize,
-    /// Of what bridges say, of all .NET processes together.
+    /// Of bridges' records, of all .NET processes together.
     pub bridges: usize,
     /// Of copied stacks that cannot be unwound yet: there are some for seconds after a process has
     /// started, and then none.
     pub stacks: usize,
 }
 
-/// Roughly what a name takes, with the place it is of.
+/// The approximate size of a symbol with its code address.
 const NAME_BYTES: u64 = 450;
-/// Roughly what it takes to know who somebody is.
+/// The approximate size of an identity.
 const PROCESS_METADATA_BYTES: u64 = 3 << 10;
 
 impl Budget {
@@ -118,7 +118,7 @@ impl Budget {
     }
 }
 
-/// How tight memory is.
+/// The memory pressure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pressure {
     None,
@@ -128,7 +128,7 @@ pub enum Pressure {
     Over,
 }
 
-/// Looks at memory now and then.
+/// Measures memory periodically.
 #[derive(Debug)]
 pub struct Watch {
     pub limit: u64,
@@ -139,8 +139,8 @@ pub struct Watch {
     looked: Instant,
 }
 
-/// How often everything is looked at, which costs a millisecond. What changes is looked at every
-/// time.
+/// The interval of full measurements, which cost a millisecond. The parts that change are measured
+/// every time.
 const THOROUGHLY: Duration = Duration::from_secs(60);
 
 impl Watch {
@@ -167,7 +167,7 @@ impl Watch {
         }
     }
 
-    /// A new look. `workers` are the helper processes, `maps` the bytes of BPF maps.
+    /// A new measurement. `workers` are the helper processes, `maps` the bytes of BPF maps.
     pub fn look(&mut self, workers: impl Iterator<Item = u32>, maps: u64) -> Pressure {
         if self.looked.elapsed() >= THOROUGHLY {
             self.look_thoroughly();
@@ -190,7 +190,7 @@ pub fn share_heap() {
     }
 }
 
-/// Gives back to the kernel what the allocator keeps.
+/// Returns the allocator's free memory to the kernel.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no preconditions.

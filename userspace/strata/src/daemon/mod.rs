@@ -1,17 +1,18 @@
 //! `strata daemon`: profiles of the whole host, continuously, to the local store and to exporters.
 //!
-//! - [`session`]: the loop: samples, cuts, signals, bridges, memory.
-//! - [`flushing`]: what was sampled since the last cut becomes profiles; [`process_metadata`] says whose.
-//! - [`clock`]: what time it is, and what if somebody sets it.
-//! - [`runtimes`]: what is known of containers.
-//! - `strata_export`: profiles go into the store and to exporters.
-//! - [`shared_status`]: how it is doing, served by [`web`].
+//! - [`session`]: the event loop: samples, flushes, signals, bridges, memory.
+//! - [`flushing`]: the samples since the last flush become profiles; [`process_metadata`] resolves
+//!   their identities.
+//! - [`clock`]: the time of periods, also when the clock is set.
+//! - [`runtimes`]: metadata of containers.
+//! - `strata_export`: delivers profiles to the store and to exporters.
+//! - [`shared_status`]: its status, served by [`web`].
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
-//!   manager, and what strata may take.
+//!   manager, and the memory limit.
 //!
 //! Threads: the loop; the pipeline; one for sockets (exporters, metrics); those that read processes
-//! (who they are, what they have mapped, the code of .NET methods). The loop waits for none but the
-//! last, and for those no longer than they may take.
+//! (their metadata, their mappings, the code of .NET methods). The loop waits only for the last,
+//! within a time limit.
 
 pub mod clock;
 pub mod flushing;
@@ -32,7 +33,7 @@ use strata_export::exporter;
 use crate::printing;
 use settings::Source;
 
-/// Runs until it is told to end.
+/// Runs until it is asked to end.
 pub fn run(source: Source) -> Result<i32> {
     memory::share_heap();
     let loaded = source.load()?;
@@ -69,7 +70,7 @@ impl Network {
     }
 }
 
-/// `strata config check`: the exit status says whether it can be used.
+/// `strata config check`: the exit status is whether it can be used.
 pub fn check(source: &Source) -> Result<i32> {
     let loaded = source.load()?;
     // What only shows when it is used: certificates, addresses, headers.

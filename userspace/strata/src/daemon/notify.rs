@@ -1,4 +1,4 @@
-//! Telling systemd how the daemon is (sd_notify(3)): ready, reloading, stopping, alive.
+//! Reports the daemon's state to systemd (sd_notify(3)): ready, reloading, stopping, alive.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -23,7 +23,7 @@ impl Manager {
         Self { socket, watchdog: watchdog() }
     }
 
-    /// How often it wants to hear that the daemon is alive.
+    /// The interval at which it expects a watchdog message.
     pub fn watchdog(&self) -> Option<Duration> {
         self.watchdog.filter(|_| self.socket.is_some())
     }

@@ -1,11 +1,11 @@
-//! Who the sampled processes are: what is known of each, read while it is there, and what rules,
-//! its environment and its host make of that.
+//! Per-process metadata: read from `/proc` while the process is alive, then resolved to a service
+//! identity by rules, environment and host.
 //!
-//! - [`reading`]: what `/proc` says of a process.
+//! - [`reading`]: reads `/proc` of a process.
 //! - [`who`]: what becomes of it.
 //!
-//! Invariant: what was read belongs to the process, and is obeyed only as far as
-//! `strata_metadata` and the rules let it. Nothing here waits for a process.
+//! Invariant: data read from a process is untrusted, and applied only as far as `strata_metadata`
+//! and the rules allow. Nothing here waits for a process.
 
 mod reading;
 mod resolved;
@@ -36,14 +36,14 @@ use strata_agent::processes::table::{ImageId, ProcessTable};
 pub use reading::age_of;
 pub use resolved::ResolvedProcess;
 
-/// What is known of containers; `None` while nobody knows.
+/// The metadata of containers; `None` while it is unknown.
 pub trait Containers {
     fn of(&self, id: &str) -> Option<Known>;
-    /// Whether the runtimes were asked and run no such container.
+    /// Whether all container runtimes have answered that they run no such container.
     fn is_unknown(&self, id: &str) -> bool;
 }
 
-/// What may be said of the container of a process, and whether the id in its group is believed.
+/// The container metadata of a process, and whether the id in its control group is trusted.
 ///
 /// A user may give its groups the id of any container: such an id counts only if the runtime of
 /// that user knows it, or none of the host's does. While that is open it is no container.
@@ -58,7 +58,7 @@ fn container_of(group: &Group, containers: &dyn Containers) -> (bool, Option<Kno
     }
 }
 
-/// What orchestrators know of a container.
+/// An orchestrator's metadata of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     pub container: Option<Container>,
@@ -73,12 +73,12 @@ pub struct Known {
 struct KeptProcess {
     pid: u32,
     seen: Seen,
-    /// How often it was read: who it is is worked out anew then.
+    /// How often it was read: its identity is resolved again after each.
     readings: u32,
-    /// Its reading that is on its way.
+    /// Its pending read.
     asked: Option<Ticket>,
     met: Instant,
-    /// Reading it hung: nobody tries again.
+    /// Reading it hung: it is not tried again.
     is_given_up: bool,
     /// When it is read again, because it seems to be in the middle of executing its program.
     again: Option<Instant>,
@@ -94,26 +94,25 @@ struct KeptProcess {
 pub struct ProcessMetadata {
     kept: HashMap<ImageId, KeptProcess>,
     reader: Reader,
-    /// Whose reading is on its way.
+    /// Processes with a pending read.
     asked: HashMap<Ticket, ImageId>,
-    /// Who is to be read again.
+    /// Processes to be read again.
     again: Vec<ImageId>,
     /// What rules need of an environment.
     wanted: Arc<Wanted>,
     /// Changes with the configuration.
     generation: u64,
     hasher: RandomState,
-    /// How many are known, of all kept together, and how many may be: who the others are is
-    /// worked out whenever it is needed.
+    /// The number of identities kept, and its limit: others are resolved whenever they are needed.
     known: usize,
     most_known: usize,
-    /// Variables that would be used and had no room.
+    /// Variables dropped for lack of room.
     not_kept: u64,
 }
 
 /// AppDomains of a process that have profiles of their own.
 const MOST_DOMAINS: usize = 16;
-/// The service that all threads of the kernel are.
+/// The service name of all kernel threads.
 const KERNEL: &str = "kernel";
 /// What the runtime calls its only AppDomain.
 const ONLY_DOMAIN: &str = "clrhost";
@@ -121,13 +120,13 @@ const ONLY_DOMAIN: &str = "clrhost";
 /// its files at worst. One that has none really is let be after the last.
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
-/// When a process is read whose reading was refused.
+/// The delay before a process is read whose read was refused.
 const REFUSED: Duration = Duration::from_secs(5);
 /// Bytes of the environments of all processes.
 const MOST_ENVIRONMENTS: usize = 8 << 20;
-/// After so long a process is decided about by what is known of it.
+/// After this time a process's identity is resolved from the metadata known.
 const UNDECIDED: Duration = Duration::from_secs(15);
-/// How long a cut waits for readings that are on their way.
+/// How long a flush waits for pending reads.
 const SETTLING: Duration = Duration::from_millis(300);
 
 impl ProcessMetadata {
@@ -150,7 +149,7 @@ impl ProcessMetadata {
         }
     }
 
-    /// Rules may say something else now, of other variables.
+    /// Rules may have changed, and use other variables.
     pub fn configure(&mut self, configuration: &Configuration, table: &ProcessTable) {
         self.generation += 1;
         let wanted = Wanted::of(&configuration.rules);
@@ -180,7 +179,7 @@ impl ProcessMetadata {
         }
     }
 
-    /// Nobody has time to read a process because others hang: that is not its fault.
+    /// No thread is free to read a process because others hang: it is tried again.
     fn ask_later(&mut self, image: ImageId) {
         if let Some(process) = self.kept.get_mut(&image) {
             process.again = Some(Instant::now() + REFUSED);
@@ -254,8 +253,8 @@ impl ProcessMetadata {
         }
     }
 
-    /// Takes in what is on its way, which is waited for a moment: profiles that are made now are
-    /// of whoever is known.
+    /// Collects pending reads, with a short wait: only processes known afterwards are in the
+    /// profiles of this flush.
     pub fn settle(&mut self, table: &ProcessTable) {
         self.reader.settle(SETTLING);
         self.look(table);
@@ -279,12 +278,12 @@ impl ProcessMetadata {
         self.kept.len()
     }
 
-    /// Bytes of environments that are kept.
+    /// Bytes of environments kept.
     pub fn environment_bytes(&self) -> usize {
         self.kept.values().map(|process| process.seen.environment.len()).sum()
     }
 
-    /// Variables that would be used and were not kept, for want of room.
+    /// Variables dropped for lack of room.
     pub fn not_kept(&self) -> u64 {
         self.not_kept
     }
@@ -316,7 +315,7 @@ impl ProcessMetadata {
         self.ask(table, image);
     }
 
-    /// Who they are, and why: at most so many.
+    /// Identities with the sources of their values: at most so many.
     pub fn described(&self, most: usize) -> Vec<Service> {
         let known = self.kept.values().flat_map(|process| {
             process.known.values().map(move |(_, who)| who.described(process.pid))
@@ -326,7 +325,7 @@ impl ProcessMetadata {
         all
     }
 
-    /// Who they are is worked out anew when it is needed.
+    /// Identities are resolved again when they are needed.
     pub fn shed(&mut self) {
         for process in self.kept.values_mut() {
             process.known = HashMap::new();
@@ -339,14 +338,14 @@ impl ProcessMetadata {
         self.known = self.kept.values().map(|process| process.known.len()).sum();
     }
 
-    /// The process is a Go program, as its functions say.
+    /// The process is a Go program, by its functions.
     pub fn mark_go(&mut self, image: ImageId) {
         if let Some(process) = self.kept.get_mut(&image) {
             process.is_go = true;
         }
     }
 
-    /// ResolvedProcess an AppDomain of a process is; 0 for one that has no more than one.
+    /// The identity of an AppDomain of a process; 0 for a process with at most one.
     pub fn who(
         &mut self,
         engine: &Engine,
@@ -399,7 +398,7 @@ impl ProcessMetadata {
         {
             return Some(who.clone());
         }
-        // A name that the runtime did not make up is that of the program in the AppDomain.
+        // A name that is not the runtime's default is that of the program in the AppDomain.
         let named = record.map(|record| record.name.as_str());
         let named = named.filter(|name| !name.is_empty() && *name != ONLY_DOMAIN);
         let entry = named.or(process.seen.entry_assembly.as_deref()).filter(|_| is_dotnet);
@@ -446,7 +445,7 @@ impl ProcessMetadata {
     }
 }
 
-/// What the host is called: as somebody says, else as it says.
+/// The host's name: as configured, else its own.
 fn host_of(configuration: &Configuration) -> &str {
     configuration.host.value.as_deref().unwrap_or(host::name())
 }
@@ -457,7 +456,7 @@ fn program_of(table: &ProcessTable, image: ImageId) -> Option<String> {
     Some(String::from_utf8_lossy(program.path).into_owned())
 }
 
-/// What an AppDomain said of itself; the first one's for a process as a whole.
+/// The description that an AppDomain published; the first one's for a process as a whole.
 fn domain_of(domains: &HashMap<u64, AppDomainRecord>, domain: u64) -> Option<&AppDomainRecord> {
     domains.get(&domain).or_else(|| domains.values().min_by_key(|record| record.id))
 }

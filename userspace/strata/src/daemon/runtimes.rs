@@ -1,7 +1,7 @@
-//! What container runtimes and Kubernetes know of containers, for naming their processes.
+//! Metadata of containers from container runtimes and Kubernetes, for the identities of processes.
 //!
-//! Invariant: the loop never waits for them. What is not known yet is asked for on the thread of
-//! sockets, and names the process from the next cut on.
+//! Invariant: the loop never waits for them. Missing metadata is requested on the sockets' thread,
+//! and used from the next flush on.
 
 use strata_config::settings;
 use strata_containers::{Health, Kubelet, Pace, Settings};

@@ -1,7 +1,7 @@
 //! The daemon's loop: samples and flushes, signals, bridges, memory, the watchdog.
 //!
 //! - [`publishing`]: flushes, and profiles to the pipeline.
-//! - [`reloading`]: another configuration.
+//! - [`reloading`]: changes of the configuration.
 //! - [`figures`]: its status.
 
 mod figures;
@@ -49,13 +49,13 @@ const TURN: Duration = Duration::from_millis(250);
 const BURST: Duration = Duration::from_millis(10);
 /// Bridges, memory and figures are looked at this often.
 const TICK: Duration = Duration::from_secs(1);
-/// Figures that cost something to find.
+/// The interval of figures that are costly to collect.
 const SLOW_TICK: Duration = Duration::from_secs(10);
 /// Processes that the status shows.
 const MOST_SHOWN: usize = 500;
 /// Stacks that wait for their tables at the end wait so long.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What the store and the exporters get at the end.
+/// The time given to the store and the exporters at the end.
 const LAST_PUBLISH: Duration = Duration::from_secs(15);
 const LAST_DELIVERY: Duration = Duration::from_secs(10);
 /// The store's profiles are of this period.
@@ -69,7 +69,7 @@ struct Signals {
     hangup: Signal,
 }
 
-/// What a signal asks for.
+/// The action of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     End,
@@ -145,7 +145,7 @@ struct Slow {
 const HOOKS: Hooks =
     Hooks { started: || crate::record::launch::set_priority(0), trim: memory::trim };
 
-/// Runs until it is told to end.
+/// Runs until it is asked to end.
 pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> {
     let Loaded { configuration, notices, .. } = loaded;
     let log = Log::start(&configuration.log_target.value, configuration.log_level.value)?;
@@ -183,7 +183,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             threads_of: None,
         },
         wanted: Wanted::default(),
-        // Which of them a process's samples are kept of is decided when it is known.
+        // Which kinds of a process are kept is decided when its identity is known.
         kinds: Kinds::sampled(),
         times: kept_times(&configuration),
         frequencies,
@@ -249,7 +249,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     daemon.finish().await
 }
 
-/// Whose samples are left out: strata's own, unless somebody wants to see them.
+/// Processes whose samples are dropped: strata's own, unless configured otherwise.
 fn own_pid(configuration: &Configuration) -> u32 {
     if configuration.profile_self.value { NOBODY } else { std::process::id() }
 }
@@ -257,7 +257,7 @@ fn own_pid(configuration: &Configuration) -> u32 {
 /// No process has this number.
 const NOBODY: u32 = u32::MAX;
 
-/// The shortest period that somebody waits for.
+/// The shortest period of any consumer.
 fn period(configuration: &Configuration) -> Duration {
     let exporters = configuration.exporters.iter().map(|exporter| exporter.period.value);
     let store = configuration.store.enabled.value.then_some(STORE_PERIOD);
@@ -347,7 +347,7 @@ impl Daemon {
         }
     }
 
-    /// Who was sampled for the first time may be gone at the next cut.
+    /// A process sampled for the first time may have exited at the next flush.
     fn meet_newcomers(&mut self) {
         self.flusher.processes.look(&self.engine.table);
         let Some(newcomers) = &mut self.engine.newcomers else { return };
@@ -362,7 +362,7 @@ impl Daemon {
 
     /// What is done once a second.
     fn tick(&mut self) -> Result<()> {
-        // Nobody would hear of what is sampled.
+        // The samples would have no consumer.
         if self.publisher.has_died() {
             anyhow::bail!("the publisher has ended: see the log");
         }
@@ -408,7 +408,7 @@ impl Daemon {
         }
     }
 
-    /// Gives memory back, the least needed first.
+    /// Frees memory, the least needed first.
     fn shed(&mut self, pressure: Pressure) {
         if pressure == Pressure::None {
             return;
@@ -417,7 +417,7 @@ impl Daemon {
         self.flusher.symbolizer.shed();
         self.flusher.processes.shed();
         if pressure == Pressure::Over {
-            // What was sampled since the last cut is little, and cutting takes memory too.
+            // There are few samples since the last flush, and a flush takes memory too.
             if self.engine.aggregate.bytes() > self.memory.budget.samples / 8 {
                 self.memory.shed[1] += 1;
                 self.flush();
@@ -448,7 +448,7 @@ impl Daemon {
         format!("{frequency} Hz, {exporters}, {store}")
     }
 
-    /// The rest of the period goes out, and bridges are taken back.
+    /// Flushes the rest of the period, and detaches bridges.
     async fn finish(mut self) -> Result<()> {
         second_signal::ends_at_once(
             &[libc::SIGINT, libc::SIGTERM],

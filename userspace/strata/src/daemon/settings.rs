@@ -1,4 +1,4 @@
-//! The daemon's configuration: where it is read from, and how its problems are told.
+//! The daemon's configuration: where it is read from, and how its problems are reported.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use strata_config::{Configuration, Flag, Inputs, Loaded};
 use strata_export::datadog::DEFAULT_SOCKET;
 use strata_kinds::{Frequencies, Kinds};
 
-/// Read if it is there and nobody names another.
+/// Read if it exists and no other file is given.
 pub const DEFAULT_FILE: &str = "/etc/strata/strata.toml";
 
-/// Larger files are none.
+/// Larger files are refused.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Where the configuration comes from.
+/// The sources of the configuration.
 #[derive(Clone, Default)]
 pub struct Source {
     /// As somebody named it; else [`DEFAULT_FILE`] if it is there.
@@ -32,7 +32,7 @@ impl Source {
         self.file.clone().or_else(default)
     }
 
-    /// Reads everything anew. The error says all that is wrong.
+    /// Reads everything again. The error lists all problems.
     pub fn load(&self) -> Result<Loaded> {
         let environment: Vec<(String, String)> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -57,7 +57,7 @@ impl Source {
     }
 }
 
-/// Where the daemon of this host keeps its store: as asked for, else as its configuration says.
+/// The store's directory of this host's daemon: as given, else from its configuration.
 pub fn store_directory(asked: Option<PathBuf>, file: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(directory) = asked {
         return Ok(directory);
@@ -74,7 +74,7 @@ pub fn store_directory(asked: Option<PathBuf>, file: Option<PathBuf>) -> Result<
     Ok(store.path.value)
 }
 
-/// Where the daemon of this host serves its status, likewise.
+/// The status socket of this host's daemon, likewise.
 pub fn status_socket(asked: Option<PathBuf>, file: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(path) = asked {
         return Ok(path);
@@ -87,7 +87,7 @@ pub fn status_socket(asked: Option<PathBuf>, file: Option<PathBuf>) -> Result<Pa
     }
 }
 
-/// Whether somebody listens, or did, at a path.
+/// Whether a process listens, or did, at a path.
 fn is_socket(path: &str) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
@@ -128,8 +128,8 @@ pub fn exports_times(configuration: &Configuration) -> bool {
     configuration.exporters.iter().any(|exporter| exporter.timestamps.value)
 }
 
-/// The kinds of which the time of every sample is kept, for the store or an exporter: those that the
-/// table says.
+/// The kinds of which the time of every sample is kept, for the store or an exporter: according to
+/// the table.
 pub fn kept_times(configuration: &Configuration) -> Kinds {
     let store = &configuration.store;
     let by_rule = configuration.rules.iter().any(|rule| rule.timestamps.value == Some(true));

@@ -1,5 +1,5 @@
-//! The daemon's status, as threads share it: kept up by the loop, completed with what the
-//! pipeline and the exporters' queues know when it is asked for.
+//! The daemon's status, shared between threads: updated by the loop, and completed from the
+//! pipeline and the exporters' queues when it is requested.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -24,7 +24,7 @@ impl Started {
 
 pub struct SharedStatus {
     pub started: Started,
-    /// What the loop knows; the rest is filled in when it is asked for.
+    /// The loop's part; the rest is filled in when it is requested.
     of_loop: Mutex<Status>,
     pipeline: Arc<Mutex<Figures>>,
     queues: Arc<Queues>,

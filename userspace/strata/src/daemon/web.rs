@@ -1,12 +1,12 @@
-//! `/metrics`, `/healthz` and `/status`: what answers who asks how the daemon is doing.
+//! Serves `/metrics`, `/healthz` and `/status`.
 //!
 //! - A unix socket for root (mode 0660): everything, for `strata status`.
 //! - A TCP port for scrapers and probes: `/metrics` and `/healthz`, which name no process. Any user
 //!   of the host may take the port first: serving there is tried again until it works.
 //!
-//! Invariant: read only, and open to connections at any time. When as many are open as may be, the
-//! oldest is dropped for the newest, so that silent ones keep no answer back. All of it runs on a
-//! thread of its own, which does nothing else.
+//! Invariant: read only, and open to connections at any time. At the limit the oldest connection is
+//! dropped for the newest, so that idle ones block no answer. All of it runs on a thread of its
+//! own.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -33,9 +33,9 @@ use tokio::task::AbortHandle;
 use super::shared_status::SharedStatus;
 use crate::status::metrics;
 
-/// Connections of one listener that are open at the same time.
+/// The most open connections of one listener.
 const MOST_CONNECTIONS: usize = 128;
-/// What a connection may take from its beginning to its answer.
+/// The time limit of a connection, from its beginning to its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// When a port that another program has is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -248,13 +248,13 @@ where
     let _ = tokio::time::timeout(PATIENCE, connection).await;
 }
 
-/// When metrics were put together last, and what they said.
+/// The last metrics text, and its time.
 type LastMetrics = Mutex<Option<(Instant, Bytes)>>;
 
-/// What one listener answers.
+/// The answers of one listener.
 struct Answers {
     status: Arc<SharedStatus>,
-    /// Of the TCP port, where anybody may ask: the last metrics, and no status.
+    /// For the TCP port, which any user may connect to: the last metrics, and no status.
     cached: Option<Arc<LastMetrics>>,
 }
 
@@ -321,7 +321,7 @@ mod tests {
         assert!(second.contains("another strata daemon"), "{second}");
         drop(first);
         assert!(!path.exists());
-        // What a killed daemon left behind is in nobody's way.
+        // A socket left by a killed daemon is replaced.
         std::fs::write(&path, "").expect("a file");
         assert!(socket(&path).expect("the lock is free").is_some());
     }

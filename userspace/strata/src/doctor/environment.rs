@@ -1,4 +1,4 @@
-//! Who runs strata and in what: decides which command fixes a missing privilege.
+//! The user and container that strata runs in: they decide which command fixes a missing privilege.
 //!
 //! Invariant: a command that is printed can be typed as it is; names that are the user's to
 //! choose are in capitals.

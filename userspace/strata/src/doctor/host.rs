@@ -167,18 +167,18 @@ fn create_array() -> io::Result<OwnedFd> {
     const BPF_MAP_TYPE_ARRAY: u32 = 2;
     let attributes =
         MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_bytes: 4, value_bytes: 8, entries: 1, flags: 0 };
-    // SAFETY: the attributes are as long as is said; the result is checked.
+    // SAFETY: the length passed is that of the attributes; the result is checked.
     let fd = unsafe {
         libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, &raw const attributes, size_of::<MapCreate>())
     };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else owns; descriptors fit 32 bits.
+    // SAFETY: a new descriptor without another owner; descriptors fit 32 bits.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Only said when programs would be interpreted.
+/// Only reported when programs would be interpreted.
 fn interpreter(environment: &Environment) -> Option<Line> {
     (setting("net/core/bpf_jit_enable") == Some(0)).then(|| {
         Line::degraded(
@@ -191,7 +191,7 @@ fn interpreter(environment: &Environment) -> Option<Line> {
     })
 }
 
-/// Only said when the kernel has such a thing.
+/// Only reported when the kernel has the feature.
 fn lockdown() -> Option<Line> {
     let text = fs::read_to_string("/sys/kernel/security/lockdown").ok()?;
     let mode = parse::chosen(&text)?;
@@ -229,7 +229,7 @@ fn pid_namespace(environment: &Environment) -> Line {
     }
 }
 
-/// Only said when it is not the host's: capabilities count for nothing then.
+/// Only reported when it is not the host's: capabilities have no effect then.
 fn user_namespace(environment: &Environment) -> Option<Line> {
     environment.own_users.then(|| {
         Line::missing(

@@ -1,6 +1,6 @@
 //! One finding of the doctor.
 //!
-//! Invariant: a line that is not ok says what is lost or missing, and what to do about it.
+//! Invariant: a line that is not ok contains what is lost or missing, and the remedy.
 
 /// What a finding is about; the order of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

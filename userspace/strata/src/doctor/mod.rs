@@ -1,18 +1,19 @@
-//! `strata doctor`: what this host offers a recording, what is lost, and what to do about it.
+//! `strata doctor`: checks what a recording needs of this host, what is lost without it, and the
+//! remedy.
 //!
 //! Code map:
 //! - [`line`]: one finding: ok, degraded (and what is lost), missing (and what fixes it)
-//! - [`environment`]: who runs this and in what (root, container), hence which command fixes it
+//! - [`environment`]: the user and container (root, Docker, …), hence which command fixes it
 //! - [`host`], [`permissions`], [`perf`], [`symbols`], [`sandbox`]: the checks, by group
 //! - [`process`]: `--pid`: what is known about one process
 //! - [`parse`]: the kernel's texts, as pure functions; [`text`]: hostile names made harmless
-//! - [`print`]: for people and for programs
+//! - [`print`]: output for users and for programs
 //!
-//! Checks try the real thing (create a map, open an event, open and parse a file) wherever that
+//! Checks use the feature itself (create a map, open an event, open and parse a file) wherever that
 //! is cheap: a setting only explains why it failed.
 //!
-//! Invariants: nothing on the host is changed. Every line that is not ok says what to do. Files of
-//! a process are opened and parsed by the file service alone, never here.
+//! Invariants: nothing on the host is changed. Every line that is not ok contains the remedy. Files
+//! of a process are opened and parsed by the file service alone, never here.
 
 mod environment;
 mod host;
@@ -40,7 +41,7 @@ pub const WORKS: i32 = 0;
 /// Exit status: something is missing, recording cannot work.
 pub const CANNOT_WORK: i32 = 1;
 
-/// What is asked.
+/// The options.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Question {
     /// Explain one process.
@@ -48,7 +49,7 @@ pub struct Question {
     pub json: bool,
 }
 
-/// Loads strata's BPF programs and unloads them again; says what was loaded, or what failed.
+/// Loads strata's BPF programs and unloads them again; reports what was loaded, or what failed.
 pub type LoadPrograms<'a> = &'a dyn Fn() -> Result<String, String>;
 
 /// Runs `strata doctor`; the exit status.
@@ -101,7 +102,7 @@ pub fn rerun_as_root(error: &anyhow::Error, arguments: &[OsString]) -> Option<St
     Environment::read().rerun_as_root(arguments.get(1..).unwrap_or_default())
 }
 
-/// What only root may do, found out before it is tried.
+/// Operations that need root, checked before they are tried.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NeedsRoot(pub String);

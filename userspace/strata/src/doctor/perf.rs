@@ -180,7 +180,7 @@ impl Attributes {
 /// Opens a disabled event for all processes on one CPU.
 fn open(attributes: &Attributes, cpu: u32) -> io::Result<OwnedFd> {
     const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
-    // SAFETY: a valid attribute block that says its own length; the result is checked.
+    // SAFETY: a valid attribute block that contains its own length; the result is checked.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
@@ -194,6 +194,6 @@ fn open(attributes: &Attributes, cpu: u32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else owns; descriptors fit 32 bits.
+    // SAFETY: a new descriptor without another owner; descriptors fit 32 bits.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

@@ -1,4 +1,4 @@
-//! What this process may do: capabilities, `/proc`, limits.
+//! The permissions of this process: capabilities, `/proc`, limits.
 
 use std::fs;
 
@@ -127,7 +127,7 @@ const ACCOUNTED: (u32, u32) = (5, 11);
 /// What programs and maps take at least.
 const LOCKED_BYTES: u64 = 64 << 20;
 
-/// Only said on kernels where it matters; those are too old in other ways, too.
+/// Only reported on kernels where it matters; those are too old in other ways, too.
 fn locked_memory(environment: &Environment) -> Option<Line> {
     if parse::version(&environment.release).is_none_or(|version| version >= ACCOUNTED) {
         return None;

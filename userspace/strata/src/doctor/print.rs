@@ -1,4 +1,4 @@
-//! Findings for people (aligned, in colour on a terminal) and for programs (JSON).
+//! Prints findings as text (aligned, in colour on a terminal) and as JSON.
 
 use std::fmt::Write;
 

@@ -1,4 +1,5 @@
-//! What the file service needs: files of targets are opened and parsed in processes of their own.
+//! The requirements of the file service, which opens and parses targets' files in separate
+//! processes.
 
 use std::io;
 
@@ -56,7 +57,7 @@ fn resolve_in_root(environment: &Environment) -> Line {
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = (libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64;
     how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
-    // SAFETY: a path with its NUL and a block of the length that is said; the result is checked.
+    // SAFETY: a path with its NUL and a block of the length passed; the result is checked.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_openat2,
@@ -67,7 +68,7 @@ fn resolve_in_root(environment: &Environment) -> Line {
         )
     };
     if fd >= 0 {
-        // SAFETY: just opened, used by nobody else.
+        // SAFETY: just opened, without another user.
         unsafe { libc::close(fd as i32) };
         return Line::ok(GROUP, "openat2", "paths stay below a target's root");
     }

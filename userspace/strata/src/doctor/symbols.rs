@@ -1,4 +1,4 @@
-//! Where names come from: the kernel's symbols, debug files.
+//! The sources of symbols: the kernel's, debug files.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

@@ -14,7 +14,7 @@ fn is_harmless(char: char) -> bool {
         && !matches!(char, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Bytes for people.
+/// Bytes in readable form.
 pub fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),

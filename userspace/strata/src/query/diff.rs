@@ -1,4 +1,4 @@
-//! `strata diff`: two answers of the store, compared: windows, services, versions.
+//! `strata diff`: compares two results of the store: windows, services, versions.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ use crate::view::Shown;
 pub struct Question {
     pub store: PathBuf,
     pub whose: Whose,
-    /// Nothing said: an hour before `to`.
+    /// Default: an hour before `to`.
     pub from: Option<When>,
     pub to: Option<When>,
     pub baseline: Baseline,

@@ -1,6 +1,7 @@
-//! `strata query` and `strata diff`: what the store answers ([`strata_query`]), printed and written.
+//! `strata query` and `strata diff`: print and write results of the store ([`strata_query`]).
 //!
-//! - [`diff`]: two answers compared. [`show`]: the tables that are printed, [`show_tree`]: the trees.
+//! - [`diff`]: compares two results. [`show`]: the tables that are printed, [`show_tree`]: the
+//!   trees.
 
 pub mod diff;
 mod show;
@@ -27,11 +28,11 @@ use crate::view::Shown;
 /// A file to write, in which format.
 pub type Output = (PathBuf, Format);
 
-/// What is printed of an answer.
+/// The form in which a result is printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum View {
     Functions,
-    /// What used how much.
+    /// Values by group.
     By(By),
     /// The callers of a function.
     Callers(String),
@@ -43,7 +44,7 @@ pub enum View {
 pub struct Question {
     pub store: PathBuf,
     pub whose: Whose,
-    /// Nothing said: an hour before `to`, or for a list the beginning.
+    /// Default: an hour before `to`, or for a list the beginning.
     pub from: Option<When>,
     pub to: Option<When>,
     /// The sample type to show.

@@ -1,5 +1,4 @@
-//! What is printed for people: tables. Names belong to the profiled programs and are made harmless
-//! here.
+//! Prints tables. Names belong to the profiled programs and are made harmless here.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +24,7 @@ pub fn written(path: &Path, bytes: u64) {
     }
 }
 
-/// Of outputs in time: says how many samples have none.
+/// For outputs in time: reports how many samples have no time.
 pub fn note_missing_times(profile: &Profile) {
     let Some(counting) = profile.counting_sample_type() else { return };
     let all = u64::try_from(profile.total(counting)).unwrap_or(0);

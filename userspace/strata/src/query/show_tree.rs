@@ -1,6 +1,6 @@
 //! Trees of calls as a terminal shows them.
 //!
-//! What is too small to matter is left out and counted: a tree that scrolls away answers nothing.
+//! Small nodes are left out and counted, so that the tree fits the screen.
 
 use anyhow::Result;
 use serde_json::{Value, json};

@@ -50,7 +50,7 @@ impl User {
         }
     }
 
-    /// Whom a recording belongs to: `--user`, else who called `sudo`; `None` means this process's
+    /// The owner of a recording: `--user`, else the caller of `sudo`; `None` means this process's
     /// own user.
     pub fn of_recording(asked: Option<&str>) -> Result<Option<Self>> {
         if let Some(name) = asked {

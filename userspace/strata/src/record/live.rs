@@ -1,5 +1,4 @@
-//! What is shown while a recording runs: one line that renews itself on a terminal, a line now
-//! and then elsewhere.
+//! The progress of a recording: one line that is redrawn on a terminal, occasional lines elsewhere.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
@@ -62,7 +61,7 @@ impl Live {
         fitting(&format!("{elapsed}{of}"), figures, columns)
     }
 
-    /// Takes the line away, so that something else can be printed.
+    /// Clears the line, so that other text can be printed.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
             let _ = write!(stderr(), "\r\x1b[K");

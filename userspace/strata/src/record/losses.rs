@@ -1,4 +1,4 @@
-//! What is missing from a profile, in words that say what it is and what to do.
+//! The losses of a profile: each with its text and the remedy.
 
 use strata_abi::record::{Counter, END_COUNT, End};
 use strata_agent::code_address::describe_end;
@@ -8,7 +8,7 @@ use strata_agent::engine::Engine;
 pub struct Loss {
     /// For scripts.
     pub cause: &'static str,
-    /// For people.
+    /// For display.
     pub text: String,
     pub count: u64,
 }
@@ -20,8 +20,8 @@ pub enum Running {
     Daemon,
 }
 
-/// A cause for scripts, for people, and what helps in a recording and in the daemon; empty where
-/// nothing does.
+/// A cause: its name for scripts, its text, and the remedy in a recording and in the daemon; empty
+/// where there is none.
 struct Cause {
     name: &'static str,
     text: &'static str,
@@ -134,7 +134,7 @@ fn end_of(cause: &str) -> Option<End> {
     End::ALL.into_iter().find(|end| cause_of(*end) == cause)
 }
 
-/// What a loss means to people.
+/// The text of a loss, for display.
 pub fn explained(cause: &str) -> Option<String> {
     if let Some(known) = known(cause) {
         return Some(known.text.to_owned());
@@ -142,7 +142,7 @@ pub fn explained(cause: &str) -> Option<String> {
     Some(format!("stacks incomplete: {}", describe_end(end_of(cause)?)))
 }
 
-/// What helps, where something does.
+/// The remedy, where there is one.
 pub fn advice(cause: &str, running: Running) -> Option<&'static str> {
     if let Some(known) = known(cause) {
         let advice = match running {
@@ -160,7 +160,7 @@ pub fn advice(cause: &str, running: Running) -> Option<&'static str> {
     }
 }
 
-/// Every loss that is not zero. `ends` says how stacks ended, `unnamed` how many addresses have no
+/// Every loss that is not zero. `ends` counts how stacks ended, `unnamed` the addresses without a
 /// symbol.
 pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Loss> {
     let mut losses = Vec::new();

@@ -1,12 +1,12 @@
 //! `strata record`: one recording, from the command line to the files.
 //!
 //! - [`session`]: the recording itself: the loop over records, signals and the command.
-//! - [`files`]: what is written, and under which names.
+//! - [`files`]: the output files, and their names.
 //! - [`launch`]: the command after `--`, run as the right user.
 //! - [`output`]: files that belong to the right user and never follow a link.
-//! - [`upload`]: the profile goes to a server.
-//! - [`live`]: what is shown meanwhile. [`report`]: what is printed at the end; [`losses`] and
-//!   [`quality`]: what is missing and where. [`opening`]: the picture in a browser.
+//! - [`upload`]: sends the profile to a server.
+//! - [`live`]: progress. [`report`]: what is printed at the end; [`losses`] and [`quality`]: what
+//!   is missing and where. [`opening`]: opens the flame graph in a browser.
 
 mod files;
 pub mod launch;
@@ -53,7 +53,7 @@ pub struct Plan {
     pub max_frames: u32,
     pub timeline: bool,
     pub table_memory: u64,
-    /// What may be done to .NET processes.
+    /// What strata may do to .NET processes.
     pub managed: managed::Policy,
     /// What a flame graph shows.
     pub shown: Shown,
@@ -221,7 +221,7 @@ fn write_all(
 ) -> (Vec<Written>, Vec<String>) {
     let mut written = Vec::new();
     let mut failures: Vec<String> = not_uploaded.into_iter().collect();
-    // That they can be told apart was seen before the recording.
+    // That they are distinct was checked before the recording.
     let mut files = plan.files().unwrap_or_default();
     if plan.default_names {
         files = files::free_names(files, user);
@@ -230,7 +230,7 @@ fn write_all(
         let path = &file.path;
         match write_one(plan, file, profile, user) {
             Ok(done) => written.push(done),
-            // `| head` has what it wanted.
+            // The reader (`| head`) has closed the pipe.
             Err(error) if path == Path::new("-") && output::is_closed_pipe(&error) => {}
             Err(error) => failures.push(format!("{error:#}")),
         }

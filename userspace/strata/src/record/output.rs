@@ -1,9 +1,9 @@
 //! Files that belong to the right user and never follow a link.
 //!
-//! strata runs as root, and often for somebody else (`sudo`). Files are created with that user's
-//! own rights, so a prepared directory or link can lead nowhere the user could not write anyway;
-//! a link in the file's own place is refused outright. The content goes to a new file beside the
-//! target first, so that a full disk leaves nothing half-written under the target's name.
+//! strata runs as root, and often for another user (`sudo`). Files are created with that user's own
+//! rights, so a prepared directory or link can lead nowhere the user could not write anyway; a link
+//! in the file's own place is refused outright. The content goes to a new file beside the target
+//! first, so that a full disk leaves nothing half-written under the target's name.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -34,7 +34,7 @@ fn own_groups() -> Vec<libc::gid_t> {
 }
 
 fn set_own_groups(groups: &[libc::gid_t]) -> io::Result<()> {
-    // SAFETY: as many as the length says are read.
+    // SAFETY: exactly as many as the length are read.
     match unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -81,7 +81,7 @@ fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Says at the start, not after the recording, that a file cannot be written.
+/// Reports at the start, not after the recording, that a file cannot be written.
 pub fn check(path: &Path, user: Option<&User>) -> Result<()> {
     if path == Path::new("-") {
         return Ok(());

@@ -1,4 +1,4 @@
-//! How complete the stacks of a profile are, and in which programs and files they are not.
+//! The completeness of a profile's stacks, and the programs and files with incomplete ones.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What is said at the end: for people, and as JSON for scripts.
+//! The report at the end of a recording: as text, and as JSON for scripts.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -180,7 +180,7 @@ impl Report<'_> {
         Value::Object(self.kinds.iter().map(one).collect())
     }
 
-    /// How many .NET processes were reached into, and which were not, and why.
+    /// The number of .NET processes with a bridge, and those without, with reasons.
     fn print_managed(&self, out: &mut dyn Write) -> std::io::Result<()> {
         let totals = self.engine.managed.totals();
         if totals.attached == 0 && totals.refused.is_empty() {
@@ -360,7 +360,7 @@ impl Report<'_> {
     }
 }
 
-/// A sum in the unit that a person reads.
+/// A sum in a readable unit.
 fn measured(total: i64, unit: &str) -> String {
     match unit {
         "nanoseconds" => format!("{:.2}s", total as f64 / 1e9),

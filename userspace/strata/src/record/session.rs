@@ -23,7 +23,7 @@ use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
 use strata_agent::selection::Wanted;
 
-/// A recording that has ended, not yet named.
+/// A recording that has ended, not yet symbolized.
 pub struct Recorded {
     pub engine: Engine,
     pub started: SystemTime,
@@ -34,13 +34,13 @@ pub struct Recorded {
     pub user: Option<User>,
 }
 
-/// What ended a recording.
+/// The reason why a recording ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndedBy {
     Duration,
     Signal,
     Command,
-    /// The process that was asked for has ended.
+    /// The selected process has ended.
     Target,
 }
 
@@ -160,7 +160,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     second_signal::ends_at_once(&all, "\nstrata: stopped before the profile was written\n");
     drop(signals);
     engine.finish(PATIENCE)?;
-    // Naming and writing are in nobody's way.
+    // Symbolizing and writing delay no other work.
     launch::set_priority(0);
     engine.note_kernel_use();
     drop(run_time);

@@ -1,8 +1,8 @@
-//! `strata record --upload`: one recording goes where the daemon's profiles go, by the same code.
+//! `strata record --upload`: sends a recording to a server, with the code of the daemon's
+//! exporters.
 //!
-//! Credentials come from where the daemon has them: the environment
-//! (`PYROSCOPE_AUTH_TOKEN`, `STRATA_EXPORTER_OTLP_TOKEN`, …), never the command line, which everybody on
-//! the host can read.
+//! Credentials come from where the daemon has them: the environment (`PYROSCOPE_AUTH_TOKEN`,
+//! `STRATA_EXPORTER_OTLP_TOKEN`, …), never the command line, which every user of the host can read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use uuid::Uuid;
 use strata_agent::host;
 use strata_export::exporter::{self, Exporter, Output};
 
-/// What somebody asked for.
+/// The options.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub url: String,
-    /// `pyroscope`, `datadog` or `otlp`; guessed from the URL if nobody says.
+    /// `pyroscope`, `datadog` or `otlp`; guessed from the URL by default.
     pub kind: Option<&'static str>,
     pub service: String,
     pub env: String,
@@ -80,12 +80,12 @@ impl Upload {
             bail!("{} is no server", wanted.url);
         };
         let mut plan = plan;
-        // Somebody waits for the answer.
+        // The user waits for the answer.
         plan.keeps_denied = false;
         Ok(Self { wanted, outlet, backend, plan, host })
     }
 
-    /// Sends it; what is returned is for a person.
+    /// Sends it; returns the message for the user.
     pub fn send(self, profile: &Arc<Profile>) -> Result<String> {
         let Self { wanted, outlet, backend, plan, host } = self;
         let origin = Origin {

@@ -1,8 +1,8 @@
 //! `strata stacks`: where the threads of one process are right now, blocked ones included.
 //!
 //! Nothing is stopped, signalled or loaded for native code: the kernel walks the threads that wait,
-//! with the tables that a recording uses. A .NET process gets the bridge for its names, as in a
-//! recording, and loses it again. [`thread`]: threads as they are shown.
+//! with the tables that a recording uses. A .NET process gets the bridge for its symbols, as in a
+//! recording, and it is detached again. [`thread`]: threads as they are shown.
 
 mod thread;
 
@@ -25,7 +25,7 @@ use strata_symbolize::build::Circumstances;
 use strata_symbolize::resolve;
 use thread::Thread;
 
-/// What is asked.
+/// The options.
 pub struct Question {
     pub pid: u32,
     pub managed: Policy,
@@ -78,7 +78,7 @@ pub fn run(question: &Question) -> Result<i32> {
         engine.turn();
     }
     engine.stop_expecting();
-    // Each look may find code that the runtime has not told of yet, and asks.
+    // Each pass may find code that the runtime has not published yet, and requests it.
     for _ in 0..LOOKS {
         engine.walk(pid)?;
         if engine.is_settled() {
@@ -112,7 +112,7 @@ pub fn run(question: &Question) -> Result<i32> {
         text += &(cut(&note, width) + "\n");
     }
     if thread::is_of_go(&threads) {
-        // Not cut: it says what is missing.
+        // Not truncated: it shows what is missing.
         text += "this is a Go program: goroutines that wait have no thread, and are not looked at. A \
                  deadlock\nis in their stacks: `kill -QUIT` prints them and ends the program; \
                  /debug/pprof/goroutine?debug=2\nserves them where net/http/pprof is loaded\n";

@@ -1,7 +1,7 @@
-//! The threads of a process as they are shown: what each is doing, for how long, and where.
+//! The threads of a process for display: what each is doing, for how long, and where.
 //!
 //! Threads of the same stack and state are one entry with a count. The frames of the kernel below a
-//! system call are one line, because what the program did is what is asked.
+//! system call are one line, because the program's own call is of interest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct Thread {
     pub name: String,
     /// The letter of `/proc/PID/task/TID/stat`.
     pub state: char,
-    /// Since it left the CPU, where the kernel says so.
+    /// Time since it left the CPU, where the kernel provides it.
     pub since: Option<Duration>,
     /// Innermost first.
     pub frames: Vec<Frame>,

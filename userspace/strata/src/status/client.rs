@@ -1,4 +1,4 @@
-//! Asks the daemon of this host for its status, over its unix socket.
+//! Requests the status of this host's daemon, over its unix socket.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;

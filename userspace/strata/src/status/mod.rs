@@ -1,5 +1,5 @@
-//! How a daemon is doing: one [`Status`], which the daemon fills in, `/status` serves as JSON,
-//! `/metrics` as Prometheus' text ([`metrics`]) and `strata status` shows ([`text`], asked for by
+//! The status of a daemon: one [`Status`], filled in by the daemon, served by `/status` as JSON and
+//! by `/metrics` as Prometheus' text ([`metrics`]), and shown by `strata status` ([`text`], through
 //! [`client`]).
 //!
 //! Invariant: a figure is declared here once. Every field has a default, so that the status of an
@@ -20,7 +20,7 @@ use strata_export::{ExporterHealth, State, Trouble};
 
 use crate::printing;
 
-/// What memory was given back by, in the order it is done.
+/// The ways of freeing memory, in their order.
 pub const SHED: [&str; 4] = ["names", "early_flush", "workers", "tables"];
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ pub struct Sampling {
     pub left_out: u64,
     pub unattributed: u64,
     pub own: u64,
-    /// What is missing from profiles, by cause.
+    /// Losses of profiles, by cause.
     pub losses: BTreeMap<String, u64>,
     /// Some of the files that cannot be read now.
     pub unreadable_files: Vec<UnreadableFile>,
@@ -173,7 +173,7 @@ pub struct Store {
     pub bytes: u64,
     pub dictionaries: u64,
     pub not_stored: u64,
-    /// It is not open, or the disk did not take a profile lately.
+    /// It is not open, or a recent write failed.
     pub fails: bool,
     pub trouble: Option<String>,
 }

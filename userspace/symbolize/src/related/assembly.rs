@@ -1,8 +1,8 @@
-//! What only the instructions of an assembly tell of its methods, asked when everything else about
-//! names is known: where a VB lambda is written, which native function a stub calls.
+//! Requests facts about methods that only an assembly's instructions contain, after everything else
+//! about their names is known: where a VB lambda is written, which native function a stub calls.
 //!
-//! Invariant: only the assembly that the runtime has loaded is asked, known by its id; who gets no
-//! answer keeps the name without.
+//! Invariant: only the assembly that the runtime has loaded is read, identified by its id; without
+//! an answer a method keeps its incomplete name.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Assembly {
         self.is(service, &file, None).then_some((file, None))
     }
 
-    /// Whether it has the id that the runtime said.
+    /// Whether it has the id that the runtime reported.
     fn is(&self, service: &mut dyn Ask, file: &Arc<OpenFile>, part: Option<FilePart>) -> bool {
         let facts = service.ask(Request::ManagedFacts { file: file.clone(), part });
         matches!(facts, Ok(Reply::ManagedFacts(facts)) if facts.mvid == Some(self.mvid))

@@ -1,8 +1,9 @@
-//! The names that only instructions tell: the method that a VB lambda is written in, and the native
-//! function that a stub calls.
+//! Names that only an assembly's instructions contain: the method that a VB lambda is written in,
+//! and the native function that a stub calls.
 //!
-//! A stub serves several methods of one signature, and only its caller tells which: so it is one
-//! place with as many names as it has callers, and its name goes with the pair of the two places.
+//! A stub serves several methods of one signature, and only its caller determines which: so one
+//! code address has as many names as callers, and a name belongs to the pair of the two code
+//! addresses.
 
 pub mod assembly;
 

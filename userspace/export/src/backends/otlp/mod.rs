@@ -294,8 +294,8 @@ pub(crate) fn grpc_payload(body: &[u8]) -> Option<&[u8]> {
     rest.get(..usize::try_from(u32::from_be_bytes(length)).ok()?)
 }
 
-/// What a delivered request's answer says: some profiles may have been rejected. An answer that
-/// is no such message says nothing.
+/// The answer to a delivered request: some profiles may have been rejected. Any other answer is
+/// ignored.
 #[must_use]
 pub(crate) fn delivery(message: &[u8], secrets: &[&Secret]) -> Outcome {
     let answer = ExportResponse::decode(message).unwrap_or_default();

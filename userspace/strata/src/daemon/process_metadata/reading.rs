@@ -1,10 +1,10 @@
-//! What a process says of itself in `/proc`, read while it is there.
+//! Reads a process's metadata from `/proc`, while the process is alive.
 //!
 //! Its environment and its command line lie in its memory: reading them takes that memory's lock
-//! and may wait for its pages, for as long as the process likes. So this is done on a thread beside
-//! the loop.
+//! and may wait for its pages, for as long as the process chooses. So this runs on a thread off the
+//! event loop.
 //!
-//! Invariant: everything read here belongs to the process, and is bounded.
+//! Invariant: everything read here is untrusted, and bounded.
 
 use std::fs::File;
 use std::io::Read;
@@ -24,7 +24,7 @@ use strata_agent::engine::monotonic_nanos;
 
 /// Bytes of one process's environment that are kept; what has no room is counted.
 const MOST_KEPT: usize = 16 << 10;
-/// Bytes of a command line that are looked at.
+/// The most bytes read of a command line.
 const MAX_COMMAND: u64 = 16 << 10;
 /// What reading one process may take: a fraction of a millisecond, unless it hangs.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(250), threads: 64, of_one: 8 };
@@ -64,7 +64,7 @@ impl Wanted {
     }
 }
 
-/// What was read of a process.
+/// The metadata read from a process.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// When it had been read, by the clock of events.

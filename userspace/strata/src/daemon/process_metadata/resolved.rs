@@ -1,4 +1,4 @@
-//! What one runtime of a process is called, and how exporters and the store are told.
+//! The resolved identity of one runtime of a process, in the form for exporters and the store.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Who is read when, and what is believed of it.
+//! When a process's metadata is read, and which of it is trusted.
 
 use super::*;
 use std::sync::{Mutex, mpsc};
@@ -73,7 +73,7 @@ fn exec(pid: u32, name: &str) -> Event {
     Event::Comm { pid, tid: pid, name: name.into(), exec: true }
 }
 
-/// Answers with what it is told `/proc` says.
+/// Answers with given contents of `/proc`.
 fn reader_of(says: &Arc<Mutex<Seen>>) -> Reader {
     let says = says.clone();
     BlockingReader::new("test-metadata", PATIENCE, move |_| {
@@ -144,7 +144,7 @@ fn a_process_without_an_environment_is_let_be_in_the_end() {
     metadata.meet(&table, image, 7);
     while !metadata.is_read(image) {
         metadata.settle(&table);
-        // Nobody waits for seconds.
+        // No wait takes seconds.
         if let Some(process) = metadata.kept.get_mut(&image) {
             process.again = process.again.map(|_| Instant::now());
         }

@@ -1,4 +1,4 @@
-//! How the loop is doing, for its status.
+//! The figures of the event loop, for its status.
 
 use super::{Daemon, kernel_frequencies};
 use crate::record::losses;
@@ -12,7 +12,7 @@ use strata_kinds::Kind;
 /// Files that cannot be read which the status names.
 const MOST_FILES: usize = 5;
 
-/// Figures that are found out less often.
+/// Figures that are collected less often.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SlowFigures {
     helper_seconds: f64,
@@ -47,7 +47,7 @@ impl Daemon {
         }
     }
 
-    /// What the loop knows of its status.
+    /// The loop's part of the status.
     pub(super) fn status(&self) -> Status {
         Status {
             configuration: status::Configuration {

@@ -1,8 +1,9 @@
-//! Flushes, and their profiles to the pipeline.
+//! Runs flushes, and passes their profiles to the pipeline.
 //!
-//! Invariant: the loop never waits for the pipeline. While that is busy (a slow disk, a full spool),
-//! a flush keeps what is not built yet, and the next one begins later; for [`BUSY_PIPELINE`] at most,
-//! because what is sampled meanwhile takes memory. Profiles that find no room are counted.
+//! Invariant: the loop never waits for the pipeline. While that is busy (a slow disk, a full
+//! spool), a flush keeps the profiles that are not built yet, and the next one begins later; for
+//! [`BUSY_PIPELINE`] at most, because samples taken meanwhile take memory. Profiles without room
+//! are counted as dropped.
 
 use std::time::{Duration, Instant};
 

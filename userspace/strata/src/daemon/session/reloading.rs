@@ -1,4 +1,4 @@
-//! Another configuration while the daemon runs: taken over as a whole, or not at all.
+//! Changes the configuration of a running daemon: applied as a whole, or not at all.
 
 use std::sync::mpsc::TryRecvError;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Daemon {
         let Loaded { configuration, notices, .. } = self.reloading.source.load()?;
         let budget = Budget::of(configuration.memory_limit.value.0, configuration.exporters.len());
         let destinations = destinations(&configuration, &budget)?;
-        // What was sampled under the old rules is of the old rules.
+        // Samples taken under the old rules are flushed under them.
         self.engine.turn();
         self.meet_newcomers();
         self.flush_all().await;
@@ -85,7 +85,7 @@ impl Daemon {
         self.memory.budget = budget;
         self.period = period(&configuration);
         self.configuration = configuration;
-        // Rules may ask for what was not read until now.
+        // Rules may use variables that were not read until now.
         self.flusher.processes.settle(&self.engine.table);
         self.ask_bridges_again();
         Ok(())

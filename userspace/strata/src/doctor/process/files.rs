@@ -1,7 +1,7 @@
-//! The files a process runs code from: opened how, unwound by what, named by what.
+//! The files that a process runs code from: how each is opened, unwound and symbolized.
 //!
 //! Everything goes through the file service: files are opened by the opener and parsed in the
-//! sandbox, as in a recording, so that what is said here is what a recording meets.
+//! sandbox, as in a recording, so that this report shows what a recording would find.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -81,8 +81,8 @@ pub struct FileReport {
     pub build_id: Option<String>,
     /// A program of 32 bits: its stacks are not unwound.
     pub is_32_bit: bool,
-    /// A .NET assembly: its code is unwound and named by what the runtime says, and it needs no ELF
-    /// tables.
+    /// A .NET assembly: its code is unwound and symbolized with the runtime's data, and it needs no
+    /// ELF tables.
     pub is_assembly: bool,
     pub unwinding: Result<Unwinding, String>,
     pub symbols: Symbols,

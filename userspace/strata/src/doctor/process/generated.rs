@@ -1,4 +1,4 @@
-//! Code that was made at run time: how much there is, which runtime made it, who names it.
+//! Generated code: its size, the runtime that made it, and the source of its symbols.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! What `/proc` says about a process: name, program, namespaces, control group.
+//! The contents of `/proc` for a process: name, program, namespaces, control group.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;

@@ -1,12 +1,12 @@
-//! `strata doctor --pid`: what is known about one process, and why something is not.
+//! `strata doctor --pid`: how one process is profiled, and what is missing and why.
 //!
-//! - [`resolved`]: what `/proc` says about it
-//! - [`files`]: the files it runs code from: opened how, unwound by what, named by what
-//! - [`generated`]: code that compilers at run time made, and where its names come from
-//! - [`show`]: the report for people and for programs
+//! - [`resolved`]: its metadata from `/proc`
+//! - [`files`]: the files that it runs code from: how each is opened, unwound and symbolized
+//! - [`generated`]: generated code, and the source of its symbols
+//! - [`show`]: the report as text and as JSON
 //!
-//! Invariant: the process is only looked at; it may end at any moment, and what cannot be read
-//! then is told, not an error.
+//! Invariant: the process is only read; it may end at any moment, and what cannot be read then is
+//! reported, not an error.
 
 mod files;
 mod generated;
@@ -24,7 +24,7 @@ use files::FileReport;
 use generated::Generated;
 use identity::ResolvedProcess;
 
-/// Everything there is to say.
+/// The whole report.
 pub struct Report {
     who: ResolvedProcess,
     /// Why its mappings could not be read, and what to do.

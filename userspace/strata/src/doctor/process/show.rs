@@ -1,4 +1,4 @@
-//! The report about a process, for people and for programs.
+//! The report about a process, as text and as JSON.
 
 use std::fmt::Write;
 
