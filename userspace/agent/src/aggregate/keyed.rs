@@ -18,7 +18,7 @@ impl Hasher for TakenAsIs {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // No key is of another type; a sum would be slow, not wrong.
+        // Keys have no other types; hashing one by a sum would be slow, not wrong.
         bytes.iter().for_each(|byte| self.0 = self.0.wrapping_mul(31).wrapping_add((*byte).into()));
     }
 

@@ -18,7 +18,7 @@ use crate::aggregate::{self, Words};
 use crate::processes::table::{ImageId, Space};
 use crate::tables::store;
 
-/// A raw stack that waits for its process's tables.
+/// A deferred sample that waits for its process's tables.
 struct Raw {
     since: Instant,
     kind: Kind,
@@ -44,24 +44,24 @@ struct Known {
     image: ImageId,
     epoch: u32,
     extents: Vec<Extent>,
-    /// Nothing of it is still to come.
+    /// No part of it is pending.
     complete: bool,
 }
 
-/// Raw stacks in waiting of one process.
+/// The pending samples of one process.
 #[derive(Default)]
 struct Waiting {
     stacks: Vec<Raw>,
     bytes: usize,
 }
 
-/// Raw stacks in waiting, by process.
+/// The pending samples, by process.
 pub struct Pending {
     waiting: HashMap<u32, Waiting>,
     bytes: usize,
-    /// Bytes of raw stacks kept waiting at most.
+    /// The most bytes of pending samples.
     pub most_bytes: usize,
-    /// Raw stacks given up because too many waited.
+    /// Deferred samples dropped because too many waited.
     pub dropped: u64,
     /// Stacks that did not wait for a bridge to the end.
     pub followed: u64,
@@ -81,14 +81,14 @@ impl Pending {
         self.bytes > self.most_bytes / 2
     }
 
-    /// Whether as many stacks of a process wait for its bridge as may: what other processes need
-    /// to be known at all must find room.
+    /// Whether the limit of stacks that wait for a process's bridge is reached, so that room is
+    /// left for other processes' samples.
     pub fn has_enough_of(&self, pid: u32) -> bool {
         let own = self.waiting.get(&pid).map_or(0, |waiting| waiting.bytes);
         own > self.most_bytes / 4 || self.is_full()
     }
 
-    /// Who the stacks in waiting are of, and what those had mapped.
+    /// The processes of pending samples, with their mappings.
     pub fn owners(&self) -> impl Iterator<Item = (ImageId, &Space)> + '_ {
         let stacks = self.waiting.values().flat_map(|waiting| &waiting.stacks);
         stacks.map(|raw| (raw.image, &raw.space))
@@ -106,9 +106,9 @@ impl Pending {
     }
 }
 
-/// A stack waits this long for its tables; then it is unwound with what is there.
+/// A stack waits this long for its tables; then it is unwound with those present.
 const MAX_WAIT: Duration = Duration::from_secs(3);
-/// Unannounced stubs that one stack may lead through.
+/// The most unpublished stubs that one stack may lead through.
 const MAX_ROUNDS: u32 = 8;
 
 impl Engine {
@@ -170,7 +170,7 @@ impl Engine {
         self.pending.push(raw);
     }
 
-    /// Unwinds the raw stacks of which everything is known by now; all of them when `all` is set.
+    /// Unwinds the pending samples whose tables are loaded; all of them when `all` is set.
     pub(super) fn settle_pending(&mut self, all: bool) {
         if self.pending.is_empty() {
             return;
@@ -186,7 +186,7 @@ impl Engine {
             let mut extents = None;
             for mut raw in waiting.stacks {
                 if !all && self.managed.expects(raw.image) {
-                    // What it will wait for then is asked for when the bridge is there.
+                    // What it will wait for then is requested when the bridge is attached.
                     raw.since = now;
                     self.pending.push(raw);
                     continue;
@@ -199,13 +199,13 @@ impl Engine {
         }
     }
 
-    /// Unwinds a raw stack; false when something about it may still become known. `known` keeps
-    /// a process's extents from one of its stacks to the next.
+    /// Unwinds a pending sample; false when more of it may still become known. `known` keeps a
+    /// process's extents from one of its stacks to the next.
     fn settle(&mut self, raw: &Raw, patient: bool, known: &mut Option<Known>) -> bool {
         let current = self.table.get(raw.header.pid).filter(|process| process.image == raw.image);
         let current = current.map(|process| process.space.clone());
         let mut space = &raw.space;
-        // Each round that ends at code nobody announced makes that code known.
+        // Each round that ends at unpublished code makes that code known.
         for _ in 0..MAX_ROUNDS {
             let of_this = |known: &Known| known.image == raw.image && known.epoch == space.epoch;
             if !known.as_ref().is_some_and(of_this) {
@@ -241,7 +241,7 @@ impl Engine {
                 && let Some(&last) = user.last()
                 && space.mapping_of(address_of(last)).is_none()
             {
-                // It was mapped, and nothing told of that: it is known by now, or is looked for.
+                // It was mapped without an event: it is known by now, or is looked for.
                 let found = current.as_ref().filter(|current| current.epoch != space.epoch);
                 if let Some(current) = found
                     && current.mapping_of(address_of(last)).is_some()

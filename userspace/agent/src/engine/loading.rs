@@ -5,8 +5,9 @@
 //! or an old one is sampled; tables are shared by every file name that turns out to be the same
 //! file. Assemblies inside a single-file program have tables of their own ([`bundles`]).
 //!
-//! - `answers`: what comes back from the helper processes. `code`: how a process's code is unwound.
-//! - `allowance`: files that a process may have opened. `forgetting`: what is dropped, and when.
+//! - `answers`: the answers of the helper processes. `code`: the unwind tables of a process's code.
+//! - `allowance`: limits the files opened for a process. `forgetting`: drops unused files and
+//!   tables.
 //!
 //! Invariant: a file that cannot be opened, read or understood never delays other files: its code
 //! is then unwound by frame pointers, and the reason is kept for `doctor` and the summary.

@@ -4,8 +4,8 @@
 //! - `pacing`: scans processes with many mappings less often.
 //! - [`rates`]: reduced sampling rates of processes.
 //! - [`repairing`]: re-reads processes after their events were lost.
-//! - [`samples`]: records become samples. `deferred`: those whose stacks wait for their tables.
-//! - `turning`: what has arrived is taken. `state`: what is known of it.
+//! - [`samples`]: turns records into samples. `deferred`: samples that wait for their tables.
+//! - `turning`: one turn of the loop. `state`: the engine's own state.
 //! - [`eviction`]: evicts tables and drops ended processes; periodic maintenance.
 //! - [`stalled_cpus`]: detects CPUs whose sampling event has stalled.
 //! - this module: ties them to the process table, in the order of time.
@@ -69,7 +69,7 @@ pub struct Options {
     /// Of process events.
     pub wakeup: Wakeup,
     pub wanted: Wanted,
-    /// What is sampled. Records of other kinds are a loss.
+    /// The kinds sampled. Records of other kinds are a loss.
     pub kinds: Kinds,
     /// Of these every sample's time is kept.
     pub times: Kinds,
@@ -80,7 +80,7 @@ pub struct Options {
     pub waiting_memory: usize,
     /// Processes whose samples are left out (strata's own).
     pub own_pid: u32,
-    /// What may be done to .NET processes.
+    /// What strata may do to .NET processes.
     pub managed: managed::Policy,
     /// Names of .NET methods have the types of their parameters.
     pub signatures: bool,
@@ -108,9 +108,9 @@ pub struct Engine {
     pub figures: Figures,
 }
 
-/// A bridge that stacks wait for is looked for this often.
+/// The interval of polls of a bridge that stacks wait for.
 const BRIDGE_LOOK: Duration = Duration::from_millis(20);
-/// At the end bridges that are still on their way are waited for so long.
+/// At the end, attaches under way are waited for so long.
 const LAST_BRIDGES: Duration = Duration::from_secs(2);
 /// A runtime answers within milliseconds.
 const SETTLING: Duration = Duration::from_secs(1);
@@ -204,13 +204,13 @@ impl Engine {
         self.store.is_published(pid) && !self.loading.is_waited_for_by(pid) && !attaching
     }
 
-    /// A bridge that is not there by now is waited for no longer.
+    /// A bridge that is not attached by now is waited for no longer.
     pub fn stop_expecting(&mut self) {
         self.managed.stop_expecting();
         self.turn();
     }
 
-    /// Takes a new look at the threads of a prepared process; what was seen before is forgotten.
+    /// Walks the threads of a prepared process again; earlier results are dropped.
     pub fn walk(&mut self, pid: u32) -> Result<(), EngineError> {
         self.aggregate = Aggregate::new(Kinds::NONE);
         self.managed.forget_places();
@@ -282,12 +282,12 @@ impl Engine {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Nothing was sampled lately, and there is no bridge that may have something to tell.
+    /// Nothing was sampled lately, and no bridge can have records.
     pub fn is_quiet(&self) -> bool {
         !self.turn.took_some && self.managed.images().next().is_none()
     }
 
-    /// Everything sampled since the last cut; sampling goes on.
+    /// Everything sampled since the last flush; sampling goes on.
     pub fn take_aggregate(&mut self) -> Aggregate {
         self.managed.ask_last(&self.aggregate);
         self.eviction.is_symbolizing = true;
@@ -297,8 +297,8 @@ impl Engine {
         std::mem::replace(&mut self.aggregate, fresh)
     }
 
-    /// See [`Managed::ask_again`]. What the kernel knows of the code of those that lost their bridge
-    /// is known no more.
+    /// See [`Managed::ask_again`]. The generated code of processes that lost their bridge is
+    /// unpublished.
     pub fn take_bridges_back(&mut self, is_kept: impl Fn(ImageId) -> bool) {
         let left = self.managed.ask_again(is_kept);
         self.processes.dirty.extend(left);
@@ -309,7 +309,7 @@ impl Engine {
         self.store.take_all_in(&mut self.programs);
     }
 
-    /// Whose samples are left out.
+    /// Processes whose samples are dropped.
     pub fn set_own_pid(&mut self, pid: u32) {
         self.sampling.own_pid = pid;
     }
@@ -330,8 +330,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Samples again, at these rates. What was sampled before the pause is cut off by now: it would be
-    /// weighed by the new ones.
+    /// Samples again, at these rates. Samples from before the pause must be flushed by now: they
+    /// would be weighed by the new rates.
     pub fn resume(&mut self, frequencies: &Frequencies) -> Result<(), EngineError> {
         self.programs.set_frequency(u64::from(frequencies.of(Kind::Cpu)));
         self.rates.reset(frequencies);
@@ -363,7 +363,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes down what the sampler has used so far.
+    /// Notes the resources that the sampler has used so far.
     pub fn note_kernel_use(&mut self) {
         match introspect::of_this_process() {
             Ok(own) => self.figures.sampler_use = own.program("sample_cpu").cloned(),
@@ -371,7 +371,7 @@ impl Engine {
         }
     }
 
-    /// Processes of which nothing is known because they hang.
+    /// Processes without metadata because they hang.
     pub fn processes_unread(&self) -> u64 {
         self.processes.scanner.unread()
     }
@@ -380,7 +380,8 @@ impl Engine {
         self.pending.dropped
     }
 
-    /// Stacks of .NET code whose frame pointers were followed because the bridge was not there yet.
+    /// Stacks of .NET code whose frame pointers were followed because the bridge was not attached
+    /// yet.
     pub fn stacks_followed(&self) -> u64 {
         self.pending.followed
     }

@@ -26,7 +26,7 @@ impl Rates {
         *self = Self::new(full);
     }
 
-    /// From a coming cut on.
+    /// From the next flush on.
     pub fn set(&mut self, kind: Kind, image: ImageId, wanted: u32) {
         if let Some(of_kind) = self.0.get_mut(kind as usize) {
             of_kind.set(image, wanted);
@@ -38,7 +38,7 @@ impl Rates {
         self.0.iter_mut().for_each(|of_kind| of_kind.end_period(&waits));
     }
 
-    /// Samples a second that were kept of a process until the last cut.
+    /// Samples a second that were kept of a process until the last flush.
     pub fn of(&self, kind: Kind, image: ImageId) -> u32 {
         self.0.get(kind as usize).map_or(1, |of_kind| of_kind.of(image))
     }
@@ -65,9 +65,9 @@ struct OfKind {
     /// Of the kernel, a second and CPU.
     full: u32,
     slower: HashMap<ImageId, Rate>,
-    /// What changes at the next cut.
+    /// Changes at the next flush.
     next: HashMap<ImageId, u32>,
-    /// What changed at the last one, as it was before.
+    /// The rates changed at the last flush, as before it.
     before: HashMap<ImageId, u32>,
 }
 
@@ -82,7 +82,7 @@ impl OfKind {
         Self { full: full.max(1), ..Self::default() }
     }
 
-    /// From a coming cut on.
+    /// From the next flush on.
     fn set(&mut self, image: ImageId, wanted: u32) {
         let wanted = wanted.min(self.full);
         if wanted == self.current(image) {
@@ -92,8 +92,8 @@ impl OfKind {
         }
     }
 
-    /// All samples so far are cut off, except those of processes of which some still wait: their
-    /// rate stays until none does.
+    /// All samples so far are flushed, except those of processes with pending ones, whose rate
+    /// stays until none is pending.
     fn end_period(&mut self, waits: impl Fn(ImageId) -> bool) {
         self.before.clear();
         let changes = std::mem::take(&mut self.next);
@@ -118,7 +118,7 @@ impl OfKind {
         self.slower.get(&image).map_or(self.full, |rate| rate.wanted)
     }
 
-    /// Samples a second and CPU that were kept of a process until the last cut.
+    /// Samples a second and CPU that were kept of a process until the last flush.
     fn of(&self, image: ImageId) -> u32 {
         self.before.get(&image).copied().unwrap_or_else(|| self.current(image))
     }

@@ -1,4 +1,4 @@
-//! Records become samples; those with a raw stack wait for their tables (`deferred`).
+//! Turns records into samples; deferred ones wait for their tables (`deferred`).
 
 use std::sync::Arc;
 
@@ -100,7 +100,8 @@ impl Engine {
         let end = End::from_byte(header.end).unwrap_or(End::NoProcess);
         let is_outdated = self.store.is_outdated(header.pid, header.generation);
         let (user, end) = if is_outdated {
-            // It was unwound by the code of the program before: its first address is its own.
+            // It was unwound with the tables of the previous program: only its first address is
+            // valid.
             (user.get(..1).unwrap_or_default(), End::NoProcess)
         } else {
             self.check_followed(user, end, image)
@@ -159,7 +160,7 @@ impl Engine {
         (user, end)
     }
 
-    /// A stack is taken as it is, although its process's bridge may still come.
+    /// A stack is unwound with what is known, although its process's bridge is still expected.
     pub(super) fn count_followed(&mut self, user: &[u64], image: ImageId) {
         let is_followed = user.iter().any(|word| word & FRAME_BY_POINTER != 0);
         self.pending.followed += u64::from(is_followed && self.managed.is_attaching(image));

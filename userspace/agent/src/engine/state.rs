@@ -1,4 +1,4 @@
-//! What an engine knows beside the components that it ties together.
+//! The engine's own state, beside the components that it ties together.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::kernel::perf_record::Timed;
 use crate::kernel::sideband::{InOrder, Sideband};
 use crate::processes::scan::Scanner;
 
-/// What the engine counts by itself.
+/// The engine's own counters.
 #[derive(Debug, Default)]
 pub struct Figures {
     /// CPUs whose sampling had stopped, and was started again.
@@ -23,11 +23,11 @@ pub struct Figures {
     pub malformed_records: u64,
     /// Of kinds that this version does not know, or that are not sampled.
     pub unexpected_records: u64,
-    /// What the sampler used, when run times were counted.
+    /// The resources used by the sampler, when run times were counted.
     pub sampler_use: Option<ProgramUse>,
 }
 
-/// What is sampled, and since when.
+/// The kinds sampled, and the start of sampling.
 pub(super) struct Sampling {
     pub(super) kinds: Kinds,
     pub(super) max_frames: usize,
@@ -44,7 +44,7 @@ pub(super) struct Events {
     pub(super) drained: Vec<Timed>,
 }
 
-/// What is to be done about processes.
+/// Pending work on processes.
 #[derive(Default)]
 pub(super) struct Processes {
     pub(super) scanner: Scanner,
@@ -60,20 +60,20 @@ pub(super) struct Processes {
 pub(super) struct Turn {
     /// When it began.
     pub(super) now: Instant,
-    /// The last one has left records behind.
+    /// The last turn has left records in the ring.
     pub(super) has_more: bool,
-    /// The last one took a record.
+    /// The last turn took a record.
     pub(super) took_some: bool,
 }
 
-/// When processes that map very much are looked at again.
+/// When processes with many mappings are scanned again.
 #[derive(Default)]
 pub(super) struct Paces {
-    /// What is published of them.
+    /// Their publication.
     pub(super) publishing: Pace,
-    /// What their deferred samples lead through.
+    /// The code of their deferred samples.
     pub(super) settling: Pace,
-    /// Which of their files are not opened.
+    /// Their files that are not opened.
     pub(super) opening: Pace,
 }
 

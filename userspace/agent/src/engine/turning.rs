@@ -1,5 +1,5 @@
-//! One turn: everything that has arrived is taken, in the order of time, and what follows from it is
-//! published to the kernel.
+//! One turn of the loop: applies everything that has arrived, in the order of time, and publishes
+//! the results to the kernel.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::kernel::perf_record::Event;
 use crate::managed::bridge::tells_a_runtime;
 use crate::processes::table::{Backing, Change, Mapping};
 
-/// Records of so much time are taken before something is done about them.
+/// The time spent on records before their results are published.
 const LONGEST_TURN: Duration = Duration::from_millis(50);
 
 impl Engine {
@@ -17,12 +17,12 @@ impl Engine {
     pub fn turn(&mut self) {
         self.turn.now = Instant::now();
         let mut drained_until = self.drain_events();
-        // What stacks wait for comes at the end of a turn: a turn that took all there is would, on a
-        // busy host, take what it causes itself.
+        // Tables that stacks wait for are published at the end of a turn: on a busy host a turn
+        // without a limit would never end.
         let enough = self.turn.now + LONGEST_TURN;
         self.turn.has_more = false;
         self.turn.took_some = false;
-        // What comes later than records that are left behind must not be applied before them.
+        // Events later than records left in the ring must not be applied before them.
         let until = loop {
             let Some(record) = self.programs.next_record() else { break u64::MAX };
             self.turn.took_some = true;
@@ -59,7 +59,7 @@ impl Engine {
         self.sweep();
     }
 
-    /// Takes what has happened by now, which is returned.
+    /// Applies the events up to now, and returns them.
     fn drain_events(&mut self) -> u64 {
         let now = monotonic_nanos();
         let table = &mut self.table;
@@ -75,14 +75,14 @@ impl Engine {
             if let Event::Comm { pid, exec: true, .. } = event.event
                 && self.table.is_muted(pid, event.time)
             {
-                // What its new program has mapped so far may have been passed over.
+                // Mapping events of its new program may have been skipped.
                 self.processes.repairs.is_missing_some(pid, self.turn.now);
             }
             match self.table.apply(&event.event, event.time) {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
                     self.selection.forked(pid, parent);
-                    // A pid may come round again before its last owner was swept.
+                    // A pid may be reused before its last owner was evicted.
                     self.store.withdraw(&mut self.programs, pid);
                     if self.selection.surely_keeps(pid) {
                         self.processes.dirty.insert(pid);
@@ -100,7 +100,7 @@ impl Engine {
                     }
                 }
                 Change::Mapped { pid, mapping } => {
-                    // Others are looked at when they are sampled and turn out to be wanted.
+                    // Others are examined when they are sampled and turn out to be selected.
                     if self.selection.surely_keeps(pid) {
                         self.loading.first_seen(&self.table, pid, &mapping);
                         self.processes.dirty.insert(pid);
@@ -143,7 +143,7 @@ impl Engine {
         }
     }
 
-    /// Files whose answers have come; processes that wait for them become dirty again.
+    /// Files whose answers have arrived; processes that wait for them become dirty again.
     fn answer_files(&mut self) {
         self.loading.answers(&mut self.programs, &mut self.store, &mut self.table);
         if self.loading.take_progress() {
@@ -176,8 +176,9 @@ impl Engine {
             let missing = Missing::LeaveOut;
             let (code, complete) =
                 self.loading.code_of(&process.space, program, generated, missing);
-            // A process that is published goes on with what is known by now, so that the rest
-            // holds up nothing else; every time, a few stacks through the rest come raw.
+            // A published process continues with the tables known, so that pending ones delay
+            // nothing else; after each publication, a few stacks through pending code arrive as raw
+            // records.
             let goes_on = self.store.is_published(pid) && !self.pending.is_full();
             if !complete {
                 self.loading.wait(pid);

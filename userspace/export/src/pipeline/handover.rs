@@ -19,9 +19,9 @@ use super::store_writer::StoreWriter;
 use super::{Figures, FlushedProfile, Hooks, Message, PipelineSettings, Work};
 use crate::{Queues, StartError};
 
-/// Messages that the pipeline's thread has before it; more would only take memory.
+/// The most messages queued for the pipeline's thread; more would only take memory.
 const AHEAD: usize = 2;
-/// How often the end looks whether there is room.
+/// The interval of checks for room at the end.
 const RETRY: Duration = Duration::from_millis(5);
 
 struct Waiting {
@@ -32,13 +32,13 @@ struct Waiting {
 /// See the module.
 pub struct Pipeline {
     sender: SyncSender<Message>,
-    /// What the thread had no room for so far, oldest first.
+    /// Messages that the thread had no room for, oldest first.
     waiting: VecDeque<Waiting>,
     /// Of the profiles among it.
     bytes: usize,
     most_bytes: usize,
     figures: Arc<Mutex<Figures>>,
-    /// Profiles that found no room.
+    /// Profiles dropped for lack of room.
     pub dropped: u64,
     thread: JoinHandle<()>,
 }
@@ -79,7 +79,7 @@ impl Pipeline {
         self.figures.clone()
     }
 
-    /// Hands profiles of a flush over, with the last of them how long the flush was.
+    /// Passes on profiles of a flush; the last ones carry the length of the flush.
     pub fn publish(&mut self, profiles: Vec<FlushedProfile>, end: Option<Duration>) {
         let bytes = profiles.iter().map(|profile| profile.outgoing.profile.memory()).sum();
         self.bytes = self.bytes.saturating_add(bytes);
@@ -88,7 +88,7 @@ impl Pipeline {
         self.make_room();
     }
 
-    /// Hands over what waits, as far as there is room now.
+    /// Passes on queued messages, as far as there is room now.
     pub fn retry(&mut self) {
         while let Some(Waiting { message, bytes }) = self.waiting.pop_front() {
             match self.sender.try_send(message) {
@@ -101,17 +101,18 @@ impl Pipeline {
         }
     }
 
-    /// Whether something waits for the thread: [`Self::retry`] has work.
+    /// Whether messages are queued for the thread: [`Self::retry`] has work.
     pub fn is_behind(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether more should wait for now. What is published nevertheless may push out the oldest.
+    /// Whether further profiles should be held back. Those published nevertheless may displace the
+    /// oldest.
     pub fn is_full(&self) -> bool {
         self.bytes > self.most_bytes / 2
     }
 
-    /// Profiles that wait.
+    /// The number of queued profiles.
     pub fn waiting(&self) -> usize {
         let profiles = self.waiting.iter().map(|waiting| match &waiting.message {
             Message::Profiles(profiles, _) => profiles.len(),
@@ -132,7 +133,7 @@ impl Pipeline {
             self.dropped = self.dropped.saturating_add(profiles.len() as u64);
             profiles.clear();
             self.bytes = self.bytes.saturating_sub(std::mem::take(bytes));
-            // What has no profiles any more is one message with the length of all their flushes.
+            // Messages without profiles are merged into one with the length of all their flushes.
             let length = end.take();
             self.waiting.remove(at);
             let before = at.checked_sub(1).and_then(|before| self.waiting.get_mut(before));
@@ -153,7 +154,7 @@ impl Pipeline {
         }
     }
 
-    /// Memory is short: nothing waits for the end of its period.
+    /// Memory is short: periods end early.
     pub fn hurry(&self) {
         // One that is busy is about to.
         let _ = self.sender.try_send(Message::Hurry);
@@ -178,7 +179,7 @@ impl Pipeline {
         outcome
     }
 
-    /// Everything goes out, periods over or not; false if that took too long.
+    /// Sends everything, also unfinished periods; false if that took too long.
     pub fn end(mut self, within: Duration) -> bool {
         let deadline = Instant::now() + within;
         let (done, wait) = sync_channel(1);

@@ -11,21 +11,21 @@
 
 use std::collections::HashMap;
 
-/// Runtimes that are remembered.
+/// The most runtimes tracked.
 const MOST: usize = 100_000;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Sequences {
-    /// What the next profile of a runtime gets.
+    /// The number of a runtime's next profile.
     next: HashMap<String, u64>,
-    /// Of those that have had a profile since [`Self::begin`].
+    /// Runtimes that have had a profile since [`Self::begin`].
     sent: HashMap<String, u64>,
 }
 
 impl Sequences {
-    /// Profiles of a period follow. Those of the last one are remembered, and besides them the others
-    /// while they are few.
+    /// Begins the profiles of a period. The runtimes of the last one are kept, and others while
+    /// they are few.
     pub fn begin(&mut self) {
         let sent = std::mem::take(&mut self.sent);
         if self.next.len().saturating_add(sent.len()) > MOST {

@@ -98,7 +98,7 @@ pub struct Flusher {
 }
 
 impl Flusher {
-    /// `wake` is called when symbols have come.
+    /// `wake` is called when symbols have arrived.
     pub fn start(
         configuration: &Configuration,
         symbols: usize,
@@ -152,8 +152,8 @@ impl Flusher {
         self.tally.nanos = self.tally.nanos.saturating_add(nanos);
     }
 
-    /// Builds the profiles that nothing is awaited for, as far as the pipeline has room for them, or
-    /// all of them at once. They are handed over some at a time: all of a crowded host would be much
+    /// Builds the profiles whose symbols have arrived, as far as the pipeline has room for them, or
+    /// all of them at once. They are passed on in parts: all of a crowded host would take much
     /// memory. True when the flush has ended.
     pub fn go_on(
         &mut self,
@@ -313,7 +313,7 @@ impl Flusher {
     }
 }
 
-/// Profiles that are handed over together.
+/// Profiles that are passed on together.
 const AT_ONCE: usize = 64;
 
 /// The kinds of a process's samples that its rules, its environment and its age let through.

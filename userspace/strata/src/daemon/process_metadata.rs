@@ -2,7 +2,7 @@
 //! identity by rules, environment and host.
 //!
 //! - [`reading`]: reads `/proc` of a process.
-//! - [`who`]: what becomes of it.
+//! - [`resolved`]: the identity resolved from it.
 //!
 //! Invariant: data read from a process is untrusted, and applied only as far as `strata_metadata`
 //! and the rules allow. Nothing here waits for a process.

@@ -1,6 +1,6 @@
 //! The daemon's loop: samples and flushes, signals, bridges, memory, the watchdog.
 //!
-//! - [`publishing`]: flushes, and profiles to the pipeline.
+//! - [`publishing`]: runs flushes, and passes profiles to the pipeline.
 //! - [`reloading`]: changes of the configuration.
 //! - [`figures`]: its status.
 
@@ -47,7 +47,7 @@ use strata_store::{Store, StoreError};
 const TURN: Duration = Duration::from_millis(250);
 /// Events arrive in bursts: they are taken together.
 const BURST: Duration = Duration::from_millis(10);
-/// Bridges, memory and figures are looked at this often.
+/// The interval of polling bridges, memory and figures.
 const TICK: Duration = Duration::from_secs(1);
 /// The interval of figures that are costly to collect.
 const SLOW_TICK: Duration = Duration::from_secs(10);
@@ -117,14 +117,14 @@ struct Daemon {
     _run_time: Option<RunTimeStatistics>,
 }
 
-/// Where the configuration is from, and how reloads went.
+/// The source of the configuration, and the outcomes of reloads.
 struct Reloading {
     source: Source,
     count: u64,
     trouble: Option<String>,
 }
 
-/// How much memory there may be, how much there is, and what was given back.
+/// The memory limit, the memory used, and what was freed.
 struct Memory {
     budget: Budget,
     watch: Watch,
@@ -134,7 +134,7 @@ struct Memory {
     shed: [u64; SHED.len()],
 }
 
-/// What the status shows and is found out every [`SLOW_TICK`].
+/// Figures of the status that are collected every [`SLOW_TICK`].
 struct Slow {
     taken: Instant,
     figures: SlowFigures,
@@ -382,7 +382,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// .NET processes of which nothing was decided yet.
+    /// .NET processes that are not decided on yet.
     fn admit(&mut self) {
         let candidates: Vec<_> = self.engine.managed.candidates().collect();
         for (image, pid) in candidates {

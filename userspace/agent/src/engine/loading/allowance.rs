@@ -1,4 +1,4 @@
-//! How many files each process may have opened.
+//! Limits the number of files opened for each process.
 
 use std::time::Instant;
 

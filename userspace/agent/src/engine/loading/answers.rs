@@ -1,4 +1,4 @@
-//! What the helper processes answer: opened files, and tables of them.
+//! Handles the answers of the helper processes: opened files, and their tables.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! How a process's code is unwound: which table each of its mappings has.
+//! The unwind tables of a process's code: one for each of its mappings.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What is dropped, and when: files that nothing refers to, and tables that no process needs.
+//! Drops files without references, and tables that no process needs.
 
 use std::collections::HashSet;
 use std::sync::Arc;

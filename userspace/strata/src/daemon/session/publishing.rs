@@ -12,11 +12,11 @@ use crate::daemon::memory;
 
 /// A pipeline that is busy for so long after a flush was due loses profiles.
 const BUSY_PIPELINE: Duration = Duration::from_secs(20);
-/// A busy pipeline is asked this often whether it has room.
+/// The interval of checks for room in a busy pipeline.
 const RETRY: Duration = Duration::from_millis(20);
 
 impl Daemon {
-    /// Begins a flush. What is still awaited for the last one is awaited no longer.
+    /// Begins a flush. Symbols still awaited for the last one are given up.
     pub(super) fn flush(&mut self) {
         if self.flusher.is_flushing() {
             self.go_on_with_flush(true);
@@ -28,7 +28,7 @@ impl Daemon {
         self.go_on_with_flush(false);
     }
 
-    /// Hands over the profiles that are complete; all of them when their time is up.
+    /// Passes on complete profiles; all of them at their deadline.
     pub(super) fn go_on_with_flush(&mut self, at_once: bool) {
         let publisher = &mut self.publisher;
         let (engine, configuration) = (&mut self.engine, &self.configuration);
@@ -42,7 +42,7 @@ impl Daemon {
         self.publisher.is_full() && self.flusher.elapsed() < self.period + BUSY_PIPELINE
     }
 
-    /// When something is to be done for a flush, whatever else happens.
+    /// The next deadline of a flush.
     pub(super) fn next_flush_turn(&self) -> Option<Instant> {
         if self.publisher.is_behind() {
             return Some(Instant::now() + RETRY);
@@ -50,7 +50,7 @@ impl Daemon {
         self.flusher.ends()
     }
 
-    /// Flushes what there is and waits for it, turning meanwhile: at the end.
+    /// Flushes everything and waits for it, while the engine turns: at the end.
     pub(super) async fn flush_all(&mut self) {
         let latest = Instant::now() + BUSY_PIPELINE;
         self.flush();

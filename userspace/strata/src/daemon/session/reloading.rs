@@ -12,11 +12,11 @@ use super::{Daemon, destinations, kernel_frequencies, own_pid, period};
 use crate::daemon::memory::Budget;
 use crate::daemon::settings::kept_times;
 
-/// So long at a time the pipeline gets to take another configuration.
+/// The time given to the pipeline, at a time, to take another configuration.
 const CONFIGURING: Duration = Duration::from_millis(5);
 
 impl Daemon {
-    /// Takes over the configuration as it is now; keeps the old one if that cannot be used.
+    /// Applies the present configuration; keeps the old one if it is invalid.
     pub(super) async fn reload(&mut self) {
         self.manager.reloading();
         match self.try_reload().await {
@@ -52,7 +52,7 @@ impl Daemon {
         }
         let frequencies = kernel_frequencies(&configuration);
         if frequencies != kernel_frequencies(&self.configuration) {
-            // What was sampled meanwhile is weighed by the rate it was sampled at.
+            // Samples taken meanwhile are weighed by the rate at which they were sampled.
             self.engine.pause()?;
             self.meet_newcomers();
             self.flush_all().await;
@@ -91,7 +91,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Waits, turning meanwhile, until the pipeline has done with what came before.
+    /// Waits until the pipeline has processed earlier messages, while the engine turns.
     async fn reconfigure_pipeline(&mut self, settings: PipelineSettings) -> Result<()> {
         let outcome = self.publisher.configure(settings);
         loop {
@@ -106,7 +106,7 @@ impl Daemon {
         }
     }
 
-    /// Rules may want bridges elsewhere now.
+    /// Rules may select other processes for bridges now.
     fn ask_bridges_again(&mut self) {
         let images: Vec<_> = self.engine.managed.images().collect();
         let unwanted: Vec<_> = images
