@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: hands over to the benchmark program of `strata-tests`.
+//! `cargo xtask bench`: runs the benchmark program of `strata-tests`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

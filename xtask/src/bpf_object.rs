@@ -240,7 +240,7 @@ fn compile(extra: &[&str]) -> Result<PathBuf> {
     Ok(stripped)
 }
 
-/// A directory with a known name in a place everybody can write to: it must be ours alone.
+/// A directory with a known name in a place that every user can write to: it must be ours alone.
 fn claim_build_place() -> Result<PathBuf> {
     let place = PathBuf::from(BUILD_PLACE);
     match fs::DirBuilder::new().mode(0o700).create(&place) {

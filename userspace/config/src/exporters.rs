@@ -86,7 +86,7 @@ fn series(layers: &Layers<'_>) -> Vec<String> {
 /// All exporters: those of the file, of flags, and those that a variable of an agent makes.
 pub(crate) fn read(layers: &mut Layers<'_>) -> Vec<ExporterConfig> {
     let mut names = layers.below(&["exporter"]);
-    // A credential or a header alone makes no exporter: somebody has to say where to.
+    // A credential or a header alone makes no exporter: an address is needed.
     names.retain(|name| makes_a_exporter(layers, name));
     for kind in Kind::WORDS {
         let place = if *kind == "file" { "PATH" } else { "URL" };

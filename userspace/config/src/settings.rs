@@ -89,7 +89,7 @@ pub struct Store {
     pub timestamps: Sourced<bool>,
 }
 
-/// Who is asked for names of containers and pods.
+/// The sources of names of containers and pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Containers {
     /// Sockets; what is not there is not asked.
@@ -233,7 +233,7 @@ fn check_types(layers: &mut Layers<'_>, configuration: &Configuration) {
     }
 }
 
-/// Kinds that somebody chose, and that are not sampled so far.
+/// Configured kinds that have no sampler yet.
 fn not_sampled(configuration: &Configuration) -> Vec<String> {
     let types = &configuration.types;
     let rules = configuration.rules.iter().zip(1..);

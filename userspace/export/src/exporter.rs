@@ -14,7 +14,7 @@ use strata_config::rules::matches;
 use strata_config::secret::Credential as Configured;
 use strata_kinds::labels::SAMPLE_LABELS;
 
-/// Where an outlet's profiles go.
+/// The destination of an exporter's profiles.
 #[derive(Clone, Debug)]
 pub enum Output {
     /// Through the delivery's exporter of the same name.

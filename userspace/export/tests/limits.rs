@@ -1,4 +1,4 @@
-//! A profile cut to fit a server keeps its values and its leaves, and every part fits.
+//! A profile limited to fit a server keeps its values and its leaves, and every part fits.
 
 use std::collections::BTreeMap;
 

@@ -146,7 +146,7 @@ fn no_two_profiles_of_a_pyroscope_series_are_of_one_moment() {
     let mut moments = strata_export::EncoderState::default();
     let backend = Backend::Pyroscope(pyroscope::Settings::default());
     let mut batches = backend.encode(&vec![known(); 10], &mut moments).batches;
-    // Of the same cut, but sent later.
+    // Of the same flush, but sent later.
     batches.extend(backend.encode(&vec![known(); 5], &mut moments).batches);
     let by_series = moments_by_series(&batches);
     assert_eq!(by_series.len(), 2, "CPU and exceptions");

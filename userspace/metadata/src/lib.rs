@@ -9,7 +9,7 @@
 //! | [`source`] | where a value may come from, in order of precedence |
 //! | [`identity`] | what comes out, and how it is chosen |
 //! | [`types`] | sample types, and the variables that switch them |
-//! | [`destinations`] | variables that say where data goes: never obeyed |
+//! | [`destinations`] | variables for endpoints and credentials: never applied |
 //! | [`text`] | bounds on lengths and characters; lists of labels |
 //! | [`document`] | the tables of the documentation |
 //!

@@ -6,8 +6,8 @@
 //! samples cost tens of megabytes. What hangs in a tree is looked for among its parent's children,
 //! which lie near each other, and not in an index of everything, where each look is a cache miss.
 //!
-//! Invariant: an id that was never handed out finds an empty thing, not a panic. The hash is
-//! seeded, since what is hashed belongs to the profiled programs.
+//! Invariant: an invalid id finds an empty entry, and never causes a panic. The hash is seeded,
+//! since what is hashed belongs to the profiled programs.
 
 use std::hash::{BuildHasher, Hash};
 

@@ -72,15 +72,15 @@
 //! `dictionary`): a location is its functions, lines and file.
 //!
 //! # Crash safety
-//! A record is one write. A process killed at any moment leaves whole records and at most one
-//! torn one; readers stop before it, and the next writer cuts it off, writes the index and seals.
+//! A record is one write. A process killed at any moment leaves whole records and at most one torn
+//! one; readers stop before it, and the next writer truncates it, writes the index and seals.
 //! Without an index or with a damaged one, the headers are enough to find everything. Merges get
 //! their name when they are whole and on the disk. When the host loses power, what was written in
 //! the last [`Options::sync_every`] may be gone. Damage within a record costs it and what follows
 //! of the same service in that segment; it is counted in [`Answer::damaged`]. Damaged merges and
-//! roll-ups cost nothing: what they stand for is read instead. A segment that does not even begin as
-//! one is put aside as `NUMBER.damaged`, which goes when it is too old, or first when there is no
-//! room. A store that has a file of another version is not opened, and left as it is.
+//! roll-ups cost nothing: what they stand for is read instead. A segment that does not even begin
+//! as one is put aside as `NUMBER.damaged`, which goes when it is too old, or first when there is
+//! no room. A store that has a file of another version is not opened, and left as it is.
 //!
 //! # The cost of a query
 //! A day of fifty services that are profiled every fifteen seconds (288,000 profiles, 33 million

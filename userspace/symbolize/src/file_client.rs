@@ -27,7 +27,7 @@ pub trait Ask {
     /// Answers in the order of the requests.
     fn ask_all(&mut self, requests: Vec<Request>) -> Vec<Answer>;
 
-    /// Whether the time is up: nothing is answered any more.
+    /// Whether the deadline has passed: requests get no answer any more.
     fn is_late(&self) -> bool {
         false
     }
@@ -168,7 +168,7 @@ fn serve(
         }
         for (id, answer) in service.drain() {
             if let Some((position, answers)) = waiting.remove(&id) {
-                // Who was late has gone.
+                // The late requester has gone.
                 let _ = answers.send((position, answer));
             }
         }

@@ -99,7 +99,7 @@ impl JitFiles {
     }
 }
 
-/// The state of a file: anew when it is another one, or was made shorter.
+/// The state of a file: reset when it is another one, or was truncated.
 fn growing<'a, P: Default>(
     kept: &'a mut Option<Growing<P>>,
     file: &Arc<OpenFile>,

@@ -192,7 +192,7 @@ impl Symbolizer {
         self.flush.is_some()
     }
 
-    /// Nothing is awaited any more, or its time is up.
+    /// Nothing is awaited any more, or its deadline has passed.
     pub fn is_settled(&self) -> bool {
         self.flush
             .as_ref()

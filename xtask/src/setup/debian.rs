@@ -69,7 +69,7 @@ pub fn ensure(needs: &[Need]) -> Result<()> {
             "installing packages needs root. Run this, then the same command again:\n  sudo {by_hand}"
         );
     }
-    // A source of somebody else's that is down must not stop us: the install decides.
+    // An unrelated source that is down must not stop the set-up: the install decides.
     if let Err(error) = step("refresh the package lists", apt_get().arg("update")) {
         eprintln!("  warning: {error:#}");
     }
@@ -93,7 +93,7 @@ fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command
         .env("DEBIAN_FRONTEND", "noninteractive")
-        // Somebody else's apt may be at work: wait for it.
+        // Another apt process may be running: wait for it.
         .args(["-o", "DPkg::Lock::Timeout=600"]);
     command
 }
@@ -166,7 +166,7 @@ impl Release {
         // Only the index of packages: no translations, no software-centre metadata.
         command.args(["-o", "Acquire::Languages=none"]);
         command.args(["-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false"]);
-        // apt's own unprivileged user cannot see into a clone under somebody's home directory.
+        // apt's own unprivileged user cannot see into a clone under a user's home directory.
         command.args(["-o", "APT::Sandbox::User=root"]);
         command
     }

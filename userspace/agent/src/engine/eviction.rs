@@ -31,7 +31,7 @@ pub(super) struct Eviction {
     shortage: Option<Instant>,
     last_sweep: Instant,
     last_file_sweep: Instant,
-    /// Files that were in use at the last sweep.
+    /// Files that were in use at the last check.
     files_in_use: HashSet<FileId>,
     /// A flush is being symbolized: its files are not in use here, and needed.
     pub(super) is_symbolizing: bool,

@@ -22,12 +22,12 @@ use crate::{EncoderState, Outgoing, Queues, StartError};
 
 /// How long a flush waits for the disks of the spools.
 const SETTLING: Duration = Duration::from_secs(5);
-/// Bytes of batches that are handed over before it waits.
+/// Bytes of batches that are passed on before it waits.
 const AT_ONCE: usize = 1 << 20;
 /// Values of labels count for so long.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Whose profiles an outlet takes.
+/// The processes whose profiles an exporter takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
     All,
@@ -46,7 +46,7 @@ impl Whose {
 
 /// What a target's own variables have made.
 struct Own {
-    /// Names of outlets; empty when they make none.
+    /// Names of exporters; empty when they make none.
     names: Vec<String>,
     /// There was no room for it.
     is_refused: bool,
@@ -63,7 +63,7 @@ const LEAST_KEPT: Duration = Duration::from_secs(3600);
 /// Whose variables are remembered, most of them for making none.
 const MOST_KNOWN: usize = 10_000;
 
-/// An outlet and what it will get next.
+/// An exporter and the profiles that it will get next.
 struct Pending {
     whose: Whose,
     outlet: Exporter,
@@ -112,7 +112,7 @@ pub struct Exporters {
     /// Whether more than [`MOST_KNOWN`] of them were reported already.
     has_too_many: bool,
     destinations: PipelineSettings,
-    /// By outlet.
+    /// By exporter.
     states: HashMap<String, EncoderState>,
     /// When values of labels were forgotten.
     forgotten: Instant,
@@ -172,7 +172,7 @@ impl Exporters {
         self.outlets = outlets.collect();
     }
 
-    /// The outlets that a target's own variables make, which a rule allows.
+    /// The exporters that a target's own variables configure, which a rule allows.
     fn own_outlets(&mut self, wishes: &[Wish], now: Instant) -> u64 {
         let mut hasher = DefaultHasher::new();
         for wish in wishes {
@@ -248,8 +248,8 @@ impl Exporters {
         own
     }
 
-    /// Targets' own destinations that have had no profile for so long that nothing of theirs waits
-    /// make room for others. A credential that changes makes another one each time.
+    /// Targets' own destinations without a profile for so long that no batch of theirs waits are
+    /// evicted for others. A credential that changes makes another one each time.
     pub fn forget_unused(&mut self, now: Instant) {
         if now.saturating_duration_since(self.forgotten) >= HOUR {
             self.forgotten = now;
@@ -310,8 +310,8 @@ impl Exporters {
             pending.profiles.entry(key).or_default().push(parcel.outgoing.clone());
         }
     }
-    /// A crowd's profiles do not wait for each other: those of the outlet that has most go out
-    /// until the rest has room.
+    /// Under memory pressure the profiles of the exporter that has most are sent until the rest has
+    /// room.
     pub fn send_early(&mut self) {
         loop {
             let bytes = self.outlets.iter().map(|pending| pending.bytes);
@@ -396,7 +396,7 @@ impl Exporters {
         self.destinations.waiting
     }
 
-    /// What an outlet has waiting goes out.
+    /// Sends the waiting profiles of an exporter.
     fn send(&mut self, index: usize) {
         let Some(pending) = self.outlets.get_mut(index) else { return };
         self.sent = self.sent.saturating_add(std::mem::take(&mut pending.bytes));
@@ -490,7 +490,7 @@ fn key_of(origin: &Origin) -> (String, String, u32) {
     (origin.runtime_id.clone(), origin.service.clone(), origin.pid.unwrap_or(0))
 }
 
-/// Roughly what a profile's place among those that wait takes, and whom it is of.
+/// The approximate size of a waiting profile's entry, with its origin.
 const ORIGIN_BYTES: usize = 1 << 10;
 
 /// One profile of several, with every kind of samples that any of them has.

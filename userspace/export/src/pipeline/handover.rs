@@ -156,7 +156,7 @@ impl Pipeline {
 
     /// Memory is short: periods end early.
     pub fn hurry(&self) {
-        // One that is busy is about to.
+        // A busy thread does so anyway.
         let _ = self.sender.try_send(Message::Hurry);
     }
 

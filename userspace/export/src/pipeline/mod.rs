@@ -134,7 +134,7 @@ enum Message {
     Configure(Box<PipelineSettings>, SyncSender<Result<(), StartError>>),
     /// Memory is short: what waits for its period's end goes out now.
     Hurry,
-    /// All that was handed over goes out now, and nothing comes after it.
+    /// Everything passed in is sent now, and nothing follows.
     End(SyncSender<()>),
 }
 
@@ -190,7 +190,7 @@ impl Work {
                 self.exporters.forget_unused(self.tended);
             }
             self.done_with = self.done_with.saturating_add(self.exporters.take_sent());
-            // The loop has given back what was its own at the cut, when all this was still in use.
+            // The loop has freed its own memory at the flush, when all this was still in use.
             if is_over && self.done_with >= WORTH_GIVING_BACK {
                 self.done_with = 0;
                 (self.trim)();
@@ -210,7 +210,7 @@ impl Work {
         let bytes = profiles.iter().map(|profile| profile.outgoing.profile.memory());
         self.flush_bytes = self.flush_bytes.saturating_add(bytes.sum());
         self.flush.extend(profiles);
-        // A crowded host's flush is handed over in parts.
+        // A crowded host's flush is passed on in parts.
         if end.is_some() || self.flush_bytes > self.exporters.waiting_limit() {
             self.hand_over(end);
         }

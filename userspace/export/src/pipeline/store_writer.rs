@@ -128,7 +128,7 @@ impl StoreWriter {
         match Store::open(&plan.directory, plan.options) {
             Ok(store) => {
                 warn_of_repairs(&store, &plan.directory);
-                // One that is opened again holds what was kept by a clock that is not believed yet.
+                // One that is opened again holds profiles dated by a clock that is not trusted yet.
                 if !std::mem::replace(&mut self.has_opened, true) {
                     self.ages = Ages::new(store.newest(), wall_nanos(), Instant::now());
                 }

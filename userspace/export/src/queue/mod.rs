@@ -193,7 +193,7 @@ impl Queues {
         if handle.intake.give(batch) { Ok(()) } else { Err(EnqueueError::Ended) }
     }
 
-    /// Waits until what was handed over is in the spools, as far as disks work; false if one took
+    /// Waits until all batches passed in are in the spools, as far as disks work; false if one took
     /// longer. Not for an async runtime's thread.
     #[must_use]
     pub fn wait_for_spools(&self, within: Duration) -> bool {

@@ -39,7 +39,7 @@ pub fn on_cpu(labels: LabelsId, stack: StackId, time: u64) -> Tick {
     Tick { kind: Kind::Cpu, labels, stack, time, weight: 1, value: PERIOD.unsigned_abs() }
 }
 
-/// Kernel on native on JIT and managed, inlined functions, a cut stack, an unknown address.
+/// Kernel on native on JIT and managed, inlined functions, a truncated stack, an unknown address.
 pub fn everything() -> Profile {
     let mut builder = recording();
     builder.keep_timeline();

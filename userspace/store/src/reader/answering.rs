@@ -186,7 +186,7 @@ impl<'q> Question<'q> {
     }
 }
 
-/// Cuts sources that are sorted by service in two, between services, so that the first part is as
+/// Splits sources that are sorted by service in two, between services, so that the first part is as
 /// large as its part of the threads is. The second is empty if there is too little to share.
 fn divided(mut sources: Vec<Source>, threads: Threads) -> (Vec<Source>, Vec<Source>) {
     let bytes = |sources: &[Source]| sources.iter().map(Source::bytes).fold(0, u64::saturating_add);
@@ -504,7 +504,7 @@ mod tests {
         assert_eq!(store.counters().rollups_made, 3);
         let planned = answer_of(held, &reader, Gone::Stops).unwrap();
         assert_eq!((planned.profiles, planned.damaged), (2 * 2 * 60, 0));
-        // Asked anew, it is answered of what is there now; in the last try, of what it stood for.
+        // A retry uses the files present now; the last try, the replaced sources.
         assert!(answer_of(first, &reader, Gone::Stops).unwrap_err().is_gone());
         let planned = answer_of(last, &reader, Gone::IsLeftOut).unwrap();
         assert_eq!((planned.profiles, planned.damaged), (2 * 2 * 60, 0));

@@ -157,8 +157,7 @@ impl Log {
         Ok(Self { target, name: name.to_owned(), level: handle })
     }
 
-    /// Goes on elsewhere, or with more or fewer lines. A file is opened anew, so that it can be
-    /// moved away.
+    /// Changes the target or the level. A file is reopened, so that it can be rotated.
     pub fn change(&mut self, name: &str, level: LogLevel) -> Result<()> {
         let opened = Target::open(name)?;
         *self.target.lock().unwrap_or_else(PoisonError::into_inner) = opened;

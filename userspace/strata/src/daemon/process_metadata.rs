@@ -194,7 +194,7 @@ impl ProcessMetadata {
         for (ticket, seen) in answers {
             let Some(image) = self.asked.remove(&ticket) else { continue };
             let Some(process) = self.kept.get_mut(&image) else { continue };
-            // It may have been asked for anew, or be another with the same number.
+            // It may have been requested again, or be another process with the same pid.
             if process.asked != Some(ticket) {
                 continue;
             }

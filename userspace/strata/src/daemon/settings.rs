@@ -17,7 +17,7 @@ const MOST_BYTES: u64 = 1 << 20;
 /// The sources of the configuration.
 #[derive(Clone, Default)]
 pub struct Source {
-    /// As somebody named it; else [`DEFAULT_FILE`] if it is there.
+    /// As given; else [`DEFAULT_FILE`] if it exists.
     pub file: Option<PathBuf>,
     pub flags: Vec<Flag>,
 }
