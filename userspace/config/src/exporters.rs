@@ -30,7 +30,7 @@ pub struct ExporterConfig {
     pub kind: Kind,
     /// `http`, `https` or `unix`; none for files.
     pub url: Option<Sourced<String>>,
-    /// The folder of a file exporter.
+    /// The folder of a `file` exporter.
     pub path: Option<Sourced<PathBuf>>,
     pub api: Sourced<Api>,
     pub protocol: Sourced<Protocol>,
@@ -121,7 +121,7 @@ fn exporter(layers: &mut Layers<'_>, name: &str) -> Option<ExporterConfig> {
             "an exporter needs a kind",
             Some("kind = \"pyroscope\", \"datadog\", \"otlp\" or \"file\""),
         );
-        // Its keys are known all the same.
+        // Its keys count as known all the same.
         read_as(layers, name, Kind::Pyroscope);
         return None;
     };
@@ -218,7 +218,7 @@ fn default_url(kind: Kind, protocol: Protocol, agent_socket: Option<&str>) -> So
     Sourced { value: url.to_owned(), origin: Origin::Default }
 }
 
-/// A secret, or a file with it. One of the two, and from where it is set first.
+/// A secret, or a file with it. One of the two, from the first source that sets it.
 fn credential(
     layers: &mut Layers<'_>,
     name: &str,

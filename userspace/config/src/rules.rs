@@ -20,7 +20,7 @@ pub struct Conditions {
     pub container: Option<String>,
     /// Labels of the pod.
     pub labels: Vec<(String, String)>,
-    /// The process's own claims: a rule that gives something away does not rest on them alone.
+    /// The process's own claims: a rule that grants something must not rely on them alone.
     pub env: Vec<(String, String)>,
 }
 
@@ -42,7 +42,7 @@ pub struct Rule {
     pub own_destination: Sourced<Option<bool>>,
 }
 
-/// What the rules decided for one process.
+/// The result of the rules for one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     pub choice: Choice,
@@ -151,7 +151,7 @@ impl Conditions {
     }
 }
 
-/// What the rules say of a process.
+/// Applies the rules to a process.
 pub fn decide(rules: &[Rule], facts: &Facts<'_>) -> Decision {
     let mut decision = Decision::default();
     for rule in rules.iter().filter(|rule| rule.conditions.hold(facts)) {

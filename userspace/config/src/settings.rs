@@ -45,7 +45,7 @@ pub struct Configuration {
     pub log_target: Sourced<String>,
     pub log_level: Sourced<LogLevel>,
     pub profile_self: Sourced<bool>,
-    /// What the host is called; none is its own name.
+    /// The host's name; `None` is its own.
     pub host: Sourced<Option<String>>,
     pub rules: Vec<Rule>,
 }
@@ -92,7 +92,7 @@ pub struct Store {
 /// The sources of names of containers and pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Containers {
-    /// Sockets; what is not there is not asked.
+    /// Sockets; missing ones are skipped.
     pub docker: Sourced<Vec<PathBuf>>,
     pub cri: Sourced<Vec<PathBuf>>,
     /// URL of the node's kubelet.
@@ -153,7 +153,7 @@ pub fn check(inputs: &Inputs<'_>) -> Vec<Problem> {
     load(inputs).err().unwrap_or_default()
 }
 
-/// Less than this holds no tables for anything.
+/// With less than this there is no room for tables.
 const LEAST_MEMORY: Bytes = Bytes(64_000_000);
 
 fn read(layers: &mut Layers<'_>) -> Configuration {

@@ -8,7 +8,7 @@ use crate::{KIND_COUNT, Kind};
 pub struct Frequencies([u32; KIND_COUNT]);
 
 impl Frequencies {
-    /// Of the daemon, when nothing else is configured.
+    /// The daemon's defaults.
     #[must_use]
     pub fn of_daemon() -> Self {
         Self(Kind::ALL.map(|kind| kind.info().rate.map_or(1, |rate| rate.daemon)))
@@ -31,7 +31,7 @@ impl Frequencies {
         self
     }
 
-    /// What one event of a kind stands for, in the unit of its period: nanoseconds of the sampling
+    /// The weight of one event of a kind, in the unit of its period: nanoseconds of the sampling
     /// interval where a clock samples it, 1 elsewhere.
     #[must_use]
     pub fn period(&self, kind: Kind) -> i64 {

@@ -67,7 +67,7 @@ impl Kinds {
     ///
     /// # Errors
     ///
-    /// The first name that is no kind's.
+    /// The first unknown name.
     pub fn parse(text: &str) -> Result<Self, UnknownKind<'_>> {
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
         names.map(|name| Kind::find(name).ok_or(UnknownKind(name))).collect()

@@ -286,7 +286,7 @@ impl Kind {
         self.info().columns
     }
 
-    /// Whether strata has a sampler for it. The others may be chosen, and give nothing.
+    /// Whether strata has a sampler for it. The others may be configured, and give no samples.
     #[must_use]
     pub fn is_sampled(self) -> bool {
         self.info().availability == Availability::Sampled

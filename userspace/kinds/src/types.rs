@@ -16,8 +16,7 @@ pub struct Quantity {
 pub enum Aggregation {
     /// What happened in a period: periods add up.
     Delta,
-    /// What was there at the end of a period: the latest period is the answer, and two are never
-    /// added.
+    /// The state at the end of a period: the latest period counts, and two are never added.
     Snapshot,
 }
 
@@ -32,7 +31,7 @@ pub enum Measure {
     Value,
 }
 
-/// What a sample is on a timeline.
+/// The form of a sample on a timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shape {
     /// One period on a CPU.
@@ -64,7 +63,7 @@ pub struct Rate {
     pub recording: u32,
 }
 
-/// What Pyroscope calls a column.
+/// Pyroscope's names for a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PyroscopeType {
     /// The label `__name__`.

@@ -17,7 +17,7 @@ use crate::types::{self, LabelRule};
 /// Where an agent of the same host puts its socket.
 pub const DEFAULT_SOCKET: &str = "/var/run/datadog/apm.socket";
 
-/// What the family `native` calls CPU time; `cpu` is that of .NET and Go.
+/// The name of CPU time in the family `native`; `cpu` is that of .NET and Go.
 const NATIVE_CPU: &str = "cpu-time";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -159,9 +159,8 @@ fn request(
     })
 }
 
-/// Of whose container the profile is: without them an agent that is asked over its unix socket takes
-/// the container of the process at its other end, which is strata's
-/// (github.com/DataDog/datadog-agent, pkg/trace/api/container_linux.go).
+/// The container of the profile: without it an agent uses the container of its unix socket's peer,
+/// which is strata's (github.com/DataDog/datadog-agent, pkg/trace/api/container_linux.go).
 fn headers_of(origin: &Origin) -> Vec<(&'static str, String)> {
     let mut headers = vec![
         ("dd-evp-origin", "strata".to_owned()),

@@ -101,9 +101,9 @@ struct PushRequest {
 
 /// When the last profile of each series began.
 ///
-/// A server takes two profiles of one series and one moment for one that was sent twice, and shows
-/// one of them (grafana/pyroscope, `DedupeProfileRowIterator`). Processes of one service make one
-/// series, and so do the parts of a large profile.
+/// A server treats two profiles of one series and one time as a duplicate, and shows one of them
+/// (grafana/pyroscope, `DedupeProfileRowIterator`). Processes of one service make one series, and
+/// so do the parts of a large profile.
 #[derive(Debug, Default)]
 pub struct Moments {
     /// By a hash of the series's labels.
@@ -215,8 +215,8 @@ fn groups<'s>(
     groups
 }
 
-/// What the server lets through of a profile beside the labels of its series: it counts both
-/// together, and texts of samples become labels of a series too.
+/// The server's limit for a profile beside the labels of its series: it counts both together, and
+/// texts of samples become labels of a series too.
 fn limits_beside(settings: &Settings, labels: &[(String, String)]) -> Limits {
     let limits = settings.limits;
     let bytes = settings.batch_bytes.saturating_sub(label_bytes(labels));

@@ -16,14 +16,14 @@ use crate::origin::pyroscope_name;
 use crate::positions::Known;
 use crate::types::{Form, LabelRule};
 
-/// Copies what is needed of a profile into a new one.
+/// Copies the needed parts of a profile into a new one.
 pub(super) struct Copy<'p> {
     source: &'p Profile,
     pub(super) builder: ProfileBuilder,
     symbol_bytes: usize,
     frame_room: usize,
     locations: Known<LocationId>,
-    /// What was copied, by itself or as a caller.
+    /// The stacks copied, by themselves or as callers.
     stacks: Known<StackId>,
     pub(super) cuts: Cuts,
 }
@@ -163,8 +163,8 @@ impl<'p> Copy<'p> {
         self.builder.labels(&labels)
     }
 
-    /// The labels that `rules` name and `limits` let through, in their order. What is dropped
-    /// leaves nothing behind, not even its text.
+    /// The labels that `rules` name and `limits` let through, in their order. Dropped labels leave
+    /// nothing in the copy, not even their text.
     pub(super) fn allowed_labels(
         &mut self,
         id: LabelsId,
@@ -241,7 +241,7 @@ impl<'t> Fitting<'t> {
         short.map_or(Cow::Borrowed(text), Cow::Owned)
     }
 
-    /// `None` if it is not what the rule wants.
+    /// `None` if it does not match the rule.
     fn label(
         source: &'t Profile,
         label: &Label,

@@ -58,7 +58,7 @@ pub struct Limits {
     pub index_bytes: usize,
 }
 
-/// What did not fit, or was not allowed.
+/// Counts of what did not fit, or was not allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cuts {
     /// Samples whose stack lost frames at its root, and places that lost outer inlined frames.
@@ -71,7 +71,7 @@ pub struct Cuts {
     pub dropped_types: u64,
     /// Profiles that exist only because another one was too big.
     pub extra_parts: u64,
-    /// What the recording itself could not hold.
+    /// Items over the recording's own limits.
     pub overflows: u64,
     /// Values of labels that were sent as `other`, because their label has too many.
     pub other_values: u64,
@@ -96,7 +96,7 @@ impl AddAssign for Cuts {
     }
 }
 
-/// What of a profile is sent, and under which names.
+/// The parts of a profile that are sent, and their names.
 #[derive(Clone, Debug)]
 pub struct Selection<'r> {
     /// For each type of the result: its position in the profile, its name and its unit.
@@ -118,7 +118,7 @@ pub struct Part {
     pub bytes: usize,
 }
 
-/// The parts of what `selection` takes of a profile; none if it has no value there.
+/// The parts of the selected profile; none if it has no value there.
 #[must_use]
 pub fn fit(profile: &Profile, selection: &Selection, limits: &Limits) -> (Vec<Part>, Cuts) {
     let limits = Limits {

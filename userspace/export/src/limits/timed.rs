@@ -10,7 +10,7 @@ use strata_profile::{Label, LabelValue, LabelsId, Profile, StringId, Tick};
 
 use super::copy::Copy;
 
-/// The kinds of a profile whose samples in time are all there.
+/// The kinds of a profile whose samples in time are complete.
 pub(super) fn timed_kinds(profile: &Profile) -> Kinds {
     let kept: Kinds = profile.timeline().into_iter().flatten().map(|tick| tick.kind).collect();
     let is_whole = |kind: &strata_kinds::Kind| {

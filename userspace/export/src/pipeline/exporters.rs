@@ -44,7 +44,7 @@ impl Whose {
     }
 }
 
-/// What a target's own variables have made.
+/// The exporters made by a target's own variables.
 struct Own {
     /// Names of exporters; empty when they make none.
     names: Vec<String>,
@@ -52,15 +52,15 @@ struct Own {
     is_refused: bool,
     /// When it was asked for last.
     used: Instant,
-    /// So long after that nothing of it waits any more.
+    /// After this time none of its batches waits any more.
     lasts: Duration,
 }
 
-/// PipelineSettings of targets' own.
+/// The most exporters configured by targets themselves.
 const MOST_OWN: usize = 16;
 /// Those and variables without any are remembered at least so long.
 const LEAST_KEPT: Duration = Duration::from_secs(3600);
-/// Whose variables are remembered, most of them for making none.
+/// The most sets of variables cached, most of which make no exporter.
 const MOST_KNOWN: usize = 10_000;
 
 /// An exporter and the profiles that it will get next.
@@ -68,12 +68,12 @@ struct Pending {
     whose: Whose,
     outlet: Exporter,
     folder: Option<Folder>,
-    /// How long the flushes were that it holds.
+    /// The total length of the flushes that it holds.
     elapsed: Duration,
     unfinished: Option<Unfinished>,
-    /// Came since the last flush's end, and is only in memory.
+    /// Arrived since the last flush's end, and is only in memory.
     fresh: Vec<Outgoing>,
-    /// What it was sent is on its way to its spool.
+    /// Its batches are being written to its spool.
     is_sent: bool,
     /// By runtime id, service and pid.
     profiles: HashMap<(String, String, u32), Vec<Outgoing>>,
@@ -119,13 +119,13 @@ pub struct Exporters {
     delivery: Arc<Queues>,
     network: Handle,
     cuts: Cuts,
-    /// Profiles of targets whose own destination had no room.
+    /// Profiles of targets whose own destination was over the limit.
     refused_own: u64,
     /// Batches that found no exporter.
     undelivered: u64,
-    /// How often profiles went out before their period was over, for want of memory.
+    /// How often profiles were sent before the end of their period, for lack of memory.
     early: u64,
-    /// Bytes of profiles that have gone out.
+    /// Bytes of profiles sent.
     sent: usize,
 }
 
@@ -350,7 +350,7 @@ impl Exporters {
         self.settle();
     }
 
-    /// What a process before this one was killed with goes out as a period that was shorter.
+    /// Profiles left by a killed process are sent as a shorter period.
     pub fn send_left(&mut self) {
         for index in 0..self.outlets.len() {
             self.take_left(index);
@@ -372,7 +372,7 @@ impl Exporters {
         self.send(index);
     }
 
-    /// Waits until what was sent is in the spools; then it needs no other place.
+    /// Waits until all batches are in the spools; then no other copy is needed.
     fn settle(&mut self) {
         if !self.outlets.iter().any(|pending| pending.is_sent) {
             return;
@@ -385,7 +385,7 @@ impl Exporters {
         }
         for pending in self.outlets.iter_mut().filter(|pending| pending.is_sent) {
             pending.is_sent = false;
-            // What it holds came after it was sent.
+            // It holds only profiles that arrived after the last send.
             if let Some(unfinished) = pending.unfinished.as_mut() {
                 unfinished.clear();
             }
@@ -448,7 +448,7 @@ impl Exporters {
         }
     }
 
-    /// Bytes of profiles that have gone out since the last call.
+    /// Bytes of profiles sent since the last call.
     pub fn take_sent(&mut self) -> usize {
         std::mem::take(&mut self.sent)
     }
@@ -485,7 +485,7 @@ fn bound(origin: &mut Origin, values: &mut LabelValues) -> u64 {
     others
 }
 
-/// What a process claims to be is not enough to be merged with another.
+/// A process's own claims are not enough to merge it with another.
 fn key_of(origin: &Origin) -> (String, String, u32) {
     (origin.runtime_id.clone(), origin.service.clone(), origin.pid.unwrap_or(0))
 }

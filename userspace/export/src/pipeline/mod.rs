@@ -33,10 +33,10 @@ pub use pooling::{PoolSettings, Pooled};
 use store_writer::StoreWriter;
 pub use store_writer::{Kept, StoreSettings};
 
-/// The store and targets' own destinations are looked after this often.
+/// The interval of maintenance of the store and of targets' own destinations.
 const TEND: Duration = Duration::from_secs(15);
 
-/// Giving memory back costs some milliseconds.
+/// Returning memory to the kernel costs some milliseconds.
 const WORTH_GIVING_BACK: usize = 1 << 20;
 
 /// Where everything goes.
@@ -48,7 +48,7 @@ pub struct PipelineSettings {
     pub plans: Vec<ExporterSettings>,
     /// The folder of all spools; exporters that targets configure by themselves have theirs there.
     pub spools: Option<PathBuf>,
-    /// What each of those may keep in memory.
+    /// The memory limit of each of those.
     pub memory: usize,
     /// Bytes of profiles that may wait for the end of their period.
     pub waiting: usize,
@@ -79,28 +79,28 @@ pub struct FlushedProfile {
     pub named_by: Source,
 }
 
-/// What the pipeline needs of the program that it runs in.
+/// Functions that the pipeline needs from its program.
 #[derive(Clone, Copy, Debug)]
 pub struct Hooks {
     /// Called once, in the pipeline's thread.
     pub started: fn(),
-    /// Gives memory that is free back to the system.
+    /// Returns free memory to the kernel.
     pub trim: fn(),
 }
 
 /// What the publisher has done.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
-    /// Profiles that no exporter has had yet, or that are being merged.
+    /// Profiles not sent to any exporter yet, or being merged.
     pub pending: usize,
     /// Of all stores that were open, one after the other.
     pub kept: Kept,
     pub store_bytes: u64,
     /// Memory that the dictionaries of its open segment take.
     pub store_dictionaries: u64,
-    /// Why the store does not take anything.
+    /// Why the store accepts no profiles.
     pub store_trouble: Option<String>,
-    /// It is not open, or the disk did not take a profile lately.
+    /// It is not open, or a recent write failed.
     pub store_fails: bool,
     /// Profiles that the store did not take.
     pub not_stored: u64,
@@ -112,11 +112,11 @@ pub struct Figures {
     pub refused_own: u64,
     /// Batches that found no exporter.
     pub undelivered: u64,
-    /// How often profiles went out before their period was over, for want of memory.
+    /// How often profiles were sent before the end of their period, for lack of memory.
     pub early: u64,
 }
 
-/// What a file exporter has done.
+/// The counters of a `file` exporter.
 #[derive(Clone, Debug)]
 pub struct FileFigures {
     pub name: String,
@@ -132,7 +132,7 @@ enum Message {
     Profiles(Vec<FlushedProfile>, Option<Duration>),
     /// The exporters from now on; the answer is whether they could be set up.
     Configure(Box<PipelineSettings>, SyncSender<Result<(), StartError>>),
-    /// Memory is short: what waits for its period's end goes out now.
+    /// Memory is short: profiles that wait for the end of their period are sent now.
     Hurry,
     /// Everything passed in is sent now, and nothing follows.
     End(SyncSender<()>),
@@ -143,11 +143,11 @@ struct Work {
     trim: fn(),
     exporters: Exporters,
     pooling: Pooling,
-    /// What came of the flush so far.
+    /// The results of the flush so far.
     flush: Vec<FlushedProfile>,
     flush_bytes: usize,
     tended: Instant,
-    /// Bytes of profiles that are done with, or were worked on, since memory was given back.
+    /// Bytes of profiles processed since memory was last returned.
     done_with: usize,
     shown: Arc<Mutex<Figures>>,
 }
@@ -216,8 +216,8 @@ impl Work {
         }
     }
 
-    /// What came of a flush goes to the exporters' spools and into the store, in this order: what is
-    /// in the store is on its way to the servers too, whatever ends this process.
+    /// A flush's profiles go to the exporters' spools first, and then into the store, so that
+    /// stored profiles also reach the servers, even if this process is killed.
     fn hand_over(&mut self, end: Option<Duration>) {
         self.done_with = self.done_with.saturating_add(std::mem::take(&mut self.flush_bytes));
         let flush = std::mem::take(&mut self.flush);

@@ -22,7 +22,7 @@ use crate::origin::Origin;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSettings {
-    /// What the pool is called; empty for no pool.
+    /// The name of the pool; empty for no pool.
     pub service: String,
     /// A name of an executable is a service of its own from so many samples an hour.
     pub samples: u64,
@@ -140,7 +140,7 @@ impl Pooling {
         if was_own {
             return Some(true);
         }
-        // What a rule of this host names is wanted.
+        // A service named by a rule of this host is always kept.
         if self.own >= self.settings.services && profile.named_by != Source::Rule {
             self.now.remove(service);
             return Some(false);
@@ -187,7 +187,7 @@ impl Pooling {
 }
 
 /// The same after every start of strata: it is one instance of one service. Another one after every
-/// start of the host, as of any process: numbers of profiles begin anew there.
+/// start of the host, as of any process: sequence numbers restart there.
 fn runtime_id(host: &str) -> String {
     static BOOT: OnceLock<String> = OnceLock::new();
     let boot = BOOT.get_or_init(|| {

@@ -32,7 +32,7 @@ impl StoreSettings {
     }
 }
 
-/// What became of profiles in stores.
+/// Counts of profiles in stores, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     pub written: u64,
@@ -41,7 +41,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// With what a store counts since it was opened.
+    /// Adds a store's counters since it was opened.
     fn with(self, store: &Store) -> Self {
         let counters = store.counters();
         Self {
@@ -61,7 +61,7 @@ pub struct StoreWriter {
     /// A store was opened before.
     has_opened: bool,
     next_try: Instant,
-    /// Why it does not take anything.
+    /// Why it accepts no profiles.
     trouble: Option<String>,
     /// When it could not be opened, or a profile could not be written, for the last time.
     failed: Option<Instant>,
@@ -69,7 +69,7 @@ pub struct StoreWriter {
     refused: u64,
 }
 
-/// What keeps one profile out is of that profile; what the disk does not take concerns all.
+/// A refusal of one profile concerns only that profile; a disk error concerns all.
 fn is_of_the_disk(error: &StoreError) -> bool {
     !matches!(error, StoreError::TooLarge { .. } | StoreError::TooManyTypes(_) | StoreError::TooOld)
 }
@@ -179,7 +179,7 @@ impl StoreWriter {
         self.ages.time(wall_nanos(), Instant::now())
     }
 
-    /// What is too old goes, hours are merged.
+    /// Drops old segments, merges hours.
     pub fn tend(&mut self) {
         let now = self.now();
         if let Some(store) = &mut self.store {
@@ -199,7 +199,7 @@ impl StoreWriter {
     }
 }
 
-/// A profile's kinds are series of their own: a question reads what it is about, and each is merged
+/// A profile's kinds are series of their own: a query reads only its own kind, and each is merged
 /// over time by its own rule.
 fn keep_kinds(store: &mut Store, parcel: &FlushedProfile, now: i64) -> Result<(), StoreError> {
     let profile = &*parcel.outgoing.profile;

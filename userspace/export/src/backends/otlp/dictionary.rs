@@ -21,7 +21,7 @@ pub(super) struct Tables {
     attributes: HashMap<(i32, Any, i32), i32>,
 }
 
-/// What the ids of one profile are in the tables.
+/// Translates the ids of one profile to positions in the tables.
 #[derive(Default)]
 pub(super) struct Known {
     mappings: positions::Known<i32>,
@@ -185,7 +185,7 @@ impl Tables {
     }
 }
 
-/// What `profile.frame.type` calls it; nothing for code that no name there fits.
+/// The value of `profile.frame.type`; empty for code without a matching value.
 fn frame_type(kind: FrameKind) -> Option<&'static str> {
     match kind {
         FrameKind::Kernel => Some("kernel"),
