@@ -192,7 +192,7 @@ impl Converter<'_> {
         }
     }
 
-    /// What is no slice of a CPU: a marker on its thread, with the stack that it had.
+    /// A sample that is not a slice of CPU time: a marker on its thread, with its stack.
     fn event(
         &mut self,
         thread: ThreadHandle,

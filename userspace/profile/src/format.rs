@@ -98,19 +98,19 @@ impl fmt::Display for Format {
 /// How a profile is written.
 #[derive(Clone, Debug)]
 pub struct WriteOptions {
-    /// What stands at the top of a flame graph and names a Firefox profile.
+    /// The title of a flame graph, and the name of a Firefox profile.
     pub title: String,
     /// The sample type that formats with one value show, instead of the profile's own choice.
     pub sample_type: Option<String>,
     /// Whether pprof and Firefox files are gzipped.
     pub compressed: bool,
-    /// Frames that a flame graph leaves out; what they called stands below their callers.
+    /// Frames that a flame graph leaves out; their callees are attached to their callers.
     pub hidden: fn(&FrameView<'_>) -> bool,
     /// Processes of one name stand apart in a flame graph, each with its pid.
     pub split_processes: bool,
 }
 
-/// A frame, for who decides whether it is shown.
+/// A frame, for the decision whether it is shown.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameView<'a> {
     pub kind: FrameKind,

@@ -118,7 +118,7 @@ fn names_of(profile: &Profile) -> impl Iterator<Item = (&str, &str)> {
     profile.sample_types.iter().map(name)
 }
 
-/// What has been taken over from one profile.
+/// The items copied from one profile.
 struct Merging<'b, 'p> {
     into: &'b mut ProfileBuilder,
     from: &'p Profile,
@@ -179,7 +179,7 @@ impl<'b, 'p> Merging<'b, 'p> {
     }
 
     fn stack(&mut self, id: StackId) -> StackId {
-        // From the leaf up to what is known, and down again: stacks may be long.
+        // From the leaf up to a known caller, and down again: stacks may be long.
         let mut todo = Vec::new();
         let mut at = id;
         let mut known = StackId::default();

@@ -313,16 +313,16 @@ impl Profile {
         })
     }
 
-    /// The leaf of a stack and the stack of its caller; `None` for the empty stack. For who visits
-    /// callers that stacks share only once.
+    /// The leaf of a stack and the stack of its caller; `None` for the empty stack. For code that
+    /// visits shared callers only once.
     #[must_use]
     pub fn leaf(&self, id: StackId) -> Option<(LocationId, StackId)> {
         let node = self.stacks.leaf(id.0)?;
         Some((LocationId(node.location), StackId(node.caller)))
     }
 
-    /// [`Self::leaf`] of all stacks but the empty one, by position: callers come before what they
-    /// call.
+    /// [`Self::leaf`] of all stacks but the empty one, by position: callers come before their
+    /// callees.
     pub fn leaves(&self) -> impl Iterator<Item = (LocationId, StackId)> + '_ {
         self.stacks.nodes().map(|node| (LocationId(node.location), StackId(node.caller)))
     }

@@ -46,7 +46,7 @@ fn event_name(profile: &Profile, sample_type: usize) -> String {
     }
 }
 
-/// What perf calls samples of the CPU clock.
+/// perf's name for samples of the CPU clock.
 const CPU_EVENT: &str = "cpu-clock";
 
 fn event_of(kind: Kind) -> String {
@@ -71,7 +71,7 @@ impl<W: Write> Writer<'_, W> {
         for tick in ticks {
             let identity = profile.identity(tick.labels);
             self.event = event_of(tick.kind);
-            // What has neither a length nor a size counts.
+            // Samples without a length or size count as one.
             let value = if tick.value > 0 { tick.value } else { tick.weight.into() };
             let value = i64::try_from(value).unwrap_or(i64::MAX);
             self.event(&identity, tick.time, value, tick.stack)?;

@@ -47,7 +47,7 @@ pub(crate) struct Timeline {
     pub(crate) weights: Vec<u32>,
 }
 
-/// The payload for a profile. What is new in it is in the dictionary from now on.
+/// The payload for a profile. Its new items are in the dictionary from now on.
 pub(crate) fn encode(dictionary: &mut Dictionary, profile: &Profile, facts: Facts<'_>) -> Vec<u8> {
     let mut import = Import::new(dictionary, profile);
     let width = profile.sample_types.len();

@@ -81,7 +81,7 @@ impl Tables {
         }
     }
 
-    /// Takes in what a record adds. After an error nothing more may be read with these tables.
+    /// Adds a record's new items. After an error nothing more may be read with these tables.
     pub(crate) fn add(&mut self, mut added: Cursor<'_>) -> Result<(), Damage> {
         let cursor = &mut added;
         for _ in 0..following(cursor, self.strings.len())? {

@@ -32,7 +32,7 @@ pub struct Program {
 pub struct ProcessFiles {
     pub process: Option<ProcessRef>,
     program: Option<Program>,
-    /// What is inside the program, once that was asked.
+    /// The contents of the program's bundle, once they were read.
     bundle: Option<Option<Bundle>>,
 }
 

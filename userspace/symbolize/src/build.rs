@@ -82,7 +82,7 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// What was sampled of a thread in a stack.
+    /// The samples of a thread in a stack.
     pub fn add(&mut self, row: &Row) {
         let Some(labels) = self.labels(row.thread, row.labels) else { return };
         let stack = self.stack(row.stack);

@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use strata_agent::engine::loading::Helpers;
 use strata_sandbox::{Config, FileError, FileService, Reply, Request, RequestId};
 
-/// How often it is found out what helper processes used, while they work.
+/// The interval of measuring the helper processes' resources, while they work.
 const MEASURED_AFTER: Duration = Duration::from_secs(1);
 
 type Answer = Result<Reply, FileError>;
@@ -44,7 +44,7 @@ struct Batch {
     answers: Sender<(usize, Answer)>,
 }
 
-/// What the thread publishes about its child processes.
+/// The state of its child processes, published by the thread.
 #[derive(Default)]
 struct Children {
     pids: Mutex<Vec<u32>>,
@@ -79,8 +79,8 @@ impl FileClient {
         Ok(Self { batches: Some(batches), wake, children })
     }
 
-    /// Sends requests; what has no answer at the time that `deadline` returns is late. `deadline` is
-    /// asked again when it has passed: a request may be granted more time.
+    /// Sends requests; those without an answer at the time that `deadline` returns are late.
+    /// `deadline` is asked again when it has passed: a request may be granted more time.
     pub fn call(
         &self,
         requests: Vec<Request>,

@@ -30,7 +30,7 @@ struct Growing<P> {
     parsed: P,
 }
 
-/// What one process's compilers wrote, as far as it was read.
+/// The symbol files of one process's JIT compilers, as far as they were read.
 #[derive(Default)]
 pub struct JitFiles {
     map: Option<Growing<PerfMap>>,
@@ -44,7 +44,7 @@ fn has_only_grown(before: &FileIdentity, offset: u64, now: &FileIdentity) -> boo
 }
 
 impl JitFiles {
-    /// Reads what there is for a process, which may have ended; `most` bytes of each file.
+    /// Reads the files of a process, which may have ended; `most` bytes of each file.
     pub fn read_on(
         &mut self,
         service: &mut dyn Ask,
@@ -91,7 +91,7 @@ impl JitFiles {
     /// Bytes that what was read takes.
     pub fn memory(&self) -> usize {
         let map = self.map.as_ref().map_or(0, |map| map.parsed.memory());
-        // What was read of a dump is more than what is kept of it.
+        // More is read of a dump than is kept of it.
         map + self
             .dump
             .as_ref()
@@ -116,7 +116,7 @@ fn growing<'a, P: Default>(
 fn is_believed(credentials: Option<Credentials>, file: &OpenFile) -> bool {
     match credentials {
         Some(credentials) => credentials.believes(file.owner()),
-        // Of a process that was gone before anything was known of it.
+        // For a process that exited before its credentials were read.
         None => file.owner() == 0,
     }
 }

@@ -87,7 +87,7 @@ fn nearest(mut table: impl BufRead, wanted: impl Iterator<Item = u64>) -> std::i
         if any.is_empty() {
             any.clone_from(&line);
         }
-        // The first wanted address from here on; what lies beyond it is settled at the end.
+        // The first wanted address from here on; later ones are resolved at the end.
         let next = wanted.partition_point(|wanted| *wanted < address);
         let Some(best) = found.get_mut(next) else { continue };
         if address > best.address {

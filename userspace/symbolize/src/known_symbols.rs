@@ -45,7 +45,7 @@ pub struct KnownSymbols {
     known: HashMap<CodeAddress, Known, RandomState>,
     /// Frames that have their names by their caller; `None` when there is none to be found.
     by_caller: HashMap<(CodeAddress, CodeAddress), Option<NamedFrame>, RandomState>,
-    /// Better names than what symbolizing a place alone gives.
+    /// Symbols that are better than those of the code address alone.
     better: HashMap<CodeAddress, NamedFrame, RandomState>,
     flush: u32,
     most: usize,
@@ -53,8 +53,8 @@ pub struct KnownSymbols {
 
 /// How many flushes a symbol is good for that may change, and the lack of one.
 const SOME_FLUSHES: u32 = 4;
-/// What was not wanted for so many flushes, which are ten minutes with a store or an exporter of the
-/// usual period, is forgotten: a burst of programs leaves nothing behind.
+/// Symbols unused for so many flushes (ten minutes at the default period) are evicted, so that a
+/// burst of programs leaves nothing behind.
 const FORGOTTEN_AFTER: u32 = 40;
 
 impl KnownSymbols {
@@ -69,7 +69,7 @@ impl KnownSymbols {
         }
     }
 
-    /// Whether there is a bound on what is kept, as in a daemon.
+    /// Whether the number of symbols is bounded, as in a daemon.
     pub fn is_bounded(&self) -> bool {
         self.most != usize::MAX
     }
@@ -112,7 +112,7 @@ impl KnownSymbols {
         })
     }
 
-    /// What is known without asking for files, until more is known.
+    /// The frames known without reading files, until more is known.
     pub fn set_provisional(&mut self, symbol: Symbol) {
         if !self.known.contains_key(&symbol.place) {
             self.set(Symbol { lasting: Lasting::UntilNext, ..symbol });
@@ -146,7 +146,8 @@ impl KnownSymbols {
         }
     }
 
-    /// All that can be known now is known: what has no symbol is not asked for at every flush.
+    /// Everything that can be known now is known: an address without a symbol is not requested at
+    /// every flush.
     pub fn settle(&mut self, places: &[CodeAddress]) {
         for place in places {
             if let Some(known) = self.known.get_mut(place)
@@ -186,7 +187,7 @@ impl KnownSymbols {
         }
     }
 
-    /// Drops what was not wanted longest, until there is room.
+    /// Evicts the least recently used, until there is room.
     pub fn make_room(&mut self) {
         if self.by_caller.len() > self.most / 8 {
             self.by_caller.clear();
@@ -197,7 +198,7 @@ impl KnownSymbols {
             let excess = ages.len().saturating_sub(keep).min(ages.len().saturating_sub(1));
             let (_, oldest, _) = ages.select_nth_unstable(excess);
             let oldest = *oldest;
-            // What was wanted just now is needed for the profiles that are made next.
+            // Symbols just used are needed for the next profiles.
             self.known.retain(|_, known| known.used >= oldest || known.used == self.flush);
         }
         let known = &self.known;
@@ -212,7 +213,7 @@ impl KnownSymbols {
         self.known.contains_key(place)
     }
 
-    /// Images that are gone are never asked for again.
+    /// Images of ended processes are never requested again.
     pub fn forget(&mut self, is_gone: impl Fn(ImageId) -> bool) {
         self.known.retain(|place, _| match place {
             CodeAddress::Generated { image, .. } | CodeAddress::Unknown { image, .. } => {

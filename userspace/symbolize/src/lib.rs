@@ -57,7 +57,7 @@ impl ModuleInfo {
     }
 }
 
-/// What is shown as the module of addresses that are in no file.
+/// The module name of addresses that are in no file.
 pub(crate) fn pseudo_module(path: &str) -> Arc<ModuleInfo> {
     Arc::new(ModuleInfo { path: path.into(), limit: u64::MAX, ..ModuleInfo::default() })
 }
@@ -67,7 +67,7 @@ pub(crate) const UNNAMED_CODE: &str = "[jit]";
 
 const OWN_LIBRARY: &str = "[strata-clr]";
 
-/// What could not be named, for the summary.
+/// Counts of addresses without a symbol, for the summary.
 #[derive(Clone, Debug, Default)]
 pub struct Shortfalls {
     /// Code addresses without a symbol.

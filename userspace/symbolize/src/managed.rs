@@ -148,7 +148,7 @@ pub fn is_assembly(path: &Path) -> bool {
         .is_some_and(|end| end.eq_ignore_ascii_case("dll") || end.eq_ignore_ascii_case("exe"))
 }
 
-/// An assembly with precompiled code, and what it is to the process that runs it.
+/// An assembly with precompiled code, and its role in the process.
 pub struct Precompiled<'a> {
     pub file: &'a Arc<OpenFile>,
     pub part: Option<FilePart>,
@@ -184,7 +184,7 @@ pub fn resolve_assembly(
             let il = found.methods.iter().zip(&found.il_offsets).enumerate();
             let il: Vec<(usize, IlPlace)> = il
                 .filter_map(|(at, (method, il_offset))| {
-                    // What was instantiated from another assembly has its lines there.
+                    // Methods instantiated from another assembly have their lines there.
                     let method = method.as_ref().filter(|method| method.assembly.is_none())?;
                     Some((at, IlPlace { token: method.token, il_offset: (*il_offset)? }))
                 })
@@ -224,7 +224,7 @@ pub fn parts_of_bundle(
         .files
         .iter()
         .map(|entry| (FilePart::of(entry), &entry.path))
-        // What is compressed is not mapped from its file.
+        // A compressed assembly is not mapped from its file.
         .filter(|(part, _)| part.unpacked.is_none())
         .filter(|(part, _)| {
             offsets.iter().any(|offset| offset.wrapping_sub(part.offset) < part.length)

@@ -22,7 +22,7 @@ pub struct Wanted<'a> {
     pub offsets: &'a [u64],
 }
 
-/// What the headers of a file say, if they can be read.
+/// The facts from a file's headers, if they can be read.
 pub fn facts(
     service: &mut dyn Ask,
     wanted: &Wanted<'_>,
@@ -52,8 +52,8 @@ pub fn code_is_elsewhere(facts: &FileFacts, offset: u64) -> bool {
         && !facts.segments.iter().any(|segment| inside(segment.offset, segment.file_size))
 }
 
-/// The address in the file's own numbering and the frames of each offset, innermost first; what has
-/// no symbol has no frames. `None` when symbols could not be read.
+/// The address in the file's own numbering and the frames of each offset, innermost first; an
+/// offset without a symbol has no frames. `None` when symbols could not be read.
 pub fn resolve(
     service: &mut dyn Ask,
     wanted: &Wanted<'_>,

@@ -274,7 +274,7 @@ impl Shared {
         }
     }
 
-    /// Runs a task to its end; what kind of thread this is afterwards.
+    /// Runs a task to its end; returns the kind of this thread afterwards.
     fn run(self: &Arc<Self>, mut task: Task, lane: Lane) -> Lane {
         let started = Instant::now();
         let most = if lane == Lane::Fast { self.limits.fast } else { self.limits.slow };
@@ -319,7 +319,7 @@ impl Shared {
     }
 }
 
-/// What a task asks for files, and where it reports.
+/// A task's access to files, and the receiver of its reports.
 pub struct Context {
     shared: Arc<Shared>,
     owner: Owner,

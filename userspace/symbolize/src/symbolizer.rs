@@ -49,7 +49,7 @@ impl Options {
         Self { most, signatures: false, patience: Duration::from_secs(5), limits }
     }
 
-    /// For the end of a recording, after which nothing comes.
+    /// For the end of a recording, after which there is no other flush.
     pub fn once(signatures: bool) -> Self {
         let limits = Limits {
             fast: Duration::from_secs(5),
@@ -125,7 +125,7 @@ impl Symbolizer {
 
     /// Begins to symbolize what was sampled.
     pub fn begin(&mut self, engine: &Engine, aggregate: &Aggregate) {
-        // What an earlier flush is still about has its symbols at a later one.
+        // Addresses still pending from an earlier flush get their symbols at a later one.
         self.collect();
         self.symbols.begin_flush();
         crate::gather::begin(self, engine, aggregate);
@@ -236,7 +236,7 @@ impl Symbolizer {
         }
     }
 
-    /// The flush's profiles are built: what is not needed any more is forgotten.
+    /// The flush's profiles are built: drops what is not needed any more.
     pub fn end(&mut self, aggregate: &Aggregate) -> Shortfalls {
         let is_late = |place: &CodeAddress| self.awaits(*place) && self.symbols.is_unnamed(*place);
         let late = aggregate.code_addresses().filter(is_late).count() as u64;
@@ -259,7 +259,7 @@ impl Symbolizer {
         self.lacking.retain(|place| symbols.contains(place));
     }
 
-    /// Images that are gone are never asked for again.
+    /// Images of ended processes are never requested again.
     pub fn forget(&mut self, is_gone: impl Fn(ImageId) -> bool) {
         self.jit.retain(|image, _| !is_gone(*image));
         self.symbols.forget(is_gone);

@@ -24,7 +24,7 @@ use crate::related::About;
 use crate::related::assembly::Assembly;
 use crate::{ModuleInfo, Shortfalls, UNNAMED_CODE, native, pseudo_module};
 
-/// What a task is about: one of each is under way at a time.
+/// The subject of a task: one task for each is under way at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TaskKey {
     Kernel,
@@ -84,7 +84,7 @@ pub struct Outcome {
     pub symbols: Vec<Symbol>,
     /// Names by their caller, or better ones.
     pub related: Vec<(About, Option<NamedFrame>)>,
-    /// What a process's compilers wrote, as far as it was read.
+    /// The symbol files of a process's JIT compilers, as far as they were read.
     pub jit: Option<(ImageId, JitFiles)>,
     pub shortfalls: Shortfalls,
     /// There was no time for all of it.
@@ -116,7 +116,7 @@ impl Work {
         outcome
     }
 
-    /// Before it is run again: what it gave away.
+    /// Before it is run again: the data that it gave away.
     pub fn take_back(&mut self, outcome: Outcome) {
         if let (Self::Generated(work), Some((_, jit))) = (self, outcome.jit) {
             work.jit = jit;
@@ -302,14 +302,14 @@ pub struct GeneratedWork {
     pub program: Option<Program>,
     /// The names from the bridge's records.
     pub described: Vec<(GeneratedCode, Described)>,
-    /// What compilers may have written the names of.
+    /// Addresses that JIT compilers may have symbols for.
     pub others: Vec<GeneratedCode>,
     pub dump: Option<Arc<OpenFile>>,
     pub credentials: Option<Credentials>,
     pub jit: JitFiles,
     /// Bytes read of each file of names.
     pub most: u64,
-    /// All methods are known: what has no name is a stub of the runtime.
+    /// All methods are known: code without a name is a stub of the runtime.
     pub all_known: bool,
     /// Addresses without a name are merged: they mean nothing in another process, and there is no
     /// end of them.
@@ -322,9 +322,9 @@ pub fn place_of(image: ImageId, code: &GeneratedCode) -> CodeAddress {
     CodeAddress::Generated { image, address, era, of_runtime }
 }
 
-/// A described method as it is without its line.
+/// A described method without its line.
 pub fn described_symbol(image: ImageId, code: &GeneratedCode, described: &Described) -> Symbol {
-    // The IL map that its line comes from may still be on its way.
+    // The IL map for its line may still be pending.
     let lasting = match described.il {
         Some(_) => Lasting::ForGood,
         None => Lasting::ForSomeFlushes,
@@ -393,7 +393,7 @@ impl GeneratedWork {
     }
 }
 
-/// What is asked of one assembly about names that lack something.
+/// The requests to one assembly about incomplete names.
 pub struct RelatedWork {
     pub assembly: Assembly,
     pub programs: Vec<Arc<OpenFile>>,

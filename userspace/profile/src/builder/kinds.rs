@@ -65,7 +65,7 @@ impl Profile {
         types.filter_map(known).map(|(kind, _)| kind).collect()
     }
 
-    /// What an event of a kind stands for, in the unit of its period; 1 where nothing is known.
+    /// The weight of an event of a kind, in the unit of its period; 1 if unknown.
     #[must_use]
     pub fn period_of(&self, kind: Kind) -> i64 {
         let known = self.periods.iter().find(|(known, _)| *known == kind);

@@ -288,7 +288,7 @@ impl ProfileBuilder {
         self.samples = Children::begun_at(stacks, self.profile.samples.len());
     }
 
-    /// Counts what other tables had no room for, when what they hold is merged into this one.
+    /// Adds the overflows of other tables that are merged into this one.
     pub fn count_overflows(&mut self, overflows: u64) {
         self.profile.overflows = self.profile.overflows.saturating_add(overflows);
     }
@@ -305,7 +305,7 @@ impl ProfileBuilder {
         self.profile
     }
 
-    /// What has been built so far (for a live view).
+    /// The profile built so far (for a live view).
     #[must_use]
     pub fn so_far(&self) -> &Profile {
         &self.profile

@@ -20,7 +20,7 @@ pub(super) struct Snapshots {
     columns: Vec<usize>,
     /// When the period ended whose values they are.
     end: Option<i64>,
-    /// What is added now is of an earlier period.
+    /// Samples added now are of an earlier period.
     are_stale: bool,
     /// Values were taken back, so samples may be left that stand for nothing.
     were_cleared: bool,

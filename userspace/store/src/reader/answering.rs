@@ -57,16 +57,16 @@ pub(super) fn answer(
     Plan::new(reader, selection)?.answer(reader, selection, threads, Gone::IsLeftOut)
 }
 
-/// What to do when a file is not there any more that was there when the answer was planned.
+/// What to do when a planned file is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Gone {
     /// Nothing: another look at the directory knows better.
     Stops,
-    /// Read what it stood for; a segment stands for itself.
+    /// Read the sources that it replaced; a segment replaces itself.
     IsLeftOut,
 }
 
-/// What a question is to be answered from, as the directory was at one time.
+/// The sources of a query, in the directory's state at one time.
 struct Plan {
     sources: Vec<Source>,
     troubles: Troubles,
@@ -76,7 +76,7 @@ impl Plan {
     fn new(reader: &Reader, selection: &Selection) -> Result<Self, StoreError> {
         let mut troubles = Troubles::default();
         let mut sources = reader.sources(selection, &mut troubles)?;
-        // What one service shares is then met while it is still in the processor's caches.
+        // Data shared within a service is then still in the CPU's caches.
         sources.sort_by(|one, other| one.service.cmp(&other.service));
         Ok(Self { sources, troubles })
     }
@@ -156,7 +156,7 @@ impl<'q> Question<'q> {
             };
             let damaged = read.as_ref().map_or(0, |read| read.damaged);
             match read {
-                // Merges that are damaged are not needed: what they were made of is there.
+                // Damaged merges are not needed: their sources are present.
                 Some(read) if damaged == 0 || source.replaced_by.is_empty() => {
                     merge.add(&source, read);
                 }
@@ -169,7 +169,7 @@ impl<'q> Question<'q> {
         Ok(merge)
     }
 
-    /// What stands for a source that cannot be read.
+    /// The replacement of an unreadable source.
     fn instead_of(&self, source: &Source, answer: &mut Answer) -> Result<Vec<Source>, StoreError> {
         let mut troubles = Troubles::default();
         let mut instead = Vec::new();

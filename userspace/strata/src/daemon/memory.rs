@@ -180,8 +180,8 @@ impl Watch {
     }
 }
 
-/// One heap for all threads: with one each, what a thread has freed is no other's, and the limit
-/// is for all of them. Call before there are threads.
+/// One heap for all threads: with one each, memory freed by a thread could not be used by others,
+/// and the limit is for all of them. Call before there are threads.
 pub fn share_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no preconditions.

@@ -114,7 +114,7 @@ pub struct ProcessMetadata {
 const MOST_DOMAINS: usize = 16;
 /// The service name of all kernel threads.
 const KERNEL: &str = "kernel";
-/// What the runtime calls its only AppDomain.
+/// The runtime's name for its only AppDomain.
 const ONLY_DOMAIN: &str = "clrhost";
 /// After which times a process without an environment is read again: executing a program waits for
 /// its files at worst. One that has none really is let be after the last.
@@ -162,7 +162,8 @@ impl ProcessMetadata {
         }
     }
 
-    /// Has a process read, if it still is what it was. What was read before counts until then.
+    /// Requests a read of a process, if it is still the same image. Earlier metadata holds until
+    /// then.
     fn ask(&mut self, table: &ProcessTable, image: ImageId) {
         let Some(process) = self.kept.get_mut(&image) else { return };
         let is_current = table.get(process.pid).is_some_and(|process| process.image == image);
@@ -224,7 +225,7 @@ impl ProcessMetadata {
         }
     }
 
-    /// Takes in what was read meanwhile, and has read again what is due.
+    /// Applies completed reads, and requests those that are due.
     pub fn look(&mut self, table: &ProcessTable) {
         self.take_in();
         let now = Instant::now();
@@ -241,8 +242,8 @@ impl ProcessMetadata {
         }
     }
 
-    /// What was read of an image after it was replaced, or while that went on, is of another. What
-    /// is left to know it by is the file it was started from.
+    /// Metadata read after or during an exec belongs to the new image. Of the old one only the
+    /// executable is known.
     fn correct(&mut self, table: &ProcessTable, image: ImageId) {
         let Some(process) = self.kept.get_mut(&image) else { return };
         let Some(replaced) = table.image(image).and_then(|image| image.replaced) else { return };
@@ -292,8 +293,8 @@ impl ProcessMetadata {
         self.most_known = most;
     }
 
-    /// A process was sampled for the first time: it may be gone soon. What it was before it executed
-    /// something else has nothing left to be read.
+    /// A process was sampled for the first time: it may be gone soon. The metadata of its earlier
+    /// image cannot be read any more.
     pub fn meet(&mut self, table: &ProcessTable, image: ImageId, pid: u32) {
         if self.kept.contains_key(&image) {
             return;

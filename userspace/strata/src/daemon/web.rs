@@ -83,7 +83,7 @@ pub fn socket(path: &Path) -> Result<Option<Socket>> {
     }
 }
 
-/// A lock beside the socket, which only its owner can open; else who holds it: ` (pid 7)`.
+/// A lock beside the socket, which only its owner can open; else the holder: ` (pid 7)`.
 fn lock(path: &Path) -> io::Result<Result<File, String>> {
     if let Some(folder) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
@@ -116,7 +116,7 @@ fn lock(path: &Path) -> io::Result<Result<File, String>> {
 }
 
 fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
-    // What lies there is of a daemon that is gone: the lock is ours.
+    // An existing socket is of a daemon that has ended: the lock is ours.
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -212,7 +212,7 @@ impl Connections {
         let stream = match accepted {
             Ok(stream) => stream,
             Err(error) => {
-                // Out of descriptors, perhaps: what is open gives some back.
+                // Possibly out of descriptors: closing connections frees some.
                 tracing::debug!(%error, "a connection was not accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 return;

@@ -45,7 +45,7 @@ pub struct Lacking {
 }
 
 impl Lacking {
-    /// A place of generated code, and what is known of it. `pid` is its process, if it is there.
+    /// A code address in generated code, and its metadata. `pid` is its process, if alive.
     pub fn add(&mut self, place: CodeAddress, described: &Described, pid: Option<u32>) {
         let assembly = || Assembly { path: described.module.clone(), mvid: described.mvid, pid };
         if let Some(open) = &described.open {
@@ -65,7 +65,7 @@ impl Lacking {
         self.statements.retain(|place, _| is_kept(place));
     }
 
-    /// What is to be asked about an aggregate; `is_known` leaves out what was answered.
+    /// The requests about an aggregate; `is_known` excludes those answered.
     pub fn work(
         &self,
         engine: &Engine,

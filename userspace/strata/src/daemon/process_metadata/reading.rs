@@ -22,11 +22,11 @@ use uuid::Uuid;
 use strata_agent::blocking_reader::{BlockingReader, Patience};
 use strata_agent::engine::monotonic_nanos;
 
-/// Bytes of one process's environment that are kept; what has no room is counted.
+/// The most bytes kept of one process's environment; dropped ones are counted.
 const MOST_KEPT: usize = 16 << 10;
 /// The most bytes read of a command line.
 const MAX_COMMAND: u64 = 16 << 10;
-/// What reading one process may take: a fraction of a millisecond, unless it hangs.
+/// The time limit of reading one process: it takes a fraction of a millisecond, unless it hangs.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(250), threads: 64, of_one: 8 };
 
 /// Reads processes, one after the other.
@@ -69,8 +69,8 @@ impl Wanted {
 pub struct Seen {
     /// When it had been read, by the clock of events.
     pub at: u64,
-    /// The variables that are used, as a block. Of those that say where data goes only that they
-    /// are set.
+    /// The variables that are used, as a block. Of those for endpoints and credentials only that
+    /// they are set.
     pub environment: Vec<u8>,
     /// Used variables that had no room in it.
     pub not_kept: u32,
@@ -145,7 +145,7 @@ fn used(block: &[u8], wanted: &Wanted) -> (Vec<u8>, u32) {
     (kept, not_kept)
 }
 
-/// What is kept in place of a value that is not used.
+/// The placeholder of a value that is not used.
 const IS_SET: &[u8] = b"(set)";
 
 /// The assembly that a .NET process was started with: the first argument of its host that is one,
@@ -180,8 +180,8 @@ pub fn age_of(pid: u32) -> Option<Duration> {
     Some(Duration::from_millis(now.saturating_sub(started)))
 }
 
-/// A process's id that is the same whenever it is read, by whichever strata: of this start of the
-/// host, its number and when it was started. `None` when it is gone.
+/// A stable id of a process, the same for every strata: of this start of the host, its number and
+/// when it was started. `None` when it is gone.
 pub fn runtime_id(pid: u32) -> Option<Uuid> {
     static BOOT: OnceLock<String> = OnceLock::new();
     let started = Stat::parse(&stat_of(pid))?.start_time()?;

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::status::{self, Service};
 
-/// One runtime of a process: what it is called, and what is done with its samples.
+/// One runtime of a process: its identity, and the treatment of its samples.
 #[derive(Debug)]
 pub struct ResolvedProcess {
     pub identity: Identity,

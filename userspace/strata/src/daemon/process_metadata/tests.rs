@@ -5,7 +5,7 @@ use std::sync::{Mutex, mpsc};
 use strata_agent::blocking_reader::{BlockingReader, Patience};
 use strata_agent::kernel::perf_record::Event;
 
-/// What it may take until a hanging reading is given up.
+/// The time until a hanging read is given up.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 4, of_one: 4 };
 
 fn configuration(text: &str) -> Configuration {
@@ -96,7 +96,8 @@ fn what_was_read_after_an_exec_is_not_said_of_what_was_before() {
     metadata.meet(&table, before, 7);
     metadata.meet(&table, other, 8);
     read_all(&mut metadata, &table);
-    // The events come later than what they tell of: one before the reading, one after it.
+    // The events arrive later than the changes that they report: one before the reading, one after
+    // it.
     table.apply(&exec(7, "new"), 15);
     table.apply(&exec(8, "next"), 25);
     for image in [before, other] {
