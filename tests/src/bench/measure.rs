@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::bare_program::BareProgram;
 use super::bpf_objects::{self, Loaded, Runs};
+use super::control_group::ControlGroup;
 use super::meters::ProcessMeter;
 use super::scenes::Scene;
 use crate::perf::{self, CallGraph};
@@ -68,11 +69,13 @@ struct Watched {
 pub fn under_strata(scene: Scene, seconds: f64, early_exit_ns: f64) -> Result<Measured> {
     let mut stage = scene.start()?;
     let before = bpf_objects::loaded();
-    let mut recording = strata::record()?.frequency(FREQUENCY).seconds(seconds).start()?;
+    let group = ControlGroup::new(&scene.name())?;
+    let recording = strata::record()?.frequency(FREQUENCY).seconds(seconds);
+    let mut recording = group.around(|| recording.start())?;
     let loaded = Loaded::since(&before);
     let bare = BareProgram::start(u64::from(FREQUENCY))?;
     scene.continue_with_profiler(&mut stage)?;
-    let watched = watch(&mut recording, seconds, &before, &loaded, &bare);
+    let watched = watch(&mut recording, seconds, &before, &loaded, &bare, &group)?;
     drop(bare);
     let recorded = recording.finish()?;
     let pids = stage.pids();
@@ -133,10 +136,10 @@ fn watch(
     before: &Loaded,
     own: &Loaded,
     bare: &BareProgram,
-) -> Watched {
+    group: &ControlGroup,
+) -> Result<Watched> {
     let mut meter = ProcessMeter::of(recording.running().pid());
-    meter.read_cpu();
-    let (start, cpu_at_start) = (Instant::now(), meter.cpu_seconds());
+    let (start, cpu_at_start) = (Instant::now(), group.cpu_seconds()?);
     let mut watched = Watched {
         cpu_percent: 0.0,
         cpu_seconds: 0.0,
@@ -149,14 +152,13 @@ fn watch(
     let recording_ends = start + Duration::from_secs_f64((seconds - 1.5).max(1.0));
     let mut turn = 0u32;
     while recording.running().is_alive() {
-        meter.read_cpu();
         if turn.is_multiple_of(10) {
             meter.read_memory();
         }
         turn += 1;
         if Instant::now() < recording_ends {
             let elapsed = start.elapsed().as_secs_f64();
-            watched.cpu_percent = 100.0 * (meter.cpu_seconds() - cpu_at_start) / elapsed;
+            watched.cpu_percent = 100.0 * (group.cpu_seconds()? - cpu_at_start) / elapsed;
             watched.sampler = own.sampler_runs();
             watched.bare = bare.runs();
             if turn % 10 == 1 {
@@ -165,9 +167,9 @@ fn watch(
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    watched.cpu_seconds = meter.cpu_seconds();
+    watched.cpu_seconds = group.cpu_seconds()?;
     watched.peak_rss = meter.peak_rss;
-    watched
+    Ok(watched)
 }
 
 fn machine_frames(stack: &crate::stacks::Stack) -> u64 {

@@ -9,10 +9,12 @@
 //! | [`meters`] | CPU time and memory of a process with its children |
 //! | [`measure`] | one scene under strata, and under perf |
 //! | [`clr`] | what strata costs .NET programs: start-up, speed, memory, latencies |
+//! | [`control_group`] | CPU time and memory of all that a daemon or a recording starts |
+//! | [`resident`] | what a daemon costs that runs for good |
 //! | [`starts`] | what it costs programs to start |
 //! | [`components`] | table building and symbolisation by themselves |
 //! | [`pairs`] | differences of pairs of runs, and how sure they are |
-//! | [`figure`] | a line of the table of the groups [`clr`] and [`starts`] |
+//! | [`figure`] | a line of the table of the groups [`clr`], [`starts`] and [`resident`] |
 //! | [`report`] | the table and the JSON file |
 //!
 //! Invariant: a figure that strata reports about itself is printed beside the one measured from
@@ -22,10 +24,12 @@ pub mod bare_program;
 pub mod bpf_objects;
 pub mod clr;
 pub mod components;
+pub mod control_group;
 pub mod figure;
 pub mod measure;
 pub mod meters;
 pub mod pairs;
 pub mod report;
+pub mod resident;
 pub mod scenes;
 pub mod starts;

@@ -9,6 +9,7 @@ use strata_tests::bench::clr::{self, Effort, Part};
 use strata_tests::bench::components;
 use strata_tests::bench::measure::{self, Measured};
 use strata_tests::bench::report::{self, Report};
+use strata_tests::bench::resident;
 use strata_tests::bench::scenes::{self, Scene};
 use strata_tests::bench::starts;
 use strata_tests::perf::CallGraph;
@@ -17,11 +18,13 @@ use strata_tests::{machine, places};
 /// The groups of measurements that are no scenes.
 const CLR: &str = "clr";
 const STARTS: &str = "starts";
+const DAEMON: &str = "daemon";
 
 struct Options {
     scenes: Vec<Scene>,
     clr: Vec<Part>,
     starts: bool,
+    daemon: bool,
     effort: Effort,
     seconds: f64,
     perf: bool,
@@ -35,11 +38,11 @@ fn usage() -> String {
 usage: bench [NAME]… [OPTIONS]
 
 names: scenes, `{CLR}` for what strata costs .NET programs, `{STARTS}` for what it costs programs
-to start; without any: all scenes
+to start, `{DAEMON}` for what a daemon costs that runs for good; without any: all scenes
   {}
 
   --scene NAME     the same as NAME
-  --seconds N      of a scene's recording (20); of a window of `{CLR}` (4)
+  --seconds N      of a scene's recording (20); of a window of `{CLR}` (4) and of `{DAEMON}`
   --no-perf        scenes without Linux perf
   --no-components  without unwind tables and symbols by themselves
   --output FILE    the JSON file (.cache/bench/latest.json)
@@ -58,6 +61,7 @@ fn options() -> Result<Option<Options>> {
         scenes: vec![],
         clr: vec![],
         starts: false,
+        daemon: false,
         effort: Effort::default(),
         seconds: 20.0,
         perf: true,
@@ -82,6 +86,7 @@ fn options() -> Result<Option<Options>> {
             "--output" => options.output = value()?.into(),
             CLR => group = true,
             STARTS => options.starts = true,
+            DAEMON => options.daemon = true,
             other if other.starts_with('-') => bail!("no option {other}\n{}", usage()),
             name => options.scenes.push(scene(name)?),
         }
@@ -92,7 +97,7 @@ fn options() -> Result<Option<Options>> {
     if group {
         options.clr = if parts.is_empty() { Part::ALL.to_vec() } else { parts };
     }
-    if group || options.starts {
+    if group || options.starts || options.daemon {
         options.components = false;
     } else if options.scenes.is_empty() {
         options.scenes = scenes::ALL.to_vec();
@@ -101,7 +106,7 @@ fn options() -> Result<Option<Options>> {
 }
 
 fn names() -> Vec<String> {
-    scenes::ALL.iter().map(|s| s.name()).chain([CLR, STARTS].map(String::from)).collect()
+    scenes::ALL.iter().map(|s| s.name()).chain([CLR, STARTS, DAEMON].map(String::from)).collect()
 }
 
 fn scene(name: &str) -> Result<Scene> {
@@ -145,6 +150,12 @@ fn main() -> Result<()> {
         match starts::measure(options.effort.pairs) {
             Ok(figures) => report.figures.extend(figures),
             Err(error) => report.failed.push((STARTS.to_owned(), format!("{error:#}"))),
+        }
+    }
+    if options.daemon {
+        match resident::measure(options.seconds) {
+            Ok(figures) => report.figures.extend(figures),
+            Err(error) => report.failed.push((DAEMON.to_owned(), format!("{error:#}"))),
         }
     }
     if options.components {
