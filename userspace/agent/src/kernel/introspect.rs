@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use libbpf_rs::libbpf_sys;
@@ -125,6 +125,11 @@ fn parse(text: &str) -> Option<Held> {
         (None, Some(id)) => Some(Held::Map { id, bytes: field("memlock").unwrap_or(0) }),
         (None, None) => None,
     }
+}
+
+/// What one program has used so far: without looking through all descriptors.
+pub fn of_program(program: BorrowedFd<'_>) -> io::Result<ProgramUse> {
+    program_of(program.as_raw_fd())
 }
 
 fn program_of(number: RawFd) -> io::Result<ProgramUse> {

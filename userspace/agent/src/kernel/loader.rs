@@ -14,6 +14,7 @@ use aya_log::EbpfLogger;
 use strata_abi::rule::{MAX_RULES, Rule};
 use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
 
+use super::introspect::{self, ProgramUse};
 use super::memory::MapMemory;
 use super::type_info::{KernelTypes, TypeError};
 
@@ -46,6 +47,8 @@ impl Diagnostics {
 }
 
 const MMAPABLE: u32 = 0x400;
+/// The program that takes samples.
+const SAMPLER: &str = "sample_cpu";
 use strata_abi::record::{COUNTER_SLOTS, Counter, HOT_WORDS};
 
 #[derive(Debug, thiserror::Error)]
@@ -162,8 +165,8 @@ impl Programs {
             .load(&object()?)?;
         let diagnostics = Diagnostics::of(&mut ebpf);
 
-        let sampler: &mut PerfEvent = program(&mut ebpf, "sample_cpu")?;
-        sampler.load().map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+        let sampler: &mut PerfEvent = program(&mut ebpf, SAMPLER)?;
+        sampler.load().map_err(|source| LoadError::Program { name: SAMPLER, source })?;
         if walker.is_some() {
             let types = Btf::from_sys_fs().map_err(LoadError::Types)?;
             let threads: &mut Iter = program(&mut ebpf, "walk_threads")?;
@@ -211,7 +214,7 @@ impl Programs {
 
     fn start_on(&mut self, cpu: u32) -> Result<(), LoadError> {
         let frequency = self.settings.frequency;
-        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
+        let sampler: &mut PerfEvent = program(&mut self.ebpf, SAMPLER)?;
         let link = sampler
             .attach(
                 PerfEventConfig::Software(SoftwareEvent::CpuClock),
@@ -219,7 +222,7 @@ impl Programs {
                 SamplePolicy::Frequency(frequency),
                 false,
             )
-            .map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+            .map_err(|source| LoadError::Program { name: SAMPLER, source })?;
         self.links.push((cpu, link));
         Ok(())
     }
@@ -251,11 +254,17 @@ impl Programs {
     }
 
     fn take_away(&mut self, cpu: u32, link: PerfEventLinkId) -> Result<(), LoadError> {
-        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
+        let sampler: &mut PerfEvent = program(&mut self.ebpf, SAMPLER)?;
         if let Err(error) = sampler.detach(link) {
             tracing::debug!(cpu, %error, "the event that has stopped cannot be taken away");
         }
         Ok(())
+    }
+
+    /// What the sampler has used so far, if run times are counted.
+    pub fn sampler_use(&self) -> Option<ProgramUse> {
+        let program = self.ebpf.program(SAMPLER)?;
+        introspect::of_program(program.fd().ok()?.as_fd()).ok()
     }
 
     /// How often the sampler has run on each CPU that it is to sample.
@@ -288,11 +297,9 @@ impl Programs {
     pub fn stop(&mut self) -> Result<(), LoadError> {
         self.is_on = false;
         let links = std::mem::take(&mut self.links);
-        let sampler: &mut PerfEvent = program(&mut self.ebpf, "sample_cpu")?;
+        let sampler: &mut PerfEvent = program(&mut self.ebpf, SAMPLER)?;
         for (_, link) in links {
-            sampler
-                .detach(link)
-                .map_err(|source| LoadError::Program { name: "sample_cpu", source })?;
+            sampler.detach(link).map_err(|source| LoadError::Program { name: SAMPLER, source })?;
         }
         Ok(())
     }

@@ -143,7 +143,7 @@ struct Slow {
 }
 
 const HOOKS: Hooks =
-    Hooks { started: || crate::record::launch::set_priority(0), trim: memory::trim };
+    Hooks { started: || crate::record::launch::set_priority(0), trim: memory::trim_now_and_then };
 
 /// Runs until it is asked to end.
 pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> {
@@ -320,7 +320,7 @@ impl Daemon {
                 },
                 _ = ticks.tick() => {
                     self.tick()?;
-                    agent.rests().then_some(Due::Deadline)
+                    Some(Due::Deadline)
                 }
                 () = beat(&mut watchdog) => {
                     self.manager.alive();

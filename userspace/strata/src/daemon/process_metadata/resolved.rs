@@ -91,9 +91,7 @@ pub(super) fn origin(
         node: String::new(),
         git_repository: git(["git.repository_url", "service_repository"], "DD_GIT_REPOSITORY_URL"),
         git_commit: git(["git.commit.sha", "service_git_ref"], "DD_GIT_COMMIT_SHA"),
-        cores: std::thread::available_parallelism()
-            .ok()
-            .and_then(|cores| cores.get().try_into().ok()),
+        cores: cores(),
         architecture: std::env::consts::ARCH.to_owned(),
         executable: facts.exe.unwrap_or_default().to_owned(),
         sequence: 0,
@@ -105,6 +103,15 @@ pub(super) fn origin(
             .collect(),
         labels: others.map(|label| (label.name.clone(), label.value.clone())).collect(),
     }
+}
+
+/// Processors that this host has for strata. Asking reads the limits of control groups: once is enough.
+fn cores() -> Option<u32> {
+    static CORES: std::sync::OnceLock<Option<u32>> = std::sync::OnceLock::new();
+    *CORES.get_or_init(|| {
+        let cores = std::thread::available_parallelism().ok();
+        cores.and_then(|cores| cores.get().try_into().ok())
+    })
 }
 
 /// Labels that a process's own environment sets, for the backend that it expects them in.

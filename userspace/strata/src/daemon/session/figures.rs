@@ -6,7 +6,6 @@ use crate::status::{
     self, Containers, CpuSeconds, DotNet, Memory, Profiles, Reading, RefusedProcess, SHED,
     Sampling, Status, UnreadableFile,
 };
-use strata_agent::kernel::introspect;
 use strata_kinds::Kind;
 
 /// Files that cannot be read which the status names.
@@ -26,8 +25,7 @@ pub(super) struct SlowFigures {
 
 impl Daemon {
     pub(super) fn slow_figures(&self) -> SlowFigures {
-        let sampler = introspect::of_this_process().ok();
-        let sampler = sampler.as_ref().and_then(|used| used.program("sample_cpu"));
+        let sampler = self.engine.programs.sampler_use();
         let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
         // What was used stays used, also while it cannot be found out: a helper that has ended is
         // counted when it was waited for.
@@ -37,6 +35,7 @@ impl Daemon {
             helpers.iter().map(|helpers| helpers.processor_time.as_secs_f64()).sum::<f64>();
         SlowFigures {
             sampler_seconds: sampler
+                .as_ref()
                 .map_or(0.0, |used| used.run_time.as_secs_f64())
                 .max(before.sampler_seconds),
             sampler_runs: sampler.map_or(0, |used| used.run_count).max(before.sampler_runs),
