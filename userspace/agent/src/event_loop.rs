@@ -15,8 +15,12 @@ use tokio::time::Instant;
 
 use crate::engine::Engine;
 
-/// Records are drained at least this often, while there are any.
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Records are drained at least this often, while there are any and a bridge may have something to
+/// report: code that a runtime replaces must be known before samples of it are old.
+const BESIDE_BRIDGES: Duration = Duration::from_millis(250);
+/// The same without bridges. Recordings and the daemon turn every second anyway, so this comes due
+/// only when they are late: each waking costs an idle host.
+const WITHOUT_BRIDGES: Duration = Duration::from_millis(1500);
 
 #[derive(Debug, thiserror::Error)]
 #[error("the agent's descriptors cannot be waited for: {0}")]
@@ -88,14 +92,13 @@ impl EventLoop {
             engine.clear_events_ready();
         }
         engine.turn();
-        self.next_turn = (!engine.is_quiet()).then(|| Instant::now() + LONGEST_PAUSE);
+        self.next_turn = (!engine.is_quiet()).then(|| Instant::now() + longest_pause(engine));
         Ok(())
     }
+}
 
-    /// Whether no timer of the engine is pending.
-    pub fn rests(&self) -> bool {
-        self.next_turn.is_none()
-    }
+fn longest_pause(engine: &Engine) -> Duration {
+    if engine.has_bridges() { BESIDE_BRIDGES } else { WITHOUT_BRIDGES }
 }
 
 /// Waits until a time; for ever without one.

@@ -19,6 +19,7 @@ pub mod code_address;
 pub mod engine;
 pub mod event_loop;
 pub mod frame;
+mod hash;
 pub mod host;
 pub mod kernel;
 pub mod managed;

@@ -18,7 +18,6 @@ mod bundles;
 mod code;
 mod forgetting;
 
-use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -30,6 +29,7 @@ use strata_sandbox::{
 };
 use strata_unwind::{Limits, UnwindTable};
 
+use crate::hash::{HashMap, HashSet};
 use crate::kernel::loader::Programs;
 use crate::kernel::perf_record::MappedInode;
 use crate::processes::mapped::{FileId, MappedFile};
@@ -134,19 +134,19 @@ impl Loading {
             .map(Arc::new);
         Ok(Self {
             service,
-            entries: HashMap::new(),
-            tables: HashMap::new(),
+            entries: HashMap::default(),
+            tables: HashMap::default(),
             bundles: Bundles::default(),
-            asked: HashMap::new(),
-            waiting: HashSet::new(),
+            asked: HashMap::default(),
+            waiting: HashSet::default(),
             progress: false,
             vdso,
             others: Helpers::default(),
             built: 0,
             failed_files: 0,
             delayed_files: 0,
-            allowances: HashMap::new(),
-            delayed: HashMap::new(),
+            allowances: HashMap::default(),
+            delayed: HashMap::default(),
         })
     }
 

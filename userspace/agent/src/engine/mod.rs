@@ -282,9 +282,14 @@ impl Engine {
         deadlines.into_iter().flatten().min()
     }
 
-    /// Nothing was sampled lately, and no bridge can have records.
+    /// Nothing was sampled lately, and there is no bridge that may have something to report.
     pub fn is_quiet(&self) -> bool {
-        !self.turn.took_some && self.managed.images().next().is_none()
+        !self.turn.took_some && !self.has_bridges()
+    }
+
+    /// Whether there is a .NET process whose bridge may have something to report.
+    pub fn has_bridges(&self) -> bool {
+        self.managed.images().next().is_some()
     }
 
     /// Everything sampled since the last flush; sampling goes on.
@@ -361,6 +366,11 @@ impl Engine {
         self.settle_pending(true);
         self.managed.finish(&self.aggregate);
         Ok(())
+    }
+
+    /// What the sampler has used so far, if the kernel counts run times.
+    pub fn sampler_use_so_far(&self) -> Option<introspect::ProgramUse> {
+        self.programs.sampler_use()
     }
 
     /// Notes the resources that the sampler has used so far.

@@ -4,8 +4,7 @@
 //! is done at every turn of the loop and never waits: reads that may hang are left to the
 //! [`MapsReader`].
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::unix::fs::FileExt;
+use std::collections::{HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,6 @@ use strata_clr::session::{Budget, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
 
 use super::maps_reader::MapsReader;
-use crate::blocking_reader::{BlockingReader, Patience, owner_of};
 use crate::processes::table::ImageId;
 
 /// The most concurrent attaches.
@@ -313,74 +311,6 @@ impl Bridge {
     }
 }
 
-/// Time limit of reading a method's code, which is exceeded only if its pages lie in a file that
-/// hangs.
-const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 32, of_one: 4 };
-
-/// Total time of slow reads for one process.
-const SLOW_IN_ALL: Duration = Duration::from_secs(1);
-const USUAL: Duration = Duration::from_millis(5);
-/// The most processes tracked for that.
-const MOST_SLOW: usize = 1000;
-
-/// Reads code in processes. A process chooses where its code lies: reading there may hang or be
-/// slow, and the loop waits for it. So the waits for one process are bounded by [`SLOW_IN_ALL`].
-pub struct CodeReader {
-    reader: BlockingReader<(u32, u64, u32), Vec<u8>>,
-    /// The time spent on slow processes.
-    slow: HashMap<u32, Duration>,
-    /// Methods not read because their process used up its time.
-    left: u64,
-}
-
-impl Default for CodeReader {
-    fn default() -> Self {
-        let read = |(pid, start, size)| read_code(pid, start, size);
-        Self { reader: BlockingReader::new("code", READING, read), slow: HashMap::new(), left: 0 }
-    }
-}
-
-impl CodeReader {
-    /// A process's code at an address, or as much of it as can be read.
-    pub fn read(&mut self, pid: u32, start: u64, size: u32) -> Vec<u8> {
-        if self.slow.get(&pid).is_some_and(|spent| *spent > SLOW_IN_ALL) {
-            self.left += 1;
-            return Vec::new();
-        }
-        let begun = Instant::now();
-        let Some(ticket) = self.reader.ask_of(owner_of(pid), (pid, start, size)) else {
-            return Vec::new();
-        };
-        // Long enough for an answer or a timeout.
-        self.reader.settle(READING.limit * 2);
-        let took = begun.elapsed();
-        if took > USUAL {
-            if self.slow.len() >= MOST_SLOW {
-                self.slow.clear();
-            }
-            *self.slow.entry(pid).or_default() += took;
-        }
-        let answers = self.reader.answers().into_iter();
-        let answer =
-            answers.filter(|(answered, _)| *answered == ticket).find_map(|(_, code)| code.ok());
-        answer.unwrap_or_default()
-    }
-
-    /// Reads that failed because they hang.
-    pub fn unread(&self) -> u64 {
-        let figures = self.reader.figures();
-        figures.given_up + figures.refused + self.left
-    }
-}
-
-fn read_code(pid: u32, start: u64, size: u32) -> Vec<u8> {
-    let mut code = vec![0; size as usize];
-    let memory = std::fs::File::open(format!("/proc/{pid}/mem"));
-    let read = memory.and_then(|memory| memory.read_at(&mut code, start)).unwrap_or(0);
-    code.truncate(read);
-    code
-}
-
 /// Detaches the bridges that strata has loaded, all at the same time; returns how many have
 /// detached.
 pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
@@ -457,24 +387,6 @@ mod tests {
         bridges.reach(NOBODY, one, true);
         assert!(!next(&mut bridges).is_withdrawn);
         assert!(bridges.arrived().is_none(), "it was reached into once");
-    }
-
-    #[test]
-    fn code_is_read_where_it_can_be() {
-        let (mut reader, here) = (CodeReader::default(), std::process::id());
-        let code = *b"not quite code";
-        let start = code.as_ptr().addr() as u64;
-        let read = |reader: &mut CodeReader, pid, start| loop {
-            // A machine may be too busy to answer in time.
-            let unread = reader.unread();
-            let code = reader.read(pid, start, code.len() as u32);
-            if reader.unread() == unread {
-                return code;
-            }
-        };
-        assert_eq!(read(&mut reader, here, start), code);
-        assert!(read(&mut reader, here, 16).is_empty(), "nothing is there");
-        assert!(read(&mut reader, NOBODY, start).is_empty());
     }
 
     #[test]

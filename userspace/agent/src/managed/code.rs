@@ -11,7 +11,7 @@
 //! counted ([`CodeMap::bytes`]), and every search is by address.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use std::ops::RangeInclusive;
 
@@ -19,6 +19,7 @@ use strata_abi::rule::{Kind, Packed, Rule};
 use strata_abi::tables::{self, PAGE_SHIFT};
 use strata_unwind::{Piece, UnwindTable};
 
+use crate::hash::HashMap;
 use crate::tables::rule_set::NEW_RULES_PER_OWNER;
 
 const UNIT_SHIFT: u32 = 18;
@@ -103,17 +104,17 @@ impl Default for CodeMap {
         let fixed = [Packed::NONE, Packed::UNANNOUNCED, Packed::UNSUPPORTED].map(Rule::simple);
         Self {
             spans: BTreeMap::new(),
-            retired: HashMap::new(),
+            retired: HashMap::default(),
             retired_count: 0,
             era: 0,
-            units: HashMap::new(),
+            units: HashMap::default(),
             dirty: BTreeSet::new(),
             is_behind: false,
             row_bytes: 0,
             numbers: fixed.iter().enumerate().map(|(n, rule)| (*rule, n as u16)).collect(),
             rules: fixed.to_vec(),
             row_lists: Vec::new(),
-            row_list_numbers: HashMap::new(),
+            row_list_numbers: HashMap::default(),
             refused: 0,
         }
     }
@@ -397,7 +398,7 @@ impl<'a> UnitRows<'a> {
             map,
             unit,
             rules: Vec::new(),
-            numbers: HashMap::new(),
+            numbers: HashMap::default(),
             rows: Vec::new(),
             any: false,
         };

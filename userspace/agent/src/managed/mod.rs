@@ -3,6 +3,7 @@
 //! - [`bridge`]: attaching, on threads of its own, because it may take seconds.
 //! - [`runtime`]: the bridge's records of one process.
 //! - [`maps_reader`]: reads processes' mappings, off the event loop.
+//! - `code_reader`: reads the code of sampled methods.
 //! - [`code`]: the code that a runtime has generated: which method lies where, and how it is
 //!   unwound.
 //! - [`names`]: from a method's metadata to its display name.
@@ -17,6 +18,7 @@
 
 pub mod bridge;
 pub mod code;
+mod code_reader;
 mod maps_reader;
 pub mod names;
 pub mod runtime;
@@ -33,7 +35,8 @@ use crate::code_address::CodeAddress;
 use crate::kernel::loader::Programs;
 use crate::processes::table::ImageId;
 use crate::tables::store::Store;
-use bridge::{Arrival, Bridges, CodeReader, Refusal};
+use bridge::{Arrival, Bridges, Refusal};
+use code_reader::CodeReader;
 use maps_reader::MapsReader;
 use runtime::Runtime;
 use target::{PUBLISH_AWAITED_AFTER, State, Target};
@@ -478,12 +481,13 @@ impl Managed {
                 && let Some(target) = self.targets.get_mut(&image)
             {
                 target.sampled.push((address, era));
-                if !target.ask_about(address, era, &mut self.code_reader)
-                    && target.nameless.len() < MOST_NAMELESS
-                {
+                if !target.ask_about(address, era) && target.nameless.len() < MOST_NAMELESS {
                     target.nameless.push((address, era));
                 }
             }
+        }
+        for target in self.targets.values_mut() {
+            target.read_wanted_code(&mut self.code_reader);
         }
     }
 

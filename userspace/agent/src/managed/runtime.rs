@@ -6,7 +6,6 @@
 //! Invariant: at most as many bytes of texts as the owner allows, and [`MAX_METHODS`] methods;
 //! further ones are refused and counted.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use strata_bridge_protocol::field::IlMapEntry;
@@ -15,6 +14,7 @@ use strata_unwind::managed::{MethodCode, method_rules, wants_all_code};
 
 use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
 use super::names::{self, Described};
+use crate::hash::{HashMap, HashSet};
 
 const MAX_METHODS: usize = MAX_SPANS;
 /// The default limit of texts.
@@ -64,7 +64,7 @@ pub struct Runtime {
     methods: Vec<MethodRecord>,
     types: HashMap<(u64, u32), Arc<Type>>,
     modules: HashMap<u64, Arc<ModuleRecord>>,
-    pub domains: HashMap<u64, AppDomainRecord>,
+    pub domains: std::collections::HashMap<u64, AppDomainRecord>,
     threads: HashMap<u32, String>,
     /// By function: how its unoptimised code begins, which code that replaces it while it runs
     /// is unwound by.

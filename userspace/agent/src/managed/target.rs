@@ -9,7 +9,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::bridge::{Bridge, CodeReader, Refusal};
+use super::bridge::{Bridge, Refusal};
+use super::code_reader::{CodeReader, Place};
 use super::maps_reader::MapsReader;
 use super::runtime::Runtime;
 use super::units::Units;
@@ -21,7 +22,7 @@ const EXPECTED: Duration = Duration::from_secs(10);
 /// The interval at which a process's new code is published to the kernel.
 const PUBLISH_AFTER: Duration = Duration::from_millis(100);
 /// The same when stacks lead through it.
-pub(super) const PUBLISH_AWAITED_AFTER: Duration = Duration::from_millis(10);
+pub(super) const PUBLISH_AWAITED_AFTER: Duration = Duration::from_millis(30);
 /// The time for reading one process between two turns, when its samples are processed.
 const BETWEEN_TURNS: Duration = Duration::from_millis(5);
 /// Samples of a process come this long after its end at most.
@@ -57,6 +58,8 @@ pub(super) struct Target {
     pub sampled: Vec<(u64, u32)>,
     /// Those of them whose method was not known yet.
     pub nameless: Vec<(u64, u32)>,
+    /// Code of sampled methods that is to be read ([`Self::read_wanted_code`]).
+    wanted_code: Vec<Place>,
     pub ended: Option<Instant>,
     /// Threads by their tid outside: their tid inside the process's namespace.
     pub inner_tids: HashMap<u32, u32>,
@@ -129,6 +132,7 @@ impl Target {
             is_expected: false,
             sampled: Vec::new(),
             nameless: Vec::new(),
+            wanted_code: Vec::new(),
             ended: None,
             inner_tids: HashMap::new(),
             cut_off: 0,
@@ -233,19 +237,33 @@ impl Target {
     pub fn ask_about_nameless(&mut self, reader: &mut CodeReader) {
         let mut nameless = std::mem::take(&mut self.nameless);
         nameless.retain(|&(address, era)| {
-            self.runtime.is_waiting_for(address) || !self.ask_about(address, era, reader)
+            self.runtime.is_waiting_for(address) || !self.ask_about(address, era)
         });
         self.nameless = nameless;
+        self.read_wanted_code(reader);
+    }
+
+    /// Reads the code that sampled methods want, all at one time.
+    pub fn read_wanted_code(&mut self, reader: &mut CodeReader) {
+        let State::Attached(bridge) = &self.state else { return };
+        if self.wanted_code.is_empty() {
+            return;
+        }
+        let mut places = std::mem::take(&mut self.wanted_code);
+        places.sort_unstable();
+        places.dedup();
+        for ((start, _), code) in places.iter().zip(reader.read(bridge.pid(), &places)) {
+            self.runtime.take_code(*start, &code);
+        }
     }
 
     /// Requests the metadata of a code address; false when its method is not known yet.
-    pub fn ask_about(&mut self, address: u64, era: u32, reader: &mut CodeReader) -> bool {
+    pub fn ask_about(&mut self, address: u64, era: u32) -> bool {
         let State::Attached(bridge) = &mut self.state else { return true };
         match self.runtime.find(address, era) {
             Some(found) => {
                 if let Some(size) = self.runtime.wants_code(found.start) {
-                    let code = reader.read(bridge.pid(), found.start, size);
-                    self.runtime.take_code(found.start, &code);
+                    self.wanted_code.push((found.start, size));
                 }
                 if self.runtime.ask_il_map(found.start)
                     && let Some(method) = self.runtime.method_of(found.method)

@@ -4,12 +4,13 @@
 //! a crafted file could use up: each file has a quota of numbers for rules that no other file uses,
 //! and returns them when it is unloaded.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use strata_abi::rule::{MAX_RULES, Packed, Rule};
 
 use super::GRACE;
+use crate::hash::HashMap;
 
 /// New rule numbers a single file, or all generated code of a process, may take.
 pub const NEW_RULES_PER_OWNER: usize = 2048;
@@ -28,7 +29,7 @@ pub struct RuleSet {
 impl Default for RuleSet {
     fn default() -> Self {
         let mut set = Self {
-            numbers: HashMap::new(),
+            numbers: HashMap::default(),
             rules: Vec::new(),
             users: Vec::new(),
             free: Vec::new(),

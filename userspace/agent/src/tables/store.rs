@@ -5,7 +5,6 @@
 //! that was published longest ago without a sample since is evicted: if it runs again, its next
 //! sample arrives deferred and reloads it.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,7 @@ use strata_unwind::{Load, UnwindTable};
 use super::arena::{Arena, Range};
 use super::rule_set::{NEW_RULES_PER_OWNER, RuleSet};
 use super::search;
+use crate::hash::{HashMap, HashSet};
 use crate::kernel::loader::{LoadError, Programs};
 use crate::kernel::memory::MapMemory;
 
@@ -142,13 +142,13 @@ impl Store {
             rules: RuleSet::default(),
             segments: Vec::new(),
             limit_segments: segments_within(limit),
-            blocks: HashMap::new(),
-            owners: HashMap::new(),
-            skipped: HashSet::new(),
-            outdated: HashMap::new(),
-            withheld: HashSet::new(),
+            blocks: HashMap::default(),
+            owners: HashMap::default(),
+            skipped: HashSet::default(),
+            outdated: HashMap::default(),
+            withheld: HashSet::default(),
             is_short: false,
-            by_content: HashMap::new(),
+            by_content: HashMap::default(),
             next_block: 0,
             generation: 0,
             evicted: 0,

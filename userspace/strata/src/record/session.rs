@@ -46,6 +46,8 @@ enum EndedBy {
 
 /// Events arrive in bursts (a program starting maps a dozen files): they are taken together.
 const BURST: Duration = Duration::from_millis(3);
+/// Up to this frequency, process events are taken together ([`wakeup`]).
+const GENTLE: u32 = 250;
 /// The live line is renewed this often.
 const SHOW: Duration = Duration::from_secs(1);
 /// Stacks that wait for their tables at the end wait so long.
@@ -97,7 +99,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     let mut signals = Signals::new()?;
     launch::set_priority(launch::RECORDING_PRIORITY);
     let mut engine = Engine::new(Options {
-        wakeup: Wakeup::Each,
+        wakeup: wakeup(plan),
         settings: Settings {
             max_frames: plan.max_frames,
             ring_bytes: ring_bytes(plan.frequency),
@@ -226,9 +228,7 @@ async fn run(
                 }
             }
             _ = show.tick() => {
-                if agent.rests() {
-                    agent.turn(engine, Due::Deadline).await?;
-                }
+                agent.turn(engine, Due::Deadline).await?;
                 if targets_are_gone(plan, engine) {
                     return Ok((EndedBy::Target, None));
                 }
@@ -273,6 +273,13 @@ fn figures(engine: &Engine) -> Figures {
         lost: engine.count(Counter::RingFull) + engine.table.lost_events,
         incomplete: samples - of(End::Complete) - of(End::KernelOnly),
     }
+}
+
+/// A command may end before it is looked at for the first time, and at high rates much of what a
+/// runtime has just compiled is sampled within milliseconds: then each process event is taken at once.
+/// Else they are taken together, and programs that start elsewhere on the host do not pay for it.
+fn wakeup(plan: &Plan) -> Wakeup {
+    if plan.frequency > GENTLE || !plan.command.is_empty() { Wakeup::Each } else { Wakeup::Many }
 }
 
 /// Room for about a second of usual records of all CPUs, and for some raw stacks of new processes,

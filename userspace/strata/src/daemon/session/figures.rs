@@ -25,7 +25,7 @@ pub(super) struct SlowFigures {
 
 impl Daemon {
     pub(super) fn slow_figures(&self) -> SlowFigures {
-        let sampler = self.engine.programs.sampler_use();
+        let sampler = self.engine.sampler_use_so_far();
         let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
         // What was used stays used, also while it cannot be found out: a helper that has ended is
         // counted when it was waited for.

@@ -33,7 +33,7 @@ impl Daemon {
         let publisher = &mut self.publisher;
         let (engine, configuration) = (&mut self.engine, &self.configuration);
         if self.flusher.go_on(engine, configuration, &self.runtimes, publisher, at_once) {
-            memory::trim();
+            memory::trim_now_and_then();
         }
     }
 
