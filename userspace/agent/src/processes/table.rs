@@ -490,6 +490,20 @@ mod tests {
     }
 
     #[test]
+    fn files_that_others_were_mapped_over_are_kept_by_nothing() {
+        let (mut files, mut space) = (MappedFiles::default(), Space::default());
+        for inode in 0..5_000 {
+            let inode = MappedInode { major: 8, minor: 1, inode, generation: 1 };
+            let id = files.intern(inode, format!("/tmp/{}", inode.inode).as_bytes());
+            space.map(Mapping { backing: Backing::File(id), ..file(0x1000, 0x2000, 0) });
+        }
+        assert_eq!(files.count(), 5_000);
+        let used: HashSet<FileId> = space.files().collect();
+        files.retain(|id| used.contains(&id));
+        assert_eq!((used.len(), files.count()), (1, 1));
+    }
+
+    #[test]
     fn a_program_that_gains_privileges_by_its_execution_has_not_ended() {
         let mut table = ProcessTable::default();
         table.insert_unknown(7, "strata");
