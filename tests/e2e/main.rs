@@ -20,6 +20,7 @@ mod dotnet_names;
 mod dotnet_places;
 mod dotnet_running;
 mod dotnet_stacks;
+mod dotnet_stubs;
 mod dotnet_surviving;
 mod dotnet_targets;
 mod dotnet_unloading;

@@ -159,7 +159,7 @@ fn provisional(place: CodeAddress, is_bounded: bool) -> Symbol {
         CodeAddress::Kernel(address) => (address, Some(pseudo_module("[kernel.kallsyms]"))),
         CodeAddress::Vdso(offset) => (offset, Some(pseudo_module("[vdso]"))),
         CodeAddress::Generated { image, address, era, of_runtime } => {
-            let code = GeneratedCode { address, era, of_runtime };
+            let code = GeneratedCode { address, era, of_runtime, stub: None };
             return unnamed_symbol(image, &code, is_bounded);
         }
         CodeAddress::File { offset, .. } => (offset, None),
@@ -239,7 +239,8 @@ fn generated_work(
     let (mut described, mut others) = (Vec::new(), Vec::new());
     for place in places {
         let CodeAddress::Generated { address, era, of_runtime, .. } = *place else { continue };
-        let code = GeneratedCode { address, era, of_runtime };
+        let stub = runtime.and_then(|runtime| runtime.stub_at(address));
+        let code = GeneratedCode { address, era, of_runtime, stub };
         let known = runtime.and_then(|runtime| names::describe(runtime, address, era, signatures));
         let Some(known) = known else {
             others.push(code);

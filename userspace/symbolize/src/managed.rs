@@ -17,6 +17,7 @@ use super::assemblies::{ProcessFiles, Source};
 use crate::file_client::Ask;
 use crate::{NamedFrame, Shortfalls};
 use strata_agent::managed::names::{self, Described};
+use strata_agent::managed::stubs::NAMELESS;
 
 /// An address in generated code, in the era of its sample.
 #[derive(Clone, Copy)]
@@ -25,6 +26,8 @@ pub struct GeneratedCode {
     pub era: u32,
     /// In memory that only .NET maps so.
     pub of_runtime: bool,
+    /// The runtime has said that it is no method's: what it is, if that is known.
+    pub stub: Option<Option<&'static str>>,
 }
 
 /// The line of a described method's code.
@@ -235,6 +238,7 @@ pub fn parts_of_bundle(
 
 /// Code that a runtime has made and that is no method's: how its methods call each other, and calls
 /// into it.
-pub fn runtime_stub() -> NamedFrame {
-    NamedFrame::managed("(stub) runtime", "(stub) runtime")
+pub fn runtime_stub(name: Option<&'static str>) -> NamedFrame {
+    let name = name.unwrap_or(NAMELESS);
+    NamedFrame::managed(name, name)
 }

@@ -318,7 +318,7 @@ pub struct GeneratedWork {
 
 /// The place of generated code.
 pub fn place_of(image: ImageId, code: &GeneratedCode) -> CodeAddress {
-    let GeneratedCode { address, era, of_runtime } = *code;
+    let GeneratedCode { address, era, of_runtime, .. } = *code;
     CodeAddress::Generated { image, address, era, of_runtime }
 }
 
@@ -376,7 +376,13 @@ impl GeneratedWork {
         self.jit.read_on(context, self.pid, self.credentials, self.dump.as_ref(), self.most);
         let module = pseudo_module(UNNAMED_CODE);
         for code in &self.others {
-            let stub = || (code.of_runtime && self.all_known).then(managed::runtime_stub);
+            // Elsewhere than in the runtime's own memory another compiler's code may lie.
+            let is_stub = match code.stub {
+                Some(Some(_)) => true,
+                Some(None) => code.of_runtime,
+                None => code.of_runtime && self.all_known,
+            };
+            let stub = || is_stub.then(|| managed::runtime_stub(code.stub.flatten()));
             let symbol = match self.jit.name(code.address).or_else(stub) {
                 Some(frame) => Symbol {
                     place: place_of(self.image, code),

@@ -227,4 +227,16 @@ mod tests {
         let (frames, end) = walk(Packed::FRAME_POINTER, &[0, CODE + 8, 0]);
         assert_eq!((frames.len(), end), (2, End::Complete));
     }
+
+    #[test]
+    fn a_frame_pointer_of_0_in_the_innermost_frame_is_no_end() {
+        let mut registers = Registers::default();
+        registers[PC] = CODE;
+        registers[register::SP as usize] = STACK;
+        let at = Interrupted { registers: &registers, code: Code::default() };
+        let mut lookup = |_| Lookup::Rule(Rule::simple(Packed::FRAME_POINTER));
+        let mut frames = Vec::new();
+        let end = unwind_snapshot(&mut lookup, at, STACK, &[0; 64], 16, &mut frames);
+        assert_eq!((frames.len(), end), (1, End::BrokenChain));
+    }
 }

@@ -137,6 +137,23 @@ impl CodeMap {
         self.put(start, STUB as u32, &[(0, Rule::simple(leaf))], None);
     }
 
+    /// Whether code of the runtime is known nearby: it reserves memory in blocks of this size.
+    pub fn is_beside_known(&self, address: u64) -> bool {
+        const BLOCK: u64 = 64 << 10;
+        let start = address & !(BLOCK - 1);
+        self.spans.range(start..start + BLOCK).any(|(_, span)| span.method.is_some())
+    }
+
+    /// A stub that is known in whole.
+    pub fn insert_known_stub(&mut self, start: u64, size: u32, rules: &[(u32, Rule)]) {
+        let end = start.saturating_add(u64::from(size));
+        let before = self.span_at(start).map(|(_, span)| span);
+        let within = self.spans.range(start..end).map(|(_, span)| span);
+        if before.into_iter().chain(within).all(|span| span.method.is_none()) {
+            self.put(start, size, rules, None);
+        }
+    }
+
     fn put(&mut self, start: u64, size: u32, rules: &[(u32, Rule)], method: Option<MethodIndex>) {
         let end = start.saturating_add(u64::from(size));
         if size == 0 || size > MAX_SIZE || end >= 1 << 47 || self.spans.len() >= MAX_SPANS {

@@ -7,6 +7,7 @@
 //! - [`code`]: the code that a runtime has generated: which method lies where, and how it is
 //!   unwound.
 //! - [`names`]: from a method's metadata to its display name.
+//! - [`stubs`]: the names of the runtime's own generated code.
 //! - [`target`]: one process: the state of its bridge, and the samples of its code.
 //! - [`units`]: that code in kernel memory.
 //!
@@ -22,6 +23,7 @@ mod code_reader;
 mod maps_reader;
 pub mod names;
 pub mod runtime;
+pub mod stubs;
 mod target;
 pub mod units;
 
@@ -567,6 +569,7 @@ impl Managed {
         let until = Instant::now() + ALL_TOGETHER;
         for target in self.targets.values_mut() {
             target.take_in(&mut self.looker, until);
+            target.look_at_stubs(&mut self.code_reader);
             target.cut_off = target.sampled.len();
             target.cut_era = target.runtime.code.era();
             target.nameless.clear();

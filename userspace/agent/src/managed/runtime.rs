@@ -14,6 +14,7 @@ use strata_unwind::managed::{MethodCode, method_rules, wants_all_code};
 
 use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
 use super::names::{self, Described};
+use super::stubs::{self, Stub};
 use crate::hash::{HashMap, HashSet};
 
 const MAX_METHODS: usize = MAX_SPANS;
@@ -74,6 +75,10 @@ pub struct Runtime {
     /// By start: methods of whose code only the first bytes are known, and their function.
     cut: HashMap<u64, (Cut, u64)>,
     asked: HashMap<u64, Asked>,
+    /// Addresses in no method, by the runtime's answer, whose code was not read yet.
+    unknown_stubs: Vec<u64>,
+    /// Those whose code was read, and its name.
+    stubs: HashMap<u64, Option<&'static str>>,
     /// For a process that has ended: the symbols that its samples need, by address and era.
     kept: HashMap<(u64, u32), Described>,
     methods_told: u64,
@@ -150,6 +155,7 @@ impl Runtime {
                 if let Some(asked) = self.asked.get_mut(&nobody.ip) {
                     *asked = Asked::Answered;
                     self.code.insert_stub(nobody.ip);
+                    self.unknown_stubs.push(nobody.ip);
                 }
             }
             Record::Enumerated(_) => self.enumerated = true,
@@ -262,8 +268,11 @@ impl Runtime {
         let kept = sampled.iter().filter_map(|&(address, era)| {
             Some(((address, era), names::describe(self, address, era, signatures)?))
         });
+        let stubs =
+            sampled.iter().filter_map(|(address, _)| Some((*address, self.stub_at(*address)?)));
         *self = Self {
             kept: kept.collect(),
+            stubs: stubs.collect(),
             domains: std::mem::take(&mut self.domains),
             enumerated: self.enumerated,
             remarks: std::mem::take(&mut self.remarks),
@@ -303,6 +312,31 @@ impl Runtime {
         self.asked.insert(address, Asked::Waiting);
         self.bytes += SMALL;
         true
+    }
+
+    /// Takes the addresses in no method, by the runtime's answer, whose code is to be read.
+    pub fn take_unknown_stubs(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.unknown_stubs)
+    }
+
+    /// Keeps the stub that was found at an address.
+    pub fn take_stub(&mut self, address: u64, stub: Option<Stub>) {
+        // .NET Core 3.1 does not mark its memory: another compiler's code may lie in such, too.
+        let nameless = || self.code.is_beside_known(address).then_some(stubs::NAMELESS);
+        let name = stub.map(|stub| stub.name).or_else(nameless);
+        if self.stubs.insert(address, name).is_none() {
+            self.bytes += SMALL;
+        }
+        if let Some(stub) = stub
+            && let Some(rules) = stub.rules()
+        {
+            self.code.insert_known_stub(address - stub.offset, stub.size, &rules);
+        }
+    }
+
+    /// The name of the runtime's own code at an address; `Some(None)` if it has none.
+    pub fn stub_at(&self, address: u64) -> Option<Option<&'static str>> {
+        self.stubs.get(&address).copied()
     }
 
     /// Whether the answer about an address is pending.

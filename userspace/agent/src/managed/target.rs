@@ -13,6 +13,7 @@ use super::bridge::{Bridge, Refusal};
 use super::code_reader::{CodeReader, Place};
 use super::maps_reader::MapsReader;
 use super::runtime::Runtime;
+use super::stubs;
 use super::units::Units;
 use crate::kernel::loader::Programs;
 use crate::tables::store::Store;
@@ -233,8 +234,24 @@ impl Target {
         if self.is_awaited { PUBLISH_AWAITED_AFTER } else { PUBLISH_AFTER }
     }
 
+    /// Reads the code at addresses in no method: soon, because it may be gone later.
+    pub fn look_at_stubs(&mut self, reader: &mut CodeReader) {
+        let State::Attached(bridge) = &self.state else { return };
+        let addresses = self.runtime.take_unknown_stubs();
+        if addresses.is_empty() {
+            return;
+        }
+        let places: Vec<Place> = addresses.iter().map(|at| stubs::around(*at)).collect();
+        let codes = reader.read(bridge.pid(), &places);
+        for ((address, (start, _)), code) in addresses.into_iter().zip(places).zip(codes) {
+            let stub = stubs::find(&code, (address - start) as usize);
+            self.runtime.take_stub(address, stub);
+        }
+    }
+
     /// Code addresses whose method was unknown when they were sampled, and was answered since.
     pub fn ask_about_nameless(&mut self, reader: &mut CodeReader) {
+        self.look_at_stubs(reader);
         let mut nameless = std::mem::take(&mut self.nameless);
         nameless.retain(|&(address, era)| {
             self.runtime.is_waiting_for(address) || !self.ask_about(address, era)

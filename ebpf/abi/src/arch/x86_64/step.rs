@@ -151,9 +151,11 @@ fn follow_frame_pointer<M: Machine>(
     other_stack: bool,
 ) -> Option<End> {
     let fp = frame.fp;
-    // The ABI marks the outermost frame with a frame pointer of zero.
+    // The ABI marks the outermost frame with a frame pointer of zero. Where the thread was interrupted
+    // the register may hold any number, unless a rule says that it has just been set.
     if fp == 0 {
-        return Some(End::Complete);
+        let is_any = frame.exact & 1 != 0 && !other_stack;
+        return Some(if is_any { End::BrokenChain } else { End::Complete });
     }
     if fp & 7 != 0 || (!other_stack && (fp.wrapping_sub(frame.sp) as i64) < 0) {
         return Some(End::BrokenChain);
