@@ -32,6 +32,7 @@ mod hostile_together;
 mod isolation;
 mod jits;
 mod kernel_on_user;
+mod off_cpu;
 mod pictures;
 mod record_command;
 mod shares;

@@ -82,16 +82,30 @@ impl End {
 /// What a record holds after its header.
 pub const FORM_UNWOUND: u8 = 0;
 pub const FORM_RAW: u8 = 1;
+/// The end of a wait: no stack. `value` is when the wait began, and the only word is when the thread
+/// was woken, or 0.
+pub const FORM_ENDED: u8 = 2;
+pub const ENDED_WORDS: usize = 1;
+
+/// The last words of a wait's first record, after its frames or its copied stack: the thread's state, and the number of the system
+/// call it is in, or [`NO_SYSCALL`].
+pub const WAIT_WORDS: usize = 2;
+pub const NO_SYSCALL: u64 = u64::MAX;
+/// The state of a thread that would run if it had a CPU.
+pub const STATE_RUNNABLE: u64 = 0;
 
 /// Which kind of sample it is, by its number in the table of kinds (`strata-kinds`, which is not
 /// part of the object: userspace asserts that both agree).
 pub const SOURCE_CPU: u8 = 0;
 pub const SOURCE_WALL: u8 = 1;
+pub const SOURCE_OFF_CPU: u8 = 2;
 
 /// The kernel stack was cut at [`MAX_KERNEL_FRAMES`].
 pub const FLAG_KERNEL_CUT: u8 = 1;
 /// `app_domain` and `label_set` are the thread's own, read when the sample was taken.
 pub const FLAG_CONTEXT: u8 = 2;
+/// The sample is the start of a wait: its words end with [`WAIT_WORDS`] more.
+pub const FLAG_WAIT: u8 = 4;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,9 +162,13 @@ pub const fn raw_stack_start(sp: u64) -> u64 {
 /// Raw form: pages of stack at most, the first of which is usually a partial one.
 pub const RAW_STACK_PAGES: usize = 15;
 pub const RAW_STACK_BYTES: usize = RAW_STACK_PAGES * 4096;
+/// The same of waits: they are copied with the run queue locked.
+pub const RAW_WAIT_PAGES: usize = 4;
 
 /// Words after the header that a record may need.
 pub const MAX_WORDS: usize = RAW_STACK_WORD + RAW_STACK_BYTES / 8;
+
+const _: () = assert!(MAX_WORDS >= RAW_STACK_WORD + RAW_WAIT_PAGES * 512 + WAIT_WORDS);
 
 const _: () = assert!(MAX_WORDS >= MAX_KERNEL_FRAMES + MAX_USER_FRAMES);
 const _: () = assert!(RAW_REGISTERS_WORD >= MAX_KERNEL_FRAMES);

@@ -120,3 +120,8 @@ const _: () = assert!(size_of::<CacheLine>() == 16);
 
 /// Lines of the cache; a power of two.
 pub const CACHE_LINES: usize = 2048;
+
+/// Slots for threads that wait; a power of two.
+pub const WAIT_SLOTS: u32 = 1 << 16;
+/// Bytes of one.
+pub const WAIT_SLOT_BYTES: usize = 40;

@@ -3,6 +3,7 @@
 //! - [`maps`]: the memory shared with userspace, and the settings it patches in before loading.
 //! - [`unwind`]: the one unwinder, for every program: finds rules, walks frames.
 //! - [`sampler`]: the CPU sampler (`perf_event`).
+//! - [`off_cpu`]: the off-CPU sampler (`tp_btf`).
 //! - [`threads`]: stacks of threads that do not run (`iter.s/task`).
 //! - [`arch`]: what they know of the machine.
 //! - [`lifecycle`]: forgets a process's mappings the moment it executes another program.
@@ -16,6 +17,7 @@ mod arch;
 mod context;
 mod lifecycle;
 mod maps;
+mod off_cpu;
 mod sampler;
 mod threads;
 mod unwind;

@@ -57,7 +57,76 @@ pub static THREADS_RECORD: Array<Record, 1> = Array::new();
 #[btf_map]
 pub static THREADS_CACHE: Array<Cache, 1> = Array::new();
 
+/// What waits send up: a ring of its own, so that threads that switch without end take no room from
+/// CPU samples. The size is set by userspace.
+#[btf_map]
+pub static WAITS: RingBuf<Header, 4096> = RingBuf::new();
+
+/// The off-CPU sampler's working memory, as the CPU sampler has it: that interrupts this one.
+#[btf_map]
+pub static OFF_CPU_HOT: Array<Hot, 1> = Array::new();
+
+#[btf_map]
+pub static OFF_CPU_RECORD: Array<Record, 1> = Array::new();
+
+#[btf_map]
+pub static OFF_CPU_CACHE: Array<Cache, 1> = Array::new();
+
+/// How often each CPU walks; one entry per CPU, set by userspace.
+#[btf_map]
+pub static OFF_CPU_PACES: Array<CpuPace, 1> = Array::new();
+
+/// Threads by the low bits of their number; the size is set by userspace.
+#[btf_map]
+pub static WAIT_SLOTS: Array<WaitSlot, 1> = Array::new();
+
 pub type Cache = [CacheLine; CACHE_LINES];
+
+/// Slots of [`WAIT_SLOTS`]; a power of two.
+pub const WAIT_SLOT_COUNT: u32 = strata_abi::tables::WAIT_SLOTS;
+
+/// How many waits have been walked in the current window of time, and so how few of those to come
+/// are: one of `2^shift`.
+#[repr(C)]
+pub struct Pace {
+    pub window: u32,
+    pub walks: u16,
+    pub shift: u16,
+}
+
+/// What the waits of one CPU have cost in the current window.
+#[repr(C)]
+pub struct CpuPace {
+    pub window: u32,
+    pub shift: u32,
+    /// Stacks sent raw.
+    pub raw: u32,
+    /// Nanoseconds since the window began, or since the shift grew in it.
+    pub spent: u32,
+}
+
+/// Of the next `2^shift` switches of a thread one is chosen.
+#[repr(C)]
+pub struct Block {
+    pub shift: u32,
+    /// Which.
+    pub choice: u32,
+    /// The switches so far.
+    pub passed: u32,
+}
+
+/// What is known of a thread that is switched out and in.
+#[repr(C)]
+pub struct WaitSlot {
+    /// The thread, or 0.
+    pub owner: u32,
+    pub block: Block,
+    /// When its sampled wait began; 0 while there is none.
+    pub began: u64,
+    /// When it was woken from it.
+    pub woken: u64,
+    pub pace: Pace,
+}
 
 /// Words of the stack window (2 KiB).
 pub const WINDOW_WORDS: usize = 256;
@@ -129,6 +198,15 @@ static TASK_PID: u32 = 0;
 static TASK_STATE: u32 = 0;
 #[unsafe(no_mangle)]
 static TASK_COMM: u32 = 0;
+
+/// Nanoseconds that a CPU may spend on waits in a window of time, on average.
+#[unsafe(no_mangle)]
+static WAIT_BUDGET: u32 = 300_000;
+
+#[inline(always)]
+pub fn wait_budget() -> u32 {
+    setting(&WAIT_BUDGET)
+}
 
 /// Where the thread walker finds what it needs of a task.
 pub struct TaskOffsets {

@@ -31,8 +31,8 @@ use crate::arch::{
 };
 use crate::context::read_context;
 use crate::maps::{
-    Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, count, max_frames,
-    mm_start_code, task_mm, wakeup_bytes,
+    Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, WAITS, count,
+    max_frames, mm_start_code, task_mm, wakeup_bytes,
 };
 use crate::unwind::{Walk, walk};
 
@@ -40,7 +40,7 @@ use crate::unwind::{Walk, walk};
 const PATIENT_WAKEUP: u32 = 32;
 
 pub const BPF_RB_NO_WAKEUP: u64 = 1;
-const BPF_RB_FORCE_WAKEUP: u64 = 2;
+pub const BPF_RB_FORCE_WAKEUP: u64 = 2;
 const BPF_RB_AVAIL_DATA: u64 = 0;
 
 #[perf_event]
@@ -74,6 +74,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     hot.hits = 0;
     hot.misses = 0;
     fill_header(&mut record.header, ids, cpu);
+    record.header.source = SOURCE_CPU;
     let in_kernel = kernel_stack(&context, record);
 
     // SAFETY: the current task is valid for the whole program.
@@ -90,21 +91,21 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         record.header.end = End::KernelOnly as u8;
     } else if !is_native(mode) {
         record.header.end = End::Compat as u8;
-    } else if user_stack(hot, record, cache, registers, process, core::ptr::null_mut()) {
+    } else if user_stack(hot, record, cache, registers, process, Whose::Current) {
         words += record.header.user_frames as u64;
     } else {
         #[cfg(feature = "log")]
         aya_log_ebpf::info!(&context, "no table: pid {} at {:x}", pid, unsafe {
             saved(registers, SAVED_PC)
         });
-        words = raw_stack(record, registers);
+        words = raw_stack::<RAW_STACK_PAGES>(record, registers);
         // SAFETY: a map value.
         if process.is_none_or(|process| unsafe { is_awaited(&*process) }) {
             wakeup = BPF_RB_FORCE_WAKEUP;
         }
         count(&mut hot.counters, Counter::Raw as u32, 1);
     }
-    let sent = emit(hot, record, words, wakeup);
+    let sent = emit(ring(), hot, record, words, wakeup);
     #[cfg(feature = "log")]
     if !sent {
         aya_log_ebpf::warn!(&context, "the record ring is full: pid {}, cpu {}", pid, cpu);
@@ -146,13 +147,14 @@ pub fn has_program(task: *mut task_struct) -> bool {
 /// # Safety
 /// `registers` must be what bpf_task_pt_regs returned, `offset` within `struct pt_regs`.
 #[inline(always)]
-unsafe fn saved(registers: *const u8, offset: usize) -> u64 {
+pub unsafe fn saved(registers: *const u8, offset: usize) -> u64 {
     // SAFETY: by the caller's promise; the verifier allows plain loads from it.
     unsafe { core::ptr::read_volatile(registers.add(offset).cast()) }
 }
 
+/// Everything of a header but its kind, as of now and the current thread.
 #[inline(always)]
-fn fill_header(header: &mut Header, ids: u64, cpu: u32) {
+pub fn fill_header(header: &mut Header, ids: u64, cpu: u32) {
     // SAFETY: helpers without preconditions; `comm` is 16 bytes of a map value.
     unsafe {
         header.time = bpf_ktime_get_ns();
@@ -168,7 +170,6 @@ fn fill_header(header: &mut Header, ids: u64, cpu: u32) {
     header.flags = 0;
     header.cgroup = 0;
     header.stack_bytes = 0;
-    header.source = SOURCE_CPU;
     header.weight = 1;
     header.value = 0;
     header.app_domain = 0;
@@ -205,8 +206,19 @@ fn kernel_stack(context: &PerfEventContext, record: &mut Record) -> bool {
     true
 }
 
-/// Unwinds the user stack of a thread (null: the current one); false when the kernel has no tables for it yet and userspace should
-/// get the raw stack instead.
+/// Whose stack is walked, and what becomes of one that leads through code without tables.
+#[derive(Clone, Copy)]
+pub enum Whose {
+    /// The current thread's. It is sent raw, while its process's captures last.
+    Current,
+    /// The current thread's. It ends there.
+    CurrentAsFar,
+    /// Another thread's, which does not run. It ends there: it is walked again once its runtime has
+    /// said what this code is.
+    Other(*mut task_struct),
+}
+
+/// Unwinds the user stack of a thread; false when the kernel has no tables for it yet.
 #[inline(always)]
 pub fn user_stack(
     hot: &mut Hot,
@@ -214,18 +226,25 @@ pub fn user_stack(
     cache: *mut crate::maps::Cache,
     registers: *const u8,
     process: Option<*mut Process>,
-    task: *mut task_struct,
+    whose: Whose,
 ) -> bool {
     let Some(process) = process else {
         return false;
     };
+    let task = match whose {
+        Whose::Current | Whose::CurrentAsFar => core::ptr::null_mut(),
+        Whose::Other(task) => task,
+    };
     // SAFETY: map values; `registers` is what bpf_task_pt_regs returned.
     unsafe {
         hot.process = *process;
-        if !task.is_null() {
-            // It is walked again once the runtime has said what this code is.
-            hot.process.captures = 1;
-            hot.process.flags |= PROCESS_PATIENT;
+        match whose {
+            Whose::Current => {}
+            Whose::CurrentAsFar => hot.process.captures = 0,
+            Whose::Other(_) => {
+                hot.process.captures = 1;
+                hot.process.flags |= PROCESS_PATIENT;
+            }
         }
         hot.frame = Frame {
             pc: saved(registers, SAVED_PC),
@@ -248,7 +267,7 @@ pub fn user_stack(
     if hot.end == End::NoMapping as u32 && hot.process.captures != 0 {
         // SAFETY: a map value; a lost update only sends one raw stack more.
         unsafe {
-            if task.is_null() {
+            if matches!(whose, Whose::Current) {
                 (*process).captures = hot.process.captures - 1;
             }
         }
@@ -259,9 +278,9 @@ pub fn user_stack(
     true
 }
 
-/// Copies registers and stack as they are; returns the words of the record.
+/// Copies registers and as many pages of stack as they are; returns the words of the record.
 #[inline(always)]
-fn raw_stack(record: &mut Record, registers: *const u8) -> u64 {
+pub fn raw_stack<const PAGES: usize>(record: &mut Record, registers: *const u8) -> u64 {
     record.header.form = FORM_RAW;
     // Only a process's first samples need it; finding it touches memory all over.
     // SAFETY: a helper without preconditions.
@@ -289,7 +308,7 @@ fn raw_stack(record: &mut Record, registers: *const u8) -> u64 {
     let start = raw_stack_start(sp);
     let first = 4096 - (start & 0xff8);
     let mut bytes = 0u64;
-    for page in 0..RAW_STACK_PAGES as u64 {
+    for page in 0..PAGES as u64 {
         let (offset, size) =
             if page == 0 { (0, first) } else { (first + ((page - 1) << 12), 4096) };
         // SAFETY: at most 4096 bytes at no more than page * 4096: within the stack's room.
@@ -311,24 +330,37 @@ fn raw_stack(record: &mut Record, registers: *const u8) -> u64 {
     RAW_STACK_WORD as u64 + (bytes >> 3)
 }
 
+/// The ring of CPU samples.
 #[inline(always)]
-fn ring() -> *mut c_void {
+pub fn ring() -> *mut c_void {
     (&raw const RECORDS).cast_mut().cast()
 }
 
+/// The ring of waits.
 #[inline(always)]
-pub fn emit(hot: &mut Hot, record: &mut Record, words: u64, mut wakeup: u64) -> bool {
+pub fn waits_ring() -> *mut c_void {
+    (&raw const WAITS).cast_mut().cast()
+}
+
+#[inline(always)]
+pub fn emit(
+    ring: *mut c_void,
+    hot: &mut Hot,
+    record: &mut Record,
+    words: u64,
+    mut wakeup: u64,
+) -> bool {
     let size = size_of::<Header>() as u64 + (words & 0x1fff) * 8;
     let most = (size_of::<Header>() + strata_abi::record::MAX_WORDS * 8) as u64;
     let size = if size > most { most } else { size };
     // SAFETY: header and words are adjacent in `Record` and `size` is within them.
     unsafe {
         if wakeup == BPF_RB_NO_WAKEUP
-            && bpf_ringbuf_query(ring(), BPF_RB_AVAIL_DATA) >= wakeup_bytes()
+            && bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) >= wakeup_bytes()
         {
             wakeup = BPF_RB_FORCE_WAKEUP;
         }
-        let sent = bpf_ringbuf_output(ring(), (&raw mut record.header).cast(), size, wakeup);
+        let sent = bpf_ringbuf_output(ring, (&raw mut record.header).cast(), size, wakeup);
         if sent != 0 {
             count(&mut hot.counters, Counter::RingFull as u32, 1);
             return false;

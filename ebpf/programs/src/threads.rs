@@ -15,7 +15,7 @@ use strata_abi::record::{Counter, End, FORM_UNWOUND, MAX_KERNEL_FRAMES, SOURCE_W
 use crate::maps::{
     PROCESSES, THREADS_CACHE, THREADS_HOT, THREADS_RECORD, count, task_offsets, wanted_process,
 };
-use crate::sampler::{BPF_RB_NO_WAKEUP, emit, has_program, user_stack};
+use crate::sampler::{BPF_RB_NO_WAKEUP, Whose, emit, has_program, ring, user_stack};
 
 /// `struct bpf_iter__task` (kernel/bpf/task_iter.c).
 #[repr(C)]
@@ -90,7 +90,7 @@ pub extern "C" fn walk_threads(context: *const Context) -> i32 {
         let registers = unsafe { bpf_task_pt_regs(task) as *const u8 };
         let process = PROCESSES.get_ptr_mut(process);
         let known = process.is_some();
-        if !user_stack(hot, record, cache, registers, process, task) && known {
+        if !user_stack(hot, record, cache, registers, process, Whose::Other(task)) && known {
             // What the walk has found as far as it got; nothing is sent raw from here.
             record.header.user_frames = hot.user_frames as u16;
             record.header.end = hot.end as u8;
@@ -99,7 +99,7 @@ pub extern "C" fn walk_threads(context: *const Context) -> i32 {
     } else {
         record.header.end = End::KernelOnly as u8;
     }
-    emit(hot, record, words, BPF_RB_NO_WAKEUP);
+    emit(ring(), hot, record, words, BPF_RB_NO_WAKEUP);
     0
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::time::Instant;
 
 use crate::engine::Engine;
@@ -42,6 +42,7 @@ pub enum Due {
 pub struct EventLoop {
     process_events: AsyncFd<OwnedFd>,
     records: AsyncFd<OwnedFd>,
+    waits: Option<AsyncFd<OwnedFd>>,
     files: AsyncFd<OwnedFd>,
     /// Process events arrive in bursts (a program starting maps a dozen files): they are taken
     /// together after this time.
@@ -55,6 +56,7 @@ impl EventLoop {
         Ok(Self {
             process_events: watch(engine.events_fd())?,
             records: watch(engine.programs.records_fd())?,
+            waits: engine.programs.waits_fd().map(watch).transpose()?,
             files: watch(engine.loading.fd())?,
             burst,
             next_turn: Some(Instant::now()),
@@ -73,6 +75,10 @@ impl EventLoop {
                 Ok(Due::ProcessEvents)
             }
             ready = self.records.readable() => {
+                ready?.clear_ready();
+                Ok(Due::Records)
+            }
+            ready = readable(self.waits.as_ref()) => {
                 ready?.clear_ready();
                 Ok(Due::Records)
             }
@@ -105,6 +111,14 @@ fn longest_pause(engine: &Engine) -> Duration {
 pub async fn until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for ever without a descriptor.
+async fn readable(fd: Option<&AsyncFd<OwnedFd>>) -> io::Result<AsyncFdReadyGuard<'_, OwnedFd>> {
+    match fd {
+        Some(fd) => fd.readable().await,
         None => std::future::pending().await,
     }
 }

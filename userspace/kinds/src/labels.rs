@@ -31,7 +31,7 @@ const fn unbounded(name: &'static str) -> SampleLabel {
 pub const END_TIMESTAMP: &str = "end_timestamp_ns";
 
 /// The table.
-pub static SAMPLE_LABELS: [SampleLabel; 23] = [
+pub static SAMPLE_LABELS: [SampleLabel; 25] = [
     bounded("pid"),
     bounded("tid"),
     bounded("comm"),
@@ -55,6 +55,8 @@ pub static SAMPLE_LABELS: [SampleLabel; 23] = [
     bounded("gc reason"),
     bounded("gc type"),
     bounded("event"),
+    bounded("state"),
+    bounded("syscall"),
 ];
 
 /// Whether roll-ups drop a label.

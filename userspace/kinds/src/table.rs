@@ -112,7 +112,7 @@ kinds! {
         rate: None,
         keeps_times: false,
         on_by_default: false,
-        availability: Availability::NotYet,
+        availability: Availability::Sampled,
         shape: Shape::Blocked,
         pyroscope_switches: &[],
         datadog_switches: &[],

@@ -259,8 +259,13 @@ fn upload_of(args: args::UploadArgs, command: &[OsString]) -> Option<record::upl
 
 /// Loads the programs as a recording would, for `doctor`.
 fn probe() -> Result<String, String> {
-    let settings =
-        Settings { max_frames: 1024, ring_bytes: 1 << 20, frequency: 97, threads_of: None };
+    let settings = Settings {
+        max_frames: 1024,
+        ring_bytes: 1 << 20,
+        frequency: 97,
+        threads_of: None,
+        off_cpu: Some(1),
+    };
     let programs = Programs::load(settings).map_err(|error| error.to_string())?;
     Ok(format!("loaded for {} CPUs", programs.cpus().len()))
 }

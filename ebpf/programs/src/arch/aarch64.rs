@@ -10,6 +10,9 @@ pub const SAVED_EXTRA: usize = 240;
 /// What [`is_user`] and [`is_native`] look at: PSTATE.
 pub const SAVED_MODE: usize = 264;
 
+/// The system call's number, or something negative outside of one (32 bits): `syscallno`.
+pub const SAVED_SYSCALL: usize = 280;
+
 /// The exception level's bits of PSTATE; 0 is user mode.
 const MODE_MASK: u64 = 0xf;
 /// A 32-bit program.

@@ -11,6 +11,9 @@ pub const SAVED_EXTRA: usize = 40;
 /// What [`is_user`] and [`is_native`] look at: CS.
 pub const SAVED_MODE: usize = 136;
 
+/// The system call's number, or something negative outside of one (32 bits): ORIG_RAX.
+pub const SAVED_SYSCALL: usize = 120;
+
 /// Code segment of 64-bit user mode (arch/x86/include/asm/segment.h).
 const USER64_CS: u64 = 0x33;
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use strata_abi::record::{
-    End, FLAG_KERNEL_CUT, FRAME_EXACT, Header, RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD,
-    RAW_STACK_WORD, raw_stack_start,
+    End, FLAG_KERNEL_CUT, FLAG_WAIT, FRAME_EXACT, Header, RAW_CODE_WORD, RAW_PC_WORD,
+    RAW_REGISTERS_WORD, RAW_STACK_WORD, raw_stack_start,
 };
 use strata_abi::tables::Extent;
 use strata_kinds::Kind;
@@ -14,7 +14,8 @@ use strata_unwind::unwinder;
 use super::Engine;
 use super::loading::Missing;
 use super::samples::{Sample, address_of, domain_read, whole};
-use crate::aggregate::{self, Words};
+use super::waits::Stack;
+use crate::aggregate::{self, ThreadKey, Words};
 use crate::processes::table::{ImageId, Space};
 use crate::tables::store;
 
@@ -143,6 +144,10 @@ impl Engine {
         let words = words.and_then(|words| words.get(..header.stack_bytes as usize / 8));
         let stack: Box<[u8]> = aggregate::bytes_of(words.unwrap_or_default()).into();
         let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
+        if header.flags & FLAG_WAIT != 0 {
+            let thread = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
+            self.begin_wait(sample, thread, None);
+        }
         let raw = Raw {
             since: self.turn.now,
             kind,
@@ -280,6 +285,11 @@ impl Engine {
 
     fn add_raw(&mut self, raw: &Raw, space: &Space, user: &[u64], end: End) {
         let era = self.managed.era_of(raw.image);
+        if raw.header.flags & FLAG_WAIT != 0 {
+            let stack = Stack { user: user.into(), end, era, space: space.clone() };
+            self.settle_wait(raw.header.tid, raw.header.time, stack);
+            return;
+        }
         let words = Words {
             kernel: &raw.kernel,
             user,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Engine, stalled_cpus};
 use crate::code_address::CodeAddress;
 use crate::processes::mapped::FileId;
-use crate::processes::table::ImageId;
+use crate::processes::table::{ImageId, Space};
 use crate::tables;
 
 /// How long ended processes are kept for samples that are still in the ring.
@@ -103,6 +103,10 @@ impl Engine {
             table.remove(pid);
             false
         });
+        let table = &self.table;
+        self.waits.retain(|pid, image| {
+            table.get(pid).is_some_and(|process| process.image == image && !process.exited)
+        });
         self.loading.sweep();
         let are_many = self.table.files.count() > self.eviction.files_in_use.len() + MANY_NEW_FILES;
         if are_many && !self.eviction.is_symbolizing {
@@ -146,6 +150,7 @@ impl Engine {
         self.eviction.is_symbolizing = false;
         self.managed.forget_ended();
         let mut images: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
+        images.extend(self.waits.owners().map(|(image, _)| image));
         images.extend(self.aggregate.threads().map(|thread| thread.image));
         images.extend(self.managed.images());
         self.table.retain_images(|image| images.contains(&image));
@@ -165,6 +170,7 @@ impl Engine {
         self.eviction.last_file_sweep = Instant::now();
         let mut files = self.table.files_in_use();
         files.extend(self.pending.owners().flat_map(|(_, space)| space.files()));
+        files.extend(self.waits.owners().filter_map(|(_, space)| space).flat_map(Space::files));
         files.extend(self.aggregate.code_addresses().filter_map(|place| match place {
             CodeAddress::File { file, .. } => Some(file),
             _ => None,

@@ -8,6 +8,7 @@
 //! - `turning`: one turn of the loop. `state`: the engine's own state.
 //! - [`eviction`]: evicts tables and drops ended processes; periodic maintenance.
 //! - [`stalled_cpus`]: detects CPUs whose sampling event has stalled.
+//! - [`waits`]: turns the waits of threads into samples with a duration.
 //! - this module: ties them to the process table, in the order of time.
 //!
 //! Order matters: an event that came before a sample must be applied before it, or the sample
@@ -26,6 +27,7 @@ pub mod samples;
 pub mod stalled_cpus;
 mod state;
 mod turning;
+pub mod waits;
 
 use std::collections::HashSet;
 use std::io;
@@ -50,8 +52,10 @@ use deferred::Pending;
 use eviction::Eviction;
 use loading::Loading;
 use rates::Rates;
+use samples::OwnedSample;
 pub use state::Figures;
 use state::{Events, Processes, Sampling, Turn};
+use waits::Waits;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -102,6 +106,9 @@ pub struct Engine {
     /// Images as they are first sampled, with their pid, where a caller reads them.
     pub newcomers: Option<Vec<(ImageId, u32)>>,
     pending: Pending,
+    pub waits: Waits,
+    /// The next record of each ring: CPU samples, waits.
+    heads: [Option<OwnedSample>; 2],
     eviction: Eviction,
     turn: Turn,
     sampling: Sampling,
@@ -129,6 +136,10 @@ impl Engine {
         scanner.scan(&mut table);
         let loading = Loading::start(&mut programs, &mut store).map_err(EngineError::Files)?;
         let selection = Selection::new(options.wanted, &table);
+        let waits = match options.kinds.contains(Kind::OffCpu) {
+            true => Waits::sampled(),
+            false => Waits::default(),
+        };
         let sampling = Sampling {
             kinds: options.kinds,
             max_frames: options.settings.max_frames as usize,
@@ -151,6 +162,8 @@ impl Engine {
             rates: Rates::new(&options.frequencies),
             newcomers: None,
             pending: Pending::new(options.waiting_memory),
+            waits,
+            heads: [None, None],
             eviction: Eviction::new(),
             turn: Turn { now: Instant::now(), has_more: false, took_some: false },
             sampling,
@@ -167,8 +180,14 @@ impl Engine {
         }
         let wanted: Vec<u32> =
             self.table.pids().filter(|pid| self.selection.surely_keeps(*pid)).collect();
+        let waits = self.sampling.kinds.contains(Kind::OffCpu) && !self.selection.is_everything();
         for pid in wanted {
             self.look_for_runtime(pid);
+            if waits {
+                // A thread may wait only once: its stack must be complete the first time.
+                self.loading.need(&self.table, pid, 0);
+                self.processes.dirty.insert(pid);
+            }
         }
         self.sampling.started = monotonic_nanos();
         self.start_sampling()
@@ -183,6 +202,9 @@ impl Engine {
     fn start_sampling(&mut self) -> Result<(), EngineError> {
         if self.sampling.kinds.contains(Kind::Cpu) {
             self.programs.start()?;
+        }
+        if self.sampling.kinds.contains(Kind::OffCpu) {
+            self.programs.start_off_cpu()?;
         }
         Ok(())
     }
@@ -294,6 +316,7 @@ impl Engine {
 
     /// Everything sampled since the last flush; sampling goes on.
     pub fn take_aggregate(&mut self) -> Aggregate {
+        self.count_waits(monotonic_nanos());
         self.managed.ask_last(&self.aggregate);
         self.eviction.is_symbolizing = true;
         let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
@@ -352,7 +375,7 @@ impl Engine {
     /// Stops sampling, takes what is left and settles every waiting stack.
     pub fn finish(&mut self, patience: Duration) -> Result<(), EngineError> {
         self.programs.stop()?;
-        let stopped = Instant::now();
+        let (stopped, stopped_at) = (Instant::now(), monotonic_nanos());
         self.turn();
         while (self.turn.has_more || !self.pending.is_empty()) && stopped.elapsed() < patience {
             if stopped.elapsed() > LAST_BRIDGES {
@@ -364,6 +387,7 @@ impl Engine {
             self.turn();
         }
         self.settle_pending(true);
+        self.count_waits(stopped_at);
         self.managed.finish(&self.aggregate);
         Ok(())
     }
@@ -373,10 +397,10 @@ impl Engine {
         self.programs.sampler_use()
     }
 
-    /// Notes the resources that the sampler has used so far.
+    /// Notes the resources that the BPF programs have used so far.
     pub fn note_kernel_use(&mut self) {
         match introspect::of_this_process() {
-            Ok(own) => self.figures.sampler_use = own.program("sample_cpu").cloned(),
+            Ok(own) => self.figures.programs = own.programs,
             Err(error) => tracing::warn!(%error, "BPF programs cannot be inspected"),
         }
     }
@@ -394,6 +418,11 @@ impl Engine {
     /// yet.
     pub fn stacks_followed(&self) -> u64 {
         self.pending.followed
+    }
+
+    /// A counter of the off-CPU sampler.
+    pub fn count_of_waits(&self, counter: Counter) -> u64 {
+        self.programs.count_of_waits(counter as usize)
     }
 
     pub fn count(&self, counter: Counter) -> u64 {

@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use strata_abi::record::{
-    End, FLAG_CONTEXT, FLAG_KERNEL_CUT, FORM_RAW, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT,
-    Header, MAX_KERNEL_FRAMES, RAW_STACK_WORD, SOURCE_CPU, SOURCE_WALL,
+    ENDED_WORDS, End, FLAG_CONTEXT, FLAG_KERNEL_CUT, FLAG_WAIT, FORM_ENDED, FORM_RAW,
+    FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_STACK_WORD,
+    SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL, WAIT_WORDS,
 };
 use strata_kinds::{Kind, Kinds};
 
 use super::Engine;
+use super::waits::Stack;
 use crate::aggregate::{self, LabelsId, ThreadKey, Words};
 use crate::processes::table::{ImageId, Space};
 
 // The kernel's numbers of kinds are those of the table.
 const _: () = assert!(SOURCE_CPU == Kind::Cpu as u8 && SOURCE_WALL == Kind::Wall as u8);
+const _: () = assert!(SOURCE_OFF_CPU == Kind::OffCpu as u8);
 
 /// A record's parts.
 #[derive(Clone, Copy)]
@@ -28,12 +31,29 @@ pub struct OwnedSample {
 }
 
 impl Sample<'_> {
+    /// The state and the system call of a thread that begins to wait.
+    pub(super) fn wait(&self) -> Option<(u64, u64)> {
+        let Header { kernel_frames, user_frames, stack_bytes, form, .. } = self.header;
+        let at = match form {
+            FORM_RAW => RAW_STACK_WORD + stack_bytes as usize / 8,
+            _ => usize::from(kernel_frames) + usize::from(user_frames),
+        };
+        match self.words.get(at..at + WAIT_WORDS) {
+            Some(&[state, syscall]) => Some((state, syscall)),
+            _ => None,
+        }
+    }
+
     pub fn to_owned(self) -> OwnedSample {
         OwnedSample { header: self.header, words: self.words.to_vec() }
     }
 }
 
 impl OwnedSample {
+    pub fn time(&self) -> u64 {
+        self.header.time
+    }
+
     pub fn as_sample(&self) -> Sample<'_> {
         Sample { header: self.header, words: &self.words }
     }
@@ -51,11 +71,13 @@ pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
     if !before.is_empty() {
         return None;
     }
-    let needed = if header.form == FORM_RAW {
-        RAW_STACK_WORD + header.stack_bytes as usize / 8
-    } else {
-        usize::from(header.kernel_frames) + usize::from(header.user_frames)
+    let needed = match header.form {
+        FORM_RAW => RAW_STACK_WORD + header.stack_bytes as usize / 8,
+        FORM_ENDED => ENDED_WORDS,
+        _ => usize::from(header.kernel_frames) + usize::from(header.user_frames),
     };
+    let is_wait = header.flags & FLAG_WAIT != 0 && header.form != FORM_ENDED;
+    let needed = needed + if is_wait { WAIT_WORDS } else { 0 };
     let kernel = usize::from(header.kernel_frames);
     (kernel <= MAX_KERNEL_FRAMES && needed <= words.len()).then_some(Sample { header, words })
 }
@@ -69,6 +91,10 @@ impl Engine {
             self.figures.unexpected_records += 1;
             return;
         };
+        if header.form == FORM_ENDED {
+            self.end_wait(sample);
+            return;
+        }
         if self.is_own(header.pid) {
             self.figures.own_samples += 1;
             self.store.skip(&mut self.programs, header.pid);
@@ -109,6 +135,13 @@ impl Engine {
         if end == End::NoMapping && self.managed.units_of(image).is_none() {
             self.processes.repairs.unknown_address(header.pid);
         }
+        let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
+        if header.flags & FLAG_WAIT != 0 {
+            let thread = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
+            let (user, era) = (user.into(), self.managed.era_of(image));
+            self.begin_wait(sample, thread, Some(Stack { user, end, era, space }));
+            return;
+        }
         let words = Words {
             kernel: sample.words.get(..kernel).unwrap_or_default(),
             user,
@@ -116,7 +149,6 @@ impl Engine {
             flags: header.flags & FLAG_KERNEL_CUT,
             era: self.managed.era_of(image),
         };
-        let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
         self.aggregate.add(&whole(kind, &header, (image, domain), words, &space));
     }
 

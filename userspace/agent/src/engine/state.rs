@@ -23,8 +23,8 @@ pub struct Figures {
     pub malformed_records: u64,
     /// Of kinds that this version does not know, or that are not sampled.
     pub unexpected_records: u64,
-    /// The resources used by the sampler, when run times were counted.
-    pub sampler_use: Option<ProgramUse>,
+    /// The resources used by the BPF programs, when run times were counted.
+    pub programs: Vec<ProgramUse>,
 }
 
 /// The kinds sampled, and the start of sampling.

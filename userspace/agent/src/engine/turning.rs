@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::loading::Missing;
+use super::samples::OwnedSample;
 use super::{Engine, monotonic_nanos, samples};
 use crate::kernel::perf_record::Event;
 use crate::managed::bridge::tells_a_runtime;
@@ -24,16 +25,9 @@ impl Engine {
         self.turn.took_some = false;
         // Events later than records left in the ring must not be applied before them.
         let until = loop {
-            let Some(record) = self.programs.next_record() else { break u64::MAX };
+            let Some(sample) = self.next_sample() else { break u64::MAX };
             self.turn.took_some = true;
-            let Some(sample) = samples::parse(&record) else {
-                self.figures.malformed_records += 1;
-                continue;
-            };
-            let time = sample.header.time;
-            // The record borrows the ring: it is kept aside while events are applied.
-            let sample = sample.to_owned();
-            drop(record);
+            let time = sample.time();
             if time > drained_until {
                 drained_until = self.drain_events();
             }
@@ -57,6 +51,27 @@ impl Engine {
         self.repair();
         self.make_room();
         self.sweep();
+    }
+
+    /// The next record of both rings, in the order of time.
+    fn next_sample(&mut self) -> Option<OwnedSample> {
+        let Self { programs, heads: [cpu, wait], figures, .. } = self;
+        while cpu.is_none() {
+            let Some(record) = programs.next_record() else { break };
+            // The record borrows the ring: it is kept aside while events are applied.
+            *cpu = samples::parse(&record).map(|sample| sample.to_owned());
+            figures.malformed_records += u64::from(cpu.is_none());
+        }
+        while wait.is_none() {
+            let Some(record) = programs.next_wait() else { break };
+            *wait = samples::parse(&record).map(|sample| sample.to_owned());
+            figures.malformed_records += u64::from(wait.is_none());
+        }
+        match (&cpu, &wait) {
+            (Some(first), Some(second)) if second.time() < first.time() => wait.take(),
+            (Some(_), _) => cpu.take(),
+            (None, _) => wait.take(),
+        }
     }
 
     /// Applies the events up to now, and returns them.

@@ -24,6 +24,8 @@ pub struct ProgramUse {
     pub run_time: Duration,
     /// As above.
     pub run_count: u64,
+    /// Runs that the kernel left out because the program ran on that CPU already.
+    pub missed: u64,
     /// Instructions the verifier went through.
     pub verified_instructions: u32,
     /// Bytes of machine code; 0 when it is interpreted or not known.
@@ -151,6 +153,7 @@ fn program_of(number: RawFd) -> io::Result<ProgramUse> {
         name: String::from_utf8_lossy(&name).into_owned(),
         run_time: Duration::from_nanos(info.run_time_ns),
         run_count: info.run_cnt,
+        missed: info.recursion_misses,
         verified_instructions: info.verified_insns,
         machine_code_bytes: info.jited_prog_len,
     })

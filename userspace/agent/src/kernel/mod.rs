@@ -6,6 +6,7 @@
 //! - [`sideband`]: perf events about processes (MMAP2, COMM, FORK, EXIT), and [`perf_record`],
 //!   the parser of their records.
 
+pub mod functions;
 pub mod introspect;
 pub mod loader;
 pub mod memory;

@@ -16,7 +16,7 @@ use strata_abi::record::END_COUNT;
 use strata_config::settings::BridgePolicy;
 use strata_config::{Configuration, Loaded};
 use strata_export::{Clock, Queues, exporter};
-use strata_kinds::{Kind, Kinds};
+use strata_kinds::Kind;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
@@ -27,7 +27,7 @@ use super::memory::{self, Budget, Pressure, Watch};
 use super::notify::Manager;
 use super::process_metadata::age_of;
 use super::runtimes::Runtimes;
-use super::settings::{Source, kept_times, kernel_frequencies};
+use super::settings::{Source, kept_times, kernel_frequencies, sampled_kinds};
 use super::shared_status::SharedStatus;
 use super::web;
 use crate::status::{SHED, Service};
@@ -142,6 +142,9 @@ struct Slow {
     services: Vec<Service>,
 }
 
+/// Thousandths of a CPU that sampling waits may cost the host.
+const OFF_CPU_SHARE: u32 = 4;
+
 const HOOKS: Hooks =
     Hooks { started: || crate::record::launch::set_priority(0), trim: memory::trim_now_and_then };
 
@@ -174,6 +177,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     let delivery = Arc::new(delivery);
     crate::record::launch::set_priority(crate::record::launch::RECORDING_PRIORITY);
     let frequencies = kernel_frequencies(&configuration);
+    let kinds = sampled_kinds(&configuration);
     let mut engine = Engine::new(Options {
         wakeup: Wakeup::Many,
         settings: Settings {
@@ -181,10 +185,11 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             ring_bytes: budget.ring,
             frequency: u64::from(frequencies.of(Kind::Cpu)),
             threads_of: None,
+            off_cpu: kinds.contains(Kind::OffCpu).then_some(OFF_CPU_SHARE),
         },
         wanted: Wanted::default(),
         // Which kinds of a process are kept is decided when its identity is known.
-        kinds: Kinds::sampled(),
+        kinds,
         times: kept_times(&configuration),
         frequencies,
         table_memory: budget.tables,

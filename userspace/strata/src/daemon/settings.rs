@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use strata_config::{Configuration, Flag, Inputs, Loaded};
 use strata_export::datadog::DEFAULT_SOCKET;
-use strata_kinds::{Frequencies, Kinds};
+use strata_kinds::{Frequencies, Kind, Kinds};
 
 /// Read if it exists and no other file is given.
 pub const DEFAULT_FILE: &str = "/etc/strata/strata.toml";
@@ -126,6 +126,14 @@ pub fn kernel_frequencies(configuration: &Configuration) -> Frequencies {
 /// Whether exporters are sent the times of samples.
 pub fn exports_times(configuration: &Configuration) -> bool {
     configuration.exporters.iter().any(|exporter| exporter.timestamps.value)
+}
+
+/// The kinds that some process may be sampled by. Only off-CPU samples have a sampler of their own so
+/// far, which must be chosen; the environment of a process may switch the others.
+pub fn sampled_kinds(configuration: &Configuration) -> Kinds {
+    let rules = configuration.rules.iter().filter_map(|rule| rule.types.value);
+    let chosen = rules.fold(configuration.types.value, Kinds::or);
+    Kinds::sampled().iter().filter(|kind| chosen.contains(*kind) || *kind != Kind::OffCpu).collect()
 }
 
 /// The kinds of which the time of every sample is kept, for the store or an exporter: according to

@@ -41,7 +41,7 @@ const fn cause(
 const HOST_BUSY: &str = "the host was too busy to run strata";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 17] = [
+const CAUSES: [Cause; 19] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -60,6 +60,13 @@ const CAUSES: [Cause; 17] = [
         HOST_BUSY,
         HOST_BUSY,
     ),
+    cause(
+        "waits_without_end",
+        "waits whose end was lost: counted up to the thread's next wait",
+        HOST_BUSY,
+        HOST_BUSY,
+    ),
+    cause("waits_refused", "waits dropped: too many threads waited at once", "", ""),
     cause("malformed_records", "records refused: not in the sampler's format", "", ""),
     cause(
         "unexpected_records",
@@ -169,7 +176,10 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
             losses.push(Loss { cause, text: explained(cause).unwrap_or_default(), count });
         }
     };
-    add("ring_full", engine.count(Counter::RingFull));
+    let ring_full = engine.count(Counter::RingFull) + engine.count_of_waits(Counter::RingFull);
+    add("ring_full", ring_full);
+    add("waits_without_end", engine.waits.endless);
+    add("waits_refused", engine.waits.refused);
     add("sampling_restarted", engine.figures.restarted);
     add("lost_events", engine.table.lost_events);
     add("malformed_records", engine.figures.malformed_records);

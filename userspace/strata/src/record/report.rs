@@ -341,11 +341,24 @@ impl Report<'_> {
 
     fn bpf(&self) -> Value {
         let engine = self.engine;
-        let sampler = engine.figures.sampler_use.as_ref();
+        let used = |name: &str| {
+            let program = engine.figures.programs.iter().find(|used| used.name == name);
+            json!({
+                "run_time_ns": program.map_or(0, |used| used.run_time.as_nanos() as u64),
+                "run_count": program.map_or(0, |used| used.run_count),
+                "missed": program.map_or(0, |used| used.missed),
+                "verified_instructions": program.map_or(0, |used| used.verified_instructions),
+            })
+        };
+        let sampler = used("sample_cpu");
         json!({
-            "run_time_ns": sampler.map_or(0, |used| used.run_time.as_nanos() as u64),
-            "run_count": sampler.map_or(0, |used| used.run_count),
-            "verified_instructions": sampler.map_or(0, |used| used.verified_instructions),
+            "run_time_ns": sampler["run_time_ns"],
+            "run_count": sampler["run_count"],
+            "verified_instructions": sampler["verified_instructions"],
+            "switched": used("switched"),
+            "woken": used("woken"),
+            "waits": engine.count_of_waits(Counter::Samples),
+            "raw_waits": engine.count_of_waits(Counter::Raw),
             "samples": engine.count(Counter::Samples),
             "idle": engine.count(Counter::Idle),
             "raw": engine.count(Counter::Raw),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result};
 use strata_abi::record::{Counter, End};
 use strata_clr::environment::Variable;
-use strata_kinds::Kinds;
+use strata_kinds::{Kind, Kinds};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -52,6 +52,10 @@ const GENTLE: u32 = 250;
 const SHOW: Duration = Duration::from_secs(1);
 /// Stacks that wait for their tables at the end wait so long.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Thousandths of a CPU that sampling waits may cost the host: more than in the daemon, so that every
+/// wait of what is recorded is seen as long as there are not many thousands a second.
+const OFF_CPU_SHARE: u32 = 30;
 
 /// Bytes of copied stacks that wait until they can be unwound.
 const WAITING_MEMORY: usize = 64 << 20;
@@ -105,6 +109,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
             ring_bytes: ring_bytes(plan.frequency),
             frequency: u64::from(plan.frequency),
             threads_of: None,
+            off_cpu: plan.kinds.contains(Kind::OffCpu).then_some(OFF_CPU_SHARE),
         },
         wanted: wanted(plan),
         kinds: plan.kinds,

@@ -56,6 +56,7 @@ pub fn run(question: &Question) -> Result<i32> {
             ring_bytes: 16 << 20,
             frequency: 97,
             threads_of: Some(pid),
+            off_cpu: None,
         },
         wanted,
         // The walk's records are of threads that run or wait.

@@ -1,4 +1,8 @@
 //! Loads the BPF programs and owns their maps: the only module that knows aya.
+//!
+//! [`off_cpu`]: the off-CPU sampler, which not every run needs.
+
+mod off_cpu;
 
 use std::borrow::Cow;
 use std::io;
@@ -17,6 +21,7 @@ use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
 use super::introspect::{self, ProgramUse};
 use super::memory::MapMemory;
 use super::type_info::{KernelTypes, TypeError};
+use off_cpu::OffCpu;
 
 /// The programs, built from `ebpf/programs` and kept beside their source.
 static OBJECT: &[u8] =
@@ -87,6 +92,8 @@ pub struct Settings {
     pub frequency: u64,
     /// The process whose threads are walked ([`Programs::walk_threads`]).
     pub threads_of: Option<u32>,
+    /// Waits are sampled, and may cost so many thousandths of a CPU.
+    pub off_cpu: Option<u32>,
 }
 
 #[repr(transparent)]
@@ -127,6 +134,7 @@ pub struct Programs {
     is_on: bool,
     /// Of the sampler, by CPU.
     links: Vec<(u32, PerfEventLinkId)>,
+    off_cpu: Option<OffCpu>,
 }
 
 impl Programs {
@@ -140,15 +148,23 @@ impl Programs {
             tracing::warn!(%error, "stacks of ending and of starting programs will look broken");
             MemoryOffsets::default()
         });
-        let walker = settings.threads_of.map(Walker::of).transpose()?;
+        let tasks =
+            (settings.off_cpu.is_some() || settings.threads_of.is_some()).then(TaskOffsets::read);
+        let tasks = tasks.transpose()?;
+        let wanted_process = settings.threads_of.unwrap_or(0);
+        let wait_budget = off_cpu::budget(settings.off_cpu.unwrap_or(0), possible_cpus);
         let mut loader = EbpfLoader::new();
-        if let Some(walker) = &walker {
+        if let Some(tasks) = &tasks {
             loader
-                .override_global("WANTED_PROCESS", &walker.process, true)
-                .override_global("TASK_TGID", &walker.tgid, true)
-                .override_global("TASK_PID", &walker.pid, true)
-                .override_global("TASK_STATE", &walker.state, true)
-                .override_global("TASK_COMM", &walker.comm, true);
+                .override_global("WANTED_PROCESS", &wanted_process, true)
+                .override_global("TASK_TGID", &tasks.tgid, true)
+                .override_global("TASK_PID", &tasks.pid, true)
+                .override_global("TASK_STATE", &tasks.state, true)
+                .override_global("TASK_COMM", &tasks.comm, true)
+                .override_global("WAIT_BUDGET", &wait_budget, true);
+        }
+        if settings.off_cpu.is_some() {
+            off_cpu::size(&mut loader, possible_cpus, settings.ring_bytes);
         }
         let mut ebpf = loader
             .map_max_entries("SAMPLER_HOT", possible_cpus)
@@ -167,7 +183,7 @@ impl Programs {
 
         let sampler: &mut PerfEvent = program(&mut ebpf, SAMPLER)?;
         sampler.load().map_err(|source| LoadError::Program { name: SAMPLER, source })?;
-        if walker.is_some() {
+        if settings.threads_of.is_some() {
             let types = Btf::from_sys_fs().map_err(LoadError::Types)?;
             let threads: &mut Iter = program(&mut ebpf, "walk_threads")?;
             threads
@@ -179,6 +195,7 @@ impl Programs {
             .load()
             .and_then(|()| lifecycle.attach("sched_process_exec").map(drop))
             .map_err(|source| LoadError::Program { name: "forget_on_exec", source })?;
+        let off_cpu = settings.off_cpu.map(|_| OffCpu::of(&mut ebpf)).transpose()?;
 
         Ok(Self {
             processes: map(&mut ebpf, "PROCESSES")?,
@@ -195,6 +212,7 @@ impl Programs {
             settings,
             is_on: false,
             links: Vec::new(),
+            off_cpu,
         })
     }
 
@@ -293,9 +311,20 @@ impl Programs {
         self.settings.frequency = frequency;
     }
 
-    /// Stops sampling; records that are in the ring stay there.
+    /// Starts sampling waits, if the settings say so.
+    pub fn start_off_cpu(&mut self) -> Result<(), LoadError> {
+        match &mut self.off_cpu {
+            Some(off_cpu) => off_cpu.start(&mut self.ebpf),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops sampling; records that are in the rings stay there.
     pub fn stop(&mut self) -> Result<(), LoadError> {
         self.is_on = false;
+        if let Some(off_cpu) = &mut self.off_cpu {
+            off_cpu.stop(&mut self.ebpf)?;
+        }
         let links = std::mem::take(&mut self.links);
         let sampler: &mut PerfEvent = program(&mut self.ebpf, SAMPLER)?;
         for (_, link) in links {
@@ -334,6 +363,16 @@ impl Programs {
     /// The next record's bytes, valid until the item is dropped.
     pub fn next_record(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
         self.records.next()
+    }
+
+    /// As [`Self::records_fd`], of waits.
+    pub fn waits_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.off_cpu.as_ref().map(|off_cpu| off_cpu.waits.as_fd())
+    }
+
+    /// The next record of a wait.
+    pub fn next_wait(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
+        self.off_cpu.as_mut()?.waits.next()
     }
 
     pub fn set_process(&mut self, pid: u32, process: Process) -> Result<(), LoadError> {
@@ -389,11 +428,16 @@ impl Programs {
             .filter_map(|hot| hot.counters.get(counter).copied())
             .sum()
     }
+
+    /// The same of the off-CPU sampler.
+    pub fn count_of_waits(&self, counter: usize) -> u64 {
+        let Some(off_cpu) = &self.off_cpu else { return 0 };
+        (0..self.possible_cpus).map(|cpu| off_cpu.count(cpu, counter)).sum()
+    }
 }
 
-/// Settings of the thread walker, patched in before it is loaded.
-struct Walker {
-    process: u32,
+/// Where the BPF programs find what they need of a task that is not the current one.
+struct TaskOffsets {
     tgid: u32,
     pid: u32,
     state: u32,
@@ -423,12 +467,11 @@ impl MemoryOffsets {
     }
 }
 
-impl Walker {
-    fn of(process: u32) -> Result<Self, LoadError> {
+impl TaskOffsets {
+    fn read() -> Result<Self, LoadError> {
         let types = KernelTypes::read()?;
         let offset = |field| types.offset_of("task_struct", field);
         Ok(Self {
-            process,
             tgid: offset("tgid")?,
             pid: offset("pid")?,
             state: offset("__state")?,

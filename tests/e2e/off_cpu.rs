@@ -1,0 +1,142 @@
+//! Off-CPU profiles: what threads wait for, for how long, with whole stacks, and what is not there.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use strata_tests::runtimes::dotnet;
+use strata_tests::strata::{Recorded, record};
+use strata_tests::text_outputs::{self, Folded};
+use strata_tests::{machine, targets};
+
+use crate::dotnet_running;
+
+/// The target's threads, and the kernel's function that each waits in.
+const WAYS: [(&str, &str); 9] = [
+    ("wait_sleep", "do_nanosleep"),
+    ("wait_lock", "futex"),
+    ("wait_semaphore", "futex"),
+    ("wait_fifo", "pipe_read"),
+    ("wait_socket", "recv"),
+    ("wait_poll", "poll"),
+    ("wait_epoll", "epoll"),
+    ("wait_child", "wait4"),
+    ("wait_condition", "futex"),
+];
+
+fn target() -> Result<PathBuf> {
+    targets::c("waits").flag("-fomit-frame-pointer").flag("-pthread").build()
+}
+
+fn stacks(recorded: &Recorded, file: &str) -> Result<Vec<Folded>> {
+    text_outputs::folded(&recorded.text(file)?)
+}
+
+/// Seconds below a function.
+fn below(stacks: &[Folded], function: &str) -> f64 {
+    let stacks = stacks.iter().filter(|stack| stack.frames.iter().any(|frame| frame == function));
+    stacks.map(|stack| stack.count as f64 / 1e9).sum()
+}
+
+/// What a thread of the target measured itself: seconds and errors.
+fn measured(text: &str) -> BTreeMap<String, (f64, u32)> {
+    let number = |line: &str, key: &str| {
+        line.split(' ').find_map(|word| word.strip_prefix(key)?.parse::<f64>().ok())
+    };
+    let lines = text.lines().filter_map(|line| {
+        let name = line.split(' ').next()?;
+        let (seconds, errors) = (number(line, "seconds=")?, number(line, "errors=")?);
+        Some((name.to_owned(), (seconds, errors as u32)))
+    });
+    lines.collect()
+}
+
+#[test]
+fn each_kind_of_wait_has_its_whole_stack_and_its_time() -> Result<()> {
+    let _machine = machine::alone()?;
+    let recorded = record()?
+        .option("-e", "cpu,off_cpu")
+        .output("out.folded")
+        .command(target()?, &["10"])
+        .run()?;
+    let (waits, cpu) =
+        (stacks(&recorded, "out.off_cpu.folded")?, stacks(&recorded, "out.cpu.folded")?);
+    recorded.print_losses();
+    let own = measured(&recorded.ended.stdout);
+    for (way, function) in WAYS {
+        let (seconds, errors) = *own.get(way).with_context(|| format!("no {way}"))?;
+        // A forked child sleeps below its parent's function.
+        let has = |stack: &Folded, name: &str| stack.frames.iter().any(|frame| frame == name);
+        let of_way = |stack: &&Folded| has(stack, way) && !has(stack, "pause_for");
+        let all: Vec<&Folded> = waits.iter().filter(of_way).collect();
+        let seen = all.iter().map(|stack| stack.count as f64 / 1e9).sum::<f64>();
+        let ends_there = |stack: &&&Folded| {
+            let starts = stack.frames.iter().any(|frame| frame == "start_thread");
+            let waits = stack.frames.iter().any(|frame| frame.contains(function));
+            starts && waits && stack.frames.last().is_some_and(|leaf| leaf == "__schedule")
+        };
+        let whole = all.iter().filter(ends_there).map(|stack| stack.count as f64 / 1e9);
+        let whole = whole.sum::<f64>();
+        println!("{way}: measured {seconds:.2} s, seen {seen:.2} s, whole {whole:.2} s");
+        assert_eq!(errors, 0, "{way}: a call failed");
+        assert!((seen / seconds - 1.0).abs() < 0.03, "{way}");
+        // The rest are moments in which it was runnable, outside of its wait.
+        assert!(whole > seen * 0.97, "{way}");
+    }
+    let (burns, rests) = (below(&cpu, "burn_and_rest"), below(&waits, "burn_and_rest"));
+    let total =
+        |stacks: &[Folded]| stacks.iter().map(|stack| stack.count as f64 / 1e9).sum::<f64>();
+    println!("burns {burns:.2} of {:.2} s, rests {rests:.2} s", total(&cpu));
+    assert!(rests > 6.0 && burns < 4.0);
+    let incomplete = below(&waits, "[incomplete]");
+    println!("incomplete {incomplete:.2} of {:.2} s", total(&waits));
+    assert!(incomplete < total(&waits) * 0.005);
+    Ok(())
+}
+
+#[test]
+fn a_wait_that_does_not_end_is_counted_as_long_as_it_was_recorded() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let recorded =
+        record()?.option("-e", "off_cpu").seconds(5.0).output("out.folded").shell("sleep 8").run();
+    let recorded = recorded?;
+    let slept = below(&stacks(&recorded, "out.folded")?, "do_nanosleep");
+    println!("{slept:.2} s");
+    assert!((3.5..6.0).contains(&slept));
+    Ok(())
+}
+
+/// The on/off-CPU experiment: one function burns, the other waits.
+#[test]
+fn the_burning_method_is_on_cpu_and_the_waiting_one_off_cpu() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let target = dotnet_running::start(&dotnet, version, "OnOff", &["600"])?;
+        let recorded = record()?
+            .pid(target.pid())
+            .option("-e", "cpu,off_cpu")
+            .seconds(6.0)
+            .output("out.folded")
+            .run()?;
+        recorded.print_losses();
+        let cpu = stacks(&recorded, "out.cpu.folded")?;
+        let off = stacks(&recorded, "out.off_cpu.folded")?;
+        let seconds = |stacks: &[Folded], part: &str| {
+            let is_in = |stack: &&Folded| stack.frames.iter().any(|frame| frame.contains(part));
+            stacks.iter().filter(is_in).map(|stack| stack.count as f64 / 1e9).sum::<f64>()
+        };
+        let on = [seconds(&cpu, "OnOff.Burns"), seconds(&cpu, "")];
+        let waits = seconds(&off, "OnOff.Waits");
+        let whole = off.iter().filter(|stack| {
+            let has = |part: &str| stack.frames.iter().any(|frame| frame.contains(part));
+            has("OnOff.Waits") && has("start_thread") && has("__schedule")
+        });
+        let whole = whole.map(|stack| stack.count as f64 / 1e9).sum::<f64>();
+        println!("{version}: on CPU {on:.2?}, waits {waits:.2} s, whole {whole:.2} s");
+        // The counts of CPU samples.
+        assert!(on[0] > on[1] * 0.9, "{version}");
+        assert!((26.0..31.5).contains(&waits) && whole > waits * 0.98, "{version}");
+    }
+    Ok(())
+}

@@ -1,0 +1,284 @@
+//! Waits of threads: from the record of a switch-out and that of the return to a CPU to samples with
+//! a duration.
+//!
+//! A wait's time is counted when it ends, and what has passed of it so far at each flush: a thread
+//! that waits for hours is in every period with what it waited in that period.
+//!
+//! Invariant: of a sampled wait every nanosecond is counted once, as runnable or in its state. What is
+//! kept is bounded, and waits that found no room or lost their end are counted.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use strata_abi::record::{End, FLAG_KERNEL_CUT, Header, NO_SYSCALL, STATE_RUNNABLE};
+use strata_kinds::Kind;
+use syscalls::Sysno;
+
+use super::Engine;
+use super::samples::Sample;
+use crate::aggregate::{self, Aggregate, ThreadKey, Words};
+use crate::kernel::functions;
+use crate::processes::table::{ImageId, Space};
+
+/// Bytes of stacks of threads that wait.
+const MOST_BYTES: usize = 32 << 20;
+
+/// The kernel's function in which every thread waits.
+const SWITCH: &str = "__schedule";
+/// Frames of the sampler that may lie on top of it: the program, and how the kernel calls it.
+const OWN_FRAMES: usize = 8;
+
+/// Where a thread waits.
+pub struct Stack {
+    pub user: Box<[u64]>,
+    pub end: End,
+    pub era: u32,
+    pub space: Space,
+}
+
+/// A thread that waits.
+struct Wait {
+    thread: ThreadKey,
+    pid: u32,
+    began: u64,
+    /// Up to when its time is counted.
+    counted: u64,
+    weight: u32,
+    /// `task_struct.__state`.
+    state: u64,
+    syscall: u64,
+    kernel: Box<[u64]>,
+    flags: u8,
+    /// None while the copy of its stack waits for tables.
+    stack: Option<Stack>,
+    /// What is to be counted once there is a stack.
+    later: Vec<Span>,
+}
+
+/// A part of a wait: when it ended, how long it was, the thread's state.
+#[derive(Clone, Copy)]
+struct Span {
+    time: u64,
+    lasted: u64,
+    state: &'static str,
+}
+
+impl Wait {
+    fn bytes(&self) -> usize {
+        let user = self.stack.as_ref().map_or(0, |stack| size_of_val(&*stack.user));
+        size_of::<Self>() + size_of_val(&*self.kernel) + user
+    }
+
+    /// Counts what has passed until a moment. `woken`: since when it could have run, or 0.
+    fn count(&mut self, until: u64, woken: u64, to: &mut Aggregate) {
+        let runnable_from = match (self.state, woken) {
+            (STATE_RUNNABLE, _) => self.began,
+            (_, 0) => until,
+            (_, woken) => woken,
+        };
+        let from = self.counted;
+        let until = until.max(from);
+        let runs_from = runnable_from.clamp(from, until);
+        let state = state_name(self.state);
+        self.add(Span { time: runs_from, lasted: runs_from - from, state }, to);
+        self.add(Span { time: until, lasted: until - runs_from, state: "runnable" }, to);
+        self.counted = until;
+    }
+
+    fn add(&mut self, span: Span, to: &mut Aggregate) {
+        let Span { time, lasted, state } = span;
+        if lasted == 0 {
+            return;
+        }
+        let Some(stack) = &self.stack else {
+            match self.later.iter_mut().find(|later| later.state == state) {
+                Some(later) => *later = Span { time, lasted: later.lasted + lasted, state },
+                None => self.later.push(span),
+            }
+            return;
+        };
+        let syscall = syscall_name(self.syscall);
+        let labels = match &syscall {
+            Some(name) => to.labels(&[("state", state), ("syscall", name)]),
+            None => to.labels(&[("state", state)]),
+        };
+        to.add(&aggregate::Sample {
+            kind: Kind::OffCpu,
+            time,
+            thread: self.thread,
+            labels,
+            weight: self.weight,
+            value: lasted.saturating_mul(u64::from(self.weight)),
+            stack: Words {
+                kernel: &self.kernel,
+                user: &stack.user,
+                end: stack.end,
+                flags: self.flags & FLAG_KERNEL_CUT,
+                era: stack.era,
+            },
+            space: &stack.space,
+        });
+    }
+
+    /// What it waits in is known now.
+    fn settle(&mut self, stack: Stack, to: &mut Aggregate) {
+        self.stack = Some(stack);
+        for span in std::mem::take(&mut self.later) {
+            self.add(span, to);
+        }
+    }
+}
+
+/// Threads that wait.
+#[derive(Default)]
+pub struct Waits {
+    /// By number of the thread.
+    threads: HashMap<u32, Wait>,
+    /// Of waits that have ended and whose stacks are not known yet, by thread and beginning.
+    ended: HashMap<(u32, u64), Wait>,
+    bytes: usize,
+    /// The function that switches threads, in which the sampler runs.
+    switch: Option<Range<u64>>,
+    /// Waits that found no room here.
+    pub refused: u64,
+    /// Waits whose end was lost: they are taken to have lasted until their thread's next.
+    pub endless: u64,
+}
+
+impl Waits {
+    /// Those of sampled waits.
+    pub fn sampled() -> Self {
+        Self { switch: functions::range_of(SWITCH), ..Self::default() }
+    }
+
+    /// A kernel stack without the sampler's own frames.
+    fn below_the_switch<'a>(&self, kernel: &'a [u64]) -> &'a [u64] {
+        let Some(switch) = &self.switch else { return kernel };
+        let first = kernel.iter().take(OWN_FRAMES).position(|address| switch.contains(address));
+        kernel.get(first.unwrap_or_default()..).unwrap_or_default()
+    }
+
+    fn begin(&mut self, wait: Wait) {
+        if self.bytes + wait.bytes() > MOST_BYTES {
+            self.refused += 1;
+            return;
+        }
+        self.bytes += wait.bytes();
+        self.threads.insert(wait.thread.tid, wait);
+    }
+
+    fn take(&mut self, tid: u32) -> Option<Wait> {
+        let wait = self.threads.remove(&tid)?;
+        self.bytes -= wait.bytes();
+        Some(wait)
+    }
+
+    /// Whose they are, and what those had mapped.
+    pub fn owners(&self) -> impl Iterator<Item = (ImageId, Option<&Space>)> + '_ {
+        let all = self.threads.values().chain(self.ended.values());
+        all.map(|wait| (wait.thread.image, wait.stack.as_ref().map(|stack| &stack.space)))
+    }
+
+    /// Forgets those of processes that are gone.
+    pub fn retain(&mut self, is_there: impl Fn(u32, ImageId) -> bool) {
+        let bytes = &mut self.bytes;
+        self.threads.retain(|_, wait| {
+            let stays = is_there(wait.pid, wait.thread.image);
+            if !stays {
+                *bytes -= wait.bytes();
+            }
+            stays
+        });
+    }
+}
+
+impl Engine {
+    /// The first record of a wait. Without a stack, a copy of that waits for tables.
+    pub(super) fn begin_wait(
+        &mut self,
+        sample: Sample<'_>,
+        thread: ThreadKey,
+        stack: Option<Stack>,
+    ) {
+        let Header { time, pid, weight, flags, kernel_frames, .. } = sample.header;
+        let Some((state, syscall)) = sample.wait() else { return };
+        let kernel = sample.words.get(..usize::from(kernel_frames)).unwrap_or_default();
+        if stack.as_ref().is_some_and(|stack| stack.end == End::NoProcess) {
+            // The next one will be whole.
+            self.processes.dirty.insert(pid);
+            self.loading.need(&self.table, pid, 0);
+        }
+        if let Some(mut before) = self.waits.take(thread.tid) {
+            // Its end was lost. It was before this one began, and mostly not long before.
+            self.waits.endless += 1;
+            before.count(time, 0, &mut self.aggregate);
+        }
+        self.waits.begin(Wait {
+            thread,
+            pid,
+            began: time,
+            counted: time,
+            weight: weight.max(1),
+            state,
+            syscall,
+            kernel: self.waits.below_the_switch(kernel).into(),
+            flags,
+            stack,
+            later: Vec::new(),
+        });
+    }
+
+    /// The copied stack of a wait has been unwound.
+    pub(super) fn settle_wait(&mut self, tid: u32, began: u64, stack: Stack) {
+        if let Some(mut wait) = self.waits.ended.remove(&(tid, began)) {
+            self.waits.bytes -= wait.bytes();
+            wait.settle(stack, &mut self.aggregate);
+        } else if let Some(wait) = self.waits.threads.get_mut(&tid)
+            && wait.began == began
+        {
+            self.waits.bytes += size_of_val(&*stack.user);
+            wait.settle(stack, &mut self.aggregate);
+        }
+    }
+
+    /// The thread of a wait runs again.
+    pub(super) fn end_wait(&mut self, sample: Sample<'_>) {
+        let Header { time, tid, value: began, .. } = sample.header;
+        if self.waits.threads.get(&tid).is_none_or(|wait| wait.began != began) {
+            return;
+        }
+        let Some(mut wait) = self.waits.take(tid) else { return };
+        let woken = sample.words.first().copied().unwrap_or_default();
+        wait.count(time, woken, &mut self.aggregate);
+        if wait.stack.is_none() {
+            self.waits.bytes += wait.bytes();
+            self.waits.ended.insert((tid, began), wait);
+        }
+    }
+
+    /// Counts what has passed of all waits.
+    pub(super) fn count_waits(&mut self, until: u64) {
+        for wait in self.waits.threads.values_mut() {
+            wait.count(until, 0, &mut self.aggregate);
+        }
+    }
+}
+
+/// A thread's state, by the bits of `task_struct.__state` (include/linux/sched.h).
+fn state_name(state: u64) -> &'static str {
+    const UNINTERRUPTIBLE: u64 = 2;
+    const STOPPED: u64 = 4 | 8;
+    match state {
+        STATE_RUNNABLE => "runnable",
+        state if state & STOPPED != 0 => "stopped",
+        state if state & UNINTERRUPTIBLE != 0 => "uninterruptible",
+        _ => "blocked",
+    }
+}
+
+fn syscall_name(number: u64) -> Option<&'static str> {
+    if number == NO_SYSCALL {
+        return None;
+    }
+    Some(Sysno::new(usize::try_from(number).ok()?)?.name())
+}
