@@ -34,6 +34,10 @@ everything() {
         section host cat /tmp/host.folded
         kill %1
 
+        # What waits instead.
+        section record-waits strata record -e off_cpu --output /tmp/waits.folded -- sleep 2
+        section waits cat /tmp/waits.folded
+
         # On a CPU that was switched off and on again meanwhile.
         section record-switched strata record --frequency 199 --output /tmp/switched.folded \
             -- sh -c "set -e; sleep 1; echo 0 >$second; sleep 2; echo 1 >$second; sleep 3

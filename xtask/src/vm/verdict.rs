@@ -38,9 +38,23 @@ pub fn judge(transcript: &Transcript, kernel: &Kernel, with_strata: bool) -> Res
     let child = recording(transcript, "child").context("recorded as a child")?;
     text_of(transcript, "record-host").context("strata record, host-wide")?;
     let host = recording(transcript, "host").context("recorded host-wide")?;
+    text_of(transcript, "record-waits").context("strata record -e off_cpu -- sleep 2")?;
+    let waits = waits(transcript).context("what `sleep 2` waits for")?;
     text_of(transcript, "record-switched").context("strata record while a CPU goes and comes")?;
     let switched = recording(transcript, "switched").context("on a CPU that was switched on")?;
-    Ok(format!("as a child {child}; host-wide {host}; on a CPU switched on {switched}"))
+    Ok(format!("as a child {child}; host-wide {host}; on a CPU switched on {switched}; {waits}"))
+}
+
+/// A program that sleeps for two seconds waits in the kernel's timer for as long. A guest's clock is
+/// real, but what it runs is slow.
+fn waits(transcript: &Transcript) -> Result<String> {
+    let stacks = profile::parse(text_of(transcript, "waits")?)?;
+    let chain = ["hrtimer_nanosleep", "do_nanosleep", "schedule", "__schedule"];
+    let sleeps = stacks.iter().filter(|stack| stack.has_chain(&chain));
+    let seconds = sleeps.map(|stack| stack.count as f64 / 1e9).sum::<f64>();
+    let texts = || stacks.iter().map(Stack::text).collect::<Vec<_>>().join("\n  ");
+    ensure!((1.9..3.0).contains(&seconds), "it slept for {seconds:.2} s:\n  {}", texts());
+    Ok(format!("{seconds:.2} s of waiting"))
 }
 
 fn text_of<'a>(transcript: &'a Transcript, name: &str) -> Result<&'a str> {

@@ -282,3 +282,87 @@ fn syscall_name(number: u64) -> Option<&'static str> {
     }
     Some(Sysno::new(usize::try_from(number).ok()?)?.name())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wait(state: u64, began: u64, stack: Option<Stack>) -> Wait {
+        Wait {
+            thread: ThreadKey { image: ImageId(1), tid: 7, comm: [0; 16], domain: 0 },
+            pid: 7,
+            began,
+            counted: began,
+            weight: 4,
+            state,
+            syscall: NO_SYSCALL,
+            kernel: Box::new([0xffff_ffff_8100_0000]),
+            flags: 0,
+            stack,
+            later: Vec::new(),
+        }
+    }
+
+    fn stack() -> Stack {
+        Stack { user: Box::default(), end: End::KernelOnly, era: 0, space: Space::default() }
+    }
+
+    /// Nanoseconds by state.
+    fn counted(aggregate: &Aggregate) -> Vec<(String, u64)> {
+        let rows = aggregate.rows().map(|row| {
+            let labels = aggregate.labels_of(row.labels);
+            let state = labels.iter().find(|(name, _)| &**name == "state");
+            (state.map_or_else(String::new, |(_, value)| value.to_string()), row.value)
+        });
+        let mut rows: Vec<_> = rows.collect();
+        rows.sort();
+        rows
+    }
+
+    #[test]
+    fn a_wait_is_blocked_until_it_is_woken_and_runnable_from_then_on() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        wait(1, 100, Some(stack())).count(200, 180, &mut aggregate);
+        let expected = [("blocked".to_owned(), 80 * 4), ("runnable".to_owned(), 20 * 4)];
+        assert_eq!(counted(&aggregate), expected);
+    }
+
+    #[test]
+    fn a_preempted_thread_is_runnable_all_the_time() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        wait(STATE_RUNNABLE, 100, Some(stack())).count(150, 0, &mut aggregate);
+        assert_eq!(counted(&aggregate), [("runnable".to_owned(), 50 * 4)]);
+    }
+
+    #[test]
+    fn every_nanosecond_of_a_long_wait_is_in_one_period() {
+        let [mut first, mut second] = [(); 2].map(|()| Aggregate::new(strata_kinds::Kinds::NONE));
+        let mut wait = wait(2, 100, Some(stack()));
+        wait.count(1_000, 0, &mut first);
+        // A clock that two CPUs read may seem to go back.
+        wait.count(990, 0, &mut second);
+        wait.count(1_500, 1_400, &mut second);
+        assert_eq!(counted(&first), [("uninterruptible".to_owned(), 900 * 4)]);
+        let expected = [("runnable".to_owned(), 100 * 4), ("uninterruptible".to_owned(), 400 * 4)];
+        assert_eq!(counted(&second), expected);
+    }
+
+    #[test]
+    fn what_passes_before_the_stack_is_known_is_counted_with_it() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        let mut wait = wait(1, 100, None);
+        wait.count(200, 0, &mut aggregate);
+        wait.count(350, 0, &mut aggregate);
+        assert_eq!(counted(&aggregate), []);
+        wait.settle(stack(), &mut aggregate);
+        assert_eq!(counted(&aggregate), [("blocked".to_owned(), 250 * 4)]);
+    }
+
+    #[test]
+    fn the_samplers_own_frames_are_left_out() {
+        let waits = Waits { switch: Some(100..200), ..Waits::default() };
+        assert_eq!(waits.below_the_switch(&[1, 2, 150, 300]), [150, 300]);
+        assert_eq!(waits.below_the_switch(&[1, 2, 300]), [1, 2, 300]);
+        assert_eq!(Waits::default().below_the_switch(&[1, 150]), [1, 150]);
+    }
+}
