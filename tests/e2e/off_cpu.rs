@@ -66,8 +66,10 @@ fn each_kind_of_wait_has_its_whole_stack_and_its_time() -> Result<()> {
     for (way, function) in WAYS {
         let (seconds, errors) = *own.get(way).with_context(|| format!("no {way}"))?;
         // A forked child sleeps below its parent's function.
-        let has = |stack: &Folded, name: &str| stack.frames.iter().any(|frame| frame == name);
-        let of_way = |stack: &&Folded| has(stack, way) && !has(stack, "pause_for");
+        let has =
+            |stack: &Folded, part: &str| stack.frames.iter().any(|frame| frame.contains(part));
+        let of_way =
+            |stack: &&Folded| has(stack, way) && (way != "wait_child" || !has(stack, "nanosleep"));
         let all: Vec<&Folded> = waits.iter().filter(of_way).collect();
         let seen = all.iter().map(|stack| stack.count as f64 / 1e9).sum::<f64>();
         let ends_there = |stack: &&&Folded| {
@@ -87,7 +89,7 @@ fn each_kind_of_wait_has_its_whole_stack_and_its_time() -> Result<()> {
     let total =
         |stacks: &[Folded]| stacks.iter().map(|stack| stack.count as f64 / 1e9).sum::<f64>();
     println!("burns {burns:.2} of {:.2} s, rests {rests:.2} s", total(&cpu));
-    assert!(rests > 6.0 && burns < 4.0);
+    assert!(rests > 6.0 && burns > 0.7 * total(&cpu));
     let incomplete = below(&waits, "[incomplete]");
     println!("incomplete {incomplete:.2} of {:.2} s", total(&waits));
     assert!(incomplete < total(&waits) * 0.005);
