@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result};
+use strata_tests::daemon::{Daemon, PATIENCE};
+use strata_tests::running::Running;
 use strata_tests::runtimes::dotnet;
 use strata_tests::strata::{Recorded, record};
 use strata_tests::text_outputs::{self, Folded};
-use strata_tests::{machine, targets};
+use strata_tests::{machine, places, targets};
 
 use crate::dotnet_running;
 
@@ -140,5 +143,48 @@ fn the_burning_method_is_on_cpu_and_the_waiting_one_off_cpu() -> Result<()> {
         assert!(on[0] > on[1] * 0.9, "{version}");
         assert!((26.0..31.5).contains(&waits) && whole > waits * 0.98, "{version}");
     }
+    Ok(())
+}
+
+/// The daemon's store has what the program waited, however its period cut its waits.
+#[test]
+fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure(&format!(
+        "[exporter.file]\npath = \"{}\"\nperiod = \"2s\"\n\
+         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"waiting\" }} }}\n\
+         types = [\"cpu\", \"off_cpu\"]\n",
+        daemon.folder().join("profiles").display()
+    ))?;
+    daemon.start()?;
+    let program = target()?;
+    let [ended, _other] = ["waiting", "others"].map(|service| {
+        let mut command = Command::new(&program);
+        command.arg("10").env("DD_SERVICE", service);
+        Running::from_command(command).and_then(|running| running.wait(PATIENCE))
+    });
+    let own = measured(&ended?.stdout);
+    daemon.end()?;
+    let query = |service: &str, kind: &str, file: &str| -> Result<String> {
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["query", "--service", service, "--type", kind, "-o", file, "--store"]);
+        command.arg(daemon.store()).current_dir(daemon.folder());
+        let ended = Running::from_command(command)?.wait(PATIENCE)?;
+        println!("{}", ended.stderr);
+        Ok(std::fs::read_to_string(daemon.folder().join(file)).unwrap_or_default())
+    };
+    let waits = text_outputs::folded(&query("waiting", "off_cpu", "off.folded")?)?;
+    let mut sums = (0.0, 0.0);
+    for (way, _) in WAYS.iter().filter(|(way, _)| *way != "wait_child") {
+        let (seconds, _) = *own.get(*way).with_context(|| format!("no {way}"))?;
+        let seen = below(&waits, way);
+        println!("{way}: measured {seconds:.2} s, seen {seen:.2} s");
+        sums = (sums.0 + seconds, sums.1 + seen);
+        // On a busy host a daemon takes fewer of the waits, and estimates.
+        assert!((0.75..1.25).contains(&(seen / seconds)), "{way}");
+    }
+    assert!((0.92..1.08).contains(&(sums.1 / sums.0)), "{sums:?}");
+    assert!(query("others", "off_cpu", "others.folded")?.is_empty());
     Ok(())
 }

@@ -143,7 +143,7 @@ struct Slow {
 }
 
 /// Thousandths of a CPU that sampling waits may cost the host.
-const OFF_CPU_SHARE: u32 = 4;
+const OFF_CPU_SHARE: u32 = 8;
 
 const HOOKS: Hooks =
     Hooks { started: || crate::record::launch::set_priority(0), trim: memory::trim_now_and_then };
