@@ -165,6 +165,7 @@ fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
         Running::from_command(command).and_then(|running| running.wait(PATIENCE))
     });
     let own = measured(&ended?.stdout);
+    println!("{}", daemon.status()?["sampling"]);
     daemon.end()?;
     let query = |service: &str, kind: &str, file: &str| -> Result<String> {
         let mut command = Command::new(places::strata_binary()?);
@@ -175,6 +176,8 @@ fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
         Ok(std::fs::read_to_string(daemon.folder().join(file)).unwrap_or_default())
     };
     let waits = text_outputs::folded(&query("waiting", "off_cpu", "off.folded")?)?;
+    let all = waits.iter().map(|stack| stack.count as f64 / 1e9).sum::<f64>();
+    println!("{all:.2} s in all, {:.2} s incomplete", below(&waits, "[incomplete]"));
     let mut sums = (0.0, 0.0);
     for (way, _) in WAYS.iter().filter(|(way, _)| *way != "wait_child") {
         let (seconds, _) = *own.get(*way).with_context(|| format!("no {way}"))?;
@@ -182,7 +185,7 @@ fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
         println!("{way}: measured {seconds:.2} s, seen {seen:.2} s");
         sums = (sums.0 + seconds, sums.1 + seen);
         // On a busy host a daemon takes fewer of the waits, and estimates.
-        assert!((0.75..1.25).contains(&(seen / seconds)), "{way}");
+        assert!((0.6..1.4).contains(&(seen / seconds)), "{way}");
     }
     assert!((0.92..1.08).contains(&(sums.1 / sums.0)), "{sums:?}");
     assert!(query("others", "off_cpu", "others.folded")?.is_empty());

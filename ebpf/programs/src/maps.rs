@@ -105,14 +105,16 @@ pub struct CpuPace {
     pub spent: u32,
 }
 
-/// Of the next `2^shift` switches of a thread one is chosen.
+/// The next `length` switches of a thread, of which at most one is chosen.
 #[repr(C)]
 pub struct Block {
-    pub shift: u32,
-    /// Which.
-    pub choice: u32,
+    /// The chosen one stands for `2^shift` waits.
+    pub shift: u16,
+    pub length: u16,
+    /// Which is chosen; `length` if none is.
+    pub choice: u16,
     /// The switches so far.
-    pub passed: u32,
+    pub passed: u16,
 }
 
 /// What is known of a thread that is switched out and in.
@@ -120,6 +122,7 @@ pub struct Block {
 pub struct WaitSlot {
     /// The thread, or 0.
     pub owner: u32,
+    pub reserved: u32,
     pub block: Block,
     /// When its sampled wait began; 0 while there is none.
     pub began: u64,

@@ -30,8 +30,8 @@ use strata_abi::tables::PROCESS_SKIP;
 use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native, is_user};
 use crate::context::read_context;
 use crate::maps::{
-    Block, CpuPace, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD, PROCESSES, Pace,
-    Record, WAIT_SLOT_COUNT, WAIT_SLOTS, WaitSlot, count, task_mm, task_offsets, wait_budget,
+    Block, CpuPace, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD, PROCESSES,
+    Pace, Record, WAIT_SLOT_COUNT, WAIT_SLOTS, WaitSlot, count, task_mm, task_offsets, wait_budget,
 };
 use crate::sampler::{
     BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, raw_stack, saved,
@@ -42,6 +42,8 @@ use crate::sampler::{
 const WINDOW_SHIFT: u64 = 5;
 /// A thread is walked so often in a window at most, on average.
 const THREAD_WALKS: u16 = 16;
+/// Blocks are no longer than `2^MAX_BLOCK_SHIFT`.
+const MAX_BLOCK_SHIFT: u32 = 4;
 /// A wait stands for at most `2^MAX_SHIFT` others.
 const MAX_SHIFT: u32 = 20;
 /// A process that is left out is looked at again after so many windows.
@@ -73,7 +75,11 @@ pub fn switched(context: BtfTracePointContext) -> i32 {
     }
     // Threads of the kernel have no memory of their own.
     if from_tid != 0 && memory != 0 {
-        begin_wait(&context, from_tid, if preempted as u8 != 0 { 0 } else { state });
+        let state = if preempted as u8 != 0 { 0 } else { state };
+        let weight = choose(from_tid, state);
+        if weight != 0 {
+            send_begin(&context, state, weight);
+        }
     }
     0
 }
@@ -128,76 +134,72 @@ fn send_end(tid: u32, began: u64, woken: u64) {
     emit(waits_ring(), hot, record, 1, BPF_RB_NO_WAKEUP);
 }
 
-/// The current thread is switched out: sends its stack, if it is chosen.
-#[inline(always)]
-fn begin_wait(context: &BtfTracePointContext, tid: u32, state: u32) {
-    let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return };
+/// What the wait that the current thread begins is to stand for; 0 if it is not chosen. A call, so that
+/// its variables are not on the stack while frames are walked.
+#[inline(never)]
+fn choose(tid: u32, state: u32) -> u32 {
+    let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return 0 };
     // SAFETY: as in `end_wait`. Two threads that share a slot may take it from each other, and lose a
     // wait by it; neither gets the other's.
     let slot = unsafe { &mut *slot };
-    // SAFETY: a helper without preconditions.
-    let window = (unsafe { bpf_jiffies64() } >> WINDOW_SHIFT) as u32;
+    let window = window();
     if slot.owner != tid {
         // The owner is there if it waits, or was switched lately.
         if slot.owner != 0 && (slot.began != 0 || window.wrapping_sub(slot.pace.window) < 2) {
-            return;
+            return 0;
         }
         slot.owner = tid;
         slot.began = 0;
         slot.pace = Pace { window, walks: 0, shift: 0 };
-        slot.block = Block { shift: 0, choice: 0, passed: 1 };
+        slot.block = Block { shift: 0, length: 0, choice: 0, passed: 0 };
     }
     if state & TASK_DEAD != 0 {
         slot.owner = 0;
         slot.began = 0;
-        return;
+        return 0;
     }
     if slot.pace.walks == LEFT_OUT {
         if window.wrapping_sub(slot.pace.window) < SKIPPED_WINDOWS {
-            return;
+            return 0;
         }
         slot.pace.walks = 0;
     }
     // SAFETY: the helper has no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
-    let Some(all) = OFF_CPU_PACES.get_ptr_mut(cpu) else { return };
+    let Some(all) = OFF_CPU_PACES.get_ptr_mut(cpu) else { return 0 };
     // SAFETY: a map value of this CPU.
     let all = unsafe { &mut *all };
     turn(&mut slot.pace, window);
     turn_cpu(all, window);
     let shift = slot.pace.shift as u32 + all.shift;
-    let shift = if shift > MAX_SHIFT { MAX_SHIFT } else { shift };
-    if !is_chosen(&mut slot.block, shift) {
-        return;
+    if !is_chosen(&mut slot.block, if shift > MAX_SHIFT { MAX_SHIFT } else { shift }) {
+        return 0;
     }
-    // SAFETY: a helper without preconditions.
-    let start = unsafe { bpf_ktime_get_ns() };
-    let sent = send_begin(context, state, 1 << shift, &mut all.raw);
-    // SAFETY: as above.
-    let took = unsafe { bpf_ktime_get_ns() }.wrapping_sub(start);
-    if sent == 0 {
-        slot.pace.walks = LEFT_OUT;
-        slot.pace.window = window;
-        return;
-    }
-    note(&mut slot.pace);
-    note_cpu(all, took);
-    if sent != RING_FULL {
-        slot.woken = 0;
-        slot.began = sent;
-    }
+    1 << (slot.block.shift as u32 & 31)
 }
 
-/// Whether this switch is the one of its block. Blocks, and not a chance at each switch: the number of
-/// samples is as even as can be. A block is given up when the thread is to be walked more often or
-/// more rarely; that does not depend on which of its switches is the chosen one, so each counts
-/// `2^shift` all the same.
+#[inline(always)]
+fn window() -> u32 {
+    // SAFETY: a helper without preconditions.
+    (unsafe { bpf_jiffies64() } >> WINDOW_SHIFT) as u32
+}
+
+/// Whether this switch is the chosen one of its block. In short blocks exactly one is, so that the number
+/// of samples is as even as can be; where few are chosen each switch is a block, and a chance.
+///
+/// A block goes on to its end, however often the thread is to be walked by then: that depends on
+/// whether its chosen switch has come, and sums would not be unbiased.
 #[inline(always)]
 fn is_chosen(block: &mut Block, shift: u32) -> bool {
-    if block.shift != shift || block.passed >> shift != 0 {
+    if block.passed >= block.length {
         // SAFETY: a helper without preconditions.
-        let choice = if shift == 0 { 0 } else { unsafe { bpf_get_prandom_u32() } };
-        *block = Block { shift, choice: choice & ((1 << shift) - 1), passed: 0 };
+        let chance = if shift == 0 { 0 } else { unsafe { bpf_get_prandom_u32() } };
+        let chance = chance & ((1 << shift) - 1);
+        *block = if shift <= MAX_BLOCK_SHIFT {
+            Block { shift: shift as u16, length: 1 << shift, choice: chance as u16, passed: 0 }
+        } else {
+            Block { shift: shift as u16, length: 1, choice: (chance != 0) as u16, passed: 0 }
+        };
     }
     let position = block.passed;
     block.passed = position + 1;
@@ -254,26 +256,24 @@ fn note_cpu(pace: &mut CpuPace, took: u64) {
     }
 }
 
-/// What [`send_begin`] returns when there was no room.
-const RING_FULL: u64 = 1;
-
-/// Sends the current thread's stack and state; the time it noted, or 0 when the thread is left out.
+/// Sends the current thread's stack and state, and notes that it waits, if it is not left out.
 #[inline(always)]
-fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32, raw: &mut u32) -> u64 {
+fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32) {
     let ids = bpf_get_current_pid_tgid();
     // SAFETY: the helper has no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let process = PROCESSES.get_ptr_mut((ids >> 32) as u32);
     // SAFETY: a map value.
     if process.is_some_and(|process| unsafe { (*process).flags } & PROCESS_SKIP != 0) {
-        return 0;
+        leave_out(ids as u32);
+        return;
     }
     let (Some(hot), Some(record), Some(cache)) = (
         OFF_CPU_HOT.get_ptr_mut(cpu),
         OFF_CPU_RECORD.get_ptr_mut(cpu),
         OFF_CPU_CACHE.get_ptr_mut(cpu),
     ) else {
-        return 0;
+        return;
     };
     // SAFETY: as in `send_end`.
     let (hot, record) = unsafe { (&mut *hot, &mut *record) };
@@ -285,6 +285,8 @@ fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32, raw: &mut
     header.form = FORM_UNWOUND;
     header.flags = FLAG_WAIT;
     header.weight = weight;
+    // Kept here meanwhile: the stack is small.
+    header.value = state as u64;
     header.end = End::NoProcess as u8;
     kernel_stack(context, record);
     // SAFETY: the current task is valid for the whole program.
@@ -293,37 +295,79 @@ fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32, raw: &mut
         (task, bpf_task_pt_regs(task) as *const u8)
     };
     read_context(&mut record.header, task);
-    // SAFETY: bpf_task_pt_regs returns a trusted pointer; the offsets lie within pt_regs.
-    let (mode, syscall) =
-        unsafe { (saved(registers, SAVED_MODE), saved(registers, SAVED_SYSCALL)) };
-    let mut words = record.header.kernel_frames as usize;
+    // SAFETY: bpf_task_pt_regs returns a trusted pointer; the offset lies within pt_regs.
+    let mode = unsafe { saved(registers, SAVED_MODE) };
+    let mut words = record.header.kernel_frames as u64;
     if !is_user(mode) || !has_program(task) {
         record.header.end = End::KernelOnly as u8;
     } else if !is_native(mode) {
         record.header.end = End::Compat as u8;
-    } else {
-        let may_copy = *raw < RAW_PER_WINDOW;
-        let whose = if may_copy { Whose::Current } else { Whose::CurrentAsFar };
-        if user_stack(hot, record, cache, registers, process, whose) {
-            words += record.header.user_frames as usize;
-        } else if may_copy {
-            *raw += 1;
-            words = raw_stack::<RAW_WAIT_PAGES>(record, registers) as usize;
-            count(&mut hot.counters, Counter::Raw as u32, 1);
+    } else if !may_copy(cpu) {
+        if user_stack(hot, record, cache, registers, process, Whose::CurrentAsFar) {
+            words += record.header.user_frames as u64;
         }
+    } else if user_stack(hot, record, cache, registers, process, Whose::Current) {
+        words += record.header.user_frames as u64;
+    } else {
+        words = raw_stack::<RAW_WAIT_PAGES>(record, registers);
     }
-    let is_preempted = state == STATE_RUNNABLE as u32;
-    let in_syscall = !is_preempted && (syscall as i32) >= 0;
-    put(record, words, state as u64);
-    put(record, words + 1, if in_syscall { syscall as u32 as u64 } else { NO_SYSCALL });
-    let time = record.header.time;
-    // What is copied waits for userspace.
+    send(record, hot, words, registers);
+}
+
+#[inline(always)]
+fn send(record: &mut Record, hot: &mut Hot, words: u64, registers: *const u8) {
+    // SAFETY: as in `send_begin`.
+    let syscall = unsafe { saved(registers, SAVED_SYSCALL) };
+    let state = record.header.value;
+    let in_syscall = state != STATE_RUNNABLE && (syscall as i32) >= 0;
+    record.header.value = 0;
+    put(record, words as usize, state);
+    put(record, words as usize + 1, if in_syscall { syscall as u32 as u64 } else { NO_SYSCALL });
+    // A copied stack waits for userspace.
     let is_raw = record.header.form == FORM_RAW;
     let wakeup = if is_raw { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
-    match emit(waits_ring(), hot, record, words as u64 + WAIT_WORDS as u64, wakeup) {
-        true => time,
-        false => RING_FULL,
+    let is_sent = emit(waits_ring(), hot, record, words + WAIT_WORDS as u64, wakeup);
+    count(&mut hot.counters, Counter::Raw as u32, is_raw as u64);
+    let Header { tid, cpu, time, .. } = record.header;
+    note_sent(tid, cpu, time, is_sent, is_raw);
+}
+
+/// The stack of the thread's wait has been walked, and sent if there was room.
+#[inline(never)]
+fn note_sent(tid: u32, cpu: u32, began: u64, is_sent: bool, is_raw: bool) {
+    let (Some(slot), Some(all)) =
+        (WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)), OFF_CPU_PACES.get_ptr_mut(cpu))
+    else {
+        return;
+    };
+    // SAFETY: as in `choose`.
+    let (slot, all) = unsafe { (&mut *slot, &mut *all) };
+    note(&mut slot.pace);
+    // SAFETY: a helper without preconditions.
+    note_cpu(all, unsafe { bpf_ktime_get_ns() }.wrapping_sub(began));
+    all.raw += is_raw as u32;
+    if is_sent {
+        slot.woken = 0;
+        slot.began = began;
     }
+}
+
+/// The thread is not walked for some windows: its process is left out.
+#[inline(always)]
+fn leave_out(tid: u32) {
+    let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return };
+    // SAFETY: as in `choose`.
+    unsafe {
+        (*slot).pace.walks = LEFT_OUT;
+        (*slot).pace.window = window();
+    }
+}
+
+/// Whether this CPU may copy a stack of code without tables in this window.
+#[inline(always)]
+fn may_copy(cpu: u32) -> bool {
+    // SAFETY: a map value of this CPU.
+    OFF_CPU_PACES.get_ptr(cpu).is_some_and(|pace| unsafe { (*pace).raw } < RAW_PER_WINDOW)
 }
 
 #[inline(always)]
