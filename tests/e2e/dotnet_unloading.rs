@@ -269,3 +269,34 @@ fn programs_that_unload_survive_recordings_one_after_the_other() -> Result<()> {
     wrongs.none();
     Ok(())
 }
+
+/// Code that lives for some milliseconds, in memory that is mapped and unmapped with it.
+#[test]
+fn stacks_through_code_that_is_soon_unloaded_are_whole() -> Result<()> {
+    const MOST_PERCENT: f64 = 1.0;
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in versions(&dotnet)? {
+        let app = start_unloading(&dotnet, version, "3600")?;
+        let (before, _) = counts(&app)?;
+        let record = record()?.pid(app.pid()).frequency(199).option("--events", "cpu");
+        let recorded = record.seconds(6.0).run()?;
+        let (after, failures) = counts(&app)?;
+        let summary = recorded.summary()?.0;
+        let samples = summary["samples"].as_u64().context("no samples")?;
+        let lost = summary["losses"]["stack_no_mapping"].as_u64().unwrap_or(0);
+        let refused = summary["losses"]["mappings_refused"].as_u64().unwrap_or(0);
+        let percent = lost as f64 * 100.0 / samples.max(1) as f64;
+        println!(
+            "{version}: {lost} of {samples} samples ({percent:.2} %) lead to no known mapping; {} turns, {refused} mappings refused",
+            after - before
+        );
+        wrongs
+            .unless(failures == 0 && after > before, || format!("{version}: {failures} failures"));
+        wrongs.unless(samples >= 100, || format!("{version}: {samples} samples"));
+        wrongs.unless(percent <= MOST_PERCENT, || format!("{version}: {percent:.2} %"));
+    }
+    wrongs.none();
+    Ok(())
+}

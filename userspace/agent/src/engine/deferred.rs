@@ -7,13 +7,14 @@ use strata_abi::record::{
     End, FLAG_KERNEL_CUT, FLAG_WAIT, FRAME_EXACT, Header, RAW_CODE_WORD, RAW_PC_WORD,
     RAW_REGISTERS_WORD, RAW_STACK_WORD, raw_stack_start,
 };
+use strata_abi::rule::Packed;
 use strata_abi::tables::Extent;
 use strata_kinds::Kind;
-use strata_unwind::unwinder;
+use strata_unwind::unwinder::{self, Lookup};
 
 use super::Engine;
 use super::loading::Missing;
-use super::samples::{Sample, address_of, domain_read, whole};
+use super::samples::{Sample, address_of, domain_read, is_caller, whole};
 use super::waits::Stack;
 use crate::aggregate::{self, ThreadKey, Words};
 use crate::processes::table::{ImageId, Space};
@@ -232,11 +233,11 @@ impl Engine {
                 && self.managed.units_of(raw.image).is_some()
                 && let Some(&last) = user.last()
             {
-                let address = address_of(last);
-                if patient && self.managed.unannounced(raw.image, address) {
+                let (address, is_caller) = (address_of(last), is_caller(last));
+                if patient && self.managed.unannounced(raw.image, address, is_caller) {
                     return false;
                 }
-                if self.managed.take_for_stub(raw.image, address) {
+                if self.managed.take_for_stub(raw.image, address, is_caller) {
                     self.managed.publish(&mut self.programs, &mut self.store, raw.image);
                     *known = None;
                     continue;
@@ -268,7 +269,13 @@ impl Engine {
     }
 
     fn unwind(&self, raw: &Raw, extents: &[Extent]) -> (Vec<u64>, End) {
-        let mut lookup = |address| self.store.lookup(extents, address);
+        let mut lookup = |address| match self.store.lookup(extents, address) {
+            Lookup::Rule(rule) if rule.packed == Packed::UNANNOUNCED => {
+                let gone = self.managed.rule_of_gone(raw.image, address);
+                Lookup::Rule(gone.unwrap_or(rule))
+            }
+            found => found,
+        };
         let start = raw_stack_start(raw.registers.get(7).copied().unwrap_or_default());
         let at = unwinder::Interrupted { registers: &raw.registers, code: raw.code };
         let mut user = Vec::new();

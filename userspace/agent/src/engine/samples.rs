@@ -182,12 +182,12 @@ impl Engine {
                     return (known, End::NoMapping);
                 }
                 None => {
-                    self.managed.unannounced(image, address_of(callee));
+                    self.managed.unannounced(image, address_of(callee), is_caller(callee));
                 }
             }
         }
         if let Some(&last) = user.last().filter(|_| end == End::NoMapping) {
-            self.managed.unannounced(image, address_of(last));
+            self.managed.unannounced(image, address_of(last), is_caller(last));
         }
         (user, end)
     }
@@ -263,6 +263,11 @@ pub(super) fn domain_read(header: &Header) -> Option<u64> {
 /// Where a frame's code is: the call, not the instruction after it.
 pub(super) fn address_of(word: u64) -> u64 {
     (word & FRAME_ADDRESS).wrapping_sub(u64::from(word & FRAME_EXACT == 0))
+}
+
+/// Whether a frame has called something, and was not interrupted.
+pub(super) fn is_caller(word: u64) -> bool {
+    word & FRAME_EXACT == 0
 }
 
 pub fn comm_text(comm: &[u8; 16]) -> String {

@@ -106,6 +106,10 @@ impl Engine {
                     }
                 }
                 Change::Lost => self.processes.repairs.events_were_lost(),
+                Change::Refused { pid } => {
+                    // What it has unmapped is forgotten.
+                    self.processes.repairs.is_missing_some(pid, self.turn.now);
+                }
                 Change::Muted { pid } => self.processes.repairs.was_muted(pid),
                 Change::Executed { pid } => {
                     self.managed.left(pid);

@@ -32,10 +32,13 @@ const MAX_UNITS: usize = 8192;
 pub const UNITS_AT_ONCE: usize = 64;
 /// The most rows of one method's code. Code beyond them is not unwound.
 const MAX_ROWS: usize = 1024;
-/// Retired code kept to symbolize its samples, counted in pages.
-const MAX_RETIRED: usize = 100_000;
+/// Retired code kept to unwind and symbolize its samples, counted in pages.
+const MAX_RETIRED: usize = 400_000;
 /// The same in one page.
 const MAX_RETIRED_IN_PAGE: usize = 512;
+/// The eras for which stacks are unwound through code that is gone: some seconds of a program that
+/// replaces all of its code all the time. Later, other code may be there without a record.
+const LATELY: u32 = 16_384;
 const PAGE: u32 = 12;
 /// The largest code of one method; more is invalid.
 const MAX_SIZE: u32 = 16 << 20;
@@ -62,6 +65,14 @@ struct Retired {
     start: u64,
     died: u32,
     span: Span,
+    /// By its runtime, and not taken for gone because other code overlaps it.
+    is_unloaded: bool,
+}
+
+impl Retired {
+    fn holds(&self, address: u64) -> bool {
+        address.wrapping_sub(self.start) < u64::from(self.span.size)
+    }
 }
 
 type Rows = Box<[(u32, u16)]>;
@@ -127,14 +138,22 @@ impl CodeMap {
     }
 
     /// No method owns the code at this address: a stub. It has no frame of its own.
-    pub fn insert_stub(&mut self, address: u64) {
+    pub fn insert_stub(&mut self, address: u64, is_caller: bool) {
         let start = address & !(STUB - 1);
         let end = start + STUB;
         if self.span_at(start).is_some() || self.spans.range(start..end).next().is_some() {
             return;
         }
-        let Some(leaf) = Packed::frame(Kind::Sp, 8, 0, 0) else { return };
-        self.put(start, STUB as u32, &[(0, Rule::simple(leaf))], None);
+        // The stack is aligned to 16 bytes at a call: code that has called something keeps more
+        // than its return address there. It may be a method that was unloaded before its record
+        // was read, and compiled methods that call keep a frame pointer.
+        let rule = if is_caller {
+            Packed::frame(Kind::Fp, 16, 16, 0)
+        } else {
+            Packed::frame(Kind::Sp, 8, 0, 0)
+        };
+        let Some(rule) = rule else { return };
+        self.put(start, STUB as u32, &[(0, Rule::simple(rule))], None);
     }
 
     /// Whether code of the runtime is known nearby: it reserves memory in blocks of this size.
@@ -173,7 +192,7 @@ impl CodeMap {
         if same {
             return;
         }
-        self.clear(start, end);
+        self.clear(start, end, false);
         self.spans.insert(start, Span { size, rows, method, born: self.era });
         for unit in units_of(start, end) {
             *self.units.entry(unit).or_default() += 1;
@@ -199,13 +218,13 @@ impl CodeMap {
     pub fn remove(&mut self, start: u64) {
         if let Some(span) = self.spans.get(&start) {
             let end = start + u64::from(span.size);
-            self.clear(start, end);
+            self.clear(start, end, true);
             self.touch(start, end);
         }
     }
 
     /// Removes everything that overlaps a range.
-    fn clear(&mut self, start: u64, end: u64) {
+    fn clear(&mut self, start: u64, end: u64, is_unloaded: bool) {
         let before = self.spans.range(..start).next_back();
         let first = before
             .filter(|(at, span)| **at + u64::from(span.size) > start)
@@ -228,7 +247,7 @@ impl CodeMap {
                     }
                 }
                 if span.method.is_some() {
-                    self.retire(Retired { start: at, died: self.era, span });
+                    self.retire(Retired { start: at, died: self.era, span, is_unloaded });
                 }
             }
         }
@@ -326,12 +345,39 @@ impl CodeMap {
     /// Whether following the frame pointer leads from this code to its caller; `None` where no code
     /// is known.
     pub fn keeps_frame_pointer(&self, address: u64) -> Option<bool> {
-        let (start, span) = self.span_at(address)?;
-        let rows = self.row_lists.get(span.rows as usize)?;
-        let before = rows.iter().take_while(|(at, _)| start + u64::from(*at) <= address);
-        let rule = self.rules.get(usize::from(before.last()?.1))?.packed;
+        let rule = match self.span_at(address) {
+            Some((start, span)) => self.rule_in(start, span, address)?.packed,
+            None => self.rule_of_gone(address)?.packed,
+        };
         let is_frame = rule.kind() == Kind::Fp as u32 && rule.fp_below() == 16;
         Some(is_frame && rule.cfa_offset() == 16)
+    }
+
+    fn rule_in(&self, start: u64, span: &Span, address: u64) -> Option<Rule> {
+        let rows = self.row_lists.get(span.rows as usize)?;
+        let before = rows.iter().take_while(|(at, _)| start + u64::from(*at) <= address);
+        self.rules.get(usize::from(before.last()?.1)).copied()
+    }
+
+    /// The code of a method that was here until lately, where no other code is known.
+    fn gone_at(&self, address: u64) -> Option<&Retired> {
+        if self.knows(address) {
+            return None;
+        }
+        let in_page = self.retired.get(&(address >> PAGE))?;
+        let gone = in_page.iter().rev().find(|gone| gone.holds(address))?;
+        (gone.is_unloaded && self.era.wrapping_sub(gone.died) < LATELY).then_some(gone)
+    }
+
+    /// Whether a method's code was here until lately: stacks through it are still on their way.
+    pub fn is_gone(&self, address: u64) -> bool {
+        self.gone_at(address).is_some()
+    }
+
+    /// The rule of code that was here until lately, where no other code is known.
+    pub fn rule_of_gone(&self, address: u64) -> Option<Rule> {
+        let gone = self.gone_at(address)?;
+        self.rule_in(gone.start, &gone.span, address)
     }
 
     /// The method whose code was at an address in an era.
@@ -347,13 +393,15 @@ impl CodeMap {
             .get(&(address >> PAGE))
             .into_iter()
             .flatten()
-            .find(|old| {
-                let inside = address.wrapping_sub(old.start) < u64::from(old.span.size);
-                inside && old.span.born <= era && era < old.died
-            })
+            .find(|old| old.holds(address) && old.span.born <= era && era < old.died)
             .and_then(|old| old.span.method.map(|method| Found { method, start: old.start }));
         // No code was known there: the code published next was there already, and published late.
-        then.or_else(|| now.and_then(|(start, span)| Some(Found { method: span.method?, start })))
+        let next = now.and_then(|(start, span)| Some(Found { method: span.method?, start }));
+        // Or it lived for so short a time that it was gone when its stack arrived.
+        then.or(next).or_else(|| {
+            let gone = self.gone_at(address)?;
+            Some(Found { method: gone.span.method?, start: gone.start })
+        })
     }
 
     /// Units whose code has changed since the last call: at most so many, the others at the next
@@ -551,12 +599,52 @@ mod tests {
     }
 
     #[test]
+    fn code_that_is_gone_is_unwound_and_named_until_other_code_is_there() {
+        let mut map = CodeMap::default();
+        map.insert(0x1000, 0x40, &[(0, rule(8)), (4, rule(40))], MethodIndex(1));
+        map.remove(0x1000);
+        assert!(!map.knows(0x1010) && map.is_gone(0x1010) && !map.is_gone(0x1040));
+        assert_eq!(map.rule_of_gone(0x1003), Some(rule(8)));
+        assert_eq!(map.rule_of_gone(0x1010), Some(rule(40)));
+        // Its stack arrived later than the record of its end.
+        let found = map.method_at(0x1010, map.era());
+        assert_eq!(found.map(|found| found.method), Some(MethodIndex(1)));
+        map.insert(0x1008, 0x40, &[(0, rule(16))], MethodIndex(2));
+        assert_eq!(map.rule_of_gone(0x1010), None, "the next publication has its rule");
+        assert_eq!(map.rule_of_gone(0x1004), Some(rule(40)));
+        let found = map.method_at(0x1010, map.era());
+        assert_eq!(found.map(|found| found.method), Some(MethodIndex(2)));
+    }
+
+    #[test]
+    fn unknown_code_that_has_called_something_is_followed_by_its_frame_pointer() {
+        let mut map = CodeMap::default();
+        map.insert_stub(0x1008, false);
+        map.insert_stub(0x2008, true);
+        assert_eq!(looked_up(&map, 0x1008), rule(8));
+        assert_eq!(map.keeps_frame_pointer(0x2008), Some(true));
+    }
+
+    #[test]
+    fn code_that_has_long_been_gone_is_not_unwound() {
+        let mut map = CodeMap::default();
+        map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(1));
+        map.remove(0x1000);
+        for _ in 0..LATELY {
+            assert!(map.is_gone(0x1010));
+            map.insert(0x9000, 0x40, &[(0, rule(8))], MethodIndex(2));
+            map.remove(0x9000);
+        }
+        assert!(!map.is_gone(0x1010));
+    }
+
+    #[test]
     fn a_stub_gives_way_to_a_method_and_never_the_other_way_round() {
         let mut map = CodeMap::default();
-        map.insert_stub(0x1008);
+        map.insert_stub(0x1008, false);
         assert!(map.knows(0x1000) && map.method_at(0x1008, map.era()).is_none());
         map.insert(0x1000, 0x100, &[(0, rule(8))], MethodIndex(0));
-        map.insert_stub(0x1010);
+        map.insert_stub(0x1010, false);
         assert_eq!(map.method_at(0x1018, map.era()).map(|f| f.start), Some(0x1000));
     }
 

@@ -30,6 +30,7 @@ pub mod units;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use strata_abi::rule::Rule;
 use strata_bridge_protocol::record::AppDomainRecord;
 
 use crate::aggregate::Aggregate;
@@ -512,16 +513,20 @@ impl Managed {
         self.targets.get(&image).map_or(0, |target| target.runtime.code.era())
     }
 
-    /// A stack led to unpublished code. True while an answer may arrive.
-    pub fn unannounced(&mut self, image: ImageId, address: u64) -> bool {
+    /// A stack led to unpublished code, which has called something or not. True while an answer may
+    /// arrive.
+    pub fn unannounced(&mut self, image: ImageId, address: u64, is_caller: bool) -> bool {
         let Some(target) = self.targets.get_mut(&image) else { return false };
         if target.runtime.code.knows(address) {
             // It was published meanwhile, and is loaded with the next publication.
             target.is_awaited |= target.runtime.code.is_dirty();
             return target.is_awaited;
         }
+        if target.runtime.code.is_gone(address) {
+            return false;
+        }
         if let State::Attached(bridge) = &mut target.state
-            && target.runtime.ask(address)
+            && target.runtime.ask(address, is_caller)
         {
             bridge.ask_address(address);
         }
@@ -533,11 +538,17 @@ impl Managed {
         self.targets.get(&image)?.runtime.code.keeps_frame_pointer(address)
     }
 
+    /// The rule of a method's code that was at this address until lately, where no other is known:
+    /// code that is unloaded soon is gone when the stacks through it are unwound.
+    pub fn rule_of_gone(&self, image: ImageId, address: u64) -> Option<Rule> {
+        self.targets.get(&image)?.runtime.code.rule_of_gone(address)
+    }
+
     /// No record will describe this address any more: it counts as a stub. False when it does
     /// already.
-    pub fn take_for_stub(&mut self, image: ImageId, address: u64) -> bool {
+    pub fn take_for_stub(&mut self, image: ImageId, address: u64, is_caller: bool) -> bool {
         let Some(target) = self.targets.get_mut(&image) else { return false };
-        target.runtime.code.insert_stub(address);
+        target.runtime.code.insert_stub(address, is_caller);
         target.runtime.code.is_dirty()
     }
 

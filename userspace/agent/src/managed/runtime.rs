@@ -46,7 +46,10 @@ pub type IlMap = Arc<[IlMapEntry]>;
 /// An address whose method has been requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    Waiting,
+    /// Whether the code there has called something.
+    Waiting {
+        is_caller: bool,
+    },
     Answered,
 }
 
@@ -153,9 +156,12 @@ impl Runtime {
             }
             Record::NotFound(nobody) => {
                 if let Some(asked) = self.asked.get_mut(&nobody.ip) {
-                    *asked = Asked::Answered;
-                    self.code.insert_stub(nobody.ip);
-                    self.unknown_stubs.push(nobody.ip);
+                    let asked = std::mem::replace(asked, Asked::Answered);
+                    let is_caller = asked == Asked::Waiting { is_caller: true };
+                    if !self.code.is_gone(nobody.ip) {
+                        self.code.insert_stub(nobody.ip, is_caller);
+                        self.unknown_stubs.push(nobody.ip);
+                    }
                 }
             }
             Record::Enumerated(_) => self.enumerated = true,
@@ -304,12 +310,12 @@ impl Runtime {
     }
 
     /// Notes that an address is requested; false when it was requested before.
-    pub fn ask(&mut self, address: u64) -> bool {
+    pub fn ask(&mut self, address: u64, is_caller: bool) -> bool {
         const MOST: usize = 100_000;
         if self.asked.len() >= MOST || self.asked.contains_key(&address) {
             return false;
         }
-        self.asked.insert(address, Asked::Waiting);
+        self.asked.insert(address, Asked::Waiting { is_caller });
         self.bytes += SMALL;
         true
     }
@@ -341,7 +347,7 @@ impl Runtime {
 
     /// Whether the answer about an address is pending.
     pub fn is_waiting_for(&self, address: u64) -> bool {
-        self.asked.get(&address) == Some(&Asked::Waiting)
+        matches!(self.asked.get(&address), Some(Asked::Waiting { .. }))
     }
 }
 

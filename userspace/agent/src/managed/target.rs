@@ -290,7 +290,7 @@ impl Target {
                 true
             }
             None => {
-                if self.runtime.ask(address) {
+                if self.runtime.ask(address, false) {
                     bridge.ask_address(address);
                 }
                 !self.runtime.is_waiting_for(address)

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::mapped::{FileId, MappedFiles};
-use super::mapping_events::MappingEvents;
+use super::mapping_events::{MappingEvents, Price};
 use crate::kernel::perf_record::{Event, MappedInode};
 
 /// The most executable mappings of one process.
@@ -118,13 +118,28 @@ impl Space {
         self.mappings.get(after.checked_sub(1)?).filter(|mapping| address < mapping.end)
     }
 
+    /// Whether this is generated code in memory that is known to hold such: mapping it changes
+    /// nothing.
+    pub fn holds_generated(&self, new: &Mapping) -> bool {
+        new.backing.is_generated()
+            && self
+                .mapping_of(new.start)
+                .is_some_and(|old| old.backing == new.backing && new.end <= old.end)
+    }
+
+    /// Whether further mappings are refused. Most of them may be unmapped, which no event reports.
+    pub fn is_full(&self) -> bool {
+        self.mappings.len() >= MAX_MAPPINGS
+    }
+
     /// Puts a mapping in place of whatever was there.
     pub fn map(&mut self, new: Mapping) {
-        if new.end <= new.start {
+        if new.end <= new.start || self.holds_generated(&new) {
             return;
         }
         let first = self.mappings.partition_point(|old| old.end <= new.start);
         let last = self.mappings.partition_point(|old| old.start < new.end);
+        let new = if new.backing.is_generated() { self.widened(new, first, last) } else { new };
         let mut pieces = [None, Some(new), None];
         if let Some(replaced) = self.mappings.get(first..last) {
             if replaced == [new] {
@@ -138,27 +153,73 @@ impl Space {
                 pieces[2] = Some(Mapping { start: new.end, offset, ..*old });
             }
         }
-        if self.mappings.len() >= MAX_MAPPINGS && first == last {
-            self.refused += 1;
-            return;
+        if self.is_full() && first == last {
+            let before = first.checked_sub(1).and_then(|before| self.mappings.get(before));
+            let is_part = before.is_some_and(|before| are_one(before, &new))
+                || self.mappings.get(first).is_some_and(|after| are_one(&new, after));
+            if !is_part {
+                self.refused += 1;
+                return;
+            }
         }
         let mappings = Arc::make_mut(&mut self.mappings);
         mappings.splice(first..last.max(first), pieces.into_iter().flatten());
-        join_anonymous(mappings);
+        join_generated(mappings, first);
         self.epoch = self.epoch.wrapping_add(1);
+    }
+
+    /// Generated code, with the unmapped rest of its areas. JIT compilers add code next to existing
+    /// code and run it before the mapping event arrives; they unmap code, of which no event tells,
+    /// and map other code nearby, thousands of times a second. By areas this is no change at all.
+    /// `first..last` are the mappings that it overlaps.
+    fn widened(&self, new: Mapping, first: usize, last: usize) -> Mapping {
+        let overlapped = self.mappings.get(first..last).unwrap_or_default();
+        let (mut start, mut end) = (new.start, new.end);
+        if overlapped.first().is_none_or(|old| old.start >= start) {
+            let before = first.checked_sub(1).and_then(|before| self.mappings.get(before));
+            start = (start & !(AREA - 1)).max(before.map_or(0, |before| before.end));
+        }
+        if overlapped.last().is_none_or(|old| old.end <= end) {
+            let after = self.mappings.get(last).map_or(u64::MAX, |after| after.start);
+            end = end.checked_next_multiple_of(AREA).unwrap_or(end).min(after);
+        }
+        Mapping { start, end, ..new }
+    }
+
+    /// Forgets what is not among these mappings.
+    fn replace(&mut self, mappings: &[Mapping]) {
+        self.mappings = Arc::default();
+        for mapping in mappings {
+            self.map(*mapping);
+        }
     }
 }
 
-/// JIT compilers change protections page by page; neighbours without a file are one.
-fn join_anonymous(mappings: &mut Vec<Mapping>) {
-    mappings.dedup_by(|next, kept| {
-        let joined =
-            kept.backing.is_generated() && kept.backing == next.backing && kept.end == next.start;
-        if joined {
-            kept.end = next.end;
+/// Where a process generates code, all of the memory around it, of this size and alignment, counts
+/// as such up to the neighbouring mappings.
+const AREA: u64 = 2 << 20;
+
+/// Whether two neighbours are generated code without a gap.
+fn are_one(before: &Mapping, after: &Mapping) -> bool {
+    before.backing.is_generated() && before.backing == after.backing && before.end == after.start
+}
+
+/// Joins what was put in at this position.
+fn join_generated(mappings: &mut Vec<Mapping>, position: usize) {
+    // As many pieces, and a neighbour on each side.
+    let mut at = position.saturating_sub(1);
+    for _ in 0..4 {
+        match mappings.get(at..at + 2) {
+            Some([before, after]) if are_one(before, after) => {
+                let end = after.end;
+                mappings.remove(at + 1);
+                if let Some(joined) = mappings.get_mut(at) {
+                    joined.end = end;
+                }
+            }
+            _ => at += 1,
         }
-        joined
-    });
+    }
 }
 
 /// The effect of an event, for components with state of their own per process.
@@ -184,6 +245,10 @@ pub enum Change {
     },
     /// The thread group's leader ended; other threads may run on for a while.
     Exited {
+        pid: u32,
+    },
+    /// It maps more than [`MAX_MAPPINGS`], as far as is known.
+    Refused {
         pid: u32,
     },
     /// It maps so much that its events are skipped for a while.
@@ -311,8 +376,12 @@ impl ProcessTable {
         }
         let Some(process) = self.processes.get_mut(&pid) else { return change };
         let (image, refused) = (process.image, process.space.refused);
-        for mapping in mappings {
-            process.space.map(*mapping);
+        if process.space.is_full() && !mappings.is_empty() {
+            process.space.replace(mappings);
+        } else {
+            for mapping in mappings {
+                process.space.map(*mapping);
+            }
         }
         self.refused_mappings += process.space.refused - refused;
         for mapping in mappings {
@@ -341,9 +410,9 @@ impl ProcessTable {
         match path {
             b"[vdso]" => Some(Backing::Vdso),
             b"[vsyscall]" | b"[uprobes]" => None,
-            _ if path.starts_with(b"/memfd:doublemapper") => Some(Backing::Runtime),
-            _ if is_generated_code(path) => Some(Backing::Anonymous),
-            _ => Some(Backing::File(self.files.intern(inode, path))),
+            _ => Some(
+                generated(path).unwrap_or_else(|| Backing::File(self.files.intern(inode, path))),
+            ),
         }
     }
 
@@ -353,18 +422,29 @@ impl ProcessTable {
             Event::Mmap { pid, start, length, offset, inode, path } => {
                 let Some(process) = self.processes.get_mut(pid) else { return Change::None };
                 let was_muted = process.events.is_muted(time);
-                if !process.events.take(time) {
+                let (start, end) = (*start, start.saturating_add(*length));
+                let mapping = |backing| Mapping { start, end, offset: *offset, backing };
+                let is_known = generated(path)
+                    .is_some_and(|backing| process.space.holds_generated(&mapping(backing)));
+                let price = if is_known { Price::Known } else { Price::New };
+                if !process.events.take(time, price) {
                     self.muted_events += 1;
                     return if was_muted { Change::None } else { Change::Muted { pid: *pid } };
                 }
+                if is_known {
+                    return Change::None;
+                }
                 let Some(backing) = self.backing(*inode, path) else { return Change::None };
                 let Some(process) = self.processes.get_mut(pid) else { return Change::None };
-                let end = start.saturating_add(*length);
-                let mapping = Mapping { start: *start, end, offset: *offset, backing };
+                let mapping = mapping(backing);
                 let refused = process.space.refused;
                 process.is_executing = false;
                 process.space.map(mapping);
-                self.refused_mappings += process.space.refused - refused;
+                let is_refused = process.space.refused > refused;
+                self.refused_mappings += u64::from(is_refused);
+                if is_refused {
+                    return Change::Refused { pid: *pid };
+                }
                 let image = process.image;
                 self.note_jitdump(image, backing);
                 self.note_program(image, backing);
@@ -457,6 +537,18 @@ impl ProcessTable {
     }
 }
 
+/// The start of the path of .NET's generated code, which it maps a second time to write it.
+const DOUBLE_MAPPED: &[u8] = b"/memfd:doublemapper";
+
+/// The backing of a mapping of this path, if it holds generated code.
+fn generated(path: &[u8]) -> Option<Backing> {
+    match path {
+        b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => None,
+        _ if path.starts_with(DOUBLE_MAPPED) => Some(Backing::Runtime),
+        _ => is_generated_code(path).then_some(Backing::Anonymous),
+    }
+}
+
 /// Paths of mappings that hold generated code.
 fn is_generated_code(path: &[u8]) -> bool {
     path.is_empty()
@@ -539,6 +631,70 @@ mod tests {
             });
         }
         assert_eq!(space.mappings.len(), 1);
+    }
+
+    #[test]
+    fn generated_code_in_one_area_is_one_mapping_and_files_between_keep_it_apart() {
+        let generated = |start: u64, backing| Mapping { backing, ..file(start, start + 0x1000, 0) };
+        let runtime = |start: u64| generated(start, Backing::Runtime);
+        let mut space = Space::default();
+        space.map(runtime(AREA + 0x1_0000));
+        space.map(file(AREA + 0x8_0000, AREA + 0x8_1000, 0));
+        for start in [AREA + 0x4_0000, AREA + 0xa_0000, AREA + 0x9_0000, 2 * AREA, 4 * AREA] {
+            space.map(runtime(start));
+        }
+        let ranges: Vec<_> = space.mappings.iter().map(|m| (m.start, m.end)).collect();
+        let expected = [
+            (AREA, AREA + 0x8_0000),
+            (AREA + 0x8_0000, AREA + 0x8_1000),
+            (AREA + 0x8_1000, 3 * AREA),
+            (4 * AREA, 5 * AREA),
+        ];
+        assert_eq!(ranges, expected);
+        let epoch = space.epoch;
+        space.map(runtime(AREA + 0x2_0000));
+        assert_eq!(space.epoch, epoch, "it is known to hold generated code");
+    }
+
+    /// A mapping event of this path.
+    fn mapped(pid: u32, start: u64, path: &[u8]) -> Event {
+        let inode = MappedInode { major: 0, minor: 1, inode: 7, generation: 1 };
+        Event::Mmap { pid, start, length: 0x1000, offset: 0, inode, path: path.into() }
+    }
+
+    #[test]
+    fn a_runtime_that_maps_and_unmaps_code_all_the_time_is_not_muted() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut table = ProcessTable::default();
+        table.insert_unknown(7, "dotnet");
+        // 5,000 a second, in ever new places of 1 GiB.
+        for number in 0..100_000u64 {
+            let event = mapped(7, 0x7f00_0000_0000 + number % 16_384 * 0x1_0000, DOUBLE_MAPPED);
+            table.apply(&event, number * SECOND / 5_000);
+        }
+        assert_eq!((table.muted_events, table.refused_mappings), (0, 0));
+        assert_eq!(table.get(7).map(|process| process.space.mappings.len()), Some(1));
+    }
+
+    #[test]
+    fn what_a_process_has_unmapped_is_forgotten_when_it_has_no_room_for_more() {
+        let mut table = ProcessTable::default();
+        table.insert_unknown(7, "churn");
+        let mut time = 0;
+        let mut map_at = |table: &mut ProcessTable, page: u64| {
+            time += 1_000_000_000;
+            table.apply(&mapped(7, 0x1_0000 + page * 0x2000, b"/tmp/x"), time)
+        };
+        for page in 0..MAX_MAPPINGS as u64 {
+            assert!(matches!(map_at(&mut table, page), Change::Mapped { .. }));
+        }
+        let more = MAX_MAPPINGS as u64;
+        assert_eq!(map_at(&mut table, more), Change::Refused { pid: 7 });
+        let last = table.get(7).and_then(|process| process.space.mappings.last().copied());
+        let last = last.expect("a mapping");
+        table.repair(7, "churn", &[last], 1);
+        assert_eq!(table.get(7).map(|process| process.space.mappings.to_vec()), Some(vec![last]));
+        assert!(matches!(map_at(&mut table, more), Change::Mapped { .. }));
     }
 
     #[test]

@@ -23,19 +23,14 @@ impl Loading {
         let mappings = space.mappings();
         let mut code: Vec<Stretch> = Vec::with_capacity(mappings.len());
         let mut complete = true;
-        let mut before = 0;
-        for (index, mapping) in mappings.iter().enumerate() {
+        for mapping in mappings {
             let (start, end) = (mapping.start, mapping.end);
-            let after_last = code.last().map_or(before, |stretch| stretch.end.max(before));
-            before = end;
             let known = match mapping.backing {
                 Backing::Anonymous | Backing::Runtime => {
-                    let next = mappings.get(index + 1).map_or(u64::MAX, |next| next.start);
-                    let area = area_of(mapping, after_last, next);
-                    let (start, end) = area;
                     match generated {
                         Some(units) => {
-                            complete &= self.code_of_memory(program, area, units, &mut code);
+                            complete &=
+                                self.code_of_memory(program, (start, end), units, &mut code);
                         }
                         None => code.push(Stretch { start, end, code: Code::FramePointer }),
                     }
@@ -100,16 +95,6 @@ impl Loading {
             }
         }
     }
-}
-
-/// JIT compilers add code next to existing code, and run it before the mapping event arrives:
-/// unmapped space around one of their mappings counts as theirs too. It also avoids republishing a
-/// process for every page.
-fn area_of(mapping: &Mapping, before: u64, after: u64) -> (u64, u64) {
-    const AREA: u64 = 2 << 20;
-    let start = mapping.start & !(AREA - 1);
-    let end = mapping.end.checked_next_multiple_of(AREA).unwrap_or(mapping.end);
-    (start.max(before), end.min(after))
 }
 
 /// The code of a mapping, if it lies in a segment that the table is of.
