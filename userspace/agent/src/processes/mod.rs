@@ -1,6 +1,7 @@
 //! The running processes, and their mappings.
 //!
-//! - [`table`]: processes, their images and executable mappings, kept up to date by perf events.
+//! - [`table`]: processes and their images, kept up to date by perf events.
+//! - `space`: the executable mappings of one process.
 //! - [`mapped`]: the files behind mappings, as the kernel names them.
 //! - `mapping_events`: the limit on mapping events of a process that maps without end.
 //! - [`scan`]: the state at the start, from `/proc`.
@@ -18,6 +19,7 @@ pub mod credentials;
 pub mod mapped;
 mod mapping_events;
 pub mod scan;
+mod space;
 pub mod table;
 pub mod vdso;
 

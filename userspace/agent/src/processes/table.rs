@@ -1,47 +1,16 @@
-//! Processes, their images and executable mappings, kept up to date by perf events.
+//! Processes and their images, kept up to date by perf events. Their executable mappings are in
+//! `space`.
 //!
 //! An *image* is one program run by one process: exec makes a new one. Samples belong to
 //! images, so that what a pid did before an exec, or before it was reused, stays apart.
-//!
-//! Invariant: mappings of a process are sorted by address and do not overlap.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::mapped::{FileId, MappedFiles};
 use super::mapping_events::{MappingEvents, Price};
+pub use super::space::{Backing, MAX_MAPPINGS, Mapping, Space};
 use crate::kernel::perf_record::{Event, MappedInode};
-
-/// The most executable mappings of one process.
-pub const MAX_MAPPINGS: usize = 4096;
-
-/// The backing of an executable mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backing {
-    File(FileId),
-    /// Code without a file: generated at run time.
-    Anonymous,
-    /// The same, in memory that only .NET maps in this way (its "doublemapper").
-    Runtime,
-    /// The kernel's own code page in user mode (vDSO).
-    Vdso,
-}
-
-impl Backing {
-    /// Whether it is code generated at run time.
-    pub fn is_generated(self) -> bool {
-        matches!(self, Self::Anonymous | Self::Runtime)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapping {
-    pub start: u64,
-    pub end: u64,
-    /// File offset of `start`.
-    pub offset: u64,
-    pub backing: Backing,
-}
 
 /// An image of [`ProcessTable`]. Numbers of dropped images may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,17 +25,6 @@ pub struct Image {
     /// When the process became another image, by the clock of events: readings of `/proc` since
     /// then are of that one.
     pub replaced: Option<u64>,
-}
-
-/// The executable mappings of a process at some moment. Cheap to keep: copied only when the process
-/// maps something while another reference to it exists.
-#[derive(Clone, Debug, Default)]
-pub struct Space {
-    mappings: Arc<Vec<Mapping>>,
-    /// Changes whenever the mappings do; unique within an image.
-    pub epoch: u32,
-    /// Mappings refused by [`MAX_MAPPINGS`].
-    pub refused: u64,
 }
 
 /// The file that a process was started from.
@@ -98,128 +56,6 @@ pub struct Process {
     events: MappingEvents,
     /// It executes a new program, without mappings yet.
     is_executing: bool,
-}
-
-impl Space {
-    pub fn mappings(&self) -> &[Mapping] {
-        &self.mappings
-    }
-
-    /// The files that are mapped, some of them several times.
-    pub fn files(&self) -> impl Iterator<Item = FileId> + '_ {
-        self.mappings.iter().filter_map(|mapping| match mapping.backing {
-            Backing::File(file) => Some(file),
-            _ => None,
-        })
-    }
-
-    pub fn mapping_of(&self, address: u64) -> Option<&Mapping> {
-        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
-        self.mappings.get(after.checked_sub(1)?).filter(|mapping| address < mapping.end)
-    }
-
-    /// Whether this is generated code in memory that is known to hold such: mapping it changes
-    /// nothing.
-    pub fn holds_generated(&self, new: &Mapping) -> bool {
-        new.backing.is_generated()
-            && self
-                .mapping_of(new.start)
-                .is_some_and(|old| old.backing == new.backing && new.end <= old.end)
-    }
-
-    /// Whether further mappings are refused. Most of them may be unmapped, which no event reports.
-    pub fn is_full(&self) -> bool {
-        self.mappings.len() >= MAX_MAPPINGS
-    }
-
-    /// Puts a mapping in place of whatever was there.
-    pub fn map(&mut self, new: Mapping) {
-        if new.end <= new.start || self.holds_generated(&new) {
-            return;
-        }
-        let first = self.mappings.partition_point(|old| old.end <= new.start);
-        let last = self.mappings.partition_point(|old| old.start < new.end);
-        let new = if new.backing.is_generated() { self.widened(new, first, last) } else { new };
-        let mut pieces = [None, Some(new), None];
-        if let Some(replaced) = self.mappings.get(first..last) {
-            if replaced == [new] {
-                return;
-            }
-            if let Some(old) = replaced.first().filter(|old| old.start < new.start) {
-                pieces[0] = Some(Mapping { end: new.start, ..*old });
-            }
-            if let Some(old) = replaced.last().filter(|old| old.end > new.end) {
-                let offset = old.offset.wrapping_add(new.end - old.start);
-                pieces[2] = Some(Mapping { start: new.end, offset, ..*old });
-            }
-        }
-        if self.is_full() && first == last {
-            let before = first.checked_sub(1).and_then(|before| self.mappings.get(before));
-            let is_part = before.is_some_and(|before| are_one(before, &new))
-                || self.mappings.get(first).is_some_and(|after| are_one(&new, after));
-            if !is_part {
-                self.refused += 1;
-                return;
-            }
-        }
-        let mappings = Arc::make_mut(&mut self.mappings);
-        mappings.splice(first..last.max(first), pieces.into_iter().flatten());
-        join_generated(mappings, first);
-        self.epoch = self.epoch.wrapping_add(1);
-    }
-
-    /// Generated code, with the unmapped rest of its areas. JIT compilers add code next to existing
-    /// code and run it before the mapping event arrives; they unmap code, of which no event tells,
-    /// and map other code nearby, thousands of times a second. By areas this is no change at all.
-    /// `first..last` are the mappings that it overlaps.
-    fn widened(&self, new: Mapping, first: usize, last: usize) -> Mapping {
-        let overlapped = self.mappings.get(first..last).unwrap_or_default();
-        let (mut start, mut end) = (new.start, new.end);
-        if overlapped.first().is_none_or(|old| old.start >= start) {
-            let before = first.checked_sub(1).and_then(|before| self.mappings.get(before));
-            start = (start & !(AREA - 1)).max(before.map_or(0, |before| before.end));
-        }
-        if overlapped.last().is_none_or(|old| old.end <= end) {
-            let after = self.mappings.get(last).map_or(u64::MAX, |after| after.start);
-            end = end.checked_next_multiple_of(AREA).unwrap_or(end).min(after);
-        }
-        Mapping { start, end, ..new }
-    }
-
-    /// Forgets what is not among these mappings.
-    fn replace(&mut self, mappings: &[Mapping]) {
-        self.mappings = Arc::default();
-        for mapping in mappings {
-            self.map(*mapping);
-        }
-    }
-}
-
-/// Where a process generates code, all of the memory around it, of this size and alignment, counts
-/// as such up to the neighbouring mappings.
-const AREA: u64 = 2 << 20;
-
-/// Whether two neighbours are generated code without a gap.
-fn are_one(before: &Mapping, after: &Mapping) -> bool {
-    before.backing.is_generated() && before.backing == after.backing && before.end == after.start
-}
-
-/// Joins what was put in at this position.
-fn join_generated(mappings: &mut Vec<Mapping>, position: usize) {
-    // As many pieces, and a neighbour on each side.
-    let mut at = position.saturating_sub(1);
-    for _ in 0..4 {
-        match mappings.get(at..at + 2) {
-            Some([before, after]) if are_one(before, after) => {
-                let end = after.end;
-                mappings.remove(at + 1);
-                if let Some(joined) = mappings.get_mut(at) {
-                    joined.end = end;
-                }
-            }
-            _ => at += 1,
-        }
-    }
 }
 
 /// The effect of an event, for components with state of their own per process.
@@ -573,15 +409,6 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_in_the_middle_splits_the_old_one() {
-        let mut space = Space::default();
-        space.map(file(0x1000, 0x9000, 0));
-        space.map(Mapping { backing: Backing::Anonymous, ..file(0x3000, 0x4000, 0) });
-        let ranges: Vec<_> = space.mappings.iter().map(|m| (m.start, m.end, m.offset)).collect();
-        assert_eq!(ranges, [(0x1000, 0x3000, 0), (0x3000, 0x4000, 0), (0x4000, 0x9000, 0x3000)]);
-    }
-
-    #[test]
     fn files_that_others_were_mapped_over_are_kept_by_nothing() {
         let (mut files, mut space) = (MappedFiles::default(), Space::default());
         for inode in 0..5_000 {
@@ -609,53 +436,6 @@ mod tests {
         assert_eq!(table.apply(&exit, 4), Change::Exited { pid }, "its end is reported again");
     }
 
-    #[test]
-    fn the_same_mapping_again_changes_nothing() {
-        let mut space = Space::default();
-        space.map(file(0x1000, 0x2000, 0));
-        let epoch = space.epoch;
-        space.map(file(0x1000, 0x2000, 0));
-        assert_eq!(space.epoch, epoch);
-    }
-
-    #[test]
-    fn neighbouring_generated_code_is_one_mapping() {
-        let mut space = Space::default();
-        for page in 0..10_000u64 {
-            let start = page * 0x1000;
-            space.map(Mapping {
-                start,
-                end: start + 0x1000,
-                offset: 0,
-                backing: Backing::Anonymous,
-            });
-        }
-        assert_eq!(space.mappings.len(), 1);
-    }
-
-    #[test]
-    fn generated_code_in_one_area_is_one_mapping_and_files_between_keep_it_apart() {
-        let generated = |start: u64, backing| Mapping { backing, ..file(start, start + 0x1000, 0) };
-        let runtime = |start: u64| generated(start, Backing::Runtime);
-        let mut space = Space::default();
-        space.map(runtime(AREA + 0x1_0000));
-        space.map(file(AREA + 0x8_0000, AREA + 0x8_1000, 0));
-        for start in [AREA + 0x4_0000, AREA + 0xa_0000, AREA + 0x9_0000, 2 * AREA, 4 * AREA] {
-            space.map(runtime(start));
-        }
-        let ranges: Vec<_> = space.mappings.iter().map(|m| (m.start, m.end)).collect();
-        let expected = [
-            (AREA, AREA + 0x8_0000),
-            (AREA + 0x8_0000, AREA + 0x8_1000),
-            (AREA + 0x8_1000, 3 * AREA),
-            (4 * AREA, 5 * AREA),
-        ];
-        assert_eq!(ranges, expected);
-        let epoch = space.epoch;
-        space.map(runtime(AREA + 0x2_0000));
-        assert_eq!(space.epoch, epoch, "it is known to hold generated code");
-    }
-
     /// A mapping event of this path.
     fn mapped(pid: u32, start: u64, path: &[u8]) -> Event {
         let inode = MappedInode { major: 0, minor: 1, inode: 7, generation: 1 };
@@ -673,7 +453,7 @@ mod tests {
             table.apply(&event, number * SECOND / 5_000);
         }
         assert_eq!((table.muted_events, table.refused_mappings), (0, 0));
-        assert_eq!(table.get(7).map(|process| process.space.mappings.len()), Some(1));
+        assert_eq!(table.get(7).map(|process| process.space.mappings().len()), Some(1));
     }
 
     #[test]
@@ -690,21 +470,11 @@ mod tests {
         }
         let more = MAX_MAPPINGS as u64;
         assert_eq!(map_at(&mut table, more), Change::Refused { pid: 7 });
-        let last = table.get(7).and_then(|process| process.space.mappings.last().copied());
+        let last = table.get(7).and_then(|process| process.space.mappings().last().copied());
         let last = last.expect("a mapping");
         table.repair(7, "churn", &[last], 1);
-        assert_eq!(table.get(7).map(|process| process.space.mappings.to_vec()), Some(vec![last]));
+        assert_eq!(table.get(7).map(|process| process.space.mappings().to_vec()), Some(vec![last]));
         assert!(matches!(map_at(&mut table, more), Change::Mapped { .. }));
-    }
-
-    #[test]
-    fn a_process_that_maps_without_end_is_refused() {
-        let mut space = Space::default();
-        for page in 0..10_000u64 {
-            space.map(file(page * 0x2000, page * 0x2000 + 0x1000, 0));
-        }
-        assert_eq!(space.mappings.len(), MAX_MAPPINGS);
-        assert_eq!(space.refused, 10_000 - MAX_MAPPINGS as u64);
     }
 
     #[test]
@@ -770,7 +540,7 @@ mod tests {
         let replaced = old.and_then(|old| table.image(old)).and_then(|old| old.replaced);
         assert_eq!(replaced, Some(5));
         let process = table.get(7).expect("still there");
-        assert!(process.space.mappings.is_empty());
+        assert!(process.space.mappings().is_empty());
         assert_ne!(Some(process.image), old);
         assert_eq!(process.parent, 1);
     }
