@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use strata_profile::{Format, WriteOptions};
 
-use crate::record::output;
+use crate::output;
 use crate::view::Shown;
 
 /// A profile larger than this is refused.

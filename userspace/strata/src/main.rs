@@ -7,7 +7,10 @@ mod daemon;
 mod doctor;
 mod documents;
 mod environment;
+mod losses;
+mod output;
 mod printing;
+mod priority;
 mod ps;
 mod query;
 mod record;
@@ -15,6 +18,7 @@ mod second_signal;
 mod stacks;
 mod status;
 mod terminal;
+mod user;
 mod view;
 
 use std::ffi::OsString;
@@ -35,7 +39,7 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
     let first = arguments.get(1)?.to_str()?;
     if first.starts_with("internal-") {
         // Parsing can wait; only the recording itself goes before others.
-        record::launch::set_priority(0);
+        priority::set_priority(0);
     }
     match first {
         "internal-opener" => {

@@ -23,7 +23,7 @@ pub fn cut(text: &str, limit: Option<usize>) -> String {
 
 /// `1 process`, `2 processes`.
 pub fn counted(count: u64, noun: &str) -> String {
-    let number = crate::record::live::grouped(count);
+    let number = crate::printing::grouped(count);
     match count {
         1 => format!("1 {noun}"),
         _ if noun.ends_with('s') || noun.ends_with("sh") => format!("{number} {noun}es"),

@@ -146,7 +146,7 @@ struct Slow {
 const OFF_CPU_SHARE: u32 = 8;
 
 const HOOKS: Hooks =
-    Hooks { started: || crate::record::launch::set_priority(0), trim: memory::trim_now_and_then };
+    Hooks { started: || crate::priority::set_priority(0), trim: memory::trim_now_and_then };
 
 /// Runs until it is asked to end.
 pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> {
@@ -175,7 +175,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     let starting = Queues::start(destinations.plans.clone(), Clock::real());
     let delivery = network.spawn(starting).await??;
     let delivery = Arc::new(delivery);
-    crate::record::launch::set_priority(crate::record::launch::RECORDING_PRIORITY);
+    crate::priority::set_priority(crate::priority::RECORDING_PRIORITY);
     let frequencies = kernel_frequencies(&configuration);
     let kinds = sampled_kinds(&configuration);
     let mut engine = Engine::new(Options {

@@ -12,9 +12,9 @@ use strata_query::{DEFAULT_TYPE, Store, Whose, Window, sample_type};
 use strata_store::Selection;
 
 use super::{ask, show};
+use crate::output;
 use crate::printing;
-use crate::record::launch::User;
-use crate::record::output;
+use crate::user::User;
 use crate::view::Shown;
 
 #[derive(Debug)]

@@ -20,9 +20,9 @@ use strata_query::when::{self, When};
 use strata_query::{DEFAULT_TYPE, QueryError, Store, Whose, Window, sample_type};
 use strata_store::{Answer, Detail, Holding, Selection};
 
+use crate::output;
 use crate::printing;
-use crate::record::launch::User;
-use crate::record::output;
+use crate::user::User;
 use crate::view::Shown;
 
 /// A file to write, in which format.

@@ -7,8 +7,9 @@ use anyhow::Result;
 use strata_kinds::Kind;
 use strata_profile::Format;
 
-use super::launch::User;
-use super::{Plan, output};
+use super::Plan;
+use crate::output;
+use crate::user::User;
 
 /// A file that is written.
 #[derive(Debug, Default, PartialEq, Eq)]

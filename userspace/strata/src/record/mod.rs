@@ -3,17 +3,14 @@
 //! - [`session`]: the recording itself: the loop over records, signals and the command.
 //! - [`files`]: the output files, and their names.
 //! - [`launch`]: the command after `--`, run as the right user.
-//! - [`output`]: files that belong to the right user and never follow a link.
 //! - [`upload`]: sends the profile to a server.
-//! - [`live`]: progress. [`report`]: what is printed at the end; [`losses`] and [`quality`]: what
-//!   is missing and where. [`opening`]: opens the flame graph in a browser.
+//! - [`live`]: progress. [`report`]: what is printed at the end; [`quality`]: where stacks are
+//!   incomplete. [`opening`]: opens the flame graph in a browser.
 
 mod files;
 pub mod launch;
 pub mod live;
-pub mod losses;
 mod opening;
-pub mod output;
 mod quality;
 pub mod report;
 pub mod session;
@@ -30,10 +27,10 @@ use anyhow::{Context, Result, bail};
 use strata_kinds::{Frequencies, Kind, Kinds};
 use strata_profile::{Format, Profile, WriteOptions};
 
-use crate::printing;
+use crate::user::User;
 use crate::view::Shown;
+use crate::{output, printing};
 use files::OutputFile;
-use launch::User;
 use report::{Report, Written};
 use strata_agent::managed;
 use strata_agent::selection::Wanted;

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::launch::{User, become_user_of};
+use crate::user::{User, become_user_of};
 
 /// What opens a file on a desktop, in this order.
 const OPENERS: [&str; 3] = ["xdg-open", "sensible-browser", "firefox"];

@@ -11,9 +11,9 @@ use strata_profile::summary::{self, Summary};
 use strata_profile::text::{sanitize_for_terminal, shortened};
 use strata_profile::{FrameKind, Profile};
 
-use super::live::grouped;
-use super::losses::{Running, advice, cause_of, losses};
 use super::quality::Quality;
+use crate::losses::{Running, advice, cause_of, losses};
+use crate::printing::grouped;
 use crate::terminal::{columns, counted, cut};
 use strata_agent::engine::Engine;
 use strata_agent::kernel::introspect;

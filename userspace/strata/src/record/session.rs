@@ -11,10 +11,11 @@ use strata_kinds::{Kind, Kinds};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::launch::{self, User};
+use super::launch;
 use super::live::{Figures, Live};
-use super::{Plan, output, report};
-use crate::{capabilities, second_signal};
+use super::{Plan, report};
+use crate::user::User;
+use crate::{capabilities, output, priority, second_signal};
 use strata_agent::engine::{Engine, Options};
 use strata_agent::event_loop::{Due, EventLoop, until};
 use strata_agent::kernel::introspect;
@@ -101,7 +102,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         );
     }
     let mut signals = Signals::new()?;
-    launch::set_priority(launch::RECORDING_PRIORITY);
+    priority::set_priority(priority::RECORDING_PRIORITY);
     let mut engine = Engine::new(Options {
         wakeup: wakeup(plan),
         settings: Settings {
@@ -168,7 +169,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     drop(signals);
     engine.finish(PATIENCE)?;
     // Symbolizing and writing delay no other work.
-    launch::set_priority(0);
+    priority::set_priority(0);
     engine.note_kernel_use();
     drop(run_time);
     Ok(Recorded { engine, started, length, command_status, still_running, user })

@@ -3,8 +3,8 @@
 use strata_profile::text::sanitize_for_terminal;
 
 use super::{Exporter, Sourced, Status};
-use crate::record::live::grouped;
-use crate::record::losses::{self, Running};
+use crate::losses::{self, Running};
+use crate::printing::grouped;
 use crate::terminal::counted;
 
 fn sanitize(lines: &[String]) -> String {

@@ -1,7 +1,7 @@
 //! The figures of the event loop, for its status.
 
 use super::{Daemon, kernel_frequencies};
-use crate::record::losses;
+use crate::losses;
 use crate::status::{
     self, Containers, CpuSeconds, DotNet, Memory, Profiles, Reading, RefusedProcess, SHED,
     Sampling, Status, UnreadableFile,

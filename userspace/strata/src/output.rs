@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::launch::User;
+use crate::user::User;
 
 /// Takes a user's rights on files for the life of the value (of this thread only): the user and the
 /// group, and none of root's supplementary groups.
