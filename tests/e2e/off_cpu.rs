@@ -184,10 +184,12 @@ fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
         let seen = below(&waits, way);
         println!("{way}: measured {seconds:.2} s, seen {seen:.2} s");
         sums = (sums.0 + seconds, sums.1 + seen);
-        // On a busy host a daemon takes fewer of the waits, and estimates.
-        assert!((0.6..1.4).contains(&(seen / seconds)), "{way}");
+        // The daemon's budget is the host's: beside other programs one wait in 16 may be taken, of
+        // which this thread has a dozen.
+        assert!(seen > seconds * 0.2, "{way}");
     }
-    assert!((0.92..1.08).contains(&(sums.1 / sums.0)), "{sums:?}");
+    // Three standard deviations of a hundred waits.
+    assert!((0.7..1.3).contains(&(sums.1 / sums.0)), "{sums:?}");
     assert!(query("others", "off_cpu", "others.folded")?.is_empty());
     Ok(())
 }
