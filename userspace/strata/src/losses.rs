@@ -62,7 +62,7 @@ const CAUSES: [Cause; 19] = [
     ),
     cause(
         "waits_without_end",
-        "waits whose end was lost: counted up to the thread's next wait",
+        "waits whose end was lost: their length is estimated",
         HOST_BUSY,
         HOST_BUSY,
     ),

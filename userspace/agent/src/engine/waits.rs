@@ -141,7 +141,8 @@ pub struct Waits {
     switch: Option<Range<u64>>,
     /// Waits that found no room here.
     pub refused: u64,
-    /// Waits whose end was lost: they are taken to have lasted until their thread's next.
+    /// Waits whose end was lost: they are counted up to their thread's next, or to the last flush
+    /// where not every wait of the thread is recorded.
     pub endless: u64,
 }
 
@@ -209,9 +210,12 @@ impl Engine {
             self.loading.need(&self.table, pid, 0);
         }
         if let Some(mut before) = self.waits.take(thread.tid) {
-            // Its end was lost. It was before this one began, and mostly not long before.
+            // Its end was lost. It was before this one began, and not long before where every wait of
+            // the thread is recorded. Another process may have the number by now.
             self.waits.endless += 1;
-            before.count(time, 0, &mut self.aggregate);
+            if before.weight == 1 && before.thread.image == thread.image {
+                before.count(time, 0, &mut self.aggregate);
+            }
         }
         self.waits.begin(Wait {
             thread,

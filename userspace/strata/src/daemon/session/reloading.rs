@@ -10,7 +10,7 @@ use strata_export::pipeline::PipelineSettings;
 
 use super::{Daemon, destinations, kernel_frequencies, own_pid, period};
 use crate::daemon::memory::Budget;
-use crate::daemon::settings::kept_times;
+use crate::daemon::settings::{kept_times, sampled_kinds};
 
 /// The time given to the pipeline, at a time, to take another configuration.
 const CONFIGURING: Duration = Duration::from_millis(5);
@@ -69,6 +69,9 @@ impl Daemon {
             tracing::warn!(
                 "the size of the record ring, a part of memory_limit, changes with a restart only"
             );
+        }
+        if sampled_kinds(&configuration) != sampled_kinds(old) {
+            tracing::warn!("off_cpu among types begins and ends with a restart only");
         }
         if budget.tables != self.memory.budget.tables {
             self.engine.store.set_limit(budget.tables);
