@@ -104,7 +104,7 @@ fn a_full_disk_is_named_and_is_not_healthy() -> Result<()> {
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[sampling]\nfrequency = 199\n")?;
     std::fs::create_dir(daemon.store())?;
-    let options = c"size=64k";
+    let options = c"size=16k";
     mount("none", daemon.store(), "tmpfs", MountFlags::empty(), Some(options))?;
     let disk = Mounted(daemon.store());
     daemon.start()?;

@@ -2,8 +2,10 @@
 //!
 //! Nothing is stopped, signalled or loaded for native code: the kernel walks the threads that wait,
 //! with the tables that a recording uses. A .NET process gets the bridge for its symbols, as in a
-//! recording, and it is detached again. [`thread`]: threads as they are shown.
+//! recording, and it is detached again. [`thread`]: threads as they are shown; [`last_run`]:
+//! for how long they have waited.
 
+mod last_run;
 mod thread;
 
 use std::time::{Duration, Instant, SystemTime};

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use strata_profile::text::sanitize_for_terminal;
 use strata_profile::{FrameKind, Profile};
 
+use super::last_run::CpuClocks;
 use crate::terminal::{counted, cut};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +35,7 @@ pub struct Thread {
 
 /// The threads of a profile of one moment, by id.
 pub fn threads(profile: &Profile, pid: u32) -> Vec<Thread> {
+    let mut clocks = CpuClocks::new();
     let mut threads: Vec<Thread> = profile
         .samples()
         .map(|sample| {
@@ -56,7 +58,7 @@ pub fn threads(profile: &Profile, pid: u32) -> Vec<Thread> {
                 tid,
                 name: profile.string(identity.comm).to_owned(),
                 state: state(pid, tid).unwrap_or('?'),
-                since: waiting_since(pid, tid),
+                since: clocks.since_last_run(pid, tid),
                 frames,
             }
         })
@@ -73,22 +75,6 @@ fn state(pid: u32, tid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
     // The name before it may hold anything.
     stat.rsplit_once(") ")?.1.chars().next()
-}
-
-/// How long ago a thread ran last: the scheduler's clock of then (`se.exec_start` of
-/// kernel/sched/debug.c, a build option) against that of this thread, which runs now.
-fn waiting_since(pid: u32, tid: u32) -> Option<Duration> {
-    let then = exec_start(&format!("/proc/{pid}/task/{tid}/sched"))?;
-    let now = exec_start("/proc/thread-self/sched")?;
-    // Clocks of two CPUs may differ by a little.
-    Some(Duration::from_secs_f64((now - then).max(0.0) / 1e3))
-}
-
-/// In milliseconds.
-fn exec_start(path: &str) -> Option<f64> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().find(|line| line.starts_with("se.exec_start"))?;
-    line.rsplit_once(':')?.1.trim().parse().ok()
 }
 
 /// `waiting`: what a state means.
@@ -287,11 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_thread_reads_its_own_clock() {
-        let own = exec_start("/proc/thread-self/sched");
-        if let Some(own) = own {
-            assert!(own > 0.0);
-        }
+    fn a_thread_that_runs_is_running() {
         let tid = u32::try_from(own_tid()).unwrap_or(0);
         assert_eq!(state(std::process::id(), tid), Some('R'));
     }
