@@ -87,8 +87,8 @@ pub const FORM_RAW: u8 = 1;
 pub const FORM_ENDED: u8 = 2;
 pub const ENDED_WORDS: usize = 1;
 
-/// The last words of a wait's first record, after its frames or its copied stack: the thread's state, and the number of the system
-/// call it is in, or [`NO_SYSCALL`].
+/// The last words of a wait's first record, after its frames or its copied stack: the thread's
+/// state, and the number of the system call it is in, or [`NO_SYSCALL`].
 pub const WAIT_WORDS: usize = 2;
 pub const NO_SYSCALL: u64 = u64::MAX;
 /// The state of a thread that would run if it had a CPU.
@@ -106,6 +106,9 @@ pub const FLAG_KERNEL_CUT: u8 = 1;
 pub const FLAG_CONTEXT: u8 = 2;
 /// The sample is the start of a wait: its words end with [`WAIT_WORDS`] more.
 pub const FLAG_WAIT: u8 = 4;
+/// The end of a wait was noticed late, when the thread was switched out again: its time is when the
+/// thread was woken, or, if that is not known, a bound.
+pub const FLAG_LATE: u8 = 8;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! The off-CPU sampler: where threads are when they are switched out, and for how long.
 //!
 //! [`switched`] runs at every context switch, with the run queue locked and interrupts off. Of the
-//! waits of a thread some are chosen by chance; of those the stack is walked at once
-//! and sent up, and when one of them runs again its wait's end follows. [`woken`] notes when a
-//! chosen thread could have run.
+//! waits of a thread some are chosen by chance; of those the stack is walked at once and sent up, and
+//! when one of them runs again its wait's end follows. [`woken`] notes when a chosen thread could have
+//! run.
 //!
-//! Which share of a thread's waits is chosen depends only on how often the thread and its CPU were walked lately, never
-//! on how long a wait will last, and every record carries it as its weight: sums are unbiased. A
-//! thread that is switched now and then is walked each time.
+//! Which share of a thread's waits is chosen depends only on how often the thread and its CPU were
+//! walked lately, never on how long a wait will last, and every record carries it as its weight: sums
+//! are unbiased. A thread that is switched now and then is walked each time.
 //!
 //! Invariant: nothing here waits, faults or allocates. A switch that is not chosen costs a look at two
 //! slots; at most a fixed number of stacks is walked in each window of time.
@@ -15,14 +15,14 @@
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::task_struct;
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_task_btf, bpf_get_prandom_u32, bpf_get_stack, bpf_jiffies64, bpf_ktime_get_ns,
+    bpf_get_current_task_btf, bpf_get_prandom_u32, bpf_jiffies64, bpf_ktime_get_ns,
     bpf_task_pt_regs,
 };
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use strata_abi::record::{
-    Counter, End, FLAG_KERNEL_CUT, FLAG_WAIT, FORM_ENDED, FORM_RAW, FORM_UNWOUND, Header,
+    Counter, End, FLAG_LATE, FLAG_WAIT, FORM_ENDED, FORM_RAW, FORM_UNWOUND, Header,
     MAX_KERNEL_FRAMES, NO_SYSCALL, RAW_WAIT_PAGES, SOURCE_OFF_CPU, STATE_RUNNABLE, WAIT_WORDS,
 };
 use strata_abi::tables::PROCESS_SKIP;
@@ -34,8 +34,8 @@ use crate::maps::{
     Pace, Record, WAIT_SLOT_COUNT, WAIT_SLOTS, WaitSlot, count, task_mm, task_offsets, wait_budget,
 };
 use crate::sampler::{
-    BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, raw_stack, saved,
-    user_stack, waits_ring,
+    BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, kernel_stack,
+    raw_stack, saved, user_stack, waits_ring,
 };
 
 /// A window of time is 32 jiffies: 32 to 320 ms, by the kernel's HZ.
@@ -71,10 +71,12 @@ pub fn switched(context: BtfTracePointContext) -> i32 {
         )
     };
     if to_tid != 0 {
-        end_wait(to_tid);
+        end_wait(to_tid, 0);
     }
     // Threads of the kernel have no memory of their own.
     if from_tid != 0 && memory != 0 {
+        // The few switches that this program is not run for, and those while it was not attached.
+        end_wait(from_tid, FLAG_LATE);
         let state = if preempted as u8 != 0 { 0 } else { state };
         let weight = choose(from_tid, state);
         if weight != 0 {
@@ -99,22 +101,22 @@ pub fn woken(context: BtfTracePointContext) -> i32 {
     0
 }
 
-/// The slot's thread runs again: tells how long it has waited, if that is wanted.
+/// The slot's thread runs: sends the end of its wait, if it has one that was sent.
 #[inline(always)]
-fn end_wait(tid: u32) {
+fn end_wait(tid: u32, flags: u8) {
     let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return };
     // SAFETY: a map value; a thread is switched in on one CPU at a time, and its slot is its own.
     let slot = unsafe { &mut *slot };
     if slot.owner != tid || slot.began == 0 {
         return;
     }
-    send_end(tid, slot.began, slot.woken);
+    send_end(tid, slot.began, slot.woken, flags);
     slot.began = 0;
     slot.woken = 0;
 }
 
 #[inline(never)]
-fn send_end(tid: u32, began: u64, woken: u64) {
+fn send_end(tid: u32, began: u64, woken: u64, flags: u8) {
     // SAFETY: the helper has no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let (Some(hot), Some(record)) = (OFF_CPU_HOT.get_ptr_mut(cpu), OFF_CPU_RECORD.get_ptr_mut(cpu))
@@ -128,14 +130,18 @@ fn send_end(tid: u32, began: u64, woken: u64) {
     record.header.form = FORM_ENDED;
     record.header.end = End::Complete as u8;
     record.header.value = began;
+    record.header.flags = flags;
+    if flags & FLAG_LATE != 0 && woken != 0 {
+        record.header.time = woken;
+    }
     record.words[0] = woken;
     hot.hits = 0;
     hot.misses = 0;
     emit(waits_ring(), hot, record, 1, BPF_RB_NO_WAKEUP);
 }
 
-/// What the wait that the current thread begins is to stand for; 0 if it is not chosen. A call, so that
-/// its variables are not on the stack while frames are walked.
+/// What the wait that the current thread begins is to stand for; 0 if it is not chosen. A call, so
+/// that its variables are not on the stack while frames are walked.
 #[inline(never)]
 fn choose(tid: u32, state: u32) -> u32 {
     let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return 0 };
@@ -184,8 +190,8 @@ fn window() -> u32 {
     (unsafe { bpf_jiffies64() } >> WINDOW_SHIFT) as u32
 }
 
-/// Whether this switch is the chosen one of its block. In short blocks exactly one is, so that the number
-/// of samples is as even as can be; where few are chosen each switch is a block, and a chance.
+/// Whether this switch is the chosen one of its block. In short blocks exactly one is, so that the
+/// number of samples is as even as can be; where few are chosen each switch is a block, and a chance.
 ///
 /// A block goes on to its end, however often the thread is to be walked by then: that depends on
 /// whether its chosen switch has come, and sums would not be unbiased.
@@ -288,7 +294,7 @@ fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32) {
     // Kept here meanwhile: the stack is small.
     header.value = state as u64;
     header.end = End::NoProcess as u8;
-    kernel_stack(context, record);
+    kernel_stack(context.as_ptr(), record);
     // SAFETY: the current task is valid for the whole program.
     let (task, registers) = unsafe {
         let task = bpf_get_current_task_btf();
@@ -374,26 +380,6 @@ fn may_copy(cpu: u32) -> bool {
 fn put(record: &mut Record, index: usize, word: u64) {
     // All frames together are fewer, and so are the words of a copied stack.
     record.words[index & 4095] = word;
-}
-
-#[inline(always)]
-fn kernel_stack(context: &BtfTracePointContext, record: &mut Record) {
-    // SAFETY: the record has room for MAX_KERNEL_FRAMES words.
-    let bytes = unsafe {
-        bpf_get_stack(
-            context.as_ptr(),
-            (&raw mut record.words).cast(),
-            (MAX_KERNEL_FRAMES * 8) as u32,
-            0,
-        )
-    };
-    if bytes > 0 {
-        let frames = (bytes as u64 >> 3) & 127;
-        record.header.kernel_frames = frames as u16;
-        if frames == MAX_KERNEL_FRAMES as u64 {
-            record.header.flags |= FLAG_KERNEL_CUT;
-        }
-    }
 }
 
 const _: () = assert!(size_of::<WaitSlot>() == strata_abi::tables::WAIT_SLOT_BYTES);

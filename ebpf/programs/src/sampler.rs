@@ -75,7 +75,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     hot.misses = 0;
     fill_header(&mut record.header, ids, cpu);
     record.header.source = SOURCE_CPU;
-    let in_kernel = kernel_stack(&context, record);
+    let in_kernel = interrupted_kernel_stack(&context, record);
 
     // SAFETY: the current task is valid for the whole program.
     let (task, registers) = unsafe {
@@ -176,9 +176,9 @@ pub fn fill_header(header: &mut Header, ids: u64, cpu: u32) {
     header.label_set = 0;
 }
 
-/// Takes the kernel's stack; false when the tick hit user mode, and there is none.
+/// Takes the stack of the tick in the kernel; false when it hit user mode, and there is none.
 #[inline(always)]
-fn kernel_stack(context: &PerfEventContext, record: &mut Record) -> bool {
+fn interrupted_kernel_stack(context: &PerfEventContext, record: &mut Record) -> bool {
     // Interrupted in user mode there is no kernel stack, and asking for it is not free.
     // SAFETY: `bpf_perf_event_data` starts with the interrupted `struct pt_regs`.
     let mode = unsafe {
@@ -187,14 +187,16 @@ fn kernel_stack(context: &PerfEventContext, record: &mut Record) -> bool {
     if is_user(mode) {
         return false;
     }
-    // SAFETY: the buffer has room for MAX_KERNEL_FRAMES words.
+    kernel_stack(context.as_ptr(), record);
+    true
+}
+
+/// The current thread's kernel stack: the first words of a record.
+#[inline(always)]
+pub fn kernel_stack(context: *mut c_void, record: &mut Record) {
+    // SAFETY: the record has room for MAX_KERNEL_FRAMES words.
     let bytes = unsafe {
-        bpf_get_stack(
-            context.as_ptr(),
-            (&raw mut record.words).cast(),
-            (MAX_KERNEL_FRAMES * 8) as u32,
-            0,
-        )
+        bpf_get_stack(context, (&raw mut record.words).cast(), (MAX_KERNEL_FRAMES * 8) as u32, 0)
     };
     if bytes > 0 {
         let frames = (bytes as u64 >> 3) & 127;
@@ -203,7 +205,6 @@ fn kernel_stack(context: &PerfEventContext, record: &mut Record) -> bool {
             record.header.flags |= FLAG_KERNEL_CUT;
         }
     }
-    true
 }
 
 /// Whose stack is walked, and what becomes of one that leads through code without tables.
@@ -214,7 +215,7 @@ pub enum Whose {
     /// The current thread's. It ends there.
     CurrentAsFar,
     /// Another thread's, which does not run. It ends there: it is walked again once its runtime has
-    /// said what this code is.
+    /// published what this code is.
     Other(*mut task_struct),
 }
 

@@ -6,7 +6,8 @@
 //! `.eh_frame`.
 //!
 //! Code map:
-//! - [`header`](mod@crate::header): the table's header, its four versions, and the search for it in a section without a name
+//! - [`header`](mod@crate::header): the table's header, its four versions, and the search for it in a section
+//!   without a name
 //! - [`table`](mod@crate::table): [`PclnTab`]: functions, lookup by address, names, files and lines
 //! - [`pc_values`](mod@crate::pc_values): the delta-coded tables of (address range, value)
 //! - [`inline`](mod@crate::inline): logical frames of calls the compiler inlined

@@ -1,7 +1,8 @@
 //! Points in time as users write them, and as they are shown.
 //!
 //! `now`, `-1h` (and `-1h30m`, `-2d`, `-1w`) from now; RFC 3339 (`2026-01-31T14:30:00Z`, any
-//! offset); `yesterday` (its midnight) and `yesterday 14:30`; local time as `2026-01-31 14:30[:15]`, a day alone (its midnight) or `14:30` of today.
+//! offset); `yesterday` (its midnight) and `yesterday 14:30`; local time as `2026-01-31 14:30[:15]`,
+//! a day alone (its midnight) or `14:30` of today.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

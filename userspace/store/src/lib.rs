@@ -60,8 +60,8 @@
 //! - **Members**, first in a roll-up: list of the segments it stands for: number, the first and
 //!   the last start of a profile (signed).
 //! - **Index**, when a segment is sealed: list of series as above; list of members as above; list
-//!   of profiles: series, seconds merged, in a roll-up the member, start (difference, signed), end minus start (signed), where its record
-//!   begins (difference), bytes of the record.
+//!   of profiles: series, seconds merged, in a roll-up the member, start (difference, signed), end
+//!   minus start (signed), where its record begins (difference), bytes of the record.
 //! - **Trailer**: no payload; the last record of a sealed file.
 //!
 //! A roll-up's record stands only for its member: when that segment is dropped, it is left out of

@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use strata_abi::record::{End, FLAG_KERNEL_CUT, Header, NO_SYSCALL, STATE_RUNNABLE};
+use strata_abi::record::{End, FLAG_KERNEL_CUT, FLAG_LATE, Header, NO_SYSCALL, STATE_RUNNABLE};
 use strata_kinds::Kind;
 use syscalls::Sysno;
 
@@ -141,8 +141,9 @@ pub struct Waits {
     switch: Option<Range<u64>>,
     /// Waits that found no room here.
     pub refused: u64,
-    /// Waits whose end was lost: they are counted up to their thread's next, or to the last flush
-    /// where not every wait of the thread is recorded.
+    /// Waits whose end was not seen in time. They are counted until their thread was woken, or at most
+    /// until it was switched out again; without even that record, until its next wait or the last
+    /// flush.
     pub endless: u64,
 }
 
@@ -247,11 +248,12 @@ impl Engine {
 
     /// The thread of a wait runs again.
     pub(super) fn end_wait(&mut self, sample: Sample<'_>) {
-        let Header { time, tid, value: began, .. } = sample.header;
+        let Header { time, tid, value: began, flags, .. } = sample.header;
         if self.waits.threads.get(&tid).is_none_or(|wait| wait.began != began) {
             return;
         }
         let Some(mut wait) = self.waits.take(tid) else { return };
+        self.waits.endless += u64::from(flags & FLAG_LATE != 0);
         let woken = sample.words.first().copied().unwrap_or_default();
         wait.count(time, woken, &mut self.aggregate);
         if wait.stack.is_none() {

@@ -12,7 +12,8 @@ use tokio::process::{Child, Command};
 use crate::priority::set_priority;
 use crate::user::{User, become_user};
 
-/// Starts the command, with these variables besides its usual ones. It shares strata's terminal, files and process group.
+/// Starts the command, with these variables besides its usual ones. It shares strata's terminal,
+/// files and process group.
 pub fn start(command: &[OsString], user: Option<&User>, variables: &[Variable]) -> Result<Child> {
     let [program, arguments @ ..] = command else { bail!("no command to run") };
     let mut starting = Command::new(program);
