@@ -76,7 +76,6 @@ pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate
         symbolizer.under_way.insert(key, Vec::new());
         tasks.push(Task { key, owner, weight: 0, work: Work::Related(work) });
     }
-    tasks.sort_by_key(|task| std::cmp::Reverse(task.weight));
     let awaited = tasks.iter().map(|task| task.key).collect();
     symbolizer.flush = Some(Flush {
         ends: Instant::now() + symbolizer.options.patience,

@@ -1,8 +1,8 @@
 //! Symbolization: code addresses of an aggregate become frames, and frames a profile.
 //!
 //! - [`symbolizer`]: flushes, one after the other, without waiting. [`gather`]: from an aggregate
-//!   to [`task`]s, which a [`pool`] of threads runs. [`known_symbols`]: symbols kept between
-//!   flushes.
+//!   to [`task`]s, which a [`pool`] of threads runs. [`costs`]: which of them go
+//!   first. [`known_symbols`]: symbols kept between flushes.
 //! - [`file_client`]: requests to the file service, with deadlines.
 //! - [`kernel`] reads `/proc/kallsyms`.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
@@ -17,6 +17,7 @@
 
 pub mod assemblies;
 pub mod build;
+mod costs;
 pub mod file_client;
 mod gather;
 pub mod jit;

@@ -4,7 +4,7 @@
 //! fast one takes its place. The number of slow threads is bounded, with one for each owner of
 //! files; a task that finds none free ends, and is retried on a slow thread, owners in turn. An
 //! owner that used up its share of a flush continues there too, and one that was slow starts there
-//! for a while.
+//! for a while. Owners that have cost little in the last flushes, new ones above all, go first.
 //!
 //! Invariant: no caller waits for a pool. Outcomes arrive as messages, and every task ends.
 
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use strata_sandbox::{FileError, Reply, Request};
 
+use crate::costs::Costs;
 use crate::file_client::{Ask, FileClient};
 use crate::task::{Outcome, Owner, Symbol, Task, TaskKey};
 
@@ -29,6 +30,9 @@ pub struct Limits {
     pub slow: Duration,
     /// All tasks of one owner together on fast threads, in a flush.
     pub share: Duration,
+    /// An owner whose task took so long begins on slow threads for a while. More than [`Self::fast`]:
+    /// on a busy machine every task takes longer, and slow threads are where hostile files wait.
+    pub slow_owner: Duration,
 }
 
 /// Threads that take new tasks.
@@ -64,7 +68,10 @@ struct State {
     busy: HashSet<Owner>,
     fast_threads: usize,
     slow_threads: usize,
+    /// On fast threads, in this flush.
     used: HashMap<Owner, Duration>,
+    /// On any thread, in the last flushes.
+    costs: Costs,
     known_slow: HashMap<Owner, SlowOwner>,
     ended: bool,
 }
@@ -93,11 +100,13 @@ impl Pool {
         Self { shared, reports }
     }
 
-    /// Tasks of a flush, the most important first. Those that there is no room for are returned.
-    pub fn submit(&self, tasks: Vec<Task>) -> Vec<TaskKey> {
+    /// Tasks of a flush. Those that there is no room for are returned.
+    pub fn submit(&self, mut tasks: Vec<Task>) -> Vec<TaskKey> {
         let mut refused = Vec::new();
         let mut state = self.shared.lock();
         state.used.clear();
+        state.costs.age();
+        state.costs.order(&mut tasks);
         let now = Instant::now();
         state.known_slow.retain(|_, slow| slow.until + SLOW_FOR_MOST > now);
         for task in tasks {
@@ -294,12 +303,12 @@ impl Shared {
         if after == Lane::Fast {
             *state.used.entry(task.owner).or_default() += took;
         }
-        if after == Lane::Slow && (lane == Lane::Fast || is_late) {
+        state.costs.add(task.owner, took);
+        if after == Lane::Slow && (is_late || took >= self.limits.slow_owner) {
             state.remember_slow(task.owner, started + took);
         }
         if is_late && after == Lane::Fast {
             // No slow thread was free: it is tried again when one is.
-            state.remember_slow(task.owner, started + took);
             let symbols = std::mem::take(&mut outcome.symbols);
             let key = task.key;
             task.work.take_back(outcome);

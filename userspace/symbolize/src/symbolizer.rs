@@ -45,8 +45,10 @@ impl Options {
             fast: Duration::from_secs(1),
             slow: Duration::from_secs(15),
             share: Duration::from_secs(1),
+            slow_owner: Duration::from_secs(4),
         };
-        Self { most, signatures: false, patience: Duration::from_secs(5), limits }
+        // Most of a period: only the profiles that still lack symbols wait for it.
+        Self { most, signatures: false, patience: Duration::from_secs(12), limits }
     }
 
     /// For the end of a recording, after which there is no other flush.
@@ -55,6 +57,7 @@ impl Options {
             fast: Duration::from_secs(5),
             slow: Duration::from_secs(60),
             share: Duration::from_secs(10),
+            slow_owner: Duration::from_secs(10),
         };
         Self { most: usize::MAX, signatures, patience: Duration::from_secs(180), limits }
     }
@@ -190,6 +193,13 @@ impl Symbolizer {
     /// Whether a flush is under way.
     pub fn is_flushing(&self) -> bool {
         self.flush.is_some()
+    }
+
+    /// The flush waits no longer than until then.
+    pub fn end_by(&mut self, latest: Instant) {
+        if let Some(flush) = &mut self.flush {
+            flush.ends = flush.ends.min(latest);
+        }
     }
 
     /// Nothing is awaited any more, or its deadline has passed.

@@ -12,6 +12,8 @@ use crate::daemon::memory;
 
 /// A pipeline that is busy for so long after a flush was due loses profiles.
 const BUSY_PIPELINE: Duration = Duration::from_secs(20);
+/// Symbols of the last flush are waited for so long: the service manager waits too.
+const LAST_SYMBOLS: Duration = Duration::from_secs(5);
 /// The interval of checks for room in a busy pipeline.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -54,6 +56,7 @@ impl Daemon {
     pub(super) async fn flush_all(&mut self) {
         let latest = Instant::now() + BUSY_PIPELINE;
         self.flush();
+        self.flusher.symbolizer.end_by(Instant::now() + LAST_SYMBOLS);
         while self.flusher.is_flushing() {
             let pause = if self.publisher.is_behind() { RETRY } else { TURN };
             tokio::select! {
