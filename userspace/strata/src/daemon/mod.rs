@@ -6,11 +6,11 @@
 //! - [`clock`]: the time of periods, also when the clock is set.
 //! - [`runtimes`]: metadata of containers.
 //! - `strata_export`: delivers profiles to the store and to exporters.
-//! - [`shared_status`]: its status, served by [`web`].
+//! - [`shared_status`]: its status, served by [`web`]; [`probes`]: health, whatever else happens.
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
 //!   manager, and the memory limit.
 //!
-//! Threads: the loop; the pipeline; one for sockets (exporters, metrics); those that read processes
+//! Threads: the loop; the pipeline; one for exporters' sockets; the status; health probes; those that read processes
 //! (their metadata, their mappings, the code of .NET methods). The loop waits only for the last,
 //! within a time limit.
 
@@ -19,6 +19,7 @@ pub mod flushing;
 pub mod log;
 pub mod memory;
 pub mod notify;
+mod probes;
 pub mod process_metadata;
 pub mod runtimes;
 pub mod session;

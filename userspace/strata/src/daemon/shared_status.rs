@@ -1,6 +1,7 @@
 //! The daemon's status, shared between threads: updated by the loop, and completed from the
 //! pipeline and the exporters' queues when it is requested.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,8 +29,9 @@ pub struct SharedStatus {
     of_loop: Mutex<Status>,
     pipeline: Arc<Mutex<Figures>>,
     queues: Arc<Queues>,
-    /// When the loop turned last.
-    beat: Mutex<Instant>,
+    /// When the loop turned last: milliseconds since the start. Read without a lock, so that no
+    /// probe waits for a thread that has no CPU.
+    beat: AtomicU64,
     /// Why metrics are not served at their address.
     metrics_trouble: Mutex<Option<String>>,
 }
@@ -52,18 +54,26 @@ impl SharedStatus {
             of_loop: Mutex::default(),
             pipeline,
             queues,
-            beat: Mutex::new(Instant::now()),
+            beat: AtomicU64::new(0),
             metrics_trouble: Mutex::default(),
         }
     }
 
+    /// How long the loop has not turned, when that is too long. Neither waits nor allocates.
+    pub fn stuck_for(&self) -> Option<Duration> {
+        let beat = Duration::from_millis(self.beat.load(Ordering::Relaxed));
+        let since = self.started.at.elapsed().saturating_sub(beat);
+        (since > STUCK).then_some(since)
+    }
+
     /// Whether the daemon does its work; else why not.
     pub fn health(&self) -> Result<(), String> {
-        let since = read(&self.beat).elapsed();
-        if since > STUCK {
-            return Err(format!("the sampling loop has not turned for {} s", since.as_secs()));
+        match self.stuck_for() {
+            None => Ok(()),
+            Some(since) => {
+                Err(format!("the sampling loop has not turned for {} s", since.as_secs()))
+            }
         }
-        Ok(())
     }
 
     pub fn metrics_trouble(&self) -> Option<String> {
@@ -76,7 +86,8 @@ impl SharedStatus {
 
     /// The loop is alive.
     pub fn turned(&self) {
-        write(&self.beat, Instant::now());
+        let now = u64::try_from(self.started.at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.beat.store(now, Ordering::Relaxed);
     }
 
     pub fn set(&self, of_loop: Status) {

@@ -3,9 +3,10 @@
 //! - A unix socket for root (mode 0660): everything, for `strata status`.
 //! - A TCP port for scrapers and probes: `/metrics` and `/healthz`, which name no process. Any user
 //!   of the host may take the port first: serving there is tried again until it works.
+//!   [`probes`] has the port, and passes on what is no probe.
 //!
 //! Invariant: read only, and open to connections at any time. At the limit the oldest connection is
-//! dropped for the newest, so that idle ones block no answer. All of it runs on a thread of its
+//! dropped for the newest, so that idle ones block no answer. All of it runs on threads of its
 //! own.
 
 use std::collections::VecDeque;
@@ -27,18 +28,14 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpStream, UnixListener};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::AbortHandle;
 
+use super::probes::{self, MOST_CONNECTIONS, PATIENCE};
 use super::shared_status::SharedStatus;
 use crate::status::metrics;
 
-/// The most open connections of one listener.
-const MOST_CONNECTIONS: usize = 128;
-/// The time limit of a connection, from its beginning to its answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// When a port that another program has is tried again.
-const AGAIN: Duration = Duration::from_secs(5);
 /// Metrics are put together at most this often, however often they are asked for.
 const METRICS_AGE: Duration = Duration::from_millis(200);
 
@@ -127,7 +124,7 @@ fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     Ok(listener)
 }
 
-/// Serves on a thread of its own until the process ends.
+/// Serves on threads of its own until the process ends.
 pub fn start(
     socket: Option<Socket>,
     metrics: Option<SocketAddr>,
@@ -140,9 +137,13 @@ pub fn start(
         .enable_all()
         .build()
         .context("the status cannot be served")?;
+    let (others, connections) = unbounded_channel();
+    if let Some(address) = metrics {
+        probes::start(address, status.clone(), others).context("a thread cannot be started")?;
+    }
     let serve = move || {
         runtime.block_on(async move {
-            tokio::join!(serve_socket(socket, status.clone()), serve_metrics(metrics, status));
+            tokio::join!(serve_socket(socket, status.clone()), serve_port(connections, status));
         });
     };
     std::thread::Builder::new()
@@ -168,33 +169,16 @@ async fn serve_socket(socket: Option<Socket>, status: Arc<SharedStatus>) {
     }
 }
 
-async fn serve_metrics(address: Option<SocketAddr>, status: Arc<SharedStatus>) {
-    let Some(address) = address else { return };
-    let listener = loop {
-        let error = match TcpListener::bind(address).await {
-            Ok(listener) => break listener,
-            Err(error) => error,
-        };
-        if status.metrics_trouble().is_none() {
-            tracing::warn!(
-                "metrics are not served at {address} yet: {error}. Sampling goes on; it is tried \
-                 again every {} s (metrics.address sets another, \"\" none)",
-                AGAIN.as_secs()
-            );
-        }
-        status.set_metrics_trouble(Some(format!("{address}: {error}")));
-        tokio::time::sleep(AGAIN).await;
-    };
-    if status.metrics_trouble().is_some() {
-        tracing::info!("metrics are served at {address}");
-        status.set_metrics_trouble(None);
-    }
+/// What comes to the TCP port and is no probe.
+async fn serve_port(
+    mut connections: UnboundedReceiver<std::net::TcpStream>,
+    status: Arc<SharedStatus>,
+) {
     let cached = Arc::new(Mutex::new(None));
     let mut open = Connections::default();
-    loop {
-        let accepted = listener.accept().await.map(|(stream, _)| stream);
+    while let Some(stream) = connections.recv().await {
         let answers = Answers { status: status.clone(), cached: Some(cached.clone()) };
-        open.take(accepted, answers).await;
+        open.take(TcpStream::from_std(stream), answers).await;
     }
 }
 

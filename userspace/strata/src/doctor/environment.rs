@@ -34,6 +34,7 @@ impl Capability {
     pub const SETUID: Self = Self::new("CAP_SETUID", 7);
     pub const SYS_PTRACE: Self = Self::new("CAP_SYS_PTRACE", 19);
     pub const SYS_ADMIN: Self = Self::new("CAP_SYS_ADMIN", 21);
+    pub const SYS_NICE: Self = Self::new("CAP_SYS_NICE", 23);
     pub const SYSLOG: Self = Self::new("CAP_SYSLOG", 34);
     pub const PERFMON: Self = Self::new("CAP_PERFMON", 38);
     pub const BPF: Self = Self::new("CAP_BPF", 39);

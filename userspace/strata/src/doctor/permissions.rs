@@ -44,6 +44,10 @@ const NEEDS: &[Need] = &[
         any_of: &[Capability::KILL],
         lost: Some("the end of a parser that hangs on a crafted file"),
     },
+    Need {
+        any_of: &[Capability::SYS_NICE],
+        lost: Some("samples, and the daemon's answers to health probes, on an overloaded host"),
+    },
 ];
 
 pub fn lines(environment: &Environment) -> Vec<Line> {
