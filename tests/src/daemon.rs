@@ -78,7 +78,7 @@ impl Daemon {
             }
         }
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        let mut running = Running::from_command(command)?;
+        let mut running = Running::as_service(command)?;
         let socket = self.status_socket();
         let mut ended = false;
         wait_until("the daemon answers", PATIENCE, || {
@@ -114,7 +114,7 @@ impl Daemon {
 
     /// The answer to a health probe.
     pub fn health(&self) -> Result<String> {
-        get(self.metrics, "/healthz")
+        health_at(self.metrics)
     }
 
     pub fn metrics(&self) -> Result<String> {
@@ -151,6 +151,11 @@ impl Daemon {
         running.signal(Signal::KILL)?;
         running.wait(PATIENCE).map(drop)
     }
+}
+
+/// The answer of a daemon's metrics port to a health probe.
+pub fn health_at(address: SocketAddr) -> Result<String> {
+    get(address, "/healthz")
 }
 
 fn get(address: SocketAddr, path: &str) -> Result<String> {

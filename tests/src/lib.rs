@@ -14,6 +14,7 @@
 //! | [`running`] | a child process that cannot outlive its test |
 //! | [`strata`] | one run of `strata record` and what came of it |
 //! | [`daemon`] | `strata daemon`, run as a service manager runs it |
+//! | [`probing`] | how long its health probe takes |
 //! | [`collector`] | a server that takes what profilers send |
 //! | [`backends`] | what arrived at Pyroscope, Datadog and OTLP, read by their schemas |
 //! | [`summary`] | the `--json` summary, losses above all |
@@ -50,6 +51,7 @@ pub mod namespaces;
 pub mod perf;
 pub mod places;
 pub mod pprof;
+pub mod probing;
 pub mod running;
 pub mod runtimes;
 pub mod stack_ends;

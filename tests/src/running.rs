@@ -40,13 +40,27 @@ impl Running {
 
     /// Starts a prepared command in a process group of its own, with its output collected.
     pub fn from_command(mut command: Command) -> Result<Self> {
+        command.process_group(0);
+        Self::spawn(command)
+    }
+
+    /// As [`Self::from_command`], in a session of its own, as a service manager does: where the
+    /// scheduler groups processes by session (`kernel.sched_autogroup_enabled`), it then shares its
+    /// part of the CPUs with no program of the test.
+    pub fn as_service(mut command: Command) -> Result<Self> {
+        // SAFETY: `setsid` is async-signal-safe, takes no argument and touches no memory.
+        unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Result<Self> {
         let name = format!("{command:?}");
         // Cargo's has strata's library in it, which a program would load instead of the one that
         // strata carries.
         if !command.get_envs().any(|(name, _)| name == "LD_LIBRARY_PATH") {
             command.env_remove("LD_LIBRARY_PATH");
         }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
         let stdout = child.stdout.take().map(collect);
         let stderr = child.stderr.take().map(collect);
