@@ -74,6 +74,7 @@ impl Engine {
         self.eviction.last_sweep = Instant::now();
         self.programs.flush_diagnostics();
         self.store.reclaim();
+        self.programs.rest();
         self.processes.paces.sweep(self.turn.now);
         self.processes.dirty.extend(self.store.take_withheld());
         for pid in self.loading.take_delayed() {

@@ -1,12 +1,14 @@
-//! mmapable BPF maps as plain memory.
+//! mmapable BPF maps as plain memory: [`MapMemory`], and [`RestingMemory`], which is mapped only while
+//! it is used.
 //!
 //! Invariant: words are written with relaxed atomics, because programs read them at any time;
 //! what makes new words visible in the right order is the system call that updates the process
 //! entry afterwards.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// The value area of one mmapable array map, as `u32` words.
@@ -68,5 +70,49 @@ impl Drop for MapMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping made in `map`, not used after this.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.words * 4) };
+    }
+}
+
+/// Turns of [`RestingMemory::rest`] without a use after which the memory is unmapped.
+const IDLE_TURNS: u32 = 3;
+
+/// A map's memory in this process: mapped to be written or searched, and unmapped again when nothing
+/// has needed it for a while. The kernel's programs have it either way.
+pub struct RestingMemory {
+    map: OwnedFd,
+    bytes: usize,
+    memory: OnceLock<MapMemory>,
+    /// Turns since its last use.
+    unused: AtomicU32,
+}
+
+impl RestingMemory {
+    pub fn of(map: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        let map = map.try_clone_to_owned()?;
+        Ok(Self { map, bytes, memory: OnceLock::new(), unused: AtomicU32::new(0) })
+    }
+
+    /// The memory, mapped from now on. `None`: it cannot be mapped.
+    pub fn get(&self) -> Option<&MapMemory> {
+        self.unused.store(0, Ordering::Relaxed);
+        if let Some(memory) = self.memory.get() {
+            return Some(memory);
+        }
+        match MapMemory::map(self.map.as_fd(), self.bytes) {
+            Ok(memory) => Some(self.memory.get_or_init(|| memory)),
+            Err(error) => {
+                tracing::debug!(%error, "unwind tables can be neither written nor searched");
+                None
+            }
+        }
+    }
+
+    /// Unmaps it if it has not been used for [`IDLE_TURNS`] calls.
+    pub fn rest(&mut self) {
+        let unused = self.unused.get_mut();
+        *unused = unused.saturating_add(1);
+        if *unused > IDLE_TURNS {
+            self.memory.take();
+        }
     }
 }

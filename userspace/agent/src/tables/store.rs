@@ -20,7 +20,7 @@ use super::rule_set::{NEW_RULES_PER_OWNER, RuleSet};
 use super::search;
 use crate::hash::{HashMap, HashSet};
 use crate::kernel::loader::{LoadError, Programs};
-use crate::kernel::memory::MapMemory;
+use crate::kernel::memory::{MapMemory, RestingMemory};
 
 /// A process that was not sampled for so long is evicted before any other.
 const IDLE: Duration = Duration::from_secs(10);
@@ -112,7 +112,7 @@ struct Owner {
 pub struct Store {
     arena: Arena,
     rules: RuleSet,
-    segments: Vec<MapMemory>,
+    segments: Vec<RestingMemory>,
     limit_segments: usize,
     blocks: HashMap<u64, Published>,
     owners: HashMap<u32, Owner>,
@@ -195,6 +195,10 @@ impl Store {
         table: &UnwindTable,
         quota: &mut usize,
     ) -> Option<Table> {
+        if programs.rules().is_none() {
+            self.refused += 1;
+            return None;
+        }
         let mut ranges = Vec::with_capacity(table.pieces.len());
         for piece in &table.pieces {
             let words = u32::try_from(piece.index.len() + piece.rows.len()).ok();
@@ -208,14 +212,14 @@ impl Store {
                 }
             }
         }
-        let rule_memory = programs.rules();
+        let rule_memory = programs.rules()?;
         let numbers = self.rules.load(&table.rules, quota, |number, rule| {
             let words = rule_words(&rule);
             rule_memory.write(usize::from(number) * WORDS_PER_RULE, words.into_iter());
         });
         let mut pieces = Vec::with_capacity(ranges.len());
         for (piece, range) in table.pieces.iter().zip(ranges) {
-            let memory = self.segments.get(range.segment as usize)?;
+            let memory = self.memory(range)?;
             let offset = range.offset as usize;
             memory.write(offset, piece.index.iter().copied());
             let rows = piece.rows.iter().map(|&row| {
@@ -381,7 +385,7 @@ impl Store {
     ) -> Option<u64> {
         let words = u32::try_from(extents.len() * EXTENT_WORDS).ok()?;
         let range = self.allocate(programs, words)?;
-        let memory = self.segments.get(range.segment as usize)?;
+        let memory = self.memory(range)?;
         let mut offset = range.offset as usize;
         for extent in extents.iter() {
             memory.write(offset, extent_words(extent).into_iter());
@@ -473,11 +477,13 @@ impl Store {
         search::lookup(extents, &self.segments, &self.rules, address)
     }
 
-    /// Housekeeping: memory whose grace period has passed is available again.
+    /// Housekeeping: memory whose grace period has passed is available again, and what is not used is
+    /// unmapped.
     pub fn reclaim(&mut self) {
         let now = Instant::now();
         self.arena.reclaim(now);
         self.rules.reclaim(now);
+        self.segments.iter_mut().for_each(RestingMemory::rest);
     }
 
     /// True when the segments are at their limit and nearly full.
@@ -515,8 +521,17 @@ impl Store {
         self.owners.iter().min_by_key(|(_, owner)| owner.last_used).map(|(pid, _)| *pid)
     }
 
+    fn memory(&self, range: Range) -> Option<&MapMemory> {
+        self.segments.get(range.segment as usize)?.get()
+    }
+
+    /// Words in a segment that is mapped.
     fn allocate(&mut self, programs: &mut Programs, words: u32) -> Option<Range> {
         if let Some(range) = self.arena.allocate(words) {
+            if self.memory(range).is_none() {
+                self.arena.free(range, Instant::now());
+                return None;
+            }
             return Some(range);
         }
         if self.arena.segments() >= self.limit_segments {
@@ -524,10 +539,11 @@ impl Store {
             return None;
         }
         match programs.add_segment() {
-            Ok((_, memory)) => {
-                self.segments.push(memory);
+            Ok(map) => {
+                self.segments.push(map);
                 self.arena.add_segment();
-                self.arena.allocate(words)
+                let range = self.arena.allocate(words)?;
+                self.memory(range).map(|_| range)
             }
             Err(error) => {
                 tracing::warn!(%error, "no further memory for unwind tables");

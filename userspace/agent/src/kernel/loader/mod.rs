@@ -19,7 +19,7 @@ use strata_abi::rule::{MAX_RULES, Rule};
 use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
 
 use super::introspect::{self, ProgramUse};
-use super::memory::MapMemory;
+use super::memory::{MapMemory, RestingMemory};
 use super::type_info::{KernelTypes, TypeError};
 use off_cpu::OffCpu;
 
@@ -125,7 +125,7 @@ pub struct Programs {
     /// Keeps the segments' maps; a segment's number is its position.
     inner: Vec<Segment>,
     records: RingBuf<MapData>,
-    rules: MapMemory,
+    rules: RestingMemory,
     hot: Array<MapData, HotValue>,
     possible_cpus: u32,
     cpus: Vec<u32>,
@@ -404,21 +404,26 @@ impl Programs {
         }
     }
 
-    /// Adds a segment; its memory, and its number for extents.
-    pub fn add_segment(&mut self) -> Result<(u32, MapMemory), LoadError> {
+    /// Adds a segment, which has the next number for extents; its memory.
+    pub fn add_segment(&mut self) -> Result<RestingMemory, LoadError> {
         let named = |source| LoadError::Map { name: "SEGMENTS", source };
         let segment = Segment::create(1, MMAPABLE).map_err(named)?;
         let number = u32::try_from(self.inner.len()).unwrap_or(u32::MAX);
-        let memory = MapMemory::map(segment.map().fd().as_fd(), SEGMENT_BYTES)
+        let memory = RestingMemory::of(segment.map().fd().as_fd(), SEGMENT_BYTES)
             .map_err(|source| LoadError::Memory { name: "SEGMENTS", source })?;
         self.segments.set(number, &segment, 0).map_err(named)?;
         self.inner.push(segment);
-        Ok((number, memory))
+        Ok(memory)
     }
 
-    /// The rule array, [`size_of::<Rule>()`](Rule) bytes a rule.
-    pub fn rules(&self) -> &MapMemory {
-        &self.rules
+    /// The rule array, [`size_of::<Rule>()`](Rule) bytes a rule. `None`: it cannot be mapped.
+    pub fn rules(&self) -> Option<&MapMemory> {
+        self.rules.get()
+    }
+
+    /// Unmaps what has not been used for a while.
+    pub fn rest(&mut self) {
+        self.rules.rest();
     }
 
     /// A counter's sum over all CPUs; `counter` as in `strata_abi::record::Counter`.
@@ -496,9 +501,9 @@ fn map<M: TryFrom<Map, Error = MapError>>(
     map.try_into().map_err(|source| LoadError::Map { name, source })
 }
 
-fn memory(ebpf: &mut Ebpf, name: &'static str, bytes: usize) -> Result<MapMemory, LoadError> {
+fn memory(ebpf: &mut Ebpf, name: &'static str, bytes: usize) -> Result<RestingMemory, LoadError> {
     match ebpf.map(name) {
-        Some(Map::Array(data)) => MapMemory::map(data.fd().as_fd(), bytes)
+        Some(Map::Array(data)) => RestingMemory::of(data.fd().as_fd(), bytes)
             .map_err(|source| LoadError::Memory { name, source }),
         _ => Err(LoadError::Missing(name)),
     }
