@@ -18,7 +18,7 @@ use super::samples::{Sample, address_of, domain_read, is_caller, whole};
 use super::waits::Stack;
 use crate::aggregate::{self, ThreadKey, Words};
 use crate::processes::table::{ImageId, Space};
-use crate::tables::store;
+use crate::tables::extents;
 
 /// A deferred sample that waits for its process's tables.
 struct Raw {
@@ -220,7 +220,7 @@ impl Engine {
                 let program = program.as_ref();
                 let missing = Missing::FollowPointer;
                 let (code, complete) = self.loading.code_of(space, program, generated, missing);
-                let extents = store::extents_of(&code);
+                let extents = extents::extents_of(&code);
                 let (image, epoch) = (raw.image, space.epoch);
                 *known = Some(Known { image, epoch, extents, complete });
             }

@@ -53,11 +53,11 @@ impl Engine {
         let is_early =
             self.eviction.shortage.is_some_and(|last| self.turn.now < last + 2 * tables::GRACE);
         let mut at_least = 0;
-        if !is_early && self.store.take_shortage() {
+        if !is_early && self.store.segments.take_shortage() {
             self.eviction.shortage = Some(self.turn.now);
             at_least = FOR_A_SHORTAGE;
         }
-        while (self.store.is_tight() || at_least > 0) && evicted < 64 {
+        while (self.store.segments.is_tight() || at_least > 0) && evicted < 64 {
             let Some(pid) = self.store.next_evicted(self.turn.now) else { break };
             self.store.withdraw(&mut self.programs, pid);
             self.loading.release_unused(&mut self.store);

@@ -34,7 +34,8 @@ use crate::kernel::loader::Programs;
 use crate::kernel::perf_record::MappedInode;
 use crate::processes::mapped::{FileId, MappedFile};
 use crate::processes::table::{Backing, Mapping, ProcessTable};
-use crate::tables::store::{Store, Table};
+use crate::tables::extents::Table;
+use crate::tables::store::Store;
 use allowance::Allowance;
 use bundles::Bundles;
 

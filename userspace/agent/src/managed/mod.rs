@@ -397,7 +397,7 @@ impl Managed {
         }
         self.ask_about_new_places(aggregate);
         self.divide_budget();
-        self.divide_table_memory(store.limit_bytes());
+        self.divide_table_memory(store.segments.limit_bytes());
         let mut order: Vec<ImageId> = self.targets.keys().copied().collect();
         order.sort_unstable();
         let first = order.partition_point(|image| *image < self.next);

@@ -10,8 +10,9 @@ use strata_unwind::UnwindTable;
 
 use super::code::{CodeMap, UNIT, UNITS_AT_ONCE};
 use crate::kernel::loader::Programs;
+use crate::tables::extents::{Code, Stretch, Table};
 use crate::tables::rule_set::NEW_RULES_PER_OWNER;
-use crate::tables::store::{Code, Store, Stretch, Table};
+use crate::tables::store::Store;
 
 /// A module as the runtime has loaded it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,9 @@
 //! Unwind tables in kernel memory.
 //!
 //! - [`arena`]: words in segments: allocated, freed, reused after a grace period.
+//! - [`segments`]: the segments' memory, and its limit.
 //! - [`rule_set`]: the global 16-bit rule numbers, shared between files, with quotas.
+//! - [`extents`]: how a process's mappings lead to files' tables.
 //! - [`store`]: files' tables and processes' extents, published to the kernel and evicted.
 //! - [`search`]: userspace's search in the same memory, for deferred samples.
 //!
@@ -9,8 +11,10 @@
 //! and the grace period has passed.
 
 pub mod arena;
+pub mod extents;
 pub mod rule_set;
 pub mod search;
+pub mod segments;
 pub mod store;
 
 use std::time::Duration;

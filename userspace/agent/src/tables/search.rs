@@ -6,15 +6,10 @@ use strata_abi::tables::{Extent, ExtentKind, PAGE_SHIFT, row_rule};
 use strata_unwind::unwinder::Lookup;
 
 use super::rule_set::RuleSet;
-use crate::kernel::memory::RestingMemory;
+use super::segments::Segments;
 
 /// Looks up the rule of the code at `address`.
-pub fn lookup(
-    extents: &[Extent],
-    segments: &[RestingMemory],
-    rules: &RuleSet,
-    address: u64,
-) -> Lookup {
+pub fn lookup(extents: &[Extent], segments: &Segments, rules: &RuleSet, address: u64) -> Lookup {
     let after = extents.partition_point(|extent| extent.end <= address);
     let Some(extent) = extents.get(after).filter(|extent| address >= extent.start) else {
         return Lookup::NoMapping;
@@ -32,8 +27,8 @@ pub fn lookup(
     })
 }
 
-fn row_of(extent: &Extent, segments: &[RestingMemory], address: u64) -> Option<u16> {
-    let table = segments.get(extent.segment as usize)?.get()?;
+fn row_of(extent: &Extent, segments: &Segments, address: u64) -> Option<u16> {
+    let table = segments.memory(extent.segment)?;
     let page = (address >> PAGE_SHIFT).checked_sub(extent.first_page)?;
     if page >= u64::from(extent.pages) {
         return None;

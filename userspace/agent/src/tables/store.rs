@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 
 use strata_abi::rule::Rule;
 use strata_abi::tables::{
-    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, PROCESS_PATIENT, PROCESS_SKIP, Process,
-    SEGMENT_BYTES, row_rule,
+    EXTENT_WORDS, Extent, ExtentKind, MAX_EXTENTS, PROCESS_PATIENT, PROCESS_SKIP, Process, row_rule,
 };
-use strata_unwind::{Load, UnwindTable};
+use strata_unwind::UnwindTable;
 
-use super::arena::{Arena, Range};
+use super::arena::Range;
+use super::extents::{Code, LoadedPiece, Stretch, Table, extent_words, extents_of, still_holds};
 use super::rule_set::{NEW_RULES_PER_OWNER, RuleSet};
 use super::search;
+use super::segments::Segments;
 use crate::hash::{HashMap, HashSet};
 use crate::kernel::loader::{LoadError, Programs};
-use crate::kernel::memory::{MapMemory, RestingMemory};
 
 /// A process that was not sampled for so long is evicted before any other.
 const IDLE: Duration = Duration::from_secs(10);
@@ -38,50 +38,6 @@ const PATIENT_CAPTURES: u32 = 256;
 /// execution of another program and the event that reports it.
 const REMEMBERED: usize = 4;
 const WORDS_PER_RULE: usize = size_of::<Rule>() / 4;
-
-/// A file's table in kernel memory.
-pub struct Table {
-    pieces: Vec<LoadedPiece>,
-    numbers: Vec<u16>,
-    pub loads: Vec<Load>,
-}
-
-impl Table {
-    /// What it takes in kernel memory.
-    pub fn bytes(&self) -> u64 {
-        self.pieces.iter().map(|piece| u64::from(piece.range.words) * 4).sum()
-    }
-}
-
-struct LoadedPiece {
-    first_page: u64,
-    pages: u32,
-    row_count: u32,
-    range: Range,
-}
-
-/// One mapping of a process, and how its code is unwound.
-pub struct Stretch {
-    pub start: u64,
-    pub end: u64,
-    pub code: Code,
-}
-
-pub enum Code {
-    Table {
-        table: Arc<Table>,
-        bias: u64,
-    },
-    /// A part of a runtime's generated code. Tables of the same era agree wherever both have
-    /// rules.
-    Generated {
-        table: Arc<Table>,
-        era: u32,
-    },
-    /// Where a runtime that publishes its code may put more of it.
-    Unannounced,
-    FramePointer,
-}
 
 struct Published {
     extents: Arc<[Extent]>,
@@ -110,10 +66,8 @@ struct Owner {
 }
 
 pub struct Store {
-    arena: Arena,
     rules: RuleSet,
-    segments: Vec<RestingMemory>,
-    limit_segments: usize,
+    pub segments: Segments,
     blocks: HashMap<u64, Published>,
     owners: HashMap<u32, Owner>,
     skipped: HashSet<u32>,
@@ -121,8 +75,6 @@ pub struct Store {
     outdated: HashMap<u32, [u32; REMEMBERED]>,
     /// Processes without a budget of raw records at their last publication.
     withheld: HashSet<u32>,
-    /// An allocation failed since the last query.
-    is_short: bool,
     by_content: HashMap<Arc<[Extent]>, u64>,
     next_block: u64,
     generation: u32,
@@ -138,16 +90,13 @@ impl Store {
     /// `limit` bounds the segments' bytes.
     pub fn new(limit: u64) -> Self {
         Self {
-            arena: Arena::default(),
             rules: RuleSet::default(),
-            segments: Vec::new(),
-            limit_segments: segments_within(limit),
+            segments: Segments::new(limit),
             blocks: HashMap::default(),
             owners: HashMap::default(),
             skipped: HashSet::default(),
             outdated: HashMap::default(),
             withheld: HashSet::default(),
-            is_short: false,
             by_content: HashMap::default(),
             next_block: 0,
             generation: 0,
@@ -155,28 +104,6 @@ impl Store {
             refused: 0,
             cut_extents: 0,
         }
-    }
-
-    /// Changes the limit of the segments' bytes. Existing segments stay.
-    pub fn set_limit(&mut self, limit: u64) {
-        let (wanted, existing) = (segments_within(limit), self.arena.segments());
-        if wanted < existing {
-            tracing::warn!("the memory of unwind tables shrinks with a restart only");
-        }
-        self.limit_segments = wanted.max(existing);
-    }
-
-    pub fn segment_bytes(&self) -> u64 {
-        (self.arena.segments() * SEGMENT_BYTES) as u64
-    }
-
-    /// Bytes that there may be for tables and extents.
-    pub fn limit_bytes(&self) -> u64 {
-        (self.limit_segments * SEGMENT_BYTES) as u64
-    }
-
-    pub fn used_bytes(&self) -> u64 {
-        self.arena.used_bytes()
     }
 
     pub fn rule_count(&self) -> usize {
@@ -202,11 +129,11 @@ impl Store {
         let mut ranges = Vec::with_capacity(table.pieces.len());
         for piece in &table.pieces {
             let words = u32::try_from(piece.index.len() + piece.rows.len()).ok();
-            match words.and_then(|words| self.allocate(programs, words)) {
+            match words.and_then(|words| self.segments.allocate(programs, words)) {
                 Some(range) => ranges.push(range),
                 None => {
                     let now = Instant::now();
-                    ranges.into_iter().for_each(|range| self.arena.free(range, now));
+                    ranges.into_iter().for_each(|range| self.segments.free(range, now));
                     self.refused += 1;
                     return None;
                 }
@@ -219,7 +146,7 @@ impl Store {
         });
         let mut pieces = Vec::with_capacity(ranges.len());
         for (piece, range) in table.pieces.iter().zip(ranges) {
-            let memory = self.memory(range)?;
+            let memory = self.segments.memory(range.segment)?;
             let offset = range.offset as usize;
             memory.write(offset, piece.index.iter().copied());
             let rows = piece.rows.iter().map(|&row| {
@@ -242,7 +169,7 @@ impl Store {
         let now = Instant::now();
         self.rules.unload(&table.numbers, now);
         for piece in table.pieces {
-            self.arena.free(piece.range, now);
+            self.segments.free(piece.range, now);
         }
     }
 
@@ -384,8 +311,8 @@ impl Store {
         generation: Option<u32>,
     ) -> Option<u64> {
         let words = u32::try_from(extents.len() * EXTENT_WORDS).ok()?;
-        let range = self.allocate(programs, words)?;
-        let memory = self.memory(range)?;
+        let range = self.segments.allocate(programs, words)?;
+        let memory = self.segments.memory(range.segment)?;
         let mut offset = range.offset as usize;
         for extent in extents.iter() {
             memory.write(offset, extent_words(extent).into_iter());
@@ -418,7 +345,7 @@ impl Store {
             && let Some(published) = self.blocks.remove(&block)
         {
             self.by_content.remove(&published.extents);
-            self.arena.free(published.range, now);
+            self.segments.free(published.range, now);
         }
     }
 
@@ -477,30 +404,17 @@ impl Store {
         search::lookup(extents, &self.segments, &self.rules, address)
     }
 
-    /// Housekeeping: memory whose grace period has passed is available again, and what is not used is
-    /// unmapped.
+    /// Housekeeping: memory whose grace period has passed is available again.
     pub fn reclaim(&mut self) {
         let now = Instant::now();
-        self.arena.reclaim(now);
+        self.segments.reclaim(now);
         self.rules.reclaim(now);
-        self.segments.iter_mut().for_each(RestingMemory::rest);
-    }
-
-    /// True when the segments are at their limit and nearly full.
-    pub fn is_tight(&self) -> bool {
-        self.arena.segments() >= self.limit_segments
-            && self.arena.used_bytes() * 8 > self.segment_bytes() * 7
-    }
-
-    /// Whether an allocation failed, although that much may be free in fragments.
-    pub fn take_shortage(&mut self) -> bool {
-        std::mem::take(&mut self.is_short)
     }
 
     /// The published process to evict first: the one that takes more than a quarter of the total,
     /// else one that was not used for long, else the largest. So none can displace others that run.
     pub fn next_evicted(&self, now: Instant) -> Option<u32> {
-        let limit = self.limit_bytes() / 4;
+        let limit = self.segments.limit_bytes() / 4;
         let weights = self.owners.iter().filter_map(|(pid, owner)| {
             let weight = self.blocks.get(&owner.block)?.weight();
             Some((weight, *pid, owner.last_used))
@@ -520,122 +434,6 @@ impl Store {
     pub fn least_used(&self) -> Option<u32> {
         self.owners.iter().min_by_key(|(_, owner)| owner.last_used).map(|(pid, _)| *pid)
     }
-
-    fn memory(&self, range: Range) -> Option<&MapMemory> {
-        self.segments.get(range.segment as usize)?.get()
-    }
-
-    /// Words in a segment that is mapped.
-    fn allocate(&mut self, programs: &mut Programs, words: u32) -> Option<Range> {
-        if let Some(range) = self.arena.allocate(words) {
-            if self.memory(range).is_none() {
-                self.arena.free(range, Instant::now());
-                return None;
-            }
-            return Some(range);
-        }
-        if self.arena.segments() >= self.limit_segments {
-            self.is_short = true;
-            return None;
-        }
-        match programs.add_segment() {
-            Ok(map) => {
-                self.segments.push(map);
-                self.arena.add_segment();
-                let range = self.arena.allocate(words)?;
-                self.memory(range).map(|_| range)
-            }
-            Err(error) => {
-                tracing::warn!(%error, "no further memory for unwind tables");
-                self.limit_segments = self.arena.segments();
-                None
-            }
-        }
-    }
-}
-
-/// Segments that a limit has room for; less than two are of no use.
-fn segments_within(limit: u64) -> usize {
-    usize::try_from(limit / SEGMENT_BYTES as u64).unwrap_or(usize::MAX).max(2)
-}
-
-/// The extents of a process. Not bounded by [`MAX_EXTENTS`].
-pub fn extents_of(code: &[Stretch]) -> Vec<Extent> {
-    let mut extents = Vec::with_capacity(code.len());
-    for stretch in code {
-        append_extents(&mut extents, stretch.start, stretch.end, &stretch.code);
-    }
-    extents
-}
-
-/// The extents of one mapping: its pieces, and between them what the rest of it is.
-fn append_extents(extents: &mut Vec<Extent>, start: u64, end: u64, code: &Code) {
-    let (table, bias, between, era) = match code {
-        Code::Table { table, bias } => (Some(table), *bias, ExtentKind::FramePointer, 0),
-        Code::Generated { table, era } => {
-            (Some(table), 0, ExtentKind::Unannounced, era.wrapping_add(1).max(1))
-        }
-        Code::Unannounced => (None, 0, ExtentKind::Unannounced, 0),
-        Code::FramePointer => (None, 0, ExtentKind::FramePointer, 0),
-    };
-    let plain = |start, end| Extent {
-        start,
-        end,
-        bias: 0,
-        first_page: 0,
-        kind: between as u32,
-        segment: 0,
-        index: 0,
-        rows: 0,
-        pages: 0,
-        row_count: 0,
-        era: 0,
-        reserved: 0,
-    };
-    let mut at = start;
-    for piece in table.map(|table| table.pieces.as_slice()).unwrap_or_default() {
-        let piece_start = (piece.first_page << 8).wrapping_add(bias);
-        let piece_end = ((piece.first_page + u64::from(piece.pages)) << 8).wrapping_add(bias);
-        let (from, to) = (piece_start.max(at), piece_end.min(end));
-        if from >= to {
-            continue;
-        }
-        if from > at {
-            extents.push(plain(at, from));
-        }
-        let index_words = piece.pages + 1;
-        extents.push(Extent {
-            start: from,
-            end: to,
-            bias,
-            first_page: piece.first_page,
-            kind: ExtentKind::Rows as u32,
-            segment: piece.range.segment,
-            index: piece.range.offset,
-            rows: piece.range.offset + index_words,
-            pages: piece.pages,
-            row_count: piece.row_count,
-            era,
-            reserved: 0,
-        });
-        at = to;
-    }
-    if at < end {
-        extents.push(plain(at, end));
-    }
-}
-
-/// Whether every rule found in an extent is found in these extents too.
-fn still_holds(old: &Extent, extents: &[Extent]) -> bool {
-    if old.kind == ExtentKind::Unannounced as u32 {
-        return true;
-    }
-    let at = extents.partition_point(|extent| extent.end <= old.start);
-    extents.get(at).is_some_and(|new| {
-        let same_code = Extent { start: old.start, end: old.end, ..*new } == *old;
-        let same_era = old.era != 0 && old.era == new.era;
-        new.start <= old.start && old.end <= new.end && (same_code || same_era)
-    })
 }
 
 fn rule_words(rule: &Rule) -> [u32; WORDS_PER_RULE] {
@@ -651,63 +449,11 @@ fn rule_words(rule: &Rule) -> [u32; WORDS_PER_RULE] {
     ]
 }
 
-fn extent_words(extent: &Extent) -> [u32; EXTENT_WORDS] {
-    let split = |long: u64| [long as u32, (long >> 32) as u32];
-    let [start, end] = [split(extent.start), split(extent.end)];
-    let [bias, page] = [split(extent.bias), split(extent.first_page)];
-    [
-        start[0],
-        start[1],
-        end[0],
-        end[1],
-        bias[0],
-        bias[1],
-        page[0],
-        page[1],
-        extent.kind,
-        extent.segment,
-        extent.index,
-        extent.rows,
-        extent.pages,
-        extent.row_count,
-        extent.era,
-        0,
-    ]
-}
-
 #[cfg(test)]
 mod tests {
+    use strata_abi::tables::SEGMENT_BYTES;
+
     use super::*;
-
-    fn extent(start: u64, end: u64, bias: u64) -> Extent {
-        Extent {
-            start,
-            end,
-            bias,
-            first_page: 0,
-            kind: ExtentKind::Rows as u32,
-            segment: 0,
-            index: 0,
-            rows: 0,
-            pages: 0,
-            row_count: 0,
-            era: 0,
-            reserved: 0,
-        }
-    }
-
-    #[test]
-    fn cached_rules_hold_while_extents_only_grow() {
-        let old = extent(0x2000, 0x3000, 7);
-        let more = [extent(0, 0x1000, 1), extent(0x2000, 0x4000, 7)];
-        assert!(still_holds(&old, &more));
-        assert!(!still_holds(&old, &[extent(0x2000, 0x3000, 8)]), "other code");
-        assert!(!still_holds(&old, &[extent(0x2000, 0x2800, 7)]), "a part is gone");
-        assert!(!still_holds(&old, &[]), "unmapped");
-        let generated = Extent { era: 3, index: 7, ..old };
-        assert!(still_holds(&generated, &[Extent { index: 9, ..generated }]), "more of it");
-        assert!(!still_holds(&generated, &[Extent { era: 4, ..generated }]), "other code");
-    }
 
     /// A process with so many bytes of extents, last sampled at a time.
     fn publish_plain(store: &mut Store, pid: u32, bytes: u64, last_used: Instant) {
@@ -725,7 +471,7 @@ mod tests {
         let mut store = Store::new(8 * SEGMENT_BYTES as u64);
         let began = Instant::now();
         let now = began + 2 * IDLE;
-        let share = store.limit_bytes() / 4;
+        let share = store.segments.limit_bytes() / 4;
         publish_plain(&mut store, 1, 4096, now - IDLE / 2);
         publish_plain(&mut store, 2, share / 2, now);
         assert_eq!(store.next_evicted(now), Some(2), "the heaviest, though it was sampled last");
@@ -744,22 +490,5 @@ mod tests {
         assert!(!store.is_outdated(7, 4), "the new program's");
         assert!(!store.is_outdated(7, 0), "not unwound by extents at all");
         assert!(!store.is_outdated(8, 3), "another process's");
-    }
-
-    #[test]
-    fn another_limit_holds_for_segments_that_are_still_to_come() {
-        let segments = |count: usize| (count * SEGMENT_BYTES) as u64;
-        let mut store = Store::new(segments(3));
-        assert_eq!(store.limit_segments, 3);
-        store.set_limit(segments(7));
-        assert_eq!(store.limit_segments, 7);
-        for _ in 0..5 {
-            store.arena.add_segment();
-        }
-        store.set_limit(segments(4));
-        assert_eq!(store.limit_segments, 5, "those that exist stay");
-        store.set_limit(segments(6));
-        assert_eq!(store.limit_segments, 6);
-        assert_eq!(Store::new(0).limit_segments, 2);
     }
 }

@@ -208,7 +208,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     let publisher = Pipeline::start(destinations, delivery.clone(), network.clone(), HOOKS)
         .context("the publisher's thread cannot be started")?;
     let maps = introspect::of_this_process().map_or(0, |used| used.map_bytes());
-    let fixed_maps = maps.saturating_sub(engine.store.segment_bytes());
+    let fixed_maps = maps.saturating_sub(engine.store.segments.bytes());
     let status = Arc::new(SharedStatus::new(publisher.figures(), delivery.clone()));
     web::start(socket, configuration.metrics.value, status.clone())?;
     let symbols = Arc::new(Notify::new());
@@ -373,7 +373,7 @@ impl Daemon {
         }
         self.status.turned();
         self.admit();
-        let maps = self.memory.fixed_maps.saturating_add(self.engine.store.segment_bytes());
+        let maps = self.memory.fixed_maps.saturating_add(self.engine.store.segments.bytes());
         let mut workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
         workers.extend(self.flusher.symbolizer.helper_pids());
         let pressure = self.memory.watch.look(workers.into_iter(), maps);

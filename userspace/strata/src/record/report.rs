@@ -365,7 +365,7 @@ impl Report<'_> {
             "cache_hits": engine.count(Counter::CacheHit),
             "cache_misses": engine.count(Counter::CacheMiss),
             "map_bytes": introspect::of_this_process().map_or(0, |own| own.map_bytes()),
-            "table_bytes": engine.store.used_bytes(),
+            "table_bytes": engine.store.segments.used_bytes(),
             "rules": engine.store.rule_count(),
             "tables": engine.loading.built,
             "evicted": engine.store.evicted,

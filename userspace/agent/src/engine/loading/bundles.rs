@@ -20,7 +20,7 @@ use super::{Asked, Loading, State, TableKey, Unknown};
 use crate::managed::units::{LoadedModule, Units};
 use crate::processes::mapped::FileId;
 use crate::processes::table::{MappedProgram, Mapping};
-use crate::tables::store::{Code, Stretch, Table};
+use crate::tables::extents::{Code, Stretch, Table};
 
 /// The most assemblies kept of one bundle; programs have some hundreds.
 const MAX_ASSEMBLIES: usize = 8192;

@@ -8,7 +8,7 @@ use super::{Loading, Missing, State, TableKey, TableState, Unknown};
 use crate::managed::units::Units;
 use crate::processes::mapped::FileId;
 use crate::processes::table::{Backing, MappedProgram, Mapping, Space};
-use crate::tables::store::{Code, Stretch, Table};
+use crate::tables::extents::{Code, Stretch, Table};
 
 impl Loading {
     /// How a process's code is unwound, and whether all its tables are loaded: those still missing

@@ -74,7 +74,7 @@ impl Daemon {
             tracing::warn!("off_cpu among types begins and ends with a restart only");
         }
         if budget.tables != self.memory.budget.tables {
-            self.engine.store.set_limit(budget.tables);
+            self.engine.store.segments.set_limit(budget.tables);
         }
         self.engine.set_own_pid(own_pid(&configuration));
         self.engine.take_all_in();
