@@ -6,7 +6,7 @@
 //! that may wait for a disk.
 //!
 //! # Code map
-//! `store` the writer, its lock, retention and recovery; `writing` one segment as it is written;
+//! `store` the writer and its lock, with retention and recovery; `writing` one segment as it is written;
 //! `merging` merges over time, `rollup` brings the hours of a day together; `reader` runs queries,
 //! on several threads by `parallel`; `selection` selects the profiles of a query; `segment` finds
 //! the records of a file; `record`, `body`, `dictionary` (written), `tables` (read back), `series`,

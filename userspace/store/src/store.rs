@@ -3,24 +3,27 @@
 //!
 //! Invariant: the files together never exceed `max_bytes`, not even while one is written; what is
 //! dropped, refused or truncated is counted. One writer owns a directory, by a lock that ends with
-//! its process.
+//! its process. [`recovery`]: opening what an earlier writer left; [`retention`]: what is dropped.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod recovery;
+mod retention;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use strata_profile::Profile;
 
 use crate::body::{Facts, MOST_WIDTH};
-use crate::directory::{self, Name};
+use crate::directory::Name;
 use crate::error::StoreError;
 use crate::merging;
 use crate::reader::Reader;
 use crate::rollup;
-use crate::segment::{Member, Segment};
+use crate::segment::Member;
 use crate::series::{Head, Series};
 use crate::writing::SegmentWriter;
 
@@ -421,220 +424,6 @@ impl Store {
         rolled.bytes = bytes;
         rolled.members.push(member);
         Ok(true)
-    }
-
-    /// Removes roll-ups without remaining segments.
-    fn drop_rollups(&mut self) -> Result<(), StoreError> {
-        let is_left = |member: &Member| self.sealed.contains_key(&member.number);
-        let gone = self.rollups.iter().filter(|(_, rollup)| !rollup.members.iter().any(is_left));
-        let gone: Vec<_> = gone.map(|(&number, _)| number).collect();
-        for number in gone {
-            remove(&Name::Rollup.path(&self.directory, number))?;
-            self.rollups.remove(&number);
-        }
-        Ok(())
-    }
-
-    fn oldest_kept(&self, now: i64) -> i64 {
-        now.saturating_sub(nanos(self.options.max_age))
-    }
-
-    fn drop_old(&mut self, now: i64) -> Result<(), StoreError> {
-        let oldest_kept = self.oldest_kept(now);
-        let is_old =
-            |times: Option<(i64, i64)>| times.is_some_and(|(first, _)| first < oldest_kept);
-        if self.open.as_ref().is_some_and(|open| is_old(open.writer.starts())) {
-            self.seal()?;
-        }
-        let old: Vec<_> = self
-            .sealed
-            .iter()
-            .filter(|(_, sealed)| sealed.oldest < oldest_kept)
-            .map(|(&number, _)| number)
-            .collect();
-        for number in old {
-            self.drop_segment(number)?;
-            self.counters.dropped_by_age += 1;
-        }
-        let damaged = self.damaged.iter().filter(|(_, damaged)| damaged.written < oldest_kept);
-        let damaged: Vec<_> = damaged.map(|(&number, _)| number).collect();
-        damaged.into_iter().try_for_each(|number| self.drop_damaged(number))
-    }
-
-    /// Drops unreadable files and the oldest segments until `bytes` more fit.
-    fn make_room(&mut self, bytes: u64) -> Result<(), StoreError> {
-        while self.bytes().saturating_add(bytes) > self.options.max_bytes {
-            if !self.drop_next(None)? {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Like [`Self::make_room`], but keeps one segment and all that are younger.
-    fn has_room_beside(&mut self, kept: u64, bytes: u64) -> Result<bool, StoreError> {
-        while self.bytes().saturating_add(bytes) > self.options.max_bytes {
-            if !self.drop_next(Some(kept))? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Drops the least needed file, unless it is `kept`.
-    fn drop_next(&mut self, kept: Option<u64>) -> Result<bool, StoreError> {
-        if let Some((&number, _)) = self.damaged.first_key_value() {
-            self.drop_damaged(number)?;
-            return Ok(true);
-        }
-        let Some(number) = self.oldest().filter(|&number| Some(number) != kept) else {
-            return Ok(false);
-        };
-        self.drop_segment(number)?;
-        self.counters.dropped_by_size += 1;
-        Ok(true)
-    }
-
-    fn drop_damaged(&mut self, number: u64) -> Result<(), StoreError> {
-        remove(&Name::Damaged.path(&self.directory, number))?;
-        self.damaged.remove(&number);
-        Ok(())
-    }
-
-    fn oldest(&self) -> Option<u64> {
-        let by_age = |(number, sealed): &(&u64, &Sealed)| (sealed.oldest, **number);
-        self.sealed.iter().min_by_key(by_age).map(|(&number, _)| number)
-    }
-
-    fn drop_segment(&mut self, number: u64) -> Result<(), StoreError> {
-        for name in [Name::Sealed, Name::Open, Name::New, Name::Merged] {
-            remove(&name.path(&self.directory, number))?;
-        }
-        if let Some(sealed) = self.sealed.remove(&number) {
-            let dropped = self.counters.profiles_dropped.saturating_add(sealed.profiles);
-            self.counters.profiles_dropped = dropped;
-        }
-        self.waiting.retain(|&waiting| waiting != number);
-        self.unrolled.retain(|&waiting| waiting != number);
-        self.drop_rollups()
-    }
-
-    fn recover(&mut self) -> Result<(), StoreError> {
-        let files = directory::list(&self.directory)?;
-        // Before anything is changed: the version that wrote it may run again.
-        for &(number, name, _) in files.iter().filter(|(_, name, _)| *name != Name::Damaged) {
-            Segment::check_version(&name.path(&self.directory, number))?;
-        }
-        for &(number, name, length) in &files {
-            self.next = self.next.max(number.saturating_add(1));
-            let path = name.path(&self.directory, number);
-            match name {
-                Name::New => remove(&path)?,
-                Name::Open => self.recover_open(number, &path)?,
-                Name::Sealed => self.recover_sealed(number, &path, length)?,
-                Name::Damaged => self.note_damaged(number, &path)?,
-                Name::Merged | Name::Rollup => {}
-            }
-        }
-        for (number, name, length) in files {
-            let path = name.path(&self.directory, number);
-            match (name, self.sealed.get_mut(&number)) {
-                (Name::Merged, Some(sealed)) => sealed.merged_bytes = length,
-                (Name::Merged, None) => remove(&path)?,
-                (Name::Rollup, _) => self.recover_rollup(number, &path, length)?,
-                _ => {}
-            }
-        }
-        self.drop_rollups()?;
-        let rolled = self.rollups.values().flat_map(|rollup| &rollup.members);
-        let rolled: BTreeSet<_> = rolled.map(|member| member.number).collect();
-        // With what was left open and has just been sealed.
-        self.waiting.clear();
-        for (&number, sealed) in &self.sealed {
-            if sealed.merged_bytes == 0 {
-                self.waiting.push_back(number);
-            } else if !rolled.contains(&number) {
-                self.unrolled.push_back(number);
-            }
-        }
-        Ok(())
-    }
-
-    fn recover_rollup(&mut self, number: u64, path: &Path, bytes: u64) -> Result<(), StoreError> {
-        match Segment::open(path) {
-            Ok(Segment { members, .. }) => {
-                // It would stand for a new segment that got the number of a dropped one.
-                let last = members.iter().map(|member| member.number).max().unwrap_or(number);
-                self.next = self.next.max(last.saturating_add(1));
-                // As older versions gave them. A damaged segment may have less than its roll-up,
-                // but none has more.
-                let is_another = |member: &Member| {
-                    self.sealed.get(&member.number).is_some_and(|sealed| {
-                        sealed.newest > i64::MIN
-                            && (sealed.oldest < member.first || sealed.newest > member.last)
-                    })
-                };
-                if members.iter().any(is_another) {
-                    return remove(path);
-                }
-                self.rollups.insert(number, Rollup { bytes, members });
-                Ok(())
-            }
-            // The data it replaced is equal.
-            Err(StoreError::Damaged { .. }) => {
-                self.counters.files_unreadable += 1;
-                remove(path)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn recover_open(&mut self, number: u64, path: &Path) -> Result<(), StoreError> {
-        match SegmentWriter::recover(path) {
-            Ok((writer, cut)) => {
-                self.counters.bytes_cut_off = self.counters.bytes_cut_off.saturating_add(cut);
-                self.counters.segments_recovered += 1;
-                // On a full disk it stays open: it can be read, and dropped, like this.
-                let _ = self.seal_writer(number, writer, path);
-                Ok(())
-            }
-            Err(StoreError::Damaged { .. }) => self.put_aside(number, path),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn recover_sealed(&mut self, number: u64, path: &Path, bytes: u64) -> Result<(), StoreError> {
-        match Segment::open(path) {
-            Ok(segment) => {
-                let starts = || segment.entries.iter().map(|entry| entry.start);
-                let profiles = segment.entries.len() as u64;
-                let oldest = starts().min().unwrap_or(i64::MIN);
-                let newest = starts().max().unwrap_or(i64::MIN);
-                let merged_bytes = 0;
-                self.sealed
-                    .insert(number, Sealed { bytes, merged_bytes, profiles, oldest, newest });
-                Ok(())
-            }
-            Err(StoreError::Damaged { .. }) => self.put_aside(number, path),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// A segment that cannot be read takes the place of one of the same number that could not
-    /// either.
-    fn put_aside(&mut self, number: u64, path: &Path) -> Result<(), StoreError> {
-        self.counters.files_unreadable += 1;
-        let aside = Name::Damaged.path(&self.directory, number);
-        std::fs::rename(path, &aside).map_err(StoreError::io("rename", path))?;
-        self.note_damaged(number, &aside)
-    }
-
-    fn note_damaged(&mut self, number: u64, path: &Path) -> Result<(), StoreError> {
-        let facts = std::fs::metadata(path).map_err(StoreError::io("read", path))?;
-        let seconds = facts.mtime().saturating_mul(1_000_000_000);
-        let written = seconds.saturating_add(facts.mtime_nsec());
-        self.damaged.insert(number, Damaged { bytes: facts.len(), written });
-        Ok(())
     }
 }
 
