@@ -96,6 +96,18 @@ fn each_kind_of_wait_has_its_whole_stack_and_its_time() -> Result<()> {
     let incomplete = below(&waits, "[incomplete]");
     println!("incomplete {incomplete:.2} of {:.2} s", total(&waits));
     assert!(incomplete < total(&waits) * 0.005);
+    // The report has the program's own functions, not the scheduler's. Ten are shown of twelve.
+    let report = recorded.summary()?.0;
+    let names = |list: &str| -> Vec<String> {
+        let list = report["kinds"]["off_cpu"]["waits"][list].as_array().cloned();
+        let name = |share: serde_json::Value| share["name"].as_str().unwrap_or_default().to_owned();
+        list.unwrap_or_default().into_iter().map(name).collect()
+    };
+    let (functions, calls) = (names("functions"), names("system_calls"));
+    println!("{functions:?}, {calls:?}, {:?}", names("states"));
+    let shown = WAYS.iter().filter(|(way, _)| functions.iter().any(|name| name == way)).count();
+    assert!(shown + 2 >= WAYS.len());
+    assert!(["futex", "poll", "wait4"].iter().all(|call| calls.iter().any(|name| name == call)));
     Ok(())
 }
 

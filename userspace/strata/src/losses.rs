@@ -62,9 +62,9 @@ const CAUSES: [Cause; 19] = [
     ),
     cause(
         "waits_without_end",
-        "waits whose end was lost: their length is estimated",
-        HOST_BUSY,
-        HOST_BUSY,
+        "waits whose end was noticed late: their length is estimated",
+        "",
+        "",
     ),
     cause("waits_refused", "waits dropped: too many threads waited at once", "", ""),
     cause("malformed_records", "records refused: not in the sampler's format", "", ""),

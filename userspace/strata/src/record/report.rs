@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use strata_abi::record::{Counter, End};
-use strata_kinds::{Kind, Kinds};
+use strata_kinds::{Kind, Kinds, Shape};
 use strata_profile::summary::{self, Summary};
 use strata_profile::text::{sanitize_for_terminal, shortened};
+use strata_profile::waits::Waits;
 use strata_profile::{FrameKind, Profile};
 
 use super::quality::Quality;
+use super::waits;
 use crate::losses::{Running, advice, cause_of, losses};
 use crate::printing::grouped;
 use crate::terminal::{columns, counted, cut};
@@ -61,7 +63,7 @@ pub struct Report<'a> {
 }
 
 /// Lines of each list.
-const MOST: usize = 10;
+pub const MOST: usize = 10;
 
 impl Report<'_> {
     /// By the column that a viewer shows first.
@@ -126,22 +128,10 @@ impl Report<'_> {
         if !unmatched.is_empty() {
             writeln!(out, "note: {unmatched}")?;
         }
-        if !summary.top_functions.is_empty() {
-            writeln!(out, "\n  self   total  function")?;
-        }
-        for function in &summary.top_functions {
-            let module = match function.kind {
-                FrameKind::Kernel | FrameKind::Marker => String::new(),
-                _ if function.module.is_empty() => String::new(),
-                _ => format!("  ({})", sanitize_for_terminal(base_name(&function.module))),
-            };
-            let line = format!(
-                "{:5.1}%  {:5.1}%  {}{module}",
-                function.self_percent,
-                function.total_percent,
-                shortened(&sanitize_for_terminal(&function.name), 90),
-            );
-            writeln!(out, "{}", cut(&line, width))?;
+        if kind.info().shape == Shape::Blocked {
+            waits::print(&self.waits(kind), width, out)?;
+        } else {
+            print_functions(&summary, width, out)?;
         }
         if summary.top_processes.len() > 1 {
             writeln!(out, "\n {:>5}   process", kind.name())?;
@@ -161,6 +151,11 @@ impl Report<'_> {
         Ok(())
     }
 
+    fn waits(&self, kind: Kind) -> Waits {
+        let first = self.profile.first_column_of(kind).unwrap_or_default();
+        waits::summary(self.profile, first + kind.info().default_column)
+    }
+
     /// What was recorded of each kind: samples, the sums of its columns, and stacks that are not whole.
     fn kinds_json(&self) -> Value {
         let one = |kind: Kind| {
@@ -174,8 +169,12 @@ impl Report<'_> {
             let whole: u64 = whole.iter().filter_map(|end| ends.get(*end as usize)).sum();
             let incomplete = ends.iter().sum::<u64>() - whole;
             let samples = self.engine.aggregate.samples_of(kind);
-            let told = json!({ "samples": samples, "values": sums, "incomplete": incomplete });
-            (kind.name().to_owned(), told)
+            let mut of_kind =
+                json!({ "samples": samples, "values": sums, "incomplete": incomplete });
+            if kind.info().shape == Shape::Blocked {
+                of_kind["waits"] = json!(self.waits(kind));
+            }
+            (kind.name().to_owned(), of_kind)
         };
         Value::Object(self.kinds.iter().map(one).collect())
     }
@@ -380,6 +379,31 @@ fn measured(total: i64, unit: &str) -> String {
         "bytes" => format!("{:.1} MiB", total as f64 / f64::from(1 << 20)),
         _ => grouped(u64::try_from(total).unwrap_or(0)),
     }
+}
+
+fn print_functions(
+    summary: &Summary,
+    width: Option<usize>,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
+    if !summary.top_functions.is_empty() {
+        writeln!(out, "\n  self   total  function")?;
+    }
+    for function in &summary.top_functions {
+        let module = match function.kind {
+            FrameKind::Kernel | FrameKind::Marker => String::new(),
+            _ if function.module.is_empty() => String::new(),
+            _ => format!("  ({})", sanitize_for_terminal(base_name(&function.module))),
+        };
+        let line = format!(
+            "{:5.1}%  {:5.1}%  {}{module}",
+            function.self_percent,
+            function.total_percent,
+            shortened(&sanitize_for_terminal(&function.name), 90),
+        );
+        writeln!(out, "{}", cut(&line, width))?;
+    }
+    Ok(())
 }
 
 fn describe(format: strata_profile::Format) -> &'static str {

@@ -1,0 +1,58 @@
+//! Where threads waited, in the report of a recording.
+
+use std::io::Write;
+
+use strata_profile::Profile;
+use strata_profile::text::{sanitize_for_terminal, shortened};
+use strata_profile::waits::{self, WaitShare, Waits};
+
+use super::report::MOST;
+use crate::terminal::cut;
+
+/// Waits outside of a system call.
+const NO_CALL: &str = "(none: page faults, and threads that were preempted)";
+
+pub fn summary(profile: &Profile, sample_type: usize) -> Waits {
+    waits::summarize(profile, sample_type, MOST)
+}
+
+/// The states in one line, then a list by function and one by system call.
+pub fn print(waits: &Waits, width: Option<usize>, out: &mut dyn Write) -> std::io::Result<()> {
+    if waits.functions.is_empty() {
+        return Ok(());
+    }
+    let states: Vec<_> = waits
+        .states
+        .iter()
+        .map(|state| format!("{} {:.1}%", described(&state.name), state.percent))
+        .collect();
+    writeln!(out, "{}", cut(&states.join(", "), width))?;
+    writeln!(out, "\n waits  function")?;
+    for function in &waits.functions {
+        writeln!(out, "{}", cut(&line(function), width))?;
+    }
+    writeln!(out, "\n waits  system call")?;
+    for call in &waits.system_calls {
+        writeln!(out, "{}", cut(&line(call), width))?;
+    }
+    Ok(())
+}
+
+fn line(share: &WaitShare) -> String {
+    let module = match share.module.as_str() {
+        "" => String::new(),
+        module => format!("  ({})", sanitize_for_terminal(module)),
+    };
+    let name = if share.name.is_empty() { NO_CALL } else { &share.name };
+    format!("{:5.1}%  {}{module}", share.percent, shortened(&sanitize_for_terminal(name), 90))
+}
+
+/// A state with what it means where its name does not say it.
+fn described(state: &str) -> &str {
+    match state {
+        "runnable" => "runnable (without a CPU)",
+        "uninterruptible" => "uninterruptible (disk, mostly)",
+        "" => "state unknown",
+        state => state,
+    }
+}
