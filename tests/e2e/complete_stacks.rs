@@ -57,7 +57,7 @@ fn check(recorded: &Recorded, pids: &[(String, i32)], by_comm: &[&str]) -> Resul
     }
     println!("all: {:.3} % of {}", 100.0 * all.fraction(), all.total);
     if all.total == 0 {
-        println!("no sample at all; strata said: {}", recorded.ended.stderr);
+        println!("no sample at all; strata printed: {}", recorded.ended.stderr);
     }
     let losses = recorded.summary()?.losses();
     println!("losses: {losses:?}");

@@ -49,8 +49,8 @@ fn systemd_takes_the_unit_without_a_complaint() -> Result<()> {
             .args(["verify", "--man=no", "--recursive-errors=no"])
             .arg(unit)
             .output()?;
-        let said = String::from_utf8([done.stdout, done.stderr].concat())?;
-        Ok(if done.status.success() { said } else { format!("{said}{}", done.status) })
+        let printed = String::from_utf8([done.stdout, done.stderr].concat())?;
+        Ok(if done.status.success() { printed } else { format!("{printed}{}", done.status) })
     };
     assert_eq!(verify(&unit)?, "");
     // It would have reported that.
@@ -348,9 +348,9 @@ fn the_images_daemon_is_healthy_samples_the_host_and_ends_when_told() -> Result<
         !daemon.is_alive()
             || get(port, "/healthz").is_ok_and(|answer| answer.ends_with("\r\n\r\nok\n"))
     });
-    let said = |daemon: Running| daemon.wait(Duration::ZERO).map(|ended| ended.stderr);
+    let printed = |daemon: Running| daemon.wait(Duration::ZERO).map(|ended| ended.stderr);
     if is_up.is_err() || !daemon.is_alive() {
-        bail!("the daemon is not healthy: {:?}", said(daemon));
+        bail!("the daemon is not healthy: {:?}", printed(daemon));
     }
     let sampled = || -> f64 {
         let metrics = get(port, "/metrics").unwrap_or_default();

@@ -137,10 +137,10 @@ fn twenty_recordings_of_one_program_leave_nothing_behind() -> Result<()> {
             });
             after.push(state()?);
         }
-        let rates = |said: &str| said.lines().filter(|line| line.starts_with("rate ")).count();
-        let so_far = rates(&app.said());
+        let rates = |output: &str| output.lines().filter(|line| line.starts_with("rate ")).count();
+        let so_far = rates(&app.printed());
         let goes_on = strata_tests::running::wait_until("it works on", PATIENCE, || {
-            rates(&app.said()) > so_far + 3
+            rates(&app.printed()) > so_far + 3
         });
         println!(
             "{version}: threads, files, mappings, of them strata's: {before:?}, then {after:?}"

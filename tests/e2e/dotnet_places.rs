@@ -124,8 +124,9 @@ fn diagnostics_switched_off_are_a_reason() -> Result<()> {
         let app = start_command(command)?;
         println!("{version}:");
         let (why, listed) = refusal_of(app.pid())?;
-        for said in [&why, &listed] {
-            wrongs.unless(said.contains("EnableDiagnostics"), || format!("{version}: {said:?}"));
+        for output in [&why, &listed] {
+            wrongs
+                .unless(output.contains("EnableDiagnostics"), || format!("{version}: {output:?}"));
         }
     }
     wrongs.none();

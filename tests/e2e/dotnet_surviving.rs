@@ -13,7 +13,7 @@ use crate::dotnet_running::{Clr, FREQUENCY, PATIENCE, Wrongs, count_of, listed, 
 
 /// How often a program has printed its speed.
 fn rates(app: &Running) -> usize {
-    app.said().lines().filter(|line| line.starts_with("rate ")).count()
+    app.printed().lines().filter(|line| line.starts_with("rate ")).count()
 }
 
 fn works_on(app: &mut Running) -> bool {

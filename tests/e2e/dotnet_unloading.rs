@@ -36,8 +36,8 @@ pub fn start_unloading(dotnet: &DotNet, version: Version, seconds: &str) -> Resu
 
 /// The program's own counts: turns and failures.
 pub fn counts(app: &Running) -> Result<(u64, u64)> {
-    let said = app.said();
-    let line = said.lines().rev().find(|line| line.starts_with("turns "));
+    let printed = app.printed();
+    let line = printed.lines().rev().find(|line| line.starts_with("turns "));
     let words: Vec<&str> = line.context("no counts")?.split(' ').collect();
     match words[..] {
         [_, turns, _, failures] => Ok((turns.parse()?, failures.parse()?)),

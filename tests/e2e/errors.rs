@@ -17,14 +17,14 @@ use crate::dotnet_running;
 /// Runs strata and returns its output; a panic is never acceptable.
 fn strata_says(command: &mut Command) -> Result<(Output, String)> {
     let done = command.output().with_context(|| format!("{command:?}"))?;
-    let said = format!(
+    let text = format!(
         "{}{}",
         String::from_utf8_lossy(&done.stdout),
         String::from_utf8_lossy(&done.stderr)
     );
-    println!("{:?} -> {}\n{}", command.get_args().collect::<Vec<_>>(), done.status, said.trim());
-    assert!(!said.contains("panicked"), "strata panicked");
-    Ok((done, said))
+    println!("{:?} -> {}\n{}", command.get_args().collect::<Vec<_>>(), done.status, text.trim());
+    assert!(!text.contains("panicked"), "strata panicked");
+    Ok((done, text))
 }
 
 /// A copy of the binary that every user may run.
@@ -47,15 +47,15 @@ fn without_root_it_says_what_to_run() -> Result<()> {
     std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534))?;
     let arguments = ["record", "--duration", "1", "-o", "p.pb.gz", "--", "sh", "-c", "echo it's"];
     command.args(arguments).current_dir(folder.path());
-    let (done, said) = strata_says(&mut command)?;
+    let (done, text) = strata_says(&mut command)?;
     assert!(!done.status.success());
-    assert_eq!(said.lines().count(), 1, "one sentence is enough");
+    assert_eq!(text.lines().count(), 1, "one sentence is enough");
     assert!(
-        said.contains("sudo ") || said.contains("su -c "),
+        text.contains("sudo ") || text.contains("su -c "),
         "the message does not say what to do"
     );
     assert!(
-        said.contains("record --duration 1 -o p.pb.gz -- sh -c "),
+        text.contains("record --duration 1 -o p.pb.gz -- sh -c "),
         "its arguments are not kept"
     );
     Ok(())
@@ -68,10 +68,10 @@ fn a_selection_that_matches_no_process_is_an_error_and_writes_nothing() -> Resul
     for (option, value) in [("--comm", "nosuchprogram"), ("--container", "ffffffffffff")] {
         let mut command = Command::new(places::strata_binary()?);
         command.args(["record", "--duration", "1", option, value]).current_dir(folder.path());
-        let (done, said) = strata_says(&mut command)?;
+        let (done, text) = strata_says(&mut command)?;
         assert_eq!(done.status.code(), Some(1));
-        assert!(said.contains(&format!("`{value}`")) && said.contains("nothing was recorded"));
-        assert!(!said.contains("nothing was lost"));
+        assert!(text.contains(&format!("`{value}`")) && text.contains("nothing was recorded"));
+        assert!(!text.contains("nothing was lost"));
     }
     assert_eq!(std::fs::read_dir(folder.path())?.count(), 0, "an empty picture was written");
     Ok(())
@@ -108,8 +108,8 @@ fn a_reader_of_the_standard_output_that_leaves_early_is_no_failure() -> Result<(
         "{} record --duration 1 -o - --format perf | head -c 100 > /dev/null",
         places::strata_binary()?.display()
     );
-    let (_, said) = strata_says(Command::new("/bin/sh").arg("-c").arg(script))?;
-    assert!(!said.contains("failed") && !said.contains("rescued") && !said.contains("kept in"));
+    let (_, text) = strata_says(Command::new("/bin/sh").arg("-c").arg(script))?;
+    assert!(!text.contains("failed") && !text.contains("rescued") && !text.contains("kept in"));
     Ok(())
 }
 
@@ -124,9 +124,9 @@ fn without_capabilities_it_says_which_are_missing() -> Result<()> {
         .args([format!("--bounding-set={dropped}"), format!("--inh-caps={dropped}")])
         .arg(binary);
     command.args(["record", "--duration", "1"]).current_dir(folder.path());
-    let (done, said) = strata_says(&mut command)?;
+    let (done, text) = strata_says(&mut command)?;
     assert!(!done.status.success());
-    assert!(said.to_lowercase().contains("cap_"), "the message names no capability");
+    assert!(text.to_lowercase().contains("cap_"), "the message names no capability");
     Ok(())
 }
 
@@ -141,9 +141,9 @@ fn without_btf_it_works_or_says_so() -> Result<()> {
     );
     let mut command = Command::new(places::required("unshare", "util-linux")?);
     command.args(["--mount", "/bin/sh", "-c", &script]).current_dir(folder.path());
-    let (done, said) = strata_says(&mut command)?;
-    assert!(done.status.success() || said.contains("BTF"), "the message does not name BTF");
-    assert!(!said.contains('\x1b'), "colours were printed although nobody watches");
+    let (done, text) = strata_says(&mut command)?;
+    assert!(done.status.success() || text.contains("BTF"), "the message does not name BTF");
+    assert!(!text.contains('\x1b'), "colours were printed although nobody watches");
     Ok(())
 }
 
@@ -152,8 +152,8 @@ fn an_output_folder_that_is_not_there_is_named_before_recording() -> Result<()> 
     let _machine = machine::beside_others()?;
     let mut command = Command::new(places::strata_binary()?);
     command.args(["record", "--duration", "1", "-o", "/proc/no/such/folder/p.pb.gz"]);
-    let (done, said) = strata_says(&mut command)?;
-    assert!(!done.status.success() && said.contains("/proc/no/such/folder"));
+    let (done, text) = strata_says(&mut command)?;
+    assert!(!done.status.success() && text.contains("/proc/no/such/folder"));
     Ok(())
 }
 
@@ -162,8 +162,8 @@ fn an_unknown_format_is_refused_with_the_known_ones() -> Result<()> {
     let _machine = machine::beside_others()?;
     let mut command = Command::new(places::strata_binary()?);
     command.args(["record", "--duration", "1", "-o", "/tmp/strata-test.unknown"]);
-    let (done, said) = strata_says(&mut command)?;
-    assert!(!done.status.success() && said.contains(".pb.gz") || said.contains("pprof"));
+    let (done, text) = strata_says(&mut command)?;
+    assert!(!done.status.success() && text.contains(".pb.gz") || text.contains("pprof"));
     Ok(())
 }
 
@@ -176,8 +176,8 @@ fn a_dead_pid_is_named() -> Result<()> {
     for (pid, what) in [(pid.to_string(), "ended"), ("999999999".to_string(), "impossible")] {
         let mut command = Command::new(places::strata_binary()?);
         command.args(["record", "--duration", "1", "--pid", &pid]);
-        let (done, said) = strata_says(&mut command)?;
-        assert!(!done.status.success() && said.contains(&pid), "{what}");
+        let (done, text) = strata_says(&mut command)?;
+        assert!(!done.status.success() && text.contains(&pid), "{what}");
     }
     Ok(())
 }
@@ -211,10 +211,10 @@ fn a_full_disk_costs_only_the_file_on_it() -> Result<()> {
     command.args(["record", "--frequency", "997", "-o"]).arg(disk.0.path().join("full.svg"));
     command.arg("-o").arg(&good).arg("--").arg(targets::c("shares").build()?).arg("1.5");
     command.env("STRATA_TARGET_CLOCK", "cpu");
-    let (done, said) = strata_says(&mut command)?;
+    let (done, text) = strata_says(&mut command)?;
     assert!(!done.status.success(), "a file was lost silently");
     assert!(
-        said.contains("No space left") && said.contains("full.svg"),
+        text.contains("No space left") && text.contains("full.svg"),
         "the message does not say what happened"
     );
     let stacks = pprof::read(&good)?.stacks()?;
@@ -285,18 +285,18 @@ fn crafted_unwind_tables_hurt_only_their_own_process() -> Result<()> {
 fn doctor_says_ok_here_and_what_is_missing_without_root() -> Result<()> {
     let _machine = machine::beside_others()?;
     let mut command = Command::new(places::strata_binary()?);
-    let (done, said) = strata_says(command.arg("doctor"))?;
+    let (done, text) = strata_says(command.arg("doctor"))?;
     assert!(
-        done.status.success() || said.contains("degraded"),
+        done.status.success() || text.contains("degraded"),
         "doctor is unhappy on a machine that works"
     );
-    assert!(said.contains("BTF"));
+    assert!(text.contains("BTF"));
     let folder = tempfile::tempdir()?;
     let binary = public_binary(folder.path())?;
     let mut command = Command::new(places::required("setpriv", "util-linux")?);
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary).arg("doctor");
-    let (done, said) = strata_says(command.current_dir("/"))?;
-    assert!(!done.status.success() && said.contains("missing"));
+    let (done, text) = strata_says(command.current_dir("/"))?;
+    assert!(!done.status.success() && text.contains("missing"));
     Ok(())
 }
 
@@ -307,9 +307,9 @@ fn doctor_explains_one_process() -> Result<()> {
         Running::start(&targets::c("shares").named("stripped").stripped().build()?, &["30"])?;
     target.wait_until_used(0.05)?; // it has loaded its libraries
     let mut command = Command::new(places::strata_binary()?);
-    let (done, said) = strata_says(command.args(["doctor", "--pid", &target.pid().to_string()]))?;
+    let (done, text) = strata_says(command.args(["doctor", "--pid", &target.pid().to_string()]))?;
     assert!(done.status.code().is_some());
-    assert!(said.contains("stripped") && said.contains("libc"), "its mappings are not listed");
+    assert!(text.contains("stripped") && text.contains("libc"), "its mappings are not listed");
     Ok(())
 }
 
@@ -321,8 +321,8 @@ fn doctor_misses_nothing_in_the_assemblies_of_a_dotnet_program() -> Result<()> {
         let app = dotnet_running::start(&dotnet, version, "Busy", &["60", "0.2"])?;
         let mut command = Command::new(places::strata_binary()?);
         let words = ["doctor", "--json", "--pid", &app.pid().to_string()];
-        let (_, said) = strata_says(command.args(words))?;
-        let report: serde_json::Value = serde_json::from_str(&said)?;
+        let (_, text) = strata_says(command.args(words))?;
+        let report: serde_json::Value = serde_json::from_str(&text)?;
         let report = report.get("process").unwrap_or(&report);
         let files = report["files"].as_array().context("no files")?;
         let assemblies = files.iter().filter(|file| file["is_assembly"] == true).count();

@@ -70,12 +70,12 @@ fn the_summary_for_people_is_plain_text_when_nobody_watches() -> Result<()> {
     let program = copy.write(&folder.path().join("names"))?;
     let _target = Running::start(&program, &["\x1b[2J\x1b[31m", "300"])?;
     let recorded = strata::record()?.for_people().frequency(997).seconds(2.0).run()?;
-    let said = [recorded.ended.stdout.as_str(), recorded.ended.stderr.as_str()].concat();
-    println!("{said}");
+    let message = [recorded.ended.stdout.as_str(), recorded.ended.stderr.as_str()].concat();
+    println!("{message}");
     assert!(
-        !said.chars().any(|c| c.is_control() && c != '\n' && c != '\t'),
-        "control characters: {said:?}"
+        !message.chars().any(|c| c.is_control() && c != '\n' && c != '\t'),
+        "control characters: {message:?}"
     );
-    assert!(said.contains("profile.pb.gz"), "the output is not named");
+    assert!(message.contains("profile.pb.gz"), "the output is not named");
     Ok(())
 }

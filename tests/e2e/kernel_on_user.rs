@@ -79,7 +79,7 @@ fn hidden_kernel_addresses_cost_kernel_names_only() -> Result<()> {
         own.total(),
         own.share_with("zero_outer")
     );
-    println!("said: {}", recorded.ended.stderr.lines().next().unwrap_or_default());
+    println!("output: {}", recorded.ended.stderr.lines().next().unwrap_or_default());
     assert!(own.total() > 200 && own.share_with("zero_outer") > 0.95 && with_kernel > 0.9);
     Ok(())
 }

@@ -239,11 +239,11 @@ fn by_default_a_pprof_and_an_svg_are_written_and_named() -> Result<()> {
     names.sort();
     println!("{names:?}");
     assert_eq!(names.len(), 2);
-    let said = ended.stdout + &ended.stderr;
+    let printed = ended.stdout + &ended.stderr;
     for (name, end) in names.iter().zip([".pb.gz", ".svg"]) {
         assert!(
-            name.ends_with(end) && said.contains(name.as_str()),
-            "{name} is not what was said:\n{said}"
+            name.ends_with(end) && printed.contains(name.as_str()),
+            "{name} is not what was printed:\n{printed}"
         );
     }
     Ok(())

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use crate::stacks::{Stack, Stacks};
 
 /// The names of the lines "expect NAME" in a program's output.
-pub fn expected(said: &str) -> Vec<String> {
-    said.lines().filter_map(|line| line.strip_prefix("expect ")).map(String::from).collect()
+pub fn expected(printed: &str) -> Vec<String> {
+    printed.lines().filter_map(|line| line.strip_prefix("expect ")).map(String::from).collect()
 }
 
 /// Those of the names that no frame has.

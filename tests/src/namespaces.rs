@@ -69,8 +69,9 @@ impl Container {
             pid_of(name).is_some() || !running.is_alive()
         });
         if started.is_err() || pid_of(name).is_none() {
-            let said = running.wait(Duration::from_secs(1)).map(|e| e.stderr).unwrap_or_default();
-            anyhow::bail!("runc did not start the container: {said}");
+            let printed =
+                running.wait(Duration::from_secs(1)).map(|e| e.stderr).unwrap_or_default();
+            anyhow::bail!("runc did not start the container: {printed}");
         }
         Ok(Self { id, name: name.to_string(), _bundle: bundle, _running: running })
     }

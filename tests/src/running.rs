@@ -98,7 +98,7 @@ impl Running {
             if start.elapsed() > at_most {
                 self.kill();
                 let stderr = self.stderr.take().map(Collected::finished).unwrap_or_default();
-                bail!("{} did not end in {at_most:?}; it had said:\n{stderr}", self.name);
+                bail!("{} did not end in {at_most:?}; it had printed:\n{stderr}", self.name);
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -111,7 +111,7 @@ impl Running {
     }
 
     /// What it has written to its standard output so far.
-    pub fn said(&self) -> String {
+    pub fn printed(&self) -> String {
         self.stdout.as_ref().map(Collected::text).unwrap_or_default()
     }
 
@@ -120,13 +120,13 @@ impl Running {
         let start = Instant::now();
         loop {
             let was_alive = self.is_alive();
-            let said = self.said();
-            if said.lines().any(|l| l == line) {
+            let printed = self.printed();
+            if printed.lines().any(|l| l == line) {
                 return Ok(());
             }
             if !was_alive || start.elapsed() > at_most {
                 let stderr = self.stderr.as_ref().map(Collected::text).unwrap_or_default();
-                bail!("{} did not say {line:?}, but:\n{said}{stderr}", self.name);
+                bail!("{} did not say {line:?}, but:\n{printed}{stderr}", self.name);
             }
             std::thread::sleep(Duration::from_millis(5));
         }

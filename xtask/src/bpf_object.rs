@@ -170,7 +170,7 @@ fn sources_digest() -> Result<String> {
     let mut child = hash.spawn().context("cannot start sha256sum (coreutils)")?;
     child.stdin.take().context("sha256sum has no standard input")?.write_all(&everything)?;
     let line = String::from_utf8(child.wait_with_output()?.stdout)?;
-    Ok(line.split_whitespace().next().context("sha256sum said nothing")?.to_owned())
+    Ok(line.split_whitespace().next().context("sha256sum printed nothing")?.to_owned())
 }
 
 /// The sources by their names below the root, sorted: the programs, the layouts they share

@@ -62,8 +62,8 @@ pub fn output_of(command: &mut Command) -> Result<String> {
         .output()
         .with_context(|| format!("cannot start {}", shown(command)))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{} ({})\n{}", shown(command), output.status, said.trim_end());
+        let message = String::from_utf8_lossy(&output.stderr);
+        bail!("{} ({})\n{}", shown(command), output.status, message.trim_end());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -100,10 +100,10 @@ fn a_forked_child_cannot_write_into_its_parents_memory() {
 #[test]
 fn limits_of_the_app_are_errors_not_signals() {
     let mut peer = Peer::start(&["limited"]).expect("a process");
-    let said = peer.tell("files?");
-    assert!(said.contains("may not write files of 2097152 bytes"), "{said}");
-    assert!(said.contains("may not write files of 4194304 bytes"), "{said}");
-    assert!(said.ends_with("0 mappings left"), "{said}");
+    let output = peer.tell("files?");
+    assert!(output.contains("may not write files of 2097152 bytes"), "{output}");
+    assert!(output.contains("may not write files of 4194304 bytes"), "{output}");
+    assert!(output.ends_with("0 mappings left"), "{output}");
     // Records are lost, and memory is asked for again a second later.
     assert_eq!(peer.tell("memory?"), "no memory for the log, soon false, later true");
 }
@@ -188,8 +188,8 @@ fn refusal_when_open(what: &str, part: &str) -> String {
 #[test]
 fn a_file_that_can_change_its_size_is_refused() {
     for what in ["unsealed", "shrinkable", "growable", "more seals possible"] {
-        let said = refusal(what, "memfd:strata-clr");
-        assert!(said.starts_with("not sealed against shrinking and growing"), "{what}: {said}");
+        let output = refusal(what, "memfd:strata-clr");
+        assert!(output.starts_with("not sealed against shrinking and growing"), "{what}: {output}");
     }
     assert!(refusal("read-only", "memfd:strata-clr").starts_with("sealed against writing"));
 }
@@ -231,8 +231,8 @@ fn huge_pages_are_refused() {
             let path = any_mapping(peer.pid(), "strata-clr");
             assert!(matches!(file::open(&path), Err(file::Refused::NoMemfd)));
             let file = File::options().read(true).write(true).open(path).expect("it can be opened");
-            let said = file::check_main(&file).expect_err("it is refused").to_string();
-            assert!(said.starts_with("not on tmpfs (file system 0x958458f6)"), "{said}");
+            let output = file::check_main(&file).expect_err("it is refused").to_string();
+            assert!(output.starts_with("not on tmpfs (file system 0x958458f6)"), "{output}");
             assert_eq!(mapped(peer.pid(), "strata-clr"), Vec::<PathBuf>::new());
         }
         Err(why) => strata_skip::skipped!("this kernel gives no huge pages ({why})"),
@@ -244,8 +244,8 @@ fn headers_that_lie_and_other_versions_are_told_apart() {
     assert!(refusal("newer", "memfd:strata-clr").contains("newer bridge (memory layout 2"));
     assert!(refusal("older", "memfd:strata-clr").contains("restart the process"));
     for what in ["size lie", "segment lie"] {
-        let said = refusal(what, "memfd:strata-clr");
-        assert_eq!(said, HeaderError::Contradiction.to_string(), "{what}");
+        let output = refusal(what, "memfd:strata-clr");
+        assert_eq!(output, HeaderError::Contradiction.to_string(), "{what}");
     }
 }
 

@@ -26,8 +26,8 @@ fn one_start() -> Result<f64> {
     let program = targets::c("exec_churn").build()?;
     let seconds = SECONDS.to_string();
     let running = Running::start(&program, &["/bin/true", RATE, &seconds])?;
-    let said = running.wait(Duration::from_secs(60))?.stdout;
-    let rate = said.split("per_second=").nth(1).context("no rate")?.trim().parse::<f64>()?;
+    let output = running.wait(Duration::from_secs(60))?.stdout;
+    let rate = output.split("per_second=").nth(1).context("no rate")?.trim().parse::<f64>()?;
     Ok(1e6 / rate)
 }
 

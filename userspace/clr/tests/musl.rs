@@ -22,11 +22,11 @@ fn the_library_for_musl_is_loaded_by_a_program_on_musl() {
     let built = Command::new("musl-gcc").arg("-o").arg(&program).arg(source).status().unwrap();
     assert!(built.success());
     let done = Command::new(program).arg(&library).output().unwrap();
-    let said = String::from_utf8_lossy(&done.stdout).into_owned();
-    println!("{said}");
+    let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+    println!("{printed}");
     assert!(done.status.success());
     // Loaded, found, called: it refuses a class that is not its own.
-    assert_eq!(said.trim(), "80040111");
+    assert_eq!(printed.trim(), "80040111");
     let glibc = bridge_library::content(CLibrary::Glibc).unwrap();
     assert_ne!(glibc, content);
 }

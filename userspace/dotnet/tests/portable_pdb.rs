@@ -18,10 +18,10 @@ fn compare(reference: &Path, assembly: &Path, pdb_file: Option<&Path>) -> usize 
         None => image.embedded_pdb().unwrap().unwrap(),
     };
     let arguments: Vec<&Path> = [assembly].into_iter().chain(pdb_file).collect();
-    let said = run("9", reference, &arguments);
+    let output = run("9", reference, &arguments);
     let mut expected = Vec::new();
     let mut kickoffs = 0;
-    for line in said.lines() {
+    for line in output.lines() {
         let words: Vec<&str> = line.split('\t').collect();
         match words[..] {
             ["id", id] => assert_eq!(pdb.id().to_string(), id),

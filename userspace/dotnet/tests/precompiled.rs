@@ -18,7 +18,7 @@ struct Mapping {
     path: PathBuf,
 }
 
-fn mappings(said: &str) -> Vec<Mapping> {
+fn mappings(output: &str) -> Vec<Mapping> {
     let parse = |line: &str| {
         let mut words = line.split_whitespace();
         let (start, end) = words.next()?.split_once('-')?;
@@ -33,7 +33,7 @@ fn mappings(said: &str) -> Vec<Mapping> {
             path: path.into(),
         })
     };
-    said.lines().filter_map(parse).filter(|mapping| mapping.path.is_absolute()).collect()
+    output.lines().filter_map(parse).filter(|mapping| mapping.path.is_absolute()).collect()
 }
 
 /// The type as the runtime writes it in its events: arguments in brackets.
@@ -52,11 +52,11 @@ fn as_the_runtime_says(method: &MethodRef) -> String {
 fn runtime_agrees(version: &str) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(folder.path(), "EntryPoints.cs", &[]);
-    let said = run(version, &program, &[]);
-    let mappings = mappings(&said);
+    let output = run(version, &program, &[]);
+    let mappings = mappings(&output);
     let mut images = HashMap::new();
     let (mut compared, mut shared) = (0, 0);
-    for line in said.lines() {
+    for line in output.lines() {
         let words: Vec<&str> = line.split('\t').collect();
         let ["entry", address, class, name, signature] = words[..] else { continue };
         let address = u64::from_str_radix(address, 16).unwrap();

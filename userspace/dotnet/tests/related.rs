@@ -15,16 +15,16 @@ fn the_method_that_a_lambda_is_written_in_is_found() {
         let program = compile_visual_basic(folder.path(), "Lambdas.vb", optimised);
         let file = open(&program);
         let image = ManagedImage::open(&file).unwrap();
-        let said = run("9", &program, &[]);
+        let printed = run("9", &program, &[]);
         let mut count = 0;
-        for line in said.lines() {
+        for line in printed.lines() {
             let words: Vec<&str> = line.split('\t').collect();
             let [number, expected, name] = words[..] else { panic!("{line}") };
             let around = image.method_around(token(number));
             assert_eq!(around.as_deref(), Some(expected), "{name}, optimised: {optimised}");
             count += 1;
         }
-        assert!(count >= 18, "{said}");
+        assert!(count >= 18, "{printed}");
         // Everything else is no lambda.
         let methods = 1..image.metadata().unwrap().rows(strata_ecma::table::METHOD_DEF);
         let lambda = |row: &u32| image.method_around(0x0600_0000 | row).is_some();
@@ -39,8 +39,8 @@ fn what_a_stub_calls_is_told_only_when_it_can_be_nothing_else() {
     let program = compile(folder.path(), "Imports.cs", &[]);
     let file = open(&program);
     let image = ManagedImage::open(&file).unwrap();
-    let said = run("9", &program, &[]);
-    let methods: HashMap<&str, (u32, u32)> = said
+    let printed = run("9", &program, &[]);
+    let methods: HashMap<&str, (u32, u32)> = printed
         .lines()
         .map(|line| {
             let words: Vec<&str> = line.split('\t').collect();

@@ -98,7 +98,7 @@ fn child(server: &Server, spool: &Path, number: usize, length: Option<usize>) ->
 
 /// The children's messages.
 #[derive(Debug, Default)]
-struct Said {
+struct Reported {
     kept: BTreeSet<Uuid>,
     corrupt: u64,
     /// Of the last child.
@@ -106,7 +106,7 @@ struct Said {
     dropped: Option<u64>,
 }
 
-impl Said {
+impl Reported {
     /// Everything up to the end of the child's output. A line that the kill cut short is none.
     fn listen(&mut self, child: &mut Child, begun: oneshot::Sender<()>) {
         let mut begun = Some(begun);
@@ -133,10 +133,16 @@ fn rounds() -> usize {
 }
 
 /// Runs a child for a random time after it has begun to work, and kills it.
-async fn round(server: &Server, spool: &Path, number: usize, length: usize, said: &mut Said) {
+async fn round(
+    server: &Server,
+    spool: &Path,
+    number: usize,
+    length: usize,
+    reported: &mut Reported,
+) {
     let mut child = child(server, spool, number, Some(length));
     let pid = child.id();
-    let mut listening = std::mem::take(said);
+    let mut listening = std::mem::take(reported);
     let (begun, has_begun) = oneshot::channel();
     let listener = tokio::task::spawn_blocking(move || {
         listening.listen(&mut child, begun);
@@ -149,7 +155,7 @@ async fn round(server: &Server, spool: &Path, number: usize, length: usize, said
     }
     tokio::time::sleep(Duration::from_micros(fastrand::u64(0..100_000))).await;
     kill(pid);
-    *said = listener.await.unwrap();
+    *reported = listener.await.unwrap();
 }
 
 fn kill(pid: u32) {
@@ -158,26 +164,26 @@ fn kill(pid: u32) {
 }
 
 /// Lets a last child send what is left, and judges.
-async fn judge(server: &Server, spool: &Path, mut said: Said, rounds: usize) {
+async fn judge(server: &Server, spool: &Path, mut reported: Reported, rounds: usize) {
     server.act(|_, _| ok());
     let mut last = child(server, spool, rounds, None);
-    let said = tokio::task::spawn_blocking(move || {
-        said.listen(&mut last, oneshot::channel().0);
+    let reported = tokio::task::spawn_blocking(move || {
+        reported.listen(&mut last, oneshot::channel().0);
         assert!(last.wait().unwrap().success());
-        said
+        reported
     });
-    let said = tokio::time::timeout(Duration::from_secs(120), said).await.unwrap().unwrap();
+    let reported = tokio::time::timeout(Duration::from_secs(120), reported).await.unwrap().unwrap();
     // A kill tears at most one write, which was not confirmed yet. Nothing else is missing.
-    assert!(said.corrupt <= rounds as u64);
-    assert_eq!(said.dropped, Some(said.last_corrupt));
+    assert!(reported.corrupt <= rounds as u64);
+    assert_eq!(reported.dropped, Some(reported.last_corrupt));
     let mut arrivals: BTreeMap<Uuid, Vec<(usize, bool)>> = BTreeMap::new();
     for arrival in server.arrivals() {
         // A body that came is whole: it repeats its id.
         assert!(arrival.body == repeated(arrival.id, arrival.body.len()));
         arrivals.entry(arrival.id).or_default().push((arrival.child, arrival.is_taken));
     }
-    let lost: Vec<_> = said.kept.iter().filter(|id| !arrivals.contains_key(id)).collect();
-    assert!(lost.is_empty(), "{} of {} are lost", lost.len(), said.kept.len());
+    let lost: Vec<_> = reported.kept.iter().filter(|id| !arrivals.contains_key(id)).collect();
+    assert!(lost.is_empty(), "{} of {} are lost", lost.len(), reported.kept.len());
     let mut answers_lost_in = BTreeMap::new();
     for (id, times) in &arrivals {
         for pair in times.windows(2) {
@@ -196,12 +202,12 @@ async fn judge(server: &Server, spool: &Path, mut said: Said, rounds: usize) {
     let came: usize = arrivals.values().map(Vec::len).sum();
     println!(
         "{rounds} kills: {} batches kept, {} arrived, {} twice or more, {} torn writes",
-        said.kept.len(),
+        reported.kept.len(),
         arrivals.len(),
         came - arrivals.len(),
-        said.corrupt
+        reported.corrupt
     );
-    assert!(!said.kept.is_empty());
+    assert!(!reported.kept.is_empty());
 }
 
 #[tokio::test]
@@ -212,22 +218,22 @@ async fn a_kill_in_the_middle_of_sending_loses_nothing() {
         1 => Act::Answer(503, Vec::new()),
         _ => Act::Late(Duration::from_micros(fastrand::u64(0..8000)), 200),
     });
-    let mut said = Said::default();
+    let mut reported = Reported::default();
     let rounds = rounds();
     for number in 0..rounds {
-        round(&server, folder.path(), number, 2_000, &mut said).await;
+        round(&server, folder.path(), number, 2_000, &mut reported).await;
     }
-    judge(&server, folder.path(), said, rounds).await;
+    judge(&server, folder.path(), reported, rounds).await;
 }
 
 #[tokio::test]
 async fn a_kill_in_the_middle_of_writing_loses_nothing_that_was_kept() {
     let (server, folder) = (Server::down().await, tempfile::tempdir().unwrap());
-    let mut said = Said::default();
+    let mut reported = Reported::default();
     let rounds = rounds();
     for number in 0..rounds {
-        round(&server, folder.path(), number, 1_000_000, &mut said).await;
+        round(&server, folder.path(), number, 1_000_000, &mut reported).await;
     }
     server.rise().await;
-    judge(&server, folder.path(), said, rounds).await;
+    judge(&server, folder.path(), reported, rounds).await;
 }

@@ -43,7 +43,7 @@ fn fitted(profile: &Profile, rules: &[LabelRule], limits: &Limits) -> (Vec<Part>
     };
     let (parts, cuts) = fit(profile, &selection, limits);
     for part in &parts {
-        assert!(written(part).len() <= part.bytes, "{} bytes said", part.bytes);
+        assert!(written(part).len() <= part.bytes, "{} bytes output", part.bytes);
         assert!(part.bytes <= limits.bytes.max(FEWEST_BYTES), "{} bytes", part.bytes);
     }
     (parts, cuts.dropped_labels, cuts.shortened_texts)

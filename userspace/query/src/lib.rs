@@ -70,7 +70,7 @@ impl Window {
         let hint = if is_of_today(from) || is_of_today(to) {
             "a clock time is of today: write the day too, as in `2026-01-31 14:30`"
         } else if to.is_none() {
-            "it begins in the future, and nothing is said of its end"
+            "it begins in the future, and its end is not given"
         } else {
             "write the earlier time first"
         };

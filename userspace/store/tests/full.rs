@@ -42,10 +42,10 @@ fn a_full_disk_is_counted_and_does_not_stop_the_writer_for_good() {
         .env(INSIDE, directory.path())
         .output()
         .expect("`unshare` of util-linux runs");
-    let said = String::from_utf8_lossy(&done.stdout);
+    let printed = String::from_utf8_lossy(&done.stdout);
     let complained = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{said}{complained}");
-    assert!(said.contains("1 passed"), "{said}{complained}");
+    assert!(done.status.success(), "{printed}{complained}");
+    assert!(printed.contains("1 passed"), "{printed}{complained}");
 }
 
 fn on_a_small_disk(disk: &Path) {

@@ -66,7 +66,7 @@ fn head(service: &str, period: usize) -> Head {
 /// What writing took.
 struct Taken {
     /// The most that was reported.
-    said: usize,
+    output: usize,
     /// The most that was in use while a profile was added, without the profile: in the first
     /// period, and after it.
     first_peak: usize,
@@ -81,7 +81,7 @@ fn write_large(limit: usize, periods: usize) -> Taken {
     let options = Options { dictionary_bytes: limit, ..options() };
     let mut store = Store::open(directory.path(), options).unwrap();
     let before = IN_USE.load(Relaxed);
-    let (mut said, mut really, mut first_peak, mut peak) = (0, 0, 0, 0);
+    let (mut output, mut really, mut first_peak, mut peak) = (0, 0, 0, 0);
     for period in 0..periods {
         for (service, is_large) in [("shop", true), ("a", false), ("b", false), ("mail", true)] {
             let written = if is_large { many_names(period) } else { new_names(0) };
@@ -95,29 +95,29 @@ fn write_large(limit: usize, periods: usize) -> Taken {
             let taken = usize::try_from(at_most - profile - before).unwrap();
             let peak = if period == 0 { &mut first_peak } else { &mut peak };
             *peak = taken.max(*peak);
-            said = said.max(store.dictionaries());
+            output = output.max(store.dictionaries());
             really = really.max(usize::try_from(IN_USE.load(Relaxed) - before).unwrap());
         }
     }
-    assert!(really < said + said / 8, "{said} said, {really} taken");
+    assert!(really < output + output / 8, "{output} output, {really} taken");
     store.seal().unwrap();
     let answer = store.reader().query(&Selection::default()).unwrap();
     assert_eq!((answer.profiles, answer.damaged), (periods as u64 * 4, 0));
     let counters = store.counters();
     let (segments, reads_back) = (counters.segments_sealed, counters.dictionaries_read_back);
-    Taken { said, first_peak, peak, segments, reads_back }
+    Taken { output, first_peak, peak, segments, reads_back }
 }
 
 fn a_large_dictionary_stays_and_does_not_begin_a_segment_for_each_profile() {
     let alone = write_large(usize::MAX, 1);
-    let one = alone.said / 2;
+    let one = alone.output / 2;
     // What a profile's record takes in the making.
-    let record = alone.first_peak - alone.said;
+    let record = alone.first_peak - alone.output;
     // Room for one of the large ones beside the small ones, and hardly for one.
     for (limit, most) in [(one * 2, one * 2), (one * 3 / 2, one * 3 / 2), (one / 2, one * 2)] {
-        let Taken { said, first_peak, peak, segments, reads_back } = write_large(limit, 20);
+        let Taken { output, first_peak, peak, segments, reads_back } = write_large(limit, 20);
         assert!(segments <= 2, "{segments} segments of 20 periods with {limit} bytes");
-        assert!(said <= most, "{said} bytes of {limit}");
+        assert!(output <= most, "{output} bytes of {limit}");
         assert!(reads_back > 0, "there was room for all");
         // A service that is new is not expected; one that is read back is.
         assert!(first_peak <= limit + one + record, "{first_peak} bytes of {limit} at first");
@@ -127,7 +127,7 @@ fn a_large_dictionary_stays_and_does_not_begin_a_segment_for_each_profile() {
 }
 
 fn an_idle_process_beside_a_busy_one_does_not_begin_a_segment_for_each_period() {
-    let one = write_large(usize::MAX, 1).said / 2;
+    let one = write_large(usize::MAX, 1).output / 2;
     for idle_first in [true, false] {
         let directory = tempfile::tempdir().unwrap();
         // One of the large ones takes two thirds of it.
@@ -198,11 +198,11 @@ fn ever_new_names_take_what_is_said_and_begin_a_new_segment_at_the_limit() {
         let written = new_names(period);
         store.append(&head(service, period), &written, START).unwrap();
         drop(written);
-        let said = store.dictionaries();
-        most = most.max(said);
-        if store.counters().segments_sealed == 0 && said > limit / 16 {
+        let output = store.dictionaries();
+        most = most.max(output);
+        if store.counters().segments_sealed == 0 && output > limit / 16 {
             let really = usize::try_from(IN_USE.load(Relaxed) - before).unwrap();
-            assert!(said.abs_diff(really) < really / 8, "{said} said, {really} taken");
+            assert!(output.abs_diff(really) < really / 8, "{output} output, {really} taken");
             compared += 1;
         }
     }

@@ -58,8 +58,8 @@ mod tests {
     fn a_reader_that_has_seen_enough_is_no_error_and_a_full_disk_is() {
         assert!(matches!(print_to(Failing(ErrorKind::BrokenPipe), "much\n"), Ok(0)));
         assert!(print_to(Failing(ErrorKind::StorageFull), "much\n").is_err());
-        let mut said = Vec::new();
-        assert!(matches!(print_to(&mut said, "all of it"), Ok(0)));
-        assert_eq!(said, b"all of it");
+        let mut message = Vec::new();
+        assert!(matches!(print_to(&mut message, "all of it"), Ok(0)));
+        assert_eq!(message, b"all of it");
     }
 }

@@ -73,22 +73,22 @@ fn strata(store: &Path, arguments: &[&str]) -> (Output, String, String) {
         .current_dir(store)
         .output()
         .unwrap();
-    let said = String::from_utf8(done.stdout.clone()).unwrap();
+    let printed = String::from_utf8(done.stdout.clone()).unwrap();
     let complained = String::from_utf8(done.stderr.clone()).unwrap();
-    println!("strata {} -> {}\n{said}{complained}", arguments.join(" "), done.status);
+    println!("strata {} -> {}\n{printed}{complained}", arguments.join(" "), done.status);
     assert!(!complained.contains("panicked"));
-    (done, said, complained)
+    (done, printed, complained)
 }
 
 fn answer(store: &Path, arguments: &[&str]) -> String {
-    let (done, said, complained) = strata(store, arguments);
+    let (done, printed, complained) = strata(store, arguments);
     assert!(done.status.success(), "{complained}");
-    said
+    printed
 }
 
 fn refusal(store: &Path, arguments: &[&str]) -> String {
-    let (done, said, complained) = strata(store, arguments);
-    assert!(!done.status.success(), "{said}");
+    let (done, printed, complained) = strata(store, arguments);
+    assert!(!done.status.success(), "{printed}");
     complained
 }
 

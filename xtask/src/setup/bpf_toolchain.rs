@@ -59,7 +59,7 @@ fn ensure_rust_source() -> Result<()> {
 fn ensure_linker() -> Result<()> {
     let wanted = format!("bpf-linker {LINKER_VERSION}");
     if run::output_of(Command::new(linker()).arg("--version"))
-        .is_ok_and(|said| said.trim() == wanted)
+        .is_ok_and(|output| output.trim() == wanted)
     {
         return Ok(());
     }

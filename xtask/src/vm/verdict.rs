@@ -24,9 +24,9 @@ pub fn judge(transcript: &Transcript, kernel: &Kernel, with_strata: bool) -> Res
     let release = text_of(transcript, "release")?;
     ensure!(release.trim() == kernel.release, "another kernel booted: {}", release.trim());
     if !with_strata {
-        let said = text_of(transcript, "known")?;
-        ensure!(said.contains("rounds"), "the program said {said:?}");
-        return Ok(format!("boots and runs programs ({})", said.trim()));
+        let output = text_of(transcript, "known")?;
+        ensure!(output.contains("rounds"), "the program output {output:?}");
+        return Ok(format!("boots and runs programs ({})", output.trim()));
     }
     let doctor = text_of(transcript, "doctor").context("strata doctor")?;
     let loads = |line: &str| line.trim().starts_with("ok ") && line.contains("strata's programs");

@@ -18,8 +18,8 @@ fn shipped(target: &str) -> PathBuf {
         );
     }
     let built = build.output().expect("starting cargo");
-    let said = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "{target} does not build: {said}");
+    let printed = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{target} does not build: {printed}");
     library_in(&String::from_utf8_lossy(&built.stdout))
 }
 
@@ -44,9 +44,9 @@ fn load_with(compiler: &str, library: &Path) {
     fs::create_dir_all(&folder).expect("a folder");
     let program = folder.join(format!("load-{compiler}"));
     output(Command::new(compiler).arg("-o").arg(&program).arg(&source).arg("-ldl"));
-    let said = Command::new(&program).arg(library).output().expect("starting the program");
-    assert_eq!(String::from_utf8_lossy(&said.stdout), "good\n", "{}", said.status);
-    assert_eq!(String::from_utf8_lossy(&said.stderr), "");
+    let printed = Command::new(&program).arg(library).output().expect("starting the program");
+    assert_eq!(String::from_utf8_lossy(&printed.stdout), "good\n", "{}", printed.status);
+    assert_eq!(String::from_utf8_lossy(&printed.stderr), "");
 }
 
 /// Every process that strata attaches to maps the library. What keeps the runtime's ids from being used

@@ -89,9 +89,9 @@ fn net_10_loads_the_bridge_by_its_environment() {
         });
         assert!(has(&watcher, "Sleeper.Main"));
         let status = sleeper.0.wait().expect("waiting for the program");
-        let mut said = String::new();
+        let mut printed = String::new();
         let mut errors = sleeper.0.stderr.take().expect("its errors");
-        errors.read_to_string(&mut said).expect("text");
-        assert!(status.success() && said.is_empty(), "{status}: {said}");
+        errors.read_to_string(&mut printed).expect("text");
+        assert!(status.success() && printed.is_empty(), "{status}: {printed}");
     }
 }

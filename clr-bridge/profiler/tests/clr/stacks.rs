@@ -20,8 +20,8 @@ fn measuring_library() -> PathBuf {
     build.args(["--profile", "bridge", "--features", "measure", "--target-dir"]);
     let folder = workspace().join("target/measure");
     let built = build.arg(folder).current_dir(workspace()).output().expect("starting cargo");
-    let said = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "the library does not build: {said}");
+    let printed = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "the library does not build: {printed}");
     library_in(&String::from_utf8_lossy(&built.stdout))
 }
 

@@ -91,8 +91,8 @@ fn program() -> &'static Path {
                 .args([&output, &source])
                 .output()
                 .expect("starting the C# compiler");
-            let said = String::from_utf8_lossy(&compiled.stdout);
-            assert!(compiled.status.success(), "the program does not compile: {said}");
+            let printed = String::from_utf8_lossy(&compiled.stdout);
+            assert!(compiled.status.success(), "the program does not compile: {printed}");
         }
         output
     })
@@ -202,10 +202,10 @@ impl Target {
     pub fn quit(mut self) {
         assert_eq!(self.tell("quit"), "bye");
         let status = self.child.wait().expect("waiting for the program");
-        let mut said = String::new();
-        self.child.stderr.take().expect("its errors").read_to_string(&mut said).expect("text");
-        assert!(status.success(), "{status}: {said}");
-        assert_eq!(said, "");
+        let mut printed = String::new();
+        self.child.stderr.take().expect("its errors").read_to_string(&mut printed).expect("text");
+        assert!(status.success(), "{status}: {printed}");
+        assert_eq!(printed, "");
     }
 
     pub fn kill(&mut self) {

@@ -77,11 +77,12 @@ impl Busy {
 
     /// Its next line: older ones may be from before a change.
     fn next_progress(&self) -> Result<Progress> {
-        let lines = || self.running.said().lines().filter(|l| l.starts_with("progress ")).count();
+        let lines =
+            || self.running.printed().lines().filter(|l| l.starts_with("progress ")).count();
         let before = lines();
         wait_until("the program goes on", PATIENCE, || lines() > before)?;
-        let said = self.running.said();
-        let line = said.lines().rev().find(|l| l.starts_with("progress "));
+        let output = self.running.printed();
+        let line = output.lines().rev().find(|l| l.starts_with("progress "));
         let numbers: Vec<f64> =
             line.unwrap_or("").split(' ').filter_map(|word| word.parse().ok()).collect();
         Ok(Progress(numbers.try_into().ok().context("three numbers")?))

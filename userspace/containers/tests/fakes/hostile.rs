@@ -37,7 +37,7 @@ fn cri(answerer: impl Fn(&Asked) -> Response<Body> + Send + Sync + 'static) -> S
     Scene { _folder: folder, server, containers: running(&settings) }
 }
 
-fn said(containers: &Containers) -> String {
+fn output(containers: &Containers) -> String {
     only_source(containers).last_error.unwrap_or_default()
 }
 
@@ -58,7 +58,7 @@ async fn a_redirect_is_not_followed() {
     let location = format!("http://{}/", elsewhere.local_addr().unwrap());
     let scene = docker(quick(), move |_| answer(302, &[("location", &location)], ""));
     assert_eq!(scene.containers.wait(ID, LONG).await, None);
-    assert_eq!(said(&scene.containers), "an answer of HTTP status 302");
+    assert_eq!(output(&scene.containers), "an answer of HTTP status 302");
     let came = tokio::time::timeout(Duration::from_millis(50), elsewhere.accept()).await;
     assert!(came.is_err());
 }
@@ -86,7 +86,7 @@ async fn an_answer_that_is_too_large_or_no_json_spoils_its_own_container_only() 
     let health = scene.containers.health();
     assert_eq!((health.known, health.unknown), (1, 4));
     assert_eq!(only_source(&scene.containers).failed, 2);
-    assert!(!said(&scene.containers).contains('\u{1b}'));
+    assert!(!output(&scene.containers).contains('\u{1b}'));
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn a_server_that_does_not_answer_is_left_alone_for_a_while() {
     assert_eq!(scene.containers.wait(&id(99), LONG).await, None);
     let source = only_source(&scene.containers);
     assert_eq!((source.asked, source.failed, source.skipped), (1, 1, 10));
-    assert!(said(&scene.containers).starts_with("no answer within"));
+    assert!(output(&scene.containers).starts_with("no answer within"));
 }
 
 #[tokio::test]
@@ -211,8 +211,8 @@ async fn grpc_answers_that_are_none_are_errors_for_people() {
     for (answerer, expected) in cases {
         let scene = cri(move |_| answerer());
         assert_eq!(scene.containers.wait(ID, LONG).await, None);
-        let said = said(&scene.containers);
-        assert!(said.contains(expected), "{said} is not {expected}");
+        let output = output(&scene.containers);
+        assert!(output.contains(expected), "{output} is not {expected}");
     }
 }
 
@@ -246,9 +246,9 @@ async fn a_kubelet_that_misbehaves_costs_an_error_and_its_redirect_gets_no_token
         let settings = Settings { kubelet: Some(kubelet), pace, ..Settings::default() };
         let containers = running(&settings);
         assert_eq!(containers.wait(ID, LONG).await, None);
-        let said = said(&containers);
-        assert!(said.contains(expected), "{said} is not {expected}");
-        assert!(!said.contains("hunter2"));
+        let output = output(&containers);
+        assert!(output.contains(expected), "{output} is not {expected}");
+        assert!(!output.contains("hunter2"));
     }
     let came = tokio::time::timeout(Duration::from_millis(50), elsewhere.accept()).await;
     assert!(came.is_err());

@@ -95,9 +95,13 @@ fn say(command: &mut Command) -> String {
     command.env("DOTNET_SYSTEM_GLOBALIZATION_INVARIANT", "1");
     command.env("DOTNET_CLI_TELEMETRY_OPTOUT", "1").env("DOTNET_EnableDiagnostics", "0");
     let done = command.output().unwrap();
-    let said = String::from_utf8(done.stdout).unwrap();
-    assert!(done.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&done.stderr));
-    said
+    let printed = String::from_utf8(done.stdout).unwrap();
+    assert!(
+        done.status.success(),
+        "{command:?}: {printed}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    printed
 }
 
 pub fn hex(bytes: &[u8]) -> String {

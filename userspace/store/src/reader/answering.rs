@@ -384,7 +384,7 @@ mod tests {
     }
 
     /// Everything in a result, in an order that does not depend on how it was made.
-    fn said(answer: &Answer) -> String {
+    fn output(answer: &Answer) -> String {
         let profile = &answer.profile;
         let mut sums: BTreeMap<_, Vec<i64>> = BTreeMap::new();
         for sample in profile.samples() {
@@ -451,9 +451,9 @@ mod tests {
             let all = Selection { detail: Detail::All, timeline: true, ..lasting.clone() };
             for selection in [lasting, window, all] {
                 let ask = |most| answer(&reader, &selection, Threads { most, worth: 0 }).unwrap();
-                let one = said(&ask(1));
+                let one = output(&ask(1));
                 for most in 2..5 {
-                    prop_assert_eq!(said(&ask(most)), one.clone());
+                    prop_assert_eq!(output(&ask(most)), one.clone());
                 }
             }
         }

@@ -371,7 +371,7 @@ impl ProcessMetadata {
             ..Group::clone(group)
         });
         let group = without.as_ref().or(group.map(|group| &**group));
-        let said = record.map(|record| {
+        let recorded = record.map(|record| {
             (&record.name, &record.service, &record.environment, &record.version, record.runtime_id)
         });
         let version = container.as_ref().map(|known| known.version);
@@ -385,7 +385,7 @@ impl ProcessMetadata {
             &comm,
             is_dotnet,
             process.is_go,
-            said,
+            recorded,
             version,
         );
         let state = self.hasher.hash_one(state);

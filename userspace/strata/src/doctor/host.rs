@@ -269,11 +269,11 @@ fn control_groups() -> Line {
 pub fn programs(load: &dyn Fn() -> Result<String, String>) -> Line {
     let name = "strata's programs";
     match load() {
-        Ok(said) => Line::ok(GROUP, name, said),
-        Err(said) => Line::missing(
+        Ok(printed) => Line::ok(GROUP, name, printed),
+        Err(printed) => Line::missing(
             GROUP,
             name,
-            said.lines().take(3).collect::<Vec<_>>().join("; "),
+            printed.lines().take(3).collect::<Vec<_>>().join("; "),
             "report it, with the output of: strata record -v --duration 1",
         ),
     }

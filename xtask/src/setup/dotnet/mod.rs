@@ -151,9 +151,9 @@ fn check(directory: &Path) -> Result<()> {
     for runtime in [OLD, NEW] {
         let mut program = Command::new(directory.join(runtime).join("dotnet"));
         program.env("DOTNET_SYSTEM_GLOBALIZATION_INVARIANT", "1").arg(work.join("hello.dll"));
-        let said = run::output_of(&mut program)?;
-        if said != "hello" {
-            bail!("a C# program on .NET {runtime} said {said:?}");
+        let output = run::output_of(&mut program)?;
+        if output != "hello" {
+            bail!("a C# program on .NET {runtime} output {output:?}");
         }
     }
     fs::remove_dir_all(&work)?;
