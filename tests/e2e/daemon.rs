@@ -347,8 +347,8 @@ fn a_second_daemon_and_a_wrong_configuration_are_told_what_to_do() -> Result<()>
         assert!(metrics.contains(name), "{metrics}");
     }
     daemon.end()?;
-    let nobody = run(&["status", "--socket", &socket])?;
-    assert!(nobody.stderr.contains("is `strata daemon` running"), "{}", nobody.stderr);
+    let missing = run(&["status", "--socket", &socket])?;
+    assert!(missing.stderr.contains("is `strata daemon` running"), "{}", missing.stderr);
     let wrong = run(&["config", "check", "--set", "sampling.frequency=fast"])?;
     assert!(!wrong.status.success());
     assert!(wrong.stderr.contains("flag --set: sampling.frequency"), "{}", wrong.stderr);

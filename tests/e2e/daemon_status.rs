@@ -16,7 +16,7 @@ fn a_port_that_another_program_has_delays_metrics_and_nothing_else() -> Result<(
     daemon.configure("")?;
     let taken = TcpListener::bind(daemon.metrics_address())?;
     daemon.start()?;
-    wait_until("the trouble is told", PATIENCE, || {
+    wait_until("the trouble is reported", PATIENCE, || {
         daemon.status().is_ok_and(|status| status["metrics_trouble"].is_string())
     })?;
     let status = daemon.status()?;

@@ -81,7 +81,8 @@ impl Clr {
         };
         let mut refused = vec![];
         for one in clr.get("refused").and_then(Value::as_array).context("no refusals")? {
-            let pid = one.get("pid").and_then(Value::as_i64).context("a refusal of nobody")?;
+            let pid =
+                one.get("pid").and_then(Value::as_i64).context("a refusal without a process")?;
             let reason = one.get("reason").and_then(Value::as_str).context("no reason")?;
             refused.push((i32::try_from(pid)?, reason.to_string()));
         }

@@ -143,7 +143,7 @@ fn without_btf_it_works_or_says_so() -> Result<()> {
     command.args(["--mount", "/bin/sh", "-c", &script]).current_dir(folder.path());
     let (done, text) = strata_says(&mut command)?;
     assert!(done.status.success() || text.contains("BTF"), "the message does not name BTF");
-    assert!(!text.contains('\x1b'), "colours were printed although nobody watches");
+    assert!(!text.contains('\x1b'), "colours were printed although there is no terminal");
     Ok(())
 }
 

@@ -44,7 +44,7 @@ fn ips(reader: &mut Reader<File>, budget: Budget) -> (Vec<u64>, bool) {
     let ips = poll.entries.iter().map(|entry| match &entry.record {
         Record::NotFound(NotFound { ip }) => *ip,
         Record::Method(method) => method.function,
-        other => panic!("nobody wrote {other:?}"),
+        other => panic!("no test wrote {other:?}"),
     });
     (ips.collect(), poll.more)
 }
@@ -210,7 +210,7 @@ fn wishes_and_requests_arrive_and_are_answered() {
     let (writer, reader) = writer_and_reader();
     assert_eq!(writer.control().wishes(), None);
     assert!(!writer.owner_lives(0));
-    let mut owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    let mut owner = Owner::take(main_file(&writer), "a test").expect("it has no owner");
     assert!(writer.owner_lives(0));
     let mut rates = [0; 32];
     rates[31] = 97;
@@ -243,7 +243,7 @@ fn wishes_and_requests_arrive_and_are_answered() {
 #[test]
 fn a_full_request_ring_refuses_until_answers_come() {
     let (writer, _reader) = writer_and_reader();
-    let mut owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    let mut owner = Owner::take(main_file(&writer), "a test").expect("it has no owner");
     let epoch = owner.wishes().epoch;
     for ip in 0..256 {
         owner.request(request::RESOLVE_IP, ip, 0).expect("room");
@@ -262,7 +262,7 @@ fn a_full_request_ring_refuses_until_answers_come() {
 #[test]
 fn what_an_owner_before_asked_is_not_answered_to_the_next() {
     let (writer, _reader) = writer_and_reader();
-    let mut before = Owner::take(main_file(&writer), "first").expect("nobody owns it");
+    let mut before = Owner::take(main_file(&writer), "first").expect("it has no owner");
     for ip in 0..100 {
         before.request(request::RESOLVE_IP, ip, 0).expect("room");
     }
@@ -282,7 +282,7 @@ fn what_an_owner_before_asked_is_not_answered_to_the_next() {
 #[test]
 fn a_second_owner_is_told_who_the_first_is() {
     let (writer, _reader) = writer_and_reader();
-    let first = Owner::take(main_file(&writer), "strata record").expect("nobody owns it");
+    let first = Owner::take(main_file(&writer), "strata record").expect("it has no owner");
     match Owner::take(main_file(&writer), "another") {
         Err(TakeError::Owned { name, pid }) => {
             assert_eq!((name.as_str(), pid), ("strata record", std::process::id()));
@@ -302,7 +302,7 @@ fn events_are_taken_in_order_round_and_round() {
     let (writer, _reader) = writer_and_reader();
     assert_eq!(writer.push(&event(0, &[])), Err(Lost::Counted(Loss::RingAbsent)));
     writer.prepare_ring().expect("memory");
-    let owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    let owner = Owner::take(main_file(&writer), "a test").expect("it has no owner");
     let mut ring = RingReader::new(owner.file(), RingPlaces::MAIN).expect("a ring");
     owner.set_ring_tail(ring.tail()).expect("memory");
     let mut losses = ReaderLosses::default();
@@ -347,7 +347,7 @@ fn events_are_taken_in_order_round_and_round() {
 fn a_full_ring_drops_the_new_and_counts() {
     let (writer, reader) = writer_and_reader();
     writer.prepare_ring().expect("memory");
-    let owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    let owner = Owner::take(main_file(&writer), "a test").expect("it has no owner");
     let mut ring = RingReader::new(owner.file(), RingPlaces::MAIN).expect("a ring");
     owner.set_ring_tail(ring.tail()).expect("memory");
     // Three cells each.
@@ -376,7 +376,7 @@ fn a_full_ring_drops_the_new_and_counts() {
 fn many_threads_push_and_every_event_is_whole() {
     let (writer, _reader) = writer_and_reader();
     writer.prepare_ring().expect("memory");
-    let owner = Owner::take(main_file(&writer), "a test").expect("nobody owns it");
+    let owner = Owner::take(main_file(&writer), "a test").expect("it has no owner");
     let mut ring = RingReader::new(owner.file(), RingPlaces::MAIN).expect("a ring");
     owner.set_ring_tail(ring.tail()).expect("memory");
     let done = AtomicUsize::new(0);

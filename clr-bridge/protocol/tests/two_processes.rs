@@ -75,7 +75,7 @@ fn the_bridge_sees_its_owner_come_and_be_killed() {
 #[test]
 fn a_bridge_whose_descriptors_the_app_closed_goes_by_the_beat() {
     let mut peer = Peer::start(&["write"]).expect("a writer");
-    let mut owner = Owner::take(main_file(&peer), "a test").expect("nobody owns it");
+    let mut owner = Owner::take(main_file(&peer), "a test").expect("it has no owner");
     assert_eq!(peer.tell("close descriptors"), "0");
     for _ in 0..3 {
         owner.beat().expect("memory");
@@ -302,10 +302,10 @@ fn holes_under_the_seals_cost_only_the_process_its_own_data() {
 fn an_owner_that_is_dropped_has_let_go() {
     let peer = Peer::start(&["write"]).expect("a writer");
     for _ in 0..50 {
-        let owner = Owner::take(main_file(&peer), "a test").expect("nobody owns it");
+        let owner = Owner::take(main_file(&peer), "a test").expect("it has no owner");
         let copy = owner.file().try_clone().expect("a descriptor");
         drop(owner);
-        let next = Owner::take(main_file(&peer), "a test").expect("nobody owns it");
+        let next = Owner::take(main_file(&peer), "a test").expect("it has no owner");
         next.release().expect("memory");
         drop(copy);
     }

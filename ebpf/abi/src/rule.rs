@@ -39,7 +39,7 @@ pub enum Kind {
     /// Call frame information strata cannot express; the stack ends here and is counted.
     Unsupported = 10,
     /// Code of a runtime that says what it generates, but not this yet: found as if no mapping
-    /// covered it, so that the stack is copied and unwound once the runtime has said it.
+    /// covered it, so that the stack is copied and unwound once the runtime has published it.
     Unannounced = 11,
 }
 
@@ -105,7 +105,7 @@ impl Packed {
     }
 
     /// The same rule for code that leaves its frame by the Windows convention (what the CLR's
-    /// compilers emit): in a leaf frame, an epilogue is told by the instructions at the pc, and
+    /// compilers emit): in a leaf frame, an epilogue is recognized by the instructions at the pc, and
     /// the rule is for everywhere else.
     #[must_use]
     pub const fn with_epilogue_check(self) -> Self {

@@ -63,7 +63,7 @@ fn read_user(to: *mut c_void, bytes: u32, from: u64) -> bool {
 
 #[inline(always)]
 fn read_kernel<T>(to: &mut T, from: u64) -> bool {
-    // SAFETY: `to` is as long as said; the helper checks the source.
+    // SAFETY: `to` has that length; the helper checks the source.
     unsafe {
         let to: *mut T = to;
         bpf_probe_read_kernel(to.cast(), size_of::<T>() as u32, from as *const c_void) == 0

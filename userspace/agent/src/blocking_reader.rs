@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(
             answers.last(),
             Some(&(waits, Err(Missing::Refused))),
-            "nobody is left to answer it"
+            "no thread is left to answer it"
         );
         assert_eq!(aside.ask(None), None);
         let given_up = SHORT.threads as u64;

@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn the_name_in_another_namespace_is_read_and_the_own_one_stays() {
         let before = own().expect("the kernel has one");
-        let (told, ready) = mpsc::channel();
+        let (sender, ready) = mpsc::channel();
         let (done, wait) = mpsc::channel::<()>();
         let other = thread::spawn(move || {
             let name = "another-host";
@@ -74,7 +74,7 @@ mod tests {
             };
             // SAFETY: takes nothing, cannot fail.
             let thread = unsafe { libc::gettid() };
-            told.send((made, thread)).expect("somebody waits");
+            sender.send((made, thread)).expect("the caller waits");
             let _ = wait.recv();
         });
         let (made, thread) = ready.recv().expect("it tells");

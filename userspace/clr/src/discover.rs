@@ -190,8 +190,8 @@ mod tests {
     #[test]
     fn a_process_without_a_clr_is_none_and_a_pid_of_nobody_is_gone() {
         assert!(discover(std::process::id()).unwrap().is_none());
-        let nobody = discover(u32::MAX >> 1).unwrap_err();
-        assert!(matches!(nobody, DiscoverError::Target(TargetError::Gone(_))));
+        let missing = discover(u32::MAX >> 1).unwrap_err();
+        assert!(matches!(missing, DiscoverError::Target(TargetError::Gone(_))));
     }
 
     #[test]

@@ -344,9 +344,9 @@ impl Session {
     }
 
     /// Looks for what is missing as soon as [`Self::wanted`] is called.
-    pub fn hurry(&mut self) {
+    pub fn look_now(&mut self) {
         if self.reader.missing_segments(&self.status) > 0 {
-            self.looking.hurry(Instant::now());
+            self.looking.look_now(Instant::now());
         }
     }
 
@@ -418,7 +418,7 @@ impl Session {
         match &mut self.leaving {
             Leaving::Wanted { until, is_looking: true } => *until = now,
             // This look may have been too early.
-            Leaving::Wanted { is_looking: false, .. } => self.looking.hurry(now),
+            Leaving::Wanted { is_looking: false, .. } => self.looking.look_now(now),
             Leaving::No | Leaving::Told => {}
         }
         if !is_mapped {
@@ -432,7 +432,7 @@ impl Session {
         if self.life == Life::Running && self.leaving == Leaving::No {
             let now = Instant::now();
             self.status = self.reader.status()?;
-            self.looking.hurry(now);
+            self.looking.look_now(now);
             self.leaving = Leaving::Wanted { until: now + LAST_LOOK, is_looking: false };
             self.tell_to_leave(now)?;
         }

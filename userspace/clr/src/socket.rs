@@ -52,7 +52,7 @@ pub enum SocketError {
     NotASocket(String),
     #[error("{name} belongs to user {owner}, who is not the process's user {user}")]
     WrongOwner { name: String, owner: u32, user: u32 },
-    #[error("nobody listens on {0}: it was left behind by a process that is dead")]
+    #[error("no process listens on {0}: it was left behind by one that has ended")]
     Dead(String),
     #[error("{name} is listened on by process {peer}, not by process {pid}")]
     WrongPeer { name: String, peer: i32, pid: u32 },

@@ -30,7 +30,7 @@ fn poll(session: &mut Session) -> Poll {
 /// Reads until everything that existed was reported.
 fn read_until_enumerated(session: &mut Session) -> Vec<Entry> {
     let mut entries = Vec::new();
-    wait_until("the bridge has told everything", || {
+    wait_until("the bridge has published everything", || {
         entries.extend(poll(session).entries);
         session.is_enumerated()
     });
@@ -79,7 +79,7 @@ fn methods_of_a_running_program_are_read_and_the_bridge_leaves_again() {
         if runtime != Runtime::Net10 {
             assert!(method_names(&entries).contains("Work"), "{:?}", method_names(&entries));
             // Compiled while it is watched.
-            wait_until("a dynamic method is told of", || {
+            wait_until("a dynamic method is published", || {
                 entries.extend(poll(&mut session).entries);
                 method_names(&entries).iter().any(|name| name.starts_with("Dynamic"))
             });
@@ -200,7 +200,7 @@ fn what_was_written_is_read_after_the_process_was_killed() {
     let mut session = attach(clr.pid(), &options("test")).unwrap().session;
     // The bridge writes, without a reader.
     let mut methods = 0;
-    wait_until("the bridge has told of methods", || {
+    wait_until("the bridge has published methods", || {
         session.look_and_poll(Budget { records: 0, bytes: 0 }).unwrap();
         let before = methods;
         methods = session.methods();
@@ -256,7 +256,7 @@ fn a_process_that_is_starting_is_attached_to_as_soon_as_it_can_be() {
         println!("{:?} after {:?}", attached.how, attached.took);
         let mut session = attached.session;
         let mut names = HashSet::new();
-        wait_until("its own methods are told of", || {
+        wait_until("its own methods are published", || {
             names.extend(method_names(&poll(&mut session).entries));
             names.contains("Work")
         });

@@ -121,7 +121,7 @@ fn a_process_that_holds_its_memorys_lock_holds_up_a_look_and_no_reader() {
     session.detach().unwrap();
     assert_eq!(wishes(clr.pid()).flags & wish::DETACH, 0, "a segment is missing");
     let longest = poll_until(&mut session, |_| wishes(clr.pid()).flags & wish::DETACH != 0);
-    println!("told to leave after {:?}; longest poll {longest:?}", start.elapsed());
+    println!("asked to leave after {:?}; longest poll {longest:?}", start.elapsed());
     assert!(start.elapsed() < Duration::from_secs(1) && longest < Duration::from_millis(250));
     drop(fuse);
     for (_, look) in looks {

@@ -75,7 +75,7 @@ fn a_link_to_another_process_socket_is_refused_before_anybody_hears_of_it() {
     let error = process.sockets.expect_err("a link");
     println!("{error}");
     assert!(matches!(error, SocketError::NotASocket(_)));
-    assert!(listener.accept().is_err(), "nobody connected");
+    assert!(listener.accept().is_err(), "no client has connected");
 }
 
 #[test]

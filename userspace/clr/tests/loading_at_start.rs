@@ -63,7 +63,7 @@ fn with_other(mut command: Command, folder: &Path) -> Command {
 
 fn names_until(session: &mut Session, wanted: &str) -> HashSet<String> {
     let mut names = HashSet::new();
-    wait_until(&format!("{wanted} is told of"), || {
+    wait_until(&format!("{wanted} is published"), || {
         for entry in session.look_and_poll(Budget::default()).unwrap().entries {
             if let Record::Method(method) = entry.record {
                 names.insert(method.name);
@@ -102,7 +102,7 @@ fn a_process_started_with_strata_is_read_without_being_attached_to() {
                 now > 0
             };
             if eager {
-                wait_until("compilations are told without a reader", look);
+                wait_until("compilations are published without a reader", look);
             } else {
                 assert!(!look());
             }

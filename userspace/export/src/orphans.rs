@@ -105,9 +105,9 @@ mod tests {
         let [gone] = left.as_slice() else { panic!("{left:?}") };
         assert_eq!((gone.folder.as_path(), gone.files), (spools.path().join("gone").as_path(), 2));
         assert!(gone.bytes >= 5007, "{gone:?}");
-        let told = gone.to_string();
-        assert!(told.contains("2 batches") && told.contains("`gone`"), "{told}");
-        assert!(told.contains(&format!("rm -r {}", gone.folder.display())), "{told}");
+        let text = gone.to_string();
+        assert!(text.contains("2 batches") && text.contains("`gone`"), "{text}");
+        assert!(text.contains(&format!("rm -r {}", gone.folder.display())), "{text}");
         assert!(find(&spools.path().join("nothing"), &used).is_empty());
     }
 }

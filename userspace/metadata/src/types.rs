@@ -55,25 +55,25 @@ impl Switched {
 
 /// In order of narrowness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Said {
+enum Switch {
     Off,
     Auto,
     On,
 }
 
-fn said(known: &Known<'_>, name: &'static str) -> Option<(Said, &'static str)> {
+fn setting(known: &Known<'_>, name: &'static str) -> Option<(Switch, &'static str)> {
     let text = known.text(name)?;
     let is = |words: &[&str]| words.iter().any(|word| text.trim().eq_ignore_ascii_case(word));
-    let said = if is(&["false", "0", "no", "n", "f", "off"]) {
-        Said::Off
+    let switch = if is(&["false", "0", "no", "n", "f", "off"]) {
+        Switch::Off
     } else if is(&["true", "1", "yes", "y", "t", "on"]) {
-        Said::On
+        Switch::On
     } else if is(&["auto"]) {
-        Said::Auto
+        Switch::Auto
     } else {
         return None;
     };
-    Some((said, name))
+    Some((switch, name))
 }
 
 /// A family's setting for one type. Its master switch goes first where it is off; where it is on it
@@ -82,12 +82,12 @@ fn family(
     known: &Known<'_>,
     master: Option<&'static str>,
     names: &[&'static str],
-) -> Option<(Said, &'static str)> {
-    if let Some((Said::Off, name)) = master.and_then(|master| said(known, master)) {
-        return Some((Said::Off, name));
+) -> Option<(Switch, &'static str)> {
+    if let Some((Switch::Off, name)) = master.and_then(|master| setting(known, master)) {
+        return Some((Switch::Off, name));
     }
     // `auto` chooses a time, and only the master has one.
-    names.iter().find_map(|name| said(known, name)).filter(|(said, _)| *said != Said::Auto)
+    names.iter().find_map(|name| setting(known, name)).filter(|(switch, _)| *switch != Switch::Auto)
 }
 
 /// The kinds to sample: the rule's choice, else the environment's, else the default.
@@ -117,15 +117,15 @@ pub(crate) fn switch(known: &Known<'_>, choice: &Choice, defaults: Kinds) -> Swi
         let pyroscope = family(known, master(PYROSCOPE_PROFILING_ENABLED), info.pyroscope_switches);
         let datadog = family(known, master(DD_PROFILING_ENABLED), info.datadog_switches);
         // The first of two equal ones: Pyroscope's.
-        let narrower = pyroscope.into_iter().chain(datadog).min_by_key(|(said, _)| *said);
-        if let Some((said, name)) = narrower {
-            switched.on = switched.on.with(kind, said == Said::On);
+        let narrower = pyroscope.into_iter().chain(datadog).min_by_key(|(switch, _)| *switch);
+        if let Some((switch, name)) = narrower {
+            switched.on = switched.on.with(kind, switch == Switch::On);
             *because = Because::Variable(name);
         }
     }
     let masters = [PYROSCOPE_PROFILING_ENABLED, DD_PROFILING_ENABLED];
-    let mut spoken = masters.into_iter().filter_map(master).filter_map(|name| said(known, name));
-    if let Some((_, name)) = spoken.find(|(said, _)| *said == Said::Auto) {
+    let mut spoken = masters.into_iter().filter_map(master).filter_map(|name| setting(known, name));
+    if let Some((_, name)) = spoken.find(|(switch, _)| *switch == Switch::Auto) {
         switched.from_age = AUTO_AGE;
         switched.age_because = Because::Variable(name);
     }

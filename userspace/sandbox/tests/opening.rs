@@ -88,9 +88,11 @@ fn a_reused_pid_is_not_taken_for_the_process_that_was_meant() {
     drop(sleeper);
     let outcome = refusal(open(&mut service, Locator::Mapped { process, start, end }));
     assert!(matches!(outcome, Refusal::ProcessGone | Refusal::NotFound), "{outcome:?}");
-    let nobody = ProcessRef { pid: 4_000_000, start_time: None };
-    let outcome =
-        refusal(open(&mut service, Locator::InRoot { process: nobody, path: "/bin/sleep".into() }));
+    let missing = ProcessRef { pid: 4_000_000, start_time: None };
+    let outcome = refusal(open(
+        &mut service,
+        Locator::InRoot { process: missing, path: "/bin/sleep".into() },
+    ));
     assert_eq!(outcome, Refusal::ProcessGone);
 }
 

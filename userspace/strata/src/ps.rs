@@ -122,7 +122,7 @@ fn row(pid: u32, process: &ClrProcess) -> Row {
             let state = state.map_or("in a state of another version", |state| state.text());
             let bridge = match holder {
                 Some(holder) => format!("attached, read by {holder}"),
-                None => format!("loaded, {state}, nobody reads"),
+                None => format!("loaded, {state}, not read"),
             };
             (bridge, methods, losses)
         }

@@ -26,7 +26,7 @@ pub struct GeneratedCode {
     pub era: u32,
     /// In memory that only .NET maps so.
     pub of_runtime: bool,
-    /// The runtime has said that it is no method's: what it is, if that is known.
+    /// The runtime reports that it is no method's: what it is, if that is known.
     pub stub: Option<Option<&'static str>>,
 }
 

@@ -109,7 +109,7 @@ fn read(reader: &mut Reader<ModelFile>) -> Vec<u64> {
                 assert_eq!(entry.time, ip, "a torn record");
                 ip
             }
-            _ => panic!("nobody wrote {entry:?}"),
+            _ => panic!("no test wrote {entry:?}"),
         })
         .collect()
 }
@@ -384,7 +384,7 @@ fn a_context_is_never_seen_half_set() {
             assert_eq!(seen.app_domain, seen.root_span, "half a context");
         }
         setter.join();
-        let seen = reader.context(tid).expect("memory can be read").expect("nobody sets it");
+        let seen = reader.context(tid).expect("memory can be read").expect("it is not being set");
         assert_eq!((seen.app_domain, seen.root_span), (3, 3));
     });
 }

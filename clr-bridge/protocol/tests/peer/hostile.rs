@@ -129,7 +129,7 @@ fn holes() {
     let files = whole();
     let mut files = Some(files);
     obey(|_| {
-        let (main, segment) = files.take().expect("told once");
+        let (main, segment) = files.take().expect("handed over once");
         std::thread::spawn(move || {
             let rubbish = vec![0x5a; 64 << 10];
             let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

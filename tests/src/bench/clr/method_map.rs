@@ -43,7 +43,7 @@ pub fn measure() -> Result<Vec<Figure>> {
         figures.push(
             Figure::new(PART, format!("{count}: log"), megabytes(found.log as f64), "MB").note(
                 format!(
-                    "{} methods told, {:.0} bytes each",
+                    "{} methods published, {:.0} bytes each",
                     found.methods,
                     found.log as f64 / methods
                 ),

@@ -139,7 +139,7 @@ impl Times {
                 percentile(values, 0.95)
             ))
         };
-        let enumerated = "until all methods were told";
+        let enumerated = "until all methods were published";
         vec![
             line("attach", &self.attach, "ms"),
             line(&format!("attach {enumerated}"), &self.enumerate, "ms"),

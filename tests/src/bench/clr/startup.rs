@@ -46,7 +46,7 @@ enum Variant {
 }
 
 const VARIANTS: [(Variant, &str); 3] = [
-    (Variant::Quiet, "loaded, nobody reads"),
+    (Variant::Quiet, "loaded, not read"),
     (Variant::Telling, "telling every method"),
     (Variant::NotificationOnly, "the same, notification-only"),
 ];

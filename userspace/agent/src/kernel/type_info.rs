@@ -139,10 +139,10 @@ mod tests {
     #[test]
     fn what_is_not_there_is_told_by_name() {
         let types = types();
-        let said = types.offset_of("task_struct", "no_such_field").expect_err("no field");
-        assert!(said.to_string().contains("no_such_field"));
-        let said = types.offset_of("no_such_struct", "mm").expect_err("no struct");
-        assert!(said.to_string().contains("no_such_struct"));
+        let error = types.offset_of("task_struct", "no_such_field").expect_err("no field");
+        assert!(error.to_string().contains("no_such_field"));
+        let error = types.offset_of("no_such_struct", "mm").expect_err("no struct");
+        assert!(error.to_string().contains("no_such_struct"));
     }
 
     #[test]

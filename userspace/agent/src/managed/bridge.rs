@@ -306,8 +306,8 @@ impl Bridge {
     }
 
     /// What is missing is looked for at the next poll.
-    pub fn hurry(&mut self) {
-        self.session.hurry();
+    pub fn look_now(&mut self) {
+        self.session.look_now();
     }
 }
 

@@ -665,7 +665,7 @@ impl Managed {
         let deadline = Instant::now() + LAST_ANSWERS;
         for target in self.targets.values_mut() {
             if let State::Attached(bridge) = &mut target.state {
-                bridge.hurry();
+                bridge.look_now();
             }
         }
         loop {

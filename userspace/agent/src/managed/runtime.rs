@@ -154,13 +154,13 @@ impl Runtime {
                 let before = self.il_maps.insert(map.start, map.entries.into());
                 self.uncount(before.map(|entries| size(entries.len())));
             }
-            Record::NotFound(nobody) => {
-                if let Some(asked) = self.asked.get_mut(&nobody.ip) {
+            Record::NotFound(unknown) => {
+                if let Some(asked) = self.asked.get_mut(&unknown.ip) {
                     let asked = std::mem::replace(asked, Asked::Answered);
                     let is_caller = asked == Asked::Waiting { is_caller: true };
-                    if !self.code.is_gone(nobody.ip) {
-                        self.code.insert_stub(nobody.ip, is_caller);
-                        self.unknown_stubs.push(nobody.ip);
+                    if !self.code.is_gone(unknown.ip) {
+                        self.code.insert_stub(unknown.ip, is_caller);
+                        self.unknown_stubs.push(unknown.ip);
                     }
                 }
             }

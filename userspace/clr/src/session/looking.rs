@@ -135,7 +135,7 @@ impl Looking {
     }
 
     /// The next look is due at once.
-    pub fn hurry(&mut self, now: Instant) {
+    pub fn look_now(&mut self, now: Instant) {
         self.searches_at = now;
         self.rests_until = now;
     }

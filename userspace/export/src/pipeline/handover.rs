@@ -155,7 +155,7 @@ impl Pipeline {
     }
 
     /// Memory is short: periods end early.
-    pub fn hurry(&self) {
+    pub fn end_early(&self) {
         // A busy thread does so anyway.
         let _ = self.sender.try_send(Message::Hurry);
     }

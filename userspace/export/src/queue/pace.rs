@@ -131,7 +131,7 @@ impl Pace {
     }
 
     /// Retries at once, unless the server itself named the time.
-    pub(crate) fn hurry(&mut self, now: Moment) {
+    pub(crate) fn retry_now(&mut self, now: Moment) {
         if !self.is_asked || self.waits_until(now).is_none() {
             self.wait = None;
             self.is_asked = false;
@@ -196,7 +196,7 @@ mod tests {
         let mut pace = Pace::new(1, Waits::default());
         pace.failed(pace.epoch(), SECOND, Some(30 * SECOND), 0.0);
         assert_eq!(pace.waits_until(SECOND), Some(31 * SECOND));
-        pace.hurry(SECOND);
+        pace.retry_now(SECOND);
         assert_eq!(pace.waits_until(SECOND), Some(31 * SECOND));
         pace.failed(pace.epoch(), 31 * SECOND, Some(Duration::MAX), 0.0);
         assert_eq!(pace.waits_until(31 * SECOND), Some(631 * SECOND));

@@ -181,7 +181,7 @@ struct Mappings<'p> {
     profile: &'p Profile,
     list: Vec<Written>,
     /// The kind that each mapping's path implies, by position.
-    told: Vec<FrameKind>,
+    kinds: Vec<FrameKind>,
     renamed: HashMap<(Option<MappingId>, FrameKind), u64>,
     extra_paths: Vec<&'static str>,
     first_extra_path: u64,
@@ -192,14 +192,14 @@ impl<'p> Mappings<'p> {
         let mut mappings = Self {
             profile,
             list: Vec::with_capacity(profile.mappings.len()),
-            told: Vec::with_capacity(profile.mappings.len()),
+            kinds: Vec::with_capacity(profile.mappings.len()),
             renamed: HashMap::new(),
             extra_paths: Vec::new(),
             first_extra_path: profile.strings.iter().count() as u64,
         };
         for (id, mapping) in (0..).zip(&profile.mappings) {
             mappings.push(Some(MappingId(id)), string(mapping.path));
-            mappings.told.push(FrameKind::of_mapping(profile.string(mapping.path)));
+            mappings.kinds.push(FrameKind::of_mapping(profile.string(mapping.path)));
         }
         mappings
     }
@@ -233,8 +233,8 @@ impl<'p> Mappings<'p> {
         let own = mapping.map_or(0, |id| u64::from(id.0).saturating_add(1));
         let mut kinds = frames.iter().map(|frame| frame.kind);
         let Some(kind) = kinds.find(|&kind| kind != FrameKind::Marker) else { return own };
-        let told = mapping.and_then(|id| self.told.get(id.position()).copied());
-        if told.unwrap_or_else(|| FrameKind::of_mapping("")) == kind {
+        let kinds = mapping.and_then(|id| self.kinds.get(id.position()).copied());
+        if kinds.unwrap_or_else(|| FrameKind::of_mapping("")) == kind {
             return own;
         }
         if let Some(&id) = self.renamed.get(&(mapping, kind)) {

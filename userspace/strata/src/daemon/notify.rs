@@ -49,7 +49,7 @@ impl Manager {
         if let Some((socket, address)) = &self.socket
             && let Err(error) = socket.send_to_addr(what.as_bytes(), address)
         {
-            tracing::debug!(%error, "the service manager cannot be told");
+            tracing::debug!(%error, "the service manager is not notified");
         }
     }
 }

@@ -430,7 +430,7 @@ impl Daemon {
             self.memory.shed[2] += 1;
             self.engine.loading.service().release();
             self.flusher.symbolizer.release();
-            self.publisher.hurry();
+            self.publisher.end_early();
             tracing::debug!(bytes = self.memory.watch.last.total(), "at the memory limit");
         }
         memory::trim();
@@ -457,7 +457,7 @@ impl Daemon {
     async fn finish(mut self) -> Result<()> {
         second_signal::ends_at_once(
             &[libc::SIGINT, libc::SIGTERM],
-            "strata: told twice to end: what was not sent yet is lost or in the spool\n",
+            "strata: a second signal: ends at once; what was not sent yet is lost or in the spool\n",
         );
         self.manager.stopping();
         tracing::info!("ending: the last profiles are sent");

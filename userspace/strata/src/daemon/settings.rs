@@ -48,7 +48,7 @@ impl Source {
         let inputs = Inputs { file, environment: &environment, flags: &self.flags, agent_socket };
         strata_config::load(&inputs).map_err(|problems| {
             let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-            anyhow::anyhow!("the configuration has {}", told(&problems))
+            anyhow::anyhow!("the configuration has {}", listed(&problems))
         })
     }
 
@@ -92,7 +92,7 @@ fn is_socket(path: &str) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
-fn told(problems: &[String]) -> String {
+fn listed(problems: &[String]) -> String {
     match problems {
         [one] => format!("a problem\n{one}"),
         many => format!("{} problems\n{}", many.len(), many.join("\n")),

@@ -1,4 +1,4 @@
-//! Epilogues told by their instructions, as Windows' unwinder does it: the CLR's compilers emit
+//! Epilogues recognized by their instructions, as Windows' unwinder does it: the CLR's compilers emit
 //! unwind information for prologues only, and keep to this form on Linux too.
 //!
 //! An epilogue is `add rsp, N` or `lea rsp, [rbp - N]`, then pops, then `ret` or a jump out of

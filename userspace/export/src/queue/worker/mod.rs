@@ -158,7 +158,7 @@ impl Worker {
                 let now = self.clock.now();
                 self.stopping = Some(Stopping { until: now.saturating_add(within), sends });
                 self.intake.close();
-                self.pace.hurry(now);
+                self.pace.retry_now(now);
             }
         }
     }

@@ -42,7 +42,7 @@ fn a_process_that_cannot_be_read_holds_nobody_up_and_is_not_tried_again() {
     let hang = Mutex::new(hang);
     let reader = BlockingReader::new("test-metadata", PATIENCE, move |question: Question| {
         if question.pid == 7 {
-            let _ = hang.lock().expect("nobody panics").recv();
+            let _ = hang.lock().expect("no thread panics while it holds it").recv();
         }
         Seen { exe: Some(format!("/{}", question.wanted.variables.len())), ..Seen::default() }
     });
@@ -77,7 +77,7 @@ fn exec(pid: u32, name: &str) -> Event {
 fn reader_of(says: &Arc<Mutex<Seen>>) -> Reader {
     let says = says.clone();
     BlockingReader::new("test-metadata", PATIENCE, move |_| {
-        says.lock().expect("nobody panics").clone()
+        says.lock().expect("no thread panics while it holds it").clone()
     })
 }
 
@@ -128,7 +128,8 @@ fn a_process_read_in_the_middle_of_an_exec_is_read_again() {
     table.apply(&exec(7, "new"), 11);
     metadata.correct(&table, before);
     assert_eq!(seen_of(&metadata, before).exe, None);
-    *says.lock().expect("nobody panics") = seen(30, "/bin/new", "DD_SERVICE=new");
+    *says.lock().expect("no thread panics while it holds it") =
+        seen(30, "/bin/new", "DD_SERVICE=new");
     while !metadata.is_read(stays) {
         metadata.settle(&table);
     }
