@@ -11,6 +11,7 @@ const MAP_GET_NEXT_ID: u32 = 12;
 const PROG_GET_FD_BY_ID: u32 = 13;
 const MAP_GET_FD_BY_ID: u32 = 14;
 const PERF_EVENT_PROGRAM: u64 = 7; // enum bpf_prog_type
+const TRACING_PROGRAM: u64 = 26;
 
 /// bpf(2), with an attribute block of 64-bit words, zero-filled to the size newer kernels know.
 pub fn bpf(command: u32, attribute: &mut [u64; 16]) -> std::io::Result<i64> {
@@ -75,9 +76,18 @@ impl Loaded {
 
     /// Run time and count of the samplers (programs for perf events) among it.
     pub fn sampler_runs(&self) -> Runs {
+        self.runs_of(PERF_EVENT_PROGRAM)
+    }
+
+    /// The same of programs for tracepoints by the kernel's types.
+    pub fn tracing_runs(&self) -> Runs {
+        self.runs_of(TRACING_PROGRAM)
+    }
+
+    fn runs_of(&self, program_type: u64) -> Runs {
         let mut runs = Runs::default();
         for info in self.programs.iter().filter_map(|id| fdinfo(PROG_GET_FD_BY_ID, *id).ok()) {
-            if info.number("prog_type") == Some(PERF_EVENT_PROGRAM) {
+            if info.number("prog_type") == Some(program_type) {
                 runs.nanoseconds += info.number("run_time_ns").unwrap_or(0);
                 runs.count += info.number("run_cnt").unwrap_or(0);
             }

@@ -12,9 +12,10 @@
 //! | [`control_group`] | CPU time and memory of all that a daemon or a recording starts |
 //! | [`resident`] | what a daemon costs that runs for good |
 //! | [`starts`] | what it costs programs to start |
+//! | [`switches`] | what off-CPU time costs programs that switch |
 //! | [`components`] | table building and symbolisation by themselves |
 //! | [`pairs`] | differences of pairs of runs, and how sure they are |
-//! | [`figure`] | a line of the table of the groups [`clr`], [`starts`] and [`resident`] |
+//! | [`figure`] | a line of the table of the groups [`clr`], [`starts`], [`switches`] and [`resident`] |
 //! | [`report`] | the table and the JSON file |
 //!
 //! Invariant: a figure that strata reports about itself is printed beside the one measured from
@@ -33,3 +34,4 @@ pub mod report;
 pub mod resident;
 pub mod scenes;
 pub mod starts;
+pub mod switches;

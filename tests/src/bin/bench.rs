@@ -12,6 +12,7 @@ use strata_tests::bench::report::{self, Report};
 use strata_tests::bench::resident;
 use strata_tests::bench::scenes::{self, Scene};
 use strata_tests::bench::starts;
+use strata_tests::bench::switches;
 use strata_tests::perf::CallGraph;
 use strata_tests::{machine, places};
 
@@ -19,12 +20,14 @@ use strata_tests::{machine, places};
 const CLR: &str = "clr";
 const STARTS: &str = "starts";
 const DAEMON: &str = "daemon";
+const SWITCHES: &str = "switches";
 
 struct Options {
     scenes: Vec<Scene>,
     clr: Vec<Part>,
     starts: bool,
     daemon: bool,
+    switches: bool,
     effort: Effort,
     seconds: f64,
     perf: bool,
@@ -38,16 +41,17 @@ fn usage() -> String {
 usage: bench [NAME]… [OPTIONS]
 
 names: scenes, `{CLR}` for what strata costs .NET programs, `{STARTS}` for what it costs programs
-to start, `{DAEMON}` for what a daemon costs that runs for good; without any: all scenes
+to start, `{SWITCHES}` for what off-CPU time costs programs that switch, `{DAEMON}` for what a daemon
+costs that runs for good; without any: all scenes
   {}
 
   --scene NAME     the same as NAME
-  --seconds N      of a scene's recording (20); of a window of `{CLR}` (4) and of `{DAEMON}`
+  --seconds N      of a scene's recording (20); of a window of `{CLR}` and `{SWITCHES}` (4) and of `{DAEMON}`
   --no-perf        scenes without Linux perf
   --no-components  without unwind tables and symbols by themselves
   --output FILE    the JSON file (.cache/bench/latest.json)
 
-  --pairs N        pairs of a run with and one without, of `{CLR}` and `{STARTS}` ({})
+  --pairs N        pairs of a run with and one without, of `{CLR}`, `{STARTS}` and `{SWITCHES}` ({})
   --part PART      only for `{CLR}`: one part (again for more): {}",
         names().join(" "),
         Effort::default().pairs,
@@ -62,6 +66,7 @@ fn options() -> Result<Option<Options>> {
         clr: vec![],
         starts: false,
         daemon: false,
+        switches: false,
         effort: Effort::default(),
         seconds: 20.0,
         perf: true,
@@ -87,6 +92,7 @@ fn options() -> Result<Option<Options>> {
             CLR => group = true,
             STARTS => options.starts = true,
             DAEMON => options.daemon = true,
+            SWITCHES => options.switches = true,
             other if other.starts_with('-') => bail!("no option {other}\n{}", usage()),
             name => options.scenes.push(scene(name)?),
         }
@@ -97,7 +103,7 @@ fn options() -> Result<Option<Options>> {
     if group {
         options.clr = if parts.is_empty() { Part::ALL.to_vec() } else { parts };
     }
-    if group || options.starts || options.daemon {
+    if group || options.starts || options.daemon || options.switches {
         options.components = false;
     } else if options.scenes.is_empty() {
         options.scenes = scenes::ALL.to_vec();
@@ -106,7 +112,11 @@ fn options() -> Result<Option<Options>> {
 }
 
 fn names() -> Vec<String> {
-    scenes::ALL.iter().map(|s| s.name()).chain([CLR, STARTS, DAEMON].map(String::from)).collect()
+    scenes::ALL
+        .iter()
+        .map(|s| s.name())
+        .chain([CLR, STARTS, DAEMON, SWITCHES].map(String::from))
+        .collect()
 }
 
 fn scene(name: &str) -> Result<Scene> {
@@ -150,6 +160,12 @@ fn main() -> Result<()> {
         match starts::measure(options.effort.pairs) {
             Ok(figures) => report.figures.extend(figures),
             Err(error) => report.failed.push((STARTS.to_owned(), format!("{error:#}"))),
+        }
+    }
+    if options.switches {
+        match switches::measure(options.effort.pairs, options.effort.seconds) {
+            Ok(figures) => report.figures.extend(figures),
+            Err(error) => report.failed.push((SWITCHES.to_owned(), format!("{error:#}"))),
         }
     }
     if options.daemon {
