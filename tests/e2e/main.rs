@@ -40,3 +40,4 @@ mod short_lives;
 mod slow_symbols;
 mod tools_agree;
 mod waiting_threads;
+mod wall;

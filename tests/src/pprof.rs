@@ -140,7 +140,18 @@ impl Profile {
 
     /// Its samples as stacks, each frame with its file and offset there.
     pub fn stacks(&self) -> Result<Stacks> {
-        let index = self.count_index()?;
+        self.stacks_at(self.count_index()?)
+    }
+
+    /// The same by the values of the type of this name; those without any are left out.
+    pub fn stacks_of(&self, name: &str) -> Result<Stacks> {
+        let index = self.sample_type.iter().position(|t| self.string(t.r#type) == name);
+        let mut stacks = self.stacks_at(index.with_context(|| format!("no type {name}"))?)?;
+        stacks.stacks.retain(|stack| stack.count > 0);
+        Ok(stacks)
+    }
+
+    fn stacks_at(&self, index: usize) -> Result<Stacks> {
         let functions: BTreeMap<u64, &Function> = self.function.iter().map(|f| (f.id, f)).collect();
         let mappings: BTreeMap<u64, &Mapping> = self.mapping.iter().map(|m| (m.id, m)).collect();
         let locations: BTreeMap<u64, &Location> = self.location.iter().map(|l| (l.id, l)).collect();

@@ -53,9 +53,11 @@ pub enum End {
     /// A return address of 0, where neither a thread nor a program starts: stack memory that reads
     /// as zeros, or the start of a coroutine.
     NoReturnAddress = 11,
+    /// No stack at all: the time of a thread that came and went between two passes over threads.
+    NotWalked = 12,
 }
 
-pub const END_COUNT: usize = 12;
+pub const END_COUNT: usize = 13;
 
 impl End {
     pub const ALL: [Self; END_COUNT] = [
@@ -71,6 +73,7 @@ impl End {
         Self::KernelOnly,
         Self::CaptureLimit,
         Self::NoReturnAddress,
+        Self::NotWalked,
     ];
 
     #[must_use]
@@ -94,6 +97,16 @@ pub const NO_SYSCALL: u64 = u64::MAX;
 /// The state of a thread that would run if it had a CPU.
 pub const STATE_RUNNABLE: u64 = 0;
 
+/// The last words of a thread's record ([`FLAG_THREAD`]), after its frames: its state (`__state`, or one of
+/// the following), the number of the system call it is in or [`NO_SYSCALL`], how often it was switched
+/// out because it waited and because it had to, nanoseconds that it has run and that it has waited
+/// for a CPU, when it started, and when the pass before this one began.
+pub const THREAD_WORDS: usize = 8;
+/// The state of a thread that is on a CPU. Its stack changes, and is not in the record.
+pub const STATE_RUNNING: u64 = u32::MAX as u64;
+/// The state of a thread that ends.
+pub const STATE_ENDED: u64 = STATE_RUNNING - 1;
+
 /// Which kind of sample it is, by its number in the table of kinds (`strata-kinds`, which is not
 /// part of the object: userspace asserts that both agree).
 pub const SOURCE_CPU: u8 = 0;
@@ -109,6 +122,8 @@ pub const FLAG_WAIT: u8 = 4;
 /// The end of a wait was noticed late, when the thread was switched out again: its time is when the
 /// thread was woken, or, if that is not known, a bound.
 pub const FLAG_LATE: u8 = 8;
+/// The sample is of one pass over all threads: its words end with [`THREAD_WORDS`] more.
+pub const FLAG_THREAD: u8 = 16;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,7 +188,7 @@ pub const MAX_WORDS: usize = RAW_STACK_WORD + RAW_STACK_BYTES / 8;
 
 const _: () = assert!(MAX_WORDS >= RAW_STACK_WORD + RAW_WAIT_PAGES * 512 + WAIT_WORDS);
 
-const _: () = assert!(MAX_WORDS >= MAX_KERNEL_FRAMES + MAX_USER_FRAMES);
+const _: () = assert!(MAX_WORDS >= MAX_KERNEL_FRAMES + MAX_USER_FRAMES + THREAD_WORDS);
 const _: () = assert!(RAW_REGISTERS_WORD >= MAX_KERNEL_FRAMES);
 
 /// Counters, one per CPU; index into the counter array.

@@ -125,3 +125,49 @@ pub const CACHE_LINES: usize = 2048;
 pub const WAIT_SLOTS: u32 = 1 << 16;
 /// Bytes of one.
 pub const WAIT_SLOT_BYTES: usize = 40;
+
+/// A pass over all threads, as userspace orders it before it begins.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Pass {
+    /// The process that reads the iterator (initial namespace). One that was left behind and comes back is
+    /// not it, and does nothing any more.
+    pub reader: u32,
+    /// The reader's own scratch memory, and its place in `WALKING`.
+    pub slot: u32,
+    /// Threads that were sent under another epoch are sent again.
+    pub epoch: u32,
+    /// Counts passes.
+    pub number: u32,
+    /// When the pass before it began, by the monotonic clock; 0 for the first.
+    pub previous: u64,
+}
+
+const _: () = assert!(size_of::<Pass>() == 24);
+
+/// What a reader is walking: written before a thread's memory is read, which may never end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Walking {
+    pub pid: u32,
+    pub tid: u32,
+    /// Threads looked at so far.
+    pub visited: u64,
+    /// Of these, threads whose stacks were walked.
+    pub walked: u64,
+    /// Of the thread that is looked at: when it started, how often it was switched out, its state, and
+    /// how often it was walked without tables.
+    pub start: u64,
+    pub switches: u64,
+    pub state: u32,
+    pub tries: u32,
+}
+
+const _: () = assert!(size_of::<Walking>() == 48);
+
+/// Readers at once: the current one and those that were left behind.
+pub const READERS: u32 = 5;
+/// Threads that are remembered from one pass to the next. Others are walked each time.
+pub const SEEN_THREADS: u32 = 1 << 16;
+/// Processes at most whose memory is not read any more.
+pub const QUARANTINED: u32 = 1024;

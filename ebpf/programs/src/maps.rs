@@ -1,11 +1,13 @@
 //! Maps shared with userspace, and the settings patched in before loading.
 
-use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, RingBuf};
+use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
 use strata_abi::record::{COUNTER_SLOTS, HOT_WORDS, Header, MAX_WORDS};
 use strata_abi::rule::{MAX_RULES, Rule};
 use strata_abi::step::Frame;
-use strata_abi::tables::{CACHE_LINES, CacheLine, MAX_SEGMENTS, Process, SEGMENT_WORDS};
+use strata_abi::tables::{
+    CACHE_LINES, CacheLine, MAX_SEGMENTS, Pass, Process, QUARANTINED, SEGMENT_WORDS, Walking,
+};
 
 const MMAPABLE: usize = 0x400;
 
@@ -47,7 +49,8 @@ pub static SAMPLER_RECORD: Array<Record, 1> = Array::new();
 #[btf_map]
 pub static SAMPLER_CACHE: Array<Cache, 1> = Array::new();
 
-/// The same three for the thread walker, which is not bound to a CPU and runs once at a time.
+/// The same three for the thread walker, which is not bound to a CPU: one entry per reader, because
+/// one that was left behind may still hold its own.
 #[btf_map]
 pub static THREADS_HOT: Array<Hot, 1> = Array::new();
 
@@ -56,6 +59,28 @@ pub static THREADS_RECORD: Array<Record, 1> = Array::new();
 
 #[btf_map]
 pub static THREADS_CACHE: Array<Cache, 1> = Array::new();
+
+/// The pass that is on.
+#[btf_map]
+pub static PASS: Array<Pass, 1> = Array::new();
+
+/// By reader.
+#[btf_map]
+pub static WALKING: Array<Walking, 1> = Array::new();
+
+/// Processes whose memory a reader hung on: their threads have no user stacks.
+#[btf_map]
+pub static QUARANTINE: HashMap<u32, u32, { QUARANTINED as usize }> = HashMap::new();
+
+/// What was last sent of each thread, by its number; the size is set by userspace. A thread that was
+/// evicted is only sent again.
+#[btf_map]
+pub static SEEN: LruHashMap<u32, Seen, 64> = LruHashMap::new();
+
+/// What passes send up: a ring of its own, so that a host of many threads takes no room from CPU
+/// samples. The size is set by userspace.
+#[btf_map]
+pub static THREADS: RingBuf<Header, 4096> = RingBuf::new();
 
 /// What waits send up: a ring of its own, so that threads that switch without end take no room from
 /// CPU samples. The size is set by userspace.
@@ -84,6 +109,24 @@ pub type Cache = [CacheLine; CACHE_LINES];
 
 /// Slots of [`WAIT_SLOTS`]; a power of two.
 pub const WAIT_SLOT_COUNT: u32 = strata_abi::tables::WAIT_SLOTS;
+
+/// A thread as it was last sent.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Seen {
+    /// When it started: numbers are used again.
+    pub start: u64,
+    /// How often it had been switched out.
+    pub switches: u64,
+    /// As in the record.
+    pub state: u32,
+    pub epoch: u32,
+    /// The number of the pass in which it is walked again although it did not run, because tables were
+    /// missing; 0 if it need not be.
+    pub again: u32,
+    /// How often that was.
+    pub tries: u32,
+}
 
 /// How many waits have been walked in the current window of time, and so how few of those to come
 /// are: one of `2^shift`.
@@ -202,6 +245,26 @@ static TASK_STATE: u32 = 0;
 #[unsafe(no_mangle)]
 static TASK_COMM: u32 = 0;
 
+/// Further ones, of passes over all threads; 0 for a field that the kernel does not have.
+#[unsafe(no_mangle)]
+static TASK_FLAGS: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_ON_CPU: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_ON_RQ: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_DELAYED: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_VOLUNTARY: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_INVOLUNTARY: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_START: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_RUN: u32 = 0;
+#[unsafe(no_mangle)]
+static TASK_DELAY: u32 = 0;
+
 /// Nanoseconds that a CPU may spend on waits in a window of time, on average.
 #[unsafe(no_mangle)]
 static WAIT_BUDGET: u32 = 300_000;
@@ -226,6 +289,34 @@ pub fn task_offsets() -> TaskOffsets {
         pid: setting(&TASK_PID),
         state: setting(&TASK_STATE),
         comm: setting(&TASK_COMM),
+    }
+}
+
+/// Where passes find what a thread does and has done.
+pub struct ActivityOffsets {
+    pub flags: u32,
+    pub on_cpu: u32,
+    pub on_rq: u32,
+    pub delayed: u32,
+    pub voluntary: u32,
+    pub involuntary: u32,
+    pub start: u32,
+    pub run: u32,
+    pub delay: u32,
+}
+
+#[inline(always)]
+pub fn activity_offsets() -> ActivityOffsets {
+    ActivityOffsets {
+        flags: setting(&TASK_FLAGS),
+        on_cpu: setting(&TASK_ON_CPU),
+        on_rq: setting(&TASK_ON_RQ),
+        delayed: setting(&TASK_DELAYED),
+        voluntary: setting(&TASK_VOLUNTARY),
+        involuntary: setting(&TASK_INVOLUNTARY),
+        start: setting(&TASK_START),
+        run: setting(&TASK_RUN),
+        delay: setting(&TASK_DELAY),
     }
 }
 

@@ -31,8 +31,8 @@ use crate::arch::{
 };
 use crate::context::read_context;
 use crate::maps::{
-    Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, WAITS, count,
-    max_frames, mm_start_code, task_mm, wakeup_bytes,
+    Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, THREADS, WAITS,
+    count, max_frames, mm_start_code, task_mm, wakeup_bytes,
 };
 use crate::unwind::{Walk, walk};
 
@@ -335,6 +335,12 @@ pub fn raw_stack<const PAGES: usize>(record: &mut Record, registers: *const u8) 
 #[inline(always)]
 pub fn ring() -> *mut c_void {
     (&raw const RECORDS).cast_mut().cast()
+}
+
+/// The ring of passes over threads.
+#[inline(always)]
+pub fn threads_ring() -> *mut c_void {
+    (&raw const THREADS).cast_mut().cast()
 }
 
 /// The ring of waits.

@@ -91,5 +91,6 @@ pub fn describe_end(end: End) -> &'static str {
         End::KernelOnly => "no user stack: a kernel thread, or a program that starts or ends",
         End::CaptureLimit => "a raw stack larger than is copied",
         End::NoReturnAddress => "a return address of 0 where no thread or program starts",
+        End::NotWalked => "a thread that lived between two looks at all threads",
     }
 }

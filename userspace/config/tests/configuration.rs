@@ -275,8 +275,8 @@ fn types_that_are_not_sampled_yet_are_told() {
     let notices = |text: &str| file(text).notices.join("\n");
     assert_eq!(notices("[sampling]\ntypes = [\"cpu\"]\n"), "");
     assert_eq!(
-        notices("[sampling]\ntypes = [\"cpu\", \"wall\", \"gc\"]\n"),
-        "strata.toml:2: sampling.types: not sampled yet: wall, gc"
+        notices("[sampling]\ntypes = [\"cpu\", \"heap\", \"gc\"]\n"),
+        "strata.toml:2: sampling.types: not sampled yet: heap, gc"
     );
     assert_eq!(
         notices("[[rule]]\nmatch = { exe = \"*\" }\ntypes = [\"exceptions\"]\n"),
@@ -286,12 +286,12 @@ fn types_that_are_not_sampled_yet_are_told() {
 
 #[test]
 fn types_of_which_none_is_sampled_are_refused_unless_a_rule_has_one() {
-    let wall = "[sampling]\ntypes = [\"wall\"]\n";
-    let text = only_problem(wall);
+    let heap = "[sampling]\ntypes = [\"heap\"]\n";
+    let text = only_problem(heap);
     assert!(text.contains("strata.toml:2:1: sampling.types: nothing would be sampled"), "{text}");
     assert!(text.contains("\n-> add \"cpu\""), "{text}");
     let rule = "[[rule]]\nmatch = { exe = \"*\" }\ntypes = [\"cpu\"]\n";
-    assert_eq!(file(&format!("{wall}{rule}")).notices.len(), 1);
+    assert_eq!(file(&format!("{heap}{rule}")).notices.len(), 1);
     // It is enabled only explicitly.
     assert!(file("[sampling]\ntypes = []\n").configuration.types.value.is_empty());
 }

@@ -90,7 +90,7 @@ kinds! {
         rate: Some(Rate { setting: "wall_frequency", daemon: 10, recording: 20 }),
         keeps_times: false,
         on_by_default: false,
-        availability: Availability::NotYet,
+        availability: Availability::Sampled,
         shape: Shape::Blocked,
         pyroscope_switches: &["PYROSCOPE_PROFILING_WALLTIME_ENABLED"],
         datadog_switches: &["DD_PROFILING_WALLTIME_ENABLED"],

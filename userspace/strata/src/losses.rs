@@ -41,7 +41,7 @@ const fn cause(
 const HOST_BUSY: &str = "the host was too busy to run strata";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 19] = [
+const CAUSES: [Cause; 22] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -67,6 +67,19 @@ const CAUSES: [Cause; 19] = [
         "",
     ),
     cause("waits_refused", "waits dropped: too many threads waited at once", "", ""),
+    cause(
+        "thread_reads_hung",
+        "times reading a thread's stack hung: its process has kernel stacks only since then",
+        "its stack is mapped from a file system that does not answer",
+        "its stack is mapped from a file system that does not answer",
+    ),
+    cause(
+        "thread_passes_refused",
+        "times threads were not walked: too many earlier readers hang",
+        "stacks are mapped from file systems that do not answer",
+        "stacks are mapped from file systems that do not answer",
+    ),
+    cause("threads_refused", "threads without wall-clock time: they were too many", "", ""),
     cause("malformed_records", "records refused: not in the sampler's format", "", ""),
     cause(
         "unexpected_records",
@@ -176,10 +189,16 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
             losses.push(Loss { cause, text: explained(cause).unwrap_or_default(), count });
         }
     };
-    let ring_full = engine.count(Counter::RingFull) + engine.count_of_waits(Counter::RingFull);
+    let ring_full = engine.count(Counter::RingFull)
+        + engine.count_of_waits(Counter::RingFull)
+        + engine.count_of_threads(Counter::RingFull);
     add("ring_full", ring_full);
     add("waits_without_end", engine.waits.endless);
     add("waits_refused", engine.waits.refused);
+    let passes = engine.pass_figures();
+    add("thread_reads_hung", passes.abandoned);
+    add("thread_passes_refused", passes.refused);
+    add("threads_refused", engine.threads_refused());
     add("sampling_restarted", engine.figures.restarted);
     add("lost_events", engine.table.lost_events);
     add("malformed_records", engine.figures.malformed_records);
@@ -219,6 +238,7 @@ pub fn cause_of(end: End) -> &'static str {
         End::KernelOnly => "kernel_only",
         End::CaptureLimit => "stack_capture_limit",
         End::NoReturnAddress => "stack_no_return_address",
+        End::NotWalked => "stack_not_walked",
     }
 }
 

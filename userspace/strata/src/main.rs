@@ -31,12 +31,17 @@ use args::{Command, ConfigCommand, DiffArgs, QueryArgs, RecordArgs, WhoseArgs};
 use clap::Parser;
 use daemon::settings::store_directory;
 use strata_agent::kernel::loader::{Programs, Settings};
+use strata_agent::kernel::thread_reader;
 use strata_agent::selection::Wanted;
 use strata_profile::Format;
 
 /// strata's own helper processes are the same executable with one of these as its first argument.
 fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
     let first = arguments.get(1)?.to_str()?;
+    // A part of the recording, with its priority.
+    if first == thread_reader::ARGUMENT {
+        return Some(thread_reader::run());
+    }
     if first.starts_with("internal-") {
         // Parsing can wait; only the recording itself goes before others.
         priority::set_priority(0);
@@ -269,15 +274,21 @@ fn probe() -> Result<String, String> {
         frequency: 97,
         threads_of: None,
         off_cpu: None,
+        wall: false,
     };
     let programs = Programs::load(settings).map_err(|error| error.to_string())?;
     let loaded = format!("loaded for {} CPUs", programs.cpus().len());
     drop(programs);
     // A kernel that takes the others may refuse these: recordings of CPU time work all the same.
-    Ok(match Programs::load(Settings { off_cpu: Some(1), ..settings }) {
-        Ok(_) => loaded,
-        Err(error) => format!("{loaded}, but not for off-CPU time: {error}"),
-    })
+    let further = [
+        ("off-CPU time", Settings { off_cpu: Some(1), ..settings }),
+        ("wall-clock time and `strata stacks` (Linux 5.18)", Settings { wall: true, ..settings }),
+    ];
+    let refused = further.into_iter().filter_map(|(what, settings)| {
+        let error = Programs::load(settings).err()?;
+        Some(format!(", but not for {what}: {:#}", anyhow::Error::from(error)))
+    });
+    Ok(loaded + &refused.collect::<String>())
 }
 
 /// What keeps a recording from starting, and what to do about it.

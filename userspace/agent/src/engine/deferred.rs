@@ -305,7 +305,7 @@ impl Engine {
             era,
         };
         let whose = (raw.image, raw.domain);
-        self.aggregate.add(&whole(raw.kind, &raw.header, whose, words, space));
+        self.add_whole(&whole(raw.kind, &raw.header, whose, words, space), &raw.header, true, true);
     }
 }
 

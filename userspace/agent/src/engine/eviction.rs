@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
+use super::wall::Wall;
 use super::{Engine, stalled_cpus};
 use crate::code_address::CodeAddress;
 use crate::processes::mapped::FileId;
@@ -105,9 +106,13 @@ impl Engine {
             false
         });
         let table = &self.table;
-        self.waits.retain(|pid, image| {
+        let is_there = |pid, image| {
             table.get(pid).is_some_and(|process| process.image == image && !process.exited)
-        });
+        };
+        self.waits.retain(is_there);
+        if let Some(wall) = &mut self.wall {
+            wall.retain(|pid, _| table.get(pid).is_some());
+        }
         self.loading.sweep();
         let are_many = self.table.files.count() > self.eviction.files_in_use.len() + MANY_NEW_FILES;
         if are_many && !self.eviction.is_symbolizing {
@@ -152,6 +157,8 @@ impl Engine {
         self.managed.forget_ended();
         let mut images: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
         images.extend(self.waits.owners().map(|(image, _)| image));
+        let wall = self.wall.iter().flat_map(Wall::owners);
+        images.extend(wall.map(|(image, _)| image));
         images.extend(self.aggregate.threads().map(|thread| thread.image));
         images.extend(self.managed.images());
         self.table.retain_images(|image| images.contains(&image));
@@ -172,6 +179,8 @@ impl Engine {
         let mut files = self.table.files_in_use();
         files.extend(self.pending.owners().flat_map(|(_, space)| space.files()));
         files.extend(self.waits.owners().filter_map(|(_, space)| space).flat_map(Space::files));
+        let wall = self.wall.iter().flat_map(Wall::owners);
+        files.extend(wall.flat_map(|(_, space)| space.files()));
         files.extend(self.aggregate.code_addresses().filter_map(|place| match place {
             CodeAddress::File { file, .. } => Some(file),
             _ => None,

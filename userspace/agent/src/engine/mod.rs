@@ -8,6 +8,7 @@
 //! - `turning`: one turn of the loop. `state`: the engine's own state.
 //! - [`eviction`]: evicts tables and drops ended processes; periodic maintenance.
 //! - [`stalled_cpus`]: detects CPUs whose sampling event has stalled.
+//! - `passes`: runs passes over threads. [`wall`]: turns their records into elapsed time.
 //! - [`waits`]: turns the waits of threads into samples with a duration.
 //! - this module: ties them to the process table, in the order of time.
 //!
@@ -21,6 +22,7 @@ mod deferred;
 mod eviction;
 pub mod loading;
 mod pacing;
+mod passes;
 pub mod rates;
 mod repairing;
 pub mod samples;
@@ -28,6 +30,7 @@ pub mod stalled_cpus;
 mod state;
 mod turning;
 pub mod waits;
+pub mod wall;
 
 use std::collections::HashSet;
 use std::io;
@@ -51,11 +54,14 @@ use crate::tables::store::Store;
 use deferred::Pending;
 use eviction::Eviction;
 use loading::Loading;
+pub use passes::PassFigures;
+use passes::Passes;
 use rates::Rates;
 use samples::OwnedSample;
 pub use state::Figures;
 use state::{Events, Processes, Sampling, Turn};
 use waits::Waits;
+use wall::Wall;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -107,8 +113,11 @@ pub struct Engine {
     pub newcomers: Option<Vec<(ImageId, u32)>>,
     pending: Pending,
     pub waits: Waits,
-    /// The next record of each ring: CPU samples, waits.
-    heads: [Option<OwnedSample>; 2],
+    /// With wall-clock time.
+    wall: Option<Wall>,
+    passes: Passes,
+    /// The next record of each ring: CPU samples, waits, threads.
+    heads: [Option<OwnedSample>; 3],
     eviction: Eviction,
     turn: Turn,
     sampling: Sampling,
@@ -119,6 +128,8 @@ pub struct Engine {
 const BRIDGE_LOOK: Duration = Duration::from_millis(20);
 /// At the end, attaches under way are waited for so long.
 const LAST_BRIDGES: Duration = Duration::from_secs(2);
+/// A walk over one process's threads.
+const WALKING: Duration = Duration::from_secs(10);
 /// A runtime answers within milliseconds.
 const SETTLING: Duration = Duration::from_secs(1);
 
@@ -140,6 +151,8 @@ impl Engine {
             true => Waits::sampled(),
             false => Waits::default(),
         };
+        let period = 1_000_000_000 / options.settings.frequency.max(1);
+        let wall = options.settings.wall.then(|| Wall::new(period));
         let sampling = Sampling {
             kinds: options.kinds,
             max_frames: options.settings.max_frames as usize,
@@ -163,7 +176,9 @@ impl Engine {
             newcomers: None,
             pending: Pending::new(options.waiting_memory),
             waits,
-            heads: [None, None],
+            wall,
+            passes: Passes::new(options.frequencies.of(Kind::Wall)),
+            heads: [None, None, None],
             eviction: Eviction::new(),
             turn: Turn { now: Instant::now(), has_more: false, took_some: false },
             sampling,
@@ -180,7 +195,8 @@ impl Engine {
         }
         let wanted: Vec<u32> =
             self.table.pids().filter(|pid| self.selection.surely_keeps(*pid)).collect();
-        let waits = self.sampling.kinds.contains(Kind::OffCpu) && !self.selection.is_everything();
+        let waits = [Kind::OffCpu, Kind::Wall].map(|kind| self.sampling.kinds.contains(kind));
+        let waits = waits.contains(&true) && !self.selection.is_everything();
         for pid in wanted {
             self.look_for_runtime(pid);
             if waits {
@@ -190,6 +206,9 @@ impl Engine {
             }
         }
         self.sampling.started = monotonic_nanos();
+        if let Some(wall) = &mut self.wall {
+            wall.started = self.sampling.started;
+        }
         self.start_sampling()
     }
 
@@ -200,8 +219,13 @@ impl Engine {
 
     /// Starts the sampler of each kind that needs one.
     fn start_sampling(&mut self) -> Result<(), EngineError> {
-        if self.sampling.kinds.contains(Kind::Cpu) {
+        // It gives wall-clock time the stacks of threads that run.
+        if self.sampling.kinds.contains(Kind::Cpu) || self.wall.is_some() {
             self.programs.start()?;
+        }
+        if self.wall.is_some() {
+            self.programs.start_threads()?;
+            self.passes.start();
         }
         if self.sampling.kinds.contains(Kind::OffCpu) {
             self.programs.start_off_cpu()?;
@@ -233,10 +257,11 @@ impl Engine {
     }
 
     /// Walks the threads of a prepared process again; earlier results are dropped.
-    pub fn walk(&mut self, pid: u32) -> Result<(), EngineError> {
+    pub fn walk(&mut self, pid: u32) {
         self.aggregate = Aggregate::new(Kinds::NONE);
         self.managed.forget_places();
-        self.programs.walk_threads()?;
+        self.passes.send_all();
+        self.pass_now(WALKING);
         self.turn();
         while self.turn.has_more {
             self.turn();
@@ -249,7 +274,6 @@ impl Engine {
                 self.turn();
             }
         }
-        Ok(())
     }
 
     /// Whether every stack was followed to its end or to a cause that another look would not change.
@@ -300,7 +324,9 @@ impl Engine {
         }
         let waits = self.pending.owners().any(|(image, _)| self.managed.expects(image));
         let expected = waits.then(|| self.turn.now + BRIDGE_LOOK);
-        let deadlines = [self.loading.next_deadline(), self.managed.next_deadline(), expected];
+        let passes = self.passes.next();
+        let deadlines =
+            [self.loading.next_deadline(), self.managed.next_deadline(), expected, passes];
         deadlines.into_iter().flatten().min()
     }
 
@@ -317,6 +343,7 @@ impl Engine {
     /// Everything sampled since the last flush; sampling goes on.
     pub fn take_aggregate(&mut self) -> Aggregate {
         self.count_waits(monotonic_nanos());
+        self.count_wall(monotonic_nanos());
         self.managed.ask_last(&self.aggregate);
         self.eviction.is_symbolizing = true;
         let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
@@ -332,8 +359,15 @@ impl Engine {
         self.processes.dirty.extend(left);
     }
 
+    fn count_wall(&mut self, until: u64) {
+        if let Some(wall) = &mut self.wall {
+            wall.count(until, &mut self.aggregate);
+        }
+    }
+
     /// Processes that were left out are sampled again.
     pub fn take_all_in(&mut self) {
+        self.passes.send_all();
         self.store.take_all_in(&mut self.programs);
     }
 
@@ -349,6 +383,7 @@ impl Engine {
 
     /// Stops sampling, and takes all that was sampled so far; no stack waits any longer.
     pub fn pause(&mut self) -> Result<(), EngineError> {
+        self.passes.stop();
         self.programs.stop()?;
         self.turn();
         while self.turn.has_more {
@@ -362,6 +397,7 @@ impl Engine {
     /// would be weighed by the new rates.
     pub fn resume(&mut self, frequencies: &Frequencies) -> Result<(), EngineError> {
         self.programs.set_frequency(u64::from(frequencies.of(Kind::Cpu)));
+        self.passes.set_frequency(frequencies.of(Kind::Wall));
         self.rates.reset(frequencies);
         self.sampling.stalled.reset();
         self.start_sampling()
@@ -374,6 +410,7 @@ impl Engine {
 
     /// Stops sampling, takes what is left and settles every waiting stack.
     pub fn finish(&mut self, patience: Duration) -> Result<(), EngineError> {
+        self.pass_last();
         self.programs.stop()?;
         let (stopped, stopped_at) = (Instant::now(), monotonic_nanos());
         self.turn();
@@ -387,7 +424,14 @@ impl Engine {
             self.turn();
         }
         self.settle_pending(true);
+        if self.wall.is_some() {
+            let PassFigures { passes, reading, threads, .. } = self.pass_figures();
+            tracing::info!(
+                "{passes} passes over threads took {reading} ns; {threads} threads at last"
+            );
+        }
         self.count_waits(stopped_at);
+        self.count_wall(stopped_at);
         self.managed.finish(&self.aggregate);
         Ok(())
     }
@@ -423,6 +467,11 @@ impl Engine {
     /// A counter of the off-CPU sampler.
     pub fn count_of_waits(&self, counter: Counter) -> u64 {
         self.programs.count_of_waits(counter as usize)
+    }
+
+    /// A counter of passes over threads.
+    pub fn count_of_threads(&self, counter: Counter) -> u64 {
+        self.programs.count_of_threads(counter as usize)
     }
 
     pub fn count(&self, counter: Counter) -> u64 {

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use strata_abi::record::{
-    ENDED_WORDS, End, FLAG_CONTEXT, FLAG_KERNEL_CUT, FLAG_WAIT, FORM_ENDED, FORM_RAW,
+    ENDED_WORDS, End, FLAG_CONTEXT, FLAG_KERNEL_CUT, FLAG_THREAD, FLAG_WAIT, FORM_ENDED, FORM_RAW,
     FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_STACK_WORD,
-    SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL, WAIT_WORDS,
+    SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL, THREAD_WORDS, WAIT_WORDS,
 };
 use strata_kinds::{Kind, Kinds};
 
 use super::Engine;
 use super::waits::Stack;
+use super::wall::Whole;
 use crate::aggregate::{self, LabelsId, ThreadKey, Words};
 use crate::processes::table::{ImageId, Space};
 
@@ -78,6 +79,8 @@ pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
     };
     let is_wait = header.flags & FLAG_WAIT != 0 && header.form != FORM_ENDED;
     let needed = needed + if is_wait { WAIT_WORDS } else { 0 };
+    let is_thread = header.flags & FLAG_THREAD != 0;
+    let needed = needed + if is_thread { THREAD_WORDS } else { 0 };
     let kernel = usize::from(header.kernel_frames);
     (kernel <= MAX_KERNEL_FRAMES && needed <= words.len()).then_some(Sample { header, words })
 }
@@ -87,7 +90,10 @@ const MOST_NEWCOMERS: usize = 10_000;
 impl Engine {
     pub(super) fn take_sample(&mut self, sample: Sample<'_>) {
         let header = sample.header;
-        let Some(kind) = kind_of(&header, self.sampling.kinds) else {
+        // CPU samples are stacks of wall-clock time too.
+        let taken = self.sampling.kinds;
+        let taken = taken.with(Kind::Cpu, taken.contains(Kind::Cpu) || self.wall.is_some());
+        let Some(kind) = kind_of(&header, taken) else {
             self.figures.unexpected_records += 1;
             return;
         };
@@ -117,7 +123,9 @@ impl Engine {
             return;
         }
         self.store.touch(header.pid, self.turn.now);
-        if !self.rates.takes(kind, image) {
+        // Elapsed time is never thinned out: it would not add up.
+        let is_kept = header.flags & FLAG_THREAD != 0 || self.rates.takes(kind, image);
+        if !is_kept && self.wall.is_none() {
             return;
         }
         let kernel = usize::from(header.kernel_frames);
@@ -142,6 +150,12 @@ impl Engine {
             self.begin_wait(sample, thread, Some(Stack { user, end, era, space }));
             return;
         }
+        if header.flags & FLAG_THREAD != 0 && self.wall.is_some() {
+            let thread = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
+            let (user, era) = (user.into(), self.managed.era_of(image));
+            self.take_thread(sample, thread, Stack { user, end, era, space });
+            return;
+        }
         let words = Words {
             kernel: sample.words.get(..kernel).unwrap_or_default(),
             user,
@@ -149,7 +163,33 @@ impl Engine {
             flags: header.flags & FLAG_KERNEL_CUT,
             era: self.managed.era_of(image),
         };
-        self.aggregate.add(&whole(kind, &header, (image, domain), words, &space));
+        self.add_whole(
+            &whole(kind, &header, (image, domain), words, &space),
+            &header,
+            is_kept,
+            false,
+        );
+    }
+
+    /// A sample with its stack: as one of its kind, and as a stack of wall-clock time.
+    pub(super) fn add_whole(
+        &mut self,
+        sample: &aggregate::Sample<'_>,
+        header: &Header,
+        is_kept: bool,
+        is_late: bool,
+    ) {
+        if sample.kind == Kind::Cpu
+            && let Some(wall) = &mut self.wall
+        {
+            let Words { kernel, user, end, flags, era } = sample.stack;
+            let stack = Stack { user: user.into(), end, era, space: sample.space.clone() };
+            let whole = Whole { kernel: kernel.into(), flags, stack };
+            wall.note_running(header, sample.thread, whole, is_late);
+        }
+        if is_kept && self.sampling.kinds.contains(sample.kind) {
+            self.aggregate.add(sample);
+        }
     }
 
     /// Code of a runtime that was followed by frame pointer, or not at all, because the kernel did

@@ -17,6 +17,7 @@ impl Engine {
     /// Takes everything that has arrived: events, records, answers about files.
     pub fn turn(&mut self) {
         self.turn.now = Instant::now();
+        self.pass_over_threads();
         let mut drained_until = self.drain_events();
         // Tables that stacks wait for are published at the end of a turn: on a busy host a turn
         // without a limit would never end.
@@ -53,9 +54,10 @@ impl Engine {
         self.sweep();
     }
 
-    /// The next record of both rings, in the order of time.
+    /// The next record of all rings, in the order of time.
     fn next_sample(&mut self) -> Option<OwnedSample> {
-        let Self { programs, heads: [cpu, wait], figures, .. } = self;
+        let Self { programs, heads, figures, .. } = self;
+        let [cpu, wait, thread] = heads;
         while cpu.is_none() {
             let Some(record) = programs.next_record() else { break };
             // The record borrows the ring: it is kept aside while events are applied.
@@ -67,11 +69,13 @@ impl Engine {
             *wait = samples::parse(&record).map(|sample| sample.to_owned());
             figures.malformed_records += u64::from(wait.is_none());
         }
-        match (&cpu, &wait) {
-            (Some(first), Some(second)) if second.time() < first.time() => wait.take(),
-            (Some(_), _) => cpu.take(),
-            (None, _) => wait.take(),
+        while thread.is_none() {
+            let Some(record) = programs.next_thread() else { break };
+            *thread = samples::parse(&record).map(|sample| sample.to_owned());
+            figures.malformed_records += u64::from(thread.is_none());
         }
+        let first = heads.iter_mut().filter(|head| head.is_some());
+        first.min_by_key(|head| head.as_ref().map(OwnedSample::time))?.take()
     }
 
     /// Applies the events up to now, and returns them.
@@ -93,6 +97,9 @@ impl Engine {
                 // Mapping events of its new program may have been skipped.
                 self.processes.repairs.is_missing_some(pid, self.turn.now);
             }
+            if let (Event::Exit { tid, .. }, Some(wall)) = (&event.event, &mut self.wall) {
+                wall.end(*tid, event.time, &mut self.aggregate);
+            }
             match self.table.apply(&event.event, event.time) {
                 Change::None => {}
                 Change::Forked { pid, parent } => {
@@ -112,6 +119,7 @@ impl Engine {
                 }
                 Change::Muted { pid } => self.processes.repairs.was_muted(pid),
                 Change::Executed { pid } => {
+                    self.programs.release(pid);
                     self.managed.left(pid);
                     self.store.outdate(&mut self.programs, pid);
                     if self.selection.surely_drops(pid) {
@@ -133,6 +141,7 @@ impl Engine {
                     }
                 }
                 Change::Exited { pid } => {
+                    self.programs.release(pid);
                     self.selection.ended(pid);
                     self.processes.ended.push(pid);
                 }

@@ -271,7 +271,7 @@ impl Engine {
 }
 
 /// A thread's state, by the bits of `task_struct.__state` (include/linux/sched.h).
-fn state_name(state: u64) -> &'static str {
+pub(super) fn state_name(state: u64) -> &'static str {
     const UNINTERRUPTIBLE: u64 = 2;
     const STOPPED: u64 = 4 | 8;
     match state {
@@ -282,7 +282,7 @@ fn state_name(state: u64) -> &'static str {
     }
 }
 
-fn syscall_name(number: u64) -> Option<&'static str> {
+pub(super) fn syscall_name(number: u64) -> Option<&'static str> {
     if number == NO_SYSCALL {
         return None;
     }

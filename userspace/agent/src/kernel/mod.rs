@@ -5,6 +5,7 @@
 //! - [`memory`]: segments and other mmapable maps as plain memory.
 //! - [`sideband`]: perf events about processes (MMAP2, COMM, FORK, EXIT), and [`perf_record`],
 //!   the parser of their records.
+//! - [`thread_reader`]: the process that reads the iterator over threads.
 
 pub mod functions;
 pub mod introspect;
@@ -12,4 +13,5 @@ pub mod loader;
 pub mod memory;
 pub mod perf_record;
 pub mod sideband;
+pub mod thread_reader;
 pub mod type_info;

@@ -186,6 +186,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             frequency: u64::from(frequencies.of(Kind::Cpu)),
             threads_of: None,
             off_cpu: kinds.contains(Kind::OffCpu).then_some(OFF_CPU_SHARE),
+            wall: kinds.contains(Kind::Wall),
         },
         wanted: Wanted::default(),
         // Which kinds of a process are kept is decided when its identity is known.

@@ -128,12 +128,13 @@ pub fn exports_times(configuration: &Configuration) -> bool {
     configuration.exporters.iter().any(|exporter| exporter.timestamps.value)
 }
 
-/// The kinds that some process may be sampled by. Only off-CPU samples have a sampler of their own so
-/// far, which must be chosen; the environment of a process may switch the others.
+/// The kinds that some process may be sampled by. Wall-clock and off-CPU time have samplers of their own,
+/// which must be chosen; the environment of a process may switch the others.
 pub fn sampled_kinds(configuration: &Configuration) -> Kinds {
     let rules = configuration.rules.iter().filter_map(|rule| rule.types.value);
     let chosen = rules.fold(configuration.types.value, Kinds::or);
-    Kinds::sampled().iter().filter(|kind| chosen.contains(*kind) || *kind != Kind::OffCpu).collect()
+    let is_costly = |kind| matches!(kind, Kind::Wall | Kind::OffCpu);
+    Kinds::sampled().iter().filter(|kind| chosen.contains(*kind) || !is_costly(*kind)).collect()
 }
 
 /// The kinds of which the time of every sample is kept, for the store or an exporter: according to

@@ -111,6 +111,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
             frequency: u64::from(plan.frequency),
             threads_of: None,
             off_cpu: plan.kinds.contains(Kind::OffCpu).then_some(OFF_CPU_SHARE),
+            wall: plan.kinds.contains(Kind::Wall),
         },
         wanted: wanted(plan),
         kinds: plan.kinds,

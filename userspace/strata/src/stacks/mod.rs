@@ -59,6 +59,7 @@ pub fn run(question: &Question) -> Result<i32> {
             frequency: 97,
             threads_of: Some(pid),
             off_cpu: None,
+            wall: false,
         },
         wanted,
         // The walk's records are of threads that run or wait.
@@ -83,7 +84,7 @@ pub fn run(question: &Question) -> Result<i32> {
     engine.stop_expecting();
     // Each pass may find code that the runtime has not published yet, and requests it.
     for _ in 0..LOOKS {
-        engine.walk(pid)?;
+        engine.walk(pid);
         if engine.is_settled() {
             break;
         }

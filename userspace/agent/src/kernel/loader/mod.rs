@@ -1,8 +1,9 @@
 //! Loads the BPF programs and owns their maps: the only module that knows aya.
 //!
-//! [`off_cpu`]: the off-CPU sampler, which not every run needs.
+//! Not every run needs [`off_cpu`], the off-CPU sampler, and [`threads`], the iterator over threads.
 
 mod off_cpu;
+mod threads;
 
 use std::borrow::Cow;
 use std::io;
@@ -12,16 +13,18 @@ use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError
 use aya::programs::perf_event::{
     PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
 };
-use aya::programs::{Iter, PerfEvent, Program, ProgramError, RawTracePoint};
-use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
+use aya::{Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
 use strata_abi::rule::{MAX_RULES, Rule};
-use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
+use strata_abi::tables::{Pass, Process, SEGMENT_BYTES, SEGMENT_WORDS, Walking};
 
 use super::introspect::{self, ProgramUse};
 use super::memory::{MapMemory, RestingMemory};
 use super::type_info::{KernelTypes, TypeError};
 use off_cpu::OffCpu;
+pub use threads::PassState;
+use threads::{ActivityOffsets, Threads};
 
 /// The programs, built from `ebpf/programs` and kept beside their source.
 static OBJECT: &[u8] =
@@ -75,7 +78,7 @@ pub enum LoadError {
     #[error(transparent)]
     Fields(#[from] TypeError),
     #[error("threads cannot be walked")]
-    Walk(#[source] aya::programs::links::LinkError),
+    Walk(#[source] io::Error),
     #[error("walking threads failed: {0}")]
     Pass(#[source] io::Error),
     #[error("the online CPUs cannot be read from {0}")]
@@ -90,8 +93,10 @@ pub struct Settings {
     pub ring_bytes: u32,
     /// Samples per second and CPU.
     pub frequency: u64,
-    /// The process whose threads are walked ([`Programs::walk_threads`]).
+    /// The one process whose threads are walked ([`Programs::begin_pass`]).
     pub threads_of: Option<u32>,
+    /// The threads of all processes are walked.
+    pub wall: bool,
     /// Waits are sampled, and may cost so many thousandths of a CPU.
     pub off_cpu: Option<u32>,
 }
@@ -135,6 +140,7 @@ pub struct Programs {
     /// Of the sampler, by CPU.
     links: Vec<(u32, PerfEventLinkId)>,
     off_cpu: Option<OffCpu>,
+    threads: Option<Threads>,
 }
 
 impl Programs {
@@ -148,9 +154,8 @@ impl Programs {
             tracing::warn!(%error, "stacks of ending and of starting programs will look broken");
             MemoryOffsets::default()
         });
-        let tasks =
-            (settings.off_cpu.is_some() || settings.threads_of.is_some()).then(TaskOffsets::read);
-        let tasks = tasks.transpose()?;
+        let walks = settings.wall || settings.threads_of.is_some();
+        let tasks = (settings.off_cpu.is_some() || walks).then(TaskOffsets::read).transpose()?;
         let wanted_process = settings.threads_of.unwrap_or(0);
         let wait_budget = off_cpu::budget(settings.off_cpu.unwrap_or(0), possible_cpus);
         let mut loader = EbpfLoader::new();
@@ -162,6 +167,10 @@ impl Programs {
                 .override_global("TASK_STATE", &tasks.state, true)
                 .override_global("TASK_COMM", &tasks.comm, true)
                 .override_global("WAIT_BUDGET", &wait_budget, true);
+        }
+        if let Some(tasks) = tasks.as_ref().filter(|_| walks) {
+            tasks.activity.set(&mut loader);
+            threads::size(&mut loader, settings.ring_bytes);
         }
         if settings.off_cpu.is_some() {
             off_cpu::size(&mut loader, possible_cpus, settings.ring_bytes);
@@ -183,19 +192,13 @@ impl Programs {
 
         let sampler: &mut PerfEvent = program(&mut ebpf, SAMPLER)?;
         sampler.load().map_err(|source| LoadError::Program { name: SAMPLER, source })?;
-        if settings.threads_of.is_some() {
-            let types = Btf::from_sys_fs().map_err(LoadError::Types)?;
-            let threads: &mut Iter = program(&mut ebpf, "walk_threads")?;
-            threads
-                .load("task", &types)
-                .map_err(|source| LoadError::Program { name: "walk_threads", source })?;
-        }
         let lifecycle: &mut RawTracePoint = program(&mut ebpf, "forget_on_exec")?;
         lifecycle
             .load()
             .and_then(|()| lifecycle.attach("sched_process_exec").map(drop))
             .map_err(|source| LoadError::Program { name: "forget_on_exec", source })?;
         let off_cpu = settings.off_cpu.map(|_| OffCpu::of(&mut ebpf)).transpose()?;
+        let threads = walks.then(|| Threads::of(&mut ebpf, settings.wall)).transpose()?;
 
         Ok(Self {
             processes: map(&mut ebpf, "PROCESSES")?,
@@ -213,6 +216,7 @@ impl Programs {
             is_on: false,
             links: Vec::new(),
             off_cpu,
+            threads,
         })
     }
 
@@ -319,11 +323,22 @@ impl Programs {
         }
     }
 
+    /// Threads that end are sent from now on.
+    pub fn start_threads(&mut self) -> Result<(), LoadError> {
+        match &mut self.threads {
+            Some(threads) => threads.start(&mut self.ebpf),
+            None => Ok(()),
+        }
+    }
+
     /// Stops sampling; records that are in the rings stay there.
     pub fn stop(&mut self) -> Result<(), LoadError> {
         self.is_on = false;
         if let Some(off_cpu) = &mut self.off_cpu {
             off_cpu.stop(&mut self.ebpf)?;
+        }
+        if let Some(threads) = &mut self.threads {
+            threads.stop(&mut self.ebpf)?;
         }
         let links = std::mem::take(&mut self.links);
         let sampler: &mut PerfEvent = program(&mut self.ebpf, SAMPLER)?;
@@ -333,15 +348,40 @@ impl Programs {
         Ok(())
     }
 
-    /// Walks the stacks of all threads of the wanted process that do not run; they come as records.
-    pub fn walk_threads(&mut self) -> Result<(), LoadError> {
-        let named = |source| LoadError::Program { name: "walk_threads", source };
-        let threads: &mut Iter = program(&mut self.ebpf, "walk_threads")?;
-        let link = threads.attach().map_err(named)?;
-        let link = threads.take_link(link).map_err(named)?;
-        let mut pass = link.into_file().map_err(LoadError::Walk)?;
-        // The program runs while its output, which is empty, is read.
-        io::copy(&mut pass, &mut io::sink()).map(drop).map_err(LoadError::Pass)
+    /// Begins a pass over threads that do not run; what is new comes as records. False if none can
+    /// begin, because too many readers hang.
+    pub fn begin_pass(&mut self, pass: Pass) -> Result<bool, LoadError> {
+        self.threads.as_mut().map_or(Ok(false), |threads| threads.begin(pass))
+    }
+
+    /// The pass that is on.
+    pub fn pass(&mut self) -> PassState {
+        self.threads.as_mut().map_or(PassState::Idle, Threads::state)
+    }
+
+    /// Where it is, and whether its reader sleeps.
+    pub fn pass_position(&self) -> (Walking, bool) {
+        self.threads.as_ref().map(Threads::position).unwrap_or_default()
+    }
+
+    /// Gives the pass up: its reader hangs at this process, which is not walked again.
+    pub fn abandon_pass(&mut self, pid: u32) {
+        if let Some(threads) = &mut self.threads {
+            threads.leave_behind(pid);
+        }
+    }
+
+    /// Readers that hang, and processes that are not walked because one did.
+    pub fn hanging(&mut self) -> (usize, usize) {
+        let threads = self.threads.as_mut();
+        threads.map_or((0, 0), |threads| (threads.left_behind(), threads.quarantined()))
+    }
+
+    /// The process has ended, or executes another program: it may be walked again.
+    pub fn release(&mut self, pid: u32) {
+        if let Some(threads) = &mut self.threads {
+            threads.release(pid);
+        }
     }
 
     /// Passes on the programs' log lines since the last call.
@@ -373,6 +413,11 @@ impl Programs {
     /// The next record of a wait.
     pub fn next_wait(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
         self.off_cpu.as_mut()?.waits.next()
+    }
+
+    /// The next record of a pass over threads.
+    pub fn next_thread(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
+        self.threads.as_mut()?.records.next()
     }
 
     pub fn set_process(&mut self, pid: u32, process: Process) -> Result<(), LoadError> {
@@ -439,10 +484,16 @@ impl Programs {
         let Some(off_cpu) = &self.off_cpu else { return 0 };
         (0..self.possible_cpus).map(|cpu| off_cpu.count(cpu, counter)).sum()
     }
+
+    /// The same of passes over threads.
+    pub fn count_of_threads(&self, counter: usize) -> u64 {
+        self.threads.as_ref().map_or(0, |threads| threads.count(counter))
+    }
 }
 
 /// Where the BPF programs find what they need of a task that is not the current one.
 struct TaskOffsets {
+    activity: ActivityOffsets,
     tgid: u32,
     pid: u32,
     state: u32,
@@ -477,6 +528,7 @@ impl TaskOffsets {
         let types = KernelTypes::read()?;
         let offset = |field| types.offset_of("task_struct", field);
         Ok(Self {
+            activity: ActivityOffsets::read(&types)?,
             tgid: offset("tgid")?,
             pid: offset("pid")?,
             state: offset("__state")?,

@@ -71,7 +71,7 @@ impl Daemon {
             );
         }
         if sampled_kinds(&configuration) != sampled_kinds(old) {
-            tracing::warn!("off_cpu among types begins and ends with a restart only");
+            tracing::warn!("wall and off_cpu among types begin and end with a restart only");
         }
         if budget.tables != self.memory.budget.tables {
             self.engine.store.segments.set_limit(budget.tables);

@@ -1,0 +1,267 @@
+//! Wall-clock profiles: every moment of each thread, by what it did and where, and what must not hang.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+use strata_tests::daemon::{Daemon, PATIENCE};
+use strata_tests::fuse::SilentFileSystem;
+use strata_tests::running::Running;
+use strata_tests::runtimes::dotnet;
+use strata_tests::stacks::{Stack, Stacks};
+use strata_tests::strata::{Recorded, record};
+use strata_tests::{machine, places, targets, text_outputs};
+
+use crate::dotnet_running;
+
+fn c_target(name: &str) -> Result<PathBuf> {
+    targets::c(name).flag("-fomit-frame-pointer").flag("-pthread").build()
+}
+
+fn wall(recorded: &Recorded) -> Result<Stacks> {
+    recorded.print_losses();
+    recorded.profile()?.stacks_of("wall")
+}
+
+fn seconds<'a>(stacks: impl Iterator<Item = &'a Stack>) -> f64 {
+    stacks.map(|stack| stack.count as f64 / 1e9).sum()
+}
+
+fn has(stack: &Stack, part: &str) -> bool {
+    stack.frames.iter().any(|frame| frame.name.contains(part))
+}
+
+fn label<'a>(stack: &'a Stack, name: &str) -> &'a str {
+    stack.labels.get(name).map_or("", String::as_str)
+}
+
+/// Seconds in each state.
+fn by_state(stacks: &[&Stack]) -> BTreeMap<String, f64> {
+    let mut states = BTreeMap::new();
+    for stack in stacks {
+        *states.entry(label(stack, "state").to_owned()).or_insert(0.0) += stack.count as f64 / 1e9;
+    }
+    states
+}
+
+/// What a thread of the target measured: `key=number` words of its line.
+fn number(line: &str, key: &str) -> Option<f64> {
+    line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse().ok())
+}
+
+/// Eight threads that burn, on two CPUs, and forty that wait, tick, nap and come and go.
+#[test]
+fn the_states_of_each_thread_add_up_to_its_lifetime() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let recorded =
+        record()?.option("-e", "cpu,wall").command(c_target("lifetimes")?, &["10"]).run()?;
+    let stacks = wall(&recorded)?;
+    let lines = || recorded.ended.stdout.lines();
+    let mut checked = BTreeMap::new();
+    for line in lines().filter(|line| line.starts_with("thread ")) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let &[_, tid, kind, ..] = words.as_slice() else { continue };
+        let read = |key| number(line, key).with_context(|| line.to_owned());
+        let (elapsed, run, delay) = (read("elapsed")?, read("run")?, read("delay")?);
+        let joined = lines().find(|line| line.starts_with(&format!("joined {tid} ")));
+        let joined = joined.and_then(|line| number(line, "elapsed")).context("not joined")?;
+        let own: Vec<&Stack> =
+            stacks.stacks.iter().filter(|stack| label(stack, "tid") == tid).collect();
+        let states = by_state(&own);
+        let of = |state: &str| states.get(state).copied().unwrap_or_default();
+        let seen: f64 = states.values().sum();
+        println!("{line}: seen {seen:.3}, {states:.3?}");
+        // Between its own last look at the clock and its end it may have waited for a CPU.
+        assert!(seen > elapsed * 0.98 - 0.002, "{kind}");
+        assert!(seen < joined * 1.02 + 0.002, "{kind}");
+        let (active, least) = (of("running") + of("runnable"), run + delay);
+        let most = least * 1.03 + (joined - elapsed) + 0.005;
+        assert!((least * 0.97 - 0.005..most).contains(&active), "{kind}: {active} {least}");
+        *checked.entry(kind.to_owned()).or_insert(0) += 1;
+    }
+    println!("{checked:?}");
+    assert!(checked.get("burns") == Some(&8) && checked.get("rests") == Some(&25));
+    assert!(checked.get("lives_briefly").is_some_and(|count| *count > 5));
+    // What ran is where it ran, and what waited where it waited.
+    let burns = stacks.stacks.iter().filter(|stack| has(stack, "burns"));
+    let (ran, rest): (Vec<&Stack>, Vec<&Stack>) =
+        burns.partition(|stack| label(stack, "state") == "running");
+    let whole = ran.iter().filter(|stack| has(stack, "burn_for") && has(stack, "start_thread"));
+    let whole = seconds(whole.copied());
+    println!("burns: {:.2} s running, {whole:.2} s whole", seconds(ran.iter().copied()));
+    assert!(whole > 0.9 * seconds(ran.iter().copied()) && !rest.is_empty());
+    let rests: Vec<&Stack> = stacks.stacks.iter().filter(|stack| has(stack, "rests")).collect();
+    let waits = rests.iter().filter(|stack| label(stack, "state") == "blocked");
+    let waits = waits.filter(|stack| label(stack, "syscall") == "futex" && has(stack, "futex"));
+    assert!(seconds(waits.copied()) > 0.97 * seconds(rests.iter().copied()));
+    Ok(())
+}
+
+/// The kinds of waits, each in a function of its own that knows how long it waited.
+#[test]
+fn each_kind_of_wait_has_its_stack_and_its_share_of_the_time() -> Result<()> {
+    const WAYS: [(&str, &str); 8] = [
+        ("wait_sleep", "nanosleep"),
+        ("wait_lock", "futex"),
+        ("wait_semaphore", "futex"),
+        ("wait_fifo", "pipe_read"),
+        ("wait_socket", "unix_stream_read"),
+        ("wait_poll", "poll"),
+        ("wait_epoll", "epoll"),
+        ("wait_condition", "futex"),
+    ];
+    let _machine = machine::beside_others()?;
+    let recorded = record()?.option("-e", "cpu,wall").command(c_target("waits")?, &["12"]).run()?;
+    let stacks = wall(&recorded)?;
+    for (way, function) in WAYS {
+        let line = recorded.ended.stdout.lines().find(|line| line.starts_with(way));
+        let measured = line.and_then(|line| number(line, "seconds")).context("no line")?;
+        let own = || stacks.stacks.iter().filter(|stack| has(stack, way));
+        let seen = seconds(own());
+        let whole = own().filter(|stack| has(stack, function) && has(stack, "start_thread"));
+        let whole = seconds(whole);
+        println!("{way}: measured {measured:.2} s, seen {seen:.2} s, whole {whole:.2} s");
+        // Where a thread does two things by turns, twenty looks a second are a sample of both.
+        assert!(
+            (seen / measured - 1.0).abs() < if way == "wait_lock" { 0.2 } else { 0.05 },
+            "{way}"
+        );
+        assert!(whole > seen * 0.9, "{way}");
+    }
+    Ok(())
+}
+
+/// The on/off-CPU experiment: one method burns, five threads wait in the other.
+#[test]
+fn a_managed_method_burns_and_another_waits() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let target = dotnet_running::start(&dotnet, version, "OnOff", &["600"])?;
+        let recorded = record()?.pid(target.pid()).option("-e", "cpu,wall").seconds(6.0).run()?;
+        let stacks = wall(&recorded)?;
+        let of = |part: &str, is_wanted: &dyn Fn(&Stack) -> bool| {
+            let of = stacks.stacks.iter().filter(|stack| has(stack, part));
+            seconds(of.filter(|stack| is_wanted(stack)))
+        };
+        let leader = target.pid().to_string();
+        let elapsed = seconds(stacks.stacks.iter().filter(|stack| label(stack, "tid") == leader));
+        let is_active = |stack: &Stack| ["running", "runnable"].contains(&label(stack, "state"));
+        let burns = of("OnOff.Burns", &is_active);
+        // A wait begins with spinning, which takes long where CPUs are busy.
+        let waits = of("OnOff.Waits", &|stack| !has(stack, "OnOff.Burns"));
+        let blocked = of("OnOff.Waits", &|stack| label(stack, "state") == "blocked");
+        let whole = of("OnOff.Waits", &|stack| has(stack, "start_thread"));
+        println!(
+            "{version}: {elapsed:.2} s, burns {burns:.2}, waits {waits:.2}, {blocked:.2} blocked, \
+             {whole:.2} whole"
+        );
+        assert!((5.5..30.0).contains(&elapsed), "{version}");
+        assert!((burns / elapsed - 1.0).abs() < 0.1, "{version}");
+        assert!((waits / elapsed / 5.0 - 1.0).abs() < 0.15 && whole > waits * 0.9, "{version}");
+        assert!(blocked > waits * 0.2, "{version}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_stopped_process_is_stopped_all_the_time() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let target = Running::start(&c_target("waits")?, &["600"])?;
+    target.wait_until_used(0.05)?;
+    target.signal(Signal::STOP)?;
+    let recorded = record()?.pid(target.pid()).option("-e", "wall").seconds(4.0).run();
+    target.signal(Signal::CONT)?;
+    let stacks = wall(&recorded?)?;
+    let own = |state: &str| {
+        let of = stacks.stacks.iter().filter(|stack| label(stack, "state") == state);
+        seconds(of.filter(|stack| has(stack, "wait_")))
+    };
+    let all = seconds(stacks.stacks.iter().filter(|stack| has(stack, "wait_")));
+    println!("{:.2} of {all:.2} s stopped", own("stopped"));
+    assert!(own("stopped") > 0.98 * all && all > 20.0);
+    Ok(())
+}
+
+/// A thread's stack lies in a file whose server never answers: its reader hangs, and nothing else.
+#[test]
+fn a_stack_that_cannot_be_read_stalls_nothing() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    // Dropped after the file system: it cannot end while its memory is being read.
+    let mut ended_later = None;
+    let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
+    let path = files.program();
+    let program = c_target("stack_on_file")?;
+    let hostile =
+        ended_later.insert(Running::start(&program, &[path.to_str().context("a path")?])?);
+    hostile.wait_for_line("ready", PATIENCE)?;
+    files.fall_silent();
+    let good = Running::start(&c_target("waits")?, &["600"])?;
+    let pids = [hostile.pid(), good.pid()].map(|pid| pid.to_string());
+    let recorded = record()?
+        .option("--pid", &*pids[0])
+        .option("--pid", &*pids[1])
+        .option("-e", "wall")
+        .seconds(10.0)
+        .run()?;
+    let stacks = wall(&recorded)?;
+    let time_of = |pid: &str| seconds(stacks.stacks.iter().filter(|s| label(s, "pid") == pid));
+    let sleeps = seconds(stacks.stacks.iter().filter(|stack| has(stack, "wait_sleep")));
+    println!("hostile {:.2} s, good {:.2} s", time_of(&pids[0]), time_of(&pids[1]));
+    println!("the good one's sleeper: {sleeps:.2} s");
+    let summary = recorded.summary()?;
+    assert_eq!(summary.losses_named(&["thread_reads_hung"]), 1);
+    // Two threads and twelve. The first pass hung for a second, and its time is not lost; only where the
+    // sleeper was before there were tables is not known.
+    assert!((18.0..24.0).contains(&time_of(&pids[0])));
+    assert!((108.0..140.0).contains(&time_of(&pids[1])) && sleeps > 7.0);
+    // Another thread's stack of the same process is looked at no more, which is said of it.
+    let shown = dotnet_running::ask(&["stacks", "--pid", &pids[0]])?;
+    println!("{shown}");
+    assert!(shown.contains("stack memory that could not be read"));
+    Ok(())
+}
+
+/// The daemon walks threads where a rule asks for it, and other services' time is not kept.
+#[test]
+fn a_daemon_keeps_the_time_that_a_rule_asks_for() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure(&format!(
+        "[exporter.file]\npath = \"{}\"\nperiod = \"2s\"\n\
+         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"waiting\" }} }}\n\
+         types = [\"cpu\", \"wall\"]\n",
+        daemon.folder().join("profiles").display()
+    ))?;
+    daemon.start()?;
+    let program = c_target("waits")?;
+    let [ended, _other] = ["waiting", "others"].map(|service| {
+        let mut command = Command::new(&program);
+        command.arg("10").env("DD_SERVICE", service);
+        Running::from_command(command).and_then(|running| running.wait(PATIENCE))
+    });
+    let ended = ended?;
+    println!("{}", daemon.status()?["sampling"]);
+    daemon.end()?;
+    let query = |service: &str, file: &str| -> Result<String> {
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["query", "--service", service, "--type", "wall", "-o", file, "--store"]);
+        command.arg(daemon.store()).current_dir(daemon.folder());
+        let ended = Running::from_command(command)?.wait(PATIENCE)?;
+        println!("{}", ended.stderr);
+        Ok(std::fs::read_to_string(daemon.folder().join(file)).unwrap_or_default())
+    };
+    let waits = text_outputs::folded(&query("waiting", "wall.folded")?)?;
+    for way in ["wait_sleep", "wait_semaphore", "wait_poll", "wait_epoll", "wait_condition"] {
+        let line = ended.stdout.lines().find(|line| line.starts_with(way));
+        let measured = line.and_then(|line| number(line, "seconds")).context("no line")?;
+        let own = waits.iter().filter(|stack| stack.frames.iter().any(|frame| frame == way));
+        let seen = own.map(|stack| stack.count as f64 / 1e9).sum::<f64>();
+        println!("{way}: measured {measured:.2} s, seen {seen:.2} s");
+        assert!((seen / measured - 1.0).abs() < 0.1, "{way}");
+    }
+    assert!(query("others", "others.folded")?.is_empty());
+    Ok(())
+}

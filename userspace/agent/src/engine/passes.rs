@@ -1,0 +1,267 @@
+//! When passes over threads run, how often, and what becomes of one that does not end.
+//!
+//! A pass costs what changed since the one before; where that is more than its share of a CPU, passes
+//! run less often. Nothing is lost by it: time is counted as it has passed.
+//!
+//! Invariant: no pass is waited for without a limit. A reader that hangs is left behind, the process that
+//! it hung at is not walked again, and the next pass goes on.
+
+use std::time::{Duration, Instant};
+
+use strata_abi::record::{FLAG_KERNEL_CUT, Header};
+use strata_abi::tables::{Pass, Walking};
+
+use super::samples::Sample;
+use super::waits::Stack;
+use super::wall::{Activity, Wall, Whole};
+use super::{Engine, monotonic_nanos};
+use crate::aggregate::ThreadKey;
+use crate::kernel::loader::PassState;
+
+/// Of the time, passes may take a CPU for one part in so many.
+const SHARE: u32 = 100;
+/// A reader that sleeps at one thread for so long hangs.
+const HANGS: Duration = Duration::from_secs(1);
+/// Where too many hang, passes are tried again so often.
+const RETRY: Duration = Duration::from_secs(5);
+/// The last pass of a recording is waited for so long.
+const LAST: Duration = Duration::from_secs(2);
+
+/// Counts of outcomes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PassFigures {
+    pub passes: u64,
+    /// Readers that were left behind.
+    pub abandoned: u64,
+    /// Passes that did not begin because too many readers hang.
+    pub refused: u64,
+    /// Nanoseconds of CPU time of readers.
+    pub reading: u64,
+    /// Nanoseconds from the beginning of the last pass to the next.
+    pub interval: u64,
+    pub threads: usize,
+}
+
+/// The passes of an engine.
+pub(super) struct Passes {
+    interval: Duration,
+    is_on: bool,
+    next: Instant,
+    number: u32,
+    epoch: u32,
+    /// When the last whole pass began, by the records' clock.
+    previous: u64,
+    /// When the one that is on began.
+    current: u64,
+    began: Option<Instant>,
+    /// Where its reader was last seen, and since when.
+    seen: (Walking, Instant),
+    /// What taking its records has cost.
+    taking: Duration,
+    jitter: Jitter,
+    pub(super) figures: PassFigures,
+}
+
+/// Passes at even intervals would find a thread that works at such intervals always at the same place.
+struct Jitter(u64);
+
+impl Jitter {
+    /// From half to one and a half times as long.
+    fn spread(&mut self, time: Duration) -> Duration {
+        // Marsaglia's xorshift.
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        time / 2 + time.mul_f64((self.0 >> 11) as f64 / (1u64 << 53) as f64)
+    }
+}
+
+impl Passes {
+    pub(super) fn new(frequency: u32) -> Self {
+        let now = Instant::now();
+        Self {
+            interval: Duration::from_secs(1) / frequency.max(1),
+            is_on: false,
+            next: now,
+            number: 0,
+            epoch: 1,
+            previous: 0,
+            current: 0,
+            began: None,
+            seen: (Walking::default(), now),
+            taking: Duration::ZERO,
+            jitter: Jitter(monotonic_nanos() | 1),
+            figures: PassFigures::default(),
+        }
+    }
+
+    pub(super) fn start(&mut self) {
+        self.is_on = true;
+        self.next = Instant::now();
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.is_on = false;
+    }
+
+    pub(super) fn set_frequency(&mut self, frequency: u32) {
+        self.interval = Duration::from_secs(1) / frequency.max(1);
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.is_on.then_some(self.next)
+    }
+
+    /// Every thread is sent again, as if it had not been sent before.
+    pub(super) fn send_all(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+}
+
+impl Engine {
+    /// Begins a pass that is due, and ends one that is over or hangs.
+    pub(super) fn pass_over_threads(&mut self) {
+        if !self.passes.is_on || Instant::now() < self.passes.next {
+            return;
+        }
+        self.end_pass();
+        let now = Instant::now();
+        if self.passes.began.is_some() {
+            self.passes.next = now + self.passes.interval;
+        } else if now >= self.passes.next {
+            self.begin_pass();
+        }
+    }
+
+    fn begin_pass(&mut self) {
+        let passes = &mut self.passes;
+        let now = Instant::now();
+        passes.number = passes.number.wrapping_add(1).max(1);
+        passes.current = monotonic_nanos();
+        passes.next = now + passes.interval;
+        let (epoch, number, previous) = (passes.epoch, passes.number, passes.previous);
+        let pass = Pass { epoch, number, previous, ..Pass::default() };
+        match self.programs.begin_pass(pass) {
+            Ok(true) => {
+                passes.began = Some(now);
+                passes.seen = (Walking::default(), now);
+            }
+            Ok(false) => {
+                if passes.figures.refused == 0 {
+                    tracing::warn!(
+                        "wall-clock time pauses: {} processes that read threads hang",
+                        passes.figures.abandoned
+                    );
+                }
+                passes.figures.refused += 1;
+                passes.next = now + RETRY;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "threads cannot be walked");
+                passes.figures.refused += 1;
+                passes.next = now + RETRY;
+            }
+        }
+    }
+
+    /// Ends the pass that is on, if it is over or hangs.
+    fn end_pass(&mut self) {
+        let Some(began) = self.passes.began else { return };
+        match self.programs.pass() {
+            PassState::Idle | PassState::Failed => {}
+            PassState::Done(cost) => {
+                let passes = &mut self.passes;
+                passes.previous = passes.current;
+                passes.figures.passes += 1;
+                passes.figures.reading += cost;
+                // The records that were taken meanwhile are of the pass before.
+                let cost = Duration::from_nanos(cost) + std::mem::take(&mut passes.taking);
+                let wanted = (cost * SHARE).max(passes.interval);
+                passes.figures.interval = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
+                passes.next = began + passes.jitter.spread(wanted);
+            }
+            PassState::Reading => {
+                let (at, sleeps) = self.programs.pass_position();
+                let now = Instant::now();
+                if !sleeps || at != self.passes.seen.0 {
+                    self.passes.seen = (at, now);
+                    return;
+                }
+                if now.saturating_duration_since(self.passes.seen.1) < HANGS {
+                    return;
+                }
+                let pid = if at.tid == 0 { 0 } else { at.pid };
+                tracing::warn!(
+                    pid,
+                    tid = at.tid,
+                    "reading a thread's stack hangs: its process is walked no more"
+                );
+                self.programs.abandon_pass(pid);
+                self.passes.figures.abandoned += 1;
+            }
+        }
+        self.passes.began = None;
+    }
+
+    /// A whole pass, now: false if it did not end in time.
+    pub(super) fn pass_now(&mut self, patience: Duration) -> bool {
+        let end = Instant::now() + patience;
+        // One that is on began before now.
+        let mut is_this = false;
+        while Instant::now() < end {
+            let passes = self.passes.figures.passes;
+            self.end_pass();
+            if is_this && self.passes.figures.passes > passes {
+                return true;
+            }
+            if self.passes.began.is_none() {
+                self.begin_pass();
+                is_this = self.passes.began.is_some();
+                if !is_this {
+                    return false;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+
+    /// The last pass of a recording.
+    pub(super) fn pass_last(&mut self) {
+        if self.passes.is_on {
+            self.pass_now(LAST);
+            self.passes.stop();
+        }
+    }
+
+    /// A thread's record of a pass.
+    pub(super) fn take_thread(&mut self, sample: Sample<'_>, thread: ThreadKey, stack: Stack) {
+        let began = Instant::now();
+        let Header { pid, flags, kernel_frames, user_frames, .. } = sample.header;
+        let kernel = usize::from(kernel_frames);
+        let at = kernel + usize::from(user_frames);
+        let Some(activity) = sample.words.get(at..).and_then(Activity::of) else { return };
+        if stack.end == strata_abi::record::End::NoProcess {
+            // It is walked again once there are tables.
+            self.processes.dirty.insert(pid);
+            self.loading.need(&self.table, pid, 0);
+        }
+        let kernel = sample.words.get(..kernel).unwrap_or_default().into();
+        let whole = Whole { kernel, flags: flags & FLAG_KERNEL_CUT, stack };
+        if let Some(wall) = &mut self.wall {
+            wall.take(&sample.header, thread, &activity, whole, &mut self.aggregate);
+        }
+        self.passes.taking += began.elapsed();
+    }
+
+    /// What passes have done so far.
+    pub fn pass_figures(&self) -> PassFigures {
+        let threads = self.wall.as_ref().map_or(0, Wall::count_of_threads);
+        PassFigures { threads, ..self.passes.figures }
+    }
+
+    /// Threads that found no room.
+    pub fn threads_refused(&self) -> u64 {
+        self.wall.as_ref().map_or(0, |wall| wall.refused)
+    }
+}

@@ -1,0 +1,321 @@
+//! One thread's account: from its records to time in states and places.
+//!
+//! Invariant: `until` moves forward only by what is added to the aggregate, or kept for the next stack of
+//! the CPU sampler.
+
+use std::sync::Arc;
+
+use strata_abi::record::{
+    End, FLAG_KERNEL_CUT, NO_SYSCALL, STATE_ENDED, STATE_RUNNABLE, STATE_RUNNING, THREAD_WORDS,
+};
+use strata_kinds::Kind;
+
+use crate::aggregate::{self, Aggregate, ThreadKey, Words};
+use crate::engine::waits::{Stack, state_name, syscall_name};
+use crate::processes::table::Space;
+
+/// The scheduler brings the account of a thread that runs up to date with its clock's tick.
+const TICK: u64 = 10_000_000;
+/// The last words of a thread's record.
+#[derive(Clone, Copy, Debug)]
+pub struct Activity {
+    pub state: u64,
+    pub syscall: u64,
+    /// Switches because it waited.
+    pub voluntary: u64,
+    /// Others.
+    pub involuntary: u64,
+    pub run: u64,
+    pub delay: u64,
+    pub start: u64,
+    /// When the pass before began; 0 in the first one.
+    pub previous: u64,
+}
+
+impl Activity {
+    pub fn of(words: &[u64]) -> Option<Self> {
+        let &[state, syscall, voluntary, involuntary, run, delay, start, previous] =
+            words.first_chunk::<THREAD_WORDS>()?;
+        Some(Self { state, syscall, voluntary, involuntary, run, delay, start, previous })
+    }
+}
+
+/// A stack with its kernel part.
+pub struct Whole {
+    pub kernel: Box<[u64]>,
+    pub flags: u8,
+    pub stack: Stack,
+}
+
+impl Whole {
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.kernel) + size_of_val(&*self.stack.user)
+    }
+
+    fn words(&self) -> Words<'_> {
+        Words {
+            kernel: &self.kernel,
+            user: &self.stack.user,
+            end: self.stack.end,
+            flags: self.flags & FLAG_KERNEL_CUT,
+            era: self.stack.era,
+        }
+    }
+}
+
+/// Nanoseconds by the scheduler's account, and those added to the aggregate.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Tally {
+    pub(super) seen: u64,
+    pub(super) added: u64,
+}
+
+impl Tally {
+    /// What is to be added of at most `rest`.
+    fn due(self, rest: u64) -> u64 {
+        self.seen.saturating_sub(self.added).min(rest)
+    }
+}
+
+/// Where a thread was when it did not run.
+#[derive(Clone)]
+pub(super) struct Place {
+    pub(super) whole: Arc<Whole>,
+    state: u64,
+    syscall: u64,
+}
+
+/// A thread.
+pub(super) struct Account {
+    pub(super) thread: ThreadKey,
+    pub(super) pid: u32,
+    /// By the kernel; 0 until a record of it has come, and nothing is counted until then.
+    pub(super) start: u64,
+    /// Its time up to here is in the aggregate.
+    pub(super) until: u64,
+    pub(super) run: Tally,
+    pub(super) wait: Tally,
+    pub(super) voluntary: u64,
+    pub(super) involuntary: u64,
+    pub(super) state: u64,
+    /// The last of all places, and the last where it was blocked.
+    pub(super) place: Option<Place>,
+    pub(super) blocked: Option<Place>,
+    /// It may have been blocked since `until`; for how long at most in the place that it left.
+    pub(super) may_have_blocked: bool,
+    pub(super) before_woken: u64,
+    /// Where the CPU sampler has met it since it was last sent.
+    pub(super) running: Vec<Arc<Whole>>,
+    /// The last of these before.
+    pub(super) ran: Option<Arc<Whole>>,
+    /// Time on a CPU that has no stack yet.
+    pub(super) unplaced: u64,
+}
+
+pub(super) fn is_blocked(state: u64) -> bool {
+    !matches!(state, STATE_RUNNABLE | STATE_RUNNING | STATE_ENDED)
+}
+
+impl Account {
+    pub(super) fn bytes(&self) -> usize {
+        let running = self.running.iter().chain(&self.ran);
+        let places = self.place.iter().map(|place| &place.whole);
+        size_of::<Self>() + running.chain(places).map(|whole| whole.bytes()).sum::<usize>()
+    }
+
+    fn add(
+        &self,
+        stack: Words<'_>,
+        space: &Space,
+        (state, syscall): (&str, u64),
+        lasted: u64,
+        to: &mut Aggregate,
+    ) {
+        if lasted == 0 {
+            return;
+        }
+        let syscall = syscall_name(syscall);
+        let labels = match &syscall {
+            Some(name) => to.labels(&[("state", state), ("syscall", name)]),
+            None => to.labels(&[("state", state)]),
+        };
+        let (time, thread) = (self.until, self.thread);
+        let (kind, weight, value) = (Kind::Wall, 1, lasted);
+        to.add(&aggregate::Sample { kind, time, thread, labels, weight, value, stack, space });
+    }
+
+    fn add_running(&self, whole: &Whole, lasted: u64, to: &mut Aggregate) {
+        let state = ("running", NO_SYSCALL);
+        self.add(whole.words(), &whole.stack.space, state, lasted, to);
+    }
+
+    /// Goes on by time on a CPU.
+    fn run(&mut self, lasted: u64) {
+        self.until += lasted;
+        self.run.added += lasted;
+        self.unplaced += lasted;
+    }
+
+    /// Goes on by time that it waited for a CPU, where it was last seen.
+    fn wait(&mut self, lasted: u64, to: &mut Aggregate) {
+        self.until += lasted;
+        self.wait.added += lasted;
+        match self.place.clone() {
+            Some(Place { whole, syscall, .. }) => {
+                let state = ("runnable", syscall);
+                self.add(whole.words(), &whole.stack.space, state, lasted, to);
+            }
+            None => self.nowhere("runnable", lasted, to),
+        }
+    }
+
+    /// Goes on by time that it was blocked.
+    fn block(&mut self, place: Option<Place>, lasted: u64, to: &mut Aggregate) {
+        self.until += lasted;
+        match place {
+            Some(Place { whole, state, syscall }) => {
+                let state = (state_name(state), syscall);
+                self.add(whole.words(), &whole.stack.space, state, lasted, to);
+            }
+            None => self.nowhere("blocked", lasted, to),
+        }
+    }
+
+    /// Time of a thread that no pass has met: it has the stack of its last sample, or none.
+    fn nowhere(&self, state: &str, lasted: u64, to: &mut Aggregate) {
+        let state = (state, NO_SYSCALL);
+        if let Some(ran) = self.running.last().or(self.ran.as_ref()) {
+            self.add(ran.words(), &ran.stack.space, state, lasted, to);
+        } else {
+            let words = Words { kernel: &[], user: &[], end: End::NotWalked, flags: 0, era: 0 };
+            self.add(words, &Space::default(), state, lasted, to);
+        }
+    }
+
+    /// Goes on by time that it was in the state and place that it was last seen in.
+    fn stay(&mut self, lasted: u64, to: &mut Aggregate) {
+        match self.state {
+            STATE_RUNNING => self.run(lasted),
+            STATE_RUNNABLE => self.wait(lasted, to),
+            _ => self.block(self.blocked.clone(), lasted, to),
+        }
+    }
+
+    /// A record. `whole`: its stack, if it does not run.
+    pub(super) fn take(
+        &mut self,
+        time: u64,
+        now: &Activity,
+        whole: Option<Arc<Whole>>,
+        to: &mut Aggregate,
+    ) {
+        let time = time.max(self.until);
+        let is_same = self.state == now.state
+            && (self.voluntary, self.involuntary) == (now.voluntary, now.involuntary);
+        self.run.seen = self.run.seen.max(now.run);
+        self.wait.seen = self.wait.seen.max(now.delay);
+        let before = self.blocked.clone();
+        if is_blocked(self.state) {
+            if !is_same {
+                // The pass before has found it as it was.
+                let still = now.previous.clamp(self.until, time) - self.until;
+                self.block(before.clone(), still, to);
+                self.before_woken = time - self.until;
+            }
+            self.may_have_blocked = true;
+        }
+        self.may_have_blocked |= self.voluntary != now.voluntary || is_blocked(now.state);
+        (self.voluntary, self.involuntary) = (now.voluntary, now.involuntary);
+        self.state = now.state;
+        if let Some(whole) = whole {
+            let place = Place { whole, state: now.state, syscall: now.syscall };
+            if is_blocked(now.state) {
+                self.blocked = Some(place.clone());
+            }
+            self.place = Some(place);
+        }
+        if is_same {
+            // How long it waits for a CPU is in the scheduler's account once it has one. A stack that was
+            // walked again because tables were missing was there all the time.
+            if now.state != STATE_RUNNABLE {
+                self.stay(time - self.until, to);
+                self.place_running(to);
+            }
+            return;
+        }
+        self.run(self.run.due(time - self.until));
+        self.wait(self.wait.due(time - self.until), to);
+        self.place_running(to);
+        let rest = time - self.until;
+        match now.state {
+            STATE_RUNNABLE => return,
+            // It was on a CPU that another system, or interrupts, had meanwhile.
+            _ if !self.may_have_blocked => self.run(rest),
+            STATE_RUNNING => {
+                // What its account lacks until the next tick may be a part of it.
+                self.block(before, rest.saturating_sub(TICK), to);
+                if self.until < time {
+                    return;
+                }
+            }
+            STATE_ENDED => self.block(before, rest, to),
+            _ => {
+                let first = self.before_woken.min(rest / 2);
+                self.block(before.or_else(|| self.blocked.clone()), first, to);
+                self.block(self.blocked.clone(), rest - first, to);
+            }
+        }
+        self.may_have_blocked = false;
+        self.before_woken = 0;
+    }
+
+    /// Gives time on a CPU to the stacks that were sampled there meanwhile.
+    fn place_running(&mut self, to: &mut Aggregate) {
+        if self.unplaced == 0 || self.running.is_empty() {
+            return;
+        }
+        let all = std::mem::take(&mut self.running);
+        let each = self.unplaced / all.len() as u64;
+        let mut left = std::mem::take(&mut self.unplaced);
+        for whole in all.iter().skip(1) {
+            self.add_running(whole, each, to);
+            left -= each;
+        }
+        if let Some(first) = all.first() {
+            self.add_running(first, left, to);
+        }
+        self.ran = all.into_iter().next_back();
+    }
+
+    /// Everything up to a moment, by what it was last seen to do.
+    pub(super) fn count(&mut self, until: u64, to: &mut Aggregate) {
+        if self.start == 0 {
+            return;
+        }
+        self.stay(until.saturating_sub(self.until), to);
+        self.place_running(to);
+        // It ran between two ticks: where it was sampled before, or around where it waits.
+        let rest = std::mem::take(&mut self.unplaced);
+        if let Some(ran) = self.ran.clone() {
+            self.add_running(&ran, rest, to);
+        } else if let Some(Place { whole, .. }) = self.place.clone() {
+            let words = Words { kernel: &[], ..whole.words() };
+            self.add(words, &whole.stack.space, ("running", NO_SYSCALL), rest, to);
+        } else {
+            self.nowhere("running", rest, to);
+        }
+    }
+
+    /// It has ended, and what it did at last is not known. `period`: of the CPU sampler.
+    pub(super) fn end(mut self, time: u64, period: u64, to: &mut Aggregate) {
+        if self.state != STATE_RUNNING {
+            let rest = time.saturating_sub(self.until);
+            let run = (self.running.len() as u64).saturating_mul(period).min(rest);
+            self.run(run);
+        }
+        self.count(time, to);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+use std::collections::BTreeMap;
+
+use strata_kinds::Kinds;
+
+use super::*;
+use crate::processes::table::ImageId;
+
+fn whole(address: u64) -> Arc<Whole> {
+    let stack =
+        Stack { user: [address].into(), end: End::Complete, era: 0, space: Space::default() };
+    Arc::new(Whole { kernel: Box::default(), flags: 0, stack })
+}
+
+/// A thread that is new at 1,000.
+fn account() -> Account {
+    Account {
+        thread: ThreadKey { image: ImageId(1), tid: 7, comm: [0; 16], domain: 0 },
+        pid: 7,
+        start: 1_000,
+        until: 1_000,
+        run: Tally::default(),
+        wait: Tally::default(),
+        voluntary: 0,
+        involuntary: u64::MAX,
+        state: STATE_RUNNABLE,
+        place: None,
+        blocked: None,
+        may_have_blocked: false,
+        before_woken: 0,
+        running: Vec::new(),
+        ran: None,
+        unplaced: 0,
+    }
+}
+
+/// A record: the state, the switches, and what it has run and waited for a CPU.
+fn activity(state: u64, voluntary: u64, run: u64, delay: u64, previous: u64) -> Activity {
+    let (syscall, involuntary, start) = (NO_SYSCALL, 0, 1_000);
+    Activity { state, syscall, voluntary, involuntary, run, delay, start, previous }
+}
+
+fn times(aggregate: &Aggregate) -> BTreeMap<String, u64> {
+    let mut times = BTreeMap::new();
+    for row in aggregate.rows() {
+        let labels = aggregate.labels_of(row.labels);
+        let state = labels.iter().find(|(name, _)| &**name == "state");
+        let state = state.map_or_else(String::new, |(_, value)| value.to_string());
+        *times.entry(state).or_insert(0) += row.value;
+    }
+    times
+}
+
+fn expected(times: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    times.iter().map(|&(state, time)| (state.to_owned(), time)).collect()
+}
+
+#[test]
+fn what_is_neither_run_nor_waited_for_a_cpu_was_blocked() {
+    let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
+    one.take(2_000, &activity(1, 3, 200, 100, 500), Some(whole(16)), &mut to);
+    // It does not move any more.
+    one.count(10_000, &mut to);
+    assert_eq!(times(&to), expected(&[("blocked", 8_700), ("runnable", 100), ("running", 200)]));
+}
+
+#[test]
+fn a_thread_that_is_woken_waits_for_a_cpu_as_long_as_the_scheduler_says() {
+    let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
+    one.take(2_000, &activity(1, 1, 0, 0, 500), Some(whole(16)), &mut to);
+    // Found runnable at 4,000 and 5,000; it had been woken at 3,500 and ran from 5,400 to 5,500.
+    one.take(4_000, &activity(STATE_RUNNABLE, 1, 0, 0, 3_000), Some(whole(16)), &mut to);
+    one.take(5_000, &activity(STATE_RUNNABLE, 1, 0, 0, 4_000), Some(whole(16)), &mut to);
+    one.take(6_000, &activity(1, 2, 100, 1_900, 5_000), Some(whole(32)), &mut to);
+    one.count(6_000, &mut to);
+    assert_eq!(times(&to), expected(&[("blocked", 3_000), ("runnable", 1_900), ("running", 100)]));
+}
+
+#[test]
+fn a_thread_that_never_waited_was_never_blocked() {
+    let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
+    let millisecond = 1_000_000;
+    one.take(100 * millisecond, &activity(STATE_RUNNING, 0, 40, 0, 500), None, &mut to);
+    // Another system had its CPU most of the time.
+    one.running.push(whole(16));
+    one.take(200 * millisecond, &activity(STATE_RUNNING, 0, 80, 0, 500), None, &mut to);
+    one.count(200 * millisecond, &mut to);
+    assert_eq!(times(&to), expected(&[("running", 200 * millisecond - 1_000)]));
+}
+
+#[test]
+fn each_period_has_its_part_and_no_time_is_in_two() {
+    let mut one = account();
+    let [mut first, mut second] = [(); 2].map(|()| Aggregate::new(Kinds::NONE));
+    one.take(2_000, &activity(STATE_RUNNING, 1, 900, 100, 500), None, &mut first);
+    one.count(3_000, &mut first);
+    // It had stopped running at 2,500.
+    one.take(4_000, &activity(1, 2, 1_400, 100, 2_000), Some(whole(16)), &mut second);
+    one.count(5_000, &mut second);
+    let sums = [&first, &second].map(|to| times(to).values().sum::<u64>());
+    assert_eq!(sums, [2_000, 2_000]);
+    // What the first period counted too much of is not counted again.
+    assert_eq!(times(&second), expected(&[("blocked", 2_000)]));
+}

@@ -1,0 +1,234 @@
+//! The iterator over threads: its program, maps, and the process that reads it.
+
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+
+use aya::maps::{Array, HashMap, MapData, RingBuf};
+use aya::programs::tp_btf::BtfTracePointLinkId;
+use aya::programs::{BtfTracePoint, Iter};
+use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use strata_abi::tables::{Pass, READERS, SEEN_THREADS, Walking};
+
+use super::{HotValue, LoadError, map, program};
+use crate::kernel::thread_reader::{self, Reader};
+use crate::kernel::type_info::KernelTypes;
+
+const PROGRAM: &str = "walk_threads";
+/// What sends the last counters of a thread.
+const ENDED: &str = "thread_ended";
+
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct PassValue(Pass);
+// SAFETY: `Pass` is `repr(C)` without padding and any bytes are a value of it.
+unsafe impl Pod for PassValue {}
+
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct WalkingValue(Walking);
+// SAFETY: as above.
+unsafe impl Pod for WalkingValue {}
+
+/// Offsets of fields of `struct task_struct` by the names of the programs' globals. An absent one is 0.
+pub(super) struct ActivityOffsets([(&'static str, u32); FIELDS.len()]);
+
+/// The program's global, the field, and whether the program needs it.
+const FIELDS: [(&str, &str, bool); 9] = [
+    ("TASK_FLAGS", "flags", true),
+    // Absent in kernels for a single CPU.
+    ("TASK_ON_CPU", "on_cpu", false),
+    ("TASK_ON_RQ", "on_rq", true),
+    // Since 6.12.
+    ("TASK_DELAYED", "se.sched_delayed", false),
+    ("TASK_VOLUNTARY", "nvcsw", true),
+    ("TASK_INVOLUNTARY", "nivcsw", true),
+    ("TASK_START", "start_time", true),
+    ("TASK_RUN", "se.sum_exec_runtime", true),
+    // With CONFIG_SCHED_INFO, as distributions have it.
+    ("TASK_DELAY", "sched_info.run_delay", false),
+];
+
+impl ActivityOffsets {
+    pub(super) fn read(types: &KernelTypes) -> Result<Self, LoadError> {
+        let mut offsets = FIELDS.map(|(global, ..)| (global, 0));
+        for ((_, field, is_needed), (_, offset)) in FIELDS.iter().zip(&mut offsets) {
+            match types.offset_of("task_struct", field) {
+                Ok(found) => *offset = found,
+                Err(error) if *is_needed => return Err(error.into()),
+                Err(_) => {}
+            }
+        }
+        Ok(Self(offsets))
+    }
+
+    pub(super) fn set<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
+        for (global, offset) in &self.0 {
+            loader.override_global(global, offset, true);
+        }
+    }
+}
+
+/// Sets the sizes of the maps.
+pub(super) fn size(loader: &mut EbpfLoader<'_>, ring_bytes: u32) {
+    for name in ["THREADS_HOT", "THREADS_RECORD", "THREADS_CACHE", "WALKING"] {
+        loader.map_max_entries(name, READERS);
+    }
+    loader.map_max_entries("SEEN", SEEN_THREADS).map_max_entries("THREADS", ring_bytes);
+}
+
+/// A pass that is on.
+struct Running {
+    slot: u32,
+    reader: Reader,
+    is_reading: bool,
+}
+
+/// Switched on by [`super::Settings::threads_of`] and [`super::Settings::wall`].
+pub(super) struct Threads {
+    pub(super) records: RingBuf<MapData>,
+    hot: Array<MapData, HotValue>,
+    pass: Array<MapData, PassValue>,
+    walking: Array<MapData, WalkingValue>,
+    quarantine: HashMap<MapData, u32, u32>,
+    link: thread_reader::Link,
+    current: Option<Running>,
+    /// Readers that hang, by slot.
+    left_behind: Vec<(u32, Reader)>,
+    quarantined: HashSet<u32>,
+    ended: Option<BtfTracePointLinkId>,
+}
+
+/// What has become of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassState {
+    /// None is on.
+    Idle,
+    Reading,
+    /// It is over, and has cost this much of a CPU, in nanoseconds.
+    Done(u64),
+    /// Its reader has failed: another one begins with the next pass.
+    Failed,
+}
+
+impl Threads {
+    /// `with_ended`: threads that end are sent too.
+    pub(super) fn of(ebpf: &mut Ebpf, with_ended: bool) -> Result<Self, LoadError> {
+        let types = Btf::from_sys_fs().map_err(LoadError::Types)?;
+        let named = |source| LoadError::Program { name: PROGRAM, source };
+        let threads: &mut Iter = program(ebpf, PROGRAM)?;
+        threads.load("task", &types).map_err(named)?;
+        let fd = threads.fd().map_err(named)?;
+        let link = thread_reader::Link::of(fd.as_fd()).map_err(LoadError::Walk)?;
+        if with_ended {
+            let program: &mut BtfTracePoint = program(ebpf, ENDED)?;
+            let named = |source| LoadError::Program { name: ENDED, source };
+            program.load("sched_process_exit", &types).map_err(named)?;
+        }
+        Ok(Self {
+            records: map(ebpf, "THREADS")?,
+            hot: map(ebpf, "THREADS_HOT")?,
+            pass: map(ebpf, "PASS")?,
+            walking: map(ebpf, "WALKING")?,
+            quarantine: map(ebpf, "QUARANTINE")?,
+            link,
+            current: None,
+            left_behind: Vec::new(),
+            quarantined: HashSet::new(),
+            ended: None,
+        })
+    }
+
+    /// Begins a pass; `reader` and `slot` of it are filled in. False where too many readers hang.
+    pub(super) fn begin(&mut self, pass: Pass) -> Result<bool, LoadError> {
+        self.left_behind.retain_mut(|(_, reader)| !reader.has_ended());
+        if self.current.is_none() {
+            let is_free = |slot: &u32| self.left_behind.iter().all(|(taken, _)| taken != slot);
+            let Some(slot) = (0..READERS).find(is_free) else { return Ok(false) };
+            let reader = Reader::start(&self.link).map_err(LoadError::Pass)?;
+            self.current = Some(Running { slot, reader, is_reading: false });
+        }
+        let Some(running) = &mut self.current else { return Ok(false) };
+        let pass = Pass { reader: running.reader.pid(), slot: running.slot, ..pass };
+        let named = |source| LoadError::Map { name: "PASS", source };
+        self.pass.set(0, PassValue(pass), 0).map_err(named)?;
+        if let Err(error) = running.reader.begin() {
+            self.current = None;
+            return Err(LoadError::Pass(error));
+        }
+        running.is_reading = true;
+        Ok(true)
+    }
+
+    pub(super) fn state(&mut self) -> PassState {
+        let Some(running) = self.current.as_mut().filter(|running| running.is_reading) else {
+            return PassState::Idle;
+        };
+        match running.reader.result() {
+            Ok(None) => PassState::Reading,
+            Ok(Some(cost)) => {
+                running.is_reading = false;
+                PassState::Done(cost)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the process that reads threads has ended");
+                self.current = None;
+                PassState::Failed
+            }
+        }
+    }
+
+    /// Where the pass is, and whether its reader sleeps there: one without a CPU does not.
+    pub(super) fn position(&self) -> (Walking, bool) {
+        let Some(running) = &self.current else { return Default::default() };
+        let walking = self.walking.get(&running.slot, 0).map(|value| value.0);
+        (walking.unwrap_or_default(), running.reader.sleeps())
+    }
+
+    /// Leaves the reader behind. Memory of the process that it reads is not read any more.
+    pub(super) fn leave_behind(&mut self, pid: u32) {
+        if pid != 0 && self.quarantine.insert(pid, 1, 0).is_ok() {
+            self.quarantined.insert(pid);
+        }
+        if let Some(Running { slot, reader, .. }) = self.current.take() {
+            reader.kill();
+            self.left_behind.push((slot, reader));
+        }
+    }
+
+    /// The process has ended, or executes another program.
+    pub(super) fn release(&mut self, pid: u32) {
+        if self.quarantined.remove(&pid) {
+            let _ = self.quarantine.remove(&pid);
+        }
+    }
+
+    pub(super) fn quarantined(&self) -> usize {
+        self.quarantined.len()
+    }
+
+    pub(super) fn left_behind(&mut self) -> usize {
+        self.left_behind.retain_mut(|(_, reader)| !reader.has_ended());
+        self.left_behind.len()
+    }
+
+    /// Threads that end are sent from now on.
+    pub(super) fn start(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
+        let program: &mut BtfTracePoint = program(ebpf, ENDED)?;
+        let link = program.attach();
+        self.ended = Some(link.map_err(|source| LoadError::Program { name: ENDED, source })?);
+        Ok(())
+    }
+
+    /// Threads that end are not sent any more.
+    pub(super) fn stop(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
+        let Some(link) = self.ended.take() else { return Ok(()) };
+        let program: &mut BtfTracePoint = program(ebpf, ENDED)?;
+        program.detach(link).map_err(|source| LoadError::Program { name: ENDED, source })
+    }
+
+    /// A counter of all readers.
+    pub(super) fn count(&self, counter: usize) -> u64 {
+        let all = (0..READERS).filter_map(|slot| self.hot.get(&slot, 0).ok());
+        all.filter_map(|hot| hot.counters.get(counter).copied()).sum()
+    }
+}
