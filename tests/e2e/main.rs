@@ -15,6 +15,7 @@ mod deploying;
 mod dotnet_attaching;
 mod dotnet_beside;
 mod dotnet_bundles;
+mod dotnet_events;
 mod dotnet_hostile;
 mod dotnet_names;
 mod dotnet_places;

@@ -132,6 +132,22 @@ impl Running {
         }
     }
 
+    /// Waits until there is this text in what it has written to its standard error.
+    pub fn wait_for_log(&mut self, part: &str, at_most: Duration) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let was_alive = self.is_alive();
+            let log = self.stderr.as_ref().map(Collected::text).unwrap_or_default();
+            if log.contains(part) {
+                return Ok(());
+            }
+            if !was_alive || start.elapsed() > at_most {
+                bail!("{} did not log {part:?}, but:\n{log}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Waits until it has used so much CPU time in its life. A hundredth of a second and more is spent
     /// in its own code: it is executed and has loaded its libraries.
     pub fn wait_until_used(&self, seconds: f64) -> Result<()> {

@@ -14,6 +14,9 @@
 //! | `lookup`, `own_thread` | the bridge's own thread: applies wishes, enumerates, answers requests |
 //! | `enumerate` | what was there before its owner came |
 //! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is reported, each in its record |
+//! | `events`, `sampling` | events with a stack: the function that strata probes, and which are chosen |
+//! | `exceptions` | events of thrown exceptions |
+//! | `pipe` | events of waits for locks and of allocations |
 //! | `lifetimes`, `gate`, `dead_code` | how long the runtime's ids may be used |
 //! | `asking` | lookup of code addresses on request |
 //! | `compilations` | where a function's code lies |
@@ -34,6 +37,8 @@ mod compilations;
 mod dead_code;
 mod domains;
 mod enumerate;
+mod events;
+mod exceptions;
 mod gate;
 mod il_maps;
 mod image;
@@ -47,6 +52,8 @@ mod modules;
 #[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
 mod old_glibc;
 mod own_thread;
+mod pipe;
+mod sampling;
 mod scratch;
 mod session;
 mod shared;

@@ -21,10 +21,10 @@ use strata_bridge_protocol::status::{Loss, State};
 
 use crate::com::info::Info;
 use crate::com::{ALREADY_ACTIVE, E_FAIL, E_NOINTERFACE, E_OUTOFMEMORY, HResult, S_OK};
-use crate::own_thread;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::text::Text;
+use crate::{events, own_thread};
 
 /// How the bridge was loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -140,6 +140,7 @@ fn describe(info: Info, shared: &Shared) -> u16 {
     let status = shared.writer().status();
     status.set_runtime([major, minor, build, 0], info.version(), text.as_str());
     status.set_bridge(env!("CARGO_PKG_VERSION"));
+    status.set_events(events::function(), events::kinds_of(info.version()));
     major
 }
 

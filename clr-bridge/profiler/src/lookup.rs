@@ -16,7 +16,7 @@ use strata_bridge_protocol::status::{Count, Loss, State};
 
 use crate::asking::{self, Asked};
 use crate::session::Session;
-use crate::{domains, enumerate, il_maps, own_thread, tasks};
+use crate::{domains, enumerate, events, il_maps, own_thread, pipe, tasks};
 
 /// Milliseconds between checks without a wake-up: each check costs 40 µs of CPU time, including the
 /// wake-up. Owners, callbacks that need something and the end of the session ring the doorbell; a
@@ -139,8 +139,13 @@ impl Lookup {
 
     /// No reader: compilations are not reported. What was reported already stays correct.
     fn go_quiet(&mut self) {
-        if self.session.is_compiling() && !self.session.is_eager() {
-            self.session.call(|| self.session.set_events(false));
+        let session = self.session;
+        let goes_on = session.is_compiling() && session.is_eager();
+        if session.events().want(0) || session.is_compiling() && !goes_on {
+            session.call(|| {
+                pipe::apply(session);
+                session.set_events(goes_on)
+            });
         }
     }
 
@@ -197,6 +202,13 @@ impl Lookup {
         } else if !wanted {
             self.go_quiet();
         }
+        if wanted && session.events().want(events::wanted(wishes, session.info().version())) {
+            session.events().set_rates(&wishes.rates);
+            session.call(|| {
+                session.set_events(session.is_compiling());
+                pipe::apply(session);
+            });
+        }
         session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
     }
 
@@ -210,7 +222,10 @@ impl Lookup {
         if let Some(wishes) = wishes {
             session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
         }
-        let result = session.call(|| session.info().request_detach(DETACH_IN));
+        let result = session.call(|| {
+            pipe::apply(session);
+            session.info().request_detach(DETACH_IN)
+        });
         if result.is_some_and(|result| result >= 0) {
             return true;
         }

@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use strata_bridge_protocol::clr_event;
 use strata_bridge_protocol::record::{Diagnostic, Encode, Level};
 use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::{Count, Loss};
 
 use crate::canonical::Canonical;
 use crate::com::info::Info;
+use crate::events::Events;
 use crate::known::{Known, Module};
 use crate::lifetimes::Lifetimes;
 use crate::scratch::Pool;
@@ -41,9 +43,12 @@ pub struct Session {
     attached: bool,
     /// An IL map is reported with every compilation.
     il_maps: AtomicBool,
+    events: Events,
     /// The runtime has started far enough to be called from another thread.
     ready: AtomicBool,
     modules_seen: AtomicU32,
+    /// The runtime's version.
+    major: u16,
     lifetimes: Lifetimes,
     /// The runtime may not be called any more.
     closed: AtomicBool,
@@ -74,8 +79,10 @@ impl Session {
             eager: AtomicBool::new(false),
             attached,
             il_maps: AtomicBool::new(false),
+            events: Events::new(),
             ready: AtomicBool::new(false),
             modules_seen: AtomicU32::new(0),
+            major,
             lifetimes: Lifetimes::new(attached),
             closed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
@@ -153,6 +160,14 @@ impl Session {
         self.il_maps.store(wanted, Ordering::Relaxed);
     }
 
+    pub fn major(&self) -> u16 {
+        self.major
+    }
+
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
     pub fn start_telling(&self) {
         self.telling.store(true, Ordering::Release);
     }
@@ -161,6 +176,7 @@ impl Session {
     pub fn stop_telling(&self) {
         self.telling.store(false, Ordering::Release);
         self.compiling.store(false, Ordering::Release);
+        self.events.want(0);
     }
 
     /// Subscribes to the events that reporting needs; to compilations only with a reader. The
@@ -171,14 +187,21 @@ impl Session {
         const APP_DOMAIN_LOADS: u32 = 0x10;
         const JIT_COMPILATION: u32 = 0x20;
         const THREADS: u32 = 0x200;
+        const EXCEPTIONS: u32 = 0x40;
         const SUSPENDS: u32 = 0x1_0000;
         const STACK_SNAPSHOT: u32 = 0x1000_0000;
         const DYNAMIC_FUNCTION_UNLOADS: u32 = 0x4;
+        const EVENT_PIPE: u32 = 0x80;
         let jit = if compilations { JIT_COMPILATION } else { 0 };
-        let least = MODULE_LOADS | THREADS | SUSPENDS | jit;
+        let exceptions = if self.events.wants(clr_event::kind::EXCEPTION) { EXCEPTIONS } else { 0 };
+        let least = MODULE_LOADS | THREADS | SUSPENDS | jit | exceptions;
+        let has_pipe = [clr_event::kind::LOCK, clr_event::kind::ALLOCATION]
+            .into_iter()
+            .any(|kind| self.events.wants(kind));
+        let pipe = if has_pipe { EVENT_PIPE } else { 0 };
         let masks = [
-            (least | APP_DOMAIN_LOADS | STACK_SNAPSHOT, DYNAMIC_FUNCTION_UNLOADS),
-            (least | APP_DOMAIN_LOADS, DYNAMIC_FUNCTION_UNLOADS),
+            (least | APP_DOMAIN_LOADS | STACK_SNAPSHOT, DYNAMIC_FUNCTION_UNLOADS | pipe),
+            (least | APP_DOMAIN_LOADS, DYNAMIC_FUNCTION_UNLOADS | pipe),
             (least | APP_DOMAIN_LOADS | STACK_SNAPSHOT, 0),
             (least, 0),
             (MODULE_LOADS | SUSPENDS | jit, 0),

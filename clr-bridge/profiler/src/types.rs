@@ -163,7 +163,7 @@ fn write(
 }
 
 /// `Namespace.Outer+Inner` of a type definition or reference.
-fn full_name<const N: usize>(metadata: &Metadata, token: u32, name: &mut Text<N>) {
+pub fn full_name<const N: usize>(metadata: &Metadata, token: u32, name: &mut Text<N>) {
     let mut token = token;
     for depth in 0..DEEPEST_NESTING {
         if depth > 0 {

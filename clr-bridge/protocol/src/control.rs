@@ -28,6 +28,14 @@ pub mod wish {
     pub const DETACH: u64 = 4;
     /// Write diagnostics of [`crate::record::Level::Debug`] too.
     pub const VERBOSE: u64 = 8;
+    /// Report exceptions ([`crate::clr_event`]).
+    pub const EXCEPTIONS: u64 = 16;
+    /// Report waits for locks.
+    pub const LOCKS: u64 = 32;
+    /// Report allocations.
+    pub const ALLOCATIONS: u64 = 64;
+    /// Report exceptions with their messages.
+    pub const MESSAGES: u64 = 128;
 }
 
 /// Numbers of [`Request::kind`].

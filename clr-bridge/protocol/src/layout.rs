@@ -313,7 +313,11 @@ structure! {
         reserved: u64,
         runtime_text: [u8; 64],
         bridge_text: [u8; 64],
-        reserved2: [u64; 8],
+        /// Where the function is that is called with events; 0 without one.
+        event_function: u64,
+        /// Kinds of events that can be wished for, a bit each.
+        event_kinds: u64,
+        reserved2: [u64; 6],
         losses: [u64; 32],
         counts: [u64; 32],
         reserved3: [u64; 32],

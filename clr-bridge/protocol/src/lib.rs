@@ -9,7 +9,7 @@
 //! | the bridge | [`writer::Writer`]: log, ring, contexts, status, control |
 //! | strata, any number of readers | [`reader::file`] and [`reader::Reader`]: log, status, contexts |
 //! | strata, the owner | [`owning::Owner`]: wishes, requests; [`reader::ring::RingReader`]: events |
-//! | both | [`record`] and [`event`]: what is reported; [`status`], [`control`]: the bridge's state, the owner's wishes |
+//! | both | [`record`], [`event`] and [`clr_event`]: what is reported; [`status`], [`control`]: the bridge's state, the owner's wishes |
 //!
 //! Below these: [`layout`] (every number), [`field`] (a record's bytes), [`log`] and [`ring`]
 //! (appending and pushing without a lock), [`contexts`], [`owner`] (the lock), [`doorbell`], [`shared_file`]
@@ -102,6 +102,8 @@
 //! | 40 | `u64` | segments that exist |
 //! | 48 | `u64` | wishes in force: epoch << 32, generation |
 //! | 64 | `[u8; 64]` × 2 | texts: the runtime, the bridge |
+//! | 192 | `u64` | address of the function that is called with events ([`clr_event`]); 0: none |
+//! | 200 | `u64` | kinds of events that can be wished for: a bit each, by [`clr_event::kind`] |
 //! | 256 | `u64` × 32 | losses by cause ([`status::Loss`]) |
 //! | 512 | `u64` × 32 | counts ([`status::Count`]) |
 //! | 1024 | `u64` × 64 | committed bytes of each segment, in whichever order: a hint that there is something new |
@@ -182,6 +184,7 @@
 //! Ring, wishes and requests have one owner: the process that holds the open-file-description write
 //! lock on byte 0 of the main file ([`owner`]). The kernel releases it when its holder dies.
 
+pub mod clr_event;
 pub mod contexts;
 pub mod control;
 pub mod doorbell;

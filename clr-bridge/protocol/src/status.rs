@@ -153,6 +153,12 @@ impl<'a, M: Memory> Status<'a, M> {
         self.set_text(offset_of!(StatusPage, runtime_text), text);
     }
 
+    /// The function that is called with events, and the kinds of them that can be wished for.
+    pub fn set_events(&self, function: u64, kinds: u64) {
+        self.store(offset_of!(StatusPage, event_function), function);
+        self.store(offset_of!(StatusPage, event_kinds), kinds);
+    }
+
     /// The bridge's own version.
     pub fn set_bridge(&self, text: &str) {
         self.set_text(offset_of!(StatusPage, bridge_text), text);
@@ -209,6 +215,9 @@ pub struct StatusRecord {
     pub obeyed: (u32, u32),
     pub runtime_text: String,
     pub bridge_text: String,
+    /// 0: the bridge has none, as those of older versions.
+    pub event_function: u64,
+    pub event_kinds: u64,
     losses: [u64; 32],
     counts: [u64; 32],
     committed: [u64; 64],
@@ -228,6 +237,8 @@ impl StatusRecord {
             obeyed: ((page.obeyed >> 32) as u32, page.obeyed as u32),
             runtime_text: text(&page.runtime_text),
             bridge_text: text(&page.bridge_text),
+            event_function: page.event_function,
+            event_kinds: page.event_kinds,
             losses: page.losses,
             counts: page.counts,
             committed: page.committed,

@@ -112,6 +112,9 @@ pub const STATE_ENDED: u64 = STATE_RUNNING - 1;
 pub const SOURCE_CPU: u8 = 0;
 pub const SOURCE_WALL: u8 = 1;
 pub const SOURCE_OFF_CPU: u8 = 2;
+/// First and last of the kinds that the CLR bridge reports.
+pub const SOURCE_FIRST_EVENT: u8 = 3;
+pub const SOURCE_LAST_EVENT: u8 = 5;
 
 /// The kernel stack was cut at [`MAX_KERNEL_FRAMES`].
 pub const FLAG_KERNEL_CUT: u8 = 1;
@@ -124,6 +127,16 @@ pub const FLAG_WAIT: u8 = 4;
 pub const FLAG_LATE: u8 = 8;
 /// The sample is of one pass over all threads: its words end with [`THREAD_WORDS`] more.
 pub const FLAG_THREAD: u8 = 16;
+/// The sample is an event of the CLR's: its words end with [`EVENT_WORDS`] more.
+pub const FLAG_EVENT: u8 = 32;
+
+/// The last words of an event, after its frames or its copied stack: what the bridge passes with it, as
+/// it lay in the process's memory. Its layout is the bridge's (`strata-bridge-protocol`); the first
+/// byte is the kind.
+pub const EVENT_WORDS: usize = 64;
+/// What the program itself reads of it: kind, then weight in the upper half; value.
+pub const EVENT_KIND_WORD: usize = 0;
+pub const EVENT_VALUE_WORD: usize = 1;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,11 +195,15 @@ pub const RAW_STACK_PAGES: usize = 15;
 pub const RAW_STACK_BYTES: usize = RAW_STACK_PAGES * 4096;
 /// The same of waits: they are copied with the run queue locked.
 pub const RAW_WAIT_PAGES: usize = 4;
+/// The same of events of the CLR: where it dispatches an exception it keeps registers on the stack.
+pub const RAW_EVENT_PAGES: usize = 7;
 
 /// Words after the header that a record may need.
 pub const MAX_WORDS: usize = RAW_STACK_WORD + RAW_STACK_BYTES / 8;
 
 const _: () = assert!(MAX_WORDS >= RAW_STACK_WORD + RAW_WAIT_PAGES * 512 + WAIT_WORDS);
+const _: () = assert!(MAX_WORDS >= RAW_STACK_WORD + RAW_EVENT_PAGES * 512 + EVENT_WORDS);
+const _: () = assert!(MAX_WORDS > 4095 + EVENT_WORDS);
 
 const _: () = assert!(MAX_WORDS >= MAX_KERNEL_FRAMES + MAX_USER_FRAMES + THREAD_WORDS);
 const _: () = assert!(RAW_REGISTERS_WORD >= MAX_KERNEL_FRAMES);

@@ -4,6 +4,7 @@
 //! - [`unwind`]: the one unwinder, for every program: finds rules, walks frames.
 //! - [`sampler`]: the CPU sampler (`perf_event`).
 //! - [`off_cpu`]: the off-CPU sampler (`tp_btf`).
+//! - [`clr_events`]: events that the CLR bridge reports (`uprobe`).
 //! - [`threads`]: stacks of threads that do not run (`iter.s/task`).
 //! - [`arch`]: what they know of the machine.
 //! - [`lifecycle`]: forgets a process's mappings the moment it executes another program.
@@ -12,8 +13,11 @@
 //! loop bounded, every failure counted.
 #![no_std]
 #![no_main]
+#![feature(core_intrinsics)]
+#![expect(internal_features, reason = "core has no atomic exchange for the BPF target")]
 
 mod arch;
+mod clr_events;
 mod context;
 mod lifecycle;
 mod maps;

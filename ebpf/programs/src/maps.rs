@@ -105,6 +105,29 @@ pub static OFF_CPU_PACES: Array<CpuPace, 1> = Array::new();
 #[btf_map]
 pub static WAIT_SLOTS: Array<WaitSlot, 1> = Array::new();
 
+/// What events of the CLR send up. The size is set by userspace.
+#[btf_map]
+pub static CLR_EVENTS: RingBuf<Header, 4096> = RingBuf::new();
+
+/// Working memory of events: a thread that reports one may lose its CPU to another that does, so there
+/// are more than CPUs, each with a flag. How many is set by userspace.
+#[btf_map]
+pub static CLR_EVENT_HOT: Array<Hot, 1> = Array::new();
+
+#[btf_map]
+pub static CLR_EVENT_RECORD: Array<Record, 1> = Array::new();
+
+#[btf_map]
+pub static CLR_EVENT_CACHE: Array<Cache, 1> = Array::new();
+
+/// Whether the working memory of the same number is in use.
+#[btf_map]
+pub static CLR_EVENT_IN_USE: Array<u64, 1> = Array::new();
+
+/// How many events each CPU takes; one entry per CPU, set by userspace.
+#[btf_map]
+pub static CLR_EVENT_PACES: Array<EventPace, 1> = Array::new();
+
 pub type Cache = [CacheLine; CACHE_LINES];
 
 /// Slots of [`WAIT_SLOTS`]; a power of two.
@@ -146,6 +169,16 @@ pub struct CpuPace {
     pub raw: u32,
     /// Nanoseconds since the window began, or since the shift grew in it.
     pub spent: u32,
+}
+
+/// The events of one CPU in the current window of time.
+#[repr(C)]
+pub struct EventPace {
+    pub window: u32,
+    pub taken: u32,
+    /// Stacks sent raw.
+    pub raw: u32,
+    pub refused: u32,
 }
 
 /// The next `length` switches of a thread, of which at most one is chosen.
@@ -268,6 +301,15 @@ static TASK_DELAY: u32 = 0;
 /// Nanoseconds that a CPU may spend on waits in a window of time, on average.
 #[unsafe(no_mangle)]
 static WAIT_BUDGET: u32 = 300_000;
+
+/// Sets of working memory for events of the CLR.
+#[unsafe(no_mangle)]
+static CLR_EVENT_SETS: u32 = 1;
+
+#[inline(always)]
+pub fn clr_event_sets() -> u32 {
+    setting(&CLR_EVENT_SETS)
+}
 
 #[inline(always)]
 pub fn wait_budget() -> u32 {

@@ -31,8 +31,8 @@ use crate::arch::{
 };
 use crate::context::read_context;
 use crate::maps::{
-    Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD, THREADS, WAITS,
-    count, max_frames, mm_start_code, task_mm, wakeup_bytes,
+    CLR_EVENTS, Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD,
+    THREADS, WAITS, count, max_frames, mm_start_code, task_mm, wakeup_bytes,
 };
 use crate::unwind::{Walk, walk};
 
@@ -212,6 +212,8 @@ pub fn kernel_stack(context: *mut c_void, record: &mut Record) {
 pub enum Whose {
     /// The current thread's. It is sent raw, while its process's captures last.
     Current,
+    /// The current thread's. It is sent raw; the program itself bounds how often.
+    CurrentCounted,
     /// The current thread's. It ends there.
     CurrentAsFar,
     /// Another thread's, which does not run. It ends there: it is walked again once its runtime has
@@ -233,7 +235,7 @@ pub fn user_stack(
         return false;
     };
     let task = match whose {
-        Whose::Current | Whose::CurrentAsFar => core::ptr::null_mut(),
+        Whose::Current | Whose::CurrentCounted | Whose::CurrentAsFar => core::ptr::null_mut(),
         Whose::Other(task) => task,
     };
     // SAFETY: map values; `registers` is what bpf_task_pt_regs returned.
@@ -242,7 +244,7 @@ pub fn user_stack(
         match whose {
             Whose::Current => {}
             Whose::CurrentAsFar => hot.process.captures = 0,
-            Whose::Other(_) => {
+            Whose::CurrentCounted | Whose::Other(_) => {
                 hot.process.captures = 1;
                 hot.process.flags |= PROCESS_PATIENT;
             }
@@ -341,6 +343,12 @@ pub fn ring() -> *mut c_void {
 #[inline(always)]
 pub fn threads_ring() -> *mut c_void {
     (&raw const THREADS).cast_mut().cast()
+}
+
+/// The ring of events of the CLR.
+#[inline(always)]
+pub fn clr_events_ring() -> *mut c_void {
+    (&raw const CLR_EVENTS).cast_mut().cast()
 }
 
 /// The ring of waits.

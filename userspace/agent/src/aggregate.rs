@@ -160,6 +160,11 @@ impl Aggregate {
         self.labels.intern(labels)
     }
 
+    /// How many sets of labels there are.
+    pub fn label_sets(&self) -> usize {
+        self.labels.count()
+    }
+
     /// What is added from now on of a snapshot kind and of this process and AppDomain is a new
     /// snapshot, which replaces the one before.
     pub fn begin_snapshot(&mut self, kind: Kind, image: ImageId, domain: u64) {

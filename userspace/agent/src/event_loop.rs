@@ -43,6 +43,7 @@ pub struct EventLoop {
     process_events: AsyncFd<OwnedFd>,
     records: AsyncFd<OwnedFd>,
     waits: Option<AsyncFd<OwnedFd>>,
+    clr_events: Option<AsyncFd<OwnedFd>>,
     files: AsyncFd<OwnedFd>,
     /// Process events arrive in bursts (a program starting maps a dozen files): they are taken
     /// together after this time.
@@ -57,6 +58,7 @@ impl EventLoop {
             process_events: watch(engine.events_fd())?,
             records: watch(engine.programs.records_fd())?,
             waits: engine.programs.waits_fd().map(watch).transpose()?,
+            clr_events: engine.programs.clr_events_fd().map(watch).transpose()?,
             files: watch(engine.loading.fd())?,
             burst,
             next_turn: Some(Instant::now()),
@@ -79,6 +81,10 @@ impl EventLoop {
                 Ok(Due::Records)
             }
             ready = readable(self.waits.as_ref()) => {
+                ready?.clear_ready();
+                Ok(Due::Records)
+            }
+            ready = readable(self.clr_events.as_ref()) => {
                 ready?.clear_ready();
                 Ok(Due::Records)
             }

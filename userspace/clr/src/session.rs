@@ -134,6 +134,8 @@ pub struct Session {
     life: Life,
     enumerated: bool,
     status: StatusRecord,
+    /// Bits of [`wish`], without those of events.
+    wished: u64,
 }
 
 use requests::Requests;
@@ -216,6 +218,7 @@ impl Session {
             life: Life::Running,
             enumerated: false,
             status,
+            wished: 0,
         }
     }
 
@@ -227,7 +230,17 @@ impl Session {
         if options.verbose {
             flags |= wish::VERBOSE;
         }
+        self.wished = flags;
         self.owner.wish(flags, [0; 32])
+    }
+
+    /// Wishes for events besides what was wished for at the start: bits of [`wish`].
+    pub fn wish_for_events(&mut self, flags: u64) -> Result<(), SessionError> {
+        const EVENTS: u64 = wish::EXCEPTIONS | wish::LOCKS | wish::ALLOCATIONS | wish::MESSAGES;
+        if self.life == Life::Running && self.leaving == Leaving::No {
+            self.owner.wish(self.wished | flags & EVENTS, [0; 32])?;
+        }
+        Ok(())
     }
 
     pub fn target(&self) -> &Target {

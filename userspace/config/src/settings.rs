@@ -33,6 +33,8 @@ pub struct Configuration {
     pub bridge: Sourced<BridgePolicy>,
     /// Age of processes that are attached to.
     pub bridge_age: Sourced<Duration>,
+    /// Whether exceptions have their messages.
+    pub exception_messages: Sourced<bool>,
     pub exporters: Vec<ExporterConfig>,
     pub services: Services,
     pub store: Store,
@@ -191,6 +193,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
         host,
         bridge: layers.get(&["dotnet", "bridge"], BridgePolicy::Attach),
         bridge_age: layers.get(&["dotnet", "age"], Duration::from_secs(10)),
+        exception_messages: layers.get(&["dotnet", "exception_messages"], true),
         services: Services {
             pool: layers.get(&["services", "pool"], "short-lived".to_owned()),
             pool_below: layers.get(&["services", "pool_below"], 5),

@@ -279,8 +279,8 @@ fn types_that_are_not_sampled_yet_are_told() {
         "strata.toml:2: sampling.types: not sampled yet: heap, gc"
     );
     assert_eq!(
-        notices("[[rule]]\nmatch = { exe = \"*\" }\ntypes = [\"exceptions\"]\n"),
-        "strata.toml:3: rule.1.types: not sampled yet: exceptions"
+        notices("[[rule]]\nmatch = { exe = \"*\" }\ntypes = [\"heap\"]\n"),
+        "strata.toml:3: rule.1.types: not sampled yet: heap"
     );
 }
 

@@ -36,10 +36,11 @@ pub enum Error {
 }
 
 /// The tables whose rows can be read. Of the others only the size matters.
-const READ: [u8; 15] = [
+const READ: [u8; 16] = [
     table::MODULE,
     table::TYPE_REF,
     table::TYPE_DEF,
+    table::FIELD,
     table::METHOD_DEF,
     table::MEMBER_REF,
     table::TYPE_SPEC,
@@ -429,6 +430,13 @@ impl<'l, 'b> Reader<'l, 'b> {
     }
 
     #[must_use]
+    pub fn field_name(&self, token: u32) -> Option<&'b [u8]> {
+        if table_of(token) != table::FIELD {
+            return None;
+        }
+        self.string(self.cell(table::FIELD, row_of(token), 1)?)
+    }
+
     pub fn method_signature(&self, token: u32) -> Option<&'b [u8]> {
         self.blob(self.cell(table::METHOD_DEF, row_of(token), 4)?)
     }

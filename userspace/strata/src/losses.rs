@@ -41,7 +41,7 @@ const fn cause(
 const HOST_BUSY: &str = "the host was too busy to run strata";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 22] = [
+const CAUSES: [Cause; 23] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -63,6 +63,12 @@ const CAUSES: [Cause; 22] = [
     cause(
         "waits_without_end",
         "waits whose end was noticed late: their length is estimated",
+        "",
+        "",
+    ),
+    cause(
+        "clr_events_refused",
+        "events of .NET processes dropped: more than a CPU takes at once",
         "",
         "",
     ),
@@ -191,8 +197,10 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     };
     let ring_full = engine.count(Counter::RingFull)
         + engine.count_of_waits(Counter::RingFull)
-        + engine.count_of_threads(Counter::RingFull);
+        + engine.count_of_threads(Counter::RingFull)
+        + engine.count_of_clr_events(Counter::RingFull);
     add("ring_full", ring_full);
+    add("clr_events_refused", engine.clr_events_refused());
     add("waits_without_end", engine.waits.endless);
     add("waits_refused", engine.waits.refused);
     let passes = engine.pass_figures();

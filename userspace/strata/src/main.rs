@@ -165,6 +165,7 @@ fn record(args: RecordArgs) -> Result<i32> {
         split_by_pid: args.output.split_by_pid,
         open: args.output.open,
         signatures: args.output.signatures,
+        exception_messages: !args.how.no_exception_messages,
         table_memory: u64::from(args.how.table_memory) << 20,
         outputs,
         default_names,
@@ -275,6 +276,7 @@ fn probe() -> Result<String, String> {
         threads_of: None,
         off_cpu: None,
         wall: false,
+        clr_events: false,
     };
     let programs = Programs::load(settings).map_err(|error| error.to_string())?;
     let loaded = format!("loaded for {} CPUs", programs.cpus().len());
@@ -283,6 +285,7 @@ fn probe() -> Result<String, String> {
     let further = [
         ("off-CPU time", Settings { off_cpu: Some(1), ..settings }),
         ("wall-clock time and `strata stacks` (Linux 5.18)", Settings { wall: true, ..settings }),
+        ("events of .NET processes", Settings { clr_events: true, ..settings }),
     ];
     let refused = further.into_iter().filter_map(|(what, settings)| {
         let error = Programs::load(settings).err()?;

@@ -9,12 +9,14 @@ mod table;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use strata_bridge_protocol::clr_event::kind;
+
 use crate::com::{E_FAIL, E_NOINTERFACE, E_POINTER, Guid, HResult, IUNKNOWN, S_OK};
 use crate::compilations::Code;
 use crate::lifecycle;
 use crate::methods::{self, Reason};
 use crate::session::Session;
-use crate::{domains, modules, tasks, threads};
+use crate::{domains, exceptions, modules, pipe, tasks, threads};
 
 pub use table::CALLBACK;
 
@@ -297,6 +299,43 @@ unsafe extern "C" fn thread_assigned_to_os_thread(
 unsafe extern "C" fn thread_destroyed(_this: *mut c_void, thread: usize) -> HResult {
     lifetime(|session| session.count_awaited(session.lifetimes().thread_destroyed(thread)));
     event(|session| threads::destroyed(session, thread))
+}
+
+/// The thread is in cooperative mode: the object stays where it is until this returns, and a
+/// collection waits for it.
+unsafe extern "C" fn exception_thrown(_this: *mut c_void, object: usize) -> HResult {
+    event(|session| {
+        if session.events().wants(kind::EXCEPTION) {
+            // SAFETY: the runtime passes the thrown object, and the thread is in cooperative mode.
+            unsafe { exceptions::thrown(session, object) };
+        }
+    })
+}
+
+/// Of a session that the bridge has opened; the thread may be in cooperative mode.
+unsafe extern "C" fn event_pipe_event_delivered(
+    _this: *mut c_void,
+    _provider: usize,
+    id: u32,
+    version: u32,
+    _metadata_size: u32,
+    _metadata: *const u8,
+    size: u32,
+    data: *const u8,
+    _activity: *const Guid,
+    _related: *const Guid,
+    _thread: usize,
+    _frame_count: u32,
+    _frames: *const usize,
+) -> HResult {
+    event(|session| {
+        if data.is_null() || !session.is_telling() {
+            return;
+        }
+        // SAFETY: the runtime passes that many bytes, which live during the call.
+        let data = unsafe { std::slice::from_raw_parts(data, size as usize) };
+        pipe::delivered(session, id, version, data);
+    })
 }
 
 unsafe extern "C" fn thread_name_changed(

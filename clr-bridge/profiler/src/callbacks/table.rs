@@ -46,6 +46,7 @@ mod slot {
     pub const THREAD_ASSIGNED_TO_OS_THREAD: usize = 31;
     pub const RUNTIME_SUSPEND_STARTED: usize = 42;
     pub const RUNTIME_RESUME_FINISHED: usize = 46;
+    pub const EXCEPTION_THROWN: usize = 54;
     // ICorProfilerCallback2: 72 to 79
     pub const THREAD_NAME_CHANGED: usize = 72;
     // ICorProfilerCallback3: 80 to 82
@@ -60,6 +61,7 @@ mod slot {
     // ICorProfilerCallback9
     pub const DYNAMIC_METHOD_UNLOADED: usize = 94;
     // ICorProfilerCallback10: 95 and 96
+    pub const EVENT_PIPE_EVENT_DELIVERED: usize = 95;
     // ICorProfilerCallback11
     pub const LOAD_AS_NOTIFICATION_ONLY: usize = 97;
 }
@@ -92,6 +94,7 @@ static TABLE: Table = table! {
     THREAD_ASSIGNED_TO_OS_THREAD => thread_assigned_to_os_thread,
     RUNTIME_SUSPEND_STARTED => runtime_suspend_started,
     RUNTIME_RESUME_FINISHED => runtime_resume_finished,
+    EXCEPTION_THROWN => exception_thrown,
     THREAD_NAME_CHANGED => thread_name_changed,
     INITIALIZE_FOR_ATTACH => initialize_for_attach,
     PROFILER_ATTACH_COMPLETE => profiler_attach_complete,
@@ -99,6 +102,7 @@ static TABLE: Table = table! {
     REJIT_COMPILATION_FINISHED => rejit_compilation_finished,
     DYNAMIC_METHOD_JIT_COMPILATION_FINISHED => dynamic_method_jit_compilation_finished,
     DYNAMIC_METHOD_UNLOADED => dynamic_method_unloaded,
+    EVENT_PIPE_EVENT_DELIVERED => event_pipe_event_delivered,
     LOAD_AS_NOTIFICATION_ONLY => load_as_notification_only,
 };
 

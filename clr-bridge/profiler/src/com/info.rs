@@ -71,6 +71,24 @@ pub struct ClassInfo {
     pub arguments: u32,
 }
 
+/// `COR_FIELD_OFFSET` (cor.h).
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct FieldPlace {
+    pub token: u32,
+    pub offset: u32,
+}
+
+/// `COR_PRF_EVENTPIPE_PROVIDER_CONFIG` (corprof.idl).
+#[repr(C)]
+#[derive(Debug)]
+pub struct Provider {
+    pub name: *const u16,
+    pub keywords: u64,
+    pub level: u32,
+    pub filter: *const u16,
+}
+
 /// A dynamic method as the runtime knows it. The signature lives as long as the method.
 #[derive(Clone, Copy)]
 pub struct DynamicFunction {
@@ -134,6 +152,12 @@ impl Info {
     }
 
     // ICorProfilerInfo
+
+    pub fn class_of_object(self, object: usize) -> Option<usize> {
+        let mut class = 0;
+        good(call!(self, 1, 3, (usize, *mut usize), object, &mut class))?;
+        (class != 0).then_some(class)
+    }
 
     pub fn thread_os_id(self, thread: usize) -> Option<u32> {
         let mut id = 0;
@@ -243,6 +267,43 @@ impl Info {
         Some(info)
     }
 
+    /// The base class; `None` for `System.Object`, and for what is no class.
+    pub fn base_class(self, class: usize) -> Option<usize> {
+        let (mut module, mut token, mut parent, mut arguments) = (0, 0, 0, 0);
+        good(call!(
+            self,
+            2,
+            41,
+            (usize, *mut usize, *mut u32, *mut usize, u32, *mut u32, *mut usize),
+            class,
+            &mut module,
+            &mut token,
+            &mut parent,
+            0,
+            &mut arguments,
+            std::ptr::null_mut()
+        ))?;
+        (parent != 0).then_some(parent)
+    }
+
+    /// The fields of a class itself and their places in an object: how many, the first ones into
+    /// `fields`.
+    pub fn class_fields(self, class: usize, fields: &mut [FieldPlace]) -> Option<usize> {
+        let (mut count, mut size) = (0, 0);
+        good(call!(
+            self,
+            2,
+            40,
+            (usize, *mut FieldPlace, u32, *mut u32, *mut u32),
+            class,
+            fields.as_mut_ptr(),
+            u32::try_from(fields.len()).unwrap_or(u32::MAX),
+            &mut count,
+            &mut size
+        ))?;
+        Some((count as usize).min(fields.len()))
+    }
+
     pub fn thread_app_domain(self, thread: usize) -> Option<usize> {
         let mut app_domain = 0;
         good(call!(self, 2, 48, (usize, *mut usize), thread, &mut app_domain))?;
@@ -254,6 +315,13 @@ impl Info {
     /// Asks the runtime to unload the profiler once no callback runs any more.
     pub fn request_detach(self, milliseconds: u32) -> HResult {
         call!(self, 3, 58, (u32), milliseconds).unwrap_or(super::E_FAIL)
+    }
+
+    /// Where the length and the units of a string object lie in it.
+    pub fn string_places(self) -> Option<(u32, u32)> {
+        let (mut length, mut units) = (0, 0);
+        good(call!(self, 3, 60, (*mut u32, *mut u32), &mut length, &mut units))?;
+        Some((length, units))
     }
 
     pub fn modules(self) -> Option<Interface> {
@@ -470,6 +538,30 @@ impl Info {
         ))?;
         Some(count as usize)
     }
+
+    // ICorProfilerInfo12
+
+    /// Opens a session of the runtime's events.
+    pub fn start_event_session(self, provider: &Provider) -> Option<u64> {
+        let mut session = 0;
+        good(call!(
+            self,
+            12,
+            101,
+            (u32, *const Provider, i32, *mut u64),
+            1,
+            provider,
+            0,
+            &mut session
+        ))?;
+        (session != 0).then_some(session)
+    }
+
+    pub fn stop_event_session(self, session: u64) -> Option<()> {
+        good(call!(self, 12, 103, (u64), session))
+    }
+
+    // ICorProfilerInfo9
 
     /// Code ranges of the code that starts at an address.
     pub fn code_at(self, start: usize, ranges: &mut [CodeRange]) -> Option<usize> {

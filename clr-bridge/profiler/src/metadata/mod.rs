@@ -115,6 +115,13 @@ impl Metadata {
         }
     }
 
+    pub fn field_name(&self, token: u32) -> Option<&'static str> {
+        match self {
+            Metadata::Mapped(tables) => tables.field_name(token),
+            Metadata::Importer(_) => None,
+        }
+    }
+
     pub fn method_signature(&self, token: u32) -> Option<&'static [u8]> {
         match self {
             Metadata::Mapped(tables) => tables.method_signature(token),

@@ -63,6 +63,10 @@ impl<'a> Tables<'a> {
         self.reader().method_name(token).map(valid_part)
     }
 
+    pub fn field_name(&self, token: u32) -> Option<&'a str> {
+        self.reader().field_name(token).map(valid_part)
+    }
+
     pub fn method_signature(&self, token: u32) -> Option<&'a [u8]> {
         self.reader().method_signature(token)
     }

@@ -10,6 +10,9 @@ pub const SAVED_EXTRA: usize = 240;
 /// What [`is_user`] and [`is_native`] look at: PSTATE.
 pub const SAVED_MODE: usize = 264;
 
+/// The first argument of a function: X0.
+pub const SAVED_ARGUMENT: usize = 0;
+
 /// The system call's number, or something negative outside of one (32 bits): `syscallno`.
 pub const SAVED_SYSCALL: usize = 280;
 

@@ -11,6 +11,9 @@ pub const SAVED_EXTRA: usize = 40;
 /// What [`is_user`] and [`is_native`] look at: CS.
 pub const SAVED_MODE: usize = 136;
 
+/// The first argument of a function (System V ABI): RDI.
+pub const SAVED_ARGUMENT: usize = 112;
+
 /// The system call's number, or something negative outside of one (32 bits): ORIG_RAX.
 pub const SAVED_SYSCALL: usize = 120;
 

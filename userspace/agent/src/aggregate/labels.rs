@@ -65,6 +65,10 @@ impl LabelSets {
         set.map(|set| &**set).unwrap_or_default()
     }
 
+    pub(super) fn count(&self) -> usize {
+        self.sets.len()
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.bytes + self.sets.len() * 48
     }

@@ -9,14 +9,16 @@ use strata_abi::record::{
 };
 use strata_abi::rule::Packed;
 use strata_abi::tables::Extent;
+use strata_bridge_protocol::clr_event::Block;
 use strata_kinds::Kind;
 use strata_unwind::unwinder::{self, Lookup};
 
 use super::Engine;
+use super::clr_events;
 use super::loading::Missing;
 use super::samples::{Sample, address_of, domain_read, is_caller, whole};
 use super::waits::Stack;
-use crate::aggregate::{self, ThreadKey, Words};
+use crate::aggregate::{self, LabelsId, ThreadKey, Words};
 use crate::processes::table::{ImageId, Space};
 use crate::tables::extents;
 
@@ -32,12 +34,15 @@ struct Raw {
     registers: unwinder::Registers,
     code: strata_abi::epilogue::Code,
     stack: Box<[u8]>,
+    /// Of an event of the CLR.
+    event: Option<Box<Block>>,
 }
 
 impl Raw {
     /// What it takes while it waits.
     fn bytes(&self) -> usize {
-        size_of::<Self>() + size_of_val(&*self.kernel) + self.stack.len()
+        let event = self.event.as_ref().map_or(0, |event| size_of_val(&**event));
+        size_of::<Self>() + size_of_val(&*self.kernel) + self.stack.len() + event
     }
 }
 
@@ -160,6 +165,7 @@ impl Engine {
             registers,
             code,
             stack,
+            event: clr_events::block_of(&sample).map(Box::new),
         };
         if self.managed.expects(image)
             && self.pending.has_enough_of(header.pid)
@@ -297,6 +303,14 @@ impl Engine {
             self.settle_wait(raw.header.tid, raw.header.time, stack);
             return;
         }
+        let (user, labels, (weight, value)) = match &raw.event {
+            Some(block) => (
+                clr_events::below_the_bridge(user, space),
+                clr_events::labels(raw.kind, block, &mut self.aggregate),
+                clr_events::amounts(raw.kind, block, &raw.header),
+            ),
+            None => (user, LabelsId::NONE, (raw.header.weight, raw.header.value)),
+        };
         let words = Words {
             kernel: &raw.kernel,
             user,
@@ -305,7 +319,9 @@ impl Engine {
             era,
         };
         let whose = (raw.image, raw.domain);
-        self.add_whole(&whole(raw.kind, &raw.header, whose, words, space), &raw.header, true, true);
+        let sample = whole(raw.kind, &raw.header, whose, words, space);
+        let sample = aggregate::Sample { labels, weight, value, ..sample };
+        self.add_whole(&sample, &raw.header, true, true);
     }
 }
 
@@ -332,6 +348,7 @@ mod tests {
             registers: [0; 17],
             code: [0; 4],
             stack: vec![0; bytes].into(),
+            event: None,
         }
     }
 

@@ -6,6 +6,7 @@
 //! - [`repairing`]: re-reads processes after their events were lost.
 //! - [`samples`]: turns records into samples. `deferred`: samples that wait for their tables.
 //! - `turning`: one turn of the loop. `state`: the engine's own state.
+//! - `clr_events`: events of the CLR: probes, and samples with labels.
 //! - [`eviction`]: evicts tables and drops ended processes; periodic maintenance.
 //! - [`stalled_cpus`]: detects CPUs whose sampling event has stalled.
 //! - `passes`: runs passes over threads. [`wall`]: turns their records into elapsed time.
@@ -18,6 +19,7 @@
 //!
 //! Invariant: nothing here waits. Files, tables and symbols arrive as messages.
 
+mod clr_events;
 mod deferred;
 mod eviction;
 pub mod loading;
@@ -92,6 +94,8 @@ pub struct Options {
     pub own_pid: u32,
     /// What strata may do to .NET processes.
     pub managed: managed::Policy,
+    /// Exceptions have their messages.
+    pub messages: bool,
     /// Names of .NET methods have the types of their parameters.
     pub signatures: bool,
 }
@@ -116,8 +120,8 @@ pub struct Engine {
     /// With wall-clock time.
     wall: Option<Wall>,
     passes: Passes,
-    /// The next record of each ring: CPU samples, waits, threads.
-    heads: [Option<OwnedSample>; 3],
+    /// The next record of each ring: CPU samples, waits, threads, events of the CLR.
+    heads: [Option<OwnedSample>; 4],
     eviction: Eviction,
     turn: Turn,
     sampling: Sampling,
@@ -160,6 +164,11 @@ impl Engine {
             started: 0,
             stalled: stalled_cpus::Watch::default(),
         };
+        let mut managed = Managed::new(options.managed, options.signatures);
+        managed.want_events(managed::events::Wanted {
+            kinds: options.kinds,
+            messages: options.messages,
+        });
         Ok(Self {
             programs,
             events: Events { sideband, in_order: InOrder::default(), drained: Vec::new() },
@@ -171,14 +180,14 @@ impl Engine {
             credentials: AllCredentials::default(),
             selection,
             aggregate: Aggregate::new(options.times),
-            managed: Managed::new(options.managed, options.signatures),
+            managed,
             rates: Rates::new(&options.frequencies),
             newcomers: None,
             pending: Pending::new(options.waiting_memory),
             waits,
             wall,
             passes: Passes::new(options.frequencies.of(Kind::Wall)),
-            heads: [None, None, None],
+            heads: [None, None, None, None],
             eviction: Eviction::new(),
             turn: Turn { now: Instant::now(), has_more: false, took_some: false },
             sampling,
@@ -462,6 +471,16 @@ impl Engine {
     /// yet.
     pub fn stacks_followed(&self) -> u64 {
         self.pending.followed
+    }
+
+    /// A counter of the CLR's events.
+    pub fn count_of_clr_events(&self, counter: Counter) -> u64 {
+        self.programs.count_of_clr_events(counter as usize)
+    }
+
+    /// Events of the CLR that the kernel did not take.
+    pub fn clr_events_refused(&self) -> u64 {
+        self.programs.clr_events_refused()
     }
 
     /// A counter of the off-CPU sampler.

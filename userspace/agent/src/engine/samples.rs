@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use strata_abi::record::{
-    ENDED_WORDS, End, FLAG_CONTEXT, FLAG_KERNEL_CUT, FLAG_THREAD, FLAG_WAIT, FORM_ENDED, FORM_RAW,
-    FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header, MAX_KERNEL_FRAMES, RAW_STACK_WORD,
-    SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL, THREAD_WORDS, WAIT_WORDS,
+    ENDED_WORDS, EVENT_WORDS, End, FLAG_CONTEXT, FLAG_EVENT, FLAG_KERNEL_CUT, FLAG_THREAD,
+    FLAG_WAIT, FORM_ENDED, FORM_RAW, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header,
+    MAX_KERNEL_FRAMES, RAW_STACK_WORD, SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL, THREAD_WORDS,
+    WAIT_WORDS,
 };
 use strata_kinds::{Kind, Kinds};
 
 use super::Engine;
+use super::clr_events;
 use super::waits::Stack;
 use super::wall::Whole;
 use crate::aggregate::{self, LabelsId, ThreadKey, Words};
@@ -32,14 +34,19 @@ pub struct OwnedSample {
 }
 
 impl Sample<'_> {
-    /// The state and the system call of a thread that begins to wait.
-    pub(super) fn wait(&self) -> Option<(u64, u64)> {
+    /// The words after the frames or the copied stack.
+    pub(super) fn after_the_stack(&self) -> Option<&[u64]> {
         let Header { kernel_frames, user_frames, stack_bytes, form, .. } = self.header;
         let at = match form {
             FORM_RAW => RAW_STACK_WORD + stack_bytes as usize / 8,
             _ => usize::from(kernel_frames) + usize::from(user_frames),
         };
-        match self.words.get(at..at + WAIT_WORDS) {
+        self.words.get(at..)
+    }
+
+    /// The state and the system call of a thread that begins to wait.
+    pub(super) fn wait(&self) -> Option<(u64, u64)> {
+        match self.after_the_stack()?.first_chunk::<WAIT_WORDS>() {
             Some(&[state, syscall]) => Some((state, syscall)),
             _ => None,
         }
@@ -81,6 +88,8 @@ pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
     let needed = needed + if is_wait { WAIT_WORDS } else { 0 };
     let is_thread = header.flags & FLAG_THREAD != 0;
     let needed = needed + if is_thread { THREAD_WORDS } else { 0 };
+    let is_event = header.flags & FLAG_EVENT != 0;
+    let needed = needed + if is_event { EVENT_WORDS } else { 0 };
     let kernel = usize::from(header.kernel_frames);
     (kernel <= MAX_KERNEL_FRAMES && needed <= words.len()).then_some(Sample { header, words })
 }
@@ -156,6 +165,15 @@ impl Engine {
             self.take_thread(sample, thread, Stack { user, end, era, space });
             return;
         }
+        let block = clr_events::block_of(&sample);
+        let (user, labels, (weight, value)) = match &block {
+            Some(block) => (
+                clr_events::below_the_bridge(user, &space),
+                clr_events::labels(kind, block, &mut self.aggregate),
+                clr_events::amounts(kind, block, &header),
+            ),
+            None => (user, LabelsId::NONE, (header.weight, header.value)),
+        };
         let words = Words {
             kernel: sample.words.get(..kernel).unwrap_or_default(),
             user,
@@ -163,12 +181,9 @@ impl Engine {
             flags: header.flags & FLAG_KERNEL_CUT,
             era: self.managed.era_of(image),
         };
-        self.add_whole(
-            &whole(kind, &header, (image, domain), words, &space),
-            &header,
-            is_kept,
-            false,
-        );
+        let sample = whole(kind, &header, (image, domain), words, &space);
+        let sample = aggregate::Sample { labels, weight, value, ..sample };
+        self.add_whole(&sample, &header, is_kept, false);
     }
 
     /// A sample with its stack: as one of its kind, and as a stack of wall-clock time.

@@ -47,6 +47,7 @@ impl Engine {
             &self.aggregate,
             &mut self.processes.dirty,
         );
+        self.attach_events();
         self.publish_dirty();
         self.settle_pending(false);
         self.repair();
@@ -57,7 +58,7 @@ impl Engine {
     /// The next record of all rings, in the order of time.
     fn next_sample(&mut self) -> Option<OwnedSample> {
         let Self { programs, heads, figures, .. } = self;
-        let [cpu, wait, thread] = heads;
+        let [cpu, wait, thread, event] = heads;
         while cpu.is_none() {
             let Some(record) = programs.next_record() else { break };
             // The record borrows the ring: it is kept aside while events are applied.
@@ -73,6 +74,11 @@ impl Engine {
             let Some(record) = programs.next_thread() else { break };
             *thread = samples::parse(&record).map(|sample| sample.to_owned());
             figures.malformed_records += u64::from(thread.is_none());
+        }
+        while event.is_none() {
+            let Some(record) = programs.next_clr_event() else { break };
+            *event = samples::parse(&record).map(|sample| sample.to_owned());
+            figures.malformed_records += u64::from(event.is_none());
         }
         let first = heads.iter_mut().filter(|head| head.is_some());
         first.min_by_key(|head| head.as_ref().map(OwnedSample::time))?.take()

@@ -3,6 +3,7 @@
 //! - [`loader`]: the only module that knows aya: loads the programs, owns the maps.
 //! - [`introspect`]: what programs and maps use; [`type_info`]: the kernel's own types.
 //! - [`memory`]: segments and other mmapable maps as plain memory.
+//! - [`probes`]: a program at an address of one process.
 //! - [`sideband`]: perf events about processes (MMAP2, COMM, FORK, EXIT), and [`perf_record`],
 //!   the parser of their records.
 //! - [`thread_reader`]: the process that reads the iterator over threads.
@@ -12,6 +13,7 @@ pub mod introspect;
 pub mod loader;
 pub mod memory;
 pub mod perf_record;
+pub mod probes;
 pub mod sideband;
 pub mod thread_reader;
 pub mod type_info;

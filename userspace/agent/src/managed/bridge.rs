@@ -13,6 +13,7 @@ use strata_clr::session::{Budget, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
 
 use super::maps_reader::MapsReader;
+use crate::kernel::probes::Probe;
 use crate::processes::table::ImageId;
 
 /// The most concurrent attaches.
@@ -170,7 +171,7 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
             opened.map(|session| (session, false)).map_err(AttachError::from)
         };
         match outcome {
-            Ok((session, loaded)) => return Ok(Bridge { session, loaded }),
+            Ok((session, loaded)) => return Ok(Bridge { session, loaded, probe: None }),
             Err(error) if error.may_pass() && !deadline.has_passed() => {
                 std::thread::sleep(RETRY);
             }
@@ -221,6 +222,8 @@ pub struct Bridge {
     session: Session,
     /// strata has loaded it, and detaches it.
     loaded: bool,
+    /// Where it reports events; removed after it.
+    probe: Option<Probe>,
 }
 
 impl Bridge {
@@ -286,6 +289,19 @@ impl Bridge {
     /// The AppDomain that a thread has published, by its number inside the process's namespace.
     pub fn app_domain_of(&self, tid: u32) -> Option<u64> {
         self.session.app_domain_of(tid).filter(|domain| *domain != 0)
+    }
+
+    /// The address of the function that it calls with events, and the kinds of them that it has: claims
+    /// of the process. 0: it is of a version without.
+    pub fn events(&self) -> (u64, u64) {
+        let status = self.session.status();
+        (status.event_function, status.event_kinds)
+    }
+
+    /// From now on it reports events, and the probe passes them on.
+    pub fn report_events(&mut self, probe: Probe, wishes: u64) -> Result<(), SessionError> {
+        self.probe = Some(probe);
+        self.session.wish_for_events(wishes)
     }
 
     pub fn ask_address(&mut self, address: u64) {

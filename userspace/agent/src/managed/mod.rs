@@ -6,6 +6,7 @@
 //! - `code_reader`: reads the code of sampled methods.
 //! - [`code`]: the code that a runtime has generated: which method lies where, and how it is
 //!   unwound.
+//! - [`events`]: exceptions and other events of the runtime.
 //! - [`names`]: from a method's metadata to its display name.
 //! - [`stubs`]: the names of the runtime's own generated code.
 //! - [`target`]: one process: the state of its bridge, and the samples of its code.
@@ -20,6 +21,7 @@
 pub mod bridge;
 pub mod code;
 mod code_reader;
+pub mod events;
 mod maps_reader;
 pub mod names;
 pub mod runtime;
@@ -79,6 +81,8 @@ pub struct Totals {
     pub methods: u64,
     /// By pid: the reason why not.
     pub refused: Vec<(u32, String)>,
+    /// By pid: why there are no events of it, or not of every kind.
+    pub without_events: Vec<(u32, String)>,
     /// Records that were lost in a process or refused here.
     pub lost: u64,
 }
@@ -109,6 +113,9 @@ pub struct Managed {
     lost_before: u64,
     /// The process that the next turn begins with, and whether the last turn was cut short.
     next: ImageId,
+    /// The events wanted of every process that is attached to, or of those decided on
+    /// ([`Self::want_events`]).
+    events: events::Wanted,
     has_more: bool,
     turned: Instant,
 }
@@ -168,6 +175,7 @@ impl Managed {
             detached: 0,
             lost_before: 0,
             next: ImageId(0),
+            events: events::Wanted::default(),
             has_more: false,
             turned: Instant::now(),
         }
@@ -269,7 +277,10 @@ impl Managed {
     fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
         self.left(pid);
         self.bridges.reach(pid, image, attach);
-        let target = Target::new(pid, self.budget.min(runtime::MAX_BYTES));
+        let mut target = Target::new(pid, self.budget.min(runtime::MAX_BYTES));
+        if self.policy != Policy::AsTold {
+            target.events.wanted = self.events;
+        }
         if let Some(before) = self.targets.insert(image, target) {
             self.lost_before += before.lost_in_all();
         }
@@ -720,6 +731,9 @@ impl Managed {
         for target in self.targets.values() {
             totals.methods += target.runtime.methods();
             totals.lost += target.lost_in_all();
+            if let Some(why) = target.events.missing() {
+                totals.without_events.push((target.pid, why));
+            }
             if let State::Refused(refusal) = &target.state {
                 let map =
                     if refusal.writes_perf_map { "; its perf map is read instead" } else { "" };

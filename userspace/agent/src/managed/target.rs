@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::bridge::{Bridge, Refusal};
 use super::code_reader::{CodeReader, Place};
+use super::events::Events;
 use super::maps_reader::MapsReader;
 use super::runtime::Runtime;
 use super::stubs;
@@ -61,6 +62,8 @@ pub(super) struct Target {
     pub nameless: Vec<(u64, u32)>,
     /// Code of sampled methods that is to be read ([`Self::read_wanted_code`]).
     wanted_code: Vec<Place>,
+    /// Its events: which are wanted, and how far that is.
+    pub events: Events,
     pub ended: Option<Instant>,
     /// Threads by their tid outside: their tid inside the process's namespace.
     pub inner_tids: HashMap<u32, u32>,
@@ -134,6 +137,7 @@ impl Target {
             sampled: Vec::new(),
             nameless: Vec::new(),
             wanted_code: Vec::new(),
+            events: Events::default(),
             ended: None,
             inner_tids: HashMap::new(),
             cut_off: 0,

@@ -84,6 +84,9 @@ pub struct HowArgs {
     /// Keep the time of every sample even if no output needs it (Firefox and .perf outputs do)
     #[arg(long)]
     pub timeline: bool,
+    /// Leave the messages of .NET exceptions out: they may name users and what they ask for
+    #[arg(long)]
+    pub no_exception_messages: bool,
     /// Kernel memory for unwind tables, in MB
     #[arg(long, value_name = "MB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=4096))]
     pub table_memory: u32,

@@ -89,7 +89,11 @@ mod tests {
     fn kinds_are_named_by_the_table_and_what_is_not_sampled_is_refused() {
         assert_eq!(parse_events("cpu"), Ok(Kinds::NONE.with(Kind::Cpu, true)));
         let refused = parse_events("cpu,heap").expect_err("no sampler");
-        assert_eq!(refused, "not sampled yet: heap; this version samples cpu, wall, off_cpu");
+        assert_eq!(
+            refused,
+            "not sampled yet: heap; this version samples cpu, wall, off_cpu, exceptions, locks, \
+             allocations"
+        );
         let unknown = parse_events("cycles").expect_err("no kind");
         assert!(unknown.contains("exceptions, locks"), "{unknown}");
         assert_eq!(parse_kind_patterns("alloc,off-cpu"), Ok("allocations,off_cpu".to_owned()));

@@ -39,6 +39,7 @@ use strata_agent::kernel::introspect::{self, RunTimeStatistics};
 use strata_agent::kernel::loader::Settings;
 use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
+use strata_agent::managed::events::KINDS as CLR_EVENTS;
 use strata_agent::selection::Wanted;
 use strata_export::pipeline::{Hooks, Pipeline, PipelineSettings, PoolSettings, StoreSettings};
 use strata_store::{Store, StoreError};
@@ -187,6 +188,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             threads_of: None,
             off_cpu: kinds.contains(Kind::OffCpu).then_some(OFF_CPU_SHARE),
             wall: kinds.contains(Kind::Wall),
+            clr_events: !kinds.and(CLR_EVENTS).is_empty(),
         },
         wanted: Wanted::default(),
         // Which kinds of a process are kept is decided when its identity is known.
@@ -197,6 +199,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         waiting_memory: budget.stacks,
         own_pid: own_pid(&configuration),
         managed: Policy::AsTold,
+        messages: configuration.exception_messages.value,
         signatures: false,
     })?;
     engine.newcomers = Some(Vec::new());
@@ -399,6 +402,8 @@ impl Daemon {
                 continue;
             }
             let decided = who.as_ref().and_then(|who| who.decision.bridge);
+            let types = who.as_ref().map(|who| who.identity.types.on);
+            let kinds = types.unwrap_or(configuration.types.value);
             let is_wanted = who.is_none_or(|who| who.decision.choice.enabled != Some(false));
             let policy = match decided.unwrap_or(configuration.bridge.value) {
                 _ if !is_wanted => Policy::Off,
@@ -411,6 +416,7 @@ impl Daemon {
                 },
             };
             self.engine.managed.admit(image, policy);
+            self.engine.managed.want_events_of(image, kinds);
         }
     }
 

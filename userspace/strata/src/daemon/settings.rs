@@ -4,6 +4,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use strata_agent::managed::events::KINDS as CLR_EVENTS;
 use strata_config::{Configuration, Flag, Inputs, Loaded};
 use strata_export::datadog::DEFAULT_SOCKET;
 use strata_kinds::{Frequencies, Kind, Kinds};
@@ -128,13 +129,14 @@ pub fn exports_times(configuration: &Configuration) -> bool {
     configuration.exporters.iter().any(|exporter| exporter.timestamps.value)
 }
 
-/// The kinds that some process may be sampled by. Wall-clock and off-CPU time have samplers of their own,
-/// which must be chosen; the environment of a process may switch the others.
+/// The kinds that some process may be sampled by. Wall-clock and off-CPU time and events of the CLR have
+/// programs of their own, which must be chosen; the environment of a process may switch the others.
 pub fn sampled_kinds(configuration: &Configuration) -> Kinds {
     let rules = configuration.rules.iter().filter_map(|rule| rule.types.value);
     let chosen = rules.fold(configuration.types.value, Kinds::or);
-    let is_costly = |kind| matches!(kind, Kind::Wall | Kind::OffCpu);
-    Kinds::sampled().iter().filter(|kind| chosen.contains(*kind) || !is_costly(*kind)).collect()
+    let costly = CLR_EVENTS.with(Kind::Wall, true).with(Kind::OffCpu, true);
+    let is_sampled = |kind: &Kind| chosen.contains(*kind) || !costly.contains(*kind);
+    Kinds::sampled().iter().filter(is_sampled).collect()
 }
 
 /// The kinds of which the time of every sample is kept, for the store or an exporter: according to

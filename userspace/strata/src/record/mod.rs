@@ -60,6 +60,8 @@ pub struct Plan {
     /// The flame graph is opened in a browser.
     pub open: bool,
     pub signatures: bool,
+    /// Exceptions have their messages.
+    pub exception_messages: bool,
     pub outputs: Vec<(PathBuf, Format)>,
     /// The outputs' names were not chosen: another file of such a name is kept.
     pub default_names: bool,

@@ -204,6 +204,9 @@ impl Report<'_> {
             let more = totals.refused.len() - MOST;
             writeln!(out, "  and {more} more (`strata ps` lists them)")?;
         }
+        for (pid, why) in totals.without_events.iter().take(MOST) {
+            writeln!(out, "  process {pid} has no events: {}", sanitize_for_terminal(why))?;
+        }
         Ok(())
     }
 
@@ -311,12 +314,16 @@ impl Report<'_> {
         let totals = self.engine.managed.totals();
         let refused: Vec<Value> =
             totals.refused.iter().map(|(pid, why)| json!({ "pid": pid, "reason": why })).collect();
+        let without_events: Vec<Value> = { totals.without_events.iter() }
+            .map(|(pid, why)| json!({ "pid": pid, "reason": why }))
+            .collect();
         json!({
             "attached": totals.attached,
             "loaded": totals.loaded,
             "detached": totals.detached,
             "methods": totals.methods,
             "refused": refused,
+            "without_events": without_events,
         })
     }
 
@@ -358,6 +365,9 @@ impl Report<'_> {
             "woken": used("woken"),
             "waits": engine.count_of_waits(Counter::Samples),
             "raw_waits": engine.count_of_waits(Counter::Raw),
+            "clr_event": used("clr_event"),
+            "clr_events": engine.count_of_clr_events(Counter::Samples),
+            "raw_clr_events": engine.count_of_clr_events(Counter::Raw),
             "samples": engine.count(Counter::Samples),
             "idle": engine.count(Counter::Idle),
             "raw": engine.count(Counter::Raw),

@@ -22,6 +22,7 @@ use strata_agent::kernel::introspect;
 use strata_agent::kernel::loader::Settings;
 use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
+use strata_agent::managed::events::KINDS as CLR_EVENTS;
 use strata_agent::selection::Wanted;
 
 /// A recording that has ended, not yet symbolized.
@@ -112,6 +113,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
             threads_of: None,
             off_cpu: plan.kinds.contains(Kind::OffCpu).then_some(OFF_CPU_SHARE),
             wall: plan.kinds.contains(Kind::Wall),
+            clr_events: !plan.kinds.and(CLR_EVENTS).is_empty(),
         },
         wanted: wanted(plan),
         kinds: plan.kinds,
@@ -121,6 +123,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         waiting_memory: WAITING_MEMORY,
         own_pid: std::process::id(),
         managed: plan.managed,
+        messages: plan.exception_messages,
         signatures: plan.signatures,
     })?;
     // Counting costs a little, and only scripts and the curious look at it.

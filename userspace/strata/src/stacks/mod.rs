@@ -60,6 +60,7 @@ pub fn run(question: &Question) -> Result<i32> {
             threads_of: Some(pid),
             off_cpu: None,
             wall: false,
+            clr_events: false,
         },
         wanted,
         // The walk's records are of threads that run or wait.
@@ -70,6 +71,7 @@ pub fn run(question: &Question) -> Result<i32> {
         waiting_memory: 32 << 20,
         own_pid: std::process::id(),
         managed: question.managed,
+        messages: false,
         signatures: false,
     })?;
     engine.prepare(pid);

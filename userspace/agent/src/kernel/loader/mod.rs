@@ -1,7 +1,9 @@
 //! Loads the BPF programs and owns their maps: the only module that knows aya.
 //!
-//! Not every run needs [`off_cpu`], the off-CPU sampler, and [`threads`], the iterator over threads.
+//! Not every run needs [`off_cpu`], the off-CPU sampler, [`threads`], the iterator over threads, and
+//! [`clr_events`], events of the CLR.
 
+mod clr_events;
 mod off_cpu;
 mod threads;
 
@@ -21,7 +23,9 @@ use strata_abi::tables::{Pass, Process, SEGMENT_BYTES, SEGMENT_WORDS, Walking};
 
 use super::introspect::{self, ProgramUse};
 use super::memory::{MapMemory, RestingMemory};
+use super::probes::Probes;
 use super::type_info::{KernelTypes, TypeError};
+use clr_events::ClrEvents;
 use off_cpu::OffCpu;
 pub use threads::PassState;
 use threads::{ActivityOffsets, Threads};
@@ -81,6 +85,8 @@ pub enum LoadError {
     Walk(#[source] io::Error),
     #[error("walking threads failed: {0}")]
     Pass(#[source] io::Error),
+    #[error("there is no thread to attach probes with: {0}")]
+    Probes(#[source] io::Error),
     #[error("the online CPUs cannot be read from {0}")]
     Cpus(String),
 }
@@ -99,6 +105,8 @@ pub struct Settings {
     pub wall: bool,
     /// Waits are sampled, and may cost so many thousandths of a CPU.
     pub off_cpu: Option<u32>,
+    /// Events of the CLR are taken.
+    pub clr_events: bool,
 }
 
 #[repr(transparent)]
@@ -141,6 +149,8 @@ pub struct Programs {
     links: Vec<(u32, PerfEventLinkId)>,
     off_cpu: Option<OffCpu>,
     threads: Option<Threads>,
+    clr_events: Option<ClrEvents>,
+    probes: Option<Probes>,
 }
 
 impl Programs {
@@ -158,6 +168,7 @@ impl Programs {
         let tasks = (settings.off_cpu.is_some() || walks).then(TaskOffsets::read).transpose()?;
         let wanted_process = settings.threads_of.unwrap_or(0);
         let wait_budget = off_cpu::budget(settings.off_cpu.unwrap_or(0), possible_cpus);
+        let sets = clr_events::sets(possible_cpus);
         let mut loader = EbpfLoader::new();
         if let Some(tasks) = &tasks {
             loader
@@ -174,6 +185,9 @@ impl Programs {
         }
         if settings.off_cpu.is_some() {
             off_cpu::size(&mut loader, possible_cpus, settings.ring_bytes);
+        }
+        if settings.clr_events {
+            clr_events::size(&mut loader, possible_cpus, &sets, settings.ring_bytes);
         }
         let mut ebpf = loader
             .map_max_entries("SAMPLER_HOT", possible_cpus)
@@ -199,6 +213,12 @@ impl Programs {
             .map_err(|source| LoadError::Program { name: "forget_on_exec", source })?;
         let off_cpu = settings.off_cpu.map(|_| OffCpu::of(&mut ebpf)).transpose()?;
         let threads = walks.then(|| Threads::of(&mut ebpf, settings.wall)).transpose()?;
+        let (mut clr_events, mut probes) = (None, None);
+        if settings.clr_events {
+            let (events, program) = ClrEvents::of(&mut ebpf, possible_cpus)?;
+            clr_events = Some(events);
+            probes = Some(Probes::new(program).map_err(LoadError::Probes)?);
+        }
 
         Ok(Self {
             processes: map(&mut ebpf, "PROCESSES")?,
@@ -217,6 +237,8 @@ impl Programs {
             links: Vec::new(),
             off_cpu,
             threads,
+            clr_events,
+            probes,
         })
     }
 
@@ -420,6 +442,21 @@ impl Programs {
         self.threads.as_mut()?.records.next()
     }
 
+    /// As [`Self::records_fd`], of events of the CLR.
+    pub fn clr_events_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.clr_events.as_ref().map(|events| events.ring.as_fd())
+    }
+
+    /// The next record of an event of the CLR.
+    pub fn next_clr_event(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
+        self.clr_events.as_mut()?.ring.next()
+    }
+
+    /// Attaches the program of the CLR's events to processes.
+    pub fn probes(&mut self) -> Option<&mut Probes> {
+        self.probes.as_mut()
+    }
+
     pub fn set_process(&mut self, pid: u32, process: Process) -> Result<(), LoadError> {
         self.processes
             .insert(pid, ProcessValue(process), 0)
@@ -477,6 +514,16 @@ impl Programs {
             .filter_map(|cpu| self.hot.get(&cpu, 0).ok())
             .filter_map(|hot| hot.counters.get(counter).copied())
             .sum()
+    }
+
+    /// The same of the CLR's events.
+    pub fn count_of_clr_events(&self, counter: usize) -> u64 {
+        self.clr_events.as_ref().map_or(0, |events| events.count(counter))
+    }
+
+    /// Events of the CLR that were not taken.
+    pub fn clr_events_refused(&self) -> u64 {
+        self.clr_events.as_ref().map_or(0, |events| events.refused(self.possible_cpus))
     }
 
     /// The same of the off-CPU sampler.

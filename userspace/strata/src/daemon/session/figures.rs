@@ -112,6 +112,8 @@ impl Daemon {
     fn dotnet(&self) -> DotNet {
         let managed = &self.engine.managed;
         let totals = managed.totals();
+        let without_events = totals.without_events.into_iter();
+        let without_events = without_events.map(|(pid, why)| (pid, format!("no events: {why}")));
         DotNet {
             attached: totals.attached,
             detached: totals.detached,
@@ -121,6 +123,7 @@ impl Daemon {
             refused: totals
                 .refused
                 .into_iter()
+                .chain(without_events)
                 .map(|(pid, why)| RefusedProcess { pid, why })
                 .collect(),
         }

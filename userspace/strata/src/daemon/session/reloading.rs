@@ -71,7 +71,12 @@ impl Daemon {
             );
         }
         if sampled_kinds(&configuration) != sampled_kinds(old) {
-            tracing::warn!("wall and off_cpu among types begin and end with a restart only");
+            tracing::warn!(
+                "wall, off_cpu and events of .NET among types begin and end with a restart only"
+            );
+        }
+        if configuration.exception_messages.value != old.exception_messages.value {
+            tracing::warn!("dotnet.exception_messages changes with a restart only");
         }
         if budget.tables != self.memory.budget.tables {
             self.engine.store.segments.set_limit(budget.tables);

@@ -1,0 +1,170 @@
+//! Events of the runtime's with the stack of their thread.
+//!
+//! A callback calls [`report`], which calls an empty function with the address of what there is to say.
+//! strata has a probe there while it wants events: its BPF program walks the calling thread's stack,
+//! with the rules that samples of the CPU have too. Without a probe the call costs a nanosecond.
+//!
+//! **Invariant:** an event costs the same bounded time whatever strata does: it is counted against a
+//! budget first ([`crate::sampling`]), and nothing waits for a reader.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use strata_bridge_protocol::clr_event::{Block, ClrEvent, kind};
+use strata_bridge_protocol::control::{Wishes, wish};
+use strata_bridge_protocol::shared_file::monotonic_time;
+
+use crate::pipe;
+use crate::sampling::Sampling;
+
+/// The kinds that can be wished for, a bit each.
+#[cfg(target_arch = "x86_64")]
+const KINDS: u64 = 1 << kind::EXCEPTION | 1 << kind::LOCK | 1 << kind::ALLOCATION;
+#[cfg(not(target_arch = "x86_64"))]
+const KINDS: u64 = 0;
+
+/// Those of a runtime with this `ICorProfilerInfo`.
+pub fn kinds_of(interface: u32) -> u64 {
+    if interface >= pipe::SINCE { KINDS } else { KINDS & 1 << kind::EXCEPTION }
+}
+
+/// A bit beside those of the kinds: exceptions with their messages.
+pub const MESSAGES: u64 = 1 << 63;
+
+#[cfg(target_arch = "x86_64")]
+mod probed {
+    // The bytes are `clr_event::FUNCTION`. Local: a symbol of another library cannot take its place.
+    std::arch::global_asm!(
+        ".pushsection .text.strata_event,\"ax\",@progbits",
+        ".p2align 4",
+        ".globl strata_event",
+        ".hidden strata_event",
+        ".type strata_event,@function",
+        "strata_event:",
+        ".cfi_startproc",
+        "nop",
+        "ret",
+        ".ascii \"strata-event-1\"",
+        ".cfi_endproc",
+        ".size strata_event, .-strata_event",
+        ".popsection",
+    );
+
+    unsafe extern "C" {
+        /// Empty: strata may have a probe at its first instruction.
+        pub safe fn strata_event(block: *const u8);
+    }
+
+    pub fn address() -> u64 {
+        strata_event as *const () as u64
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod probed {
+    pub fn strata_event(_block: *const u8) {}
+
+    pub fn address() -> u64 {
+        0
+    }
+}
+
+/// Where the function is that is called with events.
+pub fn function() -> u64 {
+    probed::address()
+}
+
+/// The kinds of an owner's wishes that a runtime with this interface has, a bit each, and [`MESSAGES`].
+pub fn wanted(wishes: &Wishes, interface: u32) -> u64 {
+    let bits = [
+        (wish::EXCEPTIONS, 1 << kind::EXCEPTION),
+        (wish::LOCKS, 1 << kind::LOCK),
+        (wish::ALLOCATIONS, 1 << kind::ALLOCATION),
+    ];
+    let wanted = bits.into_iter().filter(|(wish, _)| wishes.has(*wish));
+    let kinds = wanted.fold(0, |all, (_, bit)| all | bit) & kinds_of(interface);
+    if kinds == 0 { 0 } else { kinds | if wishes.has(wish::MESSAGES) { MESSAGES } else { 0 } }
+}
+
+/// The events of a session.
+pub struct Events {
+    /// The kinds wanted, a bit each.
+    wanted: AtomicU64,
+    sampling: Sampling,
+    /// Where the fields of exceptions are, once they were looked for ([`crate::exceptions`]).
+    pub exception_fields: AtomicU64,
+    /// The session of the runtime's events, or 0 ([`crate::pipe`]).
+    pub pipe: AtomicU64,
+}
+
+impl Events {
+    pub const fn new() -> Self {
+        Self {
+            wanted: AtomicU64::new(0),
+            sampling: Sampling::new(),
+            exception_fields: AtomicU64::new(0),
+            pipe: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    pub fn wants(&self, kind: u8) -> bool {
+        self.wanted.load(Ordering::Relaxed) & 1 << (kind & 31) != 0
+    }
+
+    pub fn wants_messages(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) & MESSAGES != 0
+    }
+
+    /// Sets the kinds wanted; true when that is a change.
+    pub fn want(&self, kinds: u64) -> bool {
+        self.wanted.swap(kinds, Ordering::Relaxed) != kinds
+    }
+
+    pub fn set_rates(&self, rates: &[u32; 32]) {
+        let rate = rates.get(usize::from(kind::EXCEPTION)).copied().unwrap_or_default();
+        self.sampling.set_rate(rate);
+    }
+
+    /// How many events of this key, such as a class, the current one is to stand for; 0: it is not
+    /// reported.
+    pub fn choose(&self, key: u64) -> u32 {
+        self.sampling.choose(key, monotonic_time())
+    }
+}
+
+/// Reports an event of the calling thread.
+#[inline(never)]
+pub fn report(event: &ClrEvent<'_>) {
+    let block = Block::new(event);
+    probed::strata_event(block.as_ptr());
+    // The block is alive during the call, and the call is no jump: this function is in the stack.
+    std::hint::black_box(&block);
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_bridge_protocol::clr_event::FUNCTION;
+
+    use super::*;
+
+    #[test]
+    fn the_function_starts_with_the_bytes_that_strata_looks_for() {
+        // SAFETY: the function's code is as long.
+        let code = unsafe { std::slice::from_raw_parts(function() as *const u8, FUNCTION.len()) };
+        assert_eq!(code, FUNCTION);
+        report(&ClrEvent::default());
+    }
+
+    #[test]
+    fn kinds_that_this_bridge_does_not_have_are_not_wanted() {
+        let wishes = |flags| Wishes { flags, ..Wishes::default() };
+        assert_eq!(wanted(&wishes(wish::EXCEPTIONS), 11), 1 << kind::EXCEPTION);
+        assert_eq!(
+            wanted(&wishes(wish::EXCEPTIONS | wish::MESSAGES), 11),
+            1 << kind::EXCEPTION | MESSAGES
+        );
+        assert_eq!(wanted(&wishes(wish::MESSAGES | wish::JIT_EVENTS), 15), 0);
+        assert_eq!(wanted(&wishes(wish::LOCKS), 11), 0);
+        assert_eq!(wanted(&wishes(wish::LOCKS), 12), 1 << kind::LOCK);
+    }
+}

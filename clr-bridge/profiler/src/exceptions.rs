@@ -1,0 +1,165 @@
+//! Events of thrown exceptions.
+//!
+//! `ExceptionThrown` is called on every runtime, also for an exception that is thrown again. One that
+//! was thrown before has a stack trace already: a plain `throw` clears it first (src/coreclr/vm,
+//! `ClearStackTraceForThrow`), `throw;` and `ExceptionDispatchInfo.Throw` keep it.
+//!
+//! **Invariant:** nothing here calls the runtime with an id that is not of the thrown object, which is
+//! alive; nothing allocates or waits for a collection, because a collection waits for this thread.
+
+use std::sync::atomic::Ordering;
+
+use strata_bridge_protocol::clr_event::{ClrEvent, MAX_MESSAGE, MAX_TYPE, flag, kind};
+
+use crate::com::info::FieldPlace;
+use crate::events;
+use crate::metadata::Metadata;
+use crate::session::Session;
+use crate::text::Text;
+use crate::types;
+
+/// Base classes followed.
+const DEEPEST: usize = 64;
+/// Units of a message that are read: no character takes fewer bytes than units.
+const MOST_UNITS: usize = MAX_MESSAGE;
+/// More fields than `System.Exception` has.
+const MOST_FIELDS: usize = 64;
+
+/// Where the fields of an exception lie, in one word: three offsets of 16 bits, and a mark.
+#[derive(Clone, Copy)]
+struct Fields {
+    message: u16,
+    stack_trace: u16,
+    length: u16,
+    units: u16,
+}
+
+/// They were looked for and not found. Real offsets are multiples of four.
+const NONE: u64 = 1;
+
+impl Fields {
+    fn pack(self) -> u64 {
+        u64::from(self.message)
+            | u64::from(self.stack_trace) << 16
+            | u64::from(self.length) << 32
+            | u64::from(self.units) << 48
+    }
+
+    fn unpack(word: u64) -> Self {
+        let part = |from: u32| (word >> from) as u16;
+        Self { message: part(0), stack_trace: part(16), length: part(32), units: part(48) }
+    }
+}
+
+/// An exception was thrown.
+///
+/// # Safety
+/// `object` is the thrown object, and cannot move during the call.
+pub unsafe fn thrown(session: &Session, object: usize) {
+    let Some(class) = session.info().class_of_object(object) else { return };
+    let weight = session.events().choose(class as u64);
+    if weight == 0 {
+        return;
+    }
+    let mut type_name = Text::<MAX_TYPE>::new();
+    name_of(session, class, &mut type_name);
+    let mut message = Text::<MAX_MESSAGE>::new();
+    let mut flags = 0;
+    if let Some(fields) = fields(session, class) {
+        // SAFETY: the object has these fields, and cannot move.
+        unsafe {
+            if word_at(object, fields.stack_trace) != 0 {
+                flags |= flag::RETHROWN;
+            }
+            if session.events().wants_messages() {
+                read_string(word_at(object, fields.message), fields, &mut message);
+            }
+        }
+    }
+    events::report(&ClrEvent {
+        kind: kind::EXCEPTION,
+        flags,
+        weight,
+        value: 0,
+        size: 0,
+        type_name: type_name.as_str(),
+        message: message.as_str(),
+    });
+}
+
+/// The name of a class, if its module is known.
+pub fn name_of<const N: usize>(session: &Session, class: usize, name: &mut Text<N>) {
+    let Some(info) = session.info().class_info(class, &mut []) else { return };
+    let Some(module) = session.known().module(info.module) else { return };
+    if let Some(metadata) = module.metadata.as_ref().filter(|found| found.has(info.token)) {
+        types::full_name(metadata, info.token, name);
+    }
+}
+
+fn fields(session: &Session, class: usize) -> Option<Fields> {
+    let place = &session.events().exception_fields;
+    let mut word = place.load(Ordering::Relaxed);
+    if word == 0 {
+        word = look_for_fields(session, class).map_or(NONE, Fields::pack);
+        place.store(word, Ordering::Relaxed);
+    }
+    (word != NONE).then(|| Fields::unpack(word))
+}
+
+/// Finds the fields of `System.Exception`: the class whose base is `System.Object`, among the bases of
+/// a thrown object's.
+#[inline(never)]
+fn look_for_fields(session: &Session, class: usize) -> Option<Fields> {
+    let info = session.info();
+    let mut class = class;
+    for _ in 0..DEEPEST {
+        let base = info.base_class(class)?;
+        if info.base_class(base).is_none() {
+            break;
+        }
+        class = base;
+    }
+    let mut name = Text::<32>::new();
+    name_of(session, class, &mut name);
+    if name.as_str() != "System.Exception" {
+        return None;
+    }
+    let metadata = session.known().module(info.class_info(class, &mut [])?.module)?.metadata?;
+    let mut all = [FieldPlace::default(); MOST_FIELDS];
+    let count = info.class_fields(class, &mut all)?;
+    let all = all.get(..count).unwrap_or_default();
+    let (length, units) = info.string_places()?;
+    Some(Fields {
+        message: place_of(all, &metadata, "_message")?,
+        stack_trace: place_of(all, &metadata, "_stackTrace")?,
+        length: u16::try_from(length).ok()?,
+        units: u16::try_from(units).ok()?,
+    })
+}
+
+fn place_of(all: &[FieldPlace], metadata: &Metadata, name: &str) -> Option<u16> {
+    let field = all.iter().find(|field| metadata.field_name(field.token) == Some(name))?;
+    // Behind the object's class, where a pointer may lie.
+    u16::try_from(field.offset).ok().filter(|offset| *offset >= 8 && offset.is_multiple_of(8))
+}
+
+/// # Safety
+/// `object` is an object with a pointer at this offset.
+unsafe fn word_at(object: usize, offset: u16) -> usize {
+    // SAFETY: by the caller's promise.
+    unsafe { std::ptr::read_volatile((object + usize::from(offset)) as *const usize) }
+}
+
+/// # Safety
+/// `string` is 0 or a string object that cannot move.
+unsafe fn read_string<const N: usize>(string: usize, fields: Fields, text: &mut Text<N>) {
+    if string == 0 {
+        return;
+    }
+    // SAFETY: a string has its length and as many units at these places.
+    unsafe {
+        let length = std::ptr::read_volatile((string + usize::from(fields.length)) as *const u32);
+        let units = (string + usize::from(fields.units)) as *const u16;
+        text.push_units(std::slice::from_raw_parts(units, (length as usize).min(MOST_UNITS)));
+    }
+}

@@ -1,0 +1,282 @@
+//! Which events are reported, so that a program that throws without end pays a bounded price.
+//!
+//! Events are told apart by a key (an exception's class), by which they are counted in one of a fixed
+//! number of places. In each window of time a place's first event is reported, and then all until its
+//! share of the budget is spent; from then on one of two, of four, … of a block of events, chosen by
+//! chance before the block begins. Each report carries how many events it stands for, so that sums are
+//! right whatever is chosen.
+//!
+//! **Invariant:** no lock, no allocation; a place is one word. Whether an event is chosen depends on the
+//! events before it only.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A window of time: 2^27 nanoseconds, 134 ms.
+const WINDOW_SHIFT: u32 = 27;
+/// Windows in a second, for budgets.
+const WINDOWS: u32 = 8;
+const PLACES: usize = 256;
+/// A report stands for `2^MAX_SHIFT` events at most.
+const MAX_SHIFT: u32 = 14;
+
+/// Reports a second of one key, where the owner states none.
+const DEFAULT_RATE: u32 = 1_500;
+/// Reports a second of all keys, as a multiple of those of one.
+const ALL: u32 = 2;
+
+pub struct Sampling {
+    places: [AtomicU64; PLACES],
+    all: AtomicU64,
+    rate: AtomicU32,
+    random: AtomicU64,
+}
+
+/// The state of a place, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct Place {
+    /// 16 bits.
+    window: u32,
+    /// Reports in this window, or since the shift grew in it; 10 bits.
+    sent: u32,
+    /// 4 bits: one of `2^shift` is reported.
+    shift: u32,
+    /// The same of the block under way.
+    block_shift: u32,
+    /// Events of the block so far; 15 bits.
+    passed: u32,
+    /// Which of the block is reported; 15 bits.
+    choice: u32,
+}
+
+impl Place {
+    fn pack(self) -> u64 {
+        u64::from(self.window & 0xffff)
+            | u64::from(self.sent & 0x3ff) << 16
+            | u64::from(self.shift & 15) << 26
+            | u64::from(self.block_shift & 15) << 30
+            | u64::from(self.passed & 0x7fff) << 34
+            | u64::from(self.choice & 0x7fff) << 49
+    }
+
+    fn unpack(word: u64) -> Self {
+        let bits = |from: u32, mask: u64| (word >> from & mask) as u32;
+        Self {
+            window: bits(0, 0xffff),
+            sent: bits(16, 0x3ff),
+            shift: bits(26, 15),
+            block_shift: bits(30, 15),
+            passed: bits(34, 0x7fff),
+            choice: bits(49, 0x7fff),
+        }
+    }
+
+    /// A new window: what was reported little is reported more often. True if it is one.
+    fn turn(&mut self, window: u32, most: u32) -> bool {
+        if self.window == window {
+            return false;
+        }
+        let passed = window.wrapping_sub(self.window) & 0xffff;
+        if self.sent < most / 2 {
+            self.shift = self.shift.saturating_sub(passed);
+        }
+        self.window = window;
+        self.sent = 0;
+        true
+    }
+
+    /// One more was reported.
+    fn note(&mut self, most: u32) {
+        self.sent += 1;
+        if self.sent >= most && self.shift < MAX_SHIFT {
+            self.sent = 0;
+            self.shift += 1;
+        }
+        self.sent = self.sent.min(0x3ff);
+    }
+
+    /// What the next event stands for.
+    fn next(&mut self, window: u32, most: u32, more_shift: u32, random: u32) -> u32 {
+        if self.turn(window, most) {
+            self.note(most);
+            return 1;
+        }
+        if self.passed >= 1 << self.block_shift {
+            self.block_shift = (self.shift + more_shift).min(MAX_SHIFT);
+            self.choice = random & ((1 << self.block_shift) - 1);
+            self.passed = 0;
+        }
+        let is_chosen = self.passed == self.choice;
+        self.passed += 1;
+        if !is_chosen {
+            return 0;
+        }
+        self.note(most);
+        1 << self.block_shift
+    }
+}
+
+impl Sampling {
+    pub const fn new() -> Self {
+        Self {
+            places: [const { AtomicU64::new(0) }; PLACES],
+            all: AtomicU64::new(0),
+            rate: AtomicU32::new(DEFAULT_RATE),
+            random: AtomicU64::new(0),
+        }
+    }
+
+    /// Reports a second of one key; 0: the usual.
+    pub fn set_rate(&self, rate: u32) {
+        let rate = if rate == 0 { DEFAULT_RATE } else { rate };
+        self.rate.store(rate, Ordering::Relaxed);
+    }
+
+    /// How many events of this key the current one is to stand for; 0: it is not reported.
+    pub fn choose(&self, key: u64, time: u64) -> u32 {
+        let window = (time >> WINDOW_SHIFT) as u32 & 0xffff;
+        let most = (self.rate.load(Ordering::Relaxed) / WINDOWS).clamp(2, 0x1ff);
+        let more_shift = Place::unpack(self.all.load(Ordering::Relaxed)).shift;
+        let random = mix(self.random.fetch_add(1, Ordering::Relaxed) ^ time) as u32;
+        let number = mix(key) as usize % PLACES;
+        let Some(place) = self.places.get(number) else { return 0 };
+        let weight = change(place, |place| place.next(window, most, more_shift, random));
+        if weight != 0 {
+            let most = most * ALL;
+            change(&self.all, |all| {
+                all.turn(window, most);
+                all.note(most);
+            });
+        }
+        weight
+    }
+}
+
+/// Changes a place; other threads may change it at the same time.
+fn change<T>(word: &AtomicU64, mut step: impl FnMut(&mut Place) -> T) -> T {
+    let mut before = word.load(Ordering::Relaxed);
+    loop {
+        let mut place = Place::unpack(before);
+        let result = step(&mut place);
+        let after = place.pack();
+        match word.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return result,
+            Err(now) => before = now,
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): every bit of the result depends on every bit of the seed.
+fn mix(seed: u64) -> u64 {
+    let mut word = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// Events of a key at a rate: how many, how many reports, and what these stand for.
+    fn run(sampling: &Sampling, key: u64, rate: u64, seconds: u64, start: u64) -> (u64, u64, u64) {
+        let (mut reports, mut total) = (0, 0);
+        for number in 0..rate * seconds {
+            let weight = sampling.choose(key, start + number * SECOND / rate);
+            reports += u64::from(weight != 0);
+            total += u64::from(weight);
+        }
+        (rate * seconds, reports, total)
+    }
+
+    #[test]
+    fn a_place_fits_into_a_word() {
+        let place = Place {
+            window: 0xffff,
+            sent: 0x3ff,
+            shift: 14,
+            block_shift: 14,
+            passed: 16384,
+            choice: 1,
+        };
+        assert_eq!(Place::unpack(place.pack()), place);
+    }
+
+    #[test]
+    fn below_the_budget_every_event_is_reported() {
+        let sampling = Sampling::new();
+        assert_eq!(run(&sampling, 7, 1_000, 5, SECOND), (5_000, 5_000, 5_000));
+    }
+
+    #[test]
+    fn beyond_it_totals_stay_right_and_reports_few() {
+        for rate in [5_000, 100_000, 1_000_000] {
+            let sampling = Sampling::new();
+            let (events, reports, total) = run(&sampling, 7, rate, 5, SECOND);
+            let error = (total as f64 / events as f64 - 1.0).abs();
+            assert!(error < 0.02, "{rate}: {total} of {events}");
+            assert!(reports < 5 * 2 * u64::from(DEFAULT_RATE), "{rate}: {reports}");
+        }
+    }
+
+    #[test]
+    fn many_keys_together_have_a_budget_too() {
+        let sampling = Sampling::new();
+        let (mut events, mut reports, mut total) = (0, 0, 0);
+        for number in 0..1_000_000u64 {
+            let weight = sampling.choose(number % 50, SECOND + number * 5_000);
+            events += 1;
+            reports += u64::from(weight != 0);
+            total += u64::from(weight);
+        }
+        let error = (total as f64 / events as f64 - 1.0).abs();
+        assert!(error < 0.03, "{total} of {events}");
+        // Five seconds; the first of each key in each window comes on top.
+        assert!(reports < 5 * 2 * u64::from(DEFAULT_RATE * ALL) + 5 * 8 * 50, "{reports}");
+    }
+
+    #[test]
+    fn a_rare_key_is_seen_in_the_middle_of_a_flood() {
+        let sampling = Sampling::new();
+        let (mut rare, mut seen) = (0, 0);
+        for number in 0..1_000_000u64 {
+            let time = SECOND + number * 5_000;
+            sampling.choose(1, time);
+            // One in half a second.
+            if number % 100_000 == 0 {
+                rare += 1;
+                seen += sampling.choose(2, time);
+            }
+        }
+        assert_eq!(seen, rare);
+    }
+
+    #[test]
+    fn after_a_flood_every_event_is_reported_again() {
+        let sampling = Sampling::new();
+        run(&sampling, 7, 1_000_000, 3, SECOND);
+        run(&sampling, 7, 100, 5, 4 * SECOND);
+        let (events, reports, total) = run(&sampling, 7, 100, 5, 9 * SECOND);
+        assert_eq!((reports, total), (events, events));
+    }
+
+    #[test]
+    fn threads_count_together() {
+        let sampling = Sampling::new();
+        let total = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for number in 0..100_000u64 {
+                        let weight = sampling.choose(7, SECOND + number * 10_000);
+                        total.fetch_add(u64::from(weight), Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        // The threads' clocks differ here, so windows come and go.
+        let error = (total.load(Ordering::Relaxed) as f64 / 400_000.0 - 1.0).abs();
+        assert!(error < 0.1, "{total:?}");
+    }
+}

@@ -1,0 +1,194 @@
+//! What the bridge passes with an event of the runtime's: an exception, a wait for a lock, an
+//! allocation.
+//!
+//! The bridge calls an empty function with the address of a [`Block`]. strata has a BPF program there,
+//! which walks the thread's stack and copies the block. The program reads only the first two words: the
+//! kind and the weight, and the value. The function starts with [`FUNCTION`], so that strata can check
+//! that it is there before it attaches to it.
+//!
+//! Invariant: any bytes are a block or are refused; texts are within the block.
+
+/// Words of a block.
+pub const BLOCK_WORDS: usize = 64;
+const BLOCK_BYTES: usize = BLOCK_WORDS * 8;
+
+/// The function's code: `nop; ret` (a probe on `nop` costs the least), and bytes that no other function
+/// starts with.
+pub const FUNCTION: [u8; 16] = *b"\x90\xc3strata-event-1";
+
+/// Numbers of [`ClrEvent::kind`]: those of strata's kinds of samples.
+pub mod kind {
+    pub const EXCEPTION: u8 = 3;
+    pub const LOCK: u8 = 4;
+    pub const ALLOCATION: u8 = 5;
+}
+
+/// Bits of [`ClrEvent::flags`].
+pub mod flag {
+    /// The exception was thrown before: `throw;`, `ExceptionDispatchInfo.Throw`.
+    pub const RETHROWN: u8 = 1;
+    /// A text was longer than its bound.
+    pub const CUT: u8 = 2;
+}
+
+/// Where allocations are sampled by chance, one byte in so many is chosen (.NET 10,
+/// src/coreclr/gc/env/gcenv.ee.h).
+pub const SAMPLED_EVERY: u64 = 100 << 10;
+
+/// The longest name of a type.
+pub const MAX_TYPE: usize = 256;
+/// The longest message.
+pub const MAX_MESSAGE: usize = BLOCK_BYTES - TEXT - MAX_TYPE;
+/// Where the texts start: the type's name, then the message.
+const TEXT: usize = 24;
+
+/// An event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClrEvent<'a> {
+    /// One of [`kind`].
+    pub kind: u8,
+    /// Bits of [`flag`].
+    pub flags: u8,
+    /// How many events it stands for.
+    pub weight: u32,
+    /// What all of these have: nanoseconds of waiting; bytes allocated, or 0 where that follows from
+    /// the size and [`SAMPLED_EVERY`].
+    pub value: u64,
+    /// Bytes of the allocated object; more than 32 bits can say is the most they can.
+    pub size: u64,
+    /// In UTF-8; what is longer than [`MAX_TYPE`] is cut.
+    pub type_name: &'a str,
+    /// In UTF-8; what is longer than [`MAX_MESSAGE`] is cut.
+    pub message: &'a str,
+}
+
+/// An event's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C, align(8))]
+pub struct Block([u8; BLOCK_BYTES]);
+
+const _: () = assert!(size_of::<Block>() == BLOCK_WORDS * 8);
+
+impl Block {
+    #[must_use]
+    pub fn new(event: &ClrEvent<'_>) -> Self {
+        let mut bytes = [0; BLOCK_BYTES];
+        let type_name = beginning(event.type_name, MAX_TYPE);
+        let message = beginning(event.message, MAX_MESSAGE);
+        let is_cut = type_name.len() < event.type_name.len() || message.len() < event.message.len();
+        let flags = event.flags | if is_cut { flag::CUT } else { 0 };
+        let first = u64::from(event.kind) | u64::from(flags) << 8 | u64::from(event.weight) << 32;
+        let size = event.size.min(u64::from(u32::MAX));
+        let lengths = type_name.len() as u64 | (message.len() as u64) << 16 | size << 32;
+        let mut at = 0;
+        let mut put = |part: &[u8]| {
+            if let Some(room) = bytes.get_mut(at..at + part.len()) {
+                room.copy_from_slice(part);
+                at += part.len();
+            }
+        };
+        put(&first.to_le_bytes());
+        put(&event.value.to_le_bytes());
+        put(&lengths.to_le_bytes());
+        put(type_name.as_bytes());
+        put(message.as_bytes());
+        Self(bytes)
+    }
+
+    #[must_use]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+
+    /// The block in the words of a record; `None` if there are too few.
+    #[must_use]
+    pub fn from_words(words: &[u64]) -> Option<Self> {
+        let words = words.first_chunk::<BLOCK_WORDS>()?;
+        let mut bytes = [0; BLOCK_BYTES];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+        Some(Self(bytes))
+    }
+
+    fn word(&self, number: usize) -> u64 {
+        self.0.as_chunks::<8>().0.get(number).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    }
+
+    /// The event, with as much of its texts as is UTF-8; `None` for lengths beyond their bounds.
+    #[must_use]
+    pub fn event(&self) -> Option<ClrEvent<'_>> {
+        let (first, value, lengths) = (self.word(0), self.word(1), self.word(2));
+        let [type_length, message_length] = [lengths, lengths >> 16].map(|length| length as u16);
+        if usize::from(type_length) > MAX_TYPE || usize::from(message_length) > MAX_MESSAGE {
+            return None;
+        }
+        let texts = self.0.get(TEXT..)?;
+        let (type_name, rest) = texts.split_at_checked(usize::from(type_length))?;
+        let message = rest.get(..usize::from(message_length))?;
+        Some(ClrEvent {
+            kind: first as u8,
+            flags: (first >> 8) as u8,
+            weight: (first >> 32) as u32,
+            value,
+            size: lengths >> 32,
+            type_name: valid(type_name),
+            message: valid(message),
+        })
+    }
+}
+
+fn valid(bytes: &[u8]) -> &str {
+    let valid = bytes.utf8_chunks().next();
+    valid.map_or("", |chunk| chunk.valid())
+}
+
+fn beginning(text: &str, most: usize) -> &str {
+    text.get(..text.floor_char_boundary(most)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(block: &Block) -> Vec<u64> {
+        (0..BLOCK_WORDS).map(|number| block.word(number)).collect()
+    }
+
+    #[test]
+    fn an_event_is_read_as_it_was_written() {
+        let event = ClrEvent {
+            kind: kind::EXCEPTION,
+            flags: flag::RETHROWN,
+            weight: 64,
+            value: u64::MAX,
+            size: 24,
+            type_name: "Shop.Größe",
+            message: "no such item: 7",
+        };
+        let block = Block::from_words(&words(&Block::new(&event))).expect("enough words");
+        assert_eq!(block.event(), Some(event));
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters_and_say_so() {
+        let (name, message) = ("ä".repeat(200), "ö".repeat(1_000));
+        let event = ClrEvent { type_name: &name, message: &message, ..ClrEvent::default() };
+        let block = Block::new(&event);
+        let read = block.event().expect("an event");
+        assert_eq!((read.type_name.len(), read.message.len()), (MAX_TYPE, MAX_MESSAGE));
+        assert_eq!(read.flags, flag::CUT);
+    }
+
+    #[test]
+    fn any_words_are_an_event_or_are_refused() {
+        assert!(Block::from_words(&[0; BLOCK_WORDS - 1]).is_none());
+        assert_eq!(Block::from_words(&[u64::MAX; BLOCK_WORDS]).expect("words").event(), None);
+        let mut block = words(&Block::new(&ClrEvent::default()));
+        block[2] = 4 | 3 << 16;
+        block[3] = u64::from_le_bytes(*b"ok\xff\xffmsg\0");
+        let block = Block::from_words(&block).expect("words");
+        let event = block.event().expect("an event");
+        assert_eq!((event.type_name, event.message), ("ok", "msg"));
+    }
+}

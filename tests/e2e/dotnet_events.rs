@@ -1,0 +1,377 @@
+//! Events of .NET runtimes: every exception with its type, message, count and whole stack, and a program
+//! that does not notice.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+use strata_tests::daemon::Daemon;
+use strata_tests::running::{Ended, Running, wait_until};
+use strata_tests::runtimes::{DotNet, Version, dotnet};
+use strata_tests::stacks::{Stack, Stacks};
+use strata_tests::strata::{Record, Recording, record};
+use strata_tests::{machine, places, stack_ends, text_outputs};
+
+use crate::dotnet_running::{self, PATIENCE};
+
+/// What the recording says once the bridge reports events.
+const REPORTED: &str = "events of a .NET process are reported";
+
+/// The target's throwing methods: the name of the counter that it prints, the type, the method.
+const WAYS: [(&str, &str, &str); 3] = [
+    ("sold", "Shop.Sold", "Shop.Throws.ThrowSold"),
+    ("missing", "Shop.Throws+Missing", "Shop.Throws.ThrowMissing"),
+    ("other", "System.InvalidOperationException", "Shop.Throws.ThrowOther"),
+];
+
+/// A target that waits until a file exists.
+struct Target {
+    running: Running,
+    folder: tempfile::TempDir,
+}
+
+impl Target {
+    fn start(dotnet: &DotNet, version: Version, how: &str, much: &str) -> Result<Self> {
+        Self::start_as(dotnet, version, how, much, None)
+    }
+
+    fn start_program(dotnet: &DotNet, version: Version, name: &str, much: &str) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("strata-events-").tempdir()?;
+        let go = folder.path().join("go").to_string_lossy().into_owned();
+        let running = dotnet_running::start(dotnet, version, name, &[&go, much])?;
+        Ok(Self { running, folder })
+    }
+
+    fn start_as(
+        dotnet: &DotNet,
+        version: Version,
+        how: &str,
+        much: &str,
+        service: Option<&str>,
+    ) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("strata-throws-").tempdir()?;
+        let go = folder.path().join("go").to_string_lossy().into_owned();
+        let mut command = dotnet.program(version, "Throws", &[how, &go, much])?;
+        command.envs(service.map(|service| ("DD_SERVICE", service)));
+        let running = dotnet_running::start_command(command)?;
+        Ok(Self { running, folder })
+    }
+
+    fn pid(&self) -> i32 {
+        self.running.pid()
+    }
+
+    fn go(&self) -> Result<()> {
+        Ok(std::fs::write(self.folder.path().join("go"), [])?)
+    }
+
+    /// How many exceptions it counted, by name, at its end.
+    fn counts(self) -> Result<BTreeMap<String, u64>> {
+        let Ended { status, stdout, stderr } = self.running.wait(PATIENCE)?;
+        assert!(status.success(), "{status}\n{stdout}{stderr}");
+        counts(&stdout)
+    }
+}
+
+fn counts(text: &str) -> Result<BTreeMap<String, u64>> {
+    let words = text.split_ascii_whitespace().filter_map(|word| word.split_once('='));
+    words.map(|(name, count)| Ok((name.to_owned(), count.parse()?))).collect()
+}
+
+/// A recording of the target's exceptions that has begun.
+fn recording(target: &Target, change: impl FnOnce(Record) -> Record) -> Result<Recording> {
+    recording_of(target, "exceptions", change)
+}
+
+fn recording_of(
+    target: &Target,
+    kind: &str,
+    change: impl FnOnce(Record) -> Record,
+) -> Result<Recording> {
+    let record = record()?.pid(target.pid()).option("-e", kind).flag("-v");
+    let mut recording = change(record).start()?;
+    recording.running().wait_for_log(REPORTED, PATIENCE)?;
+    Ok(recording)
+}
+
+/// How many exceptions of a type the profile has, thrown for the first time.
+fn thrown(stacks: &Stacks, type_name: &str) -> u64 {
+    let is_first = |stack: &&Stack| !stack.labels.contains_key("rethrown");
+    of_type(stacks, type_name).filter(is_first).map(|stack| stack.count).sum()
+}
+
+fn of_type<'a>(stacks: &'a Stacks, type_name: &'a str) -> impl Iterator<Item = &'a Stack> {
+    let is_of = move |stack: &&Stack| {
+        stack.labels.get("exception type").is_some_and(|label| label == type_name)
+    };
+    stacks.stacks.iter().filter(is_of)
+}
+
+/// Exceptions whose stack leads from the method that throws to the start of its thread.
+fn whole(stacks: &Stacks, type_name: &str, method: &str) -> u64 {
+    let is_whole = |stack: &&Stack| {
+        let throws = stack.frames.iter().any(|frame| frame.name.starts_with(method));
+        let caller = stack.frames.iter().any(|frame| frame.name.starts_with("Shop.Throws.Paced"));
+        throws && caller && stack.frames.last().is_some_and(stack_ends::is_thread_start)
+    };
+    of_type(stacks, type_name).filter(is_whole).map(|stack| stack.count).sum()
+}
+
+fn print_some(stacks: &Stacks) {
+    for stack in stacks.stacks.iter().take(2) {
+        println!("{} × {:?}", stack.count, stack.labels);
+        for frame in &stack.frames {
+            println!("    {} ({})", frame.name, frame.file);
+        }
+    }
+}
+
+#[test]
+fn every_exception_is_counted_with_its_type_its_message_and_its_whole_stack() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let target = Target::start(&dotnet, version, "paced", "1000")?;
+        let recording = recording(&target, |record| record)?;
+        target.go()?;
+        let counted = target.counts()?;
+        let recorded = recording.end()?;
+        recorded.print_losses();
+        let stacks = recorded.stacks()?;
+        print_some(&stacks);
+        let (mut all, mut complete) = (0, 0);
+        for (name, type_name, method) in WAYS {
+            let own = *counted.get(name).with_context(|| format!("no {name}"))?;
+            let (seen, is_whole) = (thrown(&stacks, type_name), whole(&stacks, type_name, method));
+            println!("{version} {type_name}: {own} thrown, {seen} seen, {is_whole} whole");
+            assert_eq!(seen, own, "{version} {type_name}");
+            all += seen;
+            complete += is_whole;
+        }
+        assert!(complete as f64 >= all as f64 * 0.995, "{version}: {complete} of {all}");
+        let messages: u64 = (0..10)
+            .map(|number| format!("item {number}"))
+            .map(|message| {
+                let has = |stack: &&Stack| stack.labels.get("exception message") == Some(&message);
+                of_type(&stacks, "Shop.Sold").filter(has).map(|stack| stack.count).sum::<u64>()
+            })
+            .sum();
+        assert_eq!(messages, thrown(&stacks, "Shop.Sold"), "{version}: messages");
+        let bare = of_type(&stacks, "Shop.Throws+Missing");
+        assert!({ bare }.all(|stack| !stack.labels.contains_key("exception message")));
+    }
+    Ok(())
+}
+
+#[test]
+fn an_exception_that_is_thrown_again_is_told_apart_and_messages_can_be_left_out() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let target = Target::start(&dotnet, version, "again", "300")?;
+        let recording = recording(&target, |record| record.flag("--no-exception-messages"))?;
+        target.go()?;
+        let own = target.counts()?.get("sold").copied();
+        let stacks = recording.end()?.stacks()?;
+        let again = of_type(&stacks, "Shop.Sold")
+            .filter(|stack| stack.labels.contains_key("rethrown"))
+            .map(|stack| stack.count)
+            .sum::<u64>();
+        let first = thrown(&stacks, "Shop.Sold");
+        println!("{version}: {own:?} thrown, {first} seen, {again} again");
+        assert_eq!((Some(first), Some(again)), (own, own), "{version}");
+        assert!(stacks.stacks.iter().all(|stack| !stack.labels.contains_key("exception message")));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_flood_of_exceptions_is_sampled_and_its_totals_are_right() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let target = Target::start(&dotnet, version, "flood", "5")?;
+        let recording = recording(&target, |record| record)?;
+        target.go()?;
+        let counted = target.counts()?;
+        let recorded = recording.end()?;
+        recorded.print_losses();
+        let stacks = recorded.stacks()?;
+        let summary = recorded.summary()?;
+        println!("{version}: {} records", summary.0["bpf"]["clr_events"]);
+        for (name, type_name, _) in WAYS {
+            let own = *counted.get(name).with_context(|| format!("no {name}"))?;
+            let seen = thrown(&stacks, type_name);
+            println!("{version} {type_name}: {own} thrown, {seen} seen");
+            assert!((seen as f64 / own as f64 - 1.0).abs() < 0.05, "{version} {type_name}");
+        }
+    }
+    Ok(())
+}
+
+/// Recordings that come and go, some killed, while the program throws: it counts on, and the last
+/// recording is as good as the first.
+#[test]
+fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let mut target = Target::start(&dotnet, version, "flood", "30")?;
+        target.go()?;
+        for round in 0..4 {
+            let all = "exceptions,locks,allocations";
+            let mut recording = recording_of(&target, all, |record| record)?;
+            std::thread::sleep(Duration::from_millis(500));
+            if round % 2 == 0 {
+                recording.running().signal(Signal::KILL)?;
+                drop(recording);
+                continue;
+            }
+            recording.running().signal(Signal::INT)?;
+            let stacks = recording.finish()?.profile()?.stacks_of("exceptions")?;
+            let seen: u64 = WAYS.iter().map(|(_, name, _)| thrown(&stacks, name)).sum();
+            println!("{version}, round {round}: {seen} seen");
+            assert!(seen > 1_000, "{version}");
+            assert!(target.running.is_alive(), "{version}");
+        }
+        let counted = target.counts()?;
+        println!("{version}: {counted:?}");
+        assert!(counted.values().all(|count| *count > 1_000));
+    }
+    Ok(())
+}
+
+/// The daemon asks the processes whose rule has exceptions, and no others.
+#[test]
+fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure(
+        "[dotnet]\nage = \"0s\"\n\
+         [[rule]]\nmatch = { env = { DD_SERVICE = \"throwing\" } }\n\
+         types = [\"cpu\", \"exceptions\"]\n",
+    )?;
+    daemon.start()?;
+    let targets = ["throwing", "others"]
+        .map(|service| Target::start_as(&dotnet, Version::V9, "paced", "1000", Some(service)));
+    let [target, other] = targets;
+    let (target, other) = (target?, other?);
+    // It is attached when the status says so; its probe takes a moment more.
+    wait_until("both are attached", PATIENCE, || {
+        daemon.status().is_ok_and(|status| status["dotnet"]["attached"] == 2)
+    })?;
+    std::thread::sleep(Duration::from_secs(5));
+    target.go()?;
+    other.go()?;
+    let (own, _) = (target.counts()?, other.counts()?);
+    daemon.end()?;
+    let query = |service: &str, file: &str| -> Result<String> {
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["query", "--service", service, "--type", "exceptions", "-o", file]);
+        command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
+        let ended = Running::from_command(command)?.wait(PATIENCE)?;
+        println!("{}", ended.stderr);
+        Ok(std::fs::read_to_string(daemon.folder().join(file)).unwrap_or_default())
+    };
+    let stacks = text_outputs::folded(&query("throwing", "throwing.folded")?)?;
+    let seen = stacks.iter().map(|stack| stack.count).sum::<u64>();
+    println!("{own:?}: {seen} seen");
+    assert_eq!(seen, own.values().sum::<u64>());
+    assert!(query("others", "others.folded")?.is_empty());
+    Ok(())
+}
+
+/// The versions whose runtime reports events inside the process.
+fn with_events(dotnet: &DotNet) -> impl Iterator<Item = Version> {
+    dotnet.versions().into_iter().filter(|version| *version != Version::V3_1)
+}
+
+/// The sum of the stacks with a method, and of those of them that lead to a thread's start.
+fn of_method(stacks: &Stacks, method: &str) -> (u64, u64) {
+    let has = |stack: &&Stack| stack.frames.iter().any(|frame| frame.name.starts_with(method));
+    let is_whole = |stack: &&&Stack| stack.frames.last().is_some_and(stack_ends::is_thread_start);
+    let all: Vec<&Stack> = stacks.stacks.iter().filter(has).collect();
+    let whole = all.iter().filter(is_whole).map(|stack| stack.count).sum();
+    (all.iter().map(|stack| stack.count).sum(), whole)
+}
+
+#[test]
+fn waits_for_locks_are_counted_and_timed_where_they_are() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in with_events(&dotnet) {
+        let target = Target::start_program(&dotnet, version, "Contends", "100")?;
+        let recording = recording_of(&target, "locks", |record| record)?;
+        target.go()?;
+        let own = target.counts()?;
+        let recorded = recording.end()?;
+        recorded.print_losses();
+        let profile = recorded.profile()?;
+        let (count, _) = of_method(&profile.stacks_of("lock_count")?, "Shop.Contends.Enter");
+        let (time, whole) = of_method(&profile.stacks_of("lock_time")?, "Shop.Contends.Enter");
+        println!("{version}: {own:?}, {count} seen, {time} ns, {whole} ns whole");
+        // The runtime counts a wait once it has spun, and the program what it measured around it.
+        assert!((count as f64 / own["waits"] as f64 - 1.0).abs() < 0.1, "{version}");
+        assert!((time as f64 / own["nanoseconds"] as f64 - 1.0).abs() < 0.1, "{version}");
+        assert!(whole as f64 > time as f64 * 0.98, "{version}");
+    }
+    Ok(())
+}
+
+#[test]
+fn allocations_have_their_classes_their_number_and_their_bytes() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in with_events(&dotnet) {
+        let target = Target::start_program(&dotnet, version, "Allocates", "60000")?;
+        let recording = recording_of(&target, "allocations", |record| record)?;
+        target.go()?;
+        let own = target.counts()?;
+        let recorded = recording.end()?;
+        recorded.print_losses();
+        let profile = recorded.profile()?;
+        let (objects, bytes) =
+            (profile.stacks_of("alloc_samples")?, profile.stacks_of("alloc_size")?);
+        for (name, method, class) in [
+            ("small", "Shop.Allocates.MakeSmall", "Shop.Allocates+Small"),
+            ("middle", "Shop.Allocates.MakeMiddle", "System.Byte[]"),
+            ("large", "Shop.Allocates.MakeLarge", "System.Int64[]"),
+        ] {
+            let ((count, _), (size, whole)) =
+                (of_method(&objects, method), of_method(&bytes, method));
+            let (made, made_bytes) = (own[name], own[&format!("{name}_bytes")]);
+            println!(
+                "{version} {class}: {made} of {made_bytes} bytes, {count} of {size} seen, {whole} whole"
+            );
+            // The runtime samples: some 2,000 of each class here.
+            assert!((count as f64 / made as f64 - 1.0).abs() < 0.25, "{version} {class}");
+            assert!((size as f64 / made_bytes as f64 - 1.0).abs() < 0.25, "{version} {class}");
+            // Its first seconds are all there is, and the code is new.
+            assert!(whole as f64 > size as f64 * 0.95, "{version} {class}");
+            let is_of = |stack: &Stack| {
+                stack.labels.get("allocation class").is_some_and(|label| label == class)
+            };
+            let (of_class, _) = of_method(&bytes.that(is_of), method);
+            assert_eq!(of_class, size, "{version} {class}");
+        }
+    }
+    Ok(())
+}
+
+/// 3.1 has no events inside the process: the recording says so.
+#[test]
+fn a_runtime_without_events_is_named() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let dotnet = dotnet()?;
+    let target = Target::start(&dotnet, Version::V3_1, "paced", "10")?;
+    let recorded =
+        record()?.pid(target.pid()).option("-e", "cpu,locks").seconds(4.0).run()?.summary()?;
+    let without = &recorded.0["clr"]["without_events"][0];
+    println!("{without}");
+    assert_eq!(without["pid"], target.pid());
+    assert!(without["reason"].as_str().is_some_and(|reason| reason.contains("locks")));
+    Ok(())
+}

@@ -1,0 +1,97 @@
+// Throws exceptions and counts them.
+//
+// Throws paced GO COUNT: four threads throw COUNT exceptions of three types each, about 500 a second,
+//     once the file GO exists.
+// Throws again GO COUNT: as one thread, and each is thrown again by `throw;`.
+// Throws flood GO SECONDS: four threads throw as fast as they can.
+using System;
+using System.Diagnostics;
+using System.IO;
+using System.Runtime.CompilerServices;
+using System.Threading;
+
+namespace Shop
+{
+    class Sold : Exception { public Sold(string message) : base(message) { } }
+
+    static class Throws
+    {
+        // Its field of the message is null.
+        class Missing : Exception { }
+
+        static string go;
+        static long[] counts = new long[3];
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void ThrowSold(int number) { throw new Sold("item " + number); }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void ThrowMissing() { throw new Missing(); }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void ThrowOther() { throw new InvalidOperationException("not now"); }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Throw(int number)
+        {
+            try
+            {
+                switch (number % 3)
+                {
+                    case 0: ThrowSold(number % 10); break;
+                    case 1: ThrowMissing(); break;
+                    default: ThrowOther(); break;
+                }
+            }
+            catch (Exception) { Interlocked.Increment(ref counts[number % 3]); }
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Rethrow()
+        {
+            try { ThrowSold(0); }
+            catch (Sold) { throw; }
+        }
+
+        static void WaitForGo() { while (!File.Exists(go)) Thread.Sleep(10); }
+
+        static void Paced(int count)
+        {
+            WaitForGo();
+            for (int number = 0; number < count; number++) { Throw(number); Thread.Sleep(2); }
+        }
+
+        static void Again(int count)
+        {
+            WaitForGo();
+            for (int number = 0; number < count; number++)
+            {
+                try { Rethrow(); } catch (Sold) { Interlocked.Increment(ref counts[0]); }
+                Thread.Sleep(2);
+            }
+        }
+
+        static void Flood(double seconds)
+        {
+            WaitForGo();
+            var clock = Stopwatch.StartNew();
+            for (int number = 0; clock.Elapsed.TotalSeconds < seconds; number++) Throw(number);
+        }
+
+        static int Main(string[] arguments)
+        {
+            go = arguments[1];
+            var number = double.Parse(arguments[2]);
+            ThreadStart work = () => Paced((int)number);
+            if (arguments[0] == "again") work = () => Again((int)number);
+            if (arguments[0] == "flood") work = () => Flood(number);
+            var threads = new Thread[arguments[0] == "again" ? 1 : 4];
+            for (int i = 0; i < threads.Length; i++) threads[i] = new Thread(work);
+            foreach (var thread in threads) thread.Start();
+            Console.WriteLine("ready");
+            foreach (var thread in threads) thread.Join();
+            Console.WriteLine($"sold={counts[0]} missing={counts[1]} other={counts[2]}");
+            return 0;
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Events of the CLR: attaches probes to the processes whose events are wanted, and turns their records
+//! into samples with labels.
+//!
+//! What a record says about its event was written by the process: its texts are bounded, and stand only
+//! in labels of its own samples.
+
+use strata_abi::record::{EVENT_WORDS, FLAG_EVENT, Header, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT};
+use strata_bridge_protocol::clr_event::{BLOCK_WORDS, Block, FUNCTION, SAMPLED_EVERY, flag};
+use strata_kinds::Kind;
+
+use super::Engine;
+use super::samples::{Sample, address_of};
+use crate::aggregate::{Aggregate, LabelsId};
+use crate::kernel::probes::Place;
+use crate::processes::table::{Backing, Space};
+
+// The kernel's and the bridge's numbers are the same.
+const _: () = assert!(EVENT_WORDS == BLOCK_WORDS);
+const _: () = assert!(SOURCE_FIRST_EVENT == Kind::Exceptions as u8);
+const _: () = assert!(SOURCE_LAST_EVENT == Kind::Allocations as u8);
+
+/// Sets of labels of one aggregate beyond which events have no message: every message is a set of its
+/// own.
+const MOST_LABELS: usize = 10_000;
+/// The same without labels at all: a process has as many classes as it likes.
+const MOST_LABELS_IN_ALL: usize = 50_000;
+
+/// What a record says about its event; `None` if it is not of one.
+pub(super) fn block_of(sample: &Sample<'_>) -> Option<Block> {
+    if sample.header.flags & FLAG_EVENT == 0 {
+        return None;
+    }
+    Block::from_words(sample.after_the_stack()?)
+}
+
+/// The labels of an event.
+pub(super) fn labels(kind: Kind, block: &Block, to: &mut Aggregate) -> LabelsId {
+    let Some(event) = block.event() else { return LabelsId::NONE };
+    let sets = to.label_sets();
+    if sets > MOST_LABELS_IN_ALL {
+        return LabelsId::NONE;
+    }
+    let type_name = printable(event.type_name);
+    let message = printable(event.message);
+    let mut labels = Vec::with_capacity(3);
+    match kind {
+        Kind::Exceptions => {
+            labels.push(("exception type", type_name.as_str()));
+            if !message.is_empty() && sets <= MOST_LABELS {
+                labels.push(("exception message", message.as_str()));
+            }
+            if event.flags & flag::RETHROWN != 0 {
+                labels.push(("rethrown", "true"));
+            }
+        }
+        Kind::Allocations => labels.push(("allocation class", type_name.as_str())),
+        _ => {}
+    }
+    labels.retain(|(_, value)| !value.is_empty());
+    to.labels(&labels)
+}
+
+/// How many events a record stands for, and their values together.
+pub(super) fn amounts(kind: Kind, block: &Block, header: &Header) -> (u32, u64) {
+    let weight = header.weight.max(1);
+    let Some(event) = block.event().filter(|_| kind == Kind::Allocations) else {
+        return (weight, header.value);
+    };
+    let size = event.size.max(1) as f64;
+    let (count, bytes) = if event.value == 0 {
+        // Each byte is chosen with the same chance, so an object the more often the larger it is.
+        let each = 1.0 / -(-size / SAMPLED_EVERY as f64).exp_m1();
+        let count = each * f64::from(weight);
+        (count, count * size)
+    } else {
+        (event.value as f64 / size, event.value as f64)
+    };
+    // Rounded by chance, so that sums are right.
+    let chance = header.time.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11;
+    let chance = chance as f64 / (1u64 << 53) as f64;
+    ((count + chance).max(1.0) as u32, bytes as u64)
+}
+
+/// A text on one line.
+fn printable(text: &str) -> String {
+    text.chars().map(|each| if each.is_control() { ' ' } else { each }).collect()
+}
+
+/// A stack without the bridge's own frames on top.
+pub(super) fn below_the_bridge<'a>(user: &'a [u64], space: &Space) -> &'a [u64] {
+    let file_of = |word: &u64| match space.mapping_of(address_of(*word)).map(|found| found.backing)
+    {
+        Some(Backing::File(file)) => Some(file),
+        _ => None,
+    };
+    let Some(bridge) = user.first().and_then(file_of) else { return user };
+    let first = user.iter().position(|word| file_of(word) != Some(bridge));
+    // A stack that ends within the bridge keeps its last frame.
+    let first = first.unwrap_or_else(|| user.len().saturating_sub(1));
+    user.get(first..).unwrap_or_default()
+}
+
+impl Engine {
+    /// Attaches probes to processes whose bridge is there.
+    pub(super) fn attach_events(&mut self) {
+        loop {
+            let Some(arrival) = self.programs.probes().and_then(|probes| probes.arrived()) else {
+                break;
+            };
+            self.managed.events_attached(arrival);
+        }
+        for candidate in self.managed.events_to_attach() {
+            let (image, pid) = (candidate.image, candidate.pid);
+            let Some(process) = self.table.get(pid).filter(|process| process.image == image) else {
+                continue;
+            };
+            // The first event's stack should be whole.
+            if !self.store.is_published(pid) {
+                self.loading.need(&self.table, pid, 0);
+                self.processes.dirty.insert(pid);
+                continue;
+            }
+            let Some(mapping) = process.space.mapping_of(candidate.address) else {
+                self.managed.events_unmapped(image);
+                continue;
+            };
+            let place = Place {
+                pid,
+                start: mapping.start,
+                end: mapping.end,
+                offset: mapping.offset,
+                address: candidate.address,
+                code: FUNCTION,
+            };
+            self.managed.events_attaching(image);
+            if let Some(probes) = self.programs.probes() {
+                probes.attach(image, place);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_bridge_protocol::clr_event::{ClrEvent, kind};
+
+    use super::*;
+    use crate::engine::samples::tests::header;
+
+    fn of(aggregate: &Aggregate, id: LabelsId) -> Vec<(&str, &str)> {
+        aggregate.labels_of(id).iter().map(|(name, value)| (&**name, &**value)).collect()
+    }
+
+    #[test]
+    fn an_exception_has_its_type_and_message_and_whether_it_was_thrown_before() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        let event = ClrEvent {
+            kind: kind::EXCEPTION,
+            type_name: "Shop.Sold",
+            message: "item\n7",
+            flags: flag::RETHROWN,
+            ..ClrEvent::default()
+        };
+        let id = labels(Kind::Exceptions, &Block::new(&event), &mut aggregate);
+        let expected = [
+            ("exception type", "Shop.Sold"),
+            ("exception message", "item 7"),
+            ("rethrown", "true"),
+        ];
+        assert_eq!(of(&aggregate, id), expected);
+    }
+
+    #[test]
+    fn an_allocation_stands_for_as_many_as_its_size_makes_likely() {
+        let of = |size, value, time| {
+            let event = ClrEvent { kind: kind::ALLOCATION, size, value, ..ClrEvent::default() };
+            let header = Header { time, weight: 1, ..header(0) };
+            amounts(Kind::Allocations, &Block::new(&event), &header)
+        };
+        let (count, bytes) = of(32, 0, 1);
+        assert!((3_200..3_202).contains(&count) && (102_400..102_450).contains(&bytes));
+        // The runtime says what a tick stands for.
+        assert_eq!(of(100, 102_400, 1).0, 1024);
+        assert!((102_400..=102_401).contains(&of(0, 0, 1).0));
+        // One and a half on average.
+        let sum: u32 = (0..10_000).map(|time| of(100, 150, time).0).sum();
+        assert!((14_700..15_300).contains(&sum), "{sum}");
+    }
+
+    #[test]
+    fn a_process_with_messages_without_end_has_a_bounded_number_of_them() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        let mut last = LabelsId::NONE;
+        for number in 0..3 * MOST_LABELS {
+            let message = number.to_string();
+            let event = ClrEvent { type_name: "E", message: &message, ..ClrEvent::default() };
+            last = labels(Kind::Exceptions, &Block::new(&event), &mut aggregate);
+        }
+        assert!(aggregate.label_sets() <= MOST_LABELS + 2);
+        assert_eq!(of(&aggregate, last), [("exception type", "E")]);
+    }
+}

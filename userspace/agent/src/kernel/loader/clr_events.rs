@@ -1,0 +1,79 @@
+//! The program and maps of the CLR's events.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::maps::{Array, MapData, RingBuf};
+use aya::programs::UProbe;
+use aya::{Ebpf, EbpfLoader, Pod};
+
+use super::{HotValue, LoadError, map, program};
+
+const PROGRAM: &str = "clr_event";
+
+/// Sets of working memory at least: events of one CPU may interrupt each other.
+const LEAST_SETS: u32 = 16;
+
+/// Switched on by [`super::Settings::clr_events`].
+pub(super) struct ClrEvents {
+    pub(super) ring: RingBuf<MapData>,
+    hot: Array<MapData, HotValue>,
+    paces: Array<MapData, PaceValue>,
+    sets: u32,
+}
+
+/// The events of one CPU.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PaceValue {
+    window: u32,
+    taken: u32,
+    raw: u32,
+    refused: u32,
+}
+// SAFETY: plain words without padding.
+unsafe impl Pod for PaceValue {}
+
+pub(super) fn sets(cpus: u32) -> u32 {
+    cpus.saturating_mul(2).max(LEAST_SETS)
+}
+
+/// Sets the sizes of the maps.
+pub(super) fn size<'a>(loader: &mut EbpfLoader<'a>, cpus: u32, sets: &'a u32, ring_bytes: u32) {
+    for name in ["CLR_EVENT_HOT", "CLR_EVENT_RECORD", "CLR_EVENT_CACHE", "CLR_EVENT_IN_USE"] {
+        loader.map_max_entries(name, *sets);
+    }
+    loader
+        .map_max_entries("CLR_EVENT_PACES", cpus)
+        .map_max_entries("CLR_EVENTS", ring_bytes)
+        .override_global("CLR_EVENT_SETS", sets, true);
+}
+
+impl ClrEvents {
+    /// And the program, for [`crate::kernel::probes`].
+    pub(super) fn of(ebpf: &mut Ebpf, cpus: u32) -> Result<(Self, OwnedFd), LoadError> {
+        let named = |source| LoadError::Program { name: PROGRAM, source };
+        let loaded: &mut UProbe = program(ebpf, PROGRAM)?;
+        loaded.load().map_err(named)?;
+        let fd = loaded.fd().map_err(named)?.as_fd().try_clone_to_owned();
+        let fd = fd.map_err(|source| LoadError::Memory { name: PROGRAM, source })?;
+        let events = Self {
+            ring: map(ebpf, "CLR_EVENTS")?,
+            hot: map(ebpf, "CLR_EVENT_HOT")?,
+            paces: map(ebpf, "CLR_EVENT_PACES")?,
+            sets: sets(cpus),
+        };
+        Ok((events, fd))
+    }
+
+    /// A counter, of all sets.
+    pub(super) fn count(&self, counter: usize) -> u64 {
+        let all = (0..self.sets).filter_map(|set| self.hot.get(&set, 0).ok());
+        all.filter_map(|hot| hot.counters.get(counter).copied()).sum()
+    }
+
+    /// Events beyond what a CPU takes, or without working memory.
+    pub(super) fn refused(&self, cpus: u32) -> u64 {
+        let all = (0..cpus).filter_map(|cpu| self.paces.get(&cpu, 0).ok());
+        all.map(|pace| u64::from(pace.refused)).sum()
+    }
+}

@@ -1,0 +1,176 @@
+//! Events of a process's runtime: exceptions, waits for locks, allocations.
+//!
+//! The bridge reports them by calling an empty function, where a probe of the kernel's runs the BPF
+//! program. The probe is attached first, on a thread of its own; then the bridge gets the wish. A bridge
+//! or a runtime that has no events of a kind is served without, and the reason is kept.
+
+use std::time::{Duration, Instant};
+
+use strata_bridge_protocol::clr_event;
+use strata_bridge_protocol::control::wish;
+use strata_kinds::{Kind, Kinds};
+
+use super::{Managed, State};
+use crate::kernel::probes::Arrival;
+use crate::processes::table::ImageId;
+
+/// How long the mapping of a bridge is waited for.
+const UNMAPPED: Duration = Duration::from_secs(5);
+
+// The bridge's numbers of kinds are those of the table.
+const _: () = {
+    assert!(clr_event::kind::EXCEPTION == Kind::Exceptions as u8);
+    assert!(clr_event::kind::LOCK == Kind::Locks as u8);
+    assert!(clr_event::kind::ALLOCATION == Kind::Allocations as u8);
+};
+
+/// The kinds that bridges report.
+pub const KINDS: Kinds =
+    Kinds::NONE.with(Kind::Exceptions, true).with(Kind::Locks, true).with(Kind::Allocations, true);
+
+/// What is wanted of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Of [`KINDS`].
+    pub kinds: Kinds,
+    /// Exceptions with their messages.
+    pub messages: bool,
+}
+
+impl Wanted {
+    fn wishes(self) -> u64 {
+        let all = [
+            (Kind::Exceptions, wish::EXCEPTIONS),
+            (Kind::Locks, wish::LOCKS),
+            (Kind::Allocations, wish::ALLOCATIONS),
+        ];
+        let wanted = all.into_iter().filter(|(kind, _)| self.kinds.contains(*kind));
+        let messages = if self.messages { wish::MESSAGES } else { 0 };
+        wanted.fold(messages, |wishes, (_, wish)| wishes | wish)
+    }
+}
+
+#[derive(Debug, Default)]
+enum Progress {
+    #[default]
+    Idle,
+    /// The function's address is in no mapping that is known, since then.
+    Unmapped(Instant),
+    Attaching,
+    Reporting,
+    Failed(String),
+}
+
+/// The events of one process.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    pub wanted: Wanted,
+    progress: Progress,
+    /// Of the kinds wanted, those that its bridge does not have.
+    absent: Kinds,
+}
+
+impl Events {
+    /// Why there are no events, or not of every kind.
+    pub fn missing(&self) -> Option<String> {
+        if let Progress::Failed(why) = &self.progress {
+            return Some(why.clone());
+        }
+        (!self.absent.is_empty())
+            .then(|| format!("its runtime or its bridge reports no {}", self.absent))
+    }
+}
+
+/// A process that a probe is wanted in.
+pub struct Candidate {
+    pub image: ImageId,
+    pub pid: u32,
+    pub address: u64,
+}
+
+impl Managed {
+    /// The events wanted of processes that are attached to from now on.
+    pub fn want_events(&mut self, wanted: Wanted) {
+        self.events = Wanted { kinds: wanted.kinds.and(KINDS), ..wanted };
+    }
+
+    /// The same of one process, where each is decided on.
+    pub fn want_events_of(&mut self, image: ImageId, kinds: Kinds) {
+        let kinds = kinds.and(self.events.kinds);
+        if let Some(target) = self.targets.get_mut(&image) {
+            target.events.wanted = Wanted { kinds, ..self.events };
+        }
+    }
+
+    /// Processes whose bridge has reported everything, and whose events are wanted.
+    pub fn events_to_attach(&mut self) -> Vec<Candidate> {
+        if self.events.kinds.is_empty() {
+            return Vec::new();
+        }
+        let mut candidates = Vec::new();
+        for (image, target) in &mut self.targets {
+            let (State::Attached(bridge), Progress::Idle | Progress::Unmapped(_)) =
+                (&target.state, &target.events.progress)
+            else {
+                continue;
+            };
+            let wanted = target.events.wanted.kinds;
+            if !target.runtime.enumerated || wanted.is_empty() {
+                continue;
+            }
+            let (address, kinds) = bridge.events();
+            let has = |kind: &Kind| kinds >> *kind as u8 & 1 == 1;
+            target.events.absent = wanted.iter().filter(|kind| !has(kind)).collect();
+            if address == 0 {
+                let why = "the bridge in it is of an older version, which reports no events: \
+                           restart the process";
+                target.events.progress = Progress::Failed(why.to_owned());
+            } else if target.events.absent != wanted {
+                candidates.push(Candidate { image: *image, pid: target.pid, address });
+            }
+        }
+        candidates
+    }
+
+    /// The bridge's function is in no known mapping yet.
+    pub fn events_unmapped(&mut self, image: ImageId) {
+        let Some(target) = self.targets.get_mut(&image) else { return };
+        match target.events.progress {
+            Progress::Unmapped(since) if since.elapsed() > UNMAPPED => {
+                let why = "the function that its bridge names is in no mapped file";
+                target.events.progress = Progress::Failed(why.to_owned());
+            }
+            Progress::Unmapped(_) => {}
+            _ => target.events.progress = Progress::Unmapped(Instant::now()),
+        }
+    }
+
+    /// A probe is being attached.
+    pub fn events_attaching(&mut self, image: ImageId) {
+        if let Some(target) = self.targets.get_mut(&image) {
+            target.events.progress = Progress::Attaching;
+        }
+    }
+
+    /// A probe is attached, or cannot be.
+    pub fn events_attached(&mut self, arrival: Arrival) {
+        // Without a bridge the probe is removed again.
+        let Some(target) = self.targets.get_mut(&arrival.image) else { return };
+        let State::Attached(bridge) = &mut target.state else { return };
+        let wishes = target.events.wanted.wishes();
+        let outcome = match arrival.outcome {
+            Ok(probe) => bridge.report_events(probe, wishes).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        target.events.progress = match outcome {
+            Ok(()) => {
+                tracing::info!(pid = target.pid, "events of a .NET process are reported");
+                Progress::Reporting
+            }
+            Err(why) => {
+                tracing::warn!(pid = target.pid, %why, "no events of a .NET process");
+                Progress::Failed(why)
+            }
+        };
+    }
+}
