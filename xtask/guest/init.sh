@@ -37,6 +37,8 @@ everything() {
         # What waits instead.
         section record-waits strata record -e off_cpu --output /tmp/waits.folded -- sleep 2
         section waits cat /tmp/waits.folded
+        section record-wall strata record -e wall --output /tmp/wall.folded -- sleep 2
+        section wall cat /tmp/wall.folded
 
         # On a CPU that was switched off and on again meanwhile.
         section record-switched strata record --frequency 199 --output /tmp/switched.folded \

@@ -257,12 +257,12 @@ fn state_of(task: *const task_struct) -> u32 {
     let offsets = activity_offsets();
     // SAFETY: offsets of fields, from the kernel's own type information; the verifier checks them.
     unsafe {
-        if offsets.on_cpu != 0 && field(task, offsets.on_cpu) != 0 {
+        // Both were words until 7.2: their low bytes hold all of their values.
+        if offsets.on_cpu != 0 && byte(task, offsets.on_cpu) != 0 {
             return STATE_RUNNING as u32;
         }
-        let is_queued = field(task, offsets.on_rq) != 0;
-        let is_delayed = offsets.delayed != 0
-            && core::ptr::read_volatile(task.cast::<u8>().add(offsets.delayed as usize)) != 0;
+        let is_queued = byte(task, offsets.on_rq) != 0;
+        let is_delayed = offsets.delayed != 0 && byte(task, offsets.delayed) != 0;
         let state = field(task, task_offsets().state);
         if is_queued && !is_delayed || state & !WAKING == 0 { STATE_RUNNABLE as u32 } else { state }
     }
@@ -397,6 +397,14 @@ fn send(
 fn put(record: &mut Record, index: usize, word: u64) {
     // All frames together are fewer.
     record.words[index & 4095] = word;
+}
+
+/// # Safety
+/// `offset` must be that of a field in `struct task_struct`.
+#[inline(always)]
+unsafe fn byte(task: *const task_struct, offset: u32) -> u8 {
+    // SAFETY: by the caller's promise.
+    unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize)) }
 }
 
 /// # Safety

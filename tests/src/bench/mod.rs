@@ -13,9 +13,10 @@
 //! | [`resident`] | what a daemon costs that runs for good |
 //! | [`starts`] | what it costs programs to start |
 //! | [`switches`] | what off-CPU time costs programs that switch |
+//! | [`wall`] | what passes over threads cost, for wall-clock time |
 //! | [`components`] | table building and symbolisation by themselves |
 //! | [`pairs`] | differences of pairs of runs, and how sure they are |
-//! | [`figure`] | a line of the table of the groups [`clr`], [`starts`], [`switches`] and [`resident`] |
+//! | [`figure`] | a line of the table of the groups [`clr`], [`starts`], [`switches`], [`wall`] and [`resident`] |
 //! | [`report`] | the table and the JSON file |
 //!
 //! Invariant: a figure that strata reports about itself is printed beside the one measured from
@@ -35,3 +36,4 @@ pub mod resident;
 pub mod scenes;
 pub mod starts;
 pub mod switches;
+pub mod wall;

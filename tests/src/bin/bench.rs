@@ -13,6 +13,7 @@ use strata_tests::bench::resident;
 use strata_tests::bench::scenes::{self, Scene};
 use strata_tests::bench::starts;
 use strata_tests::bench::switches;
+use strata_tests::bench::wall;
 use strata_tests::perf::CallGraph;
 use strata_tests::{machine, places};
 
@@ -21,6 +22,7 @@ const CLR: &str = "clr";
 const STARTS: &str = "starts";
 const DAEMON: &str = "daemon";
 const SWITCHES: &str = "switches";
+const WALL: &str = "wall";
 
 struct Options {
     scenes: Vec<Scene>,
@@ -28,6 +30,7 @@ struct Options {
     starts: bool,
     daemon: bool,
     switches: bool,
+    wall: bool,
     effort: Effort,
     seconds: f64,
     perf: bool,
@@ -41,8 +44,8 @@ fn usage() -> String {
 usage: bench [NAME]… [OPTIONS]
 
 names: scenes, `{CLR}` for what strata costs .NET programs, `{STARTS}` for what it costs programs
-to start, `{SWITCHES}` for what off-CPU time costs programs that switch, `{DAEMON}` for what a daemon
-costs that runs for good; without any: all scenes
+to start, `{SWITCHES}` for what off-CPU time costs programs that switch, `{WALL}` for what wall-clock
+time costs with many threads, `{DAEMON}` for what a daemon costs that runs for good; without any: all scenes
   {}
 
   --scene NAME     the same as NAME
@@ -67,6 +70,7 @@ fn options() -> Result<Option<Options>> {
         starts: false,
         daemon: false,
         switches: false,
+        wall: false,
         effort: Effort::default(),
         seconds: 20.0,
         perf: true,
@@ -93,6 +97,7 @@ fn options() -> Result<Option<Options>> {
             STARTS => options.starts = true,
             DAEMON => options.daemon = true,
             SWITCHES => options.switches = true,
+            WALL => options.wall = true,
             other if other.starts_with('-') => bail!("no option {other}\n{}", usage()),
             name => options.scenes.push(scene(name)?),
         }
@@ -103,7 +108,7 @@ fn options() -> Result<Option<Options>> {
     if group {
         options.clr = if parts.is_empty() { Part::ALL.to_vec() } else { parts };
     }
-    if group || options.starts || options.daemon || options.switches {
+    if group || options.starts || options.daemon || options.switches || options.wall {
         options.components = false;
     } else if options.scenes.is_empty() {
         options.scenes = scenes::ALL.to_vec();
@@ -115,7 +120,7 @@ fn names() -> Vec<String> {
     scenes::ALL
         .iter()
         .map(|s| s.name())
-        .chain([CLR, STARTS, DAEMON, SWITCHES].map(String::from))
+        .chain([CLR, STARTS, DAEMON, SWITCHES, WALL].map(String::from))
         .collect()
 }
 
@@ -166,6 +171,12 @@ fn main() -> Result<()> {
         match switches::measure(options.effort.pairs, options.effort.seconds) {
             Ok(figures) => report.figures.extend(figures),
             Err(error) => report.failed.push((SWITCHES.to_owned(), format!("{error:#}"))),
+        }
+    }
+    if options.wall {
+        match wall::measure(options.effort.seconds) {
+            Ok(figures) => report.figures.extend(figures),
+            Err(error) => report.failed.push((WALL.to_owned(), format!("{error:#}"))),
         }
     }
     if options.daemon {

@@ -40,9 +40,13 @@ pub fn judge(transcript: &Transcript, kernel: &Kernel, with_strata: bool) -> Res
     let host = recording(transcript, "host").context("recorded host-wide")?;
     text_of(transcript, "record-waits").context("strata record -e off_cpu -- sleep 2")?;
     let waits = waits(transcript).context("what `sleep 2` waits for")?;
+    text_of(transcript, "record-wall").context("strata record -e wall -- sleep 2")?;
+    let wall = wall(transcript).context("all time of `sleep 2`")?;
     text_of(transcript, "record-switched").context("strata record while a CPU goes and comes")?;
     let switched = recording(transcript, "switched").context("on a CPU that was switched on")?;
-    Ok(format!("as a child {child}; host-wide {host}; on a CPU switched on {switched}; {waits}"))
+    Ok(format!(
+        "as a child {child}; host-wide {host}; on a CPU switched on {switched}; {waits}; {wall}"
+    ))
 }
 
 /// A program that sleeps for two seconds waits in the kernel's timer for as long. A guest's clock is
@@ -55,6 +59,16 @@ fn waits(transcript: &Transcript) -> Result<String> {
     let texts = || stacks.iter().map(Stack::text).collect::<Vec<_>>().join("\n  ");
     ensure!((1.9..3.0).contains(&seconds), "it slept for {seconds:.2} s:\n  {}", texts());
     Ok(format!("{seconds:.2} s of waiting"))
+}
+
+/// The same by passes over threads, which leave the scheduler's own functions out.
+fn wall(transcript: &Transcript) -> Result<String> {
+    let stacks = profile::parse(text_of(transcript, "wall")?)?;
+    let sleeps = stacks.iter().filter(|stack| stack.has("hrtimer_nanosleep"));
+    let seconds = sleeps.map(|stack| stack.count as f64 / 1e9).sum::<f64>();
+    let texts = || stacks.iter().map(Stack::text).collect::<Vec<_>>().join("\n  ");
+    ensure!((1.5..3.0).contains(&seconds), "it slept for {seconds:.2} s:\n  {}", texts());
+    Ok(format!("{seconds:.2} s of wall-clock time asleep"))
 }
 
 fn text_of<'a>(transcript: &'a Transcript, name: &str) -> Result<&'a str> {

@@ -1,0 +1,44 @@
+/* sleepers COUNT ACTIVE SECONDS: COUNT threads, of which ACTIVE sleep 20 ms at a time and the others until
+ * the end. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile double end = 1e18;
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static void *rests(void *unused) {
+    for (;;) pause();
+    return unused;
+}
+
+static void *naps(void *unused) {
+    struct timespec time = {0, 20000000};
+    while (now() < end) nanosleep(&time, NULL);
+    return unused;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 4) return 2;
+    int count = atoi(argv[1]), active = atoi(argv[2]);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 65536);
+    for (int i = 0; i < count; i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, i < active ? naps : rests, NULL) != 0) return 1;
+    }
+    end = now() + atof(argv[3]);
+    printf("ready\n");
+    fflush(stdout);
+    while (now() < end) usleep(100000);
+    _exit(0);
+}
