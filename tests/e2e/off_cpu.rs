@@ -128,6 +128,7 @@ fn a_wait_that_does_not_end_is_counted_as_long_as_it_was_recorded() -> Result<()
 fn the_burning_method_is_on_cpu_and_the_waiting_one_off_cpu() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
+    let mut all = Vec::new();
     for version in dotnet.versions() {
         let target = dotnet_running::start(&dotnet, version, "OnOff", &["600"])?;
         let recorded = record()?
@@ -153,8 +154,14 @@ fn the_burning_method_is_on_cpu_and_the_waiting_one_off_cpu() -> Result<()> {
         println!("{version}: on CPU {on:.2?}, waits {waits:.2} s, whole {whole:.2} s");
         // The counts of CPU samples.
         assert!(on[0] > on[1] * 0.9, "{version}");
-        assert!((26.0..31.5).contains(&waits) && whole > waits * 0.98, "{version}");
+        // Threads that spin before they wait switch so often that one switch of several is recorded:
+        // of 300 waits, each for four others, the sum has a standard error of a tenth.
+        assert!((20.0..40.0).contains(&waits) && whole > waits * 0.98, "{version}");
+        all.push(waits);
     }
+    let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
+    println!("mean {mean:.2} s");
+    assert!((25.0..35.0).contains(&mean));
     Ok(())
 }
 

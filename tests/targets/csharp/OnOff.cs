@@ -1,5 +1,4 @@
-// OnOff SECONDS: one thread burns, five wait for a delay of 20 ms, again and again.
-// Short ones: of a busy host's waits one of up to 16 is recorded, and stands for the others.
+// OnOff SECONDS: one thread burns, five wait for a delay of 100 ms, again and again.
 using System;
 using System.Diagnostics;
 using System.Threading;
@@ -20,7 +19,7 @@ static class OnOff
 
     static void Waits()
     {
-        while (clock.Elapsed.TotalSeconds < seconds) Task.Delay(20).Wait();
+        while (clock.Elapsed.TotalSeconds < seconds) Task.Delay(100).Wait();
     }
 
     static int Main(string[] arguments)
