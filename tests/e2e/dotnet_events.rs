@@ -349,8 +349,8 @@ fn allocations_have_their_classes_their_number_and_their_bytes() -> Result<()> {
             // The runtime samples: some 2,000 of each class here.
             assert!((count as f64 / made as f64 - 1.0).abs() < 0.25, "{version} {class}");
             assert!((size as f64 / made_bytes as f64 - 1.0).abs() < 0.25, "{version} {class}");
-            // Its first seconds are all there is, and the code is new.
-            assert!(whole as f64 > size as f64 * 0.95, "{version} {class}");
+            // Where the kernel has no tables for code yet, few stacks are copied.
+            assert!(whole as f64 > size as f64 * 0.97, "{version} {class}");
             let is_of = |stack: &Stack| {
                 stack.labels.get("allocation class").is_some_and(|label| label == class)
             };

@@ -1,5 +1,6 @@
 // Allocates GO ROUNDS: once the file GO exists, a thread allocates about 32 kB of each of three classes
-// in each round. Prints how many objects and how many bytes of each it made.
+// in each round. Prints how many objects and how many bytes of each it made since then. Before, it has
+// run long enough for its methods to be compiled for good.
 using System;
 using System.IO;
 using System.Runtime.CompilerServices;
@@ -23,10 +24,18 @@ namespace Shop
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void MakeLarge() { for (int i = 0; i < 4; i++) kept = new long[1000]; }
 
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Round() { MakeSmall(); MakeMiddle(); MakeLarge(); }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Rounds(int count) { for (int round = 0; round < count; round++) Round(); }
+
         static void Work(string go, int rounds)
         {
+            for (int i = 0; i < 50; i++) { Rounds(20); Thread.Sleep(40); }
+            Console.WriteLine("ready");
             while (!File.Exists(go)) Thread.Sleep(10);
-            for (int round = 0; round < rounds; round++) { MakeSmall(); MakeMiddle(); MakeLarge(); }
+            Rounds(rounds);
         }
 
         static int Main(string[] arguments)
@@ -34,7 +43,6 @@ namespace Shop
             int rounds = int.Parse(arguments[1]);
             var thread = new Thread(() => Work(arguments[0], rounds));
             thread.Start();
-            Console.WriteLine("ready");
             thread.Join();
             Console.WriteLine(
                 $"small={rounds * 1000L} small_bytes={rounds * 1000L * 32}"
