@@ -7,10 +7,10 @@
 //! steps of 8 bytes, and the header, of 24 bytes, begins with the class (src/coreclr/vm/method.hpp,
 //! `GetMethodDescChunk`).
 //!
-//! That is not part of any interface, so it is used only as far as it has been verified. **Invariant:**
-//! nothing is read in a runtime newer than those this was tried on, and no class is taken from
-//! there before the same reading has given the class that the interface reports for some functions,
-//! or after it has once given another.
+//! That is not part of any interface, so it is used only as far as it has been verified.
+//! **Invariant:** nothing is read in a runtime newer than those this was tried on, and no class is
+//! taken from there before the same reading has given the class that the interface reports for some
+//! functions, or after it has once given another.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -19,7 +19,8 @@ use crate::session::Session;
 /// The newest runtime that this was tested on.
 const NEWEST_MAJOR: u16 = 10;
 
-/// Functions for which the reading must have been right: an address of 48 bits is not there by chance.
+/// Functions for which the reading must have been right: an address of 48 bits is not there by
+/// chance.
 const PROOFS: u32 = 3;
 /// So many of them not at the start of their chunk, which proves its index.
 const FAR_PROOFS: u32 = 1;

@@ -142,8 +142,8 @@ fn code_bytes(piece: &NativeRange, most: usize) -> &'static [u8] {
     unsafe { std::slice::from_raw_parts(piece.start as *const u8, piece.size.min(most)) }
 }
 
-/// Code that replaces a running loop's begins with reading the frame it takes over:
-/// `mov rax, [rbp+n]` (src/coreclr/jit/codegenxarch.cpp, `genOSRHandleTier0CalleeSavedRegistersAndFrame`).
+/// Code that replaces a running loop's begins with reading the frame it takes over: `mov rax,
+/// [rbp+n]` (src/coreclr/jit/codegenxarch.cpp, `genOSRHandleTier0CalleeSavedRegistersAndFrame`).
 fn is_osr(code: &[u8]) -> bool {
     matches!(code, [0x48, 0x8b, 0x45 | 0x85, ..])
 }

@@ -1,11 +1,12 @@
 //! Events of the runtime's with the stack of their thread.
 //!
-//! A callback calls [`report`], which calls an empty function with the address of what there is to say.
-//! strata has a probe there while it wants events: its BPF program walks the calling thread's stack,
-//! with the rules that samples of the CPU have too. Without a probe the call costs a nanosecond.
+//! A callback calls [`report`], which calls an empty function with the address of what there is to
+//! say. strata has a probe there while it wants events: its BPF program walks the calling thread's
+//! stack, with the rules that samples of the CPU have too. Without a probe the call costs a
+//! nanosecond.
 //!
-//! **Invariant:** an event costs the same bounded time whatever strata does: it is counted against a
-//! budget first ([`crate::sampling`]), and nothing waits for a reader.
+//! **Invariant:** an event costs the same bounded time whatever strata does: it is counted against
+//! a budget first ([`crate::sampling`]), and nothing waits for a reader.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,7 +33,8 @@ pub const MESSAGES: u64 = 1 << 63;
 
 #[cfg(target_arch = "x86_64")]
 mod probed {
-    // The bytes are `clr_event::FUNCTION`. Local: a symbol of another library cannot take its place.
+    // The bytes are `clr_event::FUNCTION`. Local: a symbol of another library cannot take its
+    // place.
     std::arch::global_asm!(
         ".pushsection .text.strata_event,\"ax\",@progbits",
         ".p2align 4",
@@ -73,7 +75,8 @@ pub fn function() -> u64 {
     probed::address()
 }
 
-/// The kinds of an owner's wishes that a runtime with this interface has, a bit each, and [`MESSAGES`].
+/// The kinds of an owner's wishes that a runtime with this interface has, a bit each, and
+/// [`MESSAGES`].
 pub fn wanted(wishes: &Wishes, interface: u32) -> u64 {
     let bits = [
         (wish::EXCEPTIONS, 1 << kind::EXCEPTION),

@@ -1,11 +1,12 @@
 //! Events of thrown exceptions.
 //!
-//! `ExceptionThrown` is called on every runtime, also for an exception that is thrown again. One that
-//! was thrown before has a stack trace already: a plain `throw` clears it first (src/coreclr/vm,
-//! `ClearStackTraceForThrow`), `throw;` and `ExceptionDispatchInfo.Throw` keep it.
+//! `ExceptionThrown` is called on every runtime, also for an exception that is thrown again. One
+//! that was thrown before has a stack trace already: a plain `throw` clears it first
+//! (src/coreclr/vm, `ClearStackTraceForThrow`), `throw;` and `ExceptionDispatchInfo.Throw` keep it.
 //!
-//! **Invariant:** nothing here calls the runtime with an id that is not of the thrown object, which is
-//! alive; nothing allocates or waits for a collection, because a collection waits for this thread.
+//! **Invariant:** nothing here calls the runtime with an id that is not of the thrown object, which
+//! is alive; nothing allocates or waits for a collection, because a collection waits for this
+//! thread.
 
 use std::sync::atomic::Ordering;
 
@@ -106,8 +107,8 @@ fn fields(session: &Session, class: usize) -> Option<Fields> {
     (word != NONE).then(|| Fields::unpack(word))
 }
 
-/// Finds the fields of `System.Exception`: the class whose base is `System.Object`, among the bases of
-/// a thrown object's.
+/// Finds the fields of `System.Exception`: the class whose base is `System.Object`, among the bases
+/// of a thrown object's.
 #[inline(never)]
 fn look_for_fields(session: &Session, class: usize) -> Option<Fields> {
     let info = session.info();

@@ -37,9 +37,8 @@ unsafe fn headers<'a>(base: usize) -> Option<Headers<'a>> {
 }
 
 impl Image {
-    /// # Safety
-    /// `base` is 0, or a PE image that the runtime loaded lies there: flat as in its file, or mapped
-    /// section by section.
+    /// # Safety `base` is 0, or a PE image that the runtime loaded lies there: flat as in its file,
+    /// or mapped section by section.
     pub unsafe fn read(base: usize, flat: bool) -> Image {
         if base == 0 {
             return Image::default();

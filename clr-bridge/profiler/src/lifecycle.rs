@@ -81,7 +81,8 @@ pub fn as_guest(work: impl FnOnce(Option<&Session>)) {
 /// # Safety
 /// `unknown` is null or the runtime's info object.
 pub unsafe fn start(unknown: *mut c_void, loading: Loading) -> HResult {
-    // The runtime does not refuse a second attach of the same library: statics would be overwritten.
+    // The runtime does not refuse a second attach of the same library: statics would be
+    // overwritten.
     if PLACE.compare_exchange(FREE, TAKEN, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return ALREADY_ACTIVE;
     }
@@ -118,7 +119,8 @@ fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
     // Before the events: they may come at once.
     SESSION.store(session, Ordering::Release);
     if !living.set_events(eager) || !own_thread::spawn(living) {
-        // No callback of ours is running yet: the runtime counts this one, and no event was allowed.
+        // No callback of ours is running yet: the runtime counts this one, and no event was
+        // allowed.
         SESSION.store(std::ptr::null_mut(), Ordering::SeqCst);
         wait_for_guests();
         living.shared().set_state(State::Failed);

@@ -20,8 +20,8 @@
 //! - *Threads* are listed once. Those that end are noted before, and not queried.
 //! - *Unloads that began before the bridge attached* are waited for: see [`Lifetimes::settle`].
 //!
-//! No runtime lock is held in the callbacks that wait, with one exception: a detached thread's end is
-//! reported under the lock of the thread list. Sections of the threads' gate take no lock.
+//! No runtime lock is held in the callbacks that wait, with one exception: a detached thread's end
+//! is reported under the lock of the thread list. Sections of the threads' gate take no lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

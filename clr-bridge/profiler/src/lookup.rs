@@ -1,9 +1,9 @@
 //! The bridge's own thread: it applies the owner's wishes, reports what existed before, and answers
 //! requests.
 //!
-//! **Invariant:** it never becomes a thread of the runtime's: one that does may not ask which function
-//! an address belongs to (0x80131363). It calls nothing that needs one: no EventPipe, nothing that
-//! creates objects.
+//! **Invariant:** it never becomes a thread of the runtime's: one that does may not ask which
+//! function an address belongs to (0x80131363). It calls nothing that needs one: no EventPipe,
+//! nothing that creates objects.
 //!
 //! It is also the one that asks the runtime to detach: when the owner requests it, and by itself
 //! when strata attached the bridge and was killed. That is its last act, so that by the time the

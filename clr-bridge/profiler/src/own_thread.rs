@@ -1,7 +1,7 @@
 //! The bridge's own thread: its start, its end, and what contains its panics.
 //!
-//! A plain thread with every signal blocked and a small stack. It sleeps on the doorbell of the shared
-//! memory ([`strata_bridge_protocol::doorbell`]), which also ends it.
+//! A plain thread with every signal blocked and a small stack. It sleeps on the doorbell of the
+//! shared memory ([`strata_bridge_protocol::doorbell`]), which also ends it.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};

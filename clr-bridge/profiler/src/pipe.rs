@@ -1,13 +1,13 @@
-//! The runtime's own events (EventPipe) inside the process: waits for locks and allocations, from .NET 5
-//! on.
+//! The runtime's own events (EventPipe) inside the process: waits for locks and allocations, from
+//! .NET 5 on.
 //!
-//! A session makes the runtime call `EventPipeEventDelivered` on the thread that an event is of. It is
-//! opened and closed on a thread that exists only for that: `EventPipeStartSession` turns its caller into a
-//! thread of the runtime's, which may not ask about addresses any more. The first one takes up to
-//! 120 ms.
+//! A session makes the runtime call `EventPipeEventDelivered` on the thread that an event is of. It
+//! is opened and closed on a thread that exists only for that: `EventPipeStartSession` turns its
+//! caller into a thread of the runtime's, which may not ask about addresses any more. The first one
+//! takes up to 120 ms.
 //!
-//! **Invariant:** a session is closed before the bridge is detached: one that is left open would deliver
-//! into the next attach, before its state exists.
+//! **Invariant:** a session is closed before the bridge is detached: one that is left open would
+//! deliver into the next attach, before its state exists.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};

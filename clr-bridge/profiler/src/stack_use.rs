@@ -58,8 +58,8 @@ fn paint() -> usize {
 #[inline(never)]
 fn used(lowest: usize) -> usize {
     let is_painted = |number: &usize| {
-        // SAFETY: this thread's stack, which `paint` has had all the pages of; what is there is only
-        // looked at, and this function's own frame is at the other end.
+        // SAFETY: this thread's stack, which `paint` has had all the pages of; what is there is
+        // only looked at, and this function's own frame is at the other end.
         unsafe { std::ptr::read_volatile((lowest + 8 * number) as *const u64) == PAINT }
     };
     let untouched = (0..PAINTED / 8).take_while(is_painted).count();

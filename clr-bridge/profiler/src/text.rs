@@ -4,8 +4,8 @@ use std::mem::MaybeUninit;
 
 /// UTF-8 text in a fixed buffer. Text that does not fit is truncated at a character boundary.
 ///
-/// **Invariant:** the first `length` bytes are whole characters, and the others are never read: most
-/// texts are short, and their room is not cleared first.
+/// **Invariant:** the first `length` bytes are whole characters, and the others are never read:
+/// most texts are short, and their room is not cleared first.
 pub struct Text<const N: usize> {
     bytes: [MaybeUninit<u8>; N],
     length: usize,

@@ -15,7 +15,8 @@ use crate::text::Text;
 const DEEPEST_NESTING: usize = 16;
 /// Type specifications within type specifications.
 const DEEPEST: u32 = 8;
-/// Type arguments within type arguments; deeper ones count as shared. Each takes stack of the app's.
+/// Type arguments within type arguments; deeper ones count as shared. Each takes stack of the
+/// app's.
 const DEEPEST_ARGUMENT: u32 = 16;
 
 /// The most generic parameters reported for one type or method.

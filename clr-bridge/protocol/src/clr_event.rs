@@ -1,10 +1,10 @@
 //! What the bridge passes with an event of the runtime's: an exception, a wait for a lock, an
 //! allocation.
 //!
-//! The bridge calls an empty function with the address of a [`Block`]. strata has a BPF program there,
-//! which walks the thread's stack and copies the block. The program reads only the first two words: the
-//! kind and the weight, and the value. The function starts with [`FUNCTION`], so that strata can check
-//! that it is there before it attaches to it.
+//! The bridge calls an empty function with the address of a [`Block`]. strata has a BPF program
+//! there, which walks the thread's stack and copies the block. The program reads only the first two
+//! words: the kind and the weight, and the value. The function starts with [`FUNCTION`], so that
+//! strata can check that it is there before it attaches to it.
 //!
 //! Invariant: any bytes are a block or are refused; texts are within the block.
 
@@ -12,8 +12,8 @@
 pub const BLOCK_WORDS: usize = 64;
 const BLOCK_BYTES: usize = BLOCK_WORDS * 8;
 
-/// The function's code: `nop; ret` (a probe on `nop` costs the least), and bytes that no other function
-/// starts with.
+/// The function's code: `nop; ret` (a probe on `nop` costs the least), and bytes that no other
+/// function starts with.
 pub const FUNCTION: [u8; 16] = *b"\x90\xc3strata-event-1";
 
 /// Numbers of [`ClrEvent::kind`]: those of strata's kinds of samples.
@@ -51,8 +51,8 @@ pub struct ClrEvent<'a> {
     pub flags: u8,
     /// How many events it stands for.
     pub weight: u32,
-    /// What all of these have: nanoseconds of waiting; bytes allocated, or 0 where that follows from
-    /// the size and [`SAMPLED_EVERY`].
+    /// What all of these have: nanoseconds of waiting; bytes allocated, or 0 where that follows
+    /// from the size and [`SAMPLED_EVERY`].
     pub value: u64,
     /// Bytes of the allocated object; more than 32 bits can say is the most they can.
     pub size: u64,

@@ -1,9 +1,9 @@
 //! The doorbell: a word that the bridge's thread sleeps on, so that an idle bridge costs nothing.
 //!
 //! A futex (futex(2)) in the control page. The owner counts it up and wakes after it has written
-//! wishes or requests; the process itself does so when its thread is to look for another reason. The
-//! thread reads the word, looks at everything, and sleeps only while the word is what it was: a ring
-//! between the look and the sleep is not missed.
+//! wishes or requests; the process itself does so when its thread is to look for another reason.
+//! The thread reads the word, looks at everything, and sleeps only while the word is what it was: a
+//! ring between the look and the sleep is not missed.
 //!
 //! Both count in parts of their own ([`OWNER_PART`], [`BRIDGE_STEP`]), because the owner's write is
 //! not atomic with the bridge's: one cannot undo the other's ring.
@@ -47,8 +47,8 @@ pub(crate) fn wait(word: &AtomicU64, seen: u32, nanoseconds: u64) {
     unsafe { libc::syscall(libc::SYS_futex, half, libc::FUTEX_WAIT, seen, &raw const time) };
 }
 
-/// Wakes the thread that sleeps on the word at this address. There is one: a process that has others
-/// sleep there keeps its own bridge asleep.
+/// Wakes the thread that sleeps on the word at this address. There is one: a process that has
+/// others sleep there keeps its own bridge asleep.
 pub(crate) fn wake(half: *const u32) {
     // SAFETY: only the address matters to the kernel, and what is not mapped is an error.
     unsafe { libc::syscall(libc::SYS_futex, half, libc::FUTEX_WAKE, 1) };

@@ -12,9 +12,9 @@
 //! | both | [`record`], [`event`] and [`clr_event`]: what is reported; [`status`], [`control`]: the bridge's state, the owner's wishes |
 //!
 //! Below these: [`layout`] (every number), [`field`] (a record's bytes), [`log`] and [`ring`]
-//! (appending and pushing without a lock), [`contexts`], [`owner`] (the lock), [`doorbell`], [`shared_file`]
-//! (memfds, seals, forks), [`memory`] (what the algorithms run on: mapped memory, or a model
-//! checker's).
+//! (appending and pushing without a lock), [`contexts`], [`owner`] (the lock), [`doorbell`],
+//! [`shared_file`] (memfds, seals, forks), [`memory`] (what the algorithms run on: mapped memory,
+//! or a model checker's).
 //!
 //! # Rules
 //!

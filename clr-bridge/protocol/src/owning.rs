@@ -1,4 +1,5 @@
-//! Owning a bridge: the lock, the wishes, the requests, the doorbell, the ring's tail. The daemon's side.
+//! Owning a bridge: the lock, the wishes, the requests, the doorbell, the ring's tail. The daemon's
+//! side.
 //!
 //! The owner writes into memory of a process that may do anything with it. `pwrite` would wait for
 //! the file's inode lock, which the process can hold for as long as it likes: by a `write` of its

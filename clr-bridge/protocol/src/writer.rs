@@ -136,8 +136,8 @@ impl Writer {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner).lives(beat, now)
     }
 
-    /// Takes the ownership for the bridge itself, so that no owner comes while it leaves. `false`: there
-    /// is an owner.
+    /// Takes the ownership for the bridge itself, so that no owner comes while it leaves. `false`:
+    /// there is an owner.
     #[must_use]
     pub fn claim(&self) -> bool {
         !self.is_forked() && self.watch.lock().unwrap_or_else(PoisonError::into_inner).claim()
@@ -235,7 +235,8 @@ impl Writer {
         }
     }
 
-    /// How much of the current segment is to have memory by now, and whether the next one is to be made.
+    /// How much of the current segment is to have memory by now, and whether the next one is to be
+    /// made.
     fn wanted_memory(&self, number: usize, segment: &LogSegment) -> (usize, bool) {
         let room = Segment::new(segment.mapping.region(), SEGMENT_SIZE).room();
         let wanted = (SEGMENT_SIZE - room.min(SEGMENT_SIZE) + LOG_STEP / 2).min(SEGMENT_SIZE);

@@ -85,8 +85,8 @@ impl End {
 /// What a record holds after its header.
 pub const FORM_UNWOUND: u8 = 0;
 pub const FORM_RAW: u8 = 1;
-/// The end of a wait: no stack. `value` is when the wait began, and the only word is when the thread
-/// was woken, or 0.
+/// The end of a wait: no stack. `value` is when the wait began, and the only word is when the
+/// thread was woken, or 0.
 pub const FORM_ENDED: u8 = 2;
 pub const ENDED_WORDS: usize = 1;
 
@@ -97,10 +97,10 @@ pub const NO_SYSCALL: u64 = u64::MAX;
 /// The state of a thread that would run if it had a CPU.
 pub const STATE_RUNNABLE: u64 = 0;
 
-/// The last words of a thread's record ([`FLAG_THREAD`]), after its frames: its state (`__state`, or one of
-/// the following), the number of the system call it is in or [`NO_SYSCALL`], how often it was switched
-/// out because it waited and because it had to, nanoseconds that it has run and that it has waited
-/// for a CPU, when it started, and when the pass before this one began.
+/// The last words of a thread's record ([`FLAG_THREAD`]), after its frames: its state (`__state`,
+/// or one of the following), the number of the system call it is in or [`NO_SYSCALL`], how often it
+/// was switched out because it waited and because it had to, nanoseconds that it has run and that
+/// it has waited for a CPU, when it started, and when the pass before this one began.
 pub const THREAD_WORDS: usize = 8;
 /// The state of a thread that is on a CPU. Its stack changes, and is not in the record.
 pub const STATE_RUNNING: u64 = u32::MAX as u64;
@@ -130,9 +130,9 @@ pub const FLAG_THREAD: u8 = 16;
 /// The sample is an event of the CLR's: its words end with [`EVENT_WORDS`] more.
 pub const FLAG_EVENT: u8 = 32;
 
-/// The last words of an event, after its frames or its copied stack: what the bridge passes with it, as
-/// it lay in the process's memory. Its layout is the bridge's (`strata-bridge-protocol`); the first
-/// byte is the kind.
+/// The last words of an event, after its frames or its copied stack: what the bridge passes with
+/// it, as it lay in the process's memory. Its layout is the bridge's (`strata-bridge-protocol`);
+/// the first byte is the kind.
 pub const EVENT_WORDS: usize = 64;
 /// What the program itself reads of it: kind, then weight in the upper half; value.
 pub const EVENT_KIND_WORD: usize = 0;

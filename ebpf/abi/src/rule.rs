@@ -105,8 +105,8 @@ impl Packed {
     }
 
     /// The same rule for code that leaves its frame by the Windows convention (what the CLR's
-    /// compilers emit): in a leaf frame, an epilogue is recognized by the instructions at the pc, and
-    /// the rule is for everywhere else.
+    /// compilers emit): in a leaf frame, an epilogue is recognized by the instructions at the pc,
+    /// and the rule is for everywhere else.
     #[must_use]
     pub const fn with_epilogue_check(self) -> Self {
         Self(self.0 | EPILOGUE_CHECK)
@@ -172,8 +172,8 @@ pub const FLAG_RA_OFFSET: u8 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Rule {
     pub packed: Packed,
-    /// DWARF number of the register the CFA counts from. Registers other than the stack pointer, the
-    /// frame pointer and the extra one are known in leaf frames only.
+    /// DWARF number of the register the CFA counts from. Registers other than the stack pointer,
+    /// the frame pointer and the extra one are known in leaf frames only.
     pub base: u8,
     pub flags: u8,
     pub ra_register: u8,

@@ -130,8 +130,8 @@ pub const WAIT_SLOT_BYTES: usize = 40;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Pass {
-    /// The process that reads the iterator (initial namespace). One that was left behind and comes back is
-    /// not it, and does nothing any more.
+    /// The process that reads the iterator (initial namespace). One that was left behind and comes
+    /// back is not it, and does nothing any more.
     pub reader: u32,
     /// The reader's own scratch memory, and its place in `WALKING`.
     pub slot: u32,
@@ -155,8 +155,8 @@ pub struct Walking {
     pub visited: u64,
     /// Of these, threads whose stacks were walked.
     pub walked: u64,
-    /// Of the thread that is looked at: when it started, how often it was switched out, its state, and
-    /// how often it was walked without tables.
+    /// Of the thread that is looked at: when it started, how often it was switched out, its state,
+    /// and how often it was walked without tables.
     pub start: u64,
     pub switches: u64,
     pub state: u32,

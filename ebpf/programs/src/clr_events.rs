@@ -1,9 +1,9 @@
 //! Events of the CLR: where a thread is when the bridge in its process reports one.
 //!
-//! The bridge calls an empty function of its own with the address of what it has to say; this program
-//! runs at that function's first instruction (a uprobe), on the reporting thread. It walks the stack,
-//! copies what the bridge says, and sends both up. The process is hostile: the words are copied as they
-//! are, only the kind is checked, and each CPU takes a bounded number in a window of time.
+//! The bridge calls an empty function of its own with the address of a block about the event; this
+//! program runs at that function's first instruction (a uprobe), on the reporting thread. It walks
+//! the stack, copies the block, and sends both up. The process is hostile: the words are copied as
+//! they are, only the kind is checked, and each CPU takes a bounded number in a window of time.
 //!
 //! A thread may lose its CPU in here to another one that reports an event too. So working memory is
 //! taken by a flag, and there is more of it than there are CPUs.
@@ -40,8 +40,8 @@ const WINDOW_SHIFT: u64 = 5;
 /// Events that a CPU takes in a window. A bridge reports fewer; a process that calls the function
 /// itself spends its own time, and room in the ring.
 const PER_WINDOW: u32 = 4096;
-/// Stacks of code without tables that a CPU copies in a window. The first events of a method are often
-/// its first calls, when its code is not published yet.
+/// Stacks of code without tables that a CPU copies in a window. The first events of a method are
+/// often its first calls, when its code is not published yet.
 const RAW_PER_WINDOW: u32 = 64;
 /// Sets of working memory that are tried.
 const TRIES: u32 = 8;
@@ -75,8 +75,8 @@ enum Admitted {
     WithoutCopy,
 }
 
-/// Whether this CPU takes one more event in this window, and may copy its stack. Another run on this CPU
-/// may interfere, and then a few more or fewer are taken.
+/// Whether this CPU takes one more event in this window, and may copy its stack. Another run on
+/// this CPU may interfere, and then a few more or fewer are taken.
 #[inline(always)]
 fn admit(cpu: u32) -> Admitted {
     let Some(pace) = CLR_EVENT_PACES.get_ptr_mut(cpu) else { return Admitted::No };
@@ -147,7 +147,7 @@ fn report(cpu: u32, set: u32, may_copy: bool) {
         (task, bpf_task_pt_regs(task) as *const u8)
     };
     // SAFETY: bpf_task_pt_regs returns a trusted pointer; the offsets lie within pt_regs.
-    let (mode, said) = unsafe { (saved(registers, SAVED_MODE), saved(registers, SAVED_ARGUMENT)) };
+    let (mode, block) = unsafe { (saved(registers, SAVED_MODE), saved(registers, SAVED_ARGUMENT)) };
     if !is_native(mode) {
         return;
     }
@@ -161,7 +161,7 @@ fn report(cpu: u32, set: u32, may_copy: bool) {
     } else {
         0
     };
-    send(hot, record, words, said);
+    send(hot, record, words, block);
 }
 
 #[inline(always)]
@@ -172,14 +172,15 @@ fn note_copy(cpu: u32) {
     }
 }
 
-/// Adds what the bridge says, and sends the record.
+/// Adds the bridge's block, and sends the record.
 #[inline(never)]
-fn send(hot: &mut Hot, record: &mut Record, words: u64, said: u64) {
+fn send(hot: &mut Hot, record: &mut Record, words: u64, block: u64) {
     let at = (words & 4095) as usize;
-    // SAFETY: `EVENT_WORDS` words at most 4095 words into the record's; the helper checks the source.
+    // SAFETY: `EVENT_WORDS` words at most 4095 words into the record's; the helper checks the
+    // source.
     let read = unsafe {
         let to = (&raw mut record.words).cast::<u64>().add(at);
-        bpf_probe_read_user(to.cast(), (EVENT_WORDS * 8) as u32, said as *const c_void)
+        bpf_probe_read_user(to.cast(), (EVENT_WORDS * 8) as u32, block as *const c_void)
     };
     if read != 0 {
         return;

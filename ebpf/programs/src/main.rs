@@ -6,7 +6,7 @@
 //! - [`off_cpu`]: the off-CPU sampler (`tp_btf`).
 //! - [`clr_events`]: events that the CLR bridge reports (`uprobe`).
 //! - [`threads`]: stacks of threads that do not run (`iter.s/task`).
-//! - [`arch`]: what they know of the machine.
+//! - [`task`]: fields of the kernel's threads. [`arch`]: what they know of the machine.
 //! - [`lifecycle`]: forgets a process's mappings the moment it executes another program.
 //!
 //! Invariant: nothing here trusts what it reads from a process; every index is masked, every
@@ -23,6 +23,7 @@ mod lifecycle;
 mod maps;
 mod off_cpu;
 mod sampler;
+mod task;
 mod threads;
 mod unwind;
 

@@ -72,8 +72,8 @@ pub static WALKING: Array<Walking, 1> = Array::new();
 #[btf_map]
 pub static QUARANTINE: HashMap<u32, u32, { QUARANTINED as usize }> = HashMap::new();
 
-/// What was last sent of each thread, by its number; the size is set by userspace. A thread that was
-/// evicted is only sent again.
+/// What was last sent of each thread, by its number; the size is set by userspace. A thread that
+/// was evicted is only sent again.
 #[btf_map]
 pub static SEEN: LruHashMap<u32, Seen, 64> = LruHashMap::new();
 
@@ -109,8 +109,8 @@ pub static WAIT_SLOTS: Array<WaitSlot, 1> = Array::new();
 #[btf_map]
 pub static CLR_EVENTS: RingBuf<Header, 4096> = RingBuf::new();
 
-/// Working memory of events: a thread that reports one may lose its CPU to another that does, so there
-/// are more than CPUs, each with a flag. How many is set by userspace.
+/// Working memory of events: a thread that reports one may lose its CPU to another that does, so
+/// there are more than CPUs, each with a flag. How many is set by userspace.
 #[btf_map]
 pub static CLR_EVENT_HOT: Array<Hot, 1> = Array::new();
 
@@ -144,8 +144,8 @@ pub struct Seen {
     /// As in the record.
     pub state: u32,
     pub epoch: u32,
-    /// The number of the pass in which it is walked again although it did not run, because tables were
-    /// missing; 0 if it need not be.
+    /// The number of the pass in which it is walked again although it did not run, because tables
+    /// were missing; 0 if it need not be.
     pub again: u32,
     /// How often that was.
     pub tries: u32,

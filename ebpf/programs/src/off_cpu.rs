@@ -1,16 +1,16 @@
 //! The off-CPU sampler: where threads are when they are switched out, and for how long.
 //!
 //! [`switched`] runs at every context switch, with the run queue locked and interrupts off. Of the
-//! waits of a thread some are chosen by chance; of those the stack is walked at once and sent up, and
-//! when one of them runs again its wait's end follows. [`woken`] notes when a chosen thread could have
-//! run.
+//! waits of a thread some are chosen by chance; of those the stack is walked at once and sent up,
+//! and when one of them runs again its wait's end follows. [`woken`] notes when a chosen thread
+//! could have run.
 //!
 //! Which share of a thread's waits is chosen depends only on how often the thread and its CPU were
-//! walked lately, never on how long a wait will last, and every record carries it as its weight: sums
-//! are unbiased. A thread that is switched now and then is walked each time.
+//! walked lately, never on how long a wait will last, and every record carries it as its weight:
+//! sums are unbiased. A thread that is switched now and then is walked each time.
 //!
-//! Invariant: nothing here waits, faults or allocates. A switch that is not chosen costs a look at two
-//! slots; at most a fixed number of stacks is walked in each window of time.
+//! Invariant: nothing here waits, faults or allocates. A switch that is not chosen costs a look at
+//! two slots; at most a fixed number of stacks is walked in each window of time.
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::task_struct;
@@ -37,6 +37,7 @@ use crate::sampler::{
     BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, kernel_stack,
     raw_stack, saved, user_stack, waits_ring,
 };
+use crate::task::{field, word};
 
 /// A window of time is 32 jiffies: 32 to 320 ms, by the kernel's HZ.
 const WINDOW_SHIFT: u64 = 5;
@@ -60,8 +61,8 @@ pub fn switched(context: BtfTracePointContext) -> i32 {
     let (preempted, from, to): (u64, *const task_struct, *const task_struct) =
         (context.arg(0), context.arg(1), context.arg(2));
     let offsets = task_offsets();
-    // SAFETY: tasks of the tracepoint, and offsets of fields from the kernel's own type information;
-    // the verifier checks both.
+    // SAFETY: tasks of the tracepoint, and offsets of fields from the kernel's own type
+    // information; the verifier checks both.
     let (from_tid, to_tid, state, memory) = unsafe {
         (
             field(from, offsets.pid),
@@ -145,8 +146,8 @@ fn send_end(tid: u32, began: u64, woken: u64, flags: u8) {
 #[inline(never)]
 fn choose(tid: u32, state: u32) -> u32 {
     let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return 0 };
-    // SAFETY: as in `end_wait`. Two threads that share a slot may take it from each other, and lose a
-    // wait by it; neither gets the other's.
+    // SAFETY: as in `end_wait`. Two threads that share a slot may take it from each other, and lose
+    // a wait by it; neither gets the other's.
     let slot = unsafe { &mut *slot };
     let window = window();
     if slot.owner != tid {
@@ -191,7 +192,8 @@ fn window() -> u32 {
 }
 
 /// Whether this switch is the chosen one of its block. In short blocks exactly one is, so that the
-/// number of samples is as even as can be; where few are chosen each switch is a block, and a chance.
+/// number of samples is as even as can be; where few are chosen each switch is a block, and a
+/// chance.
 ///
 /// A block goes on to its end, however often the thread is to be walked by then: that depends on
 /// whether its chosen switch has come, and sums would not be unbiased.
@@ -384,19 +386,3 @@ fn put(record: &mut Record, index: usize, word: u64) {
 
 const _: () = assert!(size_of::<WaitSlot>() == strata_abi::tables::WAIT_SLOT_BYTES);
 const _: () = assert!(size_of::<Header>() % 8 == 0);
-
-/// # Safety
-/// `offset` must be that of a `u32` in `struct task_struct`.
-#[inline(always)]
-unsafe fn field(task: *const task_struct, offset: u32) -> u32 {
-    // SAFETY: by the caller's promise.
-    unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize).cast()) }
-}
-
-/// # Safety
-/// `offset` must be that of a `u64` or pointer in `struct task_struct`.
-#[inline(always)]
-unsafe fn word(task: *const task_struct, offset: u64) -> u64 {
-    // SAFETY: by the caller's promise.
-    unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize).cast()) }
-}

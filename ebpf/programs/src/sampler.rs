@@ -114,9 +114,9 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     0
 }
 
-/// Whether a raw stack of a known process is worth waking userspace for. What the process has mapped
-/// lately is, of which only a few stacks may come this way. Code that a runtime has yet to announce
-/// comes with the next turn, but that has to come before no more stacks may.
+/// Whether a raw stack of a known process is worth waking userspace for. What the process has
+/// mapped lately is, of which only a few stacks may come this way. Code that a runtime has yet to
+/// announce comes with the next turn, but that has to come before no more stacks may.
 #[inline(always)]
 fn is_awaited(process: &Process) -> bool {
     process.flags & PROCESS_PATIENT == 0 || process.captures.is_multiple_of(PATIENT_WAKEUP)

@@ -1,8 +1,8 @@
 //! Passes over threads: a sleepable task iterator, run when userspace reads it.
 //!
-//! A thread that does not run has its registers saved and its stack lies still, so it is walked from
-//! outside, by the same unwinder, without stopping or even touching it. A thread on a CPU has stale
-//! saved registers: only its counters are sent, and its stack is left to the CPU sampler.
+//! A thread that does not run has its registers saved and its stack lies still, so it is walked
+//! from outside, by the same unwinder, without stopping or even touching it. A thread on a CPU has
+//! stale saved registers: only its counters are sent, and its stack is left to the CPU sampler.
 //!
 //! A thread that was not switched since it was last sent is where it was: it costs a look, and
 //! userspace counts its time by itself. Of the others the record says how long they have run and
@@ -33,6 +33,7 @@ use crate::maps::{
     THREADS_RECORD, WALKING, activity_offsets, count, task_mm, task_offsets, wanted_process,
 };
 use crate::sampler::{BPF_RB_NO_WAKEUP, Whose, emit, has_program, saved, threads_ring, user_stack};
+use crate::task::{byte, field, word};
 
 /// `struct bpf_iter__task` (kernel/bpf/task_iter.c).
 #[repr(C)]
@@ -83,8 +84,8 @@ pub extern "C" fn walk_threads(context: *const Context) -> i32 {
     0
 }
 
-/// Looks at a thread: whether it is sent. Its record is begun then. A call, as `finish` is, so that its
-/// variables are not on the stack while frames are walked: Linux 6.1 counts both together.
+/// Looks at a thread: whether it is sent. Its record is begun then. A call, as `finish` is, so that
+/// its variables are not on the stack while frames are walked: Linux 6.1 counts both together.
 #[inline(never)]
 fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
     // SAFETY: a map value.
@@ -96,7 +97,8 @@ fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
     if wanted != 0 && pid != wanted {
         return false;
     }
-    // SAFETY: as above. Threads of the kernel have no memory of their own, and ending ones none any more.
+    // SAFETY: as above. Threads of the kernel have no memory of their own, and ending ones none any
+    // more.
     unsafe {
         if field(task, activity_offsets().flags) & KERNEL_THREAD != 0 || word(task, task_mm()) == 0
         {
@@ -397,28 +399,4 @@ fn send(
 fn put(record: &mut Record, index: usize, word: u64) {
     // All frames together are fewer.
     record.words[index & 4095] = word;
-}
-
-/// # Safety
-/// `offset` must be that of a field in `struct task_struct`.
-#[inline(always)]
-unsafe fn byte(task: *const task_struct, offset: u32) -> u8 {
-    // SAFETY: by the caller's promise.
-    unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize)) }
-}
-
-/// # Safety
-/// `offset` must be that of a `u32` in `struct task_struct`.
-#[inline(always)]
-unsafe fn field(task: *const task_struct, offset: u32) -> u32 {
-    // SAFETY: by the caller's promise.
-    unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize).cast()) }
-}
-
-/// # Safety
-/// `offset` must be that of a `u64` or pointer in `struct task_struct`.
-#[inline(always)]
-unsafe fn word(task: *const task_struct, offset: u64) -> u64 {
-    // SAFETY: by the caller's promise.
-    unsafe { core::ptr::read_volatile(task.cast::<u8>().add(offset as usize).cast()) }
 }

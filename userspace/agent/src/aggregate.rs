@@ -95,7 +95,8 @@ pub struct Aggregate {
 }
 
 impl Aggregate {
-    /// Samples of the kinds in `times` keep their time each: 16 bytes, or 40 with a value or labels.
+    /// Samples of the kinds in `times` keep their time each: 16 bytes, or 40 with a value or
+    /// labels.
     pub fn new(times: Kinds) -> Self {
         // Stacks come from hostile processes: their hashes must not be predictable.
         let mut secret = Box::new([0u8; SECRET]);

@@ -1,5 +1,6 @@
-//! Hash tables for what every turn looks up. SipHash costs more than the rest of such a lookup; these
-//! hash with foldhash, whose seed is random for each table, because keys come from hostile processes.
+//! Hash tables for what every turn looks up. SipHash costs more than the rest of such a lookup;
+//! these hash with foldhash, whose seed is random for each table, because keys come from hostile
+//! processes.
 
 use foldhash::fast::RandomState;
 

@@ -6,7 +6,8 @@
 //! - [`flamegraph`] (SVG), [`perf_script`] (text) and [`firefox`] (JSON) are written only.
 //! - [`merge()`] joins several profiles, [`of_kind`] extracts one kind of a profile with several;
 //!   [`difference`] compares two profiles, for a differential flame graph and a table.
-//! - [`summary`] is the text for a terminal, [`waits`] that of waits; [`text`] makes hostile names harmless.
+//! - [`summary`] is the text for a terminal, [`waits`] that of waits; [`text`] makes hostile names
+//!   harmless.
 //! - [`Format`], [`write`] and [`read`] choose among them by file name.
 //!
 //! Invariant: names, comms and files belong to the programs that were profiled and are hostile.

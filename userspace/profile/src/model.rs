@@ -419,8 +419,8 @@ impl Profile {
         })
     }
 
-    /// The sample type that counts the samples of another: that of its kind, or of the profile where
-    /// its kind is not known.
+    /// The sample type that counts the samples of another: that of its kind, or of the profile
+    /// where its kind is not known.
     #[must_use]
     pub fn count_of(&self, sample_type: usize) -> Option<usize> {
         let Some(kind) = self.kind_of(sample_type) else { return self.counting_sample_type() };

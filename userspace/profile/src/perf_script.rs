@@ -1,7 +1,7 @@
 //! The text `perf script` prints, which many tools read.
 //!
-//! With a timeline, every sample is an event of its kind at its time. Without one, times are made up: each
-//! sample is repeated as often as it was counted (readers count events), evenly over the
+//! With a timeline, every sample is an event of its kind at its time. Without one, times are made
+//! up: each sample is repeated as often as it was counted (readers count events), evenly over the
 //! recording; if that were more than [`MOST_EVENTS`], each is one event with its value as period.
 //!
 //! Invariant: an event's header is one line, a frame is one line, an empty line ends an event,

@@ -200,8 +200,8 @@ impl Importer {
     }
 
     /// The name of a definition as it stands in the string heap: UTF-8, for a type without its
-    /// namespace. It lives as long as its module, or, where metadata is being emitted, until the next
-    /// change.
+    /// namespace. It lives as long as its module, or, where metadata is being emitted, until the
+    /// next change.
     pub fn name_in_heap(self, token: u32) -> Option<&'static CStr> {
         let mut name: *const c_char = std::ptr::null();
         let result = call!(self.import, 45, (u32, *mut *const c_char), token, &mut name);

@@ -1,7 +1,7 @@
 //! Tables whose keys are hashes already.
 //!
-//! Invariant: every key is a hash with the aggregate's secret, or several of them in one, so its bits
-//! cannot be chosen by a process and need no second hash.
+//! Invariant: every key is a hash with the aggregate's secret, or several of them in one, so its
+//! bits cannot be chosen by a process and need no second hash.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,8 +1,8 @@
-//! Events of the CLR: attaches probes to the processes whose events are wanted, and turns their records
-//! into samples with labels.
+//! Events of the CLR: attaches probes to the processes whose events are wanted, and turns their
+//! records into samples with labels.
 //!
-//! What a record says about its event was written by the process: its texts are bounded, and stand only
-//! in labels of its own samples.
+//! The block of a record was written by the process: its texts are bounded, and stand only in
+//! labels of its own samples.
 
 use strata_abi::record::{EVENT_WORDS, FLAG_EVENT, Header, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT};
 use strata_bridge_protocol::clr_event::{BLOCK_WORDS, Block, FUNCTION, SAMPLED_EVERY, flag};
@@ -19,13 +19,13 @@ const _: () = assert!(EVENT_WORDS == BLOCK_WORDS);
 const _: () = assert!(SOURCE_FIRST_EVENT == Kind::Exceptions as u8);
 const _: () = assert!(SOURCE_LAST_EVENT == Kind::Allocations as u8);
 
-/// Sets of labels of one aggregate beyond which events have no message: every message is a set of its
-/// own.
+/// Sets of labels of one aggregate beyond which events have no message: every message is a set of
+/// its own.
 const MOST_LABELS: usize = 10_000;
 /// The same without labels at all: a process has as many classes as it likes.
 const MOST_LABELS_IN_ALL: usize = 50_000;
 
-/// What a record says about its event; `None` if it is not of one.
+/// The block of an event's record; `None` if it is not of one.
 pub(super) fn block_of(sample: &Sample<'_>) -> Option<Block> {
     if sample.header.flags & FLAG_EVENT == 0 {
         return None;
@@ -33,8 +33,35 @@ pub(super) fn block_of(sample: &Sample<'_>) -> Option<Block> {
     Block::from_words(sample.after_the_stack()?)
 }
 
+/// What becomes of a sample because of its event: its stack without the bridge's frames, its
+/// labels, and how many events it stands for, with their values.
+pub(super) struct Described<'a> {
+    pub user: &'a [u64],
+    pub labels: LabelsId,
+    pub weight: u32,
+    pub value: u64,
+}
+
+/// Of a sample that is no event, what its header states.
+pub(super) fn describe<'a>(
+    block: Option<&Block>,
+    kind: Kind,
+    header: &Header,
+    user: &'a [u64],
+    space: &Space,
+    to: &mut Aggregate,
+) -> Described<'a> {
+    let Some(block) = block else {
+        let Header { weight, value, .. } = *header;
+        return Described { user, labels: LabelsId::NONE, weight, value };
+    };
+    let (weight, value) = amounts(kind, block, header);
+    let labels = labels(kind, block, to);
+    Described { user: below_the_bridge(user, space), labels, weight, value }
+}
+
 /// The labels of an event.
-pub(super) fn labels(kind: Kind, block: &Block, to: &mut Aggregate) -> LabelsId {
+fn labels(kind: Kind, block: &Block, to: &mut Aggregate) -> LabelsId {
     let Some(event) = block.event() else { return LabelsId::NONE };
     let sets = to.label_sets();
     if sets > MOST_LABELS_IN_ALL {
@@ -61,7 +88,7 @@ pub(super) fn labels(kind: Kind, block: &Block, to: &mut Aggregate) -> LabelsId 
 }
 
 /// How many events a record stands for, and their values together.
-pub(super) fn amounts(kind: Kind, block: &Block, header: &Header) -> (u32, u64) {
+fn amounts(kind: Kind, block: &Block, header: &Header) -> (u32, u64) {
     let weight = header.weight.max(1);
     let Some(event) = block.event().filter(|_| kind == Kind::Allocations) else {
         return (weight, header.value);
@@ -87,7 +114,7 @@ fn printable(text: &str) -> String {
 }
 
 /// A stack without the bridge's own frames on top.
-pub(super) fn below_the_bridge<'a>(user: &'a [u64], space: &Space) -> &'a [u64] {
+fn below_the_bridge<'a>(user: &'a [u64], space: &Space) -> &'a [u64] {
     let file_of = |word: &u64| match space.mapping_of(address_of(*word)).map(|found| found.backing)
     {
         Some(Backing::File(file)) => Some(file),
@@ -179,7 +206,7 @@ mod tests {
         };
         let (count, bytes) = of(32, 0, 1);
         assert!((3_200..3_202).contains(&count) && (102_400..102_450).contains(&bytes));
-        // The runtime says what a tick stands for.
+        // A tick has what it stands for.
         assert_eq!(of(100, 102_400, 1).0, 1024);
         assert!((102_400..=102_401).contains(&of(0, 0, 1).0));
         // One and a half on average.

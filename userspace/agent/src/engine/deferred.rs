@@ -14,11 +14,11 @@ use strata_kinds::Kind;
 use strata_unwind::unwinder::{self, Lookup};
 
 use super::Engine;
-use super::clr_events;
+use super::clr_events::{self, Described};
 use super::loading::Missing;
 use super::samples::{Sample, address_of, domain_read, is_caller, whole};
 use super::waits::Stack;
-use crate::aggregate::{self, LabelsId, ThreadKey, Words};
+use crate::aggregate::{self, ThreadKey, Words};
 use crate::processes::table::{ImageId, Space};
 use crate::tables::extents;
 
@@ -303,14 +303,10 @@ impl Engine {
             self.settle_wait(raw.header.tid, raw.header.time, stack);
             return;
         }
-        let (user, labels, (weight, value)) = match &raw.event {
-            Some(block) => (
-                clr_events::below_the_bridge(user, space),
-                clr_events::labels(raw.kind, block, &mut self.aggregate),
-                clr_events::amounts(raw.kind, block, &raw.header),
-            ),
-            None => (user, LabelsId::NONE, (raw.header.weight, raw.header.value)),
-        };
+        let event = raw.event.as_deref();
+        let described =
+            clr_events::describe(event, raw.kind, &raw.header, user, space, &mut self.aggregate);
+        let Described { user, labels, weight, value } = described;
         let words = Words {
             kernel: &raw.kernel,
             user,

@@ -285,7 +285,8 @@ impl Engine {
         }
     }
 
-    /// Whether every stack was followed to its end or to a cause that another look would not change.
+    /// Whether every stack was followed to its end or to a cause that another look would not
+    /// change.
     pub fn is_settled(&self) -> bool {
         self.aggregate.ends().get(End::NoMapping as usize) == Some(&0)
     }

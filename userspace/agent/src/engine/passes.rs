@@ -1,10 +1,10 @@
 //! When passes over threads run, how often, and what becomes of one that does not end.
 //!
-//! A pass costs what changed since the one before; where that is more than its share of a CPU, passes
-//! run less often. Nothing is lost by it: time is counted as it has passed.
+//! A pass costs what changed since the one before; where that is more than its share of a CPU,
+//! passes run less often. Nothing is lost by it: time is counted as it has passed.
 //!
-//! Invariant: no pass is waited for without a limit. A reader that hangs is left behind, the process that
-//! it hung at is not walked again, and the next pass goes on.
+//! Invariant: no pass is waited for without a limit. A reader that hangs is left behind, the
+//! process that it hung at is not walked again, and the next pass goes on.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,8 @@ pub(super) struct Passes {
     pub(super) figures: PassFigures,
 }
 
-/// Passes at even intervals would find a thread that works at such intervals always at the same place.
+/// Passes at even intervals would find a thread that works at such intervals always at the same
+/// place.
 struct Jitter(u64);
 
 impl Jitter {

@@ -11,7 +11,7 @@ use strata_abi::record::{
 use strata_kinds::{Kind, Kinds};
 
 use super::Engine;
-use super::clr_events;
+use super::clr_events::{self, Described};
 use super::waits::Stack;
 use super::wall::Whole;
 use crate::aggregate::{self, LabelsId, ThreadKey, Words};
@@ -166,14 +166,9 @@ impl Engine {
             return;
         }
         let block = clr_events::block_of(&sample);
-        let (user, labels, (weight, value)) = match &block {
-            Some(block) => (
-                clr_events::below_the_bridge(user, &space),
-                clr_events::labels(kind, block, &mut self.aggregate),
-                clr_events::amounts(kind, block, &header),
-            ),
-            None => (user, LabelsId::NONE, (header.weight, header.value)),
-        };
+        let described =
+            clr_events::describe(block.as_ref(), kind, &header, user, &space, &mut self.aggregate);
+        let Described { user, labels, weight, value } = described;
         let words = Words {
             kernel: sample.words.get(..kernel).unwrap_or_default(),
             user,

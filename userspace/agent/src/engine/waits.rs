@@ -1,11 +1,11 @@
-//! Waits of threads: from the record of a switch-out and that of the return to a CPU to samples with
-//! a duration.
+//! Waits of threads: from the record of a switch-out and that of the return to a CPU to samples
+//! with a duration.
 //!
 //! A wait's time is counted when it ends, and what has passed of it so far at each flush: a thread
 //! that waits for hours is in every period with what it waited in that period.
 //!
-//! Invariant: of a sampled wait every nanosecond is counted once, as runnable or in its state. What is
-//! kept is bounded, and waits that found no room or lost their end are counted.
+//! Invariant: of a sampled wait every nanosecond is counted once, as runnable or in its state. What
+//! is kept is bounded, and waits that found no room or lost their end are counted.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -141,9 +141,9 @@ pub struct Waits {
     switch: Option<Range<u64>>,
     /// Waits that found no room here.
     pub refused: u64,
-    /// Waits whose end was not seen in time. They are counted until their thread was woken, or at most
-    /// until it was switched out again; without even that record, until its next wait or the last
-    /// flush.
+    /// Waits whose end was not seen in time. They are counted until their thread was woken, or at
+    /// most until it was switched out again; without even that record, until its next wait or the
+    /// last flush.
     pub endless: u64,
 }
 
@@ -211,8 +211,8 @@ impl Engine {
             self.loading.need(&self.table, pid, 0);
         }
         if let Some(mut before) = self.waits.take(thread.tid) {
-            // Its end was lost. It was before this one began, and not long before where every wait of
-            // the thread is recorded. Another process may have the number by now.
+            // Its end was lost. It was before this one began, and not long before where every wait
+            // of the thread is recorded. Another process may have the number by now.
             self.waits.endless += 1;
             if before.weight == 1 && before.thread.image == thread.image {
                 before.count(time, 0, &mut self.aggregate);

@@ -1,14 +1,14 @@
 //! Wall-clock time: every moment of a thread's life as running, runnable, blocked or stopped.
 //!
-//! A pass over threads ([`super::passes`]) sends what each thread that ran since the pass before has run
-//! and waited for a CPU so far, by the scheduler's own accounts, and the stack of each that does not
-//! run. The rest of its time it was blocked. A thread that is not sent has not moved, and its time
-//! since belongs to the stack that it had. Time on a CPU is given to the stacks that the CPU sampler
-//! has seen of that thread, in equal parts.
+//! A pass over threads ([`super::passes`]) sends what each thread that ran since the pass before
+//! has run and waited for a CPU so far, by the scheduler's own accounts, and the stack of each that
+//! does not run. The rest of its time it was blocked. A thread that is not sent has not moved, and
+//! its time since belongs to the stack that it had. Time on a CPU is given to the stacks that the
+//! CPU sampler has seen of that thread, in equal parts.
 //!
-//! Invariant: an account moves forward only by what is added to the aggregate, so the sum of a thread's
-//! states is the time that has passed. What the scheduler's accounts have not caught up with yet is
-//! added by the thread's state, and deducted when they have.
+//! Invariant: an account moves forward only by what is added to the aggregate, so the sum of a
+//! thread's states is the time that has passed. What the scheduler's accounts have not caught up
+//! with yet is added by the thread's state, and deducted when they have.
 
 mod account;
 
@@ -85,8 +85,8 @@ impl Wall {
         thread: ThreadKey,
         now: &Activity,
     ) -> Account {
-        // One that was there before sampling began, or was not selected before, has done what it has
-        // done by now outside of its account.
+        // One that was there before sampling began, or was not selected before, has done what it
+        // has done by now outside of its account.
         let from = if now.previous == 0 { self.started } else { now.previous };
         let is_new = now.start >= from;
         let past = |nanos: u64| Tally { seen: nanos, added: if is_new { 0 } else { nanos } };

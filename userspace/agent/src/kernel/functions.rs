@@ -5,8 +5,8 @@ use std::ops::Range;
 
 const PATH: &str = "/proc/kallsyms";
 
-/// The addresses of a function of the kernel itself (not of a module): up to the next symbol. `None`
-/// when the kernel does not show its addresses.
+/// The addresses of a function of the kernel itself (not of a module): up to the next symbol.
+/// `None` when the kernel does not show its addresses.
 pub fn range_of(name: &str) -> Option<Range<u64>> {
     let symbols = BufReader::with_capacity(1 << 16, std::fs::File::open(PATH).ok()?);
     find(symbols, name).ok().flatten()

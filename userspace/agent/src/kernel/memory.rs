@@ -1,5 +1,5 @@
-//! mmapable BPF maps as plain memory: [`MapMemory`], and [`RestingMemory`], which is mapped only while
-//! it is used.
+//! mmapable BPF maps as plain memory: [`MapMemory`], and [`RestingMemory`], which is mapped only
+//! while it is used.
 //!
 //! Invariant: words are written with relaxed atomics, because programs read them at any time;
 //! what makes new words visible in the right order is the system call that updates the process
@@ -76,8 +76,8 @@ impl Drop for MapMemory {
 /// Turns of [`RestingMemory::rest`] without a use after which the memory is unmapped.
 const IDLE_TURNS: u32 = 3;
 
-/// A map's memory in this process: mapped to be written or searched, and unmapped again when nothing
-/// has needed it for a while. The kernel's programs have it either way.
+/// A map's memory in this process: mapped to be written or searched, and unmapped again when
+/// nothing has needed it for a while. The kernel's programs have it either way.
 pub struct RestingMemory {
     map: OwnedFd,
     bytes: usize,

@@ -1,9 +1,9 @@
 //! Probes of single processes: a BPF program at one address of one process's code (a uprobe).
 //!
-//! The kernel takes tens of milliseconds to attach a probe, and a tenth of a second to remove one; with
-//! the process's library in a file that hangs it takes for ever. So both are done on threads of their
-//! own. Attaching needs CAP_SYS_ADMIN (`perf_event_open` with the uprobe PMU), which strata gives up
-//! once it has started: the threads are made by one that was there before.
+//! The kernel takes tens of milliseconds to attach a probe, and a tenth of a second to remove one;
+//! with the process's library in a file that hangs it takes for ever. So both are done on threads
+//! of their own. Attaching needs CAP_SYS_ADMIN (`perf_event_open` with the uprobe PMU), which
+//! strata gives up once it has started: the threads are made by one that was there before.
 //!
 //! The library is the process's own file. Before the probe is attached, the bytes at its place are
 //! compared with those expected there, and it acts in that process only, so that a process can harm
@@ -16,12 +16,18 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use super::sideband::{Attributes, PERF_FLAG_FD_CLOEXEC};
 use crate::processes::table::ImageId;
 
 /// The most concurrent attaches.
 const MOST_AT_ONCE: usize = 8;
+/// One that takes so long does not count among them any more: the file that it reads does not
+/// answer.
+const HANGS: Duration = Duration::from_secs(10);
+/// The most threads, those that hang included.
+const MOST_THREADS: usize = 64;
 
 /// The kernel's number of the uprobe PMU.
 const PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
@@ -36,7 +42,7 @@ pub enum ProbeError {
     NoUprobes(#[source] io::Error),
     #[error("the library in the process cannot be read: {0}")]
     Library(#[source] io::Error),
-    #[error("the library in the process is not what it says it is")]
+    #[error("the library in the process has other code at its event function")]
     OtherCode,
     #[error("a probe of the process cannot be opened (perf_event_open, needs CAP_SYS_ADMIN): {0}")]
     Open(#[source] io::Error),
@@ -86,7 +92,8 @@ pub struct Probes {
     program: Arc<OwnedFd>,
     jobs: Sender<Job>,
     waiting: VecDeque<(ImageId, Place)>,
-    running: usize,
+    /// Since when.
+    running: Vec<(ImageId, Instant)>,
     sender: Sender<Arrival>,
     receiver: Receiver<Arrival>,
 }
@@ -104,7 +111,14 @@ impl Probes {
         std::thread::Builder::new().name("probes".into()).spawn(make)?;
         let (sender, receiver) = channel();
         let waiting = VecDeque::new();
-        Ok(Self { program: Arc::new(program), jobs, waiting, running: 0, sender, receiver })
+        Ok(Self {
+            program: Arc::new(program),
+            jobs,
+            waiting,
+            running: Vec::new(),
+            sender,
+            receiver,
+        })
     }
 
     pub fn attach(&mut self, image: ImageId, place: Place) {
@@ -113,7 +127,7 @@ impl Probes {
     }
 
     fn start_waiting(&mut self) {
-        while self.running < MOST_AT_ONCE
+        while self.has_room()
             && let Some((image, place)) = self.waiting.pop_front()
         {
             let (program, jobs) = (Arc::clone(&self.program), self.jobs.clone());
@@ -122,21 +136,23 @@ impl Probes {
                 let event = attach(&place, &program);
                 answer.give(event.map(|event| Probe { event: Some(event), jobs }));
             };
-            self.running += 1;
+            self.running.push((image, Instant::now()));
             let _ = self.jobs.send(Box::new(job));
         }
     }
 
     pub fn arrived(&mut self) -> Option<Arrival> {
-        let arrival = self.receiver.try_recv().ok()?;
-        self.running = self.running.saturating_sub(1);
+        let arrival = self.receiver.try_recv().ok();
+        if let Some(arrival) = &arrival {
+            self.running.retain(|(image, _)| *image != arrival.image);
+        }
         self.start_waiting();
-        Some(arrival)
+        arrival
     }
 
-    /// Whether something may arrive.
-    pub fn is_busy(&self) -> bool {
-        self.running > 0
+    fn has_room(&self) -> bool {
+        let work = self.running.iter().filter(|(_, since)| since.elapsed() < HANGS).count();
+        work < MOST_AT_ONCE && self.running.len() < MOST_THREADS
     }
 }
 
@@ -187,7 +203,8 @@ fn attach(place: &Place, program: &OwnedFd) -> Result<OwnedFd, ProbeError> {
         ..Attributes::default()
     };
     let pid = i32::try_from(pid).unwrap_or(i32::MAX);
-    // SAFETY: a valid attribute block and a path that lives through the call; the result is checked.
+    // SAFETY: a valid attribute block and a path that lives through the call; the result is
+    // checked.
     let event = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,

@@ -21,9 +21,9 @@ const DATA_PAGES: usize = 256;
 const FEWER_DATA_PAGES: usize = 64;
 const MANY_CPUS: usize = 16;
 const PAGE: usize = 4096;
-/// Unread bytes of one CPU's ring that wake userspace: about twenty programs that start. Being woken
-/// is paid by the process that caused the event, a third of what starting a small program costs
-/// when every mapping does it. A process that is sampled for the first time wakes it too.
+/// Unread bytes of one CPU's ring that wake userspace: about twenty programs that start. Being
+/// woken is paid by the process that caused the event, a third of what starting a small program
+/// costs when every mapping does it. A process that is sampled for the first time wakes it too.
 const WAKEUP_BYTES: u32 = 32 << 10;
 
 /// When process events wake userspace.

@@ -1,8 +1,9 @@
 //! The process that reads the iterator over threads, which walks their stacks while it is read.
 //!
 //! Reading another process's memory may fault on a file whose server never answers, and then sleeps
-//! where SIGKILL does not reach it. So it is done by a process of its own, started from this executable,
-//! that holds two descriptors: the iterator, and a socket. One that hangs is left behind.
+//! where SIGKILL does not reach it. So it is done by a process of its own, started from this
+//! executable, that holds two descriptors: the iterator, and a socket. One that hangs is left
+//! behind.
 //!
 //! Invariant: nothing here waits for that process.
 
@@ -116,8 +117,8 @@ impl Drop for Reader {
 /// Runs as a reader, until strata has ended.
 pub fn run() -> io::Result<()> {
     const FIRST_UNWANTED: libc::c_uint = 3;
-    // SAFETY: at the start of a process that has opened nothing beyond its standard descriptors. The
-    // signal is for when the thread that started it ends.
+    // SAFETY: at the start of a process that has opened nothing beyond its standard descriptors.
+    // The signal is for when the thread that started it ends.
     unsafe {
         libc::syscall(libc::SYS_close_range, FIRST_UNWANTED, libc::c_uint::MAX, 0);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);

@@ -291,8 +291,8 @@ impl Bridge {
         self.session.app_domain_of(tid).filter(|domain| *domain != 0)
     }
 
-    /// The address of the function that it calls with events, and the kinds of them that it has: claims
-    /// of the process. 0: it is of a version without.
+    /// The address of the function that it calls with events, and the kinds of them that it has:
+    /// claims of the process. 0: it is of a version without.
     pub fn events(&self) -> (u64, u64) {
         let status = self.session.status();
         (status.event_function, status.event_kinds)

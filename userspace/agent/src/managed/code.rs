@@ -7,8 +7,8 @@
 //! changed.
 //!
 //! Invariant: spans do not overlap, and what a process claims is bounded by [`MAX_SPANS`],
-//! [`MAX_UNITS`], [`MAX_ROWS`], [`MAX_RETIRED`] and [`NEW_RULES_PER_OWNER`]. What all of it takes is
-//! counted ([`CodeMap::bytes`]), and every search is by address.
+//! [`MAX_UNITS`], [`MAX_ROWS`], [`MAX_RETIRED`] and [`NEW_RULES_PER_OWNER`]. What all of it takes
+//! is counted ([`CodeMap::bytes`]), and every search is by address.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,8 @@
 //! Reading methods' code in processes.
 //!
 //! A process chooses where its code lies: reading there may hang or be slow, and the loop waits for
-//! it. So many methods are read by one thread at one time, and the waits for one process are bounded by
-//! [`SLOW_IN_ALL`].
+//! it. So many methods are read by one thread at one time, and the waits for one process are
+//! bounded by [`SLOW_IN_ALL`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::blocking_reader::{BlockingReader, Patience, owner_of};
 
-/// Time limit of reading methods' code, which is exceeded only if its pages lie in a file that hangs.
+/// Time limit of reading methods' code, which is exceeded only if its pages lie in a file that
+/// hangs.
 const READING: Patience = Patience { limit: Duration::from_millis(500), threads: 32, of_one: 4 };
 /// Total time of slow reads for one process.
 const SLOW_IN_ALL: Duration = Duration::from_secs(1);

@@ -1,8 +1,8 @@
 //! Events of a process's runtime: exceptions, waits for locks, allocations.
 //!
 //! The bridge reports them by calling an empty function, where a probe of the kernel's runs the BPF
-//! program. The probe is attached first, on a thread of its own; then the bridge gets the wish. A bridge
-//! or a runtime that has no events of a kind is served without, and the reason is kept.
+//! program. The probe is attached first, on a thread of its own; then the bridge gets the wish. A
+//! bridge or a runtime that has no events of a kind is served without, and the reason is kept.
 
 use std::time::{Duration, Instant};
 

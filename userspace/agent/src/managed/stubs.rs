@@ -1,9 +1,9 @@
 //! What the runtime's own generated code is: stubs that its methods call each other through, and
 //! helpers that it has copied.
 //!
-//! The runtime has no names for them, and the profiling interface knows none of them. They are made from a
-//! few templates, which their bytes are compared with. Only addresses in no method, by the runtime's
-//! answer, are looked at, and what fits no template has no name.
+//! The runtime has no names for them, and the profiling interface knows none of them. They are made
+//! from a few templates, which their bytes are compared with. Only addresses in no method, by the
+//! runtime's answer, are looked at, and what fits no template has no name.
 
 use strata_abi::rule::{Kind, Packed, Rule};
 
@@ -13,8 +13,8 @@ pub const AFTER: u64 = 48;
 
 const PAGE: u64 = 4096;
 
-/// A template: its name, its first bytes, and how long it is at most. `?` stands for any byte, and `8?` for
-/// eight of them.
+/// A template: its name, its first bytes, and how long it is at most. `?` stands for any byte, and
+/// `8?` for eight of them.
 struct Template {
     name: &'static str,
     code: &'static str,

@@ -291,10 +291,10 @@ impl ProcessTable {
             Event::Fork { pid, parent, .. } => self.fork(*pid, *parent, time),
             Event::Exit { pid, tid } if pid == tid => {
                 let Some(process) = self.processes.get_mut(pid) else { return Change::None };
-                // A program that gains privileges (a setuid one; any that root's child executes when
-                // its parent has given some up) is reported as ended before it has mapped anything:
-                // `begin_new_exec` calls `perf_event_exit_task` (fs/exec.c, Linux 6.18). Its end is
-                // reported again.
+                // A program that gains privileges (a setuid one; any that root's child executes
+                // when its parent has given some up) is reported as ended before it has mapped
+                // anything: `begin_new_exec` calls `perf_event_exit_task` (fs/exec.c, Linux 6.18).
+                // Its end is reported again.
                 if std::mem::take(&mut process.is_executing) {
                     return Change::None;
                 }

@@ -1,5 +1,5 @@
-//! What the kernel's programs find by a process's addresses: its mappings as extents, and the files'
-//! tables that they lead to.
+//! What the kernel's programs find by a process's addresses: its mappings as extents, and the
+//! files' tables that they lead to.
 
 use std::sync::Arc;
 
@@ -71,20 +71,7 @@ fn append_extents(extents: &mut Vec<Extent>, start: u64, end: u64, code: &Code) 
         Code::Unannounced => (None, 0, ExtentKind::Unannounced, 0),
         Code::FramePointer => (None, 0, ExtentKind::FramePointer, 0),
     };
-    let plain = |start, end| Extent {
-        start,
-        end,
-        bias: 0,
-        first_page: 0,
-        kind: between as u32,
-        segment: 0,
-        index: 0,
-        rows: 0,
-        pages: 0,
-        row_count: 0,
-        era: 0,
-        reserved: 0,
-    };
+    let plain = |start, end| plain(start, end, between);
     let mut at = start;
     for piece in table.map(|table| table.pieces.as_slice()).unwrap_or_default() {
         let piece_start = (piece.first_page << 8).wrapping_add(bias);
@@ -115,6 +102,24 @@ fn append_extents(extents: &mut Vec<Extent>, start: u64, end: u64, code: &Code) 
     }
     if at < end {
         extents.push(plain(at, end));
+    }
+}
+
+/// An extent without a table.
+fn plain(start: u64, end: u64, kind: ExtentKind) -> Extent {
+    Extent {
+        start,
+        end,
+        bias: 0,
+        first_page: 0,
+        kind: kind as u32,
+        segment: 0,
+        index: 0,
+        rows: 0,
+        pages: 0,
+        row_count: 0,
+        era: 0,
+        reserved: 0,
     }
 }
 
@@ -160,20 +165,7 @@ mod tests {
     use super::*;
 
     fn extent(start: u64, end: u64, bias: u64) -> Extent {
-        Extent {
-            start,
-            end,
-            bias,
-            first_page: 0,
-            kind: ExtentKind::Rows as u32,
-            segment: 0,
-            index: 0,
-            rows: 0,
-            pages: 0,
-            row_count: 0,
-            era: 0,
-            reserved: 0,
-        }
+        Extent { bias, ..plain(start, end, ExtentKind::Rows) }
     }
 
     #[test]

@@ -8,9 +8,9 @@
 //! Written here rather than with `inferno`, which colours by name patterns, not by what a frame
 //! is, and has no legend.
 //!
-//! Each frame is a `<g>` with `data-x` and `data-v`, its exact place and value (`data-o`: what of it
-//! is its own), and a `<title>` with its name, its exact number of samples, its share, its module
-//! and its lines.
+//! Each frame is a `<g>` with `data-x` and `data-v`, its exact place and value (`data-o`: what of
+//! it is its own), and a `<title>` with its name, its exact number of samples, its share, its
+//! module and its lines.
 //!
 //! Invariant: names appear only as escaped text with every active character spelt out; the
 //! script and style are constants. The file's size is bounded (see `layout`).

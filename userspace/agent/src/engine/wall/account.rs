@@ -1,7 +1,7 @@
 //! One thread's account: from its records to time in states and places.
 //!
-//! Invariant: `until` moves forward only by what is added to the aggregate, or kept for the next stack of
-//! the CPU sampler.
+//! Invariant: `until` moves forward only by what is added to the aggregate, or kept for the next
+//! stack of the CPU sampler.
 
 use std::sync::Arc;
 
@@ -235,8 +235,8 @@ impl Account {
             self.place = Some(place);
         }
         if is_same {
-            // How long it waits for a CPU is in the scheduler's account once it has one. A stack that was
-            // walked again because tables were missing was there all the time.
+            // How long it waits for a CPU is in the scheduler's account once it has one. A stack
+            // that was walked again because tables were missing was there all the time.
             if now.state != STATE_RUNNABLE {
                 self.stay(time - self.until, to);
                 self.place_running(to);

@@ -1,12 +1,13 @@
 //! The program and maps of the CLR's events.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::UProbe;
 use aya::{Ebpf, EbpfLoader, Pod};
 
-use super::{HotValue, LoadError, map, program};
+use super::{HotValue, LoadError, Programs, map, program};
+use crate::kernel::probes::Probes;
 
 const PROGRAM: &str = "clr_event";
 
@@ -75,5 +76,32 @@ impl ClrEvents {
     pub(super) fn refused(&self, cpus: u32) -> u64 {
         let all = (0..cpus).filter_map(|cpu| self.paces.get(&cpu, 0).ok());
         all.map(|pace| u64::from(pace.refused)).sum()
+    }
+}
+
+impl Programs {
+    /// As [`Self::records_fd`], of events of the CLR.
+    pub fn clr_events_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.clr_events.as_ref().map(|events| events.ring.as_fd())
+    }
+
+    /// The next record of an event of the CLR.
+    pub fn next_clr_event(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
+        self.clr_events.as_mut()?.ring.next()
+    }
+
+    /// Attaches the program of the CLR's events to processes.
+    pub fn probes(&mut self) -> Option<&mut Probes> {
+        self.probes.as_mut()
+    }
+
+    /// A counter of the CLR's events; as [`Programs::count`].
+    pub fn count_of_clr_events(&self, counter: usize) -> u64 {
+        self.clr_events.as_ref().map_or(0, |events| events.count(counter))
+    }
+
+    /// Events of the CLR that were not taken.
+    pub fn clr_events_refused(&self) -> u64 {
+        self.clr_events.as_ref().map_or(0, |events| events.refused(self.possible_cpus))
     }
 }

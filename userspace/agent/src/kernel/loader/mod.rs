@@ -1,7 +1,8 @@
 //! Loads the BPF programs and owns their maps: the only module that knows aya.
 //!
-//! Not every run needs [`off_cpu`], the off-CPU sampler, [`threads`], the iterator over threads, and
-//! [`clr_events`], events of the CLR.
+//! Not every run needs [`off_cpu`], the off-CPU sampler, [`threads`], the iterator over threads,
+//! and [`clr_events`], events of the CLR: each has what [`Programs`] does with its own programs and
+//! maps.
 
 mod clr_events;
 mod off_cpu;
@@ -19,7 +20,7 @@ use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
 use aya::{Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
 use strata_abi::rule::{MAX_RULES, Rule};
-use strata_abi::tables::{Pass, Process, SEGMENT_BYTES, SEGMENT_WORDS, Walking};
+use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
 
 use super::introspect::{self, ProgramUse};
 use super::memory::{MapMemory, RestingMemory};
@@ -337,22 +338,6 @@ impl Programs {
         self.settings.frequency = frequency;
     }
 
-    /// Starts sampling waits, if the settings say so.
-    pub fn start_off_cpu(&mut self) -> Result<(), LoadError> {
-        match &mut self.off_cpu {
-            Some(off_cpu) => off_cpu.start(&mut self.ebpf),
-            None => Ok(()),
-        }
-    }
-
-    /// Threads that end are sent from now on.
-    pub fn start_threads(&mut self) -> Result<(), LoadError> {
-        match &mut self.threads {
-            Some(threads) => threads.start(&mut self.ebpf),
-            None => Ok(()),
-        }
-    }
-
     /// Stops sampling; records that are in the rings stay there.
     pub fn stop(&mut self) -> Result<(), LoadError> {
         self.is_on = false;
@@ -368,42 +353,6 @@ impl Programs {
             sampler.detach(link).map_err(|source| LoadError::Program { name: SAMPLER, source })?;
         }
         Ok(())
-    }
-
-    /// Begins a pass over threads that do not run; what is new comes as records. False if none can
-    /// begin, because too many readers hang.
-    pub fn begin_pass(&mut self, pass: Pass) -> Result<bool, LoadError> {
-        self.threads.as_mut().map_or(Ok(false), |threads| threads.begin(pass))
-    }
-
-    /// The pass that is on.
-    pub fn pass(&mut self) -> PassState {
-        self.threads.as_mut().map_or(PassState::Idle, Threads::state)
-    }
-
-    /// Where it is, and whether its reader sleeps.
-    pub fn pass_position(&self) -> (Walking, bool) {
-        self.threads.as_ref().map(Threads::position).unwrap_or_default()
-    }
-
-    /// Gives the pass up: its reader hangs at this process, which is not walked again.
-    pub fn abandon_pass(&mut self, pid: u32) {
-        if let Some(threads) = &mut self.threads {
-            threads.leave_behind(pid);
-        }
-    }
-
-    /// Readers that hang, and processes that are not walked because one did.
-    pub fn hanging(&mut self) -> (usize, usize) {
-        let threads = self.threads.as_mut();
-        threads.map_or((0, 0), |threads| (threads.left_behind(), threads.quarantined()))
-    }
-
-    /// The process has ended, or executes another program: it may be walked again.
-    pub fn release(&mut self, pid: u32) {
-        if let Some(threads) = &mut self.threads {
-            threads.release(pid);
-        }
     }
 
     /// Passes on the programs' log lines since the last call.
@@ -425,36 +374,6 @@ impl Programs {
     /// The next record's bytes, valid until the item is dropped.
     pub fn next_record(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
         self.records.next()
-    }
-
-    /// As [`Self::records_fd`], of waits.
-    pub fn waits_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.off_cpu.as_ref().map(|off_cpu| off_cpu.waits.as_fd())
-    }
-
-    /// The next record of a wait.
-    pub fn next_wait(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
-        self.off_cpu.as_mut()?.waits.next()
-    }
-
-    /// The next record of a pass over threads.
-    pub fn next_thread(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
-        self.threads.as_mut()?.records.next()
-    }
-
-    /// As [`Self::records_fd`], of events of the CLR.
-    pub fn clr_events_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.clr_events.as_ref().map(|events| events.ring.as_fd())
-    }
-
-    /// The next record of an event of the CLR.
-    pub fn next_clr_event(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
-        self.clr_events.as_mut()?.ring.next()
-    }
-
-    /// Attaches the program of the CLR's events to processes.
-    pub fn probes(&mut self) -> Option<&mut Probes> {
-        self.probes.as_mut()
     }
 
     pub fn set_process(&mut self, pid: u32, process: Process) -> Result<(), LoadError> {
@@ -514,27 +433,6 @@ impl Programs {
             .filter_map(|cpu| self.hot.get(&cpu, 0).ok())
             .filter_map(|hot| hot.counters.get(counter).copied())
             .sum()
-    }
-
-    /// The same of the CLR's events.
-    pub fn count_of_clr_events(&self, counter: usize) -> u64 {
-        self.clr_events.as_ref().map_or(0, |events| events.count(counter))
-    }
-
-    /// Events of the CLR that were not taken.
-    pub fn clr_events_refused(&self) -> u64 {
-        self.clr_events.as_ref().map_or(0, |events| events.refused(self.possible_cpus))
-    }
-
-    /// The same of the off-CPU sampler.
-    pub fn count_of_waits(&self, counter: usize) -> u64 {
-        let Some(off_cpu) = &self.off_cpu else { return 0 };
-        (0..self.possible_cpus).map(|cpu| off_cpu.count(cpu, counter)).sum()
-    }
-
-    /// The same of passes over threads.
-    pub fn count_of_threads(&self, counter: usize) -> u64 {
-        self.threads.as_ref().map_or(0, |threads| threads.count(counter))
     }
 }
 

@@ -1,12 +1,14 @@
 //! The off-CPU sampler's programs and maps.
 
+use std::os::fd::{AsFd, BorrowedFd};
+
 use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::BtfTracePoint;
 use aya::programs::tp_btf::BtfTracePointLinkId;
 use aya::{Btf, Ebpf, EbpfLoader};
 use strata_abi::tables::WAIT_SLOTS;
 
-use super::{HotValue, LoadError, map, program};
+use super::{HotValue, LoadError, Programs, map, program};
 
 /// The programs and their tracepoints.
 const PROGRAMS: [(&str, &str); 2] = [("switched", "sched_switch"), ("woken", "sched_wakeup")];
@@ -24,8 +26,8 @@ pub(super) struct OffCpu {
     links: Vec<(&'static str, BtfTracePointLinkId)>,
 }
 
-/// Nanoseconds that a CPU may spend on waits in a window of time. `share`: thousandths of one CPU that
-/// the whole host may.
+/// Nanoseconds that a CPU may spend on waits in a window of time. `share`: thousandths of one CPU
+/// that the whole host may.
 pub(super) fn budget(share: u32, cpus: u32) -> u32 {
     let all = WINDOW / 1000 * u64::from(share);
     u32::try_from((all / u64::from(cpus.max(1))).max(LEAST)).unwrap_or(u32::MAX)
@@ -73,5 +75,31 @@ impl OffCpu {
     pub(super) fn count(&self, cpu: u32, counter: usize) -> u64 {
         let hot = self.hot.get(&cpu, 0).ok();
         hot.and_then(|hot| hot.counters.get(counter).copied()).unwrap_or_default()
+    }
+}
+
+impl Programs {
+    /// Starts sampling waits, if the settings say so.
+    pub fn start_off_cpu(&mut self) -> Result<(), LoadError> {
+        match &mut self.off_cpu {
+            Some(off_cpu) => off_cpu.start(&mut self.ebpf),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Self::records_fd`], of waits.
+    pub fn waits_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.off_cpu.as_ref().map(|off_cpu| off_cpu.waits.as_fd())
+    }
+
+    /// The next record of a wait.
+    pub fn next_wait(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
+        self.off_cpu.as_mut()?.waits.next()
+    }
+
+    /// A counter of the off-CPU sampler; as [`Programs::count`].
+    pub fn count_of_waits(&self, counter: usize) -> u64 {
+        let Some(off_cpu) = &self.off_cpu else { return 0 };
+        (0..self.possible_cpus).map(|cpu| off_cpu.count(cpu, counter)).sum()
     }
 }

@@ -9,7 +9,7 @@ use aya::programs::{BtfTracePoint, Iter};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 use strata_abi::tables::{Pass, READERS, SEEN_THREADS, Walking};
 
-use super::{HotValue, LoadError, map, program};
+use super::{HotValue, LoadError, Programs, map, program};
 use crate::kernel::thread_reader::{self, Reader};
 use crate::kernel::type_info::KernelTypes;
 
@@ -29,7 +29,8 @@ struct WalkingValue(Walking);
 // SAFETY: as above.
 unsafe impl Pod for WalkingValue {}
 
-/// Offsets of fields of `struct task_struct` by the names of the programs' globals. An absent one is 0.
+/// Offsets of fields of `struct task_struct` by the names of the programs' globals. An absent one
+/// is 0.
 pub(super) struct ActivityOffsets([(&'static str, u32); FIELDS.len()]);
 
 /// The program's global, the field, and whether the program needs it.
@@ -202,15 +203,6 @@ impl Threads {
         }
     }
 
-    pub(super) fn quarantined(&self) -> usize {
-        self.quarantined.len()
-    }
-
-    pub(super) fn left_behind(&mut self) -> usize {
-        self.left_behind.retain_mut(|(_, reader)| !reader.has_ended());
-        self.left_behind.len()
-    }
-
     /// Threads that end are sent from now on.
     pub(super) fn start(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
         let program: &mut BtfTracePoint = program(ebpf, ENDED)?;
@@ -230,5 +222,55 @@ impl Threads {
     pub(super) fn count(&self, counter: usize) -> u64 {
         let all = (0..READERS).filter_map(|slot| self.hot.get(&slot, 0).ok());
         all.filter_map(|hot| hot.counters.get(counter).copied()).sum()
+    }
+}
+
+impl Programs {
+    /// Threads that end are sent from now on.
+    pub fn start_threads(&mut self) -> Result<(), LoadError> {
+        match &mut self.threads {
+            Some(threads) => threads.start(&mut self.ebpf),
+            None => Ok(()),
+        }
+    }
+
+    /// Begins a pass over threads that do not run; what is new comes as records. False if none can
+    /// begin, because too many readers hang.
+    pub fn begin_pass(&mut self, pass: Pass) -> Result<bool, LoadError> {
+        self.threads.as_mut().map_or(Ok(false), |threads| threads.begin(pass))
+    }
+
+    /// The pass that is on.
+    pub fn pass(&mut self) -> PassState {
+        self.threads.as_mut().map_or(PassState::Idle, Threads::state)
+    }
+
+    /// Where it is, and whether its reader sleeps.
+    pub fn pass_position(&self) -> (Walking, bool) {
+        self.threads.as_ref().map(Threads::position).unwrap_or_default()
+    }
+
+    /// Gives the pass up: its reader hangs at this process, which is not walked again.
+    pub fn abandon_pass(&mut self, pid: u32) {
+        if let Some(threads) = &mut self.threads {
+            threads.leave_behind(pid);
+        }
+    }
+
+    /// The process has ended, or executes another program: it may be walked again.
+    pub fn release(&mut self, pid: u32) {
+        if let Some(threads) = &mut self.threads {
+            threads.release(pid);
+        }
+    }
+
+    /// The next record of a pass over threads.
+    pub fn next_thread(&mut self) -> Option<impl std::ops::Deref<Target = [u8]> + '_> {
+        self.threads.as_mut()?.records.next()
+    }
+
+    /// A counter of passes over threads; as [`Programs::count`].
+    pub fn count_of_threads(&self, counter: usize) -> u64 {
+        self.threads.as_ref().map_or(0, |threads| threads.count(counter))
     }
 }
