@@ -1,4 +1,4 @@
-/* Three leaves with exactly 50, 30 and 20 % of the work, below a recursion and libc's qsort.
+/* Three leaves with 50, 30 and 20 % of the work, below a recursion and libc's qsort.
  * usage: shares [seconds] */
 #include "burn.h"
 
@@ -7,12 +7,10 @@ NOINLINE uint64_t burn_thirty(uint64_t units) { return burn_units(units) ^ 1; }
 NOINLINE uint64_t burn_twenty(uint64_t units) { return burn_units(units) ^ 2; }
 
 static uint64_t sink;
-static unsigned turn;
 
-/* Called by qsort, so each leaf has libc frames below it. Ten calls are one full round. */
+/* Called by qsort, so each leaf has libc frames below it. */
 NOINLINE static int compare_and_burn(const void *left, const void *right) {
-    static const char order[10] = {0, 1, 0, 2, 0, 1, 0, 2, 0, 1};
-    switch (order[turn++ % 10]) {
+    switch (next_turn()) {
     case 0: sink += burn_fifty(2); break;
     case 1: sink += burn_thirty(2); break;
     default: sink += burn_twenty(2); break;

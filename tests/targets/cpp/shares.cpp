@@ -34,11 +34,9 @@ struct ShareBurner final : Burner {
 
 static std::vector<std::unique_ptr<Burner>> burners;
 static uint64_t sink;
-static unsigned turn;
 
 NOINLINE static bool compare_and_burn(int left, int right) {
-    static const char order[10] = {0, 1, 0, 2, 0, 1, 0, 2, 0, 1};
-    sink += burners[order[turn++ % 10]]->run(2);
+    sink += burners[next_turn()]->run(2);
     return left < right;
 }
 

@@ -2,8 +2,9 @@ import java.util.Arrays;
 
 /** The 50/30/20 shares in Java. usage: java Shares [seconds] */
 public final class Shares {
-    private static final int[] ORDER = {0, 1, 0, 2, 0, 1, 0, 2, 0, 1};
-    private static int turn;
+    // Drawn from: a fixed order of turns may be in step with a sampler.
+    private static final int[] ORDER = {0, 0, 0, 0, 0, 1, 1, 1, 2, 2};
+    private static long random = 42;
     private static long sink;
 
     static long burnFifty(long units) {
@@ -25,7 +26,10 @@ public final class Shares {
     }
 
     static int compareAndBurn(Integer left, Integer right) {
-        switch (ORDER[turn++ % 10]) {
+        random ^= random << 13;
+        random ^= random >>> 7;
+        random ^= random << 17;
+        switch (ORDER[(int) Long.remainderUnsigned(random, 10)]) {
             case 0: sink += burnFifty(20); break;
             case 1: sink += burnThirty(20); break;
             default: sink += burnTwenty(20); break;

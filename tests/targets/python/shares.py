@@ -17,13 +17,14 @@ def burn_twenty(units):
     return sum(i * i for i in range(units))
 
 
-TURN = [0]
-ORDER = [burn_fifty, burn_thirty, burn_fifty, burn_twenty, burn_fifty] * 2
+# Drawn from: a fixed order of turns may be in step with a sampler.
+SEED = [42]
+ORDER = [burn_fifty] * 5 + [burn_thirty] * 3 + [burn_twenty] * 2
 
 
 def compare_and_burn(left, right):
-    TURN[0] += 1
-    ORDER[TURN[0] % 10](500)
+    SEED[0] = (SEED[0] * 6364136223846793005 + 1442695040888963407) % 2**64
+    ORDER[(SEED[0] >> 33) % 10](500)
     return left - right
 
 
