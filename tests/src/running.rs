@@ -282,3 +282,24 @@ impl Usage {
         Ok(usage)
     }
 }
+
+/// The memory of a process and its children as [`Usage::pss_bytes`], without pages of BPF maps: strata
+/// maps those only while it writes them.
+pub fn pss_without_bpf_maps(pid: i32) -> Result<u64> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+    let mut all = 0;
+    for pid in children.chain([pid]) {
+        let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/smaps")) else { continue };
+        let mut is_map = false;
+        for line in text.lines() {
+            if let Some(kib) = line.strip_prefix("Pss:").filter(|_| !is_map) {
+                let kib = kib.trim().strip_suffix(" kB").context("a figure in kB")?;
+                all += kib.parse::<u64>()? * 1024;
+            } else if !line.starts_with(|first: char| first.is_ascii_uppercase()) {
+                is_map = line.ends_with("anon_inode:bpf-map");
+            }
+        }
+    }
+    Ok(all)
+}

@@ -10,13 +10,18 @@
 //! A test that cannot run here reports it (`strata-skip`) and passes as far as the harness knows. It
 //! is taken off the passed ones and shown with its reason.
 //!
+//! End-to-end tests measure real programs on a machine that others may use too. One that fails is run
+//! once more, with the machine to itself; if it passes then, it is *unsteady*: it counts as passed, and
+//! is named at the end with what it printed when it failed above. Three at most: more are no chance. A
+//! program that dies is none either ([`NEVER_AGAIN`]).
+//!
 //! Invariant: a test harness that ends without its result line counts as a failure.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -30,6 +35,12 @@ const END_TO_END: &str = "strata-tests";
 const END_TO_END_PROGRAM: &str = "e2e-";
 /// End-to-end tests at a time: they wait more than they compute, on two cores too.
 const END_TO_END_THREADS: &str = "--test-threads=3";
+/// What the end-to-end tests' program is announced by.
+const END_TO_END_LINE: &str = "end-to-end tests: ";
+/// The most end-to-end tests that are run a second time.
+const MOST_AGAIN: usize = 3;
+/// Tests of what may not happen a single time.
+const NEVER_AGAIN: [&str; 3] = ["dotnet_hostile::", "dotnet_surviving::", "dotnet_unloading::"];
 /// This program's own command that cargo starts a test program with.
 pub const RUN_PROGRAM: &str = "run-test-program";
 
@@ -49,13 +60,14 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     let mut cargo = project::cargo();
     cargo
         .args(["test", "--workspace", "--no-fail-fast", "--config", &runner()?, "--"])
-        .args(arguments)
-        .env("STRATA_BIN", project::strata_binary())
-        .env("STRATA_CACHE", project::cache())
-        .env("STRATA_DOTNET", dotnet::directory());
-    count(&mut cargo, &mut totals)?;
+        .args(arguments);
+    count(surroundings(&mut cargo), &mut totals)?;
+    run_again(&mut totals)?;
 
     println!();
+    for name in &totals.unsteady {
+        println!("unsteady: {name}: failed, and passed when it was run again");
+    }
     for name in &totals.failures {
         println!("failed: {name}");
     }
@@ -69,6 +81,31 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     }
     println!("{}", totals.line());
     Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What end-to-end tests find their things by.
+fn surroundings(command: &mut Command) -> &mut Command {
+    command
+        .env("STRATA_BIN", project::strata_binary())
+        .env("STRATA_CACHE", project::cache())
+        .env("STRATA_DOTNET", dotnet::directory())
+}
+
+/// Runs end-to-end tests that failed a second time, one after the other.
+fn run_again(totals: &mut Totals) -> Result<()> {
+    let Some(program) = totals.end_to_end.clone() else { return Ok(()) };
+    let failed = totals.worth_a_second_run();
+    for name in failed {
+        println!("\nonce more: {name}");
+        let mut command = Command::new(&program);
+        // Where cargo starts it.
+        command.args(["--exact", "--nocapture", &name]).current_dir(project::root().join("tests"));
+        let status = surroundings(&mut command).stdin(Stdio::null()).status()?;
+        if status.success() {
+            totals.passes_after_all(&name);
+        }
+    }
+    Ok(())
 }
 
 /// Cargo's setting that makes it start test programs through [`run_program`].
@@ -86,6 +123,7 @@ pub fn run_program(words: &[OsString]) -> Result<ExitCode> {
     let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy();
     if name.starts_with(END_TO_END_PROGRAM) {
         command.arg(END_TO_END_THREADS);
+        println!("{END_TO_END_LINE}{}", Path::new(program).canonicalize()?.display());
     }
     Err(command.exec()).with_context(|| format!("cannot start {}", program.display()))
 }
@@ -95,6 +133,12 @@ struct Totals {
     passed: u64,
     failed: u64,
     failures: Vec<String>,
+    /// The program of the end-to-end tests, and those of them that failed.
+    end_to_end: Option<PathBuf>,
+    is_end_to_end: bool,
+    failed_end_to_end: Vec<String>,
+    /// Tests that failed, and passed when they were run again.
+    unsteady: Vec<String>,
     /// Tests that could not run here, or not wholly, and why.
     skipped: BTreeMap<String, String>,
     /// Between the result of a test and the one before it: what the end of the whole waited for.
@@ -122,11 +166,36 @@ impl Totals {
         if let Some(name) = failed {
             self.skipped.remove(name);
             self.failures.push(name.to_owned());
+            if self.is_end_to_end {
+                self.failed_end_to_end.push(name.to_owned());
+            }
+        }
+        if let Some(program) = line.strip_prefix(END_TO_END_LINE) {
+            self.end_to_end = Some(program.into());
+            self.is_end_to_end = true;
         }
         if let Some(result) = line.strip_prefix("test result: ") {
             self.passed += number_before(result, " passed");
             self.failed += number_before(result, " failed");
+            self.is_end_to_end = false;
         }
+    }
+
+    /// End-to-end tests that failed, if they are so few that it may be chance.
+    fn worth_a_second_run(&self) -> Vec<String> {
+        let failed = &self.failed_end_to_end;
+        let is_final = |name: &String| NEVER_AGAIN.iter().any(|module| name.starts_with(module));
+        if failed.len() > MOST_AGAIN || failed.iter().any(is_final) {
+            return Vec::new();
+        }
+        failed.clone()
+    }
+
+    fn passes_after_all(&mut self, name: &str) {
+        self.failures.retain(|failed| failed != name);
+        self.failed = self.failed.saturating_sub(1);
+        self.passed += 1;
+        self.unsteady.push(name.to_owned());
     }
 }
 
@@ -234,6 +303,31 @@ mod tests {
         let expected = [("a::cannot", "no node here: os error 2"), ("a::later", "until Linux 7.3")];
         assert_eq!(skipped, expected.map(|(name, reason)| (name.to_owned(), reason.to_owned())));
         assert_eq!(totals.failures, ["a::fails"]);
+    }
+
+    #[test]
+    fn few_end_to_end_tests_that_fail_are_run_again() {
+        let failing = |names: &[&str]| {
+            let mut totals = Totals::default();
+            totals.take_line("test unit::fails ... FAILED");
+            totals.take_line("test result: FAILED. 0 passed; 1 failed; 0 ignored");
+            totals.take_line("end-to-end tests: /target/e2e-1");
+            for name in names {
+                totals.take_line(&format!("test {name} ... FAILED"));
+            }
+            totals.take_line(&format!("test result: FAILED. 9 passed; {} failed", names.len()));
+            totals
+        };
+        let mut one = failing(&["shares::of_go"]);
+        assert_eq!(one.worth_a_second_run(), ["shares::of_go"]);
+        one.passes_after_all("shares::of_go");
+        assert_eq!(one.line(), "10 passed, 1 failed, 0 skipped");
+        assert_eq!(
+            (one.failures, one.unsteady),
+            (vec!["unit::fails".into()], vec!["shares::of_go".into()])
+        );
+        assert!(failing(&["a", "b", "c", "d"]).worth_a_second_run().is_empty());
+        assert!(failing(&["a", "dotnet_unloading::b"]).worth_a_second_run().is_empty());
     }
 
     #[test]
