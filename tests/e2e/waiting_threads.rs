@@ -60,3 +60,30 @@ fn of_a_go_program_it_says_that_waiting_goroutines_are_not_looked_at() -> Result
     assert!(text.contains("goroutines that wait") && text.contains("kill -QUIT"));
     Ok(())
 }
+
+/// Of several processes each is shown under a heading of its own, with its own threads.
+#[test]
+fn processes_are_chosen_by_name_and_all_are_shown() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let sleeper = targets::c("sleeper").named("sleeper_shown").build()?;
+    let other = targets::c("sleeper").named("sleeper_other").build()?;
+    let shown = [Running::start(&sleeper, &["600"])?, Running::start(&sleeper, &["600"])?];
+    let other = Running::start(&other, &["600"])?;
+    std::thread::sleep(Duration::from_secs(1));
+    let of_name = stacks(&["--comm", "sleeper_shown"])?;
+    for process in &shown {
+        let heading = format!("process {} (sleeper_shown): 1 thread not running", process.pid());
+        assert_eq!(of_name.matches(&heading).count(), 1, "{heading}");
+    }
+    assert_eq!(of_name.matches("process ").count(), 2);
+    assert_eq!(of_name.matches("    main  (sleeper_shown)").count(), 2);
+    let threads: serde_json::Value = serde_json::from_str(&stacks(&["--all", "--json"])?)?;
+    let threads = threads.as_array().map_or(&[][..], Vec::as_slice);
+    for process in shown.iter().chain([&other]) {
+        let own: Vec<_> = threads.iter().filter(|thread| thread["pid"] == process.pid()).collect();
+        assert_eq!(own.len(), 1);
+        let has = |name: &str| own[0]["frames"].to_string().contains(name);
+        assert!(has("main") && has("_start"), "{}", own[0]);
+    }
+    Ok(())
+}

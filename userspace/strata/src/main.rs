@@ -30,7 +30,7 @@ use anyhow::{Context, Result, bail};
 use args::{Command, ConfigCommand, DiffArgs, QueryArgs, RecordArgs, WhoseArgs};
 use clap::Parser;
 use daemon::settings::store_directory;
-use strata_agent::kernel::loader::{Programs, Settings};
+use strata_agent::kernel::loader::{Programs, Settings, ThreadsOf};
 use strata_agent::kernel::thread_reader;
 use strata_agent::selection::Wanted;
 use strata_profile::Format;
@@ -85,7 +85,12 @@ fn main() -> ExitCode {
         Command::Query(args) => ask(*args),
         Command::Diff(args) => compare(*args),
         Command::Stacks(args) => stacks::run(&stacks::Question {
-            pid: args.process.or(args.pid).unwrap_or_default(),
+            which: stacks::Which {
+                pids: args.process.into_iter().chain(args.pid).collect(),
+                comms: args.comm,
+                groups: args.container,
+                all: args.all,
+            },
             managed: args.clr.into(),
             kernel: args.kernel,
             json: args.json,
@@ -273,7 +278,7 @@ fn probe() -> Result<String, String> {
         max_frames: 1024,
         ring_bytes: 1 << 20,
         frequency: 97,
-        threads_of: None,
+        threads_of: ThreadsOf::None,
         off_cpu: None,
         wall: false,
         clr_events: false,

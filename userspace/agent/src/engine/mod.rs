@@ -34,7 +34,7 @@ mod turning;
 pub mod waits;
 pub mod wall;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -242,6 +242,14 @@ impl Engine {
         Ok(())
     }
 
+    /// Leaves all processes out but these, from the first walk on.
+    pub fn walk_only(&mut self, pids: &BTreeSet<u32>) {
+        let others: Vec<u32> = self.table.pids().filter(|pid| !pids.contains(pid)).collect();
+        for pid in others {
+            self.store.skip(&mut self.programs, pid);
+        }
+    }
+
     /// Loads what a process's stacks need before it was sampled, and looks for its runtime.
     pub fn prepare(&mut self, pid: u32) {
         self.loading.need(&self.table, pid, 0);
@@ -265,8 +273,8 @@ impl Engine {
         self.turn();
     }
 
-    /// Walks the threads of a prepared process again; earlier results are dropped.
-    pub fn walk(&mut self, pid: u32) {
+    /// Walks the threads of prepared processes again; earlier results are dropped.
+    pub fn walk(&mut self, pids: &BTreeSet<u32>) {
         self.aggregate = Aggregate::new(Kinds::NONE);
         self.managed.forget_places();
         self.passes.send_all();
@@ -275,13 +283,14 @@ impl Engine {
         while self.turn.has_more {
             self.turn();
         }
-        if let Some(process) = self.table.get(pid) {
-            let image = process.image;
-            let deadline = Instant::now() + SETTLING;
-            while self.managed.is_settling(image) && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(10));
-                self.turn();
-            }
+        let images = pids.iter().filter_map(|pid| self.table.get(*pid)).map(|found| found.image);
+        let images: Vec<ImageId> = images.collect();
+        let deadline = Instant::now() + SETTLING;
+        while images.iter().any(|image| self.managed.is_settling(*image))
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(10));
+            self.turn();
         }
     }
 

@@ -21,18 +21,35 @@ pub struct DoctorArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Threads with the same stack and state are merged into one entry. The time is how long \
+    after_help = "Threads of one process with the same stack and state are merged into one entry. The time is how long \
     a thread has been off the CPU, where the kernel reports it (CONFIG_SCHED_DEBUG).\n\n\
     No thread is stopped or signalled. Threads that run at that moment are only counted: \
     `strata record` shows running code. Goroutines that wait have no thread and are not shown."
 )]
+#[command(group = clap::ArgGroup::new("which").required(true).multiple(true))]
 pub struct StacksArgs {
-    /// The process
-    #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
-    pub process: Option<u32>,
-    /// The same as an option
-    #[arg(short, long, value_name = "PID", required_unless_present = "process", conflicts_with = "process", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pid: Option<u32>,
+    /// The processes
+    #[arg(group = "which", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub process: Vec<u32>,
+    /// The same as an option; repeatable, or separated by commas
+    #[arg(group = "which", short, long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Vec<u32>,
+    /// Processes by their name (as in /proc/PID/comm; a `*` at the end matches any end)
+    #[arg(group = "which", long, value_name = "NAME", value_delimiter = ',')]
+    pub comm: Vec<String>,
+    /// Containers by their id (or the first 6 digits and more), or control groups by their path (or a
+    /// part of 4 characters and more)
+    #[arg(
+        group = "which",
+        long,
+        visible_alias = "cgroup",
+        value_name = "ID|PATH",
+        value_delimiter = ','
+    )]
+    pub container: Vec<String>,
+    /// All processes of the host
+    #[arg(group = "which", short, long)]
+    pub all: bool,
     /// Show every kernel frame on a line of its own
     #[arg(long)]
     pub kernel: bool,

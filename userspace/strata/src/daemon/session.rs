@@ -36,7 +36,7 @@ use figures::SlowFigures;
 use strata_agent::engine::{Engine, Options};
 use strata_agent::event_loop::{Due, EventLoop, until};
 use strata_agent::kernel::introspect::{self, RunTimeStatistics};
-use strata_agent::kernel::loader::Settings;
+use strata_agent::kernel::loader::{Settings, ThreadsOf};
 use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
 use strata_agent::managed::events::KINDS as CLR_EVENTS;
@@ -185,7 +185,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
             max_frames: MAX_FRAMES,
             ring_bytes: budget.ring,
             frequency: u64::from(frequencies.of(Kind::Cpu)),
-            threads_of: None,
+            threads_of: ThreadsOf::None,
             off_cpu: kinds.contains(Kind::OffCpu).then_some(OFF_CPU_SHARE),
             wall: kinds.contains(Kind::Wall),
             clr_events: !kinds.and(CLR_EVENTS).is_empty(),

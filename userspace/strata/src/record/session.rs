@@ -19,7 +19,7 @@ use crate::{capabilities, output, priority, second_signal};
 use strata_agent::engine::{Engine, Options};
 use strata_agent::event_loop::{Due, EventLoop, until};
 use strata_agent::kernel::introspect;
-use strata_agent::kernel::loader::Settings;
+use strata_agent::kernel::loader::{Settings, ThreadsOf};
 use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
 use strata_agent::managed::events::KINDS as CLR_EVENTS;
@@ -110,7 +110,7 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
             max_frames: plan.max_frames,
             ring_bytes: ring_bytes(plan.frequency),
             frequency: u64::from(plan.frequency),
-            threads_of: None,
+            threads_of: ThreadsOf::None,
             off_cpu: plan.kinds.contains(Kind::OffCpu).then_some(OFF_CPU_SHARE),
             wall: plan.kinds.contains(Kind::Wall),
             clr_events: !plan.kinds.and(CLR_EVENTS).is_empty(),

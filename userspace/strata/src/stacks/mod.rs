@@ -1,13 +1,15 @@
-//! `strata stacks`: where the threads of one process are right now, blocked ones included.
+//! `strata stacks`: where the threads of processes are right now, blocked ones included.
 //!
 //! Nothing is stopped, signalled or loaded for native code: the kernel walks the threads that wait,
 //! with the tables that a recording uses. A .NET process gets the bridge for its symbols, as in a
-//! recording, and it is detached again. [`thread`]: threads as they are shown; [`last_run`]:
-//! for how long they have waited.
+//! recording, and it is detached again. [`which`]: the processes; [`thread`]: threads as they are
+//! shown; [`last_run`]: for how long they have waited.
 
 mod last_run;
 mod thread;
+mod which;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
@@ -19,17 +21,19 @@ use crate::printing;
 use crate::terminal::{columns, counted, cut};
 use strata_agent::code_address::describe_end;
 use strata_agent::engine::{Engine, Options};
-use strata_agent::kernel::loader::Settings;
+use strata_agent::kernel::loader::{Settings, ThreadsOf};
 use strata_agent::kernel::sideband::Wakeup;
 use strata_agent::managed::Policy;
 use strata_agent::selection::Wanted;
+use strata_profile::text::sanitize_for_terminal;
 use strata_symbolize::build::Circumstances;
 use strata_symbolize::resolve;
 use thread::Thread;
+pub use which::Which;
 
 /// The options.
 pub struct Question {
-    pub pid: u32,
+    pub which: Which,
     pub managed: Policy,
     /// Kernel frames have lines of their own.
     pub kernel: bool,
@@ -46,47 +50,38 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// Prints the stacks; the exit status.
 pub fn run(question: &Question) -> Result<i32> {
-    let pid = question.pid;
-    if !std::path::Path::new(&format!("/proc/{pid}")).exists() {
-        bail!("there is no process {pid}");
-    }
-    let wanted = Wanted { pids: vec![pid], ..Wanted::default() };
+    let pids = question.which.pids()?;
+    let (threads_of, table_memory) = match pids.iter().next() {
+        Some(pid) if pids.len() == 1 => (ThreadsOf::Process(*pid), 64 << 20),
+        _ => (ThreadsOf::All, 256 << 20),
+    };
     let mut engine = Engine::new(Options {
         wakeup: Wakeup::Each,
         settings: Settings {
             max_frames: 1024,
             ring_bytes: 16 << 20,
             frequency: 97,
-            threads_of: Some(pid),
+            threads_of,
             off_cpu: None,
             wall: false,
             clr_events: false,
         },
-        wanted,
+        wanted: Wanted { pids: pids.iter().copied().collect(), ..Wanted::default() },
         // The walk's records are of threads that run or wait.
         kinds: Kinds::NONE.with(Kind::Wall, true),
         times: Kinds::NONE,
         frequencies: Frequencies::of_recording(),
-        table_memory: 64 << 20,
+        table_memory,
         waiting_memory: 32 << 20,
         own_pid: std::process::id(),
         managed: question.managed,
         messages: false,
         signatures: false,
     })?;
-    engine.prepare(pid);
-    let begun = Instant::now();
-    while !engine.is_prepared(pid, begun.elapsed() < BRIDGE_PATIENCE) {
-        if begun.elapsed() > PATIENCE {
-            bail!("the unwind tables of process {pid} are not ready after {PATIENCE:?}");
-        }
-        engine.loading.block(LOOK);
-        engine.turn();
-    }
-    engine.stop_expecting();
+    prepare(&mut engine, &pids)?;
     // Each pass may find code that the runtime has not published yet, and requests it.
     for _ in 0..LOOKS {
-        engine.walk(pid);
+        engine.walk(&pids);
         if engine.is_settled() {
             break;
         }
@@ -99,14 +94,67 @@ pub fn run(question: &Question) -> Result<i32> {
         kinds: Kinds::NONE.with(Kind::Wall, true),
     };
     let (profile, _) = resolve::profile(&mut engine, &circumstances, false, |_, _| {})?;
-    let threads = thread::threads(&profile, pid);
+    let threads = thread::threads(&profile);
     if question.json {
         return printing::json(&threads.iter().map(Thread::json).collect::<Vec<Value>>());
     }
     let width = columns(&std::io::stdout());
-    let groups = thread::merged(&threads);
-    let mut text: String =
-        groups.iter().map(|group| thread::text(group, width, question.kernel)).collect();
+    let mut text = String::new();
+    for pid in &pids {
+        let own: Vec<&Thread> = threads.iter().filter(|thread| thread.pid == *pid).collect();
+        if pids.len() > 1 {
+            text += &(cut(&heading(*pid, own.len()), width) + "\n\n");
+        }
+        text += &of_process(*pid, &own, width, question.kernel);
+    }
+    let ends = engine.aggregate.ends();
+    for end in End::ALL {
+        let count = ends.get(end as usize).copied().unwrap_or_default();
+        if count > 0 && !matches!(end, End::Complete | End::KernelOnly) {
+            text += &format!("{} incomplete: {}\n", counted(count, "stack"), describe_end(end));
+        }
+    }
+    printing::print(&text)
+}
+
+/// Loads the tables of the processes. Without those of the only one there is nothing to show; of
+/// many, those without are shown as far as they can be followed.
+fn prepare(engine: &mut Engine, pids: &BTreeSet<u32>) -> Result<()> {
+    engine.walk_only(pids);
+    for pid in pids {
+        engine.prepare(*pid);
+    }
+    let begun = Instant::now();
+    let lacks = |engine: &Engine| {
+        let patient = begun.elapsed() < BRIDGE_PATIENCE;
+        pids.iter().copied().find(|pid| !engine.is_prepared(*pid, patient))
+    };
+    while let Some(pid) = lacks(engine) {
+        if begun.elapsed() > PATIENCE {
+            if pids.len() == 1 {
+                bail!("the unwind tables of process {pid} are not ready after {PATIENCE:?}");
+            }
+            break;
+        }
+        engine.loading.block(LOOK);
+        engine.turn();
+    }
+    engine.stop_expecting();
+    Ok(())
+}
+
+/// `process 4711 (nginx), 12 threads wait`
+fn heading(pid: u32, waiting: usize) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+    let name =
+        name.map_or("ended".to_owned(), |name| sanitize_for_terminal(name.trim_end()).into());
+    let waiting = counted(waiting as u64, "thread");
+    format!("process {pid} ({name}): {waiting} not running")
+}
+
+fn of_process(pid: u32, threads: &[&Thread], width: Option<usize>, kernel: bool) -> String {
+    let groups = thread::merged(threads);
+    let mut text: String = groups.iter().map(|group| thread::text(group, width, kernel)).collect();
     let all = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     let running = all.saturating_sub(threads.len()) as u64;
     if running > 0 {
@@ -117,18 +165,11 @@ pub fn run(question: &Question) -> Result<i32> {
         );
         text += &(cut(&note, width) + "\n");
     }
-    if thread::is_of_go(&threads) {
+    if thread::is_of_go(threads) {
         // Not truncated: it shows what is missing.
         text += "this is a Go program: goroutines that wait have no thread, and are not looked at. A \
                  deadlock\nis in their stacks: `kill -QUIT` prints them and ends the program; \
                  /debug/pprof/goroutine?debug=2\nserves them where net/http/pprof is loaded\n";
     }
-    let ends = engine.aggregate.ends();
-    for end in End::ALL {
-        let count = ends.get(end as usize).copied().unwrap_or_default();
-        if count > 0 && !matches!(end, End::Complete | End::KernelOnly) {
-            text += &format!("{} incomplete: {}\n", counted(count, "stack"), describe_end(end));
-        }
-    }
-    printing::print(&text)
+    text
 }

@@ -23,6 +23,7 @@ pub struct Frame {
 
 #[derive(Clone, Debug)]
 pub struct Thread {
+    pub pid: u32,
     pub tid: u32,
     pub name: String,
     /// The letter of `/proc/PID/task/TID/stat`.
@@ -33,11 +34,12 @@ pub struct Thread {
     pub frames: Vec<Frame>,
 }
 
-/// The threads of a profile of one moment, by id.
-pub fn threads(profile: &Profile, pid: u32) -> Vec<Thread> {
+/// The threads of a profile of one moment that did not run, by id.
+pub fn threads(profile: &Profile) -> Vec<Thread> {
     let mut clocks = CpuClocks::new();
     let mut threads: Vec<Thread> = profile
         .samples()
+        .filter(|sample| profile.stack(sample.stack).next().is_some())
         .map(|sample| {
             let identity = profile.identity(sample.labels);
             let frames = profile
@@ -53,8 +55,9 @@ pub fn threads(profile: &Profile, pid: u32) -> Vec<Thread> {
                     })
                 })
                 .collect();
-            let tid = identity.tid.unwrap_or_default();
+            let (pid, tid) = (identity.pid.unwrap_or_default(), identity.tid.unwrap_or_default());
             Thread {
+                pid,
                 tid,
                 name: profile.string(identity.comm).to_owned(),
                 state: state(pid, tid).unwrap_or('?'),
@@ -103,8 +106,8 @@ fn span(time: Duration) -> String {
 }
 
 /// Threads that are at the same place in the same state, the most first.
-pub fn merged(threads: &[Thread]) -> Vec<Vec<&Thread>> {
-    let mut places: BTreeMap<(char, &[Frame]), Vec<&Thread>> = BTreeMap::new();
+pub fn merged<'a>(threads: &[&'a Thread]) -> Vec<Vec<&'a Thread>> {
+    let mut places: BTreeMap<(char, &[Frame]), Vec<&'a Thread>> = BTreeMap::new();
     for thread in threads {
         places.entry((thread.state, &thread.frames)).or_default().push(thread);
     }
@@ -197,7 +200,7 @@ fn lines(frames: &[Frame], all_kernel_frames: bool) -> Vec<String> {
 }
 
 /// Whether a thread's stack is of Go's runtime.
-pub fn is_of_go(threads: &[Thread]) -> bool {
+pub fn is_of_go(threads: &[&Thread]) -> bool {
     let scheduler = ["runtime.mcall", "runtime.mstart", "runtime.rt0_go", "runtime.findRunnable"];
     threads
         .iter()
@@ -215,6 +218,7 @@ impl Thread {
             )
             .collect();
         json!({
+            "pid": self.pid,
             "tid": self.tid,
             "name": self.name,
             "state": self.state.to_string(),
@@ -236,6 +240,7 @@ mod tests {
             is_kernel,
         };
         Thread {
+            pid: 7,
             tid,
             name: "worker".to_owned(),
             state: 'S',
@@ -257,7 +262,7 @@ mod tests {
     fn equal_stacks_are_one_entry_with_short_kernel_frames() {
         let threads =
             [thread(7, 3, &WAITING), thread(8, 500, &WAITING), thread(9, 1, &[("poll", false)])];
-        let groups = merged(&threads);
+        let groups = merged(&threads.iter().collect::<Vec<_>>());
         assert_eq!(groups.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
         assert_eq!(
             text(&groups[0], None, false),

@@ -100,14 +100,23 @@ pub struct Settings {
     pub ring_bytes: u32,
     /// Samples per second and CPU.
     pub frequency: u64,
-    /// The one process whose threads are walked ([`Programs::begin_pass`]).
-    pub threads_of: Option<u32>,
-    /// The threads of all processes are walked.
+    /// Whose threads are walked on request ([`Programs::begin_pass`]).
+    pub threads_of: ThreadsOf,
+    /// The threads of all processes are walked again and again.
     pub wall: bool,
     /// Waits are sampled, and may cost so many thousandths of a CPU.
     pub off_cpu: Option<u32>,
     /// Events of the CLR are taken.
     pub clr_events: bool,
+}
+
+/// See [`Settings::threads_of`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadsOf {
+    None,
+    Process(u32),
+    /// Of all that are not skipped ([`strata_abi::tables::PROCESS_SKIP`]).
+    All,
 }
 
 #[repr(transparent)]
@@ -165,9 +174,12 @@ impl Programs {
             tracing::warn!(%error, "stacks of ending and of starting programs will look broken");
             MemoryOffsets::default()
         });
-        let walks = settings.wall || settings.threads_of.is_some();
+        let walks = settings.wall || settings.threads_of != ThreadsOf::None;
         let tasks = (settings.off_cpu.is_some() || walks).then(TaskOffsets::read).transpose()?;
-        let wanted_process = settings.threads_of.unwrap_or(0);
+        let wanted_process = match settings.threads_of {
+            ThreadsOf::Process(pid) => pid,
+            ThreadsOf::None | ThreadsOf::All => 0,
+        };
         let wait_budget = off_cpu::budget(settings.off_cpu.unwrap_or(0), possible_cpus);
         let sets = clr_events::sets(possible_cpus);
         let mut loader = EbpfLoader::new();
