@@ -10,9 +10,9 @@
 //!
 //! Invariant: number 0 of every table is the empty thing; numbers are given in order.
 
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash};
 
-use hashbrown::{Equivalent, HashMap};
+use hashbrown::{DefaultHashBuilder, Equivalent, HashMap, HashTable};
 use strata_profile::{
     Frame, LabelValue, LabelsId, Location, LocationId, Profile, StackId, StringId,
 };
@@ -72,12 +72,72 @@ impl<K: Hash + Eq> Table<K> {
     }
 }
 
+/// The stacks: there may be a hundred times as many as of everything else, so each is kept once,
+/// and its number in the index.
+struct Stacks {
+    /// Caller and location, by number; the empty stack first.
+    nodes: Vec<(u32, u32)>,
+    index: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+    /// The first number that is not written yet.
+    base: u32,
+    added: Vec<u8>,
+}
+
+impl Default for Stacks {
+    fn default() -> Self {
+        let (index, hasher) = (HashTable::new(), DefaultHashBuilder::default());
+        Self { nodes: vec![(0, 0)], index, hasher, base: 1, added: Vec::new() }
+    }
+}
+
+impl Stacks {
+    fn memory(&self) -> usize {
+        let nodes = self.nodes.capacity().saturating_mul(size_of::<(u32, u32)>());
+        let lists = nodes.saturating_add(self.added.capacity());
+        self.index.allocation_size().saturating_add(lists)
+    }
+
+    /// The number that the next new stack gets.
+    fn next(&self) -> u32 {
+        // A segment is closed long before it has 2^32 of anything.
+        u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
+    }
+
+    fn number(&mut self, key: (u32, u32)) -> u32 {
+        let Self { nodes, index, hasher, .. } = self;
+        let hash = hasher.hash_one(key);
+        let is_same = |&number: &u32| nodes.get(number as usize) == Some(&key);
+        if let Some(&number) = index.find(hash, is_same) {
+            return number;
+        }
+        let number = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
+        nodes.push(key);
+        index.insert_unique(hash, number, |&other| {
+            hasher.hash_one(nodes.get(other as usize).copied().unwrap_or_default())
+        });
+        let (caller, location) = key;
+        put(&mut self.added, u64::from(number.saturating_sub(caller)));
+        put(&mut self.added, u64::from(location));
+        number
+    }
+
+    fn take(&mut self, out: &mut Vec<u8>) {
+        let next = self.next();
+        put(out, u64::from(self.base));
+        put(out, u64::from(next.saturating_sub(self.base)));
+        // Without its room: most records bring less than the one before.
+        out.append(&mut std::mem::take(&mut self.added));
+        self.base = next;
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Dictionary {
     strings: Table<Box<str>>,
     mappings: Table<(u32, u32)>,
     locations: Table<Box<[u32]>>,
-    stacks: Table<(u32, u32)>,
+    stacks: Stacks,
     labels: Table<Box<[i64]>>,
     /// Bytes of keys outside the tables.
     owned: usize,
@@ -90,7 +150,7 @@ impl Dictionary {
             self.strings.next,
             self.mappings.next,
             self.locations.next,
-            self.stacks.next,
+            self.stacks.next(),
             self.labels.next,
         ];
         next.into_iter().map(u64::from).sum()
@@ -139,8 +199,7 @@ impl Dictionary {
             dictionary.grow(added, size_of_val(fields.as_slice()));
         }
         for &key in tables.stacks() {
-            let added = dictionary.stacks.number(&key, |key| *key, |_, _| {});
-            dictionary.grow(added, 0);
+            dictionary.stacks.number(key);
         }
         let mut fields = Vec::new();
         for number in 1..tables.label_sets() {
@@ -155,7 +214,7 @@ impl Dictionary {
             dictionary.strings.next,
             dictionary.mappings.next,
             dictionary.locations.next,
-            dictionary.stacks.next,
+            dictionary.stacks.next(),
             dictionary.labels.next,
         ];
         (counts == tables.counts()).then_some(dictionary)
@@ -221,19 +280,6 @@ impl Dictionary {
             },
         );
         self.grow(added, size_of_val(key.as_slice()))
-    }
-
-    fn stack(&mut self, caller: u32, location: u32) -> u32 {
-        let key = (caller, location);
-        let added = self.stacks.number(
-            &key,
-            |key| *key,
-            |out, number| {
-                put(out, u64::from(number.saturating_sub(caller)));
-                put(out, u64::from(location));
-            },
-        );
-        self.grow(added, 0)
     }
 
     fn labels(&mut self, profile: &Profile, labels: LabelsId) -> u32 {
@@ -322,7 +368,7 @@ impl<'a> Import<'a> {
         }
         for (stack, location) in missing.into_iter().rev() {
             let location = self.location(location);
-            number = self.dictionary.stack(number, location);
+            number = self.dictionary.stacks.number((number, location));
             if let Some(place) = self.stacks.get_mut(stack.position()) {
                 *place = number;
             }

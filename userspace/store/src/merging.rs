@@ -114,9 +114,12 @@ fn write_step(
             last = Some(series);
         }
         let (Some(bucket), Some(series)) = (bucket, last) else { continue };
-        let facts = Facts { runtime_id: "", profiles: bucket.profiles };
-        let profile = bucket.builder.finish();
-        let encoded = writer.encode(series, step, bucket.times, &profile, facts)?;
+        let Bucket { builder, replay, times, profiles } = bucket;
+        // As large as the dictionary, which is made once more now.
+        drop(replay);
+        let facts = Facts { runtime_id: "", profiles };
+        let profile = builder.finish();
+        let encoded = writer.encode(series, step, times, &profile, facts)?;
         let room = limit.saturating_sub(writer.length);
         if encoded.bytes.len() as u64 > room {
             return Ok(false);

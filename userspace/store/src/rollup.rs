@@ -8,7 +8,8 @@
 //! segments one by one, without touching the file.
 //!
 //! Invariant: a record stands for exactly what the hour's record of its member's merges stands
-//! for. One service is in memory at a time.
+//! for. One service is in memory at a time, and a roll-up whose dictionary of one has become too
+//! large is joined no more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -53,14 +54,24 @@ pub(crate) struct Paths<'p> {
     pub(crate) rollup: &'p Path,
 }
 
-/// Writes a roll-up of the old one's members and a new one, in at most `limit` bytes. `None` if it
-/// would be larger, or the old one is damaged.
+/// The bounds of one roll-up operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Most {
+    /// Of the file.
+    pub(crate) bytes: u64,
+    /// Of memory for what the old roll-up's dictionary of one service is read into. What is made of
+    /// it, to add to, takes two to three times as much.
+    pub(crate) tables: usize,
+}
+
+/// Writes a roll-up of the old one's members and a new one. `None` if one of them is too large, or
+/// the old one is damaged.
 pub(crate) fn roll(
     paths: &Paths<'_>,
     member: Member,
-    limit: u64,
+    most: Most,
 ) -> Result<Option<u64>, StoreError> {
-    let made = write(paths, member, limit);
+    let made = write(paths, member, most);
     match made {
         Ok(Some(writer)) => writer.seal(paths.rollup).map(Some),
         other => {
@@ -75,8 +86,9 @@ pub(crate) fn roll(
 fn write(
     paths: &Paths<'_>,
     member: Member,
-    limit: u64,
+    most: Most,
 ) -> Result<Option<SegmentWriter>, StoreError> {
+    let limit = most.bytes;
     let old = paths.old.map(Segment::open).transpose()?;
     let mut members = old.as_ref().map_or_else(Vec::new, |old| old.members.clone());
     let Ok(position) = u16::try_from(members.len()) else { return Ok(None) };
@@ -103,7 +115,8 @@ fn write(
         if let Some((old, file)) = old.as_ref().zip(file.as_ref()) {
             // For a service without new records nothing is translated, so its dictionary is not
             // needed.
-            let Some(tables) = copy(&mut writer, old, file, &kept, added.is_some())? else {
+            let tables = added.is_some().then_some(most.tables);
+            let Some(tables) = copy(&mut writer, old, file, &kept, tables)? else {
                 return Ok(None);
             };
             let Some(dictionary) = Dictionary::of(&tables) else { return Ok(None) };
@@ -119,23 +132,23 @@ fn write(
     Ok((writer.length.saturating_add(writer.index_bytes()) <= limit).then_some(writer))
 }
 
-/// Copies records unchanged; returns their additions to the dictionary, or `None` if one is
-/// damaged.
+/// Copies records unchanged; returns their additions to the dictionary, if those are wanted, in at
+/// most so many bytes of memory. `None` if a record is damaged, or that is not enough.
 fn copy(
     writer: &mut SegmentWriter,
     old: &Segment,
     file: &File,
     entries: &[Entry],
-    wanted: bool,
+    wanted: Option<usize>,
 ) -> Result<Option<Tables>, StoreError> {
     let mut tables = Tables::new();
     for entry in entries {
         let read = read_whole(file, entry).map_err(StoreError::io("read", &old.path))?;
         let Ok((header, bytes)) = read else { return Ok(None) };
         let Ok(payload) = crate::record::payload_of(&header, &bytes) else { return Ok(None) };
-        if wanted {
+        if let Some(most) = wanted {
             let added = body::parts(&payload).and_then(|(added, _)| tables.add(added));
-            if added.is_err() {
+            if added.is_err() || tables.memory() > most {
                 return Ok(None);
             }
         }
@@ -183,6 +196,8 @@ fn translate_one(
     if body.width != types.len() || replay.samples(tables, &mut builder, body, &columns).is_err() {
         return Ok(None);
     }
+    // As large as the dictionary, which grows by as much now.
+    drop(replay);
     builder.count_overflows(body.overflows);
     builder.set_host(tables.string(body.host));
     let facts = Facts { runtime_id: "", profiles: body.profiles };

@@ -52,7 +52,8 @@ pub struct Options {
     /// this, the segment is sealed early; but not for a dictionary that has grown by less than half
     /// since its service's first period, which would need as much in every segment. Only one whose
     /// first period takes two thirds of this may therefore take more than all of it. A profile's
-    /// additions and its record under construction come on top while it is added.
+    /// additions and its record under construction come on top while it is added. A roll-up that has
+    /// so large a dictionary is joined no more.
     pub dictionary_bytes: usize,
     /// How much may be lost when the host loses power. (Nothing is when the process is killed.)
     pub sync_every: Duration,
@@ -414,7 +415,8 @@ impl Store {
         let old = self.rollups.contains_key(&first).then_some(rollup.as_path());
         let (merged, new) = (path(Name::Merged, member.number), path(Name::New, first));
         let paths = rollup::Paths { old, merged: &merged, new: &new, rollup: &rollup };
-        let made = match rollup::roll(&paths, member, limit) {
+        let most = rollup::Most { bytes: limit, tables: self.options.dictionary_bytes / 2 };
+        let made = match rollup::roll(&paths, member, most) {
             Err(StoreError::Damaged { .. } | StoreError::OtherVersion { .. }) => None,
             other => other?,
         };

@@ -55,6 +55,14 @@ impl<T> Lists<T> {
     fn close(&mut self) {
         self.ends.push(self.items.len());
     }
+
+    fn memory(&self) -> usize {
+        memory_of(&self.items).saturating_add(memory_of(&self.ends))
+    }
+}
+
+fn memory_of<T>(list: &Vec<T>) -> usize {
+    list.capacity().saturating_mul(size_of::<T>())
 }
 
 /// A dictionary, read up to some record.
@@ -129,6 +137,20 @@ impl Tables {
             self.labels.close();
         }
         if added.is_empty() { Ok(()) } else { Err(Damage("something follows the dictionary")) }
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory(&self) -> usize {
+        let lists = [
+            self.text.capacity(),
+            memory_of(&self.strings),
+            memory_of(&self.mappings),
+            memory_of(&self.location_mappings),
+            self.frames.memory(),
+            memory_of(&self.stacks),
+            self.labels.memory(),
+        ];
+        lists.into_iter().fold(0, usize::saturating_add)
     }
 
     /// How many there are of everything, the empty things included.

@@ -340,3 +340,37 @@ fn a_roll_up_of_another_segment_with_the_same_number_is_made_anew() {
     }
     assert_eq!(store.counters().rollups_made, 1);
 }
+
+#[test]
+fn a_roll_up_with_a_large_dictionary_is_joined_no_more() {
+    const HOURS: i64 = 12;
+    let made = [96 << 10, 64 << 20].map(|dictionary_bytes| {
+        let directory = tempfile::tempdir().unwrap();
+        let mut store =
+            Store::open(directory.path(), Options { dictionary_bytes, ..options() }).unwrap();
+        for hour in 0..HOURS {
+            let start = START + hour * HOUR;
+            let names: Vec<_> = (0..100).map(|at| format!("main;work {at} of {hour}")).collect();
+            let stacks: Vec<_> = names.iter().map(|name| (name.as_str(), 1)).collect();
+            // So many that merging them is worth it.
+            for _ in 0..50 {
+                store.append(&head("shop", start), &profile(&stacks), start).unwrap();
+            }
+            store.seal().unwrap();
+            store.tend(start).unwrap();
+        }
+        let counters = store.counters();
+        assert_eq!(counters.segments_sealed, HOURS as u64);
+        assert_eq!((counters.rollups_made, counters.rollups_skipped), (HOURS as u64, 0));
+        let files = files(directory.path()).into_iter().map(|(path, _)| path);
+        let rollups = files.filter(|path| path.extension().is_some_and(|e| e == "rollup")).count();
+        let answer = store.reader().query(&Selection::default()).unwrap();
+        assert_eq!(answer.damaged, 0);
+        (rollups, counts(&answer))
+    });
+    let [(many, tight), (one, roomy)] = made;
+    assert_eq!(one, 1);
+    assert!((2..=HOURS as usize / 2).contains(&many), "{many} roll-ups");
+    assert_eq!(tight, roomy);
+    assert_eq!(tight.len(), 100 * HOURS as usize);
+}
