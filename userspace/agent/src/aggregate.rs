@@ -246,6 +246,15 @@ impl Aggregate {
         stack
     }
 
+    /// Drops all that rows and samples in time do not refer to, and those themselves: they have been
+    /// taken out, and nothing is added any more.
+    pub fn keep_what_is_referred_to(&mut self) {
+        self.by_places = Keyed::default();
+        self.by_words = Keyed::default();
+        self.scratch = Vec::new();
+        self.kinds.iter_mut().for_each(OfKind::drop_rows);
+    }
+
     /// Of all kinds.
     pub fn samples(&self) -> u64 {
         self.kinds.iter().map(|of_kind| of_kind.samples).sum()

@@ -200,6 +200,11 @@ pub(crate) struct SampleKey {
     pub(crate) labels: LabelsId,
 }
 
+/// What the allocator takes for itself, for each list.
+const ALLOCATION_BYTES: usize = 16;
+/// The lists of a profile, those in its tables included, without the timeline's.
+const LISTS: usize = 14;
+
 /// A resolved profile.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
@@ -237,6 +242,11 @@ impl Profile {
         let timeline = self.timeline.as_ref().map_or(0, Timeline::memory);
         let tables = [
             timeline,
+            // Most are small: what the allocator takes for itself counts.
+            LISTS.saturating_mul(ALLOCATION_BYTES),
+            bytes_of(&self.sample_types),
+            bytes_of(&self.periods),
+            bytes_of(&self.comments),
             self.strings.memory(),
             self.frames.memory(),
             self.stacks.memory(),

@@ -191,6 +191,15 @@ impl OfKind {
         })
     }
 
+    /// Drops the counts and the times; how many there were, and how stacks ended, stays.
+    pub(super) fn drop_rows(&mut self) {
+        self.counts = Keyed::default();
+        self.details = Keyed::default();
+        if let Some(times) = &mut self.times {
+            *times = Times::default();
+        }
+    }
+
     /// What it takes, roughly.
     pub(super) fn bytes(&self) -> usize {
         let table = |entries: usize, bytes: usize| entries.saturating_mul(bytes);

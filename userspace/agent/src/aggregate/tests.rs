@@ -138,3 +138,25 @@ fn a_cut_stack_is_another_stack_and_is_marked() {
     let last = aggregate.stack_of(StackId(1)).last().map(|&place| places[place as usize]);
     assert_eq!(last, Some(CodeAddress::Marker(Marker::Truncated)));
 }
+
+#[test]
+fn what_rows_and_times_refer_to_stays_when_they_are_taken_out() {
+    let space = Space::default();
+    let mut aggregate = Aggregate::new([Kind::Cpu].into_iter().collect());
+    let labels = aggregate.labels(&[("color", "red")]);
+    aggregate.add(&Sample { labels, ..sample(Kind::Cpu, WORDS, &space) });
+    let (rows, ticks): (Vec<_>, Vec<_>) = (aggregate.rows().collect(), aggregate.ticks().collect());
+    let places = |aggregate: &Aggregate| {
+        let stack = aggregate.stack_of(rows[0].stack).to_vec();
+        stack.iter().map(|place| aggregate.code_address(*place as usize)).collect::<Vec<_>>()
+    };
+    let (before, bytes) = (places(&aggregate), aggregate.bytes());
+    aggregate.keep_what_is_referred_to();
+    assert_eq!((aggregate.rows().count(), aggregate.ticks().count()), (0, 0));
+    assert!(aggregate.bytes() < bytes);
+    assert_eq!(places(&aggregate), before);
+    assert_eq!(before.len(), 4);
+    assert_eq!(aggregate.thread(ticks[0].thread), Some(key(1)));
+    assert_eq!(aggregate.labels_of(rows[0].labels).len(), 1);
+    assert_eq!((aggregate.samples(), aggregate.ends()[End::Complete as usize]), (1, 1));
+}

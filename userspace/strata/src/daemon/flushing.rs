@@ -133,7 +133,7 @@ impl Flusher {
     /// Begins a flush. One that is under way must have ended.
     pub fn begin(&mut self, engine: &mut Engine) {
         let begun = Instant::now();
-        let aggregate = engine.take_aggregate();
+        let mut aggregate = engine.take_aggregate();
         let Period { started, length } = Period::between(self.at, begun, SystemTime::now());
         self.at = begun;
         let begun_nanos = std::mem::replace(&mut self.begun_nanos, monotonic_nanos());
@@ -143,6 +143,8 @@ impl Flusher {
         // What was executed before something was read is known after it.
         engine.turn();
         let groups = groups_of(&aggregate);
+        // Half of its memory, while the profiles take most.
+        aggregate.keep_what_is_referred_to();
         self.flush = Some(Flush { aggregate, groups, started, length, begun_nanos });
         self.note_time(begun);
     }
@@ -164,7 +166,9 @@ impl Flusher {
         at_once: bool,
     ) -> bool {
         self.symbolizer.collect();
-        let has_room = |pipeline: &Pipeline| at_once || !pipeline.is_full();
+        let has_room = |pipeline: &Pipeline| {
+            at_once || (!pipeline.is_full() && pipeline.waiting() < MOST_WAITING)
+        };
         if self.flush.is_some() && !has_room(pipeline) {
             return false;
         }
@@ -315,6 +319,9 @@ impl Flusher {
 
 /// Profiles that are passed on together.
 const AT_ONCE: usize = 64;
+/// Profiles that wait for the pipeline. Of small ones, what they are from takes more than themselves,
+/// and they are built faster than they can be stored and sent.
+const MOST_WAITING: usize = 256;
 
 /// The kinds of a process's samples that its rules, its environment and its age let through.
 fn wanted_kinds(engine: &Engine, image: ImageId, who: &ResolvedProcess) -> Kinds {

@@ -89,7 +89,8 @@ pub struct Budget {
     pub process_metadata: usize,
     /// Of batches that wait in memory, of each exporter.
     pub exporter: usize,
-    /// Of profiles that wait for the end of an exporter's period.
+    /// Of profiles that wait for the end of an exporter's period. Their origins, and what the store
+    /// and the exporters make of them, take three times as much on top.
     pub waiting: usize,
     /// Of the store's dictionaries.
     pub store: usize,
@@ -119,7 +120,7 @@ impl Budget {
             names: size(part(10) / NAME_BYTES),
             process_metadata: size(part(20) / PROCESS_METADATA_BYTES),
             exporter: size(part(24) / exporters.max(1) as u64).max(1 << 20),
-            waiting: size(part(24)),
+            waiting: size(part(48)),
             store: size(part(24)),
             bridges: size(part(6)),
             stacks: size(part(8)).min(32 << 20),
@@ -191,11 +192,16 @@ impl Watch {
 
 /// One heap for all threads: with one each, memory freed by a thread could not be used by others,
 /// and the limit is for all of them. Call before there are threads.
+///
+/// Tables and buffers of flushes get memory of their own, which goes back to the kernel when they
+/// are freed and moves when they grow. glibc would put them into the heap from the second on, where
+/// what is allocated between them keeps all of it: twice as much as was in use.
 pub fn share_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no preconditions.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
     }
 }
 

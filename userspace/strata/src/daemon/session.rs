@@ -429,8 +429,11 @@ impl Daemon {
         self.flusher.symbolizer.shed();
         self.flusher.processes.shed();
         if pressure == Pressure::Over {
-            // There are few samples since the last flush, and a flush takes memory too.
-            if self.engine.aggregate.bytes() > self.memory.budget.samples / 8 {
+            // There are few samples since the last flush, and a flush takes memory too: most, if the
+            // profiles of the last one had to be built at once.
+            if self.engine.aggregate.bytes() > self.memory.budget.samples / 8
+                && !self.flusher.is_flushing()
+            {
                 self.memory.shed[1] += 1;
                 self.flush();
             }

@@ -39,9 +39,12 @@ impl Daemon {
         }
     }
 
-    /// Whether the next flush would find no room for its profiles, and may still wait.
+    /// Whether the next flush would find no room for its profiles, or the last one has not found it
+    /// for all of its own, and may still wait.
     pub(super) fn is_held_up(&self) -> bool {
-        self.publisher.is_full() && self.flusher.elapsed() < self.period + BUSY_PIPELINE
+        let is_building = self.flusher.is_flushing() && self.publisher.is_behind();
+        (is_building || self.publisher.is_full())
+            && self.flusher.elapsed() < self.period + BUSY_PIPELINE
     }
 
     /// The next deadline of a flush.
