@@ -3,7 +3,7 @@
 //! [`StandardJobs`] are those of strata; a test's worker adds its own (hang, crash, use up memory)
 //! through [`WorkerJobs`]. Jobs run inside the sandbox: they see files, and nothing else.
 
-use strata_symbols::Resolver;
+use strata_symbols::{DwarfState, Resolver};
 use strata_unwind::Limits;
 
 use crate::facts::FileFacts;
@@ -124,7 +124,9 @@ fn symbolize(
     let debug = debug.map(|debug| debug as &dyn strata_bytes::ReadAt);
     let mut resolver = Resolver::new(main, debug, options).map_err(|error| parse_error(&error))?;
     let resolved = resolver.resolve(&addresses);
-    Ok(Symbols { resolved, problems: resolver.report().problems }.encode())
+    let report = resolver.report();
+    let without_lines = matches!(report.dwarf, DwarfState::TooLarge { .. });
+    Ok(Symbols { resolved, problems: report.problems, without_lines }.encode())
 }
 
 pub(crate) fn encode_fits(build_id: Option<&[u8]>, link_crc: Option<u32>) -> Vec<u8> {

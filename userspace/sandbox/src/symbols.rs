@@ -18,6 +18,9 @@ pub struct Symbols {
     pub resolved: Vec<Resolved>,
     /// What could not be used of the file, for display.
     pub problems: Vec<String>,
+    /// The file's debug information is larger than was allowed: there are no lines and no inlined
+    /// functions.
+    pub without_lines: bool,
 }
 
 pub(crate) fn encode_request(options: &Options, addresses: &[u64]) -> Vec<u8> {
@@ -61,6 +64,7 @@ impl Symbols {
         for problem in &self.problems {
             encoder.bytes(problem.as_bytes());
         }
+        encoder.u8(self.without_lines.into());
         let mut bytes = encoder.finish();
         bytes.extend_from_slice(&frames.finish());
         bytes
@@ -72,6 +76,7 @@ impl Symbols {
         let texts = TextTable::decode(&mut decoder)?;
         let count = decoder.count(4)?;
         let problems = (0..count).map(|_| decoder.text()).collect::<Result<_, _>>()?;
+        let without_lines = decoder.bool()?;
 
         let count = decoder.count(4)?;
         if count != asked {
@@ -94,7 +99,7 @@ impl Symbols {
             resolved.push(Resolved { frames });
         }
         decoder.finish()?;
-        Ok(Self { resolved, problems })
+        Ok(Self { resolved, problems, without_lines })
     }
 }
 
@@ -117,6 +122,7 @@ mod tests {
                 Resolved { frames: vec![frame("a", Some("a.c"), Some(4))] },
             ],
             problems: vec!["debug file: not an ELF file".into()],
+            without_lines: true,
         }
     }
 
@@ -163,6 +169,7 @@ mod tests {
                 }],
             }],
             problems: Vec::new(),
+            without_lines: false,
         };
         assert_eq!(
             Symbols::decode(&long.encode(), 1),

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use strata_agent::engine::loading::Helpers;
 use strata_sandbox::{Config, FileError, FileService, Reply, Request, RequestId};
+use strata_symbols::Options;
 
 /// The interval of measuring the helper processes' resources, while they work.
 const MEASURED_AFTER: Duration = Duration::from_secs(1);
@@ -30,6 +31,11 @@ pub trait Ask {
     /// Whether the deadline has passed: requests get no answer any more.
     fn is_late(&self) -> bool {
         false
+    }
+
+    /// How symbols are to be read.
+    fn options(&self) -> Options {
+        Options::default()
     }
 
     fn ask(&mut self, request: Request) -> Answer {

@@ -2,7 +2,8 @@
 //!
 //! - [`symbolizer`]: flushes, one after the other, without waiting. [`gather`]: from an aggregate
 //!   to [`task`]s, which a [`pool`] of threads runs. [`costs`]: which of them go
-//!   first. [`known_symbols`]: symbols kept between flushes.
+//!   first. [`worker_memory`]: how much debug information they may read. [`known_symbols`]: symbols
+//!   kept between flushes.
 //! - [`file_client`]: requests to the file service, with deadlines.
 //! - [`kernel`] reads `/proc/kallsyms`.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
@@ -30,6 +31,7 @@ pub mod related;
 pub mod resolve;
 pub mod symbolizer;
 pub mod task;
+mod worker_memory;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -75,6 +77,8 @@ pub struct Shortfalls {
     pub unnamed: u64,
     /// Those of them whose files answered too late.
     pub late: u64,
+    /// Files whose debug information took too much memory: they have no lines or inlined functions.
+    pub without_lines: u64,
     /// In words, each once.
     pub problems: Vec<String>,
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use strata_profile::FrameKind;
 use strata_sandbox::{FileFacts, Locator, OpenFile, ProcessRef, Reply, Request};
-use strata_symbols::{Options, Resolved, debug_files};
+use strata_symbols::{Resolved, debug_files};
 
 use crate::file_client::Ask;
 use crate::{ModuleInfo, NamedFrame, Shortfalls};
@@ -52,14 +52,22 @@ pub fn code_is_elsewhere(facts: &FileFacts, offset: u64) -> bool {
         && !facts.segments.iter().any(|segment| inside(segment.offset, segment.file_size))
 }
 
-/// The address in the file's own numbering and the frames of each offset, innermost first; an
-/// offset without a symbol has no frames. `None` when symbols could not be read.
+/// What is known of a file's offsets, in their order.
+pub struct Named {
+    /// The address in the file's own numbering and the frames, innermost first; an offset without a
+    /// symbol has no frames.
+    pub frames: Vec<(u64, Vec<NamedFrame>)>,
+    /// There was not enough memory for lines and inlined functions.
+    pub without_lines: bool,
+}
+
+/// `None` when symbols could not be read.
 pub fn resolve(
     service: &mut dyn Ask,
     wanted: &Wanted<'_>,
     facts: &FileFacts,
     shortfalls: &mut Shortfalls,
-) -> Option<Vec<(u64, Vec<NamedFrame>)>> {
+) -> Option<Named> {
     let path = wanted.path.display();
     let addresses: Vec<u64> =
         wanted.offsets.iter().map(|offset| facts.address_of(*offset).unwrap_or(*offset)).collect();
@@ -68,7 +76,7 @@ pub fn resolve(
         file: wanted.file.clone(),
         debug,
         addresses: addresses.clone(),
-        options: Options::default(),
+        options: service.options(),
     };
     let symbols = match service.ask(request) {
         Ok(Reply::Symbols(symbols)) => symbols,
@@ -81,9 +89,15 @@ pub fn resolve(
     for problem in symbols.problems {
         shortfalls.problem(format!("{path}: {problem}"));
     }
+    if symbols.without_lines {
+        shortfalls.without_lines += 1;
+        shortfalls
+            .problem(format!("{path}: its debug information takes too much memory: no lines"));
+    }
     let mut resolved = symbols.resolved.into_iter();
     let frames = |address| (address, frames_of(resolved.next().unwrap_or_default()));
-    Some(addresses.into_iter().map(frames).collect())
+    let without_lines = symbols.without_lines;
+    Some(Named { frames: addresses.into_iter().map(frames).collect(), without_lines })
 }
 
 fn frames_of(resolved: Resolved) -> Vec<NamedFrame> {

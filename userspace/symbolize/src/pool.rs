@@ -16,10 +16,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use strata_sandbox::{FileError, Reply, Request};
+use strata_symbols::Options;
 
 use crate::costs::Costs;
 use crate::file_client::{Ask, FileClient};
 use crate::task::{Outcome, Owner, Symbol, Task, TaskKey};
+use crate::worker_memory::WorkerMemory;
 
 /// How long a task may take.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +83,7 @@ struct Shared {
     work: Condvar,
     limits: Limits,
     files: FileClient,
+    memory: WorkerMemory,
     reports: Sender<Report>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
@@ -96,7 +99,8 @@ impl Pool {
         let (sender, reports) = channel();
         let state = Mutex::default();
         let work = Condvar::new();
-        let shared = Arc::new(Shared { state, work, limits, files, reports: sender, wake });
+        let memory = WorkerMemory::default();
+        let shared = Arc::new(Shared { state, work, limits, files, memory, reports: sender, wake });
         Self { shared, reports }
     }
 
@@ -124,6 +128,11 @@ impl Pool {
         drop(state);
         self.shared.work.notify_all();
         refused
+    }
+
+    /// What the workers may use from now on, in bytes.
+    pub fn set_worker_memory(&self, bytes: u64) {
+        self.shared.memory.set(bytes);
     }
 
     pub fn report(&self) -> Option<Report> {
@@ -370,6 +379,10 @@ impl Context {
 impl Ask for Context {
     fn is_late(&self) -> bool {
         self.is_late
+    }
+
+    fn options(&self) -> Options {
+        self.shared.memory.options()
     }
 
     fn ask_all(&mut self, requests: Vec<Request>) -> Vec<Result<Reply, FileError>> {

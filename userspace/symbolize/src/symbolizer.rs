@@ -126,6 +126,11 @@ impl Symbolizer {
         self.symbols.set_most(most);
     }
 
+    /// What the workers may use from now on, in bytes; without it, as much as the files need.
+    pub fn set_worker_memory(&self, bytes: u64) {
+        self.pool.set_worker_memory(bytes);
+    }
+
     /// Begins to symbolize what was sampled.
     pub fn begin(&mut self, engine: &Engine, aggregate: &Aggregate) {
         // Addresses still pending from an earlier flush get their symbols at a later one.
@@ -168,6 +173,7 @@ impl Symbolizer {
                 self.jit.insert(image, files);
             }
         }
+        self.shortfalls.without_lines += shortfalls.without_lines;
         for problem in shortfalls.problems {
             self.shortfalls.problem(problem);
         }

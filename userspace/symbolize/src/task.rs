@@ -253,12 +253,13 @@ impl FileWork {
         });
         context.emit(without_names.collect());
         let Some(named) = native::resolve(context, &wanted, &facts, shortfalls) else { return };
+        let lasting = if named.without_lines { Lasting::ForSomeFlushes } else { Lasting::ForGood };
         let mut outside = Vec::new();
-        for (&offset, (address, frames)) in self.offsets.iter().zip(named) {
+        for (&offset, (address, frames)) in self.offsets.iter().zip(named.frames) {
             if frames.is_empty() && native::code_is_elsewhere(&facts, offset) {
                 outside.push(offset);
             }
-            let symbol = self.symbol(offset, address, &module, frames, Lasting::ForGood);
+            let symbol = self.symbol(offset, address, &module, frames, lasting);
             outcome.symbols.push(symbol);
         }
         self.symbolize_bundled(context, &outside, outcome);

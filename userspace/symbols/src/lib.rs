@@ -34,6 +34,7 @@ mod read_at;
 pub mod resolve;
 pub mod symbol_table;
 
+pub use dwarf::State as DwarfState;
 pub use elf::ElfFile;
 pub use jitdump::JitDump;
 pub use kallsyms::KernelSymbols;

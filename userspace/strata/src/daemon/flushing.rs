@@ -34,6 +34,8 @@ pub struct Tally {
     pub unnamed: u64,
     /// Those of them whose files answered too late.
     pub late: u64,
+    /// Files whose debug information took too much memory.
+    pub without_lines: u64,
     /// Nanoseconds that the loop was busy with flushes.
     pub nanos: u64,
 }
@@ -221,6 +223,7 @@ impl Flusher {
         let shortfalls = self.symbolizer.end(aggregate);
         self.tally.unnamed += shortfalls.unnamed;
         self.tally.late += shortfalls.late;
+        self.tally.without_lines += shortfalls.without_lines;
         for problem in &shortfalls.problems {
             tracing::debug!("{problem}");
         }

@@ -6,7 +6,8 @@
 //! Memory is freed in this order: symbols that the last profile did not need, and processes'
 //! identities, which are resolved again; then the aggregate, by an early flush; then helper
 //! processes. Each is counted, and no sample is lost. Unwind tables have their own part of the
-//! limit: the least used are evicted.
+//! limit: the least used are evicted. What is left is for symbols: of files whose debug information
+//! is larger, lines and inlined functions are left out.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -147,7 +148,41 @@ pub struct Watch {
     /// Resident bytes that are not strata's alone: its file, without the pages of BPF maps.
     shared: u64,
     looked: Instant,
+    recent: Recent,
 }
+
+/// The most that strata itself took lately: a flush takes more than what lies between two.
+#[derive(Debug)]
+struct Recent {
+    /// Of this span and of the one before.
+    highest: [u64; 2],
+    since: Instant,
+    spans: u32,
+}
+
+impl Recent {
+    fn note(&mut self, own: u64) {
+        if self.since.elapsed() >= SPAN {
+            let [now, _] = self.highest;
+            (self.highest, self.since) = ([0, now], Instant::now());
+            self.spans = self.spans.saturating_add(1);
+        }
+        let [now, _] = &mut self.highest;
+        *now = own.max(*now);
+    }
+
+    /// What strata itself may take soon. It is not known before there was a flush.
+    fn expected(&self, limit: u64) -> u64 {
+        let [now, before] = self.highest;
+        if self.spans == 0 { now.saturating_add(limit / 8) } else { now.max(before) }
+    }
+}
+
+/// Longer than any period between flushes of the store.
+const SPAN: Duration = Duration::from_secs(30);
+
+/// What helper processes take that have nothing to do.
+const IDLE_WORKERS: u64 = 6 << 20;
 
 /// The interval of full measurements, which cost a millisecond. The parts that change are measured
 /// every time.
@@ -155,8 +190,10 @@ const THOROUGHLY: Duration = Duration::from_secs(60);
 
 impl Watch {
     pub fn new(limit: u64) -> Self {
+        let now = Instant::now();
+        let recent = Recent { highest: [0; 2], since: now, spans: 0 };
         let mut watch =
-            Self { limit, last: Use::default(), peak: 0, shared: 0, looked: Instant::now() };
+            Self { limit, last: Use::default(), peak: 0, shared: 0, looked: now, recent };
         watch.look_thoroughly();
         watch
     }
@@ -177,6 +214,13 @@ impl Watch {
         }
     }
 
+    /// What workers may use for symbols, which they read while strata itself takes most: at a flush.
+    pub fn room_for_workers(&self) -> u64 {
+        let own = self.recent.expected(self.limit);
+        let used = own.saturating_add(self.last.maps).saturating_add(IDLE_WORKERS);
+        (self.limit / 100 * 95).saturating_sub(used)
+    }
+
     /// A new measurement. `workers` are the helper processes, `maps` the bytes of BPF maps.
     pub fn look(&mut self, workers: impl Iterator<Item = u32>, maps: u64) -> Pressure {
         if self.looked.elapsed() >= THOROUGHLY {
@@ -185,6 +229,7 @@ impl Watch {
         let workers = workers.map(|pid| private(&pid.to_string())).sum();
         let own = self.shared.saturating_add(private("self"));
         self.last = Use { own, workers, maps };
+        self.recent.note(own);
         self.peak = self.peak.max(self.last.total());
         self.pressure()
     }
@@ -254,6 +299,22 @@ mod tests {
     fn anonymous_memory_is_what_is_resident_and_not_shared() {
         assert_eq!(anonymous_pages("5000 1200 700 300 0 900 0\n"), 500);
         assert_eq!(anonymous_pages(""), 0);
+    }
+
+    #[test]
+    fn workers_get_what_is_left_when_strata_takes_most() {
+        let mut watch = Watch::new(100 << 20);
+        watch.last = Use { own: 10 << 20, workers: 0, maps: 20 << 20 };
+        watch.recent = Recent { highest: [30 << 20, 40 << 20], since: Instant::now(), spans: 3 };
+        let room = watch.room_for_workers();
+        assert!(
+            (28 << 20..=29 << 20).contains(&room),
+            "of 95: 40 in a flush, 20 of maps, 6: {room}"
+        );
+        watch.recent = Recent { highest: [30 << 20, 0], since: Instant::now(), spans: 0 };
+        assert!(watch.room_for_workers() < 28 << 20, "how much a flush takes is not known yet");
+        watch.recent.highest = [90 << 20, 0];
+        assert_eq!(watch.room_for_workers(), 0);
     }
 
     #[test]

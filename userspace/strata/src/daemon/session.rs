@@ -381,6 +381,7 @@ impl Daemon {
         let mut workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
         workers.extend(self.flusher.symbolizer.helper_pids());
         let pressure = self.memory.watch.look(workers.into_iter(), maps);
+        self.flusher.symbolizer.set_worker_memory(self.memory.watch.room_for_workers());
         self.shed(pressure);
         if self.slow.taken.elapsed() >= SLOW_TICK {
             self.slow.taken = Instant::now();

@@ -21,7 +21,7 @@ use strata_export::{ExporterHealth, State, Trouble};
 use crate::printing;
 
 /// The ways of freeing memory, in their order.
-pub const SHED: [&str; 4] = ["names", "early_flush", "workers", "tables"];
+pub const SHED: [&str; 5] = ["names", "early_flush", "workers", "tables", "lines"];
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

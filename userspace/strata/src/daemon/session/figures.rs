@@ -159,6 +159,7 @@ impl Daemon {
             self.memory.shed[1],
             self.memory.shed[2],
             self.engine.store.evicted,
+            self.flusher.tally.without_lines,
         ];
         Memory {
             bytes: used.total(),
