@@ -30,6 +30,7 @@ mod harness;
 mod hostile_files;
 mod hostile_names;
 mod hostile_together;
+mod idle_threads;
 mod isolation;
 mod jits;
 mod kernel_on_user;

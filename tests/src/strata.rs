@@ -235,7 +235,14 @@ impl Recorded {
     /// Prints the counted losses beside a test's figures.
     pub fn print_losses(&self) {
         match self.summary() {
-            Ok(summary) => println!("  losses: {:?}", summary.losses()),
+            Ok(summary) => {
+                println!("  losses: {:?}", summary.losses());
+                // Why a .NET program has no names.
+                let refused = summary.0.pointer("/dotnet/refused").and_then(|all| all.as_array());
+                for process in refused.into_iter().flatten() {
+                    println!("  no bridge: {process}");
+                }
+            }
             Err(error) => println!("  losses: {error}"),
         }
     }

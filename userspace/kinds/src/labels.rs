@@ -31,7 +31,7 @@ const fn unbounded(name: &'static str) -> SampleLabel {
 pub const END_TIMESTAMP: &str = "end_timestamp_ns";
 
 /// The table.
-pub static SAMPLE_LABELS: [SampleLabel; 26] = [
+pub static SAMPLE_LABELS: [SampleLabel; 27] = [
     bounded("pid"),
     bounded("tid"),
     bounded("comm"),
@@ -57,6 +57,7 @@ pub static SAMPLE_LABELS: [SampleLabel; 26] = [
     bounded("event"),
     bounded("state"),
     bounded("syscall"),
+    bounded("idle"),
     bounded("rethrown"),
 ];
 

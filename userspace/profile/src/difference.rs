@@ -10,7 +10,7 @@
 use hashbrown::HashMap;
 use serde::Serialize;
 
-use crate::format::{FrameView, show_all};
+use crate::format::View;
 use crate::intern::Children;
 use crate::kind::FrameKind;
 use crate::model::{Profile, Sample, StringId};
@@ -104,18 +104,13 @@ impl Difference {
     /// Compares the sample type of this name. A profile without that type contributes nothing.
     #[must_use]
     pub fn between(before: &Profile, after: &Profile, sample_type: &str) -> Self {
-        Self::between_shown(before, after, sample_type, show_all)
+        Self::between_shown(before, after, sample_type, View::default())
     }
 
     /// The same without the frames for which `hidden` is true; their callees are attached to their
     /// callers.
     #[must_use]
-    pub fn between_shown(
-        before: &Profile,
-        after: &Profile,
-        sample_type: &str,
-        hidden: fn(&FrameView<'_>) -> bool,
-    ) -> Self {
+    pub fn between_shown(before: &Profile, after: &Profile, sample_type: &str, view: View) -> Self {
         let mut overlay = Overlay::new();
         let mut compared = Self { sample_type: sample_type.to_owned(), ..Self::default() };
         for (profile, side) in [(before, Side::Before), (after, Side::After)] {
@@ -127,7 +122,7 @@ impl Difference {
                 profile.string(kind.unit).clone_into(&mut compared.unit);
             }
             let mut laid = Laid { overlay: &mut overlay, profile, side, names: Vec::new() };
-            lay(profile, Roots::ProcessThenComm, shown, hidden, &mut laid);
+            lay(profile, Roots::ProcessThenComm, shown, view, &mut laid);
         }
         overlay.finish(compared)
     }

@@ -12,7 +12,7 @@ use std::io::Write;
 
 use crate::builder::ProfileBuilder;
 use crate::error::{ReadError, WriteError};
-use crate::format::show_all;
+use crate::format::View;
 use crate::kind::{FrameKind, is_marker};
 use crate::model::{Label, LabelValue, LocationId, Profile};
 use crate::text::{is_active, push_escape};
@@ -23,7 +23,7 @@ const DEEPEST_LINE: usize = 16 << 10;
 
 /// Writes the values of one sample type.
 pub fn write(profile: &Profile, sample_type: usize, mut out: impl Write) -> Result<(), WriteError> {
-    let tree = CallTree::new(profile, Roots::ProcessThenComm, sample_type, None, show_all);
+    let tree = CallTree::new(profile, Roots::ProcessThenComm, sample_type, None, View::WHOLE);
     let mut names = Vec::new();
     let mut line = String::new();
     for node in tree.nodes.iter().filter(|node| node.own > 0) {

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use crate::error::{ReadError, WriteError};
+use crate::idle::Idle;
 use crate::kind::FrameKind;
 use crate::model::Profile;
 use crate::pprof::{self, Limits};
@@ -104,10 +105,29 @@ pub struct WriteOptions {
     pub sample_type: Option<String>,
     /// Whether pprof and Firefox files are gzipped.
     pub compressed: bool,
-    /// Frames that a flame graph leaves out; their callees are attached to their callers.
-    pub hidden: fn(&FrameView<'_>) -> bool,
+    /// What a flame graph shows.
+    pub view: View,
     /// Processes of one name stand apart in a flame graph, each with its pid.
     pub split_processes: bool,
+}
+
+/// What of a profile is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// Frames that are left out; their callees are attached to their callers.
+    pub hidden: fn(&FrameView<'_>) -> bool,
+    pub idle: Idle,
+}
+
+impl View {
+    /// All that there is.
+    pub const WHOLE: Self = Self { hidden: show_all, idle: Idle::Whole };
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self { hidden: show_all, idle: Idle::Folded }
+    }
 }
 
 /// A frame, for the decision whether it is shown.
@@ -121,7 +141,7 @@ pub struct FrameView<'a> {
 
 /// Hides nothing.
 #[must_use]
-pub fn show_all(_frame: &FrameView<'_>) -> bool {
+fn show_all(_frame: &FrameView<'_>) -> bool {
     false
 }
 
@@ -131,7 +151,7 @@ impl Default for WriteOptions {
             title: "Flame graph".to_owned(),
             sample_type: None,
             compressed: true,
-            hidden: show_all,
+            view: View::default(),
             split_processes: false,
         }
     }

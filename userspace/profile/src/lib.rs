@@ -6,6 +6,7 @@
 //! - [`flamegraph`] (SVG), [`perf_script`] (text) and [`firefox`] (JSON) are written only.
 //! - [`merge()`] joins several profiles, [`of_kind`] extracts one kind of a profile with several;
 //!   [`difference`] compares two profiles, for a differential flame graph and a table.
+//! - [`idle`] knows threads that wait for work.
 //! - [`summary`] is the text for a terminal, [`waits`] that of waits; [`text`] makes hostile names
 //!   harmless.
 //! - [`Format`], [`write`] and [`read`] choose among them by file name.
@@ -23,6 +24,7 @@ pub mod flamegraph;
 pub mod folded;
 mod format;
 mod identity;
+pub mod idle;
 mod intern;
 mod kind;
 mod merge;
@@ -36,7 +38,7 @@ pub mod waits;
 
 pub use builder::ProfileBuilder;
 pub use error::{ReadError, WriteError};
-pub use format::{Format, FrameView, WriteOptions, read, show_all, write};
+pub use format::{Format, FrameView, View, WriteOptions, read, write};
 pub use identity::Identity;
 pub use kind::FrameKind;
 pub use merge::{Times, merge, of_kind};

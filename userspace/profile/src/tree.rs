@@ -8,7 +8,8 @@
 //! Invariant: a node's value is its own plus its children's, up to saturation; children come
 //! after their parent.
 
-use crate::format::FrameView;
+use crate::format::{FrameView, View};
+use crate::idle::{self, Idle};
 use crate::intern::Children;
 use crate::kind::FrameKind;
 use crate::model::{Frame, LabelsId, LocationId, Profile, Sample, StackId, StringId};
@@ -88,7 +89,7 @@ impl CallTree {
         roots: Roots,
         shown: usize,
         counting: Option<usize>,
-        hidden: fn(&FrameView<'_>) -> bool,
+        view: View,
     ) -> Self {
         let root = Node {
             parent: 0,
@@ -101,7 +102,7 @@ impl CallTree {
             place: Place::default(),
         };
         let mut tree = Self { nodes: vec![root], children: Children::default(), counting };
-        lay(profile, roots, shown, hidden, &mut tree);
+        lay(profile, roots, shown, view, &mut tree);
         tree.children = Children::default();
         tree.sum();
         tree
@@ -190,12 +191,12 @@ pub(crate) fn lay(
     profile: &Profile,
     roots: Roots,
     shown: usize,
-    hidden: fn(&FrameView<'_>) -> bool,
+    view: View,
     tree: &mut impl Branches,
 ) {
     let mut laying = Laying {
         profile,
-        hidden,
+        hidden: view.hidden,
         tops: Vec::new(),
         known: Vec::new(),
         of_stacks: Children::default(),
@@ -209,7 +210,18 @@ pub(crate) fn lay(
             continue;
         }
         let top = laying.top(tree, roots, sample.labels);
-        let leaf = laying.node_of(tree, top, sample.stack);
+        let kind = match view.idle {
+            Idle::Whole => None,
+            Idle::Folded | Idle::Hidden => idle::of_labels(profile, sample.labels),
+        };
+        let leaf = match kind {
+            None => laying.node_of(tree, top, sample.stack),
+            Some(_) if view.idle == Idle::Hidden => continue,
+            Some((label, kind)) => {
+                let idle = tree.child(top, label, NodeKind::Frame(FrameKind::Marker));
+                tree.child(idle, kind, NodeKind::Frame(FrameKind::Marker))
+            }
+        };
         tree.add(leaf, value, sample);
     }
 }

@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 use serde::Serialize;
 
+use crate::idle;
 use crate::kind::{FrameKind, base_name};
 use crate::model::{LabelValue, Profile, Sample, StringId};
 
@@ -19,6 +20,9 @@ pub struct Waits {
     /// Without a name: a page fault, or a thread that was preempted.
     pub system_calls: Vec<WaitShare>,
     pub states: Vec<WaitShare>,
+    /// Kinds of threads that waited for work; their waits are in none of the other lists but
+    /// `states`.
+    pub idle: Vec<WaitShare>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -85,7 +89,7 @@ const LIBRARY_FUNCTIONS: [&str; 18] = [
 #[must_use]
 pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
     let mut functions: HashMap<(StringId, StringId), i64> = HashMap::new();
-    let [mut calls, mut states]: [HashMap<StringId, i64>; 2] = Default::default();
+    let [mut calls, mut states, mut idle]: [HashMap<StringId, i64>; 3] = Default::default();
     let mut total = 0_i64;
     let add = |sum: &mut i64, value: i64| *sum = sum.saturating_add(value);
     for sample in profile.samples() {
@@ -94,7 +98,6 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
             continue;
         }
         add(&mut total, value);
-        add(functions.entry(waiting_function(profile, &sample)).or_default(), value);
         let (mut call, mut state) = (StringId::default(), StringId::default());
         for label in profile.labels(sample.labels) {
             match (profile.string(label.key), label.value) {
@@ -103,8 +106,13 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
                 _ => {}
             }
         }
-        add(calls.entry(call).or_default(), value);
         add(states.entry(state).or_default(), value);
+        if let Some((_, kind)) = idle::of_labels(profile, sample.labels) {
+            add(idle.entry(kind).or_default(), value);
+            continue;
+        }
+        add(calls.entry(call).or_default(), value);
+        add(functions.entry(waiting_function(profile, &sample)).or_default(), value);
     }
     let ranked = |sums: Vec<((StringId, StringId), i64)>| {
         let mut shares: Vec<_> = sums
@@ -127,6 +135,7 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
         functions: ranked(functions.into_iter().collect()),
         system_calls: ranked(named(calls)),
         states: ranked(named(states)),
+        idle: ranked(named(idle)),
     }
 }
 

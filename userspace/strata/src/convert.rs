@@ -31,7 +31,7 @@ pub fn run(input: &Path, to: &Path, format: Option<Format>, shown: Shown) -> Res
         .with_context(|| format!("`{}` is no profile that strata reads", input.display()))?;
     output::check(to, None)?;
     let title = input.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let options = WriteOptions { title, hidden: shown.hidden(), ..WriteOptions::for_path(to) };
+    let options = WriteOptions { title, view: shown.view(), ..WriteOptions::for_path(to) };
     output::write(to, None, |out| Ok(strata_profile::write(&profile, format, &options, out)?))?;
     Ok(0)
 }

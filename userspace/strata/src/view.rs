@@ -1,23 +1,24 @@
-//! Which frames a flame graph shows.
+//! What a flame graph shows.
 //!
 //! The data always has all frames: a view decides by a frame's name and position, so that a profile
 //! can be shown either way later.
 
-use strata_profile::{FrameKind, FrameView};
+use strata_profile::idle::Idle;
+use strata_profile::{FrameKind, FrameView, View};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Shown {
     #[default]
     All,
-    /// Without the .NET runtime's own frames.
+    /// Without the .NET runtime's own frames, and without idle threads.
     App,
 }
 
 impl Shown {
-    pub fn hidden(self) -> fn(&FrameView<'_>) -> bool {
+    pub fn view(self) -> View {
         match self {
-            Self::All => strata_profile::show_all,
-            Self::App => is_of_the_runtime,
+            Self::All => View::default(),
+            Self::App => View { hidden: is_of_the_runtime, idle: Idle::Hidden },
         }
     }
 }

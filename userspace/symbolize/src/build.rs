@@ -4,16 +4,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use strata_kinds::{Frequencies, Kinds, Measure};
+use strata_kinds::{Frequencies, Kind, Kinds, Measure, Shape};
 use strata_profile::{
     FrameKind, Label, LabelValue, LabelsId as Labels, LocationId, MappingId, Profile,
-    ProfileBuilder, StackId as Built, ThreadId as Owner,
+    ProfileBuilder, StackId as Built, ThreadId as Owner, idle,
 };
 
 use crate::known_symbols::KnownSymbols;
 use crate::{ModuleInfo, NamedFrame};
 use strata_agent::aggregate::{Aggregate, LabelsId, Row, StackId, ThreadId, Tick};
 use strata_agent::code_address::CodeAddress;
+use strata_agent::engine::samples::comm_text;
 use strata_agent::host;
 use strata_agent::managed::names::folds;
 use strata_agent::processes::container::Groups;
@@ -44,8 +45,10 @@ pub struct Build<'a> {
     by_caller: HashMap<(u32, u32), LocationId>,
     stacks: HashMap<u32, Built>,
     threads: HashMap<u32, Owner>,
-    /// Of threads with labels of samples.
-    labels: HashMap<(u32, LabelsId), Labels>,
+    /// Of threads with labels of samples, and whether the thread is idle.
+    labels: HashMap<(u32, LabelsId, Option<&'static str>), Labels>,
+    /// The kind of idle thread that a stack is of, with the thread's name.
+    idle: HashMap<(u32, [u8; 16]), Option<&'static str>>,
 }
 
 impl<'a> Build<'a> {
@@ -79,13 +82,15 @@ impl<'a> Build<'a> {
             stacks: HashMap::new(),
             threads: HashMap::new(),
             labels: HashMap::new(),
+            idle: HashMap::new(),
         }
     }
 
     /// The samples of a thread in a stack.
     pub fn add(&mut self, row: &Row) {
-        let Some(labels) = self.labels(row.thread, row.labels) else { return };
         let stack = self.stack(row.stack);
+        let idle = self.idle(row.kind, row.stack, row.thread, row.labels);
+        let Some(labels) = self.labels(row.thread, row.labels, idle) else { return };
         let period = self.frequencies.period(row.kind);
         self.values.clear();
         self.values.extend(row.kind.info().values(row.weight, row.value, period));
@@ -97,8 +102,9 @@ impl<'a> Build<'a> {
     pub fn add_ticks(&mut self, ticks: impl IntoIterator<Item = Tick>, start: u64) {
         self.builder.keep_timeline();
         for tick in ticks {
-            let Some(labels) = self.labels(tick.thread, tick.labels) else { continue };
             let stack = self.stack(tick.stack);
+            let idle = self.idle(tick.kind, tick.stack, tick.thread, tick.labels);
+            let Some(labels) = self.labels(tick.thread, tick.labels, idle) else { continue };
             let period = self.frequencies.period(tick.kind);
             let info = tick.kind.info();
             let values =
@@ -120,9 +126,36 @@ impl<'a> Build<'a> {
         self.builder.finish()
     }
 
+    /// The kind of idle thread that a wait is of.
+    fn idle(
+        &mut self,
+        kind: Kind,
+        stack: StackId,
+        thread: ThreadId,
+        labels: LabelsId,
+    ) -> Option<&'static str> {
+        let is_blocked =
+            |(name, value): &(Box<str>, Box<str>)| &**name == "state" && &**value == "blocked";
+        if kind.info().shape != Shape::Blocked
+            || !self.aggregate.labels_of(labels).iter().any(is_blocked)
+        {
+            return None;
+        }
+        let built = self.stack(stack);
+        let profile = self.builder.so_far();
+        let comm = self.aggregate.thread(thread)?.comm;
+        let find = || idle::of_stack(profile, built, &comm_text(&comm));
+        *self.idle.entry((stack.0, comm)).or_insert_with(find)
+    }
+
     /// The labels of a thread, and those of its sample.
-    fn labels(&mut self, thread: ThreadId, labels: LabelsId) -> Option<Labels> {
-        if let Some(known) = self.labels.get(&(thread.0, labels)) {
+    fn labels(
+        &mut self,
+        thread: ThreadId,
+        labels: LabelsId,
+        idle: Option<&'static str>,
+    ) -> Option<Labels> {
+        if let Some(known) = self.labels.get(&(thread.0, labels, idle)) {
             return Some(*known);
         }
         let owner = self.thread(thread)?;
@@ -133,9 +166,13 @@ impl<'a> Build<'a> {
                 let key = self.builder.string(name);
                 all.push(Label { key, value: LabelValue::Text(self.builder.string(value)) });
             }
+            if let Some(idle) = idle {
+                let key = self.builder.string(idle::LABEL);
+                all.push(Label { key, value: LabelValue::Text(self.builder.string(idle)) });
+            }
             built = self.builder.labels(&all);
         }
-        self.labels.insert((thread.0, labels), built);
+        self.labels.insert((thread.0, labels, idle), built);
         Some(built)
     }
 
@@ -149,7 +186,7 @@ impl<'a> Build<'a> {
         let process = image.map(|image| image.comm.clone()).unwrap_or_default();
         let group = self.groups.known(key.image);
         let container = group.and_then(|group| group.container.as_deref()).unwrap_or("");
-        let comm = strata_agent::engine::samples::comm_text(&key.comm);
+        let comm = comm_text(&key.comm);
         let built = self.builder.thread(pid, key.tid, &comm, &process, container);
         self.threads.insert(thread.0, built);
         Some(built)

@@ -47,7 +47,7 @@ pub fn write(
         true => Roots::PidThenComm,
         false => Roots::ProcessThenComm,
     };
-    let tree = CallTree::new(profile, roots, sample_type, counting, options.hidden);
+    let tree = CallTree::new(profile, roots, sample_type, counting, options.view);
     let layout = lay_out(profile, &tree);
     let picture = Picture { profile, tree: &tree, sample_type, counting };
     let height = TOP + ROW * (f64::from(layout.depth) + 1.0) + FOOT;

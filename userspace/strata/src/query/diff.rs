@@ -61,7 +61,7 @@ pub fn run(mut question: Question) -> Result<i32> {
         &earlier.profile,
         &after.profile,
         name.unwrap_or_default(),
-        question.shown.hidden(),
+        question.shown.view(),
     );
     let was = format!("before: {}, {}", before.text(), before_window.text());
     let is = format!("after:  {}, {}", question.whose.text(), window.text());

@@ -135,7 +135,7 @@ pub fn run(mut question: Question) -> Result<i32> {
         let options = WriteOptions {
             title: title.clone(),
             sample_type: question.value.clone(),
-            hidden: question.shown.hidden(),
+            view: question.shown.view(),
             split_processes: question.split_by_pid,
             ..WriteOptions::for_path(path)
         };

@@ -263,7 +263,7 @@ fn write_one(
     let options = WriteOptions {
         title: plan.title(kind.map_or(plan.kinds, |kind| Kinds::NONE.with(kind, true))),
         sample_type: kind.map(|kind| kind.info().shown_column().own.name.to_owned()),
-        hidden: plan.shown.hidden(),
+        view: plan.shown.view(),
         split_processes: plan.split_by_pid,
         ..WriteOptions::for_path(path)
     };

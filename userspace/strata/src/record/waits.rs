@@ -16,9 +16,9 @@ pub fn summary(profile: &Profile, sample_type: usize) -> Waits {
     waits::summarize(profile, sample_type, MOST)
 }
 
-/// The states in one line, then a list by function and one by system call.
+/// The states in one line, idle threads in another, then a list by function and one by system call.
 pub fn print(waits: &Waits, width: Option<usize>, out: &mut dyn Write) -> std::io::Result<()> {
-    if waits.functions.is_empty() {
+    if waits.states.is_empty() {
         return Ok(());
     }
     let states: Vec<_> = waits
@@ -27,6 +27,11 @@ pub fn print(waits: &Waits, width: Option<usize>, out: &mut dyn Write) -> std::i
         .map(|state| format!("{} {:.1}%", described(&state.name), state.percent))
         .collect();
     writeln!(out, "{}", cut(&states.join(", "), width))?;
+    let idle = waits.idle.iter().map(|kind| format!("{} {:.1}%", kind.name, kind.percent));
+    let idle: Vec<_> = idle.collect();
+    if !idle.is_empty() {
+        writeln!(out, "{}", cut(&format!("idle threads: {}", idle.join(", ")), width))?;
+    }
     writeln!(out, "\n waits  function")?;
     for function in &waits.functions {
         writeln!(out, "{}", cut(&line(function), width))?;

@@ -62,7 +62,8 @@ fn exec_start(path: &str) -> Option<Duration> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with("se.exec_start"))?;
     let milliseconds: f64 = line.rsplit_once(':')?.1.trim().parse().ok()?;
-    Duration::try_from_secs_f64(milliseconds / 1e3).ok()
+    // The scheduler sets it to 0 when it moves a thread that waits to another CPU.
+    Duration::try_from_secs_f64(milliseconds / 1e3).ok().filter(|start| !start.is_zero())
 }
 
 #[cfg(test)]

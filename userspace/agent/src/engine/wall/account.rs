@@ -52,6 +52,11 @@ impl Whole {
         size_of::<Self>() + size_of_val(&*self.kernel) + size_of_val(&*self.stack.user)
     }
 
+    /// It is walked again.
+    fn lacks_tables(&self) -> bool {
+        matches!(self.stack.end, End::NoProcess | End::NoMapping)
+    }
+
     fn words(&self) -> Words<'_> {
         Words {
             kernel: &self.kernel,
@@ -225,6 +230,7 @@ impl Account {
             self.may_have_blocked = true;
         }
         self.may_have_blocked |= self.voluntary != now.voluntary || is_blocked(now.state);
+        let lacks_tables = whole.as_ref().is_some_and(|whole| whole.lacks_tables());
         (self.voluntary, self.involuntary) = (now.voluntary, now.involuntary);
         self.state = now.state;
         if let Some(whole) = whole {
@@ -236,8 +242,9 @@ impl Account {
         }
         if is_same {
             // How long it waits for a CPU is in the scheduler's account once it has one. A stack
-            // that was walked again because tables were missing was there all the time.
-            if now.state != STATE_RUNNABLE {
+            // that was walked again because tables were missing was there all the time: while they
+            // are missing, its time waits for it.
+            if now.state != STATE_RUNNABLE && !lacks_tables {
                 self.stay(time - self.until, to);
                 self.place_running(to);
             }

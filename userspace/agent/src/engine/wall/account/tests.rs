@@ -101,3 +101,21 @@ fn each_period_has_its_part_and_no_time_is_in_two() {
     // What the first period counted too much of is not counted again.
     assert_eq!(times(&second), expected(&[("blocked", 2_000)]));
 }
+
+#[test]
+fn time_at_a_place_without_tables_is_that_of_its_whole_stack() {
+    let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
+    let cut = || {
+        let mut whole = Arc::into_inner(whole(16)).expect("one owner");
+        whole.stack.end = End::NoProcess;
+        Arc::new(whole)
+    };
+    let waits = activity(1, 3, 0, 0, 500);
+    one.take(2_000, &waits, Some(cut()), &mut to);
+    one.take(3_000, &Activity { previous: 2_000, ..waits }, Some(cut()), &mut to);
+    one.take(4_000, &Activity { previous: 3_000, ..waits }, Some(whole(32)), &mut to);
+    one.count(10_000, &mut to);
+    let mut times: Vec<u64> = to.rows().map(|row| row.value).collect();
+    times.sort_unstable();
+    assert_eq!(times, [1_000, 8_000]);
+}
