@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 use strata_tests::daemon::{Daemon, PATIENCE};
 use strata_tests::fuse::SilentFileSystem;
-use strata_tests::running::Running;
+use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::dotnet;
 use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Recorded, record};
@@ -263,5 +263,41 @@ fn a_daemon_keeps_the_time_that_a_rule_asks_for() -> Result<()> {
         assert!((seen / measured - 1.0).abs() < 0.1, "{way}");
     }
     assert!(query("others", "others.folded")?.is_empty());
+    Ok(())
+}
+
+/// A process whose stacks cannot be read is named by the daemon's status; the others are walked.
+#[test]
+fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
+    let _machine = machine::alone()?;
+    // Ended only after the file system: what hangs in it cannot end before.
+    let mut ended_later = None;
+    let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
+    let path = files.program();
+    let program = c_target("stack_on_file")?;
+    let hostile =
+        ended_later.insert(Running::start(&program, &[path.to_str().context("a path")?])?);
+    hostile.wait_for_line("ready", PATIENCE)?;
+    files.fall_silent();
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[sampling]\ntypes = [\"cpu\", \"wall\"]\n")?;
+    daemon.start()?;
+    let named = |daemon: &Daemon| {
+        let status = daemon.status().unwrap_or_default();
+        let all = status["wall"]["not_walked"].as_array().cloned().unwrap_or_default();
+        all.iter().any(|process| process["pid"] == hostile.pid())
+    };
+    wait_until("the process is named", PATIENCE, || named(&daemon))?;
+    let passes = |daemon: &Daemon| -> Result<u64> {
+        daemon.status()?["wall"]["passes"].as_u64().context("no passes")
+    };
+    let before = passes(&daemon)?;
+    wait_until("passes go on", PATIENCE, || passes(&daemon).unwrap_or(0) > before + 5)?;
+    let socket = daemon.status_socket();
+    let text = dotnet_running::ask(&["status", "--socket", socket.to_str().context("a path")?])?;
+    assert!(text.contains(&format!("{}: not walked", hostile.pid())));
+    // It does not hang at its own end either.
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{}", ended.stderr);
     Ok(())
 }

@@ -261,6 +261,13 @@ impl Engine {
         PassFigures { threads, ..self.passes.figures }
     }
 
+    /// Processes whose threads are not walked: reading the stack of one hung.
+    pub fn not_walked(&self) -> Vec<u32> {
+        let mut pids: Vec<u32> = self.programs.not_walked().collect();
+        pids.sort_unstable();
+        pids
+    }
+
     /// Threads that found no room.
     pub fn threads_refused(&self) -> u64 {
         self.wall.as_ref().map_or(0, |wall| wall.refused)

@@ -40,6 +40,8 @@ pub struct Status {
     pub profiles: Profiles,
     pub dotnet: DotNet,
     pub reading: Reading,
+    /// `None` where no thread is walked.
+    pub wall: Option<Wall>,
     pub containers: Containers,
     pub store: Store,
     /// Services and identities of sampled processes.
@@ -129,6 +131,19 @@ pub struct UnreadableFile {
 pub struct RefusedProcess {
     pub pid: u32,
     pub why: String,
+}
+
+/// Passes over threads, for wall-clock time.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Wall {
+    pub passes: u64,
+    /// From the last to the next.
+    pub interval_seconds: f64,
+    pub threads: usize,
+    pub cpu_seconds: f64,
+    /// Processes whose threads are not walked any more.
+    pub not_walked: Vec<RefusedProcess>,
 }
 
 /// Reading the environments of processes.

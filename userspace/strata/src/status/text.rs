@@ -111,6 +111,16 @@ fn targets(status: &Status, lines: &mut Vec<String>) {
     for refused in dotnet.refused.iter().take(10) {
         lines.push(format!("               {}: {}", refused.pid, refused.why));
     }
+    if let Some(wall) = &status.wall {
+        lines.push(format!(
+            "wall           {}, a pass every {:.0} ms",
+            counted(wall.threads as u64, "thread"),
+            wall.interval_seconds * 1e3
+        ));
+        for process in wall.not_walked.iter().take(10) {
+            lines.push(format!("               {}: {}", process.pid, process.why));
+        }
+    }
     let reading = &status.reading;
     if reading.given_up > 0 || reading.refused > 0 {
         lines.push(format!(

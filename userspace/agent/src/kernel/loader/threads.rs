@@ -257,6 +257,11 @@ impl Programs {
         }
     }
 
+    /// Processes that are not walked, because a reader hung at one.
+    pub fn not_walked(&self) -> impl Iterator<Item = u32> + '_ {
+        self.threads.iter().flat_map(|threads| threads.quarantined.iter().copied())
+    }
+
     /// The process has ended, or executes another program: it may be walked again.
     pub fn release(&mut self, pid: u32) {
         if let Some(threads) = &mut self.threads {

@@ -4,7 +4,7 @@ use super::{Daemon, kernel_frequencies};
 use crate::losses;
 use crate::status::{
     self, Containers, CpuSeconds, DotNet, Memory, Profiles, Reading, RefusedProcess, SHED,
-    Sampling, Status, UnreadableFile,
+    Sampling, Status, UnreadableFile, Wall,
 };
 use strata_kinds::Kind;
 
@@ -66,6 +66,7 @@ impl Daemon {
             },
             dotnet: self.dotnet(),
             reading: self.reading(),
+            wall: self.wall(),
             containers: self.containers(),
             services: self.slow.services.clone(),
             memory: self.memory(),
@@ -141,6 +142,23 @@ impl Daemon {
         }
     }
 
+    fn wall(&self) -> Option<Wall> {
+        let figures = self.engine.pass_figures();
+        let is_on = figures.passes > 0 || figures.abandoned > 0;
+        is_on.then(|| Wall {
+            passes: figures.passes,
+            interval_seconds: figures.interval as f64 / 1e9,
+            threads: figures.threads,
+            cpu_seconds: figures.reading as f64 / 1e9,
+            not_walked: self
+                .engine
+                .not_walked()
+                .into_iter()
+                .map(|pid| RefusedProcess { pid, why: HUNG.to_owned() })
+                .collect(),
+        })
+    }
+
     fn containers(&self) -> Containers {
         let health = self.runtimes.health();
         Containers {
@@ -172,6 +190,10 @@ impl Daemon {
         }
     }
 }
+
+/// Why a process's threads are not walked.
+const HUNG: &str = "not walked: reading the stack of one of its threads hung (memory of a file that \
+                    does not answer?)";
 
 /// Processor time of strata itself.
 fn own_seconds() -> f64 {
