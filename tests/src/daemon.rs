@@ -84,7 +84,7 @@ impl Daemon {
         wait_until("the daemon answers", PATIENCE, || {
             ended = !running.is_alive();
             let health = || over(UnixStream::connect(&socket)?, "/healthz");
-            ended || health().is_ok_and(|body| body == "ok\n")
+            ended || health().is_ok_and(|body| body.starts_with("ok\n"))
         })?;
         if ended {
             let ended = running.wait(PATIENCE)?;

@@ -24,6 +24,7 @@
 //! | [`text_outputs`] | folded stacks and SVG, read back |
 //! | [`perf`] | the same recording by Linux perf |
 //! | [`deployment`] | `deploy/` read by those it is for, and its image run |
+//! | [`disk`] | a disk that can stop answering |
 //! | [`elf_edit`] | hostile copies of ELF files |
 //! | [`fuse`] | a file system that can stop answering |
 //! | [`namespaces`] | processes in namespaces and containers |
@@ -39,6 +40,7 @@ pub mod collector;
 pub mod compile;
 pub mod daemon;
 pub mod deployment;
+pub mod disk;
 pub mod dotnet_calls;
 pub mod dotnet_names;
 pub mod dotnet_parked;

@@ -15,12 +15,14 @@
 //!   sends again, and counts what is lost. [`orphans`] finds spools that no exporter has.
 //! - [`http`]: sends a batch once and returns the outcome.
 //! - [`files`]: an exporter that writes pprof files.
+//! - [`disks`]: which disks do not answer.
 //!
 //! Invariants: only [`http`] opens connections. Backends are pure: no I/O, no clock. Every profile
 //! given to the pipeline is delivered, stored or counted as dropped.
 
 pub mod backends;
 mod batch;
+pub mod disks;
 pub mod exporter;
 pub mod files;
 pub mod http;

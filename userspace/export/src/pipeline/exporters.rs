@@ -9,19 +9,21 @@ use strata_metadata::destinations::Wish;
 use strata_profile::{Profile, Times};
 use tokio::runtime::Handle;
 
+use super::disk::Surroundings;
+use super::folder_queue::FolderQueue;
 use super::sequences::Sequences;
-use super::unfinished::Unfinished;
-use super::{Figures, FileFigures, FlushedProfile, PipelineSettings};
+use super::unfinished_queue::UnfinishedQueue;
+use super::{Figures, FlushedProfile, PipelineSettings};
+use crate::disks::{FLUSH, PATIENCE};
 use crate::exporter::{self, Exporter, Output};
-use crate::files::Folder;
 use crate::label_values::{LabelValues, OTHER};
 use crate::limits::Cuts;
 use crate::origin::Origin;
 use crate::orphans::OF_TARGETS;
 use crate::{EncoderState, Outgoing, Queues, StartError};
 
-/// How long a flush waits for the disks of the spools.
-const SETTLING: Duration = Duration::from_secs(5);
+/// How long the end waits for files that are being written.
+const LAST_FILES: Duration = Duration::from_secs(8);
 /// Bytes of batches that are passed on before it waits.
 const AT_ONCE: usize = 1 << 20;
 /// Values of labels count for so long.
@@ -67,10 +69,10 @@ const MOST_KNOWN: usize = 10_000;
 struct Pending {
     whose: Whose,
     outlet: Exporter,
-    folder: Option<Folder>,
+    folder: Option<FolderQueue>,
     /// The total length of the flushes that it holds.
     elapsed: Duration,
-    unfinished: Option<Unfinished>,
+    unfinished: Option<UnfinishedQueue>,
     /// Arrived since the last flush's end, and is only in memory.
     fresh: Vec<Outgoing>,
     /// Its batches are being written to its spool.
@@ -83,13 +85,22 @@ struct Pending {
 }
 
 impl Pending {
-    fn new(outlet: Exporter, whose: Whose) -> Self {
+    /// `limit` bytes of profiles may wait for its disk.
+    fn new(outlet: Exporter, whose: Whose, limit: usize, surroundings: &Surroundings) -> Self {
+        let warn = |error: &std::io::Error| {
+            tracing::warn!(exporter = outlet.name, %error, "a thread cannot be started");
+        };
         let folder = match &outlet.way {
-            Output::Folder(path) => Some(Folder::new(path.clone())),
+            Output::Folder(path) => {
+                FolderQueue::start(&outlet.name, path, limit, surroundings).inspect_err(warn).ok()
+            }
             Output::Endpoint(_) => None,
         };
-        let spool = outlet.spool.as_ref();
-        let unfinished = spool.and_then(|(folder, most)| Unfinished::open(folder, *most));
+        let unfinished = outlet.spool.as_ref().and_then(|(folder, most)| {
+            UnfinishedQueue::start(folder.clone(), *most, limit, surroundings)
+                .inspect_err(warn)
+                .ok()
+        });
         Self {
             whose,
             outlet,
@@ -101,6 +112,12 @@ impl Pending {
             profiles: HashMap::new(),
             bytes: 0,
             sequences: Sequences::default(),
+        }
+    }
+
+    fn read_left(&mut self) {
+        if let Some(unfinished) = &mut self.unfinished {
+            unfinished.read_left();
         }
     }
 }
@@ -118,6 +135,7 @@ pub struct Exporters {
     forgotten: Instant,
     delivery: Arc<Queues>,
     network: Handle,
+    surroundings: Surroundings,
     cuts: Cuts,
     /// Profiles of targets whose own destination was over the limit.
     refused_own: u64,
@@ -131,7 +149,7 @@ pub struct Exporters {
 
 impl Exporters {
     /// To no exporter so far.
-    pub fn new(delivery: Arc<Queues>, network: Handle) -> Self {
+    pub fn new(delivery: Arc<Queues>, network: Handle, surroundings: Surroundings) -> Self {
         Self {
             outlets: Vec::new(),
             own: HashMap::new(),
@@ -141,6 +159,7 @@ impl Exporters {
             forgotten: Instant::now(),
             delivery,
             network,
+            surroundings,
             cuts: Cuts::default(),
             refused_own: 0,
             undelivered: 0,
@@ -163,13 +182,26 @@ impl Exporters {
         self.destinations = destinations;
         self.own.clear();
         self.has_too_many = false;
-        let mut before: HashMap<String, Sequences> =
-            self.outlets.drain(..).map(|old| (old.outlet.name, old.sequences)).collect();
-        let outlets = outlets.into_iter().map(|outlet| {
+        let until = Instant::now() + PATIENCE;
+        let mut before: HashMap<String, Sequences> = HashMap::new();
+        for old in self.outlets.drain(..) {
+            // Its folder may be opened again.
+            if let Some(unfinished) = old.unfinished {
+                unfinished.end(until);
+            }
+            before.insert(old.outlet.name, old.sequences);
+        }
+        for outlet in outlets {
             let sequences = before.remove(&outlet.name).unwrap_or_default();
-            Pending { sequences, ..Pending::new(outlet, Whose::All) }
-        });
-        self.outlets = outlets.collect();
+            let pending = self.pending(outlet, Whose::All);
+            self.outlets.push(Pending { sequences, ..pending });
+        }
+    }
+
+    fn pending(&self, outlet: Exporter, whose: Whose) -> Pending {
+        let disks = self.destinations.exporters.len().saturating_add(1);
+        let limit = self.destinations.waiting / 2 / disks;
+        Pending::new(outlet, whose, limit, &self.surroundings)
     }
 
     /// The exporters that a target's own variables configure, which a rule allows.
@@ -236,8 +268,10 @@ impl Exporters {
                                 "a target has its own destination"
                             );
                             own.names.push(outlet.name.clone());
-                            self.outlets.push(Pending::new(outlet, Whose::Own(key)));
-                            self.take_left(self.outlets.len() - 1);
+                            let mut pending = self.pending(outlet, Whose::Own(key));
+                            pending.read_left();
+                            self.outlets.push(pending);
+                            self.take_left(self.outlets.len() - 1, Instant::now() + PATIENCE);
                         }
                     }
                     Err(error) => tracing::warn!(%error, "a target's own destination"),
@@ -329,6 +363,8 @@ impl Exporters {
     /// to it: how late one is does not move the next.
     pub fn flushed(&mut self, length: Option<Duration>) {
         for index in 0..self.outlets.len() {
+            // What a disk gave back only now.
+            self.take_left(index, Instant::now());
             let Some(pending) = self.outlets.get_mut(index) else { continue };
             let is_over = length.is_some_and(|length| {
                 pending.elapsed = pending.elapsed.saturating_add(length);
@@ -350,17 +386,32 @@ impl Exporters {
         self.settle();
     }
 
+    /// Everything is sent, and files are written, unless a disk does not answer.
+    pub fn end(&mut self) {
+        let until = Instant::now() + LAST_FILES;
+        self.send_all();
+        for pending in &self.outlets {
+            if let Some(folder) = pending.folder.as_ref().filter(|folder| !folder.wait(until)) {
+                let (exporter, profiles) = (&pending.outlet.name, folder.waiting());
+                tracing::warn!(exporter, profiles, "not written: its disk does not answer");
+            }
+        }
+    }
+
     /// Profiles left by a killed process are sent as a shorter period.
     pub fn send_left(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        self.outlets.iter_mut().for_each(Pending::read_left);
         for index in 0..self.outlets.len() {
-            self.take_left(index);
+            self.take_left(index, until);
         }
         self.settle();
     }
 
-    fn take_left(&mut self, index: usize) {
+    fn take_left(&mut self, index: usize, until: Instant) {
         let Some(pending) = self.outlets.get_mut(index) else { return };
-        let left = pending.unfinished.as_mut().map(Unfinished::left).unwrap_or_default();
+        let left = pending.unfinished.as_mut().map(|unfinished| unfinished.left(until));
+        let left = left.unwrap_or_default();
         if left.is_empty() {
             return;
         }
@@ -372,22 +423,25 @@ impl Exporters {
         self.send(index);
     }
 
-    /// Waits until all batches are in the spools; then no other copy is needed.
+    /// Waits until all batches are in the spools, then no other copy is needed, and what belongs to no
+    /// batch yet on its disk; for [`PATIENCE`] at most, and not for a disk that does not answer.
     fn settle(&mut self) {
-        if !self.outlets.iter().any(|pending| pending.is_sent) {
-            return;
+        let until = Instant::now() + PATIENCE;
+        for pending in &mut self.outlets {
+            if pending.is_sent && self.delivery.wait_for_spool(&pending.outlet.name, until) {
+                pending.is_sent = false;
+                // It holds only profiles that arrived after the last send.
+                if let Some(unfinished) = pending.unfinished.as_mut() {
+                    unfinished.clear();
+                }
+            }
         }
-        if !self.delivery.wait_for_spools(SETTLING) {
-            tracing::warn!(
-                "a spool takes longer than {SETTLING:?} to write: is its disk full or slow?"
-            );
-            return;
-        }
-        for pending in self.outlets.iter_mut().filter(|pending| pending.is_sent) {
-            pending.is_sent = false;
-            // It holds only profiles that arrived after the last send.
-            if let Some(unfinished) = pending.unfinished.as_mut() {
-                unfinished.clear();
+        for pending in &self.outlets {
+            if let Some(folder) = &pending.folder {
+                folder.wait(until);
+            }
+            if let Some(unfinished) = &pending.unfinished {
+                unfinished.wait(until);
             }
         }
     }
@@ -432,7 +486,8 @@ impl Exporters {
                     // The queue in memory is short; the spool takes them meanwhile.
                     if bytes > AT_ONCE {
                         bytes = 0;
-                        let _ = self.delivery.wait_for_spools(SETTLING);
+                        let until = Instant::now() + PATIENCE;
+                        let _ = self.delivery.wait_for_spool(&pending.outlet.name, until);
                     }
                     if let Err(error) = self.delivery.enqueue(&pending.outlet.name, batch) {
                         self.undelivered += 1;
@@ -440,11 +495,10 @@ impl Exporters {
                     }
                 }
             }
-            Output::Folder(_) => {
-                if let Some(folder) = &mut pending.folder {
-                    folder.write(&outgoing);
-                }
-            }
+            Output::Folder(_) => match &mut pending.folder {
+                Some(folder) => folder.write(outgoing, Instant::now() + FLUSH),
+                None => self.undelivered += 1,
+            },
         }
     }
 
@@ -455,16 +509,8 @@ impl Exporters {
 
     pub fn show(&self, figures: &mut Figures) {
         figures.pending = self.outlets.iter().map(|pending| pending.profiles.len()).sum();
-        let folders = self.outlets.iter().filter_map(|pending| {
-            let folder = pending.folder.as_ref()?;
-            Some(FileFigures {
-                name: pending.outlet.name.clone(),
-                written: folder.written,
-                failed: folder.failed,
-                trouble: folder.trouble.clone(),
-            })
-        });
-        figures.files = folders.collect();
+        let folders = self.outlets.iter().filter_map(|pending| pending.folder.as_ref());
+        figures.files = folders.map(FolderQueue::figures).collect();
         figures.cuts = self.cuts;
         figures.refused_own = self.refused_own;
         figures.undelivered = self.undelivered;
@@ -516,7 +562,9 @@ mod tests {
         let network = runtime.handle().clone();
         std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
         let delivery = network.block_on(Queues::start(Vec::new(), Clock::real()));
-        Exporters::new(Arc::new(delivery.expect("no exporters can be started")), network)
+        let delivery = Arc::new(delivery.expect("no exporters can be started"));
+        let surroundings = Surroundings { disks: delivery.disks().clone(), started: || () };
+        Exporters::new(delivery, network, surroundings)
     }
 
     fn wishes(token: usize) -> [Wish; 2] {

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
+use super::disk::Surroundings;
 use super::exporters::Exporters;
 use super::pooling::Pooling;
-use super::store_writer::StoreWriter;
+use super::store_queue::StoreQueue;
 use super::{Figures, FlushedProfile, Hooks, Message, PipelineSettings, Work};
 use crate::{Queues, StartError};
 
@@ -54,10 +55,11 @@ impl Pipeline {
         let (sender, receiver) = sync_channel(AHEAD);
         let figures = Arc::new(Mutex::new(Figures::default()));
         let most_bytes = destinations.waiting;
+        let surroundings = Surroundings { disks: queues.disks().clone(), started: hooks.started };
         let mut work = Work {
-            store: StoreWriter::nowhere(),
+            store: StoreQueue::start(most_bytes / 2, &surroundings)?,
             trim: hooks.trim,
-            exporters: Exporters::new(queues, network),
+            exporters: Exporters::new(queues, network, surroundings),
             pooling: Pooling::new(destinations.pool.clone()),
             flush: Vec::new(),
             flush_bytes: 0,
@@ -65,10 +67,10 @@ impl Pipeline {
             done_with: 0,
             shown: figures.clone(),
         };
-        work.store.configure(destinations.store.clone());
-        work.exporters.configure(destinations);
         let thread = std::thread::Builder::new().name("pipeline".into()).spawn(move || {
             (hooks.started)();
+            work.store.configure(destinations.store.clone());
+            work.exporters.configure(destinations);
             work.run(&receiver);
         })?;
         let waiting = VecDeque::new();

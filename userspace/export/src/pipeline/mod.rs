@@ -1,18 +1,23 @@
 //! The pipeline: passes profiles to the store, and to each exporter in its own period.
 //!
-//! It runs on a thread of its own, because disks and compression are slow and sampling must not
-//! wait. The shortest period decides the interval of flushes; for an exporter with a longer one,
-//! several are merged.
+//! It runs on a thread of its own, because compression is slow and sampling must not wait, and what is
+//! written to a disk on further ones ([`disk`]): one that does not answer holds up no other
+//! destination. The shortest period decides the interval of flushes; for an exporter with a longer
+//! one, several are merged.
 //!
 //! Invariant: every profile passed in is delivered, stored or counted as dropped.
 
 mod ages;
+mod disk;
 mod exporters;
+mod folder_queue;
 mod handover;
 mod pooling;
 mod sequences;
+mod store_queue;
 mod store_writer;
 mod unfinished;
+mod unfinished_queue;
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
@@ -30,7 +35,7 @@ use exporters::Exporters;
 pub use handover::Pipeline;
 use pooling::Pooling;
 pub use pooling::{PoolSettings, Pooled};
-use store_writer::StoreWriter;
+use store_queue::StoreQueue;
 pub use store_writer::{Kept, StoreSettings};
 
 /// The interval of maintenance of the store and of targets' own destinations.
@@ -82,7 +87,7 @@ pub struct FlushedProfile {
 /// Functions that the pipeline needs from its program.
 #[derive(Clone, Copy, Debug)]
 pub struct Hooks {
-    /// Called once, in the pipeline's thread.
+    /// Called once in each of the pipeline's threads.
     pub started: fn(),
     /// Returns free memory to the kernel.
     pub trim: fn(),
@@ -139,7 +144,7 @@ enum Message {
 }
 
 struct Work {
-    store: StoreWriter,
+    store: StoreQueue,
     trim: fn(),
     exporters: Exporters,
     pooling: Pooling,
@@ -201,7 +206,7 @@ impl Work {
 
     fn end(&mut self) {
         self.hand_over(None);
-        self.exporters.send_all();
+        self.exporters.end();
         self.store.close();
         self.show();
     }
@@ -229,10 +234,7 @@ impl Work {
         }
         self.exporters.send_early();
         self.exporters.flushed(end);
-        self.store.try_again();
-        for profile in &flush {
-            self.store.keep(profile);
-        }
+        self.store.keep(flush);
     }
 
     fn show(&mut self) {

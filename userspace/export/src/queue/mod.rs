@@ -13,8 +13,8 @@
 //!   with this process. It has the same id both times.
 //! - Batches older than an exporter's age are dropped and never sent. Every loss is counted by
 //!   cause in [`ExporterHealth`].
-//! - A full or failing disk is counted and tried again; batches are then sent from memory. A
-//!   hanging disk delays only its own exporter, whose intake is bounded and counted.
+//! - A full or failing disk is counted and tried again; batches are then sent from memory, also while
+//!   a disk does not answer ([`crate::disks`]).
 //!
 //! Modules: this one manages all exporters, `worker` runs one; `pace` and `order` decide what is
 //! sent when, independent of clocks, disks and servers; `intake` takes batches, `login` sends them.
@@ -29,16 +29,17 @@ mod settings;
 mod worker;
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::Batch;
+use crate::disks::{Disks, PATIENCE, silence};
 use crate::http::SetupError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
 use crate::queue::intake::Intake;
 use crate::queue::login::Login;
-use crate::queue::worker::{Command, Figures, Worker};
+use crate::queue::worker::{Command, Figures, Outside, Worker};
 use crate::spool::{Spool, SpoolError};
 
 pub use clock::Clock;
@@ -48,6 +49,9 @@ pub use settings::{CredentialSource, ExporterSettings};
 
 /// How long requests of an exporter that is taken away may still take.
 const GRACE: Duration = Duration::from_secs(3);
+/// An exporter ends so long after its last request at the latest; a disk that does not answer may
+/// keep its task for longer.
+const ENDING: Duration = PATIENCE.saturating_mul(3);
 
 /// Why exporters cannot be started as planned. Nothing was changed then.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +81,7 @@ struct Handle {
     intake: Arc<Intake>,
     commands: UnboundedSender<Command>,
     figures: Figures,
+    disks: Arc<Disks>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -87,7 +92,7 @@ struct Beginning {
 }
 
 impl Handle {
-    fn new(plan: ExporterSettings, login: Login) -> (Arc<Self>, Beginning) {
+    fn new(plan: ExporterSettings, login: Login, disks: &Arc<Disks>) -> (Arc<Self>, Beginning) {
         let (commands, received) = unbounded_channel();
         let health = ExporterHealth { name: plan.name.clone(), ..ExporterHealth::default() };
         let handle = Self {
@@ -95,21 +100,21 @@ impl Handle {
             plan: Mutex::new(plan),
             commands,
             figures: Arc::new(Mutex::new(health)),
+            disks: Arc::clone(disks),
             task: Mutex::new(None),
         };
         (Arc::new(handle), Beginning { login, commands: received })
     }
 
     fn begin(&self, beginning: Beginning, spool: Option<Result<Spool, SpoolError>>, clock: Clock) {
-        let worker = Worker::new(
-            self.plan(),
-            beginning.login,
-            spool,
+        let outside = Outside {
             clock,
-            Arc::clone(&self.intake),
-            beginning.commands,
-            Arc::clone(&self.figures),
-        );
+            intake: Arc::clone(&self.intake),
+            commands: beginning.commands,
+            figures: Arc::clone(&self.figures),
+            disks: Arc::clone(&self.disks),
+        };
+        let worker = Worker::new(self.plan(), beginning.login, spool, outside);
         *unpoisoned(&self.task) = Some(tokio::spawn(worker.run()));
     }
 
@@ -122,11 +127,22 @@ impl Handle {
         let _ = self.commands.send(Command::Stop { within, sends });
     }
 
-    async fn ended(&self) {
+    /// Waits until it has ended, after a stop; not for a disk that does not answer.
+    async fn ended(&self, within: Duration) {
         let task = unpoisoned(&self.task).take();
-        if let Some(task) = task {
-            let _ = task.await;
+        if let Some(task) = task
+            && tokio::time::timeout(within.saturating_add(ENDING), task).await.is_err()
+        {
+            let name = &self.plan().name;
+            tracing::warn!(exporter = name, "did not end in time: does its disk answer?");
         }
+    }
+
+    /// Whether its disk holds it up for so long that it is not waited for.
+    fn is_held_up(&self) -> bool {
+        let directory = unpoisoned(&self.plan).spool_dir.clone();
+        let busy = directory.and_then(|directory| self.disks.busy_for(&directory));
+        busy.is_some_and(|lasting| lasting >= PATIENCE)
     }
 
     fn health(&self, clock: Clock) -> ExporterHealth {
@@ -138,6 +154,13 @@ impl Handle {
         health.oldest = health.oldest.into_iter().chain(oldest).min();
         let lag = health.oldest.map_or(0, |oldest| clock.nanos().saturating_sub(oldest));
         health.lag = Duration::from_nanos(u64::try_from(lag).unwrap_or(0));
+        if let Some(directory) = &unpoisoned(&self.plan).spool_dir
+            && let Some(lasting) = self.disks.silent_for(directory)
+        {
+            let at = clock.time();
+            let at = at.checked_sub(lasting).unwrap_or(at);
+            health.spool_error = Some(Trouble { at, reason: silence(directory, lasting) });
+        }
         health
     }
 }
@@ -150,6 +173,7 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 pub struct Queues {
     exporters: RwLock<Vec<Arc<Handle>>>,
     clock: Clock,
+    disks: Arc<Disks>,
     /// Held while plans change.
     changing: tokio::sync::Mutex<()>,
 }
@@ -162,23 +186,32 @@ impl Queues {
     /// If a destination cannot be used, two exporters have one name, or another process has a spool.
     pub async fn start(plans: Vec<ExporterSettings>, clock: Clock) -> Result<Self, StartError> {
         check_names(&plans)?;
+        let disks: Arc<Disks> = Arc::default();
+        let until = tokio::time::Instant::now() + PATIENCE;
         let mut ready = Vec::new();
         for plan in plans {
             let login = login(&plan).await?;
-            let spool = match open(&plan).await? {
+            let spool = match open(&plan, &disks, until).await? {
                 Some(Err(source @ SpoolError::Locked(_))) => {
                     return Err(StartError::Spool { exporter: plan.name, source });
                 }
                 opened => opened,
             };
-            ready.push((Handle::new(plan, login), spool));
+            ready.push((Handle::new(plan, login, &disks), spool));
         }
         let mut exporters = Vec::new();
         for ((handle, beginning), spool) in ready {
             handle.begin(beginning, spool, clock);
             exporters.push(handle);
         }
-        Ok(Self { exporters: RwLock::new(exporters), clock, changing: tokio::sync::Mutex::new(()) })
+        let (exporters, changing) = (RwLock::new(exporters), tokio::sync::Mutex::new(()));
+        Ok(Self { exporters, clock, disks, changing })
+    }
+
+    /// The disks that work is done on, of these queues and of the pipeline before them.
+    #[must_use]
+    pub fn disks(&self) -> &Arc<Disks> {
+        &self.disks
     }
 
     /// Passes a batch to an exporter. Never blocks; a batch that does not fit is counted as
@@ -193,13 +226,15 @@ impl Queues {
         if handle.intake.give(batch) { Ok(()) } else { Err(EnqueueError::Ended) }
     }
 
-    /// Waits until all batches passed in are in the spools, as far as disks work; false if one took
-    /// longer. Not for an async runtime's thread.
+    /// Waits until all batches passed in are in an exporter's spool, as far as its disk works; false
+    /// if that takes longer, or its disk does not answer. Not for an async runtime's thread.
     #[must_use]
-    pub fn wait_for_spools(&self, within: Duration) -> bool {
-        let until = std::time::Instant::now() + within;
-        self.handles().into_iter().all(|handle| {
-            handle.intake.wait(until.saturating_duration_since(std::time::Instant::now()))
+    pub fn wait_for_spool(&self, exporter: &str, until: Instant) -> bool {
+        let handle =
+            self.handles().into_iter().find(|handle| unpoisoned(&handle.plan).name == exporter);
+        handle.is_none_or(|handle| {
+            let until = if handle.is_held_up() { Instant::now() } else { until };
+            handle.intake.wait(until.saturating_duration_since(Instant::now()))
         })
     }
 
@@ -229,7 +264,7 @@ impl Queues {
             };
             let Some(position) = old.iter().position(same) else {
                 let login = login(&plan).await?;
-                let (handle, beginning) = Handle::new(plan, login);
+                let (handle, beginning) = Handle::new(plan, login, &self.disks);
                 exporters.push(Arc::clone(&handle));
                 begun.push((handle, beginning));
                 continue;
@@ -252,26 +287,28 @@ impl Queues {
             handle.stop(GRACE, false);
         }
         for handle in &old {
-            handle.ended().await;
+            handle.ended(GRACE).await;
         }
         // Last, because an exporter may have the spool of one that just ended.
+        let until = tokio::time::Instant::now() + PATIENCE;
         for (handle, beginning) in begun {
-            let spool = open(&handle.plan()).await.unwrap_or_default();
+            let spool = open(&handle.plan(), &self.disks, until).await.unwrap_or_default();
             handle.begin(beginning, spool, self.clock);
         }
         Ok(())
     }
 
     /// Sends pending batches for as long as `within`; then the unsent ones are in the spools and
-    /// synced to disk. Later batches are refused.
+    /// synced to disk, unless that does not answer. Later batches are refused.
     pub async fn shutdown(&self, within: Duration) -> Vec<ExporterHealth> {
         let _changing = self.changing.lock().await;
         let handles = self.handles();
         for handle in &handles {
             handle.stop(within, true);
         }
+        let until = Instant::now() + within;
         for handle in &handles {
-            handle.ended().await;
+            handle.ended(until.saturating_duration_since(Instant::now())).await;
         }
         self.health()
     }
@@ -295,11 +332,24 @@ async fn login(plan: &ExporterSettings) -> Result<Login, StartError> {
     made.map_err(|source| StartError::Setup { exporter, source })
 }
 
-/// The plan's spool, if it has one.
-async fn open(plan: &ExporterSettings) -> Result<Option<Result<Spool, SpoolError>>, StartError> {
+/// The plan's spool, if it has one and its disk answers until then. Else the worker opens it.
+async fn open(
+    plan: &ExporterSettings,
+    disks: &Arc<Disks>,
+    until: tokio::time::Instant,
+) -> Result<Option<Result<Spool, SpoolError>>, StartError> {
     let Some(directory) = plan.spool_dir.clone() else { return Ok(None) };
     let most = plan.spool_size;
-    blocking(move || Spool::open(&directory, most)).await.map(Some)
+    let busy = disks.begin(&directory);
+    let opening = blocking(move || {
+        let opened = Spool::open(&directory, most);
+        drop(busy);
+        opened
+    });
+    match tokio::time::timeout_at(until, opening).await {
+        Ok(opened) => opened.map(Some),
+        Err(_) => Ok(None),
+    }
 }
 
 async fn blocking<T: Send + 'static>(

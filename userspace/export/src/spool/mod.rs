@@ -280,6 +280,12 @@ impl Spool {
         }
     }
 
+    /// As [`Self::pin`], and all others are not being sent.
+    pub fn pin_only(&mut self, keys: impl Iterator<Item = Key>) {
+        self.pinned.clear();
+        keys.for_each(|key| self.pin(key, true));
+    }
+
     /// Sets another bound. What is dropped because of it is added to `dropped`.
     ///
     /// # Errors

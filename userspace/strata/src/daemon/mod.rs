@@ -10,9 +10,9 @@
 //! - [`settings`], [`log`], [`notify`], [`memory`]: the configuration, the log, the service
 //!   manager, and the memory limit.
 //!
-//! Threads: the loop; the pipeline; one for exporters' sockets; the status; health probes; those that read processes
-//! (their metadata, their mappings, the code of .NET methods). The loop waits only for the last,
-//! within a time limit.
+//! Threads: the loop; the pipeline; those that write to disks for it; one for exporters' sockets; the
+//! status; health probes; those that read processes (their metadata, their mappings, the code of .NET
+//! methods). The loop waits only for the last, within a time limit.
 
 pub mod clock;
 pub mod flushing;
@@ -56,7 +56,8 @@ impl Network {
     fn start() -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(8)
+            // Each exporter has one that may wait for its disk, and looking up a name needs another.
+            .max_blocking_threads(64)
             .build()
             .context("the network's event loop cannot be started")?;
         let handle = runtime.handle().clone();

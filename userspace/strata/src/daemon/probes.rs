@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::shared_status::SharedStatus;
+use super::shared_status::{DISKS_BYTES, SharedStatus};
 use crate::priority;
 
 const RUN_TIME: Duration = Duration::from_millis(2);
@@ -217,11 +217,12 @@ fn next(open: &mut Open, status: &SharedStatus) -> Next {
 }
 
 fn answer(stream: &mut TcpStream, status: &SharedStatus, with_body: bool) -> io::Result<()> {
-    let (mut body, mut whole) = ([0; 128], [0; 512]);
+    let (mut body, mut whole) = ([0; DISKS_BYTES + 128], [0; DISKS_BYTES + 512]);
     let mut text = io::Cursor::new(&mut body[..]);
     let code = match status.stuck_for() {
         None => {
             text.write_all(b"ok\n")?;
+            status.with_disks(|disks| text.write_all(disks.as_bytes()))?;
             "200 OK"
         }
         Some(time) => {
@@ -240,7 +241,7 @@ fn answer(stream: &mut TcpStream, status: &SharedStatus, with_body: bool) -> io:
         out.write_all(body.get(..length).unwrap_or_default())?;
     }
     let length = usize::try_from(out.position()).unwrap_or(0);
-    // A few hundred bytes always fit into the buffer of a new connection.
+    // So few bytes always fit into the buffer of a new connection.
     stream.write_all(whole.get(..length).unwrap_or_default())
 }
 

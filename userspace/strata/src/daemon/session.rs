@@ -8,14 +8,16 @@ mod figures;
 mod publishing;
 mod reloading;
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use strata_abi::record::END_COUNT;
 use strata_config::settings::BridgePolicy;
 use strata_config::{Configuration, Loaded};
-use strata_export::{Clock, Queues, exporter};
+use strata_export::{Clock, Queues, disks, exporter};
 use strata_kinds::Kind;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -110,6 +112,8 @@ struct Daemon {
     network: Handle,
     manager: Manager,
     log: Log,
+    /// Paths whose disks did not answer at the last tick.
+    silent_disks: Vec<String>,
     memory: Memory,
     period: Duration,
     /// How stacks ended, of all flushes.
@@ -167,12 +171,10 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         None => None,
     };
     // Nor may two write one store: the second would sample for nothing.
-    if let Some(store) = &destinations.store
-        && let Err(error @ StoreError::Locked { .. }) = Store::check_free(&store.directory)
-    {
-        return Err(error.into());
+    if let Some(store) = &destinations.store {
+        check_free(store.directory.clone())?;
     }
-    destinations.warn_of_orphans();
+    warn_of_orphans(destinations.clone());
     let starting = Queues::start(destinations.plans.clone(), Clock::real());
     let delivery = network.spawn(starting).await??;
     let delivery = Arc::new(delivery);
@@ -241,6 +243,7 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         network,
         manager,
         log,
+        silent_disks: Vec::new(),
         ends: [0; END_COUNT],
         slow: Slow {
             taken: Instant::now() - SLOW_TICK,
@@ -296,6 +299,22 @@ fn destinations(configuration: &Configuration, budget: &Budget) -> Result<Pipeli
         services: services.most.value as usize,
     };
     Ok(PipelineSettings { store: plan, exporters, plans, spools, memory, waiting, pool })
+}
+
+/// Whether another daemon writes this store. A disk that does not answer is not waited for.
+fn check_free(store: PathBuf) -> Result<()> {
+    let (sender, receiver) = sync_channel(1);
+    // Who asked may have gone on.
+    std::thread::spawn(move || drop(sender.send(Store::check_free(&store))));
+    match receiver.recv_timeout(disks::PATIENCE) {
+        Ok(Err(error @ StoreError::Locked { .. })) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Nothing waits for their disk.
+fn warn_of_orphans(destinations: PipelineSettings) {
+    std::thread::spawn(move || destinations.warn_of_orphans());
 }
 
 /// Files of many containers are open at the same time.
@@ -376,6 +395,7 @@ impl Daemon {
             anyhow::bail!("the publisher has ended: see the log");
         }
         self.status.turned();
+        self.look_at_disks();
         self.admit();
         let maps = self.memory.fixed_maps.saturating_add(self.engine.store.segments.bytes());
         let mut workers: Vec<u32> = self.engine.loading.service().child_pids().collect();
@@ -390,6 +410,20 @@ impl Daemon {
         }
         self.status.set(self.status());
         Ok(())
+    }
+
+    /// Names the disks that do not answer, once in the log.
+    fn look_at_disks(&mut self) {
+        let silent = self.status.silent_disks();
+        let paths: Vec<String> = silent.iter().map(|disk| disk.path.clone()).collect();
+        for disk in silent.iter().filter(|disk| !self.silent_disks.contains(&disk.path)) {
+            tracing::warn!("{}: only what needs it waits", disk.text());
+        }
+        for path in self.silent_disks.iter().filter(|path| !paths.contains(path)) {
+            tracing::warn!("{path}: its disk answers again");
+        }
+        self.status.name_disks(&silent);
+        self.silent_disks = paths;
     }
 
     /// .NET processes that are not decided on yet.

@@ -2,13 +2,13 @@
 //! pipeline and the exporters' queues when it is requested.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use strata_export::Queues;
 use strata_export::pipeline::Figures;
 
-use crate::status::Status;
+use crate::status::{SilentDisk, Status};
 
 /// When the daemon was started, by both clocks: one may be set.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,14 @@ pub struct SharedStatus {
     beat: AtomicU64,
     /// Why metrics are not served at their address.
     metrics_trouble: Mutex<Option<String>>,
+    /// What a health probe is told of disks that do not answer.
+    of_disks: Mutex<String>,
 }
+
+/// Disks that a health probe names.
+const MOST_NAMED: usize = 8;
+/// Bytes of it.
+pub const DISKS_BYTES: usize = 1024;
 
 /// A loop that has not turned for so long is stuck.
 const STUCK: Duration = Duration::from_secs(30);
@@ -56,6 +63,7 @@ impl SharedStatus {
             queues,
             beat: AtomicU64::new(0),
             metrics_trouble: Mutex::default(),
+            of_disks: Mutex::default(),
         }
     }
 
@@ -82,6 +90,29 @@ impl SharedStatus {
 
     pub fn set_metrics_trouble(&self, trouble: Option<String>) {
         write(&self.metrics_trouble, trouble);
+    }
+
+    /// The disks that do not answer, of the store and of exporters.
+    pub fn silent_disks(&self) -> Vec<SilentDisk> {
+        self.queues.disks().silent().iter().map(Into::into).collect()
+    }
+
+    /// What health probes are told of these.
+    pub fn name_disks(&self, silent: &[SilentDisk]) {
+        let lines = silent.iter().take(MOST_NAMED).map(|disk| format!("{}\n", disk.text()));
+        let mut text: String = lines.collect();
+        text.truncate(text.floor_char_boundary(DISKS_BYTES));
+        write(&self.of_disks, text);
+    }
+
+    /// A line for each of some disks that do not answer. Neither waits nor allocates: while the text
+    /// is changed, there is none.
+    pub fn with_disks<Out>(&self, use_text: impl FnOnce(&str) -> Out) -> Out {
+        match self.of_disks.try_lock() {
+            Ok(text) => use_text(&text),
+            Err(TryLockError::Poisoned(text)) => use_text(&text.into_inner()),
+            Err(TryLockError::WouldBlock) => use_text(""),
+        }
     }
 
     /// The loop is alive.
@@ -111,7 +142,10 @@ impl SharedStatus {
             .collect();
         status.exporters = exporters.iter().map(Into::into).collect();
         add_pipeline(&mut status, &read(&self.pipeline));
-        let is_well = status.failing_exporters.is_empty() && !status.store.fails;
+        status.silent_disks = self.silent_disks();
+        let is_well = status.failing_exporters.is_empty()
+            && !status.store.fails
+            && status.silent_disks.is_empty();
         status.healthy = self.health().is_ok() && is_well;
         status
     }
@@ -137,4 +171,26 @@ fn add_pipeline(status: &mut Status, pipeline: &Figures) {
     store.fails = pipeline.store_fails;
     store.trouble = pipeline.store_trouble.clone();
     status.file_exporters = pipeline.files.iter().map(Into::into).collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_export::Clock;
+
+    use super::*;
+
+    #[test]
+    fn a_probe_is_told_of_disks_in_few_bytes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let queues = Queues::start(Vec::new(), Clock::real());
+        let queues = runtime.expect("a runtime").block_on(queues).expect("no exporters");
+        let status = SharedStatus::new(Arc::default(), Arc::new(queues));
+        let disk = |path: String| SilentDisk { path, seconds: 12 };
+        status.name_disks(&[disk("/a".to_owned()), disk("/\u{e4}".repeat(DISKS_BYTES))]);
+        let text = status.with_disks(str::to_owned);
+        assert!(text.starts_with("/a: its disk has not answered for 12 s\n/\u{e4}/"), "{text}");
+        assert!(text.len() <= DISKS_BYTES && text.len() + 2 > DISKS_BYTES);
+        status.name_disks(&[]);
+        assert_eq!(status.with_disks(str::to_owned), "");
+    }
 }

@@ -250,7 +250,10 @@ impl Answers {
         match (request.uri().path(), &self.cached) {
             ("/metrics", _) => text(StatusCode::OK, self.metrics(), "text/plain; version=0.0.4"),
             ("/healthz", _) => match self.status.health() {
-                Ok(()) => text(StatusCode::OK, "ok\n", "text/plain"),
+                Ok(()) => {
+                    let body = self.status.with_disks(|disks| format!("ok\n{disks}"));
+                    text(StatusCode::OK, body, "text/plain")
+                }
                 Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"), "text/plain"),
             },
             ("/status", None) => {

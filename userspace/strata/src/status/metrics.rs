@@ -239,6 +239,12 @@ fn itself(status: &Status) -> impl Iterator<Item = Single> {
         ),
         ("bpf_runs_total", COUNTER, "Runs of the sampler.", status.bpf_runs as f64),
         (
+            "silent_disks",
+            GAUGE,
+            "Paths of the store and of exporters whose disk does not answer.",
+            status.silent_disks.len() as f64,
+        ),
+        (
             "config_reloads_total",
             COUNTER,
             "Configurations that were applied by a reload.",

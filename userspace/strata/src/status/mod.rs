@@ -35,6 +35,8 @@ pub struct Status {
     pub failing_exporters: Vec<String>,
     /// Why metrics are not served at their address.
     pub metrics_trouble: Option<String>,
+    /// Of the store and of exporters.
+    pub silent_disks: Vec<SilentDisk>,
     pub configuration: Configuration,
     pub sampling: Sampling,
     pub profiles: Profiles,
@@ -236,6 +238,26 @@ pub struct Exporter {
     pub last_error: Option<PastTrouble>,
     pub last_refusal: Option<PastTrouble>,
     pub spool_error: Option<PastTrouble>,
+}
+
+/// A path whose disk does not answer.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SilentDisk {
+    pub path: String,
+    pub seconds: u64,
+}
+
+impl SilentDisk {
+    pub fn text(&self) -> String {
+        format!("{}: its disk has not answered for {} s", self.path, self.seconds)
+    }
+}
+
+impl From<&strata_export::disks::SilentDisk> for SilentDisk {
+    fn from(disk: &strata_export::disks::SilentDisk) -> Self {
+        Self { path: disk.path.display().to_string(), seconds: disk.lasting.as_secs() }
+    }
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

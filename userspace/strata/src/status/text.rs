@@ -67,6 +67,9 @@ fn settings(status: &Status, lines: &mut Vec<String>) {
     if let Some(trouble) = &status.metrics_trouble {
         lines.push(format!("metrics        are not served: {trouble}"));
     }
+    for disk in &status.silent_disks {
+        lines.push(format!("disk           {}", disk.text()));
+    }
 }
 
 fn sampling(status: &Status, lines: &mut Vec<String>) {

@@ -2,14 +2,17 @@
 //!
 //! A batch is put into the spool before it is sent, and removed after its answer: if the process is
 //! killed, the batch is in the spool or was delivered. All state belongs to one task; work that may
-//! block runs on blocking threads, one piece at a time.
+//! block runs on blocking threads, one piece at a time. A disk that does not answer is waited for a
+//! while, and then until it does: the worker goes on with what is in memory.
 //!
 //! - here: the loop, commands and the end.
+//! - [`disk`]: work on the disk.
 //! - [`storing`]: memory and disk.
 //! - [`sending`]: requests and their outcomes.
 //!
 //! Invariant: a batch is in exactly one place: the intake, the queue, a request, or a count.
 
+mod disk;
 mod sending;
 mod storing;
 
@@ -18,8 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use crate::Outcome;
+use crate::disks::Disks;
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::task::{Id, JoinSet};
+use tokio::task::{Id, JoinHandle, JoinSet};
 
 use crate::queue::clock::{Clock, Moment};
 use crate::queue::health::{ExporterHealth, State, Trouble};
@@ -30,6 +34,7 @@ use crate::queue::pace::Pace;
 use crate::queue::settings::ExporterSettings;
 use crate::spool::{Key, Spool, SpoolError};
 
+use disk::Done;
 use sending::Flight;
 
 pub(crate) enum Command {
@@ -39,6 +44,15 @@ pub(crate) enum Command {
 
 /// State shared by a worker and the readers of its health.
 pub(crate) type Figures = Arc<Mutex<ExporterHealth>>;
+
+/// What a worker shares with others.
+pub(crate) struct Outside {
+    pub(crate) clock: Clock,
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) commands: UnboundedReceiver<Command>,
+    pub(crate) figures: Figures,
+    pub(crate) disks: Arc<Disks>,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Stopping {
@@ -54,6 +68,9 @@ pub(crate) struct Worker {
     login: Login,
     /// `None` while it cannot be opened, and while a thread works with it.
     spool: Option<Spool>,
+    /// The thread that the disk does not answer to.
+    at_disk: Option<JoinHandle<Done>>,
+    disks: Arc<Disks>,
     queue: Queue,
     flights: HashMap<Id, Flight>,
     requests: JoinSet<Outcome>,
@@ -79,11 +96,9 @@ impl Worker {
         plan: ExporterSettings,
         login: Login,
         spool: Option<Result<Spool, SpoolError>>,
-        clock: Clock,
-        intake: Arc<Intake>,
-        commands: UnboundedReceiver<Command>,
-        figures: Figures,
+        outside: Outside,
     ) -> Self {
+        let Outside { clock, intake, commands, figures, disks } = outside;
         let mut worker = Self {
             pace: Pace::new(plan.concurrency, plan.waits),
             health: ExporterHealth { name: plan.name.clone(), ..ExporterHealth::default() },
@@ -93,6 +108,8 @@ impl Worker {
             commands,
             login,
             spool: None,
+            at_disk: None,
+            disks,
             queue: Queue::default(),
             flights: HashMap::new(),
             requests: JoinSet::new(),
@@ -144,6 +161,7 @@ impl Worker {
                     self.obey(command.unwrap_or(stop));
                 }
                 Some(ended) = self.requests.join_next_with_id() => self.judge(ended).await,
+                done = disk::answer(&mut self.at_disk) => self.disk_answered(done),
                 () = self.intake.arrived() => {}
                 () = alarm => {}
             }
@@ -191,9 +209,14 @@ impl Worker {
                 ended => self.judge(ended).await,
             }
         }
+        self.wait_for_disk().await;
         self.next_open = Moment::ZERO;
         self.next_store = Moment::ZERO;
         self.keep(true).await;
+        if self.queue.unstored() > 0 {
+            let (exporter, batches) = (&self.plan.name, self.queue.unstored());
+            tracing::warn!(exporter, batches, "lost: neither sent nor on a disk");
+        }
         self.drop_unstored();
         self.health.state = State::Stopped;
         self.publish();
@@ -206,7 +229,8 @@ impl Worker {
         // Without a spool there is nothing to sync.
         moments.extend(self.next_sync.filter(|_| self.spool.is_some()));
         if self.plan.spool_dir.is_some() {
-            moments.extend(self.spool.is_none().then_some(self.next_open));
+            let is_closed = self.spool.is_none() && self.at_disk.is_none();
+            moments.extend(is_closed.then_some(self.next_open));
             moments.extend((self.queue.unstored() > 0).then_some(self.next_store));
         }
         moments.extend(self.queue.oldest().map(|key| self.expiry(key, now)));
@@ -247,8 +271,11 @@ impl Worker {
         self.health.state = state;
         self.health.in_flight = self.flights.len();
         self.health.queued = self.queue.unstored().saturating_add(unstored);
-        self.health.spooled = self.spool.as_ref().map_or(0, Spool::len);
-        self.health.spooled_bytes = self.spool.as_ref().map_or(0, Spool::bytes);
+        // What a thread works with is as it was.
+        if self.at_disk.is_none() {
+            self.health.spooled = self.spool.as_ref().map_or(0, Spool::len);
+            self.health.spooled_bytes = self.spool.as_ref().map_or(0, Spool::bytes);
+        }
         self.health.oldest =
             self.queue.oldest().map(|key| key.oldest).into_iter().chain(flying).min();
         let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
@@ -287,10 +314,10 @@ mod tests {
         let login = Login::new(&plan).unwrap();
         let spool = Spool::open(folder.path(), plan.spool_size);
         let intake = Arc::new(Intake::new(plan.memory));
-        let (_commands, received) = unbounded_channel();
-        let figures = Figures::default();
-        let clock = Clock::real();
-        let mut worker = Worker::new(plan, login, Some(spool), clock, intake, received, figures);
+        let (_commands, commands) = unbounded_channel();
+        let (clock, figures, disks) = (Clock::real(), Figures::default(), Arc::default());
+        let outside = Outside { clock, intake, commands, figures, disks };
+        let mut worker = Worker::new(plan, login, Some(spool), outside);
         worker.next_sync = Some(9 * SECOND);
         assert_eq!(worker.next_wake(10 * SECOND), Some(9 * SECOND));
         worker.spool = None;

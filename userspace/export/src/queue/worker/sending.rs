@@ -88,6 +88,10 @@ impl Worker {
         }
     }
 
+    pub(super) fn flight_of(&mut self, key: Key) -> Option<&mut Flight> {
+        self.flights.values_mut().find(|flight| flight.key == key)
+    }
+
     fn landed(&mut self, id: Id) -> Option<Flight> {
         let flight = self.flights.remove(&id)?;
         if let Some(spool) = &mut self.spool {
@@ -212,8 +216,10 @@ impl Worker {
     async fn look(&mut self, is_doubted: bool) {
         let (mut login, plan) = (self.login.clone(), self.plan.clone());
         let now = self.clock.now();
+        let busy = plan.credential.path().map(|path| self.disks.begin(path));
         let looked = tokio::task::spawn_blocking(move || {
             let looked = login.look(&plan, now, is_doubted);
+            drop(busy);
             (login, looked)
         });
         if let Ok((login, looked)) = looked.await {

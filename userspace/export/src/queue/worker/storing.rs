@@ -1,13 +1,15 @@
 //! Memory and disk: new batches are written to the spool, finished ones removed, and those too old
 //! or over the limit dropped and counted.
 //!
-//! With a failing disk, batches stay in memory up to its bound and are sent from there.
+//! With a failing disk, or one that does not answer, batches stay in memory up to its bound and are
+//! sent from there.
 
 use std::time::Duration;
 
 use crate::Batch;
 
 use super::Worker;
+use super::disk::Done;
 use crate::queue::clock::Moment;
 use crate::queue::order::Pending;
 use crate::spool::{Facts, Key, Spool, SpoolError};
@@ -20,18 +22,18 @@ const SYNC_EVERY: Duration = Duration::from_secs(30);
 
 /// One disk operation.
 #[derive(Debug, Default)]
-struct Errand {
+pub(super) struct Errand {
     /// What the spool may hold from now on.
     most: Option<u64>,
     remove: Vec<Key>,
     put: Vec<(Key, Batch)>,
-    is_sync: bool,
+    pub(super) is_sync: bool,
     /// Batches not stored now are lost.
     is_last: bool,
 }
 
 #[derive(Debug, Default)]
-struct Report {
+pub(super) struct Report {
     stored: Vec<Key>,
     dropped: Vec<(Key, Facts)>,
     error: Option<SpoolError>,
@@ -42,7 +44,7 @@ impl Errand {
         self.most.is_none() && self.remove.is_empty() && self.put.is_empty() && !self.is_sync
     }
 
-    fn run(self, spool: &mut Spool) -> Report {
+    pub(super) fn run(self, spool: &mut Spool) -> Report {
         let mut report = Report::default();
         for key in self.remove {
             report.error = spool.remove(key).err().or(report.error);
@@ -78,10 +80,7 @@ impl Worker {
         self.expire();
         let errand = self.errand(fresh, now, is_last);
         if !errand.is_empty() {
-            let is_sync = errand.is_sync;
-            if let Some(report) = self.with_spool(move |spool| errand.run(spool)).await {
-                self.done(report, is_sync);
-            }
+            self.run_errand(errand).await;
         }
         if self.queue.unstored() > 0 && self.next_store <= now {
             self.next_store = now.saturating_add(DISK_AGAIN);
@@ -145,13 +144,23 @@ impl Worker {
         Errand { most, remove: std::mem::take(&mut self.finished), put, is_sync, is_last }
     }
 
-    fn done(&mut self, report: Report, is_sync: bool) {
-        for key in &report.stored {
-            self.queue.update(*key, |pending| pending.is_stored = true);
+    /// Batches may have been sent, delivered or dropped from memory meanwhile.
+    pub(super) fn done(&mut self, report: Report, is_sync: bool) {
+        for &key in &report.stored {
+            if self.queue.contains(key) {
+                self.queue.update(key, |pending| pending.is_stored = true);
+            } else if let Some(flight) = self.flight_of(key) {
+                flight.pending.is_stored = true;
+            } else {
+                self.finished.push(key);
+            }
         }
         for (key, facts) in report.dropped {
-            self.queue.remove(key);
-            self.health.drops.spool_full.add_batch(facts.profiles);
+            if let Some(flight) = self.flight_of(key) {
+                flight.pending.is_stored = false;
+            } else if self.queue.remove(key).is_some() {
+                self.health.drops.spool_full.add_batch(facts.profiles);
+            }
         }
         if let Some(error) = &report.error {
             self.is_refused_by_spool = !error.is_of_the_disk();
@@ -191,16 +200,13 @@ impl Worker {
     }
 
     async fn open_spool(&mut self, now: Moment) {
-        if self.spool.is_some() || self.next_open > now {
+        if self.spool.is_some() || self.at_disk.is_some() || self.next_open > now {
             return;
         }
         let Some(directory) = self.plan.spool_dir.clone() else { return };
         self.next_open = now.saturating_add(DISK_AGAIN);
         let most = self.plan.spool_size;
-        let opened = tokio::task::spawn_blocking(move || Spool::open(&directory, most)).await;
-        if let Ok(opened) = opened {
-            self.opened(opened);
-        }
+        self.ask_disk(move || Done::Opened(Spool::open(&directory, most))).await;
     }
 
     pub(super) fn opened(&mut self, opened: Result<Spool, SpoolError>) {
@@ -249,9 +255,13 @@ impl Worker {
         if let Some(batch) = &pending.kept {
             return Some(batch.clone());
         }
-        let error = match self.with_spool(move |spool| spool.read(key)).await {
+        let error = match self.read(key).await {
             Some(Ok(batch)) => return Some(batch),
             Some(Err(error)) => Some(error),
+            None if self.at_disk.is_some() => {
+                self.queue.insert(key, pending.clone());
+                return None;
+            }
             None => None,
         };
         if matches!(error, Some(SpoolError::Corrupt)) {
@@ -268,21 +278,5 @@ impl Worker {
             self.health.spool_error = self.trouble(error.to_string());
         }
         None
-    }
-
-    /// Lets a thread that may block work with the spool. `None` if there is none.
-    async fn with_spool<Answer: Send + 'static>(
-        &mut self,
-        work: impl FnOnce(&mut Spool) -> Answer + Send + 'static,
-    ) -> Option<Answer> {
-        let mut spool = self.spool.take()?;
-        let worked = tokio::task::spawn_blocking(move || {
-            let answer = work(&mut spool);
-            (spool, answer)
-        });
-        // Should the work panic, the spool is opened anew.
-        let (spool, answer) = worked.await.ok()?;
-        self.spool = Some(spool);
-        Some(answer)
     }
 }

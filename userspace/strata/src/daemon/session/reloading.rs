@@ -8,7 +8,7 @@ use strata_config::Loaded;
 use strata_config::settings::BridgePolicy;
 use strata_export::pipeline::PipelineSettings;
 
-use super::{Daemon, destinations, kernel_frequencies, own_pid, period};
+use super::{Daemon, destinations, kernel_frequencies, own_pid, period, warn_of_orphans};
 use crate::daemon::memory::Budget;
 use crate::daemon::settings::{kept_times, sampled_kinds};
 
@@ -46,7 +46,7 @@ impl Daemon {
         self.flush_all().await;
         self.log.change(&configuration.log_target.value, configuration.log_level.value)?;
         self.reconfigure_pipeline(destinations.clone()).await?;
-        destinations.warn_of_orphans();
+        warn_of_orphans(destinations);
         for notice in notices {
             tracing::warn!("{notice}");
         }
