@@ -16,6 +16,7 @@ mod dotnet_attaching;
 mod dotnet_beside;
 mod dotnet_bundles;
 mod dotnet_events;
+mod dotnet_gc;
 mod dotnet_hostile;
 mod dotnet_names;
 mod dotnet_places;

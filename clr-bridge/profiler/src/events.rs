@@ -14,12 +14,14 @@ use strata_bridge_protocol::clr_event::{Block, ClrEvent, kind};
 use strata_bridge_protocol::control::{Wishes, wish};
 use strata_bridge_protocol::shared_file::monotonic_time;
 
+use crate::pauses::Pauses;
 use crate::pipe;
 use crate::sampling::Sampling;
 
 /// The kinds that can be wished for, a bit each.
 #[cfg(target_arch = "x86_64")]
-const KINDS: u64 = 1 << kind::EXCEPTION | 1 << kind::LOCK | 1 << kind::ALLOCATION;
+const KINDS: u64 =
+    1 << kind::EXCEPTION | 1 << kind::LOCK | 1 << kind::ALLOCATION | 1 << kind::PAUSE;
 #[cfg(not(target_arch = "x86_64"))]
 const KINDS: u64 = 0;
 
@@ -82,6 +84,7 @@ pub fn wanted(wishes: &Wishes, interface: u32) -> u64 {
         (wish::EXCEPTIONS, 1 << kind::EXCEPTION),
         (wish::LOCKS, 1 << kind::LOCK),
         (wish::ALLOCATIONS, 1 << kind::ALLOCATION),
+        (wish::PAUSES, 1 << kind::PAUSE),
     ];
     let wanted = bits.into_iter().filter(|(wish, _)| wishes.has(*wish));
     let kinds = wanted.fold(0, |all, (_, bit)| all | bit) & kinds_of(interface);
@@ -97,6 +100,7 @@ pub struct Events {
     pub exception_fields: AtomicU64,
     /// The session of the runtime's events, or 0 ([`crate::pipe`]).
     pub pipe: AtomicU64,
+    pub pauses: Pauses,
 }
 
 impl Events {
@@ -106,6 +110,7 @@ impl Events {
             sampling: Sampling::new(),
             exception_fields: AtomicU64::new(0),
             pipe: AtomicU64::new(0),
+            pauses: Pauses::new(),
         }
     }
 
@@ -169,5 +174,7 @@ mod tests {
         assert_eq!(wanted(&wishes(wish::MESSAGES | wish::JIT_EVENTS), 15), 0);
         assert_eq!(wanted(&wishes(wish::LOCKS), 11), 0);
         assert_eq!(wanted(&wishes(wish::LOCKS), 12), 1 << kind::LOCK);
+        assert_eq!(wanted(&wishes(wish::PAUSES), 11), 0);
+        assert_eq!(wanted(&wishes(wish::PAUSES), 12), 1 << kind::PAUSE);
     }
 }

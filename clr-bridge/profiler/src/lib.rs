@@ -16,7 +16,8 @@
 //! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is reported, each in its record |
 //! | `events`, `sampling` | events with a stack: the function that strata probes, and which are chosen |
 //! | `exceptions` | events of thrown exceptions |
-//! | `pipe` | events of waits for locks and of allocations |
+//! | `pipe` | events of waits for locks, of allocations and of collections |
+//! | `pauses` | which suspensions of the process are pauses for a collection |
 //! | `lifetimes`, `gate`, `dead_code` | how long the runtime's ids may be used |
 //! | `asking` | lookup of code addresses on request |
 //! | `compilations` | where a function's code lies |
@@ -52,6 +53,7 @@ mod modules;
 #[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
 mod old_glibc;
 mod own_thread;
+mod pauses;
 mod pipe;
 mod sampling;
 mod scratch;

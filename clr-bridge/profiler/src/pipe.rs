@@ -1,5 +1,5 @@
-//! The runtime's own events (EventPipe) inside the process: waits for locks and allocations, from
-//! .NET 5 on.
+//! The runtime's own events (EventPipe) inside the process: waits for locks, allocations and
+//! collections, from .NET 5 on.
 //!
 //! A session makes the runtime call `EventPipeEventDelivered` on the thread that an event is of. It
 //! is opened and closed on a thread that exists only for that: `EventPipeStartSession` turns its
@@ -14,12 +14,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use strata_bridge_protocol::clr_event::{ClrEvent, MAX_TYPE, kind};
+use strata_bridge_protocol::collection::{Collection, UNKNOWN};
+use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::Loss;
 
 use crate::com::info::Provider;
 use crate::events;
 use crate::exceptions::name_of;
+use crate::pauses::Pause;
 use crate::session::Session;
+use crate::tasks;
 use crate::text::Text;
 
 /// The first `ICorProfilerInfo` with sessions.
@@ -33,6 +37,10 @@ const INFORMATIONAL: u32 = 4;
 const VERBOSE: u32 = 5;
 
 /// Numbers of events.
+const GC_START: u32 = 1;
+const GC_END: u32 = 2;
+const RESTARTED: u32 = 3;
+const SUSPENDS: u32 = 9;
 const ALLOCATION_TICK: u32 = 10;
 const CONTENTION_STOP: u32 = 91;
 const ALLOCATION_SAMPLED: u32 = 303;
@@ -51,6 +59,8 @@ const NAME: [u16; 32] = {
     units
 };
 
+/// Pauses have one budget.
+const PAUSES: u64 = 0x7061_7573;
 /// Waits of all locks have one budget.
 const LOCKS: u64 = 0x6c6f_636b;
 
@@ -61,6 +71,9 @@ fn provider(session: &Session) -> Option<Provider> {
     let mut level = INFORMATIONAL;
     if events.wants(kind::LOCK) {
         keywords |= CONTENTION;
+    }
+    if events.wants(kind::PAUSE) {
+        keywords |= GC;
     }
     if events.wants(kind::ALLOCATION) {
         if session.major() >= SAMPLES_ALLOCATIONS {
@@ -115,6 +128,8 @@ fn change(session: &Session) {
     if before != 0 && session.info().stop_event_session(before).is_none() {
         session.shared().lost(Loss::RuntimeCall);
     }
+    // What was under way is not known any more.
+    session.events().pauses.reset();
     if let Some(provider) = provider(session) {
         match session.info().start_event_session(&provider) {
             Some(opened) => place.store(opened, Ordering::Relaxed),
@@ -123,7 +138,8 @@ fn change(session: &Session) {
     }
 }
 
-/// An event of the calling thread, which may be in cooperative mode.
+/// An event of the calling thread, which may be in cooperative mode, and which may have suspended
+/// all others: nothing here takes a lock that they may hold, or allocates.
 pub fn delivered(session: &Session, id: u32, version: u32, data: &[u8]) {
     let events = session.events();
     match id {
@@ -143,8 +159,60 @@ pub fn delivered(session: &Session, id: u32, version: u32, data: &[u8]) {
             let Some(size) = word(rest, 8) else { return };
             allocation(session, class, name, size, 0);
         }
+        _ if events.wants(kind::PAUSE) => collecting(session, id, version, data),
         _ => {}
     }
+}
+
+/// Suspends, collects, or goes on.
+fn collecting(session: &Session, id: u32, version: u32, data: &[u8]) {
+    let pauses = &session.events().pauses;
+    match id {
+        // Reason, count.
+        SUSPENDS if version >= 1 => {
+            let Some(reason) = half_word(data, 0) else { return };
+            pauses.suspends(reason, tasks::own(), monotonic_time());
+        }
+        // Number, generation, reason, type.
+        GC_START if version >= 1 => {
+            let [number, generation, reason, kind] =
+                [0, 4, 8, 12].map(|at| half_word(data, at).unwrap_or(u32::MAX));
+            let [generation, reason, kind] =
+                [generation, reason, kind].map(|number| u8::try_from(number).unwrap_or(UNKNOWN));
+            pauses.collects(tasks::own(), number, Collection { generation, reason, kind });
+        }
+        GC_END if version >= 1 => {
+            if let Some(number) = half_word(data, 0) {
+                pauses.collected(number);
+            }
+        }
+        RESTARTED => {
+            if let Some(pause) = pauses.restarted(tasks::own(), monotonic_time()) {
+                paused(session, &pause);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A pause for a collection is over.
+fn paused(session: &Session, pause: &Pause) {
+    let weight = session.events().choose(PAUSES);
+    if weight == 0 {
+        return;
+    }
+    let mut number = Text::<16>::new();
+    if pause.number != 0 {
+        number.push_number(pause.number);
+    }
+    events::report(&ClrEvent {
+        kind: kind::PAUSE,
+        weight,
+        value: pause.nanoseconds.saturating_mul(u64::from(weight)),
+        size: pause.collection.pack(),
+        message: number.as_str(),
+        ..ClrEvent::default()
+    });
 }
 
 /// A thread has got the lock that it waited for.
@@ -191,6 +259,11 @@ fn allocation(session: &Session, class: u64, name: &[u8], size: u64, amount: u64
 /// Eight bytes of an event's data.
 fn word(data: &[u8], at: usize) -> Option<u64> {
     data.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}
+
+/// Four bytes of an event's data.
+fn half_word(data: &[u8], at: usize) -> Option<u32> {
+    data.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
 /// A text in UTF-16 that ends with a NUL, and what follows it.

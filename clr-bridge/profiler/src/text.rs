@@ -44,6 +44,22 @@ impl<const N: usize> Text<N> {
         }
     }
 
+    /// In decimal.
+    pub fn push_number(&mut self, number: u32) {
+        let mut digits = [0u8; 10];
+        let mut rest = number;
+        let mut start = digits.len();
+        for digit in digits.iter_mut().rev() {
+            *digit = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            start -= 1;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.push(valid_part(digits.get(start..).unwrap_or_default()));
+    }
+
     /// Prepends text.
     pub fn prepend(&mut self, text: &str) {
         let part = beginning(text, N);
@@ -103,6 +119,16 @@ mod tests {
         text.push("Inner");
         text.prepend("Outer+");
         assert_eq!(text.as_str(), "Outer+Inner");
+    }
+
+    #[test]
+    fn a_number_is_in_decimal() {
+        let mut text = Text::<64>::new();
+        for number in [0, 40, u32::MAX] {
+            text.push_number(number);
+            text.push(" ");
+        }
+        assert_eq!(text.as_str(), "0 40 4294967295 ");
     }
 
     #[test]

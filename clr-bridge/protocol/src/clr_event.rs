@@ -1,5 +1,5 @@
 //! What the bridge passes with an event of the runtime's: an exception, a wait for a lock, an
-//! allocation.
+//! allocation, a pause for a garbage collection.
 //!
 //! The bridge calls an empty function with the address of a [`Block`]. strata has a BPF program
 //! there, which walks the thread's stack and copies the block. The program reads only the first two
@@ -21,6 +21,7 @@ pub mod kind {
     pub const EXCEPTION: u8 = 3;
     pub const LOCK: u8 = 4;
     pub const ALLOCATION: u8 = 5;
+    pub const PAUSE: u8 = 7;
 }
 
 /// Bits of [`ClrEvent::flags`].
@@ -51,14 +52,16 @@ pub struct ClrEvent<'a> {
     pub flags: u8,
     /// How many events it stands for.
     pub weight: u32,
-    /// What all of these have: nanoseconds of waiting; bytes allocated, or 0 where that follows
-    /// from the size and [`SAMPLED_EVERY`].
+    /// What all of these have: nanoseconds of waiting or pausing; bytes allocated, or 0 where that
+    /// follows from the size and [`SAMPLED_EVERY`].
     pub value: u64,
-    /// Bytes of the allocated object; more than 32 bits can say is the most they can.
+    /// Bytes of the allocated object; more than 32 bits can say is the most they can. Of a pause
+    /// the [`crate::collection::Collection`].
     pub size: u64,
     /// In UTF-8; what is longer than [`MAX_TYPE`] is cut.
     pub type_name: &'a str,
-    /// In UTF-8; what is longer than [`MAX_MESSAGE`] is cut.
+    /// In UTF-8; what is longer than [`MAX_MESSAGE`] is cut. Of a pause the collection's number, in
+    /// decimal.
     pub message: &'a str,
 }
 

@@ -36,6 +36,8 @@ pub mod wish {
     pub const ALLOCATIONS: u64 = 64;
     /// Report exceptions with their messages.
     pub const MESSAGES: u64 = 128;
+    /// Report pauses for garbage collections.
+    pub const PAUSES: u64 = 256;
 }
 
 /// Numbers of [`Request::kind`].

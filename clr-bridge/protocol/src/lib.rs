@@ -185,6 +185,7 @@
 //! lock on byte 0 of the main file ([`owner`]). The kernel releases it when its holder dies.
 
 pub mod clr_event;
+pub mod collection;
 pub mod contexts;
 pub mod control;
 pub mod doorbell;

@@ -114,7 +114,7 @@ pub const SOURCE_WALL: u8 = 1;
 pub const SOURCE_OFF_CPU: u8 = 2;
 /// First and last of the kinds that the CLR bridge reports.
 pub const SOURCE_FIRST_EVENT: u8 = 3;
-pub const SOURCE_LAST_EVENT: u8 = 5;
+pub const SOURCE_LAST_EVENT: u8 = 7;
 
 /// The kernel stack was cut at [`MAX_KERNEL_FRAMES`].
 pub const FLAG_KERNEL_CUT: u8 = 1;

@@ -236,7 +236,8 @@ impl Session {
 
     /// Wishes for events besides what was wished for at the start: bits of [`wish`].
     pub fn wish_for_events(&mut self, flags: u64) -> Result<(), SessionError> {
-        const EVENTS: u64 = wish::EXCEPTIONS | wish::LOCKS | wish::ALLOCATIONS | wish::MESSAGES;
+        const EVENTS: u64 =
+            wish::EXCEPTIONS | wish::LOCKS | wish::ALLOCATIONS | wish::MESSAGES | wish::PAUSES;
         if self.life == Life::Running && self.leaving == Leaving::No {
             self.owner.wish(self.wished | flags & EVENTS, [0; 32])?;
         }

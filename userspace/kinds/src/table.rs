@@ -237,12 +237,13 @@ kinds! {
         datadog_switches: &["DD_PROFILING_HEAP_ENABLED"],
     }
 
-    /// A .NET garbage collection paused the process.
+    /// A .NET process was paused for a garbage collection.
     Gc {
         name: "gc",
         aliases: &["collections"],
-        help: ".NET garbage collections: how many and how long they paused the process",
-        title: "Garbage collections",
+        help: "pauses of .NET processes for garbage collections: how many and how long, by the \
+               stack that collected",
+        title: "GC pauses",
         columns: &[
             Column {
                 pyroscope: pyroscope("gc", quantity("gc_count", COUNT), CPU),
@@ -262,7 +263,7 @@ kinds! {
         rate: None,
         keeps_times: true,
         on_by_default: false,
-        availability: Availability::NotYet,
+        availability: Availability::Sampled,
         shape: Shape::Collection,
         pyroscope_switches: &["PYROSCOPE_PROFILING_GC_ENABLED"],
         datadog_switches: &["DD_PROFILING_GC_ENABLED"],

@@ -29,6 +29,7 @@ mod intern;
 mod kind;
 mod merge;
 mod model;
+pub mod pauses;
 pub mod perf_script;
 pub mod pprof;
 pub mod summary;

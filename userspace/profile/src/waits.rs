@@ -141,7 +141,7 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
 
 /// The innermost function of the program itself with its file; of a stack that has none the
 /// innermost outside of the kernel, or the outermost of the kernel.
-fn waiting_function(profile: &Profile, sample: &Sample<'_>) -> (StringId, StringId) {
+pub(crate) fn waiting_function(profile: &Profile, sample: &Sample<'_>) -> (StringId, StringId) {
     let mut innermost = None;
     let mut outermost_of_kernel = (StringId::default(), StringId::default());
     for location in profile.stack(sample.stack) {
@@ -164,7 +164,7 @@ fn waiting_function(profile: &Profile, sample: &Sample<'_>) -> (StringId, String
     innermost.unwrap_or(outermost_of_kernel)
 }
 
-fn is_library(file: &str, function: &str) -> bool {
+pub(crate) fn is_library(file: &str, function: &str) -> bool {
     LIBRARIES.iter().any(|start| file.starts_with(start))
         || LIBRARY_FUNCTIONS.iter().any(|start| function.starts_with(start))
 }

@@ -158,7 +158,7 @@ fn waits_and_events_are_markers_of_their_thread_for_as_long_as_they_lasted() {
         })
         .collect();
     assert_eq!(named[0], ("Lock contention", Some(22.0), Some(30.0)));
-    assert_eq!(named[1], ("Garbage collections", Some(27.0), Some(30.0)));
+    assert_eq!(named[1], ("GC pauses", Some(27.0), Some(30.0)));
     assert_eq!((named[2].0, named[2].1), ("Exceptions", Some(30.0)));
     assert!(
         markers["data"].to_string().contains("exception type: Sold") || {

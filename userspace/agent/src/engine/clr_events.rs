@@ -6,6 +6,7 @@
 
 use strata_abi::record::{EVENT_WORDS, FLAG_EVENT, Header, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT};
 use strata_bridge_protocol::clr_event::{BLOCK_WORDS, Block, FUNCTION, SAMPLED_EVERY, flag};
+use strata_bridge_protocol::collection::Collection;
 use strata_kinds::Kind;
 
 use super::Engine;
@@ -17,7 +18,7 @@ use crate::processes::table::{Backing, Space};
 // The kernel's and the bridge's numbers are the same.
 const _: () = assert!(EVENT_WORDS == BLOCK_WORDS);
 const _: () = assert!(SOURCE_FIRST_EVENT == Kind::Exceptions as u8);
-const _: () = assert!(SOURCE_LAST_EVENT == Kind::Allocations as u8);
+const _: () = assert!(SOURCE_LAST_EVENT == Kind::Gc as u8);
 
 /// Sets of labels of one aggregate beyond which events have no message: every message is a set of
 /// its own.
@@ -81,10 +82,28 @@ fn labels(kind: Kind, block: &Block, to: &mut Aggregate) -> LabelsId {
             }
         }
         Kind::Allocations => labels.push(("allocation class", type_name.as_str())),
+        Kind::Gc => {
+            let collection = Collection::unpack(event.size);
+            labels.push(("gc generation", generation_name(collection.generation)));
+            labels.push(("gc reason", collection.reason_name()));
+            labels.push(("gc type", collection.kind_name()));
+            if sets <= MOST_LABELS && is_number(&message) {
+                labels.push(("gc number", message.as_str()));
+            }
+        }
         _ => {}
     }
     labels.retain(|(_, value)| !value.is_empty());
     to.labels(&labels)
+}
+
+/// The generations that are collected; the process may state any number.
+fn generation_name(generation: u8) -> &'static str {
+    ["0", "1", "2"].get(usize::from(generation)).copied().unwrap_or_default()
+}
+
+fn is_number(text: &str) -> bool {
+    text.parse::<u32>().is_ok()
 }
 
 /// How many events a record stands for, and their values together.
@@ -195,6 +214,22 @@ mod tests {
             ("rethrown", "true"),
         ];
         assert_eq!(of(&aggregate, id), expected);
+    }
+
+    #[test]
+    fn a_pause_has_its_collection() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        let mut of_event = |size, message| {
+            let event = ClrEvent { kind: kind::PAUSE, size, message, ..ClrEvent::default() };
+            let id = labels(Kind::Gc, &Block::new(&event), &mut aggregate);
+            let labels = aggregate.labels_of(id);
+            labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+        };
+        let induced = Collection { generation: 1, reason: 1, kind: 0 };
+        let expected =
+            ["gc generation=1", "gc reason=Induced", "gc type=NonConcurrentGC", "gc number=41"];
+        assert_eq!(of_event(induced.pack(), "41"), expected);
+        assert!(of_event(u64::MAX, "none").is_empty(), "numbers that mean nothing");
     }
 
     #[test]

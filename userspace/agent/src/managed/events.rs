@@ -1,4 +1,5 @@
-//! Events of a process's runtime: exceptions, waits for locks, allocations.
+//! Events of a process's runtime: exceptions, waits for locks, allocations, pauses for garbage
+//! collections.
 //!
 //! The bridge reports them by calling an empty function, where a probe of the kernel's runs the BPF
 //! program. The probe is attached first, on a thread of its own; then the bridge gets the wish. A
@@ -22,11 +23,15 @@ const _: () = {
     assert!(clr_event::kind::EXCEPTION == Kind::Exceptions as u8);
     assert!(clr_event::kind::LOCK == Kind::Locks as u8);
     assert!(clr_event::kind::ALLOCATION == Kind::Allocations as u8);
+    assert!(clr_event::kind::PAUSE == Kind::Gc as u8);
 };
 
 /// The kinds that bridges report.
-pub const KINDS: Kinds =
-    Kinds::NONE.with(Kind::Exceptions, true).with(Kind::Locks, true).with(Kind::Allocations, true);
+pub const KINDS: Kinds = Kinds::NONE
+    .with(Kind::Exceptions, true)
+    .with(Kind::Locks, true)
+    .with(Kind::Allocations, true)
+    .with(Kind::Gc, true);
 
 /// What is wanted of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +48,7 @@ impl Wanted {
             (Kind::Exceptions, wish::EXCEPTIONS),
             (Kind::Locks, wish::LOCKS),
             (Kind::Allocations, wish::ALLOCATIONS),
+            (Kind::Gc, wish::PAUSES),
         ];
         let wanted = all.into_iter().filter(|(kind, _)| self.kinds.contains(*kind));
         let messages = if self.messages { wish::MESSAGES } else { 0 };

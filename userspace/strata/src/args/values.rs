@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(
             refused,
             "not sampled yet: heap; this version samples cpu, wall, off_cpu, exceptions, locks, \
-             allocations"
+             allocations, gc"
         );
         let unknown = parse_events("cycles").expect_err("no kind");
         assert!(unknown.contains("exceptions, locks"), "{unknown}");

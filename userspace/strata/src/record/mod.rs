@@ -11,6 +11,7 @@ mod files;
 pub mod launch;
 pub mod live;
 mod opening;
+mod pauses;
 mod quality;
 pub mod report;
 pub mod session;

@@ -7,13 +7,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use strata_abi::record::{Counter, End};
 use strata_kinds::{Kind, Kinds, Shape};
+use strata_profile::pauses::Pauses;
 use strata_profile::summary::{self, Summary};
 use strata_profile::text::{sanitize_for_terminal, shortened};
 use strata_profile::waits::Waits;
 use strata_profile::{FrameKind, Profile};
 
 use super::quality::Quality;
-use super::waits;
+use super::{pauses, waits};
 use crate::losses::{Running, advice, cause_of, losses};
 use crate::printing::grouped;
 use crate::terminal::{columns, counted, cut};
@@ -128,10 +129,13 @@ impl Report<'_> {
         if !unmatched.is_empty() {
             writeln!(out, "note: {unmatched}")?;
         }
-        if kind.info().shape == Shape::Blocked {
-            waits::print(&self.waits(kind), width, out)?;
-        } else {
-            print_functions(&summary, width, out)?;
+        match kind.info().shape {
+            Shape::Blocked => waits::print(&self.waits(kind), width, out)?,
+            Shape::Collection => {
+                let length = (summary.processes == 1).then_some(self.length);
+                pauses::print(&self.pauses(kind), length, width, out)?;
+            }
+            Shape::CpuSlice | Shape::Event => print_functions(&summary, width, out)?,
         }
         if summary.top_processes.len() > 1 {
             writeln!(out, "\n {:>5}   process", kind.name())?;
@@ -156,6 +160,16 @@ impl Report<'_> {
         waits::summary(self.profile, first + kind.info().default_column)
     }
 
+    fn pauses(&self, kind: Kind) -> Pauses {
+        let first = self.profile.first_column_of(kind).unwrap_or_default();
+        strata_profile::pauses::summarize(
+            self.profile,
+            first,
+            first + kind.info().default_column,
+            MOST,
+        )
+    }
+
     /// What was recorded of each kind: samples, the sums of its columns, and stacks that are not whole.
     fn kinds_json(&self) -> Value {
         let one = |kind: Kind| {
@@ -173,6 +187,9 @@ impl Report<'_> {
                 json!({ "samples": samples, "values": sums, "incomplete": incomplete });
             if kind.info().shape == Shape::Blocked {
                 of_kind["waits"] = json!(self.waits(kind));
+            }
+            if kind.info().shape == Shape::Collection {
+                of_kind["pauses"] = json!(self.pauses(kind));
             }
             (kind.name().to_owned(), of_kind)
         };
