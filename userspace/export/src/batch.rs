@@ -7,10 +7,10 @@ use std::io::Write;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
+
 use prost::Message;
-use strata_profile::{Profile, WriteError, pprof};
+use strata_profile::pprof::{self, Gzip};
+use strata_profile::{Profile, WriteError};
 use uuid::Uuid;
 
 use crate::limits::Cuts;
@@ -168,7 +168,7 @@ pub(crate) fn gzipped_pprof(profile: &Profile, cuts: &mut Cuts) -> Option<Vec<u8
 }
 
 pub(crate) fn gzipped(bytes: &[u8], cuts: &mut Cuts) -> Option<Vec<u8>> {
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::new(pprof::COMPRESSION));
+    let mut gzip = Gzip::new(Vec::new());
     let written = gzip.write_all(bytes).and_then(|()| gzip.finish());
     counted(written.map_err(WriteError::from), cuts)
 }

@@ -9,10 +9,9 @@
 
 use std::io::Write;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use hashbrown::HashMap;
 
+use super::gzip::Gzip;
 use super::messages::field;
 use super::writer::{Body, Writer};
 use super::{HOST_COMMENT, samples};
@@ -20,13 +19,9 @@ use crate::error::WriteError;
 use crate::kind::{FrameKind, is_stub_name};
 use crate::model::{Frame, Location, MappingId, Profile, StringId, ValueType};
 
-/// A third of the time of the usual level, and a tenth more bytes.
-pub const COMPRESSION: u32 = 2;
-
 /// Writes the profile as gzipped pprof, the way such files are exchanged.
 pub fn encode(profile: &Profile, out: impl Write) -> Result<(), WriteError> {
-    let gzip = GzEncoder::new(out, Compression::new(COMPRESSION));
-    let mut out = encode_fields(profile, gzip)?.finish()?;
+    let mut out = encode_fields(profile, Gzip::new(out))?.finish()?;
     Ok(out.flush()?)
 }
 

@@ -12,13 +12,15 @@
 
 mod decode;
 mod encode;
+mod gzip;
 mod messages;
 mod samples;
 mod wire;
 mod writer;
 
 pub use decode::{Limits, decode, decode_with_limits, is_gzip};
-pub use encode::{COMPRESSION, encode, encode_plain};
+pub use encode::{encode, encode_plain};
+pub use gzip::Gzip;
 
 pub(crate) use decode::decompress;
 
