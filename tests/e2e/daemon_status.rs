@@ -63,6 +63,8 @@ fn only_root_is_told_which_processes_there_are() -> Result<()> {
     let mode = std::fs::metadata(daemon.status_socket())?.permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
     assert!(daemon.status()?["services"].is_array());
+    // The port may come later: a connection of another program may have it for a moment.
+    wait_until("the port is served", PATIENCE, || daemon.health().is_ok())?;
     let refused = daemon.from_port("/status").expect_err("any user may ask there");
     assert!(refused.to_string().contains("403"), "{refused}");
     daemon.end().map(drop)
