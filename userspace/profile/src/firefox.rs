@@ -2,11 +2,14 @@
 //!
 //! Processes and threads carry their names; frames are grouped by kind of code and, within it,
 //! by file. With a timeline every sample of a CPU stands at its time and with its CPU use; what a
-//! thread waited for and what happened to it are markers, as long as they lasted. Without one a
+//! thread waited for and what happened to it are [`markers`], as long as they lasted. Where no CPU was
+//! sampled, wall-clock or off-CPU time is samples too, weighing milliseconds. Without a timeline a
 //! thread's stacks follow each other, each as one sample weighing what was counted, spread over
 //! the recording: shares are right, order and times mean nothing.
 //!
 //! Invariant: times within a thread never go back; threads are at most [`MOST_THREADS`].
+
+mod markers;
 
 use std::io::Write;
 use std::time::Duration;
@@ -16,17 +19,16 @@ use flate2::write::GzEncoder;
 use fxprof_processed_profile as fxprof;
 use fxprof_processed_profile::{
     CategoryColor, CategoryHandle, CategoryPairHandle, CpuDelta, FrameFlags, FrameInfo,
-    MarkerFieldFlags, MarkerFieldFormat, MarkerTiming, ReferenceTimestamp, SamplingInterval,
-    StackHandle, StaticSchemaMarker, StaticSchemaMarkerField, StringHandle, ThreadHandle,
-    Timestamp,
+    ReferenceTimestamp, SamplingInterval, StackHandle, ThreadHandle, Timestamp, WeightType,
 };
 use hashbrown::HashMap;
-use strata_kinds::Shape;
+use markers::Markers;
+use strata_kinds::{Kind, Shape};
 
 use crate::error::WriteError;
 use crate::identity::Identity;
 use crate::kind::{FrameKind, base_name};
-use crate::model::{LabelValue, LabelsId, LocationId, Profile, StackId, StringId, Tick};
+use crate::model::{LabelsId, LocationId, Profile, StackId, StringId};
 use crate::text::{shortened, visible};
 
 /// Threads shown on their own; the samples of further ones share one.
@@ -89,6 +91,8 @@ fn convert(profile: &Profile, sample_type: usize, title: &str) -> fxprof::Profil
         threads: HashMap::new(),
         stacks: HashMap::new(),
         other_threads: None,
+        markers: Markers::default(),
+        unweighed: HashMap::new(),
     };
     if profile.timeline.is_some() {
         converter.timeline();
@@ -114,43 +118,6 @@ fn color(kind: FrameKind) -> CategoryColor {
     }
 }
 
-/// Labels that say which thread it is.
-const OF_THREADS: [&str; 5] = ["pid", "tid", "comm", "process", "container_id"];
-
-/// A wait, a collection or an event of a thread.
-struct EventMarker {
-    name: StringHandle,
-    details: StringHandle,
-}
-
-impl StaticSchemaMarker for EventMarker {
-    const UNIQUE_MARKER_TYPE_NAME: &'static str = "Event";
-    const CHART_LABEL: Option<&'static str> = Some("{marker.data.details}");
-    const TABLE_LABEL: Option<&'static str> = Some("{marker.name} {marker.data.details}");
-    const FIELDS: &'static [StaticSchemaMarkerField] = &[StaticSchemaMarkerField {
-        key: "details",
-        label: "Details",
-        format: MarkerFieldFormat::String,
-        flags: MarkerFieldFlags::SEARCHABLE,
-    }];
-
-    fn name(&self, _profile: &mut fxprof::Profile) -> StringHandle {
-        self.name
-    }
-
-    fn category(&self, _profile: &mut fxprof::Profile) -> CategoryHandle {
-        CategoryHandle::OTHER
-    }
-
-    fn string_field_value(&self, _field: u32) -> StringHandle {
-        self.details
-    }
-
-    fn number_field_value(&self, _field: u32) -> f64 {
-        0.0
-    }
-}
-
 /// A thread as its samples name it.
 type ThreadKey = (Option<u32>, Option<u32>, StringId, StringId);
 
@@ -163,6 +130,9 @@ struct Converter<'p> {
     threads: HashMap<ThreadKey, ThreadHandle>,
     stacks: HashMap<(ThreadHandle, StackId), Option<StackHandle>>,
     other_threads: Option<ThreadHandle>,
+    markers: Markers,
+    /// Nanoseconds that no sample's weight has, because they are no whole millisecond.
+    unweighed: HashMap<ThreadHandle, u64>,
 }
 
 impl Converter<'_> {
@@ -170,6 +140,7 @@ impl Converter<'_> {
         let profile = self.profile;
         let mut ticks: Vec<_> = profile.timeline().into_iter().flatten().collect();
         ticks.sort_by_key(|tick| tick.time);
+        let sampled = self.elapsed_time();
         let mut identities: HashMap<LabelsId, Identity> = HashMap::new();
         for tick in ticks {
             let identity =
@@ -179,74 +150,72 @@ impl Converter<'_> {
             let end = Timestamp::from_nanos_since_reference(tick.time);
             if tick.kind.info().shape == Shape::CpuSlice {
                 let cpu = CpuDelta::from_nanos(tick.duration());
-                self.out.add_sample(
-                    thread,
-                    end,
-                    stack,
-                    cpu,
-                    i32::try_from(tick.weight).unwrap_or(1),
-                );
-            } else {
-                self.event(thread, &tick, end, stack);
+                let weight = i32::try_from(tick.weight).unwrap_or(1);
+                self.out.add_sample(thread, end, stack, cpu, weight);
+                continue;
             }
+            if Some(tick.kind) == sampled {
+                let cpu = self.cpu_part(tick.labels, tick.duration());
+                let weight = self.milliseconds(thread, tick.value);
+                self.out.add_sample(thread, end, stack, cpu, weight);
+            }
+            self.event(thread, &tick, stack);
         }
+        self.close_markers();
     }
 
-    /// A sample that is not a slice of CPU time: a marker on its thread, with its stack.
-    fn event(
-        &mut self,
-        thread: ThreadHandle,
-        tick: &Tick,
-        end: Timestamp,
-        stack: Option<StackHandle>,
-    ) {
-        let timing = match tick.duration() {
-            0 => MarkerTiming::Instant(end),
-            lasted => {
-                let start = tick.time.saturating_sub(lasted);
-                MarkerTiming::Interval(Timestamp::from_nanos_since_reference(start), end)
-            }
-        };
-        let name = self.out.intern_string(tick.kind.info().title);
-        let details = self.details(tick.labels);
-        let details = self.out.intern_string(&details);
-        let marker = self.out.add_marker(thread, timing, EventMarker { name, details });
-        self.out.set_marker_stack(thread, marker, stack);
+    /// The kind of elapsed time whose samples stand for those of a CPU, where there are none.
+    fn elapsed_time(&self) -> Option<Kind> {
+        let kinds = || self.profile.timeline().into_iter().flatten().map(|tick| tick.kind);
+        let is_there = |kind: &Kind| kinds().any(|other| other == *kind);
+        [Kind::Cpu, Kind::Wall, Kind::OffCpu]
+            .into_iter()
+            .find(is_there)
+            .filter(|kind| *kind != Kind::Cpu)
     }
 
-    /// The labels of an event beside those of its thread, as text.
-    fn details(&self, labels: LabelsId) -> String {
-        let profile = self.profile;
-        let mut text = String::new();
-        for label in profile.labels(labels) {
-            let key = profile.string(label.key);
-            let value = match label.value {
-                LabelValue::Text(value) => clean(profile.string(value)),
-                LabelValue::Number { value, .. } => value.to_string(),
-            };
-            if !OF_THREADS.contains(&key) {
-                let separator = if text.is_empty() { "" } else { ", " };
-                text.push_str(&format!("{separator}{}: {value}", clean(key)));
-            }
-        }
-        shortened(&text, LONGEST_NAME).into_owned()
+    /// The part of elapsed time that is CPU time: all of it where the thread ran.
+    fn cpu_part(&self, labels: LabelsId, lasted: u64) -> CpuDelta {
+        let is_running = markers::state(self.profile, labels) == Some("running");
+        if is_running { CpuDelta::from_nanos(lasted) } else { CpuDelta::ZERO }
+    }
+
+    /// A sample's weight in whole milliseconds. The rest is kept for the thread's next sample, so that
+    /// the sum is right.
+    fn milliseconds(&mut self, thread: ThreadHandle, nanoseconds: u64) -> i32 {
+        self.out.set_thread_samples_weight_type(thread, WeightType::TracingMs);
+        let rest = self.unweighed.entry(thread).or_default();
+        let all = rest.saturating_add(nanoseconds);
+        *rest = all % 1_000_000;
+        i32::try_from(all / 1_000_000).unwrap_or(i32::MAX)
     }
 
     fn aggregated(&mut self, sample_type: usize) {
         let profile = self.profile;
         let weighing = profile.count_of(sample_type).unwrap_or(sample_type);
-        let step = self.invented_step(weighing);
+        let unit = profile.sample_types.get(weighing).map(|shown| profile.string(shown.unit));
+        let is_time = unit == Some("nanoseconds");
+        let shape = profile.kind_of(sample_type).map(|kind| kind.info().shape);
+        let step = if is_time { 1 } else { self.invented_step(weighing) };
         let mut clocks: HashMap<ThreadHandle, u64> = HashMap::new();
         for sample in profile.samples() {
             let value = sample.values.get(weighing).copied().unwrap_or(0);
-            let Ok(weight @ 1..) = i32::try_from(value.min(i64::from(i32::MAX))) else { continue };
+            let Ok(value @ 1..) = u64::try_from(value) else { continue };
             let identity = profile.identity(sample.labels);
             let thread = self.thread(&identity, 0);
             let stack = self.stack(thread, sample.stack);
+            let weight = match is_time {
+                true => self.milliseconds(thread, value),
+                false => i32::try_from(value).unwrap_or(i32::MAX),
+            };
+            let lasts = step.saturating_mul(value);
+            let cpu = match shape {
+                Some(Shape::Blocked) => self.cpu_part(sample.labels, lasts),
+                _ => CpuDelta::from_nanos(lasts),
+            };
             let clock = clocks.entry(thread).or_default();
-            let lasts = step.saturating_mul(u64::from(weight.unsigned_abs()));
             let time = Timestamp::from_nanos_since_reference(*clock);
-            self.out.add_sample(thread, time, stack, CpuDelta::from_nanos(lasts), weight);
+            self.out.add_sample(thread, time, stack, cpu, weight);
             *clock = clock.saturating_add(lasts);
         }
     }

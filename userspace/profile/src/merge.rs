@@ -336,7 +336,7 @@ mod tests {
         let ticks = |profile: &Profile| -> Vec<(Kind, u64, u32, u64)> {
             let ticks = profile.timeline().into_iter().flatten();
             let mut ticks: Vec<_> =
-                ticks.map(|tick| (tick.kind, tick.time, tick.weight, tick.duration())).collect();
+                ticks.map(|tick| (tick.kind, tick.time, tick.weight, tick.value)).collect();
             ticks.sort_by_key(|tick| tick.1);
             ticks
         };

@@ -129,10 +129,17 @@ pub struct Tick {
 }
 
 impl Tick {
-    /// How many nanoseconds it lasted, until [`Self::time`]; 0 for what happens in a moment.
+    /// How many nanoseconds it lasted, until [`Self::time`]; 0 for what happens in a moment. One that
+    /// stands for several was as long as each of them; slices of a CPU follow each other.
     #[must_use]
     pub fn duration(&self) -> u64 {
-        self.kind.info().duration_column().map_or(0, |_| self.value)
+        let info = self.kind.info();
+        let column = info.duration_column().and_then(|column| info.columns.get(column));
+        match column.map(|column| column.measure) {
+            None | Some(Measure::Count) => 0,
+            Some(Measure::Period) => self.value,
+            Some(Measure::Value) => self.value / u64::from(self.weight.max(1)),
+        }
     }
 
     /// Its part of each of its kind's columns.
@@ -427,6 +434,15 @@ impl Profile {
             matches!(self.string(kind.name), "samples" | "sample")
                 && self.string(kind.unit) == "count"
         })
+    }
+
+    /// The count of samples that a viewer may show beside values of another sample type: a count of CPU
+    /// samples says nothing of wall-clock time.
+    #[must_use]
+    pub fn samples_beside(&self, sample_type: usize) -> Option<usize> {
+        let counting = self.counting_sample_type()?;
+        let (kind, other) = (self.kind_of(sample_type), self.kind_of(counting));
+        (kind.is_none() || other.is_none() || kind == other).then_some(counting)
     }
 
     /// The sample type that counts the samples of another: that of its kind, or of the profile

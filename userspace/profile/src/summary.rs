@@ -117,7 +117,7 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Summary 
         sample_type: profile.string(shown.name).to_owned(),
         unit: profile.string(shown.unit).to_owned(),
         total,
-        samples: profile.counting_sample_type().map(|counting| profile.total(counting)),
+        samples: profile.samples_beside(sample_type).map(|counting| profile.total(counting)),
         duration_nanos: profile.duration_nanos,
         processes: processes.len(),
         functions: all.iter().filter(|&&value| value > 0).count(),

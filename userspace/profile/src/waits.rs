@@ -17,7 +17,7 @@ use crate::model::{LabelValue, Profile, Sample, StringId};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Waits {
     pub functions: Vec<WaitShare>,
-    /// Without a name: a page fault, or a thread that was preempted.
+    /// Of threads that did not run. Without a name: a page fault, or a thread that was preempted.
     pub system_calls: Vec<WaitShare>,
     pub states: Vec<WaitShare>,
     /// Kinds of threads that waited for work; their waits are in none of the other lists but
@@ -34,6 +34,9 @@ pub struct WaitShare {
     pub value: i64,
     pub percent: f64,
 }
+
+/// The state of a thread that waits for nothing.
+const RUNNING: &str = "running";
 
 /// Files of code that waits for others: how their names begin.
 const LIBRARIES: [&str; 24] = [
@@ -64,26 +67,38 @@ const LIBRARIES: [&str; 24] = [
 ];
 
 /// The same of functions, where a language's library is in the program's own file.
-const LIBRARY_FUNCTIONS: [&str; 18] = [
+const LIBRARY_FUNCTIONS: [&str; 27] = [
     "Interop.",
     "Microsoft.",
     "System.",
     "alloc::",
+    "bufio.",
+    "context.",
     "core::",
+    "crossbeam",
+    "database/sql.",
     "futures_",
     "internal/",
+    "io.Copy",
+    "io.Read",
     "java.",
     "jdk.",
     "mio::",
+    "net.(*",
+    "net/http.",
+    "os.(*",
     "parking_lot",
     "runtime.",
     "std::",
     "sun.",
     "sync.",
     "syscall.",
+    "time.",
     "tokio::",
-    "crossbeam",
 ];
+
+/// Parts of the names of functions of Python's own library, which have their file.
+const PYTHON_LIBRARY: [&str; 2] = ["/lib/python", ":<frozen "];
 
 /// The `most` largest of each, by one sample type.
 #[must_use]
@@ -111,7 +126,9 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
             add(idle.entry(kind).or_default(), value);
             continue;
         }
-        add(calls.entry(call).or_default(), value);
+        if profile.string(state) != RUNNING {
+            add(calls.entry(call).or_default(), value);
+        }
         add(functions.entry(waiting_function(profile, &sample)).or_default(), value);
     }
     let ranked = |sums: Vec<((StringId, StringId), i64)>| {
@@ -167,4 +184,5 @@ pub(crate) fn waiting_function(profile: &Profile, sample: &Sample<'_>) -> (Strin
 pub(crate) fn is_library(file: &str, function: &str) -> bool {
     LIBRARIES.iter().any(|start| file.starts_with(start))
         || LIBRARY_FUNCTIONS.iter().any(|start| function.starts_with(start))
+        || function.starts_with("py::") && PYTHON_LIBRARY.iter().any(|part| function.contains(part))
 }

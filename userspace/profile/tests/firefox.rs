@@ -167,3 +167,121 @@ fn waits_and_events_are_markers_of_their_thread_for_as_long_as_they_lasted() {
         }
     );
 }
+
+/// A thread of 41 with samples of elapsed time: kind, state, start and end in milliseconds.
+fn elapsed(kinds: &[Kind], spans: &[(Kind, &str, u64, u64)]) -> ProfileBuilder {
+    let mut builder = ProfileBuilder::of_kinds(kinds.iter().copied().collect());
+    builder.keep_timeline();
+    let of = builder.thread(41, 42, "worker", "app", "");
+    let own = builder.thread_labels(of);
+    let location = support::native(&mut builder, "Shop.Pay");
+    let stack = builder.stack(&[location]);
+    for &(kind, state, start, end) in spans {
+        let mut labels = builder.so_far().labels(own).to_vec();
+        let texts = [("state", state), ("syscall", "futex")];
+        for (key, text) in texts.into_iter().take(1 + usize::from(state == "blocked")) {
+            let value = LabelValue::Text(builder.string(text));
+            labels.push(Label { key: builder.string(key), value });
+        }
+        let labels = builder.labels(&labels);
+        let value = (end - start) * 1_000_000;
+        builder.tick(Tick { kind, labels, stack, time: end * 1_000_000, weight: 1, value });
+        let value = i64::try_from(value).unwrap();
+        let mut values = vec![value];
+        if kind == Kind::Cpu {
+            values.insert(0, 1);
+        }
+        builder.add_of(kind, stack, labels, &values);
+    }
+    builder
+}
+
+fn markers_of<'j>(profile: &'j Value, thread: &'j Value) -> Vec<(String, f64, f64, String)> {
+    let strings = match &thread["stringArray"] {
+        Value::Array(_) => &thread["stringArray"],
+        _ => &profile["shared"]["stringArray"],
+    };
+    let text =
+        |value: &Value| strings[value.as_u64().unwrap() as usize].as_str().unwrap().to_owned();
+    let markers = &thread["markers"];
+    let names = markers["name"].as_array().unwrap().iter().enumerate();
+    let marker = |(at, name): (usize, &Value)| {
+        let [start, end] = ["startTime", "endTime"].map(|time| markers[time][at].as_f64().unwrap());
+        (text(name), start, end, text(&markers["data"][at]["details"]))
+    };
+    names.map(marker).collect()
+}
+
+#[test]
+fn each_state_of_a_thread_is_a_lane_of_markers_that_last_as_long_as_it() {
+    let spans = [
+        (Kind::Wall, "running", 0, 100),
+        (Kind::Wall, "blocked", 100, 150),
+        (Kind::Wall, "blocked", 150, 200),
+        (Kind::OffCpu, "blocked", 100, 200),
+        (Kind::Wall, "running", 200, 300),
+        (Kind::Wall, "blocked", 300, 400),
+    ];
+    let builder = elapsed(&[Kind::Wall, Kind::OffCpu], &spans);
+    let profile = json(&builder.finish());
+    let worker = thread(&profile, "worker");
+    let mut markers = markers_of(&profile, worker);
+    markers.sort_by(|one, other| (&one.0, one.1 as i64).cmp(&(&other.0, other.1 as i64)));
+    let expected = |name: &str, start, end, details: &str| {
+        (name.to_owned(), f64::from(start), f64::from(end), details.to_owned())
+    };
+    let waits = "in Shop.Pay, syscall: futex";
+    assert_eq!(
+        markers,
+        [
+            expected("Off-CPU time: blocked", 100, 200, waits),
+            expected("Wall-clock time: blocked", 100, 200, waits),
+            expected("Wall-clock time: blocked", 300, 400, waits),
+            expected("Wall-clock time: running", 0, 100, "in Shop.Pay"),
+            expected("Wall-clock time: running", 200, 300, "in Shop.Pay"),
+        ]
+    );
+    let categories = profile["meta"]["categories"].as_array().unwrap();
+    let colors: Vec<_> = worker["markers"]["category"].as_array().unwrap().iter().collect();
+    let is_colored =
+        |index: &&Value| categories[index.as_u64().unwrap() as usize]["color"] != "grey";
+    assert!(colors.iter().all(is_colored));
+}
+
+#[test]
+fn without_samples_of_a_cpu_elapsed_time_is_samples_by_its_length() {
+    let spans = [(Kind::Wall, "running", 0, 3_000), (Kind::Wall, "blocked", 3_000, 10_000)];
+    let builder = elapsed(&[Kind::Wall], &spans);
+    let profile = json(&builder.finish());
+    let worker = thread(&profile, "worker");
+    assert_eq!(worker["samples"]["weightType"], "tracing-ms");
+    assert_eq!(weight(worker), 10_000);
+    let cpu: Vec<_> = worker["samples"]["threadCPUDelta"].as_array().unwrap().iter().collect();
+    assert_eq!(cpu, [3_000_000, 0]);
+}
+
+#[test]
+fn a_wait_that_stands_for_several_is_as_long_as_one_of_them() {
+    let mut builder = elapsed(&[Kind::Cpu, Kind::OffCpu], &[(Kind::Cpu, "running", 0, 10)]);
+    let tick = builder.so_far().timeline().unwrap().next().unwrap();
+    let (kind, time) = (Kind::OffCpu, 100_000_000);
+    builder.tick(Tick { kind, time, weight: 4, value: 80_000_000, ..tick });
+    let profile = json(&builder.finish());
+    let markers = markers_of(&profile, thread(&profile, "worker"));
+    assert_eq!((markers[0].1, markers[0].2), (80.0, 100.0));
+}
+
+/// Seconds that a pprof holds of a kind, each beyond what a weight in nanoseconds can say.
+#[test]
+fn long_waits_keep_their_shares_without_a_timeline() {
+    let spans = [(Kind::Wall, "running", 0, 10_000), (Kind::Wall, "blocked", 10_000, 100_000)];
+    let builder = elapsed(&[Kind::Wall], &spans);
+    let mut bytes = Vec::new();
+    pprof::encode(&builder.finish(), &mut bytes).unwrap();
+    let profile = json(&pprof::decode(&bytes).unwrap());
+    let worker = thread(&profile, "worker");
+    let weights: Vec<_> = worker["samples"]["weight"].as_array().unwrap().iter().collect();
+    assert_eq!(weights, [10_000, 90_000]);
+    let cpu: Vec<_> = worker["samples"]["threadCPUDelta"].as_array().unwrap().iter().collect();
+    assert_eq!(cpu, [10_000_000, 0], "a thread that waits uses no CPU");
+}

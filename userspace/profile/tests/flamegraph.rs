@@ -5,7 +5,8 @@ mod support;
 use std::collections::BTreeMap;
 
 use quick_xml::events::{BytesStart, Event};
-use strata_profile::{Format, Profile, WriteOptions, pprof, write};
+use strata_kinds::Kind;
+use strata_profile::{Format, Profile, ProfileBuilder, WriteOptions, pprof, write};
 use support::{HOSTILE_NAMES, add, everything, hostile, recording};
 
 #[derive(Clone, Debug, Default)]
@@ -207,4 +208,20 @@ fn a_huge_profile_gives_a_small_file_in_which_wide_frames_are_right() {
     assert_eq!(frames.iter().find(|frame| frame.name == "hot").unwrap().value, 60_000);
     assert!(text.contains("are not drawn"));
     assert!(frames.last().unwrap().y < 32_000.0);
+}
+
+#[test]
+fn a_picture_of_elapsed_time_does_not_count_samples_of_a_cpu() {
+    let kinds = [Kind::Cpu, Kind::Wall].into_iter().collect();
+    let mut builder = ProfileBuilder::of_kinds(kinds);
+    let of = builder.thread(41, 42, "worker", "app", "");
+    let labels = builder.thread_labels(of);
+    let location = support::native(&mut builder, "Shop.Pay");
+    let stack = builder.stack(&[location]);
+    builder.add_of(Kind::Wall, stack, labels, &[3_000_000_000]);
+    let options = WriteOptions { sample_type: Some("wall".to_owned()), ..WriteOptions::default() };
+    let mut bytes = Vec::new();
+    write(&builder.finish(), Format::Svg, &options, &mut bytes).unwrap();
+    let text = String::from_utf8(bytes).unwrap();
+    assert!(text.contains("3.00 s") && !text.contains("sample"), "{text}");
 }

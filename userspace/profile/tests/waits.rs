@@ -91,6 +91,38 @@ fn the_programs_own_function_waits_and_not_its_libraries() {
 }
 
 #[test]
+fn functions_of_the_libraries_of_go_and_python_are_not_the_programs_own() {
+    let mut builder = ProfileBuilder::new(&[("wall", "nanoseconds")]);
+    for (library, own) in [
+        ("time.Sleep", "main.serve"),
+        ("net.(*netFD).Read", "main.answer"),
+        ("py::Thread.join:/usr/lib/python3.12/threading.py", "py::serve:/srv/app.py"),
+        ("py::_find_and_load:<frozen importlib._bootstrap>", "py::<module>:/srv/app.py"),
+    ] {
+        let frames = [library, own].map(|name| (FrameKind::Native, name, "/srv/app"));
+        wait(&mut builder, &frames, &[("state", "blocked")], 10);
+    }
+    let waits = waits::summarize(&builder.finish(), 0, 10);
+    let mut functions: Vec<_> = waits.functions.iter().map(|share| &*share.name).collect();
+    functions.sort_unstable();
+    assert_eq!(
+        functions,
+        ["main.answer", "main.serve", "py::<module>:/srv/app.py", "py::serve:/srv/app.py"]
+    );
+}
+
+#[test]
+fn a_thread_that_runs_waits_in_no_system_call() {
+    let mut builder = ProfileBuilder::new(&[("wall", "nanoseconds")]);
+    let frames = [(FrameKind::Native, "app::work", "/srv/app")];
+    wait(&mut builder, &frames, &[("state", "running")], 70);
+    wait(&mut builder, &frames, &[("state", "blocked"), ("syscall", "futex")], 30);
+    let waits = waits::summarize(&builder.finish(), 0, 10);
+    let calls: Vec<_> = waits.system_calls.iter().map(|call| (&*call.name, call.percent)).collect();
+    assert_eq!(calls, [("futex", 30.0)]);
+}
+
+#[test]
 fn system_calls_and_states_are_summed() {
     let waits = waits::summarize(&profile(), 0, 1);
     assert_eq!((waits.functions.len(), waits.states.len()), (1, 1));

@@ -208,8 +208,10 @@ fn times_are_stored_with_their_kind_and_say_what_the_sums_say() {
             let in_time: i64 = ticks.iter().filter_map(|tick| tick.values().nth(at)).sum();
             assert_eq!(in_time, profile.total(at), "{kind}");
         }
-        let (_, value) = weight_and_value(kind);
-        let lasted = if kind == Kind::Cpu { ticks[0].duration() } else { value };
+        let (weight, value) = weight_and_value(kind);
+        // A sample that stands for several events was as long as each of them.
+        let each = value / u64::from(weight);
+        let lasted = if kind == Kind::Cpu { ticks[0].duration() } else { each };
         assert!(ticks.iter().all(|tick| tick.duration() == lasted));
     }
 }

@@ -108,6 +108,7 @@ impl Wall {
             running,
             ran: None,
             unplaced: 0,
+            unplaced_until: 0,
         }
     }
 
@@ -143,6 +144,7 @@ impl Wall {
                 running: vec![whole],
                 ran: None,
                 unplaced: 0,
+                unplaced_until: 0,
             });
         }
     }

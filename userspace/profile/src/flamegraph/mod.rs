@@ -42,7 +42,7 @@ pub fn write(
     options: &WriteOptions,
     mut out: impl Write,
 ) -> Result<(), WriteError> {
-    let counting = profile.counting_sample_type();
+    let counting = profile.samples_beside(sample_type);
     let roots = match options.split_processes {
         true => Roots::PidThenComm,
         false => Roots::ProcessThenComm,

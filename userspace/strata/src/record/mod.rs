@@ -77,7 +77,7 @@ impl Plan {
         Frequencies::of_recording().with(Kind::Cpu, self.frequency)
     }
 
-    /// What was recorded, for the top of a picture: `cpu of nginx, 97 Hz`.
+    /// What was recorded, for the top of a picture: `CPU time of nginx, 97 Hz`.
     fn title(&self, kinds: Kinds) -> String {
         let mut of: Vec<String> = Vec::new();
         if !self.command.is_empty() {
@@ -98,7 +98,13 @@ impl Plan {
         } else if !self.wanted.follow_children {
             of.push("without children".to_owned());
         }
-        format!("{kinds} of {}, {} Hz", of.join(", "), self.frequency)
+        let titles: Vec<_> = kinds.iter().map(|kind| kind.info().title).collect();
+        // Only a CPU is looked at at even intervals.
+        let rate = match kinds.contains(Kind::Cpu) {
+            true => format!(", {} Hz", self.frequency),
+            false => String::new(),
+        };
+        format!("{} of {}{rate}", titles.join(", "), of.join(", "))
     }
 }
 

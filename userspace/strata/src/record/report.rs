@@ -130,7 +130,7 @@ impl Report<'_> {
             writeln!(out, "note: {unmatched}")?;
         }
         match kind.info().shape {
-            Shape::Blocked => waits::print(&self.waits(kind), width, out)?,
+            Shape::Blocked => waits::print(&self.waits(kind), kind, width, out)?,
             Shape::Collection => {
                 let length = (summary.processes == 1).then_some(self.length);
                 pauses::print(&self.pauses(kind), length, width, out)?;

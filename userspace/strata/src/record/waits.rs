@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use strata_kinds::Kind;
 use strata_profile::Profile;
 use strata_profile::text::{sanitize_for_terminal, shortened};
 use strata_profile::waits::{self, WaitShare, Waits};
@@ -17,7 +18,12 @@ pub fn summary(profile: &Profile, sample_type: usize) -> Waits {
 }
 
 /// The states in one line, idle threads in another, then a list by function and one by system call.
-pub fn print(waits: &Waits, width: Option<usize>, out: &mut dyn Write) -> std::io::Result<()> {
+pub fn print(
+    waits: &Waits,
+    kind: Kind,
+    width: Option<usize>,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
     if waits.states.is_empty() {
         return Ok(());
     }
@@ -32,7 +38,9 @@ pub fn print(waits: &Waits, width: Option<usize>, out: &mut dyn Write) -> std::i
     if !idle.is_empty() {
         writeln!(out, "{}", cut(&format!("idle threads: {}", idle.join(", ")), width))?;
     }
-    writeln!(out, "\n waits  function")?;
+    // Of elapsed time a part is no wait.
+    let of_functions = if kind == Kind::Wall { " wall" } else { "waits" };
+    writeln!(out, "\n {of_functions}  function")?;
     for function in &waits.functions {
         writeln!(out, "{}", cut(&line(function), width))?;
     }

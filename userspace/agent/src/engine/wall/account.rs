@@ -113,8 +113,9 @@ pub(super) struct Account {
     pub(super) running: Vec<Arc<Whole>>,
     /// The last of these before.
     pub(super) ran: Option<Arc<Whole>>,
-    /// Time on a CPU that has no stack yet.
+    /// Time on a CPU that has no stack yet, and when it was over.
     pub(super) unplaced: u64,
+    pub(super) unplaced_until: u64,
 }
 
 pub(super) fn is_blocked(state: u64) -> bool {
@@ -128,12 +129,13 @@ impl Account {
         size_of::<Self>() + running.chain(places).map(|whole| whole.bytes()).sum::<usize>()
     }
 
+    /// Adds time in a state, which was over at `time`.
     fn add(
         &self,
         stack: Words<'_>,
         space: &Space,
         (state, syscall): (&str, u64),
-        lasted: u64,
+        (time, lasted): (u64, u64),
         to: &mut Aggregate,
     ) {
         if lasted == 0 {
@@ -144,14 +146,14 @@ impl Account {
             Some(name) => to.labels(&[("state", state), ("syscall", name)]),
             None => to.labels(&[("state", state)]),
         };
-        let (time, thread) = (self.until, self.thread);
+        let thread = self.thread;
         let (kind, weight, value) = (Kind::Wall, 1, lasted);
         to.add(&aggregate::Sample { kind, time, thread, labels, weight, value, stack, space });
     }
 
-    fn add_running(&self, whole: &Whole, lasted: u64, to: &mut Aggregate) {
+    fn add_running(&self, whole: &Whole, span: (u64, u64), to: &mut Aggregate) {
         let state = ("running", NO_SYSCALL);
-        self.add(whole.words(), &whole.stack.space, state, lasted, to);
+        self.add(whole.words(), &whole.stack.space, state, span, to);
     }
 
     /// Goes on by time on a CPU.
@@ -159,6 +161,9 @@ impl Account {
         self.until += lasted;
         self.run.added += lasted;
         self.unplaced += lasted;
+        if lasted > 0 {
+            self.unplaced_until = self.until;
+        }
     }
 
     /// Goes on by time that it waited for a CPU, where it was last seen.
@@ -168,9 +173,9 @@ impl Account {
         match self.place.clone() {
             Some(Place { whole, syscall, .. }) => {
                 let state = ("runnable", syscall);
-                self.add(whole.words(), &whole.stack.space, state, lasted, to);
+                self.add(whole.words(), &whole.stack.space, state, (self.until, lasted), to);
             }
-            None => self.nowhere("runnable", lasted, to),
+            None => self.nowhere("runnable", (self.until, lasted), to),
         }
     }
 
@@ -180,20 +185,20 @@ impl Account {
         match place {
             Some(Place { whole, state, syscall }) => {
                 let state = (state_name(state), syscall);
-                self.add(whole.words(), &whole.stack.space, state, lasted, to);
+                self.add(whole.words(), &whole.stack.space, state, (self.until, lasted), to);
             }
-            None => self.nowhere("blocked", lasted, to),
+            None => self.nowhere("blocked", (self.until, lasted), to),
         }
     }
 
     /// Time of a thread that no pass has met: it has the stack of its last sample, or none.
-    fn nowhere(&self, state: &str, lasted: u64, to: &mut Aggregate) {
+    fn nowhere(&self, state: &str, span: (u64, u64), to: &mut Aggregate) {
         let state = (state, NO_SYSCALL);
         if let Some(ran) = self.running.last().or(self.ran.as_ref()) {
-            self.add(ran.words(), &ran.stack.space, state, lasted, to);
+            self.add(ran.words(), &ran.stack.space, state, span, to);
         } else {
             let words = Words { kernel: &[], user: &[], end: End::NotWalked, flags: 0, era: 0 };
-            self.add(words, &Space::default(), state, lasted, to);
+            self.add(words, &Space::default(), state, span, to);
         }
     }
 
@@ -220,7 +225,8 @@ impl Account {
         self.run.seen = self.run.seen.max(now.run);
         self.wait.seen = self.wait.seen.max(now.delay);
         let before = self.blocked.clone();
-        if is_blocked(self.state) {
+        let was_blocked = is_blocked(self.state);
+        if was_blocked {
             if !is_same {
                 // The pass before has found it as it was.
                 let still = now.previous.clamp(self.until, time) - self.until;
@@ -250,28 +256,39 @@ impl Account {
             }
             return;
         }
-        self.run(self.run.due(time - self.until));
-        self.wait(self.wait.due(time - self.until), to);
-        self.place_running(to);
-        let rest = time - self.until;
-        match now.state {
-            STATE_RUNNABLE => return,
-            // It was on a CPU that another system, or interrupts, had meanwhile.
-            _ if !self.may_have_blocked => self.run(rest),
-            STATE_RUNNING => {
-                // What its account lacks until the next tick may be a part of it.
-                self.block(before, rest.saturating_sub(TICK), to);
-                if self.until < time {
-                    return;
-                }
-            }
-            STATE_ENDED => self.block(before, rest, to),
+        let left = time - self.until;
+        let ran = self.run.due(left);
+        let waited = self.wait.due(left - ran);
+        let rest = left - ran - waited;
+        // In the order of time as far as it is known: what was blocked ran afterwards.
+        let (first, last) = match now.state {
+            STATE_RUNNABLE => (0, 0),
+            _ if !self.may_have_blocked => (0, 0),
+            // What its account lacks until the next tick may be a part of it.
+            STATE_RUNNING => (rest.saturating_sub(TICK), 0),
+            STATE_ENDED => (rest, 0),
             _ => {
                 let first = self.before_woken.min(rest / 2);
-                self.block(before.or_else(|| self.blocked.clone()), first, to);
-                self.block(self.blocked.clone(), rest - first, to);
+                (first, rest - first)
             }
+        };
+        let before = before.or_else(|| self.blocked.clone().filter(|_| is_blocked(now.state)));
+        if was_blocked {
+            self.block(before.clone(), first, to);
         }
+        self.run(ran);
+        self.wait(waited, to);
+        self.place_running(to);
+        if !was_blocked {
+            self.block(before, first, to);
+        }
+        self.block(self.blocked.clone(), last, to);
+        let rest = time - self.until;
+        if now.state == STATE_RUNNABLE || rest > 0 && self.may_have_blocked {
+            return;
+        }
+        // It was on a CPU that another system, or interrupts, had meanwhile.
+        self.run(rest);
         self.may_have_blocked = false;
         self.before_woken = 0;
     }
@@ -284,12 +301,15 @@ impl Account {
         let all = std::mem::take(&mut self.running);
         let each = self.unplaced / all.len() as u64;
         let mut left = std::mem::take(&mut self.unplaced);
-        for whole in all.iter().skip(1) {
-            self.add_running(whole, each, to);
+        // They follow each other. What was left of an earlier record makes the first one longer.
+        let mut time = self.unplaced_until;
+        for whole in all.iter().skip(1).rev() {
+            self.add_running(whole, (time, each), to);
             left -= each;
+            time = time.saturating_sub(each);
         }
         if let Some(first) = all.first() {
-            self.add_running(first, left, to);
+            self.add_running(first, (time, left), to);
         }
         self.ran = all.into_iter().next_back();
     }
@@ -302,7 +322,7 @@ impl Account {
         self.stay(until.saturating_sub(self.until), to);
         self.place_running(to);
         // It ran between two ticks: where it was sampled before, or around where it waits.
-        let rest = std::mem::take(&mut self.unplaced);
+        let rest = (self.unplaced_until, std::mem::take(&mut self.unplaced));
         if let Some(ran) = self.ran.clone() {
             self.add_running(&ran, rest, to);
         } else if let Some(Place { whole, .. }) = self.place.clone() {

@@ -30,6 +30,7 @@ fn account() -> Account {
         running: Vec::new(),
         ran: None,
         unplaced: 0,
+        unplaced_until: 0,
     }
 }
 
@@ -118,4 +119,43 @@ fn time_at_a_place_without_tables_is_that_of_its_whole_stack() {
     let mut times: Vec<u64> = to.rows().map(|row| row.value).collect();
     times.sort_unstable();
     assert_eq!(times, [1_000, 8_000]);
+}
+
+#[test]
+fn what_a_thread_did_between_two_records_follows_each_other_in_time() {
+    let kinds = Kinds::NONE.with(Kind::Wall, true);
+    let (mut one, mut to) = (account(), Aggregate::new(kinds));
+    one.running.push(whole(16));
+    one.take(1_500, &activity(STATE_RUNNING, 1, 300, 200, 500), None, &mut to);
+    one.running.extend([whole(16), whole(32), whole(48)]);
+    one.take(2_500, &activity(1, 2, 903, 400, 1_500), Some(whole(64)), &mut to);
+    one.count(3_000, &mut to);
+    let mut spans: Vec<(u64, u64)> =
+        to.ticks().map(|tick| (tick.time - tick.value, tick.time)).collect();
+    spans.sort_unstable();
+    println!("{spans:?}");
+    assert!(spans.windows(2).all(|pair| matches!(pair, [one, next] if one.1 <= next.0)));
+    assert_eq!(spans.last().map(|span| span.1), Some(3_000));
+}
+
+#[test]
+fn a_thread_that_runs_again_was_blocked_before_it_ran() {
+    let kinds = Kinds::NONE.with(Kind::Wall, true);
+    let (mut one, mut to) = (account(), Aggregate::new(kinds));
+    let millis = |count: u64| count * 1_000_000;
+    one.take(millis(50), &activity(1, 1, 0, 0, 500), Some(whole(16)), &mut to);
+    one.running.push(whole(32));
+    let runs = activity(STATE_RUNNING, 1, millis(20), millis(1), millis(60));
+    one.take(millis(100), &runs, None, &mut to);
+    let mut spans: Vec<(u64, u64, String)> = to
+        .ticks()
+        .map(|tick| {
+            let state = &to.labels_of(tick.labels)[0].1;
+            (tick.time - tick.value, tick.time, state.to_string())
+        })
+        .collect();
+    spans.sort();
+    let states: Vec<&str> = spans.iter().map(|span| &*span.2).collect();
+    assert_eq!(states, ["blocked", "blocked", "blocked", "running", "runnable"], "{spans:?}");
+    assert!(spans.windows(2).all(|pair| pair[0].1 == pair[1].0), "{spans:?}");
 }
