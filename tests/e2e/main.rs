@@ -8,6 +8,7 @@
 mod complete_stacks;
 mod daemon;
 mod daemon_lasting;
+mod daemon_lines;
 mod daemon_outages;
 mod daemon_status;
 mod daemon_store;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use strata_abi::record::End;
-use strata_agent::aggregate::Aggregate;
+use strata_agent::aggregate::{Aggregate, StackId};
 use strata_agent::code_address::{CodeAddress, Marker, describe_end};
 use strata_agent::engine::Engine;
 use strata_agent::engine::loading::clean_path;
@@ -42,6 +42,8 @@ pub fn key_of(place: CodeAddress) -> Option<TaskKey> {
 struct Wanted {
     places: Vec<CodeAddress>,
     weight: u64,
+    /// Of a file: its lines and inlined functions are worth reading.
+    lines: bool,
 }
 
 pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate) {
@@ -51,10 +53,10 @@ pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate
     let unused = symbolizer.kernel_unused;
     symbolizer.kernel_unused = if uses_kernel { 0 } else { unused.saturating_add(1) };
     let mut tasks = Vec::new();
-    for (key, Wanted { places, weight }) in wanted {
+    for (key, Wanted { places, weight, lines }) in wanted {
         let task = match key {
             TaskKey::Kernel => Some((Owner::Host, kernel_work(symbolizer, &places))),
-            TaskKey::File(file) => file_work(symbolizer, engine, file, &places),
+            TaskKey::File(file) => file_work(symbolizer, engine, file, &places, lines),
             TaskKey::Generated(image) => generated_work(symbolizer, engine, image, &places),
             TaskKey::Related(_) => None,
         };
@@ -96,18 +98,25 @@ fn images_of(work: &RelatedWork) -> HashSet<ImageId> {
     images.collect()
 }
 
-/// Samples through each place of an aggregate, by its number.
-fn weights(aggregate: &Aggregate) -> Vec<u64> {
+/// The stacks of an aggregate, with the samples of each.
+fn stacks(aggregate: &Aggregate) -> impl Iterator<Item = (&[u32], u64)> {
     let mut of_stacks = vec![0u64; aggregate.stacks()];
     for row in aggregate.rows() {
         if let Some(sum) = of_stacks.get_mut(row.stack.0 as usize) {
             *sum = sum.saturating_add(row.weight);
         }
     }
+    of_stacks.into_iter().enumerate().map(|(stack, weight)| {
+        let stack = StackId(u32::try_from(stack).unwrap_or(u32::MAX));
+        (aggregate.stack_of(stack), weight)
+    })
+}
+
+/// Samples through each place of an aggregate, by its number.
+fn weights(aggregate: &Aggregate) -> Vec<u64> {
     let mut of_places = vec![0u64; aggregate.code_addresses().len()];
-    for (stack, weight) in of_stacks.into_iter().enumerate() {
-        let stack = strata_agent::aggregate::StackId(u32::try_from(stack).unwrap_or(u32::MAX));
-        for place in aggregate.stack_of(stack) {
+    for (places, weight) in stacks(aggregate) {
+        for place in places {
             if let Some(sum) = of_places.get_mut(*place as usize) {
                 *sum = sum.saturating_add(weight);
             }
@@ -116,12 +125,79 @@ fn weights(aggregate: &Aggregate) -> Vec<u64> {
     of_places
 }
 
+/// Adds places whose lines are worth reading now, and decides which files' are.
+fn want_lines(
+    symbolizer: &mut Symbolizer,
+    aggregate: &Aggregate,
+    wanted: &mut HashMap<TaskKey, Wanted>,
+    lacking: HashMap<FileId, Vec<CodeAddress>>,
+) {
+    let mut samples: HashMap<FileId, u64> = HashMap::new();
+    if symbolizer.lines.is_limited() {
+        let without = places_without_lines(aggregate, wanted, &lacking);
+        let mut files = Vec::new();
+        for (places, weight) in stacks(aggregate) {
+            files.clear();
+            files.extend(places.iter().filter_map(|place| *without.get(*place as usize)?));
+            files.sort_unstable();
+            files.dedup();
+            for file in &files {
+                let sum = samples.entry(*file).or_default();
+                *sum = sum.saturating_add(weight);
+            }
+        }
+    }
+    for (key, wanted) in &mut *wanted {
+        let TaskKey::File(file) = *key else { continue };
+        let samples = samples.remove(&file).unwrap_or_default();
+        wanted.lines = symbolizer.lines.are_worth_it(file, samples);
+    }
+    // Files with nothing new.
+    for (file, samples) in samples {
+        if symbolizer.lines.are_worth_it(file, samples) {
+            let wanted = wanted.entry(TaskKey::File(file)).or_default();
+            *wanted = Wanted { weight: samples, lines: true, ..Wanted::default() };
+        }
+    }
+    for (file, places) in lacking {
+        if let Some(wanted) = wanted.get_mut(&TaskKey::File(file)).filter(|wanted| wanted.lines) {
+            wanted.places.extend(places);
+        }
+    }
+}
+
+/// The files of places whose lines are unknown, by the places' numbers.
+fn places_without_lines(
+    aggregate: &Aggregate,
+    wanted: &HashMap<TaskKey, Wanted>,
+    lacking: &HashMap<FileId, Vec<CodeAddress>>,
+) -> Vec<Option<FileId>> {
+    let of_files = |(key, wanted): (&TaskKey, &'_ Wanted)| match key {
+        TaskKey::File(_) => wanted.places.clone(),
+        _ => Vec::new(),
+    };
+    let new = wanted.iter().flat_map(of_files);
+    let without: HashSet<CodeAddress> = new.chain(lacking.values().flatten().copied()).collect();
+    let file_of = |place| match place {
+        CodeAddress::File { file, .. } if without.contains(&place) => Some(file),
+        _ => None,
+    };
+    aggregate.code_addresses().map(file_of).collect()
+}
+
 fn wanted(symbolizer: &mut Symbolizer, aggregate: &Aggregate) -> HashMap<TaskKey, Wanted> {
     let mut wanted: HashMap<TaskKey, Wanted> = HashMap::new();
     let weights = weights(aggregate);
+    let mut lacking: HashMap<FileId, Vec<CodeAddress>> = HashMap::new();
     let is_bounded = symbolizer.symbols.is_bounded();
     for (place, weight) in aggregate.code_addresses().zip(weights) {
         if !symbolizer.symbols.wants(place) {
+            if let CodeAddress::File { file, .. } = place
+                && symbolizer.symbols.lacks_lines(place)
+                && !symbolizer.under_way.contains_key(&TaskKey::File(file))
+            {
+                lacking.entry(file).or_default().push(place);
+            }
             continue;
         }
         match (key_of(place), place) {
@@ -145,6 +221,7 @@ fn wanted(symbolizer: &mut Symbolizer, aggregate: &Aggregate) -> HashMap<TaskKey
             (None, _) => {}
         }
     }
+    want_lines(symbolizer, aggregate, &mut wanted, lacking);
     wanted
 }
 
@@ -184,6 +261,7 @@ fn file_work(
     engine: &Engine,
     file: FileId,
     places: &[CodeAddress],
+    lines: bool,
 ) -> Option<(Owner, Work)> {
     let mapped = engine.table.files.get(file)?;
     let path = clean_path(mapped);
@@ -221,7 +299,7 @@ fn file_work(
         .filter(|pid| engine.table.get(*pid).is_some())
         .map(|pid| ProcessRef { pid, start_time: None });
     let signatures = symbolizer.options.signatures;
-    let work = FileWork { file, path, opened, process, offsets, signatures };
+    let work = FileWork { file, path, opened, process, offsets, lines, signatures };
     let owner = pid.map_or(Owner::File(file), Owner::Process);
     Some((owner, Work::File(work)))
 }

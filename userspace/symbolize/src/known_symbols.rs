@@ -38,6 +38,8 @@ struct Known {
     used: u32,
     /// The flush from which it is asked for again.
     until: u32,
+    /// Its file's lines were not worth reading yet.
+    lacks_lines: bool,
 }
 
 /// See the module.
@@ -112,6 +114,12 @@ impl KnownSymbols {
         })
     }
 
+    /// Whether a place has its function, and lines and inlined functions only when they are worth
+    /// reading.
+    pub fn lacks_lines(&self, place: CodeAddress) -> bool {
+        self.known.get(&place).is_some_and(|known| known.lacks_lines)
+    }
+
     /// The frames known without reading files, until more is known.
     pub fn set_provisional(&mut self, symbol: Symbol) {
         if !self.known.contains_key(&symbol.place) {
@@ -121,9 +129,10 @@ impl KnownSymbols {
 
     pub fn set(&mut self, symbol: Symbol) {
         let Symbol { place, address, module, frames, lasting } = symbol;
+        let lacks_lines = lasting == Lasting::UntilLines;
         let until = match lasting {
             Lasting::UntilNext => self.flush.saturating_add(1),
-            Lasting::ForGood if !frames.is_empty() => u32::MAX,
+            Lasting::ForGood | Lasting::UntilLines if !frames.is_empty() => u32::MAX,
             _ => self.flush.saturating_add(SOME_FLUSHES),
         };
         let mut frames = if self.is_bounded() { bounded(frames) } else { frames };
@@ -138,10 +147,12 @@ impl KnownSymbols {
             Some(known) => {
                 known.symbolized = Symbolized { address, module, frames };
                 known.until = until;
+                known.lacks_lines = lacks_lines;
             }
             None => {
                 let symbolized = Symbolized { address, module, frames };
-                self.known.insert(place, Known { symbolized, used: self.flush, until });
+                let used = self.flush;
+                self.known.insert(place, Known { symbolized, used, until, lacks_lines });
             }
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use strata_profile::FrameKind;
 use strata_sandbox::{FileFacts, Locator, OpenFile, ProcessRef, Reply, Request};
-use strata_symbols::{Resolved, debug_files};
+use strata_symbols::{Options, Resolved, debug_files};
 
 use crate::file_client::Ask;
 use crate::{ModuleInfo, NamedFrame, Shortfalls};
@@ -20,6 +20,8 @@ pub struct Wanted<'a> {
     pub process: Option<ProcessRef>,
     /// File offsets, sorted.
     pub offsets: &'a [u64],
+    /// Lines and inlined functions too.
+    pub lines: bool,
 }
 
 /// The facts from a file's headers, if they can be read.
@@ -57,7 +59,8 @@ pub struct Named {
     /// The address in the file's own numbering and the frames, innermost first; an offset without a
     /// symbol has no frames.
     pub frames: Vec<(u64, Vec<NamedFrame>)>,
-    /// There was not enough memory for lines and inlined functions.
+    /// Lines and inlined functions are left out, which the file has: they were not wanted, or there
+    /// was not enough memory for them.
     pub without_lines: bool,
 }
 
@@ -72,11 +75,14 @@ pub fn resolve(
     let addresses: Vec<u64> =
         wanted.offsets.iter().map(|offset| facts.address_of(*offset).unwrap_or(*offset)).collect();
     let debug = if facts.features.dwarf { None } else { find_debug_file(service, wanted, facts) };
+    let options = service.options();
+    // Lines of Go are not in DWARF, and cost nothing.
+    let dwarf_limit = if wanted.lines { options.dwarf_limit } else { 0 };
     let request = Request::Symbolize {
         file: wanted.file.clone(),
         debug,
         addresses: addresses.clone(),
-        options: service.options(),
+        options: Options { dwarf_limit, ..options },
     };
     let symbols = match service.ask(request) {
         Ok(Reply::Symbols(symbols)) => symbols,
@@ -89,7 +95,7 @@ pub fn resolve(
     for problem in symbols.problems {
         shortfalls.problem(format!("{path}: {problem}"));
     }
-    if symbols.without_lines {
+    if symbols.without_lines && wanted.lines {
         shortfalls.without_lines += 1;
         shortfalls
             .problem(format!("{path}: its debug information takes too much memory: no lines"));

@@ -22,6 +22,7 @@ use crate::file_client::FileClient;
 use crate::jit::JitFiles;
 use crate::kernel::KernelTable;
 use crate::known_symbols::KnownSymbols;
+use crate::lines::Lines;
 use crate::pool::{Limits, Pool, Report};
 use crate::related::Lacking;
 use crate::task::{Outcome, TaskKey};
@@ -80,6 +81,7 @@ pub(crate) struct Flush {
 
 pub struct Symbolizer {
     pub(crate) symbols: KnownSymbols,
+    pub(crate) lines: Lines,
     pub(crate) lacking: Lacking,
     pub(crate) options: Options,
     pub(crate) pool: Pool,
@@ -102,8 +104,10 @@ impl Symbolizer {
         let pool = Pool::start(files.clone(), options.limits, Box::new(wake));
         let symbols = KnownSymbols::new(options.most);
         let kernel = symbols.is_bounded().then(Arc::default);
+        let lines = Lines::new(symbols.is_bounded());
         Ok(Self {
             symbols,
+            lines,
             lacking: Lacking::default(),
             options,
             pool,
@@ -136,6 +140,7 @@ impl Symbolizer {
         // Addresses still pending from an earlier flush get their symbols at a later one.
         self.collect();
         self.symbols.begin_flush();
+        self.lines.begin_flush();
         crate::gather::begin(self, engine, aggregate);
     }
 
@@ -158,7 +163,7 @@ impl Symbolizer {
     }
 
     fn take_outcome(&mut self, outcome: Outcome) {
-        let Outcome { key, symbols, related, jit, shortfalls, is_late } = outcome;
+        let Outcome { key, symbols, related, jit, lines_took, shortfalls, is_late } = outcome;
         for symbol in symbols {
             self.symbols.set(symbol);
         }
@@ -166,6 +171,9 @@ impl Symbolizer {
             if self.symbols.set_related(about, better) {
                 self.lacking.settled(about.0);
             }
+        }
+        if let Some((file, cost)) = lines_took {
+            self.lines.took(file, cost);
         }
         if let Some((image, files)) = jit.filter(|_| self.symbols.is_bounded()) {
             let kept: usize = self.jit.values().map(JitFiles::memory).sum();

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
@@ -50,6 +51,8 @@ pub enum Lasting {
     ForSomeFlushes,
     /// Until the next flush: there was no time for it.
     UntilNext,
+    /// Until its file's lines and inlined functions are worth reading.
+    UntilLines,
 }
 
 /// A code address with its frames.
@@ -86,6 +89,8 @@ pub struct Outcome {
     pub related: Vec<(About, Option<NamedFrame>)>,
     /// The symbol files of a process's JIT compilers, as far as they were read.
     pub jit: Option<(ImageId, JitFiles)>,
+    /// How long a file took whose lines were read.
+    pub lines_took: Option<(FileId, Duration)>,
     pub shortfalls: Shortfalls,
     /// There was no time for all of it.
     pub is_late: bool,
@@ -98,6 +103,7 @@ impl Outcome {
             symbols: Vec::new(),
             related: Vec::new(),
             jit: None,
+            lines_took: None,
             shortfalls: Shortfalls::default(),
             is_late: true,
         }
@@ -201,6 +207,8 @@ pub struct FileWork {
     pub process: Option<ProcessRef>,
     /// Sorted.
     pub offsets: Vec<u64>,
+    /// Lines and inlined functions are worth reading.
+    pub lines: bool,
     pub signatures: bool,
 }
 
@@ -243,6 +251,7 @@ impl FileWork {
             path: &self.path,
             process: self.process,
             offsets: &self.offsets,
+            lines: self.lines,
         };
         let Some(facts) = native::facts(context, &wanted, shortfalls) else { return };
         let module = Arc::new(native::module_of(&self.path, &facts));
@@ -252,8 +261,15 @@ impl FileWork {
             self.symbol(offset, address, &module, Vec::new(), Lasting::UntilNext)
         });
         context.emit(without_names.collect());
-        let Some(named) = native::resolve(context, &wanted, &facts, shortfalls) else { return };
-        let lasting = if named.without_lines { Lasting::ForSomeFlushes } else { Lasting::ForGood };
+        let started = Instant::now();
+        let named = native::resolve(context, &wanted, &facts, shortfalls);
+        outcome.lines_took = self.lines.then(|| (self.file, started.elapsed()));
+        let Some(named) = named else { return };
+        let lasting = match (named.without_lines, self.lines) {
+            (true, true) => Lasting::ForSomeFlushes,
+            (true, false) => Lasting::UntilLines,
+            (false, _) => Lasting::ForGood,
+        };
         let mut outside = Vec::new();
         for (&offset, (address, frames)) in self.offsets.iter().zip(named.frames) {
             if frames.is_empty() && native::code_is_elsewhere(&facts, offset) {
