@@ -27,6 +27,7 @@ mod dotnet_stubs;
 mod dotnet_surviving;
 mod dotnet_targets;
 mod dotnet_unloading;
+mod elapsed_exports;
 mod errors;
 mod harness;
 mod hostile_files;

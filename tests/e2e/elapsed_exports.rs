@@ -1,0 +1,105 @@
+//! CPU, wall-clock and off-CPU time of one program at every backend: the sums that the local store
+//! answers, each kind under its name there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use strata_tests::backends::{self, Received};
+use strata_tests::collector::Collector;
+use strata_tests::daemon::{Daemon, PATIENCE};
+use strata_tests::running::Running;
+use strata_tests::{machine, places, targets};
+
+/// The kinds, their columns of nanoseconds, and Pyroscope's name of their profiles.
+const KINDS: [(&str, &str); 3] = [("cpu", "process_cpu"), ("wall", "wall"), ("off_cpu", "offcpu")];
+
+/// What the store answers for a kind, in nanoseconds.
+fn stored(daemon: &Daemon, kind: &str) -> Result<i64> {
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["query", "--json", "--service", "waiting", "--type", kind, "--store"]);
+    command.arg(daemon.store());
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    let answer: serde_json::Value = serde_json::from_str(&ended.stdout).context(ended.stderr)?;
+    assert_eq!(answer["summary"]["unit"], "nanoseconds");
+    answer["summary"]["total"].as_i64().context("no total")
+}
+
+/// The sum of a profile's column.
+fn sum(one: &Received, column: &str) -> i64 {
+    let profile = &one.profile;
+    let of_name = profile.sample_type.iter().position(|kind| profile.string(kind.r#type) == column);
+    let values = |at| profile.sample.iter().filter_map(move |sample| sample.value.get(at)).sum();
+    of_name.map_or(0, values)
+}
+
+#[test]
+fn the_sums_of_each_kind_are_the_same_at_every_backend_and_in_the_store() -> Result<()> {
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    let (pyroscope, push) = Collector::on_port(0)?;
+    let agent_socket = daemon.folder().join("agent.socket");
+    let agent = Collector::on_socket(&agent_socket)?;
+    let (otlp, export) = Collector::on_port(0)?;
+    daemon.configure(&format!(
+        "[dotnet]\nbridge = \"off\"\n\
+         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"2s\"\n\
+         [exporter.datadog]\nurl = \"unix://{}\"\nperiod = \"4s\"\n\
+         [exporter.otlp]\nurl = \"http://{export}\"\nperiod = \"2s\"\n\
+         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"waiting\" }} }}\n\
+         types = [\"cpu\", \"wall\", \"off_cpu\"]\n",
+        agent_socket.display(),
+    ))?;
+    daemon.start()?;
+    let program = targets::c("waits").flag("-fomit-frame-pointer").flag("-pthread").build()?;
+    let mut command = Command::new(program);
+    command.arg("9").env("DD_SERVICE", "waiting");
+    let target = Running::from_command(command)?;
+    let pid = target.pid().to_string();
+    target.wait(PATIENCE)?;
+    // What is under way is sent at the end.
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+
+    let of = |all: Vec<Received>, name: &str| -> Vec<Received> {
+        all.into_iter().filter(|one| one.label(name) == "waiting").collect()
+    };
+    let pushed = of(backends::pyroscope(&pyroscope.requests())?, "service_name");
+    let uploaded = of(backends::datadog(&agent.requests())?, "service");
+    let exported = backends::otlp(&otlp.requests())?;
+    for (kind, name) in KINDS {
+        let stored = stored(&daemon, kind)?;
+        let of_kind = pushed.iter().filter(|one| one.label("__name__") == name);
+        // Its column has the kind's own name but for one.
+        let column = if kind == "off_cpu" { "offcpu" } else { kind };
+        let at_pyroscope: i64 = of_kind.map(|one| sum(one, column)).sum();
+        // Of native programs an agent knows `cpu-time`.
+        let column = if kind == "cpu" { "cpu-time" } else { kind };
+        let at_datadog: i64 = uploaded.iter().map(|one| sum(one, column)).sum();
+        let own = exported.iter().filter(|sum| {
+            sum.attributes.get("service.name").is_some_and(|service| service == "waiting")
+                && sum.sample_type == format!("{kind}/nanoseconds")
+        });
+        let at_otlp: i64 = own.map(|sum| sum.total).sum();
+        println!(
+            "{kind}: stored {stored}, Pyroscope {at_pyroscope}, Datadog {at_datadog}, OTLP {at_otlp}"
+        );
+        assert!(stored > 0);
+        assert_eq!((at_pyroscope, at_otlp), (stored, stored), "{kind}");
+        // An agent knows no type for off-CPU time.
+        assert_eq!(at_datadog, if kind == "off_cpu" { 0 } else { stored }, "{kind}");
+    }
+    // One upload has all kinds of a runtime's period.
+    let mut periods: BTreeMap<&str, BTreeSet<i64>> = BTreeMap::new();
+    for one in &uploaded {
+        let begins = periods.entry(one.label("runtime-id")).or_default();
+        assert!(begins.insert(one.profile.time_nanos), "two uploads of a period");
+    }
+    let own: Vec<&Received> =
+        uploaded.iter().filter(|one| one.label("process_id") == pid).collect();
+    let whole = own.iter().filter(|one| sum(one, "cpu-time") > 0 && sum(one, "wall") > 0).count();
+    println!("{} runtimes, {} uploads of the program, {whole} whole", periods.len(), own.len());
+    assert!(own.len() >= 2 && whole >= 1);
+    assert!(own.windows(2).all(|pair| pair[0].label("runtime-id") == pair[1].label("runtime-id")));
+    Ok(())
+}
