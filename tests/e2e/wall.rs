@@ -123,6 +123,8 @@ fn each_kind_of_wait_has_its_stack_and_its_share_of_the_time() -> Result<()> {
         let whole = own().filter(|stack| has(stack, function) && has(stack, "start_thread"));
         let whole = seconds(whole);
         println!("{way}: measured {measured:.2} s, seen {seen:.2} s, whole {whole:.2} s");
+        // No look at a thread ends its call.
+        assert_eq!(line.and_then(|line| number(line, "errors")), Some(0.0), "{way}");
         // Where a thread does two things by turns, twenty looks a second are a sample of both.
         assert!(
             (seen / measured - 1.0).abs() < if way == "wait_lock" { 0.2 } else { 0.05 },
@@ -299,5 +301,56 @@ fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
     // It does not hang at its own end either.
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{}", ended.stderr);
+    Ok(())
+}
+
+/// Stopped by a tracer, waiting for a child of vfork, executing itself all the time, and in a hundred PID
+/// namespaces: each where it is, all of its time, while threads start and end.
+#[test]
+fn threads_in_unusual_states_are_where_they_are() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let recorded = record()?.option("-e", "wall").command(c_target("odd_states")?, &["5"]).run()?;
+    let stacks = wall(&recorded)?;
+    let output = &recorded.ended.stdout;
+    let pids = |way: &'static str| {
+        output.lines().filter_map(move |line| line.strip_prefix(way)?.trim().parse::<u32>().ok())
+    };
+    let own = |pid: u32| {
+        let pid = pid.to_string();
+        stacks.stacks.iter().filter(move |stack| label(stack, "pid") == pid)
+    };
+    for (way, state, function) in [
+        ("traced", "stopped", "is_traced"),
+        ("vfork", "uninterruptible", "waits_for_vfork"),
+        ("executes", "blocked", "executes_itself"),
+        ("namespace", "blocked", "rests_in_namespace"),
+    ] {
+        let (mut all, mut there) = (0.0, 0.0);
+        for pid in pids(way) {
+            let time = seconds(own(pid));
+            // Each is there to the end; a new one's number is the host's.
+            assert!(time > 4.0, "{way} {pid}: {time:.2} s");
+            let is_there = |stack: &&Stack| label(stack, "state") == state && has(stack, function);
+            all += time;
+            there += seconds(own(pid).filter(is_there));
+            // What it does not call is in none of its stacks.
+            let others = ["is_traced", "waits_for_vfork", "executes_itself", "rests_in_namespace"];
+            let others = others.iter().filter(|other| **other != function);
+            for other in others {
+                assert!(own(pid).all(|stack| !has(stack, other)), "{way} {pid}: {other}");
+            }
+        }
+        println!("{way}: {there:.2} of {all:.2} s {state} in {function}");
+        // A program that has just been executed starts first, and its tables are loaded.
+        assert!(there > all * if way == "executes" { 0.1 } else { 0.9 }, "{way}");
+    }
+    assert_eq!(pids("namespace").count(), 100);
+    let line =
+        output.lines().find(|line| line.starts_with("executes elapsed")).context("no end")?;
+    let lived = number(line, "elapsed").context("no number")?;
+    let seen = pids("executes").map(|pid| seconds(own(pid))).sum::<f64>();
+    println!("executes: lived {lived:.2} s, seen {seen:.2} s");
+    assert!((seen / lived - 1.0).abs() < 0.05);
+    assert_eq!(recorded.summary()?.losses_named(&["thread_reads_hung", "threads_refused"]), 0);
     Ok(())
 }

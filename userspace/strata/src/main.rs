@@ -273,7 +273,7 @@ fn upload_of(args: args::UploadArgs, command: &[OsString]) -> Option<record::upl
 }
 
 /// Loads the programs as a recording would, for `doctor`.
-fn probe() -> Result<String, String> {
+fn probe() -> Result<doctor::Loaded, String> {
     let settings = Settings {
         max_frames: 1024,
         ring_bytes: 1 << 20,
@@ -284,19 +284,19 @@ fn probe() -> Result<String, String> {
         clr_events: false,
     };
     let programs = Programs::load(settings).map_err(|error| error.to_string())?;
-    let loaded = format!("loaded for {} CPUs", programs.cpus().len());
+    let found = format!("loaded for {} CPUs", programs.cpus().len());
     drop(programs);
     // A kernel that takes the others may refuse these: recordings of CPU time work all the same.
     let further = [
-        ("off-CPU time", Settings { off_cpu: Some(1), ..settings }),
-        ("wall-clock time and `strata stacks` (Linux 5.18)", Settings { wall: true, ..settings }),
-        ("events of .NET processes", Settings { clr_events: true, ..settings }),
+        (doctor::Part::OffCpu, Settings { off_cpu: Some(1), ..settings }),
+        (doctor::Part::Wall, Settings { wall: true, ..settings }),
+        (doctor::Part::ClrEvents, Settings { clr_events: true, ..settings }),
     ];
-    let refused = further.into_iter().filter_map(|(what, settings)| {
+    let refused = further.into_iter().filter_map(|(part, settings)| {
         let error = Programs::load(settings).err()?;
-        Some(format!(", but not for {what}: {:#}", anyhow::Error::from(error)))
+        Some((part, format!("{:#}", anyhow::Error::from(error))))
     });
-    Ok(loaded + &refused.collect::<String>())
+    Ok(doctor::Loaded { found, refused: refused.collect() })
 }
 
 /// What keeps a recording from starting, and what to do about it.

@@ -9,6 +9,7 @@ use super::environment::{Capability, Environment, setting};
 use super::line::{Group, Line};
 use super::parse;
 use super::text;
+use super::{LoadPrograms, Loaded, Part};
 use strata_agent::kernel::type_info::{self, KernelTypes, TypeError};
 
 const GROUP: Group = Group::Kernel;
@@ -56,7 +57,7 @@ fn version(release: &str) -> Line {
         Some(found) if found >= FLOOR => Line::ok(
             GROUP,
             "version",
-            format!("{release} (5.17 is needed; 5.18 adds what sampling of blocked threads needs)"),
+            format!("{release} (5.17 is needed, and 5.18 for wall-clock time and `strata stacks`)"),
         ),
         Some(_) => Line::missing(
             GROUP,
@@ -266,17 +267,48 @@ fn control_groups() -> Line {
 }
 
 /// The real thing: strata's own programs, loaded and unloaded.
-pub fn programs(load: &dyn Fn() -> Result<String, String>) -> Line {
+pub fn programs(release: &str, load: LoadPrograms<'_>) -> Vec<Line> {
     let name = "strata's programs";
+    let short = |printed: &str| printed.lines().take(3).collect::<Vec<_>>().join("; ");
     match load() {
-        Ok(printed) => Line::ok(GROUP, name, printed),
-        Err(printed) => Line::missing(
+        Ok(Loaded { found, refused }) => {
+            let refused = refused.iter().map(|(part, error)| refusal(release, *part, short(error)));
+            std::iter::once(Line::ok(GROUP, name, found)).chain(refused).collect()
+        }
+        Err(printed) => vec![Line::missing(
             GROUP,
             name,
-            printed.lines().take(3).collect::<Vec<_>>().join("; "),
+            short(&printed),
             "report it, with the output of: strata record -v --duration 1",
-        ),
+        )],
     }
+}
+
+/// Programs of a part that this kernel refuses: the others work all the same.
+fn refusal(release: &str, part: Part, error: String) -> Line {
+    let (name, lost, report) = match part {
+        Part::Wall => (
+            "wall-clock time",
+            "`-e wall`, and `strata stacks`",
+            "report it, with the output of: strata record -v -e wall --duration 1",
+        ),
+        Part::OffCpu => (
+            "off-CPU time",
+            "`-e off_cpu`",
+            "report it, with the output of: strata record -v -e off_cpu --duration 1",
+        ),
+        Part::ClrEvents => (
+            ".NET events",
+            "exceptions, locks, allocations and pauses of .NET processes",
+            "report it, with the output of: strata record -v -e exceptions --duration 1",
+        ),
+    };
+    let is_too_old = parse::version(release).is_some_and(|found| found < SLEEPABLE_ITERATORS);
+    if part == Part::Wall && is_too_old {
+        let detail = format!("not on {release}: Linux 5.18 is the first that can walk threads");
+        return Line::degraded(GROUP, name, detail, lost, "boot Linux 5.18 or a later one");
+    }
+    Line::degraded(GROUP, name, error, lost, report)
 }
 
 #[cfg(test)]
@@ -296,9 +328,32 @@ mod tests {
 
     #[test]
     fn programs_that_do_not_load_are_missing() {
-        let line = programs(&|| Err("refused\nby the verifier".into()));
+        let [line] = &programs("6.12.0", &|| Err("refused\nby the verifier".into()))[..] else {
+            panic!("one line")
+        };
         assert_eq!(line.state(), State::Missing);
         assert_eq!(line.detail, "refused; by the verifier");
-        assert_eq!(programs(&|| Ok("2 programs".into())).state(), State::Ok);
+    }
+
+    #[test]
+    fn what_this_kernel_refuses_is_a_line_with_what_is_lost_and_why() {
+        let load = || {
+            let error = "the BPF program was refused".to_owned();
+            let refused = vec![(Part::OffCpu, error.clone()), (Part::Wall, error)];
+            Ok(Loaded { found: "loaded".to_owned(), refused })
+        };
+        for (release, why, fix) in [
+            ("5.17.15", "Linux 5.18 is the first", "boot Linux 5.18"),
+            ("6.12.0", "the BPF program was refused", "strata record -v -e wall"),
+        ] {
+            let lines = programs(release, &load);
+            let states: Vec<State> = lines.iter().map(Line::state).collect();
+            assert_eq!(states, [State::Ok, State::Degraded, State::Degraded]);
+            assert_eq!(lines[1].lost(), Some("`-e off_cpu`"));
+            assert_eq!(lines[1].detail, "the BPF program was refused");
+            assert_eq!(lines[2].lost(), Some("`-e wall`, and `strata stacks`"));
+            assert!(lines[2].detail.contains(why), "{}", lines[2].detail);
+            assert!(lines[2].fix().is_some_and(|text| text.contains(fix)), "{:?}", lines[2].fix());
+        }
     }
 }

@@ -50,7 +50,23 @@ pub struct Question {
 }
 
 /// Loads strata's BPF programs and unloads them again; reports what was loaded, or what failed.
-pub type LoadPrograms<'a> = &'a dyn Fn() -> Result<String, String>;
+pub type LoadPrograms<'a> = &'a dyn Fn() -> Result<Loaded, String>;
+
+/// The programs that this kernel takes.
+#[derive(Clone, Debug, Default)]
+pub struct Loaded {
+    pub found: String,
+    /// Those of some kinds, which it refuses, with its error.
+    pub refused: Vec<(Part, String)>,
+}
+
+/// What has programs of its own, beside those of CPU time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    OffCpu,
+    Wall,
+    ClrEvents,
+}
 
 /// Runs `strata doctor`; the exit status.
 pub fn run(question: Question, load_programs: LoadPrograms<'_>) -> anyhow::Result<i32> {
@@ -119,7 +135,7 @@ fn all_lines(load_programs: LoadPrograms<'_>) -> Vec<Line> {
     lines.extend(perf::lines(&environment));
     // Where something is missing, that is why they would not load.
     if lines.iter().all(|line| line.state() != State::Missing) {
-        lines.push(host::programs(load_programs));
+        lines.extend(host::programs(&environment.release, load_programs));
     }
     lines.extend(symbols::lines(&environment));
     lines.extend(sandbox::lines(&environment));

@@ -82,6 +82,11 @@ pub enum LoadError {
     Types(#[source] aya::BtfError),
     #[error(transparent)]
     Fields(#[from] TypeError),
+    #[error(
+        "threads cannot be walked, as wall-clock time and `strata stacks` need: Linux 5.18 is the first \
+         that can"
+    )]
+    Walker(#[source] ProgramError),
     #[error("threads cannot be walked")]
     Walk(#[source] io::Error),
     #[error("walking threads failed: {0}")]

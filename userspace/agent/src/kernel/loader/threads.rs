@@ -117,7 +117,7 @@ impl Threads {
         let types = Btf::from_sys_fs().map_err(LoadError::Types)?;
         let named = |source| LoadError::Program { name: PROGRAM, source };
         let threads: &mut Iter = program(ebpf, PROGRAM)?;
-        threads.load("task", &types).map_err(named)?;
+        threads.load("task", &types).map_err(LoadError::Walker)?;
         let fd = threads.fd().map_err(named)?;
         let link = thread_reader::Link::of(fd.as_fd()).map_err(LoadError::Walk)?;
         if with_ended {
