@@ -20,6 +20,7 @@ mod status;
 mod terminal;
 mod user;
 mod view;
+mod waits;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use strata_kinds::Kind;
 use strata_profile::{FrameKind, Label, LabelValue, Profile, ProfileBuilder, StackId, StringId};
 use strata_store::{Head, Options, Store};
 
@@ -300,4 +301,45 @@ fn two_hours_two_versions_and_two_services_are_compared() {
     let svg = std::fs::read_to_string(directory.path().join("changed.svg")).unwrap();
     assert!(svg.contains("class=\"r4\"") && svg.contains("class=\"b4\""));
     assert!(svg.contains("(9.09 % → 47.37 %: +38.28"), "the figures are in the picture");
+}
+
+/// Every wait ends in the scheduler, which says nothing of the program.
+#[test]
+fn of_elapsed_time_an_answer_says_what_waits_and_in_which_call() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut builder = ProfileBuilder::of_kinds([Kind::Wall].into_iter().collect());
+    for (state, call, functions, seconds) in [
+        ("running", "", [(FrameKind::Native, "burns"), (FrameKind::Native, "main")], 1),
+        ("blocked", "futex", [(FrameKind::Kernel, "schedule"), (FrameKind::Native, "waits")], 3),
+    ] {
+        let locations = functions.map(|(kind, name)| {
+            let frame = builder.frame(kind, name, "", "", 0);
+            builder.location(0, None, &[frame])
+        });
+        let stack = builder.stack(&locations);
+        let mut labels = Vec::new();
+        for (key, text) in [("state", state), ("syscall", call)] {
+            let (key, value) = (builder.string(key), LabelValue::Text(builder.string(text)));
+            labels.extend((!text.is_empty()).then_some(Label { key, value }));
+        }
+        let labels = builder.labels(&labels);
+        builder.add_of(Kind::Wall, stack, labels, &[seconds * SECOND]);
+    }
+    let mut store = Store::open(directory.path(), Options::default()).unwrap();
+    let start = now() - 60 * SECOND;
+    let head = Head { kind: "wall".to_owned(), ..head("shop", "1", start) };
+    store.append(&head, &builder.finish(), start).unwrap();
+    store.tend(start).unwrap();
+    let asked = ["query", "-s", "shop", "--type", "wall"];
+    let table = answer(directory.path(), &asked);
+    assert!(table.contains("blocked 75.0%, running 25.0%"), "{table}");
+    assert_eq!(line_with(&table, "waits"), ["75.0%", "waits"]);
+    assert_eq!(line_with(&table, "burns"), ["25.0%", "burns"]);
+    assert_eq!(line_with(&table, "futex"), ["75.0%", "futex"]);
+    assert!(!table.contains("schedule"), "{table}");
+    let json = answer(directory.path(), &[&asked[..], &["--json"]].concat());
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["waits"]["functions"][0]["name"], "waits");
+    let (_, _, note) = strata(directory.path(), &[&asked[..], &["-o", "wall.json"]].concat());
+    assert!(note.contains("keeps no times of wall samples"), "{note}");
 }

@@ -24,6 +24,7 @@ use crate::output;
 use crate::printing;
 use crate::user::User;
 use crate::view::Shown;
+use crate::waits;
 
 /// A file to write, in which format.
 pub type Output = (PathBuf, Format);
@@ -162,6 +163,7 @@ pub fn run(mut question: Question) -> Result<i32> {
             "profiles": answer.profiles,
             "damaged": answer.damaged,
             "summary": summary,
+            "waits": waits::of_type(profile, shown, question.top).map(|(_, waits)| waits),
         }));
     }
     if question.outputs.is_empty() {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
+use strata_kinds::Kind;
 use strata_profile::difference::{Change, Difference};
 use strata_profile::summary;
 use strata_profile::text::{duration, grouped, quantity, sanitize_for_terminal, shortened};
@@ -12,6 +13,7 @@ use strata_store::{Answer, Holding};
 
 use crate::printing::print;
 use crate::terminal::{columns, counted, cut};
+use crate::waits;
 use strata_query::by::{By, Row, Table};
 use strata_query::{DEFAULT_TYPE, Window, when};
 
@@ -26,6 +28,11 @@ pub fn written(path: &Path, bytes: u64) {
 
 /// For outputs in time: reports how many samples have no time.
 pub fn note_missing_times(profile: &Profile) {
+    let is_timeless = |kind: &Kind| !kind.info().keeps_times;
+    if let Some(kind) = profile.kind_of(profile.shown_sample_type()).filter(is_timeless) {
+        eprintln!("note: the store keeps no times of {kind} samples, so they are made up");
+        return;
+    }
     let Some(counting) = profile.counting_sample_type() else { return };
     let all = u64::try_from(profile.total(counting)).unwrap_or(0);
     let timed = profile.timeline().map_or(0, |ticks| ticks.count() as u64);
@@ -51,7 +58,15 @@ pub fn functions(title: &str, answer: &Answer, shown: usize, most: usize) -> Res
     facts.push(counted(answer.profiles, "profile"));
     facts.push(counted(summary.functions as u64, "function"));
     facts.push(duration(summary.duration_nanos));
-    text += &format!("{}\n\n   self   total  function\n", facts.join(", "));
+    text += &format!("{}\n", facts.join(", "));
+    // Every wait ends in the scheduler: which function that is says nothing.
+    if let Some((kind, waits)) = waits::of_type(&answer.profile, shown, most) {
+        let mut lists = Vec::new();
+        waits::print(&waits, kind, width, &mut lists)?;
+        text += &String::from_utf8_lossy(&lists);
+        return print(&text);
+    }
+    text += "\n   self   total  function\n";
     for function in &summary.top_functions {
         let module = match function.kind {
             FrameKind::Kernel | FrameKind::Marker => String::new(),

@@ -5,7 +5,7 @@
 //! - [`launch`]: the command after `--`, run as the right user.
 //! - [`upload`]: sends the profile to a server.
 //! - [`live`]: progress. [`report`]: what is printed at the end; [`quality`]: where stacks are
-//!   incomplete; [`waits`]: where threads waited. [`opening`]: opens the flame graph in a browser.
+//!   incomplete. [`opening`]: opens the flame graph in a browser.
 
 mod files;
 pub mod launch;
@@ -16,7 +16,6 @@ mod quality;
 pub mod report;
 pub mod session;
 pub mod upload;
-mod waits;
 
 use std::io::{IsTerminal, Write, stderr};
 use std::os::unix::process::ExitStatusExt;

@@ -13,11 +13,12 @@ use strata_profile::text::{sanitize_for_terminal, shortened};
 use strata_profile::waits::Waits;
 use strata_profile::{FrameKind, Profile};
 
+use super::pauses;
 use super::quality::Quality;
-use super::{pauses, waits};
 use crate::losses::{Running, advice, cause_of, losses};
 use crate::printing::grouped;
 use crate::terminal::{columns, counted, cut};
+use crate::waits;
 use strata_agent::engine::Engine;
 use strata_agent::kernel::introspect;
 use strata_agent::selection::Selection;
@@ -157,7 +158,7 @@ impl Report<'_> {
 
     fn waits(&self, kind: Kind) -> Waits {
         let first = self.profile.first_column_of(kind).unwrap_or_default();
-        waits::summary(self.profile, first + kind.info().default_column)
+        strata_profile::waits::summarize(self.profile, first + kind.info().default_column, MOST)
     }
 
     fn pauses(&self, kind: Kind) -> Pauses {

@@ -1,20 +1,25 @@
-//! Where threads waited, in the report of a recording.
+//! Where threads waited, as lists: in the report of a recording, and in an answer of the store.
 
 use std::io::Write;
 
-use strata_kinds::Kind;
+use strata_kinds::{Kind, Shape};
 use strata_profile::Profile;
 use strata_profile::text::{sanitize_for_terminal, shortened};
 use strata_profile::waits::{self, WaitShare, Waits};
 
-use super::report::MOST;
 use crate::terminal::cut;
 
 /// Waits outside of a system call.
 const NO_CALL: &str = "(none: page faults, and threads that were preempted)";
 
-pub fn summary(profile: &Profile, sample_type: usize) -> Waits {
-    waits::summarize(profile, sample_type, MOST)
+/// The kind of a sample type whose values are waits, with the `most` largest of each list.
+pub fn of_type(profile: &Profile, sample_type: usize, most: usize) -> Option<(Kind, Waits)> {
+    let kind = profile.kind_of(sample_type)?;
+    let is_time = kind.info().duration_column().is_some_and(|column| {
+        profile.first_column_of(kind).is_some_and(|first| first + column == sample_type)
+    });
+    let waits = kind.info().shape == Shape::Blocked && is_time;
+    waits.then(|| (kind, waits::summarize(profile, sample_type, most)))
 }
 
 /// The states in one line, idle threads in another, then a list by function and one by system call.
