@@ -8,8 +8,8 @@ use strata_tests::strata::Recorded;
 use strata_tests::{machine, places, strata};
 
 use crate::dotnet_running::{
-    Clr, FREQUENCY, PATIENCE, Wrongs, ask, count_of, listed, print_examples, recorded_command,
-    recorded_without_variables, start, start_command,
+    Clr, FREQUENCY, PATIENCE, Wrongs, ask, count_of, each, listed, print_examples,
+    recorded_command, recorded_without_variables, start, start_command,
 };
 
 const BURNERS: [&str; 3] = ["Shares.BurnFifty", "Shares.BurnThirty", "Shares.BurnTwenty"];
@@ -103,8 +103,7 @@ fn is_of_main_thread(stack: &strata_tests::stacks::Stack) -> bool {
 fn twenty_recordings_of_one_program_leave_nothing_behind() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    let mut wrongs = Wrongs::default();
-    for version in dotnet.versions() {
+    each(&dotnet.versions(), 2, |version, wrongs| {
         let mut app = start(&dotnet, version, "Busy", &["600", "0.2"])?;
         let pid = app.pid();
         let state = || -> Result<[usize; 4]> {
@@ -165,9 +164,8 @@ fn twenty_recordings_of_one_program_leave_nothing_behind() -> Result<()> {
                 format!("{version}: {early} {what}, and later {late}")
             });
         }
-    }
-    wrongs.none();
-    Ok(())
+        Ok(())
+    })
 }
 
 #[test]

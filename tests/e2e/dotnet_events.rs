@@ -14,7 +14,7 @@ use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Record, Recording, record};
 use strata_tests::{machine, places, stack_ends, text_outputs};
 
-use crate::dotnet_running::{self, PATIENCE};
+use crate::dotnet_running::{self, PATIENCE, each};
 
 /// What the recording says once the bridge reports events.
 const REPORTED: &str = "events of a .NET process are reported";
@@ -217,7 +217,7 @@ fn a_flood_of_exceptions_is_sampled_and_its_totals_are_right() -> Result<()> {
 fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
     let _machine = machine::beside_others()?;
     let dotnet = dotnet()?;
-    for version in dotnet.versions() {
+    each(&dotnet.versions(), 2, |version, _| {
         let mut target = Target::start(&dotnet, version, "flood", "30")?;
         target.go()?;
         for round in 0..4 {
@@ -239,8 +239,8 @@ fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
         let counted = target.counts()?;
         println!("{version}: {counted:?}");
         assert!(counted.values().all(|count| *count > 1_000));
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The daemon asks the processes whose rule has exceptions, and no others.
@@ -264,9 +264,22 @@ fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
         daemon.status().is_ok_and(|status| status["dotnet"]["attached"] == 2)
     })?;
     std::thread::sleep(Duration::from_secs(5));
+    // Recordings beside the daemon have the events that it asks for.
+    let beside = recording(&target, |record| record)?;
+    let without = record()?.pid(other.pid()).option("-e", "cpu,exceptions").start()?;
+    let other_pid = other.pid();
     target.go()?;
     other.go()?;
     let (own, _) = (target.counts()?, other.counts()?);
+    let beside = beside.finish()?.profile()?.stacks_of("exceptions")?;
+    for (name, type_name, _) in WAYS {
+        println!("beside: {} of {type_name}", thrown(&beside, type_name));
+        assert_eq!(Some(&thrown(&beside, type_name)), own.get(name));
+    }
+    let without = without.finish()?.summary()?.0["clr"]["without_events"][0].clone();
+    println!("{without}");
+    assert_eq!(without["pid"], other_pid);
+    assert!(without["reason"].as_str().is_some_and(|reason| reason.contains("another strata")));
     daemon.end()?;
     let query = |service: &str, file: &str| -> Result<String> {
         let mut command = Command::new(places::strata_binary()?);

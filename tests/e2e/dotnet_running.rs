@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -181,6 +182,33 @@ impl Wrongs {
     pub fn none(self) {
         assert!(self.0.is_empty(), "{:#?}", self.0);
     }
+}
+
+/// A test's part for each of `cases`, some at a time: mostly they wait, for programs to start and
+/// recordings to end.
+pub fn each<C: Copy + Sync>(
+    cases: &[C],
+    at_a_time: usize,
+    part: impl Fn(C, &mut Wrongs) -> Result<()> + Sync,
+) -> Result<()> {
+    let mut all = Wrongs::default();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut wrongs = Wrongs::default();
+        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            part(*case, &mut wrongs)?;
+        }
+        anyhow::Ok(wrongs)
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..at_a_time).map(|_| scope.spawn(work)).collect();
+        for thread in threads {
+            all.0.extend(thread.join().expect("a part panicked")?.0);
+        }
+        anyhow::Ok(())
+    })?;
+    all.none();
+    Ok(())
 }
 
 /// Prints the commonest of some stacks.

@@ -267,7 +267,8 @@ fn read_word(file: &File, offset: usize) -> io::Result<[u8; 8]> {
     Ok(word)
 }
 
-fn read_wishes(file: &File) -> io::Result<Option<Wishes>> {
+/// The wishes in a main file; `None` while an owner writes them.
+pub fn read_wishes(file: &File) -> io::Result<Option<Wishes>> {
     let mut bytes = [0; size_of::<WishBlock>()];
     file.read_at(WISHES as u64, &mut bytes)?;
     Ok(Wishes::from_bytes(&bytes))

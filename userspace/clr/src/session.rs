@@ -1,8 +1,9 @@
-//! A session: owns the bridge of one process and reads its records.
+//! A session: reads the records of one process's bridge, and owns it where no other strata does.
 //!
 //! A session holds the bridge's memory files open, so that it reads to the last record also when
-//! the process has been killed. It owns the bridge (one strata at a time; the kernel releases the
-//! lock of one that dies) and sends it its wishes.
+//! the process has been killed. An owner (one strata at a time; the kernel releases the lock of one
+//! that dies) sends the bridge its wishes and requests. Beside an owner, any number of sessions read
+//! what it has the bridge report, and write nothing; with the owner they end.
 //!
 //! Invariant: one call does bounded work ([`Budget`]), whatever lies in the memory, and never waits
 //! for the process: reads that take the lock of its memory are handed out ([`Session::wanted`]).
@@ -13,6 +14,7 @@ mod looking;
 mod memory_files;
 mod presence;
 mod requests;
+mod rights;
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -82,6 +84,8 @@ pub struct SessionOptions {
     /// Report an IL map with every compiled method.
     pub il_maps: bool,
     pub verbose: bool,
+    /// Where another strata owns the bridge, read beside it: without wishes and requests.
+    pub beside: bool,
     pub limits: Limits,
 }
 
@@ -91,6 +95,7 @@ impl Default for SessionOptions {
             owner_name: "strata".to_owned(),
             il_maps: false,
             verbose: false,
+            beside: false,
             limits: Limits::default(),
         }
     }
@@ -117,14 +122,14 @@ pub struct Poll {
     pub life: Life,
 }
 
-/// An owned bridge. Dropping it releases the bridge for the next owner, and stops its events.
+/// A bridge that is read. Dropping it releases an owned one for the next owner, and stops its events.
 #[derive(Debug)]
 pub struct Session {
     target: Target,
     /// Readable when the process has ended. Without it, `/proc` is asked.
     process: Option<std::os::fd::OwnedFd>,
     main: SharedMapping,
-    owner: Owner,
+    rights: Rights,
     reader: Reader<File>,
     requests: Requests,
     looking: Looking,
@@ -139,6 +144,7 @@ pub struct Session {
 }
 
 use requests::Requests;
+use rights::{Beside, Rights};
 
 /// Whether the bridge is to detach. Segments not open when it receives the request may be lost, so
 /// they are looked for once more before.
@@ -154,7 +160,8 @@ enum Leaving {
 }
 
 impl Session {
-    /// Finds the bridge of a process and becomes its owner. Waits for some seconds at most.
+    /// Finds the bridge of a process and becomes its owner, or reads beside it where that is wanted.
+    /// Waits for some seconds at most.
     pub fn open(target: Target, options: &SessionOptions) -> Result<Self, SessionError> {
         let options = options.clone();
         guarded::run("strata-clr-open", target.pid(), OPENING, move |_, deadline| {
@@ -175,12 +182,12 @@ impl Session {
                 return Err(Stuck::TimedOut(OPENING).into());
             }
             match own_main(file, options) {
-                Ok((owner, reader, status)) => {
+                Ok((rights, reader, status)) => {
                     let segments = Segments::open(&target, &mappings, &HashSet::new());
                     if deadline.has_passed() {
                         return Err(Stuck::TimedOut(OPENING).into());
                     }
-                    let mut session = Self::new(target, main, owner, reader, status, segments);
+                    let mut session = Self::new(target, main, rights, reader, status, segments);
                     session.wish(options)?;
                     return Ok(session);
                 }
@@ -193,7 +200,7 @@ impl Session {
     fn new(
         target: Target,
         main: SharedMapping,
-        owner: Owner,
+        rights: Rights,
         mut reader: Reader<File>,
         status: StatusRecord,
         segments: Segments,
@@ -209,7 +216,7 @@ impl Session {
             process: process.filter(|_| target.is_alive()),
             target,
             main,
-            owner,
+            rights,
             reader,
             requests: Requests::default(),
             looking,
@@ -231,15 +238,41 @@ impl Session {
             flags |= wish::VERBOSE;
         }
         self.wished = flags;
-        self.owner.wish(flags, [0; 32])
+        self.rights.owner().map_or(Ok(()), |owner| owner.wish(flags, [0; 32]))
     }
 
-    /// Wishes for events besides what was wished for at the start: bits of [`wish`].
+    /// Whether the bridge follows this session's wishes; else another strata owns it.
+    #[must_use]
+    pub fn is_owner(&self) -> bool {
+        matches!(self.rights, Rights::Owner(_))
+    }
+
+    /// The strata that owns the bridge, if this session only reads.
+    #[must_use]
+    pub fn read_beside(&self) -> Option<Holder> {
+        match &self.rights {
+            Rights::Owner(_) => None,
+            Rights::Reader(beside) => Some(beside.holder()),
+        }
+    }
+
+    /// What the owner wishes for now: bits of [`wish`].
+    #[must_use]
+    pub fn wishes(&self) -> u64 {
+        self.rights.wishes()
+    }
+
+    /// Wishes for events besides what was wished for at the start: bits of [`wish`]. Beside an owner
+    /// there are those that it wishes for.
     pub fn wish_for_events(&mut self, flags: u64) -> Result<(), SessionError> {
         const EVENTS: u64 =
             wish::EXCEPTIONS | wish::LOCKS | wish::ALLOCATIONS | wish::MESSAGES | wish::PAUSES;
-        if self.life == Life::Running && self.leaving == Leaving::No {
-            self.owner.wish(self.wished | flags & EVENTS, [0; 32])?;
+        let wished = self.wished | flags & EVENTS;
+        if self.life == Life::Running
+            && self.leaving == Leaving::No
+            && let Some(owner) = self.rights.owner()
+        {
+            owner.wish(wished, [0; 32])?;
         }
         Ok(())
     }
@@ -294,10 +327,10 @@ impl Session {
         self.requests.dropped()
     }
 
-    /// Queues a request. One that is pending already is not queued again.
+    /// Queues a request. One that is pending already is not queued again; beside an owner none is.
     pub fn ask(&mut self, questions: impl IntoIterator<Item = Question>) {
-        for question in questions {
-            self.requests.ask(question);
+        if self.is_owner() {
+            questions.into_iter().for_each(|question| self.requests.ask(question));
         }
     }
 
@@ -329,8 +362,8 @@ impl Session {
         self.look_after()?;
         let read = self.reader.poll(budget, monotonic_time())?;
         self.enumerated |= read.entries.iter().any(|entry| self.is_own_enumeration(entry));
-        let mut unanswered = match self.life {
-            Life::Running => self.requests.advance(&mut self.owner)?,
+        let mut unanswered = match (self.life, self.rights.owner()) {
+            (Life::Running, Some(owner)) => self.requests.advance(owner)?,
             _ => Vec::new(),
         };
         if self.life != Life::Running && !read.more {
@@ -340,7 +373,7 @@ impl Session {
     }
 
     fn is_own_enumeration(&self, entry: &Entry) -> bool {
-        matches!(&entry.record, Record::Enumerated(end) if end.epoch == self.owner.wishes().epoch)
+        matches!(&entry.record, Record::Enumerated(end) if self.rights.is_owners(end.epoch))
     }
 
     /// The look that is due now, if any. Run it on a thread that may hang; [`Self::poll`] takes its
@@ -387,10 +420,12 @@ impl Session {
             self.looks_at = now + LOOK;
             // Before reading: records written after this are read by the next call.
             self.look_after_process(now);
-            if self.life == Life::Running {
-                self.owner.beat()?;
-            }
+            let may_go_on = self.life != Life::Running || self.rights.beat()?;
             self.status = self.reader.status()?;
+            if !may_go_on {
+                // The bridge reports nothing more until it has another owner.
+                self.end(Life::Left);
+            }
             if self.reader.missing_segments(&self.status) == 0 {
                 self.looking.nothing_missing();
             }
@@ -446,6 +481,10 @@ impl Session {
         if self.life == Life::Running && self.leaving == Leaving::No {
             let now = Instant::now();
             self.status = self.reader.status()?;
+            if !self.is_owner() {
+                self.end(Life::Left);
+                return Ok(());
+            }
             self.looking.look_now(now);
             self.leaving = Leaving::Wanted { until: now + LAST_LOOK, is_looking: false };
             self.tell_to_leave(now)?;
@@ -457,7 +496,9 @@ impl Session {
         let Leaving::Wanted { until, .. } = self.leaving else { return Ok(()) };
         let is_missing = self.reader.missing_segments(&self.status) > 0;
         if self.life == Life::Running && (!is_missing || now >= until) {
-            self.owner.wish(wish::DETACH, [0; 32])?;
+            if let Some(owner) = self.rights.owner() {
+                owner.wish(wish::DETACH, [0; 32])?;
+            }
             self.leaving = Leaving::Told;
         }
         Ok(())
@@ -489,8 +530,10 @@ impl Session {
 
     /// Leaves the bridge loaded and inactive, for the next owner.
     pub fn release(self) -> Result<(), SessionError> {
-        self.owner.release()?;
-        Ok(())
+        match self.rights {
+            Rights::Owner(owner) => Ok(owner.release()?),
+            Rights::Reader(_) => Ok(()),
+        }
     }
 }
 
@@ -499,11 +542,11 @@ fn add_segments(reader: &mut Reader<File>, segments: Segments) -> usize {
     segments.files.into_iter().filter_map(|file| reader.add_segment(file).ok()).count()
 }
 
-/// Checks and locks a main file.
+/// Checks a main file, and locks it where no other strata has.
 fn own_main(
     file: Result<File, file::Refused>,
     options: &SessionOptions,
-) -> Result<(Owner, Reader<File>, StatusRecord), SessionError> {
+) -> Result<(Rights, Reader<File>, StatusRecord), SessionError> {
     let file = match file {
         Ok(file) => file,
         // It was unmapped since the mappings were read.
@@ -520,14 +563,16 @@ fn own_main(
         Some(State::Detached) => return Err(SessionError::NotLoaded),
         _ => {}
     }
-    let owner = Owner::take(file, &options.owner_name).map_err(|error| match error {
+    let rights = match Owner::take(file.try_clone()?, &options.owner_name) {
+        Ok(owner) => Rights::Owner(Box::new(owner)),
         // A bridge that detaches by itself sets its state before it takes the lock.
-        TakeError::Owned { name, pid } => match reader.status().map(|status| status.state) {
-            Ok(Some(State::Detaching)) => SessionError::Leaving,
-            Ok(Some(State::Detached)) => SessionError::NotLoaded,
-            _ => SessionError::Owned(Holder::new(&name, pid)),
+        Err(TakeError::Owned { name, pid }) => match reader.status().map(|status| status.state) {
+            Ok(Some(State::Detaching)) => return Err(SessionError::Leaving),
+            Ok(Some(State::Detached)) => return Err(SessionError::NotLoaded),
+            _ if options.beside => Rights::Reader(Beside::new(file)?),
+            _ => return Err(SessionError::Owned(Holder::new(&name, pid))),
         },
-        TakeError::Call(error) => SessionError::Io(error),
-    })?;
-    Ok((owner, reader, status))
+        Err(TakeError::Call(error)) => return Err(error.into()),
+    };
+    Ok((rights, reader, status))
 }

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::record::Record;
-use strata_clr::session::{Budget, Life, Loss, SessionError};
+use strata_clr::session::{Budget, Holder, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
 
 use super::maps_reader::MapsReader;
@@ -155,19 +155,23 @@ impl Bridges {
 }
 
 fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
+    let options = SessionOptions { beside: true, ..SessionOptions::default() };
     let deadline = Deadline::within(STARTING);
     loop {
         let outcome = if attach {
-            strata_clr::attach(pid, &AttachOptions::default())
+            let options = AttachOptions { session: options.clone(), ..AttachOptions::default() };
+            strata_clr::attach(pid, &options)
                 .map(|attached| (attached.session, attached.how))
-                // An existing bridge was left by a strata that was killed, or loaded by the process
-                // itself.
+                // An existing bridge is another strata's, was left by one that was killed, or was
+                // loaded by the process itself.
                 .map(|(session, how)| {
-                    (session, matches!(how, strata_clr::How::Loaded(_)) || !loads_it_itself(pid))
+                    let loaded = matches!(how, strata_clr::How::Loaded(_));
+                    let loaded = session.is_owner() && (loaded || !loads_it_itself(pid));
+                    (session, loaded)
                 })
         } else {
             let target = Target::open(pid)?;
-            let opened = Session::open(target, &SessionOptions::default());
+            let opened = Session::open(target, &options);
             opened.map(|session| (session, false)).map_err(AttachError::from)
         };
         match outcome {
@@ -269,6 +273,16 @@ impl Bridge {
         self.loaded
     }
 
+    /// The strata that owns it, if this one only reads.
+    pub fn read_beside(&self) -> Option<Holder> {
+        self.session.read_beside()
+    }
+
+    /// Another strata left it while the process goes on: it may be owned now.
+    pub fn is_free(&self) -> bool {
+        !self.session.is_owner() && self.session.life() == Life::Left
+    }
+
     /// Records lost in the process, or refused as invalid.
     pub fn lost(&self) -> u64 {
         let status = self.session.status();
@@ -298,10 +312,20 @@ impl Bridge {
         (status.event_function, status.event_kinds)
     }
 
+    /// What its owner wishes for: bits of [`strata_bridge_protocol::control::wish`].
+    pub fn wishes(&self) -> u64 {
+        self.session.wishes()
+    }
+
     /// From now on it reports events, and the probe passes them on.
     pub fn report_events(&mut self, probe: Probe, wishes: u64) -> Result<(), SessionError> {
         self.probe = Some(probe);
         self.session.wish_for_events(wishes)
+    }
+
+    /// Whether questions are answered. Beside an owner, what it asked is read.
+    pub fn answers(&self) -> bool {
+        self.session.is_owner()
     }
 
     pub fn ask_address(&mut self, address: u64) {

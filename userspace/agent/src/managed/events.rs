@@ -42,15 +42,17 @@ pub struct Wanted {
     pub messages: bool,
 }
 
+/// The wishes for kinds.
+const WISHES: [(Kind, u64); 4] = [
+    (Kind::Exceptions, wish::EXCEPTIONS),
+    (Kind::Locks, wish::LOCKS),
+    (Kind::Allocations, wish::ALLOCATIONS),
+    (Kind::Gc, wish::PAUSES),
+];
+
 impl Wanted {
     fn wishes(self) -> u64 {
-        let all = [
-            (Kind::Exceptions, wish::EXCEPTIONS),
-            (Kind::Locks, wish::LOCKS),
-            (Kind::Allocations, wish::ALLOCATIONS),
-            (Kind::Gc, wish::PAUSES),
-        ];
-        let wanted = all.into_iter().filter(|(kind, _)| self.kinds.contains(*kind));
+        let wanted = WISHES.into_iter().filter(|(kind, _)| self.kinds.contains(*kind));
         let messages = if self.messages { wish::MESSAGES } else { 0 };
         wanted.fold(messages, |wishes, (_, wish)| wishes | wish)
     }
@@ -74,6 +76,8 @@ pub(super) struct Events {
     progress: Progress,
     /// Of the kinds wanted, those that its bridge does not have.
     absent: Kinds,
+    /// Of the kinds wanted, those that the strata does not have it report that is read beside.
+    unasked: Kinds,
 }
 
 impl Events {
@@ -82,8 +86,16 @@ impl Events {
         if let Progress::Failed(why) = &self.progress {
             return Some(why.clone());
         }
-        (!self.absent.is_empty())
-            .then(|| format!("its runtime or its bridge reports no {}", self.absent))
+        if !self.absent.is_empty() {
+            return Some(format!("its runtime or its bridge reports no {}", self.absent));
+        }
+        (!self.unasked.is_empty()).then(|| {
+            format!(
+                "another strata reads this process and does not ask for {}: stop it, or have it \
+                 record them too (`types` in its configuration)",
+                self.unasked
+            )
+        })
     }
 }
 
@@ -127,6 +139,15 @@ impl Managed {
             let (address, kinds) = bridge.events();
             let has = |kind: &Kind| kinds >> *kind as u8 & 1 == 1;
             target.events.absent = wanted.iter().filter(|kind| !has(kind)).collect();
+            if !bridge.answers() {
+                let wishes = bridge.wishes();
+                let unasked = WISHES.into_iter().filter(|(_, wish)| wishes & wish == 0);
+                let unasked: Kinds = unasked.map(|(kind, _)| kind).collect();
+                target.events.unasked = wanted.and(unasked);
+                if target.events.unasked == wanted {
+                    continue;
+                }
+            }
             if address == 0 {
                 let why = "the bridge in it is of an older version, which reports no events: \
                            restart the process";

@@ -1,6 +1,7 @@
 //! .NET processes: the bridge in each, the code that it publishes, and the names of its methods.
 //!
 //! - [`bridge`]: attaching, on threads of its own, because it may take seconds.
+//! - `reaching`: which processes are attached to.
 //! - [`runtime`]: the bridge's records of one process.
 //! - [`maps_reader`]: reads processes' mappings, off the event loop.
 //! - `code_reader`: reads the code of sampled methods.
@@ -24,6 +25,7 @@ mod code_reader;
 pub mod events;
 mod maps_reader;
 pub mod names;
+mod reaching;
 pub mod runtime;
 pub mod stubs;
 mod target;
@@ -40,7 +42,7 @@ use crate::code_address::CodeAddress;
 use crate::kernel::loader::Programs;
 use crate::processes::table::ImageId;
 use crate::tables::store::Store;
-use bridge::{Arrival, Bridges, Refusal};
+use bridge::{Bridges, Refusal};
 use code_reader::CodeReader;
 use maps_reader::MapsReader;
 use runtime::Runtime;
@@ -102,6 +104,8 @@ pub struct Managed {
     current: HashMap<u32, ImageId>,
     /// Processes whose thread contexts the kernel reads.
     contexts: HashMap<u32, ImageId>,
+    /// How often another strata left a process that was read beside it.
+    freed: HashMap<ImageId, u32>,
     /// The number of code addresses of the aggregate examined so far.
     places_seen: usize,
     /// The limit of memory for all runtimes together.
@@ -168,6 +172,7 @@ impl Managed {
             left_alone: HashMap::new(),
             current: HashMap::new(),
             contexts: HashMap::new(),
+            freed: HashMap::new(),
             places_seen: 0,
             budget: usize::MAX,
             attached: 0,
@@ -179,20 +184,6 @@ impl Managed {
             has_more: false,
             turned: Instant::now(),
         }
-    }
-
-    /// A process that is recorded turns out to be a .NET process.
-    pub fn found(&mut self, pid: u32, image: ImageId) {
-        if self.policy == Policy::Off || self.targets.contains_key(&image) {
-            return;
-        }
-        if self.policy == Policy::AsTold {
-            if !self.left_alone.contains_key(&image) {
-                self.candidates.insert(image, pid);
-            }
-            return;
-        }
-        self.reach(pid, image, self.policy == Policy::Attach);
     }
 
     /// What is known of all runtimes may take so many bytes together.
@@ -227,80 +218,6 @@ impl Managed {
         }
     }
 
-    /// Processes that [`Self::admit`] has to decide on.
-    pub fn candidates(&self) -> impl Iterator<Item = (ImageId, u32)> + '_ {
-        self.candidates.iter().map(|(image, pid)| (*image, *pid))
-    }
-
-    /// Decides what may be done to one process.
-    pub fn admit(&mut self, image: ImageId, policy: Policy) {
-        let Some(pid) = self.candidates.remove(&image) else { return };
-        match policy {
-            Policy::Attach | Policy::AsTold => self.reach(pid, image, true),
-            Policy::EnvironmentOnly => self.reach(pid, image, false),
-            Policy::Off => {
-                self.left_alone.insert(image, pid);
-            }
-        }
-    }
-
-    /// The decisions on processes may have changed: all are evaluated again. Existing bridges stay
-    /// where `is_kept` is true; returns the processes that lost theirs.
-    pub fn ask_again(&mut self, is_kept: impl Fn(ImageId) -> bool) -> Vec<u32> {
-        self.candidates.extend(self.left_alone.drain());
-        let mut leaving = Vec::new();
-        let mut left = Vec::new();
-        for (image, target) in &mut self.targets {
-            let current = self.current.get(&target.pid) == Some(image);
-            if !current || is_kept(*image) {
-                continue;
-            }
-            // An attach under way is detached when it completes.
-            if matches!(target.state, State::Attaching) {
-                self.bridges.withdraw(*image);
-            }
-            target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
-            if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
-                leaving.push(*bridge);
-                self.detached += 1;
-            }
-            left.push((*image, target.pid));
-        }
-        for (image, pid) in &left {
-            self.left(*pid);
-            self.left_alone.insert(*image, *pid);
-        }
-        bridge::detach_aside(leaving);
-        left.into_iter().map(|(_, pid)| pid).collect()
-    }
-
-    fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
-        self.left(pid);
-        self.bridges.reach(pid, image, attach);
-        let mut target = Target::new(pid, self.budget.min(runtime::MAX_BYTES));
-        if self.policy != Policy::AsTold {
-            target.events.wanted = self.events;
-        }
-        if let Some(before) = self.targets.insert(image, target) {
-            self.lost_before += before.lost_in_all();
-        }
-        self.current.insert(pid, image);
-    }
-
-    /// A process has executed another program, or ended: its state is kept for its samples.
-    pub fn left(&mut self, pid: u32) {
-        if let Some(image) = self.current.remove(&pid)
-            && let Some(target) = self.targets.get_mut(&image)
-        {
-            target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
-            target.state = State::Ended;
-            target.ended = Some(Instant::now());
-            target.units.clear();
-        }
-        self.candidates.retain(|_, candidate| *candidate != pid);
-        self.left_alone.retain(|_, other| *other != pid);
-    }
-
     /// The AppDomain that a thread was in; 0 where a process has no more than one. `read` is what
     /// the kernel read when it took the sample; without it the thread's current one is read.
     pub fn domain_of(&mut self, image: ImageId, tid: u32, read: Option<u64>) -> u64 {
@@ -331,65 +248,11 @@ impl Managed {
         self.targets.get(&image).map(|target| &target.runtime.domains)
     }
 
-    /// Whether a process is known to be a .NET process, and the state of its bridge.
-    pub fn standing_of(&self, image: ImageId) -> Option<Standing> {
-        if self.candidates.contains_key(&image) || self.left_alone.contains_key(&image) {
-            return Some(Standing::LeftAlone);
-        }
-        self.targets.get(&image).map(|target| match &target.state {
-            State::Attaching => Standing::Attaching,
-            State::Attached(_) => Standing::Attached,
-            State::Refused(_) => Standing::Refused,
-            State::Ended => Standing::Ended,
-        })
-    }
-
     /// Reads the records of a process's bridge since the last turn.
     pub fn take_in(&mut self, image: ImageId) {
         if let Some(target) = self.targets.get_mut(&image) {
             target.take_in_between(&mut self.looker);
         }
-    }
-
-    /// Completed attaches.
-    fn take_arrivals(&mut self) {
-        let mut leaving = Vec::new();
-        self.bridges.turn();
-        while let Some(arrival) = self.bridges.arrived() {
-            let Arrival { pid, image, attach, outcome, is_withdrawn } = arrival;
-            if is_withdrawn {
-                if let Ok(bridge) = outcome {
-                    tracing::info!(pid, "the bridge leaves again: the configuration changed");
-                    self.attached += 1;
-                    self.loaded += u64::from(bridge.was_loaded());
-                    self.detached += 1;
-                    leaving.push(*bridge);
-                }
-                continue;
-            }
-            let Some(target) = self.targets.get_mut(&image) else { continue };
-            if matches!(target.state, State::Ended) {
-                continue;
-            }
-            target.state = match outcome {
-                Ok(bridge) => {
-                    self.attached += 1;
-                    self.loaded += u64::from(bridge.was_loaded());
-                    tracing::info!(pid, "the bridge is in place");
-                    State::Attached(bridge)
-                }
-                Err(refusal) if refusal.is_passing => {
-                    tracing::debug!(pid, why = %refusal.why, "a .NET process is reached later");
-                    self.bridges.reach_later(pid, image, attach);
-                    continue;
-                }
-                Err(refusal) => {
-                    tracing::info!(pid, why = %refusal.why, "no bridge in a .NET process");
-                    State::Refused(refusal)
-                }
-            };
-        }
-        bridge::detach_aside(leaving);
     }
 
     /// Reads the records of all processes. Those that must be republished are put into `dirty`.
@@ -406,6 +269,7 @@ impl Managed {
         if self.targets.is_empty() {
             return;
         }
+        self.reach_free_ones();
         self.ask_about_new_places(aggregate);
         self.divide_budget();
         self.divide_table_memory(store.segments.limit_bytes());
@@ -537,6 +401,7 @@ impl Managed {
             return false;
         }
         if let State::Attached(bridge) = &mut target.state
+            && bridge.answers()
             && target.runtime.ask(address, is_caller)
         {
             bridge.ask_address(address);

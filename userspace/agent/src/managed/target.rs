@@ -65,6 +65,8 @@ pub(super) struct Target {
     /// Its events: which are wanted, and how far that is.
     pub events: Events,
     pub ended: Option<Instant>,
+    /// The strata that it was read beside has left it.
+    pub is_free: bool,
     /// Threads by their tid outside: their tid inside the process's namespace.
     pub inner_tids: HashMap<u32, u32>,
     /// How many of `sampled` belong to the flushed aggregate.
@@ -139,6 +141,7 @@ impl Target {
             wanted_code: Vec::new(),
             events: Events::default(),
             ended: None,
+            is_free: false,
             inner_tids: HashMap::new(),
             cut_off: 0,
             cut_era: 0,
@@ -219,6 +222,7 @@ impl Target {
             self.units.set_modules(modules);
         }
         if !alive {
+            self.is_free = bridge.is_free();
             self.state = State::Ended;
         }
     }
@@ -294,7 +298,7 @@ impl Target {
                 true
             }
             None => {
-                if self.runtime.ask(address, false) {
+                if bridge.answers() && self.runtime.ask(address, false) {
                     bridge.ask_address(address);
                 }
                 !self.runtime.is_waiting_for(address)

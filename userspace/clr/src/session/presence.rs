@@ -95,7 +95,7 @@ fn holder_of(file: &std::fs::File) -> Holder {
 }
 
 /// Whether a process holds the owner's lock. Asking takes no lock (fcntl(2), F_OFD_GETLK).
-fn is_owned(file: &std::fs::File) -> bool {
+pub(super) fn is_owned(file: &std::fs::File) -> bool {
     // SAFETY: a plain C structure for which zero is a value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as libc::c_short;

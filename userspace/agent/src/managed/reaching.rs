@@ -1,0 +1,187 @@
+//! Which processes are attached to, and what becomes of it: decisions, completed attaches, and
+//! processes that another strata left.
+
+use std::time::Instant;
+
+use super::bridge::{self, Arrival};
+use super::{LAST_WORDS, Managed, Policy, Standing, State, Target, runtime};
+use crate::processes::table::ImageId;
+
+/// How often a process that another strata left is attached to again.
+const MOST_FREED: u32 = 10;
+
+impl Managed {
+    /// A process that is recorded turns out to be a .NET process.
+    pub fn found(&mut self, pid: u32, image: ImageId) {
+        if self.policy == Policy::Off || self.targets.contains_key(&image) {
+            return;
+        }
+        if self.policy == Policy::AsTold {
+            if !self.left_alone.contains_key(&image) {
+                self.candidates.insert(image, pid);
+            }
+            return;
+        }
+        self.reach(pid, image, self.policy == Policy::Attach);
+    }
+
+    /// Processes that [`Self::admit`] has to decide on.
+    pub fn candidates(&self) -> impl Iterator<Item = (ImageId, u32)> + '_ {
+        self.candidates.iter().map(|(image, pid)| (*image, *pid))
+    }
+
+    /// Decides what may be done to one process.
+    pub fn admit(&mut self, image: ImageId, policy: Policy) {
+        let Some(pid) = self.candidates.remove(&image) else { return };
+        match policy {
+            Policy::Attach | Policy::AsTold => self.reach(pid, image, true),
+            Policy::EnvironmentOnly => self.reach(pid, image, false),
+            Policy::Off => {
+                self.left_alone.insert(image, pid);
+            }
+        }
+    }
+
+    /// The decisions on processes may have changed: all are evaluated again. Existing bridges stay
+    /// where `is_kept` is true; returns the processes that lost theirs.
+    pub fn ask_again(&mut self, is_kept: impl Fn(ImageId) -> bool) -> Vec<u32> {
+        self.candidates.extend(self.left_alone.drain());
+        let mut leaving = Vec::new();
+        let mut left = Vec::new();
+        for (image, target) in &mut self.targets {
+            let current = self.current.get(&target.pid) == Some(image);
+            if !current || is_kept(*image) {
+                continue;
+            }
+            // An attach under way is detached when it completes.
+            if matches!(target.state, State::Attaching) {
+                self.bridges.withdraw(*image);
+            }
+            target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
+            if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
+                leaving.push(*bridge);
+                self.detached += 1;
+            }
+            left.push((*image, target.pid));
+        }
+        for (image, pid) in &left {
+            self.left(*pid);
+            self.left_alone.insert(*image, *pid);
+        }
+        bridge::detach_aside(leaving);
+        left.into_iter().map(|(_, pid)| pid).collect()
+    }
+
+    pub(super) fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
+        self.left(pid);
+        self.bridges.reach(pid, image, attach);
+        let mut target = Target::new(pid, self.budget.min(runtime::MAX_BYTES));
+        if self.policy != Policy::AsTold {
+            target.events.wanted = self.events;
+        }
+        if let Some(before) = self.targets.insert(image, target) {
+            self.lost_before += before.lost_in_all();
+        }
+        self.current.insert(pid, image);
+    }
+
+    /// A process has executed another program, or ended: its state is kept for its samples.
+    pub fn left(&mut self, pid: u32) {
+        if let Some(image) = self.current.remove(&pid)
+            && let Some(target) = self.targets.get_mut(&image)
+        {
+            target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
+            target.state = State::Ended;
+            target.ended = Some(Instant::now());
+            target.units.clear();
+        }
+        self.candidates.retain(|_, candidate| *candidate != pid);
+        self.left_alone.retain(|_, other| *other != pid);
+    }
+
+    /// Whether a process is known to be a .NET process, and the state of its bridge.
+    pub fn standing_of(&self, image: ImageId) -> Option<Standing> {
+        if self.candidates.contains_key(&image) || self.left_alone.contains_key(&image) {
+            return Some(Standing::LeftAlone);
+        }
+        self.targets.get(&image).map(|target| match &target.state {
+            State::Attaching => Standing::Attaching,
+            State::Attached(_) => Standing::Attached,
+            State::Refused(_) => Standing::Refused,
+            State::Ended => Standing::Ended,
+        })
+    }
+
+    /// Completed attaches.
+    pub(super) fn take_arrivals(&mut self) {
+        let mut leaving = Vec::new();
+        self.bridges.turn();
+        while let Some(arrival) = self.bridges.arrived() {
+            let Arrival { pid, image, attach, outcome, is_withdrawn } = arrival;
+            if is_withdrawn {
+                if let Ok(bridge) = outcome {
+                    tracing::info!(pid, "the bridge leaves again: the configuration changed");
+                    self.attached += 1;
+                    self.loaded += u64::from(bridge.was_loaded());
+                    self.detached += 1;
+                    leaving.push(*bridge);
+                }
+                continue;
+            }
+            let Some(target) = self.targets.get_mut(&image) else { continue };
+            if matches!(target.state, State::Ended) {
+                continue;
+            }
+            target.state = match outcome {
+                Ok(bridge) => {
+                    self.attached += 1;
+                    self.loaded += u64::from(bridge.was_loaded());
+                    match bridge.read_beside() {
+                        Some(owner) => tracing::info!(pid, %owner, "read beside another strata"),
+                        None => tracing::info!(pid, "the bridge is in place"),
+                    }
+                    State::Attached(bridge)
+                }
+                Err(refusal) if refusal.is_passing => {
+                    tracing::debug!(pid, why = %refusal.why, "a .NET process is reached later");
+                    self.bridges.reach_later(pid, image, attach);
+                    continue;
+                }
+                Err(refusal) => {
+                    tracing::info!(pid, why = %refusal.why, "no bridge in a .NET process");
+                    State::Refused(refusal)
+                }
+            };
+        }
+        bridge::detach_aside(leaving);
+    }
+
+    /// Processes that were read beside another strata, which has left them since.
+    pub(super) fn reach_free_ones(&mut self) {
+        let Self { targets, freed, .. } = self;
+        freed.retain(|image, _| targets.contains_key(image));
+        let mut free = Vec::new();
+        for (image, target) in targets {
+            let was_free = std::mem::take(&mut target.is_free);
+            if was_free && self.current.get(&target.pid) == Some(image) {
+                free.push((*image, target.pid));
+            }
+        }
+        for (image, pid) in free {
+            let times = self.freed.entry(image).or_default();
+            *times += 1;
+            // A process can claim to be owned, and not, all the time.
+            if *times > MOST_FREED {
+                continue;
+            }
+            // As it was decided on, where each is.
+            match self.policy {
+                Policy::AsTold => {
+                    self.left(pid);
+                    self.candidates.insert(image, pid);
+                }
+                policy => self.reach(pid, image, policy == Policy::Attach),
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether a session owns the bridge, or reads beside its owner.
+
+use std::fs::File;
+use std::io;
+
+use strata_bridge_protocol::control::Wishes;
+use strata_bridge_protocol::owning::{Owner, read_wishes};
+
+use super::presence::{Holder, is_owned};
+
+/// What a session may do with a bridge.
+#[derive(Debug)]
+pub(super) enum Rights {
+    Owner(Box<Owner>),
+    Reader(Beside),
+}
+
+/// The main file of a bridge that another strata owns.
+#[derive(Debug)]
+pub(super) struct Beside {
+    file: File,
+    /// The owner's, when the session began; `None` where they could not be read.
+    wishes: Option<Wishes>,
+}
+
+impl Beside {
+    pub fn new(file: File) -> io::Result<Self> {
+        let wishes = read_wishes(&file)?;
+        Ok(Self { file, wishes })
+    }
+
+    pub fn holder(&self) -> Holder {
+        let wishes = self.wishes.as_ref();
+        wishes
+            .map_or(Holder::new("", 0), |wishes| Holder::new(&wishes.owner_name, wishes.owner_pid))
+    }
+}
+
+impl Rights {
+    pub fn owner(&mut self) -> Option<&mut Owner> {
+        match self {
+            Self::Owner(owner) => Some(owner),
+            Self::Reader(_) => None,
+        }
+    }
+
+    /// Renews the owner's sign of life; false when there is no owner any more to read beside.
+    pub fn beat(&mut self) -> io::Result<bool> {
+        match self {
+            Self::Owner(owner) => owner.beat().map(|()| true),
+            Self::Reader(beside) => Ok(is_owned(&beside.file)),
+        }
+    }
+
+    /// Whether an enumeration of this epoch is the owner's.
+    pub fn is_owners(&self, epoch: u32) -> bool {
+        match self {
+            Self::Owner(owner) => owner.wishes().epoch == epoch,
+            Self::Reader(beside) => {
+                beside.wishes.as_ref().is_none_or(|wishes| wishes.epoch == epoch)
+            }
+        }
+    }
+
+    /// What the owner wishes now, bits of [`strata_bridge_protocol::control::wish`].
+    pub fn wishes(&self) -> u64 {
+        match self {
+            Self::Owner(owner) => owner.wishes().flags,
+            // Half written: they are read again soon.
+            Self::Reader(beside) => {
+                read_wishes(&beside.file).ok().flatten().map_or(0, |wishes| wishes.flags)
+            }
+        }
+    }
+}
