@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
+use strata_tests::daemon::Daemon;
 use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{Version, dotnet};
 use strata_tests::strata::Recorded;
@@ -203,4 +204,33 @@ fn a_second_strata_reads_beside_the_first_and_goes_on_without_it() -> Result<()>
         wrongs.unless(works_on(&mut app), || format!("{version}: the program stopped"));
         Ok(())
     })
+}
+
+#[test]
+fn a_daemon_beside_a_recording_takes_over_when_that_ends() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut app = start(&dotnet, Version::V9, "Busy", &["600", "0.2"])?;
+    let pid = app.pid();
+    let mut first = strata::record()?.frequency(97).seconds(600.0).pid(pid).start()?;
+    is_read(pid)?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[dotnet]\nage = \"0s\"\n")?;
+    daemon.start()?;
+    wait_until("the daemon reads it", PATIENCE, || {
+        daemon.status().is_ok_and(|status| status["dotnet"]["attached"] == 1)
+    })?;
+    first.running().signal(Signal::INT)?;
+    let clr = Clr::of(&first.finish()?)?;
+    ensure!(clr.came_and_left_once(), "{clr:?}");
+    let own = daemon.pid()?.to_string();
+    wait_until("the daemon attaches", PATIENCE, || {
+        let row = listed(pid).ok().flatten().unwrap_or_default();
+        let bridge = row["bridge"].as_str().unwrap_or_default().to_owned();
+        bridge.starts_with("attached") && bridge.contains(&own)
+    })?;
+    ensure!(works_on(&mut app), "the program stopped");
+    daemon.end()?;
+    ensure!(works_on(&mut app), "the program stopped");
+    Ok(())
 }
