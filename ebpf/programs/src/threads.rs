@@ -97,23 +97,20 @@ fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
     if wanted != 0 && pid != wanted {
         return false;
     }
-    // SAFETY: as above. Threads of the kernel have no memory of their own, and ending ones none any
-    // more.
-    unsafe {
-        if field(task, activity_offsets().flags) & KERNEL_THREAD != 0 || word(task, task_mm()) == 0
-        {
-            return false;
-        }
+    // SAFETY: as above. Threads of the kernel have no memory of their own.
+    if unsafe { field(task, activity_offsets().flags) } & KERNEL_THREAD != 0 {
+        return false;
     }
     let Some(walking) = WALKING.get_ptr_mut(slot) else { return false };
     // SAFETY: a map value of this reader.
     let walking = unsafe { &mut *walking };
     walking.visited += 1;
-    walking.state = state_of(task);
     walking.switches = switches_of(task);
     // SAFETY: as above.
     walking.start = unsafe { word(task, activity_offsets().start as u64) };
     walking.tries = 0;
+    // One that ran is sent again, as is one that was not sent.
+    let mut known_state = STATE_RUNNING as u32;
     if let Some(known) = SEEN.get_ptr_mut(tid) {
         // SAFETY: a map value; a thread is in one pass at a time.
         let known = unsafe { &*known };
@@ -122,11 +119,23 @@ fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
             && known.epoch == epoch
         {
             let is_due = known.again != 0 && known.again.wrapping_sub(number) as i32 <= 0;
-            if known.state == walking.state && known.state != STATE_RUNNING as u32 && !is_due {
-                return false;
+            if !is_due {
+                known_state = known.state;
             }
             walking.tries = known.tries;
         }
+    }
+    // Most threads end here: each further field is of another cache line, which is not in the cache.
+    if stays(task, known_state) {
+        return false;
+    }
+    walking.state = state_of(task);
+    if walking.state == known_state && known_state != STATE_RUNNING as u32 {
+        return false;
+    }
+    // SAFETY: as above. Ending threads have no memory any more.
+    if unsafe { word(task, task_mm()) } == 0 {
+        return false;
     }
     // SAFETY: a map value.
     if PROCESSES.get_ptr(pid).is_some_and(|process| unsafe { (*process).flags } & PROCESS_SKIP != 0)
@@ -267,6 +276,20 @@ fn state_of(task: *const task_struct) -> u32 {
         let is_delayed = offsets.delayed != 0 && byte(task, offsets.delayed) != 0;
         let state = field(task, task_offsets().state);
         if is_queued && !is_delayed || state & !WAKING == 0 { STATE_RUNNABLE as u32 } else { state }
+    }
+}
+
+/// Whether a thread that was blocked in a state, and has not been switched since, is blocked still. It
+/// has another state from the moment that it is woken; one that is about to wait, and was preempted
+/// before, has been switched.
+#[inline(always)]
+fn stays(task: *const task_struct, known_state: u32) -> bool {
+    let on_cpu = activity_offsets().on_cpu;
+    // SAFETY: as in `state_of`.
+    unsafe {
+        known_state & !WAKING != 0
+            && field(task, task_offsets().state) == known_state
+            && (on_cpu == 0 || byte(task, on_cpu) == 0)
     }
 }
 

@@ -1,7 +1,8 @@
 //! When passes over threads run, how often, and what becomes of one that does not end.
 //!
 //! A pass costs what changed since the one before; where that is more than its share of a CPU,
-//! passes run less often. Nothing is lost by it: time is counted as it has passed.
+//! passes run less often, but for the second one. Nothing is lost by it: time is counted as it has
+//! passed.
 //!
 //! Invariant: no pass is waited for without a limit. A reader that hangs is left behind, the
 //! process that it hung at is not walked again, and the next pass goes on.
@@ -58,6 +59,10 @@ pub(super) struct Passes {
     seen: (Walking, Instant),
     /// What taking its records has cost.
     taking: Duration,
+    /// Every thread is sent by the next pass, by the one that is on, or was by the one before.
+    wants_all: bool,
+    sends_all: bool,
+    sent_all: bool,
     jitter: Jitter,
     pub(super) figures: PassFigures,
 }
@@ -91,6 +96,9 @@ impl Passes {
             began: None,
             seen: (Walking::default(), now),
             taking: Duration::ZERO,
+            wants_all: true,
+            sends_all: false,
+            sent_all: false,
             jitter: Jitter(monotonic_nanos() | 1),
             figures: PassFigures::default(),
         }
@@ -116,6 +124,23 @@ impl Passes {
     /// Every thread is sent again, as if it had not been sent before.
     pub(super) fn send_all(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
+        self.wants_all = true;
+    }
+
+    /// How long it is until the next pass, on average, after one whose reader has used so much of a CPU.
+    /// One that sends every thread says nothing of what the next one costs: of ten thousand threads it
+    /// would keep the second one from running for ten seconds.
+    fn pause_after(&mut self, reading: Duration) -> Duration {
+        let sends_all = std::mem::take(&mut self.sends_all);
+        let sent_all = std::mem::replace(&mut self.sent_all, sends_all);
+        // The records that were taken meanwhile are of the pass before.
+        let taking = std::mem::take(&mut self.taking);
+        let cost = match (sends_all, sent_all) {
+            (true, _) => Duration::ZERO,
+            (false, true) => reading,
+            (false, false) => reading + taking,
+        };
+        (cost * SHARE).max(self.interval)
     }
 }
 
@@ -138,6 +163,7 @@ impl Engine {
         let passes = &mut self.passes;
         let now = Instant::now();
         passes.number = passes.number.wrapping_add(1).max(1);
+        passes.sends_all |= std::mem::take(&mut passes.wants_all);
         passes.current = monotonic_nanos();
         passes.next = now + passes.interval;
         let (epoch, number, previous) = (passes.epoch, passes.number, passes.previous);
@@ -175,9 +201,7 @@ impl Engine {
                 passes.previous = passes.current;
                 passes.figures.passes += 1;
                 passes.figures.reading += cost;
-                // The records that were taken meanwhile are of the pass before.
-                let cost = Duration::from_nanos(cost) + std::mem::take(&mut passes.taking);
-                let wanted = (cost * SHARE).max(passes.interval);
+                let wanted = passes.pause_after(Duration::from_nanos(cost));
                 passes.figures.interval = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
                 passes.next = began + passes.jitter.spread(wanted);
             }
@@ -271,5 +295,26 @@ impl Engine {
     /// Threads that found no room.
     pub fn threads_refused(&self) -> u64 {
         self.wall.as_ref().map_or(0, |wall| wall.refused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_that_sends_every_thread_does_not_delay_the_next_one() {
+        let mut passes = Passes::new(20);
+        let pauses = |passes: &mut Passes, costs: [u64; 4]| {
+            costs.map(|cost| {
+                passes.sends_all |= std::mem::take(&mut passes.wants_all);
+                passes.taking += Duration::from_millis(cost);
+                passes.pause_after(Duration::from_millis(cost)).as_millis()
+            })
+        };
+        // What the first one has sent may be taken only after it; then a CPU's share counts.
+        assert_eq!(pauses(&mut passes, [90, 2, 2, 0]), [50, 200, 400, 50]);
+        passes.send_all();
+        assert_eq!(pauses(&mut passes, [90, 0, 1, 1]), [50, 50, 200, 200]);
     }
 }
