@@ -14,20 +14,28 @@ use strata_bridge_protocol::clr_event::{Block, ClrEvent, kind};
 use strata_bridge_protocol::control::{Wishes, wish};
 use strata_bridge_protocol::shared_file::monotonic_time;
 
+use crate::objects::{self, Watched};
 use crate::pauses::Pauses;
 use crate::pipe;
 use crate::sampling::Sampling;
 
 /// The kinds that can be wished for, a bit each.
 #[cfg(target_arch = "x86_64")]
-const KINDS: u64 =
-    1 << kind::EXCEPTION | 1 << kind::LOCK | 1 << kind::ALLOCATION | 1 << kind::PAUSE;
+const KINDS: u64 = 1 << kind::EXCEPTION
+    | 1 << kind::LOCK
+    | 1 << kind::ALLOCATION
+    | 1 << kind::PAUSE
+    | 1 << kind::OBJECT;
 #[cfg(not(target_arch = "x86_64"))]
 const KINDS: u64 = 0;
 
 /// Those of a runtime with this `ICorProfilerInfo`.
 pub fn kinds_of(interface: u32) -> u64 {
-    if interface >= pipe::SINCE { KINDS } else { KINDS & 1 << kind::EXCEPTION }
+    match interface {
+        objects::SINCE.. => KINDS,
+        pipe::SINCE.. => KINDS & !(1 << kind::OBJECT),
+        _ => KINDS & 1 << kind::EXCEPTION,
+    }
 }
 
 /// A bit beside those of the kinds: exceptions with their messages.
@@ -85,6 +93,7 @@ pub fn wanted(wishes: &Wishes, interface: u32) -> u64 {
         (wish::LOCKS, 1 << kind::LOCK),
         (wish::ALLOCATIONS, 1 << kind::ALLOCATION),
         (wish::PAUSES, 1 << kind::PAUSE),
+        (wish::OBJECTS, 1 << kind::OBJECT),
     ];
     let wanted = bits.into_iter().filter(|(wish, _)| wishes.has(*wish));
     let kinds = wanted.fold(0, |all, (_, bit)| all | bit) & kinds_of(interface);
@@ -101,6 +110,9 @@ pub struct Events {
     /// The session of the runtime's events, or 0 ([`crate::pipe`]).
     pub pipe: AtomicU64,
     pub pauses: Pauses,
+    /// Objects are chosen apart from other events, which would take their part of the budget.
+    object_sampling: Sampling,
+    pub objects: Watched,
 }
 
 impl Events {
@@ -111,6 +123,8 @@ impl Events {
             exception_fields: AtomicU64::new(0),
             pipe: AtomicU64::new(0),
             pauses: Pauses::new(),
+            object_sampling: Sampling::new(),
+            objects: Watched::new(),
         }
     }
 
@@ -137,6 +151,11 @@ impl Events {
     /// reported.
     pub fn choose(&self, key: u64) -> u32 {
         self.sampling.choose(key, monotonic_time())
+    }
+
+    /// The same of an allocated object that may be watched.
+    pub fn choose_object(&self, key: u64) -> u32 {
+        self.object_sampling.choose(key, monotonic_time())
     }
 }
 
@@ -176,5 +195,7 @@ mod tests {
         assert_eq!(wanted(&wishes(wish::LOCKS), 12), 1 << kind::LOCK);
         assert_eq!(wanted(&wishes(wish::PAUSES), 11), 0);
         assert_eq!(wanted(&wishes(wish::PAUSES), 12), 1 << kind::PAUSE);
+        assert_eq!(wanted(&wishes(wish::OBJECTS), 12), 0);
+        assert_eq!(wanted(&wishes(wish::OBJECTS), 13), 1 << kind::OBJECT);
     }
 }

@@ -17,6 +17,7 @@
 //! | `events`, `sampling` | events with a stack: the function that strata probes, and which are chosen |
 //! | `exceptions` | events of thrown exceptions |
 //! | `pipe` | events of waits for locks, of allocations and of collections |
+//! | `objects`, `collections` | which sampled objects are alive, by weak handles |
 //! | `pauses` | which suspensions of the process are pauses for a collection |
 //! | `lifetimes`, `gate`, `dead_code` | how long the runtime's ids may be used |
 //! | `asking` | lookup of code addresses on request |
@@ -33,6 +34,7 @@
 mod asking;
 mod callbacks;
 mod canonical;
+mod collections;
 mod com;
 mod compilations;
 mod dead_code;
@@ -50,6 +52,7 @@ mod lookup;
 mod metadata;
 mod methods;
 mod modules;
+mod objects;
 #[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
 mod old_glibc;
 mod own_thread;

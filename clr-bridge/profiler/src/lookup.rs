@@ -9,6 +9,7 @@
 //! when strata attached the bridge and was killed. That is its last act, so that by the time the
 //! runtime reports that it has detached, the thread is over or about to be, and can be joined.
 
+use strata_bridge_protocol::clr_event::kind;
 use strata_bridge_protocol::control::{Outcome, Request, Wishes, request, wish};
 use strata_bridge_protocol::record::{Enumerated, Level, NotFound};
 use strata_bridge_protocol::shared_file::monotonic_time;
@@ -16,7 +17,7 @@ use strata_bridge_protocol::status::{Count, Loss, State};
 
 use crate::asking::{self, Asked};
 use crate::session::Session;
-use crate::{domains, enumerate, events, il_maps, own_thread, pipe, tasks};
+use crate::{domains, enumerate, events, il_maps, objects, own_thread, pipe, tasks};
 
 /// Milliseconds between checks without a wake-up: each check costs 40 µs of CPU time, including the
 /// wake-up. Owners, callbacks that need something and the end of the session ring the doorbell; a
@@ -27,6 +28,9 @@ const SOON: u32 = 10;
 /// AppDomains are renamed while the runtime starts: the interval at which names are read.
 const NAMES_EVERY: u64 = 1_000_000_000;
 const NAMES_SOON: u32 = 1_001;
+/// Milliseconds between looks at watched objects, and where there are many.
+const OBJECTS_EVERY: u32 = 1_000;
+const OBJECTS_SOON: u32 = 200;
 /// How long after an owner attached names are read every second; later on at every check.
 const NAMES_FOR: u64 = 10_000_000_000;
 
@@ -57,6 +61,9 @@ pub struct Lookup {
     detach_from: u64,
     /// Not everything has been reported to the owner yet.
     enumerating: bool,
+    /// When watched objects were looked at, and milliseconds until they are again.
+    looked: u64,
+    look_in: u32,
 }
 
 /// Whether the thread goes on.
@@ -76,6 +83,8 @@ impl Lookup {
             owned: monotonic_time(),
             detach_from: 0,
             enumerating: false,
+            looked: 0,
+            look_in: OBJECTS_EVERY,
         }
     }
 
@@ -134,7 +143,20 @@ impl Lookup {
             self.named = now;
             session.ask(|| domains::look_again(session));
         }
+        self.look_at_objects(now);
         self.answer(&wishes, now)
+    }
+
+    /// Which objects are gone, if it is time.
+    fn look_at_objects(&mut self, now: u64) {
+        let is_wanted = self.session.events().wants(kind::OBJECT);
+        if !is_wanted || now.saturating_sub(self.looked) < u64::from(self.look_in) * 1_000_000 {
+            return;
+        }
+        self.looked = now;
+        let mut are_many = false;
+        self.session.timed(|| are_many = objects::look(self.session));
+        self.look_in = if are_many { OBJECTS_SOON } else { OBJECTS_EVERY };
     }
 
     /// No reader: compilations are not reported. What was reported already stays correct.
@@ -144,6 +166,7 @@ impl Lookup {
         if session.events().want(0) || session.is_compiling() && !goes_on {
             session.call(|| {
                 pipe::apply(session);
+                objects::apply(session);
                 session.set_events(goes_on)
             });
         }
@@ -186,6 +209,11 @@ impl Lookup {
             session.set_eager(false);
             let is_first_try = self.served != wishes.epoch && !self.enumerating;
             session.shared().count(Count::OwnersSeen, u64::from(is_first_try));
+            if is_first_try && session.events().wants(kind::OBJECT) {
+                // Objects that were reported to the last owner mean nothing to this one.
+                session.events().want(0);
+                session.call(|| objects::apply(session));
+            }
             session.start_telling();
             session.call(|| session.set_events(true));
             let mut is_complete = false;
@@ -207,6 +235,7 @@ impl Lookup {
             session.call(|| {
                 session.set_events(session.is_compiling());
                 pipe::apply(session);
+                objects::apply(session);
             });
         }
         session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
@@ -224,6 +253,7 @@ impl Lookup {
         }
         let result = session.call(|| {
             pipe::apply(session);
+            objects::apply(session);
             session.info().request_detach(DETACH_IN)
         });
         if result.is_some_and(|result| result >= 0) {
@@ -266,7 +296,8 @@ impl Lookup {
             _ if now.saturating_sub(self.served_from) < NAMES_FOR => NAMES_SOON,
             _ => IDLE,
         };
-        Next::Round { milliseconds }
+        let most = if session.events().wants(kind::OBJECT) { self.look_in } else { IDLE };
+        Next::Round { milliseconds: milliseconds.min(most) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The runtime's own events (EventPipe) inside the process: waits for locks, allocations and
+//! The runtime's own events (EventPipe) inside the process: waits for locks, allocations, objects and
 //! collections, from .NET 5 on.
 //!
 //! A session makes the runtime call `EventPipeEventDelivered` on the thread that an event is of. It
@@ -21,6 +21,7 @@ use strata_bridge_protocol::status::Loss;
 use crate::com::info::Provider;
 use crate::events;
 use crate::exceptions::name_of;
+use crate::objects::{self, Allocated};
 use crate::pauses::Pause;
 use crate::session::Session;
 use crate::tasks;
@@ -59,6 +60,9 @@ const NAME: [u16; 32] = {
     units
 };
 
+/// Objects from this size on are among the large ones, unless the program sets more
+/// (src/coreclr/gc/gc.h, `LARGE_OBJECT_SIZE`).
+const LARGE: u64 = 85_000;
 /// Pauses have one budget.
 const PAUSES: u64 = 0x7061_7573;
 /// Waits of all locks have one budget.
@@ -72,10 +76,10 @@ fn provider(session: &Session) -> Option<Provider> {
     if events.wants(kind::LOCK) {
         keywords |= CONTENTION;
     }
-    if events.wants(kind::PAUSE) {
+    if events.wants(kind::PAUSE) || events.wants(kind::OBJECT) {
         keywords |= GC;
     }
-    if events.wants(kind::ALLOCATION) {
+    if events.wants(kind::ALLOCATION) || events.wants(kind::OBJECT) {
         if session.major() >= SAMPLES_ALLOCATIONS {
             keywords |= ALLOCATION_SAMPLING;
         } else {
@@ -130,6 +134,7 @@ fn change(session: &Session) {
     }
     // What was under way is not known any more.
     session.events().pauses.reset();
+    session.events().objects.collections.reset();
     if let Some(provider) = provider(session) {
         match session.info().start_event_session(&provider) {
             Some(opened) => place.store(opened, Ordering::Relaxed),
@@ -144,32 +149,34 @@ pub fn delivered(session: &Session, id: u32, version: u32, data: &[u8]) {
     let events = session.events();
     match id {
         CONTENTION_STOP if version >= 1 && events.wants(kind::LOCK) => wait(session, data),
-        ALLOCATION_TICK if version >= 4 && events.wants(kind::ALLOCATION) => {
+        ALLOCATION_TICK if version >= 4 => {
             // Amount (32 bits), kind, instance, amount, class, name, heap, address, size.
             let (Some(amount), Some(class)) = (word(data, 10), word(data, 18)) else { return };
-            let Some(rest) = data.get(26..) else { return };
+            let Some((kind, rest)) = half_word(data, 4).zip(data.get(26..)) else { return };
             let (name, rest) = text(rest);
-            let Some(size) = word(rest, 12) else { return };
-            allocation(session, class, name, size, amount);
+            let Some((address, size)) = word(rest, 4).zip(word(rest, 12)) else { return };
+            allocation(session, &Allocation { class, name, size, amount, address, kind });
         }
-        ALLOCATION_SAMPLED if events.wants(kind::ALLOCATION) => {
+        ALLOCATION_SAMPLED => {
             // Kind, instance, class, name, address, size, offset.
             let Some((class, rest)) = word(data, 6).zip(data.get(14..)) else { return };
+            let Some(kind) = half_word(data, 0) else { return };
             let (name, rest) = text(rest);
-            let Some(size) = word(rest, 8) else { return };
-            allocation(session, class, name, size, 0);
+            let Some((address, size)) = word(rest, 0).zip(word(rest, 8)) else { return };
+            allocation(session, &Allocation { class, name, size, amount: 0, address, kind });
         }
-        _ if events.wants(kind::PAUSE) => collecting(session, id, version, data),
-        _ => {}
+        _ => collecting(session, id, version, data),
     }
 }
 
 /// Suspends, collects, or goes on.
 fn collecting(session: &Session, id: u32, version: u32, data: &[u8]) {
-    let pauses = &session.events().pauses;
+    let events = session.events();
+    let (pauses, collections) = (&events.pauses, &events.objects.collections);
+    let (of_pauses, of_objects) = (events.wants(kind::PAUSE), events.wants(kind::OBJECT));
     match id {
         // Reason, count.
-        SUSPENDS if version >= 1 => {
+        SUSPENDS if version >= 1 && of_pauses => {
             let Some(reason) = half_word(data, 0) else { return };
             pauses.suspends(reason, tasks::own(), monotonic_time());
         }
@@ -177,16 +184,26 @@ fn collecting(session: &Session, id: u32, version: u32, data: &[u8]) {
         GC_START if version >= 1 => {
             let [number, generation, reason, kind] =
                 [0, 4, 8, 12].map(|at| half_word(data, at).unwrap_or(u32::MAX));
-            let [generation, reason, kind] =
-                [generation, reason, kind].map(|number| u8::try_from(number).unwrap_or(UNKNOWN));
-            pauses.collects(tasks::own(), number, Collection { generation, reason, kind });
-        }
-        GC_END if version >= 1 => {
-            if let Some(number) = half_word(data, 0) {
-                pauses.collected(number);
+            if of_objects {
+                collections.starts(number, monotonic_time());
+            }
+            if of_pauses {
+                let [generation, reason, kind] = [generation, reason, kind]
+                    .map(|number| u8::try_from(number).unwrap_or(UNKNOWN));
+                pauses.collects(tasks::own(), number, Collection { generation, reason, kind });
             }
         }
-        RESTARTED => {
+        // Number, generation.
+        GC_END if version >= 1 => {
+            let Some(number) = half_word(data, 0) else { return };
+            if of_pauses {
+                pauses.collected(number);
+            }
+            if of_objects && let Some(generation) = half_word(data, 4) {
+                collections.ends(number, u8::try_from(generation).unwrap_or_default());
+            }
+        }
+        RESTARTED if of_pauses => {
             if let Some(pause) = pauses.restarted(tasks::own(), monotonic_time()) {
                 paused(session, &pause);
             }
@@ -232,10 +249,32 @@ fn wait(session: &Session, data: &[u8]) {
     });
 }
 
-/// An object was allocated. `amount`: the bytes that it stands for; 0: that follows from its size.
-fn allocation(session: &Session, class: u64, name: &[u8], size: u64, amount: u64) {
-    let weight = session.events().choose(class);
-    if weight == 0 {
+/// An object was allocated.
+struct Allocation<'a> {
+    class: u64,
+    /// The class's, in UTF-16.
+    name: &'a [u8],
+    size: u64,
+    /// The bytes that it stands for; 0: that follows from its size.
+    amount: u64,
+    address: u64,
+    /// Where: among the small objects (0), or others.
+    kind: u32,
+}
+
+fn allocation(session: &Session, allocation: &Allocation<'_>) {
+    let Allocation { class, name, size, amount, address, kind } = *allocation;
+    let events = session.events();
+    let weight = |is_wanted: bool, choose: &dyn Fn() -> u32| if is_wanted { choose() } else { 0 };
+    let weight_of_object = weight(events.wants(kind::OBJECT), &|| events.choose_object(class));
+    // First: what follows may let the object move.
+    let object = (weight_of_object != 0).then(|| {
+        let is_large = kind != 0 || size >= LARGE;
+        objects::watch(session, Allocated { address, is_large })
+    });
+    let object = object.flatten();
+    let weight = weight(events.wants(kind::ALLOCATION), &|| events.choose(class));
+    if weight == 0 && object.is_none() {
         return;
     }
     let mut type_name = Text::<MAX_TYPE>::new();
@@ -246,14 +285,25 @@ fn allocation(session: &Session, class: u64, name: &[u8], size: u64, amount: u64
             type_name.push_units(&[u16::from_le_bytes(*unit)]);
         }
     }
-    events::report(&ClrEvent {
-        kind: kind::ALLOCATION,
-        weight,
-        value: amount.saturating_mul(u64::from(weight)),
-        size,
-        type_name: type_name.as_str(),
-        ..ClrEvent::default()
-    });
+    let event = ClrEvent { size, type_name: type_name.as_str(), ..ClrEvent::default() };
+    if weight != 0 {
+        let value = amount.saturating_mul(u64::from(weight));
+        events::report(&ClrEvent { kind: kind::ALLOCATION, weight, value, ..event });
+    }
+    if let Some(id) = object {
+        let mut message = Text::<24>::new();
+        message.push_number(u32::from(id.slot));
+        message.push(":");
+        message.push_number(id.serial);
+        let value = amount.saturating_mul(u64::from(weight_of_object));
+        events::report(&ClrEvent {
+            kind: kind::OBJECT,
+            weight: weight_of_object,
+            value,
+            message: message.as_str(),
+            ..event
+        });
+    }
 }
 
 /// Eight bytes of an event's data.

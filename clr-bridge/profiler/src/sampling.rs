@@ -166,7 +166,7 @@ fn change<T>(word: &AtomicU64, mut step: impl FnMut(&mut Place) -> T) -> T {
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): every bit of the result depends on every bit of the seed.
-fn mix(seed: u64) -> u64 {
+pub fn mix(seed: u64) -> u64 {
     let mut word = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

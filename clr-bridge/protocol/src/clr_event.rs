@@ -1,5 +1,5 @@
 //! What the bridge passes with an event of the runtime's: an exception, a wait for a lock, an
-//! allocation, a pause for a garbage collection.
+//! allocation, an object that is watched, a pause for a garbage collection.
 //!
 //! The bridge calls an empty function with the address of a [`Block`]. strata has a BPF program
 //! there, which walks the thread's stack and copies the block. The program reads only the first two
@@ -21,6 +21,8 @@ pub mod kind {
     pub const EXCEPTION: u8 = 3;
     pub const LOCK: u8 = 4;
     pub const ALLOCATION: u8 = 5;
+    /// An allocation whose object is watched from then on ([`crate::objects`]).
+    pub const OBJECT: u8 = 6;
     pub const PAUSE: u8 = 7;
 }
 
@@ -61,7 +63,7 @@ pub struct ClrEvent<'a> {
     /// In UTF-8; what is longer than [`MAX_TYPE`] is cut.
     pub type_name: &'a str,
     /// In UTF-8; what is longer than [`MAX_MESSAGE`] is cut. Of a pause the collection's number, in
-    /// decimal.
+    /// decimal; of a watched object its [`crate::objects::ObjectId`], as text.
     pub message: &'a str,
 }
 

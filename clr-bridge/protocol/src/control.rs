@@ -38,6 +38,8 @@ pub mod wish {
     pub const MESSAGES: u64 = 128;
     /// Report pauses for garbage collections.
     pub const PAUSES: u64 = 256;
+    /// Watch sampled objects, and report them when they are allocated.
+    pub const OBJECTS: u64 = 512;
 }
 
 /// Numbers of [`Request::kind`].

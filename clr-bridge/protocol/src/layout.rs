@@ -45,8 +45,13 @@ pub const RING_WORDS: usize = CONTEXTS + CONTEXT_SLOTS * size_of::<ContextSlot>(
 pub const RING_CELLS: usize = 16384;
 pub const RING_CELL: usize = 64;
 pub const RING_DATA: usize = RING_WORDS + RING_CELLS * 8;
+/// Figures about the watched objects ([`crate::objects`]): samples without a place.
+pub const OBJECTS: usize = RING_DATA + RING_CELLS * RING_CELL;
+/// One word for each watched object.
+pub const OBJECT_WORDS: usize = OBJECTS + PAGE;
+pub const OBJECT_SLOTS: usize = 8192;
 /// The rest is zero, reserved for later versions.
-pub const MAIN_END: usize = RING_DATA + RING_CELLS * RING_CELL;
+pub const MAIN_END: usize = OBJECT_WORDS + OBJECT_SLOTS * 8;
 
 /// Within [`CONTROL`]: the [`WishBlock`].
 pub const WISHES: usize = CONTROL;
@@ -81,7 +86,8 @@ const _: () = {
     assert!(REQUESTS == 0x2000 && STATUS == 0x4000 && ANSWERS == 0x5000);
     assert!(ANSWER_SLOTS == 0x5800 && RING_HEAD == 0x6000 && RING_TAIL_SEEN == 0x6040);
     assert!(CONTEXTS == 0x10000 && RING_WORDS == 0x50000 && RING_DATA == 0x70000);
-    assert!(MAIN_END == 0x17_0000 && SEGMENT_TAIL == 64 && SEGMENT_DATA == 128);
+    assert!(OBJECTS == 0x17_0000 && OBJECT_WORDS == 0x17_1000 && MAIN_END == 0x18_1000);
+    assert!(SEGMENT_TAIL == 64 && SEGMENT_DATA == 128);
 };
 
 const _: () = {

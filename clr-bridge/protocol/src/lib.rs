@@ -32,7 +32,8 @@
 //!
 //! # Main file
 //!
-//! `memfd:strata-clr`, 2 MiB. The ring's pages get memory when events are first wished for.
+//! `memfd:strata-clr`, 2 MiB. The ring's pages get memory when events are first wished for, those of
+//! watched objects when these are.
 //!
 //! | offset | bytes | written by | what |
 //! |---:|---:|---|---|
@@ -50,7 +51,9 @@
 //! | 0x010000 | 4096 × 64 | bridge | thread contexts |
 //! | 0x050000 | 16384 × 8 | bridge | words of the ring's cells |
 //! | 0x070000 | 16384 × 64 | bridge | cells of the ring |
-//! | 0x170000 | | | zero, for what comes later |
+//! | 0x170000 | 8 | bridge | sampled objects that found no place in the table `u64` |
+//! | 0x171000 | 8192 × 8 | bridge | watched objects: serial number `u32`, shift `u8`, 1 if in use `u8`, collections survived `u16` ([`objects`]) |
+//! | 0x181000 | | | zero, for what comes later |
 //!
 //! **Header**
 //!
@@ -195,6 +198,7 @@ pub mod field;
 pub mod layout;
 pub mod log;
 pub mod memory;
+pub mod objects;
 pub mod owner;
 pub mod owning;
 pub mod reader;

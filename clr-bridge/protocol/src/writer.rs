@@ -19,11 +19,12 @@ use crate::control::ControlReader;
 use crate::doorbell;
 use crate::event::Event;
 use crate::layout::{
-    CONTEXTS, DOORBELL, MAIN_NAME, MAIN_SIZE, MAX_SEGMENTS, MainHeader, RING_CELLS, RING_DATA,
-    RING_WORDS, SEGMENT_DATA, SEGMENT_NAME, SEGMENT_SIZE, SegmentHeader,
+    CONTEXTS, DOORBELL, MAIN_END, MAIN_NAME, MAIN_SIZE, MAX_SEGMENTS, MainHeader, OBJECTS,
+    RING_CELLS, RING_DATA, RING_WORDS, SEGMENT_DATA, SEGMENT_NAME, SEGMENT_SIZE, SegmentHeader,
 };
 use crate::log::{Appended, Prepared, Segment};
 use crate::memory::{Memory, Region};
+use crate::objects::Objects;
 use crate::owner::OwnerWatch;
 use crate::record::Encode;
 use crate::ring::{Pushed, Ring, RingPlaces};
@@ -69,6 +70,7 @@ pub struct Writer {
     /// The lookup thread has been asked to make memory ready.
     wants_memory: AtomicBool,
     ring_ready: AtomicBool,
+    objects_ready: AtomicBool,
     registrar: Registrar,
 }
 
@@ -92,6 +94,7 @@ impl Writer {
             retry: AtomicU64::new(0),
             wants_memory: AtomicBool::new(false),
             ring_ready: AtomicBool::new(false),
+            objects_ready: AtomicBool::new(false),
             registrar: Registrar::default(),
             watch: Mutex::new(watch),
         };
@@ -331,6 +334,22 @@ impl Writer {
         Ok(())
     }
 
+    /// Takes the memory for watched objects.
+    pub fn prepare_objects(&self) -> Result<(), CreateError> {
+        if !self.is_forked() && !self.objects_ready.load(Ordering::Acquire) {
+            self.main.populate(OBJECTS, MAIN_END - OBJECTS)?;
+            self.objects_ready.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The watched objects; `None` in a forked child, and before there is memory for them.
+    #[must_use]
+    pub fn objects(&self) -> Option<Objects<'_, Region>> {
+        let is_ready = !self.is_forked() && self.objects_ready.load(Ordering::Acquire);
+        is_ready.then(|| Objects::new(self.main.region()))
+    }
+
     /// Pushes an event. Never waits.
     pub fn push(&self, event: &Event<'_>) -> Result<(), Lost> {
         if self.is_forked() {
@@ -388,6 +407,7 @@ impl Writer {
 const _: () = {
     // Pieces that `populate` takes are whole pages.
     assert!(RING_WORDS.is_multiple_of(4096) && RING_DATA.is_multiple_of(4096));
+    assert!(OBJECTS.is_multiple_of(4096) && MAIN_END.is_multiple_of(4096));
     assert!(CONTEXTS.is_multiple_of(4096) && SEGMENT_SIZE.is_multiple_of(LOG_STEP));
     assert!(SEGMENT_DATA < LOG_STEP);
 };

@@ -561,6 +561,27 @@ impl Info {
         good(call!(self, 12, 103, (u64), session))
     }
 
+    // ICorProfilerInfo13
+
+    /// A handle to an object that does not keep it alive.
+    pub fn weak_handle(self, object: usize) -> Option<usize> {
+        const WEAK: u32 = 1;
+        let mut handle = 0;
+        good(call!(self, 13, 108, (usize, u32, *mut usize), object, WEAK, &mut handle))?;
+        (handle > 1).then_some(handle)
+    }
+
+    pub fn destroy_handle(self, handle: usize) -> Option<()> {
+        good(call!(self, 13, 109, (usize), handle))
+    }
+
+    /// The object of a handle; 0 when it is gone.
+    pub fn object_of_handle(self, handle: usize) -> Option<usize> {
+        let mut object = 0;
+        good(call!(self, 13, 110, (usize, *mut usize), handle, &mut object))?;
+        Some(object)
+    }
+
     // ICorProfilerInfo9
 
     /// Code ranges of the code that starts at an address.

@@ -25,6 +25,7 @@ use crate::layout::{
     SEGMENT_SIZE, STATUS, StatusPage, context_place,
 };
 use crate::log::RecordWord;
+use crate::objects::ObjectTable;
 use crate::record::{DecodeError, FLAG_CUT, Record};
 use crate::status::StatusRecord;
 
@@ -181,6 +182,11 @@ impl<R: ReadAt> Reader<R> {
     /// The bridge's status.
     pub fn status(&self) -> io::Result<StatusRecord> {
         Ok(StatusRecord::from_bytes(&read_array(&self.main, STATUS as u64)?))
+    }
+
+    /// The watched objects.
+    pub fn objects(&self) -> io::Result<ObjectTable> {
+        ObjectTable::read(&self.main)
     }
 
     /// A thread's context, unless it is being written now.
