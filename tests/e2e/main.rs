@@ -18,6 +18,7 @@ mod dotnet_beside;
 mod dotnet_bundles;
 mod dotnet_events;
 mod dotnet_gc;
+mod dotnet_heap;
 mod dotnet_hostile;
 mod dotnet_names;
 mod dotnet_places;

@@ -73,6 +73,21 @@ pub struct Sample<'a> {
     pub space: &'a Space,
 }
 
+/// One sample whose stack is known as code addresses.
+#[derive(Clone, Copy)]
+pub struct Addresses<'a> {
+    pub kind: Kind,
+    pub time: u64,
+    pub thread: ThreadKey,
+    pub labels: LabelsId,
+    pub weight: u32,
+    pub value: u64,
+    /// Innermost first, with its markers.
+    pub stack: &'a [CodeAddress],
+    /// Why it ends where it does.
+    pub end: End,
+}
+
 type Hasher = FixedState;
 
 /// Bytes of a hash's secret, as many as the function's own has.
@@ -141,6 +156,36 @@ impl Aggregate {
         if let Some(of_kind) = self.kinds.get_mut(kind as usize) {
             of_kind.begin(hash, id, stack, sample);
         }
+    }
+
+    /// The same of a sample whose stack was taken earlier.
+    pub fn add_addresses(&mut self, added: &Addresses<'_>) {
+        let Addresses { kind, time, thread, labels, weight, value, stack, end } = *added;
+        let mut places = std::mem::take(&mut self.scratch);
+        places.clear();
+        places.extend(stack.iter().map(|place| self.places.insert_full(*place).0 as u32));
+        let id = self.stack_at(&places);
+        self.scratch = places;
+        // What rows of the same kind are told apart by; its own words are no stack's.
+        let row = [u64::from(id.0) << 32 | u64::from(labels.0), u64::MAX];
+        let hash = self.hash(bytes_of(&row)) ^ self.hash_of_thread(&thread);
+        let space = Space::default();
+        let stack = Words { kernel: &[], user: &[], end, flags: 0, era: 0 };
+        let sample = Sample { kind, time, thread, labels, weight, value, stack, space: &space };
+        let Some(of_kind) = self.kinds.get_mut(kind as usize) else { return };
+        of_kind.samples += 1;
+        if let Some(count) = of_kind.ends.get_mut(end as usize) {
+            *count += 1;
+        }
+        if !of_kind.add(hash, &sample) {
+            let thread = ThreadId(self.threads.insert_full(thread).0 as u32);
+            of_kind.begin(hash, thread, id, &sample);
+        }
+    }
+
+    /// Takes code addresses in that samples will have later: what is asked about them is asked now.
+    pub fn note_addresses(&mut self, addresses: &[CodeAddress]) {
+        self.places.extend(addresses.iter().copied());
     }
 
     /// The samples of these kinds keep their times from now on, those of others do not.
@@ -235,14 +280,20 @@ impl Aggregate {
         if let Some(marker) = CodeAddress::of_end(words.end) {
             push(marker);
         }
-        let hash = self.hash(bytes_of_words(&places));
+        let stack = self.stack_at(&places);
+        self.scratch = places;
+        stack
+    }
+
+    /// The stack with these places.
+    fn stack_at(&mut self, places: &[u32]) -> StackId {
+        let hash = self.hash(bytes_of_words(places));
         let next = StackId(self.stack_ends.len() as u32);
         let stack = *self.by_places.entry(hash).or_insert(next);
         if stack == next {
-            self.stack_places.extend_from_slice(&places);
+            self.stack_places.extend_from_slice(places);
             self.stack_ends.push(self.stack_places.len() as u32);
         }
-        self.scratch = places;
         stack
     }
 

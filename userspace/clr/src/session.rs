@@ -25,6 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::layout::CONTEXTS;
+use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::owning::{Owner, TakeError};
 pub use strata_bridge_protocol::reader::{Budget, Entry, Limits, ReaderLosses};
 use strata_bridge_protocol::reader::{HeaderError, Reader, file};
@@ -265,8 +266,12 @@ impl Session {
     /// Wishes for events besides what was wished for at the start: bits of [`wish`]. Beside an owner
     /// there are those that it wishes for.
     pub fn wish_for_events(&mut self, flags: u64) -> Result<(), SessionError> {
-        const EVENTS: u64 =
-            wish::EXCEPTIONS | wish::LOCKS | wish::ALLOCATIONS | wish::MESSAGES | wish::PAUSES;
+        const EVENTS: u64 = wish::EXCEPTIONS
+            | wish::LOCKS
+            | wish::ALLOCATIONS
+            | wish::MESSAGES
+            | wish::PAUSES
+            | wish::OBJECTS;
         let wished = self.wished | flags & EVENTS;
         if self.life == Life::Running
             && self.leaving == Leaving::No
@@ -311,6 +316,12 @@ impl Session {
     #[must_use]
     pub fn app_domain_of(&self, tid: u32) -> Option<u64> {
         self.reader.context(tid).ok().flatten().map(|context| context.app_domain)
+    }
+
+    /// Which of the objects that the bridge watches are alive: claims of the process.
+    #[must_use]
+    pub fn objects(&self) -> Option<ObjectTable> {
+        self.reader.objects().ok()
     }
 
     pub fn life(&self) -> Life {

@@ -54,7 +54,7 @@ pub struct Configuration {
 
 /// The kinds that a clock samples, and that this version has a sampler for.
 pub(crate) fn sampled_by_clocks() -> impl Iterator<Item = (Kind, Rate)> {
-    Kinds::sampled().iter().filter_map(|kind| Some((kind, kind.info().rate?)))
+    Kinds::all().iter().filter_map(|kind| Some((kind, kind.info().rate?)))
 }
 
 impl Configuration {
@@ -142,7 +142,6 @@ pub fn load(inputs: &Inputs<'_>) -> Result<Loaded, Vec<Problem>> {
     }
     let configuration = read(&mut layers);
     notices.extend(layers.finish());
-    notices.extend(not_sampled(&configuration));
     if layers.problems.is_empty() {
         Ok(Loaded { configuration, shown: layers.shown, notices })
     } else {
@@ -185,7 +184,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
     if host.value.as_ref().is_some_and(|name| name.chars().any(char::is_control)) {
         layers.refuse(&["host"], &host, "expected a name, on one line", None);
     }
-    let configuration = Configuration {
+    Configuration {
         frequencies,
         types,
         memory_limit,
@@ -215,46 +214,7 @@ fn read(layers: &mut Layers<'_>) -> Configuration {
         log_level: layers.get(&["log", "level"], LogLevel::Info),
         exporters: exporters::read(layers),
         rules: rules::read(layers),
-    };
-    check_types(layers, &configuration);
-    configuration
-}
-
-/// None at all leaves it to rules and to the processes' own variables.
-fn check_types(layers: &mut Layers<'_>, configuration: &Configuration) {
-    let is_sampled = |types: &Kinds| types.iter().any(Kind::is_sampled);
-    let types = &configuration.types;
-    let sampled = Kinds::sampled();
-    let by_rule = || configuration.rules.iter().filter_map(|rule| rule.types.value.as_ref());
-    if !types.value.is_empty() && !is_sampled(&types.value) && !by_rule().any(is_sampled) {
-        layers.refuse(
-            &["sampling", "types"],
-            types,
-            &format!("nothing would be sampled: strata samples no type but {sampled} so far"),
-            Some("add \"cpu\"; [] leaves it to rules and to the processes' own variables"),
-        );
     }
-}
-
-/// Configured kinds that have no sampler yet.
-fn not_sampled(configuration: &Configuration) -> Vec<String> {
-    let types = &configuration.types;
-    let rules = configuration.rules.iter().zip(1..);
-    let of_rules = rules.filter_map(|(rule, number): (_, usize)| {
-        let Sourced { value, origin } = &rule.types;
-        Some((format!("rule.{number}.types"), (*value)?, origin))
-    });
-    let mut notices = Vec::new();
-    for (key, types, origin) in
-        [("sampling.types".to_owned(), types.value, &types.origin)].into_iter().chain(of_rules)
-    {
-        let names = types.iter().filter(|kind| !kind.is_sampled());
-        let names: Vec<&str> = names.map(Kind::name).collect();
-        if !names.is_empty() {
-            notices.push(format!("{origin}: {key}: not sampled yet: {}", names.join(", ")));
-        }
-    }
-    notices
 }
 
 /// Where Kubernetes puts what a pod needs to talk to it.

@@ -271,28 +271,7 @@ fn a_wrong_value_is_shown_with_what_was_expected() {
 }
 
 #[test]
-fn types_that_are_not_sampled_yet_are_told() {
-    let notices = |text: &str| file(text).notices.join("\n");
-    assert_eq!(notices("[sampling]\ntypes = [\"cpu\"]\n"), "");
-    assert_eq!(
-        notices("[sampling]\ntypes = [\"cpu\", \"heap\", \"gc\"]\n"),
-        "strata.toml:2: sampling.types: not sampled yet: heap"
-    );
-    assert_eq!(
-        notices("[[rule]]\nmatch = { exe = \"*\" }\ntypes = [\"heap\"]\n"),
-        "strata.toml:3: rule.1.types: not sampled yet: heap"
-    );
-}
-
-#[test]
-fn types_of_which_none_is_sampled_are_refused_unless_a_rule_has_one() {
-    let heap = "[sampling]\ntypes = [\"heap\"]\n";
-    let text = only_problem(heap);
-    assert!(text.contains("strata.toml:2:1: sampling.types: nothing would be sampled"), "{text}");
-    assert!(text.contains("\n-> add \"cpu\""), "{text}");
-    let rule = "[[rule]]\nmatch = { exe = \"*\" }\ntypes = [\"cpu\"]\n";
-    assert_eq!(file(&format!("{heap}{rule}")).notices.len(), 1);
-    // It is enabled only explicitly.
+fn no_type_at_all_leaves_it_to_rules_and_variables() {
     assert!(file("[sampling]\ntypes = []\n").configuration.types.value.is_empty());
 }
 

@@ -32,7 +32,7 @@ impl LabelRule {
 /// Labels of samples: strata's name and those of Pyroscope, Datadog and OTLP; empty where it is
 /// not sent unless a rule is added. In Pyroscope each text makes a series of its own, so what has
 /// many values is not sent there.
-static SAMPLE_LABELS: [(&str, Form, &str, &str, &str); 20] = [
+static SAMPLE_LABELS: [(&str, Form, &str, &str, &str); 22] = [
     ("tid", Form::Number, "tid", "thread id", "thread.id"),
     ("comm", Form::AsItIs, "", "thread name", "thread.name"),
     ("span_id", Form::AsItIs, "span_id", "", ""),
@@ -45,6 +45,8 @@ static SAMPLE_LABELS: [(&str, Form, &str, &str, &str); 20] = [
     ("exception type", Form::AsItIs, "exception_type", "exception type", "exception.type"),
     ("exception message", Form::AsItIs, "", "exception message", "exception.message"),
     ("allocation class", Form::AsItIs, "", "allocation class", "allocation.class"),
+    ("object age", Form::AsItIs, "", "object age", "object.age"),
+    ("collections survived", Form::AsItIs, "", "collections survived", "gc.collections_survived"),
     ("Duration bucket", Form::AsItIs, "", "Duration bucket", ""),
     ("blocking thread id", Form::Number, "blocking_thread_id", "blocking thread id", ""),
     ("blocking thread name", Form::AsItIs, "", "blocking thread name", ""),

@@ -31,7 +31,7 @@ const fn unbounded(name: &'static str) -> SampleLabel {
 pub const END_TIMESTAMP: &str = "end_timestamp_ns";
 
 /// The table.
-pub static SAMPLE_LABELS: [SampleLabel; 27] = [
+pub static SAMPLE_LABELS: [SampleLabel; 29] = [
     bounded("pid"),
     bounded("tid"),
     bounded("comm"),
@@ -47,6 +47,8 @@ pub static SAMPLE_LABELS: [SampleLabel; 27] = [
     bounded("exception type"),
     unbounded("exception message"),
     bounded("allocation class"),
+    bounded("object age"),
+    bounded("collections survived"),
     bounded("Duration bucket"),
     unbounded("blocking thread id"),
     bounded("blocking thread name"),

@@ -21,6 +21,5 @@ pub use frequencies::Frequencies;
 pub use set::{Kinds, UnknownKind};
 pub use table::{KIND_COUNT, Kind, find_column};
 pub use types::{
-    Aggregation, Availability, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate,
-    Shape,
+    Aggregation, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate, Shape,
 };

@@ -24,12 +24,6 @@ impl Kinds {
         Kind::ALL.into_iter().collect()
     }
 
-    /// Those that this version has a sampler for.
-    #[must_use]
-    pub fn sampled() -> Self {
-        Kind::ALL.into_iter().filter(|kind| kind.is_sampled()).collect()
-    }
-
     /// Those that are in both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {

@@ -4,8 +4,7 @@
 //! `profile:name:unit:period_name:period_unit`.
 
 use crate::types::{
-    Aggregation, Availability, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate,
-    Shape,
+    Aggregation, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate, Shape,
 };
 
 /// Declares the enum and the table together, so that a kind's number is its row's position.
@@ -67,7 +66,6 @@ kinds! {
         rate: Some(Rate { setting: "frequency", daemon: 19, recording: 97 }),
         keeps_times: true,
         on_by_default: true,
-        availability: Availability::Sampled,
         shape: Shape::CpuSlice,
         pyroscope_switches: &["PYROSCOPE_PROFILING_CPU_ENABLED"],
         datadog_switches: &["DD_PROFILING_CPU_ENABLED"],
@@ -90,7 +88,6 @@ kinds! {
         rate: Some(Rate { setting: "wall_frequency", daemon: 10, recording: 20 }),
         keeps_times: false,
         on_by_default: false,
-        availability: Availability::Sampled,
         shape: Shape::Blocked,
         pyroscope_switches: &["PYROSCOPE_PROFILING_WALLTIME_ENABLED"],
         datadog_switches: &["DD_PROFILING_WALLTIME_ENABLED"],
@@ -112,7 +109,6 @@ kinds! {
         rate: None,
         keeps_times: false,
         on_by_default: false,
-        availability: Availability::Sampled,
         shape: Shape::Blocked,
         pyroscope_switches: &[],
         datadog_switches: &[],
@@ -135,7 +131,6 @@ kinds! {
         rate: None,
         keeps_times: true,
         on_by_default: false,
-        availability: Availability::Sampled,
         shape: Shape::Event,
         pyroscope_switches: &["PYROSCOPE_PROFILING_EXCEPTION_ENABLED"],
         datadog_switches: &["DD_PROFILING_EXCEPTION_ENABLED"],
@@ -166,7 +161,6 @@ kinds! {
         rate: None,
         keeps_times: true,
         on_by_default: false,
-        availability: Availability::Sampled,
         shape: Shape::Blocked,
         pyroscope_switches: &[
             "PYROSCOPE_PROFILING_LOCK_ENABLED",
@@ -200,7 +194,6 @@ kinds! {
         rate: None,
         keeps_times: false,
         on_by_default: false,
-        availability: Availability::Sampled,
         shape: Shape::Event,
         pyroscope_switches: &["PYROSCOPE_PROFILING_ALLOCATION_ENABLED"],
         datadog_switches: &["DD_PROFILING_ALLOCATION_ENABLED"],
@@ -210,7 +203,8 @@ kinds! {
     Heap {
         name: "heap",
         aliases: &["live_heap", "inuse"],
-        help: ".NET objects alive at the end of a period, by the stack that allocated them",
+        help: ".NET objects in use at the end of a period: how many and how large, by type and the \
+               stack that allocated them",
         title: "Live heap",
         columns: &[
             Column {
@@ -231,7 +225,6 @@ kinds! {
         rate: None,
         keeps_times: false,
         on_by_default: false,
-        availability: Availability::NotYet,
         shape: Shape::Event,
         pyroscope_switches: &["PYROSCOPE_PROFILING_HEAP_ENABLED"],
         datadog_switches: &["DD_PROFILING_HEAP_ENABLED"],
@@ -263,7 +256,6 @@ kinds! {
         rate: None,
         keeps_times: true,
         on_by_default: false,
-        availability: Availability::Sampled,
         shape: Shape::Collection,
         pyroscope_switches: &["PYROSCOPE_PROFILING_GC_ENABLED"],
         datadog_switches: &["DD_PROFILING_GC_ENABLED"],
@@ -285,12 +277,6 @@ impl Kind {
     #[must_use]
     pub fn columns(self) -> &'static [Column] {
         self.info().columns
-    }
-
-    /// Whether strata has a sampler for it. The others may be configured, and give no samples.
-    #[must_use]
-    pub fn is_sampled(self) -> bool {
-        self.info().availability == Availability::Sampled
     }
 
     /// The kind of a number in a record or file.

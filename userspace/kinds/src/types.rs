@@ -44,14 +44,6 @@ pub enum Shape {
     Event,
 }
 
-/// Whether there is a sampler for a kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Availability {
-    Sampled,
-    /// It can be configured and queried, and nothing samples it in this version.
-    NotYet,
-}
-
 /// How often a clock samples a kind, in samples a second of what it watches (a CPU, a thread).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
@@ -122,7 +114,6 @@ pub struct KindInfo {
     pub keeps_times: bool,
     /// Whether the daemon samples it by default.
     pub on_by_default: bool,
-    pub availability: Availability,
     pub shape: Shape,
     /// Variables of Pyroscope's in-process profiler that switch it; the first one set counts.
     pub pyroscope_switches: &'static [&'static str],

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use strata_kinds::{Kind, Kinds};
+use strata_kinds::Kind;
 
 use crate::destinations;
 use crate::identity::RESERVED;
@@ -47,16 +47,13 @@ fn switches() -> String {
         let (pyroscope, datadog) = (code(info.pyroscope_switches), code(info.datadog_switches));
         let _ = writeln!(out, "| {kind} | {pyroscope} | {datadog} |");
     }
-    let sampled: Kinds = Kind::ALL.into_iter().filter(|kind| kind.is_sampled()).collect();
     let _ = write!(
         out,
-        "\nImplemented sample types: {}. Switches of the others are accepted and have no effect yet.\n\n\
-         Without a valid value strata's own default applies. `false` switches a type off, `true` \
+        "\nWithout a valid value strata's own default applies. `false` switches a type off, `true` \
          on; `all = true` leaves each type as it is. `auto` for `all` switches profiling on once \
          the process is {} seconds old. If both families set a type, the narrower value wins: \
          off before `auto` before on. A rule that selects types or switches a process off \
          precedes all variables; a rule that only switches it on precedes the row `all`.\n",
-        sampled,
         AUTO_AGE.as_secs()
     );
     out

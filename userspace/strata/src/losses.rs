@@ -41,7 +41,7 @@ const fn cause(
 const HOST_BUSY: &str = "the host was too busy to run strata";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 23] = [
+const CAUSES: [Cause; 24] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -69,6 +69,12 @@ const CAUSES: [Cause; 23] = [
     cause(
         "clr_events_refused",
         "events of .NET processes dropped: more than a CPU takes at once",
+        "",
+        "",
+    ),
+    cause(
+        "objects_missing",
+        "sampled objects of .NET processes in use and not shown: their event was lost, or too many were in use",
         "",
         "",
     ),
@@ -201,6 +207,7 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
         + engine.count_of_clr_events(Counter::RingFull);
     add("ring_full", ring_full);
     add("clr_events_refused", engine.clr_events_refused());
+    add("objects_missing", engine.heaps.missing());
     add("waits_without_end", engine.waits.endless);
     add("waits_refused", engine.waits.refused);
     let passes = engine.pass_figures();

@@ -5,11 +5,12 @@
 //! labels of its own samples.
 
 use strata_abi::record::{EVENT_WORDS, FLAG_EVENT, Header, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT};
-use strata_bridge_protocol::clr_event::{BLOCK_WORDS, Block, FUNCTION, SAMPLED_EVERY, flag};
+use strata_bridge_protocol::clr_event::{BLOCK_WORDS, Block, FUNCTION, flag};
 use strata_bridge_protocol::collection::Collection;
 use strata_kinds::Kind;
 
 use super::Engine;
+use super::objects::{Amount, amount_of};
 use super::samples::{Sample, address_of};
 use crate::aggregate::{Aggregate, LabelsId};
 use crate::kernel::probes::Place;
@@ -112,15 +113,7 @@ fn amounts(kind: Kind, block: &Block, header: &Header) -> (u32, u64) {
     let Some(event) = block.event().filter(|_| kind == Kind::Allocations) else {
         return (weight, header.value);
     };
-    let size = event.size.max(1) as f64;
-    let (count, bytes) = if event.value == 0 {
-        // Each byte is chosen with the same chance, so an object the more often the larger it is.
-        let each = 1.0 / -(-size / SAMPLED_EVERY as f64).exp_m1();
-        let count = each * f64::from(weight);
-        (count, count * size)
-    } else {
-        (event.value as f64 / size, event.value as f64)
-    };
+    let Amount { count, bytes } = amount_of(&event, weight);
     // Rounded by chance, so that sums are right.
     let chance = header.time.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11;
     let chance = chance as f64 / (1u64 << 53) as f64;
@@ -128,12 +121,12 @@ fn amounts(kind: Kind, block: &Block, header: &Header) -> (u32, u64) {
 }
 
 /// A text on one line.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     text.chars().map(|each| if each.is_control() { ' ' } else { each }).collect()
 }
 
 /// A stack without the bridge's own frames on top.
-fn below_the_bridge<'a>(user: &'a [u64], space: &Space) -> &'a [u64] {
+pub(super) fn below_the_bridge<'a>(user: &'a [u64], space: &Space) -> &'a [u64] {
     let file_of = |word: &u64| match space.mapping_of(address_of(*word)).map(|found| found.backing)
     {
         Some(Backing::File(file)) => Some(file),

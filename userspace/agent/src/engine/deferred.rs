@@ -304,6 +304,13 @@ impl Engine {
             return;
         }
         let event = raw.event.as_deref();
+        if let Some(block) = event.filter(|_| raw.kind == Kind::Heap) {
+            let Header { tid, comm, .. } = raw.header;
+            let thread = ThreadKey { image: raw.image, tid, comm, domain: raw.domain };
+            let words = Words { kernel: &[], user, end, flags: 0, era };
+            self.keep_object(block, &raw.header, thread, &words, space);
+            return;
+        }
         let described =
             clr_events::describe(event, raw.kind, &raw.header, user, space, &mut self.aggregate);
         let Described { user, labels, weight, value } = described;

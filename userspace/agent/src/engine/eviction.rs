@@ -181,9 +181,12 @@ impl Engine {
         files.extend(self.waits.owners().filter_map(|(_, space)| space).flat_map(Space::files));
         let wall = self.wall.iter().flat_map(Wall::owners);
         files.extend(wall.flat_map(|(_, space)| space.files()));
-        files.extend(self.aggregate.code_addresses().filter_map(|place| match place {
-            CodeAddress::File { file, .. } => Some(file),
-            _ => None,
+        let of_objects = self.heaps.code_addresses();
+        files.extend(self.aggregate.code_addresses().chain(of_objects).filter_map(|place| {
+            match place {
+                CodeAddress::File { file, .. } => Some(file),
+                _ => None,
+            }
         }));
         // Programs that run every few seconds use the same files again.
         let spared = std::mem::replace(&mut self.eviction.files_in_use, files);

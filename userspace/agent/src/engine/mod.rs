@@ -10,6 +10,7 @@
 //! - [`eviction`]: evicts tables and drops ended processes; periodic maintenance.
 //! - [`stalled_cpus`]: detects CPUs whose sampling event has stalled.
 //! - `passes`: runs passes over threads. [`wall`]: turns their records into elapsed time.
+//! - `objects`: objects in use of .NET processes.
 //! - [`waits`]: turns the waits of threads into samples with a duration.
 //! - this module: ties them to the process table, in the order of time.
 //!
@@ -23,6 +24,7 @@ mod clr_events;
 mod deferred;
 mod eviction;
 pub mod loading;
+mod objects;
 mod pacing;
 mod passes;
 pub mod rates;
@@ -56,6 +58,7 @@ use crate::tables::store::Store;
 use deferred::Pending;
 use eviction::Eviction;
 use loading::Loading;
+pub use objects::Heaps;
 pub use passes::PassFigures;
 use passes::Passes;
 use rates::Rates;
@@ -117,6 +120,7 @@ pub struct Engine {
     pub newcomers: Option<Vec<(ImageId, u32)>>,
     pending: Pending,
     pub waits: Waits,
+    pub heaps: Heaps,
     /// With wall-clock time.
     wall: Option<Wall>,
     passes: Passes,
@@ -185,6 +189,7 @@ impl Engine {
             newcomers: None,
             pending: Pending::new(options.waiting_memory),
             waits,
+            heaps: Heaps::default(),
             wall,
             passes: Passes::new(options.frequencies.of(Kind::Wall)),
             heads: [None, None, None, None],
@@ -363,6 +368,7 @@ impl Engine {
     pub fn take_aggregate(&mut self) -> Aggregate {
         self.count_waits(monotonic_nanos());
         self.count_wall(monotonic_nanos());
+        self.count_objects();
         self.managed.ask_last(&self.aggregate);
         self.eviction.is_symbolizing = true;
         let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
@@ -451,6 +457,7 @@ impl Engine {
         }
         self.count_waits(stopped_at);
         self.count_wall(stopped_at);
+        self.count_objects();
         self.managed.finish(&self.aggregate);
         Ok(())
     }

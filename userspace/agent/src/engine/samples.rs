@@ -166,6 +166,13 @@ impl Engine {
             return;
         }
         let block = clr_events::block_of(&sample);
+        if let Some(block) = block.as_ref().filter(|_| kind == Kind::Heap) {
+            let thread = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
+            let (flags, era) = (0, self.managed.era_of(image));
+            let words = Words { kernel: &[], user, end, flags, era };
+            self.keep_object(block, &header, thread, &words, &space);
+            return;
+        }
         let described =
             clr_events::describe(block.as_ref(), kind, &header, user, &space, &mut self.aggregate);
         let Described { user, labels, weight, value } = described;

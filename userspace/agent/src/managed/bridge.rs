@@ -8,6 +8,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::record::Record;
 use strata_clr::session::{Budget, Holder, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
@@ -315,6 +316,11 @@ impl Bridge {
     /// What its owner wishes for: bits of [`strata_bridge_protocol::control::wish`].
     pub fn wishes(&self) -> u64 {
         self.session.wishes()
+    }
+
+    /// Which of the watched objects are alive.
+    pub fn objects(&self) -> Option<ObjectTable> {
+        self.session.objects()
     }
 
     /// From now on it reports events, and the probe passes them on.

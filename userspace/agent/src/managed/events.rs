@@ -1,5 +1,5 @@
-//! Events of a process's runtime: exceptions, waits for locks, allocations, pauses for garbage
-//! collections.
+//! Events of a process's runtime: exceptions, waits for locks, allocations, objects in use, pauses
+//! for garbage collections.
 //!
 //! The bridge reports them by calling an empty function, where a probe of the kernel's runs the BPF
 //! program. The probe is attached first, on a thread of its own; then the bridge gets the wish. A
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::clr_event;
 use strata_bridge_protocol::control::wish;
+use strata_bridge_protocol::objects::ObjectTable;
 use strata_kinds::{Kind, Kinds};
 
 use super::{Managed, State};
@@ -23,6 +24,7 @@ const _: () = {
     assert!(clr_event::kind::EXCEPTION == Kind::Exceptions as u8);
     assert!(clr_event::kind::LOCK == Kind::Locks as u8);
     assert!(clr_event::kind::ALLOCATION == Kind::Allocations as u8);
+    assert!(clr_event::kind::OBJECT == Kind::Heap as u8);
     assert!(clr_event::kind::PAUSE == Kind::Gc as u8);
 };
 
@@ -31,6 +33,7 @@ pub const KINDS: Kinds = Kinds::NONE
     .with(Kind::Exceptions, true)
     .with(Kind::Locks, true)
     .with(Kind::Allocations, true)
+    .with(Kind::Heap, true)
     .with(Kind::Gc, true);
 
 /// What is wanted of a process.
@@ -43,10 +46,11 @@ pub struct Wanted {
 }
 
 /// The wishes for kinds.
-const WISHES: [(Kind, u64); 4] = [
+const WISHES: [(Kind, u64); 5] = [
     (Kind::Exceptions, wish::EXCEPTIONS),
     (Kind::Locks, wish::LOCKS),
     (Kind::Allocations, wish::ALLOCATIONS),
+    (Kind::Heap, wish::OBJECTS),
     (Kind::Gc, wish::PAUSES),
 ];
 
@@ -78,6 +82,8 @@ pub(super) struct Events {
     absent: Kinds,
     /// Of the kinds wanted, those that the strata does not have it report that is read beside.
     unasked: Kinds,
+    /// Its objects when it ended.
+    pub last_objects: Option<ObjectTable>,
 }
 
 impl Events {
@@ -97,6 +103,15 @@ impl Events {
             )
         })
     }
+}
+
+/// The objects of a process.
+pub struct Objects {
+    pub table: ObjectTable,
+    /// That will never change again.
+    pub has_ended: bool,
+    /// Read beside another strata, there may be some that were reported before.
+    pub are_all_reported: bool,
 }
 
 /// A process that a probe is wanted in.
@@ -177,6 +192,23 @@ impl Managed {
         if let Some(target) = self.targets.get_mut(&image) {
             target.events.progress = Progress::Attaching;
         }
+    }
+
+    /// Which of a process's objects are alive. `None`: it has none, or its bridge was taken back.
+    pub fn objects_of(&mut self, image: ImageId) -> Option<Objects> {
+        let target = self.targets.get_mut(&image)?;
+        Some(match &target.state {
+            State::Attached(bridge) => Objects {
+                table: bridge.objects()?,
+                has_ended: false,
+                are_all_reported: bridge.answers(),
+            },
+            _ => Objects {
+                table: target.events.last_objects.take()?,
+                has_ended: true,
+                are_all_reported: false,
+            },
+        })
     }
 
     /// A probe is attached, or cannot be.

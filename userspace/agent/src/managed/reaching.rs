@@ -91,6 +91,7 @@ impl Managed {
             && let Some(target) = self.targets.get_mut(&image)
         {
             target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
+            target.keep_last_objects();
             target.state = State::Ended;
             target.ended = Some(Instant::now());
             target.units.clear();

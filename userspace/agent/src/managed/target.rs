@@ -9,6 +9,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use strata_kinds::Kind;
+
 use super::bridge::{Bridge, Refusal};
 use super::code_reader::{CodeReader, Place};
 use super::events::Events;
@@ -161,6 +163,15 @@ impl Target {
         }
     }
 
+    /// The process has ended: what was in use is what its memory states.
+    pub fn keep_last_objects(&mut self) {
+        if let State::Attached(bridge) = &self.state
+            && self.events.wanted.kinds.contains(Kind::Heap)
+        {
+            self.events.last_objects = bridge.objects();
+        }
+    }
+
     /// Updates whether its bridge is waited for; true when that has changed.
     pub fn look_whether_expected(&mut self) -> bool {
         let in_time = self.reached.is_some_and(|reached| reached.elapsed() < EXPECTED);
@@ -216,13 +227,16 @@ impl Target {
         let alive = bridge.poll(looker, until, &mut |record| runtime.apply(record, most));
         // A claim of the process: it may shrink later.
         self.lost = self.lost.max(bridge.lost());
-        let modules = runtime.modules();
-        if modules.len() > self.modules_seen {
-            self.modules_seen = modules.len();
-            self.units.set_modules(modules);
+        {
+            let modules = runtime.modules();
+            if modules.len() > self.modules_seen {
+                self.modules_seen = modules.len();
+                self.units.set_modules(modules);
+            }
         }
         if !alive {
             self.is_free = bridge.is_free();
+            self.keep_last_objects();
             self.state = State::Ended;
         }
     }

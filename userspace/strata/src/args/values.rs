@@ -8,13 +8,12 @@ use strata_kinds::{Kind, Kinds, UnknownKind};
 fn kinds_help(intro: &str) -> String {
     let mut text = intro.to_owned();
     for kind in Kind::ALL {
-        let not_yet = if kind.is_sampled() { "" } else { " (not sampled yet)" };
         let info = kind.info();
         let aliases = match info.aliases {
             [] => String::new(),
             aliases => format!(" [{}]", aliases.join(", ")),
         };
-        text.push_str(&format!("\n  {}{aliases}: {}{not_yet}", info.name, info.help));
+        text.push_str(&format!("\n  {}{aliases}: {}", info.name, info.help));
     }
     text
 }
@@ -30,16 +29,11 @@ pub(super) fn type_help() -> String {
     )
 }
 
-/// What is to be sampled: kinds that have a sampler.
+/// What is to be sampled.
 pub(super) fn parse_events(text: &str) -> Result<Kinds, String> {
     let kinds = Kinds::parse(text).map_err(|error| error.to_string())?;
-    let missing: Kinds = kinds.iter().filter(|kind| !kind.is_sampled()).collect();
-    let sampled: Kinds = Kind::ALL.into_iter().filter(|kind| kind.is_sampled()).collect();
-    if !missing.is_empty() {
-        return Err(format!("not sampled yet: {missing}; this version samples {sampled}"));
-    }
     if kinds.is_empty() {
-        return Err(format!("no kind is named; there are {sampled}"));
+        return Err(format!("no kind is named; there are {}", Kinds::all()));
     }
     Ok(kinds)
 }
@@ -86,14 +80,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_named_by_the_table_and_what_is_not_sampled_is_refused() {
+    fn kinds_are_named_by_the_table_and_others_are_refused() {
         assert_eq!(parse_events("cpu"), Ok(Kinds::NONE.with(Kind::Cpu, true)));
-        let refused = parse_events("cpu,heap").expect_err("no sampler");
-        assert_eq!(
-            refused,
-            "not sampled yet: heap; this version samples cpu, wall, off_cpu, exceptions, locks, \
-             allocations, gc"
-        );
         let unknown = parse_events("cycles").expect_err("no kind");
         assert!(unknown.contains("exceptions, locks"), "{unknown}");
         assert_eq!(parse_kind_patterns("alloc,off-cpu"), Ok("allocations,off_cpu".to_owned()));

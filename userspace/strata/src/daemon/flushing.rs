@@ -258,7 +258,7 @@ impl Flusher {
         }
         let frequencies = engine.rates.all_of(image);
         let usual = configuration.frequencies();
-        for kind in Kinds::sampled().iter() {
+        for kind in Kinds::all().iter() {
             let wanted = who.decision.frequency(kind).unwrap_or(usual.of(kind));
             engine.rates.set(kind, image, wanted);
         }

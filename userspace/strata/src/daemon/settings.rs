@@ -136,7 +136,7 @@ pub fn sampled_kinds(configuration: &Configuration) -> Kinds {
     let chosen = rules.fold(configuration.types.value, Kinds::or);
     let costly = CLR_EVENTS.with(Kind::Wall, true).with(Kind::OffCpu, true);
     let is_sampled = |kind: &Kind| chosen.contains(*kind) || !costly.contains(*kind);
-    Kinds::sampled().iter().filter(is_sampled).collect()
+    Kinds::all().iter().filter(is_sampled).collect()
 }
 
 /// The kinds of which the time of every sample is kept, for the store or an exporter: according to
@@ -146,5 +146,5 @@ pub fn kept_times(configuration: &Configuration) -> Kinds {
     let by_rule = configuration.rules.iter().any(|rule| rule.timestamps.value == Some(true));
     let stored = store.enabled.value && (store.timestamps.value || by_rule);
     let is_kept = stored || exports_times(configuration);
-    Kinds::sampled().iter().filter(|kind| is_kept && kind.info().keeps_times).collect()
+    Kinds::all().iter().filter(|kind| is_kept && kind.info().keeps_times).collect()
 }

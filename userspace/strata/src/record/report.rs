@@ -126,6 +126,13 @@ impl Report<'_> {
                  shows where they wait)"
             )?;
         }
+        if samples == 0 && kind == Kind::Heap {
+            writeln!(
+                out,
+                "no objects: those allocated while strata records are shown once a garbage \
+                 collection of generation 1 or 2 has left them"
+            )?;
+        }
         let unmatched = unmatched(&self.engine.selection);
         if !unmatched.is_empty() {
             writeln!(out, "note: {unmatched}")?;
