@@ -20,6 +20,8 @@ use crate::dotnet_running::{Wrongs, start};
 /// Methods that exist for as long as the program runs.
 const STABLE: [&str; 4] = ["StableBurn", "Collectible", "Emitted", "Turns"];
 
+const EVERYTHING: &str = "cpu,wall,off_cpu,exceptions,locks,allocations,heap,gc";
+
 /// How long one attach may take, whatever else the machine does.
 const PATIENCE_OF_ONE: Duration = Duration::from_secs(60);
 
@@ -259,6 +261,11 @@ fn programs_that_unload_survive_recordings_one_after_the_other() -> Result<()> {
             };
             let named: u64 = stacks.iter().filter(is_named).map(|stack| stack.count).sum();
             shares.push(named * 100 / total.max(1));
+            // With everything that its runtime can report.
+            let all = record()?.pid(app.pid()).option("-e", EVERYTHING).seconds(2.0);
+            let clr = all.run()?.summary()?.0["clr"].clone();
+            println!("{version}: {clr}");
+            wrongs.unless(clr["attached"] == 1, || format!("{version}: {clr}"));
         }
         let counted = counts(&app);
         println!("{version}: % of samples below a stable method {shares:?}, {counted:?}");
