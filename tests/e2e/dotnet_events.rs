@@ -167,7 +167,7 @@ fn every_exception_is_counted_with_its_type_its_message_and_its_whole_stack() ->
 
 #[test]
 fn an_exception_that_is_thrown_again_is_told_apart_and_messages_can_be_left_out() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let target = Target::start(&dotnet, version, "again", "300")?;
@@ -215,7 +215,7 @@ fn a_flood_of_exceptions_is_sampled_and_its_totals_are_right() -> Result<()> {
 /// recording is as good as the first.
 #[test]
 fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 2, |version, _| {
         let mut target = Target::start(&dotnet, version, "flood", "30")?;
@@ -377,7 +377,7 @@ fn allocations_have_their_classes_their_number_and_their_bytes() -> Result<()> {
 /// 3.1 has no events inside the process: the recording says so.
 #[test]
 fn a_runtime_without_events_is_named() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let target = Target::start(&dotnet, Version::V3_1, "paced", "10")?;
     let recorded =

@@ -187,7 +187,7 @@ fn a_background_collection_makes_two_short_pauses() -> Result<()> {
 /// The server collector has threads of its own: the pause is theirs.
 #[test]
 fn pauses_of_the_server_collector_are_those_of_its_threads() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let server = [("DOTNET_gcServer", "1"), ("DOTNET_GCHeapCount", "2")];
@@ -212,7 +212,7 @@ fn pauses_of_the_server_collector_are_those_of_its_threads() -> Result<()> {
 /// Recordings that come and go, some killed, while the program allocates and collects: it goes on.
 #[test]
 fn recordings_come_and_go_in_the_middle_of_a_storm_of_collections() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let (rounds, seconds) = machine::short_or_long((4, "30".to_owned()), (20, "120".to_owned()));
     each(&versions(&dotnet).collect::<Vec<_>>(), 2, |version, _| {

@@ -159,7 +159,7 @@ fn check(
 
 #[test]
 fn a_leak_of_known_size_is_on_top_and_what_is_passing_never_shows() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let mut target = Target::start(&dotnet, version, ["kept", "150"], &[])?;
@@ -180,7 +180,7 @@ fn a_leak_of_known_size_is_on_top_and_what_is_passing_never_shows() -> Result<()
 
 #[test]
 fn freed_objects_leave_after_the_next_collection() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let mut target = Target::start(&dotnet, version, ["kept", "150"], &[])?;
@@ -199,7 +199,7 @@ fn freed_objects_leave_after_the_next_collection() -> Result<()> {
 /// What was in use when the program ended is what the recording shows.
 #[test]
 fn a_program_that_ends_leaves_what_it_had_last() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let mut target = Target::start(&dotnet, version, ["kept", "150"], &[])?;
@@ -215,7 +215,7 @@ fn a_program_that_ends_leaves_what_it_had_last() -> Result<()> {
 
 #[test]
 fn a_runtime_without_weak_handles_is_reported_as_such() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     if !dotnet.versions().into_iter().any(|version| version == Version::V3_1) {
         return Ok(());
@@ -232,7 +232,7 @@ fn a_runtime_without_weak_handles_is_reported_as_such() -> Result<()> {
 /// Recordings that come and go, some killed, while the program allocates and collects: it goes on.
 #[test]
 fn recordings_of_objects_come_and_go_in_the_middle_of_a_storm() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let (rounds, seconds) = machine::short_or_long((4, "40".to_owned()), (20, "150".to_owned()));
     for version in versions(&dotnet) {
@@ -263,7 +263,7 @@ fn recordings_of_objects_come_and_go_in_the_middle_of_a_storm() -> Result<()> {
 /// Over several periods a daemon has what was in use at the end, and not the sum.
 #[test]
 fn a_daemon_keeps_snapshots_that_are_read_once() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     let mut daemon = Daemon::prepared()?;
     let files = daemon.folder().join("files");

@@ -257,6 +257,12 @@ impl Session {
         }
     }
 
+    /// Whether the bridge does what was last wished for, as of the last poll.
+    #[must_use]
+    pub fn is_obeyed(&self) -> bool {
+        self.rights.are_obeyed(&self.status)
+    }
+
     /// What the owner wishes for now: bits of [`wish`].
     #[must_use]
     pub fn wishes(&self) -> u64 {

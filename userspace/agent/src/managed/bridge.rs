@@ -313,6 +313,11 @@ impl Bridge {
         (status.event_function, status.event_kinds)
     }
 
+    /// Whether what was wished for is in force.
+    pub fn is_obeying(&self) -> bool {
+        self.session.is_obeyed()
+    }
+
     /// What its owner wishes for: bits of [`strata_bridge_protocol::control::wish`].
     pub fn wishes(&self) -> u64 {
         self.session.wishes()

@@ -69,6 +69,8 @@ enum Progress {
     /// The function's address is in no mapping that is known, since then.
     Unmapped(Instant),
     Attaching,
+    /// The bridge has the wish, and has not said yet that it is in force.
+    Asked,
     Reporting,
     Failed(String),
 }
@@ -142,6 +144,13 @@ impl Managed {
         }
         let mut candidates = Vec::new();
         for (image, target) in &mut self.targets {
+            if let (State::Attached(bridge), Progress::Asked) =
+                (&target.state, &target.events.progress)
+                && bridge.is_obeying()
+            {
+                tracing::info!(pid = target.pid, "events of a .NET process are reported");
+                target.events.progress = Progress::Reporting;
+            }
             let (State::Attached(bridge), Progress::Idle | Progress::Unmapped(_)) =
                 (&target.state, &target.events.progress)
             else {
@@ -222,10 +231,7 @@ impl Managed {
             Err(error) => Err(error.to_string()),
         };
         target.events.progress = match outcome {
-            Ok(()) => {
-                tracing::info!(pid = target.pid, "events of a .NET process are reported");
-                Progress::Reporting
-            }
+            Ok(()) => Progress::Asked,
             Err(why) => {
                 tracing::warn!(pid = target.pid, %why, "no events of a .NET process");
                 Progress::Failed(why)

@@ -5,6 +5,7 @@ use std::io;
 
 use strata_bridge_protocol::control::Wishes;
 use strata_bridge_protocol::owning::{Owner, read_wishes};
+use strata_bridge_protocol::status::StatusRecord;
 
 use super::presence::{Holder, is_owned};
 
@@ -59,6 +60,14 @@ impl Rights {
             Self::Reader(beside) => {
                 beside.wishes.as_ref().is_none_or(|wishes| wishes.epoch == epoch)
             }
+        }
+    }
+
+    /// Whether the bridge has said that the wishes are in force; those of another owner are.
+    pub fn are_obeyed(&self, status: &StatusRecord) -> bool {
+        match self {
+            Self::Owner(owner) => owner.is_obeyed(status),
+            Self::Reader(_) => true,
         }
     }
 
