@@ -14,6 +14,8 @@ use crate::dotnet_running::{
 
 /// A user id without an account on this host.
 const USER: &str = "4321";
+/// Where the runtimes and target programs lie for such programs.
+const VISIBLE: &str = "/mnt";
 
 /// A program in user, PID and mount namespaces of its own, after a script has arranged its mounts.
 struct Contained {
@@ -24,16 +26,23 @@ struct Contained {
 impl Contained {
     fn start(dotnet: &DotNet, version: Version, arrange: &str) -> Result<Self> {
         let program = dotnet.program(version, "Shares", &["600"])?;
-        let quoted = |word: &std::ffi::OsStr| format!("'{}'", word.to_string_lossy());
+        // Visible at a place that the script does not cover, and where every user reaches it.
+        let cache = places::cache("")?;
+        let cache = cache.to_string_lossy();
+        let cache = cache.trim_end_matches('/');
+        let visible = |word: &std::ffi::OsStr| word.to_string_lossy().replace(cache, VISIBLE);
+        let quoted = |word: &std::ffi::OsStr| format!("'{}'", visible(word));
         let mut words = vec![quoted(program.get_program())];
         words.extend(program.get_args().map(quoted));
         let script = format!("{arrange} && cd / && exec {}", words.join(" "));
-        let mut command = Command::new(places::required("setpriv", "util-linux")?);
+        let mut command = Command::new(places::required("unshare", "util-linux")?);
+        let bind = format!("mount --rbind '{cache}' {VISIBLE} && exec \"$@\"");
+        command.args(["--mount", "/bin/sh", "-c", &bind, "sh", "setpriv"]);
         command.args(["--reuid", USER, "--regid", USER, "--clear-groups", "unshare"]);
         command.args(["--user", "--map-root-user", "--pid", "--mount", "--fork", "--kill-child"]);
         command.args(["/bin/sh", "-c", &script]).env("HOME", "/").env_remove("TMPDIR");
         for (name, value) in program.get_envs() {
-            command.env(name, value.unwrap_or_default());
+            command.env(name, visible(value.unwrap_or_default()));
         }
         let running = start_command(command)?;
         let outer = running.pid();

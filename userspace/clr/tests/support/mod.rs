@@ -156,19 +156,26 @@ impl Clr {
     }
 
     /// The program in namespaces of its own, after `script` arranged them. `user` is its user
-    /// outside.
+    /// outside. The runtimes are visible there at a place that `script` does not cover, and where
+    /// every user reaches them.
     pub fn in_namespaces(runtime: Runtime, user: u32, script: &str) -> Self {
+        const VISIBLE: &str = "/mnt";
+        let cache = dotnet().parent().expect("the runtimes are in a folder").to_path_buf();
+        let cache = cache.to_str().unwrap();
+        let visible = |word: &std::ffi::OsStr| word.to_str().unwrap().replace(cache, VISIBLE);
         let program = runtime.command();
-        let mut words: Vec<String> = vec![program.get_program().to_str().unwrap().to_owned()];
-        words.extend(program.get_args().map(|word| word.to_str().unwrap().to_owned()));
+        let mut words = vec![visible(program.get_program())];
+        words.extend(program.get_args().map(visible));
+        let mut command = Command::new("unshare");
+        let bind = format!("mount --rbind '{cache}' {VISIBLE} && exec \"$@\"");
+        command.args(["--mount", "sh", "-c", &bind, "sh", "setpriv"]);
         let user = user.to_string();
-        let mut command = Command::new("setpriv");
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "unshare"]);
         command.args(["--user", "--map-root-user", "--pid", "--mount", "--fork", "--kill-child"]);
         command.args(["sh", "-c", &format!("{script} && exec {}", words.join(" "))]);
-        command.env("HOME", "/");
+        command.env("HOME", "/").current_dir("/");
         for (name, value) in program.get_envs() {
-            command.env(name, value.unwrap_or_default());
+            command.env(name, visible(value.unwrap_or_default()));
         }
         Self::start(command)
     }
