@@ -14,6 +14,7 @@ use crate::guarded::{self, Stuck};
 use crate::loading::{self, LoadError, Loaded};
 use crate::mappings::CLibrary;
 use crate::session::{Session, SessionError, SessionOptions};
+use crate::socket::SocketError;
 use crate::target::{Target, TargetError};
 use crate::version::RuntimeVersion;
 
@@ -99,7 +100,9 @@ impl AttachError {
                 DiagnosticsError::NoAnswer(_) | DiagnosticsError::Closed => true,
                 _ => false,
             },
-            Self::Load(LoadError::Socket(crate::socket::SocketError::Busy(_))) => true,
+            Self::Load(LoadError::Socket(SocketError::Busy(_) | SocketError::NotListening(_))) => {
+                true
+            }
             _ => false,
         }
     }

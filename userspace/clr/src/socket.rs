@@ -52,8 +52,9 @@ pub enum SocketError {
     NotASocket(String),
     #[error("{name} belongs to user {owner}, who is not the process's user {user}")]
     WrongOwner { name: String, owner: u32, user: u32 },
-    #[error("no process listens on {0}: it was left behind by one that has ended")]
-    Dead(String),
+    /// A runtime binds its socket before it listens on it.
+    #[error("no process listens on {0}: the runtime has only just begun to start, or has ended")]
+    NotListening(String),
     #[error("{name} is listened on by process {peer}, not by process {pid}")]
     WrongPeer { name: String, peer: i32, pid: u32 },
     #[error(
@@ -216,7 +217,7 @@ impl FoundSocket {
         let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", self.node.as_raw_fd()))
             .map_err(other)?;
         rustix::net::connect(&socket, &address).map_err(|errno| match errno {
-            Errno::CONNREFUSED => SocketError::Dead(self.path.clone()),
+            Errno::CONNREFUSED => SocketError::NotListening(self.path.clone()),
             Errno::AGAIN | Errno::INTR => SocketError::Busy(self.path.clone()),
             Errno::ACCESS | Errno::PERM => SocketError::Permission(self.path.clone()),
             errno => other(errno),

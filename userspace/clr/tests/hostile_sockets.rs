@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use strata_clr::diagnostics::{Diagnostics, DiagnosticsError};
-use strata_clr::{ClrProcess, Deadline, SocketError, discover};
+use strata_clr::{AttachError, ClrProcess, Deadline, SocketError, discover};
 use support::{Clr, must_be_root};
 
 fn impostor(folder: &Path, behaviour: &str, argument: &str) -> Clr {
@@ -139,7 +139,7 @@ fn a_users_own_link_as_temporary_directory_is_refused() {
 }
 
 #[test]
-fn a_dead_listeners_socket_says_that_it_is_dead() {
+fn a_socket_that_is_bound_and_not_listened_on_is_tried_again() {
     must_be_root();
     let folder = tempfile::tempdir().unwrap();
     let clr = impostor(folder.path(), "silent", "");
@@ -148,5 +148,6 @@ fn a_dead_listeners_socket_says_that_it_is_dead() {
     drop(UnixListener::bind(&path).unwrap());
     let process = discover(clr.pid()).unwrap().expect("it has a libcoreclr.so");
     let error = ask(&process, Duration::from_secs(2)).unwrap_err();
-    assert!(matches!(error, DiagnosticsError::Socket(SocketError::Dead(_))), "{error}");
+    assert!(matches!(error, DiagnosticsError::Socket(SocketError::NotListening(_))), "{error}");
+    assert!(AttachError::Load(error.into()).may_pass(), "it is what a starting runtime has");
 }
