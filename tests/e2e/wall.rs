@@ -268,28 +268,32 @@ fn a_daemon_keeps_the_time_that_a_rule_asks_for() -> Result<()> {
     Ok(())
 }
 
-/// A process whose stacks cannot be read is named by the daemon's status; the others are walked.
+/// Processes whose stacks cannot be read are named by the daemon's status; the others are walked.
 #[test]
-fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
+fn a_daemon_names_processes_that_it_cannot_walk() -> Result<()> {
     let _machine = machine::alone()?;
     // Ended only after the file system: what hangs in it cannot end before.
-    let mut ended_later = None;
+    let mut hostile = Vec::new();
     let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
     let path = files.program();
     let program = c_target("stack_on_file")?;
-    let hostile =
-        ended_later.insert(Running::start(&program, &[path.to_str().context("a path")?])?);
-    hostile.wait_for_line("ready", PATIENCE)?;
+    for _ in 0..6 {
+        let mut one = Running::start(&program, &[path.to_str().context("a path")?])?;
+        one.wait_for_line("ready", PATIENCE)?;
+        hostile.push(one);
+    }
     files.fall_silent();
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[sampling]\ntypes = [\"cpu\", \"wall\"]\n")?;
     daemon.start()?;
-    let named = |daemon: &Daemon| {
+    let named = |daemon: &Daemon, hostile: &Running| {
         let status = daemon.status().unwrap_or_default();
         let all = status["wall"]["not_walked"].as_array().cloned().unwrap_or_default();
         all.iter().any(|process| process["pid"] == hostile.pid())
     };
-    wait_until("the process is named", PATIENCE, || named(&daemon))?;
+    wait_until("each process is named", PATIENCE, || {
+        hostile.iter().all(|one| named(&daemon, one))
+    })?;
     let passes = |daemon: &Daemon| -> Result<u64> {
         daemon.status()?["wall"]["passes"].as_u64().context("no passes")
     };
@@ -297,7 +301,9 @@ fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
     wait_until("passes go on", PATIENCE, || passes(&daemon).unwrap_or(0) > before + 5)?;
     let socket = daemon.status_socket();
     let text = dotnet_running::ask(&["status", "--socket", socket.to_str().context("a path")?])?;
-    assert!(text.contains(&format!("{}: not walked", hostile.pid())));
+    for one in &hostile {
+        assert!(text.contains(&format!("{}: not walked", one.pid())));
+    }
     // It does not hang at its own end either.
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{}", ended.stderr);
