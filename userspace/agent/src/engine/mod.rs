@@ -436,6 +436,9 @@ impl Engine {
     }
 
     /// Stops sampling, takes what is left and settles every waiting stack.
+        if let Some(wall) = &mut self.wall {
+            wall.leave_out(pid);
+        }
     pub fn finish(&mut self, patience: Duration) -> Result<(), EngineError> {
         self.pass_last();
         self.programs.stop()?;

@@ -271,6 +271,10 @@ impl Engine {
         let kernel = usize::from(kernel_frames);
         let at = kernel + usize::from(user_frames);
         let Some(activity) = sample.words.get(at..).and_then(Activity::of) else { return };
+        // It was left out after this was sent.
+        if self.store.is_skipped(pid) {
+            return;
+        }
         if stack.end == strata_abi::record::End::NoProcess {
             // It is walked again once there are tables.
             self.processes.dirty.insert(pid);
@@ -282,6 +286,19 @@ impl Engine {
             wall.take(&sample.header, thread, &activity, whole, &mut self.aggregate);
         }
         self.passes.taking += began.elapsed();
+    }
+
+    /// A process executes another program.
+    pub(super) fn executed_in_wall(&mut self, pid: u32, time: u64) {
+        let Some(wall) = &mut self.wall else { return };
+        let Some(image) = self.table.get(pid).map(|process| process.image) else { return };
+        let mut comm = [0; 16];
+        let name = self.table.image(image).map(|image| image.comm.clone()).unwrap_or_default();
+        for (to, from) in comm.iter_mut().zip(name.bytes().take(15)) {
+            *to = from;
+        }
+        let thread = ThreadKey { image, tid: pid, comm, domain: 0 };
+        wall.executed(thread, time, &mut self.aggregate);
     }
 
     /// What passes have done so far.
@@ -322,7 +339,6 @@ mod tests {
         passes.send_all();
         assert_eq!(pauses(&mut passes, [90, 0, 1, 1]), [50, 50, 200, 200]);
     }
-}
 
     #[test]
     fn a_thread_whose_record_was_lost_counts_from_the_last_complete_pass() {
@@ -334,3 +350,4 @@ mod tests {
         });
         assert_eq!(previous, [1, 1, 1, 4]);
     }
+}

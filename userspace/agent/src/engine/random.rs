@@ -20,4 +20,9 @@ impl Random {
         self.0 ^= self.0 << 17;
         self.0
     }
+
+    /// One of the numbers below `end`, each as likely as the others; 0 where there is none.
+    pub(super) fn below(&mut self, end: u32) -> u32 {
+        u32::try_from(((self.next() >> 32) * u64::from(end)) >> 32).unwrap_or_default()
+    }
 }

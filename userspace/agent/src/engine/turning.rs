@@ -103,8 +103,9 @@ impl Engine {
                 // Mapping events of its new program may have been skipped.
                 self.processes.repairs.is_missing_some(pid, self.turn.now);
             }
-            if let (Event::Exit { tid, .. }, Some(wall)) = (&event.event, &mut self.wall) {
-                wall.end(*tid, event.time, &mut self.aggregate);
+            if let (Some(tid), Some(wall)) = (self.table.ended_thread(&event.event), &mut self.wall)
+            {
+                wall.end(tid, event.time, &mut self.aggregate);
             }
             match self.table.apply(&event.event, event.time) {
                 Change::None => {}
@@ -118,7 +119,12 @@ impl Engine {
                         self.store.skip(&mut self.programs, pid);
                     }
                 }
-                Change::Lost => self.processes.repairs.events_were_lost(),
+                Change::Lost => {
+                    self.processes.repairs.events_were_lost();
+                    if let Some(wall) = &mut self.wall {
+                        wall.events_were_lost();
+                    }
+                }
                 Change::Refused { pid } => {
                     // What it has unmapped is forgotten.
                     self.processes.repairs.is_missing_some(pid, self.turn.now);
@@ -127,6 +133,7 @@ impl Engine {
                 Change::Executed { pid } => {
                     self.programs.release(pid);
                     self.managed.left(pid);
+                    self.executed_in_wall(pid, event.time);
                     self.store.outdate(&mut self.programs, pid);
                     if self.selection.surely_drops(pid) {
                         self.store.skip(&mut self.programs, pid);
