@@ -106,9 +106,8 @@ impl Engine {
             false
         });
         let table = &self.table;
-        let is_there = |pid, image| {
-            table.get(pid).is_some_and(|process| process.image == image && !process.exited)
-        };
+        // Threads may go on when their leader has ended; then their process is there still.
+        let is_there = |pid, image| table.get(pid).is_some_and(|process| process.image == image);
         self.waits.retain(is_there);
         if let Some(wall) = &mut self.wall {
             wall.retain(|pid| table.get(pid).is_some());
@@ -209,6 +208,7 @@ fn still_runs(pid: u32) -> bool {
         return io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
     }
     std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() > 1)
+}
 
 /// Whether a process has this thread.
 fn is_thread(pid: u32, tid: u32) -> bool {
@@ -217,5 +217,4 @@ fn is_thread(pid: u32, tid: u32) -> bool {
         return true;
     }
     io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
-}
 }

@@ -19,6 +19,7 @@ impl Engine {
         self.turn.now = Instant::now();
         self.pass_over_threads();
         let mut drained_until = self.drain_events();
+        let began = drained_until;
         // Tables that stacks wait for are published at the end of a turn: on a busy host a turn
         // without a limit would never end.
         let enough = self.turn.now + LONGEST_TURN;
@@ -39,6 +40,7 @@ impl Engine {
                 break time;
             }
         };
+        self.turn.took_records(began, self.turn.has_more.then_some(until));
         self.apply_events(until);
         self.answer_files();
         self.managed.turn(
@@ -131,9 +133,9 @@ impl Engine {
                 }
                 Change::Muted { pid } => self.processes.repairs.was_muted(pid),
                 Change::Executed { pid } => {
+                    self.executed_in_wall(pid, event.time);
                     self.programs.release(pid);
                     self.managed.left(pid);
-                    self.executed_in_wall(pid, event.time);
                     self.store.outdate(&mut self.programs, pid);
                     if self.selection.surely_drops(pid) {
                         self.store.skip(&mut self.programs, pid);
