@@ -226,6 +226,76 @@ fn a_stack_that_cannot_be_read_stalls_nothing() -> Result<()> {
     Ok(())
 }
 
+/// Several processes with such a stack each: each costs the others one pass that is given up, and no time.
+#[test]
+fn many_stacks_that_cannot_be_read_stall_nothing() -> Result<()> {
+    const MANY: usize = 7;
+    let _machine = machine::beside_others()?;
+    // Dropped after the file system: they cannot end while their memory is being read.
+    let mut hostile = Vec::new();
+    let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
+    let path = files.program();
+    let program = c_target("stack_on_file")?;
+    for _ in 0..MANY {
+        let mut one = Running::start(&program, &[path.to_str().context("a path")?])?;
+        one.wait_for_line("ready", PATIENCE)?;
+        hostile.push(one);
+    }
+    files.fall_silent();
+    let good = Running::start(&c_target("waits")?, &["600"])?;
+    let mut recording = record()?.option("--pid", good.pid().to_string());
+    for one in &hostile {
+        recording = recording.option("--pid", one.pid().to_string());
+    }
+    let recorded = recording.option("-e", "wall").seconds(20.0).run()?;
+    let stacks = wall(&recorded)?;
+    let time_of = |pid: i32| {
+        let pid = pid.to_string();
+        seconds(stacks.stacks.iter().filter(move |stack| label(stack, "pid") == pid))
+    };
+    let sleeps = seconds(stacks.stacks.iter().filter(|stack| has(stack, "wait_sleep")));
+    println!("good {:.2} s, its sleeper {sleeps:.2} s", time_of(good.pid()));
+    let summary = recorded.summary()?;
+    assert_eq!(summary.losses_named(&["thread_reads_hung"]), MANY as u64);
+    assert_eq!(summary.losses_named(&["thread_passes_refused"]), 0);
+    for one in &hostile {
+        let time = time_of(one.pid());
+        assert!((38.0..46.0).contains(&time), "{}: {time:.2} s", one.pid());
+    }
+    assert!((228.0..270.0).contains(&time_of(good.pid())) && sleeps > 8.0);
+    Ok(())
+}
+
+/// A program that waits and executes another one, which waits too: each has its own time, and the number of
+/// a thread that executed one has none.
+#[test]
+fn a_program_that_is_executed_has_its_own_time() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let recorded =
+        record()?.option("-e", "wall").command(c_target("execs_later")?, &["3"]).run()?;
+    let stacks = wall(&recorded)?;
+    for (way, threads) in [("leader", 1.0), ("other", 2.0)] {
+        let line = recorded.ended.stdout.lines().find_map(|line| line.strip_prefix(way));
+        let pid = line.context("no line")?.trim();
+        let own: Vec<&Stack> =
+            stacks.stacks.iter().filter(|stack| label(stack, "pid") == pid).collect();
+        let of = |is_wanted: &dyn Fn(&Stack) -> bool| {
+            seconds(own.iter().copied().filter(|stack| is_wanted(stack)))
+        };
+        let (all, waits) = (of(&|_| true), of(&|stack| has(stack, "waits_before")));
+        let after = of(&|stack| label(stack, "comm") == "sleep");
+        let mixed = of(&|stack| label(stack, "comm") == "sleep" && stack.has("waits_before"));
+        println!(
+            "{way}: {all:.2} s, waits before {waits:.2} s, after {after:.2} s, {mixed:.2} mixed"
+        );
+        // Three seconds of each thread, and of the program that the only one is left with.
+        assert!((all / (3.0 * (threads + 1.0)) - 1.0).abs() < 0.05, "{way}");
+        assert!((waits - 3.0).abs() < 0.15 && (after - 3.0).abs() < 0.15, "{way}");
+        assert!(mixed == 0.0, "{way}");
+    }
+    Ok(())
+}
+
 /// The daemon walks threads where a rule asks for it, and other services' time is not kept.
 #[test]
 fn a_daemon_keeps_the_time_that_a_rule_asks_for() -> Result<()> {
@@ -268,28 +338,32 @@ fn a_daemon_keeps_the_time_that_a_rule_asks_for() -> Result<()> {
     Ok(())
 }
 
-/// A process whose stacks cannot be read is named by the daemon's status; the others are walked.
+/// Processes whose stacks cannot be read are named by the daemon's status; the others are walked.
 #[test]
-fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
+fn a_daemon_names_processes_that_it_cannot_walk() -> Result<()> {
     let _machine = machine::alone()?;
     // Ended only after the file system: what hangs in it cannot end before.
-    let mut ended_later = None;
+    let mut hostile = Vec::new();
     let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
     let path = files.program();
     let program = c_target("stack_on_file")?;
-    let hostile =
-        ended_later.insert(Running::start(&program, &[path.to_str().context("a path")?])?);
-    hostile.wait_for_line("ready", PATIENCE)?;
+    for _ in 0..6 {
+        let mut one = Running::start(&program, &[path.to_str().context("a path")?])?;
+        one.wait_for_line("ready", PATIENCE)?;
+        hostile.push(one);
+    }
     files.fall_silent();
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[sampling]\ntypes = [\"cpu\", \"wall\"]\n")?;
     daemon.start()?;
-    let named = |daemon: &Daemon| {
+    let named = |daemon: &Daemon, hostile: &Running| {
         let status = daemon.status().unwrap_or_default();
         let all = status["wall"]["not_walked"].as_array().cloned().unwrap_or_default();
         all.iter().any(|process| process["pid"] == hostile.pid())
     };
-    wait_until("the process is named", PATIENCE, || named(&daemon))?;
+    wait_until("each process is named", PATIENCE, || {
+        hostile.iter().all(|one| named(&daemon, one))
+    })?;
     let passes = |daemon: &Daemon| -> Result<u64> {
         daemon.status()?["wall"]["passes"].as_u64().context("no passes")
     };
@@ -297,7 +371,9 @@ fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
     wait_until("passes go on", PATIENCE, || passes(&daemon).unwrap_or(0) > before + 5)?;
     let socket = daemon.status_socket();
     let text = dotnet_running::ask(&["status", "--socket", socket.to_str().context("a path")?])?;
-    assert!(text.contains(&format!("{}: not walked", hostile.pid())));
+    for one in &hostile {
+        assert!(text.contains(&format!("{}: not walked", one.pid())));
+    }
     // It does not hang at its own end either.
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{}", ended.stderr);

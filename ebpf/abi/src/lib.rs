@@ -7,6 +7,7 @@
 //! - [`context`]: the thread contexts that a process publishes, as the sampler reads them.
 //! - [`tables`]: segments, extents and process entries, the memory the kernel searches.
 //! - [`record`]: what the kernel sends up, and the loss counters.
+//! - [`wait_slots`]: where the off-CPU sampler keeps what it knows of a thread.
 //!
 //! Invariant: every type here is `repr(C)`, free of padding and checked for its size at
 //! compile time. `no_std`, no dependency: it is compiled for BPF as well.
@@ -18,5 +19,6 @@ pub mod record;
 pub mod rule;
 pub mod step;
 pub mod tables;
+pub mod wait_slots;
 
 pub use arch::{epilogue, register};

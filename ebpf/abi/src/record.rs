@@ -226,6 +226,8 @@ pub enum Counter {
     CacheMiss = 5,
     /// Samples of processes that are not wanted.
     Skipped = 6,
+    /// Waits of threads that found no slot.
+    Crowded = 7,
     /// First of [`END_COUNT`] counters: how user stacks ended.
     FirstEnd = 8,
 }

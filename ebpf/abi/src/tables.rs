@@ -121,11 +121,6 @@ const _: () = assert!(size_of::<CacheLine>() == 16);
 /// Lines of the cache; a power of two.
 pub const CACHE_LINES: usize = 2048;
 
-/// Slots for threads that wait; a power of two.
-pub const WAIT_SLOTS: u32 = 1 << 16;
-/// Bytes of one.
-pub const WAIT_SLOT_BYTES: usize = 40;
-
 /// A pass over all threads, as userspace orders it before it begins.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -139,11 +134,14 @@ pub struct Pass {
     pub epoch: u32,
     /// Counts passes.
     pub number: u32,
-    /// When the pass before it began, by the monotonic clock; 0 for the first.
+    /// When the last complete pass before it began, by the monotonic clock; 0 for the first.
     pub previous: u64,
+    /// 1: no process's memory is read, because as many readers hang as may.
+    pub kernel_only: u32,
+    pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<Pass>() == 24);
+const _: () = assert!(size_of::<Pass>() == 32);
 
 /// What a reader is walking: written before a thread's memory is read, which may never end.
 #[repr(C)]
@@ -166,8 +164,8 @@ pub struct Walking {
 const _: () = assert!(size_of::<Walking>() == 48);
 
 /// Readers at once: the current one and those that were left behind.
-pub const READERS: u32 = 5;
+pub const READERS: u32 = 33;
 /// Threads that are remembered from one pass to the next. Others are walked each time.
 pub const SEEN_THREADS: u32 = 1 << 16;
-/// Processes at most whose memory is not read any more.
+/// Processes at most whose memory is not read, and users.
 pub const QUARANTINED: u32 = 1024;

@@ -8,6 +8,7 @@ use strata_abi::step::Frame;
 use strata_abi::tables::{
     CACHE_LINES, CacheLine, MAX_SEGMENTS, Pass, Process, QUARANTINED, SEGMENT_WORDS, Walking,
 };
+use strata_abi::wait_slots;
 
 const MMAPABLE: usize = 0x400;
 
@@ -72,6 +73,10 @@ pub static WALKING: Array<Walking, 1> = Array::new();
 #[btf_map]
 pub static QUARANTINE: HashMap<u32, u32, { QUARANTINED as usize }> = HashMap::new();
 
+/// Users whose processes' memory is not read: readers hung on several of theirs.
+#[btf_map]
+pub static QUARANTINED_USERS: HashMap<u32, u32, { QUARANTINED as usize }> = HashMap::new();
+
 /// What was last sent of each thread, by its number; the size is set by userspace. A thread that
 /// was evicted is only sent again.
 #[btf_map]
@@ -101,9 +106,9 @@ pub static OFF_CPU_CACHE: Array<Cache, 1> = Array::new();
 #[btf_map]
 pub static OFF_CPU_PACES: Array<CpuPace, 1> = Array::new();
 
-/// Threads by the low bits of their number; the size is set by userspace.
+/// Threads that wait, by the low bits of their number; the size is set by userspace.
 #[btf_map]
-pub static WAIT_SLOTS: Array<WaitSlot, 1> = Array::new();
+pub static WAIT_SLOTS: Array<WaitSet, 1> = Array::new();
 
 /// What events of the CLR send up. The size is set by userspace.
 #[btf_map]
@@ -129,9 +134,6 @@ pub static CLR_EVENT_IN_USE: Array<u64, 1> = Array::new();
 pub static CLR_EVENT_PACES: Array<EventPace, 1> = Array::new();
 
 pub type Cache = [CacheLine; CACHE_LINES];
-
-/// Slots of [`WAIT_SLOTS`]; a power of two.
-pub const WAIT_SLOT_COUNT: u32 = strata_abi::tables::WAIT_SLOTS;
 
 /// A thread as it was last sent.
 #[repr(C)]
@@ -193,12 +195,17 @@ pub struct Block {
     pub passed: u16,
 }
 
+/// Threads with the same low bits. The owners lie together: most looks end with them.
+#[repr(C)]
+pub struct WaitSet {
+    /// The thread of each slot, or 0.
+    pub owners: [u32; wait_slots::WAYS],
+    pub slots: [WaitSlot; wait_slots::WAYS],
+}
+
 /// What is known of a thread that is switched out and in.
 #[repr(C)]
 pub struct WaitSlot {
-    /// The thread, or 0.
-    pub owner: u32,
-    pub reserved: u32,
     pub block: Block,
     /// When its sampled wait began; 0 while there is none.
     pub began: u64,
@@ -298,9 +305,19 @@ static TASK_RUN: u32 = 0;
 #[unsafe(no_mangle)]
 static TASK_DELAY: u32 = 0;
 
+/// Offsets of `cred` in `struct task_struct`, and of `uid` in `struct cred`.
+#[unsafe(no_mangle)]
+static TASK_CRED: u32 = 0;
+#[unsafe(no_mangle)]
+static CRED_UID: u32 = 0;
+
 /// Nanoseconds that a CPU may spend on waits in a window of time, on average.
 #[unsafe(no_mangle)]
 static WAIT_BUDGET: u32 = 300_000;
+
+/// A window of time is `2^WINDOW_SHIFT` of the kernel's ticks.
+#[unsafe(no_mangle)]
+static WINDOW_SHIFT: u32 = 5;
 
 /// Sets of working memory for events of the CLR.
 #[unsafe(no_mangle)]
@@ -314,6 +331,17 @@ pub fn clr_event_sets() -> u32 {
 #[inline(always)]
 pub fn wait_budget() -> u32 {
     setting(&WAIT_BUDGET)
+}
+
+#[inline(always)]
+pub fn window_shift() -> u32 {
+    setting(&WINDOW_SHIFT)
+}
+
+/// Where a thread's real user is: in its credentials, and where those are.
+#[inline(always)]
+pub fn user_offsets() -> (u32, u32) {
+    (setting(&TASK_CRED), setting(&CRED_UID))
 }
 
 /// Where the thread walker finds what it needs of a task.

@@ -10,7 +10,7 @@
 //! sums are unbiased. A thread that is switched now and then is walked each time.
 //!
 //! Invariant: nothing here waits, faults or allocates. A switch that is not chosen costs a look at
-//! two slots; at most a fixed number of stacks is walked in each window of time.
+//! two sets of slots; at most a fixed number of stacks is walked in each window of time.
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::task_struct;
@@ -26,12 +26,14 @@ use strata_abi::record::{
     MAX_KERNEL_FRAMES, NO_SYSCALL, RAW_WAIT_PAGES, SOURCE_OFF_CPU, STATE_RUNNABLE, WAIT_WORDS,
 };
 use strata_abi::tables::PROCESS_SKIP;
+use strata_abi::wait_slots;
 
 use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native, is_user};
 use crate::context::read_context;
 use crate::maps::{
     Block, CpuPace, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD, PROCESSES,
-    Pace, Record, WAIT_SLOT_COUNT, WAIT_SLOTS, WaitSlot, count, task_mm, task_offsets, wait_budget,
+    Pace, Record, WAIT_SLOTS, WaitSet, WaitSlot, count, task_mm, task_offsets, wait_budget,
+    window_shift,
 };
 use crate::sampler::{
     BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, kernel_stack,
@@ -39,8 +41,6 @@ use crate::sampler::{
 };
 use crate::task::{field, word};
 
-/// A window of time is 32 jiffies: 32 to 320 ms, by the kernel's HZ.
-const WINDOW_SHIFT: u64 = 5;
 /// A thread is walked so often in a window at most, on average.
 const THREAD_WALKS: u16 = 16;
 /// Blocks are no longer than `2^MAX_BLOCK_SHIFT`.
@@ -92,23 +92,40 @@ pub fn woken(context: BtfTracePointContext) -> i32 {
     let task: *const task_struct = context.arg(0);
     // SAFETY: as above.
     let tid = unsafe { field(task, task_offsets().pid) };
-    let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return 0 };
+    let Some(slot) = slot_of(tid) else { return 0 };
     // SAFETY: a map value; plain words that another CPU may change, read for themselves.
     unsafe {
-        if (*slot).owner == tid && (*slot).began != 0 && (*slot).woken == 0 {
+        if (*slot).began != 0 && (*slot).woken == 0 {
             (*slot).woken = bpf_ktime_get_ns();
         }
     }
     0
 }
 
-/// The slot's thread runs: sends the end of its wait, if it has one that was sent.
+/// The slots of threads with the same low bits.
+#[inline(always)]
+fn set_of(tid: u32) -> Option<*mut WaitSet> {
+    WAIT_SLOTS.get_ptr_mut(wait_slots::set_of(tid))
+}
+
+/// The slot that is the thread's own, if it has one.
+#[inline(always)]
+fn slot_of(tid: u32) -> Option<*mut WaitSlot> {
+    let set = set_of(tid)?;
+    // SAFETY: a map value; words that another CPU may change.
+    unsafe {
+        let way = wait_slots::own(&(*set).owners, tid)?;
+        Some(&raw mut (*set).slots[way & (wait_slots::WAYS - 1)])
+    }
+}
+
+/// The thread runs: sends the end of its wait, if it has one that was sent.
 #[inline(always)]
 fn end_wait(tid: u32, flags: u8) {
-    let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return };
+    let Some(slot) = slot_of(tid) else { return };
     // SAFETY: a map value; a thread is switched in on one CPU at a time, and its slot is its own.
     let slot = unsafe { &mut *slot };
-    if slot.owner != tid || slot.began == 0 {
+    if slot.began == 0 {
         return;
     }
     send_end(tid, slot.began, slot.woken, flags);
@@ -145,26 +162,18 @@ fn send_end(tid: u32, began: u64, woken: u64, flags: u8) {
 /// that its variables are not on the stack while frames are walked.
 #[inline(never)]
 fn choose(tid: u32, state: u32) -> u32 {
-    let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return 0 };
-    // SAFETY: as in `end_wait`. Two threads that share a slot may take it from each other, and lose
-    // a wait by it; neither gets the other's.
-    let slot = unsafe { &mut *slot };
     let window = window();
-    if slot.owner != tid {
-        // The owner is there if it waits, or was switched lately.
-        if slot.owner != 0 && (slot.began != 0 || window.wrapping_sub(slot.pace.window) < 2) {
-            return 0;
-        }
-        slot.owner = tid;
-        slot.began = 0;
-        slot.pace = Pace { window, walks: 0, shift: 0 };
-        slot.block = Block { shift: 0, length: 0, choice: 0, passed: 0 };
-    }
     if state & TASK_DEAD != 0 {
-        slot.owner = 0;
-        slot.began = 0;
+        leave_slot(tid);
         return 0;
     }
+    let Some(slot) = slot_of(tid).or_else(|| take_slot(tid, window)) else {
+        note_crowded();
+        return 0;
+    };
+    // SAFETY: as in `end_wait`. Two threads that take a slot at the same moment may lose a wait by
+    // it; neither gets the other's.
+    let slot = unsafe { &mut *slot };
     if slot.pace.walks == LEFT_OUT {
         if window.wrapping_sub(slot.pace.window) < SKIPPED_WINDOWS {
             return 0;
@@ -185,10 +194,57 @@ fn choose(tid: u32, state: u32) -> u32 {
     1 << (slot.block.shift as u32 & 31)
 }
 
+/// A slot for a thread that has none: one whose owner neither waits nor was switched lately.
+#[inline(always)]
+fn take_slot(tid: u32, window: u32) -> Option<*mut WaitSlot> {
+    // SAFETY: a map value; words that another CPU may change.
+    let set = unsafe { &mut *set_of(tid)? };
+    let is_idle = |way: usize| {
+        let slot = &set.slots[way & (wait_slots::WAYS - 1)];
+        slot.began == 0 && window.wrapping_sub(slot.pace.window) >= 2
+    };
+    let way = wait_slots::free(&set.owners, is_idle)? & (wait_slots::WAYS - 1);
+    set.owners[way] = tid;
+    let slot = &mut set.slots[way];
+    slot.began = 0;
+    slot.woken = 0;
+    slot.pace = Pace { window, walks: 0, shift: 0 };
+    slot.block = Block { shift: 0, length: 0, choice: 0, passed: 0 };
+    Some(slot)
+}
+
+/// The thread ends.
+#[inline(always)]
+fn leave_slot(tid: u32) {
+    let Some(set) = set_of(tid) else { return };
+    // SAFETY: as above.
+    let set = unsafe { &mut *set };
+    if let Some(way) = wait_slots::own(&set.owners, tid) {
+        let way = way & (wait_slots::WAYS - 1);
+        set.owners[way] = 0;
+        set.slots[way].began = 0;
+    }
+}
+
+/// The current thread's wait finds no slot: a loss, if its process is sampled.
+#[inline(never)]
+fn note_crowded() {
+    let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    // SAFETY: a map value.
+    if PROCESSES.get_ptr(pid).is_some_and(|process| unsafe { (*process).flags } & PROCESS_SKIP != 0)
+    {
+        return;
+    }
+    // SAFETY: the helper has no preconditions.
+    let Some(hot) = OFF_CPU_HOT.get_ptr_mut(unsafe { bpf_get_smp_processor_id() }) else { return };
+    // SAFETY: as in `send_end`.
+    count(unsafe { &mut (*hot).counters }, Counter::Crowded as u32, 1);
+}
+
 #[inline(always)]
 fn window() -> u32 {
     // SAFETY: a helper without preconditions.
-    (unsafe { bpf_jiffies64() } >> WINDOW_SHIFT) as u32
+    (unsafe { bpf_jiffies64() } >> (window_shift() as u64 & 31)) as u32
 }
 
 /// Whether this switch is the chosen one of its block. In short blocks exactly one is, so that the
@@ -327,7 +383,9 @@ fn send(record: &mut Record, hot: &mut Hot, words: u64, registers: *const u8) {
     // SAFETY: as in `send_begin`.
     let syscall = unsafe { saved(registers, SAVED_SYSCALL) };
     let state = record.header.value;
-    let in_syscall = state != STATE_RUNNABLE && (syscall as i32) >= 0;
+    // SAFETY: as above. Calls of 32-bit programs have numbers of their own.
+    let is_native = is_native(unsafe { saved(registers, SAVED_MODE) });
+    let in_syscall = state != STATE_RUNNABLE && is_native && (syscall as i32) >= 0;
     record.header.value = 0;
     put(record, words as usize, state);
     put(record, words as usize + 1, if in_syscall { syscall as u32 as u64 } else { NO_SYSCALL });
@@ -343,9 +401,7 @@ fn send(record: &mut Record, hot: &mut Hot, words: u64, registers: *const u8) {
 /// The stack of the thread's wait has been walked, and sent if there was room.
 #[inline(never)]
 fn note_sent(tid: u32, cpu: u32, began: u64, is_sent: bool, is_raw: bool) {
-    let (Some(slot), Some(all)) =
-        (WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)), OFF_CPU_PACES.get_ptr_mut(cpu))
-    else {
+    let (Some(slot), Some(all)) = (slot_of(tid), OFF_CPU_PACES.get_ptr_mut(cpu)) else {
         return;
     };
     // SAFETY: as in `choose`.
@@ -363,7 +419,7 @@ fn note_sent(tid: u32, cpu: u32, began: u64, is_sent: bool, is_raw: bool) {
 /// The thread is not walked for some windows: its process is left out.
 #[inline(always)]
 fn leave_out(tid: u32) {
-    let Some(slot) = WAIT_SLOTS.get_ptr_mut(tid & (WAIT_SLOT_COUNT - 1)) else { return };
+    let Some(slot) = slot_of(tid) else { return };
     // SAFETY: as in `choose`.
     unsafe {
         (*slot).pace.walks = LEFT_OUT;
@@ -384,5 +440,5 @@ fn put(record: &mut Record, index: usize, word: u64) {
     record.words[index & 4095] = word;
 }
 
-const _: () = assert!(size_of::<WaitSlot>() == strata_abi::tables::WAIT_SLOT_BYTES);
+const _: () = assert!(size_of::<WaitSet>() == wait_slots::SET_BYTES);
 const _: () = assert!(size_of::<Header>() % 8 == 0);

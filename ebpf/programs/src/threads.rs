@@ -29,8 +29,9 @@ use strata_abi::tables::{PROCESS_SKIP, Pass, Walking};
 
 use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native, is_user};
 use crate::maps::{
-    Hot, PASS, PROCESSES, QUARANTINE, Record, SEEN, Seen, THREADS_CACHE, THREADS_HOT,
-    THREADS_RECORD, WALKING, activity_offsets, count, task_mm, task_offsets, wanted_process,
+    Hot, PASS, PROCESSES, QUARANTINE, QUARANTINED_USERS, Record, SEEN, Seen, THREADS_CACHE,
+    THREADS_HOT, THREADS_RECORD, WALKING, activity_offsets, count, task_mm, task_offsets,
+    user_offsets, wanted_process,
 };
 use crate::sampler::{BPF_RB_NO_WAKEUP, Whose, emit, has_program, saved, threads_ring, user_stack};
 use crate::task::{byte, field, word};
@@ -44,6 +45,8 @@ pub struct Context {
 
 /// `PF_KTHREAD` (include/linux/sched.h).
 const KERNEL_THREAD: u32 = 0x0020_0000;
+/// `PF_EXITING`.
+const EXITING: u32 = 4;
 /// A stack without tables is walked again after 1, 2, 4 … passes, so often.
 const MOST_TRIES: u32 = 12;
 
@@ -73,7 +76,8 @@ pub extern "C" fn walk_threads(context: *const Context) -> i32 {
         walking.pid = record.header.pid;
         walking.tid = record.header.tid;
         walking.walked += 1;
-        walk_stack(record, task, slot);
+        // SAFETY: a map value.
+        walk_stack(record, task, slot, unsafe { (*pass).kernel_only } != 0);
         walking.tid = 0;
         // It may have been left behind meanwhile.
         if !is_current(pass) {
@@ -158,6 +162,11 @@ fn finish(task: *mut task_struct, pass: *mut Pass, slot: u32) {
     ) else {
         return;
     };
+    // One that ends sends its last record itself. After that one this would begin it anew.
+    // SAFETY: as in `state_of`.
+    if unsafe { field(task, activity_offsets().flags) } & EXITING != 0 {
+        return;
+    }
     // SAFETY: map values of this reader.
     let (record, walking, hot) = unsafe { (&mut *record, &mut *walking, &mut *hot) };
     // A thread that ran while it was walked had no stack that lay still.
@@ -334,7 +343,7 @@ fn fill(record: &mut Record, task: *mut task_struct, pid: u32, tid: u32) {
 
 /// The stack of a thread that does not run.
 #[inline(always)]
-fn walk_stack(record: &mut Record, task: *mut task_struct, slot: u32) {
+fn walk_stack(record: &mut Record, task: *mut task_struct, slot: u32, kernel_only: bool) {
     let (Some(hot), Some(cache)) = (THREADS_HOT.get_ptr_mut(slot), THREADS_CACHE.get_ptr_mut(slot))
     else {
         return;
@@ -370,7 +379,9 @@ fn walk_stack(record: &mut Record, task: *mut task_struct, slot: u32) {
         return;
     }
     let pid = record.header.pid;
-    if QUARANTINE.get_ptr(pid).is_some() {
+    let user = user_of(task);
+    if kernel_only || QUARANTINE.get_ptr(pid).is_some() || QUARANTINED_USERS.get_ptr(user).is_some()
+    {
         record.header.end = End::UnreadableStack as u8;
         return;
     }
@@ -384,6 +395,21 @@ fn walk_stack(record: &mut Record, task: *mut task_struct, slot: u32) {
     }
 }
 
+/// The real user of a thread.
+#[inline(always)]
+fn user_of(task: *const task_struct) -> u32 {
+    let (credentials, uid) = user_offsets();
+    // SAFETY: as in `state_of`. A thread has credentials as long as it is there.
+    unsafe {
+        let credentials: *const u8 =
+            core::ptr::read_volatile(task.cast::<u8>().add(credentials as usize).cast());
+        if credentials.is_null() {
+            return 0;
+        }
+        core::ptr::read_volatile(credentials.add(uid as usize).cast())
+    }
+}
+
 /// Sends the record; false when there was no room.
 #[inline(always)]
 fn send(
@@ -394,17 +420,20 @@ fn send(
     pass: *mut Pass,
 ) -> bool {
     // SAFETY: as in `state_of`; a map value.
-    let (syscall, run, delay, previous) = unsafe {
+    let (syscall, run, delay, previous, is_native) = unsafe {
         let offsets = activity_offsets();
         let registers = bpf_task_pt_regs(task) as *const u8;
         let delay = if offsets.delay == 0 { 0 } else { word(task, offsets.delay as u64) };
         let run = word(task, offsets.run as u64);
-        (saved(registers, SAVED_SYSCALL), run, delay, (*pass).previous)
+        let is_native = is_native(saved(registers, SAVED_MODE));
+        (saved(registers, SAVED_SYSCALL), run, delay, (*pass).previous, is_native)
     };
     let Header { kernel_frames, user_frames, .. } = record.header;
     let words = kernel_frames as usize + user_frames as usize;
     let state = walking.state as u64;
-    let in_syscall = state != STATE_RUNNABLE && state != STATE_RUNNING && (syscall as i32) >= 0;
+    // Calls of 32-bit programs have numbers of their own.
+    let is_waiting = state != STATE_RUNNABLE && state != STATE_RUNNING;
+    let in_syscall = is_waiting && is_native && (syscall as i32) >= 0;
     // SAFETY: as in `state_of`.
     let voluntary = unsafe { word(task, activity_offsets().voluntary as u64) };
     put(record, words, state);

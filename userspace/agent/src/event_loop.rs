@@ -43,6 +43,7 @@ pub struct EventLoop {
     process_events: AsyncFd<OwnedFd>,
     records: AsyncFd<OwnedFd>,
     waits: Option<AsyncFd<OwnedFd>>,
+    threads: Option<AsyncFd<OwnedFd>>,
     clr_events: Option<AsyncFd<OwnedFd>>,
     files: AsyncFd<OwnedFd>,
     /// Process events arrive in bursts (a program starting maps a dozen files): they are taken
@@ -58,6 +59,7 @@ impl EventLoop {
             process_events: watch(engine.events_fd())?,
             records: watch(engine.programs.records_fd())?,
             waits: engine.programs.waits_fd().map(watch).transpose()?,
+            threads: engine.programs.threads_fd().map(watch).transpose()?,
             clr_events: engine.programs.clr_events_fd().map(watch).transpose()?,
             files: watch(engine.loading.fd())?,
             burst,
@@ -81,6 +83,10 @@ impl EventLoop {
                 Ok(Due::Records)
             }
             ready = readable(self.waits.as_ref()) => {
+                ready?.clear_ready();
+                Ok(Due::Records)
+            }
+            ready = readable(self.threads.as_ref()) => {
                 ready?.clear_ready();
                 Ok(Due::Records)
             }

@@ -27,8 +27,8 @@ pub enum Idle {
 /// A kind of idle thread.
 struct Rule {
     name: &'static str,
-    /// How the thread's own name begins.
-    thread: &'static str,
+    /// How the thread's own name begins, in one of these ways; none: any.
+    threads: &'static [&'static str],
     /// Every function outside of the kernel is one of these; none: any.
     only: &'static [Part],
     /// One of these calls is on the stack.
@@ -52,7 +52,7 @@ use Part::{File, Native, Other, Start};
 /// Functions, each called by the next: parts of their names, or, after a `=`, a whole name.
 type Call = &'static [&'static str];
 
-static RULES: [Rule; 13] = [
+static RULES: [Rule; 14] = [
     Rule {
         name: "Go scheduler",
         only: &[
@@ -99,20 +99,11 @@ static RULES: [Rule; 13] = [
         ..ANY
     },
     // Without any managed code.
-    Rule { name: ".NET runtime", thread: ".NET ", only: &[Native], ..ANY },
+    Rule { name: ".NET runtime", threads: &OF_DOTNET, only: &[Native], ..ANY },
+    Rule { name: ".NET runtime", threads: &[".NET "], only: DOTNET_FILES, ..ANY },
     Rule {
         name: ".NET runtime",
-        only: &[
-            File("libcoreclr.so"),
-            File("libclrgc"),
-            File("libclrjit.so"),
-            File("libSystem.Native.so"),
-            File("libstrata_clr"),
-            File("libstdc++"),
-            File("libc."),
-            File("ld-musl"),
-            File("libpthread"),
-        ],
+        only: DOTNET_FILES,
         has: &[&["libcoreclr.so!"], &["CorUnix::"]],
         ..ANY
     },
@@ -162,8 +153,33 @@ static RULES: [Rule; 13] = [
     },
 ];
 
+/// The files of a .NET runtime that is not in its program's own.
+const DOTNET_FILES: &[Part] = &[
+    File("libcoreclr.so"),
+    File("libclrgc"),
+    File("libclrjit.so"),
+    File("libSystem.Native.so"),
+    File("libstrata_clr"),
+    File("libstdc++"),
+    File("libc."),
+    File("ld-musl"),
+    File("libpthread"),
+];
+
 /// Any stack.
-const ANY: Rule = Rule { name: "", thread: "", only: &[], has: &[&[]] };
+const ANY: Rule = Rule { name: "", threads: &[], only: &[], has: &[&[]] };
+
+/// Threads of a .NET runtime that run nothing of the program's. Others do, and code that was compiled
+/// ahead of time looks like the runtime's: it is machine code of the same file.
+const OF_DOTNET: [&str; 7] = [
+    ".NET BGC",
+    ".NET EventPipe",
+    ".NET Server GC",
+    ".NET SigHandler",
+    ".NET SynchManag",
+    ".NET TP Gate",
+    ".NET Tiered",
+];
 
 /// A function of a stack.
 struct Function<'p> {
@@ -211,7 +227,8 @@ impl Rule {
             self.only.is_empty() || self.only.iter().any(|part| part.has(function))
         };
         !functions.is_empty()
-            && thread.starts_with(self.thread)
+            && (self.threads.is_empty()
+                || self.threads.iter().any(|start| thread.starts_with(start)))
             && self.has.iter().any(|call| has_call(functions, call))
             && functions.iter().all(is_one)
     }

@@ -1,4 +1,4 @@
-//! The summary of a profile of waits: where, in which system call and in which state.
+//! The summary of a profile of waits: where, in which system call, in which process and state.
 //!
 //! Every stack of a wait ends in the scheduler, so the functions with the largest self time say
 //! nothing. What is summed is the innermost function that is not of the kernel, of the C library or
@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use hashbrown::HashMap;
 use serde::Serialize;
 
+use crate::identity::Identity;
 use crate::idle;
 use crate::kind::{FrameKind, base_name};
 use crate::model::{LabelValue, Profile, Sample, StringId};
@@ -19,6 +20,8 @@ pub struct Waits {
     pub functions: Vec<WaitShare>,
     /// Of threads that did not run. Without a name: a page fault, or a thread that was preempted.
     pub system_calls: Vec<WaitShare>,
+    /// The same by process, where a profile has processes.
+    pub processes: Vec<ProcessWaits>,
     pub states: Vec<WaitShare>,
     /// Kinds of threads that waited for work; their waits are in none of the other lists but
     /// `states`.
@@ -31,6 +34,14 @@ pub struct WaitShare {
     /// The file of a function's code, without folders; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub module: String,
+    pub value: i64,
+    pub percent: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProcessWaits {
+    pub name: String,
+    pub pid: Option<u32>,
     pub value: i64,
     pub percent: f64,
 }
@@ -104,6 +115,7 @@ const PYTHON_LIBRARY: [&str; 2] = ["/lib/python", ":<frozen "];
 #[must_use]
 pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
     let mut functions: HashMap<(StringId, StringId), i64> = HashMap::new();
+    let mut processes: HashMap<(Option<u32>, StringId), i64> = HashMap::new();
     let [mut calls, mut states, mut idle]: [HashMap<StringId, i64>; 3] = Default::default();
     let mut total = 0_i64;
     let add = |sum: &mut i64, value: i64| *sum = sum.saturating_add(value);
@@ -128,9 +140,12 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
         }
         if profile.string(state) != RUNNING {
             add(calls.entry(call).or_default(), value);
+            let Identity { pid, process, .. } = profile.identity(sample.labels);
+            add(processes.entry((pid, process)).or_default(), value);
         }
         add(functions.entry(waiting_function(profile, &sample)).or_default(), value);
     }
+    let percent = |value: i64| 100.0 * value as f64 / total.max(1) as f64;
     let ranked = |sums: Vec<((StringId, StringId), i64)>| {
         let mut shares: Vec<_> = sums
             .into_iter()
@@ -138,7 +153,7 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
                 name: profile.string(name).to_owned(),
                 module: base_name(profile.string(module)).to_owned(),
                 value,
-                percent: 100.0 * value as f64 / total.max(1) as f64,
+                percent: percent(value),
             })
             .collect();
         shares.sort_by(|a, b| Reverse(a.value).cmp(&Reverse(b.value)).then(a.name.cmp(&b.name)));
@@ -148,9 +163,24 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
     let named = |sums: HashMap<StringId, i64>| {
         sums.into_iter().map(|(name, value)| ((name, StringId::default()), value)).collect()
     };
+    let has_process =
+        |(pid, name): (Option<u32>, StringId)| pid.is_some() || name != StringId::default();
+    let mut processes: Vec<ProcessWaits> = processes
+        .into_iter()
+        .filter(|(process, _)| has_process(*process))
+        .map(|((pid, name), value)| ProcessWaits {
+            name: profile.string(name).to_owned(),
+            pid,
+            value,
+            percent: percent(value),
+        })
+        .collect();
+    processes.sort_by(|a, b| Reverse(a.value).cmp(&Reverse(b.value)).then(a.pid.cmp(&b.pid)));
+    processes.truncate(most);
     Waits {
         functions: ranked(functions.into_iter().collect()),
         system_calls: ranked(named(calls)),
+        processes,
         states: ranked(named(states)),
         idle: ranked(named(idle)),
     }

@@ -46,6 +46,18 @@ fn a_runtimes_own_thread_is_idle_and_one_that_is_named_like_it_only_with_native_
 }
 
 #[test]
+fn code_that_was_compiled_ahead_of_time_is_the_programs_and_not_the_runtimes() {
+    use FrameKind::Native;
+    let (poll, start) = ((Native, "poll", LIBC), (Native, "start_thread", LIBC));
+    let own = (Native, "Shop_Order__Pay", "/srv/shop");
+    for thread in [".NET TP Worker", ".NET Finalizer", ".NET Sockets", ".NET Timer"] {
+        assert_eq!(of(thread, &[poll, own, start]), None, "{thread}");
+    }
+    let runtime = (Native, "FinalizerThread", "/usr/lib/dotnet/libcoreclr.so");
+    assert_eq!(of(".NET Finalizer", &[poll, runtime, start]), Some(".NET runtime"));
+}
+
+#[test]
 fn symbols_of_rust_may_have_angle_brackets() {
     use FrameKind::Native;
     let wait = (Native, "parking_lot::condvar::Condvar::wait_until_internal", "/srv/app");

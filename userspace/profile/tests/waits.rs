@@ -129,3 +129,22 @@ fn system_calls_and_states_are_summed() {
     assert_eq!((waits.system_calls[0].name.as_str(), waits.system_calls[0].value), ("futex", 90));
     assert_eq!((waits.states[0].name.as_str(), waits.states[0].percent), ("blocked", 90.0));
 }
+
+#[test]
+fn waits_are_summed_by_process_without_what_runs_or_is_idle() {
+    let mut builder = ProfileBuilder::new(&[("wall", "nanoseconds")]);
+    let frames = [(FrameKind::Native, "app::work", "/srv/app")];
+    let shop = [("state", "blocked"), ("pid", "7"), ("comm", "shop")];
+    wait(&mut builder, &frames, &shop, 30);
+    wait(&mut builder, &frames, &[("state", "runnable"), ("pid", "7"), ("comm", "shop")], 10);
+    wait(&mut builder, &frames, &[("state", "running"), ("pid", "7"), ("comm", "shop")], 20);
+    wait(&mut builder, &frames, &[("state", "blocked"), ("pid", "8"), ("comm", "shop")], 15);
+    let idle = [("state", "blocked"), ("pid", "8"), ("comm", "shop"), ("idle", "libuv")];
+    wait(&mut builder, &frames, &idle, 25);
+    let waits = waits::summarize(&builder.finish(), 0, 10);
+    let processes: Vec<_> =
+        waits.processes.iter().map(|one| (&*one.name, one.pid, one.value, one.percent)).collect();
+    assert_eq!(processes, [("shop", Some(7), 40, 40.0), ("shop", Some(8), 15, 15.0)]);
+    // A service's profile has none.
+    assert!(waits::summarize(&profile(), 0, 10).processes.is_empty());
+}

@@ -81,13 +81,13 @@ const CAUSES: [Cause; 24] = [
     cause("waits_refused", "waits dropped: too many threads waited at once", "", ""),
     cause(
         "thread_reads_hung",
-        "times reading a thread's stack hung: its process has kernel stacks only since then",
+        "times reading a thread's stack hung: its process has kernel stacks only for a while",
         "its stack is mapped from a file system that does not answer",
         "its stack is mapped from a file system that does not answer",
     ),
     cause(
         "thread_passes_refused",
-        "times threads were not walked: too many earlier readers hang",
+        "times threads were not walked: their reader failed, or too many earlier ones hang",
         "stacks are mapped from file systems that do not answer",
         "stacks are mapped from file systems that do not answer",
     ),
@@ -209,7 +209,7 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     add("clr_events_refused", engine.clr_events_refused());
     add("objects_missing", engine.heaps.missing());
     add("waits_without_end", engine.waits.endless);
-    add("waits_refused", engine.waits.refused);
+    add("waits_refused", engine.waits.refused + engine.count_of_waits(Counter::Crowded));
     let passes = engine.pass_figures();
     add("thread_reads_hung", passes.abandoned);
     add("thread_passes_refused", passes.refused);

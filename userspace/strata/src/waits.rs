@@ -22,7 +22,8 @@ pub fn of_type(profile: &Profile, sample_type: usize, most: usize) -> Option<(Ki
     waits.then(|| (kind, waits::summarize(profile, sample_type, most)))
 }
 
-/// The states in one line, idle threads in another, then a list by function and one by system call.
+/// The states in one line, idle threads in another, then lists by function, by system call, and by
+/// process where there are several.
 pub fn print(
     waits: &Waits,
     kind: Kind,
@@ -52,6 +53,15 @@ pub fn print(
     writeln!(out, "\n waits  system call")?;
     for call in &waits.system_calls {
         writeln!(out, "{}", cut(&line(call), width))?;
+    }
+    if waits.processes.len() > 1 {
+        writeln!(out, "\n waits  process")?;
+        for process in &waits.processes {
+            let pid = process.pid.map(|pid| format!(" [{pid}]")).unwrap_or_default();
+            let name = sanitize_for_terminal(&process.name);
+            let line = format!("{:5.1}%  {}{pid}", process.percent, shortened(&name, 90));
+            writeln!(out, "{}", cut(&line, width))?;
+        }
     }
     Ok(())
 }

@@ -106,12 +106,12 @@ impl Engine {
             false
         });
         let table = &self.table;
-        let is_there = |pid, image| {
-            table.get(pid).is_some_and(|process| process.image == image && !process.exited)
-        };
+        // Threads may go on when their leader has ended; then their process is there still.
+        let is_there = |pid, image| table.get(pid).is_some_and(|process| process.image == image);
         self.waits.retain(is_there);
         if let Some(wall) = &mut self.wall {
-            wall.retain(|pid, _| table.get(pid).is_some());
+            wall.retain(|pid| table.get(pid).is_some());
+            wall.look_for_threads(is_thread);
         }
         self.loading.sweep();
         let are_many = self.table.files.count() > self.eviction.files_in_use.len() + MANY_NEW_FILES;
@@ -208,4 +208,13 @@ fn still_runs(pid: u32) -> bool {
         return io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
     }
     std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() > 1)
+}
+
+/// Whether a process has this thread.
+fn is_thread(pid: u32, tid: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    if unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, 0) } == 0 {
+        return true;
+    }
+    io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }

@@ -10,6 +10,7 @@
 //! - [`eviction`]: evicts tables and drops ended processes; periodic maintenance.
 //! - [`stalled_cpus`]: detects CPUs whose sampling event has stalled.
 //! - `passes`: runs passes over threads. [`wall`]: turns their records into elapsed time.
+//! - `random`: random numbers for sampling.
 //! - `objects`: objects in use of .NET processes.
 //! - [`waits`]: turns the waits of threads into samples with a duration.
 //! - this module: ties them to the process table, in the order of time.
@@ -27,6 +28,7 @@ pub mod loading;
 mod objects;
 mod pacing;
 mod passes;
+mod random;
 pub mod rates;
 mod repairing;
 pub mod samples;
@@ -194,7 +196,7 @@ impl Engine {
             passes: Passes::new(options.frequencies.of(Kind::Wall)),
             heads: [None, None, None, None],
             eviction: Eviction::new(),
-            turn: Turn { now: Instant::now(), has_more: false, took_some: false },
+            turn: Turn { now: Instant::now(), has_more: false, took_some: false, records_until: 0 },
             sampling,
             figures: Figures::default(),
         })
@@ -366,8 +368,11 @@ impl Engine {
 
     /// Everything sampled since the last flush; sampling goes on.
     pub fn take_aggregate(&mut self) -> Aggregate {
-        self.count_waits(monotonic_nanos());
-        self.count_wall(monotonic_nanos());
+        // What threads do is counted up to the last record taken: the end of a wait that is in the
+        // ring still was before now.
+        self.turn();
+        self.count_waits(self.turn.records_until);
+        self.count_wall(self.turn.records_until);
         self.count_objects();
         self.managed.ask_last(&self.aggregate);
         self.eviction.is_symbolizing = true;
@@ -431,6 +436,9 @@ impl Engine {
     /// A process that is not selected: the kernel takes no more samples of it.
     pub fn leave_out(&mut self, pid: u32) {
         self.store.skip(&mut self.programs, pid);
+        if let Some(wall) = &mut self.wall {
+            wall.leave_out(pid);
+        }
     }
 
     /// Stops sampling, takes what is left and settles every waiting stack.

@@ -5,13 +5,14 @@
 //! passed.
 //!
 //! Invariant: no pass is waited for without a limit. A reader that hangs is left behind, the
-//! process that it hung at is not walked again, and the next pass goes on.
+//! process that it hung at is not walked for a while, and the next pass goes on.
 
 use std::time::{Duration, Instant};
 
 use strata_abi::record::{FLAG_KERNEL_CUT, Header};
 use strata_abi::tables::{Pass, Walking};
 
+use super::random::Random;
 use super::samples::Sample;
 use super::waits::Stack;
 use super::wall::{Activity, Wall, Whole};
@@ -23,7 +24,7 @@ use crate::kernel::loader::PassState;
 const SHARE: u32 = 100;
 /// A reader that sleeps at one thread for so long hangs.
 const HANGS: Duration = Duration::from_secs(1);
-/// Where too many hang, passes are tried again so often.
+/// Where too many hang, or a reader fails, passes are tried again so often.
 const RETRY: Duration = Duration::from_secs(5);
 /// The last pass of a recording is waited for so long.
 const LAST: Duration = Duration::from_secs(2);
@@ -34,7 +35,7 @@ pub struct PassFigures {
     pub passes: u64,
     /// Readers that were left behind.
     pub abandoned: u64,
-    /// Passes that did not begin because too many readers hang.
+    /// Passes that did not begin because too many readers hang, or whose reader failed.
     pub refused: u64,
     /// Nanoseconds of CPU time of readers.
     pub reading: u64,
@@ -50,7 +51,7 @@ pub(super) struct Passes {
     next: Instant,
     number: u32,
     epoch: u32,
-    /// When the last whole pass began, by the records' clock.
+    /// When the last complete pass began, by the records' clock.
     previous: u64,
     /// When the one that is on began.
     current: u64,
@@ -63,23 +64,14 @@ pub(super) struct Passes {
     wants_all: bool,
     sends_all: bool,
     sent_all: bool,
-    jitter: Jitter,
+    random: Random,
     pub(super) figures: PassFigures,
 }
 
-/// Passes at even intervals would find a thread that works at such intervals always at the same
-/// place.
-struct Jitter(u64);
-
-impl Jitter {
-    /// From half to one and a half times as long.
-    fn spread(&mut self, time: Duration) -> Duration {
-        // Marsaglia's xorshift.
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        time / 2 + time.mul_f64((self.0 >> 11) as f64 / (1u64 << 53) as f64)
-    }
+/// From half to one and a half times as long: passes at even intervals would find a thread that works
+/// at such intervals always at the same place.
+fn spread(time: Duration, random: &mut Random) -> Duration {
+    time / 2 + time.mul_f64((random.next() >> 11) as f64 / (1u64 << 53) as f64)
 }
 
 impl Passes {
@@ -99,7 +91,7 @@ impl Passes {
             wants_all: true,
             sends_all: false,
             sent_all: false,
-            jitter: Jitter(monotonic_nanos() | 1),
+            random: Random::new(),
             figures: PassFigures::default(),
         }
     }
@@ -125,6 +117,20 @@ impl Passes {
     pub(super) fn send_all(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.wants_all = true;
+    }
+
+    /// A pass has ended, and has used so many nanoseconds of a CPU. Where records were lost, a thread
+    /// may never have been sent: the next pass is the first one for it, and its time counts from the
+    /// pass that was complete.
+    fn end(&mut self, began: Instant, cost: u64, lost_some: bool) {
+        if !lost_some {
+            self.previous = self.current;
+        }
+        self.figures.passes += 1;
+        self.figures.reading += cost;
+        let wanted = self.pause_after(Duration::from_nanos(cost));
+        self.figures.interval = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
+        self.next = began + spread(wanted, &mut self.random);
     }
 
     /// How long it is until the next pass, on average, after one whose reader has used so much of a CPU.
@@ -195,16 +201,12 @@ impl Engine {
     fn end_pass(&mut self) {
         let Some(began) = self.passes.began else { return };
         match self.programs.pass() {
-            PassState::Idle | PassState::Failed => {}
-            PassState::Done(cost) => {
-                let passes = &mut self.passes;
-                passes.previous = passes.current;
-                passes.figures.passes += 1;
-                passes.figures.reading += cost;
-                let wanted = passes.pause_after(Duration::from_nanos(cost));
-                passes.figures.interval = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
-                passes.next = began + passes.jitter.spread(wanted);
+            PassState::Idle => {}
+            PassState::Failed => {
+                self.passes.figures.refused += 1;
+                self.passes.next = Instant::now() + RETRY;
             }
+            PassState::Done { cost, lost_some } => self.passes.end(began, cost, lost_some),
             PassState::Reading => {
                 let (at, sleeps) = self.programs.pass_position();
                 let now = Instant::now();
@@ -219,7 +221,7 @@ impl Engine {
                 tracing::warn!(
                     pid,
                     tid = at.tid,
-                    "reading a thread's stack hangs: its process is walked no more"
+                    "reading a thread's stack hangs: its process is not walked for a while"
                 );
                 self.programs.abandon_pass(pid);
                 self.passes.figures.abandoned += 1;
@@ -234,8 +236,11 @@ impl Engine {
         // One that is on began before now.
         let mut is_this = false;
         while Instant::now() < end {
-            let passes = self.passes.figures.passes;
+            let PassFigures { passes, refused, .. } = self.passes.figures;
             self.end_pass();
+            if self.passes.figures.refused > refused {
+                return false;
+            }
             if is_this && self.passes.figures.passes > passes {
                 return true;
             }
@@ -266,6 +271,10 @@ impl Engine {
         let kernel = usize::from(kernel_frames);
         let at = kernel + usize::from(user_frames);
         let Some(activity) = sample.words.get(at..).and_then(Activity::of) else { return };
+        // It was left out after this was sent.
+        if self.store.is_skipped(pid) {
+            return;
+        }
         if stack.end == strata_abi::record::End::NoProcess {
             // It is walked again once there are tables.
             self.processes.dirty.insert(pid);
@@ -279,13 +288,26 @@ impl Engine {
         self.passes.taking += began.elapsed();
     }
 
+    /// A process executes another program.
+    pub(super) fn executed_in_wall(&mut self, pid: u32, time: u64) {
+        let Some(wall) = &mut self.wall else { return };
+        let Some(image) = self.table.get(pid).map(|process| process.image) else { return };
+        let mut comm = [0; 16];
+        let name = self.table.image(image).map(|image| image.comm.clone()).unwrap_or_default();
+        for (to, from) in comm.iter_mut().zip(name.bytes().take(15)) {
+            *to = from;
+        }
+        let thread = ThreadKey { image, tid: pid, comm, domain: 0 };
+        wall.executed(thread, time, &mut self.aggregate);
+    }
+
     /// What passes have done so far.
     pub fn pass_figures(&self) -> PassFigures {
         let threads = self.wall.as_ref().map_or(0, Wall::count_of_threads);
         PassFigures { threads, ..self.passes.figures }
     }
 
-    /// Processes whose threads are not walked: reading the stack of one hung.
+    /// Processes whose threads are not walked now: reading the stack of one hung.
     pub fn not_walked(&self) -> Vec<u32> {
         let mut pids: Vec<u32> = self.programs.not_walked().collect();
         pids.sort_unstable();
@@ -316,5 +338,16 @@ mod tests {
         assert_eq!(pauses(&mut passes, [90, 2, 2, 0]), [50, 200, 400, 50]);
         passes.send_all();
         assert_eq!(pauses(&mut passes, [90, 0, 1, 1]), [50, 50, 200, 200]);
+    }
+
+    #[test]
+    fn a_thread_whose_record_was_lost_counts_from_the_last_complete_pass() {
+        let mut passes = Passes::new(20);
+        let previous = [(1, false), (2, true), (3, true), (4, false)].map(|(began, lost_some)| {
+            passes.current = began;
+            passes.end(Instant::now(), 0, lost_some);
+            passes.previous
+        });
+        assert_eq!(previous, [1, 1, 1, 4]);
     }
 }

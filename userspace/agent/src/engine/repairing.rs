@@ -126,6 +126,7 @@ impl Engine {
                     self.processes.repairs.done += u64::from(change != Change::None);
                     match change {
                         Change::Executed { .. } => {
+                            self.executed_in_wall(pid, monotonic_nanos());
                             self.managed.left(pid);
                             self.store.outdate(&mut self.programs, pid);
                         }

@@ -64,6 +64,19 @@ pub(super) struct Turn {
     pub(super) has_more: bool,
     /// The last turn took a record.
     pub(super) took_some: bool,
+    /// It took all records up to this time, by their clock.
+    pub(super) records_until: u64,
+}
+
+/// A record is in its ring so long after the time that it carries, at the latest.
+const BEING_WRITTEN: u64 = 1_000_000;
+
+impl Turn {
+    /// All records were taken that were in the rings at a time; of later ones those before `left`.
+    pub(super) fn took_records(&mut self, drained: u64, left: Option<u64>) {
+        let drained = drained.saturating_sub(BEING_WRITTEN);
+        self.records_until = left.map_or(drained, |left| left.min(drained));
+    }
 }
 
 /// When processes with many mappings are scanned again.
@@ -82,5 +95,22 @@ impl Paces {
         self.publishing.sweep(now);
         self.settling.sweep(now);
         self.opening.sweep(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_threads_do_is_known_up_to_the_records_that_were_taken() {
+        let now = Instant::now();
+        let mut turn = Turn { now, has_more: false, took_some: false, records_until: 0 };
+        turn.took_records(10_000_000, None);
+        assert_eq!(turn.records_until, 9_000_000);
+        turn.took_records(20_000_000, Some(15_000_000));
+        assert_eq!(turn.records_until, 15_000_000);
+        turn.took_records(20_000_000, Some(19_500_000));
+        assert_eq!(turn.records_until, 19_000_000);
     }
 }

@@ -19,6 +19,7 @@ impl Engine {
         self.turn.now = Instant::now();
         self.pass_over_threads();
         let mut drained_until = self.drain_events();
+        let began = drained_until;
         // Tables that stacks wait for are published at the end of a turn: on a busy host a turn
         // without a limit would never end.
         let enough = self.turn.now + LONGEST_TURN;
@@ -39,6 +40,7 @@ impl Engine {
                 break time;
             }
         };
+        self.turn.took_records(began, self.turn.has_more.then_some(until));
         self.apply_events(until);
         self.answer_files();
         self.managed.turn(
@@ -103,8 +105,9 @@ impl Engine {
                 // Mapping events of its new program may have been skipped.
                 self.processes.repairs.is_missing_some(pid, self.turn.now);
             }
-            if let (Event::Exit { tid, .. }, Some(wall)) = (&event.event, &mut self.wall) {
-                wall.end(*tid, event.time, &mut self.aggregate);
+            if let (Some(tid), Some(wall)) = (self.table.ended_thread(&event.event), &mut self.wall)
+            {
+                wall.end(tid, event.time, &mut self.aggregate);
             }
             match self.table.apply(&event.event, event.time) {
                 Change::None => {}
@@ -118,13 +121,19 @@ impl Engine {
                         self.store.skip(&mut self.programs, pid);
                     }
                 }
-                Change::Lost => self.processes.repairs.events_were_lost(),
+                Change::Lost => {
+                    self.processes.repairs.events_were_lost();
+                    if let Some(wall) = &mut self.wall {
+                        wall.events_were_lost();
+                    }
+                }
                 Change::Refused { pid } => {
                     // What it has unmapped is forgotten.
                     self.processes.repairs.is_missing_some(pid, self.turn.now);
                 }
                 Change::Muted { pid } => self.processes.repairs.was_muted(pid),
                 Change::Executed { pid } => {
+                    self.executed_in_wall(pid, event.time);
                     self.programs.release(pid);
                     self.managed.left(pid);
                     self.store.outdate(&mut self.programs, pid);

@@ -181,13 +181,14 @@ impl Waits {
         all.map(|wait| (wait.thread.image, wait.stack.as_ref().map(|stack| &stack.space)))
     }
 
-    /// Forgets those of processes that are gone.
+    /// Forgets those of programs that are gone: their ends were lost.
     pub fn retain(&mut self, is_there: impl Fn(u32, ImageId) -> bool) {
-        let bytes = &mut self.bytes;
+        let (bytes, endless) = (&mut self.bytes, &mut self.endless);
         self.threads.retain(|_, wait| {
             let stays = is_there(wait.pid, wait.thread.image);
             if !stays {
                 *bytes -= wait.bytes();
+                *endless += 1;
             }
             stays
         });
@@ -362,6 +363,16 @@ mod tests {
         assert_eq!(counted(&aggregate), []);
         wait.settle(stack(), &mut aggregate);
         assert_eq!(counted(&aggregate), [("blocked".to_owned(), 250 * 4)]);
+    }
+
+    #[test]
+    fn a_wait_that_goes_with_its_program_is_counted_as_one_without_an_end() {
+        let mut waits = Waits::default();
+        waits.begin(wait(1, 100, Some(stack())));
+        waits.retain(|pid, image| (pid, image) == (7, ImageId(1)));
+        assert_eq!((waits.threads.len(), waits.endless), (1, 0));
+        waits.retain(|_, image| image == ImageId(2));
+        assert_eq!((waits.threads.len(), waits.endless, waits.bytes), (0, 1, 0));
     }
 
     #[test]

@@ -12,25 +12,38 @@
 
 mod account;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 
-use strata_abi::record::{Header, STATE_ENDED, STATE_RUNNABLE, STATE_RUNNING};
+use strata_abi::record::{Header, STATE_ENDED, STATE_RUNNABLE};
 
+use super::random::Random;
 use crate::aggregate::{Aggregate, ThreadKey};
 use crate::processes::table::{ImageId, Space};
-use account::{Account, Tally, is_blocked};
+use account::{Account, LATER, Tally, is_blocked};
 pub use account::{Activity, Whole};
 
 /// Bytes of stacks of threads.
 const MOST_BYTES: usize = 64 << 20;
-/// Stacks of a thread between two passes at most; further samples count for the last one.
+/// Stacks of a thread between two passes at most. Of more samples these are as many by chance.
 const MOST_RUNNING: usize = 64;
+/// Threads of which one look finds out whether they are there, and after process events were lost.
+const LOOKS: usize = 512;
+const LOOKS_AFTER_LOSS: usize = 1 << 14;
 
 /// The threads that are sampled.
 pub struct Wall {
     threads: HashMap<u32, Account>,
+    /// Their numbers, by process.
+    by_process: BTreeSet<(u32, u32)>,
     bytes: usize,
+    random: Random,
+    /// The last process and thread that was looked for, and those that were not there.
+    looked_for: (u32, u32),
+    missing: Vec<(u32, u32)>,
+    /// Process events were lost since all threads were looked for.
+    has_lost: bool,
     /// Of the CPU sampler, in nanoseconds.
     period: u64,
     /// When sampling began.
@@ -41,7 +54,18 @@ pub struct Wall {
 
 impl Wall {
     pub fn new(period: u64) -> Self {
-        Self { threads: HashMap::new(), bytes: 0, period, started: 0, refused: 0 }
+        Self {
+            threads: HashMap::new(),
+            by_process: BTreeSet::new(),
+            bytes: 0,
+            random: Random::new(),
+            looked_for: (0, 0),
+            missing: Vec::new(),
+            has_lost: false,
+            period,
+            started: 0,
+            refused: 0,
+        }
     }
 
     /// A record of a pass.
@@ -56,16 +80,19 @@ impl Wall {
         let Header { tid, pid, time, .. } = *header;
         let whole = (is_blocked(now.state) || now.state == STATE_RUNNABLE).then(|| Arc::new(whole));
         let mut known = self.remove(tid);
-        if known.as_ref().is_some_and(|known| known.start != 0 && known.start != now.start) {
+        if known.as_ref().is_some_and(|known| !known.is_of(now.start)) {
             // Another thread has the number: the end of the one before it was lost.
-            if let Some(before) = known.take() {
-                before.end(now.start, self.period, to);
+            if let Some(mut before) = known.take() {
+                before.settle(now.start, self.period, to);
             }
         }
         let mut account = match known {
             Some(known) if known.start != 0 => known,
-            sampled => self.begin(sampled.map_or(Vec::new(), |one| one.running), pid, thread, now),
+            unsent => self.begin(unsent.unwrap_or_else(|| Account::unsent(thread, pid)), now),
         };
+        if account.start == LATER {
+            account.start = now.start.max(1);
+        }
         if now.state == STATE_ENDED {
             account.take(time, now, None, to);
             account.count(time, to);
@@ -78,37 +105,22 @@ impl Wall {
     }
 
     /// The account of a thread of which no record has come before.
-    fn begin(
-        &self,
-        running: Vec<Arc<Whole>>,
-        pid: u32,
-        thread: ThreadKey,
-        now: &Activity,
-    ) -> Account {
+    fn begin(&self, unsent: Account, now: &Activity) -> Account {
         // One that was there before sampling began, or was not selected before, has done what it
-        // has done by now outside of its account.
+        // has done by now outside of its account; so has one whose program has just begun.
         let from = if now.previous == 0 { self.started } else { now.previous };
-        let is_new = now.start >= from;
+        let is_new = unsent.until == 0 && now.start >= from;
         let past = |nanos: u64| Tally { seen: nanos, added: if is_new { 0 } else { nanos } };
         Account {
-            thread,
-            pid,
             start: now.start.max(1),
-            until: now.start.max(from),
+            until: now.start.max(from).max(unsent.until),
             run: past(now.run),
             wait: past(now.delay),
             // What it does now it has done since then, but for what its counters say.
             voluntary: if is_new { 0 } else { now.voluntary },
             involuntary: if is_new { u64::MAX } else { now.involuntary },
             state: if is_new { STATE_RUNNABLE } else { now.state },
-            place: None,
-            blocked: None,
-            may_have_blocked: false,
-            before_woken: 0,
-            running,
-            ran: None,
-            unplaced: 0,
-            unplaced_until: 0,
+            ..unsent
         }
     }
 
@@ -122,35 +134,28 @@ impl Wall {
     ) {
         let whole = Arc::new(whole);
         if let Some(account) = self.threads.get_mut(&header.tid) {
-            if account.running.len() < MOST_RUNNING && self.bytes < MOST_BYTES {
-                self.bytes += whole.bytes();
-                account.running.push(whole);
+            account.met = account.met.saturating_add(1);
+            if account.running.len() >= MOST_RUNNING {
+                let place = self.random.below(account.met) as usize;
+                if place >= account.running.len() {
+                    return;
+                }
+                let before = account.running.remove(place);
+                self.bytes = self.bytes.saturating_sub(before.bytes());
+            } else if self.bytes >= MOST_BYTES {
+                return;
             }
+            self.bytes += whole.bytes();
+            account.running.push(whole);
         } else if !is_late {
-            self.insert(Account {
-                thread,
-                pid: header.pid,
-                start: 0,
-                until: 0,
-                run: Tally::default(),
-                wait: Tally::default(),
-                voluntary: 0,
-                involuntary: 0,
-                state: STATE_RUNNING,
-                place: None,
-                blocked: None,
-                may_have_blocked: false,
-                before_woken: 0,
-                running: vec![whole],
-                ran: None,
-                unplaced: 0,
-                unplaced_until: 0,
-            });
+            let account = Account::unsent(thread, header.pid);
+            self.insert(Account { running: vec![whole], met: 1, ..account });
         }
     }
 
     fn remove(&mut self, tid: u32) -> Option<Account> {
         let account = self.threads.remove(&tid)?;
+        self.by_process.remove(&(account.pid, tid));
         self.bytes = self.bytes.saturating_sub(account.bytes());
         Some(account)
     }
@@ -162,13 +167,81 @@ impl Wall {
             return;
         }
         self.bytes += bytes;
+        self.by_process.insert((account.pid, account.thread.tid));
         self.threads.insert(account.thread.tid, account);
+    }
+
+    fn threads_of(&self, pid: u32) -> Vec<u32> {
+        self.by_process.range((pid, 0)..=(pid, u32::MAX)).map(|(_, tid)| *tid).collect()
     }
 
     /// A thread has ended.
     pub fn end(&mut self, tid: u32, time: u64, to: &mut Aggregate) {
-        if let Some(account) = self.remove(tid) {
-            account.end(time, self.period, to);
+        if let Some(mut account) = self.remove(tid) {
+            account.settle(time, self.period, to);
+        }
+    }
+
+    /// A process executes another program; `thread` is its only one from now on. Which one it was
+    /// before is not reported: the kernel gives it the leader's number, and reports the ends of all
+    /// others, that of the leader too.
+    pub fn executed(&mut self, thread: ThreadKey, time: u64, to: &mut Aggregate) {
+        let pid = thread.tid;
+        let mut all: Vec<Account> = Vec::new();
+        for tid in self.threads_of(pid) {
+            if let Some(mut account) = self.remove(tid) {
+                account.settle(time, self.period, to);
+                all.push(account);
+            }
+        }
+        let goes_on = match all.iter().position(|account| account.thread.tid == pid) {
+            Some(leader) => Some(all.swap_remove(leader)),
+            None if all.len() > 1 => {
+                // The ends of some were lost.
+                Some(Account { until: time, ..Account::unsent(thread, pid) })
+            }
+            None => all.pop(),
+        };
+        if let Some(account) = goes_on {
+            self.insert(account.of_next_program(thread, time));
+        }
+    }
+
+    /// A process is not sampled any more. Should it be again, its time until then is not its.
+    pub fn leave_out(&mut self, pid: u32) {
+        for tid in self.threads_of(pid) {
+            self.remove(tid);
+        }
+    }
+
+    /// Process events were lost, ends of threads perhaps.
+    pub fn events_were_lost(&mut self) {
+        self.has_lost = true;
+        self.looked_for = (0, 0);
+    }
+
+    /// Looks whether some of the threads are there, the next ones at each call. One that is not
+    /// there twice has ended, and the record of it was lost: it would gain time for ever. After the
+    /// first time its last record may still be on its way.
+    pub fn look_for_threads(&mut self, is_there: impl Fn(u32, u32) -> bool) {
+        for (pid, tid) in std::mem::take(&mut self.missing) {
+            if self.by_process.contains(&(pid, tid)) && !is_there(pid, tid) {
+                self.remove(tid);
+            }
+        }
+        let most = if self.has_lost { LOOKS_AFTER_LOSS } else { LOOKS };
+        let next = (Bound::Excluded(self.looked_for), Bound::Unbounded);
+        let mut looked_at = 0;
+        for &(pid, tid) in self.by_process.range(next).take(most) {
+            looked_at += 1;
+            self.looked_for = (pid, tid);
+            if !is_there(pid, tid) {
+                self.missing.push((pid, tid));
+            }
+        }
+        if looked_at < most {
+            self.looked_for = (0, 0);
+            self.has_lost = false;
         }
     }
 
@@ -197,14 +270,18 @@ impl Wall {
     }
 
     /// Forgets those of processes that are gone.
-    pub fn retain(&mut self, is_there: impl Fn(u32, ImageId) -> bool) {
-        let bytes = &mut self.bytes;
-        self.threads.retain(|_, account| {
-            let stays = is_there(account.pid, account.thread.image);
+    pub fn retain(&mut self, is_there: impl Fn(u32) -> bool) {
+        let (bytes, by_process) = (&mut self.bytes, &mut self.by_process);
+        self.threads.retain(|tid, account| {
+            let stays = is_there(account.pid);
             if !stays {
+                by_process.remove(&(account.pid, *tid));
                 *bytes = bytes.saturating_sub(account.bytes());
             }
             stays
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

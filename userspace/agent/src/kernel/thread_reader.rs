@@ -96,9 +96,9 @@ impl Reader {
         matches!(state, Some('S' | 'D'))
     }
 
-    pub fn kill(&self) {
-        // SAFETY: plain numbers; the child is not reaped as long as this lives.
-        unsafe { libc::kill(self.child.id() as i32, libc::SIGKILL) };
+    /// Does nothing to one that has ended, whose number may be another process's by now.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
     }
 
     pub fn has_ended(&mut self) -> bool {
@@ -109,8 +109,23 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.kill();
-        // One that reads nothing at the moment ends at once; its exit need not be awaited.
         let _ = self.child.try_wait();
+    }
+}
+
+/// Readers that were killed and have not ended yet.
+#[derive(Default)]
+pub struct Ending(Vec<Reader>);
+
+impl Ending {
+    pub fn add(&mut self, mut reader: Reader) {
+        reader.kill();
+        self.0.push(reader);
+    }
+
+    /// Takes away those that have ended meanwhile.
+    pub fn reap(&mut self) {
+        self.0.retain_mut(|reader| !reader.has_ended());
     }
 }
 
@@ -155,4 +170,28 @@ fn cpu_time() -> u64 {
     // SAFETY: a valid place for the result; the clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_reader_that_is_of_no_use_leaves_no_process() -> io::Result<()> {
+        // This executable has no such test, and ends by itself.
+        let link = Link(std::fs::File::open("/dev/null")?.into());
+        let (mut ending, reader) = (Ending::default(), Reader::start(&link)?);
+        let process = format!("/proc/{}", reader.pid());
+        ending.add(reader);
+        let end = Instant::now() + Duration::from_secs(10);
+        while !ending.0.is_empty() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+            ending.reap();
+        }
+        assert!(!Path::new(&process).exists());
+        Ok(())
+    }
 }

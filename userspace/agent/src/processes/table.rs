@@ -309,6 +309,14 @@ impl ProcessTable {
         }
     }
 
+    /// The thread that ends with an event, which has not been applied yet.
+    pub fn ended_thread(&self, event: &Event) -> Option<u32> {
+        let Event::Exit { pid, tid } = *event else { return None };
+        // See `apply`.
+        let is_executing = pid == tid && self.get(pid).is_some_and(|process| process.is_executing);
+        (!is_executing).then_some(tid)
+    }
+
     /// Whether mapping events of a process are skipped at this time.
     pub fn is_muted(&self, pid: u32, time: u64) -> bool {
         self.processes.get(&pid).is_some_and(|process| process.events.is_muted(time))
@@ -431,8 +439,11 @@ mod tests {
         let name = b"su".as_slice().into();
         table.apply(&Event::Comm { pid, tid, name, exec: true }, 2);
         let exit = Event::Exit { pid, tid };
+        assert_eq!(table.ended_thread(&exit), None);
+        assert_eq!(table.ended_thread(&Event::Exit { pid, tid: 9 }), Some(9));
         assert_eq!(table.apply(&exit, 3), Change::None);
         assert!(table.get(pid).is_some_and(|process| !process.exited));
+        assert_eq!(table.ended_thread(&exit), Some(tid));
         assert_eq!(table.apply(&exit, 4), Change::Exited { pid }, "its end is reported again");
     }
 

@@ -145,7 +145,8 @@ impl Report<'_> {
             }
             Shape::CpuSlice | Shape::Event => print_functions(&summary, width, out)?,
         }
-        if summary.top_processes.len() > 1 {
+        // Waits have a list of their own.
+        if summary.top_processes.len() > 1 && kind.info().shape != Shape::Blocked {
             writeln!(out, "\n {:>5}   process", kind.name())?;
             for process in &summary.top_processes {
                 let pid = process.pid.map(|pid| format!(" [{pid}]")).unwrap_or_default();

@@ -144,7 +144,7 @@ pub struct Wall {
     pub interval_seconds: f64,
     pub threads: usize,
     pub cpu_seconds: f64,
-    /// Processes whose threads are not walked any more.
+    /// Processes whose threads are not walked for a while.
     pub not_walked: Vec<RefusedProcess>,
 }
 

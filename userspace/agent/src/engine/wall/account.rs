@@ -16,6 +16,9 @@ use crate::processes::table::Space;
 
 /// The scheduler brings the account of a thread that runs up to date with its clock's tick.
 const TICK: u64 = 10_000_000;
+/// [`Account::start`] of a thread whose next record has it.
+pub(super) const LATER: u64 = u64::MAX;
+
 /// The last words of a thread's record.
 #[derive(Clone, Copy, Debug)]
 pub struct Activity {
@@ -94,7 +97,8 @@ pub(super) struct Place {
 pub(super) struct Account {
     pub(super) thread: ThreadKey,
     pub(super) pid: u32,
-    /// By the kernel; 0 until a record of it has come, and nothing is counted until then.
+    /// By the kernel; 0 until a record of it has come, and nothing is counted until then. Of a
+    /// thread that has its process's number since it has executed a program: [`LATER`].
     pub(super) start: u64,
     /// Its time up to here is in the aggregate.
     pub(super) until: u64,
@@ -109,8 +113,11 @@ pub(super) struct Account {
     /// It may have been blocked since `until`; for how long at most in the place that it left.
     pub(super) may_have_blocked: bool,
     pub(super) before_woken: u64,
-    /// Where the CPU sampler has met it since it was last sent.
+    /// Where the CPU sampler has met it since it was last sent: all places, or that many of them by
+    /// chance, in the order of time.
     pub(super) running: Vec<Arc<Whole>>,
+    /// How often that was.
+    pub(super) met: u32,
     /// The last of these before.
     pub(super) ran: Option<Arc<Whole>>,
     /// Time on a CPU that has no stack yet, and when it was over.
@@ -126,7 +133,60 @@ impl Account {
     pub(super) fn bytes(&self) -> usize {
         let running = self.running.iter().chain(&self.ran);
         let places = self.place.iter().map(|place| &place.whole);
-        size_of::<Self>() + running.chain(places).map(|whole| whole.bytes()).sum::<usize>()
+        let is_place = |whole: &Arc<Whole>| {
+            self.place.as_ref().is_some_and(|place| Arc::ptr_eq(&place.whole, whole))
+        };
+        let blocked = self.blocked.iter().map(|place| &place.whole);
+        let blocked = blocked.filter(|whole| !is_place(whole));
+        let all = running.chain(places).chain(blocked);
+        size_of::<Self>() + all.map(|whole| whole.bytes()).sum::<usize>()
+    }
+
+    /// Nothing of a thread is known but what the CPU sampler has met.
+    pub(super) fn unsent(thread: ThreadKey, pid: u32) -> Self {
+        Self {
+            thread,
+            pid,
+            start: 0,
+            until: 0,
+            run: Tally::default(),
+            wait: Tally::default(),
+            voluntary: 0,
+            involuntary: 0,
+            state: STATE_RUNNING,
+            place: None,
+            blocked: None,
+            may_have_blocked: false,
+            before_woken: 0,
+            running: Vec::new(),
+            met: 0,
+            ran: None,
+            unplaced: 0,
+            unplaced_until: 0,
+        }
+    }
+
+    /// Whether a record of a thread that started at this time is of this one.
+    pub(super) fn is_of(&self, start: u64) -> bool {
+        self.start == start || matches!(self.start, 0 | LATER)
+    }
+
+    /// The account of the same thread in the program that it executes, as `thread`. What it did
+    /// before is counted already, and none of its stacks is one of the new program's.
+    pub(super) fn of_next_program(self, thread: ThreadKey, time: u64) -> Self {
+        let is_sent = self.start != 0;
+        let has_number = self.thread.tid == thread.tid;
+        Self {
+            // A thread that takes its leader's number takes its start too (`de_thread` in
+            // fs/exec.c, Linux 6.12).
+            start: if is_sent && !has_number { LATER } else { self.start },
+            until: if is_sent { self.until.max(time) } else { self.until },
+            run: self.run,
+            wait: self.wait,
+            voluntary: self.voluntary,
+            involuntary: self.involuntary,
+            ..Self::unsent(thread, self.pid)
+        }
     }
 
     /// Adds time in a state, which was over at `time`.
@@ -299,6 +359,7 @@ impl Account {
             return;
         }
         let all = std::mem::take(&mut self.running);
+        self.met = 0;
         let each = self.unplaced / all.len() as u64;
         let mut left = std::mem::take(&mut self.unplaced);
         // They follow each other. What was left of an earlier record makes the first one longer.
@@ -333,11 +394,12 @@ impl Account {
         }
     }
 
-    /// It has ended, and what it did at last is not known. `period`: of the CPU sampler.
-    pub(super) fn end(mut self, time: u64, period: u64, to: &mut Aggregate) {
-        if self.state != STATE_RUNNING {
+    /// Everything up to a moment after which nothing more is known of what it did until then.
+    /// `period`: of the CPU sampler.
+    pub(super) fn settle(&mut self, time: u64, period: u64, to: &mut Aggregate) {
+        if self.start != 0 && self.state != STATE_RUNNING {
             let rest = time.saturating_sub(self.until);
-            let run = (self.running.len() as u64).saturating_mul(period).min(rest);
+            let run = u64::from(self.met).saturating_mul(period).min(rest);
             self.run(run);
         }
         self.count(time, to);

@@ -6,6 +6,7 @@
 
 mod clr_events;
 mod off_cpu;
+mod quarantine;
 mod threads;
 
 use std::borrow::Cow;
@@ -185,7 +186,8 @@ impl Programs {
             ThreadsOf::Process(pid) => pid,
             ThreadsOf::None | ThreadsOf::All => 0,
         };
-        let wait_budget = off_cpu::budget(settings.off_cpu.unwrap_or(0), possible_cpus);
+        let window = off_cpu::Window::of_this_kernel();
+        let wait_budget = window.budget(settings.off_cpu.unwrap_or(0), possible_cpus);
         let sets = clr_events::sets(possible_cpus);
         let mut loader = EbpfLoader::new();
         if let Some(tasks) = &tasks {
@@ -195,7 +197,8 @@ impl Programs {
                 .override_global("TASK_PID", &tasks.pid, true)
                 .override_global("TASK_STATE", &tasks.state, true)
                 .override_global("TASK_COMM", &tasks.comm, true)
-                .override_global("WAIT_BUDGET", &wait_budget, true);
+                .override_global("WAIT_BUDGET", &wait_budget, true)
+                .override_global("WINDOW_SHIFT", &window.shift, true);
         }
         if let Some(tasks) = tasks.as_ref().filter(|_| walks) {
             tasks.activity.set(&mut loader);

@@ -6,14 +6,14 @@ use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::BtfTracePoint;
 use aya::programs::tp_btf::BtfTracePointLinkId;
 use aya::{Btf, Ebpf, EbpfLoader};
-use strata_abi::tables::WAIT_SLOTS;
+use strata_abi::wait_slots;
 
 use super::{HotValue, LoadError, Programs, map, program};
 
 /// The programs and their tracepoints.
 const PROGRAMS: [(&str, &str); 2] = [("switched", "sched_switch"), ("woken", "sched_wakeup")];
 
-/// A window of time is 32 jiffies: 128 ms with the usual HZ of 250, and up to 320.
+/// A window of time is about as long, in nanoseconds: a power of two of the kernel's ticks.
 const WINDOW: u64 = 128_000_000;
 /// Nanoseconds that a CPU may spend on waits in a window, however many CPUs there are: a stack.
 const LEAST: u64 = 20_000;
@@ -26,11 +26,36 @@ pub(super) struct OffCpu {
     links: Vec<(&'static str, BtfTracePointLinkId)>,
 }
 
-/// Nanoseconds that a CPU may spend on waits in a window of time. `share`: thousandths of one CPU
-/// that the whole host may.
-pub(super) fn budget(share: u32, cpus: u32) -> u32 {
-    let all = WINDOW / 1000 * u64::from(share);
-    u32::try_from((all / u64::from(cpus.max(1))).max(LEAST)).unwrap_or(u32::MAX)
+/// A window of time, as the programs measure it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    /// It has `2^shift` of the kernel's ticks.
+    pub(super) shift: u32,
+    nanos: u64,
+}
+
+impl Window {
+    /// By this kernel's tick (`CONFIG_HZ`), which is the resolution of its coarse clocks.
+    pub(super) fn of_this_kernel() -> Self {
+        let mut tick = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a valid place for the result; the clock always exists.
+        unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) };
+        Self::of_ticks(u64::try_from(tick.tv_nsec).unwrap_or_default())
+    }
+
+    fn of_ticks(tick: u64) -> Self {
+        let tick = tick.clamp(1_000_000, 10_000_000);
+        // The power of two that is nearest by its quotient.
+        let shift = (0..8).find(|shift| (tick << shift) * 3 / 2 > WINDOW).unwrap_or(8);
+        Self { shift, nanos: tick << shift }
+    }
+
+    /// Nanoseconds that a CPU may spend on waits in it. `share`: thousandths of one CPU that the
+    /// whole host may.
+    pub(super) fn budget(self, share: u32, cpus: u32) -> u32 {
+        let all = self.nanos / 1000 * u64::from(share);
+        u32::try_from((all / u64::from(cpus.max(1))).max(LEAST)).unwrap_or(u32::MAX)
+    }
 }
 
 /// Sets the sizes of the maps.
@@ -38,7 +63,7 @@ pub(super) fn size(loader: &mut EbpfLoader<'_>, cpus: u32, ring_bytes: u32) {
     for name in ["OFF_CPU_HOT", "OFF_CPU_RECORD", "OFF_CPU_CACHE", "OFF_CPU_PACES"] {
         loader.map_max_entries(name, cpus);
     }
-    loader.map_max_entries("WAIT_SLOTS", WAIT_SLOTS).map_max_entries("WAITS", ring_bytes);
+    loader.map_max_entries("WAIT_SLOTS", wait_slots::SETS).map_max_entries("WAITS", ring_bytes);
 }
 
 impl OffCpu {
@@ -101,5 +126,23 @@ impl Programs {
     pub fn count_of_waits(&self, counter: usize) -> u64 {
         let Some(off_cpu) = &self.off_cpu else { return 0 };
         (0..self.possible_cpus).map(|cpu| off_cpu.count(cpu, counter)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_cost_their_share_whatever_the_kernels_tick_is() {
+        for hz in [100, 250, 300, 1000] {
+            let window = Window::of_ticks(1_000_000_000 / hz);
+            let spent = f64::from(window.budget(10, 2)) * 2.0 / window.nanos as f64;
+            println!("{hz} Hz: {window:?}, {spent:.5} of a CPU");
+            assert!((80_000_000..192_000_000).contains(&window.nanos), "{hz}");
+            assert!((spent - 0.01).abs() < 0.0001, "{hz}");
+        }
+        let window = Window::of_this_kernel();
+        assert!((80_000_000..192_000_000).contains(&window.nanos), "{window:?}");
     }
 }

@@ -1,16 +1,20 @@
 //! The iterator over threads: its program, maps, and the process that reads it.
 
 use std::collections::HashSet;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 use aya::maps::{Array, HashMap, MapData, RingBuf};
 use aya::programs::tp_btf::BtfTracePointLinkId;
 use aya::programs::{BtfTracePoint, Iter};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use strata_abi::record::Counter;
 use strata_abi::tables::{Pass, READERS, SEEN_THREADS, Walking};
 
+use super::quarantine::Quarantine;
 use super::{HotValue, LoadError, Programs, map, program};
-use crate::kernel::thread_reader::{self, Reader};
+use crate::blocking_reader::{Owner, ROOT, owner_of};
+use crate::kernel::thread_reader::{self, Ending, Reader};
 use crate::kernel::type_info::KernelTypes;
 
 const PROGRAM: &str = "walk_threads";
@@ -29,31 +33,33 @@ struct WalkingValue(Walking);
 // SAFETY: as above.
 unsafe impl Pod for WalkingValue {}
 
-/// Offsets of fields of `struct task_struct` by the names of the programs' globals. An absent one
-/// is 0.
+/// Offsets of fields of the kernel's structs by the names of the programs' globals. An absent one is
+/// 0.
 pub(super) struct ActivityOffsets([(&'static str, u32); FIELDS.len()]);
 
-/// The program's global, the field, and whether the program needs it.
-const FIELDS: [(&str, &str, bool); 9] = [
-    ("TASK_FLAGS", "flags", true),
+/// The program's global, the struct and its field, and whether the program needs it.
+const FIELDS: [(&str, &str, &str, bool); 11] = [
+    ("TASK_FLAGS", "task_struct", "flags", true),
     // Absent in kernels for a single CPU.
-    ("TASK_ON_CPU", "on_cpu", false),
-    ("TASK_ON_RQ", "on_rq", true),
+    ("TASK_ON_CPU", "task_struct", "on_cpu", false),
+    ("TASK_ON_RQ", "task_struct", "on_rq", true),
     // Since 6.12.
-    ("TASK_DELAYED", "se.sched_delayed", false),
-    ("TASK_VOLUNTARY", "nvcsw", true),
-    ("TASK_INVOLUNTARY", "nivcsw", true),
-    ("TASK_START", "start_time", true),
-    ("TASK_RUN", "se.sum_exec_runtime", true),
+    ("TASK_DELAYED", "task_struct", "se.sched_delayed", false),
+    ("TASK_VOLUNTARY", "task_struct", "nvcsw", true),
+    ("TASK_INVOLUNTARY", "task_struct", "nivcsw", true),
+    ("TASK_START", "task_struct", "start_time", true),
+    ("TASK_RUN", "task_struct", "se.sum_exec_runtime", true),
     // With CONFIG_SCHED_INFO, as distributions have it.
-    ("TASK_DELAY", "sched_info.run_delay", false),
+    ("TASK_DELAY", "task_struct", "sched_info.run_delay", false),
+    ("TASK_CRED", "task_struct", "cred", true),
+    ("CRED_UID", "cred", "uid", true),
 ];
 
 impl ActivityOffsets {
     pub(super) fn read(types: &KernelTypes) -> Result<Self, LoadError> {
         let mut offsets = FIELDS.map(|(global, ..)| (global, 0));
-        for ((_, field, is_needed), (_, offset)) in FIELDS.iter().zip(&mut offsets) {
-            match types.offset_of("task_struct", field) {
+        for ((_, of, field, is_needed), (_, offset)) in FIELDS.iter().zip(&mut offsets) {
+            match types.offset_of(of, field) {
                 Ok(found) => *offset = found,
                 Err(error) if *is_needed => return Err(error.into()),
                 Err(_) => {}
@@ -82,6 +88,17 @@ struct Running {
     slot: u32,
     reader: Reader,
     is_reading: bool,
+    /// Records that found no room in the ring, of all readers with this slot.
+    ring_full: u64,
+}
+
+/// A reader that hangs.
+struct LeftBehind {
+    slot: u32,
+    reader: Reader,
+    /// The process that it hangs at, and its user.
+    pid: u32,
+    user: Owner,
 }
 
 /// Switched on by [`super::Settings::threads_of`] and [`super::Settings::wall`].
@@ -90,12 +107,17 @@ pub(super) struct Threads {
     hot: Array<MapData, HotValue>,
     pass: Array<MapData, PassValue>,
     walking: Array<MapData, WalkingValue>,
-    quarantine: HashMap<MapData, u32, u32>,
+    processes: HashMap<MapData, u32, u32>,
+    users: HashMap<MapData, u32, u32>,
     link: thread_reader::Link,
     current: Option<Running>,
-    /// Readers that hang, by slot.
-    left_behind: Vec<(u32, Reader)>,
-    quarantined: HashSet<u32>,
+    left_behind: Vec<LeftBehind>,
+    /// Readers that are of no use any more.
+    ending: Ending,
+    quarantine: Quarantine,
+    /// What of it is in the maps.
+    held_processes: HashSet<u32>,
+    held_users: HashSet<Owner>,
     ended: Option<BtfTracePointLinkId>,
 }
 
@@ -105,8 +127,12 @@ pub enum PassState {
     /// None is on.
     Idle,
     Reading,
-    /// It is over, and has cost this much of a CPU, in nanoseconds.
-    Done(u64),
+    /// It is over, and has cost this much of a CPU, in nanoseconds. `lost_some`: the ring had no
+    /// room for every record.
+    Done {
+        cost: u64,
+        lost_some: bool,
+    },
     /// Its reader has failed: another one begins with the next pass.
     Failed,
 }
@@ -130,34 +156,82 @@ impl Threads {
             hot: map(ebpf, "THREADS_HOT")?,
             pass: map(ebpf, "PASS")?,
             walking: map(ebpf, "WALKING")?,
-            quarantine: map(ebpf, "QUARANTINE")?,
+            processes: map(ebpf, "QUARANTINE")?,
+            users: map(ebpf, "QUARANTINED_USERS")?,
             link,
             current: None,
             left_behind: Vec::new(),
-            quarantined: HashSet::new(),
+            ending: Ending::default(),
+            quarantine: Quarantine::default(),
+            held_processes: HashSet::new(),
+            held_users: HashSet::new(),
             ended: None,
         })
     }
 
-    /// Begins a pass; `reader` and `slot` of it are filled in. False where too many readers hang.
+    /// Begins a pass; what is of its reader is filled in. False where too many readers hang.
     pub(super) fn begin(&mut self, pass: Pass) -> Result<bool, LoadError> {
-        self.left_behind.retain_mut(|(_, reader)| !reader.has_ended());
+        self.ending.reap();
+        let quarantine = &mut self.quarantine;
+        self.left_behind.retain_mut(|left| {
+            let has_ended = left.reader.has_ended();
+            if has_ended {
+                quarantine.came_back(left.pid, left.user);
+            }
+            !has_ended
+        });
+        self.hold();
         if self.current.is_none() {
-            let is_free = |slot: &u32| self.left_behind.iter().all(|(taken, _)| taken != slot);
+            let is_free = |slot: &u32| self.left_behind.iter().all(|left| left.slot != *slot);
             let Some(slot) = (0..READERS).find(is_free) else { return Ok(false) };
             let reader = Reader::start(&self.link).map_err(LoadError::Pass)?;
-            self.current = Some(Running { slot, reader, is_reading: false });
+            let ring_full = self.ring_full(slot);
+            self.current = Some(Running { slot, reader, is_reading: false, ring_full });
         }
+        let kernel_only = u32::from(self.left_behind.len() + 1 >= READERS as usize);
         let Some(running) = &mut self.current else { return Ok(false) };
-        let pass = Pass { reader: running.reader.pid(), slot: running.slot, ..pass };
+        let pass = Pass { reader: running.reader.pid(), slot: running.slot, kernel_only, ..pass };
         let named = |source| LoadError::Map { name: "PASS", source };
         self.pass.set(0, PassValue(pass), 0).map_err(named)?;
         if let Err(error) = running.reader.begin() {
-            self.current = None;
+            self.give_up();
             return Err(LoadError::Pass(error));
         }
         running.is_reading = true;
         Ok(true)
+    }
+
+    /// Brings the maps up to date with the quarantine.
+    fn hold(&mut self) {
+        if self.quarantine.is_empty()
+            && self.held_processes.is_empty()
+            && self.held_users.is_empty()
+        {
+            return;
+        }
+        let now = Instant::now();
+        for user in self.quarantine.users(now).difference(&self.held_users) {
+            tracing::warn!(
+                uid = user,
+                "readers of threads hang at a user's processes again and again: their stacks are \
+                 not read for a while"
+            );
+        }
+        apply(&mut self.processes, &mut self.held_processes, self.quarantine.processes(now));
+        apply(&mut self.users, &mut self.held_users, self.quarantine.users(now));
+    }
+
+    fn ring_full(&self, slot: u32) -> u64 {
+        let hot = self.hot.get(&slot, 0).ok();
+        let counted = hot.and_then(|hot| hot.counters.get(Counter::RingFull as usize).copied());
+        counted.unwrap_or_default()
+    }
+
+    /// The current reader is of no use any more.
+    fn give_up(&mut self) {
+        if let Some(Running { reader, .. }) = self.current.take() {
+            self.ending.add(reader);
+        }
     }
 
     pub(super) fn state(&mut self) -> PassState {
@@ -168,11 +242,16 @@ impl Threads {
             Ok(None) => PassState::Reading,
             Ok(Some(cost)) => {
                 running.is_reading = false;
-                PassState::Done(cost)
+                let (slot, before) = (running.slot, running.ring_full);
+                let ring_full = self.ring_full(slot);
+                if let Some(running) = &mut self.current {
+                    running.ring_full = ring_full;
+                }
+                PassState::Done { cost, lost_some: ring_full > before }
             }
             Err(error) => {
                 tracing::warn!(%error, "the process that reads threads has ended");
-                self.current = None;
+                self.give_up();
                 PassState::Failed
             }
         }
@@ -185,21 +264,24 @@ impl Threads {
         (walking.unwrap_or_default(), running.reader.sleeps())
     }
 
-    /// Leaves the reader behind. Memory of the process that it reads is not read any more.
+    /// Leaves the reader behind. Memory of the process that it reads is not read for a while.
     pub(super) fn leave_behind(&mut self, pid: u32) {
-        if pid != 0 && self.quarantine.insert(pid, 1, 0).is_ok() {
-            self.quarantined.insert(pid);
-        }
-        if let Some(Running { slot, reader, .. }) = self.current.take() {
+        let user = if pid == 0 { ROOT } else { owner_of(pid) };
+        if let Some(Running { slot, mut reader, .. }) = self.current.take() {
             reader.kill();
-            self.left_behind.push((slot, reader));
+            self.left_behind.push(LeftBehind { slot, reader, pid, user });
         }
+        if pid != 0 {
+            self.quarantine.hung(pid, user, Instant::now());
+        }
+        self.hold();
     }
 
     /// The process has ended, or executes another program.
     pub(super) fn release(&mut self, pid: u32) {
-        if self.quarantined.remove(&pid) {
-            let _ = self.quarantine.remove(&pid);
+        self.quarantine.release(pid);
+        if self.held_processes.remove(&pid) {
+            let _ = self.processes.remove(&pid);
         }
     }
 
@@ -223,6 +305,15 @@ impl Threads {
         let all = (0..READERS).filter_map(|slot| self.hot.get(&slot, 0).ok());
         all.filter_map(|hot| hot.counters.get(counter).copied()).sum()
     }
+}
+
+/// Makes a map hold these keys and no others. One that finds no room is tried again.
+fn apply(map: &mut HashMap<MapData, u32, u32>, held: &mut HashSet<u32>, wanted: HashSet<u32>) {
+    for key in held.difference(&wanted) {
+        let _ = map.remove(key);
+    }
+    let is_held = |key: &u32| held.contains(key) || map.insert(*key, 1, 0).is_ok();
+    *held = wanted.into_iter().filter(is_held).collect();
 }
 
 impl Programs {
@@ -250,16 +341,16 @@ impl Programs {
         self.threads.as_ref().map(Threads::position).unwrap_or_default()
     }
 
-    /// Gives the pass up: its reader hangs at this process, which is not walked again.
+    /// Gives the pass up: its reader hangs at this process, which is not walked for a while.
     pub fn abandon_pass(&mut self, pid: u32) {
         if let Some(threads) = &mut self.threads {
             threads.leave_behind(pid);
         }
     }
 
-    /// Processes that are not walked, because a reader hung at one.
+    /// Processes that are not walked now, because a reader hung at each.
     pub fn not_walked(&self) -> impl Iterator<Item = u32> + '_ {
-        self.threads.iter().flat_map(|threads| threads.quarantined.iter().copied())
+        self.threads.iter().flat_map(|threads| threads.held_processes.iter().copied())
     }
 
     /// The process has ended, or executes another program: it may be walked again.
@@ -267,6 +358,11 @@ impl Programs {
         if let Some(threads) = &mut self.threads {
             threads.release(pid);
         }
+    }
+
+    /// As [`Self::records_fd`], of passes over threads.
+    pub fn threads_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.threads.as_ref().map(|threads| threads.records.as_fd())
     }
 
     /// The next record of a pass over threads.

@@ -13,25 +13,10 @@ fn whole(address: u64) -> Arc<Whole> {
 
 /// A thread that is new at 1,000.
 fn account() -> Account {
-    Account {
-        thread: ThreadKey { image: ImageId(1), tid: 7, comm: [0; 16], domain: 0 },
-        pid: 7,
-        start: 1_000,
-        until: 1_000,
-        run: Tally::default(),
-        wait: Tally::default(),
-        voluntary: 0,
-        involuntary: u64::MAX,
-        state: STATE_RUNNABLE,
-        place: None,
-        blocked: None,
-        may_have_blocked: false,
-        before_woken: 0,
-        running: Vec::new(),
-        ran: None,
-        unplaced: 0,
-        unplaced_until: 0,
-    }
+    let thread = ThreadKey { image: ImageId(1), tid: 7, comm: [0; 16], domain: 0 };
+    let state = STATE_RUNNABLE;
+    let account = Account::unsent(thread, 7);
+    Account { start: 1_000, until: 1_000, involuntary: u64::MAX, state, ..account }
 }
 
 /// A record: the state, the switches, and what it has run and waited for a CPU.

@@ -1,0 +1,180 @@
+use std::collections::BTreeMap;
+
+use strata_abi::record::{End, NO_SYSCALL, STATE_RUNNING};
+use strata_kinds::Kinds;
+
+use super::*;
+use crate::engine::samples::tests::header;
+use crate::engine::waits::Stack;
+
+const SECOND: u64 = 1_000_000_000;
+const PERIOD: u64 = SECOND / 100;
+
+fn thread(image: u32, tid: u32) -> ThreadKey {
+    ThreadKey { image: ImageId(image), tid, comm: [0; 16], domain: 0 }
+}
+
+/// A stack of one frame.
+fn at(address: u64) -> Whole {
+    let stack =
+        Stack { user: [address].into(), end: End::Complete, era: 0, space: Space::default() };
+    Whole { kernel: Box::default(), flags: 0, stack }
+}
+
+fn wall() -> Wall {
+    Wall { started: SECOND, ..Wall::new(PERIOD) }
+}
+
+/// A record of a thread of process 7 at a time, in seconds.
+fn taken(wall: &mut Wall, image: u32, tid: u32, seconds: u64, now: Activity, to: &mut Aggregate) {
+    let header = Header { pid: 7, tid, time: seconds * SECOND, ..header(0) };
+    wall.take(&header, thread(image, tid), &now, at(u64::from(image)), to);
+}
+
+/// A thread that started at a time, and has been switched so often.
+fn activity(state: u64, start: u64, switches: u64, run: u64) -> Activity {
+    Activity {
+        state,
+        syscall: NO_SYSCALL,
+        voluntary: switches,
+        involuntary: 0,
+        run,
+        delay: 0,
+        start,
+        previous: 0,
+    }
+}
+
+/// Seconds by image and thread.
+fn seconds(aggregate: &Aggregate) -> BTreeMap<(u32, u32), f64> {
+    let mut sums = BTreeMap::new();
+    for row in aggregate.rows() {
+        let thread = aggregate.thread(row.thread).expect("a thread");
+        *sums.entry((thread.image.0, thread.tid)).or_insert(0.0) += row.value as f64 / 1e9;
+    }
+    sums
+}
+
+#[test]
+fn what_a_thread_did_before_it_executes_a_program_is_of_the_program_before() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    let waits = activity(1, 5, 3, 1_000);
+    taken(&mut wall, 1, 7, 2, waits, &mut to);
+    // It waits for eight seconds, executes another program, and is met by the next pass.
+    wall.executed(thread(2, 7), 10 * SECOND, &mut to);
+    let again = Activity { voluntary: 4, previous: 10 * SECOND - 1, ..waits };
+    taken(&mut wall, 2, 7, 11, again, &mut to);
+    wall.count(12 * SECOND, &mut to);
+    let expected = BTreeMap::from([((1, 7), 9.0), ((2, 7), 2.0)]);
+    assert_eq!(seconds(&to), expected);
+    // No stack of the new program is one of the old one's.
+    let stacks: Vec<_> = to.rows().map(|row| row.stack).collect();
+    assert!(matches!(*stacks, [before, now] if before != now), "{stacks:?}");
+}
+
+#[test]
+fn a_thread_that_executes_a_program_goes_on_under_its_leaders_number() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    taken(&mut wall, 1, 7, 2, activity(1, 5, 3, 1_000), &mut to);
+    taken(&mut wall, 1, 8, 2, activity(1, 6, 9, 4_000), &mut to);
+    // The kernel reports the leader's end, and no end of the thread's number.
+    wall.end(7, 10 * SECOND, &mut to);
+    wall.executed(thread(2, 7), 10 * SECOND, &mut to);
+    assert_eq!(wall.count_of_threads(), 1);
+    // It has its leader's start now, and what it has done itself.
+    let goes_on = Activity { previous: 10 * SECOND - 1, ..activity(1, 5, 10, 4_000) };
+    taken(&mut wall, 2, 7, 11, goes_on, &mut to);
+    wall.count(20 * SECOND, &mut to);
+    let expected = BTreeMap::from([((1, 7), 9.0), ((1, 8), 9.0), ((2, 7), 10.0)]);
+    assert_eq!(seconds(&to), expected);
+}
+
+#[test]
+fn of_several_threads_whose_ends_were_lost_none_goes_on() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    for tid in [8, 9] {
+        taken(&mut wall, 1, tid, 2, activity(1, 6, 9, 4_000), &mut to);
+    }
+    wall.executed(thread(2, 7), 10 * SECOND, &mut to);
+    let goes_on = Activity { previous: 9 * SECOND, ..activity(1, 5, 10, 4_000) };
+    taken(&mut wall, 2, 7, 11, goes_on, &mut to);
+    wall.count(12 * SECOND, &mut to);
+    let expected = BTreeMap::from([((1, 8), 9.0), ((1, 9), 9.0), ((2, 7), 2.0)]);
+    assert_eq!(seconds(&to), expected);
+}
+
+#[test]
+fn a_thread_whose_end_was_lost_gains_no_time_once_it_is_looked_for() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    for tid in 7..2_007 {
+        taken(&mut wall, 1, tid, 2, activity(1, 5, 3, 1_000), &mut to);
+    }
+    let is_there = |pid: u32, tid: u32| pid == 7 && tid != 1_500;
+    for _ in 0..2 {
+        wall.look_for_threads(is_there);
+    }
+    assert_eq!(wall.count_of_threads(), 2_000, "not all are looked for at once");
+    wall.events_were_lost();
+    wall.look_for_threads(is_there);
+    // Its last record may arrive now.
+    assert_eq!(wall.count_of_threads(), 2_000);
+    wall.look_for_threads(is_there);
+    assert_eq!(wall.count_of_threads(), 1_999);
+    // They are looked for again and again.
+    for _ in 0..6 {
+        wall.look_for_threads(|_, tid| tid != 8);
+    }
+    assert_eq!(wall.count_of_threads(), 1_998);
+}
+
+#[test]
+fn a_process_that_is_left_out_has_no_time_until_it_is_sampled_again() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    let waits = activity(1, 5, 3, 1_000);
+    taken(&mut wall, 1, 7, 2, waits, &mut to);
+    wall.leave_out(7);
+    wall.count(50 * SECOND, &mut to);
+    let before = seconds(&to).get(&(1, 7)).copied().unwrap_or_default();
+    taken(&mut wall, 1, 7, 101, Activity { previous: 100 * SECOND, ..waits }, &mut to);
+    wall.count(103 * SECOND, &mut to);
+    assert_eq!(seconds(&to).get(&(1, 7)), Some(&(before + 3.0)));
+}
+
+#[test]
+fn every_sample_between_two_passes_is_as_likely_to_be_kept() {
+    const SAMPLES: u64 = 1_000;
+    let (mut sums, mut count) = (0.0, 0.0);
+    for round in 0..50 {
+        let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+        wall.random = Random::of(round + 1);
+        let runs = activity(STATE_RUNNING, 2 * SECOND, 0, 0);
+        taken(&mut wall, 1, 7, 2, runs, &mut to);
+        for number in 0..SAMPLES {
+            let header = Header { pid: 7, tid: 7, ..header(0) };
+            wall.note_running(&header, thread(1, 7), at(0x1000 + number), false);
+        }
+        let account = wall.threads.get(&7).expect("an account");
+        let kept: Vec<u64> = account.running.iter().map(|whole| whole.stack.user[0]).collect();
+        assert_eq!(kept.len(), MOST_RUNNING);
+        assert!(kept.is_sorted(), "in the order of time");
+        sums += kept.iter().map(|address| (address - 0x1000) as f64).sum::<f64>();
+        count += kept.len() as f64;
+        // What is left when they have been placed.
+        taken(&mut wall, 1, 7, 12, Activity { run: 9 * SECOND, ..runs }, &mut to);
+        let bytes: usize = wall.threads.values().map(Account::bytes).sum();
+        assert_eq!(wall.bytes, bytes);
+    }
+    // The mean of 3,200 numbers below 1,000 has a standard error of 5.
+    let mean = sums / count;
+    assert!((mean - SAMPLES as f64 / 2.0).abs() < 30.0, "{mean}");
+}
+
+#[test]
+fn the_stack_of_a_wait_before_the_last_one_is_counted_too() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    taken(&mut wall, 1, 7, 2, activity(1, 5, 3, 1_000), &mut to);
+    let one = wall.bytes;
+    // Runnable now, in another place; where it was blocked is kept.
+    taken(&mut wall, 1, 7, 3, activity(STATE_RUNNABLE, 5, 3, 1_000), &mut to);
+    assert_eq!(wall.bytes, one + at(1).bytes());
+}
