@@ -44,8 +44,11 @@ const FORSAKEN: u64 = 30_000_000_000;
 /// Requests answered before the owner's wishes are read again.
 const REQUESTS_AT_ONCE: usize = 256;
 
-/// The time given to the runtime to detach; it checks again after that time.
-const DETACH_IN: u32 = 50;
+/// The time given to the runtime to detach, in milliseconds. It looks after that time, or 300 ms, whether a
+/// callback is still running, and once more when twice as long has passed; then it sleeps for ten minutes
+/// (src/coreclr/vm/profdetach.cpp, `SleepWhileProfilerEvacuates`). With less there is no second look, and a
+/// thread that a busy machine keeps off its CPUs in a callback is enough to miss the first.
+const DETACH_IN: u32 = 300;
 
 /// Milliseconds between two attempts to detach, or to have the events that are wanted.
 const AGAIN: u32 = 1_000;
