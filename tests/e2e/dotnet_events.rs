@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 use strata_tests::daemon::Daemon;
+use strata_tests::dotnet_profiler::SecondProfiler;
 use strata_tests::running::{Ended, Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
@@ -141,6 +142,13 @@ fn every_exception_is_counted_with_its_type_its_message_and_its_whole_stack() ->
         recorded.print_losses();
         let stacks = recorded.stacks()?;
         print_some(&stacks);
+        let summary = recorded.summary()?;
+        let types = &summary.0["kinds"]["exceptions"]["by_label"]["exception type"];
+        for (position, (_, type_name, _)) in WAYS.iter().enumerate() {
+            let listed = types.as_array().context("no types")?;
+            assert!(listed.len() == 3 && listed.iter().any(|one| one["value"] == *type_name));
+            assert!(types[position]["total"].as_i64() > Some(0), "{version}: {types}");
+        }
         let (mut all, mut complete) = (0, 0);
         for (name, type_name, method) in WAYS {
             let own = *counted.get(name).with_context(|| format!("no {name}"))?;
@@ -330,6 +338,166 @@ fn waits_for_locks_are_counted_and_timed_where_they_are() -> Result<()> {
         assert!((count as f64 / own["waits"] as f64 - 1.0).abs() < 0.1, "{version}");
         assert!((time as f64 / own["nanoseconds"] as f64 - 1.0).abs() < 0.1, "{version}");
         assert!(whole as f64 > time as f64 * 0.98, "{version}");
+    }
+    Ok(())
+}
+
+/// A target that blocks, and a recording of its locks until it ends: what it counted, how many waits
+/// there were, and their time.
+fn blocks(
+    dotnet: &DotNet,
+    version: Version,
+    how: &str,
+    much: &str,
+) -> Result<(BTreeMap<String, u64>, Stacks, Stacks)> {
+    let folder = tempfile::Builder::new().prefix("strata-blocks-").tempdir()?;
+    let go = folder.path().join("go").to_string_lossy().into_owned();
+    let running = dotnet_running::start(dotnet, version, "Blocks", &[how, &go, much])?;
+    let target = Target { running, folder };
+    let recording = recording_of(&target, "locks", |record| record)?;
+    // The bridge has the wish, and opens its session.
+    std::thread::sleep(Duration::from_secs(2));
+    target.go()?;
+    let own = target.counts()?;
+    let recorded = recording.end()?;
+    recorded.print_losses();
+    let profile = recorded.profile()?;
+    Ok((own, profile.stacks_of("lock_count")?, profile.stacks_of("lock_time")?))
+}
+
+fn label<'a>(stack: &'a Stack, name: &str) -> &'a str {
+    stack.labels.get(name).map_or("", String::as_str)
+}
+
+#[test]
+fn a_wait_has_the_thread_that_holds_the_lock_its_address_and_its_bucket() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in with_events(&dotnet) {
+        let (own, counts, times) = blocks(&dotnet, version, "held", "20")?;
+        let (count, _) = of_method(&counts, "Shop.Blocks.EnterHeld");
+        let (time, _) = of_method(&times, "Shop.Blocks.EnterHeld");
+        println!("{version}: {own:?}, {count} seen, {time} ns");
+        print_some(&counts);
+        assert!(count.abs_diff(20) <= 1, "{version}");
+        assert!((time as f64 / own["nanoseconds"] as f64 - 1.0).abs() < 0.05, "{version}");
+        let is_named = |stack: &Stack| {
+            label(stack, "blocking thread name") == "holder"
+                && label(stack, "blocking thread id").parse::<u32>().is_ok()
+                && label(stack, "lock address").starts_with("0x")
+                && label(stack, "Duration bucket") == "100 - 499 ms"
+        };
+        let (named, _) = of_method(&counts.that(is_named), "Shop.Blocks.EnterHeld");
+        assert_eq!(named, count, "{version}");
+    }
+    Ok(())
+}
+
+#[test]
+fn in_a_convoy_waits_have_the_thread_that_got_the_lock() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in with_events(&dotnet) {
+        let (own, counts, _) = blocks(&dotnet, version, "convoy", "300")?;
+        let (mut all, mut agree) = (0, 0);
+        for waiter in 0..4 {
+            for owner in 0..4 {
+                let name = format!("convoy{owner}");
+                let is_by = |stack: &Stack| label(stack, "blocking thread name") == name;
+                let method = format!("Shop.Blocks.Enter{waiter}");
+                let (seen, _) = of_method(&counts.that(is_by), &method);
+                let truth = own.get(&format!("convoy{waiter}_{name}")).copied().unwrap_or(0);
+                println!("{version}: convoy{waiter} waited for {name} {truth} times, {seen} seen");
+                all += truth;
+                agree += truth.min(seen);
+            }
+        }
+        println!("{version}: {agree} of {all} agree");
+        assert!(all > 600 && agree as f64 >= all as f64 * 0.95, "{version}: {agree} of {all}");
+    }
+    Ok(())
+}
+
+#[test]
+fn locks_without_contention_are_no_samples() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in with_events(&dotnet) {
+        let (own, counts, _) = blocks(&dotnet, version, "free", "100000")?;
+        let (count, _) = of_method(&counts, "Shop.Blocks.Free");
+        println!("{version}: {own:?}, {count} seen");
+        assert_eq!((own["rounds"], count), (100_000, 0), "{version}");
+    }
+    Ok(())
+}
+
+#[test]
+fn classes_are_named_with_their_arguments_however_long_their_names_are() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    const CLASSES: [(&str, &str); 5] = [
+        ("MakeLists", "System.Collections.Generic.List<System.Int32>[]"),
+        ("MakeMaps", "System.Collections.Generic.Dictionary<System.String, System.Int32>"),
+        ("MakeInner", "Shop.Outer<System.Int32>+Inner<System.String>"),
+        ("MakeTables", "System.Int64[][,]"),
+        ("MakeDeep", "Shop.Deep<Shop.Pair<Shop.Pair<Shop.Pair<Shop.Pair<"),
+    ];
+    for version in with_events(&dotnet) {
+        let target = Target::start_program(&dotnet, version, "Classes", "80")?;
+        let recording = recording_of(&target, "allocations,heap", |record| record)?;
+        std::thread::sleep(Duration::from_secs(2));
+        target.go()?;
+        let own = target.counts()?;
+        let recorded = recording.end()?;
+        recorded.print_losses();
+        let profile = recorded.profile()?;
+        let (objects, bytes) =
+            (profile.stacks_of("alloc_samples")?, profile.stacks_of("alloc_size")?);
+        for (method, class) in CLASSES {
+            let method = format!("Shop.Classes.{method}");
+            let (all, _) = of_method(&bytes, &method);
+            let is_of = |stack: &Stack| {
+                let label = label(stack, "allocation class");
+                if class.ends_with('<') { label.starts_with(class) } else { label == class }
+            };
+            let (of_class, _) = of_method(&bytes.that(is_of), &method);
+            println!("{version} {class}: {of_class} of {all} bytes");
+            assert!(all > 40_000_000 && of_class as f64 > all as f64 * 0.98, "{version} {class}");
+        }
+        let method = "Shop.Classes.MakeDeep";
+        let ((count, _), (size, _)) = (of_method(&objects, method), of_method(&bytes, method));
+        println!("{version}: {own:?}, {count} objects of {size} bytes");
+        assert!((count as f64 / own["deep"] as f64 - 1.0).abs() < 0.25, "{version}");
+        assert!((size as f64 / own["deep_bytes"] as f64 - 1.0).abs() < 0.25, "{version}");
+    }
+    Ok(())
+}
+
+/// Another profiler's session has the same events, which the runtime then delivers to both twice.
+#[test]
+fn events_of_another_profilers_session_do_not_count() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in with_events(&dotnet) {
+        let other_folder = tempfile::tempdir()?;
+        let other = SecondProfiler::new(other_folder.path())?;
+        let folder = tempfile::Builder::new().prefix("strata-events-").tempdir()?;
+        let go = folder.path().join("go").to_string_lossy().into_owned();
+        let mut command = dotnet.program(version, "Contends", &[&go, "100"])?;
+        other.load_into(&mut command);
+        let running = dotnet_running::start_command(command)?;
+        let target = Target { running, folder };
+        other.open_events()?;
+        let recording = recording_of(&target, "locks", |record| record)?;
+        std::thread::sleep(Duration::from_secs(2));
+        target.go()?;
+        let own = target.counts()?;
+        let profile = recording.end()?.profile()?;
+        let (count, _) = of_method(&profile.stacks_of("lock_count")?, "Shop.Contends.Enter");
+        let (time, _) = of_method(&profile.stacks_of("lock_time")?, "Shop.Contends.Enter");
+        println!("{version}: {own:?}, {count} seen, {time} ns");
+        assert!((count as f64 / own["waits"] as f64 - 1.0).abs() < 0.1, "{version}");
+        assert!((time as f64 / own["nanoseconds"] as f64 - 1.0).abs() < 0.1, "{version}");
     }
     Ok(())
 }

@@ -135,6 +135,12 @@ impl SecondProfiler {
         dotnet_parked::read(&stacks)
     }
 
+    /// Has it open a session of the runtime's events, of waits for locks and of allocations.
+    pub fn open_events(&self) -> Result<()> {
+        self.ask("events")?;
+        self.wait_for("listening")
+    }
+
     /// Detaches it.
     pub fn detach(&self) -> Result<()> {
         self.ask("detach")?;

@@ -8,15 +8,17 @@
 //! **Invariant:** an event costs the same bounded time whatever strata does: it is counted against
 //! a budget first ([`crate::sampling`]), and nothing waits for a reader.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use strata_bridge_protocol::clr_event::{Block, ClrEvent, kind};
+use strata_bridge_protocol::clr_event::{Block, ClrEvent, capability, kind};
 use strata_bridge_protocol::control::{Wishes, wish};
 use strata_bridge_protocol::shared_file::monotonic_time;
 
+use crate::contention::Contention;
 use crate::objects::{self, Watched};
 use crate::pauses::Pauses;
 use crate::pipe;
+use crate::repeated::Repeated;
 use crate::sampling::Sampling;
 
 /// The kinds that can be wished for, a bit each.
@@ -29,10 +31,10 @@ const KINDS: u64 = 1 << kind::EXCEPTION
 #[cfg(not(target_arch = "x86_64"))]
 const KINDS: u64 = 0;
 
-/// Those of a runtime with this `ICorProfilerInfo`.
+/// Those of a runtime with this `ICorProfilerInfo`, and what this bridge is capable of with them.
 pub fn kinds_of(interface: u32) -> u64 {
     match interface {
-        objects::SINCE.. => KINDS,
+        objects::SINCE.. => KINDS | capability::CHECKED_OBJECTS,
         pipe::SINCE.. => KINDS & !(1 << kind::OBJECT),
         _ => KINDS & 1 << kind::EXCEPTION,
     }
@@ -109,6 +111,10 @@ pub struct Events {
     pub exception_fields: AtomicU64,
     /// The session of the runtime's events, or 0 ([`crate::pipe`]).
     pub pipe: AtomicU64,
+    /// The runtime's provider of events, once it was met, or 0.
+    pub provider: AtomicUsize,
+    pub repeated: Repeated,
+    pub contention: Contention,
     pub pauses: Pauses,
     /// Objects are chosen apart from other events, which would take their part of the budget.
     object_sampling: Sampling,
@@ -122,6 +128,9 @@ impl Events {
             sampling: Sampling::new(),
             exception_fields: AtomicU64::new(0),
             pipe: AtomicU64::new(0),
+            provider: AtomicUsize::new(0),
+            repeated: Repeated::new(),
+            contention: Contention::new(),
             pauses: Pauses::new(),
             object_sampling: Sampling::new(),
             objects: Watched::new(),
@@ -180,6 +189,16 @@ mod tests {
         let code = unsafe { std::slice::from_raw_parts(function() as *const u8, FUNCTION.len()) };
         assert_eq!(code, FUNCTION);
         report(&ClrEvent::default());
+    }
+
+    #[test]
+    fn a_bridge_with_objects_checks_their_addresses_and_says_so() {
+        let has = |bits: u64, bit: u64| bits & bit == bit;
+        for interface in 5..20 {
+            let kinds = kinds_of(interface);
+            let has_objects = has(kinds, 1 << kind::OBJECT);
+            assert_eq!(has_objects, has(kinds, capability::CHECKED_OBJECTS), "{interface}");
+        }
     }
 
     #[test]

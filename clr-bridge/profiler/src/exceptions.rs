@@ -5,13 +5,14 @@
 //! (src/coreclr/vm, `ClearStackTraceForThrow`), `throw;` and `ExceptionDispatchInfo.Throw` keep it.
 //!
 //! **Invariant:** nothing here calls the runtime with an id that is not of the thrown object, which
-//! is alive; nothing allocates or waits for a collection, because a collection waits for this
-//! thread.
+//! is alive; nothing allocates, waits for a lock or for a collection, because a collection waits for
+//! this thread.
 
 use std::sync::atomic::Ordering;
 
-use strata_bridge_protocol::clr_event::{ClrEvent, MAX_MESSAGE, MAX_TYPE, flag, kind};
+use strata_bridge_protocol::clr_event::{ClrEvent, MAX_MESSAGE, flag, kind};
 
+use crate::class_names::{Busy, Name, name_of};
 use crate::com::info::FieldPlace;
 use crate::events;
 use crate::metadata::Metadata;
@@ -62,8 +63,9 @@ pub unsafe fn thrown(session: &Session, object: usize) {
     if weight == 0 {
         return;
     }
-    let mut type_name = Text::<MAX_TYPE>::new();
-    name_of(session, class, &mut type_name);
+    let mut type_name = Name::new();
+    // Without one the event has no type.
+    let _ = name_of(session, class, &mut type_name);
     let mut message = Text::<MAX_MESSAGE>::new();
     let mut flags = 0;
     if let Some(fields) = fields(session, class) {
@@ -88,20 +90,13 @@ pub unsafe fn thrown(session: &Session, object: usize) {
     });
 }
 
-/// The name of a class, if its module is known.
-pub fn name_of<const N: usize>(session: &Session, class: usize, name: &mut Text<N>) {
-    let Some(info) = session.info().class_info(class, &mut []) else { return };
-    let Some(module) = session.known().module(info.module) else { return };
-    if let Some(metadata) = module.metadata.as_ref().filter(|found| found.has(info.token)) {
-        types::full_name(metadata, info.token, name);
-    }
-}
-
 fn fields(session: &Session, class: usize) -> Option<Fields> {
     let place = &session.events().exception_fields;
     let mut word = place.load(Ordering::Relaxed);
     if word == 0 {
-        word = look_for_fields(session, class).map_or(NONE, Fields::pack);
+        // While the metadata cannot be had, the next exception tries again.
+        let found = look_for_fields(session, class).ok()?;
+        word = found.map_or(NONE, Fields::pack);
         place.store(word, Ordering::Relaxed);
     }
     (word != NONE).then(|| Fields::unpack(word))
@@ -110,7 +105,18 @@ fn fields(session: &Session, class: usize) -> Option<Fields> {
 /// Finds the fields of `System.Exception`: the class whose base is `System.Object`, among the bases
 /// of a thrown object's.
 #[inline(never)]
-fn look_for_fields(session: &Session, class: usize) -> Option<Fields> {
+fn look_for_fields(session: &Session, class: usize) -> Result<Option<Fields>, Busy> {
+    let Some(class) = first_base(session, class) else { return Ok(None) };
+    let Some(found) = session.info().class_info(class, &mut []) else { return Ok(None) };
+    let Some(metadata) = session.class_names().metadata(found.module)? else { return Ok(None) };
+    let mut name = Text::<32>::new();
+    types::full_name(&metadata, found.token, &mut name);
+    let is_it = name.as_str() == "System.Exception";
+    Ok(if is_it { fields_in(session, class, &metadata) } else { None })
+}
+
+/// Of a class and its bases the one whose base is `System.Object`.
+fn first_base(session: &Session, class: usize) -> Option<usize> {
     let info = session.info();
     let mut class = class;
     for _ in 0..DEEPEST {
@@ -120,19 +126,18 @@ fn look_for_fields(session: &Session, class: usize) -> Option<Fields> {
         }
         class = base;
     }
-    let mut name = Text::<32>::new();
-    name_of(session, class, &mut name);
-    if name.as_str() != "System.Exception" {
-        return None;
-    }
-    let metadata = session.known().module(info.class_info(class, &mut [])?.module)?.metadata?;
+    Some(class)
+}
+
+fn fields_in(session: &Session, class: usize, metadata: &Metadata) -> Option<Fields> {
+    let info = session.info();
     let mut all = [FieldPlace::default(); MOST_FIELDS];
     let count = info.class_fields(class, &mut all)?;
     let all = all.get(..count).unwrap_or_default();
     let (length, units) = info.string_places()?;
     Some(Fields {
-        message: place_of(all, &metadata, "_message")?,
-        stack_trace: place_of(all, &metadata, "_stackTrace")?,
+        message: place_of(all, metadata, "_message")?,
+        stack_trace: place_of(all, metadata, "_stackTrace")?,
         length: u16::try_from(length).ok()?,
         units: u16::try_from(units).ok()?,
     })

@@ -16,7 +16,10 @@
 //! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is reported, each in its record |
 //! | `events`, `sampling` | events with a stack: the function that strata probes, and which are chosen |
 //! | `exceptions` | events of thrown exceptions |
-//! | `pipe` | events of waits for locks, of allocations and of collections |
+//! | `pipe` | the session of the runtime's own events: waits for locks, allocations, collections |
+//! | `repeated` | events that the runtime delivers more than once |
+//! | `contention` | who a thread waits for when a lock is taken |
+//! | `allocations` | events of allocations, and objects to watch |
 //! | `objects`, `collections` | which sampled objects are alive, by weak handles |
 //! | `pauses` | which suspensions of the process are pauses for a collection |
 //! | `lifetimes`, `gate`, `dead_code` | how long the runtime's ids may be used |
@@ -25,23 +28,29 @@
 //! | `metadata`, `image`, `signature` | a module's own words, read where the runtime mapped them |
 //! | `canonical` | the class of shared code, where the interface gives none |
 //! | `known` | what was reported already |
+//! | `class_names` | names of classes for events, without waiting |
+//! | `faults` | what the bridge's tests provoke, in debug builds |
 //! | `scratch` | room for texts that is not on the app's stacks |
 //! | `shared` | the shared memory |
 //!
 //! **Invariant:** the bridge never crashes the app, never makes it wait for strata, and restores
 //! everything when it detaches.
 
+mod allocations;
 mod asking;
 mod callbacks;
 mod canonical;
+mod class_names;
 mod collections;
 mod com;
 mod compilations;
+mod contention;
 mod dead_code;
 mod domains;
 mod enumerate;
 mod events;
 mod exceptions;
+mod faults;
 mod gate;
 mod il_maps;
 mod image;
@@ -58,6 +67,7 @@ mod old_glibc;
 mod own_thread;
 mod pauses;
 mod pipe;
+mod repeated;
 mod sampling;
 mod scratch;
 mod session;

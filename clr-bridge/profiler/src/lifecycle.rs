@@ -24,7 +24,7 @@ use crate::com::{ALREADY_ACTIVE, E_FAIL, E_NOINTERFACE, E_OUTOFMEMORY, HResult, 
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::text::Text;
-use crate::{events, own_thread};
+use crate::{events, faults, own_thread};
 
 /// How the bridge was loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,6 +103,7 @@ pub unsafe fn start(unknown: *mut c_void, loading: Loading) -> HResult {
 }
 
 fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
+    faults::read();
     let shared = Shared::create().map_err(|_| E_OUTOFMEMORY)?;
     let number = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
     let major = describe(info, &shared);

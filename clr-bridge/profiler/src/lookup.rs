@@ -16,6 +16,8 @@ use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::{Count, Loss, State};
 
 use crate::asking::{self, Asked};
+use crate::com::E_FAIL;
+use crate::faults::{self, Call};
 use crate::session::Session;
 use crate::{domains, enumerate, events, il_maps, objects, own_thread, pipe, tasks};
 
@@ -42,11 +44,14 @@ const FORSAKEN: u64 = 30_000_000_000;
 /// Requests answered before the owner's wishes are read again.
 const REQUESTS_AT_ONCE: usize = 256;
 
-/// The time given to the runtime to detach; it checks again after that time.
-const DETACH_IN: u32 = 50;
+/// The time given to the runtime to detach, in milliseconds. It looks after that time, or 300 ms, whether a
+/// callback is still running, and once more when twice as long has passed; then it sleeps for ten minutes
+/// (src/coreclr/vm/profdetach.cpp, `SleepWhileProfilerEvacuates`). With less there is no second look, and a
+/// thread that a busy machine keeps off its CPUs in a callback is enough to miss the first.
+const DETACH_IN: u32 = 300;
 
-/// Milliseconds between two attempts.
-const DETACH_AGAIN: u32 = 1_000;
+/// Milliseconds between two attempts to detach, or to have the events that are wanted.
+const AGAIN: u32 = 1_000;
 
 pub struct Lookup {
     session: &'static Session,
@@ -61,6 +66,8 @@ pub struct Lookup {
     detach_from: u64,
     /// Not everything has been reported to the owner yet.
     enumerating: bool,
+    /// The events wanted could not be had, or given up: when that is tried again. 0: they are in force.
+    apply_from: u64,
     /// When watched objects were looked at, and milliseconds until they are again.
     looked: u64,
     look_in: u32,
@@ -83,6 +90,7 @@ impl Lookup {
             owned: monotonic_time(),
             detach_from: 0,
             enumerating: false,
+            apply_from: 0,
             looked: 0,
             look_in: OBJECTS_EVERY,
         }
@@ -116,11 +124,11 @@ impl Lookup {
             return Next::Round { milliseconds: IDLE };
         }
         if !is_owned {
-            self.go_quiet();
+            self.go_quiet(now);
             if self.is_left_alone(now) && self.leave() {
                 return Next::End;
             }
-            return Next::Round { milliseconds: IDLE };
+            return Next::Round { milliseconds: self.idle() };
         }
         self.owned = now;
         let Some(wishes) = session.shared().writer().control().wishes() else {
@@ -130,10 +138,11 @@ impl Lookup {
             if self.detach(Some(&wishes)) {
                 return Next::End;
             }
-            return Next::Round { milliseconds: DETACH_AGAIN };
+            return Next::Round { milliseconds: AGAIN };
         }
         if session.is_given_up() {
-            return Next::Round { milliseconds: IDLE };
+            self.go_quiet(now);
+            return Next::Round { milliseconds: self.idle() };
         }
         if !session.lifetimes().settle(now, tasks::finalizer_sleeps) {
             return Next::Round { milliseconds: SOON };
@@ -159,17 +168,34 @@ impl Lookup {
         self.look_in = if are_many { OBJECTS_SOON } else { OBJECTS_EVERY };
     }
 
-    /// No reader: compilations are not reported. What was reported already stays correct.
-    fn go_quiet(&mut self) {
+    /// No reader, or a panic: compilations and events are not reported. What was reported already stays
+    /// correct.
+    fn go_quiet(&mut self, now: u64) {
         let session = self.session;
         let goes_on = session.is_compiling() && session.is_eager();
-        if session.events().want(0) || session.is_compiling() && !goes_on {
-            session.call(|| {
-                pipe::apply(session);
-                objects::apply(session);
-                session.set_events(goes_on)
-            });
+        let was_wanted = session.events().want(0) || session.is_compiling() && !goes_on;
+        let is_left = pipe::is_open(session) || objects::are_watched(session);
+        if was_wanted || is_left && now >= self.apply_from {
+            self.apply_events();
+            session.call(|| session.set_events(goes_on));
         }
+    }
+
+    /// Opens or closes what the events wanted need.
+    fn apply_events(&mut self) {
+        let session = self.session;
+        let holds = session.call(|| {
+            let holds = pipe::apply(session);
+            objects::apply(session);
+            holds
+        });
+        let again = || monotonic_time() + u64::from(AGAIN) * 1_000_000;
+        self.apply_from = if holds.unwrap_or(true) { 0 } else { again() };
+    }
+
+    /// Milliseconds until the next round when there is nothing to do but what failed.
+    fn idle(&self) -> u32 {
+        if self.apply_from == 0 { IDLE } else { AGAIN }
     }
 
     /// Whether the strata that attached the bridge is gone for good, so that the bridge has to
@@ -228,17 +254,33 @@ impl Lookup {
             self.served = wishes.epoch;
             self.served_from = now;
         } else if !wanted {
-            self.go_quiet();
+            self.go_quiet(now);
         }
-        if wanted && session.events().want(events::wanted(wishes, session.info().version())) {
-            session.events().set_rates(&wishes.rates);
-            session.call(|| {
-                session.set_events(session.is_compiling());
-                pipe::apply(session);
-                objects::apply(session);
-            });
+        if wanted {
+            self.obey_events(wishes, now);
+            if self.apply_from != 0 {
+                return;
+            }
         }
         session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
+    }
+
+    fn obey_events(&mut self, wishes: &Wishes, now: u64) {
+        let session = self.session;
+        let wanted = events::wanted(wishes, session.info().version());
+        let is_new = session.events().want(wanted);
+        if !is_new && (self.apply_from == 0 || now < self.apply_from) {
+            return;
+        }
+        session.events().set_rates(&wishes.rates);
+        if wanted != 0 {
+            session.class_names().prepare();
+        }
+        if session.events().wants(kind::LOCK) {
+            session.events().contention.prepare();
+        }
+        session.call(|| session.set_events(session.is_compiling()));
+        self.apply_events();
     }
 
     fn detach(&mut self, wishes: Option<&Wishes>) -> bool {
@@ -251,9 +293,12 @@ impl Lookup {
         if let Some(wishes) = wishes {
             session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
         }
+        // A session that is left open would deliver into the next attach.
+        self.apply_events();
         let result = session.call(|| {
-            pipe::apply(session);
-            objects::apply(session);
+            if pipe::is_open(session) || faults::refuses(Call::Detach) {
+                return E_FAIL;
+            }
             session.info().request_detach(DETACH_IN)
         });
         if result.is_some_and(|result| result >= 0) {
@@ -261,10 +306,9 @@ impl Lookup {
         }
         if self.detach_from == 0 {
             session.shared().lost(Loss::RuntimeCall);
-            session
-                .say(Level::Error, "the runtime refused to detach the bridge; it is asked again");
+            session.say(Level::Error, "the bridge cannot be detached now; it is tried again");
         }
-        self.detach_from = monotonic_time() + u64::from(DETACH_AGAIN) * 1_000_000;
+        self.detach_from = monotonic_time() + u64::from(AGAIN) * 1_000_000;
         self.stay();
         false
     }
@@ -293,6 +337,7 @@ impl Lookup {
         let milliseconds = match answered {
             REQUESTS_AT_ONCE => 0,
             _ if self.enumerating => SOON,
+            _ if self.apply_from != 0 => AGAIN,
             _ if now.saturating_sub(self.served_from) < NAMES_FOR => NAMES_SOON,
             _ => IDLE,
         };

@@ -6,6 +6,7 @@
 use std::sync::MutexGuard;
 
 use strata_bridge_protocol::record::{Method, MethodKind, MethodUnload, Tier};
+use strata_bridge_protocol::status::Loss;
 
 use crate::com::info::FunctionInfo;
 use crate::com::metadata::row;
@@ -204,20 +205,41 @@ impl Named {
         session.known()
     }
 
+    /// Copies of the texts of the type arguments, so that the write needs no lock.
+    fn argument_texts(&self, session: &Session) -> Option<ArgumentTexts> {
+        let mut texts = ArgumentTexts::none();
+        if self.class_argument_count == 0 && self.method_arguments().is_empty() {
+            return Some(texts);
+        }
+        let known = self.with_classes(session);
+        let of_class = self.class_arguments.iter().take(self.class_argument_count);
+        let all = || of_class.clone().chain(self.method_arguments());
+        let text_of = |class: &usize| known.class(*class).unwrap_or_default();
+        let length = all().map(|class| text_of(class).len()).sum();
+        texts.all.try_reserve_exact(length).ok()?;
+        for (class, end) in all().zip(&mut texts.ends) {
+            texts.all.push_str(text_of(class));
+            *end = texts.all.len();
+        }
+        Some(texts)
+    }
+
     /// Writes one compilation.
     pub fn tell(&self, session: &Session, rejit: usize, code: &Code, reason: Reason) -> bool {
         let mut pieces = NO_PIECES;
-        let mut of_class = [""; MOST_PARAMETERS];
-        let mut of_method = [""; MOST_PARAMETERS];
-        let class_arguments =
-            self.class_arguments.get(..self.class_argument_count).unwrap_or_default();
-        let known = self.with_classes(session);
-        for (class, text) in class_arguments.iter().zip(&mut of_class) {
-            *text = known.class(*class).unwrap_or_default();
+        let mut arguments = [""; 2 * MOST_PARAMETERS];
+        let Some(texts) = self.argument_texts(session) else {
+            session.shared().lost(Loss::LogMemory);
+            return false;
+        };
+        let of_method = self.method_arguments().len();
+        let count = self.class_argument_count + of_method;
+        for (number, text) in arguments.iter_mut().enumerate().take(count) {
+            *text = texts.get(number);
         }
-        for (class, text) in self.method_arguments().iter().zip(&mut of_method) {
-            *text = known.class(*class).unwrap_or_default();
-        }
+        let arguments = arguments.get(..count).unwrap_or_default();
+        let (class_arguments, method_arguments) =
+            arguments.split_at_checked(self.class_argument_count).unwrap_or_default();
         session.write(&Method {
             function: self.function as u64,
             rejit: rejit as u64,
@@ -233,11 +255,8 @@ impl Named {
             name: self.name,
             generic_parameters: self.parameters.list().into(),
             signature: self.signature,
-            class_arguments: of_class.get(..class_arguments.len()).unwrap_or_default().into(),
-            method_arguments: of_method
-                .get(..self.method_arguments().len())
-                .unwrap_or_default()
-                .into(),
+            class_arguments: class_arguments.into(),
+            method_arguments: method_arguments.into(),
             asked_ip: reason.asked_ip(),
             ranges: code.to_record(&mut pieces).into(),
         })
@@ -253,6 +272,24 @@ impl Named {
         } else {
             Tier::Unknown
         }
+    }
+}
+
+/// Texts of type arguments, one behind the other.
+struct ArgumentTexts {
+    all: String,
+    ends: [usize; 2 * MOST_PARAMETERS],
+}
+
+impl ArgumentTexts {
+    fn none() -> Self {
+        Self { all: String::new(), ends: [0; 2 * MOST_PARAMETERS] }
+    }
+
+    fn get(&self, number: usize) -> &str {
+        let before = number.checked_sub(1).and_then(|before| self.ends.get(before));
+        let end = self.ends.get(number).copied().unwrap_or_default();
+        self.all.get(before.copied().unwrap_or_default()..end).unwrap_or_default()
     }
 }
 

@@ -81,7 +81,10 @@ fn tell(session: &Session, id: usize) -> Option<Module> {
     });
     let entered = session.known().enter_module(module);
     match entered {
-        Ok((module, true)) => Some(module),
+        Ok((module, true)) => {
+            session.class_names().enter_module(id, module.metadata);
+            Some(module)
+        }
         // Another thread was faster, or there is no memory: the reference is not kept.
         Ok((module, false)) => {
             release(metadata);
@@ -114,9 +117,12 @@ pub fn with_token(session: &Session, module: Module, token: u32) -> Option<Modul
     if module.metadata.as_ref()?.has(token) {
         return Some(module);
     }
-    let importer = import(session, module.id)?;
-    let (module, taken) = session.known().set_importer(module.id, importer);
-    if !taken {
+    let id = module.id;
+    let importer = import(session, id)?;
+    let (module, taken) = session.known().set_importer(id, importer);
+    if taken {
+        session.class_names().enter_module(id, module.and_then(|module| module.metadata));
+    } else {
         importer.release();
     }
     module.filter(|module| module.metadata.as_ref().is_some_and(|found| found.has(token)))
@@ -130,6 +136,7 @@ fn release(metadata: Option<Metadata>) {
 
 /// A module is unloaded; so are the methods that were reported of it.
 pub fn tell_end(session: &Session, id: usize) {
+    session.class_names().forget_module(id);
     let gone = session.known().forget_module(id, |function, start| {
         session.write(&MethodUnload { function: function as u64, start: start as u64 });
     });

@@ -257,6 +257,11 @@ fn destroy(session: &Session, slot: usize, place: &Place, handle: usize) {
     session.events().objects.give_back(place);
 }
 
+/// Whether there are handles.
+pub fn are_watched(session: &Session) -> bool {
+    session.events().objects.used.load(Ordering::Relaxed) != 0
+}
+
 /// Makes ready what watching needs, or takes all handles back, as the events wanted need it. After
 /// the session of events is opened or closed.
 pub fn apply(session: &Session) {

@@ -13,19 +13,18 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use strata_bridge_protocol::clr_event::{ClrEvent, MAX_TYPE, kind};
+use strata_bridge_protocol::clr_event::{ClrEvent, kind, wait_bucket};
 use strata_bridge_protocol::collection::{Collection, UNKNOWN};
 use strata_bridge_protocol::shared_file::monotonic_time;
-use strata_bridge_protocol::status::Loss;
+use strata_bridge_protocol::status::{Count, Loss};
 
+use crate::allocations::{self, Allocation};
 use crate::com::info::Provider;
-use crate::events;
-use crate::exceptions::name_of;
-use crate::objects::{self, Allocated};
+use crate::faults::{self, Call};
 use crate::pauses::Pause;
 use crate::session::Session;
-use crate::tasks;
 use crate::text::Text;
+use crate::{events, tasks};
 
 /// The first `ICorProfilerInfo` with sessions.
 pub const SINCE: u32 = 12;
@@ -43,6 +42,7 @@ const GC_END: u32 = 2;
 const RESTARTED: u32 = 3;
 const SUSPENDS: u32 = 9;
 const ALLOCATION_TICK: u32 = 10;
+const CONTENTION_START: u32 = 81;
 const CONTENTION_STOP: u32 = 91;
 const ALLOCATION_SAMPLED: u32 = 303;
 
@@ -60,12 +60,9 @@ const NAME: [u16; 32] = {
     units
 };
 
-/// Objects from this size on are among the large ones, unless the program sets more
-/// (src/coreclr/gc/gc.h, `LARGE_OBJECT_SIZE`).
-const LARGE: u64 = 85_000;
 /// Pauses have one budget.
 const PAUSES: u64 = 0x7061_7573;
-/// Waits of all locks have one budget.
+/// Waits of all locks have one budget for each of their durations.
 const LOCKS: u64 = 0x6c6f_636b;
 
 /// What a session has to have.
@@ -91,81 +88,152 @@ fn provider(session: &Session) -> Option<Provider> {
     is_any.then(|| Provider { name: NAME.as_ptr(), keywords, level, filter: std::ptr::null() })
 }
 
-/// Opens, changes or closes the session, as the events wanted need it.
-pub fn apply(session: &Session) {
-    let place = &session.events().pipe;
-    let wanted = provider(session);
-    if place.load(Ordering::Relaxed) == 0 && wanted.is_none() {
-        return;
-    }
-    if !on_a_thread(session) {
-        session.shared().lost(Loss::RuntimeCall);
-    }
+/// Whether there is a session.
+pub fn is_open(session: &Session) -> bool {
+    session.events().pipe.load(Ordering::Relaxed) != 0
 }
 
-/// Runs [`change`] on a thread of its own, and waits for it.
+/// Opens, changes or closes the session, as the events wanted need it. `false`: that failed, and is to
+/// be tried again.
+pub fn apply(session: &Session) -> bool {
+    if !is_open(session) && provider(session).is_none() {
+        return true;
+    }
+    let holds = on_a_thread(session);
+    if !holds {
+        session.shared().lost(Loss::RuntimeCall);
+    }
+    holds
+}
+
+/// Runs [`change`] on a thread of its own, and waits for it. `false`: it failed, or there was no thread.
 fn on_a_thread(session: &Session) -> bool {
+    const DONE: *mut c_void = std::ptr::without_provenance_mut(1);
     extern "C" fn run(session: *mut c_void) -> *mut c_void {
         // SAFETY: the session of `on_a_thread`, which waits.
         let Some(session) = (unsafe { session.cast::<Session>().as_ref() }) else {
             return std::ptr::null_mut();
         };
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| change(session))) {
-            std::mem::forget(payload);
-            crate::lifecycle::panicked();
+        match catch_unwind(AssertUnwindSafe(|| change(session))) {
+            Ok(true) => DONE,
+            Ok(false) => std::ptr::null_mut(),
+            Err(payload) => {
+                std::mem::forget(payload);
+                crate::lifecycle::panicked();
+                std::ptr::null_mut()
+            }
         }
-        std::ptr::null_mut()
     }
     // SAFETY: plain pthread calls on locals; the thread inherits the calling one's signal mask, in
     // which all are blocked, and is joined.
     unsafe {
         let mut thread: libc::pthread_t = std::mem::zeroed();
+        let mut result = std::ptr::null_mut();
         let argument = std::ptr::from_ref(session).cast_mut().cast();
         libc::pthread_create(&mut thread, std::ptr::null(), run, argument) == 0
-            && libc::pthread_join(thread, std::ptr::null_mut()) == 0
+            && libc::pthread_join(thread, &mut result) == 0
+            && result == DONE
     }
 }
 
-fn change(session: &Session) {
+fn change(session: &Session) -> bool {
     let place = &session.events().pipe;
-    let before = place.swap(0, Ordering::Relaxed);
-    if before != 0 && session.info().stop_event_session(before).is_none() {
-        session.shared().lost(Loss::RuntimeCall);
+    let open = place.load(Ordering::Relaxed);
+    if open != 0 {
+        // One that cannot be closed is not forgotten.
+        if faults::refuses(Call::StopSession) || session.info().stop_event_session(open).is_none() {
+            return false;
+        }
+        place.store(0, Ordering::Relaxed);
+        session.shared().count(Count::EventSessionsClosed, 1);
     }
     // What was under way is not known any more.
     session.events().pauses.reset();
     session.events().objects.collections.reset();
-    if let Some(provider) = provider(session) {
-        match session.info().start_event_session(&provider) {
-            Some(opened) => place.store(opened, Ordering::Relaxed),
-            None => session.shared().lost(Loss::RuntimeCall),
+    let Some(provider) = provider(session) else { return true };
+    let Some(opened) = session.info().start_event_session(&provider) else { return false };
+    place.store(opened, Ordering::Relaxed);
+    session.shared().count(Count::EventSessionsOpened, 1);
+    true
+}
+
+/// An event of the runtime's.
+#[derive(Clone, Copy)]
+pub struct Event<'a> {
+    pub id: u32,
+    pub version: u32,
+    pub data: &'a [u8],
+}
+
+/// What the bridge takes an event for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    WaitBegins,
+    WaitEnds,
+    Tick,
+    Sample,
+    /// Of a collection, or of nothing.
+    Other,
+    /// Nothing that is wanted.
+    Unwanted,
+}
+
+/// Other profilers' sessions have events that this one did not ask for.
+fn meaning(event: &Event<'_>, major: u16, wants: impl Fn(u8) -> bool) -> Meaning {
+    let wants_allocations = wants(kind::ALLOCATION) || wants(kind::OBJECT);
+    let is_sampled = major >= SAMPLES_ALLOCATIONS;
+    match event.id {
+        CONTENTION_START if event.version >= 2 && wants(kind::LOCK) => Meaning::WaitBegins,
+        CONTENTION_STOP if event.version >= 1 && wants(kind::LOCK) => Meaning::WaitEnds,
+        ALLOCATION_TICK if event.version >= 4 && wants_allocations && !is_sampled => Meaning::Tick,
+        ALLOCATION_SAMPLED if wants_allocations && is_sampled => Meaning::Sample,
+        CONTENTION_START | CONTENTION_STOP | ALLOCATION_TICK | ALLOCATION_SAMPLED => {
+            Meaning::Unwanted
         }
+        _ => Meaning::Other,
     }
 }
 
 /// An event of the calling thread, which may be in cooperative mode, and which may have suspended
 /// all others: nothing here takes a lock that they may hold, or allocates.
-pub fn delivered(session: &Session, id: u32, version: u32, data: &[u8]) {
+pub fn delivered(session: &Session, provider: usize, event: &Event<'_>) {
     let events = session.events();
-    match id {
-        CONTENTION_STOP if version >= 1 && events.wants(kind::LOCK) => wait(session, data),
-        ALLOCATION_TICK if version >= 4 => {
-            // Amount (32 bits), kind, instance, amount, class, name, heap, address, size.
-            let (Some(amount), Some(class)) = (word(data, 10), word(data, 18)) else { return };
-            let Some((kind, rest)) = half_word(data, 4).zip(data.get(26..)) else { return };
-            let (name, rest) = text(rest);
-            let Some((address, size)) = word(rest, 4).zip(word(rest, 12)) else { return };
-            allocation(session, &Allocation { class, name, size, amount, address, kind });
-        }
-        ALLOCATION_SAMPLED => {
-            // Kind, instance, class, name, address, size, offset.
-            let Some((class, rest)) = word(data, 6).zip(data.get(14..)) else { return };
-            let Some(kind) = half_word(data, 0) else { return };
-            let (name, rest) = text(rest);
-            let Some((address, size)) = word(rest, 0).zip(word(rest, 8)) else { return };
-            allocation(session, &Allocation { class, name, size, amount: 0, address, kind });
-        }
-        _ => collecting(session, id, version, data),
+    let Event { id, version, data } = *event;
+    if !is_of_the_runtime(session, provider) || events.repeated.is(tasks::key(), id, data) {
+        return;
+    }
+    match meaning(event, session.major(), |kind| events.wants(kind)) {
+        Meaning::WaitBegins => wait_begins(session, data),
+        Meaning::WaitEnds => wait_ends(session, data),
+        Meaning::Tick => allocated(session, Allocation::of_tick(data)),
+        Meaning::Sample => allocated(session, Allocation::of_sample(data)),
+        Meaning::Other => collecting(session, id, version, data),
+        Meaning::Unwanted => {}
+    }
+}
+
+/// Whether a provider is the runtime's own; events of others have the same numbers.
+fn is_of_the_runtime(session: &Session, provider: usize) -> bool {
+    let known = &session.events().provider;
+    if provider == known.load(Ordering::Relaxed) {
+        return true;
+    }
+    let mut name = [0; NAME.len() + 1];
+    let is_it = match session.info().event_provider_name(provider, &mut name) {
+        Some(length) => name.get(..length) == NAME.get(..NAME.len() - 1),
+        // Then only this session's are expected.
+        None => true,
+    };
+    if is_it {
+        known.store(provider, Ordering::Relaxed);
+    }
+    is_it
+}
+
+fn allocated(session: &Session, allocation: Option<Allocation<'_>>) {
+    match allocation {
+        Some(allocation) => allocations::report(session, &allocation),
+        None => session.shared().lost(Loss::EventInvalid),
     }
 }
 
@@ -232,101 +300,55 @@ fn paused(session: &Session, pause: &Pause) {
     });
 }
 
+/// A thread finds a lock taken.
+fn wait_begins(session: &Session, data: &[u8]) {
+    // Flags, instance, lock, object, owner.
+    let Some((lock, owner)) = word(data, 3).zip(word(data, 19)) else { return };
+    let owner = u32::try_from(owner).unwrap_or_default();
+    session.events().contention.begins(tasks::own(), lock, owner, monotonic_time());
+}
+
 /// A thread has got the lock that it waited for.
-fn wait(session: &Session, data: &[u8]) {
+fn wait_ends(session: &Session, data: &[u8]) {
     // Flags, instance, nanoseconds as a double.
     let Some(bits) = word(data, 3) else { return };
     let nanoseconds = f64::from_bits(bits) as u64;
-    let weight = session.events().choose(LOCKS);
+    let wait = session.events().contention.ends(tasks::own(), monotonic_time());
+    let weight = session.events().choose(LOCKS + wait_bucket(nanoseconds) as u64);
     if weight == 0 {
         return;
+    }
+    let mut message = Text::<32>::new();
+    if let Some(wait) = wait {
+        message.push_hexadecimal(wait.lock);
+        message.push(":");
+        message.push_number(wait.owner);
     }
     events::report(&ClrEvent {
         kind: kind::LOCK,
         weight,
         value: nanoseconds.saturating_mul(u64::from(weight)),
+        message: message.as_str(),
         ..ClrEvent::default()
     });
 }
 
-/// An object was allocated.
-struct Allocation<'a> {
-    class: u64,
-    /// The class's, in UTF-16.
-    name: &'a [u8],
-    size: u64,
-    /// The bytes that it stands for; 0: that follows from its size.
-    amount: u64,
-    address: u64,
-    /// Where: among the small objects (0), or others.
-    kind: u32,
-}
-
-fn allocation(session: &Session, allocation: &Allocation<'_>) {
-    let Allocation { class, name, size, amount, address, kind } = *allocation;
-    let events = session.events();
-    let weight = |is_wanted: bool, choose: &dyn Fn() -> u32| if is_wanted { choose() } else { 0 };
-    let weight_of_object = weight(events.wants(kind::OBJECT), &|| events.choose_object(class));
-    // First: what follows may let the object move.
-    let object = (weight_of_object != 0).then(|| {
-        let is_large = kind != 0 || size >= LARGE;
-        objects::watch(session, Allocated { address, is_large })
-    });
-    let object = object.flatten();
-    let weight = weight(events.wants(kind::ALLOCATION), &|| events.choose(class));
-    if weight == 0 && object.is_none() {
-        return;
-    }
-    let mut type_name = Text::<MAX_TYPE>::new();
-    // The event's own name leaves out what a nested class is nested in; an array has no other.
-    name_of(session, class as usize, &mut type_name);
-    if type_name.as_str().is_empty() {
-        for unit in name.as_chunks::<2>().0 {
-            type_name.push_units(&[u16::from_le_bytes(*unit)]);
-        }
-    }
-    let event = ClrEvent { size, type_name: type_name.as_str(), ..ClrEvent::default() };
-    if weight != 0 {
-        let value = amount.saturating_mul(u64::from(weight));
-        events::report(&ClrEvent { kind: kind::ALLOCATION, weight, value, ..event });
-    }
-    if let Some(id) = object {
-        let mut message = Text::<24>::new();
-        message.push_number(u32::from(id.slot));
-        message.push(":");
-        message.push_number(id.serial);
-        let value = amount.saturating_mul(u64::from(weight_of_object));
-        events::report(&ClrEvent {
-            kind: kind::OBJECT,
-            weight: weight_of_object,
-            value,
-            message: message.as_str(),
-            ..event
-        });
-    }
-}
-
 /// Eight bytes of an event's data.
-fn word(data: &[u8], at: usize) -> Option<u64> {
+pub fn word(data: &[u8], at: usize) -> Option<u64> {
     data.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
 /// Four bytes of an event's data.
-fn half_word(data: &[u8], at: usize) -> Option<u32> {
+pub fn half_word(data: &[u8], at: usize) -> Option<u32> {
     data.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
-}
-
-/// A text in UTF-16 that ends with a NUL, and what follows it.
-fn text(data: &[u8]) -> (&[u8], &[u8]) {
-    let units = data.as_chunks::<2>().0;
-    let end = units.iter().take(MAX_TYPE * 4).position(|unit| *unit == [0; 2]);
-    let end = end.unwrap_or(0) * 2;
-    (data.get(..end).unwrap_or_default(), data.get(end + 2..).unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
+    use strata_bridge_protocol::clr_event::WAIT_BUCKETS;
+
     use super::*;
+    use crate::sampling::place_of;
 
     #[test]
     fn the_providers_name_ends_with_a_nul() {
@@ -334,11 +356,40 @@ mod tests {
     }
 
     #[test]
-    fn a_text_ends_at_its_nul_and_the_rest_follows() {
-        let data = [b'a', 0, b'b', 0, 0, 0, 7];
-        assert_eq!(text(&data), (&data[..4], &data[6..]));
-        assert_eq!(text(&[1, 1]), (&[][..], &[][..]));
+    fn events_of_other_sessions_mean_nothing() {
+        let of = |id, version, major, wanted: &[u8]| {
+            let event = Event { id, version, data: &[] };
+            meaning(&event, major, |kind| wanted.contains(&kind))
+        };
+        let all = [kind::LOCK, kind::ALLOCATION, kind::OBJECT, kind::PAUSE];
+        assert_eq!(of(ALLOCATION_TICK, 4, 9, &all), Meaning::Tick);
+        assert_eq!(of(ALLOCATION_SAMPLED, 0, 10, &all), Meaning::Sample);
+        // Each runtime has one of the two counted.
+        assert_eq!(of(ALLOCATION_TICK, 4, 10, &all), Meaning::Unwanted);
+        assert_eq!(of(ALLOCATION_SAMPLED, 0, 9, &all), Meaning::Unwanted);
+        assert_eq!(of(ALLOCATION_TICK, 3, 9, &all), Meaning::Unwanted);
+        for (id, major) in [(ALLOCATION_TICK, 9), (ALLOCATION_SAMPLED, 10)] {
+            assert_eq!(of(id, 4, major, &[kind::LOCK, kind::PAUSE]), Meaning::Unwanted);
+            assert_ne!(of(id, 4, major, &[kind::OBJECT]), Meaning::Unwanted);
+        }
+        assert_eq!(of(CONTENTION_STOP, 1, 9, &[kind::LOCK]), Meaning::WaitEnds);
+        assert_eq!(of(CONTENTION_START, 2, 9, &[kind::LOCK]), Meaning::WaitBegins);
+        assert_eq!(of(CONTENTION_START, 1, 5, &[kind::LOCK]), Meaning::Unwanted);
+        assert_eq!(of(CONTENTION_STOP, 1, 9, &[kind::PAUSE]), Meaning::Unwanted);
+        assert_eq!(of(GC_START, 2, 9, &[kind::PAUSE]), Meaning::Other);
+    }
+
+    #[test]
+    fn every_duration_of_waits_has_a_budget_of_its_own() {
+        let places = (0..WAIT_BUCKETS.len() as u64).map(|bucket| place_of(LOCKS + bucket));
+        let different: std::collections::HashSet<_> = places.chain([place_of(PAUSES)]).collect();
+        assert_eq!(different.len(), WAIT_BUCKETS.len() + 1);
+    }
+
+    #[test]
+    fn numbers_are_read_where_there_are_enough_bytes() {
         assert_eq!(word(&[1, 0, 0, 0, 0, 0, 0, 0], 0), Some(1));
         assert_eq!(word(&[1, 0, 0, 0, 0, 0, 0, 0], 1), None);
+        assert_eq!(half_word(&[1, 0, 0, 0], 0), Some(1));
     }
 }

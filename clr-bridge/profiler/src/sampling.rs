@@ -137,8 +137,7 @@ impl Sampling {
         let most = (self.rate.load(Ordering::Relaxed) / WINDOWS).clamp(2, 0x1ff);
         let more_shift = Place::unpack(self.all.load(Ordering::Relaxed)).shift;
         let random = mix(self.random.fetch_add(1, Ordering::Relaxed) ^ time) as u32;
-        let number = mix(key) as usize % PLACES;
-        let Some(place) = self.places.get(number) else { return 0 };
+        let Some(place) = self.places.get(place_of(key)) else { return 0 };
         let weight = change(place, |place| place.next(window, most, more_shift, random));
         if weight != 0 {
             let most = most * ALL;
@@ -149,6 +148,11 @@ impl Sampling {
         }
         weight
     }
+}
+
+/// The number of a key's place; keys with the same one share a budget.
+pub fn place_of(key: u64) -> usize {
+    mix(key) as usize % PLACES
 }
 
 /// Changes a place; other threads may change it at the same time.

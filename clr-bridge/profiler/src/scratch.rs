@@ -62,6 +62,14 @@ impl Pool {
     }
 
     fn take(&self) -> Option<Taken<'_>> {
+        if let Some(taken) = self.take_without_memory() {
+            return Some(taken);
+        }
+        Some(Taken { buffer: allocate(ONE)?, place: None })
+    }
+
+    /// A buffer of the pool's, with whatever texts it has: for a thread that may not allocate.
+    pub fn take_without_memory(&self) -> Option<Taken<'_>> {
         for (number, place) in self.taken.iter().enumerate() {
             if !place.swap(true, Ordering::Acquire) {
                 // SAFETY: one of the buffers that were allocated.
@@ -69,7 +77,7 @@ impl Pool {
                 return Some(Taken { buffer, place: Some(place) });
             }
         }
-        Some(Taken { buffer: allocate(ONE)?, place: None })
+        None
     }
 }
 

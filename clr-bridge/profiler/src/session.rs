@@ -9,6 +9,7 @@ use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::{Count, Loss};
 
 use crate::canonical::Canonical;
+use crate::class_names::ClassNames;
 use crate::com::info::Info;
 use crate::events::Events;
 use crate::known::{Known, Module};
@@ -29,6 +30,7 @@ pub struct Session {
     /// Counts the sessions of this process, from 1.
     number: u64,
     known: Mutex<Known>,
+    class_names: ClassNames,
     threads: Threads,
     canonical: Canonical,
     scratch: Pool,
@@ -71,6 +73,7 @@ impl Session {
             shared,
             number,
             known: Mutex::new(Known::new()),
+            class_names: ClassNames::new(),
             threads: Threads::new(),
             canonical: Canonical::new(major),
             scratch: Pool::new()?,
@@ -101,9 +104,13 @@ impl Session {
         self.number
     }
 
-    /// Never held across a call into the runtime.
+    /// Never held across a call into the runtime, nor taken by a thread that a collection waits for.
     pub fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn class_names(&self) -> &ClassNames {
+        &self.class_names
     }
 
     pub fn threads(&self) -> &Threads {

@@ -12,6 +12,12 @@ pub fn own() -> u32 {
     unsafe { libc::syscall(libc::SYS_gettid) as u32 }
 }
 
+/// A number of the calling thread that no other thread has while it lives, without a system call.
+pub fn key() -> u64 {
+    // SAFETY: every libc has it; only the place matters, which each thread has its own.
+    unsafe { libc::__errno_location() as u64 }
+}
+
 /// The finalizer thread sleeps, or there is none by that name.
 pub fn finalizer_sleeps() -> bool {
     let Some(folder) = File::open(c"/proc/self/task") else { return true };

@@ -24,6 +24,11 @@ impl<const N: usize> Text<N> {
         }
     }
 
+    /// There is no room for any more.
+    pub fn is_full(&self) -> bool {
+        self.length + 4 > N
+    }
+
     pub fn clear(&mut self) {
         self.length = 0;
     }
@@ -44,6 +49,15 @@ impl<const N: usize> Text<N> {
         }
     }
 
+    /// Text in UTF-16 as bytes, of which as many units are read as fit.
+    pub fn push_utf16(&mut self, bytes: &[u8]) {
+        let units = bytes.as_chunks::<2>().0.iter().take(N).map(|unit| u16::from_le_bytes(*unit));
+        for character in char::decode_utf16(units) {
+            let character = character.unwrap_or(char::REPLACEMENT_CHARACTER);
+            self.push(character.encode_utf8(&mut [0; 4]));
+        }
+    }
+
     /// In decimal.
     pub fn push_number(&mut self, number: u32) {
         let mut digits = [0u8; 10];
@@ -52,6 +66,23 @@ impl<const N: usize> Text<N> {
         for digit in digits.iter_mut().rev() {
             *digit = b'0' + (rest % 10) as u8;
             rest /= 10;
+            start -= 1;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.push(valid_part(digits.get(start..).unwrap_or_default()));
+    }
+
+    /// In hexadecimal.
+    pub fn push_hexadecimal(&mut self, number: u64) {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut digits = [0u8; 16];
+        let mut rest = number;
+        let mut start = digits.len();
+        for digit in digits.iter_mut().rev() {
+            *digit = DIGITS.get(rest as usize & 15).copied().unwrap_or(b'0');
+            rest >>= 4;
             start -= 1;
             if rest == 0 {
                 break;
@@ -104,6 +135,17 @@ mod tests {
     }
 
     #[test]
+    fn bytes_of_units_become_characters_and_no_more_are_read_than_fit() {
+        let bytes: Vec<u8> = "Größe😀".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let mut text = Text::<64>::new();
+        text.push_utf16(&bytes);
+        assert_eq!(text.as_str(), "Größe😀");
+        let mut short = Text::<3>::new();
+        short.push_utf16(&[b'a', 0].repeat(30_000));
+        assert_eq!(short.as_str(), "aaa");
+    }
+
+    #[test]
     fn what_does_not_fit_is_cut_at_a_character() {
         let mut text = Text::<5>::new();
         text.push("abc");
@@ -122,13 +164,19 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_in_decimal() {
+    fn a_number_is_in_decimal_or_hexadecimal() {
         let mut text = Text::<64>::new();
         for number in [0, 40, u32::MAX] {
             text.push_number(number);
             text.push(" ");
         }
         assert_eq!(text.as_str(), "0 40 4294967295 ");
+        text.clear();
+        for number in [0, 0x7f00_1234_abcd, u64::MAX] {
+            text.push_hexadecimal(number);
+            text.push(" ");
+        }
+        assert_eq!(text.as_str(), "0 7f001234abcd ffffffffffffffff ");
     }
 
     #[test]

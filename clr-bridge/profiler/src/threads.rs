@@ -7,9 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use strata_bridge_protocol::record::{Thread as ThreadRecord, ThreadEnd};
 
-use crate::domains;
-use crate::scratch;
 use crate::session::Session;
+use crate::{domains, faults, scratch};
 
 struct Thread {
     id: usize,
@@ -70,6 +69,7 @@ pub fn renamed(session: &Session, id: usize, units: &[u16]) {
     let Some(mut scratch) = scratch::take(session) else { return };
     let name = &mut scratch.get().text;
     name.push_units(units);
+    faults::at_a_threads_name(name.as_str());
     let mut list = session.threads().list();
     let Some(thread) = entry(&mut list, id) else { return };
     domains::set(&mut thread.name, name.as_str());

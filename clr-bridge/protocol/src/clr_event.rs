@@ -8,6 +8,9 @@
 //!
 //! Invariant: any bytes are a block or are refused; texts are within the block.
 
+use std::fmt;
+use std::str::FromStr;
+
 /// Words of a block.
 pub const BLOCK_WORDS: usize = 64;
 const BLOCK_BYTES: usize = BLOCK_WORDS * 8;
@@ -26,6 +29,15 @@ pub mod kind {
     pub const PAUSE: u8 = 7;
 }
 
+/// Bits of a status's [`event_kinds`](crate::status::StatusRecord::event_kinds) beside those of the
+/// kinds: what a bridge does that older ones do not.
+pub mod capability {
+    /// An object's address is taken only from an event that holds together. An older bridge hands text
+    /// to the runtime as an address where a class has a name of more than 1,024 characters, so it may
+    /// not be asked for [`kind::OBJECT`](super::kind::OBJECT).
+    pub const CHECKED_OBJECTS: u64 = 1 << 32;
+}
+
 /// Bits of [`ClrEvent::flags`].
 pub mod flag {
     /// The exception was thrown before: `throw;`, `ExceptionDispatchInfo.Throw`.
@@ -37,6 +49,55 @@ pub mod flag {
 /// Where allocations are sampled by chance, one byte in so many is chosen (.NET 10,
 /// src/coreclr/gc/env/gcenv.ee.h).
 pub const SAMPLED_EVERY: u64 = 100 << 10;
+
+/// Limits of the durations that waits for locks are told apart by, in nanoseconds, and their names: those
+/// that Datadog's profiler has. Each has a budget of its own.
+pub const WAIT_BUCKETS: [(u64, &str); 5] = [
+    (10_000_000, "0 - 9 ms"),
+    (50_000_000, "10 - 49 ms"),
+    (100_000_000, "50 - 99 ms"),
+    (500_000_000, "100 - 499 ms"),
+    (u64::MAX, "+500 ms"),
+];
+
+/// The position of a wait's duration in [`WAIT_BUCKETS`].
+#[must_use]
+pub fn wait_bucket(nanoseconds: u64) -> usize {
+    let last = WAIT_BUCKETS.len() - 1;
+    WAIT_BUCKETS.iter().position(|(limit, _)| nanoseconds < *limit).unwrap_or(last)
+}
+
+/// What a thread has waited for, as the message of an event: `lock:owner`, the first in hexadecimal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct LockWait {
+    /// The address of the runtime's lock, or its handle.
+    pub lock: u64,
+    /// The thread that had the lock, by its number in the process's own namespace; 0: unknown.
+    pub owner: u32,
+}
+
+/// The text is no wait for a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a wait for a lock")]
+pub struct NoLockWait;
+
+impl fmt::Display for LockWait {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:x}:{}", self.lock, self.owner)
+    }
+}
+
+impl FromStr for LockWait {
+    type Err = NoLockWait;
+
+    fn from_str(text: &str) -> Result<Self, NoLockWait> {
+        let (lock, owner) = text.split_once(':').ok_or(NoLockWait)?;
+        Ok(Self {
+            lock: u64::from_str_radix(lock, 16).map_err(|_| NoLockWait)?,
+            owner: owner.parse().map_err(|_| NoLockWait)?,
+        })
+    }
+}
 
 /// The longest name of a type.
 pub const MAX_TYPE: usize = 256;
@@ -63,7 +124,8 @@ pub struct ClrEvent<'a> {
     /// In UTF-8; what is longer than [`MAX_TYPE`] is cut.
     pub type_name: &'a str,
     /// In UTF-8; what is longer than [`MAX_MESSAGE`] is cut. Of a pause the collection's number, in
-    /// decimal; of a watched object its [`crate::objects::ObjectId`], as text.
+    /// decimal; of a watched object its [`crate::objects::ObjectId`], of a wait for a lock its
+    /// [`LockWait`], as text.
     pub message: &'a str,
 }
 
@@ -183,6 +245,29 @@ mod tests {
         let read = block.event().expect("an event");
         assert_eq!((read.type_name.len(), read.message.len()), (MAX_TYPE, MAX_MESSAGE));
         assert_eq!(read.flags, flag::CUT);
+    }
+
+    #[test]
+    fn a_wait_for_a_lock_is_read_as_it_was_written_and_others_are_refused() {
+        let wait = LockWait { lock: 0x7f00_1234_5678, owner: u32::MAX };
+        assert_eq!(wait.to_string(), "7f0012345678:4294967295");
+        assert_eq!(wait.to_string().parse(), Ok(wait));
+        for text in ["", "7", "7:", ":7", "x:1", "7:-1", "7:4294967296", "7:1:1"] {
+            assert_eq!(text.parse::<LockWait>(), Err(NoLockWait), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_duration_has_its_bucket() {
+        let name = |nanoseconds| WAIT_BUCKETS[wait_bucket(nanoseconds)].1;
+        assert_eq!(
+            [name(0), name(9_999_999), name(10_000_000)],
+            ["0 - 9 ms", "0 - 9 ms", "10 - 49 ms"]
+        );
+        assert_eq!(
+            [name(499_999_999), name(500_000_000), name(u64::MAX)],
+            ["100 - 499 ms", "+500 ms", "+500 ms"]
+        );
     }
 
     #[test]

@@ -81,6 +81,8 @@ numbered! {
         RingAbsent = 13 "ring without memory",
         /// A callback about an unload waited as long as it may for a runtime call, and went on.
         UnloadNotAwaited = 14 "unload not awaited",
+        /// An event of the runtime's whose bytes do not hold together.
+        EventInvalid = 15 "event not understood",
     }
 }
 
@@ -101,6 +103,9 @@ numbered! {
         OwnersSeen = 10 "owners seen",
         /// The most that a callback has used of its thread's stack: in a library that measures.
         StackBytes = 11 "bytes of stack",
+        /// Sessions of the runtime's own events; one that is open has not been closed yet.
+        EventSessionsOpened = 12 "event sessions opened",
+        EventSessionsClosed = 13 "event sessions closed",
     }
 }
 
@@ -153,7 +158,8 @@ impl<'a, M: Memory> Status<'a, M> {
         self.set_text(offset_of!(StatusPage, runtime_text), text);
     }
 
-    /// The function that is called with events, and the kinds of them that can be wished for.
+    /// The function that is called with events, and the kinds of them that can be wished for, with
+    /// [`crate::clr_event::capability`].
     pub fn set_events(&self, function: u64, kinds: u64) {
         self.store(offset_of!(StatusPage, event_function), function);
         self.store(offset_of!(StatusPage, event_kinds), kinds);
@@ -217,6 +223,7 @@ pub struct StatusRecord {
     pub bridge_text: String,
     /// 0: the bridge has none, as those of older versions.
     pub event_function: u64,
+    /// A bit for each kind, and [`crate::clr_event::capability`].
     pub event_kinds: u64,
     losses: [u64; 32],
     counts: [u64; 32],

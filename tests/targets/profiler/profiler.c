@@ -3,7 +3,8 @@
  *
  * STRATA_TEST_PROFILER (or the client data, when it is attached) names a file FILE. The counts are in
  * FILE, renewed ten times a second: "state NAME", "jit-started N", "jit-finished N", "modules N". A file
- * FILE.request with the word "snapshot" makes FILE.stacks, with "detach" a detach; it is removed.
+ * FILE.request with the word "snapshot" makes FILE.stacks, with "events" a session of the runtime's events,
+ * with "detach" a detach; it is removed.
  *
  * Interfaces and the order of their methods: src/coreclr/inc/corprof.idl and cor.h. */
 #define _GNU_SOURCE
@@ -37,6 +38,8 @@ static const guid IID_CALLBACK2 = {0x8a8cc829, 0xccf2, 0x49fe, {0xbb, 0xae, 0x0f
 static const guid IID_CALLBACK3 = {0x4fd2ed52, 0x7731, 0x4b8d, {0x94, 0x69, 0x03, 0xd2, 0xcc, 0x30, 0x86, 0xc5}};
 /* ICorProfilerInfo10 (.NET Core 3.0 and newer) derives from all before it. */
 static const guid IID_INFO10 = {0x2f1b5152, 0xc869, 0x40c9, {0xaa, 0x5f, 0x3a, 0xbe, 0x02, 0x6b, 0xd7, 0x20}};
+/* ICorProfilerInfo12 (.NET 5 and newer) derives from it. */
+static const guid IID_INFO12 = {0x27b24ccd, 0x1cb1, 0x47c5, {0x96, 0xee, 0x98, 0x19, 0x0d, 0xc3, 0x09, 0x59}};
 static const guid IID_METADATA_IMPORT = {0x7dac8207, 0xd3ae, 0x4c75, {0x9b, 0x67, 0x92, 0x80, 0x1a, 0x49, 0x7d, 0x44}};
 
 /* Calls a method of an interface by its slot. */
@@ -52,6 +55,7 @@ enum {
     ENUM_THREADS = 71,
     SUSPEND_RUNTIME = 97,
     RESUME_RUNTIME = 98,
+    START_EVENT_SESSION = 101,
     /* IMetaDataImport */
     GET_TYPE_DEF_PROPS = 12,
     GET_METHOD_PROPS = 30,
@@ -170,6 +174,28 @@ static void snapshot(void) {
     rename(fresh, path);
 }
 
+/* COR_PRF_EVENTPIPE_PROVIDER_CONFIG */
+struct provider {
+    const uint16_t *name;
+    uint64_t keywords;
+    uint32_t level;
+    const uint16_t *filter;
+};
+
+/* Collections and allocations (also sampled ones), waits for locks; verbose. It asks for no events itself:
+ * those are delivered to the profilers that do. */
+static hresult open_session(void) {
+    static uint16_t name[64];
+    static const char narrow[] = "Microsoft-Windows-DotNETRuntime";
+    for (size_t i = 0; i < sizeof narrow; i++) name[i] = (uint16_t)narrow[i];
+    struct provider provider = {name, 0x1 | 0x4000 | 0x80000000000, 5, NULL};
+    void *newer = NULL;
+    uint64_t session = 0;
+    if (CALL(info, 0, (void *, const guid *, void **), &IID_INFO12, &newer) < 0) return E_FAIL;
+    return CALL(newer, START_EVENT_SESSION, (void *, uint32_t, const struct provider *, int, uint64_t *), 1, &provider,
+                0, &session);
+}
+
 static void *work(void *unused) {
     (void)unused;
     char request[4200];
@@ -183,6 +209,7 @@ static void *work(void *unused) {
             if (length > 0) unlink(request);
         }
         if (strncmp(word, "snapshot", 8) == 0) snapshot();
+        if (strncmp(word, "events", 6) == 0) state = open_session() < 0 ? "events refused" : "listening";
         if (strncmp(word, "detach", 6) == 0) {
             state = "detaching";
             write_counts();

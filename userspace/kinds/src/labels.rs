@@ -31,7 +31,7 @@ const fn unbounded(name: &'static str) -> SampleLabel {
 pub const END_TIMESTAMP: &str = "end_timestamp_ns";
 
 /// The table.
-pub static SAMPLE_LABELS: [SampleLabel; 29] = [
+pub static SAMPLE_LABELS: [SampleLabel; 30] = [
     bounded("pid"),
     bounded("tid"),
     bounded("comm"),
@@ -50,6 +50,7 @@ pub static SAMPLE_LABELS: [SampleLabel; 29] = [
     bounded("object age"),
     bounded("collections survived"),
     bounded("Duration bucket"),
+    unbounded("lock address"),
     unbounded("blocking thread id"),
     bounded("blocking thread name"),
     bounded("gc generation"),

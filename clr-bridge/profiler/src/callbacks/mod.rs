@@ -16,7 +16,7 @@ use crate::compilations::Code;
 use crate::lifecycle;
 use crate::methods::{self, Reason};
 use crate::session::Session;
-use crate::{domains, exceptions, modules, pipe, tasks, threads};
+use crate::{domains, exceptions, faults, modules, pipe, tasks, threads};
 
 pub use table::CALLBACK;
 
@@ -50,11 +50,14 @@ fn contained(work: impl FnOnce() -> HResult) -> HResult {
     result
 }
 
-/// Runs the work of an event, if there is a session that reports it.
+/// Runs the work of an event, if there is a session that reports it. In a forked child there is none: its
+/// locks may be those of threads that it does not have.
 #[inline]
 fn event(work: impl FnOnce(&Session)) -> HResult {
     contained(|| {
-        if let Some(session) = lifecycle::current() {
+        if let Some(session) = lifecycle::current()
+            && !session.shared().writer().is_forked()
+        {
             #[cfg(feature = "measure")]
             let work = crate::stack_use::measured(work);
             work(session);
@@ -121,8 +124,10 @@ unsafe extern "C" fn initialize_for_attach(
     })
 }
 
+/// Also after a panic: a bridge that is never ready never detaches.
 unsafe extern "C" fn profiler_attach_complete(_this: *mut c_void) -> HResult {
-    event(Session::runtime_is_ready)
+    event(|_| faults::before_the_runtime_is_ready());
+    lifetime(Session::runtime_is_ready)
 }
 
 unsafe extern "C" fn profiler_detach_succeeded(_this: *mut c_void) -> HResult {
@@ -176,8 +181,8 @@ unsafe extern "C" fn module_attached_to_assembly(
     module: usize,
     _assembly: usize,
 ) -> HResult {
+    lifetime(Session::module_came);
     event(|session| {
-        session.module_came();
         if session.is_telling() {
             modules::module(session, module);
         }
@@ -312,10 +317,10 @@ unsafe extern "C" fn exception_thrown(_this: *mut c_void, object: usize) -> HRes
     })
 }
 
-/// Of a session that the bridge has opened; the thread may be in cooperative mode.
+/// Of any session that a profiler of the process has opened; the thread may be in cooperative mode.
 unsafe extern "C" fn event_pipe_event_delivered(
     _this: *mut c_void,
-    _provider: usize,
+    provider: usize,
     id: u32,
     version: u32,
     _metadata_size: u32,
@@ -334,7 +339,7 @@ unsafe extern "C" fn event_pipe_event_delivered(
         }
         // SAFETY: the runtime passes that many bytes, which live during the call.
         let data = unsafe { std::slice::from_raw_parts(data, size as usize) };
-        pipe::delivered(session, id, version, data);
+        pipe::delivered(session, provider, &pipe::Event { id, version, data });
     })
 }
 

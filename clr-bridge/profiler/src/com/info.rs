@@ -159,6 +159,23 @@ impl Info {
         (class != 0).then_some(class)
     }
 
+    /// Of an array the class of its elements, and its rank; `None` for every other class.
+    pub fn array_element(self, class: usize) -> Option<(usize, u32)> {
+        let (mut kind, mut element, mut rank) = (0u32, 0usize, 0u32);
+        let result = call!(
+            self,
+            1,
+            11,
+            (usize, *mut u32, *mut usize, *mut u32),
+            class,
+            &mut kind,
+            &mut element,
+            &mut rank
+        );
+        // S_FALSE: it is none.
+        (result == Some(super::S_OK) && element != 0).then_some((element, rank))
+    }
+
     pub fn thread_os_id(self, thread: usize) -> Option<u32> {
         let mut id = 0;
         good(call!(self, 1, 12, (usize, *mut u32), thread, &mut id))?;
@@ -559,6 +576,22 @@ impl Info {
 
     pub fn stop_event_session(self, session: u64) -> Option<()> {
         good(call!(self, 12, 103, (u64), session))
+    }
+
+    /// The name of a provider of events into `name`; the count excludes the NUL.
+    pub fn event_provider_name(self, provider: usize, name: &mut [u16]) -> Option<usize> {
+        let mut units = 0;
+        good(call!(
+            self,
+            12,
+            105,
+            (usize, u32, *mut u32, *mut u16),
+            provider,
+            length(name),
+            &mut units,
+            name.as_mut_ptr()
+        ))?;
+        Some(without_nul(units, name))
     }
 
     // ICorProfilerInfo13

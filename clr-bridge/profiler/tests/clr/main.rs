@@ -5,6 +5,8 @@ mod support;
 
 mod answers;
 mod changes;
+mod events;
+mod faults;
 mod idle;
 mod lifecycle;
 mod linking;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::contexts::Context;
 use strata_bridge_protocol::control::{Outcome, wish};
+use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::owning::{Owner, TakeError};
 use strata_bridge_protocol::reader::{self, Budget, Entry, Limits, Reader};
 use strata_bridge_protocol::record::{MethodRecord, Record};
@@ -77,6 +78,11 @@ pub fn versions() -> Vec<&'static str> {
         .collect()
 }
 
+/// Those of them whose runtime reports its own events.
+pub fn versions_with_events() -> impl Iterator<Item = &'static str> {
+    versions().into_iter().filter(|version| *version != "3.1")
+}
+
 /// The test program, compiled once for each change of its source.
 fn program() -> &'static Path {
     static COMPILED: OnceLock<PathBuf> = OnceLock::new();
@@ -107,6 +113,8 @@ pub struct Start {
     pub eager: bool,
     /// With at most so many bytes for one file of its: less than a log segment.
     pub file_size_limit: Option<u64>,
+    /// With these faults, which a library that was built for debugging has.
+    pub faults: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -161,6 +169,9 @@ impl Target {
         }
         if start.eager {
             command.env("STRATA_CLR_EAGER", "1");
+        }
+        if let Some(faults) = start.faults {
+            command.env("STRATA_CLR_FAULTS", faults);
         }
         if let Some(limit) = start.file_size_limit {
             // The runtime itself needs a large file else, for the two views of its code.
@@ -416,6 +427,10 @@ impl Watcher {
 
     pub fn status(&self) -> StatusRecord {
         self.reader.status().expect("the status")
+    }
+
+    pub fn objects(&self) -> ObjectTable {
+        self.reader.objects().expect("the objects")
     }
 
     /// Reads what is new.

@@ -22,8 +22,12 @@ fn limit(target: &Target, resource: libc::__rlimit_resource_t, bytes: u64) {
 #[test]
 fn a_program_starts_when_there_is_no_memory_for_the_bridge() {
     for version in versions() {
-        let start =
-            Start { loaded: Some(Loaded::AsMain), eager: true, file_size_limit: Some(MEGABYTE) };
+        let start = Start {
+            loaded: Some(Loaded::AsMain),
+            eager: true,
+            file_size_limit: Some(MEGABYTE),
+            ..Start::default()
+        };
         let mut target = Target::start(version, start);
         assert_eq!(target.footprint().memory, 0, "{version}");
         assert_eq!(target.tell("forms"), "done");

@@ -5,7 +5,9 @@
 //! labels of its own samples.
 
 use strata_abi::record::{EVENT_WORDS, FLAG_EVENT, Header, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT};
-use strata_bridge_protocol::clr_event::{BLOCK_WORDS, Block, FUNCTION, flag};
+use strata_bridge_protocol::clr_event::{
+    BLOCK_WORDS, Block, ClrEvent, FUNCTION, LockWait, WAIT_BUCKETS, flag, wait_bucket,
+};
 use strata_bridge_protocol::collection::Collection;
 use strata_kinds::Kind;
 
@@ -44,6 +46,9 @@ pub(super) struct Described<'a> {
     pub value: u64,
 }
 
+/// The name of a thread, by its number in the process's own namespace.
+pub(super) type ThreadNames<'a> = &'a dyn Fn(u32) -> Option<&'a str>;
+
 /// Of a sample that is no event, what its header states.
 pub(super) fn describe<'a>(
     block: Option<&Block>,
@@ -51,6 +56,7 @@ pub(super) fn describe<'a>(
     header: &Header,
     user: &'a [u64],
     space: &Space,
+    threads: ThreadNames<'_>,
     to: &mut Aggregate,
 ) -> Described<'a> {
     let Some(block) = block else {
@@ -58,12 +64,12 @@ pub(super) fn describe<'a>(
         return Described { user, labels: LabelsId::NONE, weight, value };
     };
     let (weight, value) = amounts(kind, block, header);
-    let labels = labels(kind, block, to);
+    let labels = labels(kind, block, threads, to);
     Described { user: below_the_bridge(user, space), labels, weight, value }
 }
 
 /// The labels of an event.
-fn labels(kind: Kind, block: &Block, to: &mut Aggregate) -> LabelsId {
+fn labels(kind: Kind, block: &Block, threads: ThreadNames<'_>, to: &mut Aggregate) -> LabelsId {
     let Some(event) = block.event() else { return LabelsId::NONE };
     let sets = to.label_sets();
     if sets > MOST_LABELS_IN_ALL {
@@ -71,7 +77,8 @@ fn labels(kind: Kind, block: &Block, to: &mut Aggregate) -> LabelsId {
     }
     let type_name = printable(event.type_name);
     let message = printable(event.message);
-    let mut labels = Vec::with_capacity(3);
+    let lock = if sets <= MOST_LABELS { Lock::of(&event, threads) } else { Lock::default() };
+    let mut labels = Vec::with_capacity(4);
     match kind {
         Kind::Exceptions => {
             labels.push(("exception type", type_name.as_str()));
@@ -83,6 +90,14 @@ fn labels(kind: Kind, block: &Block, to: &mut Aggregate) -> LabelsId {
             }
         }
         Kind::Allocations => labels.push(("allocation class", type_name.as_str())),
+        Kind::Locks => {
+            let each = event.value / u64::from(event.weight.max(1));
+            let bucket = WAIT_BUCKETS.get(wait_bucket(each)).map_or("", |(_, name)| name);
+            labels.push(("Duration bucket", bucket));
+            labels.push(("lock address", lock.address.as_str()));
+            labels.push(("blocking thread id", lock.owner.as_str()));
+            labels.push(("blocking thread name", lock.owner_name.as_str()));
+        }
         Kind::Gc => {
             let collection = Collection::unpack(event.size);
             labels.push(("gc generation", generation_name(collection.generation)));
@@ -96,6 +111,26 @@ fn labels(kind: Kind, block: &Block, to: &mut Aggregate) -> LabelsId {
     }
     labels.retain(|(_, value)| !value.is_empty());
     to.labels(&labels)
+}
+
+/// What a wait for a lock states of it, as texts; empty where it states nothing.
+#[derive(Default)]
+struct Lock {
+    address: String,
+    owner: String,
+    owner_name: String,
+}
+
+impl Lock {
+    fn of(event: &ClrEvent<'_>, threads: ThreadNames<'_>) -> Self {
+        let Ok(LockWait { lock, owner }) = event.message.parse() else { return Self::default() };
+        let has_owner = owner != 0;
+        Self {
+            address: format!("{lock:#x}"),
+            owner: if has_owner { owner.to_string() } else { String::new() },
+            owner_name: threads(owner).filter(|_| has_owner).map(printable).unwrap_or_default(),
+        }
+    }
 }
 
 /// The generations that are collected; the process may state any number.
@@ -200,7 +235,7 @@ mod tests {
             flags: flag::RETHROWN,
             ..ClrEvent::default()
         };
-        let id = labels(Kind::Exceptions, &Block::new(&event), &mut aggregate);
+        let id = labels(Kind::Exceptions, &Block::new(&event), NAMELESS, &mut aggregate);
         let expected = [
             ("exception type", "Shop.Sold"),
             ("exception message", "item 7"),
@@ -209,12 +244,40 @@ mod tests {
         assert_eq!(of(&aggregate, id), expected);
     }
 
+    const NAMELESS: ThreadNames<'static> = &|_| None;
+
+    #[test]
+    fn a_wait_has_its_lock_its_owner_and_the_bucket_of_its_duration() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        let threads: ThreadNames<'_> = &|tid| (tid == 7).then_some("holder\n1");
+        let mut of_wait = |message, value, weight| {
+            let event =
+                ClrEvent { kind: kind::LOCK, message, value, weight, ..ClrEvent::default() };
+            let id = labels(Kind::Locks, &Block::new(&event), threads, &mut aggregate);
+            let labels = aggregate.labels_of(id);
+            labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+        };
+        let expected = [
+            "Duration bucket=50 - 99 ms",
+            "lock address=0x7f0012345678",
+            "blocking thread id=7",
+            "blocking thread name=holder 1",
+        ];
+        assert_eq!(of_wait("7f0012345678:7", 4 * 60_000_000, 4), expected);
+        assert_eq!(
+            of_wait("40:8", 5, 1),
+            ["Duration bucket=0 - 9 ms", "lock address=0x40", "blocking thread id=8"]
+        );
+        assert_eq!(of_wait("40:0", 5, 1), ["Duration bucket=0 - 9 ms", "lock address=0x40"]);
+        assert_eq!(of_wait("anything", 5, 0), ["Duration bucket=0 - 9 ms"]);
+    }
+
     #[test]
     fn a_pause_has_its_collection() {
         let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
         let mut of_event = |size, message| {
             let event = ClrEvent { kind: kind::PAUSE, size, message, ..ClrEvent::default() };
-            let id = labels(Kind::Gc, &Block::new(&event), &mut aggregate);
+            let id = labels(Kind::Gc, &Block::new(&event), NAMELESS, &mut aggregate);
             let labels = aggregate.labels_of(id);
             labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
         };
@@ -249,7 +312,7 @@ mod tests {
         for number in 0..3 * MOST_LABELS {
             let message = number.to_string();
             let event = ClrEvent { type_name: "E", message: &message, ..ClrEvent::default() };
-            last = labels(Kind::Exceptions, &Block::new(&event), &mut aggregate);
+            last = labels(Kind::Exceptions, &Block::new(&event), NAMELESS, &mut aggregate);
         }
         assert!(aggregate.label_sets() <= MOST_LABELS + 2);
         assert_eq!(of(&aggregate, last), [("exception type", "E")]);

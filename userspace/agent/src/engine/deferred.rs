@@ -311,8 +311,17 @@ impl Engine {
             self.keep_object(block, &raw.header, thread, &words, space);
             return;
         }
-        let described =
-            clr_events::describe(event, raw.kind, &raw.header, user, space, &mut self.aggregate);
+        let managed = &self.managed;
+        let threads = |tid| managed.thread_name(raw.image, tid);
+        let described = clr_events::describe(
+            event,
+            raw.kind,
+            &raw.header,
+            user,
+            space,
+            &threads,
+            &mut self.aggregate,
+        );
         let Described { user, labels, weight, value } = described;
         let words = Words {
             kernel: &raw.kernel,

@@ -173,8 +173,17 @@ impl Engine {
             self.keep_object(block, &header, thread, &words, &space);
             return;
         }
-        let described =
-            clr_events::describe(block.as_ref(), kind, &header, user, &space, &mut self.aggregate);
+        let managed = &self.managed;
+        let threads = |tid| managed.thread_name(image, tid);
+        let described = clr_events::describe(
+            block.as_ref(),
+            kind,
+            &header,
+            user,
+            &space,
+            &threads,
+            &mut self.aggregate,
+        );
         let Described { user, labels, weight, value } = described;
         let words = Words {
             kernel: sample.words.get(..kernel).unwrap_or_default(),

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use strata_bridge_protocol::clr_event;
+use strata_bridge_protocol::clr_event::{self, capability};
 use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_kinds::{Kind, Kinds};
@@ -55,8 +55,10 @@ const WISHES: [(Kind, u64); 5] = [
 ];
 
 impl Wanted {
-    fn wishes(self) -> u64 {
-        let wanted = WISHES.into_iter().filter(|(kind, _)| self.kinds.contains(*kind));
+    /// Bits of [`wish`], without those for some kinds.
+    fn wishes(self, without: Kinds) -> u64 {
+        let is_wished = |kind: Kind| self.kinds.contains(kind) && !without.contains(kind);
+        let wanted = WISHES.into_iter().filter(|(kind, _)| is_wished(*kind));
         let messages = if self.messages { wish::MESSAGES } else { 0 };
         wanted.fold(messages, |wishes, (_, wish)| wishes | wish)
     }
@@ -82,17 +84,39 @@ pub(super) struct Events {
     progress: Progress,
     /// Of the kinds wanted, those that its bridge does not have.
     absent: Kinds,
+    /// Of the kinds wanted, those that its bridge has, but not safely.
+    outdated: Kinds,
     /// Of the kinds wanted, those that the strata does not have it report that is read beside.
     unasked: Kinds,
     /// Its objects when it ended.
     pub last_objects: Option<ObjectTable>,
 }
 
+/// Of the kinds that a bridge states, those that it may not be asked for: a library that was mapped
+/// by an older strata stays in the process, and is attached again.
+fn outdated(stated: u64) -> Kinds {
+    let has_objects = stated >> Kind::Heap as u8 & 1 == 1;
+    let is_checked = stated & capability::CHECKED_OBJECTS != 0;
+    Kinds::NONE.with(Kind::Heap, has_objects && !is_checked)
+}
+
 impl Events {
+    /// The kinds that are not asked for.
+    fn refused(&self) -> Kinds {
+        self.absent.iter().chain(self.outdated.iter()).collect()
+    }
+
     /// Why there are no events, or not of every kind.
     pub fn missing(&self) -> Option<String> {
         if let Progress::Failed(why) = &self.progress {
             return Some(why.clone());
+        }
+        if !self.outdated.is_empty() {
+            return Some(format!(
+                "the bridge in it is of an older version, which could harm it with {}: restart the \
+                 process",
+                self.outdated
+            ));
         }
         if !self.absent.is_empty() {
             return Some(format!("its runtime or its bridge reports no {}", self.absent));
@@ -163,6 +187,7 @@ impl Managed {
             let (address, kinds) = bridge.events();
             let has = |kind: &Kind| kinds >> *kind as u8 & 1 == 1;
             target.events.absent = wanted.iter().filter(|kind| !has(kind)).collect();
+            target.events.outdated = outdated(kinds).and(wanted);
             if !bridge.answers() {
                 let wishes = bridge.wishes();
                 let unasked = WISHES.into_iter().filter(|(_, wish)| wishes & wish == 0);
@@ -176,7 +201,7 @@ impl Managed {
                 let why = "the bridge in it is of an older version, which reports no events: \
                            restart the process";
                 target.events.progress = Progress::Failed(why.to_owned());
-            } else if target.events.absent != wanted {
+            } else if target.events.refused() != wanted {
                 candidates.push(Candidate { image: *image, pid: target.pid, address });
             }
         }
@@ -225,7 +250,7 @@ impl Managed {
         // Without a bridge the probe is removed again.
         let Some(target) = self.targets.get_mut(&arrival.image) else { return };
         let State::Attached(bridge) = &mut target.state else { return };
-        let wishes = target.events.wanted.wishes();
+        let wishes = target.events.wanted.wishes(target.events.outdated);
         let outcome = match arrival.outcome {
             Ok(probe) => bridge.report_events(probe, wishes).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -237,5 +262,26 @@ impl Managed {
                 Progress::Failed(why)
             }
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bridge_that_does_not_check_addresses_is_not_asked_for_objects() {
+        let objects = 1 << Kind::Heap as u8;
+        assert!(outdated(objects).contains(Kind::Heap));
+        assert!(outdated(objects | capability::CHECKED_OBJECTS).is_empty());
+        assert!(outdated(1 << Kind::Locks as u8).is_empty());
+        let wanted = Wanted {
+            kinds: Kinds::NONE.with(Kind::Heap, true).with(Kind::Locks, true),
+            messages: false,
+        };
+        assert_eq!(wanted.wishes(outdated(objects)), wish::LOCKS);
+        assert_eq!(wanted.wishes(Kinds::NONE), wish::LOCKS | wish::OBJECTS);
+        let events = Events { wanted, outdated: outdated(objects), ..Events::default() };
+        assert!(events.missing().is_some_and(|why| why.contains("restart the process")));
     }
 }

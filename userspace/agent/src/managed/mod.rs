@@ -243,6 +243,11 @@ impl Managed {
             .unwrap_or(0)
     }
 
+    /// The name of a managed thread, by its number in the process's own namespace.
+    pub fn thread_name(&self, image: ImageId, inside: u32) -> Option<&str> {
+        self.targets.get(&image)?.runtime.thread_name(inside)
+    }
+
     /// The descriptions published by a process's AppDomains, by their number.
     pub fn domains_of(&self, image: ImageId) -> Option<&HashMap<u64, AppDomainRecord>> {
         self.targets.get(&image).map(|target| &target.runtime.domains)

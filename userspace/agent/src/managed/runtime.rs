@@ -95,6 +95,11 @@ pub struct Runtime {
 }
 
 impl Runtime {
+    /// The name that the last thread with this number has, if it has one.
+    pub fn thread_name(&self, tid: u32) -> Option<&str> {
+        self.threads.get(&tid).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
     /// The memory kept for the process's records: its texts, methods and code.
     pub fn bytes(&self) -> usize {
         self.bytes + self.code.bytes()

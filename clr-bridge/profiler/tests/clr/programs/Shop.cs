@@ -32,6 +32,31 @@ namespace Shop
         public T Same(T value) => value;
     }
 
+    // Its class has a name of thousands of characters where T is a tuple of tuples.
+    public class Deep<T> { public long One = 1, Two = 2, Three = 3; }
+
+    public static class Deeply
+    {
+        static readonly List<object> kept = new List<object>();
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        public static void Allocate<T>(int count)
+        {
+            for (int i = 0; i < count; i++)
+            {
+                var deep = new Deep<T>();
+                if (i % 4 == 0) kept.Add(deep);
+            }
+        }
+
+        public static int Nested<T>(int depth, int count)
+        {
+            if (depth > 0) return Nested<ValueTuple<T, T>>(depth - 1, count);
+            Allocate<T>(count);
+            return typeof(Deep<T>).ToString().Length;
+        }
+    }
+
     public static class Tools
     {
         [MethodImpl(MethodImplOptions.NoInlining)]
@@ -193,6 +218,9 @@ namespace Shop
                     case "dynamic": Console.WriteLine(Dynamic(words[1])(1)); continue;
                     case "collectible": Collectible(words[1]); break;
                     case "collect": Collect(); break;
+                    case "deep":
+                        Console.WriteLine(Deeply.Nested<int>(7, int.Parse(words[1])));
+                        continue;
                     case "osr": Loop(int.Parse(words[1])); break;
                     case "compile":
                         // Real work for the JIT compiler: expression trees are dynamic methods.
