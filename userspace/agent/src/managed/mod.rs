@@ -157,6 +157,28 @@ const LAST_WORDS: Duration = Duration::from_millis(20);
 /// The time limit of the last requests at the end.
 const LAST_ANSWERS: Duration = Duration::from_millis(600);
 
+/// Of processes that have ended, in a daemon: the names kept of one, and of all together.
+const MOST_KEPT: usize = 4 << 20;
+const MOST_KEPT_IN_ALL: usize = 32 << 20;
+/// The same in a recording, for one.
+const MOST_KEPT_ONCE: usize = 256 << 20;
+
+/// What naming the samples of a process that has ended may take, with `kept` bytes kept of others.
+fn limits_of_kept(kept: usize, is_bounded: bool) -> names::Limits {
+    match is_bounded {
+        true => names::Limits {
+            bytes: MOST_KEPT_IN_ALL.saturating_sub(kept).min(MOST_KEPT),
+            time: Duration::from_millis(50),
+            longest: usize::MAX,
+        },
+        false => names::Limits {
+            bytes: MOST_KEPT_ONCE,
+            time: Duration::from_secs(5),
+            longest: usize::MAX,
+        },
+    }
+}
+
 impl Managed {
     pub fn new(policy: Policy, signatures: bool) -> Self {
         let mut bridges = Bridges::default();
@@ -281,6 +303,8 @@ impl Managed {
         let until = self.turned + ALL_TOGETHER;
         self.next = ImageId(0);
         self.has_more = false;
+        let is_bounded = self.budget != usize::MAX;
+        let mut kept: usize = self.targets.values().map(|target| target.kept_bytes).sum();
         for image in &order {
             if Instant::now() >= until {
                 // The others are first in the next turn.
@@ -290,8 +314,8 @@ impl Managed {
             }
             let Some(target) = self.targets.get_mut(image) else { continue };
             if target.is_over() {
-                target.runtime.keep_only(&target.sampled, self.signatures);
-                target.ended = None;
+                target.keep_only_names(self.signatures, limits_of_kept(kept, is_bounded));
+                kept = kept.saturating_add(target.kept_bytes);
             }
             let was_known = target.runtime.enumerated;
             let had_turn = target.take_turn(&mut self.looker, until);

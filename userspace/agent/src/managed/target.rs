@@ -15,6 +15,7 @@ use super::bridge::{Bridge, Refusal};
 use super::code_reader::{CodeReader, Place};
 use super::events::Events;
 use super::maps_reader::MapsReader;
+use super::names;
 use super::runtime::Runtime;
 use super::stubs;
 use super::units::Units;
@@ -67,6 +68,8 @@ pub(super) struct Target {
     /// Its events: which are wanted, and how far that is.
     pub events: Events,
     pub ended: Option<Instant>,
+    /// The memory of names kept since it has ended.
+    pub kept_bytes: usize,
     /// The strata that it was read beside has left it.
     pub is_free: bool,
     /// Threads by their tid outside: their tid inside the process's namespace.
@@ -143,6 +146,7 @@ impl Target {
             wanted_code: Vec::new(),
             events: Events::default(),
             ended: None,
+            kept_bytes: 0,
             is_free: false,
             inner_tids: HashMap::new(),
             cut_off: 0,
@@ -249,6 +253,16 @@ impl Target {
     /// Whether it ended so long ago that no sample of it can arrive any more.
     pub fn is_over(&self) -> bool {
         self.ended.is_some_and(|ended| ended.elapsed() > STRAGGLERS)
+    }
+
+    /// No sample of it can arrive any more: keeps the names that its samples need, as far as the
+    /// limits allow. Those that are left out count as lost.
+    pub fn keep_only_names(&mut self, signatures: bool, limits: names::Limits) {
+        let (kept, bytes) = names::affordable(&self.runtime, &self.sampled, signatures, limits);
+        self.lost += self.sampled.len().saturating_sub(kept.len()) as u64;
+        self.runtime.keep_only(&kept, signatures);
+        self.kept_bytes = bytes;
+        self.ended = None;
     }
 
     /// How long after a publication the next one follows.
