@@ -16,8 +16,8 @@
 //! This module ties them together: a process that is recorded gets a bridge, its records are read
 //! at every turn, and its code is published before the stacks that waited for it are unwound.
 //!
-//! Invariant: nothing here waits for a process, except half a second for each of at most four whose
-//! code hangs its reader.
+//! Invariant: nothing here waits for a process while a recording goes on, except some milliseconds in
+//! all at a flush.
 
 pub mod bridge;
 pub mod code;
@@ -287,6 +287,7 @@ impl Managed {
     ) {
         self.looker.turn();
         self.take_arrivals();
+        self.take_read_code();
         self.publish_contexts(programs);
         if self.targets.is_empty() {
             return;
@@ -344,6 +345,15 @@ impl Managed {
                 dirty.insert(target.pid);
             }
             target.units.sweep(store);
+        }
+    }
+
+    /// Code that was read since the last turn.
+    fn take_read_code(&mut self) {
+        for answer in self.code_reader.answers() {
+            if let Some(target) = self.targets.get_mut(&answer.image) {
+                target.take_read_code(answer);
+            }
         }
     }
 
@@ -485,6 +495,9 @@ impl Managed {
             target.cut_era = target.runtime.code.era();
             target.nameless.clear();
         }
+        // Of processes whose memory answers, which is most of them.
+        self.code_reader.settle(ALL_TOGETHER);
+        self.take_read_code();
     }
 
     /// When all that was sampled is named: of what processes have sampled nothing more needs to be
@@ -574,10 +587,12 @@ impl Managed {
                 target.take_in(&mut self.looker, deadline);
                 target.ask_about_nameless(&mut self.code_reader);
             }
-            let waiting = self.targets.values_mut().any(|target| match &mut target.state {
-                State::Attached(bridge) => bridge.expects_more(),
-                _ => false,
-            });
+            self.take_read_code();
+            let waiting = self.code_reader.is_reading()
+                || self.targets.values_mut().any(|target| match &mut target.state {
+                    State::Attached(bridge) => bridge.expects_more(),
+                    _ => false,
+                });
             if !waiting || Instant::now() > deadline {
                 break;
             }
