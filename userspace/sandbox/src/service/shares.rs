@@ -173,7 +173,10 @@ impl Shares {
         let ranked = self.waiting.iter().filter(|(owner, _)| may(owner)).map(|(owner, queue)| {
             let of_user = rank(self.users.get(&owner.user));
             let of_process = rank(self.processes.get(owner));
-            ((queue.urgent.is_empty(), of_user, of_process), *owner)
+            // Of those with the same rank, what was asked first.
+            let first = queue.urgent.front().or_else(|| queue.patient.front());
+            let asked = first.map_or(u64::MAX, |job| job.id);
+            ((queue.urgent.is_empty(), of_user, of_process, asked), *owner)
         });
         ranked.min_by_key(|(rank, _)| *rank).map(|(_, owner)| owner)
     }
