@@ -3,13 +3,17 @@
 //! A process chooses where its code lies: reading there may hang or be slow. So requests are put,
 //! and their answers are taken at a later turn.
 //!
-//! Invariant: no call waits but [`CodeReader::settle`], for as long as it is given. What was asked
-//! and not taken yet is bounded, of each process and of all.
+//! Memory that answers does so at once, and stacks are unwound better when what their code is was
+//! read before: so a turn waits for some milliseconds, while there is [`Credit`].
+//!
+//! Invariant: waits take a fiftieth of the time in the long run, however many processes are slow,
+//! besides those of [`CodeReader::settle`]. What was asked and not taken yet is bounded, of each
+//! process and of all.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
 use crate::processes::table::ImageId;
@@ -22,6 +26,36 @@ const AT_ONCE: usize = 64;
 /// Bytes of code that are asked for, and not taken yet: of one process, and of all.
 const MOST_BYTES: u64 = 1 << 20;
 const MOST_BYTES_IN_ALL: u64 = 16 << 20;
+
+/// The longest wait of one turn.
+const SHORTLY: Duration = Duration::from_millis(5);
+/// Waits that may be made at once, and one part in so many of the elapsed time.
+const MOST_CREDIT: Duration = Duration::from_millis(100);
+const CREDIT_PART: u32 = 50;
+
+/// Time that may be waited for.
+struct Credit {
+    left: Duration,
+    since: Instant,
+}
+
+impl Credit {
+    fn new(now: Instant) -> Self {
+        Self { left: MOST_CREDIT, since: now }
+    }
+
+    /// How long to wait now.
+    fn take(&mut self, now: Instant) -> Duration {
+        let earned = now.saturating_duration_since(self.since) / CREDIT_PART;
+        self.left = self.left.saturating_add(earned).min(MOST_CREDIT);
+        self.since = now;
+        if self.left < SHORTLY { Duration::ZERO } else { SHORTLY }
+    }
+
+    fn pay(&mut self, waited: Duration) {
+        self.left = self.left.saturating_sub(waited);
+    }
+}
 
 /// A method's code: where it starts, and its size.
 pub type Place = (u64, u32);
@@ -56,6 +90,7 @@ pub struct CodeReader {
     asked: HashMap<Ticket, Asked>,
     /// The bytes asked for, by process.
     bytes: HashMap<ImageId, u64>,
+    credit: Credit,
     /// Methods whose code was not read because that hangs.
     unread: u64,
 }
@@ -72,6 +107,7 @@ impl CodeReader {
             reader: BlockingReader::new("code", READING, read),
             asked: HashMap::new(),
             bytes: HashMap::new(),
+            credit: Credit::new(Instant::now()),
             unread: 0,
         }
     }
@@ -138,6 +174,19 @@ impl CodeReader {
     /// Whether something is being read.
     pub fn is_reading(&self) -> bool {
         !self.asked.is_empty()
+    }
+
+    /// Waits until everything that was asked is read, if that is soon.
+    pub fn settle_shortly(&mut self) {
+        if !self.is_reading() {
+            return;
+        }
+        let begun = Instant::now();
+        let wait = self.credit.take(begun);
+        if !wait.is_zero() {
+            self.reader.settle(wait);
+            self.credit.pay(begun.elapsed());
+        }
     }
 
     /// Waits until everything that was asked is read, no longer than this.
@@ -224,6 +273,22 @@ mod tests {
         };
         assert_eq!(answer.codes, [((2, 1), vec![7])]);
         drop(let_go);
+    }
+
+    #[test]
+    fn waits_for_code_that_is_slow_take_a_small_part_of_the_time() {
+        let mut now = Instant::now();
+        let mut credit = Credit::new(now);
+        let (turn, all) = (Duration::from_millis(20), Duration::from_secs(60));
+        let mut waited = Duration::ZERO;
+        for _ in 0..all.as_millis() / turn.as_millis() {
+            let wait = credit.take(now);
+            credit.pay(wait);
+            waited += wait;
+            now += turn;
+        }
+        assert!(waited <= MOST_CREDIT + all / CREDIT_PART, "{waited:?}");
+        assert!(waited >= MOST_CREDIT);
     }
 
     #[test]
