@@ -160,9 +160,7 @@ impl Engine {
     /// Whether a process was sampled lately. Of others no file is opened while the whole host is
     /// recorded: a user's processes that do nothing cost nothing, whatever they map.
     fn is_sampled(&self, pid: u32) -> bool {
-        self.store.is_published(pid)
-            || self.pending.waits_for(pid)
-            || self.loading.is_waited_for_by(pid)
+        self.store.is_published(pid) || self.pending.waits_for(pid)
     }
 
     /// Whether a process that is recorded is a .NET process, by all it has mapped.
