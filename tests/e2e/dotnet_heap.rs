@@ -235,7 +235,7 @@ fn recordings_of_objects_come_and_go_in_the_middle_of_a_storm() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let (rounds, seconds) = machine::short_or_long((4, "40".to_owned()), (20, "150".to_owned()));
-    for version in versions(&dotnet) {
+    dotnet_running::each(&versions(&dotnet).collect::<Vec<_>>(), 2, |version, _| {
         let mut target = Target::start(&dotnet, version, ["storm", &seconds], &[])?;
         target.tell("go")?;
         for round in 0..rounds {
@@ -256,8 +256,8 @@ fn recordings_of_objects_come_and_go_in_the_middle_of_a_storm() -> Result<()> {
         let counted = target.counts()?;
         println!("{version}: {counted:?}");
         assert!(counted.values().all(|rounds| *rounds > 10), "{version}");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Over several periods a daemon has what was in use at the end, and not the sum.

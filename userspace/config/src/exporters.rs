@@ -58,7 +58,7 @@ pub struct ExporterConfig {
 
 /// Labels that make series on a Pyroscope server. Each value is a series of its own, so nothing
 /// that has many.
-const SERIES: [&str; 9] = [
+const SERIES: [&str; 10] = [
     "env",
     "version",
     "host",
@@ -68,6 +68,7 @@ const SERIES: [&str; 9] = [
     "container_name",
     "systemd_unit",
     "exception type",
+    "state",
 ];
 
 /// [`SERIES`], and the labels by which the rules distinguish processes.

@@ -32,7 +32,7 @@ impl LabelRule {
 /// Labels of samples: strata's name and those of Pyroscope, Datadog and OTLP; empty where it is
 /// not sent unless a rule is added. In Pyroscope each text makes a series of its own, so what has
 /// many values is not sent there.
-static SAMPLE_LABELS: [(&str, Form, &str, &str, &str); 22] = [
+static SAMPLE_LABELS: [(&str, Form, &str, &str, &str); 26] = [
     ("tid", Form::Number, "tid", "thread id", "thread.id"),
     ("comm", Form::AsItIs, "", "thread name", "thread.name"),
     ("span_id", Form::AsItIs, "span_id", "", ""),
@@ -55,6 +55,10 @@ static SAMPLE_LABELS: [(&str, Form, &str, &str, &str); 22] = [
     ("gc reason", Form::AsItIs, "gc_reason", "gc reason", "gc.reason"),
     ("gc type", Form::AsItIs, "gc_type", "gc type", "gc.type"),
     ("event", Form::AsItIs, "", "event", ""),
+    ("state", Form::AsItIs, "state", "state", "thread.state"),
+    ("syscall", Form::AsItIs, "syscall", "syscall", "syscall"),
+    ("idle", Form::AsItIs, "idle", "idle", "thread.idle"),
+    ("rethrown", Form::AsItIs, "rethrown", "rethrown", "exception.rethrown"),
 ];
 
 #[must_use]
@@ -74,4 +78,27 @@ pub fn otlp_labels() -> Vec<LabelRule> {
 
 fn rule(own: &str, named: &str, form: Form) -> Option<LabelRule> {
     (!named.is_empty()).then(|| LabelRule::new(own, named, form))
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_kinds::labels::{Cardinality, SAMPLE_LABELS as OWN};
+
+    use super::*;
+
+    /// What a profile as a whole has: its process's number, name and container.
+    const OF_THE_PROFILE: [&str; 3] = ["pid", "process", "container"];
+
+    #[test]
+    fn every_label_of_few_values_has_a_name_at_each_backend_that_shows_labels() {
+        for label in OWN.iter().filter(|label| label.cardinality == Cardinality::Bounded) {
+            let row = SAMPLE_LABELS.iter().find(|row| row.0 == label.name);
+            let is_left_out = OF_THE_PROFILE.contains(&label.name);
+            assert_eq!(row.is_none(), is_left_out, "{}", label.name);
+            assert!(row.is_none_or(|row| !row.3.is_empty()), "{}", label.name);
+        }
+        for row in &SAMPLE_LABELS {
+            assert!(OWN.iter().any(|label| label.name == row.0), "{} is set by no kind", row.0);
+        }
+    }
 }

@@ -3,8 +3,10 @@
 mod support;
 
 use proptest::prelude::*;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use strata_export::label_values::LabelValues;
 use strata_export::limits::{FEWEST_BYTES, Limits, Part, Selection, fit};
 use strata_export::origin::Origin;
 use strata_export::types::{Form, LabelRule};
@@ -94,6 +96,43 @@ fn the_hundredth_label_is_sent_and_the_next_is_counted_and_leaves_nothing_behind
     assert_eq!((parts.len(), dropped, shortened), (1, 50, 0));
     let bytes = String::from_utf8_lossy(&written(&parts[0])).into_owned();
     assert!(bytes.contains("the value 099") && !bytes.contains("the value 100"));
+}
+
+/// Samples of one stack, each with one value of this label.
+fn varying(label: &str, values: &[String]) -> Profile {
+    let mut builder = builder();
+    for value in values {
+        let key = builder.string(label);
+        let value = LabelValue::Text(builder.string(value));
+        let labels = builder.labels(&[Label { key, value }]);
+        builder.add(StackId::default(), labels, &[1]);
+    }
+    builder.finish()
+}
+
+#[test]
+fn a_pattern_lets_labels_of_programs_through_up_to_a_number_of_values() {
+    let rules = [LabelRule::new("user_*", "", Form::Series)];
+    let values = RefCell::new(LabelValues::new(3));
+    let names: Vec<_> = (0..5).map(|at| format!("value{at}")).collect();
+    let sent = |label: &str| {
+        let selection = Selection {
+            types: vec![(0, "cpu_samples", "count")],
+            period: ("cpu", "nanoseconds"),
+            labels: &rules,
+            values: Some(&values),
+            timed: false,
+        };
+        let (parts, cuts) = fit(&varying(label, &names), &selection, &limits());
+        let sent: Vec<_> = parts.iter().flat_map(values_of).map(str::to_owned).collect();
+        let total: i64 =
+            parts.iter().flat_map(|part| part.profile.samples()).map(|s| s.values[0]).sum();
+        (sent, cuts.other_values, cuts.dropped_labels, total)
+    };
+    let three = ["value0", "value1", "value2", "other"].map(str::to_owned);
+    assert_eq!(sent("user_tenant"), (three.to_vec(), 2, 0, 5), "samples beyond it are one");
+    assert_eq!(sent("team"), (vec![], 0, 5, 5), "no rule lets it through; its samples stay");
+    assert_eq!(sent("state"), (vec![], 0, 5, 5), "the labels of strata follow no pattern");
 }
 
 #[test]

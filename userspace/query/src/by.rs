@@ -3,10 +3,10 @@
 //! Services and labels are queried one by one, because a merged result does not record the service
 //! of a sample; processes, threads and containers are labels of samples.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use strata_profile::{Identity, LabelsId, Profile};
-use strata_store::{Detail, Holding, Selection};
+use strata_store::{Detail, Exactly, Holding, Selection};
 
 use super::{QueryError, Result, Store, Whose, Window, sample_type};
 
@@ -90,21 +90,19 @@ impl Store {
     pub fn by(&self, whose: &Whose, window: Window, by: &By, value: Option<&str>) -> Result<Table> {
         match by {
             By::Service => self.by_holding(whose, window, value, |holding| {
-                Some((
-                    holding.service.clone(),
-                    Whose { service: Some(holding.service.clone()), ..whose.clone() },
-                ))
+                (holding.service.clone(), Exactly::Service(holding.service.clone()))
             }),
-            By::Label(name) => self.by_holding(whose, window, value, |holding| {
-                let is_wanted =
-                    |pair: &&(String, String)| name.as_ref().is_none_or(|name| pair.0 == *name);
-                let pairs: Vec<_> = holding.labels.iter().filter(is_wanted).cloned().collect();
-                let words: Vec<_> = match name {
-                    Some(_) => pairs.iter().map(|(_, value)| value.clone()).collect(),
-                    None => pairs.iter().map(|(name, value)| format!("{name}={value}")).collect(),
-                };
-                let labels = [whose.labels.clone(), pairs].concat();
-                (!words.is_empty()).then(|| (words.join(" "), Whose { labels, ..whose.clone() }))
+            By::Label(Some(label)) => self.by_holding(whose, window, value, |holding| {
+                let found = holding.labels.iter().find(|(name, _)| name == label);
+                let found = found.map(|(_, value)| value.clone());
+                let name = found.clone().unwrap_or_else(|| format!("(no {label})"));
+                (name, Exactly::Label(label.clone(), found))
+            }),
+            By::Label(None) => self.by_holding(whose, window, value, |holding| {
+                let pairs = holding.labels.iter().map(|(name, value)| format!("{name}={value}"));
+                let words: Vec<_> = pairs.collect();
+                let name = if words.is_empty() { "(no labels)".into() } else { words.join(" ") };
+                (name, Exactly::Labels(holding.labels.clone()))
             }),
             By::Pid | By::Thread | By::Container => self.by_sample(whose, window, by, value),
         }
@@ -115,14 +113,15 @@ impl Store {
         whose: &Whose,
         window: Window,
         value: Option<&str>,
-        key: impl Fn(&Holding) -> Option<(String, Whose)>,
+        key: impl Fn(&Holding) -> (String, Exactly),
     ) -> Result<Table> {
         let times = (Some(window.from), Some(window.to));
         let held = self.list(&whose.with_kind(), times, false)?;
-        let parts: BTreeMap<String, Whose> = held.iter().filter_map(key).collect();
-        let (mut table, mut sums) = (Table::default(), BTreeMap::new());
-        for (name, mut part) in parts {
-            let answer = match self.ask(&mut part, window, |selection| selection) {
+        let parts: BTreeSet<(String, Exactly)> = held.iter().map(key).collect();
+        let (mut table, mut sums) = (Table::default(), BTreeMap::<String, i64>::new());
+        for (name, part) in parts {
+            let exactly = |selection| Selection { exactly: Some(part.clone()), ..selection };
+            let answer = match self.ask(&mut whose.clone(), window, exactly) {
                 Ok(answer) => answer,
                 Err(QueryError::Nothing { damaged, .. }) => {
                     table.damaged = table.damaged.saturating_add(damaged);
@@ -133,7 +132,8 @@ impl Store {
             let shown = sample_type(&answer.profile, value)?;
             table.add(&answer.profile, shown);
             table.damaged = table.damaged.saturating_add(answer.damaged);
-            sums.insert(name, answer.profile.total(shown));
+            let sum = sums.entry(name).or_default();
+            *sum = sum.saturating_add(answer.profile.total(shown));
         }
         Ok(table.finish(sums))
     }

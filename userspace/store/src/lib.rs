@@ -123,7 +123,7 @@ mod writing;
 
 pub use error::{Damage, StoreError};
 pub use reader::{Answer, Comparison, Holding, Reader};
-pub use selection::{Pattern, Selection};
+pub use selection::{Exactly, Pattern, Selection};
 pub use series::Head;
 pub use store::{Counters, Options, Store};
 pub use tables::Detail;

@@ -53,6 +53,35 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern.iter().skip(at).all(|&left| left == '*')
 }
 
+/// A condition on profiles in which no character stands for others.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Exactly {
+    Service(String),
+    /// These labels and no other.
+    Labels(Vec<(String, String)>),
+    /// This label with this value; `None`: profiles that lack it.
+    Label(String, Option<String>),
+}
+
+impl Exactly {
+    fn fits(&self, series: &Series) -> bool {
+        match self {
+            Self::Service(name) => series.service == *name,
+            Self::Labels(labels) => {
+                labels.len() == series.labels.len()
+                    && labels.iter().all(|label| series.labels.contains(label))
+            }
+            Self::Label(name, wanted) => {
+                let mut values = series.labels.iter().filter(|(key, _)| key == name);
+                match wanted {
+                    Some(wanted) => values.any(|(_, value)| value == wanted),
+                    None => values.next().is_none(),
+                }
+            }
+        }
+    }
+}
+
 /// The conditions, all of which must match.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
@@ -60,6 +89,7 @@ pub struct Selection {
     pub kind: Option<Pattern>,
     /// Each of these labels must be present and match.
     pub labels: Vec<(String, Pattern)>,
+    pub exactly: Option<Exactly>,
     pub runtime_id: Option<String>,
     /// Samples of this process only.
     pub pid: Option<u32>,
@@ -115,6 +145,7 @@ impl Selection {
         fits(&self.service, &series.service)
             && fits(&self.kind, &series.kind)
             && self.labels.iter().all(has)
+            && self.exactly.as_ref().is_none_or(|exactly| exactly.fits(series))
     }
 }
 

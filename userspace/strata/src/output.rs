@@ -161,12 +161,13 @@ pub fn release(path: &Path, user: Option<&User>) {
 }
 
 /// Whether writing failed because the reader of the standard output has closed it (`| head`).
-pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
     io.into_iter().any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Writes one file, or the standard output for `-`. Returns the bytes written.
+/// Writes one file, or the standard output for `-`. Returns the bytes written. A reader of the
+/// standard output that has closed it (`| head`) is no failure.
 pub fn write(
     path: &Path,
     user: Option<&User>,
@@ -174,9 +175,12 @@ pub fn write(
 ) -> Result<u64> {
     if path == Path::new("-") {
         let mut out = Counting { to: BufWriter::new(io::stdout().lock()), bytes: 0 };
-        content(&mut out)?;
-        out.flush().context("writing to the standard output failed")?;
-        return Ok(out.bytes);
+        let flushed = || content(&mut out).and_then(|()| Ok(out.flush()?));
+        return match flushed() {
+            Err(error) if is_closed_pipe(&error) => Ok(out.bytes),
+            Err(error) => Err(error.context("writing to the standard output failed")),
+            Ok(()) => Ok(out.bytes),
+        };
     }
     let _rights = AsUser::new(user)?;
     refuse_links(path)?;

@@ -197,6 +197,50 @@ fn what_burns_cpu_comes_first_and_its_callers_are_a_tree() {
 }
 
 #[test]
+fn each_profile_is_in_one_row_of_its_labels() {
+    let directory = tempfile::tempdir().unwrap();
+    let start = now() - 60 * SECOND;
+    let mut store = Store::open(directory.path(), Options::default()).unwrap();
+    let sets: [&[(&str, &str)]; 4] =
+        [&[("env", "prod")], &[("env", "prod"), ("version", "1")], &[("version", "*")], &[]];
+    for (at, labels) in sets.into_iter().enumerate() {
+        let labels = labels.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        let head = Head { labels: labels.collect(), ..head(&format!("s{at}"), "", start) };
+        store.append(&head, &profile(&[("main", 10)], 7), start).unwrap();
+    }
+    drop(store);
+    let rows = |by: &str| {
+        let json = answer(directory.path(), &["query", "-s", "*", "--by", by, "--json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let rows = json["rows"].as_array().unwrap().iter();
+        let mut rows: Vec<_> = rows
+            .map(|row| (row["name"].as_str().unwrap().to_owned(), row["value"].as_i64().unwrap()))
+            .collect();
+        rows.sort();
+        rows
+    };
+    let row = |name: &str, samples: i64| (name.to_owned(), samples * 10_000_000);
+    assert_eq!(
+        rows("label"),
+        [
+            row("(no labels)", 10),
+            row("env=prod", 10),
+            row("env=prod version=1", 10),
+            row("version=*", 10)
+        ]
+    );
+    assert_eq!(rows("label:env"), [row("(no env)", 20), row("prod", 20)]);
+    assert_eq!(rows("label:version"), [row("(no version)", 20), row("*", 10), row("1", 10)]);
+    let closed = std::process::Command::new("sh")
+        .args(["-c", "exec 3>&1; { \"$0\" query -s s0 -o - --format folded; echo $? >&3; } | true"])
+        .arg(env!("CARGO_BIN_EXE_strata"))
+        .env("STRATA_STORE_PATH", directory.path())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&closed.stdout).trim(), "0", "a closed pipe is no failure");
+}
+
+#[test]
 fn the_store_is_the_one_of_the_daemons_configuration() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path());

@@ -9,6 +9,8 @@ use strata_config::{Configuration, Flag, Inputs, Loaded};
 use strata_export::datadog::DEFAULT_SOCKET;
 use strata_kinds::{Frequencies, Kind, Kinds};
 
+use crate::doctor::NeedsRoot;
+
 /// Read if it exists and no other file is given.
 pub const DEFAULT_FILE: &str = "/etc/strata/strata.toml";
 
@@ -102,17 +104,18 @@ fn listed(problems: &[String]) -> String {
 
 fn read(path: &std::path::Path) -> Result<String> {
     let shown = path.display();
-    let size = match std::fs::metadata(path) {
-        Ok(file) => file.len(),
-        Err(error) => bail!("the configuration {shown} cannot be read: {error}"),
+    let unreadable = |error: std::io::Error| {
+        let text = format!("the configuration {shown} cannot be read: {error}");
+        match error.kind() {
+            std::io::ErrorKind::PermissionDenied => NeedsRoot(text).into(),
+            _ => anyhow::Error::msg(text),
+        }
     };
+    let size = std::fs::metadata(path).map_err(unreadable)?.len();
     if size > MOST_BYTES {
         bail!("the configuration {shown} has {size} bytes; more than {MOST_BYTES} are not read");
     }
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(text),
-        Err(error) => bail!("the configuration {shown} cannot be read: {error}"),
-    }
+    std::fs::read_to_string(path).map_err(unreadable)
 }
 
 /// Samples a second of each kind that the kernel takes: the most that any setting asks for.

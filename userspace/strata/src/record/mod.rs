@@ -236,8 +236,6 @@ fn write_all(
         let path = &file.path;
         match write_one(plan, file, profile, user) {
             Ok(done) => written.push(done),
-            // The reader (`| head`) has closed the pipe.
-            Err(error) if path == Path::new("-") && output::is_closed_pipe(&error) => {}
             Err(error) => failures.push(format!("{error:#}")),
         }
         if plan.default_names {
