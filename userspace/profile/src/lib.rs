@@ -17,6 +17,7 @@
 //! is given.
 
 mod builder;
+pub mod by_label;
 pub mod difference;
 mod error;
 pub mod firefox;

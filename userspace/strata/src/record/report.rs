@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use strata_abi::record::{Counter, End};
 use strata_kinds::{Kind, Kinds, Shape};
+use strata_profile::by_label::OfValue;
 use strata_profile::pauses::Pauses;
 use strata_profile::summary::{self, Summary};
 use strata_profile::text::{sanitize_for_terminal, shortened};
@@ -145,6 +146,16 @@ impl Report<'_> {
             }
             Shape::CpuSlice | Shape::Event => print_functions(&summary, width, out)?,
         }
+        if let Some(label) = telling_label(kind) {
+            let values = self.by_label(kind, label);
+            if !values.is_empty() {
+                writeln!(out, "\n {:>5}   {label}", kind.name())?;
+            }
+            for one in &values {
+                let value = sanitize_for_terminal(&one.value);
+                writeln!(out, "{:5.1}%  {value}", one.percent)?;
+            }
+        }
         // Waits have a list of their own.
         if summary.top_processes.len() > 1 && kind.info().shape != Shape::Blocked {
             writeln!(out, "\n {:>5}   process", kind.name())?;
@@ -179,6 +190,16 @@ impl Report<'_> {
         )
     }
 
+    fn by_label(&self, kind: Kind, label: &str) -> Vec<OfValue> {
+        let first = self.profile.first_column_of(kind).unwrap_or_default();
+        strata_profile::by_label::summarize(
+            self.profile,
+            first + kind.info().default_column,
+            label,
+            MOST,
+        )
+    }
+
     /// What was recorded of each kind: samples, the sums of its columns, and stacks that are not whole.
     fn kinds_json(&self) -> Value {
         let one = |kind: Kind| {
@@ -199,6 +220,9 @@ impl Report<'_> {
             }
             if kind.info().shape == Shape::Collection {
                 of_kind["pauses"] = json!(self.pauses(kind));
+            }
+            if let Some(label) = telling_label(kind) {
+                of_kind["by_label"] = json!({ label: self.by_label(kind, label) });
             }
             (kind.name().to_owned(), of_kind)
         };
@@ -405,6 +429,16 @@ impl Report<'_> {
             "tables": engine.loading.built,
             "evicted": engine.store.evicted,
         })
+    }
+}
+
+/// The label whose values tell most about samples of a kind.
+fn telling_label(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::Exceptions => Some("exception type"),
+        Kind::Allocations | Kind::Heap => Some("allocation class"),
+        Kind::Locks => Some("blocking thread name"),
+        _ => None,
     }
 }
 
