@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use strata_bridge_protocol::record::{MethodKind, MethodRecord};
+use strata_bridge_protocol::record::MethodKind;
 use strata_dotnet::names::{
     self, Kind, Lacking, RawMethod, Signature, TypeNames, frame_name, lacking, signature,
     with_signature,
@@ -11,7 +11,10 @@ use strata_dotnet::names::{
 use strata_dotnet::{Statement, statement_at};
 use strata_sandbox::{ManagedMethod, ManagedNames};
 
-use super::runtime::{Runtime, Type};
+use super::code::Found;
+use super::methods::{Method, MethodTexts};
+use super::modules::{Module, Type};
+use super::runtime::Runtime;
 use crate::frame::NamedFrame;
 
 /// The symbol of an address in a method's code.
@@ -57,27 +60,28 @@ pub fn describe(runtime: &Runtime, address: u64, era: u32, signatures: bool) -> 
     }
     let found = runtime.find(address, era)?;
     let method = runtime.method_of(found.method)?;
-    let named = of_generated(runtime, method, signatures);
+    let (texts, module) = (method.texts(), runtime.module_of(method.module));
+    let named = of_generated(method, &texts, module, signatures);
     let frame = named.frame(None);
     let question = match lacking(&named.type_name, &named.method) {
         Some(Lacking::Around) => Some(Question::Around(method.token)),
-        Some(Lacking::Target) => Some(Question::Import(method.signature.clone())),
+        Some(Lacking::Target) => Some(Question::Import(texts.signature)),
         None => None,
     };
     let open = question.map(|question| Open { question, named: named.into() });
-    let mvid = runtime.module_of(method.module).map(|module| module.mvid).unwrap_or_default();
-    let il = il_of(runtime, found.start, address - found.start);
+    let record = module.and_then(|module| module.record.as_ref());
+    let il = il_of(runtime, found, address - found.start);
     Some(Described {
-        module: module_path(runtime, method),
+        module: module_path(module),
         frame,
-        mvid,
+        mvid: record.map(|record| record.mvid).unwrap_or_default(),
         il: il.map(|(start, end)| Statement { method: method.token, start, end }),
         open,
     })
 }
 
-fn module_path(runtime: &Runtime, method: &MethodRecord) -> Arc<str> {
-    match runtime.module_of(method.module) {
+fn module_path(module: Option<&Module>) -> Arc<str> {
+    match module.and_then(|module| module.record.as_ref()) {
         Some(module) if !module.path.is_empty() => module.path.as_str().into(),
         Some(module) if !module.assembly.is_empty() => format!("{}.dll", module.assembly).into(),
         _ => "[managed]".into(),
@@ -85,37 +89,36 @@ fn module_path(runtime: &Runtime, method: &MethodRecord) -> Arc<str> {
 }
 
 /// The IL that the native code at an offset came from.
-fn il_of(runtime: &Runtime, start: u64, native: u64) -> Option<(u32, u32)> {
-    let map = runtime.il_map_of(start)?;
+fn il_of(runtime: &Runtime, found: Found, native: u64) -> Option<(u32, u32)> {
+    let map = runtime.il_map_of(found)?;
     let map: Vec<_> = map.iter().map(|entry| (entry.native, entry.il)).collect();
     statement_at(&map, u32::try_from(native).ok()?)
 }
 
 /// Names of the types in a module, from the bridge's records.
 struct OfRuntime<'a> {
-    runtime: &'a Runtime,
-    module: u64,
+    module: Option<&'a Module>,
     of_type: Option<&'a Type>,
-    method: &'a MethodRecord,
+    texts: &'a MethodTexts,
 }
 
 impl TypeNames for OfRuntime<'_> {
     fn type_name(&self, token: u32) -> Option<Cow<'_, str>> {
-        let of_type = self.runtime.type_of(self.module, token)?;
+        let of_type = self.module?.type_of(token)?;
         Some(Cow::Borrowed(&of_type.name))
     }
 
     fn type_spec(&self, token: u32) -> Option<&[u8]> {
-        let of_type = self.runtime.type_of(self.module, token)?;
-        Some(&of_type.signature).filter(|blob| !blob.is_empty()).map(Vec::as_slice)
+        let of_type = self.module?.type_of(token)?;
+        Some(&*of_type.signature).filter(|blob| !blob.is_empty())
     }
 
     fn type_parameter(&self, position: u32) -> Option<&str> {
-        self.of_type?.generic_parameters.get(position as usize).map(String::as_str)
+        self.of_type?.generic_parameters.get(position as usize).map(|name| &**name)
     }
 
     fn method_parameter(&self, position: u32) -> Option<&str> {
-        self.method.generic_parameters.get(position as usize).map(String::as_str)
+        self.texts.generic_parameters.get(position as usize).map(String::as_str)
     }
 }
 
@@ -151,10 +154,14 @@ impl Named {
 }
 
 /// Of a method with a bridge record.
-fn of_generated(runtime: &Runtime, method: &MethodRecord, with_signature: bool) -> Named {
-    let of_type = runtime.type_of(method.module, method.type_token).map(|of_type| &**of_type);
-    let names = OfRuntime { runtime, module: method.module, of_type, method };
-    let decoded = signature::decode(&method.signature, &names);
+fn of_generated(
+    method: &Method,
+    texts: &MethodTexts,
+    module: Option<&Module>,
+    with_signature: bool,
+) -> Named {
+    let of_type = module.and_then(|module| module.type_of(method.type_token));
+    let decoded = signature::decode(&texts.signature, &OfRuntime { module, of_type, texts });
     let kind = match method.kind() {
         Some(MethodKind::Dynamic) => Kind::Dynamic,
         Some(MethodKind::Stub) => Kind::Stub,
@@ -162,15 +169,14 @@ fn of_generated(runtime: &Runtime, method: &MethodRecord, with_signature: bool) 
         Some(MethodKind::Resolved) if method.token == 0 => Kind::Dynamic,
         _ => Kind::Ordinary,
     };
+    let parameters = of_type.map(|of_type| &*of_type.generic_parameters).unwrap_or_default();
     Named {
-        type_name: of_type.map(|of_type| of_type.name.clone()).unwrap_or_default(),
-        method: method.name.clone(),
-        type_parameters: of_type
-            .map(|of_type| of_type.generic_parameters.clone())
-            .unwrap_or_default(),
-        method_parameters: method.generic_parameters.clone(),
-        type_arguments: method.class_arguments.clone(),
-        method_arguments: method.method_arguments.clone(),
+        type_name: of_type.map(|of_type| of_type.name.to_string()).unwrap_or_default(),
+        method: texts.name.clone(),
+        type_parameters: parameters.iter().map(|name| name.to_string()).collect(),
+        method_parameters: texts.generic_parameters.clone(),
+        type_arguments: texts.class_arguments.clone(),
+        method_arguments: texts.method_arguments.clone(),
         kind,
         signature: decoded,
         with_signature,
