@@ -311,8 +311,14 @@ impl Engine {
             self.keep_object(block, &raw.header, thread, &words, space);
             return;
         }
-        let described =
-            clr_events::describe(event, raw.kind, &raw.header, user, space, &mut self.aggregate);
+        let described = clr_events::describe(
+            event,
+            raw.kind,
+            &raw.header,
+            user,
+            (raw.image, space),
+            &mut self.aggregate,
+        );
         let Described { user, labels, weight, value } = described;
         let words = Words {
             kernel: &raw.kernel,

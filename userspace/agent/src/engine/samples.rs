@@ -173,8 +173,14 @@ impl Engine {
             self.keep_object(block, &header, thread, &words, &space);
             return;
         }
-        let described =
-            clr_events::describe(block.as_ref(), kind, &header, user, &space, &mut self.aggregate);
+        let described = clr_events::describe(
+            block.as_ref(),
+            kind,
+            &header,
+            user,
+            (image, &space),
+            &mut self.aggregate,
+        );
         let Described { user, labels, weight, value } = described;
         let words = Words {
             kernel: sample.words.get(..kernel).unwrap_or_default(),
