@@ -307,3 +307,61 @@ fn stacks_through_code_that_is_soon_unloaded_are_whole() -> Result<()> {
     wrongs.none();
     Ok(())
 }
+
+/// Methods a second, and for how long.
+const METHODS: u64 = 2000;
+const MAKING: Duration = Duration::from_secs(30);
+
+/// A daemon's share for what it knows of runtimes holds a part of what the program makes.
+#[test]
+fn a_program_that_makes_and_drops_methods_for_long_keeps_their_names() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    let making = machine::short_or_long(MAKING, MAKING * 10);
+    for version in [Version::V9, Version::V3_1] {
+        let mut daemon = Daemon::prepared()?;
+        daemon.configure(
+            "memory_limit = \"96MB\"\n[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n",
+        )?;
+        daemon.start()?;
+        let (seconds, rate) = (making.as_secs().to_string(), METHODS.to_string());
+        let app = start(&dotnet, version, "DropsMethods", &[&seconds, &rate])?;
+        wait_until("it has made its methods", making + PATIENCE_OF_ONE, || {
+            app.printed().contains("ended made")
+        })?;
+        let printed = app.printed();
+        let last = printed.lines().find(|line| line.starts_with("ended made")).context("a line")?;
+        let made: u64 = last.split(' ').nth(2).context("a number")?.parse()?;
+        wrongs.unless(last.ends_with(" failures 0"), || format!("{version}: {last}"));
+        let losses = daemon.status()?["sampling"]["losses"].clone();
+        daemon.end()?;
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["query", "--service", "*", "-o", "all.folded", "--store"]);
+        command.arg(daemon.store()).current_dir(daemon.folder());
+        let ended = Running::from_command(command)?.wait(PATIENCE_OF_ONE)?;
+        wrongs.unless(ended.status.success(), || ended.stderr.clone());
+        let text = fs::read_to_string(daemon.folder().join("all.folded"))?;
+        let stacks = text_outputs::folded(&text)?;
+        let frames = stacks.iter().flat_map(|stack| &stack.frames);
+        let numbers: HashSet<u64> = frames.filter_map(|frame| number_of(frame)).collect();
+        // Of the last tenth.
+        let late = numbers.iter().filter(|number| **number >= made - made / 10).count();
+        println!(
+            "{version}: {made} methods, {} of them named, {late} of the last tenth; losses {losses}",
+            numbers.len()
+        );
+        wrongs.unless(late >= 5, || format!("{version}: {late} late methods are named"));
+        let lost = losses["clr_records_lost"].as_u64().unwrap_or(0);
+        wrongs.unless(lost == 0, || format!("{version}: {losses}"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+/// The number in the name of a method that the program has made.
+fn number_of(frame: &str) -> Option<u64> {
+    let (_, after) = frame.split_once("Made")?;
+    let end = after.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(after.len());
+    after.get(..end)?.parse().ok()
+}

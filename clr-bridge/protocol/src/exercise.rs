@@ -83,7 +83,8 @@ fn read(flags: u8, main: &[u8], segment: &[u8]) -> Option<(Vec<Entry>, ReaderLos
     let segment_pieces = vec![(0, &segment_header[..]), (SEGMENT_DATA, segment)];
     let segment = Sparse { size: SEGMENT_DATA + segment.len(), pieces: segment_pieces };
 
-    let mut reader = Reader::new(&main_file as &dyn ReadAt, Limits { records: RECORDS }).ok()?;
+    let mut reader =
+        Reader::new(&main_file as &dyn ReadAt, Limits { records: RECORDS, per_second: 0 }).ok()?;
     // The head has moved since.
     let mut ring =
         RingReader::new(&Sparse { size: MAIN_SIZE, pieces: Vec::new() }, RingPlaces::MAIN).ok()?;

@@ -47,7 +47,7 @@ struct Seen {
 fn read_log(main: &[u8], segment: &[u8], budget: Budget, ended: bool) -> Result<Seen, HeaderError> {
     let (read, calls) = (Cell::new(0), Cell::new(0));
     let counted = |bytes| Counted { bytes, read: &read, calls: &calls };
-    let mut reader = Reader::new(counted(main), Limits { records: 2000 })?;
+    let mut reader = Reader::new(counted(main), Limits { records: 2000, per_second: 0 })?;
     reader.add_segment(counted(segment))?;
     if ended {
         reader.process_ended();
@@ -266,4 +266,28 @@ fn millions_of_records_cost_no_more_than_the_limit() {
     assert!(seen.losses.over_limit && seen.losses.malformed == 2000, "{:?}", seen.losses);
     // Two thousand of them were read, not a quarter of a million.
     assert!(seen.read < 1 << 20, "{}", seen.read);
+}
+
+#[test]
+fn what_is_written_too_fast_is_read_late() {
+    let main = main_memory();
+    let record = RecordWord { length: 16, kind: 3, flags: 0, state: RECORD_COMMITTED };
+    let record = [record.pack().to_le_bytes(), [0; 8]].concat();
+    let segment = segment(&record.repeat(5000));
+    let limits = Limits { records: 1000, per_second: 500 };
+    let mut reader = Reader::new(&main, limits).expect("a header");
+    reader.add_segment(&segment).expect("a segment");
+    let budget = Budget { records: 10_000, bytes: 1 << 20 };
+    let mut read_at = |milliseconds: u64| {
+        reader.poll(budget, milliseconds * 1_000_000).expect("bytes can be read");
+        let losses = reader.losses();
+        (losses.malformed, losses.over_limit)
+    };
+    // Times that are too short to earn a record add up.
+    assert_eq!(read_at(10_000), (1000, true));
+    assert_eq!((1..=1000).map(|more| read_at(10_000 + more)).last(), Some((1500, true)));
+    assert_eq!(read_at(12_000), (2000, true));
+    // A long pause earns no more than a start.
+    assert_eq!(read_at(60_000), (3000, true));
+    assert_eq!((1..10).map(|more| read_at(60_000 + more * 1000)).last(), Some((5000, true)));
 }

@@ -115,6 +115,17 @@ pub const SOURCE_OFF_CPU: u8 = 2;
 /// First and last of the kinds that the CLR bridge reports.
 pub const SOURCE_FIRST_EVENT: u8 = 3;
 pub const SOURCE_LAST_EVENT: u8 = 7;
+/// Counters of events by kind: a power of two.
+pub const EVENT_KINDS: usize = 8;
+
+const _: () = assert!(((SOURCE_LAST_EVENT - SOURCE_FIRST_EVENT) as usize) < EVENT_KINDS);
+
+/// The counter of a kind of event.
+#[inline(always)]
+#[must_use]
+pub const fn event_slot(source: u8) -> usize {
+    source.wrapping_sub(SOURCE_FIRST_EVENT) as usize & (EVENT_KINDS - 1)
+}
 
 /// The kernel stack was cut at [`MAX_KERNEL_FRAMES`].
 pub const FLAG_KERNEL_CUT: u8 = 1;

@@ -2,7 +2,7 @@
 
 use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
-use strata_abi::record::{COUNTER_SLOTS, HOT_WORDS, Header, MAX_WORDS};
+use strata_abi::record::{COUNTER_SLOTS, EVENT_KINDS, HOT_WORDS, Header, MAX_WORDS};
 use strata_abi::rule::{MAX_RULES, Rule};
 use strata_abi::step::Frame;
 use strata_abi::tables::{
@@ -133,6 +133,10 @@ pub static CLR_EVENT_IN_USE: Array<u64, 1> = Array::new();
 #[btf_map]
 pub static CLR_EVENT_PACES: Array<EventPace, 1> = Array::new();
 
+/// How many events each process reports. One that was evicted is only counted anew.
+#[btf_map]
+pub static CLR_EVENT_SHARES: LruHashMap<u32, EventShare, 1024> = LruHashMap::new();
+
 pub type Cache = [CacheLine; CACHE_LINES];
 
 /// A thread as it was last sent.
@@ -180,7 +184,21 @@ pub struct EventPace {
     pub taken: u32,
     /// Stacks sent raw.
     pub raw: u32,
-    pub refused: u32,
+    /// Since the start: events whose block could not be read, or is of no kind.
+    pub unreadable: u32,
+    /// Since the start, by kind ([`event_slot`]): events that were not taken.
+    pub refused: [u32; EVENT_KINDS],
+}
+
+/// The events of one process in the current window of time.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EventShare {
+    pub window: u32,
+    pub taken: u32,
+    /// Stacks sent raw.
+    pub raw: u32,
+    pub reserved: u32,
 }
 
 /// The next `length` switches of a thread, of which at most one is chosen.

@@ -21,6 +21,7 @@ use strata_kinds::{KIND_COUNT, Kind, Kinds};
 use xxhash_rust::xxh3;
 
 use super::code_address::{CodeAddress, Marker};
+use crate::hash::HashMap;
 use crate::processes::table::{ImageId, Space};
 use keyed::Keyed;
 use labels::LabelSets;
@@ -103,6 +104,8 @@ pub struct Aggregate {
     by_words: Keyed<StackId>,
     threads: IndexSet<ThreadKey, Hasher>,
     labels: LabelSets,
+    /// How many of them events of an image were the first to have.
+    label_sets_of: HashMap<ImageId, usize>,
     /// By number of the kind.
     kinds: [OfKind; KIND_COUNT],
     secret: Box<[u8; SECRET]>,
@@ -127,6 +130,7 @@ impl Aggregate {
             by_words: Keyed::default(),
             threads: IndexSet::with_hasher(hasher.clone()),
             labels: LabelSets::new(hasher),
+            label_sets_of: HashMap::default(),
             kinds: Kind::ALL.map(OfKind::new),
             secret,
             scratch: Vec::new(),
@@ -204,6 +208,21 @@ impl Aggregate {
     /// The id of a set of labels, names and values, for [`Sample::labels`].
     pub fn labels(&mut self, labels: &[(&str, &str)]) -> LabelsId {
         self.labels.intern(labels)
+    }
+
+    /// The same of an event of this image, whose sets are counted.
+    pub fn labels_of_event(&mut self, image: ImageId, labels: &[(&str, &str)]) -> LabelsId {
+        let before = self.labels.count();
+        let id = self.labels.intern(labels);
+        if self.labels.count() > before {
+            *self.label_sets_of.entry(image).or_default() += 1;
+        }
+        id
+    }
+
+    /// How many sets of labels the events of an image have added.
+    pub fn label_sets_of(&self, image: ImageId) -> usize {
+        self.label_sets_of.get(&image).copied().unwrap_or_default()
     }
 
     /// How many sets of labels there are.

@@ -3,6 +3,7 @@
 use strata_abi::record::{Counter, END_COUNT, End};
 use strata_agent::code_address::describe_end;
 use strata_agent::engine::Engine;
+use strata_kinds::Kind;
 
 /// Something that is missing from the profile, and how often.
 pub struct Loss {
@@ -41,7 +42,7 @@ const fn cause(
 const HOST_BUSY: &str = "the host was too busy to run strata";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 24] = [
+const CAUSES: [Cause; 29] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -67,8 +68,38 @@ const CAUSES: [Cause; 24] = [
         "",
     ),
     cause(
-        "clr_events_refused",
-        "events of .NET processes dropped: more than a CPU takes at once",
+        "exceptions_dropped",
+        "exceptions of .NET processes dropped: more at once than one process may report, or is taken",
+        "",
+        "",
+    ),
+    cause(
+        "locks_dropped",
+        "lock waits of .NET processes dropped: more at once than one process may report, or is taken",
+        "",
+        "",
+    ),
+    cause(
+        "allocations_dropped",
+        "allocations of .NET processes dropped: more at once than one process may report, or is taken",
+        "",
+        "",
+    ),
+    cause(
+        "heap_dropped",
+        "objects of .NET processes dropped: more at once than one process may report, or is taken",
+        "",
+        "",
+    ),
+    cause(
+        "gc_dropped",
+        "pauses of .NET processes dropped: more at once than one process may report, or is taken",
+        "",
+        "",
+    ),
+    cause(
+        "clr_events_unreadable",
+        "reports of .NET processes that hold no event: their memory is not what their bridge wrote",
         "",
         "",
     ),
@@ -158,6 +189,15 @@ const CAUSES: [Cause; 24] = [
     ),
 ];
 
+/// What is lost of the kinds that the CLR bridge reports.
+const EVENTS: [(Kind, &str); 5] = [
+    (Kind::Exceptions, "exceptions_dropped"),
+    (Kind::Locks, "locks_dropped"),
+    (Kind::Allocations, "allocations_dropped"),
+    (Kind::Heap, "heap_dropped"),
+    (Kind::Gc, "gc_dropped"),
+];
+
 fn known(name: &str) -> Option<&'static Cause> {
     CAUSES.iter().find(|cause| cause.name == name)
 }
@@ -203,10 +243,12 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     };
     let ring_full = engine.count(Counter::RingFull)
         + engine.count_of_waits(Counter::RingFull)
-        + engine.count_of_threads(Counter::RingFull)
-        + engine.count_of_clr_events(Counter::RingFull);
+        + engine.count_of_threads(Counter::RingFull);
     add("ring_full", ring_full);
-    add("clr_events_refused", engine.clr_events_refused());
+    for (kind, cause) in EVENTS {
+        add(cause, engine.clr_events_refused(kind));
+    }
+    add("clr_events_unreadable", engine.clr_events_unreadable());
     add("objects_missing", engine.heaps.missing());
     add("waits_without_end", engine.waits.endless);
     add("waits_refused", engine.waits.refused + engine.count_of_waits(Counter::Crowded));
@@ -259,6 +301,8 @@ pub fn cause_of(end: End) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use strata_kinds::Kinds;
+
     use super::*;
 
     #[test]
@@ -270,6 +314,15 @@ mod tests {
         assert!(explained(end).is_some_and(|text| text.starts_with("stacks incomplete: ")));
         assert!(advice(end, Running::Daemon).is_some());
         assert_eq!(explained("of another version"), None);
+    }
+
+    #[test]
+    fn every_kind_that_bridges_report_has_a_loss_of_its_own() {
+        let kinds: Kinds = EVENTS.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, strata_agent::managed::events::KINDS);
+        for (_, cause) in EVENTS {
+            assert!(explained(cause).is_some(), "{cause}");
+        }
     }
 
     #[test]

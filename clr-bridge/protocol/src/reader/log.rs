@@ -85,11 +85,37 @@ pub struct Reader<R> {
     /// By number; always [`MAX_SEGMENTS`] places.
     segments: Vec<Option<Tail<R>>>,
     late: VecDeque<Late>,
-    limits: Limits,
-    read: u64,
+    allowance: Allowance,
     polls: u32,
     ended: bool,
     losses: ReaderLosses,
+}
+
+/// How many records may be read now.
+#[derive(Debug)]
+struct Allowance {
+    limits: Limits,
+    left: u64,
+    /// The time up to which it has grown.
+    since: Option<u64>,
+}
+
+impl Allowance {
+    fn grow(&mut self, now: u64) {
+        const SECOND: u128 = 1_000_000_000;
+        let since = *self.since.get_or_insert(now);
+        let earned =
+            u128::from(now.saturating_sub(since)) * u128::from(self.limits.per_second) / SECOND;
+        if earned > 0 {
+            let earned = u64::try_from(earned).unwrap_or(u64::MAX);
+            self.left = self.left.saturating_add(earned).min(self.limits.records);
+            self.since = Some(now);
+        }
+    }
+
+    fn pay(&mut self, records: usize) {
+        self.left = self.left.saturating_sub(records as u64);
+    }
 }
 
 /// What lies at a position.
@@ -138,8 +164,7 @@ impl<R: ReadAt> Reader<R> {
             id,
             segments: (0..MAX_SEGMENTS).map(|_| None).collect(),
             late: VecDeque::new(),
-            limits,
-            read: 0,
+            allowance: Allowance { limits, left: limits.records, since: None },
             polls: 0,
             ended: false,
             losses: ReaderLosses::default(),
@@ -222,6 +247,7 @@ impl<R: ReadAt> Reader<R> {
     /// Reads what is new. `now` is the monotonic time.
     pub fn poll(&mut self, budget: Budget, now: u64) -> io::Result<Poll> {
         let mut poll = Poll::default();
+        self.allowance.grow(now);
         let mut left = Left { records: budget.records, bytes: budget.bytes };
         self.poll_segments(&mut poll, &mut left, &mut Vec::new(), now)?;
         Ok(poll)
@@ -277,9 +303,8 @@ impl<R: ReadAt> Reader<R> {
         let Some(tail) = self.segments.get_mut(number).and_then(Option::as_mut) else {
             return Ok(false);
         };
-        if self.read >= self.limits.records {
+        if self.allowance.left == 0 {
             self.losses.over_limit = true;
-            tail.done = true;
             return Ok(false);
         }
         let room = SEGMENT_SIZE.saturating_sub(tail.position);
@@ -288,14 +313,14 @@ impl<R: ReadAt> Reader<R> {
         if committed > 0 {
             tail.file.settle();
             fill(buffer, &tail.file, tail.position, committed, left)?;
-            let most = (self.limits.records - self.read).min(left.records as u64) as usize;
+            let most = self.allowance.left.min(left.records as u64) as usize;
             let (records, bytes) =
                 take_records(buffer, room, most, &mut poll.entries, &mut self.losses);
             tail.position += bytes;
             tail.consumed += bytes as u64;
             tail.waiting = None;
             left.records = left.records.saturating_sub(records);
-            self.read += records as u64;
+            self.allowance.pay(records);
             if bytes == 0 {
                 // A committed record is not committed any more.
                 tail.done = true;
@@ -364,7 +389,7 @@ impl<R: ReadAt> Reader<R> {
                         take_records(buffer, room, 1, &mut poll.entries, &mut self.losses);
                     tail.consumed += bytes as u64;
                     left.records = left.records.saturating_sub(records);
-                    self.read += records as u64;
+                    self.allowance.pay(records);
                     self.losses.late += records as u64;
                 }
                 Found::Reserved(length) if length == late.length && !self.ended => {

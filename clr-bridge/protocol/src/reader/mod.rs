@@ -165,15 +165,18 @@ impl Default for Budget {
     }
 }
 
-/// Limits on the cost of one process over its life.
+/// Limits on the cost of one process over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
+    /// Records read at once: those of a large program's start.
     pub records: u64,
+    /// Records read in a second from then on. Further ones wait in the log.
+    pub per_second: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { records: 4 << 20 }
+        Self { records: 4 << 20, per_second: 20_000 }
     }
 }
 
@@ -190,7 +193,7 @@ pub struct ReaderLosses {
     pub late: u64,
     /// Segments abandoned because their contents are not a valid log.
     pub broken_segments: u64,
-    /// The process wrote more records than it may.
+    /// The process has written more records than it may: they are read late.
     pub over_limit: bool,
     /// Events with invalid bytes.
     pub malformed_events: u64,

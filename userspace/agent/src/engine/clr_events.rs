@@ -16,18 +16,42 @@ use super::objects::{Amount, amount_of};
 use super::samples::{Sample, address_of};
 use crate::aggregate::{Aggregate, LabelsId};
 use crate::kernel::probes::Place;
-use crate::processes::table::{Backing, Space};
+use crate::processes::table::{Backing, ImageId, Space};
 
 // The kernel's and the bridge's numbers are the same.
 const _: () = assert!(EVENT_WORDS == BLOCK_WORDS);
 const _: () = assert!(SOURCE_FIRST_EVENT == Kind::Exceptions as u8);
 const _: () = assert!(SOURCE_LAST_EVENT == Kind::Gc as u8);
 
-/// Sets of labels of one aggregate beyond which events have no message: every message is a set of
-/// its own.
-const MOST_LABELS: usize = 10_000;
+/// Sets of labels of one process in an aggregate beyond which its events have no message: every
+/// message is a set of its own.
+const MANY_LABELS: usize = 5_000;
 /// The same without labels at all: a process has as many classes as it likes.
-const MOST_LABELS_IN_ALL: usize = 50_000;
+const MOST_LABELS: usize = 10_000;
+/// Sets of all processes beyond which each has a few of its own.
+const MANY_LABELS_IN_ALL: usize = 50_000;
+const FEW_LABELS: usize = 200;
+
+/// The labels that there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    All,
+    /// Only those that few values are of.
+    Some,
+    None,
+}
+
+/// The room for labels of events of a process: none can take that of the others.
+pub(super) fn room_for_labels(image: ImageId, to: &Aggregate) -> Room {
+    let own = to.label_sets_of(image);
+    let is_crowded = to.label_sets() > MANY_LABELS_IN_ALL && own >= FEW_LABELS;
+    match own {
+        _ if is_crowded => Room::None,
+        0..MANY_LABELS => Room::All,
+        MANY_LABELS..MOST_LABELS => Room::Some,
+        _ => Room::None,
+    }
+}
 
 /// The block of an event's record; `None` if it is not of one.
 pub(super) fn block_of(sample: &Sample<'_>) -> Option<Block> {
@@ -55,7 +79,7 @@ pub(super) fn describe<'a>(
     kind: Kind,
     header: &Header,
     user: &'a [u64],
-    space: &Space,
+    (image, space): (ImageId, &Space),
     threads: ThreadNames<'_>,
     to: &mut Aggregate,
 ) -> Described<'a> {
@@ -64,25 +88,31 @@ pub(super) fn describe<'a>(
         return Described { user, labels: LabelsId::NONE, weight, value };
     };
     let (weight, value) = amounts(kind, block, header);
-    let labels = labels(kind, block, threads, to);
+    let labels = labels(kind, block, image, threads, to);
     Described { user: below_the_bridge(user, space), labels, weight, value }
 }
 
 /// The labels of an event.
-fn labels(kind: Kind, block: &Block, threads: ThreadNames<'_>, to: &mut Aggregate) -> LabelsId {
+fn labels(
+    kind: Kind,
+    block: &Block,
+    image: ImageId,
+    threads: ThreadNames<'_>,
+    to: &mut Aggregate,
+) -> LabelsId {
     let Some(event) = block.event() else { return LabelsId::NONE };
-    let sets = to.label_sets();
-    if sets > MOST_LABELS_IN_ALL {
+    let room = room_for_labels(image, to);
+    if room == Room::None {
         return LabelsId::NONE;
     }
     let type_name = printable(event.type_name);
     let message = printable(event.message);
-    let lock = if sets <= MOST_LABELS { Lock::of(&event, threads) } else { Lock::default() };
+    let lock = if room == Room::All { Lock::of(&event, threads) } else { Lock::default() };
     let mut labels = Vec::with_capacity(4);
     match kind {
         Kind::Exceptions => {
             labels.push(("exception type", type_name.as_str()));
-            if !message.is_empty() && sets <= MOST_LABELS {
+            if !message.is_empty() && room == Room::All {
                 labels.push(("exception message", message.as_str()));
             }
             if event.flags & flag::RETHROWN != 0 {
@@ -103,14 +133,14 @@ fn labels(kind: Kind, block: &Block, threads: ThreadNames<'_>, to: &mut Aggregat
             labels.push(("gc generation", generation_name(collection.generation)));
             labels.push(("gc reason", collection.reason_name()));
             labels.push(("gc type", collection.kind_name()));
-            if sets <= MOST_LABELS && is_number(&message) {
+            if room == Room::All && is_number(&message) {
                 labels.push(("gc number", message.as_str()));
             }
         }
         _ => {}
     }
     labels.retain(|(_, value)| !value.is_empty());
-    to.labels(&labels)
+    to.labels_of_event(image, &labels)
 }
 
 /// What a wait for a lock states of it, as texts; empty where it states nothing.
@@ -221,6 +251,8 @@ mod tests {
     use super::*;
     use crate::engine::samples::tests::header;
 
+    const IMAGE: ImageId = ImageId(1);
+
     fn of(aggregate: &Aggregate, id: LabelsId) -> Vec<(&str, &str)> {
         aggregate.labels_of(id).iter().map(|(name, value)| (&**name, &**value)).collect()
     }
@@ -235,7 +267,7 @@ mod tests {
             flags: flag::RETHROWN,
             ..ClrEvent::default()
         };
-        let id = labels(Kind::Exceptions, &Block::new(&event), NAMELESS, &mut aggregate);
+        let id = labels(Kind::Exceptions, &Block::new(&event), IMAGE, NAMELESS, &mut aggregate);
         let expected = [
             ("exception type", "Shop.Sold"),
             ("exception message", "item 7"),
@@ -253,7 +285,7 @@ mod tests {
         let mut of_wait = |message, value, weight| {
             let event =
                 ClrEvent { kind: kind::LOCK, message, value, weight, ..ClrEvent::default() };
-            let id = labels(Kind::Locks, &Block::new(&event), threads, &mut aggregate);
+            let id = labels(Kind::Locks, &Block::new(&event), IMAGE, threads, &mut aggregate);
             let labels = aggregate.labels_of(id);
             labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
         };
@@ -277,7 +309,7 @@ mod tests {
         let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
         let mut of_event = |size, message| {
             let event = ClrEvent { kind: kind::PAUSE, size, message, ..ClrEvent::default() };
-            let id = labels(Kind::Gc, &Block::new(&event), NAMELESS, &mut aggregate);
+            let id = labels(Kind::Gc, &Block::new(&event), IMAGE, NAMELESS, &mut aggregate);
             let labels = aggregate.labels_of(id);
             labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
         };
@@ -312,9 +344,28 @@ mod tests {
         for number in 0..3 * MOST_LABELS {
             let message = number.to_string();
             let event = ClrEvent { type_name: "E", message: &message, ..ClrEvent::default() };
-            last = labels(Kind::Exceptions, &Block::new(&event), NAMELESS, &mut aggregate);
+            last = labels(Kind::Exceptions, &Block::new(&event), IMAGE, NAMELESS, &mut aggregate);
         }
         assert!(aggregate.label_sets() <= MOST_LABELS + 2);
         assert_eq!(of(&aggregate, last), [("exception type", "E")]);
+    }
+
+    #[test]
+    fn a_process_with_messages_without_end_leaves_others_theirs() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        let mut thrown = |image, class: &str, message: &str| {
+            let event = ClrEvent { type_name: class, message, ..ClrEvent::default() };
+            labels(Kind::Exceptions, &Block::new(&event), image, NAMELESS, &mut aggregate)
+        };
+        for image in 0..20 {
+            for number in 0..2 * MOST_LABELS {
+                thrown(ImageId(image), &format!("{image} {number}"), "");
+            }
+        }
+        let id = thrown(ImageId(99), "Shop.Sold", "item 7");
+        let expected = [("exception type", "Shop.Sold"), ("exception message", "item 7")];
+        assert_eq!(of(&aggregate, id), expected);
+        let most = MANY_LABELS_IN_ALL + 2 + 20 * FEW_LABELS;
+        assert!(aggregate.label_sets() <= most, "{}", aggregate.label_sets());
     }
 }

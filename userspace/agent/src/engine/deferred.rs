@@ -318,7 +318,7 @@ impl Engine {
             raw.kind,
             &raw.header,
             user,
-            space,
+            (raw.image, space),
             &threads,
             &mut self.aggregate,
         );

@@ -503,9 +503,14 @@ impl Engine {
         self.programs.count_of_clr_events(counter as usize)
     }
 
-    /// Events of the CLR that the kernel did not take.
-    pub fn clr_events_refused(&self) -> u64 {
-        self.programs.clr_events_refused()
+    /// Events of the CLR of one kind that the kernel did not take.
+    pub fn clr_events_refused(&self, kind: Kind) -> u64 {
+        self.programs.clr_events_refused(kind as u8)
+    }
+
+    /// Calls of a bridge's event function with no event.
+    pub fn clr_events_unreadable(&self) -> u64 {
+        self.programs.clr_events_unreadable()
     }
 
     /// A counter of the off-CPU sampler.

@@ -16,7 +16,7 @@ use strata_bridge_protocol::clr_event::{Block, ClrEvent, SAMPLED_EVERY};
 use strata_bridge_protocol::objects::{ObjectId, ObjectTable, ObjectWord};
 use strata_kinds::Kind;
 
-use super::clr_events::{below_the_bridge, printable};
+use super::clr_events::{Room, below_the_bridge, printable, room_for_labels};
 use super::{Engine, monotonic_nanos};
 use crate::aggregate::{Addresses, Aggregate, LabelsId, ThreadKey, Words};
 use crate::code_address::{CodeAddress, Marker};
@@ -30,9 +30,6 @@ const MOST_FRAMES_IN_ALL: usize = 2_000_000;
 const MOST_OBJECTS_IN_ALL: usize = 500_000;
 /// Frames of a stack for which there is no room as a whole.
 const FEW_FRAMES: usize = 8;
-/// Sets of labels beyond which objects have their class alone, and none at all.
-const MOST_LABELS: usize = 30_000;
-const MOST_LABELS_IN_ALL: usize = 50_000;
 
 /// How many objects, and how many bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -185,19 +182,19 @@ impl Heap {
 
     /// The labels of an aggregate are its own, and have a limit.
     fn labels(key: &Key, to: &mut Aggregate) -> LabelsId {
-        let sets = to.label_sets();
+        let image = key.thread.image;
         let mut labels = vec![
             ("allocation class", &*key.class),
             ("object age", key.age),
             ("collections survived", key.survived),
         ];
-        match sets {
-            0..MOST_LABELS => {}
-            MOST_LABELS..MOST_LABELS_IN_ALL => labels.truncate(1),
-            _ => labels.clear(),
+        match room_for_labels(image, to) {
+            Room::All => {}
+            Room::Some => labels.truncate(1),
+            Room::None => labels.clear(),
         }
         labels.retain(|(_, value)| !value.is_empty());
-        to.labels(&labels)
+        to.labels_of_event(image, &labels)
     }
 
     /// Replaces the process's snapshot in an aggregate.

@@ -180,7 +180,7 @@ impl Engine {
             kind,
             &header,
             user,
-            &space,
+            (image, &space),
             &threads,
             &mut self.aggregate,
         );

@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::sideband::{Attributes, PERF_FLAG_FD_CLOEXEC};
+use crate::blocking_reader::{Owner, ROOT, owner_of};
 use crate::processes::table::ImageId;
 
 /// The most concurrent attaches.
@@ -27,7 +28,10 @@ const MOST_AT_ONCE: usize = 8;
 /// answer.
 const HANGS: Duration = Duration::from_secs(10);
 /// The most threads, those that hang included.
-const MOST_THREADS: usize = 64;
+const MOST_THREADS: usize = 128;
+/// The same for processes of one user other than root: their libraries may all lie in a file system
+/// that does not answer.
+const MOST_OF_ONE: usize = 8;
 
 /// The kernel's number of the uprobe PMU.
 const PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
@@ -50,6 +54,24 @@ pub enum ProbeError {
     Attach(#[source] io::Error),
     #[error("there is no thread to attach a probe with")]
     NoThread,
+}
+
+impl ProbeError {
+    /// Whether a later attempt may succeed: something was used up, of the host or of strata.
+    pub fn may_pass(&self) -> bool {
+        const USED_UP: [i32; 5] =
+            [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::EINTR];
+        match self {
+            Self::NoThread => true,
+            Self::NoUprobes(error)
+            | Self::Library(error)
+            | Self::Open(error)
+            | Self::Attach(error) => {
+                error.raw_os_error().is_some_and(|number| USED_UP.contains(&number))
+            }
+            Self::OtherCode => false,
+        }
+    }
 }
 
 /// Where a probe is to be: the mapping of a process, and the address in it.
@@ -91,9 +113,9 @@ pub struct Arrival {
 pub struct Probes {
     program: Arc<OwnedFd>,
     jobs: Sender<Job>,
-    waiting: VecDeque<(ImageId, Place)>,
-    /// Since when.
-    running: Vec<(ImageId, Instant)>,
+    /// With the user of the process.
+    waiting: VecDeque<(ImageId, Owner, Place)>,
+    running: Running,
     sender: Sender<Arrival>,
     receiver: Receiver<Arrival>,
 }
@@ -115,20 +137,21 @@ impl Probes {
             program: Arc::new(program),
             jobs,
             waiting,
-            running: Vec::new(),
+            running: Running::default(),
             sender,
             receiver,
         })
     }
 
     pub fn attach(&mut self, image: ImageId, place: Place) {
-        self.waiting.push_back((image, place));
+        self.waiting.push_back((image, owner_of(place.pid), place));
         self.start_waiting();
     }
 
     fn start_waiting(&mut self) {
-        while self.has_room()
-            && let Some((image, place)) = self.waiting.pop_front()
+        let now = Instant::now();
+        while let Some(position) = self.next(now)
+            && let Some((image, owner, place)) = self.waiting.remove(position)
         {
             let (program, jobs) = (Arc::clone(&self.program), self.jobs.clone());
             let mut answer = Answer { image, sender: self.sender.clone(), is_given: false };
@@ -136,23 +159,44 @@ impl Probes {
                 let event = attach(&place, &program);
                 answer.give(event.map(|event| Probe { event: Some(event), jobs }));
             };
-            self.running.push((image, Instant::now()));
+            self.running.0.push((image, owner, now));
             let _ = self.jobs.send(Box::new(job));
         }
+    }
+
+    /// The position of the first that may be attached now.
+    fn next(&self, now: Instant) -> Option<usize> {
+        if !self.running.has_room(now) {
+            return None;
+        }
+        self.waiting.iter().position(|(_, owner, _)| self.running.has_room_for(*owner, now))
     }
 
     pub fn arrived(&mut self) -> Option<Arrival> {
         let arrival = self.receiver.try_recv().ok();
         if let Some(arrival) = &arrival {
-            self.running.retain(|(image, _)| *image != arrival.image);
+            self.running.0.retain(|(image, ..)| *image != arrival.image);
         }
         self.start_waiting();
         arrival
     }
+}
 
-    fn has_room(&self) -> bool {
-        let work = self.running.iter().filter(|(_, since)| since.elapsed() < HANGS).count();
-        work < MOST_AT_ONCE && self.running.len() < MOST_THREADS
+/// Attaches under way: their process, its user, and since when.
+#[derive(Default)]
+struct Running(Vec<(ImageId, Owner, Instant)>);
+
+impl Running {
+    fn has_room(&self, now: Instant) -> bool {
+        let works = |since: Instant| now.saturating_duration_since(since) < HANGS;
+        let work = self.0.iter().filter(|(.., since)| works(*since)).count();
+        work < MOST_AT_ONCE && self.0.len() < MOST_THREADS
+    }
+
+    /// What hangs of one user's processes takes no room of others.
+    fn has_room_for(&self, owner: Owner, now: Instant) -> bool {
+        let own = self.0.iter().filter(|(_, other, _)| *other == owner).count();
+        self.has_room(now) && (owner == ROOT || own < MOST_OF_ONE)
     }
 }
 
@@ -226,4 +270,38 @@ fn attach(place: &Place, program: &OwnedFd) -> Result<OwnedFd, ProbeError> {
             && libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_ENABLE, 0) == 0
     };
     if attached { Ok(event) } else { Err(ProbeError::Attach(io::Error::last_os_error())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_that_hang_leave_room_to_other_users() {
+        let (begun, mut running) = (Instant::now(), Running::default());
+        let mut hanging = 0;
+        for image in 0..1000 {
+            // Each is known to hang before the next one comes.
+            let now = begun + HANGS * image;
+            if running.has_room_for(1000, now) {
+                running.0.push((ImageId(image), 1000, now));
+                hanging += 1;
+            }
+        }
+        let now = begun + HANGS * 1000;
+        assert_eq!(hanging, MOST_OF_ONE);
+        assert!(!running.has_room_for(1000, now));
+        assert!(running.has_room_for(1001, now) && running.has_room_for(ROOT, now));
+        // One of them has answered.
+        running.0.pop();
+        assert!(running.has_room_for(1000, now));
+    }
+
+    #[test]
+    fn what_is_used_up_may_pass_and_other_code_does_not() {
+        let used_up = io::Error::from_raw_os_error(libc::EMFILE);
+        let refused = io::Error::from_raw_os_error(libc::EPERM);
+        assert!(ProbeError::NoThread.may_pass() && ProbeError::Open(used_up).may_pass());
+        assert!(!ProbeError::OtherCode.may_pass() && !ProbeError::Open(refused).may_pass());
+    }
 }

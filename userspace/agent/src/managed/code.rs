@@ -19,6 +19,7 @@ use strata_abi::rule::{Kind, Packed, Rule};
 use strata_abi::tables::{self, PAGE_SHIFT};
 use strata_unwind::{Piece, UnwindTable};
 
+use super::row_lists::{ListNumber, Row, RowLists};
 use crate::hash::HashMap;
 use crate::tables::rule_set::NEW_RULES_PER_OWNER;
 
@@ -35,7 +36,7 @@ const MAX_ROWS: usize = 1024;
 /// Retired code kept to unwind and symbolize its samples, counted in pages.
 const MAX_RETIRED: usize = 400_000;
 /// The same in one page.
-const MAX_RETIRED_IN_PAGE: usize = 512;
+const MAX_RETIRED_IN_PAGE: usize = 2048;
 /// The eras for which stacks are unwound through code that is gone: some seconds of a program that
 /// replaces all of its code all the time. Later, other code may be there without a record.
 const LATELY: u32 = 16_384;
@@ -54,10 +55,26 @@ pub struct MethodIndex(pub u32);
 struct Span {
     size: u32,
     /// Position in [`CodeMap::row_lists`].
-    rows: u32,
-    /// `None`: code that belongs to no method.
-    method: Option<MethodIndex>,
+    rows: ListNumber,
+    owner: SpanOwner,
     born: u32,
+}
+
+/// The method that a span is code of, in four bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SpanOwner(u32);
+
+impl Span {
+    /// `None`: code that belongs to no method.
+    fn method(&self) -> Option<MethodIndex> {
+        (self.owner.0 != u32::MAX).then_some(MethodIndex(self.owner.0))
+    }
+}
+
+impl From<Option<MethodIndex>> for SpanOwner {
+    fn from(method: Option<MethodIndex>) -> Self {
+        Self(method.map_or(u32::MAX, |method| method.0))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -74,8 +91,6 @@ impl Retired {
         address.wrapping_sub(self.start) < u64::from(self.span.size)
     }
 }
-
-type Rows = Box<[(u32, u16)]>;
 
 /// The lookup of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,17 +110,17 @@ pub struct CodeMap {
     dirty: BTreeSet<u64>,
     /// Not all of them could be taken at the last turn.
     is_behind: bool,
-    row_bytes: usize,
     rules: Vec<Rule>,
     numbers: HashMap<Rule, u16>,
-    row_lists: Vec<Rows>,
-    row_list_numbers: HashMap<Rows, u32>,
+    row_lists: RowLists,
+    /// By method: spans that are its code, retired ones included.
+    uses: Vec<u32>,
+    /// Methods that had no span some time since [`CodeMap::take_unused`].
+    unused: Vec<MethodIndex>,
     /// Code left out because a bound was reached, or because it is invalid.
     pub refused: u64,
 }
 
-/// The overhead of a list of rows.
-const LIST_OVERHEAD: usize = 32;
 const NONE: u16 = 0;
 const UNANNOUNCED: u16 = 1;
 const UNSUPPORTED: u16 = 2;
@@ -121,11 +136,11 @@ impl Default for CodeMap {
             units: HashMap::default(),
             dirty: BTreeSet::new(),
             is_behind: false,
-            row_bytes: 0,
             numbers: fixed.iter().enumerate().map(|(n, rule)| (*rule, n as u16)).collect(),
             rules: fixed.to_vec(),
-            row_lists: Vec::new(),
-            row_list_numbers: HashMap::default(),
+            row_lists: RowLists::default(),
+            uses: Vec::new(),
+            unused: Vec::new(),
             refused: 0,
         }
     }
@@ -160,7 +175,7 @@ impl CodeMap {
     pub fn is_beside_known(&self, address: u64) -> bool {
         const BLOCK: u64 = 64 << 10;
         let start = address & !(BLOCK - 1);
-        self.spans.range(start..start + BLOCK).any(|(_, span)| span.method.is_some())
+        self.spans.range(start..start + BLOCK).any(|(_, span)| span.method().is_some())
     }
 
     /// A stub that is known in whole.
@@ -168,7 +183,7 @@ impl CodeMap {
         let end = start.saturating_add(u64::from(size));
         let before = self.span_at(start).map(|(_, span)| span);
         let within = self.spans.range(start..end).map(|(_, span)| span);
-        if before.into_iter().chain(within).all(|span| span.method.is_none()) {
+        if before.into_iter().chain(within).all(|span| span.method().is_none()) {
             self.put(start, size, rules, None);
         }
     }
@@ -188,12 +203,14 @@ impl CodeMap {
         let same = self
             .spans
             .get(&start)
-            .is_some_and(|span| (span.size, span.rows, span.method) == (size, rows, method));
+            .is_some_and(|span| (span.size, span.rows, span.method()) == (size, rows, method));
         if same {
+            self.row_lists.release(rows);
             return;
         }
         self.clear(start, end, false);
-        self.spans.insert(start, Span { size, rows, method, born: self.era });
+        self.spans.insert(start, Span { size, rows, owner: method.into(), born: self.era });
+        self.use_method(method);
         for unit in units_of(start, end) {
             *self.units.entry(unit).or_default() += 1;
         }
@@ -206,12 +223,50 @@ impl CodeMap {
         if let Some(span) = self.spans.get_mut(&start)
             && span.rows != rows
         {
-            span.rows = rows;
+            let before = std::mem::replace(&mut span.rows, rows);
             let end = start + u64::from(span.size);
             // Rules cached for the old code must not be used any more.
             self.era = self.era.wrapping_add(1);
             self.touch(start, end);
+            self.row_lists.release(before);
+        } else {
+            self.row_lists.release(rows);
         }
+    }
+
+    fn use_method(&mut self, method: Option<MethodIndex>) {
+        let Some(MethodIndex(index)) = method else { return };
+        let index = index as usize;
+        if self.uses.len() <= index {
+            self.uses.resize(index + 1, 0);
+        }
+        if let Some(uses) = self.uses.get_mut(index) {
+            *uses += 1;
+        }
+    }
+
+    /// A span is kept no longer, live or retired.
+    fn release(&mut self, span: &Span) {
+        self.row_lists.release(span.rows);
+        let Some(method) = span.method() else { return };
+        if let Some(uses) = self.uses.get_mut(method.0 as usize) {
+            *uses -= 1;
+            if *uses == 0 {
+                self.unused.push(method);
+            }
+        }
+    }
+
+    /// Whether a method has code here, or had some that is kept.
+    pub fn has_code_of(&self, method: MethodIndex) -> bool {
+        self.uses.get(method.0 as usize).is_some_and(|uses| *uses > 0)
+    }
+
+    /// Methods without code: all that is known of them may be forgotten.
+    pub fn take_unused(&mut self) -> Vec<MethodIndex> {
+        let mut unused = std::mem::take(&mut self.unused);
+        unused.retain(|method| !self.has_code_of(*method));
+        unused
     }
 
     /// Removes the code that starts here.
@@ -246,9 +301,10 @@ impl CodeMap {
                         }
                     }
                 }
-                if span.method.is_some() {
+                if span.method().is_some() {
                     self.retire(Retired { start: at, died: self.era, span, is_unloaded });
                 }
+                self.release(&span);
             }
         }
     }
@@ -262,32 +318,79 @@ impl CodeMap {
                 return;
             }
             let in_page = self.retired.entry(page).or_default();
-            if in_page.len() >= MAX_RETIRED_IN_PAGE {
-                in_page.remove(0);
-                self.refused += 1;
-            } else {
-                self.retired_count += 1;
-            }
+            let is_full = in_page.len() >= MAX_RETIRED_IN_PAGE;
+            let oldest = is_full.then(|| in_page.remove(0));
             in_page.push(retired);
+            self.row_lists.use_again(retired.span.rows);
+            self.use_method(retired.span.method());
+            match oldest {
+                Some(oldest) => {
+                    self.refused += 1;
+                    self.release(&oldest.span);
+                }
+                None => self.retired_count += 1,
+            }
         }
     }
 
-    /// Drops code that was gone when this era began: all samples of it are symbolized.
-    pub fn forget_retired(&mut self, era: u32) {
+    /// Drops code that was gone when this era began, unless it is still needed.
+    pub fn forget_retired(&mut self, era: u32, is_needed: impl Fn(MethodIndex) -> bool) {
+        let mut dropped = Vec::new();
         self.retired.retain(|_, in_page| {
-            in_page.retain(|retired| retired.died > era);
+            in_page.retain(|retired| {
+                let stays = retired.died > era || retired.span.method().is_some_and(&is_needed);
+                if !stays {
+                    dropped.push(retired.span);
+                }
+                stays
+            });
+            in_page.shrink_to(in_page.len() * 2);
             !in_page.is_empty()
         });
-        self.retired_count = self.retired.values().map(Vec::len).sum();
+        self.retired_count -= dropped.len();
+        dropped.iter().for_each(|span| self.release(span));
+    }
+
+    /// Drops stubs that were found when this era had not ended: they are found again where they
+    /// are met again.
+    pub fn forget_stubs(&mut self, era: u32) {
+        let stubs =
+            self.spans.iter().filter(|(_, span)| span.method().is_none() && span.born <= era);
+        let stubs: Vec<_> = stubs.map(|(at, span)| (*at, at + u64::from(span.size))).collect();
+        for (start, end) in stubs {
+            self.clear(start, end, true);
+        }
+    }
+
+    /// The method whose code starts here: now, or else the last that was here.
+    pub fn method_from(&self, start: u64) -> Option<MethodIndex> {
+        if let Some(span) = self.spans.get(&start) {
+            return span.method();
+        }
+        let in_page = self.retired.get(&(start >> PAGE))?;
+        in_page.iter().rev().find(|retired| retired.start == start)?.span.method()
+    }
+
+    /// The size of a method's code that starts here now.
+    pub fn size_of(&self, start: u64, method: MethodIndex) -> Option<u32> {
+        let span = self.spans.get(&start)?;
+        (span.method() == Some(method)).then_some(span.size)
+    }
+
+    /// The method whose code is at just this place now.
+    pub fn method_in(&self, start: u64, size: u32) -> Option<MethodIndex> {
+        self.spans.get(&start).filter(|span| span.size == size)?.method()
     }
 
     /// What it takes.
     pub fn bytes(&self) -> usize {
-        const SPAN: usize = size_of::<(u64, Span)>() * 2;
+        const SPAN: usize = (size_of::<u64>() + size_of::<Span>()) * 2;
         const SMALL: usize = 32;
         self.spans.len() * SPAN
-            + self.row_bytes
-            + self.retired_count * size_of::<Retired>()
+            + self.row_lists.bytes()
+            + self.uses.len() * size_of::<u32>()
+            + self.unused.len() * size_of::<MethodIndex>()
+            + self.retired_count * size_of::<Retired>() * 2
             + (self.retired.len() + self.units.len() + self.dirty.len()) * SMALL
             + self.rules.len() * (size_of::<Rule>() * 2 + SMALL)
     }
@@ -296,23 +399,15 @@ impl CodeMap {
         self.dirty.extend(units_of(start, end));
     }
 
-    fn row_list(&mut self, rules: &[(u32, Rule)]) -> u32 {
-        let mut rows: Vec<(u32, u16)> =
+    /// A list of rules, used once more.
+    fn row_list(&mut self, rules: &[(u32, Rule)]) -> ListNumber {
+        let mut rows: Vec<Row> =
             rules.iter().take(MAX_ROWS).map(|(at, rule)| (*at, self.number(rule))).collect();
         if let Some((at, _)) = rules.get(MAX_ROWS) {
             rows.push((*at, UNSUPPORTED));
             self.refused += 1;
         }
-        let rows: Rows = rows.into();
-        if let Some(&known) = self.row_list_numbers.get(&rows) {
-            return known;
-        }
-        let number = self.row_lists.len() as u32;
-        // It is kept twice: by its number, and to be found.
-        self.row_bytes += 2 * (size_of_val(&*rows) + LIST_OVERHEAD);
-        self.row_lists.push(rows.clone());
-        self.row_list_numbers.insert(rows, number);
-        number
+        self.row_lists.take(&rows)
     }
 
     fn number(&mut self, rule: &Rule) -> u16 {
@@ -354,7 +449,7 @@ impl CodeMap {
     }
 
     fn rule_in(&self, start: u64, span: &Span, address: u64) -> Option<Rule> {
-        let rows = self.row_lists.get(span.rows as usize)?;
+        let rows = self.row_lists.get(span.rows)?;
         let before = rows.iter().take_while(|(at, _)| start + u64::from(*at) <= address);
         self.rules.get(usize::from(before.last()?.1)).copied()
     }
@@ -386,7 +481,7 @@ impl CodeMap {
         if let Some((start, span)) = now
             && span.born <= era
         {
-            return span.method.map(|method| Found { method, start });
+            return span.method().map(|method| Found { method, start });
         }
         let then = self
             .retired
@@ -394,13 +489,13 @@ impl CodeMap {
             .into_iter()
             .flatten()
             .find(|old| old.holds(address) && old.span.born <= era && era < old.died)
-            .and_then(|old| old.span.method.map(|method| Found { method, start: old.start }));
+            .and_then(|old| old.span.method().map(|method| Found { method, start: old.start }));
         // No code was known there: the code published next was there already, and published late.
-        let next = now.and_then(|(start, span)| Some(Found { method: span.method?, start }));
+        let next = now.and_then(|(start, span)| Some(Found { method: span.method()?, start }));
         // Or it lived for so short a time that it was gone when its stack arrived.
         then.or(next).or_else(|| {
             let gone = self.gone_at(address)?;
-            Some(Found { method: gone.span.method?, start: gone.start })
+            Some(Found { method: gone.span.method()?, start: gone.start })
         })
     }
 
@@ -433,7 +528,7 @@ impl CodeMap {
         let into = before.filter(|(at, span)| **at + u64::from(span.size) > unit);
         for (&start, span) in into.into_iter().chain(self.spans.range(unit..end)) {
             let span_end = start + u64::from(span.size);
-            for &(at, rule) in self.row_lists.get(span.rows as usize)?.iter() {
+            for &(at, rule) in self.row_lists.get(span.rows)? {
                 rows.rule_from(start + u64::from(at.min(span.size)), rule);
             }
             rows.rule_from(span_end, UNANNOUNCED);
@@ -680,10 +775,10 @@ mod tests {
             let rules: Vec<_> = (0..8000).map(|at| (at + n, rule(8 + at % 2 * 8))).collect();
             map.insert(u64::from(n) << 16, 0xf000, &rules, MethodIndex(n));
         }
-        let longest = map.row_lists.iter().map(|rows| rows.len()).max();
+        let longest = map.row_lists.all().map(<[Row]>::len).max();
         assert_eq!(longest, Some(MAX_ROWS + 1));
-        let rows: usize = map.row_lists.iter().map(|rows| size_of_val(&**rows)).sum();
-        assert!(map.bytes() >= 2 * rows, "{} {rows}", map.bytes());
+        let rows: usize = map.row_lists.all().map(size_of_val).sum();
+        assert!(map.bytes() >= rows, "{} {rows}", map.bytes());
         assert_eq!(looked_up(&map, 0xe000).packed, Packed::UNSUPPORTED, "and not another's rule");
         assert_eq!(map.refused, 100);
     }
@@ -696,8 +791,9 @@ mod tests {
         }
         assert!(map.retired_count <= MAX_RETIRED_IN_PAGE && map.refused > 0);
         let (last, now) = (map.era() - 1, map.era());
-        assert!(map.method_at(0x1010, last).is_some_and(|found| found.method.0 > 1000));
-        map.forget_retired(now);
+        let newest = 2 * MAX_RETIRED_IN_PAGE as u32 - 2;
+        assert_eq!(map.method_at(0x1010, last).map(|found| found.method.0), Some(newest));
+        map.forget_retired(now, |_| false);
         assert_eq!((map.retired_count, map.retired.len()), (0, 0));
         assert!(map.method_at(0x1010, now).is_some(), "what is there stays");
     }
@@ -714,5 +810,62 @@ mod tests {
             map.insert(u64::from(n) * 64, 64, &rules, MethodIndex(n));
         }
         assert!(map.rules.len() <= NEW_RULES_PER_OWNER);
+    }
+
+    #[test]
+    fn code_that_comes_and_goes_without_end_takes_no_more_than_it_did() {
+        let mut map = CodeMap::default();
+        let mut once = 0;
+        for turn in 0..200u32 {
+            // Every time other rules, and other methods.
+            for n in 0..100u64 {
+                let start = 0x10_0000 + n * 0x80;
+                let rules = [(0, rule(8)), (1 + turn % 50, rule(16))];
+                map.insert(start, 0x60, &rules, MethodIndex(n as u32));
+                map.insert(start + 0x60, 0x20, &rules, MethodIndex(n as u32));
+            }
+            for n in 0..100u64 {
+                map.remove(0x10_0000 + n * 0x80);
+                assert!(map.has_code_of(MethodIndex(n as u32)), "its other code");
+                map.remove(0x10_0060 + n * 0x80);
+            }
+            assert!(map.take_unused().is_empty(), "what is gone has samples");
+            map.forget_retired(map.era(), |_| false);
+            assert_eq!(map.take_unused().len(), 100);
+            map.take_dirty(UNITS_AT_ONCE);
+            if turn == 0 {
+                once = map.bytes();
+            }
+            assert!(map.bytes() <= once, "{} {once}", map.bytes());
+        }
+    }
+
+    #[test]
+    fn code_that_was_sampled_outlives_its_end() {
+        let mut map = CodeMap::default();
+        for n in 0..4u32 {
+            map.insert(0x1000 + u64::from(n) * 0x40, 0x40, &[(0, rule(8))], MethodIndex(n));
+        }
+        let before = map.era();
+        for n in 0..4u64 {
+            map.remove(0x1000 + n * 0x40);
+        }
+        map.forget_retired(map.era(), |method| method.0 == 2);
+        let at = |n: u64| map.method_at(0x1010 + n * 0x40, before).map(|found| found.method.0);
+        assert_eq!([at(0), at(1), at(2), at(3)], [None, None, Some(2), None]);
+        let unused: Vec<u32> = map.take_unused().into_iter().map(|method| method.0).collect();
+        assert_eq!(unused, [0, 1, 3]);
+    }
+
+    #[test]
+    fn stubs_found_long_ago_are_forgotten_and_methods_are_not() {
+        let mut map = CodeMap::default();
+        map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(1));
+        map.insert_stub(0x2000, false);
+        let era = map.era();
+        map.insert(0x1000, 0x80, &[(0, rule(8))], MethodIndex(2));
+        map.insert_stub(0x3000, false);
+        map.forget_stubs(era);
+        assert_eq!([0x1000, 0x2000, 0x3000].map(|at| map.knows(at)), [true, false, true]);
     }
 }

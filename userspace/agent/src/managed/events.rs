@@ -13,11 +13,15 @@ use strata_bridge_protocol::objects::ObjectTable;
 use strata_kinds::{Kind, Kinds};
 
 use super::{Managed, State};
-use crate::kernel::probes::Arrival;
+use crate::kernel::probes::{Arrival, ProbeError};
 use crate::processes::table::ImageId;
 
 /// How long the mapping of a bridge is waited for.
 const UNMAPPED: Duration = Duration::from_secs(5);
+/// A probe that could not be attached, for a reason that may pass, is tried again after this time,
+/// and twice as late each time after that.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 // The bridge's numbers of kinds are those of the table.
 const _: () = {
@@ -74,6 +78,8 @@ enum Progress {
     /// The bridge has the wish, and has not said yet that it is in force.
     Asked,
     Reporting,
+    /// No probe could be attached, for a reason that may pass: when it is tried again.
+    Later(String, Instant),
     Failed(String),
 }
 
@@ -88,6 +94,8 @@ pub(super) struct Events {
     outdated: Kinds,
     /// Of the kinds wanted, those that the strata does not have it report that is read beside.
     unasked: Kinds,
+    /// Attempts to attach a probe that failed, for a reason that may pass.
+    tries: u32,
     /// Its objects when it ended.
     pub last_objects: Option<ObjectTable>,
 }
@@ -108,8 +116,10 @@ impl Events {
 
     /// Why there are no events, or not of every kind.
     pub fn missing(&self) -> Option<String> {
-        if let Progress::Failed(why) = &self.progress {
-            return Some(why.clone());
+        match &self.progress {
+            Progress::Failed(why) => return Some(why.clone()),
+            Progress::Later(why, _) => return Some(format!("{why}; it is tried again")),
+            _ => {}
         }
         if !self.outdated.is_empty() {
             return Some(format!(
@@ -128,6 +138,29 @@ impl Events {
                 self.unasked
             )
         })
+    }
+}
+
+impl Events {
+    /// Whether a probe is to be attached now.
+    fn is_due(&self, now: Instant) -> bool {
+        match self.progress {
+            Progress::Idle | Progress::Unmapped(_) => true,
+            Progress::Later(_, due) => due <= now,
+            _ => false,
+        }
+    }
+
+    /// No probe could be attached.
+    fn has_failed(&mut self, error: &ProbeError, now: Instant) {
+        let why = error.to_string();
+        if !error.may_pass() {
+            self.progress = Progress::Failed(why);
+            return;
+        }
+        let wait = AGAIN_AFTER.saturating_mul(1 << self.tries.min(16)).min(LONGEST_WAIT);
+        self.tries += 1;
+        self.progress = Progress::Later(why, now + wait);
     }
 }
 
@@ -166,7 +199,7 @@ impl Managed {
         if self.events.kinds.is_empty() {
             return Vec::new();
         }
-        let mut candidates = Vec::new();
+        let (now, mut candidates) = (Instant::now(), Vec::new());
         for (image, target) in &mut self.targets {
             if let (State::Attached(bridge), Progress::Asked) =
                 (&target.state, &target.events.progress)
@@ -175,11 +208,10 @@ impl Managed {
                 tracing::info!(pid = target.pid, "events of a .NET process are reported");
                 target.events.progress = Progress::Reporting;
             }
-            let (State::Attached(bridge), Progress::Idle | Progress::Unmapped(_)) =
-                (&target.state, &target.events.progress)
-            else {
+            let State::Attached(bridge) = &target.state else { continue };
+            if !target.events.is_due(now) {
                 continue;
-            };
+            }
             let wanted = target.events.wanted.kinds;
             if !target.runtime.enumerated || wanted.is_empty() {
                 continue;
@@ -251,11 +283,16 @@ impl Managed {
         let Some(target) = self.targets.get_mut(&arrival.image) else { return };
         let State::Attached(bridge) = &mut target.state else { return };
         let wishes = target.events.wanted.wishes(target.events.outdated);
-        let outcome = match arrival.outcome {
+        let asked = match arrival.outcome {
             Ok(probe) => bridge.report_events(probe, wishes).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => {
+                tracing::warn!(pid = target.pid, %error, "no events of a .NET process");
+                target.events.has_failed(&error, Instant::now());
+                return;
+            }
         };
-        target.events.progress = match outcome {
+        target.events.tries = 0;
+        target.events.progress = match asked {
             Ok(()) => Progress::Asked,
             Err(why) => {
                 tracing::warn!(pid = target.pid, %why, "no events of a .NET process");
@@ -283,5 +320,24 @@ mod tests {
         assert_eq!(wanted.wishes(Kinds::NONE), wish::LOCKS | wish::OBJECTS);
         let events = Events { wanted, outdated: outdated(objects), ..Events::default() };
         assert!(events.missing().is_some_and(|why| why.contains("restart the process")));
+    }
+
+    #[test]
+    fn a_probe_that_finds_no_thread_is_tried_again_and_later_each_time() {
+        let (mut events, mut now) = (Events::default(), Instant::now());
+        assert!(events.is_due(now));
+        let mut waits = Vec::new();
+        for _ in 0..12 {
+            events.has_failed(&ProbeError::NoThread, now);
+            assert!(!events.is_due(now) && events.missing().is_some());
+            let begun = now;
+            while !events.is_due(now) {
+                now += Duration::from_secs(1);
+            }
+            waits.push((now - begun).as_secs());
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]);
+        events.has_failed(&ProbeError::OtherCode, now);
+        assert!(!events.is_due(now + LONGEST_WAIT * 2), "that stays so");
     }
 }

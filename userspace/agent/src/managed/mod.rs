@@ -3,10 +3,12 @@
 //! - [`bridge`]: attaching, on threads of its own, because it may take seconds.
 //! - `reaching`: which processes are attached to.
 //! - [`runtime`]: the bridge's records of one process.
+//! - `methods`, `modules`: the methods among them; the modules, with their types.
+//! - `asked`: the addresses that its bridge is asked about.
 //! - [`maps_reader`]: reads processes' mappings, off the event loop.
 //! - `code_reader`: reads the code of sampled methods.
 //! - [`code`]: the code that a runtime has generated: which method lies where, and how it is
-//!   unwound.
+//!   unwound; `row_lists`: the rules of it.
 //! - [`events`]: exceptions and other events of the runtime.
 //! - [`names`]: from a method's metadata to its display name.
 //! - [`stubs`]: the names of the runtime's own generated code.
@@ -19,16 +21,21 @@
 //! Invariant: nothing here waits for a process while a recording goes on, except for code that is
 //! being read: 20 ms in all at a flush, and a fiftieth of the time otherwise.
 
+mod asked;
 pub mod bridge;
 pub mod code;
 mod code_reader;
 pub mod events;
 mod maps_reader;
+mod methods;
+mod modules;
 pub mod names;
 mod reaching;
+mod row_lists;
 pub mod runtime;
 pub mod stubs;
 mod target;
+mod threads;
 pub mod units;
 
 use std::collections::{HashMap, HashSet};
@@ -142,6 +149,13 @@ const _: () = {
             == std::mem::offset_of!(layout::ContextSlot, label_set)
     );
 };
+
+/// What a text of its own costs.
+fn text_bytes(text: &str) -> usize {
+    // Where it is, and the allocator's part.
+    const TEXT: usize = 40;
+    text.len() + TEXT
+}
 
 /// The most code addresses of one process whose method is not known yet.
 const MOST_NAMELESS: usize = 10_000;
@@ -325,6 +339,7 @@ impl Managed {
             }
             let was_known = target.runtime.enumerated;
             let had_turn = target.take_turn(&mut self.looker, until);
+            target.forget_unsampled();
             let is_current = self.current.get(&target.pid) == Some(image);
             // A process that was never sampled is published when it is.
             if target.look_whether_expected() && is_current && store.is_published(target.pid) {
@@ -517,7 +532,7 @@ impl Managed {
             // Samples taken since the flush still need their symbols.
             let named = target.cut_off.min(target.sampled.len());
             target.sampled.drain(..named);
-            target.runtime.code.forget_retired(target.cut_era);
+            target.runtime.forget_described(target.cut_era);
             target.sampled.shrink_to_fit();
             target.cut_off = 0;
             let is_kept = is_current

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strata_bridge_protocol::record::{MethodKind, MethodRecord};
+use strata_bridge_protocol::record::MethodKind;
 use strata_dotnet::names::{
     self, Kind, Lacking, RawMethod, Signature, TypeNames, frame_name, lacking, signature,
     with_signature,
@@ -17,8 +17,10 @@ use strata_dotnet::names::{
 use strata_dotnet::{Statement, statement_at};
 use strata_sandbox::{ManagedMethod, ManagedNames};
 
-use super::code::MethodIndex;
-use super::runtime::{Runtime, Type};
+use super::code::{Found, MethodIndex};
+use super::methods::{Method, MethodTexts};
+use super::modules::{Module, ModuleIndex, Type};
+use super::runtime::Runtime;
 use crate::frame::NamedFrame;
 
 /// Texts that an open name is made of; with longer ones it stays as it is.
@@ -113,8 +115,8 @@ pub struct Describer<'a> {
     bytes_left: usize,
     until: Instant,
     methods: HashMap<MethodIndex, Described>,
-    /// Paths of modules, by their id.
-    modules: HashMap<u64, Arc<str>>,
+    /// Paths of modules.
+    modules: HashMap<ModuleIndex, Arc<str>>,
 }
 
 impl<'a> Describer<'a> {
@@ -145,21 +147,23 @@ impl<'a> Describer<'a> {
         let Some(described) = self.method(found.method, method) else {
             return Description::Refused;
         };
-        let il = il_of(self.runtime, found.start, address - found.start);
+        let il = il_of(self.runtime, found, address - found.start);
         let il = il.map(|(start, end)| Statement { method: method.token, start, end });
         Description::Method(Described { il, ..described })
     }
 
     /// What all addresses of a method share.
-    fn method(&mut self, index: MethodIndex, method: &MethodRecord) -> Option<Described> {
+    fn method(&mut self, index: MethodIndex, method: &Method) -> Option<Described> {
         if let Some(known) = self.methods.get(&index) {
             return Some(known.clone());
         }
         if self.bytes_left == 0 {
             return None;
         }
-        let module = self.module(method);
-        let described = of_generated(self.runtime, method, self.signatures, module, self.longest);
+        let module = self.runtime.module_of(method.module);
+        let path = || module_path(module);
+        let path = self.modules.entry(method.module).or_insert_with(path).clone();
+        let described = of_generated(method, module, path, self.signatures, self.longest);
         let Some(left) = self.bytes_left.checked_sub(described.bytes()) else {
             self.bytes_left = 0;
             return None;
@@ -167,11 +171,6 @@ impl<'a> Describer<'a> {
         self.bytes_left = left;
         self.methods.insert(index, described.clone());
         Some(described)
-    }
-
-    fn module(&mut self, method: &MethodRecord) -> Arc<str> {
-        let path = || module_path(self.runtime, method);
-        self.modules.entry(method.module).or_insert_with(path).clone()
     }
 }
 
@@ -209,8 +208,8 @@ pub fn affordable(
     (kept, bytes)
 }
 
-fn module_path(runtime: &Runtime, method: &MethodRecord) -> Arc<str> {
-    match runtime.module_of(method.module) {
+fn module_path(module: Option<&Module>) -> Arc<str> {
+    match module.and_then(|module| module.record.as_ref()) {
         Some(module) if !module.path.is_empty() => module.path.as_str().into(),
         Some(module) if !module.assembly.is_empty() => format!("{}.dll", module.assembly).into(),
         _ => "[managed]".into(),
@@ -218,37 +217,36 @@ fn module_path(runtime: &Runtime, method: &MethodRecord) -> Arc<str> {
 }
 
 /// The IL that the native code at an offset came from.
-fn il_of(runtime: &Runtime, start: u64, native: u64) -> Option<(u32, u32)> {
-    let map = runtime.il_map_of(start)?;
+fn il_of(runtime: &Runtime, found: Found, native: u64) -> Option<(u32, u32)> {
+    let map = runtime.il_map_of(found)?;
     let map: Vec<_> = map.iter().map(|entry| (entry.native, entry.il)).collect();
     statement_at(&map, u32::try_from(native).ok()?)
 }
 
 /// Names of the types in a module, from the bridge's records.
 struct OfRuntime<'a> {
-    runtime: &'a Runtime,
-    module: u64,
+    module: Option<&'a Module>,
     of_type: Option<&'a Type>,
-    method: &'a MethodRecord,
+    texts: &'a MethodTexts,
 }
 
 impl TypeNames for OfRuntime<'_> {
     fn type_name(&self, token: u32) -> Option<Cow<'_, str>> {
-        let of_type = self.runtime.type_of(self.module, token)?;
+        let of_type = self.module?.type_of(token)?;
         Some(Cow::Borrowed(&of_type.name))
     }
 
     fn type_spec(&self, token: u32) -> Option<&[u8]> {
-        let of_type = self.runtime.type_of(self.module, token)?;
-        Some(&of_type.signature).filter(|blob| !blob.is_empty()).map(Vec::as_slice)
+        let of_type = self.module?.type_of(token)?;
+        Some(&*of_type.signature).filter(|blob| !blob.is_empty())
     }
 
     fn type_parameter(&self, position: u32) -> Option<&str> {
-        self.of_type?.generic_parameters.get(position as usize).map(String::as_str)
+        self.of_type?.generic_parameters.get(position as usize).map(|name| &**name)
     }
 
     fn method_parameter(&self, position: u32) -> Option<&str> {
-        self.method.generic_parameters.get(position as usize).map(String::as_str)
+        self.texts.generic_parameters.get(position as usize).map(String::as_str)
     }
 }
 
@@ -323,15 +321,16 @@ fn bytes_of(raw: &RawMethod<'_, String>) -> usize {
 
 /// Of a method with a bridge record, without its statement.
 fn of_generated(
-    runtime: &Runtime,
-    method: &MethodRecord,
+    method: &Method,
+    module: Option<&Module>,
+    path: Arc<str>,
     with_signature: bool,
-    module: Arc<str>,
     longest: usize,
 ) -> Described {
-    let of_type = runtime.type_of(method.module, method.type_token).map(|of_type| &**of_type);
-    let names = OfRuntime { runtime, module: method.module, of_type, method };
-    let decoded = signature::decode(&method.signature, &names);
+    let texts = method.texts();
+    let of_type = module.and_then(|module| module.type_of(method.type_token));
+    let decoded =
+        signature::decode(&texts.signature, &OfRuntime { module, of_type, texts: &texts });
     let kind = match method.kind() {
         Some(MethodKind::Dynamic) => Kind::Dynamic,
         Some(MethodKind::Stub) => Kind::Stub,
@@ -339,20 +338,22 @@ fn of_generated(
         Some(MethodKind::Resolved) if method.token == 0 => Kind::Dynamic,
         _ => Kind::Ordinary,
     };
+    let parameters = of_type.map(|of_type| &*of_type.generic_parameters).unwrap_or_default();
+    let parameters: Vec<String> = parameters.iter().map(|name| name.to_string()).collect();
     let raw = RawMethod::<String> {
         type_name: of_type.map_or("", |of_type| &of_type.name),
-        method: &method.name,
-        type_parameters: of_type.map_or(&[], |of_type| &of_type.generic_parameters),
-        method_parameters: &method.generic_parameters,
-        type_arguments: &method.class_arguments,
-        method_arguments: &method.method_arguments,
+        method: &texts.name,
+        type_parameters: &parameters,
+        method_parameters: &texts.generic_parameters,
+        type_arguments: &texts.class_arguments,
+        method_arguments: &texts.method_arguments,
         kind,
         signature: decoded.as_ref(),
         related: None,
     };
     let question = match lacking(raw.type_name, raw.method) {
         Some(Lacking::Around) => Some(Question::Around(method.token)),
-        Some(Lacking::Target) => Some(Question::Import(method.signature.as_slice().into())),
+        Some(Lacking::Target) => Some(Question::Import(texts.signature.as_slice().into())),
         None => None,
     };
     let question = question.filter(|_| bytes_of(&raw) <= MOST_OPEN);
@@ -364,8 +365,9 @@ fn of_generated(
             *text = strata_profile::text::shortened(text, longest).into();
         }
     }
-    let mvid = runtime.module_of(method.module).map(|module| module.mvid).unwrap_or_default();
-    Described { module, frame, mvid, il: None, open }
+    let record = module.and_then(|module| module.record.as_ref());
+    let mvid = record.map(|record| record.mvid).unwrap_or_default();
+    Described { module: path, frame, mvid, il: None, open }
 }
 
 /// Names of the types in an assembly, from its own metadata.
@@ -437,7 +439,7 @@ mod tests {
     use std::collections::HashSet;
 
     use strata_bridge_protocol::field::CodeRangeRecord;
-    use strata_bridge_protocol::record::Record;
+    use strata_bridge_protocol::record::{MethodRecord, Record};
 
     use super::*;
 

@@ -3,85 +3,62 @@
 //! Everything here is a claim of the process. It is stored unchanged, within a budget, and display
 //! names are made only at the end, for sampled methods.
 //!
-//! Invariant: at most as many bytes of texts as the owner allows, and [`MAX_METHODS`] methods;
-//! further ones are refused and counted.
+//! What the runtime has unloaded is kept while a sample of it may still be described: of sampled code
+//! until the flush is ([`Runtime::forget_described`]), of other code for some seconds
+//! ([`Runtime::forget_unsampled`]).
+//!
+//! Invariant: at most as many bytes of texts as the owner allows, and [`MAX_METHODS`] methods at a
+//! time; further ones are refused and counted.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use strata_bridge_protocol::field::IlMapEntry;
-use strata_bridge_protocol::record::{AppDomainRecord, MethodRecord, ModuleRecord, Record, Tier};
-use strata_unwind::managed::{MethodCode, method_rules, wants_all_code};
+use strata_bridge_protocol::record::{
+    AppDomainRecord, IlMapRecord, MethodKind, MethodRecord, ModuleRecord, Record, Tier,
+};
+use strata_unwind::managed::{MethodCode, method_rules, replaceable_frame, wants_all_code};
 
+use super::asked::Addresses;
 use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
+use super::methods::{Method, Methods};
+use super::modules::{Module, ModuleIndex, Modules};
 use super::names::{self, Described};
 use super::stubs::{self, Stub};
-use crate::hash::{HashMap, HashSet};
+use super::text_bytes;
+use super::threads::ThreadNames;
+use crate::hash::HashMap;
 
 const MAX_METHODS: usize = MAX_SPANS;
 /// The default limit of texts.
 pub const MAX_BYTES: usize = 256 << 20;
-/// The most bytes kept of a method's unoptimised code.
-const FIRST_CODE: usize = 96;
 /// A method's code is read in whole up to this size.
 const MAX_CODE: u32 = 64 << 10;
-/// The memory of an entry without its texts.
-const OVERHEAD: usize = 200;
-/// What an entry without texts costs.
-const SMALL: usize = 64;
+/// What an IL map costs besides its entries.
+const IL_MAP: usize = 100;
+/// What the frame of a function costs.
+const FRAME: usize = 2 * size_of::<(u64, u32)>();
 
-/// What a text of a list costs besides its bytes.
-const TEXT_OVERHEAD: usize = 40;
-
-/// A type as records refer to it.
-#[derive(Clone, Debug)]
-pub struct Type {
-    pub name: String,
-    pub signature: Vec<u8>,
-    pub generic_parameters: Vec<String>,
-}
-
-/// An IL map, and its method.
+/// An IL map.
 pub type IlMap = Arc<[IlMapEntry]>;
-
-/// An address whose method has been requested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    /// Whether the code there has called something.
-    Waiting {
-        is_caller: bool,
-    },
-    Answered,
-}
-
-/// A method of whose code only the first bytes are known.
-#[derive(Clone, Copy, Debug)]
-struct Cut {
-    size: u32,
-    /// The number of its bytes that the bridge has published.
-    known: usize,
-    is_replacement: bool,
-}
 
 #[derive(Default)]
 pub struct Runtime {
     pub code: CodeMap,
-    methods: Vec<MethodRecord>,
-    types: HashMap<(u64, u32), Arc<Type>>,
-    modules: HashMap<u64, Arc<ModuleRecord>>,
+    methods: Methods,
+    modules: Modules,
     pub domains: std::collections::HashMap<u64, AppDomainRecord>,
-    threads: HashMap<u32, String>,
-    /// By function: how its unoptimised code begins, which code that replaces it while it runs
+    threads: ThreadNames,
+    /// By function: the frame of its unoptimised code, which code that replaces it while it runs
     /// is unwound by.
-    first_code: HashMap<u64, Box<[u8]>>,
-    il_maps: HashMap<u64, IlMap>,
-    il_maps_asked: HashSet<u64>,
-    /// By start: methods of whose code only the first bytes are known, and their function.
-    cut: HashMap<u64, (Cut, u64)>,
-    asked: HashMap<u64, Asked>,
+    frames: HashMap<u64, u32>,
+    /// IL maps that were requested, by method and start of the code; `None` until the answer.
+    il_maps: BTreeMap<(u32, u64), Option<IlMap>>,
+    addresses: Addresses,
+    /// The era of the code when stubs were last found to be many.
+    stubs_from: Option<u32>,
     /// Addresses in no method, by the runtime's answer, whose code was not read yet.
     unknown_stubs: Vec<u64>,
-    /// Those whose code was read, and its name.
-    stubs: HashMap<u64, Option<&'static str>>,
     /// For a process that has ended: the symbols that its samples need, by address and era.
     kept: HashMap<(u64, u32), Described>,
     methods_told: u64,
@@ -89,6 +66,7 @@ pub struct Runtime {
     pub enumerated: bool,
     /// The last status of the bridge.
     pub remarks: Vec<String>,
+    /// Of AppDomains and IL maps.
     bytes: usize,
     /// Records refused because of the budget.
     pub refused: u64,
@@ -97,12 +75,18 @@ pub struct Runtime {
 impl Runtime {
     /// The name that the last thread with this number has, if it has one.
     pub fn thread_name(&self, tid: u32) -> Option<&str> {
-        self.threads.get(&tid).map(String::as_str).filter(|name| !name.is_empty())
+        self.threads.get(tid)
     }
 
     /// The memory kept for the process's records: its texts, methods and code.
     pub fn bytes(&self) -> usize {
-        self.bytes + self.code.bytes()
+        self.bytes
+            + self.code.bytes()
+            + self.methods.bytes()
+            + self.modules.bytes()
+            + self.threads.bytes()
+            + self.addresses.bytes()
+            + self.frames.len() * FRAME
     }
 
     /// Releases the memory counted for an entry that was replaced.
@@ -112,61 +96,45 @@ impl Runtime {
 
     /// Adds one record, if the memory stays within `most` bytes.
     pub fn apply(&mut self, record: Record, most: usize) {
-        let is_small =
-            matches!(record, Record::MethodUnload(_) | Record::NotFound(_) | Record::Enumerated(_));
+        let is_small = matches!(
+            record,
+            Record::MethodUnload(_)
+                | Record::ModuleUnload(_)
+                | Record::ThreadEnd(_)
+                | Record::NotFound(_)
+                | Record::Enumerated(_)
+        );
         if self.bytes() > most && !is_small {
             self.refused += 1;
             return;
         }
         match record {
-            Record::Method(method) => self.method(method),
-            Record::MethodUnload(gone) => self.code.remove(gone.start),
-            Record::Type(record) => {
-                let of_type = Type {
-                    name: record.name,
-                    signature: record.signature,
-                    generic_parameters: record.generic_parameters,
-                };
-                self.bytes += size_of_type(&of_type);
-                let before = self.types.insert((record.module, record.token), Arc::new(of_type));
-                self.uncount(before.map(|before| size_of_type(&before)));
+            Record::Method(method) => self.method(&method),
+            Record::MethodUnload(gone) => {
+                self.code.remove(gone.start);
+                self.frames.remove(&gone.function);
             }
-            Record::Module(module) => {
-                let size =
-                    |module: &ModuleRecord| OVERHEAD + module.path.len() + module.assembly.len();
-                self.bytes += size(&module);
-                let before = self.modules.insert(module.module, Arc::new(module));
-                self.uncount(before.map(|before| size(&before)));
-            }
+            Record::Type(record) => self.modules.add_type(record),
+            Record::Module(module) => self.modules.loaded(module),
+            Record::ModuleUnload(gone) => self.modules.unloaded(gone.module),
             Record::AppDomain(domain) => {
                 let size = |domain: &AppDomainRecord| {
                     let texts =
                         [&domain.name, &domain.service, &domain.environment, &domain.version];
-                    OVERHEAD + texts.into_iter().map(String::len).sum::<usize>()
+                    let texts = texts.into_iter().map(|text| text_bytes(text));
+                    size_of::<AppDomainRecord>() + texts.sum::<usize>()
                 };
                 self.bytes += size(&domain);
                 let before = self.domains.insert(domain.id, domain);
                 self.uncount(before.map(|before| size(&before)));
             }
-            Record::Thread(thread) => {
-                self.bytes += OVERHEAD + thread.name.len();
-                let before = self.threads.insert(thread.os_tid, thread.name);
-                self.uncount(before.map(|name| OVERHEAD + name.len()));
-            }
-            Record::IlMap(map) => {
-                let size = |count: usize| OVERHEAD + count * size_of::<IlMapEntry>();
-                self.bytes += size(map.entries.len());
-                let before = self.il_maps.insert(map.start, map.entries.into());
-                self.uncount(before.map(|entries| size(entries.len())));
-            }
+            Record::IlMap(map) => self.il_map(map),
             Record::NotFound(unknown) => {
-                if let Some(asked) = self.asked.get_mut(&unknown.ip) {
-                    let asked = std::mem::replace(asked, Asked::Answered);
-                    let is_caller = asked == Asked::Waiting { is_caller: true };
-                    if !self.code.is_gone(unknown.ip) {
-                        self.code.insert_stub(unknown.ip, is_caller);
-                        self.unknown_stubs.push(unknown.ip);
-                    }
+                if let Some(is_caller) = self.addresses.is_in_no_method(unknown.ip)
+                    && !self.code.is_gone(unknown.ip)
+                {
+                    self.code.insert_stub(unknown.ip, is_caller);
+                    self.unknown_stubs.push(unknown.ip);
                 }
             }
             Record::Enumerated(_) => self.enumerated = true,
@@ -177,38 +145,46 @@ impl Runtime {
                     self.remarks.push(remark.text);
                 }
             }
-            // Names of unloaded modules and domains are still needed for their samples.
-            Record::ModuleUnload(_) | Record::AppDomainEnd(_) | Record::ThreadEnd(_) => {}
+            Record::Thread(thread) => self.threads.add(thread),
+            Record::ThreadEnd(gone) => self.threads.remove(gone.managed_id),
+            // The description of a domain that has ended is still needed for its samples.
+            Record::AppDomainEnd(_) => {}
         }
+        self.drop_unused();
     }
 
-    fn method(&mut self, mut method: MethodRecord) {
-        if let Some(asked) = self.asked.get_mut(&method.asked_ip) {
-            *asked = Asked::Answered;
+    fn method(&mut self, record: &MethodRecord) {
+        self.addresses.is_answered(record.asked_ip);
+        let module = self.modules.enter(record.module);
+        self.modules.add_method(module);
+        let method = Method::new(record, module);
+        if self.is_known(record, &method) {
+            self.modules.remove_method(module);
+            return;
         }
         if self.methods.len() >= MAX_METHODS {
+            self.modules.remove_method(module);
             self.refused += 1;
             return;
         }
-        let index = MethodIndex(self.methods.len() as u32);
-        let ranges = std::mem::take(&mut method.ranges);
+        let is_replacement = method.tier() == Tier::Osr;
+        let index = self.methods.add(method);
         let mut body = None;
-        for range in &ranges {
+        for range in &record.ranges {
             // Cold code of a method runs in the frame that its start has made.
             let rules = match body {
                 None => {
                     let code = MethodCode {
                         size: range.size,
                         bytes: &range.code,
-                        is_replacement: method.tier() == Tier::Osr,
-                        replaced: self.first_code.get(&method.function).map_or(&[], |code| code),
+                        is_replacement,
+                        replaced_frame: self.frames.get(&record.function).copied(),
                     };
-                    if wants_all_code(&code) && range.size <= MAX_CODE {
-                        let (size, known) = (range.size, range.code.len());
-                        let cut = Cut { size, known, is_replacement: code.is_replacement };
-                        if self.cut.insert(range.start, (cut, method.function)).is_none() {
-                            self.bytes += SMALL;
-                        }
+                    if wants_all_code(&code)
+                        && range.size <= MAX_CODE
+                        && let Some(method) = self.methods.get_mut(index)
+                    {
+                        method.cut = u16::try_from(range.code.len()).unwrap_or(u16::MAX).max(1);
                     }
                     method_rules(&code)
                 }
@@ -217,49 +193,125 @@ impl Runtime {
             body = body.or(rules.last().map(|(_, rule)| *rule));
             self.code.insert(range.start, range.size, &rules, index);
         }
-        if let Some(range) = ranges.first()
-            && matches!(method.tier(), Tier::Minimal | Tier::Unknown)
-        {
-            let first: Box<[u8]> = range.code.iter().take(FIRST_CODE).copied().collect();
-            self.bytes += first.len() + SMALL;
-            let before = self.first_code.insert(method.function, first);
-            self.uncount(before.map(|before| before.len() + SMALL));
-        }
-        let texts = [&method.generic_parameters, &method.class_arguments, &method.method_arguments];
-        let arguments = texts.into_iter().flatten().map(|text| text.len() + TEXT_OVERHEAD);
-        self.bytes += OVERHEAD + method.name.len() + method.signature.len();
-        self.bytes += arguments.sum::<usize>();
         self.methods_told += 1;
-        self.methods.push(method);
+        if !self.code.has_code_of(index) {
+            self.forget_method(index);
+            return;
+        }
+        // The code of other kinds is never replaced while it runs.
+        let may_be_replaced =
+            !matches!(record.kind(), Some(MethodKind::Dynamic | MethodKind::Stub))
+                && matches!(record.tier(), Tier::Minimal | Tier::Unknown);
+        if may_be_replaced && let Some(range) = record.ranges.first() {
+            match replaceable_frame(&range.code) {
+                Some(frame) => self.frames.insert(record.function, frame),
+                None => self.frames.remove(&record.function),
+            };
+        }
+    }
+
+    /// Whether the method and its code are those of a record before.
+    fn is_known(&self, record: &MethodRecord, method: &Method) -> bool {
+        let Some(first) = record.ranges.first() else { return false };
+        let Some(index) = self.code.method_in(first.start, first.size) else { return false };
+        let known = self.methods.get(index);
+        let is_there = |start, size| self.code.method_in(start, size) == Some(index);
+        known.is_some_and(|known| known.is_described_by(method))
+            && record.ranges.iter().all(|range| is_there(range.start, range.size))
+    }
+
+    fn il_map(&mut self, record: IlMapRecord) {
+        let Some(index) = self.code.method_from(record.start) else { return };
+        if self.methods.get(index).is_none_or(|method| method.function != record.function) {
+            return;
+        }
+        let size = |entries: usize| IL_MAP + entries * size_of::<IlMapEntry>();
+        self.bytes += size(record.entries.len());
+        let place = (index.0, record.start);
+        let before = self.il_maps.insert(place, Some(record.entries.into()));
+        let before = before.map(|map| size(map.map_or(0, |entries| entries.len())));
+        self.uncount(before);
+    }
+
+    /// Forgets methods of which no code is kept.
+    fn drop_unused(&mut self) {
+        for index in self.code.take_unused() {
+            self.forget_method(index);
+        }
+    }
+
+    fn forget_method(&mut self, index: MethodIndex) {
+        let Some(method) = self.methods.remove(index) else { return };
+        self.modules.remove_method(method.module);
+        let of_method = (index.0, 0)..=(index.0, u64::MAX);
+        while let Some((&place, _)) = self.il_maps.range(of_method.clone()).next() {
+            let map = self.il_maps.remove(&place).flatten();
+            let entries = map.map_or(0, |entries| entries.len());
+            self.uncount(Some(IL_MAP + entries * size_of::<IlMapEntry>()));
+        }
+    }
+
+    /// The samples until a flush were described: what was gone when this era began is forgotten.
+    pub fn forget_described(&mut self, era: u32) {
+        self.code.forget_retired(era, |_| false);
+        if self.addresses.age()
+            && let Some(before) = self.stubs_from.replace(self.code.era())
+        {
+            self.code.forget_stubs(before);
+        }
+        self.drop_unused();
+    }
+
+    /// No sample of code that was gone when this era began can arrive any more: what was not
+    /// sampled is forgotten.
+    pub fn forget_unsampled(&mut self, era: u32) {
+        let methods = &self.methods;
+        let is_sampled =
+            |index| methods.get(index).is_some_and(|method: &Method| method.is_sampled);
+        self.code.forget_retired(era, is_sampled);
+        self.drop_unused();
     }
 
     pub fn find(&self, address: u64, era: u32) -> Option<Found> {
         self.code.method_at(address, era)
     }
 
-    pub fn method_of(&self, index: MethodIndex) -> Option<&MethodRecord> {
-        self.methods.get(index.0 as usize)
+    /// Finds the method at a sampled address, which is kept until its samples are described.
+    pub fn find_sampled(&mut self, address: u64, era: u32) -> Option<Found> {
+        let found = self.code.method_at(address, era)?;
+        if let Some(method) = self.methods.get_mut(found.method) {
+            method.is_sampled = true;
+        }
+        Some(found)
     }
 
-    /// How much of the code at `start` should be read, because its first bytes do not tell all of
+    pub fn method_of(&self, index: MethodIndex) -> Option<&Method> {
+        self.methods.get(index)
+    }
+
+    /// How much of a method's code should be read, because its first bytes do not tell all of
     /// its rules (they may belong to handlers); once for each method.
-    pub fn wants_code(&self, start: u64) -> Option<u32> {
-        self.cut.get(&start).map(|(cut, _)| cut.size)
+    pub fn wants_code(&self, found: Found) -> Option<u32> {
+        let method = self.methods.get(found.method)?;
+        (method.cut > 0 && method.start == found.start)
+            .then(|| self.code.size_of(found.start, found.method))?
     }
 
     /// All of the code that starts here, or what could be read of it.
     pub fn take_code(&mut self, start: u64, bytes: &[u8]) {
-        let Some((cut, function)) = self.cut.remove(&start) else { return };
-        self.uncount(Some(SMALL));
+        let Some(index) = self.code.method_from(start) else { return };
+        let Some(size) = self.code.size_of(start, index) else { return };
+        let Some(method) = self.methods.get_mut(index) else { return };
+        let known = std::mem::take(&mut method.cut);
         // Of a process that has ended, nothing can be read: its bridge's records hold.
-        if bytes.len() <= cut.known {
+        if known == 0 || bytes.len() <= usize::from(known) {
             return;
         }
         let rules = method_rules(&MethodCode {
-            size: cut.size,
+            size,
             bytes,
-            is_replacement: cut.is_replacement,
-            replaced: self.first_code.get(&function).map_or(&[], |code| code),
+            is_replacement: method.tier() == Tier::Osr,
+            replaced_frame: self.frames.get(&method.function).copied(),
         });
         self.code.refine(start, &rules);
     }
@@ -283,7 +335,7 @@ impl Runtime {
             sampled.iter().filter_map(|(address, _)| Some((*address, self.stub_at(*address)?)));
         *self = Self {
             kept: kept.collect(),
-            stubs: stubs.collect(),
+            addresses: Addresses::of_stubs(stubs),
             domains: std::mem::take(&mut self.domains),
             enumerated: self.enumerated,
             remarks: std::mem::take(&mut self.remarks),
@@ -293,36 +345,38 @@ impl Runtime {
         };
     }
 
-    pub fn type_of(&self, module: u64, token: u32) -> Option<&Arc<Type>> {
-        self.types.get(&(module, token))
+    pub fn module_of(&self, module: ModuleIndex) -> Option<&Module> {
+        self.modules.get(module)
     }
 
-    pub fn module_of(&self, module: u64) -> Option<&Arc<ModuleRecord>> {
-        self.modules.get(&module)
+    /// The modules that are loaded.
+    pub fn modules(&self) -> impl Iterator<Item = &ModuleRecord> {
+        self.modules.records()
     }
 
-    pub fn modules(&self) -> impl ExactSizeIterator<Item = &ModuleRecord> {
-        self.modules.values().map(|module| &**module)
+    /// Grows with every module that is loaded.
+    pub fn module_changes(&self) -> usize {
+        self.modules.changes()
     }
 
     /// Notes that an IL map is requested; false when it was requested before.
-    pub fn ask_il_map(&mut self, start: u64) -> bool {
-        self.il_maps_asked.insert(start)
+    pub fn ask_il_map(&mut self, found: Found) -> bool {
+        let place = (found.method.0, found.start);
+        let is_new = !self.il_maps.contains_key(&place);
+        if is_new {
+            self.il_maps.insert(place, None);
+            self.bytes += IL_MAP;
+        }
+        is_new
     }
 
-    pub fn il_map_of(&self, start: u64) -> Option<&IlMap> {
-        self.il_maps.get(&start)
+    pub fn il_map_of(&self, found: Found) -> Option<&IlMap> {
+        self.il_maps.get(&(found.method.0, found.start))?.as_ref()
     }
 
     /// Notes that an address is requested; false when it was requested before.
     pub fn ask(&mut self, address: u64, is_caller: bool) -> bool {
-        const MOST: usize = 100_000;
-        if self.asked.len() >= MOST || self.asked.contains_key(&address) {
-            return false;
-        }
-        self.asked.insert(address, Asked::Waiting { is_caller });
-        self.bytes += SMALL;
-        true
+        self.addresses.ask(address, is_caller)
     }
 
     /// Takes the addresses in no method, by the runtime's answer, whose code is to be read.
@@ -335,9 +389,7 @@ impl Runtime {
         // .NET Core 3.1 does not mark its memory: another compiler's code may lie in such, too.
         let nameless = || self.code.is_beside_known(address).then_some(stubs::NAMELESS);
         let name = stub.map(|stub| stub.name).or_else(nameless);
-        if self.stubs.insert(address, name).is_none() {
-            self.bytes += SMALL;
-        }
+        self.addresses.add_stub(address, name);
         if let Some(stub) = stub
             && let Some(rules) = stub.rules()
         {
@@ -347,39 +399,55 @@ impl Runtime {
 
     /// The name of the runtime's own code at an address; `Some(None)` if it has none.
     pub fn stub_at(&self, address: u64) -> Option<Option<&'static str>> {
-        self.stubs.get(&address).copied()
+        self.addresses.stub_at(address)
     }
 
     /// Whether the answer about an address is pending.
     pub fn is_waiting_for(&self, address: u64) -> bool {
-        matches!(self.asked.get(&address), Some(Asked::Waiting { .. }))
+        self.addresses.is_waiting_for(address)
     }
-}
-
-fn size_of_type(of_type: &Type) -> usize {
-    let parameters = of_type.generic_parameters.iter().map(|text| text.len() + TEXT_OVERHEAD);
-    OVERHEAD + of_type.name.len() + of_type.signature.len() + parameters.sum::<usize>()
 }
 
 #[cfg(test)]
 mod tests {
     use strata_bridge_protocol::field::CodeRangeRecord;
-    use strata_bridge_protocol::record::ThreadRecord;
+    use strata_bridge_protocol::record::{
+        IlMapRecord, MethodUnload, ModuleUnload, NotFound, TypeRecord,
+    };
 
     use super::*;
 
     /// `push rbp; mov rbp, rsp`, and then what a handler may follow in.
     const CODE: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90];
 
+    fn found(runtime: &Runtime, address: u64) -> Found {
+        runtime.find(address, runtime.code.era()).expect("a method is there")
+    }
+
+    fn method(function: u64, start: u64) -> MethodRecord {
+        let range = CodeRangeRecord { start, size: 0x40, code: CODE.into() };
+        MethodRecord {
+            function,
+            module: 8,
+            name: format!("Method{function}"),
+            ranges: vec![range],
+            ..MethodRecord::default()
+        }
+    }
+
+    fn unload(runtime: &mut Runtime, function: u64, start: u64) {
+        runtime.apply(MethodUnload { function, start }.into(), MAX_BYTES);
+    }
+
     #[test]
     fn what_takes_the_place_of_something_is_counted_in_its_place() {
         let mut runtime = Runtime::default();
-        let thread =
-            |name: &str| ThreadRecord { os_tid: 7, name: name.into(), ..Default::default() };
-        runtime.apply(thread("a name").into(), MAX_BYTES);
+        let domain =
+            |name: &str| AppDomainRecord { id: 7, name: name.into(), ..Default::default() };
+        runtime.apply(domain("a name").into(), MAX_BYTES);
         let once = runtime.bytes();
         for _ in 0..1000 {
-            runtime.apply(thread("a name").into(), MAX_BYTES);
+            runtime.apply(domain("a name").into(), MAX_BYTES);
         }
         assert_eq!(runtime.bytes(), once);
     }
@@ -409,10 +477,171 @@ mod tests {
         let range = CodeRangeRecord { start: 0x1000, size: 0x100, code: CODE.into() };
         let method = MethodRecord { ranges: vec![range], ..MethodRecord::default() };
         runtime.apply(method.into(), MAX_BYTES);
-        assert_eq!(runtime.wants_code(0x1000), Some(0x100));
+        let at = found(&runtime, 0x1000);
+        assert_eq!(runtime.wants_code(at), Some(0x100));
         assert_eq!(runtime.code.keeps_frame_pointer(0x1050), Some(true));
         runtime.take_code(0x1000, &[]);
         assert_eq!(runtime.code.keeps_frame_pointer(0x1050), Some(true), "of no bytes");
-        assert_eq!(runtime.wants_code(0x1000), None, "it is asked for once");
+        assert_eq!(runtime.wants_code(at), None, "it is asked for once");
+    }
+
+    #[test]
+    fn a_process_that_makes_and_drops_methods_without_end_keeps_their_names() {
+        let mut runtime = Runtime::default();
+        // A flush every 5,000 methods; a sample in one of a hundred.
+        let most = 8 << 20;
+        let mut largest = 0;
+        for n in 0..100_000u64 {
+            let start = 0x10_0000 + n % 1000 * 0x40;
+            runtime.apply(method(n, start).into(), most);
+            let era = runtime.code.era();
+            if n % 100 == 0 {
+                let at = runtime.find_sampled(start + 8, era).expect("it is known");
+                assert!(runtime.ask_il_map(at), "of each method, once");
+                let map = IlMapRecord {
+                    function: n,
+                    start,
+                    entries: vec![IlMapEntry::default(); 8],
+                    ..IlMapRecord::default()
+                };
+                runtime.apply(map.into(), most);
+                assert!(runtime.il_map_of(at).is_some());
+            }
+            unload(&mut runtime, n, start);
+            let described = names::describe(&runtime, start + 8, era, false).expect("a name");
+            assert!(described.frame.name.contains(&format!("Method{n}")));
+            if n % 5000 == 4999 {
+                largest = largest.max(runtime.bytes());
+                runtime.forget_described(runtime.code.era());
+            }
+        }
+        assert_eq!((runtime.refused, runtime.code.refused), (0, 0));
+        assert_eq!((runtime.methods.len(), runtime.frames.len(), runtime.il_maps.len()), (0, 0, 0));
+        assert!(largest < 3 << 20, "{largest}");
+        assert!(runtime.bytes() < 1 << 20, "{}", runtime.bytes());
+    }
+
+    #[test]
+    fn between_flushes_only_what_was_sampled_is_kept() {
+        let mut runtime = Runtime::default();
+        for n in 0..1000u64 {
+            let start = 0x10_0000 + n % 10 * 0x40;
+            runtime.apply(method(n, start).into(), MAX_BYTES);
+            let era = runtime.code.era();
+            if n == 500 {
+                runtime.find_sampled(start, era);
+            }
+            unload(&mut runtime, n, start);
+        }
+        assert_eq!(runtime.methods.len(), 1000);
+        runtime.forget_unsampled(runtime.code.era());
+        assert_eq!(runtime.methods.len(), 1);
+        runtime.forget_described(runtime.code.era());
+        assert_eq!(runtime.methods.len(), 0);
+    }
+
+    #[test]
+    fn the_types_of_an_unloaded_module_name_its_samples_and_then_go() {
+        let mut runtime = Runtime::default();
+        let of_turn = |turn: u64, runtime: &mut Runtime| {
+            let name = format!("Type{turn}");
+            let of_type = TypeRecord { module: 8, token: 5, name, ..Default::default() };
+            let module =
+                ModuleRecord { module: 8, assembly: format!("a{turn}"), ..Default::default() };
+            runtime.apply(module.into(), MAX_BYTES);
+            runtime.apply(of_type.into(), MAX_BYTES);
+            runtime.apply(MethodRecord { type_token: 5, ..method(1, 0x1000) }.into(), MAX_BYTES);
+            let era = runtime.code.era();
+            unload(runtime, 1, 0x1000);
+            runtime.apply(ModuleUnload { module: 8 }.into(), MAX_BYTES);
+            era
+        };
+        // The next module has the same id, and its method the same address.
+        let eras = [of_turn(0, &mut runtime), of_turn(1, &mut runtime)];
+        for (turn, era) in eras.into_iter().enumerate() {
+            let described = names::describe(&runtime, 0x1008, era, false).expect("a name");
+            assert_eq!(&*described.module, format!("a{turn}.dll"));
+            assert!(described.frame.name.contains(&format!("Type{turn}")));
+        }
+        runtime.forget_described(runtime.code.era());
+        let once = runtime.bytes();
+        for turn in 2..1000 {
+            of_turn(turn, &mut runtime);
+            runtime.forget_described(runtime.code.era());
+        }
+        assert!(runtime.bytes() <= once, "{} {once}", runtime.bytes());
+    }
+
+    #[test]
+    fn a_record_that_is_written_again_changes_nothing() {
+        let mut runtime = Runtime::default();
+        runtime.apply(method(1, 0x1000).into(), MAX_BYTES);
+        let (era, bytes) = (runtime.code.era(), runtime.bytes());
+        let resolved = MethodRecord { kind: MethodKind::Resolved as u8, ..method(1, 0x1000) };
+        for again in [method(1, 0x1000), resolved] {
+            runtime.apply(again.into(), MAX_BYTES);
+            assert_eq!((runtime.code.era(), runtime.bytes()), (era, bytes));
+        }
+        assert_eq!(runtime.methods(), 1);
+        // Another function is there now.
+        runtime.apply(method(2, 0x1000).into(), MAX_BYTES);
+        assert_ne!(runtime.code.era(), era);
+        assert_eq!(runtime.methods(), 2);
+    }
+
+    #[test]
+    fn stubs_that_are_met_and_gone_do_not_fill_the_map() {
+        let mut runtime = Runtime::default();
+        let most = 8 << 20;
+        for n in 0..100_000u64 {
+            let address = 0x10_0000 + n * 0x1000;
+            assert!(runtime.ask(address, false));
+            runtime.apply(NotFound { ip: address }.into(), most);
+            for stub in runtime.take_unknown_stubs() {
+                runtime.take_stub(stub, None);
+            }
+            assert!(runtime.code.knows(address));
+            if n % 3000 == 0 {
+                runtime.forget_described(runtime.code.era());
+            }
+        }
+        assert_eq!((runtime.refused, runtime.code.refused), (0, 0));
+        assert!(runtime.bytes() < 5 << 20, "{}", runtime.bytes());
+    }
+
+    #[test]
+    fn ten_ordinary_services_fit_the_daemons_share() {
+        let mut runtime = Runtime::default();
+        let module = ModuleRecord { module: 8, assembly: "Shop.Web".into(), ..Default::default() };
+        runtime.apply(module.into(), MAX_BYTES);
+        for n in 0..20_000u64 {
+            if n % 4 == 0 {
+                let of_type = TypeRecord {
+                    module: 8,
+                    token: n as u32,
+                    name: format!("Shop.Web.Controllers.Orders{n}Controller"),
+                    ..TypeRecord::default()
+                };
+                runtime.apply(of_type.into(), MAX_BYTES);
+            }
+            let range = CodeRangeRecord {
+                start: 0x10_0000 + n * 0x200,
+                size: 0x200,
+                code: CODE.repeat(24),
+            };
+            let method = MethodRecord {
+                function: 0x7f00_0000_0000 + n * 8,
+                module: 8,
+                type_token: (n - n % 4) as u32,
+                name: format!("GetOrders{n}Async"),
+                signature: vec![0x20, 2, 0x12, 0x81, 0x40, 8, 8],
+                ranges: vec![range],
+                ..MethodRecord::default()
+            };
+            runtime.apply(method.into(), MAX_BYTES);
+        }
+        assert_eq!((runtime.refused, runtime.methods()), (0, 20_000));
+        // A sixth of the default limit.
+        assert!(runtime.bytes() * 10 < 42 << 20, "{}", runtime.bytes());
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! Invariant: a bridge is expected for [`EXPECTED`] at most, whatever its process does.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use strata_kinds::Kind;
@@ -31,7 +31,8 @@ const PUBLISH_AFTER: Duration = Duration::from_millis(100);
 pub(super) const PUBLISH_AWAITED_AFTER: Duration = Duration::from_millis(30);
 /// The time for reading one process between two turns, when its samples are processed.
 const BETWEEN_TURNS: Duration = Duration::from_millis(5);
-/// Samples of a process come this long after its end at most.
+/// Samples of a process come this long after its end at most; so do those of its code after the end
+/// of that.
 const STRAGGLERS: Duration = Duration::from_secs(5);
 
 /// The state of attaching to a process.
@@ -83,6 +84,8 @@ pub(super) struct Target {
     pub cut_off: usize,
     /// The era of its code at that flush.
     pub cut_era: u32,
+    /// The era of its code in each of the last seconds.
+    past: VecDeque<(Instant, u32)>,
     /// Its limit of memory.
     pub most_bytes: usize,
     /// Its limit of kernel memory.
@@ -159,6 +162,7 @@ impl Target {
             inner_tids: HashMap::new(),
             cut_off: 0,
             cut_era: 0,
+            past: VecDeque::new(),
             most_bytes,
             most_table_bytes: u64::MAX,
             taking_in: Duration::ZERO,
@@ -239,17 +243,31 @@ impl Target {
         let alive = bridge.poll(looker, until, &mut |record| runtime.apply(record, most));
         // A claim of the process: it may shrink later.
         self.lost = self.lost.max(bridge.lost());
-        {
-            let modules = runtime.modules();
-            if modules.len() > self.modules_seen {
-                self.modules_seen = modules.len();
-                self.units.set_modules(modules);
-            }
+        if runtime.module_changes() != self.modules_seen {
+            self.modules_seen = runtime.module_changes();
+            self.units.set_modules(runtime.modules());
         }
         if !alive {
             self.is_free = bridge.is_free();
             self.keep_last_objects();
             self.state = State::Ended;
+        }
+    }
+
+    /// Forgets code that was not sampled and has been gone for some seconds.
+    pub fn forget_unsampled(&mut self) {
+        const EVERY: Duration = Duration::from_secs(1);
+        // Stacks that wait for a bridge wait for longer.
+        if self.is_expected || self.ended.is_some() {
+            return;
+        }
+        if self.past.back().is_none_or(|(since, _)| since.elapsed() >= EVERY) {
+            self.past.push_back((Instant::now(), self.runtime.code.era()));
+        }
+        while let Some((_, era)) =
+            self.past.pop_front_if(|(since, _)| since.elapsed() >= STRAGGLERS)
+        {
+            self.runtime.forget_unsampled(era);
         }
     }
 
@@ -333,16 +351,17 @@ impl Target {
 
     /// Requests the metadata of a code address; false when its method is not known yet.
     pub fn ask_about(&mut self, address: u64, era: u32) -> bool {
+        let found = self.runtime.find_sampled(address, era);
         let State::Attached(bridge) = &mut self.state else { return true };
-        match self.runtime.find(address, era) {
+        match found {
             Some(found) => {
-                if let Some(size) = self.runtime.wants_code(found.start) {
+                if let Some(size) = self.runtime.wants_code(found) {
                     self.wanted_code.push((found.start, size));
                 }
-                if self.runtime.ask_il_map(found.start)
+                if self.runtime.ask_il_map(found)
                     && let Some(method) = self.runtime.method_of(found.method)
                 {
-                    bridge.ask_il_map(method.function, method.rejit, found.start);
+                    bridge.ask_il_map(method.function, method.texts().rejit, found.start);
                 }
                 true
             }

@@ -100,7 +100,8 @@ impl Units {
             match Arc::try_unwrap(table) {
                 Ok(table) => {
                     self.bytes = self.bytes.saturating_sub(table.bytes());
-                    store.unload(table);
+                    let freed = store.unload(table);
+                    self.quota = NEW_RULES_PER_OWNER.min(self.quota + freed);
                 }
                 Err(used) => self.replaced.push(used),
             }
@@ -116,7 +117,7 @@ impl Units {
     /// Where modules are loaded.
     pub fn set_modules<'a>(&mut self, modules: impl Iterator<Item = &'a ModuleRecord>) {
         const MOST: usize = 10_000;
-        let before = self.modules.iter().filter(|module| module.precompiled).count();
+        let before = std::mem::take(&mut self.modules);
         self.modules = modules
             .filter(|module| module.base != 0 && module.flags & module_flag::DYNAMIC == 0)
             .map(|module| LoadedModule {
@@ -137,7 +138,8 @@ impl Units {
         for (module, next) in self.modules.iter_mut().zip(starts) {
             module.end = module.end.min(next);
         }
-        self.changed |= self.modules.iter().filter(|module| module.precompiled).count() != before;
+        let precompiled = self.modules.iter().filter(|module| module.precompiled);
+        self.changed |= precompiled.ne(before.iter().filter(|module| module.precompiled));
     }
 
     /// The kernel memory of its tables.

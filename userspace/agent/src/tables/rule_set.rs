@@ -91,8 +91,9 @@ impl RuleSet {
             .collect()
     }
 
-    /// Releases a file's numbers.
-    pub fn unload(&mut self, numbers: &[u16], now: Instant) {
+    /// Releases a file's numbers; returns how many were used by no other.
+    pub fn unload(&mut self, numbers: &[u16], now: Instant) -> usize {
+        let mut freed = 0;
         for &number in numbers {
             let Some(users) = self.users.get_mut(usize::from(number)) else { continue };
             *users = users.saturating_sub(1);
@@ -101,8 +102,10 @@ impl RuleSet {
                     self.numbers.remove(rule);
                 }
                 self.waiting.push_back((now, number));
+                freed += 1;
             }
         }
+        freed
     }
 
     pub fn reclaim(&mut self, now: Instant) {
@@ -181,7 +184,10 @@ mod tests {
             let rules: Vec<Rule> = (0..2000).map(|n| rule(round * 2000 + n)).collect();
             let numbers = set.load(&rules, &mut 2000, |_, _| {});
             assert!(numbers.iter().all(|&n| n != UNSUPPORTED), "round {round}");
-            set.unload(&numbers, now);
+            // Only those of the last user come back.
+            let shared = set.load(&rules[..500], &mut 0, |_, _| {});
+            assert_eq!(set.unload(&numbers, now), 1500);
+            assert_eq!(set.unload(&shared, now), 500);
             set.reclaim(now + GRACE);
         }
         assert_eq!(set.count(), before);

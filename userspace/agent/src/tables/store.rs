@@ -164,13 +164,15 @@ impl Store {
         Some(Table { pieces, numbers, loads: table.loads.clone() })
     }
 
-    /// Frees a table's memory. Only when no published process uses it any more.
-    pub fn unload(&mut self, table: Table) {
+    /// Frees a table's memory. Only when no published process uses it any more. Returns how many
+    /// rule numbers were its own.
+    pub fn unload(&mut self, table: Table) -> usize {
         let now = Instant::now();
-        self.rules.unload(&table.numbers, now);
+        let freed = self.rules.unload(&table.numbers, now);
         for piece in table.pieces {
             self.segments.free(piece.range, now);
         }
+        freed
     }
 
     /// Makes a process's extents known to the kernel. `code` is sorted by address; it is complete

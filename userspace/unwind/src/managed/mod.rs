@@ -25,8 +25,9 @@ pub struct MethodCode<'a> {
     pub bytes: &'a [u8],
     /// It replaces a running frame of the method (tier "OSR").
     pub is_replacement: bool,
-    /// For a replacement: the first bytes of the method's unoptimised code, when known.
-    pub replaced: &'a [u8],
+    /// For a replacement: the frame of the method's unoptimised code, when known
+    /// ([`replaceable_frame`]).
+    pub replaced_frame: Option<u32>,
 }
 
 /// A stub that has a frame for some of its instructions.
@@ -56,6 +57,13 @@ pub fn method_rules(code: &MethodCode<'_>) -> Vec<(u32, Rule)> {
     arch::method_rules(code)
 }
 
+/// The frame of unoptimised code that a replacement may take the place of while it runs, by its
+/// first bytes; `None` when it has none. The number means something to [`method_rules`] only.
+#[must_use]
+pub fn replaceable_frame(code: &[u8]) -> Option<u32> {
+    arch::replaceable_frame(code)
+}
+
 /// Whether the rest of a method's code, which is not in `bytes`, may change its rules.
 #[must_use]
 pub fn wants_all_code(code: &MethodCode<'_>) -> bool {
@@ -69,7 +77,7 @@ pub fn fuzz_code(data: &[u8]) {
         size: bytes.len() as u32 + u32::from(*size),
         bytes,
         is_replacement: choice & 1 != 0,
-        replaced: if choice & 2 != 0 { bytes } else { &[] },
+        replaced_frame: if choice & 2 != 0 { replaceable_frame(bytes) } else { None },
     };
     let rules = method_rules(&code);
     assert!(rules.first().is_some_and(|(offset, _)| *offset == 0));

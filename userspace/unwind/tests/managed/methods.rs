@@ -70,7 +70,7 @@ impl Method {
             size: self.code.len() as u32,
             bytes: &self.code,
             is_replacement: self.is_replacement,
-            replaced: &[],
+            replaced_frame: None,
         }
     }
 

@@ -1,7 +1,9 @@
 //! Prologues, handlers, replacements and stubs, byte by byte; and bytes that are no code.
 
 use strata_abi::rule::{FLAG_FP_SAVED, Kind, Packed, Rule};
-use strata_unwind::managed::{MethodCode, STUB_REACH, method_rules, stub_at, wants_all_code};
+use strata_unwind::managed::{
+    MethodCode, STUB_REACH, method_rules, replaceable_frame, stub_at, wants_all_code,
+};
 
 const PUSH_RBP: &[u8] = &[0x55];
 const PUSH_RBX: &[u8] = &[0x53];
@@ -190,7 +192,8 @@ const REPLACEMENT: [u8; 22] = [
 
 fn replacement_rules(bytes: &[u8], replaced: &[u8]) -> Vec<(u32, Rule)> {
     let size = bytes.len() as u32;
-    method_rules(&MethodCode { size, bytes, is_replacement: true, replaced })
+    let replaced_frame = replaceable_frame(replaced);
+    method_rules(&MethodCode { size, bytes, is_replacement: true, replaced_frame })
 }
 
 #[test]
@@ -282,7 +285,7 @@ fn bytes_that_are_no_code_have_rules_all_the_same() {
             size: if round % 3 == 0 { u32::MAX } else { random().into() },
             bytes: &bytes,
             is_replacement: round % 2 == 0,
-            replaced: if round % 4 == 0 { &bytes } else { &[] },
+            replaced_frame: if round % 4 == 0 { replaceable_frame(&bytes) } else { None },
         };
         let rules = method_rules(&code);
         assert_eq!(rules[0].0, 0);

@@ -198,7 +198,7 @@ impl Tracee {
                 size: compiled.size,
                 bytes: &code,
                 is_replacement: compiled.is_replacement(),
-                replaced: &[],
+                replaced_frame: None,
             });
             let (size, name) = (compiled.size, compiled.name);
             known.insert(compiled.start, Method { size, name, rules });

@@ -6,6 +6,8 @@ use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::UProbe;
 use aya::{Ebpf, EbpfLoader, Pod};
 
+use strata_abi::record::{EVENT_KINDS, event_slot};
+
 use super::{HotValue, LoadError, Programs, map, program};
 use crate::kernel::probes::Probes;
 
@@ -29,7 +31,8 @@ struct PaceValue {
     window: u32,
     taken: u32,
     raw: u32,
-    refused: u32,
+    unreadable: u32,
+    refused: [u32; EVENT_KINDS],
 }
 // SAFETY: plain words without padding.
 unsafe impl Pod for PaceValue {}
@@ -72,10 +75,8 @@ impl ClrEvents {
         all.filter_map(|hot| hot.counters.get(counter).copied()).sum()
     }
 
-    /// Events beyond what a CPU takes, or without working memory.
-    pub(super) fn refused(&self, cpus: u32) -> u64 {
-        let all = (0..cpus).filter_map(|cpu| self.paces.get(&cpu, 0).ok());
-        all.map(|pace| u64::from(pace.refused)).sum()
+    fn paces(&self, cpus: u32) -> impl Iterator<Item = PaceValue> {
+        (0..cpus).filter_map(|cpu| self.paces.get(&cpu, 0).ok())
     }
 }
 
@@ -100,8 +101,18 @@ impl Programs {
         self.clr_events.as_ref().map_or(0, |events| events.count(counter))
     }
 
-    /// Events of the CLR that were not taken.
-    pub fn clr_events_refused(&self) -> u64 {
-        self.clr_events.as_ref().map_or(0, |events| events.refused(self.possible_cpus))
+    /// Events of the CLR of one kind (`SOURCE_*`) that were not taken: beyond what a process may
+    /// report or a CPU takes, or without memory or room.
+    pub fn clr_events_refused(&self, source: u8) -> u64 {
+        let of_kind =
+            |pace: PaceValue| pace.refused.get(event_slot(source)).copied().map(u64::from);
+        let paces = self.clr_events.iter().flat_map(|events| events.paces(self.possible_cpus));
+        paces.filter_map(of_kind).sum()
+    }
+
+    /// Calls of the bridge's function with no event.
+    pub fn clr_events_unreadable(&self) -> u64 {
+        let paces = self.clr_events.iter().flat_map(|events| events.paces(self.possible_cpus));
+        paces.map(|pace| u64::from(pace.unreadable)).sum()
     }
 }

@@ -89,6 +89,10 @@ pub(crate) fn method_rules(_code: &MethodCode<'_>) -> Vec<(u32, Rule)> {
     vec![(0, Rule::simple(strata_abi::rule::Packed::UNSUPPORTED))]
 }
 
+pub(crate) fn replaceable_frame(_code: &[u8]) -> Option<u32> {
+    None
+}
+
 pub(crate) fn wants_all_code(_code: &MethodCode<'_>) -> bool {
     false
 }

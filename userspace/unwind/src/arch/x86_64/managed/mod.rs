@@ -25,7 +25,7 @@
 //!   body's: RBP is the method's own in it, so the walk goes on with the method's caller, and the
 //!   frames between (the runtime's, while it handles an exception) are left out.
 //! - For methods that replace a running frame, an epilogue is needed, or the first bytes of the
-//!   replaced method ([`MethodCode::replaced`]).
+//!   replaced method ([`MethodCode::replaced_frame`]).
 //!
 //! Invariant: the code is a hostile process's. Work is bounded by the bytes given, nothing is
 //! allocated by a size that they claim, and wrong rules harm that process's stacks only.
@@ -41,6 +41,7 @@ mod unwind_codes;
 
 use strata_abi::rule::Rule;
 
+pub(crate) use replaced::replaceable_frame;
 pub(crate) use stubs::{STUB_REACH, stub_at};
 
 use crate::managed::MethodCode;
@@ -52,7 +53,7 @@ pub(crate) fn method_rules(code: &MethodCode<'_>) -> Vec<(u32, Rule)> {
     if code.is_replacement {
         let starts = funclets::starts(bytes, 0);
         let body = starts.first().and_then(|start| bytes.get(..*start as usize));
-        replaced::rows(body.unwrap_or(bytes), code.replaced, &mut rows);
+        replaced::rows(body.unwrap_or(bytes), code.replaced_frame, &mut rows);
         handlers(bytes, &starts, &mut rows);
         return rows.0;
     }

@@ -35,12 +35,10 @@ const FP_BELOW: u32 = 16;
 const LEAST: u32 = 24;
 
 /// Rows of a replacement's body. `body` is its code without its funclets.
-pub(super) fn rows(body: &[u8], replaced: &[u8], rows: &mut Rows) {
+pub(super) fn rows(body: &[u8], replaced_frame: Option<u32>, rows: &mut Rows) {
     let relative = Frame { base: Base::Sp, cfa: LEAST, fp_below: FP_BELOW };
     let prologue = prologue::follow(body, 0, relative, &mut Rows::default());
-    let entry = by_epilogue(body, &prologue)
-        .or_else(|| by_replaced_prologue(replaced))
-        .or_else(|| by_stores(&prologue));
+    let entry = by_epilogue(body, &prologue).or(replaced_frame).or_else(|| by_stores(&prologue));
     match entry.filter(|cfa| *cfa >= LEAST && cfa % 8 == 0) {
         Some(cfa) => {
             prologue::follow(body, 0, Frame { cfa, ..relative }, rows);
@@ -82,7 +80,8 @@ fn by_epilogue(body: &[u8], prologue: &Prologue) -> Option<u32> {
     None
 }
 
-fn by_replaced_prologue(replaced: &[u8]) -> Option<u32> {
+/// The distance from RSP to the CFA at the entry of a replacement of this code.
+pub(crate) fn replaceable_frame(replaced: &[u8]) -> Option<u32> {
     if replaced.is_empty() {
         return None;
     }

@@ -1,0 +1,146 @@
+//! The addresses of generated code that a bridge is asked about, and the runtime's own code that was
+//! found there.
+//!
+//! An address is asked about once, until its answer is old: other code may be there by then. Stubs
+//! come and go without a record, so those that were found long ago make way for others.
+//!
+//! Invariant: at most [`MOST_ASKED`] addresses, and some ten thousand stubs.
+
+use crate::hash::HashMap;
+
+const MOST_ASKED: usize = 100_000;
+/// Stubs found before older ones are forgotten.
+const MANY_STUBS: usize = 10_000;
+/// Flushes after which an address may be asked about again.
+const ANSWER_AGES: u32 = 2;
+/// What an entry takes.
+const ENTRY: usize = 64;
+
+/// An address whose method has been requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// Whether the code there has called something.
+    Waiting {
+        is_caller: bool,
+    },
+    Answered,
+}
+
+#[derive(Default)]
+pub struct Addresses {
+    /// With the flush before which it was asked about.
+    asked: HashMap<u64, (Asked, u32)>,
+    flush: u32,
+    /// Stubs whose code was read, and their name.
+    stubs: HashMap<u64, Option<&'static str>>,
+    /// Those found before.
+    older_stubs: HashMap<u64, Option<&'static str>>,
+}
+
+impl Addresses {
+    /// Notes that an address is requested; false when it was requested before.
+    pub fn ask(&mut self, address: u64, is_caller: bool) -> bool {
+        if self.asked.len() >= MOST_ASKED || self.asked.contains_key(&address) {
+            return false;
+        }
+        self.asked.insert(address, (Asked::Waiting { is_caller }, self.flush));
+        true
+    }
+
+    /// A method is known there.
+    pub fn is_answered(&mut self, address: u64) {
+        self.asked.remove(&address);
+    }
+
+    /// No method is there. Whether that was asked, and code there has called something.
+    pub fn is_in_no_method(&mut self, address: u64) -> Option<bool> {
+        let (asked, _) = self.asked.get_mut(&address)?;
+        let before = std::mem::replace(asked, Asked::Answered);
+        Some(before == Asked::Waiting { is_caller: true })
+    }
+
+    /// Whether the answer about an address is pending.
+    pub fn is_waiting_for(&self, address: u64) -> bool {
+        matches!(self.asked.get(&address), Some((Asked::Waiting { .. }, _)))
+    }
+
+    pub fn add_stub(&mut self, address: u64, name: Option<&'static str>) {
+        self.stubs.insert(address, name);
+    }
+
+    /// The name of the runtime's own code at an address; `Some(None)` if it has none.
+    pub fn stub_at(&self, address: u64) -> Option<Option<&'static str>> {
+        self.stubs.get(&address).or_else(|| self.older_stubs.get(&address)).copied()
+    }
+
+    /// The samples until a flush were described. True when stubs that were found before the last
+    /// time were forgotten.
+    pub fn age(&mut self) -> bool {
+        self.flush = self.flush.wrapping_add(1);
+        let flush = self.flush;
+        self.asked.retain(|_, (_, asked)| flush.wrapping_sub(*asked) < ANSWER_AGES);
+        let are_many = self.stubs.len() > MANY_STUBS;
+        if are_many {
+            self.older_stubs = std::mem::take(&mut self.stubs);
+        }
+        are_many
+    }
+
+    /// Only some stubs are wanted any more.
+    pub fn of_stubs(stubs: impl Iterator<Item = (u64, Option<&'static str>)>) -> Self {
+        Self { stubs: stubs.collect(), ..Self::default() }
+    }
+
+    pub fn bytes(&self) -> usize {
+        (self.asked.len() + self.stubs.len() + self.older_stubs.len()) * ENTRY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::managed::stubs;
+
+    #[test]
+    fn an_address_is_asked_about_once_until_its_answer_is_old() {
+        let mut addresses = Addresses::default();
+        assert!(addresses.ask(7, true) && !addresses.ask(7, true) && addresses.is_waiting_for(7));
+        assert_eq!(addresses.is_in_no_method(7), Some(true));
+        assert_eq!(addresses.is_in_no_method(8), None);
+        assert!(!addresses.ask(7, false) && !addresses.is_waiting_for(7));
+        addresses.age();
+        assert!(!addresses.ask(7, false));
+        addresses.age();
+        assert!(addresses.ask(7, false));
+        addresses.is_answered(7);
+        assert!(addresses.ask(7, false), "its method may be gone");
+    }
+
+    #[test]
+    fn addresses_without_end_are_asked_about_as_answers_get_old() {
+        let mut addresses = Addresses::default();
+        let mut asked = 0;
+        for address in 0..5 * MOST_ASKED as u64 {
+            asked += usize::from(addresses.ask(address, false));
+            if address % MOST_ASKED as u64 == 0 {
+                addresses.age();
+            }
+            assert!(addresses.bytes() <= MOST_ASKED * ENTRY);
+        }
+        assert!(asked > 2 * MOST_ASKED, "{asked}");
+    }
+
+    #[test]
+    fn stubs_that_were_found_long_ago_make_way() {
+        let mut addresses = Addresses::default();
+        for turn in 0..10 {
+            for address in 0..=MANY_STUBS as u64 {
+                addresses.add_stub(turn << 32 | address, Some(stubs::NAMELESS));
+            }
+            assert!(addresses.age());
+            assert_eq!(addresses.stub_at(turn << 32), Some(Some(stubs::NAMELESS)));
+        }
+        assert!(addresses.bytes() <= 3 * MANY_STUBS * ENTRY);
+        assert_eq!(addresses.stub_at(1), None);
+    }
+}
