@@ -128,7 +128,14 @@ namespace Shop
             for (int i = 0; i < threads.Length; i++)
             {
                 var work = all[i];
-                threads[i] = new Thread(() => work()) { Name = names[i] };
+                var name = names[i];
+                threads[i] = new Thread(() =>
+                {
+                    // The runtime reports a name when it is set, to the profilers that are there.
+                    WaitForGo();
+                    Thread.CurrentThread.Name = name;
+                    work();
+                });
             }
             foreach (var thread in threads) thread.Start();
             Console.WriteLine("ready");
