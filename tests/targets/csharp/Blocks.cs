@@ -92,6 +92,8 @@ namespace Shop
                 Thread.Sleep(2);
                 turns[at].Left = Stopwatch.GetTimestamp();
                 Monitor.Exit(door);
+                // Else it would have the lock again before the others wake up.
+                Thread.Sleep(1);
             }
         }
 
