@@ -144,7 +144,7 @@ namespace Shop
             foreach (var thread in threads) thread.Join();
         }
 
-        static void Main(string[] arguments)
+        static int Main(string[] arguments)
         {
             go = arguments[1];
             int rounds = int.Parse(arguments[2]);
@@ -173,6 +173,7 @@ namespace Shop
                 Run(new[] { "alone" }, new Action[] { () => Free(rounds) });
                 Console.WriteLine($"rounds={waits}");
             }
+            return 0;
         }
     }
 }
