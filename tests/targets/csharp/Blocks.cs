@@ -92,6 +92,8 @@ namespace Shop
                 Thread.Sleep(2);
                 turns[at].Left = Stopwatch.GetTimestamp();
                 Monitor.Exit(door);
+                // Else it would have the lock again before the others wake up.
+                Thread.Sleep(1);
             }
         }
 
@@ -128,14 +130,21 @@ namespace Shop
             for (int i = 0; i < threads.Length; i++)
             {
                 var work = all[i];
-                threads[i] = new Thread(() => work()) { Name = names[i] };
+                var name = names[i];
+                threads[i] = new Thread(() =>
+                {
+                    // The runtime reports a name when it is set, to the profilers that are there.
+                    WaitForGo();
+                    Thread.CurrentThread.Name = name;
+                    work();
+                });
             }
             foreach (var thread in threads) thread.Start();
             Console.WriteLine("ready");
             foreach (var thread in threads) thread.Join();
         }
 
-        static void Main(string[] arguments)
+        static int Main(string[] arguments)
         {
             go = arguments[1];
             int rounds = int.Parse(arguments[2]);
@@ -164,6 +173,7 @@ namespace Shop
                 Run(new[] { "alone" }, new Action[] { () => Free(rounds) });
                 Console.WriteLine($"rounds={waits}");
             }
+            return 0;
         }
     }
 }

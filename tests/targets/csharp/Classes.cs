@@ -66,13 +66,14 @@ namespace Shop
             Nested<int>(7, bytes / 40);
         }
 
-        static void Main(string[] arguments)
+        static int Main(string[] arguments)
         {
             int bytes = int.Parse(arguments[1]) * 1000000;
             var thread = new Thread(() => Work(arguments[0], bytes));
             thread.Start();
             thread.Join();
             Console.WriteLine($"deep={bytes / 40} deep_bytes={(long)(bytes / 40) * 40}");
+            return 0;
         }
     }
 }
