@@ -226,6 +226,48 @@ fn a_stack_that_cannot_be_read_stalls_nothing() -> Result<()> {
     Ok(())
 }
 
+/// Several processes with such a stack each, in a file system of its own: each costs the others one pass that is given up, and no time.
+#[test]
+fn many_stacks_that_cannot_be_read_stall_nothing() -> Result<()> {
+    const MANY: usize = 7;
+    let _machine = machine::beside_others()?;
+    // Dropped after the file system: they cannot end while their memory is being read.
+    let mut hostile = Vec::new();
+    let mut silent = Vec::new();
+    let program = c_target("stack_on_file")?;
+    for _ in 0..MANY {
+        let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
+        let path = files.program();
+        let mut one = Running::start(&program, &[path.to_str().context("a path")?])?;
+        one.wait_for_line("ready", PATIENCE)?;
+        hostile.push(one);
+        files.fall_silent();
+        silent.push(files);
+    }
+    let good = Running::start(&c_target("waits")?, &["600"])?;
+    let mut recording = record()?.option("--pid", good.pid().to_string());
+    for one in &hostile {
+        recording = recording.option("--pid", one.pid().to_string());
+    }
+    let recorded = recording.option("-e", "wall").seconds(20.0).run()?;
+    let stacks = wall(&recorded)?;
+    let time_of = |pid: i32| {
+        let pid = pid.to_string();
+        seconds(stacks.stacks.iter().filter(move |stack| label(stack, "pid") == pid))
+    };
+    let sleeps = seconds(stacks.stacks.iter().filter(|stack| has(stack, "wait_sleep")));
+    println!("good {:.2} s, its sleeper {sleeps:.2} s", time_of(good.pid()));
+    let summary = recorded.summary()?;
+    assert_eq!(summary.losses_named(&["thread_reads_hung"]), MANY as u64);
+    assert_eq!(summary.losses_named(&["thread_passes_refused"]), 0);
+    for one in &hostile {
+        let time = time_of(one.pid());
+        assert!((38.0..46.0).contains(&time), "{}: {time:.2} s", one.pid());
+    }
+    assert!((228.0..270.0).contains(&time_of(good.pid())) && sleeps > 8.0);
+    Ok(())
+}
+
 /// A program that waits and executes another one, which waits too: each has its own time, and the number of
 /// a thread that executed one has none.
 #[test]
