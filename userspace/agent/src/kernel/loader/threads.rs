@@ -266,6 +266,11 @@ impl Threads {
 
     /// Leaves the reader behind. Memory of the process that it reads is not read for a while.
     pub(super) fn leave_behind(&mut self, pid: u32) {
+        // Once it is killed its reads fail at once: what it sent of other threads would be stacks that
+        // cannot be read.
+        if let Ok(PassValue(pass)) = self.pass.get(&0, 0) {
+            let _ = self.pass.set(0, PassValue(Pass { reader: 0, ..pass }), 0);
+        }
         let user = if pid == 0 { ROOT } else { owner_of(pid) };
         if let Some(Running { slot, mut reader, .. }) = self.current.take() {
             reader.kill();
