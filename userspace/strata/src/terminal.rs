@@ -26,7 +26,9 @@ pub fn counted(count: u64, noun: &str) -> String {
     let number = crate::printing::grouped(count);
     match count {
         1 => format!("1 {noun}"),
-        _ if noun.ends_with('s') || noun.ends_with("sh") => format!("{number} {noun}es"),
+        _ if noun.ends_with('s') || noun.ends_with("sh") || noun.ends_with("ch") => {
+            format!("{number} {noun}es")
+        }
         _ => format!("{number} {noun}s"),
     }
 }
@@ -39,6 +41,7 @@ mod tests {
     fn one_thing_is_singular() {
         assert_eq!(counted(1, "process"), "1 process");
         assert_eq!(counted(0, "process"), "0 processes");
+        assert_eq!(counted(2, "batch"), "2 batches");
         assert_eq!(counted(1_200, "sample"), "1,200 samples");
     }
 

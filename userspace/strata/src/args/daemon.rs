@@ -52,7 +52,7 @@ pub struct DaemonArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Read the configuration as the daemon would, and say what is wrong with it
+    /// Check the configuration as the daemon reads it, and list its problems
     Check(SettingsArgs),
     /// Print every value, and where it comes from (secrets as ***)
     Show(SettingsArgs),
@@ -68,7 +68,7 @@ pub struct StatusArgs {
     /// The daemon's configuration [/etc/strata/strata.toml, if it is there]
     #[arg(short, long, value_name = "FILE", conflicts_with = "socket")]
     pub config: Option<PathBuf>,
-    /// Show who is sampled: each process's service, labels, and where they come from
+    /// List the sampled processes: the service and labels of each, and where they come from
     #[arg(long)]
     pub services: bool,
     /// Print it as JSON

@@ -34,24 +34,24 @@ pub enum Command {
     Record(Box<RecordArgs>),
     /// Profile the whole host continuously, for the local store and for servers
     Daemon(DaemonArgs),
-    /// Say how the daemon of this host is doing
+    /// Show the state of this host's daemon: load, losses, exporters
     Status(StatusArgs),
     /// Check or show the daemon's configuration
     #[command(subcommand)]
     Config(ConfigCommand),
     /// Turn a profile (pprof or folded stacks) into another format
     Convert(ConvertArgs),
-    /// Ask the local store: where time went, of a service, in any window it holds
+    /// Query the local store: where a service's time went, in any window that it holds
     Query(Box<QueryArgs>),
     /// Compare two windows, services or versions in the local store
     Diff(Box<DiffArgs>),
-    /// List the .NET processes of this host, and how strata's bridge in each is
+    /// List the .NET processes of this host, and the state of strata's bridge in each
     Ps(PsArgs),
     /// Show where the threads of a process are right now, blocked ones included
     Stacks(StacksArgs),
     /// Print the environment variables that make a .NET process load strata's bridge at its start
     Env(EnvArgs),
-    /// Say what works on this host, what does not, and what to do about it
+    /// Check what works on this host, what does not, and how to fix it
     Doctor(DoctorArgs),
 }
 

@@ -53,7 +53,7 @@ pub struct StacksArgs {
     /// Show every kernel frame on a line of its own
     #[arg(long)]
     pub kernel: bool,
-    /// How to reach into a .NET process for the names of its methods
+    /// How to get the names of a .NET process's methods
     #[arg(long, value_name = "HOW", default_value = "attach")]
     pub clr: ClrArg,
     /// Print the stacks as JSON

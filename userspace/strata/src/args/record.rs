@@ -101,7 +101,7 @@ pub struct OutputArgs {
     /// A file to write; repeatable; `-` is the standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: Vec<PathBuf>,
-    /// The format of outputs whose name does not tell
+    /// The format of outputs whose file name has no known extension
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
     /// Which frames a flame graph shows (the other formats have them all)
@@ -122,7 +122,7 @@ pub struct OutputArgs {
     /// Print nothing but errors
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Say more; twice: what strata does step by step
+    /// Log files that could not be used; twice: every step
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 }

@@ -127,10 +127,10 @@ fn targets(status: &Status, lines: &mut Vec<String>) {
     let reading = &status.reading;
     if reading.given_up > 0 || reading.refused > 0 {
         lines.push(format!(
-            "environments   {} could not be read in time, {} were not tried; {} threads hang",
+            "environments   {} could not be read in time, {} were not tried; {} hanging",
             grouped(reading.given_up),
             grouped(reading.refused),
-            reading.stuck
+            counted(reading.stuck as u64, "thread")
         ));
     }
     let containers = &status.containers;
@@ -150,8 +150,8 @@ fn targets(status: &Status, lines: &mut Vec<String>) {
 fn delivery(status: &Status, lines: &mut Vec<String>) {
     let store = &status.store;
     lines.push(format!(
-        "store          {} profiles written, {}; dictionaries in memory {}",
-        grouped(store.profiles),
+        "store          {} written, {}; dictionaries in memory {}",
+        counted(store.profiles, "profile"),
         bytes(store.bytes),
         bytes(store.dictionaries)
     ));
@@ -174,12 +174,12 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
 
 fn exporter(exporter: &Exporter, lines: &mut Vec<String>) {
     lines.push(format!(
-        "exporter {:<10}{}; {} profiles ({}) delivered, {} batches wait, lag {}",
+        "exporter {:<10}{}; {} ({}) delivered, {} waiting, lag {}",
         exporter.name,
         exporter.state,
-        grouped(exporter.delivered_profiles),
+        counted(exporter.delivered_profiles, "profile"),
         bytes(exporter.delivered_bytes),
-        grouped(exporter.waiting_batches as u64),
+        counted(exporter.waiting_batches as u64, "batch"),
         span(exporter.lag_seconds as u64)
     ));
     for (cause, count) in &exporter.dropped {
