@@ -1,14 +1,16 @@
 //! Slow symbolization delays the profile of that process only.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use strata_tests::backends::{self, Received};
 use strata_tests::collector::Collector;
 use strata_tests::daemon::{Daemon, PATIENCE};
 use strata_tests::fuse::SilentFileSystem;
 use strata_tests::running::{Running, wait_until};
+use strata_tests::stacks::Stacks;
 use strata_tests::{machine, targets};
 
 const PERIOD: Duration = Duration::from_secs(2);
@@ -29,6 +31,82 @@ fn slow_program(files: &SilentFileSystem) -> Result<Running> {
     command.arg(files.folder()).arg(targets::c("shares").named("late").stripped().build()?);
     command.env("DD_SERVICE", "late");
     Running::from_command(command)
+}
+
+/// The share of stacks with a frame of which not even the file is known.
+fn without_a_module(stacks: &Stacks) -> f64 {
+    stacks.share_that(|stack| {
+        let is_frame = |name: &str| name != "[incomplete]";
+        let mut frames = stack.frames.iter().filter(|frame| is_frame(&frame.name));
+        frames.any(|frame| !frame.is_kernel() && frame.file.is_empty())
+    })
+}
+
+/// Enough for each to be a file of its own that every flush reads.
+const MODULES: usize = 1_000;
+
+/// A program that spends its time in many libraries, and what has them.
+fn program_of_many_modules() -> Result<(Running, tempfile::TempDir)> {
+    let folder = tempfile::tempdir()?;
+    let plugin = std::fs::read(targets::plugin()?)?;
+    for number in 0..MODULES {
+        std::fs::write(folder.path().join(format!("module{number}.so")), &plugin)?;
+    }
+    let mut command = Command::new(targets::c("modules").build()?);
+    command.arg(folder.path()).arg("600").env("DD_SERVICE", "many");
+    Ok((Running::from_command(command)?, folder))
+}
+
+#[test]
+fn a_target_with_a_thousand_modules_delays_no_other_flush() -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::c("shares").build()?;
+    let (_many, _folder) = program_of_many_modules()?;
+    let mut daemon = Daemon::prepared()?;
+    let (collector, push) = Collector::on_port(0)?;
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 997\n\
+         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
+        PERIOD.as_secs()
+    ))?;
+    daemon.start()?;
+    let mut command = Command::new(&program);
+    command.arg("600").env("DD_SERVICE", "bystander");
+    let _bystander = Running::from_command(command)?;
+    wait_until("some periods have passed", PATIENCE, || {
+        daemon.health().is_ok_and(|health| health == "ok\n")
+            && of_service(&collector, "bystander").len() >= 6
+            && of_service(&collector, "many").len() >= 6
+    })?;
+    let bystander = of_service(&collector, "bystander");
+    let many = of_service(&collector, "many");
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    let mut modules = BTreeSet::new();
+    for one in &many {
+        for stack in &one.profile.stacks()?.stacks {
+            let frames = stack.frames.iter().filter(|frame| frame.file.contains("/module"));
+            modules.extend(frames.map(|frame| frame.file.clone()));
+        }
+    }
+    let lengths: Vec<f64> =
+        bystander.iter().map(|one| one.profile.duration_nanos as f64 / 1e9).collect();
+    let named: Vec<f64> = bystander
+        .iter()
+        .map(|one| Ok(one.profile.stacks()?.share_with("burn_fifty")))
+        .collect::<Result<_>>()?;
+    let last = many.last().context("its profiles")?.profile.stacks()?;
+    let entries = last.share_with("plugin_entry");
+    println!(
+        "{} modules sampled, {entries:.3} named at the end; bystander: {lengths:.1?} s, named {named:.2?}",
+        modules.len()
+    );
+    assert!(modules.len() > MODULES / 2, "{} modules", modules.len());
+    // A process has 512 files opened at once, then 32 a second; frames in the others have their module.
+    assert!(entries > 0.3 && without_a_module(&last) < 0.05, "{entries}");
+    assert!(lengths.iter().all(|length| *length < SLOW.as_secs_f64()), "{lengths:?}");
+    assert!(named.iter().all(|share| *share > 0.3), "{named:?}");
+    Ok(())
 }
 
 #[test]
@@ -70,9 +148,7 @@ fn a_target_whose_files_answer_after_seconds_delays_no_other_flush() -> Result<(
     assert!(lengths.iter().all(|length| *length < SLOW.as_secs_f64()), "{lengths:?}");
     assert!(named.iter().all(|share| *share > 0.3), "{named:?}");
     for one in &late {
-        let nowhere = one.profile.stacks()?.share_that(|stack| {
-            stack.frames.iter().any(|frame| !frame.is_kernel() && frame.file.is_empty())
-        });
+        let nowhere = without_a_module(&one.profile.stacks()?);
         assert!(nowhere < 0.05, "frames without a name have their module: {nowhere}");
     }
     Ok(())

@@ -198,7 +198,7 @@
     rect.setAttribute("rx", 2);
     g.appendChild(rect);
     layer.appendChild(g);
-    var f = { g: g, rect: rect, text: null, name: node.f.name, figures: depth === 1 ? "on the CPU itself" : "", kind: node.f.kind, x: x, v: node.v, y: top + depth * row };
+    var f = { g: g, rect: rect, text: null, name: node.f.name, figures: depth === 1 ? "its own, without what it calls" : "", kind: node.f.kind, x: x, v: node.v, y: top + depth * row };
     byElement.set(g, f);
     return f;
   }
