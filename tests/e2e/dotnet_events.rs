@@ -256,6 +256,8 @@ fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
 fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
+    // Compiled first: the daemon attaches to the compiler, too.
+    dotnet.program(Version::V9, "Throws", &[])?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure(
         "[dotnet]\nage = \"0s\"\n\

@@ -245,6 +245,8 @@ fn recordings_come_and_go_in_the_middle_of_a_storm_of_collections() -> Result<()
 fn a_daemon_keeps_the_pauses_that_a_rule_asks_for() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
+    // Compiled first: the daemon attaches to the compiler, too.
+    dotnet.program(Version::V9, "Collects", &[])?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure(
         "[dotnet]\nage = \"0s\"\n\

@@ -265,6 +265,8 @@ fn recordings_of_objects_come_and_go_in_the_middle_of_a_storm() -> Result<()> {
 fn a_daemon_keeps_snapshots_that_are_read_once() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
+    // Compiled first: the daemon attaches to the compiler, too.
+    dotnet.program(Version::V9, "Keeps", &[])?;
     let mut daemon = Daemon::prepared()?;
     let files = daemon.folder().join("files");
     daemon.configure(&format!(
