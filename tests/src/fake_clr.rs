@@ -1,7 +1,7 @@
 //! The modes of the target `fake_clr`: false contents of its memory, and false answers on its
 //! socket.
 
-pub const MODES: [&str; 19] = [
+pub const MODES: [&str; 18] = [
     "honest",
     "random",
     "all-random",
@@ -20,6 +20,5 @@ pub const MODES: [&str; 19] = [
     "units",
     "rows",
     "churn",
-    "names",
 ];
 pub const SOCKETS: [&str; 5] = ["none", "silent", "mute", "flood", "huge"];

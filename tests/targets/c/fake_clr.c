@@ -23,7 +23,6 @@
  *         units      methods of 16 MiB each, all over the address space
  *         rows       methods whose code moves the stack pointer with every instruction
  *         churn      methods that take each other's place without end
- *         names      one stub with names as long as they can be, and stacks of a thousand addresses in it
  * SOCKET  none, silent (never accepts), mute (accepts, never answers), nonsense, flood, huge
  *
  * The layout is that of clr-bridge/layout, version 1; here it is written down a second time on purpose. */
@@ -222,46 +221,6 @@ static void rows(struct shared *segments, int count) {
     }
 }
 
-/* One method that has arguments as long as they can be, all over memory that stacks lead through. */
-
-enum { STUB_SIZE = 1 << 20, CHAIN = 1000 };
-static uint8_t *stub;
-
-static void names(struct shared *segment) {
-    static char argument[1900];
-    memset(argument, 'x', sizeof argument - 1);
-    stub = mmap(NULL, STUB_SIZE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (stub == MAP_FAILED) fail("mmap");
-    /* push rbp; mov rbp, rsp; and, called with another frame pointer: 1: dec edi; jnz 1b; ret. */
-    memcpy(stub, "\x55\x48\x89\xe5", 4);
-    memcpy(stub + 16, "\xff\xcf\x75\xfc\xc3", 5);
-    enumerated(segment);
-    number(1, 8), number(0, 8), number(1, 8), number(0, 4), number(0x06000001, 4);
-    number(0, 1), number(2, 1), number(1, 8), text("IL_STUB_PInvoke"), number(0, 2);
-    bytes("", 0), number(0, 2), number(64, 2);
-    for (int i = 0; i < 64; i++) text(argument);
-    number(0, 8), number(1, 2), number((uint64_t)(uintptr_t)stub, 8), number(STUB_SIZE, 4);
-    bytes("\x55\x48\x89\xe5", 4);
-    append(segment, METHOD);
-}
-
-NOINLINE static void call_stub(void) {
-    struct frame {
-        struct frame *next;
-        uint8_t *address;
-    } chain[CHAIN];
-    for (int i = 0; i < CHAIN; i++) {
-        chain[i].next = i + 1 < CHAIN ? &chain[i + 1] : NULL;
-        chain[i].address = stub + 64 + random_word() % (STUB_SIZE - 64);
-    }
-    uint64_t rounds = 3000000;
-    /* Below what a function without calls may use. */
-    __asm__ volatile("sub $128, %%rsp\n\tpush %%rbp\n\tmov %1, %%rbp\n\tcall *%2\n\tpop %%rbp\n\tadd $128, %%rsp"
-                     : "+D"(rounds)
-                     : "r"(chain), "r"(stub + 16)
-                     : "memory", "cc");
-}
-
 /* What hostile_burn is made of: claimed by methods, too. */
 NOINLINE uint64_t hostile_burn(uint64_t units) {
     uint64_t x = burn_units(units);
@@ -273,7 +232,6 @@ static void *burn(void *unused) {
     (void)unused;
     for (;;) {
         hostile_burn(400);
-        if (stub) call_stub();
         usleep(2000);
     }
     return NULL;
@@ -502,8 +460,6 @@ int main(int argc, char **argv) {
         rows(segments, count);
     } else if (is(mode, "churn")) {
         enumerated(&segments[0]);
-    } else if (is(mode, "names")) {
-        names(&segments[0]);
     } else if (is(mode, "locked")) {
         struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
         if (fcntl(m.fd, F_OFD_SETLK, &lock) < 0) fail("F_OFD_SETLK");

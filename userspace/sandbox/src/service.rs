@@ -13,7 +13,6 @@ mod failures;
 mod graveyard;
 mod lane;
 mod open_file;
-mod shares;
 mod statistics;
 mod turns;
 mod workers;
@@ -38,7 +37,6 @@ use failures::{Culprit, Failures};
 use graveyard::Graveyard;
 use lane::{OpenerLane, PendingOpen};
 pub use open_file::OpenFile;
-pub(crate) use shares::Owner;
 pub use statistics::Statistics;
 pub(crate) use workers::PendingJob;
 use workers::WorkerPool;
@@ -166,9 +164,6 @@ impl FileService {
             self.answer(id, Ok(Reply::UnwindTable(Box::new(table))));
             return Ok(());
         }
-        if job.urgent && self.workers.is_refused(job.owner, now) {
-            return Err(FileError::TakesTooLong);
-        }
         self.expected.insert(id, expected);
         self.workers.push(job);
         Ok(())
@@ -192,7 +187,7 @@ impl FileService {
     /// The next deadline, when there is work even if nothing became readable.
     fn next_move(&self) -> Option<Instant> {
         let now = Instant::now();
-        if self.fast.has_unsent() || self.workers.has_unsent(&self.shared) {
+        if self.fast.has_unsent() || self.workers.has_unsent() {
             return Some(now);
         }
         [
