@@ -47,9 +47,9 @@ const PER_WINDOW: u32 = 8192;
 const PER_PROCESS: u32 = 2048;
 /// Stacks of code without tables that a CPU copies in a window. The first events of a method are
 /// often its first calls, when its code is not published yet.
-const RAW_PER_WINDOW: u32 = 96;
+const RAW_PER_WINDOW: u32 = 160;
 /// The same of one process, on all CPUs.
-const RAW_PER_PROCESS: u32 = 64;
+const RAW_PER_PROCESS: u32 = 128;
 /// Sets of working memory that are tried.
 const TRIES: u32 = 8;
 const NONE: u32 = u32::MAX;
