@@ -18,6 +18,9 @@ use crate::engine::Engine;
 /// Records are drained at least this often, while there are any and a bridge may have something to
 /// report: code that a runtime replaces must be known before samples of it are old.
 const BESIDE_BRIDGES: Duration = Duration::from_millis(250);
+/// The same when neither samples nor bridges had anything in the last turn. A stack through code that
+/// no bridge has reported wakes the loop by itself.
+const BESIDE_IDLE_BRIDGES: Duration = Duration::from_millis(1000);
 /// The same without bridges. Recordings and the daemon turn every second anyway, so this comes due
 /// only when they are late: each waking costs an idle host.
 const WITHOUT_BRIDGES: Duration = Duration::from_millis(1500);
@@ -116,7 +119,11 @@ impl EventLoop {
 }
 
 fn longest_pause(engine: &Engine) -> Duration {
-    if engine.has_bridges() { BESIDE_BRIDGES } else { WITHOUT_BRIDGES }
+    match (engine.has_bridges(), engine.is_busy()) {
+        (false, _) => WITHOUT_BRIDGES,
+        (true, true) => BESIDE_BRIDGES,
+        (true, false) => BESIDE_IDLE_BRIDGES,
+    }
 }
 
 /// Waits until a time; for ever without one.

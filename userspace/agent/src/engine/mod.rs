@@ -366,6 +366,11 @@ impl Engine {
         self.managed.images().next().is_some()
     }
 
+    /// Whether something was sampled, or bridges reported something, in the last turn.
+    pub fn is_busy(&self) -> bool {
+        self.turn.took_some || self.managed.is_busy()
+    }
+
     /// Everything sampled since the last flush; sampling goes on.
     pub fn take_aggregate(&mut self) -> Aggregate {
         // What threads do is counted up to the last record taken: the end of a wait that is in the

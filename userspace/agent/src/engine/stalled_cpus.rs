@@ -7,7 +7,8 @@
 //! one.
 //!
 //! Invariant: this costs a read of the counters each second, in loop turns that run anyway, and no
-//! additional wake-up.
+//! additional wake-up. How long CPUs have worked is read rarely while those that do not tick are idle:
+//! on a host with many CPUs that takes milliseconds.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -28,15 +29,23 @@ struct Ticking {
     busy: Option<Duration>,
 }
 
+/// After each reading that found CPUs without ticks idle, the next one is twice as late, up to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A CPU that has worked for so long since is not idle.
+const NOT_IDLE: Duration = Duration::from_millis(100);
+
 #[derive(Default)]
 pub struct Watch {
     cpus: HashMap<u32, Ticking>,
+    /// When the last reading was of how long CPUs have worked, and how long after it the next one is.
+    read: Option<Instant>,
+    pause: Duration,
 }
 
 impl Watch {
     /// Sampling restarts: resets all counts.
     pub fn reset(&mut self) {
-        self.cpus.clear();
+        *self = Self::default();
     }
 
     /// Notes how often each CPU has ticked, and returns those that have lost their event.
@@ -63,22 +72,30 @@ impl Watch {
                 still.push(cpu);
             }
         }
-        if still.is_empty() {
-            return still;
+        if still.is_empty() || self.read.is_some_and(|read| now < read + self.pause) {
+            return Vec::new();
         }
+        self.read = Some(now);
         let long = STILL.max(Duration::from_secs(1) * MISSING / frequency.max(1));
         let busy_time = busy_time();
+        let mut are_idle = true;
         still.retain(|cpu| {
             let (Some(known), Some(&busy)) = (self.cpus.get_mut(cpu), busy_time.get(cpu)) else {
                 return false;
             };
             let before = *known.busy.get_or_insert(busy);
-            let has_stopped = now - known.since >= long && busy.saturating_sub(before) > BUSY;
+            let worked = busy.saturating_sub(before);
+            are_idle &= worked < NOT_IDLE;
+            let has_stopped = now - known.since >= long && worked > BUSY;
             if has_stopped {
                 *known = Ticking { ticks: known.ticks, since: now, busy: None };
             }
             has_stopped
         });
+        self.pause = match are_idle {
+            true => (2 * self.pause).clamp(Duration::from_secs(1), LONGEST_PAUSE),
+            false => Duration::ZERO,
+        };
         still
     }
 }
@@ -133,6 +150,23 @@ mod tests {
         assert!(restarts(97, &[(97, 1); 5]).is_empty());
         let slow = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6)];
         assert_eq!(restarts(1, &slow), [4]);
+    }
+
+    #[test]
+    fn an_idle_cpu_is_looked_at_rarely_and_still_found_when_it_stops() {
+        let (mut watch, start) = (Watch::default(), Instant::now());
+        let mut readings = 0;
+        let mut look = |second: u32, busy: u32| {
+            let busy_time = || {
+                readings += 1;
+                HashMap::from([(3, SECOND * busy)])
+            };
+            watch.look(&[(3, 97)], 97, start + SECOND * second, busy_time)
+        };
+        assert!((0..60).all(|second| look(second, 7).is_empty()));
+        let stopped = (60..).find(|second| look(*second, 7 + second - 59) == [3]);
+        assert!(stopped.is_some_and(|second| second <= 72), "{stopped:?}");
+        assert!(readings <= 20, "{readings} readings");
     }
 
     #[test]

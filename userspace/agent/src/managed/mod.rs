@@ -53,7 +53,7 @@ use bridge::{Bridges, Refusal};
 use code_reader::CodeReader;
 use maps_reader::MapsReader;
 use runtime::Runtime;
-use target::{PUBLISH_AWAITED_AFTER, State, Target};
+use target::{Meter, PUBLISH_AWAITED_AFTER, State, Target};
 use units::Units;
 
 /// What strata may do to a .NET process.
@@ -129,6 +129,7 @@ pub struct Managed {
     events: events::Wanted,
     has_more: bool,
     turned: Instant,
+    meter: Meter,
 }
 
 // The sampler reads what the bridge writes.
@@ -197,6 +198,7 @@ impl Managed {
             events: events::Wanted::default(),
             has_more: false,
             turned: Instant::now(),
+            meter: Meter::new(),
         }
     }
 
@@ -270,7 +272,7 @@ impl Managed {
     /// Reads the records of a process's bridge since the last turn.
     pub fn take_in(&mut self, image: ImageId) {
         if let Some(target) = self.targets.get_mut(&image) {
-            target.take_in_between(&mut self.looker);
+            target.take_in_between(&mut self.looker, &mut self.meter);
         }
     }
 
@@ -297,6 +299,7 @@ impl Managed {
         let first = order.partition_point(|image| *image < self.next);
         order.rotate_left(first);
         self.turned = Instant::now();
+        self.meter = Meter::new();
         let until = self.turned + ALL_TOGETHER;
         self.next = ImageId(0);
         self.has_more = false;
@@ -313,7 +316,7 @@ impl Managed {
                 target.ended = None;
             }
             let was_known = target.runtime.enumerated;
-            let had_turn = target.take_turn(&mut self.looker, until);
+            let had_turn = target.take_turn(&mut self.looker, &mut self.meter, until);
             target.forget_unsampled();
             let is_current = self.current.get(&target.pid) == Some(image);
             // A process that was never sampled is published when it is.
@@ -335,7 +338,7 @@ impl Managed {
             target.published = Instant::now();
             target.is_awaited = false;
             target.ask_about_nameless(&mut self.code_reader);
-            let changed = target.update_units(programs, store);
+            let changed = target.update_units(programs, store, &mut self.meter);
             if changed || !was_known {
                 dirty.insert(target.pid);
             }
@@ -451,8 +454,20 @@ impl Managed {
     /// Loads a process's code into the tables at once.
     pub fn publish(&mut self, programs: &mut Programs, store: &mut Store, image: ImageId) {
         if let Some(target) = self.targets.get_mut(&image) {
-            target.update_units(programs, store);
+            target.update_units(programs, store, &mut self.meter);
         }
+    }
+
+    /// Whether a bridge reported something in the last turn, or is about to.
+    pub fn is_busy(&self) -> bool {
+        let is_busy = |target: &Target| match target.state {
+            State::Attached(_) => {
+                target.has_reported || target.is_expected || !target.runtime.enumerated
+            }
+            State::Attaching => true,
+            State::Refused(_) | State::Ended => false,
+        };
+        self.has_more || self.targets.values().any(is_busy)
     }
 
     /// When code is to be published that stacks wait for.

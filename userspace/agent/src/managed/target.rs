@@ -84,6 +84,8 @@ pub(super) struct Target {
     pub most_table_bytes: u64,
     /// The time spent on reading since the last turn, besides that.
     taking_in: Duration,
+    /// Its bridge reported something in the last turn.
+    pub has_reported: bool,
     credit: Credit,
 }
 
@@ -93,6 +95,37 @@ fn own_time() -> Duration {
     // SAFETY: a valid place for the result; the clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut used) };
     Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32)
+}
+
+/// What the loop's thread spends on single processes. Its processor time is read for what takes long;
+/// what is brief counts as long as it took: reading takes a system call, and an idle process takes less
+/// than that.
+pub(super) struct Meter {
+    /// Processor time at the last reading.
+    read: Duration,
+    /// What has been spent since, in brief pieces.
+    brief: Duration,
+}
+
+impl Meter {
+    const BRIEF: Duration = Duration::from_micros(100);
+
+    pub fn new() -> Self {
+        Self { read: own_time(), brief: Duration::ZERO }
+    }
+
+    /// At most what was spent since the last reading: the rest was the load of others.
+    fn spent_since(&mut self, begun: Instant) -> Duration {
+        let elapsed = begun.elapsed();
+        if elapsed < Self::BRIEF {
+            self.brief += elapsed;
+            return elapsed;
+        }
+        let now = own_time();
+        let used = now.saturating_sub(self.read).saturating_sub(self.brief);
+        (self.read, self.brief) = (now, Duration::ZERO);
+        used.min(elapsed)
+    }
 }
 
 /// The time budget of one process in the loop: much when it starts and has many records, little in
@@ -154,6 +187,7 @@ impl Target {
             most_bytes,
             most_table_bytes: u64::MAX,
             taking_in: Duration::ZERO,
+            has_reported: false,
             credit: Credit::new(Instant::now()),
         }
     }
@@ -190,36 +224,45 @@ impl Target {
 
     /// Reads the bridge's records since the last turn, while samples are processed: no longer than
     /// [`BETWEEN_TURNS`] from one turn to the next.
-    pub fn take_in_between(&mut self, looker: &mut MapsReader) {
+    pub fn take_in_between(&mut self, looker: &mut MapsReader, meter: &mut Meter) {
         let begun = Instant::now();
         if self.taking_in < BETWEEN_TURNS && self.credit.is_enough(begun) {
-            let used = own_time();
             self.take_in(looker, begun + BETWEEN_TURNS);
-            let used = own_time().saturating_sub(used);
+            let used = meter.spent_since(begun);
             self.taking_in += used;
             self.credit.pay(used);
         }
     }
 
     /// Begins the turn of this process: false when it has used up its time.
-    pub fn take_turn(&mut self, looker: &mut MapsReader, until: Instant) -> bool {
+    pub fn take_turn(
+        &mut self,
+        looker: &mut MapsReader,
+        meter: &mut Meter,
+        until: Instant,
+    ) -> bool {
         let begun = Instant::now();
         if !self.credit.is_enough(begun) {
             return false;
         }
         self.taking_in = Duration::ZERO;
-        let used = own_time();
+        self.has_reported = false;
         self.take_in(looker, until.min(begun + BETWEEN_TURNS * 2));
-        self.credit.pay(own_time().saturating_sub(used));
+        self.credit.pay(meter.spent_since(begun));
         true
     }
 
     /// Loads its changed code; true when it must be republished.
-    pub fn update_units(&mut self, programs: &mut Programs, store: &mut Store) -> bool {
-        let used = own_time();
+    pub fn update_units(
+        &mut self,
+        programs: &mut Programs,
+        store: &mut Store,
+        meter: &mut Meter,
+    ) -> bool {
+        let begun = Instant::now();
         let most = self.most_table_bytes;
         let changed = self.units.update(&mut self.runtime.code, programs, store, most);
-        self.credit.pay(own_time().saturating_sub(used));
+        self.credit.pay(meter.spent_since(begun));
         changed
     }
 
@@ -228,7 +271,12 @@ impl Target {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
-        let alive = bridge.poll(looker, until, &mut |record| runtime.apply(record, most));
+        let mut has_reported = false;
+        let alive = bridge.poll(looker, until, &mut |record| {
+            has_reported = true;
+            runtime.apply(record, most);
+        });
+        self.has_reported |= has_reported;
         // A claim of the process: it may shrink later.
         self.lost = self.lost.max(bridge.lost());
         if runtime.module_changes() != self.modules_seen {
