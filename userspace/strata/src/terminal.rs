@@ -21,6 +21,37 @@ pub fn cut(text: &str, limit: Option<usize>) -> String {
     }
 }
 
+/// Lines that are longer than the terminal go on in the next line, below their second column. Without a
+/// terminal they stay whole.
+pub fn wrapped(text: &str, columns: Option<usize>) -> String {
+    let Some(columns) = columns else { return text.to_owned() };
+    text.lines().map(|line| wrapped_line(line, columns) + "\n").collect()
+}
+
+fn wrapped_line(line: &str, columns: usize) -> String {
+    let indent = second_column(line).filter(|indent| *indent < columns / 2).unwrap_or(0);
+    let (mut wrapped, mut width) = (String::new(), 0);
+    for word in line.split_inclusive(' ') {
+        let length = word.trim_end().chars().count();
+        if width + length > columns && width > indent {
+            wrapped.truncate(wrapped.trim_end().len());
+            wrapped.push('\n');
+            wrapped.extend(std::iter::repeat_n(' ', indent));
+            width = indent;
+        }
+        wrapped.push_str(word);
+        width += word.chars().count();
+    }
+    wrapped
+}
+
+/// Where the text after the first gap of two spaces begins, or after leading ones.
+fn second_column(line: &str) -> Option<usize> {
+    let gap = line.find("  ")?;
+    let rest = line.get(gap..)?.trim_start();
+    Some(line.get(..line.len() - rest.len())?.chars().count())
+}
+
 /// `1 process`, `2 processes`.
 pub fn counted(count: u64, noun: &str) -> String {
     let number = crate::printing::grouped(count);
@@ -43,6 +74,18 @@ mod tests {
         assert_eq!(counted(0, "process"), "0 processes");
         assert_eq!(counted(2, "batch"), "2 batches");
         assert_eq!(counted(1_200, "sample"), "1,200 samples");
+    }
+
+    #[test]
+    fn what_does_not_fit_goes_on_below_its_column() {
+        let line = "memory    67 MB of 256 MB (own 23 MB, kernel 40 MB)";
+        let expected =
+            "memory    67 MB of 256 MB\n          (own 23 MB, kernel\n          40 MB)\n";
+        assert_eq!(wrapped(line, Some(28)), expected);
+        assert_eq!(wrapped("    a b c", Some(6)), "    a b c\n".replace(" b c", "\nb c"));
+        assert_eq!(wrapped(line, None), line);
+        let word = "a-word-that-is-longer-than-the-terminal";
+        assert_eq!(wrapped(word, Some(10)), format!("{word}\n"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use strata_export::pipeline::FileFigures;
 use strata_export::{ExporterHealth, State, Trouble};
 
-use crate::printing;
+use crate::{printing, terminal};
 
 /// The ways of freeing memory, in their order.
 pub const SHED: [&str; 5] = ["names", "early_flush", "workers", "tables", "lines"];
@@ -382,7 +382,9 @@ pub fn run(socket: &Path, json: bool, services: bool) -> Result<i32> {
     let shown = match (json, services) {
         (true, _) => format!("{}\n", body.trim_end()),
         (false, true) => text::services(&status),
-        (false, false) => text::status(&status),
+        (false, false) => {
+            terminal::wrapped(&text::status(&status), terminal::columns(&std::io::stdout()))
+        }
     };
     printing::print(&shown)?;
     Ok(i32::from(!status.healthy))
