@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use strata_kinds::Kind;
 use strata_profile::{FrameKind, Profile};
 
 /// Programs or files that are named.
@@ -10,26 +11,45 @@ const MOST: usize = 3;
 
 /// Shares of samples and frames that miss something, and where.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Quality {
-    pub samples: u64,
+struct Quality {
+    samples: u64,
     /// Samples whose stack does not reach its start, and of which programs.
-    pub incomplete: u64,
-    pub programs: Vec<(String, u64)>,
+    incomplete: u64,
+    programs: Vec<(String, u64)>,
     /// Frames of all samples.
-    pub frames: u64,
+    frames: u64,
     /// Frames that have no symbol, and of which files.
-    pub unnamed: u64,
-    pub files: Vec<(String, u64)>,
+    unnamed: u64,
+    files: Vec<(String, u64)>,
+}
+
+/// What is missing, a line each; of every kind of sample by itself: a million exceptions would hide what
+/// CPU samples miss.
+pub fn lines(profile: &Profile) -> Vec<String> {
+    let mut columns = BTreeMap::new();
+    for at in 0..profile.sample_types.len() {
+        columns.entry(profile.kind_of(at)).or_insert_with(|| profile.count_of(at).unwrap_or(at));
+    }
+    let is_one = columns.len() == 1;
+    let of_kind = |(kind, at): (Option<Kind>, usize)| {
+        let quality = Quality::of(profile, at);
+        let lines = [quality.incomplete_text(), quality.unnamed_text()];
+        lines.into_iter().flatten().map(move |line| match kind {
+            Some(kind) if !is_one => format!("{}: {line}", kind.name()),
+            _ => line,
+        })
+    };
+    columns.into_iter().flat_map(of_kind).collect()
 }
 
 impl Quality {
-    pub fn of(profile: &Profile) -> Self {
+    /// Weighted by the values of a sample type.
+    fn of(profile: &Profile, weight: usize) -> Self {
         let mut quality = Self::default();
         let (mut programs, mut files) = (BTreeMap::new(), BTreeMap::new());
-        let counting = profile.counting_sample_type();
         for sample in profile.samples() {
-            let count = counting.and_then(|at| sample.values.get(at)).copied().unwrap_or(1);
-            let count = u64::try_from(count).unwrap_or(0);
+            let count = sample.values.get(weight).and_then(|value| u64::try_from(*value).ok());
+            let Some(count) = count.filter(|count| *count > 0) else { continue };
             quality.samples += count;
             let mut is_incomplete = false;
             for at in profile.stack(sample.stack) {
@@ -62,12 +82,12 @@ impl Quality {
     }
 
     /// `5.3 % of stacks do not reach their start: node 96 %, orders 4 %`
-    pub fn incomplete_text(&self) -> Option<String> {
+    fn incomplete_text(&self) -> Option<String> {
         text("stacks do not reach their start", self.incomplete, self.samples, &self.programs)
     }
 
     /// `0.4 % of frames have no symbol: libfoo.so 60 %, generated code 40 %`
-    pub fn unnamed_text(&self) -> Option<String> {
+    fn unnamed_text(&self) -> Option<String> {
         text("frames have no symbol", self.unnamed, self.frames, &self.files)
     }
 }
@@ -94,7 +114,9 @@ fn text(what: &str, part: u64, all: u64, of: &[(String, u64)]) -> Option<String>
 
 #[cfg(test)]
 mod tests {
-    use super::Quality;
+    use strata_profile::ProfileBuilder;
+
+    use super::*;
 
     #[test]
     fn the_worst_programs_and_files_are_named_with_their_shares() {
@@ -102,16 +124,39 @@ mod tests {
             b"node;[incomplete];run 9\nshop;main;serve 90\nshop;[incomplete];libx.so!0x12 1\n",
         )
         .expect("it is folded stacks");
-        let quality = Quality::of(&profile);
         assert_eq!(
-            quality.incomplete_text().as_deref(),
-            Some("10.0 % of stacks do not reach their start: node 90.0 %, shop 10.0 %")
-        );
-        assert_eq!(
-            quality.unnamed_text().as_deref(),
-            Some("0.5 % of frames have no symbol: generated code 100.0 %")
+            lines(&profile),
+            [
+                "10.0 % of stacks do not reach their start: node 90.0 %, shop 10.0 %",
+                "0.5 % of frames have no symbol: generated code 100.0 %"
+            ]
         );
         let whole = strata_profile::read(b"shop;main;serve 90\n").expect("it is folded stacks");
-        assert_eq!(Quality::of(&whole).incomplete_text(), None);
+        assert!(lines(&whole).is_empty());
+    }
+
+    #[test]
+    fn what_each_kind_misses_is_of_its_own_samples() {
+        let kinds = [Kind::Cpu, Kind::Exceptions].into_iter().collect();
+        let mut builder = ProfileBuilder::of_kinds(kinds);
+        let of = builder.thread(41, 42, "worker", "shop", "");
+        let labels = builder.thread_labels(of);
+        let mut stack = |names: &[&str]| {
+            let mut location = |name: &&str| {
+                let kind = FrameKind::derive("", name);
+                let frame = builder.frame(kind, name, "", "", 0);
+                builder.location(0, None, &[frame])
+            };
+            let locations: Vec<_> = names.iter().map(&mut location).collect();
+            builder.stack(&locations)
+        };
+        let (whole, cut) = (stack(&["serve", "main"]), stack(&["pay", "[incomplete]"]));
+        builder.add_of(Kind::Cpu, whole, labels, &[9, 90_000_000]);
+        builder.add_of(Kind::Cpu, cut, labels, &[1, 10_000_000]);
+        builder.add_of(Kind::Exceptions, whole, labels, &[1_000_000]);
+        assert_eq!(
+            lines(&builder.finish()),
+            ["cpu: 10.0 % of stacks do not reach their start: shop 100.0 %"]
+        );
     }
 }

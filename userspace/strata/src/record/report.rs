@@ -15,7 +15,7 @@ use strata_profile::waits::Waits;
 use strata_profile::{FrameKind, Profile};
 
 use super::pauses;
-use super::quality::Quality;
+use super::quality;
 use crate::losses::{Running, advice, cause_of, losses};
 use crate::printing::grouped;
 use crate::terminal::{columns, counted, cut};
@@ -270,8 +270,7 @@ impl Report<'_> {
         } else {
             writeln!(out, "\nnot complete:")?;
         }
-        let quality = Quality::of(self.profile);
-        for line in [quality.incomplete_text(), quality.unnamed_text()].into_iter().flatten() {
+        for line in quality::lines(self.profile) {
             writeln!(out, "  {}", sanitize_for_terminal(&line))?;
         }
         for loss in &losses {
