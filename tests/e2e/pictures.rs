@@ -114,6 +114,11 @@ fn the_inverted_tree_has_functions_by_their_own_time_and_callers_below() -> Resu
     assert_eq!(rows[..3], ["126 all", "144 malloc", "162 deliver"]);
     let row = |text: &str| rows.iter().any(|row| row == &text);
     assert!(row("144 parse") && row("162 serve"), "each leaf is a root with its callers");
+    let point = "send(document.querySelectorAll('#inverted > g')[1], 'mouseover');";
+    let pointed = look(&picture, "#i=1", 900, point)?;
+    let figures = text_of(&pointed, "figures")?;
+    println!("{figures}");
+    assert!(figures.contains("70.00 % of all") && figures.contains("Native"), "{figures}");
     let matched = look(&picture, "#i=1&q=malloc", 900, "")?;
     assert_eq!(text_of(&matched, "matched")?, "matched 70.00 % of all");
     Ok(())

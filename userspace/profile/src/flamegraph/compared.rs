@@ -39,7 +39,7 @@ pub fn write_difference(
     let total = tree.nodes.first().map_or(0, |root| root.value);
     let height = TOP + ROW * (f64::from(layout.depth) + 1.0) + FOOT;
     let mut text = String::with_capacity(8 << 10);
-    opening(&mut text, title, &shortened(subtitle, 200), height, total);
+    opening(&mut text, (title, &shortened(subtitle, 200)), height, total, None);
     legend(&mut text);
     controls(&mut text);
     out.write_all(text.as_bytes())?;

@@ -74,7 +74,13 @@ struct Picture<'p> {
 
 impl Picture<'_> {
     fn head(&self, text: &mut String, title: &str, height: f64) {
-        opening(text, title, &self.subtitle(), height, self.total());
+        let (_, unit) = self.shown();
+        let nanoseconds = match unit {
+            "nanoseconds" => Some(1),
+            _ if self.counting == Some(self.sample_type) => self.period(),
+            _ => None,
+        };
+        opening(text, (title, &self.subtitle()), height, self.total(), nanoseconds);
         self.legend(text);
         controls(text);
     }

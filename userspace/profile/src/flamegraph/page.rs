@@ -26,15 +26,26 @@ pub(super) fn put(text: &mut String, arguments: std::fmt::Arguments<'_>) {
 }
 
 /// Everything above the legend.
-pub(super) fn opening(text: &mut String, title: &str, subtitle: &str, height: f64, total: i64) {
+/// `nanoseconds` is what a value of 1 stands for, where values are times or have a period.
+pub(super) fn opening(
+    text: &mut String,
+    (title, subtitle): (&str, &str),
+    height: f64,
+    total: i64,
+    nanoseconds: Option<i64>,
+) {
     put(
         text,
         format_args!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\" standalone=\"no\"?>\n\
              <svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" width=\"{WIDTH}\" height=\"{height}\" \
-             viewBox=\"0 0 {WIDTH} {height}\" data-total=\"{total}\">\n<title>"
+             viewBox=\"0 0 {WIDTH} {height}\" data-total=\"{total}\""
         ),
     );
+    if let Some(nanoseconds) = nanoseconds {
+        put(text, format_args!(" data-ns=\"{nanoseconds}\""));
+    }
+    text.push_str(">\n<title>");
     push_xml(text, &shortened(title, LONGEST_NAME));
     text.push_str("</title>\n<style><![CDATA[\n");
     text.push_str(include_str!("style.css"));

@@ -5,6 +5,7 @@
   var svg = document.documentElement, margin = 12, column = 6.63, row = 18, foot = 34;
   var space = "http://www.w3.org/2000/svg", html = "http://www.w3.org/1999/xhtml";
   var total = Number(svg.getAttribute("data-total")) || 1;
+  var nanoseconds = Number(svg.getAttribute("data-ns")) || 0;
   var byId = function (id) { return document.getElementById(id); };
   var head = byId("head"), details = byId("details"), figures = byId("figures");
   var controls = byId("controls"), matched = byId("matched"), canvas = byId("frames");
@@ -146,17 +147,19 @@
 
   // The tree from its leaves: below each function its callers. Built when it is first looked at.
   function invert() {
-    var callers = [], root = { f: upright[0], v: total, under: new Map() }, rest = new Map();
+    var callers = [], root = { f: upright[0], v: total, under: new Map(), place: "" }, rest = new Map();
     upright.forEach(function (f) {
       while (callers.length && callers[callers.length - 1].y >= f.y) callers.pop();
       f.caller = callers[callers.length - 1] || null;
       callers.push(f);
       if (f.caller) rest.set(f.caller, (rest.has(f.caller) ? rest.get(f.caller) : f.caller.v) - f.v);
     });
-    var narrow = { name: "(frames too narrow to be drawn)", kind: "u0" };
+    var narrow = { name: "(frames too narrow to be drawn)", kind: "u0", figures: "" };
     function add(at, f, value) {
       var key = f.kind + "\n" + f.name, next = at.under.get(key);
-      if (!next) at.under.set(key, next = { f: f, v: 0, under: new Map() });
+      if (!next) at.under.set(key, next = { f: f, v: 0, under: new Map(), place: placeOf(f) });
+      // Lines of several callers differ.
+      if (next.place !== placeOf(f)) next.place = next.place.replace(/:\d+(-\d+)?$/, "");
       next.v += value;
       return next;
     }
@@ -190,6 +193,26 @@
   }
   var hasOwn = upright.some(function (f) { return f.g.hasAttribute("data-o"); });
 
+  // Of a frame's figures, what is the same in every place of the tree: kind, module, file and line.
+  function placeOf(f) {
+    // Figures of a comparison hold only for their own stack.
+    return f.figures.indexOf(" → ") >= 0 ? "" : f.figures.replace(/^.*?\d+\.\d\d %(, self \d+\.\d\d %)?(, )?/, "");
+  }
+
+  function time(value) {
+    var s = value * nanoseconds / 1e9;
+    if (s < 1e-3) return (s * 1e6).toFixed(1) + " µs";
+    if (s < 1) return (s * 1e3).toFixed(1) + " ms";
+    if (s < 120) return s.toFixed(2) + " s";
+    if (s < 7200) return Math.floor(s / 60) + " min " + Math.floor(s % 60) + " s";
+    return Math.floor(s / 3600) + " h " + Math.floor(s / 60 % 60) + " min";
+  }
+
+  function figuresOf(node, depth) {
+    var parts = [nanoseconds ? time(node.v) : "", node.place, depth === 1 ? "its own, without what it calls" : ""];
+    return parts.filter(Boolean).join(", ");
+  }
+
   function drawn(node, x, depth, layer) {
     var g = document.createElementNS(space, "g"), rect = document.createElementNS(space, "rect");
     g.setAttribute("class", (node.f.kind || "").split(" ")[0]);
@@ -198,7 +221,7 @@
     rect.setAttribute("rx", 2);
     g.appendChild(rect);
     layer.appendChild(g);
-    var f = { g: g, rect: rect, text: null, name: node.f.name, figures: depth === 1 ? "its own, without what it calls" : "", kind: node.f.kind, x: x, v: node.v, y: top + depth * row };
+    var f = { g: g, rect: rect, text: null, name: node.f.name, figures: figuresOf(node, depth), kind: node.f.kind, x: x, v: node.v, y: top + depth * row };
     byElement.set(g, f);
     return f;
   }
