@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use strata_kinds::Kind;
 
-use super::bridge::{Bridge, Refusal};
+use super::bridge::{Bridge, Refusal, Update};
 use super::code_reader::{CodeReader, Place};
 use super::events::Events;
 use super::maps_reader::MapsReader;
@@ -228,7 +228,11 @@ impl Target {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
-        let alive = bridge.poll(looker, until, &mut |record| runtime.apply(record, most));
+        let alive = bridge.poll(looker, until, &mut |update| match update {
+            Update::Record(record) => runtime.apply(record, most),
+            Update::Gap => runtime.confirm_all(),
+            Update::CaughtUp => runtime.forget_unconfirmed(),
+        });
         // A claim of the process: it may shrink later.
         self.lost = self.lost.max(bridge.lost());
         if runtime.module_changes() != self.modules_seen {
