@@ -187,7 +187,7 @@ fn a_program_that_unloads_code_all_the_time_survives_every_attach() -> Result<()
 }
 
 /// All, or the one in `STRATA_TEST_RUNTIME` (`3.1`, `8`, `9`, `10`).
-fn versions(dotnet: &DotNet) -> Result<Vec<Version>> {
+pub fn versions(dotnet: &DotNet) -> Result<Vec<Version>> {
     let all = dotnet.versions();
     let Ok(wanted) = std::env::var("STRATA_TEST_RUNTIME") else { return Ok(all.to_vec()) };
     let one = all.into_iter().find(|version| version.to_string().ends_with(&format!(" {wanted}")));
@@ -360,7 +360,7 @@ fn a_program_that_makes_and_drops_methods_for_long_keeps_their_names() -> Result
 }
 
 /// The number in the name of a method that the program has made.
-fn number_of(frame: &str) -> Option<u64> {
+pub fn number_of(frame: &str) -> Option<u64> {
     let (_, after) = frame.split_once("Made")?;
     let end = after.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(after.len());
     after.get(..end)?.parse().ok()

@@ -20,6 +20,7 @@ mod dotnet_events;
 mod dotnet_gc;
 mod dotnet_heap;
 mod dotnet_hostile;
+mod dotnet_log;
 mod dotnet_names;
 mod dotnet_places;
 mod dotnet_running;

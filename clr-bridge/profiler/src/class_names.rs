@@ -18,9 +18,9 @@ use crate::metadata::Metadata;
 use crate::sampling::mix;
 use crate::scratch::{LongText, Scratch};
 use crate::session::Session;
-use crate::table::Table;
 use crate::text::{Text, valid_part};
 use crate::types;
+use strata_bridge_protocol::table::Table;
 
 /// A name as events have it.
 pub type Name = Text<MAX_TYPE>;

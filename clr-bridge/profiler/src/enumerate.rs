@@ -9,8 +9,8 @@ use strata_bridge_protocol::status::Loss;
 
 use crate::com::enumerators::{self, FunctionVersion};
 use crate::session::Session;
-use crate::table::Table;
 use crate::{methods, own_thread, threads};
+use strata_bridge_protocol::table::Table;
 
 /// The most functions reported in the section that takes the list: less than a millisecond.
 const AT_ONCE: usize = 64;

@@ -7,7 +7,7 @@
 use crate::com::metadata::Importer;
 use crate::image::ReadyToRun;
 use crate::metadata::Metadata;
-use crate::table::{NoMemory, Table};
+use strata_bridge_protocol::table::{NoMemory, Table};
 
 /// A module as methods need it.
 #[derive(Clone, Copy)]

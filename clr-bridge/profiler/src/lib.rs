@@ -74,7 +74,6 @@ mod session;
 mod shared;
 #[cfg(feature = "measure")]
 mod stack_use;
-mod table;
 mod tasks;
 mod text;
 mod threads;

@@ -30,7 +30,7 @@ use strata_bridge_protocol::shared_file::monotonic_time;
 
 use crate::dead_code::DeadCode;
 use crate::gate::Gate;
-use crate::table::Table;
+use strata_bridge_protocol::table::Table;
 
 /// `COR_PRF_SUSPEND_FOR_APPDOMAIN_SHUTDOWN` (corprof.idl): also for a collectible module.
 const SUSPENDED_TO_UNLOAD: u32 = 2;

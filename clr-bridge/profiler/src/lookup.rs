@@ -10,7 +10,8 @@
 //! runtime reports that it has detached, the thread is over or about to be, and can be joined.
 
 use strata_bridge_protocol::clr_event::kind;
-use strata_bridge_protocol::control::{Outcome, Request, Wishes, request, wish};
+use strata_bridge_protocol::compaction::{Compaction, Turn};
+use strata_bridge_protocol::control::{Outcome, Request, Wishes, capability, request, wish};
 use strata_bridge_protocol::record::{Enumerated, Level, NotFound};
 use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::{Count, Loss, State};
@@ -27,6 +28,8 @@ use crate::{domains, enumerate, events, il_maps, objects, own_thread, pipe, task
 const IDLE: u32 = 5_000;
 /// Work is pending until the runtime allows it.
 const SOON: u32 = 10;
+/// Milliseconds between two turns of a compaction, each of which takes one at most.
+const COMPACTING: u32 = 2;
 /// AppDomains are renamed while the runtime starts: the interval at which names are read.
 const NAMES_EVERY: u64 = 1_000_000_000;
 const NAMES_SOON: u32 = 1_001;
@@ -71,6 +74,9 @@ pub struct Lookup {
     /// When watched objects were looked at, and milliseconds until they are again.
     looked: u64,
     look_in: u32,
+    compaction: Compaction,
+    /// The last owner knows of compaction, or there was none.
+    may_compact: bool,
 }
 
 /// Whether the thread goes on.
@@ -93,6 +99,8 @@ impl Lookup {
             apply_from: 0,
             looked: 0,
             look_in: OBJECTS_EVERY,
+            compaction: Compaction::new(),
+            may_compact: true,
         }
     }
 
@@ -106,11 +114,31 @@ impl Lookup {
             }
             match self.round() {
                 Next::Round { milliseconds } => {
+                    let milliseconds = match self.compact() {
+                        Turn::More => milliseconds.min(COMPACTING),
+                        Turn::Idle => milliseconds,
+                    };
                     writer.wait(seen, u64::from(milliseconds) * 1_000_000);
                 }
                 Next::End => return,
             }
         }
+    }
+
+    /// Keeps the log as long as what lives, a little at a time.
+    fn compact(&mut self) -> Turn {
+        let session = self.session;
+        if !self.may_compact || session.is_given_up() {
+            self.compaction.stop();
+            return Turn::Idle;
+        }
+        let start = monotonic_time();
+        let turn = self.compaction.turn(session.shared().writer(), start);
+        if turn == Turn::More {
+            let busy = monotonic_time().saturating_sub(start);
+            session.shared().count(Count::BusyNanoseconds, busy);
+        }
+        turn
     }
 
     fn round(&mut self) -> Next {
@@ -134,7 +162,13 @@ impl Lookup {
         let Some(wishes) = session.shared().writer().control().wishes() else {
             return Next::Round { milliseconds: SOON };
         };
-        if wishes.has(wish::DETACH) {
+        self.may_compact = wishes.capabilities & capability::COMPACTION != 0;
+        // Of a log that was compacted, an owner of an older version does not find all: it can attach
+        // again, to another log.
+        let is_unreadable = !self.may_compact
+            && session.was_attached()
+            && session.shared().writer().was_compacted();
+        if wishes.has(wish::DETACH) || is_unreadable {
             if self.detach(Some(&wishes)) {
                 return Next::End;
             }

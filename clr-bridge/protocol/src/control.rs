@@ -42,6 +42,15 @@ pub mod wish {
     pub const OBJECTS: u64 = 512;
 }
 
+/// Bits of [`Wishes::capabilities`]: what the owner's reader can do.
+pub mod capability {
+    /// It notices that segments were given back, and goes on with those that are there
+    /// ([`crate::compaction`]). Without it, the bridge only appends.
+    pub const COMPACTION: u64 = 1;
+    /// All of this version's.
+    pub const ALL: u64 = COMPACTION;
+}
+
 /// Numbers of [`Request::kind`].
 pub mod request {
     /// `first` is an address: answered by a `Method` of kind `Resolved` or `NotFound`.
@@ -69,6 +78,8 @@ pub struct Wishes {
     pub owner_name: String,
     /// Events per second and type, for the event types that have a rate.
     pub rates: [u32; 32],
+    /// Bits of [`capability`].
+    pub capabilities: u64,
 }
 
 impl Wishes {
@@ -84,6 +95,7 @@ impl Wishes {
             generation: u64::from(self.generation),
             flags: self.flags,
             rates: self.rates,
+            capabilities: self.capabilities,
             ..WishBlock::zero()
         };
         let end = self.owner_name.floor_char_boundary(block.owner_name.len());
@@ -106,6 +118,7 @@ impl Wishes {
             owner_pid: block.owner_pid,
             owner_name: status::text(&block.owner_name),
             rates: block.rates,
+            capabilities: block.capabilities,
         })
     }
 }

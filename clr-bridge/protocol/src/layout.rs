@@ -68,6 +68,8 @@ pub const OWNER_LOCK: i64 = 0;
 
 /// Data of a segment starts here.
 pub const SEGMENT_DATA: usize = size_of::<SegmentHeader>();
+/// [`SegmentHeader::stamp`], and behind it the order.
+pub const SEGMENT_STAMP: usize = 40;
 /// How far a segment is reserved, counted from its start.
 pub const SEGMENT_TAIL: usize = 64;
 
@@ -88,6 +90,8 @@ const _: () = {
     assert!(CONTEXTS == 0x10000 && RING_WORDS == 0x50000 && RING_DATA == 0x70000);
     assert!(OBJECTS == 0x17_0000 && OBJECT_WORDS == 0x17_1000 && MAIN_END == 0x18_1000);
     assert!(SEGMENT_TAIL == 64 && SEGMENT_DATA == 128);
+    assert!(std::mem::offset_of!(SegmentHeader, stamp) == SEGMENT_STAMP);
+    assert!(std::mem::offset_of!(SegmentHeader, order) == SEGMENT_STAMP + 8);
 };
 
 const _: () = {
@@ -240,7 +244,8 @@ impl MainHeader {
 }
 
 structure! {
-    /// Start of a segment. The word at [`SEGMENT_TAIL`] is the only one that changes.
+    /// Start of a segment. Its tail changes with every record, `stamp` and `order` when its memory is
+    /// given back and used again.
     SegmentHeader: 128 {
         magic: [u8; 8],
         version: u32,
@@ -248,23 +253,37 @@ structure! {
         /// The main file's.
         id: [u8; 16],
         size: u64,
-        reserved: [u64; 3],
+        /// Even while the segment is a part of the log; odd from when its memory is given back until
+        /// it is used again. 0 when it was never used before, and `order` is its number.
+        stamp: u64,
+        /// The position of the segment in the log.
+        order: u64,
+        reserved: u64,
         tail: u64,
         reserved2: [u64; 7],
     }
 }
 
 impl SegmentHeader {
-    /// The header of this version.
+    /// The header of the segment whose position in the log is its number: as in all versions.
     #[must_use]
     pub const fn new(id: [u8; 16], number: u32) -> Self {
+        Self::at(id, number, number as u64)
+    }
+
+    /// The header of a segment that was never used before, at this position in the log.
+    #[must_use]
+    pub const fn at(id: [u8; 16], number: u32, order: u64) -> Self {
+        let is_first = order == number as u64;
         Self {
             magic: SEGMENT_MAGIC,
             version: VERSION,
             number,
             id,
             size: SEGMENT_SIZE as u64,
-            reserved: [0; 3],
+            stamp: if is_first { 0 } else { 2 },
+            order: if is_first { 0 } else { order },
+            reserved: 0,
             tail: SEGMENT_DATA as u64,
             reserved2: [0; 7],
         }
@@ -283,7 +302,9 @@ structure! {
         flags: u64,
         owner_name: [u8; 32],
         rates: [u32; 32],
-        reserved: [u64; 8],
+        /// Bits of [`crate::control::capability`].
+        capabilities: u64,
+        reserved: [u64; 7],
     }
 }
 
@@ -323,7 +344,10 @@ structure! {
         event_function: u64,
         /// Kinds of events that can be wished for, a bit each.
         event_kinds: u64,
-        reserved2: [u64; 6],
+        /// Positions in the log of the oldest and of the newest segment.
+        oldest_segment: u64,
+        newest_segment: u64,
+        reserved2: [u64; 4],
         losses: [u64; 32],
         counts: [u64; 32],
         reserved3: [u64; 32],

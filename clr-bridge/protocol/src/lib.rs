@@ -8,11 +8,13 @@
 //! |---|---|
 //! | the bridge | [`writer::Writer`]: log, ring, contexts, status, control |
 //! | strata, any number of readers | [`reader::file`] and [`reader::Reader`]: log, status, contexts |
+//! | the bridge's own thread | [`compaction::Compaction`]: keeps the log as long as what lives |
 //! | strata, the owner | [`owning::Owner`]: wishes, requests; [`reader::ring::RingReader`]: events |
 //! | both | [`record`], [`event`] and [`clr_event`]: what is reported; [`status`], [`control`]: the bridge's state, the owner's wishes |
 //!
 //! Below these: [`layout`] (every number), [`field`] (a record's bytes), [`log`] and [`ring`]
-//! (appending and pushing without a lock), [`contexts`], [`owner`] (the lock), [`doorbell`],
+//! (appending and pushing without a lock), [`life`] (what a record begins or ends), [`table`],
+//! [`contexts`], [`owner`] (the lock), [`doorbell`],
 //! [`shared_file`] (memfds, seals, forks), [`memory`] (what the algorithms run on: mapped memory,
 //! or a model checker's).
 //!
@@ -81,7 +83,8 @@
 //! | 24 | `u64` | flags ([`control::wish`]) |
 //! | 32 | `[u8; 32]` | the owner's name, for display |
 //! | 64 | `u32` × 32 | rates of event types |
-//! | 192 | 64 bytes | zero |
+//! | 192 | `u64` | what the owner's reader can do ([`control::capability`]); 0 in older versions |
+//! | 200 | 56 bytes | zero |
 //!
 //! **Request slot**: request *n* of an epoch lies in slot *n* mod 256; an owner has at most 256
 //! open.
@@ -107,6 +110,7 @@
 //! | 64 | `[u8; 64]` × 2 | texts: the runtime, the bridge |
 //! | 192 | `u64` | address of the function that is called with events ([`clr_event`]); 0: none |
 //! | 200 | `u64` | kinds of events that can be wished for: a bit each, by [`clr_event::kind`] |
+//! | 208 | `u64` × 2 | positions in the log of the oldest and of the newest segment |
 //! | 256 | `u64` × 32 | losses by cause ([`status::Loss`]) |
 //! | 512 | `u64` × 32 | counts ([`status::Count`]) |
 //! | 1024 | `u64` × 64 | committed bytes of each segment, in whichever order: a hint that there is something new |
@@ -146,7 +150,8 @@
 //! # Log segments
 //!
 //! `memfd:strata-clr-log`, 4 MiB each, at most 64, made when they are needed. Memory is taken 256
-//! KiB at a time. Appended to by many threads at once, read by any process.
+//! KiB at a time. Appended to by many threads at once, read by any process. What compaction has
+//! emptied gives its memory back and is used again at the end of the log ([`compaction`]).
 //!
 //! | offset | type | what |
 //! |---:|---|---|
@@ -155,6 +160,8 @@
 //! | 12 | `u32` | number, from 0 |
 //! | 16 | `[u8; 16]` | the main file's id |
 //! | 32 | `u64` | size of the file |
+//! | 40 | `u64` | stamp: even while it is a part of the log, odd when it was given back; another each time |
+//! | 48 | `u64` | position in the log; with stamp 0 its number |
 //! | 64 | `u64` | tail: how far the segment is reserved (for writers; readers go by the records) |
 //! | 128 | | records |
 //!
@@ -189,6 +196,7 @@
 
 pub mod clr_event;
 pub mod collection;
+pub mod compaction;
 pub mod contexts;
 pub mod control;
 pub mod doorbell;
@@ -196,6 +204,7 @@ pub mod event;
 pub mod exercise;
 pub mod field;
 pub mod layout;
+pub mod life;
 pub mod log;
 pub mod memory;
 pub mod objects;
@@ -206,4 +215,5 @@ pub mod record;
 pub mod ring;
 pub mod shared_file;
 pub mod status;
+pub mod table;
 pub mod writer;

@@ -90,6 +90,12 @@ impl<'a, E: Encode> Prepared<'a, E> {
         Some(Self { record, time, word })
     }
 
+    /// A record that is in the log already, to be appended once more as it is.
+    pub(crate) fn again(time: u64, word: RecordWord, record: &'a E) -> Self {
+        let word = RecordWord { state: RECORD_RESERVED, ..word };
+        Self { record, time, word }
+    }
+
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.word.flags & FLAG_CUT != 0
@@ -118,6 +124,13 @@ impl<M: Memory> Segment<M> {
     #[must_use]
     pub fn room(&self) -> usize {
         self.size.saturating_sub(self.tail().unwrap_or(self.size))
+    }
+
+    /// Whether nothing more can be appended.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let Some(word) = self.tail().and_then(|tail| self.memory.word(tail)) else { return true };
+        RecordWord::unpack(word.load(Ordering::Relaxed)).state == RECORD_END
     }
 
     fn tail(&self) -> Option<usize> {

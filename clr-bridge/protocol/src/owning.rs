@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use crate::control::{Outcome, Request, Wishes, slot_of};
+use crate::control::{Outcome, Request, Wishes, capability, slot_of};
 use crate::doorbell;
 use crate::layout::{
     ANSWER_SLOTS, ANSWERED, BEAT, CONTROL, DOORBELL, REQUEST_SLOTS, REQUESTS, RING_TAIL,
@@ -143,6 +143,7 @@ impl Owner {
             epoch: next_epoch(&file)?,
             owner_pid: std::process::id(),
             owner_name: name.to_owned(),
+            capabilities: capability::ALL,
             ..Wishes::default()
         };
         pages.write(REQUESTS, &[0; REQUEST_SLOTS * size_of::<RequestSlot>()])?;
@@ -169,6 +170,11 @@ impl Owner {
         self.wishes.rates = rates;
         self.wishes.generation = self.wishes.generation.wrapping_add(1);
         self.write_wishes()
+    }
+
+    /// Changes what this owner states to be capable of ([`capability`]), from the next wishes on.
+    pub fn set_capabilities(&mut self, capabilities: u64) {
+        self.wishes.capabilities = capabilities;
     }
 
     fn write_wishes(&mut self) -> io::Result<()> {

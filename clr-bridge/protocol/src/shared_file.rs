@@ -30,6 +30,9 @@ const MFD_NOEXEC_SEAL: u32 = 8;
 /// `madvise(2)`, from Linux 5.14: faults pages in for writing, and fails instead of signalling.
 const MADV_POPULATE_WRITE: i32 = 23;
 
+/// `madvise(2)`: frees the memory of a part of a file, which reads as zero from then on.
+const MADV_REMOVE: i32 = 9;
+
 /// Why a shared file could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
@@ -136,6 +139,12 @@ impl Mapping {
         Err(failed("madvise"))
     }
 
+    /// Gives the memory of a part of the file back; `offset` and `length` are multiples of a page.
+    /// The kernel refuses that for memory that the process has locked.
+    pub fn free(&self, offset: usize, length: usize) -> Result<(), CreateError> {
+        self.advise_part(MADV_REMOVE, offset, length)
+    }
+
     fn advise(&self, advice: i32) -> Result<(), CreateError> {
         self.advise_part(advice, 0, self.region.length())
     }
@@ -144,8 +153,8 @@ impl Mapping {
         if offset.checked_add(length).is_none_or(|end| end > self.region.length()) {
             return Ok(());
         }
-        // SAFETY: a part of the mapping by the check above; none of the kinds of advice used
-        // changes its content.
+        // SAFETY: a part of the mapping by the check above; of the kinds of advice used, only that of
+        // `free` changes its content, of which there are no references.
         let result = unsafe {
             libc::madvise(self.region.start().as_ptr().add(offset).cast(), length, advice)
         };

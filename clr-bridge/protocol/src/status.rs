@@ -185,6 +185,22 @@ impl<'a, M: Memory> Status<'a, M> {
         self.store(offset_of!(StatusPage, segments), count as u64);
     }
 
+    /// Positions in the log of the oldest and of the newest segment.
+    pub fn set_oldest_segment(&self, order: u64) {
+        self.store(offset_of!(StatusPage, oldest_segment), order);
+    }
+
+    pub fn set_newest_segment(&self, order: u64) {
+        self.store(offset_of!(StatusPage, newest_segment), order);
+    }
+
+    /// Nothing is committed in a segment any more.
+    pub fn clear_committed(&self, segment: usize) {
+        if segment < MAX_SEGMENTS {
+            self.store(offset_of!(StatusPage, committed) + 8 * segment, 0);
+        }
+    }
+
     /// The wishes of this epoch and generation are in force.
     pub fn set_obeyed(&self, epoch: u32, generation: u32) {
         let packed = u64::from(epoch) << 32 | u64::from(generation);
@@ -225,6 +241,9 @@ pub struct StatusRecord {
     pub event_function: u64,
     /// A bit for each kind, and [`crate::clr_event::capability`].
     pub event_kinds: u64,
+    /// Positions in the log of the oldest and of the newest segment; 0 in older versions.
+    pub oldest_segment: u64,
+    pub newest_segment: u64,
     losses: [u64; 32],
     counts: [u64; 32],
     committed: [u64; 64],
@@ -246,6 +265,8 @@ impl StatusRecord {
             bridge_text: text(&page.bridge_text),
             event_function: page.event_function,
             event_kinds: page.event_kinds,
+            oldest_segment: page.oldest_segment,
+            newest_segment: page.newest_segment,
             losses: page.losses,
             counts: page.counts,
             committed: page.committed,

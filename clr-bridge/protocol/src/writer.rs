@@ -6,13 +6,20 @@
 //! callbacks that append may wait for each other there, never for the owner. Pushing events and
 //! setting contexts takes no lock at all, so it may be done while the runtime is suspended.
 //!
+//! Segments that [`crate::compaction`] has emptied are given back: their memory is freed, and they
+//! are used again at another position of the log. Their mappings stay, so a thread can never write
+//! to memory that is gone; and all appending shares a lock ([`Quiet`] excludes it), so it can never
+//! write to a segment of another position.
+//!
 //! In a forked child every method does nothing and returns that.
 //!
 //! Invariant: no method panics, blocks on another process, or raises a signal. Dropping the writer
 //! unmaps the memory: the bridge drops it when no callback can be using it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockWriteGuard, TryLockError,
+};
 
 use crate::contexts::{Context, Contexts, Registrar, Slot};
 use crate::control::ControlReader;
@@ -20,7 +27,8 @@ use crate::doorbell;
 use crate::event::Event;
 use crate::layout::{
     CONTEXTS, DOORBELL, MAIN_END, MAIN_NAME, MAIN_SIZE, MAX_SEGMENTS, MainHeader, OBJECTS,
-    RING_CELLS, RING_DATA, RING_WORDS, SEGMENT_DATA, SEGMENT_NAME, SEGMENT_SIZE, SegmentHeader,
+    RING_CELLS, RING_DATA, RING_WORDS, SEGMENT_DATA, SEGMENT_NAME, SEGMENT_SIZE, SEGMENT_STAMP,
+    SEGMENT_TAIL, SegmentHeader,
 };
 use crate::log::{Appended, Prepared, Segment};
 use crate::memory::{Memory, Region};
@@ -31,6 +39,8 @@ use crate::ring::{Pushed, Ring, RingPlaces};
 use crate::shared_file::{CreateError, ForkGuard, Mapping, create, monotonic_time, random_id};
 use crate::status::{Loss, State, Status};
 
+/// What is not given back of a segment: its header lies there.
+const KEPT: usize = 4096;
 /// Memory is taken for the log in pieces of so many bytes.
 const LOG_STEP: usize = 256 << 10;
 /// The next segment is made when the last has less room than this.
@@ -52,6 +62,37 @@ struct LogSegment {
     mapping: Mapping,
     /// Bytes of it that have memory.
     populated: AtomicUsize,
+    /// It was given back, and can be used again.
+    is_free: AtomicBool,
+}
+
+/// Which segments the log is made of.
+#[derive(Debug)]
+struct Order {
+    /// The position of the first.
+    oldest: u64,
+    /// Their numbers; never longer than its capacity.
+    numbers: Vec<u8>,
+}
+
+impl Order {
+    fn position(&self, index: usize) -> u64 {
+        self.oldest + index as u64
+    }
+}
+
+/// While it exists, no record is being appended.
+#[derive(Debug)]
+pub(crate) struct Quiet<'a>(#[expect(dead_code, reason = "held")] RwLockWriteGuard<'a, ()>);
+
+/// The outcome of appending a record once more.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum AppendedAgain {
+    Done,
+    /// There must be more memory first, up to here.
+    NoRoom(usize),
+    /// The segment is full.
+    Full,
 }
 
 /// The bridge's side of the shared memory.
@@ -64,7 +105,11 @@ pub struct Writer {
     guard: Arc<ForkGuard>,
     segments: [OnceLock<LogSegment>; MAX_SEGMENTS],
     current: AtomicUsize,
-    growing: Mutex<()>,
+    /// There is a segment behind the current one.
+    has_next: AtomicBool,
+    growing: Mutex<Order>,
+    /// Shared by all threads that append.
+    appending: RwLock<()>,
     /// Before this time no memory is asked for again.
     retry: AtomicU64,
     /// The lookup thread has been asked to make memory ready.
@@ -90,7 +135,9 @@ impl Writer {
             guard,
             segments: std::array::from_fn(|_| OnceLock::new()),
             current: AtomicUsize::new(0),
-            growing: Mutex::new(()),
+            has_next: AtomicBool::new(false),
+            growing: Mutex::new(Order { oldest: 0, numbers: Vec::with_capacity(MAX_SEGMENTS) }),
+            appending: RwLock::new(()),
             retry: AtomicU64::new(0),
             wants_memory: AtomicBool::new(false),
             ring_ready: AtomicBool::new(false),
@@ -98,7 +145,7 @@ impl Writer {
             registrar: Registrar::default(),
             watch: Mutex::new(watch),
         };
-        writer.make_segment(0)?;
+        writer.add_segment(&mut writer.order())?;
         writer.status().set_created(monotonic_time());
         writer.status().set_pid(std::process::id());
         writer.status().set_state(State::Starting);
@@ -193,6 +240,7 @@ impl Writer {
         if prepared.is_cut() {
             self.status().lost(Loss::RecordCut, 1);
         }
+        let _shared = self.appending.read().unwrap_or_else(PoisonError::into_inner);
         self.append_prepared(time, &prepared).map_err(|loss| self.lost(loss))
     }
 
@@ -206,7 +254,7 @@ impl Writer {
             match Segment::new(region, SEGMENT_SIZE).append(record, populated) {
                 Appended::Done(length) => {
                     self.status().committed(number, length);
-                    self.ask_for_memory(number, segment, now);
+                    self.ask_for_memory(segment, now);
                     return Ok(());
                 }
                 Appended::BeyondLimit(end) => self.populate_log(segment, end, now)?,
@@ -229,27 +277,29 @@ impl Writer {
         self.wants_memory.store(false, Ordering::Relaxed);
         let number = self.current.load(Ordering::Acquire);
         let Some(segment) = self.segments.get(number).and_then(OnceLock::get) else { return };
-        let (wanted, is_next_wanted) = self.wanted_memory(number, segment);
+        let (wanted, is_next_wanted) = self.wanted_memory(segment);
         // What fails here is tried again, and counted, when a record needs it.
         _ = self.populate_log(segment, wanted, now);
         if is_next_wanted {
-            let _held = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-            _ = self.ensure_segment(number + 1, now);
+            _ = self.ensure_next(&mut self.order(), now);
         }
+    }
+
+    fn order(&self) -> MutexGuard<'_, Order> {
+        self.growing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How much of the current segment is to have memory by now, and whether the next one is to be
     /// made.
-    fn wanted_memory(&self, number: usize, segment: &LogSegment) -> (usize, bool) {
+    fn wanted_memory(&self, segment: &LogSegment) -> (usize, bool) {
         let room = Segment::new(segment.mapping.region(), SEGMENT_SIZE).room();
         let wanted = (SEGMENT_SIZE - room.min(SEGMENT_SIZE) + LOG_STEP / 2).min(SEGMENT_SIZE);
-        let next = self.segments.get(number + 1);
-        (wanted, room < LOG_RESERVE && next.is_some_and(|next| next.get().is_none()))
+        (wanted, room < LOG_RESERVE && !self.has_next.load(Ordering::Relaxed))
     }
 
     /// Wakes the lookup thread when memory runs short: once for every piece of it.
-    fn ask_for_memory(&self, number: usize, segment: &LogSegment, now: u64) {
-        let (wanted, is_next_wanted) = self.wanted_memory(number, segment);
+    fn ask_for_memory(&self, segment: &LogSegment, now: u64) {
+        let (wanted, is_next_wanted) = self.wanted_memory(segment);
         let is_short = is_next_wanted || segment.populated.load(Ordering::Relaxed) < wanted;
         // After a failure it is not woken for every record.
         if is_short
@@ -264,7 +314,7 @@ impl Writer {
         if segment.populated.load(Ordering::Acquire) >= end {
             return Ok(());
         }
-        let _held = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _held = self.order();
         let populated = segment.populated.load(Ordering::Acquire);
         if populated >= end {
             return Ok(());
@@ -276,21 +326,53 @@ impl Writer {
     }
 
     fn leave_segment(&self, number: usize, now: u64) -> Result<(), Loss> {
-        let _held = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut order = self.order();
         if self.current.load(Ordering::Acquire) != number {
             return Ok(());
         }
-        self.ensure_segment(number + 1, now)?;
-        self.current.store(number + 1, Ordering::Release);
+        self.ensure_next(&mut order, now)?;
+        if let Some(next) = order.numbers.last() {
+            self.current.store(usize::from(*next), Ordering::Release);
+            self.has_next.store(false, Ordering::Relaxed);
+        }
         Ok(())
     }
 
-    /// Makes a segment unless it is there. The caller holds the lock.
-    fn ensure_segment(&self, number: usize, now: u64) -> Result<(), Loss> {
-        if self.segments.get(number).ok_or(Loss::LogFull)?.get().is_some() {
+    /// Adds a segment behind the current one, unless there is one.
+    fn ensure_next(&self, order: &mut Order, now: u64) -> Result<(), Loss> {
+        let current = self.current.load(Ordering::Acquire);
+        if order.numbers.last().is_some_and(|last| usize::from(*last) != current) {
             return Ok(());
         }
-        self.with_memory(now, || self.make_segment(number))
+        if self.unused_segment().is_none() {
+            // The lookup thread need not be woken for one until a segment is given back.
+            self.has_next.store(true, Ordering::Relaxed);
+            return Err(Loss::LogFull);
+        }
+        self.with_memory(now, || self.add_segment(order))
+    }
+
+    /// The number of a segment that was given back or never made.
+    fn unused_segment(&self) -> Option<usize> {
+        let is_free = |place: &OnceLock<LogSegment>| {
+            place.get().is_some_and(|segment| segment.is_free.load(Ordering::Acquire))
+        };
+        let is_new = |place: &OnceLock<LogSegment>| place.get().is_none();
+        self.segments.iter().position(is_free).or_else(|| self.segments.iter().position(is_new))
+    }
+
+    /// Adds a segment to the end of the log.
+    fn add_segment(&self, order: &mut Order) -> Result<(), CreateError> {
+        let Some(number) = self.unused_segment() else { return Ok(()) };
+        let position = order.position(order.numbers.len());
+        match self.segments.get(number).and_then(OnceLock::get) {
+            Some(segment) => use_again(segment, position)?,
+            None => self.make_segment(number, position)?,
+        }
+        order.numbers.push(number as u8);
+        self.has_next.store(order.numbers.len() > 1, Ordering::Relaxed);
+        self.status().set_newest_segment(position);
+        Ok(())
     }
 
     /// Tries to get memory, but not right after that failed.
@@ -309,18 +391,134 @@ impl Writer {
     }
 
     /// The file is closed when it is mapped: the app's descriptors stay its own.
-    fn make_segment(&self, number: usize) -> Result<(), CreateError> {
-        let header = SegmentHeader::new(self.id, number as u32).to_bytes();
+    fn make_segment(&self, number: usize, position: u64) -> Result<(), CreateError> {
+        let header = SegmentHeader::at(self.id, number as u32, position).to_bytes();
         let file = create(SEGMENT_NAME, SEGMENT_SIZE, &header)?;
         let mapping = Mapping::new(&file, SEGMENT_SIZE, &self.guard)?;
         mapping.populate(0, LOG_STEP)?;
-        let segment = LogSegment { mapping, populated: AtomicUsize::new(LOG_STEP) };
+        let segment = LogSegment {
+            mapping,
+            populated: AtomicUsize::new(LOG_STEP),
+            is_free: AtomicBool::new(false),
+        };
         if let Some(place) = self.segments.get(number)
             && place.set(segment).is_ok()
         {
             self.status().set_segments(number + 1);
         }
         Ok(())
+    }
+
+    /// The positions of the log's oldest segment and of the one that is appended to.
+    pub(crate) fn extent(&self) -> (u64, u64) {
+        let order = self.order();
+        let current = self.current.load(Ordering::Acquire);
+        let index = order.numbers.iter().position(|number| usize::from(*number) == current);
+        (order.oldest, order.position(index.unwrap_or_default()))
+    }
+
+    /// The memory of the segment at a position of the log.
+    pub(crate) fn segment_at(&self, position: u64) -> Option<&Region> {
+        let order = self.order();
+        let index = usize::try_from(position.checked_sub(order.oldest)?).ok()?;
+        let number = usize::from(*order.numbers.get(index)?);
+        drop(order);
+        self.segments.get(number)?.get().map(|segment| segment.mapping.region())
+    }
+
+    /// Whether segments were given back.
+    #[must_use]
+    pub fn was_compacted(&self) -> bool {
+        !self.is_forked() && self.order().oldest > 0
+    }
+
+    /// Excludes appending, if no record is being appended right now: threads that append never wait
+    /// for one that waits for them.
+    pub(crate) fn quiet(&self) -> Option<Quiet<'_>> {
+        match self.appending.try_write() {
+            Ok(held) => Some(Quiet(held)),
+            Err(TryLockError::Poisoned(held)) => Some(Quiet(held.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Appends a record once more. It takes no memory, so it is quick.
+    pub(crate) fn append_again<E: Encode>(
+        &self,
+        _quiet: &Quiet<'_>,
+        record: &Prepared<'_, E>,
+    ) -> AppendedAgain {
+        let number = self.current.load(Ordering::Acquire);
+        let Some(segment) = self.segments.get(number).and_then(OnceLock::get) else {
+            return AppendedAgain::Full;
+        };
+        let populated = segment.populated.load(Ordering::Acquire);
+        match Segment::new(segment.mapping.region(), SEGMENT_SIZE).append(record, populated) {
+            Appended::Done(length) => {
+                self.status().committed(number, length);
+                AppendedAgain::Done
+            }
+            Appended::BeyondLimit(end) => AppendedAgain::NoRoom(end),
+            Appended::Full(closed) => {
+                self.status().committed(number, closed);
+                AppendedAgain::Full
+            }
+            Appended::Contended => AppendedAgain::Full,
+        }
+    }
+
+    /// Makes room for a record that [`Writer::append_again`] had none for.
+    pub(crate) fn make_room(&self, lacking: &AppendedAgain, now: u64) -> Result<(), Loss> {
+        let number = self.current.load(Ordering::Acquire);
+        let segment = self.segments.get(number).and_then(OnceLock::get).ok_or(Loss::LogFull)?;
+        match lacking {
+            AppendedAgain::Done => Ok(()),
+            AppendedAgain::NoRoom(end) => self.populate_log(segment, *end, now),
+            // The next record closes it, if this is another one by now.
+            AppendedAgain::Full if self.is_closed(segment) => self.leave_segment(number, now),
+            AppendedAgain::Full => Ok(()),
+        }
+    }
+
+    fn is_closed(&self, segment: &LogSegment) -> bool {
+        Segment::new(segment.mapping.region(), SEGMENT_SIZE).is_closed()
+    }
+
+    /// Takes the oldest segment out of the log, of which every living record was appended once
+    /// more, and frees its memory. A reader that is still in it sees the stamp change
+    /// ([`SegmentHeader::stamp`]).
+    pub(crate) fn give_back_oldest(&self, quiet: Quiet<'_>) {
+        let mut order = self.order();
+        let current = self.current.load(Ordering::Acquire);
+        let Some(number) = order.numbers.first().map(|number| usize::from(*number)) else { return };
+        let Some(segment) = self.segments.get(number).and_then(OnceLock::get) else { return };
+        if number == current {
+            return;
+        }
+        order.numbers.remove(0);
+        order.oldest += 1;
+        self.status().set_oldest_segment(order.oldest);
+        let region = segment.mapping.region();
+        if let Some(stamp) = region.word(SEGMENT_STAMP) {
+            stamp.store(stamp.load(Ordering::Relaxed) | 1, Ordering::SeqCst);
+        }
+        region.fence(Ordering::SeqCst);
+        drop(order);
+        drop(quiet);
+        // No thread appends here until it is free.
+        self.status().clear_committed(number);
+        if segment.mapping.free(KEPT, SEGMENT_SIZE - KEPT).is_ok() {
+            segment.populated.store(KEPT, Ordering::Release);
+        } else {
+            // The process has locked its memory: it keeps this, and the log uses it again.
+            clear(region, KEPT, SEGMENT_SIZE);
+        }
+        clear(region, SEGMENT_DATA, KEPT);
+        segment.is_free.store(true, Ordering::Release);
+        let order = self.order();
+        let current = self.current.load(Ordering::Acquire);
+        let has_next = order.numbers.last().is_some_and(|last| usize::from(*last) != current);
+        self.has_next.store(has_next, Ordering::Relaxed);
     }
 
     /// Takes the ring's memory: when the first owner requests events. Until then they are lost.
@@ -404,10 +602,38 @@ impl Writer {
     }
 }
 
+/// Zeroes a part of a segment.
+fn clear(region: &Region, from: usize, to: usize) {
+    for at in (from..to).step_by(128) {
+        region.write(at, &[0; 128]);
+    }
+}
+
+/// Begins a segment that was given back at another position of the log.
+fn use_again(segment: &LogSegment, position: u64) -> Result<(), CreateError> {
+    let populated = segment.populated.load(Ordering::Acquire);
+    if populated < LOG_STEP {
+        segment.mapping.populate(populated, LOG_STEP - populated)?;
+        segment.populated.store(LOG_STEP, Ordering::Release);
+    }
+    let region = segment.mapping.region();
+    let store = |offset, value, order| {
+        if let Some(word) = region.word(offset) {
+            word.store(value, order);
+        }
+    };
+    let stamp = region.word(SEGMENT_STAMP).map_or(0, |word| word.load(Ordering::Relaxed));
+    store(SEGMENT_TAIL, SEGMENT_DATA as u64, Ordering::Relaxed);
+    store(SEGMENT_STAMP + 8, position, Ordering::Relaxed);
+    store(SEGMENT_STAMP, (stamp | 1).wrapping_add(1), Ordering::SeqCst);
+    segment.is_free.store(false, Ordering::Release);
+    Ok(())
+}
+
 const _: () = {
     // Pieces that `populate` takes are whole pages.
     assert!(RING_WORDS.is_multiple_of(4096) && RING_DATA.is_multiple_of(4096));
     assert!(OBJECTS.is_multiple_of(4096) && MAIN_END.is_multiple_of(4096));
     assert!(CONTEXTS.is_multiple_of(4096) && SEGMENT_SIZE.is_multiple_of(LOG_STEP));
-    assert!(SEGMENT_DATA < LOG_STEP);
+    assert!(KEPT < LOG_STEP && SEGMENT_DATA < KEPT && SEGMENT_DATA.is_multiple_of(128));
 };

@@ -2,20 +2,25 @@
 
 mod support;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
+use strata_bridge_protocol::compaction::{Compaction, Turn};
 use strata_bridge_protocol::contexts::Context;
 use strata_bridge_protocol::control::{Outcome, request, wish};
 use strata_bridge_protocol::event::Event;
-use strata_bridge_protocol::field::Sink;
-use strata_bridge_protocol::layout::{CONTEXT_SLOTS, MAX_EVENT, RING_CELLS};
+use strata_bridge_protocol::field::{CodeRange, Sink};
+use strata_bridge_protocol::layout::{CONTEXT_SLOTS, MAX_EVENT, RING_CELLS, SEGMENT_SIZE};
 use strata_bridge_protocol::owning::{Owner, RequestError, TakeError};
 use strata_bridge_protocol::reader::ring::RingReader;
 use strata_bridge_protocol::reader::{Budget, Limits, Reader, ReaderLosses};
-use strata_bridge_protocol::record::{Encode, NotFound, Record};
+use strata_bridge_protocol::record::{
+    Encode, Enumerated, Method, MethodUnload, ModuleRecord, NotFound, Record, TypeRecord,
+};
 use strata_bridge_protocol::ring::RingPlaces;
 use strata_bridge_protocol::shared_file::monotonic_time;
 use strata_bridge_protocol::status::{Count, Loss, State};
@@ -103,6 +108,355 @@ fn a_full_log_loses_and_counts() {
     assert_eq!(writer.append(0, &NotFound { ip: 1 }), Err(Lost::Counted(Loss::LogFull)));
     let status = reader.status().expect("the status can be read");
     assert_eq!((status.segments, status.lost(Loss::LogFull)), (64, 2));
+}
+
+/// Code of 64 bytes at an address of its own.
+fn code_at(start: u64) -> [CodeRange<'static>; 1] {
+    [CodeRange { start, size: 64, code: &[0x55, 0x48, 0x89, 0xe5] }]
+}
+
+/// What a reader takes to live, as strata applies records.
+#[derive(Default)]
+struct Alive {
+    /// By start: function and name.
+    methods: BTreeMap<u64, (u64, String)>,
+    modules: BTreeMap<u64, String>,
+    types: BTreeMap<(u64, u32), String>,
+    confirmed: Option<BTreeSet<u64>>,
+    enumerated: bool,
+    gaps: u32,
+}
+
+impl Alive {
+    /// Reads all there is, and looks for segments before each call.
+    fn read(&mut self, reader: &mut Reader<File>) {
+        loop {
+            let status = reader.status().expect("the status can be read");
+            if reader.missing_segments(&status) > 0 {
+                support::add_segments(reader, std::process::id());
+            }
+            let poll = reader.poll(Budget::default(), 0).expect("the log can be read");
+            if poll.gap {
+                self.gaps += 1;
+                self.confirmed = Some(BTreeSet::new());
+            }
+            poll.entries.into_iter().for_each(|entry| self.apply(entry.record));
+            if poll.caught_up {
+                let confirmed = self.confirmed.take().expect("after a gap");
+                self.methods.retain(|start, _| confirmed.contains(start));
+            }
+            if !poll.more {
+                return;
+            }
+        }
+    }
+
+    fn apply(&mut self, record: Record) {
+        match record {
+            Record::Method(method) => {
+                let start = method.ranges[0].start;
+                self.methods.insert(start, (method.function, method.name));
+                if let Some(confirmed) = &mut self.confirmed {
+                    confirmed.insert(start);
+                }
+            }
+            Record::MethodUnload(gone) => drop(self.methods.remove(&gone.start)),
+            Record::Module(module) => drop(self.modules.insert(module.module, module.path)),
+            Record::ModuleUnload(gone) => {
+                self.modules.remove(&gone.module);
+                self.types.retain(|(module, _), _| *module != gone.module);
+            }
+            Record::Type(of) => drop(self.types.insert((of.module, of.token), of.name)),
+            Record::Enumerated(_) => self.enumerated = true,
+            Record::NotFound(_) => {}
+            other => panic!("no test wrote {other:?}"),
+        }
+    }
+}
+
+/// Appends like a program that has methods of its own, and makes and drops others: 300 bytes each.
+struct Churn<'a> {
+    writer: &'a Writer,
+    made: u64,
+}
+
+const LASTING: u64 = 500;
+const LASTING_AT: u64 = 0x1000_0000;
+const DROPPED_AT: u64 = 0x2000_0000;
+/// Methods that live at the same time.
+const AT_A_TIME: u64 = 50;
+
+impl<'a> Churn<'a> {
+    fn start(writer: &'a Writer) -> Self {
+        let module = ModuleRecord { module: 3, path: "app.dll".into(), ..Default::default() };
+        writer.append(0, &module).expect("room");
+        for token in 1..100 {
+            let name = format!("Type{token}");
+            let of = TypeRecord { module: 3, token, name, ..Default::default() };
+            writer.append(0, &of).expect("room");
+        }
+        for number in 0..LASTING {
+            let (name, code) = (format!("Lasting{number}"), code_at(LASTING_AT + number * 64));
+            let method = Method { ranges: code[..].into(), ..method(number, &name) };
+            writer.append(0, &method).expect("room");
+        }
+        writer.append(0, &Enumerated { epoch: 1 }).expect("room");
+        Self { writer, made: 0 }
+    }
+
+    fn make(&mut self, count: u64) {
+        let padding = "x".repeat(200);
+        for _ in 0..count {
+            let number = self.made;
+            let start = DROPPED_AT + number % AT_A_TIME * 64;
+            if let Some(before) = number.checked_sub(AT_A_TIME) {
+                let gone = MethodUnload { function: 1_000_000 + before, start };
+                self.writer.append(0, &gone).expect("room");
+            }
+            let (name, code) = (format!("Made{number}{padding}"), code_at(start));
+            let method = Method { ranges: code[..].into(), ..method(1_000_000 + number, &name) };
+            self.writer.append(0, &method).expect("room");
+            self.made += 1;
+        }
+    }
+
+    /// What lives now is what a reader has found.
+    fn check(&self, alive: &Alive) {
+        assert_eq!(alive.methods.len() as u64, LASTING + AT_A_TIME.min(self.made));
+        for number in 0..LASTING {
+            let found = &alive.methods[&(LASTING_AT + number * 64)];
+            assert_eq!(found, &(number, format!("Lasting{number}")));
+        }
+        for number in self.made.saturating_sub(AT_A_TIME)..self.made {
+            let (function, name) = &alive.methods[&(DROPPED_AT + number % AT_A_TIME * 64)];
+            assert_eq!(*function, 1_000_000 + number);
+            assert!(name.starts_with(&format!("Made{number}x")));
+        }
+        assert_eq!(alive.modules[&3], "app.dll");
+        assert_eq!(alive.types.len(), 99);
+        assert!(alive.enumerated);
+    }
+}
+
+fn compact(compaction: &mut Compaction, writer: &Writer) -> u32 {
+    let mut turns = 0;
+    while compaction.turn(writer, 0) == Turn::More {
+        turns += 1;
+        assert!(turns < 100_000, "it ends");
+    }
+    turns
+}
+
+/// The memory of this process's segments with the writer's id, in bytes.
+fn memory_of(reader: &Reader<File>) -> u64 {
+    reader.segments().map(|file| 512 * file.metadata().expect("a file").blocks()).sum()
+}
+
+#[test]
+fn a_log_of_a_program_that_drops_methods_stays_as_long_as_what_lives() {
+    let (writer, mut keeps_up) = writer_and_reader();
+    let mut compaction = Compaction::new();
+    let (mut alive, mut churn) = (Alive::default(), Churn::start(&writer));
+    let mut largest = 0;
+    // 330 MB, more than all segments.
+    for round in 0..100 {
+        churn.make(10_000);
+        compact(&mut compaction, &writer);
+        alive.read(&mut keeps_up);
+        churn.check(&alive);
+        largest = largest.max(memory_of(&keeps_up));
+        if round % 40 == 13 {
+            let mut late = Alive::default();
+            late.read(&mut reader(std::process::id(), Some(writer.id())));
+            churn.check(&late);
+            assert_eq!(late.gaps, 0, "it has read nothing yet");
+        }
+    }
+    let status = keeps_up.status().expect("the status can be read");
+    println!("{largest} bytes at most, {} segments", status.segments);
+    assert!(largest <= 7 * SEGMENT_SIZE as u64, "{largest} bytes");
+    assert!(status.segments <= 8, "{} segments", status.segments);
+    assert!(status.oldest_segment > 64, "{}", status.oldest_segment);
+    assert_eq!((alive.gaps, keeps_up.losses()), (0, ReaderLosses::default()));
+    assert_eq!(Loss::ALL.iter().map(|loss| status.lost(*loss)).sum::<u64>(), 0);
+}
+
+#[test]
+fn a_reader_that_was_overtaken_knows_what_lives_once_it_has_caught_up() {
+    let (writer, mut slow) = writer_and_reader();
+    let mut compaction = Compaction::new();
+    let (mut alive, mut churn) = (Alive::default(), Churn::start(&writer));
+    for gaps in 1..4 {
+        churn.make(1000);
+        alive.read(&mut slow);
+        churn.check(&alive);
+        // Other methods than before: at other addresses than what it knows.
+        for _ in 0..12 {
+            churn.make(10_007);
+            compact(&mut compaction, &writer);
+        }
+        alive.read(&mut slow);
+        churn.check(&alive);
+        assert_eq!(alive.gaps, gaps);
+    }
+    assert_eq!(slow.losses(), ReaderLosses { gaps: 3, ..ReaderLosses::default() });
+}
+
+#[test]
+fn a_reader_that_is_overtaken_in_the_middle_of_a_segment_takes_nothing_of_another() {
+    let (writer, mut slow) = writer_and_reader();
+    let mut compaction = Compaction::new();
+    let (mut alive, mut churn) = (Alive::default(), Churn::start(&writer));
+    // It reads some records each time, at other places of other segments.
+    for round in 0..60_u64 {
+        churn.make(4_000 + round * 37);
+        compact(&mut compaction, &writer);
+        support::add_segments(&mut slow, std::process::id());
+        let budget = Budget { records: 500, bytes: 200_000 };
+        let poll = slow.poll(budget, 0).expect("the log can be read");
+        if poll.gap {
+            alive.gaps += 1;
+            alive.confirmed = Some(BTreeSet::new());
+        }
+        poll.entries.into_iter().for_each(|entry| alive.apply(entry.record));
+    }
+    assert!(alive.gaps > 2, "{}", alive.gaps);
+    alive.read(&mut slow);
+    churn.check(&alive);
+    let losses = slow.losses();
+    let others = ReaderLosses { gaps: 0, over_limit: false, ..losses };
+    assert_eq!(others, ReaderLosses::default());
+}
+
+#[test]
+fn a_writer_that_ends_in_the_middle_of_a_compaction_leaves_all_that_lives() {
+    let (writer, mut keeps_up) = writer_and_reader();
+    let mut compaction = Compaction::new();
+    let (mut alive, mut churn) = (Alive::default(), Churn::start(&writer));
+    churn.make(60_000);
+    let mut turns = 0;
+    loop {
+        let turn = compaction.turn(&writer, 0);
+        churn.make(20);
+        turns += 1;
+        alive.read(&mut keeps_up);
+        churn.check(&alive);
+        if turns % 8 != 0 && turn == Turn::More {
+            continue;
+        }
+        // A reader that comes now finds the same.
+        let mut late = Alive::default();
+        let mut later = reader(std::process::id(), Some(writer.id()));
+        later.process_ended();
+        late.read(&mut later);
+        churn.check(&late);
+        if turn == Turn::Idle {
+            break;
+        }
+    }
+    assert!(turns > 10, "{turns} turns");
+    assert!(writer.was_compacted());
+}
+
+#[test]
+fn threads_that_append_while_the_log_is_compacted_lose_nothing() {
+    const THREADS: u64 = 4;
+    const EACH: u64 = 60_000;
+    let (writer, mut keeps_up) = writer_and_reader();
+    let done = AtomicUsize::new(0);
+    let mut alive = Alive::default();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (writer, done) = (&writer, &done);
+            scope.spawn(move || {
+                let at = DROPPED_AT + thread * 0x100_0000;
+                let name = format!("Of{thread}{}", "x".repeat(300));
+                for number in 0..EACH {
+                    let code = code_at(at + number % 7 * 64);
+                    if number >= 7 {
+                        let gone = MethodUnload { function: number - 7, start: code[0].start };
+                        writer.append(0, &gone).expect("room");
+                    }
+                    let method = Method { ranges: code[..].into(), ..method(number, &name) };
+                    writer.append(0, &method).expect("room");
+                }
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let mut compaction = Compaction::new();
+        while done.load(Ordering::SeqCst) < THREADS as usize {
+            compaction.turn(&writer, 0);
+        }
+        compact(&mut compaction, &writer);
+    });
+    alive.read(&mut keeps_up);
+    let status = keeps_up.status().expect("the status can be read");
+    assert!(status.oldest_segment > 4, "{}", status.oldest_segment);
+    let mut late = Alive::default();
+    late.read(&mut reader(std::process::id(), Some(writer.id())));
+    for found in [alive, late] {
+        assert_eq!(found.methods.len() as u64, THREADS * 7);
+        for (start, (function, name)) in found.methods {
+            let thread = (start - DROPPED_AT) / 0x100_0000;
+            assert!(name.starts_with(&format!("Of{thread}x")) && function >= EACH - 7);
+        }
+    }
+}
+
+#[test]
+fn a_record_that_was_never_finished_does_not_keep_the_log_long() {
+    let writer = Writer::create().expect("memory");
+    let mut compaction = Compaction::new();
+    let mut churn = Churn::start(&writer);
+    let unfinished = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        _ = writer.append(0, &Panics(AtomicUsize::new(0)));
+    }));
+    assert!(unfinished.is_err());
+    for _ in 0..12 {
+        churn.make(10_000);
+        compact(&mut compaction, &writer);
+    }
+    assert!(writer.was_compacted());
+    let mut late = Alive::default();
+    late.read(&mut reader(std::process::id(), Some(writer.id())));
+    churn.check(&late);
+}
+
+/// A record whose encoding panics when it is written.
+struct Panics(AtomicUsize);
+
+impl Encode for Panics {
+    const KIND: u16 = 8;
+
+    fn encode(&self, sink: &mut impl Sink) {
+        assert!(self.0.fetch_add(1, Ordering::Relaxed) == 0, "for the test");
+        sink.put(&[0; 8]);
+    }
+}
+
+#[test]
+fn what_lives_may_be_more_than_the_smallest_log() {
+    let (writer, mut keeps_up) = writer_and_reader();
+    let mut compaction = Compaction::new();
+    let (mut alive, name) = (Alive::default(), "x".repeat(400));
+    let mut turns = 0;
+    // 60 MB that live.
+    for number in 0..120_000_u64 {
+        let code = code_at(LASTING_AT + number * 64);
+        let method = Method { ranges: code[..].into(), ..method(number, &name) };
+        writer.append(0, &method).expect("room");
+        if number % 1000 == 0 {
+            turns += compact(&mut compaction, &writer);
+            alive.read(&mut keeps_up);
+        }
+    }
+    alive.read(&mut keeps_up);
+    assert_eq!(alive.methods.len(), 120_000);
+    let status = keeps_up.status().expect("the status can be read");
+    println!("{turns} turns, limit {}, {} segments", compaction.limit(), status.segments);
+    assert!(status.oldest_segment < 32, "it is not appended again and again");
+    assert!(compaction.limit() > 8, "{}", compaction.limit());
+    assert!(status.segments < 40, "{}", status.segments);
 }
 
 #[test]

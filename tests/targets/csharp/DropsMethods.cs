@@ -1,7 +1,7 @@
 // Makes dynamic methods all the time, calls each for a moment and lets go of it.
-// usage: DropsMethods seconds per-second
+// usage: DropsMethods seconds per-second letters
 //
-// Each method's name has its number. The highest number so far is printed twice a second.
+// Each method's name has its number, and so many letters behind it. The highest number so far is printed twice a second.
 using System;
 using System.Diagnostics;
 using System.Reflection.Emit;
@@ -11,12 +11,13 @@ using System.Threading;
 internal static class DropsMethods
 {
     private static long failures;
+    private static string letters = "";
 
     [MethodImpl(MethodImplOptions.NoInlining)]
     private static int Make(int number, int seed)
     {
         var method = new DynamicMethod(
-            "Made" + number.ToString(), typeof(int), new[] { typeof(int) }, typeof(DropsMethods).Module);
+            "Made" + number.ToString() + letters, typeof(int), new[] { typeof(int) }, typeof(DropsMethods).Module);
         Loop(method.GetILGenerator());
         return ((Func<int, int>)method.CreateDelegate(typeof(Func<int, int>)))(seed);
     }
@@ -61,6 +62,7 @@ internal static class DropsMethods
     {
         double seconds = Target.Number(arguments, 0, 5);
         double perSecond = Target.Number(arguments, 1, 2000);
+        letters = new string('x', (int)Target.Number(arguments, 2, 0));
         int wanted = Expected(7);
         int made = 0;
         double next = 0.5;

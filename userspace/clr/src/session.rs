@@ -27,8 +27,8 @@ use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::layout::CONTEXTS;
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::owning::{Owner, TakeError};
+use strata_bridge_protocol::reader::{self, HeaderError, Reader, file};
 pub use strata_bridge_protocol::reader::{Budget, Entry, Limits, ReaderLosses};
-use strata_bridge_protocol::reader::{HeaderError, Reader, file};
 use strata_bridge_protocol::record::Record;
 use strata_bridge_protocol::shared_file::monotonic_time;
 pub use strata_bridge_protocol::status::{Count, Loss, State, StatusRecord};
@@ -119,6 +119,10 @@ pub struct Poll {
     pub entries: Vec<Entry>,
     /// The budget ended the call: there may be more right now.
     pub more: bool,
+    /// Before these entries, records were given back that were not read: everything that lives is
+    /// reported again from here on, until `caught_up`, and what is not has ended.
+    pub gap: bool,
+    pub caught_up: bool,
     pub unanswered: Vec<(Question, Unanswered)>,
     pub life: Life,
 }
@@ -386,7 +390,8 @@ impl Session {
         if self.life != Life::Running && !read.more {
             unanswered.extend(self.requests.give_up());
         }
-        Ok(Poll { entries: read.entries, more: read.more, unanswered, life: self.life })
+        let reader::Poll { entries, more, gap, caught_up } = read;
+        Ok(Poll { entries, more, gap, caught_up, unanswered, life: self.life })
     }
 
     fn is_own_enumeration(&self, entry: &Entry) -> bool {

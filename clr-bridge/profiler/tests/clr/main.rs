@@ -10,6 +10,7 @@ mod faults;
 mod idle;
 mod lifecycle;
 mod linking;
+mod long_lives;
 mod names;
 mod newest;
 mod trouble;

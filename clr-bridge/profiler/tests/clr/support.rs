@@ -409,6 +409,19 @@ impl Watcher {
         self.owner.as_mut().expect("an owner").wish(flags, [0; 32]).expect("to wish");
     }
 
+    /// From now on an owner as those of older versions, which state no capabilities.
+    pub fn own_as_an_older_one(&mut self) {
+        self.owner.as_mut().expect("an owner").set_capabilities(0);
+        self.wish(wish::JIT_EVENTS);
+    }
+
+    /// The memory that the log takes, in bytes.
+    pub fn log_memory(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let files = mapped(self.pid, "strata-clr-log").into_iter();
+        files.map(|path| 512 * fs::metadata(path).map_or(0, |file| file.blocks())).sum()
+    }
+
     /// Whether another process may own the bridge now.
     pub fn try_own(&self) -> Result<Owner, TakeError> {
         let main = mapped(self.pid, "strata-clr").into_iter().next().expect("the main file");

@@ -9,7 +9,12 @@
 //! at it, so that a thread that was only stopped loses nothing; a thread that is gone has lost one
 //! record.
 //!
-//! Invariant: a position only grows, and within one segment.
+//! Segments are read in the order of their positions in the log. A bridge may give segments back and
+//! use them again ([`crate::compaction`]): the stamp in a segment's header is compared after each
+//! copy, and what was copied of another segment is dropped. A reader that was overtaken goes on with
+//! the oldest segment ([`Poll::gap`]).
+//!
+//! Invariant: a position in the log only grows, and so does a position within a segment.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,7 +27,7 @@ use crate::contexts::Context;
 use crate::layout::{
     CONTEXT_FREE, CONTEXT_PROBES, CONTEXT_SLOTS, CONTEXTS, ContextSlot, MAX_RECORD, MAX_SEGMENTS,
     RECORD_COMMITTED, RECORD_END, RECORD_FREE, RECORD_RESERVED, RecordHeader, SEGMENT_DATA,
-    SEGMENT_SIZE, STATUS, StatusPage, context_place,
+    SEGMENT_SIZE, SEGMENT_STAMP, STATUS, SegmentHeader, StatusPage, context_place,
 };
 use crate::log::RecordWord;
 use crate::objects::ObjectTable;
@@ -38,6 +43,12 @@ const MAX_LATE: usize = 16;
 /// Every so many calls a segment is read although nothing seems to be new.
 const LOOK_ANYWAY: u32 = 64;
 const HEADER: usize = size_of::<RecordHeader>();
+/// After this time, in nanoseconds, a segment is given up that is not found though later ones are.
+const ABSENCE: u64 = 10_000_000_000;
+/// What a gap costs of the records that a process may write: all that is known is gone through.
+const GAP_COSTS: usize = 20_000;
+/// The positions of the oldest and the newest segment.
+const EXTENT: usize = STATUS + offset_of!(StatusPage, oldest_segment);
 const COMMITTED: usize = STATUS + offset_of!(StatusPage, committed);
 
 /// A record of the log.
@@ -56,11 +67,20 @@ pub struct Poll {
     pub entries: Vec<Entry>,
     /// The budget ended the call: there may be more.
     pub more: bool,
+    /// Before these entries, segments had been given back that were not read. Everything that lives
+    /// is reported again from here on, until [`Poll::caught_up`]; what is not has ended.
+    pub gap: bool,
+    /// With these entries, all that was in the log at the last gap has been read.
+    pub caught_up: bool,
 }
 
 #[derive(Debug)]
 struct Tail<R> {
     file: R,
+    /// As in its header when it was read.
+    stamp: u64,
+    /// Its position in the log.
+    order: u64,
     position: usize,
     /// Bytes of committed records that were read.
     consumed: u64,
@@ -69,10 +89,75 @@ struct Tail<R> {
     done: bool,
 }
 
+impl<R: ReadAt> Tail<R> {
+    fn new(file: R, header: &SegmentHeader) -> Self {
+        // Of older bridges, too.
+        let is_first = header.stamp == 0 && header.order == 0;
+        let order = if is_first { u64::from(header.number) } else { header.order };
+        let (stamp, position) = (header.stamp, SEGMENT_DATA);
+        Self { file, stamp, order, position, consumed: 0, waiting: None, done: false }
+    }
+
+    /// Whether it is a part of the log.
+    fn is_used(&self) -> bool {
+        self.stamp.is_multiple_of(2)
+    }
+
+    /// Whether what was read so far is of the segment that it was.
+    fn is_unchanged(&mut self) -> io::Result<bool> {
+        self.file.settle();
+        let found = u64::from_le_bytes(read_array(&self.file, SEGMENT_STAMP as u64)?);
+        if found == self.stamp {
+            return Ok(true);
+        }
+        // Until its header is read again.
+        self.stamp |= 1;
+        Ok(false)
+    }
+
+    /// Begins anew if it is at another position of the log now.
+    fn look_again(&mut self, id: &[u8; 16]) -> io::Result<()> {
+        let header = match segment_header(&self.file, id) {
+            Ok(header) => header,
+            Err(HeaderError::Read(error)) => return Err(error),
+            Err(_) => return Ok(()),
+        };
+        let is_other = header.stamp != self.stamp && header.stamp.is_multiple_of(2);
+        // Stamp and order belong together if the stamp is still the same.
+        self.file.settle();
+        let stamp = u64::from_le_bytes(read_array(&self.file, SEGMENT_STAMP as u64)?);
+        if is_other && stamp == header.stamp {
+            self.stamp = header.stamp;
+            self.order = header.order;
+            self.position = SEGMENT_DATA;
+            self.consumed = 0;
+            self.waiting = None;
+            self.done = false;
+        }
+        Ok(())
+    }
+}
+
+/// How the reading of a chunk ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Chunk {
+    /// There may be more.
+    Some,
+    /// There is no more now.
+    Nothing,
+    /// A record is being written, or the process has written too many.
+    Waiting,
+    /// The segment has no more.
+    Done,
+    /// The segment was given back meanwhile.
+    GivenBack,
+}
+
 /// A reserved record that was stepped over.
 #[derive(Debug, Clone, Copy)]
 struct Late {
     segment: usize,
+    stamp: u64,
     position: usize,
     length: usize,
 }
@@ -84,6 +169,12 @@ pub struct Reader<R> {
     id: [u8; 16],
     /// By number; always [`MAX_SEGMENTS`] places.
     segments: Vec<Option<Tail<R>>>,
+    /// The position in the log that is read next; `None` before the first call.
+    next: Option<u64>,
+    /// Since when the segment there is not found, though later ones are.
+    absent: Option<u64>,
+    /// After a gap: the segment in which everything has been read that was in the log then.
+    until: Option<u64>,
     late: VecDeque<Late>,
     allowance: Allowance,
     polls: u32,
@@ -163,6 +254,9 @@ impl<R: ReadAt> Reader<R> {
             main,
             id,
             segments: (0..MAX_SEGMENTS).map(|_| None).collect(),
+            next: None,
+            absent: None,
+            until: None,
             late: VecDeque::new(),
             allowance: Allowance { limits, left: limits.records, since: None },
             polls: 0,
@@ -188,14 +282,19 @@ impl<R: ReadAt> Reader<R> {
 
     /// Adds a segment that was found; its number.
     pub fn add_segment(&mut self, file: R) -> Result<u32, HeaderError> {
-        let number = segment_header(&file, &self.id)?;
+        let header = segment_header(&file, &self.id)?;
+        let number = header.number;
         let place = self.segments.get_mut(number as usize).ok_or(HeaderError::Contradiction)?;
         if place.is_some() {
             return Err(HeaderError::Twice(number));
         }
-        let position = SEGMENT_DATA;
-        *place = Some(Tail { file, position, consumed: 0, waiting: None, done: false });
+        *place = Some(Tail::new(file, &header));
         Ok(number)
+    }
+
+    /// The files of the segments that were added.
+    pub fn segments(&self) -> impl Iterator<Item = &R> {
+        self.segments.iter().flatten().map(|tail| &tail.file)
     }
 
     /// How many segments the status names that were not added yet.
@@ -260,38 +359,130 @@ impl<R: ReadAt> Reader<R> {
         buffer: &mut Vec<u8>,
         now: u64,
     ) -> io::Result<()> {
+        let extent: [u8; 16] = read_array(&self.main, EXTENT as u64)?;
+        let (extent, _) = extent.as_chunks::<8>();
+        let [oldest, newest] =
+            [0, 1].map(|at| extent.get(at).map_or(0, |w| u64::from_le_bytes(*w)));
         let committed: [u8; 8 * MAX_SEGMENTS] = read_array(&self.main, COMMITTED as u64)?;
         let (committed, _) = committed.as_chunks::<8>();
         self.polls = self.polls.wrapping_add(1);
         let look_anyway = self.ended || self.polls.is_multiple_of(LOOK_ANYWAY);
         self.poll_late(poll, left, buffer)?;
-        for (number, committed) in committed.iter().enumerate() {
-            let Some(tail) = self.segments.get(number).and_then(Option::as_ref) else { continue };
-            if tail.done {
-                continue;
-            }
-            let committed = u64::from_le_bytes(*committed);
-            let quiet = tail.consumed == committed && tail.waiting.is_none();
-            if quiet && !look_anyway {
-                break;
-            }
-            loop {
-                if left.is_used_up() {
-                    poll.more = true;
-                    return Ok(());
-                }
-                if !self.read_chunk(number, poll, left, buffer, now)? {
-                    break;
-                }
-            }
-            if self.segments.get(number).and_then(Option::as_ref).is_some_and(|tail| !tail.done) {
-                break;
-            }
+        let mut next = match self.next {
+            Some(next) => next,
+            None => *self.next.insert(oldest),
+        };
+        if next < oldest && !self.skip_to(oldest, newest, poll) {
+            return Ok(());
         }
+        let mut is_at_end = false;
+        loop {
+            next = self.next.unwrap_or(next);
+            let Some(number) = self.find(next, newest, left)? else {
+                let Some(later) = self.find_later(next, now) else { break };
+                self.losses.gaps += 1;
+                self.next = Some(later);
+                self.absent = None;
+                continue;
+            };
+            let Some(tail) = self.segments.get(number).and_then(Option::as_ref) else { break };
+            self.absent = None;
+            let committed = committed.get(number).map_or(0, |word| u64::from_le_bytes(*word));
+            let is_quiet = tail.consumed == committed && tail.waiting.is_none();
+            if !tail.done && is_quiet && !look_anyway {
+                is_at_end = true;
+                break;
+            }
+            if !tail.done {
+                match self.read_segment(number, poll, left, buffer, now)? {
+                    Chunk::Done => {}
+                    Chunk::Nothing => {
+                        is_at_end = true;
+                        break;
+                    }
+                    Chunk::Some | Chunk::GivenBack => {
+                        poll.more = true;
+                        return Ok(());
+                    }
+                    Chunk::Waiting => return Ok(()),
+                }
+            }
+            let Some(after) = next.checked_add(1) else { break };
+            self.next = Some(after);
+        }
+        let next = self.next.unwrap_or(next);
+        let is_passed = |until: &mut u64| next > *until || next == *until && is_at_end;
+        poll.caught_up = self.until.take_if(is_passed).is_some();
         Ok(())
     }
 
-    /// Reads some records of a segment; `false` when it has no more for now.
+    /// Goes on with a later segment than the next one. `false`: not in this call.
+    fn skip_to(&mut self, later: u64, newest: u64, poll: &mut Poll) -> bool {
+        if !poll.entries.is_empty() {
+            // Those came before.
+            poll.more = true;
+            return false;
+        }
+        if self.allowance.left == 0 {
+            self.losses.over_limit = true;
+            return false;
+        }
+        self.allowance.pay(GAP_COSTS);
+        self.losses.gaps += 1;
+        self.next = Some(later);
+        self.until = Some(newest.max(later));
+        self.absent = None;
+        poll.gap = true;
+        true
+    }
+
+    /// The segment at a position of the log. It may be one that was read at another position.
+    fn find(&mut self, position: u64, newest: u64, left: &mut Left) -> io::Result<Option<usize>> {
+        let is_there = |place: &Option<Tail<R>>| {
+            place.as_ref().is_some_and(|tail| tail.is_used() && tail.order == position)
+        };
+        let found = self.segments.iter().position(is_there);
+        if found.is_some() || position > newest {
+            return Ok(found);
+        }
+        for tail in self.segments.iter_mut().flatten() {
+            if tail.done || !tail.is_used() || tail.order < position {
+                left.bytes = left.bytes.saturating_sub(size_of::<SegmentHeader>());
+                tail.look_again(&self.id)?;
+            }
+        }
+        Ok(self.segments.iter().position(is_there))
+    }
+
+    /// The position to go on at, when the next segment was not found for long.
+    fn find_later(&mut self, next: u64, now: u64) -> Option<u64> {
+        let used = self.segments.iter().flatten().filter(|tail| tail.is_used());
+        let later = used.map(|tail| tail.order).filter(|order| *order > next).min()?;
+        let since = *self.absent.get_or_insert(now);
+        (self.ended || now.saturating_sub(since) >= ABSENCE).then_some(later)
+    }
+
+    /// Reads a segment until it has no more, or the budget ends.
+    fn read_segment(
+        &mut self,
+        number: usize,
+        poll: &mut Poll,
+        left: &mut Left,
+        buffer: &mut Vec<u8>,
+        now: u64,
+    ) -> io::Result<Chunk> {
+        loop {
+            if left.is_used_up() {
+                return Ok(Chunk::Some);
+            }
+            match self.read_chunk(number, poll, left, buffer, now)? {
+                Chunk::Some => {}
+                other => return Ok(other),
+            }
+        }
+    }
+
+    /// Reads some records of a segment.
     fn read_chunk(
         &mut self,
         number: usize,
@@ -299,13 +490,13 @@ impl<R: ReadAt> Reader<R> {
         left: &mut Left,
         buffer: &mut Vec<u8>,
         now: u64,
-    ) -> io::Result<bool> {
+    ) -> io::Result<Chunk> {
         let Some(tail) = self.segments.get_mut(number).and_then(Option::as_mut) else {
-            return Ok(false);
+            return Ok(Chunk::Nothing);
         };
         if self.allowance.left == 0 {
             self.losses.over_limit = true;
-            return Ok(false);
+            return Ok(Chunk::Waiting);
         }
         let room = SEGMENT_SIZE.saturating_sub(tail.position);
         fill(buffer, &tail.file, tail.position, room.min(CHUNK), left)?;
@@ -313,6 +504,11 @@ impl<R: ReadAt> Reader<R> {
         if committed > 0 {
             tail.file.settle();
             fill(buffer, &tail.file, tail.position, committed, left)?;
+        }
+        if !tail.is_unchanged()? {
+            return Ok(Chunk::GivenBack);
+        }
+        if committed > 0 {
             let most = self.allowance.left.min(left.records as u64) as usize;
             let (records, bytes) =
                 take_records(buffer, room, most, &mut poll.entries, &mut self.losses);
@@ -325,39 +521,40 @@ impl<R: ReadAt> Reader<R> {
                 // A committed record is not committed any more.
                 tail.done = true;
                 self.losses.broken_segments += 1;
+                return Ok(Chunk::Done);
             }
-            return Ok(!tail.done);
+            return Ok(Chunk::Some);
         }
         match next {
             Found::Nothing if room < 8 => {
                 tail.done = true;
-                Ok(false)
+                Ok(Chunk::Done)
             }
-            Found::Nothing | Found::Committed(_) => Ok(false),
+            Found::Nothing | Found::Committed(_) => Ok(Chunk::Nothing),
             Found::End => {
                 tail.done = true;
                 tail.consumed += room as u64;
-                Ok(false)
+                Ok(Chunk::Done)
             }
             Found::Broken => {
                 tail.done = true;
                 self.losses.broken_segments += 1;
-                Ok(false)
+                Ok(Chunk::Done)
             }
             Found::Reserved(length) => {
                 let since = *tail.waiting.get_or_insert(now);
                 if !self.ended && now.saturating_sub(since) < PATIENCE {
-                    return Ok(false);
+                    return Ok(Chunk::Waiting);
                 }
                 if self.ended || self.late.len() >= MAX_LATE {
                     self.losses.unfinished += 1;
                 } else {
-                    let position = tail.position;
-                    self.late.push_back(Late { segment: number, position, length });
+                    let (position, stamp) = (tail.position, tail.stamp);
+                    self.late.push_back(Late { segment: number, stamp, position, length });
                 }
                 tail.position += length;
                 tail.waiting = None;
-                Ok(true)
+                Ok(Chunk::Some)
             }
         }
     }
@@ -381,10 +578,18 @@ impl<R: ReadAt> Reader<R> {
             let room = SEGMENT_SIZE.saturating_sub(late.position);
             let mut word = [0; 8];
             tail.file.read_at(late.position as u64, &mut word)?;
+            if tail.stamp != late.stamp || !tail.is_unchanged()? {
+                self.losses.unfinished += 1;
+                continue;
+            }
             match look(&word, room) {
                 Found::Committed(length) if length == late.length => {
                     tail.file.settle();
                     fill(buffer, &tail.file, late.position, length, left)?;
+                    if !tail.is_unchanged()? {
+                        self.losses.unfinished += 1;
+                        continue;
+                    }
                     let (records, bytes) =
                         take_records(buffer, room, 1, &mut poll.entries, &mut self.losses);
                     tail.consumed += bytes as u64;

@@ -127,18 +127,23 @@ fn main_header(main: &impl ReadAt) -> Result<[u8; 16], HeaderError> {
     Ok(header.id)
 }
 
-/// Checks the start of a segment of the main file with this id, and returns its number.
-fn segment_header(segment: &impl ReadAt, id: &[u8; 16]) -> Result<u32, HeaderError> {
+/// Checks the start of a segment of the main file with this id.
+fn segment_header(segment: &impl ReadAt, id: &[u8; 16]) -> Result<SegmentHeader, HeaderError> {
     let header = SegmentHeader::from_bytes(&read_array(segment, 0)?);
     check_version(header.magic == SEGMENT_MAGIC, header.version)?;
     if header.id != *id {
         return Err(HeaderError::AnotherMain);
     }
-    let expected = SegmentHeader { tail: header.tail, ..SegmentHeader::new(*id, header.number) };
+    let expected = SegmentHeader {
+        tail: header.tail,
+        stamp: header.stamp,
+        order: header.order,
+        ..SegmentHeader::new(*id, header.number)
+    };
     if header != expected || header.number as usize >= MAX_SEGMENTS {
         return Err(HeaderError::Contradiction);
     }
-    Ok(header.number)
+    Ok(header)
 }
 
 fn check_version(ours: bool, found: u32) -> Result<(), HeaderError> {
@@ -193,6 +198,9 @@ pub struct ReaderLosses {
     pub late: u64,
     /// Segments abandoned because their contents are not a valid log.
     pub broken_segments: u64,
+    /// How often segments had been given back that were not read yet: what has ended meanwhile is
+    /// lost.
+    pub gaps: u64,
     /// The process has written more records than it may: they are read late.
     pub over_limit: bool,
     /// Events with invalid bytes.

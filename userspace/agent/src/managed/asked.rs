@@ -64,6 +64,11 @@ impl Addresses {
         matches!(self.asked.get(&address), Some((Asked::Waiting { .. }, _)))
     }
 
+    /// Answers that are pending may be lost: those addresses may be asked about again.
+    pub fn forget_waiting(&mut self) {
+        self.asked.retain(|_, (asked, _)| *asked == Asked::Answered);
+    }
+
     pub fn add_stub(&mut self, address: u64, name: Option<&'static str>) {
         self.stubs.insert(address, name);
     }

@@ -222,6 +222,16 @@ pub fn stop_perf_map(pid: u32) {
     }
 }
 
+/// What is read of a bridge's log, in its order.
+pub enum Update {
+    Record(Record),
+    /// Records were given back that were not read. Everything that lives is reported again from
+    /// here on.
+    Gap,
+    /// What was not reported again since the gap has ended.
+    CaughtUp,
+}
+
 /// The bridge of one process.
 pub struct Bridge {
     session: Session,
@@ -237,7 +247,7 @@ impl Bridge {
         &mut self,
         looker: &mut MapsReader,
         until: Instant,
-        take: &mut dyn FnMut(Record),
+        take: &mut dyn FnMut(Update),
     ) -> bool {
         let may_come = self.read(until, take);
         if let Some(look) = self.session.wanted() {
@@ -247,7 +257,7 @@ impl Bridge {
     }
 
     /// Reads at least once; the rest is read at the next turn.
-    fn read(&mut self, until: Instant, take: &mut dyn FnMut(Record)) -> bool {
+    fn read(&mut self, until: Instant, take: &mut dyn FnMut(Update)) -> bool {
         for _ in 0..READS {
             let read = match self.session.poll(Budget::default()) {
                 Ok(read) => read,
@@ -256,8 +266,14 @@ impl Bridge {
                     return false;
                 }
             };
+            if read.gap {
+                take(Update::Gap);
+            }
             for entry in read.entries {
-                take(entry.record);
+                take(Update::Record(entry.record));
+            }
+            if read.caught_up {
+                take(Update::CaughtUp);
             }
             if !read.more {
                 return read.life == Life::Running;
@@ -289,7 +305,12 @@ impl Bridge {
         let status = self.session.status();
         let there: u64 = Loss::ALL.iter().map(|loss| status.lost(*loss)).sum();
         let here = self.session.losses();
-        there + here.malformed + here.unknown_kind + here.unfinished + here.broken_segments
+        there
+            + here.malformed
+            + here.unknown_kind
+            + here.unfinished
+            + here.broken_segments
+            + here.gaps
     }
 
     pub fn pid(&self) -> u32 {

@@ -377,6 +377,11 @@ impl CodeMap {
         (span.method() == Some(method)).then_some(span.size)
     }
 
+    /// The methods whose code is there now, with the starts of its pieces.
+    pub fn methods(&self) -> impl Iterator<Item = (u64, MethodIndex)> {
+        self.spans.iter().filter_map(|(start, span)| Some((*start, span.method()?)))
+    }
+
     /// The method whose code is at just this place now.
     pub fn method_in(&self, start: u64, size: u32) -> Option<MethodIndex> {
         self.spans.get(&start).filter(|span| span.size == size)?.method()

@@ -123,6 +123,9 @@ impl Modules {
         let index = self.enter(record.module);
         let added = record_bytes(&record);
         let Some(module) = self.place(index) else { return };
+        if module.record.as_deref() == Some(&record) {
+            return;
+        }
         let before = module.record.replace(Arc::new(record));
         let before = before.map_or(0, |before| record_bytes(&before));
         self.bytes = self.bytes + added - before;
@@ -183,6 +186,11 @@ impl Modules {
     pub fn records(&self) -> impl Iterator<Item = &ModuleRecord> {
         let loaded = self.loaded.values().filter_map(|index| self.get(*index));
         loaded.filter_map(|module| module.record.as_deref())
+    }
+
+    /// The ids of those that were reported and are loaded.
+    pub fn ids(&self) -> impl Iterator<Item = u64> {
+        self.records().map(|record| record.module)
     }
 
     /// Grows with every module that is loaded.

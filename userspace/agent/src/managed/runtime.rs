@@ -27,7 +27,7 @@ use super::names::{self, Described};
 use super::stubs::{self, Stub};
 use super::text_bytes;
 use super::threads::ThreadNames;
-use crate::hash::HashMap;
+use crate::hash::{HashMap, HashSet};
 
 const MAX_METHODS: usize = MAX_SPANS;
 /// The default limit of texts.
@@ -41,6 +41,16 @@ const FRAME: usize = 2 * size_of::<(u64, u32)>();
 
 /// An IL map.
 pub type IlMap = Arc<[IlMapEntry]>;
+
+/// What is known to live, after records were missed.
+#[derive(Default)]
+struct Confirmed {
+    methods: HashSet<MethodIndex>,
+    modules: HashSet<u64>,
+    threads: HashSet<u64>,
+    /// Records were refused, so what is not here may live.
+    is_incomplete: bool,
+}
 
 #[derive(Default)]
 pub struct Runtime {
@@ -62,6 +72,8 @@ pub struct Runtime {
     /// For a process that has ended: the symbols that its samples need, by address and era.
     kept: HashMap<(u64, u32), Described>,
     methods_told: u64,
+    /// After records were missed: what was reported again since.
+    confirmed: Option<Confirmed>,
     /// Everything that existed when strata attached has been reported.
     pub enumerated: bool,
     /// The last status of the bridge.
@@ -106,10 +118,32 @@ impl Runtime {
         );
         if self.bytes() > most && !is_small {
             self.refused += 1;
+            if let Some(confirmed) = &mut self.confirmed {
+                confirmed.is_incomplete = true;
+            }
             return;
         }
+        if let Some(confirmed) = &mut self.confirmed {
+            match &record {
+                Record::Module(module) => {
+                    confirmed.modules.insert(module.module);
+                }
+                Record::Thread(thread) => {
+                    confirmed.threads.insert(thread.managed_id);
+                }
+                _ => {}
+            }
+        }
         match record {
-            Record::Method(method) => self.method(&method),
+            Record::Method(method) => {
+                self.method(&method);
+                let start = method.ranges.first().map(|range| range.start);
+                if let Some(confirmed) = &mut self.confirmed
+                    && let Some(index) = start.and_then(|start| self.code.method_from(start))
+                {
+                    confirmed.methods.insert(index);
+                }
+            }
             Record::MethodUnload(gone) => {
                 self.code.remove(gone.start);
                 self.frames.remove(&gone.function);
@@ -208,6 +242,38 @@ impl Runtime {
                 None => self.frames.remove(&record.function),
             };
         }
+    }
+
+    /// Records were missed. What lives is reported again from now on.
+    pub fn confirm_all(&mut self) {
+        self.confirmed = Some(Confirmed::default());
+        // The answers may have been among them.
+        self.addresses.forget_waiting();
+        let before = self.il_maps.len();
+        self.il_maps.retain(|_, map| map.is_some());
+        self.uncount(Some((before - self.il_maps.len()) * IL_MAP));
+    }
+
+    /// What was not reported again has ended: its end was missed.
+    pub fn forget_unconfirmed(&mut self) {
+        let Some(confirmed) = self.confirmed.take() else { return };
+        if confirmed.is_incomplete {
+            return;
+        }
+        let methods = self.code.methods();
+        let gone: Vec<_> =
+            methods.filter(|(_, method)| !confirmed.methods.contains(method)).collect();
+        for (start, index) in gone {
+            if let Some(method) = self.methods.get(index) {
+                self.frames.remove(&method.function);
+            }
+            self.code.remove(start);
+        }
+        let gone: Vec<u64> =
+            self.modules.ids().filter(|id| !confirmed.modules.contains(id)).collect();
+        gone.into_iter().for_each(|id| self.modules.unloaded(id));
+        self.threads.retain(|id| confirmed.threads.contains(&id));
+        self.drop_unused();
     }
 
     /// Whether the method and its code are those of a record before.
@@ -412,7 +478,7 @@ impl Runtime {
 mod tests {
     use strata_bridge_protocol::field::CodeRangeRecord;
     use strata_bridge_protocol::record::{
-        IlMapRecord, MethodUnload, ModuleUnload, NotFound, TypeRecord,
+        IlMapRecord, MethodUnload, ModuleUnload, NotFound, ThreadRecord, TypeRecord,
     };
 
     use super::*;
@@ -587,6 +653,64 @@ mod tests {
         runtime.apply(method(2, 0x1000).into(), MAX_BYTES);
         assert_ne!(runtime.code.era(), era);
         assert_eq!(runtime.methods(), 2);
+    }
+
+    #[test]
+    fn what_ended_while_records_were_missed_is_forgotten_and_what_lives_stays() {
+        let mut runtime = Runtime::default();
+        let module =
+            |id: u64| ModuleRecord { module: id, assembly: format!("a{id}"), ..Default::default() };
+        let thread = |id: u64| ThreadRecord {
+            managed_id: id,
+            os_tid: id as u32,
+            name: format!("thread{id}"),
+        };
+        let of = |id: u64, function, start| MethodRecord { module: id, ..method(function, start) };
+        for id in [8, 9] {
+            runtime.apply(module(id).into(), MAX_BYTES);
+            runtime.apply(thread(id).into(), MAX_BYTES);
+        }
+        runtime.apply(of(8, 1, 0x1000).into(), MAX_BYTES);
+        runtime.apply(of(9, 2, 0x2000).into(), MAX_BYTES);
+        runtime.apply(of(8, 3, 0x3000).into(), MAX_BYTES);
+        assert!(runtime.ask(0x5000, false));
+        let era = runtime.code.era();
+        runtime.find_sampled(0x2008, era);
+
+        runtime.confirm_all();
+        assert!(runtime.ask(0x5000, false), "its answer may have been missed");
+        // In the order in which they come to be behind one another in the log.
+        runtime.apply(of(8, 1, 0x1000).into(), MAX_BYTES);
+        runtime.apply(of(8, 4, 0x3000).into(), MAX_BYTES);
+        runtime.apply(module(8).into(), MAX_BYTES);
+        runtime.apply(thread(8).into(), MAX_BYTES);
+        assert!(runtime.find(0x2008, era).is_some(), "not before all was reported");
+        runtime.forget_unconfirmed();
+
+        let now = runtime.code.era();
+        let function = |runtime: &Runtime, address, era| {
+            let found = runtime.find(address, era)?;
+            runtime.method_of(found.method).map(|method| method.function)
+        };
+        assert_eq!(function(&runtime, 0x1008, now), Some(1));
+        assert!(!runtime.code.knows(0x2008));
+        assert_eq!(function(&runtime, 0x3008, now), Some(4));
+        assert_eq!(function(&runtime, 0x2008, era), Some(2), "its samples are described");
+        assert_eq!(runtime.modules().map(|module| module.module).collect::<Vec<_>>(), [8]);
+        assert_eq!((runtime.thread_name(8), runtime.thread_name(9)), (Some("thread8"), None));
+        runtime.forget_described(now);
+        assert_eq!(runtime.methods.len(), 2);
+    }
+
+    #[test]
+    fn nothing_is_forgotten_when_what_lives_was_refused() {
+        let mut runtime = Runtime::default();
+        runtime.apply(method(1, 0x1000).into(), MAX_BYTES);
+        runtime.confirm_all();
+        runtime.apply(method(1, 0x1000).into(), 0);
+        assert_eq!(runtime.refused, 1);
+        runtime.forget_unconfirmed();
+        assert!(runtime.find(0x1008, runtime.code.era()).is_some());
     }
 
     #[test]

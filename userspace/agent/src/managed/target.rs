@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use strata_kinds::Kind;
 
-use super::bridge::{Bridge, Refusal};
+use super::bridge::{Bridge, Refusal, Update};
 use super::code_reader::{CodeReader, Place};
 use super::events::Events;
 use super::maps_reader::MapsReader;
@@ -272,9 +272,13 @@ impl Target {
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
         let mut has_reported = false;
-        let alive = bridge.poll(looker, until, &mut |record| {
-            has_reported = true;
-            runtime.apply(record, most);
+        let alive = bridge.poll(looker, until, &mut |update| match update {
+            Update::Record(record) => {
+                has_reported = true;
+                runtime.apply(record, most);
+            }
+            Update::Gap => runtime.confirm_all(),
+            Update::CaughtUp => runtime.forget_unconfirmed(),
         });
         self.has_reported |= has_reported;
         // A claim of the process: it may shrink later.

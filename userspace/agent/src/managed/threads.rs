@@ -47,6 +47,12 @@ impl ThreadNames {
         }
     }
 
+    /// Keeps the names of these threads only.
+    pub fn retain(&mut self, is_there: impl Fn(u64) -> bool) {
+        let gone: Vec<u64> = self.numbers.keys().copied().filter(|id| !is_there(*id)).collect();
+        gone.into_iter().for_each(|id| self.remove(id));
+    }
+
     pub fn get(&self, tid: u32) -> Option<&str> {
         self.names.get(&tid).map(|(_, name)| &**name)
     }

@@ -224,7 +224,8 @@ namespace Shop
                     case "osr": Loop(int.Parse(words[1])); break;
                     case "compile":
                         // Real work for the JIT compiler: expression trees are dynamic methods.
-                        for (int i = 0; i < int.Parse(words[1]); i++) Dynamic("Many" + i)(i);
+                        string letters = words.Length > 2 ? words[2] : "";
+                        for (int i = 0; i < int.Parse(words[1]); i++) Dynamic("Many" + i + letters)(i);
                         break;
                     case "thread":
                         var thread = new Thread(() => Burn(10)) { Name = words[1] };

@@ -5,26 +5,41 @@
 //! stays as it was.
 
 /// Open addressing with linear probing; at most three quarters full. Key 0 marks a free slot.
+#[derive(Debug)]
 pub struct Table<V: Copy + Default> {
     slots: Vec<(u64, V)>,
     used: usize,
 }
 
 /// There was no memory for one more entry.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoMemory;
 
 const SMALLEST: usize = 64;
 
+impl<V: Copy + Default> Default for Table<V> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<V: Copy + Default> Table<V> {
+    #[must_use]
     pub const fn new() -> Self {
         Table { slots: Vec::new(), used: 0 }
     }
 
+    #[must_use]
     pub fn len(&self) -> usize {
         self.used
     }
 
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    #[must_use]
     pub fn get(&self, key: u64) -> Option<V> {
         let mut slot = self.home(key)?;
         loop {
@@ -75,6 +90,11 @@ impl<V: Copy + Default> Table<V> {
         *self.slots.get_mut(free)? = (0, V::default());
         self.used -= 1;
         Some(value)
+    }
+
+    /// All entries.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, V)> {
+        self.slots.iter().filter(|(key, _)| *key != 0).copied()
     }
 
     /// Keeps only the entries for which `keep` returns true; it is called once for each. Without

@@ -1,0 +1,343 @@
+//! The log of a bridge stays as long as what lives, and every strata still gets the names.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use strata_bridge_protocol::control::wish;
+use strata_bridge_protocol::layout::SEGMENT_SIZE;
+use strata_bridge_protocol::owning::Owner;
+use strata_bridge_protocol::reader::file;
+use strata_bridge_protocol::record::Record;
+use strata_clr::session::{Budget, Life, Loss, SessionOptions, State};
+use strata_clr::{AttachOptions, Session, Target, attach};
+use strata_tests::daemon::Daemon;
+use strata_tests::running::{Running, wait_until};
+use strata_tests::runtimes::{DotNet, Version, dotnet};
+use strata_tests::strata::record;
+use strata_tests::{machine, places, text_outputs};
+
+use crate::dotnet_running::{Wrongs, start};
+use crate::dotnet_unloading::{number_of, versions};
+
+/// A second's records take 2.6 MB.
+const METHODS: &str = "2000";
+const LETTERS: &str = "1000";
+/// A log of what lives here is compacted when it has four segments; two more are in use meanwhile.
+const MOST_MEMORY: u64 = 7 * SEGMENT_SIZE as u64;
+/// Given back before a test ends: five times what the log may have.
+const GIVEN_BACK: u64 = 20;
+const PATIENCE: Duration = Duration::from_secs(180);
+
+fn start_dropping(dotnet: &DotNet, version: Version) -> Result<Running> {
+    let app = start(dotnet, version, "DropsMethods", &["3600", METHODS, LETTERS])?;
+    wait_until("it makes methods", PATIENCE, || made(&app).is_ok())?;
+    Ok(app)
+}
+
+/// Methods that the program has made: it prints that twice a second.
+fn made(app: &Running) -> Result<u64> {
+    let printed = app.printed();
+    let line = printed.lines().rev().find(|line| line.starts_with("made "));
+    let words: Vec<&str> = line.context("nothing made")?.split(' ').collect();
+    match words[..] {
+        [_, made, _, "0"] => Ok(made.parse()?),
+        _ => bail!("{words:?}"),
+    }
+}
+
+/// The memory that the log takes in the process, in bytes.
+fn log_memory(pid: i32) -> Result<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let mut is_log = false;
+    let mut kilobytes = 0;
+    for line in maps.lines() {
+        if let Some(size) = line.strip_prefix("Rss:") {
+            let size = size.trim().strip_suffix(" kB").context("a size")?;
+            kilobytes += if is_log { size.trim().parse()? } else { 0 };
+        } else if line.split(' ').next().is_some_and(|range| range.contains('-')) {
+            is_log = line.ends_with("/memfd:strata-clr-log (deleted)");
+        }
+    }
+    Ok(kilobytes * 1024)
+}
+
+/// What a session takes to live.
+#[derive(Default)]
+struct Names {
+    by_start: HashMap<u64, String>,
+    confirmed: Option<HashSet<u64>>,
+    gaps: usize,
+}
+
+impl Names {
+    /// Reads until there is no more for now, or the session ends.
+    fn read(&mut self, session: &mut Session) -> Result<Life> {
+        loop {
+            let read = session.look_and_poll(Budget::default())?;
+            if read.gap {
+                self.gaps += 1;
+                self.confirmed = Some(HashSet::new());
+            }
+            for entry in read.entries {
+                match entry.record {
+                    Record::Method(method) => {
+                        let Some(range) = method.ranges.first() else { continue };
+                        if let Some(confirmed) = &mut self.confirmed {
+                            confirmed.insert(range.start);
+                        }
+                        self.by_start.insert(range.start, method.name);
+                    }
+                    Record::MethodUnload(gone) => drop(self.by_start.remove(&gone.start)),
+                    _ => {}
+                }
+            }
+            if read.caught_up
+                && let Some(confirmed) = self.confirmed.take()
+            {
+                self.by_start.retain(|start, _| confirmed.contains(start));
+            }
+            if !read.more {
+                return Ok(read.life);
+            }
+        }
+    }
+
+    fn read_for(&mut self, session: &mut Session, time: Duration) -> Result<()> {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            if self.read(session)? != Life::Running {
+                bail!("the bridge left: {:?}", session.status());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.by_start.values().any(|known| known == name)
+    }
+
+    /// The numbers of the program's methods.
+    fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.by_start.values().filter_map(|name| number_of(name))
+    }
+}
+
+#[test]
+fn the_log_of_a_program_that_drops_methods_stays_small_and_complete() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in versions(&dotnet)? {
+        let mut app = start_dropping(&dotnet, version)?;
+        let pid = u32::try_from(app.pid())?;
+        let options = SessionOptions { owner_name: "test".to_owned(), ..Default::default() };
+        let options = AttachOptions { session: options, time: PATIENCE };
+        let mut session = attach(pid, &options)?.session;
+        let (mut names, mut largest) = (Names::default(), 0);
+        let began = Instant::now();
+        while session.status().oldest_segment < GIVEN_BACK && began.elapsed() < PATIENCE {
+            names.read_for(&mut session, Duration::from_millis(100))?;
+            largest = largest.max(log_memory(app.pid())?);
+        }
+        let (oldest, busy) = (
+            session.status().oldest_segment,
+            session.status().count(strata_clr::session::Count::BusyNanoseconds),
+        );
+        let lasted = began.elapsed();
+        // One that comes late has the same, and what is made from now on.
+        let target = Target::open(pid)?;
+        let beside = SessionOptions { beside: true, ..SessionOptions::default() };
+        let mut late_session = Session::open(target, &beside)?;
+        let mut late = Names::default();
+        let before = made(&app)?;
+        late.read_for(&mut late_session, Duration::from_secs(2))?;
+        names.read_for(&mut session, Duration::from_millis(100))?;
+        late.read_for(&mut late_session, Duration::from_millis(100))?;
+        for (what, known) in [("first", &names), ("late", &late)] {
+            // Compiled before the attach, or right after it.
+            for name in ["Main", "Make", "Loop"] {
+                wrongs.unless(known.has(name), || format!("{version}: {what}: no {name}"));
+            }
+            let newest = known.numbers().max().unwrap_or(0);
+            wrongs.unless(newest > before, || format!("{version}: {what}: {newest} <= {before}"));
+        }
+        let [of_first, of_late] = [&names, &late].map(|known| known.by_start.len());
+        let difference = of_first.abs_diff(of_late);
+        println!(
+            "{version}: {} methods in {lasted:.1?}, {oldest} segments given back, at most {largest} bytes; {of_first} and {of_late} methods known, gaps {}, busy {} ms",
+            made(&app)?,
+            names.gaps,
+            busy / 1_000_000
+        );
+        wrongs.unless(oldest >= GIVEN_BACK, || format!("{version}: {oldest} given back"));
+        wrongs.unless(largest <= MOST_MEMORY, || format!("{version}: {largest} bytes"));
+        wrongs.unless(names.gaps == 0, || format!("{version}: {} gaps", names.gaps));
+        // Between the two reads some were made and dropped.
+        wrongs.unless(difference < 2000, || format!("{version}: {of_first} and {of_late}"));
+        let lost: u64 = Loss::ALL.iter().map(|loss| session.status().lost(*loss)).sum();
+        wrongs.unless(lost == 0, || format!("{version}: {:?}", session.status()));
+        // One that is stopped meanwhile.
+        let (slow_from, segments) = (made(&app)?, session.status().newest_segment);
+        wait_until("the log goes on", PATIENCE, || {
+            late.read(&mut late_session).is_ok()
+                && late_session.status().oldest_segment > segments + 1
+        })?;
+        names.read_for(&mut session, Duration::from_millis(500))?;
+        let oldest = names.numbers().min();
+        println!(
+            "{version}: after a gap {} methods, the oldest {oldest:?} of {slow_from}..",
+            names.by_start.len()
+        );
+        wrongs.unless(names.gaps == 1, || format!("{version}: {} gaps", names.gaps));
+        wrongs.unless(names.has("Make"), || format!("{version}: no Make after a gap"));
+        wrongs.unless(oldest.is_none_or(|oldest| oldest >= slow_from / 2), || {
+            format!("{version}: {oldest:?} is still known")
+        });
+        wrongs.unless(app.is_alive(), || format!("{version}: died"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+/// The main file of a process's bridge.
+fn main_file(pid: u32) -> Result<File> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let main = maps.lines().find(|line| line.ends_with("/memfd:strata-clr (deleted)"));
+    let range = main.and_then(|line| line.split(' ').next()).context("no bridge")?;
+    Ok(file::open(&PathBuf::from(format!("/proc/{pid}/map_files/{range}")))?)
+}
+
+#[test]
+fn an_older_strata_gets_a_log_that_is_only_appended_to() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in [Version::V9] {
+        let mut app = start_dropping(&dotnet, version)?;
+        let pid = u32::try_from(app.pid())?;
+        let session = attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
+        session.release()?;
+        let reader =
+            strata_bridge_protocol::reader::Reader::new(main_file(pid)?, Default::default())?;
+        // As a strata wishes that does not know of capabilities.
+        let mut old = Owner::take(main_file(pid)?, "older")?;
+        old.set_capabilities(0);
+        old.wish(wish::JIT_EVENTS, [0; 32])?;
+        wait_until("the log has ten segments", PATIENCE, || {
+            old.beat().is_ok() && reader.status().is_ok_and(|status| status.segments >= 10)
+        })?;
+        let status = reader.status()?;
+        wrongs.unless(status.oldest_segment == 0, || format!("{version}: {status:?}"));
+        drop(old);
+        // The next one may have it compacted.
+        let mut session =
+            attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
+        let mut names = Names::default();
+        wait_until("segments are given back", PATIENCE, || {
+            names.read(&mut session).is_ok() && session.status().oldest_segment > 0
+        })?;
+        wrongs.unless(names.has("Make"), || format!("{version}: no Make"));
+        session.release()?;
+        // And the older one does not get what is left of the log, but another.
+        let mut old = Owner::take(main_file(pid)?, "older")?;
+        old.set_capabilities(0);
+        old.wish(wish::JIT_EVENTS, [0; 32])?;
+        wait_until("the bridge leaves", PATIENCE, || {
+            _ = old.beat();
+            let state = reader.status().map(|status| status.state);
+            matches!(state, Ok(Some(State::Detached)))
+        })?;
+        drop(old);
+        let mut session =
+            attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
+        let mut names = Names::default();
+        names.read_for(&mut session, Duration::from_secs(2))?;
+        println!("{version}: {} methods known in the new log", names.by_start.len());
+        wrongs.unless(names.has("Make"), || format!("{version}: no Make"));
+        wrongs.unless(app.is_alive(), || format!("{version}: died"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+/// The numbers of the methods in the samples of a part of a store.
+fn numbers_in(daemon: &Daemon, from: &str) -> Result<HashSet<u64>> {
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["query", "--service", "*", "--from", from, "-o", "some.folded", "--store"]);
+    command.arg(daemon.store()).current_dir(daemon.folder());
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    if !ended.status.success() {
+        bail!("{}", ended.stderr);
+    }
+    let stacks = text_outputs::folded(&fs::read_to_string(daemon.folder().join("some.folded"))?)?;
+    let frames = stacks.iter().flat_map(|stack| &stack.frames);
+    Ok(frames.filter_map(|frame| number_of(frame)).collect())
+}
+
+/// A daemon is stopped for longer than the log lasts, and another is killed.
+#[test]
+fn a_daemon_that_was_stopped_or_killed_names_what_was_made_since() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in [Version::V9, Version::V3_1] {
+        let mut daemon = Daemon::prepared()?;
+        daemon.configure("[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n")?;
+        daemon.start()?;
+        let mut app = start_dropping(&dotnet, version)?;
+        let more = |methods: u64| -> Result<u64> {
+            let until = made(&app)? + methods;
+            wait_until("more methods", PATIENCE, || made(&app).is_ok_and(|made| made >= until))?;
+            made(&app)
+        };
+        more(10_000)?;
+        let pid = Pid::from_raw(daemon.pid()?).context("a pid")?;
+        kill_process(pid, Signal::STOP)?;
+        let stopped = more(30_000)?;
+        kill_process(pid, Signal::CONT)?;
+        more(10_000)?;
+        let gaps = daemon.status()?["sampling"]["losses"]["clr_records_lost"].clone();
+        // A recording beside it comes late, and sees what is made while it runs.
+        let before = made(&app)?;
+        let recorded = record()?.pid(app.pid()).frequency(499).seconds(3.0).output("out.folded");
+        let recorded = recorded.run()?;
+        let stacks = text_outputs::folded(&recorded.text("out.folded")?)?;
+        let frames = stacks.iter().flat_map(|stack| &stack.frames);
+        let beside: HashSet<u64> = frames.filter_map(|frame| number_of(frame)).collect();
+        let wrong = beside.iter().filter(|number| **number < before).count();
+        wrongs.unless(beside.len() >= 20 && wrong == 0, || {
+            format!("{version}: {} named by a recording, {wrong} wrong", beside.len())
+        });
+        daemon.kill()?;
+        let killed = more(20_000)?;
+        let killed_at = Instant::now();
+        daemon.start()?;
+        more(20_000)?;
+        let memory = log_memory(app.pid())?;
+        let seconds = killed_at.elapsed().as_secs();
+        daemon.end()?;
+        let last = numbers_in(&daemon, &format!("-{}s", seconds))?;
+        let wrong = last.iter().filter(|number| **number < killed).count();
+        let all = numbers_in(&daemon, "-1h")?;
+        let after_stop = all.iter().filter(|number| (stopped..before).contains(number)).count();
+        println!(
+            "{version}: {memory} bytes of log, {gaps} gaps; {} named by a recording, {after_stop} after a stop, {} after a kill ({wrong} wrong)",
+            beside.len(),
+            last.len()
+        );
+        wrongs.unless(memory <= MOST_MEMORY, || format!("{version}: {memory} bytes"));
+        wrongs.unless(after_stop >= 20, || format!("{version}: {after_stop} after a stop"));
+        wrongs.unless(last.len() >= 20 && wrong == 0, || {
+            format!("{version}: {} after a kill, {wrong} wrong", last.len())
+        });
+        wrongs.unless(app.is_alive(), || format!("{version}: died"));
+    }
+    wrongs.none();
+    Ok(())
+}
