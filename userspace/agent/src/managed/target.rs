@@ -298,8 +298,13 @@ impl Target {
 
     /// Has the code at addresses in no method read: soon, because it may be gone later.
     pub fn look_at_stubs(&mut self, reader: &mut CodeReader) {
-        let State::Attached(bridge) = &self.state else { return };
-        for address in self.runtime.take_unknown_stubs() {
+        let unknown = self.runtime.take_unknown_stubs();
+        let State::Attached(bridge) = &self.state else {
+            // There is nothing to read any more.
+            unknown.into_iter().for_each(|address| self.runtime.take_stub(address, None));
+            return;
+        };
+        for address in unknown {
             let place = stubs::around(address);
             self.stub_addresses.insert(place, address);
             self.wanted_stubs.push(place);
