@@ -42,7 +42,7 @@ impl Hostile {
     fn start(daemon: &Daemon, folder: &Path, program: &Path) -> Result<Self> {
         let mut programs = Vec::new();
         let fake = targets::c("fake_clr").build()?;
-        for mode in ["units", "rows", "churn", "locked"] {
+        for mode in ["units", "rows", "churn", "locked", "names"] {
             let mut command = Command::new(&fake);
             command.args([mode, "3600", "nonsense"]).env("TMPDIR", folder);
             programs.push(Running::from_command(command)?);

@@ -53,6 +53,19 @@ fn the_commands_output_and_environment_are_its_own() -> Result<()> {
 }
 
 #[test]
+fn the_peak_of_memory_is_stratas_own_however_large_the_process_is_that_starts_it() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    // Touched, so that it is resident.
+    let large = vec![1_u8; 600 << 20];
+    let recorded = strata::record()?.shell("exit 0").run()?;
+    let peak = recorded.summary()?.number("agent.peak_rss_bytes")?;
+    println!("{:.1} MB beside {:.1} MB", peak / 1e6, large.len() as f64 / 1e6);
+    assert!(std::hint::black_box(&large).iter().all(|byte| *byte == 1));
+    assert!(peak > 1e6 && peak < 300e6, "{peak}");
+    Ok(())
+}
+
+#[test]
 fn signals_reach_the_command_and_the_recording_is_written() -> Result<()> {
     let _machine = machine::beside_others()?;
     let recording = strata::record()?.frequency(997);

@@ -1,7 +1,7 @@
 //! The modes of the target `fake_clr`: false contents of its memory, and false answers on its
 //! socket.
 
-pub const MODES: [&str; 18] = [
+pub const MODES: [&str; 20] = [
     "honest",
     "random",
     "all-random",
@@ -20,5 +20,7 @@ pub const MODES: [&str; 18] = [
     "units",
     "rows",
     "churn",
+    "names",
+    "many-names",
 ];
 pub const SOCKETS: [&str; 5] = ["none", "silent", "mute", "flood", "huge"];

@@ -23,6 +23,8 @@
  *         units      methods of 16 MiB each, all over the address space
  *         rows       methods whose code moves the stack pointer with every instruction
  *         churn      methods that take each other's place without end
+ *         names      one stub with names as long as they can be, and stacks of a thousand addresses in it
+ *         many-names thousands of such stubs, each with names of its own, and stacks through a thousand of them
  * SOCKET  none, silent (never accepts), mute (accepts, never answers), nonsense, flood, huge
  *
  * The layout is that of clr-bridge/layout, version 1; here it is written down a second time on purpose. */
@@ -221,6 +223,78 @@ static void rows(struct shared *segments, int count) {
     }
 }
 
+/* Methods that have arguments as long as they can be, all over memory that stacks lead through. */
+
+enum { STUB_SIZE = 1 << 20, CHAIN = 1000 };
+static uint8_t *stub;
+
+/* push rbp; mov rbp, rsp; and, called with another frame pointer: 1: dec edi; jnz 1b; ret. */
+static void make_stub(void) {
+    stub = mmap(NULL, STUB_SIZE, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stub == MAP_FAILED) fail("mmap");
+    memcpy(stub, "\x55\x48\x89\xe5", 4);
+    memcpy(stub + 16, "\xff\xcf\x75\xfc\xc3", 5);
+}
+
+static int a_stub(struct shared *segment, unsigned i, uint8_t *start, uint32_t size) {
+    static char argument[1900];
+    memset(argument, 'x', sizeof argument - 1);
+    number(i + 1, 8), number(0, 8), number(1, 8), number(0, 4), number(0x06000001, 4);
+    number(0, 1), number(2, 1), number(1, 8), text("IL_STUB_PInvoke"), number(0, 2);
+    bytes("", 0), number(0, 2), number(64, 2);
+    for (int at = 0; at < 64; at++) {
+        int digits = snprintf(argument, sizeof argument, "Of%uAt%d", i, at);
+        argument[digits] = 'x';
+        text(argument);
+    }
+    number(0, 8), number(1, 2), number((uint64_t)(uintptr_t)start, 8), number(size, 4);
+    bytes("\x55\x48\x89\xe5", 4);
+    return append(segment, METHOD);
+}
+
+static void names(struct shared *segment) {
+    make_stub();
+    enumerated(segment);
+    a_stub(segment, 0, stub, STUB_SIZE);
+}
+
+static void end_segment(struct shared *segment) {
+    uint64_t tail;
+    memcpy(&tail, segment->bytes + SEGMENT_TAIL, 8);
+    if (tail < SEGMENT_SIZE) put(segment->bytes + tail, (SEGMENT_SIZE - tail) | (uint64_t)END << 56, 8);
+    put(segment->committed, SEGMENT_SIZE - SEGMENT_DATA, 8);
+}
+
+static void many_names(struct shared *segments) {
+    enum { EACH = 512, ALL = STUB_SIZE / EACH };
+    make_stub();
+    unsigned i = 0;
+    for (int s = 0; s < SEGMENTS; s++) {
+        if (s == 0) enumerated(&segments[s]);
+        while (i < ALL && a_stub(&segments[s], i, stub + i * EACH, EACH)) i++;
+        length = 0;
+        if (i < ALL) end_segment(&segments[s]);
+    }
+    if (i < ALL) fail("too many names");
+}
+
+NOINLINE static void call_stub(void) {
+    struct frame {
+        struct frame *next;
+        uint8_t *address;
+    } chain[CHAIN];
+    for (int i = 0; i < CHAIN; i++) {
+        chain[i].next = i + 1 < CHAIN ? &chain[i + 1] : NULL;
+        chain[i].address = stub + 64 + random_word() % (STUB_SIZE - 64);
+    }
+    uint64_t rounds = 3000000;
+    /* Below what a function without calls may use. */
+    __asm__ volatile("sub $128, %%rsp\n\tpush %%rbp\n\tmov %1, %%rbp\n\tcall *%2\n\tpop %%rbp\n\tadd $128, %%rsp"
+                     : "+D"(rounds)
+                     : "r"(chain), "r"(stub + 16)
+                     : "memory", "cc");
+}
+
 /* What hostile_burn is made of: claimed by methods, too. */
 NOINLINE uint64_t hostile_burn(uint64_t units) {
     uint64_t x = burn_units(units);
@@ -232,6 +306,7 @@ static void *burn(void *unused) {
     (void)unused;
     for (;;) {
         hostile_burn(400);
+        if (stub) call_stub();
         usleep(2000);
     }
     return NULL;
@@ -290,9 +365,7 @@ static void millions(struct shared *segments) {
         do number(random_word(), 8);
         while (append(&segments[i], THREAD_END));
         length = 0;
-        uint64_t tail;
-        memcpy(&tail, segments[i].bytes + SEGMENT_TAIL, 8);
-        if (tail < SEGMENT_SIZE) put(segments[i].bytes + tail, (SEGMENT_SIZE - tail) | (uint64_t)END << 56, 8);
+        end_segment(&segments[i]);
     }
 }
 
@@ -400,7 +473,7 @@ int main(int argc, char **argv) {
     if (!is(how, "none")) listen_in(folder);
 
     static struct shared m, segments[SEGMENTS];
-    int count = is(mode, "millions") ? SEGMENTS : 3;
+    int count = is(mode, "millions") || is(mode, "many-names") ? SEGMENTS : 3;
     unsigned seals = is(mode, "shrinking") ? 0 : ALL_SEALS;
     if (is(mode, "hugetlb")) {
         m = make("strata-clr", MAIN_SIZE, 0, MFD_HUGETLB);
@@ -460,6 +533,10 @@ int main(int argc, char **argv) {
         rows(segments, count);
     } else if (is(mode, "churn")) {
         enumerated(&segments[0]);
+    } else if (is(mode, "names")) {
+        names(&segments[0]);
+    } else if (is(mode, "many-names")) {
+        many_names(segments);
     } else if (is(mode, "locked")) {
         struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
         if (fcntl(m.fd, F_OFD_SETLK, &lock) < 0) fail("F_OFD_SETLK");

@@ -2,9 +2,13 @@
 //!
 //! Reading a process's memory or files may never end: the holder of its memory's lock may wait for
 //! a file system that does not answer, or its pages lie in a file of one. A thread blocked so in
-//! the kernel cannot be woken. So one thread answers questions in order; when a question takes too
-//! long, its thread is abandoned with it and another continues. At the limit of abandoned threads,
-//! new questions are refused until one of them returns.
+//! the kernel cannot be woken. So one thread answers questions; when a question takes too long, its
+//! thread is abandoned with it and another continues. At the limit of abandoned threads, new
+//! questions are refused until one of them returns. A question may also be slow and answered just in
+//! time: users take turns, and the one whose questions took the least time lately is next.
+//!
+//! Invariant: the questions about one user's processes are answered in order, and none of another
+//! user waits for more than the one that is being answered.
 //!
 //! Invariant: no call waits longer than the limit it is given. Every question is answered, given up
 //! or refused, and the last two are counted.
@@ -14,8 +18,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The most questions that wait.
+/// The most questions that wait, and of them about processes of one user other than root.
 pub const MOST_WAITING: usize = 16_384;
+const MOST_WAITING_OF_ONE: usize = MOST_WAITING / 4;
 
 /// Limits on the cost of work that hangs.
 #[derive(Clone, Copy, Debug)]
@@ -84,8 +89,106 @@ struct Shared<Q, A> {
     answered: Condvar,
 }
 
+/// Questions that wait, by user.
+struct Waiting<Q> {
+    queues: HashMap<Owner, Queue<Q>>,
+    count: usize,
+    turns: u64,
+}
+
+struct Queue<Q> {
+    questions: VecDeque<(Ticket, Q)>,
+    /// Seconds that the user's questions took, weighted by their age.
+    used: f64,
+    since: Instant,
+    /// When it had its last turn.
+    turn: u64,
+}
+
+/// Time used loses half of its weight in this time.
+const HALF_LIFE: Duration = Duration::from_secs(10);
+/// Users whose use differs by less than this, in seconds, take turns.
+const SAME: f64 = 0.02;
+/// Users that are remembered without questions.
+const MOST_USERS: usize = 1024;
+
+impl<Q> Queue<Q> {
+    fn used(&self, now: Instant) -> f64 {
+        let age = now.saturating_duration_since(self.since).as_secs_f64();
+        self.used * 0.5_f64.powf(age / HALF_LIFE.as_secs_f64())
+    }
+}
+
+impl<Q> Default for Waiting<Q> {
+    fn default() -> Self {
+        Self { queues: HashMap::new(), count: 0, turns: 0 }
+    }
+}
+
+impl<Q> Waiting<Q> {
+    fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    fn has_room_for(&self, owner: Owner) -> bool {
+        let own = self.queues.get(&owner).map_or(0, |queue| queue.questions.len());
+        self.count < MOST_WAITING && (owner == ROOT || own < MOST_WAITING_OF_ONE)
+    }
+
+    fn queue(&mut self, owner: Owner) -> &mut Queue<Q> {
+        if self.queues.len() >= MOST_USERS && !self.queues.contains_key(&owner) {
+            self.queues.retain(|_, queue| !queue.questions.is_empty());
+        }
+        self.queues.entry(owner).or_insert_with(|| Queue {
+            questions: VecDeque::new(),
+            used: 0.0,
+            since: Instant::now(),
+            turn: 0,
+        })
+    }
+
+    fn push(&mut self, ticket: Ticket, owner: Owner, question: Q) {
+        self.queue(owner).questions.push_back((ticket, question));
+        self.count += 1;
+    }
+
+    /// The first question of the user whose turn it is.
+    fn take(&mut self) -> Option<(Ticket, Owner, Q)> {
+        let now = Instant::now();
+        let waiting = self.queues.iter().filter(|(_, queue)| !queue.questions.is_empty());
+        let rank = |queue: &Queue<Q>| ((queue.used(now) / SAME) as u64, queue.turn);
+        let owner = *waiting.min_by_key(|(_, queue)| rank(queue))?.0;
+        self.turns += 1;
+        let turn = self.turns;
+        let queue = self.queue(owner);
+        queue.turn = turn;
+        let (ticket, question) = queue.questions.pop_front()?;
+        self.count -= 1;
+        Some((ticket, owner, question))
+    }
+
+    /// A user's question took so long.
+    fn took(&mut self, owner: Owner, took: Duration) {
+        let now = Instant::now();
+        let queue = self.queue(owner);
+        queue.used = queue.used(now) + took.as_secs_f64();
+        queue.since = now;
+    }
+
+    fn take_all_of(&mut self, owner: Owner) -> Vec<Ticket> {
+        let questions = std::mem::take(&mut self.queue(owner).questions);
+        self.count -= questions.len();
+        questions.into_iter().map(|(ticket, _)| ticket).collect()
+    }
+
+    fn take_all(&mut self) -> Vec<Ticket> {
+        let owners: Vec<Owner> = self.queues.keys().copied().collect();
+        owners.into_iter().flat_map(|owner| self.take_all_of(owner)).collect()
+    }
+}
+
 struct State<Q, A> {
-    waiting: VecDeque<(Ticket, Owner, Q)>,
+    waiting: Waiting<Q>,
     /// The question being worked on, its user, and since when.
     current: Option<(Ticket, Owner, Instant)>,
     /// By abandoned thread: the user of its question.
@@ -120,7 +223,7 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
         work: impl Fn(Q) -> A + Send + Sync + 'static,
     ) -> Self {
         let state = State {
-            waiting: VecDeque::new(),
+            waiting: Waiting::default(),
             current: None,
             left_behind: HashMap::new(),
             answers: Vec::new(),
@@ -156,14 +259,14 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
         let ticket = Ticket(self.tickets);
         if state.stuck >= self.patience.threads
             || state.has_enough_of(owner, self.patience)
-            || state.waiting.len() >= MOST_WAITING
+            || !state.waiting.has_room_for(owner)
             || !self.start_worker(&mut state)
         {
             self.refused += 1;
             return None;
         }
         self.tickets += 1;
-        state.waiting.push_back((ticket, owner, question));
+        state.waiting.push(ticket, owner, question);
         shared.asked.notify_one();
         Some(ticket)
     }
@@ -209,16 +312,10 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
             state.current = None;
             let thread = state.worker;
             state.left_behind.insert(thread, owner);
+            state.waiting.took(owner, since.elapsed());
             if state.has_enough_of(owner, self.patience) {
-                let (refused, kept): (VecDeque<_>, VecDeque<_>) =
-                    std::mem::take(&mut state.waiting)
-                        .into_iter()
-                        .partition(|(_, waiting, _)| *waiting == owner);
-                state.waiting = kept;
-                self.refused += refused.len() as u64;
-                let refused =
-                    refused.into_iter().map(|(ticket, ..)| (ticket, Err(Missing::Refused)));
-                state.answers.extend(refused);
+                let refused = state.waiting.take_all_of(owner);
+                self.refuse(state, refused);
             }
             state.answers.push((ticket, Err(Missing::GivenUp)));
             state.worker += 1;
@@ -230,11 +327,14 @@ impl<Q: Send + 'static, A: Send + 'static> BlockingReader<Q, A> {
             return;
         }
         if state.stuck >= self.patience.threads || !self.start_worker(state) {
-            self.refused += state.waiting.len() as u64;
-            let refused = std::mem::take(&mut state.waiting);
-            let refused = refused.into_iter().map(|(ticket, ..)| (ticket, Err(Missing::Refused)));
-            state.answers.extend(refused);
+            let refused = state.waiting.take_all();
+            self.refuse(state, refused);
         }
+    }
+
+    fn refuse(&mut self, state: &mut State<Q, A>, refused: Vec<Ticket>) {
+        self.refused += refused.len() as u64;
+        state.answers.extend(refused.into_iter().map(|ticket| (ticket, Err(Missing::Refused))));
     }
 
     /// Whether a thread takes questions.
@@ -273,17 +373,19 @@ fn answer_all<Q, A>(shared: &Shared<Q, A>, work: &Work<Q, A>, number: u64) {
         if state.is_over {
             return;
         }
-        let Some((ticket, owner, question)) = state.waiting.pop_front() else {
+        let Some((ticket, owner, question)) = state.waiting.take() else {
             state = shared.asked.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
         };
-        state.current = Some((ticket, owner, Instant::now()));
+        let since = Instant::now();
+        state.current = Some((ticket, owner, since));
         drop(state);
         let answer = catch_unwind(AssertUnwindSafe(|| work(question)));
         let answer = answer.map_err(|_| Missing::GivenUp);
         state = shared.lock();
         if state.worker == number {
             state.current = None;
+            state.waiting.took(owner, since.elapsed());
             state.given_up += u64::from(answer.is_err());
             state.answers.push((ticket, answer));
             shared.answered.notify_one();
@@ -438,6 +540,40 @@ mod tests {
             let answers = aside.answers();
             assert!(answers.iter().any(|(one, answer)| *one == ticket && answer.is_ok()));
         }
+    }
+
+    #[test]
+    fn questions_about_one_users_processes_that_are_slow_hold_up_no_other_user() {
+        let (begin, begins) = mpsc::channel::<()>();
+        let first = Mutex::new(Some(begins));
+        let mut reader = BlockingReader::new("test-aside", LONG, move |question: u32| {
+            // All are asked before the first is answered.
+            if let Some(begins) = first.lock().ok().and_then(|mut first| first.take()) {
+                let _ = begins.recv();
+            }
+            std::thread::sleep(Duration::from_millis(u64::from(question)));
+        });
+        let slow: Vec<_> = (0..20).filter_map(|_| reader.ask_of(1000, 50)).collect();
+        let others: Vec<_> = (1..4).filter_map(|user| reader.ask_of(user, 0)).collect();
+        let root = reader.ask_of(ROOT, 0).expect("room");
+        begin.send(()).expect("it waits");
+        reader.settle(LONG.limit);
+        let order: Vec<Ticket> = reader.answers().into_iter().map(|(ticket, _)| ticket).collect();
+        let place = |ticket| order.iter().position(|one| *one == ticket).expect("it is answered");
+        for other in others.into_iter().chain([root]) {
+            assert!(place(other) < 5, "{order:?}");
+        }
+        assert!(slow.is_sorted_by_key(|ticket| place(*ticket)), "{order:?}");
+    }
+
+    #[test]
+    fn one_user_leaves_room_for_the_questions_of_others() {
+        let mut aside = hanging(LONG);
+        let (_let_go, hang) = mpsc::channel();
+        aside.ask_of(1000, Some(hang)).expect("room");
+        let asked = (0..2 * MOST_WAITING).filter(|_| aside.ask_of(1000, None).is_some());
+        assert!(asked.count() <= MOST_WAITING_OF_ONE + 1);
+        assert!(aside.ask_of(1001, None).is_some() && aside.ask_of(ROOT, None).is_some());
     }
 
     #[test]

@@ -154,6 +154,12 @@ impl Selection {
         self.wanted.is_everything() || self.followed.contains(&pid)
     }
 
+    /// Whether the user has selected a process, or an ancestor of it: it is recorded, and not only one
+    /// of the host's.
+    pub fn is_chosen(&self, pid: u32) -> bool {
+        self.followed.contains(&pid)
+    }
+
     /// Whether a process is known to be unwanted before any sample of it was seen: with given
     /// processes and their children, lineage alone decides.
     pub fn surely_drops(&self, pid: u32) -> bool {
@@ -201,6 +207,17 @@ mod tests {
         assert!(selection.keeps(12, "x", || None));
         selection.forked(12, 1);
         assert!(!selection.keeps(12, "x", || None));
+    }
+
+    #[test]
+    fn a_recording_of_the_whole_host_has_chosen_no_process() {
+        let wanted = Wanted { pids: vec![10], follow_children: true, ..Wanted::default() };
+        let mut chosen = Selection::new(wanted, &ProcessTable::default());
+        chosen.forked(11, 10);
+        assert!(chosen.is_chosen(10) && chosen.is_chosen(11) && !chosen.is_chosen(12));
+        let mut all = Selection::new(Wanted::default(), &ProcessTable::default());
+        all.forked(11, 10);
+        assert!(all.surely_keeps(11) && !all.is_chosen(11));
     }
 
     #[test]

@@ -46,6 +46,25 @@ pub struct Usage {
     pub peak_memory_bytes: u64,
 }
 
+impl Usage {
+    /// The memory of the calling process.
+    pub fn own_memory() -> io::Result<Self> {
+        memory_in("/proc/self/status")
+    }
+}
+
+/// Memory by a file `status` in `/proc`. `ru_maxrss` would not do: a process starts with the peak of
+/// the one it was forked from (`setmax_mm_hiwater_rss` in fs/exec.c of Linux 6.12).
+fn memory_in(status: &str) -> io::Result<Usage> {
+    let status = std::fs::read_to_string(status)?;
+    let bytes = |name| status_bytes(&status, name).unwrap_or(0);
+    Ok(Usage {
+        processor_time: Duration::ZERO,
+        memory_bytes: bytes("VmRSS"),
+        peak_memory_bytes: bytes("VmHWM"),
+    })
+}
+
 /// A running (or dying) child.
 #[derive(Debug)]
 pub struct Child {
@@ -137,16 +156,9 @@ impl Child {
         Ok(Usage { processor_time, ..self.current_memory()? })
     }
 
-    /// Memory now. `ru_maxrss` would not do: a process starts with the peak of the one it was
-    /// forked from (`setmax_mm_hiwater_rss` in fs/exec.c of Linux 6.12).
+    /// Memory now.
     pub fn current_memory(&self) -> io::Result<Usage> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let bytes = |name| status_bytes(&status, name).unwrap_or(0);
-        Ok(Usage {
-            processor_time: Duration::ZERO,
-            memory_bytes: bytes("VmRSS"),
-            peak_memory_bytes: bytes("VmHWM"),
-        })
+        memory_in(&format!("/proc/{}/status", self.pid()))
     }
 }
 

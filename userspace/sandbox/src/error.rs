@@ -161,6 +161,9 @@ pub enum FileError {
     /// Too many processes are stuck in the kernel on files that never answer.
     #[error("not tried: {0} processes of strata hang on files like this one")]
     TooManyStuck(usize),
+    /// The files of its process, or of that one's user, took more than their share of time.
+    #[error("not tried: the files of its process or user take too much time")]
+    TakesTooLong,
     #[error("more than {0} file requests are waiting")]
     Overloaded(usize),
     /// The caller has stopped waiting; the work may still be done.
@@ -181,7 +184,9 @@ impl FileError {
     /// (room in a queue, a descriptor, memory, a process), and is no property of the file.
     pub fn may_pass(&self) -> bool {
         match self {
-            Self::Overloaded(_) | Self::TooManyStuck(_) | Self::Spawn(..) => true,
+            Self::Overloaded(_) | Self::TooManyStuck(_) | Self::TakesTooLong | Self::Spawn(..) => {
+                true
+            }
             Self::Refused { errno, .. } => {
                 let short =
                     [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE, rustix::io::Errno::NOMEM];

@@ -16,7 +16,7 @@ use crate::managed::{
 };
 use crate::protocol::{Locator, MAX_PATH, kind};
 use crate::related::{self, Related};
-use crate::service::{Config, OpenFile, PendingJob, timeout_of};
+use crate::service::{Config, OpenFile, Owner, PendingJob, timeout_of};
 use crate::symbols::{Symbols, encode_request};
 
 /// A request to [`crate::FileService`].
@@ -163,7 +163,8 @@ impl Request {
             kind::SYMBOLIZE | kind::MANAGED_NAMES | kind::MANAGED_LINES | kind::RELATED
         );
         let reply_limit = reply_limit.min(most);
-        Ok((PendingJob { id, kind, body, files, timeout, urgent, reply_limit }, expected))
+        let owner = files.first().map_or(Owner::HOST, |file| file.share());
+        Ok((PendingJob { id, kind, body, files, timeout, urgent, reply_limit, owner }, expected))
     }
 }
 

@@ -13,6 +13,7 @@ mod failures;
 mod graveyard;
 mod lane;
 mod open_file;
+mod shares;
 mod statistics;
 mod turns;
 mod workers;
@@ -37,6 +38,7 @@ use failures::{Culprit, Failures};
 use graveyard::Graveyard;
 use lane::{OpenerLane, PendingOpen};
 pub use open_file::OpenFile;
+pub(crate) use shares::Owner;
 pub use statistics::Statistics;
 pub(crate) use workers::PendingJob;
 use workers::WorkerPool;
@@ -164,6 +166,9 @@ impl FileService {
             self.answer(id, Ok(Reply::UnwindTable(Box::new(table))));
             return Ok(());
         }
+        if job.urgent && self.workers.is_refused(job.owner, now) {
+            return Err(FileError::TakesTooLong);
+        }
         self.expected.insert(id, expected);
         self.workers.push(job);
         Ok(())
@@ -187,7 +192,7 @@ impl FileService {
     /// The next deadline, when there is work even if nothing became readable.
     fn next_move(&self) -> Option<Instant> {
         let now = Instant::now();
-        if self.fast.has_unsent() || self.workers.has_unsent() {
+        if self.fast.has_unsent() || self.workers.has_unsent(&self.shared) {
             return Some(now);
         }
         [

@@ -3,9 +3,10 @@
 
 mod support;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use strata_sandbox::{ChildKind, Config, Death, FileError, FileService, Reply, Request};
+use strata_sandbox::{ChildKind, Config, Death, FileError, FileService, Locator, Reply, Request};
 use support::*;
 
 fn file(service: &mut FileService) -> std::sync::Arc<strata_sandbox::OpenFile> {
@@ -150,6 +151,31 @@ fn a_file_that_failed_is_left_alone_and_others_are_not() {
     // Another kind of work on it, and the same kind on another file.
     still_serves(&mut service);
     assert!(matches!(service.call(custom(201, b"", &[&good])), Err(FileError::ChildDied(..))));
+}
+
+#[test]
+fn the_slow_files_of_one_process_hold_up_no_other_process() {
+    must_be_root();
+    let mut service = service();
+    let program = Path::new("/bin/sleep");
+    let [slow, other] = [Sleeper::start(program), Sleeper::start(program)].map(|sleeper| {
+        let (start, end) = sleeper.mapping("/sleep");
+        let file = open(&mut service, Locator::Mapped { process: sleeper.process(), start, end });
+        (sleeper, file.unwrap())
+    });
+    let of_slow: Vec<_> = (0..4).map(|_| service.submit(custom(208, b"", &[&slow.1]))).collect();
+    let of_other = service.submit(Request::Read { file: other.1.clone(), offset: 0, length: 4 });
+    let mut order = Vec::new();
+    while order.len() < 5 {
+        service.wait();
+        for (id, outcome) in service.drain() {
+            assert!(matches!(outcome, Ok(Reply::Bytes(_))), "{outcome:?}");
+            order.push(id);
+        }
+    }
+    let before = order.iter().take_while(|id| **id != of_other).count();
+    assert!(before <= 1, "{before} slow files came first: {order:?}");
+    assert!(of_slow.iter().all(|id| order.contains(id)));
 }
 
 #[test]

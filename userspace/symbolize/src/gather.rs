@@ -11,19 +11,19 @@ use strata_agent::code_address::{CodeAddress, Marker, describe_end};
 use strata_agent::engine::Engine;
 use strata_agent::engine::loading::clean_path;
 use strata_agent::frame::NamedFrame;
-use strata_agent::managed::names;
+use strata_agent::managed::names::{Describer, Description, Limits};
 use strata_agent::processes::mapped::FileId;
 use strata_agent::processes::table::ImageId;
 use strata_profile::FrameKind;
 use strata_sandbox::ProcessRef;
 
 use crate::assemblies::Program;
-use crate::jit;
+use crate::jit::{Allowance, JitFiles};
 use crate::managed::GeneratedCode;
 use crate::symbolizer::{Flush, Symbolizer};
 use crate::task::{
-    FileWork, GeneratedWork, KernelWork, Lasting, Owner, RelatedWork, Symbol, Task, TaskKey, Work,
-    described_symbol, unnamed_symbol,
+    FileWork, GeneratedWork, KernelWork, Lasting, Modules, Owner, RelatedWork, Symbol, Task,
+    TaskKey, Work, described_symbol, unnamed_symbol,
 };
 use crate::{ModuleInfo, pseudo_module};
 
@@ -53,11 +53,17 @@ pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate
     let unused = symbolizer.kernel_unused;
     symbolizer.kernel_unused = if uses_kernel { 0 } else { unused.saturating_add(1) };
     let mut tasks = Vec::new();
-    for (key, Wanted { places, weight, lines }) in wanted {
+    let until = Instant::now() + symbolizer.options.describing_all;
+    for (key, Wanted { mut places, weight, lines }) in wanted {
         let task = match key {
             TaskKey::Kernel => Some((Owner::Host, kernel_work(symbolizer, &places))),
             TaskKey::File(file) => file_work(symbolizer, engine, file, &places, lines),
-            TaskKey::Generated(image) => generated_work(symbolizer, engine, image, &places),
+            TaskKey::Generated(image) => {
+                let left = until.saturating_duration_since(Instant::now());
+                let limits = symbolizer.options.describing;
+                let limits = Limits { time: limits.time.min(left), ..limits };
+                generated_work(symbolizer, engine, image, &mut places, limits)
+            }
             TaskKey::Related(_) => None,
         };
         if let Some((owner, work)) = task {
@@ -308,41 +314,65 @@ fn generated_work(
     symbolizer: &mut Symbolizer,
     engine: &Engine,
     image: ImageId,
-    places: &[CodeAddress],
+    places: &mut Vec<CodeAddress>,
+    limits: Limits,
 ) -> Option<(Owner, Work)> {
     let process = process_of(engine, image);
     let runtime = engine.managed.runtime_of(image);
     let signatures = symbolizer.options.signatures;
+    let mut describer = runtime.map(|runtime| Describer::new(runtime, signatures, limits));
+    let mut modules = Modules::default();
     let (mut described, mut others) = (Vec::new(), Vec::new());
-    for place in places {
-        let CodeAddress::Generated { address, era, of_runtime, .. } = *place else { continue };
+    let all = places.len();
+    places.retain(|place| {
+        let CodeAddress::Generated { address, era, of_runtime, .. } = *place else { return false };
         let stub = runtime.and_then(|runtime| runtime.stub_at(address));
         let code = GeneratedCode { address, era, of_runtime, stub };
-        let known = runtime.and_then(|runtime| names::describe(runtime, address, era, signatures));
-        let Some(known) = known else {
-            others.push(code);
-            continue;
+        let found = describer.as_mut().map(|describer| describer.describe(address, era));
+        let known = match found {
+            Some(Description::Method(known)) => known,
+            None | Some(Description::Nothing) => {
+                others.push(code);
+                return true;
+            }
+            // Described at the next flush.
+            Some(Description::Refused) => return false,
         };
         symbolizer.lacking.add(*place, &known, process.map(|process| process.pid));
         // Its line takes a file, its name does not.
         let lasting = Lasting::UntilNext;
-        symbolizer.symbols.set(Symbol { lasting, ..described_symbol(image, &code, &known) });
+        let symbol = described_symbol(image, &code, &known, &mut modules);
+        symbolizer.symbols.set(Symbol { lasting, ..symbol });
         described.push((code, known));
-    }
+        true
+    });
     let pid = engine.table.image(image)?.pid;
+    let refused = all - places.len();
+    if refused > 0 {
+        symbolizer.note_undescribed(refused as u64);
+        symbolizer.note_problem(format!(
+            "process {pid}: its names take too much time or memory; those of {refused} addresses \
+             wait for the next flush"
+        ));
+    }
     let dump = engine.table.jitdump_of(image).and_then(|file| engine.loading.open_file(file));
+    let program = program_of(engine, image);
     let is_bounded = symbolizer.symbols.is_bounded();
+    let (jit, allowance) = match is_bounded {
+        true => symbolizer.jit.take(image, Instant::now()),
+        false => (JitFiles::default(), Allowance::ONCE),
+    };
     let work = GeneratedWork {
         image,
         pid,
         process,
-        program: program_of(engine, image),
+        program,
         described,
         others,
         dump,
         credentials: engine.credentials.of(image),
-        jit: symbolizer.jit.remove(&image).unwrap_or_default(),
-        most: if is_bounded { jit::MOST_OFTEN } else { jit::MOST },
+        jit,
+        allowance,
         all_known: engine.managed.knows_all(image),
         merges_unnamed: is_bounded,
     };

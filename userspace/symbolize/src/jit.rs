@@ -3,14 +3,21 @@
 //! Both lie in the target's own namespaces: the path in its root, the number as the process itself
 //! sees it. They grow: each is read on from its position at the last flush.
 //!
+//! A process can write its files anew all the time: what is read of them is paced, and what all
+//! processes' files take together is bounded ([`Room`]).
+//!
 //! Invariant: only a file that belongs to the process's user or to root is trusted: every user can
 //! write to `/tmp`, and symbols must come from a user who could write into the process anyway.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use strata_agent::processes::credentials::Credentials;
+use strata_agent::processes::table::ImageId;
 use strata_profile::FrameKind;
+use strata_profile::text::shortened;
 use strata_sandbox::{FileIdentity, Locator, OpenFile, ProcessRef, Reply, Request};
 use strata_symbols::{JitDump, PerfMap};
 
@@ -18,10 +25,97 @@ use crate::NamedFrame;
 use crate::file_client::Ask;
 
 /// Bytes read of one file at a flush, for a recording: at its end, all of it.
-pub const MOST: u64 = 512 << 20;
+const MOST: u64 = 512 << 20;
 /// And at each of many flushes.
-pub const MOST_OFTEN: u64 = 64 << 20;
+const MOST_OFTEN: u64 = 64 << 20;
 const PIECE: u64 = 4 << 20;
+/// Bytes that may be read of one process's files at once in a daemon, and a second from then on.
+const MOST_CREDIT: u64 = 128 << 20;
+const CREDIT_A_SECOND: u64 = 1 << 20;
+/// Bytes that the files of all processes take in a daemon: kept ones, and those being read.
+const MOST_IN_ALL: usize = 64 << 20;
+
+/// What one process's files may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowance {
+    /// Bytes read of each file.
+    pub read: u64,
+    /// Memory.
+    pub memory: usize,
+}
+
+impl Allowance {
+    /// For a recording, which reads them once.
+    pub const ONCE: Self = Self { read: MOST, memory: usize::MAX };
+}
+
+/// The pace of one process.
+#[derive(Clone, Copy, Debug)]
+struct Credit {
+    left: u64,
+    since: Instant,
+}
+
+impl Credit {
+    fn left(&mut self, now: Instant) -> u64 {
+        let earned = now.saturating_duration_since(self.since).as_secs();
+        if earned > 0 {
+            self.left = self.left.saturating_add(earned * CREDIT_A_SECOND).min(MOST_CREDIT);
+            self.since = now;
+        }
+        self.left
+    }
+}
+
+/// The files of all processes in a daemon, and what more may be read.
+#[derive(Default)]
+pub struct Room {
+    kept: HashMap<ImageId, JitFiles>,
+    /// Memory that files being read may take.
+    reserved: HashMap<ImageId, usize>,
+    credits: HashMap<ImageId, Credit>,
+}
+
+impl Room {
+    /// What is kept of a process, and what reading on may take.
+    pub fn take(&mut self, image: ImageId, now: Instant) -> (JitFiles, Allowance) {
+        let files = self.kept.remove(&image).unwrap_or_default();
+        let kept: usize = self.kept.values().map(JitFiles::memory).sum();
+        let used = kept + files.memory() + self.reserved.values().sum::<usize>();
+        // Half of what is left, so that there is some for the next.
+        let memory = files.memory() + MOST_IN_ALL.saturating_sub(used) / 2;
+        self.reserved.insert(image, memory);
+        let full = Credit { left: MOST_CREDIT, since: now };
+        let left = self.credits.entry(image).or_insert(full).left(now);
+        (files, Allowance { read: left.min(MOST_OFTEN), memory })
+    }
+
+    /// The files of a process were read on.
+    pub fn give_back(&mut self, image: ImageId, mut files: JitFiles) {
+        if let Some(credit) = self.credits.get_mut(&image) {
+            credit.left = credit.left.saturating_sub(std::mem::take(&mut files.read));
+        }
+        let kept: usize = self.kept.values().map(JitFiles::memory).sum();
+        if kept.saturating_add(files.memory()) <= MOST_IN_ALL {
+            self.kept.insert(image, files);
+        }
+    }
+
+    /// The files of a process are not read any more.
+    pub fn done(&mut self, image: ImageId) {
+        self.reserved.remove(&image);
+    }
+
+    pub fn forget(&mut self, is_gone: impl Fn(ImageId) -> bool) {
+        self.kept.retain(|image, _| !is_gone(*image));
+        self.credits.retain(|image, _| !is_gone(*image));
+    }
+
+    /// Drops what was read.
+    pub fn clear(&mut self) {
+        self.kept.clear();
+    }
+}
 
 /// A file that is read as it grows.
 struct Growing<P> {
@@ -36,6 +130,8 @@ pub struct JitFiles {
     map: Option<Growing<PerfMap>>,
     dump: Option<Growing<JitDump>>,
     is_dump_broken: bool,
+    /// Bytes read since the files were taken.
+    read: u64,
 }
 
 /// Whether the file is the one that was read, longer at most.
@@ -44,58 +140,95 @@ fn has_only_grown(before: &FileIdentity, offset: u64, now: &FileIdentity) -> boo
 }
 
 impl JitFiles {
-    /// Reads the files of a process, which may have ended; `most` bytes of each file.
+    /// Reads the files of a process, which may have ended.
     pub fn read_on(
         &mut self,
         service: &mut dyn Ask,
         pid: u32,
         credentials: Option<Credentials>,
         dump: Option<&Arc<OpenFile>>,
-        most: u64,
+        allowance: Allowance,
     ) {
         if let Some(file) = open_map(service, pid, credentials) {
+            let others = self.dump_memory();
             let map = growing(&mut self.map, &file);
-            read_pieces(service, &file, &mut map.offset, most, |piece| {
-                map.parsed.feed(piece);
-                true
-            });
+            let begun = map.offset;
+            if others + map.parsed.memory() < allowance.memory {
+                read_pieces(service, &file, &mut map.offset, allowance.read, |piece| {
+                    map.parsed.feed(piece);
+                    others + map.parsed.memory() < allowance.memory
+                });
+            }
+            self.read += map.offset - begun;
         }
         if let Some(file) = dump.filter(|file| is_believed(credentials, file)) {
             if self.dump.as_ref().is_some_and(|dump| dump.file.inode != file.identity().inode) {
                 self.is_dump_broken = false;
             }
+            let others = self.map.as_ref().map_or(0, |map| map.parsed.memory());
             let dump = growing(&mut self.dump, file);
             if !self.is_dump_broken {
                 let mut is_broken = false;
+                let begun = dump.offset;
+                // More is read of a dump than is kept of it.
+                let room = allowance.memory.saturating_sub(others) as u64;
+                let most = allowance.read.saturating_sub(self.read);
+                let most = most.min(room.saturating_sub(begun));
                 read_pieces(service, file, &mut dump.offset, most, |piece| {
                     is_broken = dump.parsed.feed(piece).is_err();
                     !is_broken
                 });
                 self.is_dump_broken = is_broken;
+                self.read += dump.offset - begun;
             }
         }
     }
 
-    pub fn name(&self, address: u64) -> Option<NamedFrame> {
-        let dump = self.dump.as_ref();
-        if let Some(symbol) = dump.and_then(|dump| dump.parsed.lookup(address)) {
-            let mut frame = NamedFrame::plain(FrameKind::Jit, symbol.name);
-            frame.file = symbol.file.unwrap_or_default().into();
-            frame.line = symbol.line.unwrap_or_default();
-            return Some(frame);
-        }
-        let name = self.map.as_ref()?.parsed.lookup(address)?;
-        Some(NamedFrame::plain(FrameKind::Jit, name))
-    }
-
     /// Bytes that what was read takes.
     pub fn memory(&self) -> usize {
-        let map = self.map.as_ref().map_or(0, |map| map.parsed.memory());
+        self.map.as_ref().map_or(0, |map| map.parsed.memory()) + self.dump_memory()
+    }
+
+    fn dump_memory(&self) -> usize {
         // More is read of a dump than is kept of it.
-        map + self
-            .dump
-            .as_ref()
-            .map_or(0, |dump| usize::try_from(dump.offset).unwrap_or(usize::MAX))
+        let read = self.dump.as_ref().map_or(0, |dump| dump.offset);
+        usize::try_from(read).unwrap_or(usize::MAX)
+    }
+}
+
+/// Frames at addresses: one for all addresses of a function, however long its name is.
+pub struct Names<'a> {
+    files: &'a JitFiles,
+    /// Characters of a name that are used.
+    longest: usize,
+    /// By the places of the name and its file in what was read, and the line.
+    known: HashMap<(*const u8, *const u8, u32), NamedFrame>,
+}
+
+impl<'a> Names<'a> {
+    pub fn new(files: &'a JitFiles, longest: usize) -> Self {
+        Self { files, longest, known: HashMap::new() }
+    }
+
+    pub fn at(&mut self, address: u64) -> Option<NamedFrame> {
+        let Self { files, longest, known } = self;
+        let frame = |name: &str, file: &str, line| {
+            let mut frame = NamedFrame::plain(FrameKind::Jit, &shortened(name, *longest));
+            frame.file = shortened(file, *longest).into();
+            frame.line = line;
+            frame
+        };
+        let dump = files.dump.as_ref();
+        if let Some(symbol) = dump.and_then(|dump| dump.parsed.lookup(address)) {
+            let line = symbol.line.unwrap_or_default();
+            let file = symbol.file.unwrap_or_default();
+            let key = (symbol.name.as_ptr(), file.as_ptr(), line);
+            let new = || frame(symbol.name, file, line);
+            return Some(known.entry(key).or_insert_with(new).clone());
+        }
+        let name = files.map.as_ref()?.parsed.lookup(address)?;
+        let key = (name.as_ptr(), std::ptr::null(), 0);
+        Some(known.entry(key).or_insert_with(|| frame(name, "", 0)).clone())
     }
 }
 
@@ -159,5 +292,53 @@ fn read_pieces(
         if !goes_on {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn of_size(bytes: usize) -> JitFiles {
+        let file = FileIdentity { device: 0, inode: 1, size: 0, ctime_ns: 0 };
+        let dump = Growing { file, offset: bytes as u64, parsed: JitDump::default() };
+        JitFiles { dump: Some(dump), read: bytes as u64, ..JitFiles::default() }
+    }
+
+    #[test]
+    fn all_processes_together_have_one_room_and_none_takes_all_of_it() {
+        let mut room = Room::default();
+        let now = Instant::now();
+        let taken: Vec<usize> =
+            (0..6).map(|image| room.take(ImageId(image), now).1.memory).collect();
+        assert!(taken.iter().sum::<usize>() <= MOST_IN_ALL, "{taken:?}");
+        assert!(taken.iter().all(|memory| *memory >= 1 << 20), "{taken:?}");
+        for (image, memory) in (0..).zip(&taken) {
+            room.give_back(ImageId(image), of_size(*memory));
+            room.done(ImageId(image));
+        }
+        let (files, allowance) = room.take(ImageId(0), now);
+        assert_eq!(files.memory(), taken[0], "it is read on");
+        assert!(allowance.memory < taken[0] + (1 << 20), "the others keep theirs");
+    }
+
+    #[test]
+    fn a_file_that_is_written_anew_all_the_time_is_read_at_a_pace() {
+        let mut room = Room::default();
+        let (image, start) = (ImageId(1), Instant::now());
+        let mut read = 0;
+        // Two hours of flushes.
+        for flush in 0..480 {
+            let now = start + Duration::from_secs(15) * flush;
+            let (_, allowance) = room.take(image, now);
+            read += allowance.read;
+            room.give_back(image, JitFiles { read: allowance.read, ..JitFiles::default() });
+            room.done(image);
+        }
+        assert!(read <= MOST_CREDIT + 7200 * CREDIT_A_SECOND, "{} MiB", read >> 20);
+        let (_, allowance) = room.take(ImageId(2), start);
+        assert_eq!(allowance.read, MOST_OFTEN, "another one's is read at once");
     }
 }

@@ -1,10 +1,12 @@
 //! The cache of symbols, kept from one flush to the next.
 //!
 //! Invariant: the number of symbols is bounded by the owner's limit; the least recently used are
-//! evicted first, and those unused for many flushes in any case. An address without a symbol, or
-//! with one that may improve, is requested again after some flushes.
+//! evicted first, and those unused for many flushes in any case. The names of one process's
+//! generated code, which it chooses, take no more than a share of memory. An address without a
+//! symbol, or with one that may improve, is requested again after some flushes.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -58,6 +60,14 @@ const SOME_FLUSHES: u32 = 4;
 /// Symbols unused for so many flushes (ten minutes at the default period) are evicted, so that a
 /// burst of programs leaves nothing behind.
 const FORGOTTEN_AFTER: u32 = 40;
+
+/// Characters of a name that are kept when memory is bounded.
+pub const LONGEST_NAME: usize = 1024;
+/// Bytes of names of generated code: of one process, and of all in equal shares, but no less than
+/// the last for each.
+const MOST_GENERATED: usize = 8 << 20;
+const MOST_GENERATED_IN_ALL: usize = 64 << 20;
+const LEAST_GENERATED: usize = 256 << 10;
 
 impl KnownSymbols {
     /// Keeps at most so many symbols.
@@ -212,12 +222,56 @@ impl KnownSymbols {
             // Symbols just used are needed for the next profiles.
             self.known.retain(|_, known| known.used >= oldest || known.used == self.flush);
         }
+        if self.is_bounded() {
+            self.bound_generated();
+        }
         let known = &self.known;
         self.by_caller
             .retain(|(place, caller), _| known.contains_key(place) && known.contains_key(caller));
         self.better.retain(|place, _| known.contains_key(place));
         give_back(&mut self.known);
         give_back(&mut self.by_caller);
+    }
+
+    /// Evicts names of generated code from processes with more than their share: those that were not
+    /// used in this flush, and if that is not enough, all.
+    fn bound_generated(&mut self) {
+        let mut bytes = self.generated_bytes();
+        let share = MOST_GENERATED_IN_ALL / bytes.len().max(1);
+        let most = share.clamp(LEAST_GENERATED, MOST_GENERATED);
+        bytes.retain(|_, bytes| *bytes > most);
+        if bytes.is_empty() {
+            return;
+        }
+        let flush = self.flush;
+        self.known.retain(|place, known| {
+            known.used == flush || !is_generated_of(place, |at| bytes.contains_key(&at))
+        });
+        let mut bytes = self.generated_bytes();
+        bytes.retain(|_, bytes| *bytes > most);
+        self.known.retain(|place, _| !is_generated_of(place, |at| bytes.contains_key(&at)));
+    }
+
+    /// By image: what the names of its generated code take; shared ones are counted once.
+    fn generated_bytes(&self) -> HashMap<ImageId, usize> {
+        let mut bytes: HashMap<ImageId, usize> = HashMap::new();
+        let mut counted: HashSet<*const str, RandomState> = HashSet::default();
+        for (place, known) in &self.known {
+            let CodeAddress::Generated { image, .. } = place else { continue };
+            let own = bytes.entry(*image).or_default();
+            for frame in &known.symbolized.frames {
+                for text in [&frame.name, &frame.system_name, &frame.file] {
+                    if counted.insert(Arc::as_ptr(text)) {
+                        *own += text.len();
+                    }
+                }
+            }
+            let module = known.symbolized.module.as_ref();
+            if let Some(module) = module.filter(|module| counted.insert(&raw const *module.path)) {
+                *own += module.path.len();
+            }
+        }
+        bytes
     }
 
     pub fn contains(&self, place: &CodeAddress) -> bool {
@@ -242,6 +296,10 @@ impl KnownSymbols {
     }
 }
 
+fn is_generated_of(place: &CodeAddress, is_one: impl Fn(ImageId) -> bool) -> bool {
+    matches!(place, CodeAddress::Generated { image, .. } if is_one(*image))
+}
+
 /// A table that is mostly empty gives its memory back.
 fn give_back<K: Eq + Hash, V>(table: &mut HashMap<K, V, RandomState>) {
     if table.capacity() > 1024 && table.len() < table.capacity() / 4 {
@@ -252,15 +310,15 @@ fn give_back<K: Eq + Hash, V>(table: &mut HashMap<K, V, RandomState>) {
 /// Frames as they are kept when memory is bounded: as many as are read.
 fn bounded(mut frames: Vec<NamedFrame>) -> Vec<NamedFrame> {
     const MOST_FRAMES: usize = 64;
-    const LONGEST: usize = 1024;
     // The outermost function is the one that was compiled.
     if frames.len() > MOST_FRAMES {
         frames.drain(..frames.len() - MOST_FRAMES);
     }
     for frame in &mut frames {
         for text in [&mut frame.name, &mut frame.system_name, &mut frame.file] {
-            if text.len() > LONGEST {
-                *text = strata_profile::text::shortened(text, LONGEST).into();
+            // In characters: what was shortened once stays, and is shared.
+            if let Cow::Owned(shorter) = strata_profile::text::shortened(text, LONGEST_NAME) {
+                *text = shorter.into();
             }
         }
     }
@@ -307,6 +365,49 @@ mod tests {
         assert_eq!(symbols.count(), 1);
         assert!(symbols.get(CodeAddress::Kernel(0)).is_some());
         assert!(symbols.known.capacity() < before / 100, "{}", symbols.known.capacity());
+    }
+
+    fn generated(image: u32, address: u64, name: &str) -> Symbol {
+        let image = ImageId(image);
+        let place = CodeAddress::Generated { image, address, era: 0, of_runtime: true };
+        let frames = vec![NamedFrame::plain(FrameKind::Jit, name)];
+        Symbol { place, address, module: None, frames, lasting: Lasting::ForGood }
+    }
+
+    #[test]
+    fn the_long_names_of_one_process_do_not_take_everything() {
+        let mut symbols = KnownSymbols::new(1 << 20);
+        let long = "n".repeat(LONGEST_NAME);
+        symbols.begin_flush();
+        (0..5000).for_each(|address| symbols.set(generated(1, address, &long)));
+        symbols.set(generated(2, 7, "other"));
+        symbols.make_room();
+        assert_eq!(symbols.count(), 5001, "it is within its share");
+        symbols.begin_flush();
+        (5000..10_000).for_each(|address| symbols.set(generated(1, address, &long)));
+        symbols.make_room();
+        assert_eq!(symbols.count(), 5001, "only what was used lately is kept");
+        symbols.begin_flush();
+        (0..10_000).for_each(|address| {
+            let symbol = generated(1, address, &long);
+            symbols.wants(symbol.place);
+            symbols.set(symbol);
+        });
+        symbols.make_room();
+        assert!(symbols.count() == 1 && symbols.contains(&generated(2, 7, "").place));
+    }
+
+    #[test]
+    fn a_name_that_many_addresses_share_is_counted_once() {
+        let mut symbols = KnownSymbols::new(1 << 20);
+        symbols.begin_flush();
+        let shared = generated(1, 0, &"n".repeat(LONGEST_NAME));
+        for address in 0..20_000 {
+            let place = generated(1, address, "").place;
+            symbols.set(Symbol { place, ..shared.clone() });
+        }
+        symbols.make_room();
+        assert_eq!(symbols.count(), 20_000);
     }
 
     #[test]

@@ -15,13 +15,14 @@ use strata_agent::aggregate::Aggregate;
 use strata_agent::code_address::CodeAddress;
 use strata_agent::engine::Engine;
 use strata_agent::engine::loading::Helpers;
+use strata_agent::managed::names;
 use strata_agent::processes::table::ImageId;
 
 use crate::Shortfalls;
 use crate::file_client::FileClient;
-use crate::jit::JitFiles;
+use crate::jit::Room;
 use crate::kernel::KernelTable;
-use crate::known_symbols::KnownSymbols;
+use crate::known_symbols::{KnownSymbols, LONGEST_NAME};
 use crate::lines::Lines;
 use crate::pool::{Limits, Pool, Report};
 use crate::related::Lacking;
@@ -37,6 +38,10 @@ pub struct Options {
     /// How long a flush may take altogether.
     pub patience: Duration,
     pub limits: Limits,
+    /// What describing the generated code of one process may take in a flush; of all, this time.
+    /// The owner of the symbolizer waits for it.
+    pub describing: names::Limits,
+    pub describing_all: Duration,
 }
 
 impl Options {
@@ -49,7 +54,18 @@ impl Options {
             slow_owner: Duration::from_secs(4),
         };
         // Most of a period: only the profiles that still lack symbols wait for it.
-        Self { most, signatures: false, patience: Duration::from_secs(12), limits }
+        Self {
+            most,
+            signatures: false,
+            patience: Duration::from_secs(12),
+            limits,
+            describing: names::Limits {
+                bytes: 8 << 20,
+                time: Duration::from_millis(50),
+                longest: LONGEST_NAME,
+            },
+            describing_all: Duration::from_millis(300),
+        }
     }
 
     /// For the end of a recording, after which there is no other flush.
@@ -60,12 +76,21 @@ impl Options {
             share: Duration::from_secs(10),
             slow_owner: Duration::from_secs(10),
         };
-        Self { most: usize::MAX, signatures, patience: Duration::from_secs(180), limits }
+        Self {
+            most: usize::MAX,
+            signatures,
+            patience: Duration::from_secs(180),
+            limits,
+            describing: names::Limits {
+                bytes: 512 << 20,
+                time: Duration::from_secs(10),
+                longest: usize::MAX,
+            },
+            describing_all: Duration::from_secs(60),
+        }
     }
 }
 
-/// Bytes of perf maps and dumps that are kept to be read on.
-const MOST_JIT: usize = 64 << 20;
 /// A kernel table that was not used for so many flushes is dropped.
 const KERNEL_UNUSED: u32 = 40;
 
@@ -91,7 +116,7 @@ pub struct Symbolizer {
     pub(crate) kernel_unused: u32,
     /// Tasks that have not ended, and the places they are about: perhaps of an earlier flush.
     pub(crate) under_way: HashMap<TaskKey, Vec<CodeAddress>>,
-    pub(crate) jit: HashMap<ImageId, JitFiles>,
+    pub(crate) jit: Room,
     pub(crate) related_tasks: u32,
     pub(crate) flush: Option<Flush>,
     shortfalls: Shortfalls,
@@ -108,14 +133,14 @@ impl Symbolizer {
         Ok(Self {
             symbols,
             lines,
-            lacking: Lacking::default(),
+            lacking: Lacking::new(options.most != usize::MAX),
             options,
             pool,
             files,
             kernel,
             kernel_unused: 0,
             under_way: HashMap::new(),
-            jit: HashMap::new(),
+            jit: Room::default(),
             related_tasks: 0,
             flush: None,
             shortfalls: Shortfalls::default(),
@@ -176,10 +201,7 @@ impl Symbolizer {
             self.lines.took(file, cost);
         }
         if let Some((image, files)) = jit.filter(|_| self.symbols.is_bounded()) {
-            let kept: usize = self.jit.values().map(JitFiles::memory).sum();
-            if kept.saturating_add(files.memory()) <= MOST_JIT {
-                self.jit.insert(image, files);
-            }
+            self.jit.give_back(image, files);
         }
         self.shortfalls.without_lines += shortfalls.without_lines;
         for problem in shortfalls.problems {
@@ -194,10 +216,18 @@ impl Symbolizer {
 
     pub(crate) fn done(&mut self, key: TaskKey) {
         self.under_way.remove(&key);
+        if let TaskKey::Generated(image) = key {
+            self.jit.done(image);
+        }
         if let Some(flush) = &mut self.flush {
             flush.awaited.remove(&key);
             flush.related.remove(&key);
         }
+    }
+
+    /// Addresses whose names are made at a later flush.
+    pub(crate) fn note_undescribed(&mut self, addresses: u64) {
+        self.shortfalls.late += addresses;
     }
 
     pub(crate) fn note_problem(&mut self, problem: String) {
@@ -274,7 +304,13 @@ impl Symbolizer {
         {
             *table.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
-        Shortfalls { unnamed: unnamed as u64, late, ..std::mem::take(&mut self.shortfalls) }
+        let mut shortfalls = std::mem::take(&mut self.shortfalls);
+        shortfalls.unnamed = unnamed as u64;
+        shortfalls.late += late;
+        if let Some(problem) = self.lacking.take_problem() {
+            shortfalls.problem(problem);
+        }
+        shortfalls
     }
 
     fn make_room(&mut self) {
@@ -285,7 +321,7 @@ impl Symbolizer {
 
     /// Images of ended processes are never requested again.
     pub fn forget(&mut self, is_gone: impl Fn(ImageId) -> bool) {
-        self.jit.retain(|image, _| !is_gone(*image));
+        self.jit.forget(&is_gone);
         self.symbols.forget(is_gone);
     }
 

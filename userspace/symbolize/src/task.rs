@@ -1,6 +1,7 @@
 //! A task: the addresses of one file, of one process's generated code, or of the kernel, with the
 //! data needed to symbolize them, so that nothing of the agent is borrowed.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,8 +18,9 @@ use strata_symbols::Resolver;
 
 use crate::assemblies::{ProcessFiles, Program};
 use crate::file_client::Ask as _;
-use crate::jit::JitFiles;
+use crate::jit::{Allowance, JitFiles, Names};
 use crate::kernel::{self, KernelTable};
+use crate::known_symbols::LONGEST_NAME;
 use crate::managed::{self, GeneratedCode, Precompiled};
 use crate::pool::Context;
 use crate::related::About;
@@ -324,8 +326,8 @@ pub struct GeneratedWork {
     pub dump: Option<Arc<OpenFile>>,
     pub credentials: Option<Credentials>,
     pub jit: JitFiles,
-    /// Bytes read of each file of names.
-    pub most: u64,
+    /// What reading those files may take.
+    pub allowance: Allowance,
     /// All methods are known: code without a name is a stub of the runtime.
     pub all_known: bool,
     /// Addresses without a name are merged: they mean nothing in another process, and there is no
@@ -339,8 +341,28 @@ pub fn place_of(image: ImageId, code: &GeneratedCode) -> CodeAddress {
     CodeAddress::Generated { image, address, era, of_runtime }
 }
 
+/// The modules of described methods, one for all of its addresses.
+#[derive(Default)]
+pub struct Modules(HashMap<Arc<str>, Arc<ModuleInfo>>);
+
+impl Modules {
+    fn of(&mut self, path: &Arc<str>) -> Arc<ModuleInfo> {
+        if let Some(known) = self.0.get(path) {
+            return known.clone();
+        }
+        let module = pseudo_module(path);
+        self.0.insert(path.clone(), module.clone());
+        module
+    }
+}
+
 /// A described method without its line.
-pub fn described_symbol(image: ImageId, code: &GeneratedCode, described: &Described) -> Symbol {
+pub fn described_symbol(
+    image: ImageId,
+    code: &GeneratedCode,
+    described: &Described,
+    modules: &mut Modules,
+) -> Symbol {
     // The IL map for its line may still be pending.
     let lasting = match described.il {
         Some(_) => Lasting::ForGood,
@@ -349,7 +371,7 @@ pub fn described_symbol(image: ImageId, code: &GeneratedCode, described: &Descri
     Symbol {
         place: place_of(image, code),
         address: code.address,
-        module: Some(pseudo_module(&described.module)),
+        module: Some(modules.of(&described.module)),
         frames: vec![described.frame.clone()],
         lasting,
     }
@@ -375,8 +397,9 @@ impl GeneratedWork {
         let mut files = ProcessFiles::new(self.process, self.program.take());
         let found = managed::lines(context, &mut files, &self.described, &mut outcome.shortfalls);
         self.program = files.into_program();
+        let mut modules = Modules::default();
         for ((code, described), line) in self.described.iter().zip(found) {
-            let mut symbol = described_symbol(self.image, code, described);
+            let mut symbol = described_symbol(self.image, code, described, &mut modules);
             match (line, symbol.frames.first_mut()) {
                 (managed::LineOf::Found(file, line), Some(frame)) => {
                     frame.file = file;
@@ -390,8 +413,10 @@ impl GeneratedWork {
     }
 
     fn symbolize_others(&mut self, context: &mut Context, outcome: &mut Outcome) {
-        self.jit.read_on(context, self.pid, self.credentials, self.dump.as_ref(), self.most);
+        self.jit.read_on(context, self.pid, self.credentials, self.dump.as_ref(), self.allowance);
         let module = pseudo_module(UNNAMED_CODE);
+        let longest = if self.merges_unnamed { LONGEST_NAME } else { usize::MAX };
+        let mut names = Names::new(&self.jit, longest);
         for code in &self.others {
             // Elsewhere than in the runtime's own memory another compiler's code may lie.
             let is_stub = match code.stub {
@@ -400,7 +425,7 @@ impl GeneratedWork {
                 None => code.of_runtime && self.all_known,
             };
             let stub = || is_stub.then(|| managed::runtime_stub(code.stub.flatten()));
-            let symbol = match self.jit.name(code.address).or_else(stub) {
+            let symbol = match names.at(code.address).or_else(stub) {
                 Some(frame) => Symbol {
                     place: place_of(self.image, code),
                     address: code.address,

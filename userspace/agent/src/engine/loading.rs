@@ -1,9 +1,10 @@
 //! Loads unwind tables on demand: files are opened and parsed in helper processes.
 //!
 //! A file goes through: named by a mapping → opened (which gives its identity) → its table built or
-//! taken from the cache → loaded into kernel memory. Files are opened when a new process maps them
-//! or an old one is sampled; tables are shared by every file name that turns out to be the same
-//! file. Assemblies inside a single-file program have tables of their own ([`bundles`]).
+//! taken from the cache → loaded into kernel memory. Files are opened when a process is sampled, or
+//! maps them afterwards, or at once if it was selected; not of a host's other processes. Tables are
+//! shared by every file name that turns out to be the same file. Assemblies inside a single-file
+//! program have tables of their own ([`bundles`]).
 //!
 //! - `answers`: the answers of the helper processes. `code`: the unwind tables of a process's code.
 //! - `allowance`: limits the files opened for a process. `forgetting`: drops unused files and

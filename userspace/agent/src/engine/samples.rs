@@ -115,10 +115,10 @@ impl Engine {
             self.store.skip(&mut self.programs, header.pid);
             return;
         }
-        if self.table.get(header.pid).is_none()
-            && !self.processes.scanner.scan_process(&mut self.table, header.pid)
-        {
+        if self.table.get(header.pid).is_none() {
+            // Its start was missed: it is read off the loop, and its stacks wait for that.
             self.table.insert_unknown(header.pid, &comm_text(&header.comm));
+            self.processes.repairs.is_missing_some(header.pid, self.turn.now);
         }
         let Some(process) = self.table.get(header.pid) else { return };
         let (image, space) = (process.image, process.space.clone());

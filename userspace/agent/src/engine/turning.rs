@@ -143,9 +143,11 @@ impl Engine {
                 }
                 Change::Mapped { pid, mapping } => {
                     // Others are examined when they are sampled and turn out to be selected.
-                    if self.selection.surely_keeps(pid) {
+                    if self.selection.is_chosen(pid) || self.is_sampled(pid) {
                         self.loading.first_seen(&self.table, pid, &mapping);
                         self.processes.dirty.insert(pid);
+                    }
+                    if self.selection.surely_keeps(pid) {
                         self.look_at_mapping(pid, &mapping);
                     }
                 }
@@ -162,6 +164,12 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Whether a process was sampled lately. Of others no file is opened while the whole host is
+    /// recorded: a user's processes that do nothing cost nothing, whatever they map.
+    fn is_sampled(&self, pid: u32) -> bool {
+        self.store.is_published(pid) || self.pending.waits_for(pid)
     }
 
     /// Whether a process that is recorded is a .NET process, by all it has mapped.

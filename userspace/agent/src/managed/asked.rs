@@ -23,6 +23,10 @@ enum Asked {
     Waiting {
         is_caller: bool,
     },
+    /// No method is there: the code is read. Until then it has no rule.
+    Reading {
+        is_caller: bool,
+    },
     Answered,
 }
 
@@ -52,25 +56,31 @@ impl Addresses {
         self.asked.remove(&address);
     }
 
-    /// No method is there. Whether that was asked, and code there has called something.
-    pub fn is_in_no_method(&mut self, address: u64) -> Option<bool> {
-        let (asked, _) = self.asked.get_mut(&address)?;
-        let before = std::mem::replace(asked, Asked::Answered);
-        Some(before == Asked::Waiting { is_caller: true })
+    /// No method is there. True the first time, if that was asked: the code is to be read.
+    pub fn is_in_no_method(&mut self, address: u64) -> bool {
+        let Some((asked, _)) = self.asked.get_mut(&address) else { return false };
+        let Asked::Waiting { is_caller } = *asked else { return false };
+        *asked = Asked::Reading { is_caller };
+        true
     }
 
-    /// Whether the answer about an address is pending.
+    /// Whether the answer about an address is pending, or the code there is being read.
     pub fn is_waiting_for(&self, address: u64) -> bool {
-        matches!(self.asked.get(&address), Some((Asked::Waiting { .. }, _)))
+        let asked = self.asked.get(&address);
+        matches!(asked, Some((Asked::Waiting { .. } | Asked::Reading { .. }, _)))
     }
 
     /// Answers that are pending may be lost: those addresses may be asked about again.
     pub fn forget_waiting(&mut self) {
-        self.asked.retain(|_, (asked, _)| *asked == Asked::Answered);
+        self.asked.retain(|_, (asked, _)| !matches!(asked, Asked::Waiting { .. }));
     }
 
-    pub fn add_stub(&mut self, address: u64, name: Option<&'static str>) {
+    /// The code there was read. Whether it has called something.
+    pub fn add_stub(&mut self, address: u64, name: Option<&'static str>) -> bool {
         self.stubs.insert(address, name);
+        let Some((asked, _)) = self.asked.get_mut(&address) else { return false };
+        let before = std::mem::replace(asked, Asked::Answered);
+        before == Asked::Reading { is_caller: true }
     }
 
     /// The name of the runtime's own code at an address; `Some(None)` if it has none.
@@ -110,8 +120,10 @@ mod tests {
     fn an_address_is_asked_about_once_until_its_answer_is_old() {
         let mut addresses = Addresses::default();
         assert!(addresses.ask(7, true) && !addresses.ask(7, true) && addresses.is_waiting_for(7));
-        assert_eq!(addresses.is_in_no_method(7), Some(true));
-        assert_eq!(addresses.is_in_no_method(8), None);
+        assert!(addresses.is_in_no_method(7) && !addresses.is_in_no_method(8));
+        assert!(!addresses.ask(7, false) && addresses.is_waiting_for(7), "its code is being read");
+        assert!(!addresses.is_in_no_method(7), "its code is read once, whatever is answered");
+        assert!(addresses.add_stub(7, None) && !addresses.add_stub(8, None));
         assert!(!addresses.ask(7, false) && !addresses.is_waiting_for(7));
         addresses.age();
         assert!(!addresses.ask(7, false));

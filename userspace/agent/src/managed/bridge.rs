@@ -4,7 +4,7 @@
 //! is done at every turn of the loop and never waits: reads that may hang are left to the
 //! [`MapsReader`].
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,13 @@ use strata_clr::session::{Budget, Holder, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
 
 use super::maps_reader::MapsReader;
+use crate::blocking_reader::{Owner, ROOT, owner_of};
 use crate::kernel::probes::Probe;
 use crate::processes::table::ImageId;
 
-/// The most concurrent attaches.
+/// The most concurrent attaches, and of them to processes of one user other than root.
 const MOST_AT_ONCE: usize = 8;
+const MOST_OF_ONE: usize = 2;
 /// A runtime that is starting refuses for some milliseconds.
 const STARTING: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_millis(10);
@@ -55,14 +57,27 @@ pub struct Refusal {
     pub is_passing: bool,
 }
 
-/// Attaching, on a few threads.
+/// A process that waits to be attached to.
+#[derive(Clone, Copy)]
+struct Waiting {
+    pid: u32,
+    image: ImageId,
+    attach: bool,
+    owner: Owner,
+}
+
+/// Attaching, on a few threads; users take turns.
 pub struct Bridges {
-    waiting: VecDeque<(u32, ImageId, bool)>,
+    waiting: VecDeque<Waiting>,
     /// Processes to be tried again, and when.
-    later: VecDeque<(Instant, u32, ImageId, bool)>,
-    /// Processes with an attach under way, and those of them that were withdrawn meanwhile.
-    running: HashSet<ImageId>,
+    later: VecDeque<(Instant, Waiting)>,
+    /// Processes with an attach under way, with their users, and those of them that were withdrawn
+    /// meanwhile.
+    running: HashMap<ImageId, Owner>,
     withdrawn: HashSet<ImageId>,
+    /// By user: the last turn.
+    turns: HashMap<Owner, u64>,
+    next_turn: u64,
     sender: Sender<Arrival>,
     receiver: Receiver<Arrival>,
     /// Runtimes that cannot be attached to may be asked to write a perf map instead, only for the
@@ -76,8 +91,10 @@ impl Default for Bridges {
         Self {
             waiting: VecDeque::new(),
             later: VecDeque::new(),
-            running: HashSet::new(),
+            running: HashMap::new(),
             withdrawn: HashSet::new(),
+            turns: HashMap::new(),
+            next_turn: 0,
             sender,
             receiver,
             may_write_perf_maps: true,
@@ -89,43 +106,63 @@ impl Bridges {
     /// Connects to a process's bridge; with `attach`, loads it when it is not there.
     pub fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
         // An attach under way completes, and is used by the next recording that wants it.
-        if self.running.contains(&image) {
+        if self.running.contains_key(&image) {
             self.withdrawn.remove(&image);
             return;
         }
-        self.waiting.push_back((pid, image, attach));
+        self.waiting.push_back(Waiting { pid, image, attach, owner: owner_of(pid) });
         self.start_waiting();
     }
 
     /// Cancels attaching to a process. An attach under way cannot be stopped, and arrives as
     /// withdrawn.
     pub fn withdraw(&mut self, image: ImageId) {
-        self.waiting.retain(|(_, waiting, _)| *waiting != image);
-        self.later.retain(|(_, _, waiting, _)| *waiting != image);
-        if self.running.contains(&image) {
+        self.waiting.retain(|waiting| waiting.image != image);
+        self.later.retain(|(_, waiting)| waiting.image != image);
+        if self.running.contains_key(&image) {
             self.withdrawn.insert(image);
         }
     }
 
     /// Schedules a later attach: too many others hang now.
     pub fn reach_later(&mut self, pid: u32, image: ImageId, attach: bool) {
-        self.later.push_back((Instant::now() + LATER, pid, image, attach));
+        let waiting = Waiting { pid, image, attach, owner: owner_of(pid) };
+        self.later.push_back((Instant::now() + LATER, waiting));
     }
 
     /// Processes that are due.
     pub fn turn(&mut self) {
         let now = Instant::now();
-        while self.later.front().is_some_and(|(due, ..)| *due <= now) {
-            if let Some((_, pid, image, attach)) = self.later.pop_front() {
-                self.waiting.push_back((pid, image, attach));
-            }
+        while self.later.front().is_some_and(|(due, _)| *due <= now) {
+            self.waiting.extend(self.later.pop_front().map(|(_, waiting)| waiting));
         }
         self.start_waiting();
     }
 
+    /// The next process, of the user whose last turn was the longest ago, if that one has not enough
+    /// attaches under way.
+    fn take_next(&mut self) -> Option<Waiting> {
+        let running_of = |owner| self.running.values().filter(|other| **other == owner).count();
+        let may = |owner| owner == ROOT || running_of(owner) < MOST_OF_ONE;
+        let mut first: HashMap<Owner, usize> = HashMap::new();
+        for (at, waiting) in self.waiting.iter().enumerate() {
+            first.entry(waiting.owner).or_insert(at);
+        }
+        let turn = |owner: &Owner| self.turns.get(owner).copied().unwrap_or(0);
+        let next = first.into_iter().filter(|(owner, _)| may(*owner));
+        let (_, at) = next.min_by_key(|(owner, at)| (turn(owner), *at))?;
+        let next = self.waiting.remove(at)?;
+        if self.waiting.is_empty() {
+            self.turns.clear();
+        }
+        self.next_turn += 1;
+        self.turns.insert(next.owner, self.next_turn);
+        Some(next)
+    }
+
     fn start_waiting(&mut self) {
         while self.running.len() < MOST_AT_ONCE
-            && let Some((pid, image, attach)) = self.waiting.pop_front()
+            && let Some(Waiting { pid, image, attach, owner }) = self.take_next()
         {
             let sender = self.sender.clone();
             let may_write = attach && self.may_write_perf_maps;
@@ -136,7 +173,7 @@ impl Bridges {
                 // There is no receiver when the recording has ended meanwhile.
                 let _ = sender.send(Arrival { pid, image, attach, outcome, is_withdrawn: false });
             };
-            self.running.insert(image);
+            self.running.insert(image, owner);
             if let Err(error) = std::thread::Builder::new().name("attach".into()).spawn(reach) {
                 let why = format!("no thread to attach with: {error}");
                 let outcome = Err(Refusal { why, writes_perf_map: false, is_passing: true });
@@ -459,6 +496,27 @@ mod tests {
         bridges.reach(NOBODY, one, true);
         assert!(!next(&mut bridges).is_withdrawn);
         assert!(bridges.arrived().is_none(), "it was reached into once");
+    }
+
+    #[test]
+    fn users_take_turns_and_none_but_root_has_more_than_two_attaches_under_way() {
+        let mut bridges = Bridges::default();
+        let mut number = 0;
+        let mut waiting = |owner| {
+            number += 1;
+            Waiting { pid: NOBODY, image: ImageId(number), attach: true, owner }
+        };
+        bridges.waiting.extend((0..1000).map(|_| waiting(1000)));
+        bridges.waiting.extend([1001, 1001, 1001, ROOT, ROOT, ROOT].map(&mut waiting));
+        let mut begun = Vec::new();
+        while let Some(next) = bridges.take_next() {
+            bridges.running.insert(next.image, next.owner);
+            begun.push(next.owner);
+        }
+        assert_eq!(begun, [1000, 1001, ROOT, 1000, 1001, ROOT, ROOT]);
+        // One of a user has ended: its next begins.
+        bridges.running.remove(&ImageId(1));
+        assert_eq!(bridges.take_next().map(|next| next.owner), Some(1000));
     }
 
     #[test]

@@ -18,8 +18,8 @@
 //! This module ties them together: a process that is recorded gets a bridge, its records are read
 //! at every turn, and its code is published before the stacks that waited for it are unwound.
 //!
-//! Invariant: nothing here waits for a process, except half a second for each of at most four whose
-//! code hangs its reader.
+//! Invariant: nothing here waits for a process while a recording goes on, except for code that is
+//! being read: 20 ms in all at a flush, and a fiftieth of the time otherwise.
 
 mod asked;
 pub mod bridge;
@@ -172,6 +172,28 @@ const LAST_WORDS: Duration = Duration::from_millis(20);
 /// The time limit of the last requests at the end.
 const LAST_ANSWERS: Duration = Duration::from_millis(600);
 
+/// Of processes that have ended, in a daemon: the names kept of one, and of all together.
+const MOST_KEPT: usize = 4 << 20;
+const MOST_KEPT_IN_ALL: usize = 32 << 20;
+/// The same in a recording, for one.
+const MOST_KEPT_ONCE: usize = 256 << 20;
+
+/// What naming the samples of a process that has ended may take, with `kept` bytes kept of others.
+fn limits_of_kept(kept: usize, is_bounded: bool) -> names::Limits {
+    match is_bounded {
+        true => names::Limits {
+            bytes: MOST_KEPT_IN_ALL.saturating_sub(kept).min(MOST_KEPT),
+            time: Duration::from_millis(50),
+            longest: usize::MAX,
+        },
+        false => names::Limits {
+            bytes: MOST_KEPT_ONCE,
+            time: Duration::from_secs(5),
+            longest: usize::MAX,
+        },
+    }
+}
+
 impl Managed {
     pub fn new(policy: Policy, signatures: bool) -> Self {
         let mut bridges = Bridges::default();
@@ -286,6 +308,7 @@ impl Managed {
     ) {
         self.looker.turn();
         self.take_arrivals();
+        self.take_read_code();
         self.publish_contexts(programs);
         if self.targets.is_empty() {
             return;
@@ -303,6 +326,8 @@ impl Managed {
         let until = self.turned + ALL_TOGETHER;
         self.next = ImageId(0);
         self.has_more = false;
+        let is_bounded = self.budget != usize::MAX;
+        let mut kept: usize = self.targets.values().map(|target| target.kept_bytes).sum();
         for image in &order {
             if Instant::now() >= until {
                 // The others are first in the next turn.
@@ -312,8 +337,8 @@ impl Managed {
             }
             let Some(target) = self.targets.get_mut(image) else { continue };
             if target.is_over() {
-                target.runtime.keep_only(&target.sampled, self.signatures);
-                target.ended = None;
+                target.keep_only_names(self.signatures, limits_of_kept(kept, is_bounded));
+                kept = kept.saturating_add(target.kept_bytes);
             }
             let was_known = target.runtime.enumerated;
             let had_turn = target.take_turn(&mut self.looker, &mut self.meter, until);
@@ -338,11 +363,23 @@ impl Managed {
             target.published = Instant::now();
             target.is_awaited = false;
             target.ask_about_nameless(&mut self.code_reader);
+            self.code_reader.settle_shortly();
+            self.take_read_code();
+            let Some(target) = self.targets.get_mut(image) else { continue };
             let changed = target.update_units(programs, store, &mut self.meter);
             if changed || !was_known {
                 dirty.insert(target.pid);
             }
             target.units.sweep(store);
+        }
+    }
+
+    /// Code that was read since the last turn.
+    fn take_read_code(&mut self) {
+        for answer in self.code_reader.answers() {
+            if let Some(target) = self.targets.get_mut(&answer.image) {
+                target.take_read_code(answer);
+            }
         }
     }
 
@@ -496,6 +533,9 @@ impl Managed {
             target.cut_era = target.runtime.code.era();
             target.nameless.clear();
         }
+        // Of processes whose memory answers, which is most of them.
+        self.code_reader.settle(ALL_TOGETHER);
+        self.take_read_code();
     }
 
     /// When all that was sampled is named: of what processes have sampled nothing more needs to be
@@ -585,10 +625,12 @@ impl Managed {
                 target.take_in(&mut self.looker, deadline);
                 target.ask_about_nameless(&mut self.code_reader);
             }
-            let waiting = self.targets.values_mut().any(|target| match &mut target.state {
-                State::Attached(bridge) => bridge.expects_more(),
-                _ => false,
-            });
+            self.take_read_code();
+            let waiting = self.code_reader.is_reading()
+                || self.targets.values_mut().any(|target| match &mut target.state {
+                    State::Attached(bridge) => bridge.expects_more(),
+                    _ => false,
+                });
             if !waiting || Instant::now() > deadline {
                 break;
             }

@@ -1,7 +1,13 @@
 //! From a method's metadata to its display name, as in the source.
+//!
+//! Invariant: a process chooses how long its names are and at how many addresses it is sampled. A
+//! [`Describer`] makes each method's name once and stops at its limits; the addresses of a method
+//! share one name.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::record::MethodKind;
 use strata_dotnet::names::{
@@ -11,11 +17,16 @@ use strata_dotnet::names::{
 use strata_dotnet::{Statement, statement_at};
 use strata_sandbox::{ManagedMethod, ManagedNames};
 
-use super::code::Found;
+use super::code::{Found, MethodIndex};
 use super::methods::{Method, MethodTexts};
-use super::modules::{Module, Type};
+use super::modules::{Module, ModuleIndex, Type};
 use super::runtime::Runtime;
 use crate::frame::NamedFrame;
+
+/// Texts that an open name is made of; with longer ones it stays as it is.
+const MOST_OPEN: usize = 16 << 10;
+/// What a name takes besides its texts.
+const OVERHEAD: usize = 400;
 
 /// The symbol of an address in a method's code.
 #[derive(Clone, Debug)]
@@ -43,7 +54,7 @@ pub enum Question {
     /// The method in which this lambda is written, from its own assembly.
     Around(u32),
     /// The native function that a stub of this signature calls, from the caller's assembly.
-    Import(Vec<u8>),
+    Import(Arc<[u8]>),
 }
 
 impl Open {
@@ -51,33 +62,150 @@ impl Open {
     pub fn answered(&self, related: &str) -> NamedFrame {
         self.named.frame(Some(related))
     }
+
+    /// The memory of its texts.
+    pub fn bytes(&self) -> usize {
+        let question = match &self.question {
+            Question::Around(_) => 0,
+            Question::Import(signature) => signature.len(),
+        };
+        question + self.named.bytes()
+    }
+}
+
+impl Described {
+    /// The memory that it takes when it shares nothing.
+    pub fn bytes(&self) -> usize {
+        let texts = [&self.module, &self.frame.name, &self.frame.system_name, &self.frame.file];
+        let texts: usize = texts.into_iter().map(|text| text.len()).sum();
+        OVERHEAD + texts + self.open.as_ref().map_or(0, Open::bytes)
+    }
+}
+
+/// What a [`Describer`] may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of names.
+    pub bytes: usize,
+    pub time: Duration,
+    /// Of one name.
+    pub longest: usize,
+}
+
+impl Limits {
+    const NONE: Self =
+        Self { bytes: usize::MAX, time: Duration::from_secs(3600), longest: usize::MAX };
+}
+
+/// What a [`Describer`] finds at an address.
+#[derive(Clone, Debug)]
+pub enum Description {
+    Method(Described),
+    /// No method is known there.
+    Nothing,
+    /// A limit is reached.
+    Refused,
+}
+
+/// Describes the methods of one process at addresses of its generated code.
+pub struct Describer<'a> {
+    runtime: &'a Runtime,
+    signatures: bool,
+    longest: usize,
+    bytes_left: usize,
+    until: Instant,
+    methods: HashMap<MethodIndex, Described>,
+    /// Paths of modules.
+    modules: HashMap<ModuleIndex, Arc<str>>,
+}
+
+impl<'a> Describer<'a> {
+    pub fn new(runtime: &'a Runtime, signatures: bool, limits: Limits) -> Self {
+        Self {
+            runtime,
+            signatures,
+            longest: limits.longest,
+            bytes_left: limits.bytes,
+            until: Instant::now() + limits.time,
+            methods: HashMap::new(),
+            modules: HashMap::new(),
+        }
+    }
+
+    /// Describes the method that was at an address of generated code in an era.
+    pub fn describe(&mut self, address: u64, era: u32) -> Description {
+        if let Some(kept) = self.runtime.kept(address, era) {
+            return Description::Method(kept.clone());
+        }
+        let Some(found) = self.runtime.find(address, era) else { return Description::Nothing };
+        let Some(method) = self.runtime.method_of(found.method) else {
+            return Description::Nothing;
+        };
+        if Instant::now() >= self.until {
+            return Description::Refused;
+        }
+        let Some(described) = self.method(found.method, method) else {
+            return Description::Refused;
+        };
+        let il = il_of(self.runtime, found, address - found.start);
+        let il = il.map(|(start, end)| Statement { method: method.token, start, end });
+        Description::Method(Described { il, ..described })
+    }
+
+    /// What all addresses of a method share.
+    fn method(&mut self, index: MethodIndex, method: &Method) -> Option<Described> {
+        if let Some(known) = self.methods.get(&index) {
+            return Some(known.clone());
+        }
+        if self.bytes_left == 0 {
+            return None;
+        }
+        let module = self.runtime.module_of(method.module);
+        let path = || module_path(module);
+        let path = self.modules.entry(method.module).or_insert_with(path).clone();
+        let described = of_generated(method, module, path, self.signatures, self.longest);
+        let Some(left) = self.bytes_left.checked_sub(described.bytes()) else {
+            self.bytes_left = 0;
+            return None;
+        };
+        self.bytes_left = left;
+        self.methods.insert(index, described.clone());
+        Some(described)
+    }
 }
 
 /// Describes the method that was at an address of generated code in an era.
 pub fn describe(runtime: &Runtime, address: u64, era: u32, signatures: bool) -> Option<Described> {
-    if let Some(kept) = runtime.kept(address, era) {
-        return Some(kept.clone());
+    match Describer::new(runtime, signatures, Limits::NONE).describe(address, era) {
+        Description::Method(described) => Some(described),
+        Description::Nothing | Description::Refused => None,
     }
-    let found = runtime.find(address, era)?;
-    let method = runtime.method_of(found.method)?;
-    let (texts, module) = (method.texts(), runtime.module_of(method.module));
-    let named = of_generated(method, &texts, module, signatures);
-    let frame = named.frame(None);
-    let question = match lacking(&named.type_name, &named.method) {
-        Some(Lacking::Around) => Some(Question::Around(method.token)),
-        Some(Lacking::Target) => Some(Question::Import(texts.signature)),
-        None => None,
-    };
-    let open = question.map(|question| Open { question, named: named.into() });
-    let record = module.and_then(|module| module.record.as_ref());
-    let il = il_of(runtime, found, address - found.start);
-    Some(Described {
-        module: module_path(module),
-        frame,
-        mvid: record.map(|record| record.mvid).unwrap_or_default(),
-        il: il.map(|(start, end)| Statement { method: method.token, start, end }),
-        open,
-    })
+}
+
+/// Those of a process's sampled addresses whose names may be kept after its end, each with a name
+/// of its own, and the memory that they take.
+pub fn affordable(
+    runtime: &Runtime,
+    sampled: &[(u64, u32)],
+    signatures: bool,
+    limits: Limits,
+) -> (Vec<(u64, u32)>, usize) {
+    let mut describer = Describer::new(runtime, signatures, limits);
+    let (mut kept, mut bytes) = (Vec::new(), 0);
+    for &(address, era) in sampled {
+        let own = match describer.describe(address, era) {
+            Description::Method(described) => described.bytes(),
+            // It may be a stub.
+            Description::Nothing => OVERHEAD,
+            Description::Refused => break,
+        };
+        if bytes + own > limits.bytes {
+            break;
+        }
+        bytes += own;
+        kept.push((address, era));
+    }
+    (kept, bytes)
 }
 
 fn module_path(module: Option<&Module>) -> Arc<str> {
@@ -137,8 +265,22 @@ struct Named {
 }
 
 impl Named {
-    fn frame(&self, related: Option<&str>) -> NamedFrame {
-        let raw = RawMethod::<String> {
+    fn of(raw: &RawMethod<'_, String>, with_signature: bool) -> Self {
+        Self {
+            type_name: raw.type_name.to_owned(),
+            method: raw.method.to_owned(),
+            type_parameters: raw.type_parameters.to_vec(),
+            method_parameters: raw.method_parameters.to_vec(),
+            type_arguments: raw.type_arguments.to_vec(),
+            method_arguments: raw.method_arguments.to_vec(),
+            kind: raw.kind,
+            signature: raw.signature.cloned(),
+            with_signature,
+        }
+    }
+
+    fn raw<'a>(&'a self, related: Option<&'a str>) -> RawMethod<'a, String> {
+        RawMethod {
             type_name: &self.type_name,
             method: &self.method,
             type_parameters: &self.type_parameters,
@@ -148,20 +290,47 @@ impl Named {
             kind: self.kind,
             signature: self.signature.as_ref(),
             related,
-        };
-        named(&raw, self.signature.as_ref(), self.with_signature)
+        }
+    }
+
+    fn frame(&self, related: Option<&str>) -> NamedFrame {
+        named(&self.raw(related), self.signature.as_ref(), self.with_signature)
+    }
+
+    fn bytes(&self) -> usize {
+        bytes_of(&self.raw(None))
     }
 }
 
-/// Of a method with a bridge record.
+/// The memory of the texts that a name is made of.
+fn bytes_of(raw: &RawMethod<'_, String>) -> usize {
+    let list = |texts: &[String]| texts.iter().map(|text| text.len() + size_of::<String>()).sum();
+    let lists: [usize; 4] = [
+        list(raw.type_parameters),
+        list(raw.method_parameters),
+        list(raw.type_arguments),
+        list(raw.method_arguments),
+    ];
+    let signature = raw.signature.map_or(0, |signature| {
+        signature.return_type.len()
+            + list(&signature.parameters)
+            + list(&signature.return_modifiers)
+    });
+    raw.type_name.len() + raw.method.len() + lists.into_iter().sum::<usize>() + signature
+}
+
+/// Of a method with a bridge record, without its statement.
 fn of_generated(
     method: &Method,
-    texts: &MethodTexts,
     module: Option<&Module>,
+    path: Arc<str>,
     with_signature: bool,
-) -> Named {
+    longest: usize,
+) -> Described {
+    let texts = method.texts();
     let of_type = module.and_then(|module| module.type_of(method.type_token));
-    let decoded = signature::decode(&texts.signature, &OfRuntime { module, of_type, texts });
+    let decoded =
+        signature::decode(&texts.signature, &OfRuntime { module, of_type, texts: &texts });
     let kind = match method.kind() {
         Some(MethodKind::Dynamic) => Kind::Dynamic,
         Some(MethodKind::Stub) => Kind::Stub,
@@ -170,17 +339,35 @@ fn of_generated(
         _ => Kind::Ordinary,
     };
     let parameters = of_type.map(|of_type| &*of_type.generic_parameters).unwrap_or_default();
-    Named {
-        type_name: of_type.map(|of_type| of_type.name.to_string()).unwrap_or_default(),
-        method: texts.name.clone(),
-        type_parameters: parameters.iter().map(|name| name.to_string()).collect(),
-        method_parameters: texts.generic_parameters.clone(),
-        type_arguments: texts.class_arguments.clone(),
-        method_arguments: texts.method_arguments.clone(),
+    let parameters: Vec<String> = parameters.iter().map(|name| name.to_string()).collect();
+    let raw = RawMethod::<String> {
+        type_name: of_type.map_or("", |of_type| &of_type.name),
+        method: &texts.name,
+        type_parameters: &parameters,
+        method_parameters: &texts.generic_parameters,
+        type_arguments: &texts.class_arguments,
+        method_arguments: &texts.method_arguments,
         kind,
-        signature: decoded,
-        with_signature,
+        signature: decoded.as_ref(),
+        related: None,
+    };
+    let question = match lacking(raw.type_name, raw.method) {
+        Some(Lacking::Around) => Some(Question::Around(method.token)),
+        Some(Lacking::Target) => Some(Question::Import(texts.signature.as_slice().into())),
+        None => None,
+    };
+    let question = question.filter(|_| bytes_of(&raw) <= MOST_OPEN);
+    let open =
+        question.map(|question| Open { question, named: Named::of(&raw, with_signature).into() });
+    let mut frame = named(&raw, decoded.as_ref(), with_signature);
+    for text in [&mut frame.name, &mut frame.system_name] {
+        if text.len() > longest {
+            *text = strata_profile::text::shortened(text, longest).into();
+        }
     }
+    let record = module.and_then(|module| module.record.as_ref());
+    let mvid = record.map(|record| record.mvid).unwrap_or_default();
+    Described { module: path, frame, mvid, il: None, open }
 }
 
 /// Names of the types in an assembly, from its own metadata.
@@ -245,4 +432,97 @@ pub fn folds(callee: &NamedFrame, caller: &NamedFrame) -> bool {
         names::Shown { name: &callee.0, system_name: &callee.1 },
         names::Shown { name: &caller.0, system_name: &caller.1 },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use strata_bridge_protocol::field::CodeRangeRecord;
+    use strata_bridge_protocol::record::{MethodRecord, Record};
+
+    use super::*;
+
+    const CODE: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90];
+    const SIZE: u32 = 0x1000;
+
+    /// A stub that calls a native function, with as many and as long arguments as a record holds.
+    fn long_stub(number: u64) -> Record {
+        Record::Method(MethodRecord {
+            function: number + 1,
+            name: "IL_STUB_PInvoke".into(),
+            method_arguments: vec!["x".repeat(2000); 64],
+            ranges: vec![CodeRangeRecord {
+                start: number * u64::from(SIZE),
+                size: SIZE,
+                code: CODE.to_vec(),
+            }],
+            ..MethodRecord::default()
+        })
+    }
+
+    fn runtime(methods: u64) -> Runtime {
+        let mut runtime = Runtime::default();
+        (0..methods).for_each(|number| runtime.apply(long_stub(number), usize::MAX));
+        runtime
+    }
+
+    fn method(description: Description) -> Described {
+        match description {
+            Description::Method(described) => described,
+            other => panic!("no method: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn all_addresses_of_a_method_share_its_name_however_long_it_is() {
+        let runtime = runtime(1);
+        let mut describer = Describer::new(&runtime, false, Limits::NONE);
+        let mut names = HashSet::new();
+        for address in 0..1024 {
+            let described = method(describer.describe(address, 0));
+            assert!(described.open.is_none(), "128 KB of arguments are not kept for a better name");
+            names.insert(Arc::as_ptr(&described.frame.system_name));
+        }
+        assert_eq!(names.len(), 1);
+    }
+
+    #[test]
+    fn a_stub_of_usual_length_is_asked_about() {
+        let Record::Method(long) = long_stub(0) else { return };
+        let mut runtime = Runtime::default();
+        let short = MethodRecord { method_arguments: Vec::new(), ..long };
+        runtime.apply(Record::Method(short), usize::MAX);
+        let described = describe(&runtime, 4, 0, false).expect("it is known");
+        assert!(matches!(described.open, Some(Open { question: Question::Import(_), .. })));
+    }
+
+    #[test]
+    fn names_end_where_their_memory_or_time_does() {
+        let runtime = runtime(100);
+        let at = |number: u64| number * u64::from(SIZE) + 4;
+        let limits = Limits { bytes: 20_000, longest: 1000, ..Limits::NONE };
+        let mut describer = Describer::new(&runtime, false, limits);
+        let first = method(describer.describe(at(0), 0));
+        assert!(first.frame.system_name.len() < 1100, "{}", first.frame.system_name.len());
+        let described = (0..100)
+            .filter(|number| matches!(describer.describe(at(*number), 0), Description::Method(_)));
+        assert!((2..20).contains(&described.count()));
+        assert!(matches!(describer.describe(at(0) + 1, 0), Description::Method(_)), "it is shared");
+
+        let limits = Limits { time: Duration::ZERO, ..Limits::NONE };
+        let mut describer = Describer::new(&runtime, false, limits);
+        assert!(matches!(describer.describe(at(0), 0), Description::Refused));
+        assert!(matches!(describer.describe(at(1000), 0), Description::Nothing));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_process_that_has_ended_has_a_limit() {
+        let runtime = runtime(1);
+        let sampled: Vec<_> = (0..1024).map(|address| (address, 0)).collect();
+        let limits = Limits { bytes: 1 << 20, longest: 4096, ..Limits::NONE };
+        let (kept, bytes) = affordable(&runtime, &sampled, false, limits);
+        assert!(bytes <= limits.bytes);
+        assert!((50..500).contains(&kept.len()), "{}", kept.len());
+    }
 }

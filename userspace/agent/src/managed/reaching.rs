@@ -75,7 +75,7 @@ impl Managed {
     pub(super) fn reach(&mut self, pid: u32, image: ImageId, attach: bool) {
         self.left(pid);
         self.bridges.reach(pid, image, attach);
-        let mut target = Target::new(pid, self.budget.min(runtime::MAX_BYTES));
+        let mut target = Target::new(pid, image, self.budget.min(runtime::MAX_BYTES));
         if self.policy != Policy::AsTold {
             target.events.wanted = self.events;
         }

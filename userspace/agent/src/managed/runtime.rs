@@ -164,10 +164,7 @@ impl Runtime {
             }
             Record::IlMap(map) => self.il_map(map),
             Record::NotFound(unknown) => {
-                if let Some(is_caller) = self.addresses.is_in_no_method(unknown.ip)
-                    && !self.code.is_gone(unknown.ip)
-                {
-                    self.code.insert_stub(unknown.ip, is_caller);
+                if self.addresses.is_in_no_method(unknown.ip) {
                     self.unknown_stubs.push(unknown.ip);
                 }
             }
@@ -455,7 +452,10 @@ impl Runtime {
         // .NET Core 3.1 does not mark its memory: another compiler's code may lie in such, too.
         let nameless = || self.code.is_beside_known(address).then_some(stubs::NAMELESS);
         let name = stub.map(|stub| stub.name).or_else(nameless);
-        self.addresses.add_stub(address, name);
+        let is_caller = self.addresses.add_stub(address, name);
+        if !self.code.is_gone(address) {
+            self.code.insert_stub(address, is_caller);
+        }
         if let Some(stub) = stub
             && let Some(rules) = stub.rules()
         {

@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 use strata_kinds::Kind;
 
 use super::bridge::{Bridge, Refusal, Update};
-use super::code_reader::{CodeReader, Place};
+use super::code_reader::{Answer, CodeReader, Place, Purpose};
 use super::events::Events;
 use super::maps_reader::MapsReader;
+use super::names;
 use super::runtime::Runtime;
 use super::stubs;
 use super::units::Units;
 use crate::kernel::loader::Programs;
+use crate::processes::table::ImageId;
 use crate::tables::store::Store;
 
 /// Attaching takes some milliseconds, or a second on a busy host. A runtime may delay it.
@@ -46,6 +48,7 @@ pub(super) enum State {
 /// A .NET process, or its earlier image.
 pub(super) struct Target {
     pub pid: u32,
+    pub image: ImageId,
     pub state: State,
     pub runtime: Runtime,
     pub units: Units,
@@ -65,9 +68,14 @@ pub(super) struct Target {
     pub nameless: Vec<(u64, u32)>,
     /// Code of sampled methods that is to be read ([`Self::read_wanted_code`]).
     wanted_code: Vec<Place>,
+    /// Code around addresses in no method that is to be read, and those addresses.
+    wanted_stubs: Vec<Place>,
+    stub_addresses: HashMap<Place, u64>,
     /// Its events: which are wanted, and how far that is.
     pub events: Events,
     pub ended: Option<Instant>,
+    /// The memory of names kept since it has ended.
+    pub kept_bytes: usize,
     /// The strata that it was read beside has left it.
     pub is_free: bool,
     /// Threads by their tid outside: their tid inside the process's namespace.
@@ -162,9 +170,10 @@ impl Credit {
 
 impl Target {
     /// A process with an attach under way.
-    pub fn new(pid: u32, most_bytes: usize) -> Self {
+    pub fn new(pid: u32, image: ImageId, most_bytes: usize) -> Self {
         Self {
             pid,
+            image,
             state: State::Attaching,
             runtime: Runtime::default(),
             units: Units::default(),
@@ -177,8 +186,11 @@ impl Target {
             sampled: Vec::new(),
             nameless: Vec::new(),
             wanted_code: Vec::new(),
+            wanted_stubs: Vec::new(),
+            stub_addresses: HashMap::new(),
             events: Events::default(),
             ended: None,
+            kept_bytes: 0,
             is_free: false,
             inner_tids: HashMap::new(),
             cut_off: 0,
@@ -321,23 +333,51 @@ impl Target {
         self.ended.is_some_and(|ended| ended.elapsed() > STRAGGLERS)
     }
 
+    /// No sample of it can arrive any more: keeps the names that its samples need, as far as the
+    /// limits allow. Those that are left out count as lost.
+    pub fn keep_only_names(&mut self, signatures: bool, limits: names::Limits) {
+        let (kept, bytes) = names::affordable(&self.runtime, &self.sampled, signatures, limits);
+        self.lost += self.sampled.len().saturating_sub(kept.len()) as u64;
+        self.runtime.keep_only(&kept, signatures);
+        self.kept_bytes = bytes;
+        self.ended = None;
+    }
+
     /// How long after a publication the next one follows.
     pub fn publish_after(&self) -> Duration {
         if self.is_awaited { PUBLISH_AWAITED_AFTER } else { PUBLISH_AFTER }
     }
 
-    /// Reads the code at addresses in no method: soon, because it may be gone later.
+    /// Has the code at addresses in no method read: soon, because it may be gone later.
     pub fn look_at_stubs(&mut self, reader: &mut CodeReader) {
-        let State::Attached(bridge) = &self.state else { return };
-        let addresses = self.runtime.take_unknown_stubs();
-        if addresses.is_empty() {
+        let unknown = self.runtime.take_unknown_stubs();
+        let State::Attached(bridge) = &self.state else {
+            // There is nothing to read any more.
+            unknown.into_iter().for_each(|address| self.runtime.take_stub(address, None));
             return;
+        };
+        for address in unknown {
+            let place = stubs::around(address);
+            self.stub_addresses.insert(place, address);
+            self.wanted_stubs.push(place);
         }
-        let places: Vec<Place> = addresses.iter().map(|at| stubs::around(*at)).collect();
-        let codes = reader.read(bridge.pid(), &places);
-        for ((address, (start, _)), code) in addresses.into_iter().zip(places).zip(codes) {
-            let stub = stubs::find(&code, (address - start) as usize);
-            self.runtime.take_stub(address, stub);
+        let process = (bridge.pid(), self.image);
+        if let Some(refused) = reader.ask(process, Purpose::Stub, &mut self.wanted_stubs) {
+            self.take_read_code(refused);
+        }
+    }
+
+    /// Takes code that was read.
+    pub fn take_read_code(&mut self, Answer { purpose, codes, .. }: Answer) {
+        for (place, code) in codes {
+            match purpose {
+                Purpose::Method => self.runtime.take_code(place.0, &code),
+                Purpose::Stub => {
+                    let Some(address) = self.stub_addresses.remove(&place) else { continue };
+                    let stub = stubs::find(&code, (address - place.0) as usize);
+                    self.runtime.take_stub(address, stub);
+                }
+            }
         }
     }
 
@@ -352,17 +392,17 @@ impl Target {
         self.read_wanted_code(reader);
     }
 
-    /// Reads the code that sampled methods want, all at one time.
+    /// Has the code read that sampled methods want.
     pub fn read_wanted_code(&mut self, reader: &mut CodeReader) {
         let State::Attached(bridge) = &self.state else { return };
         if self.wanted_code.is_empty() {
             return;
         }
-        let mut places = std::mem::take(&mut self.wanted_code);
-        places.sort_unstable();
-        places.dedup();
-        for ((start, _), code) in places.iter().zip(reader.read(bridge.pid(), &places)) {
-            self.runtime.take_code(*start, &code);
+        self.wanted_code.sort_unstable();
+        self.wanted_code.dedup();
+        let process = (bridge.pid(), self.image);
+        if let Some(refused) = reader.ask(process, Purpose::Method, &mut self.wanted_code) {
+            self.take_read_code(refused);
         }
     }
 
@@ -398,7 +438,7 @@ mod tests {
 
     #[test]
     fn a_bridge_is_expected_until_it_comes_or_does_not() {
-        let mut target = Target::new(1, 0);
+        let mut target = Target::new(1, ImageId(1), 0);
         assert!(!target.is_expected);
         assert!(target.look_whether_expected() && target.is_expected);
         assert!(!target.look_whether_expected() && target.is_expected, "nothing has changed");
@@ -426,12 +466,12 @@ mod tests {
 
     #[test]
     fn a_bridge_that_takes_too_long_is_expected_no_longer() {
-        let mut target = Target::new(1, 0);
+        let mut target = Target::new(1, ImageId(1), 0);
         target.look_whether_expected();
         target.reached = Instant::now().checked_sub(EXPECTED);
         assert!(target.look_whether_expected() && !target.is_expected);
         assert!(target.is_attaching(), "it may come all the same");
-        let mut target = Target::new(1, 0);
+        let mut target = Target::new(1, ImageId(1), 0);
         target.stop_expecting();
         assert!(!target.look_whether_expected());
     }

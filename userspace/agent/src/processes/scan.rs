@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::table::{Change, ImageId, Mapping, ProcessTable};
 use crate::blocking_reader::{BlockingReader, Patience, Ticket, owner_of};
@@ -16,9 +16,10 @@ use strata_sandbox::process_text;
 
 /// Hosts with a dead file system have some such processes.
 const PATIENCE: Patience = Patience { limit: Duration::from_millis(500), threads: 64, of_one: 8 };
-/// The number of processes read in one batch, and its time limit.
+/// The number of processes read in one batch at the start, and the time limit of all batches. Those
+/// that are not read by then are read when they are sampled.
 const AT_ONCE: usize = 64;
-const ALL_OF_THEM: Duration = Duration::from_secs(60);
+const ALL_OF_THEM: Duration = Duration::from_secs(20);
 /// Bytes of mappings that are read of one process, and kept until they are in the table.
 const MAX_MAPS: u64 = 64 << 20;
 const MAX_CODE: usize = 1 << 20;
@@ -133,7 +134,8 @@ impl Scanner {
         let Ok(entries) = fs::read_dir("/proc") else { return 0 };
         let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let pids: Vec<u32> = pids.collect();
-        pids.chunks(AT_ONCE).map(|pids| self.scan_these(table, pids)).sum()
+        let until = Instant::now() + ALL_OF_THEM;
+        pids.chunks(AT_ONCE).map(|pids| self.scan_these(table, pids, until)).sum()
     }
 
     /// Processes that could not be read because they, or others before them, hang.
@@ -142,16 +144,10 @@ impl Scanner {
         figures.given_up + figures.refused
     }
 
-    /// Reads one process into the table; false when it is gone, cannot be read, or is a kernel
-    /// thread. A zombie counts as gone: no event reports when it is reaped.
-    pub fn scan_process(&mut self, table: &mut ProcessTable, pid: u32) -> bool {
-        self.scan_these(table, &[pid]) > 0
-    }
-
-    fn scan_these(&mut self, table: &mut ProcessTable, pids: &[u32]) -> usize {
+    fn scan_these(&mut self, table: &mut ProcessTable, pids: &[u32], until: Instant) -> usize {
         let tickets: Vec<_> =
             pids.iter().map(|pid| (self.reader.ask_of(owner_of(*pid), *pid), *pid)).collect();
-        self.reader.settle(ALL_OF_THEM);
+        self.reader.settle(until.saturating_duration_since(Instant::now()));
         let mut answers: HashMap<_, _> = self.reader.answers().into_iter().collect();
         let mut found = 0;
         for (ticket, pid) in tickets {
@@ -292,6 +288,10 @@ mod tests {
         assert!(parse_line(b"7f00-7f10 rw-p 00001000 fe:01 1234 /lib/x.so").is_none());
     }
 
+    fn scan_one(table: &mut ProcessTable, pid: u32) -> bool {
+        Scanner::default().scan_these(table, &[pid], Instant::now() + ALL_OF_THEM) > 0
+    }
+
     #[test]
     fn a_process_that_only_waits_to_be_waited_for_is_gone() {
         let mut child = std::process::Command::new("/bin/true").spawn().expect("it starts");
@@ -299,14 +299,14 @@ mod tests {
         while !is_zombie() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        assert!(!Scanner::default().scan_process(&mut ProcessTable::default(), child.id()));
+        assert!(!scan_one(&mut ProcessTable::default(), child.id()));
         child.wait().expect("it was there");
     }
 
     #[test]
     fn this_process_is_found_with_its_own_code() {
         let mut table = ProcessTable::default();
-        assert!(Scanner::default().scan_process(&mut table, std::process::id()));
+        assert!(scan_one(&mut table, std::process::id()));
         let process = table.get(std::process::id()).expect("found");
         let here = this_process_is_found_with_its_own_code as fn() as usize as u64;
         assert!(process.space.mapping_of(here).is_some());
@@ -325,7 +325,7 @@ mod tests {
         });
         let mut table = ProcessTable::default();
         let here = std::process::id();
-        assert_eq!(scanner.scan_these(&mut table, &[HANGS, here]), 1);
+        assert_eq!(scanner.scan_these(&mut table, &[HANGS, here], Instant::now() + ALL_OF_THEM), 1);
         assert!(table.get(here).is_some() && table.get(HANGS).is_none());
         assert_eq!(scanner.unread(), 1);
     }

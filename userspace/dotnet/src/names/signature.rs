@@ -15,6 +15,8 @@ use super::inert::{MAX_NAME_BYTES, inert, push};
 const BUDGET: Budget = Budget { steps: 4096, depth: 32 };
 /// Parameters of one method. The runtime allows more; a reader wants fewer.
 const MOST_PARAMETERS: u32 = 256;
+/// Modifiers of one return type that are kept.
+const MOST_MODIFIERS: usize = 16;
 
 /// The types of a method, as the runtime writes them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -66,6 +68,9 @@ pub fn decode(blob: &[u8], names: &impl TypeNames) -> Option<Signature> {
         ..Signature::default()
     };
     while let Some(token) = walk.modifier()? {
+        if signature.return_modifiers.len() == MOST_MODIFIERS {
+            continue;
+        }
         let mut budget = Budget { steps: walk.steps_left(), depth: 1 };
         let mut text = Text { names, text: String::new() };
         text.named(Named { token, module: 0, modifier: false }, &mut budget)?;

@@ -7,13 +7,15 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::shares::{Owner, ROOT};
 use super::turns::Turns;
 use super::{OpenFile, Shared};
 use crate::channel::{Channel, Envelope, Wait};
 use crate::child::Child;
 use crate::error::{ChildKind, Death, FileError, Refusal};
-use crate::identity::trust_of_filesystem;
+use crate::identity::{IdentityTrust, trust_of_filesystem};
 use crate::opener::Lane;
+use crate::process_text;
 use crate::protocol::{Locator, OpenReply, OpenRequest, ProcessRef};
 
 /// Requests under way in one opener: few enough to fit any socket buffer.
@@ -28,6 +30,14 @@ const MAX_REPLY: usize = 256;
 pub struct PendingOpen {
     pub id: u64,
     pub locator: Locator,
+}
+
+/// The real user of a process, which it cannot hide as it can hide its files.
+fn user_of(process: ProcessRef) -> Option<u32> {
+    let status = std::fs::read(format!("/proc/{}/status", process.pid)).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let users = process_text::status_field(&status, "Uid")?;
+    users.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// The result of an open request.
@@ -123,14 +133,26 @@ impl OpenerLane {
             running.since = now;
             self.deaths_in_a_row = 0;
             let result = match (reply.outcome, received.descriptors.into_iter().next()) {
-                (Ok(facts), Some(socket)) => Ok(Arc::new(OpenFile {
-                    envelope: Envelope::from_socket(socket),
-                    identity: facts.identity,
-                    trust: trust_of_filesystem(facts.filesystem_magic),
-                    deleted: facts.deleted,
-                    copied: facts.copied,
-                    owner: facts.owner,
-                })),
+                (Ok(facts), Some(socket)) => {
+                    let trust = trust_of_filesystem(facts.filesystem_magic);
+                    let process = open.locator.process();
+                    // Only root can have made it, whatever process maps it.
+                    let is_roots =
+                        facts.owner == ROOT && trust == IdentityTrust::Persistent && !facts.copied;
+                    let user = match process {
+                        Some(process) if !is_roots => user_of(process).unwrap_or(facts.owner),
+                        _ => facts.owner,
+                    };
+                    Ok(Arc::new(OpenFile {
+                        envelope: Envelope::from_socket(socket),
+                        identity: facts.identity,
+                        trust,
+                        deleted: facts.deleted,
+                        copied: facts.copied,
+                        owner: facts.owner,
+                        share: Owner { user, process },
+                    }))
+                }
                 (Ok(_), None) => Err(FileError::refused(Refusal::Other)),
                 (Err((refusal, errno)), _) => Err(FileError::Refused { refusal, errno }),
             };

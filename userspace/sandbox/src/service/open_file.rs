@@ -1,5 +1,6 @@
 //! An opened file, as the daemon holds it.
 
+use super::shares::Owner;
 use crate::channel::Envelope;
 use crate::identity::{FileIdentity, IdentityTrust};
 
@@ -13,6 +14,8 @@ pub struct OpenFile {
     pub(super) deleted: bool,
     pub(super) copied: bool,
     pub(super) owner: u32,
+    /// Whose time of workers it takes.
+    pub(super) share: Owner,
 }
 
 impl OpenFile {
@@ -32,6 +35,10 @@ impl OpenFile {
     /// The user that owned the file when it was opened, as this process numbers users.
     pub fn owner(&self) -> u32 {
         self.owner
+    }
+
+    pub(crate) fn share(&self) -> Owner {
+        self.share
     }
 
     /// A copy in memory of a file that may hang its reader; better not kept for long.

@@ -49,9 +49,10 @@ impl Statistics {
             FileError::ChildDied(kind, death) => {
                 *self.deaths.entry((*kind, *death)).or_default() += 1
             }
-            FileError::FailedBefore(_) | FileError::TooManyStuck(_) | FileError::Overloaded(_) => {
-                self.skipped += 1
-            }
+            FileError::FailedBefore(_)
+            | FileError::TooManyStuck(_)
+            | FileError::TakesTooLong
+            | FileError::Overloaded(_) => self.skipped += 1,
             FileError::Parse(_) => self.parse_errors += 1,
             FileError::Panicked(_) => self.panics += 1,
             FileError::BadReply(..) | FileError::BadTable(_) | FileError::ReplyTooLarge(_) => {

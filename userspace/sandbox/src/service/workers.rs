@@ -1,11 +1,11 @@
 //! The daemon's side of the workers: one job each at a time, a deadline for each job.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::shares::{Owner, Shares};
 use super::{OpenFile, Shared};
 use crate::channel::{Channel, MAX_MESSAGE, Wait, memory_file};
 use crate::child::Child;
@@ -35,6 +35,7 @@ pub struct PendingJob {
     pub reply_limit: u64,
     /// It is waited for (rules for samples, not names for a report).
     pub urgent: bool,
+    pub owner: Owner,
 }
 
 /// The result of a job: the answer's bytes, not decoded yet.
@@ -54,25 +55,39 @@ pub struct WorkerPool {
     workers: Vec<Worker>,
     /// Ended during a job; its exit status is not known yet.
     dying: Vec<(Child, PendingJob, Instant)>,
-    urgent: VecDeque<PendingJob>,
-    patient: VecDeque<PendingJob>,
+    waiting: Shares,
     deaths_in_a_row: u32,
 }
 
 impl WorkerPool {
     pub fn push(&mut self, job: PendingJob) {
-        if job.urgent { self.urgent.push_back(job) } else { self.patient.push_back(job) }
+        self.waiting.push(job);
+    }
+
+    /// Whether an owner's files have taken so much time that jobs samples wait for are refused.
+    pub fn is_refused(&mut self, owner: Owner, now: Instant) -> bool {
+        self.waiting.is_refused(owner, now)
     }
 
     /// Whether a waiting job could be given to a worker now.
-    pub fn has_unsent(&self) -> bool {
-        let waits = !self.urgent.is_empty() || !self.patient.is_empty();
-        waits && (self.workers.is_empty() || self.workers.iter().any(|worker| worker.job.is_none()))
+    pub fn has_unsent(&self, shared: &Shared) -> bool {
+        let is_free =
+            || self.workers.is_empty() || self.workers.iter().any(|worker| worker.job.is_none());
+        !self.waiting.is_empty() && is_free() && self.has_next(shared)
+    }
+
+    fn has_next(&self, shared: &Shared) -> bool {
+        let busy = self.busy();
+        self.waiting.has_next(&busy, is_last(busy.len(), shared))
+    }
+
+    /// The owners of the jobs that workers have.
+    fn busy(&self) -> Vec<Owner> {
+        self.workers.iter().filter_map(|worker| Some(worker.job.as_ref()?.owner)).collect()
     }
 
     pub fn pending(&self) -> usize {
-        let busy = self.workers.iter().filter(|worker| worker.job.is_some()).count();
-        self.urgent.len() + self.patient.len() + self.dying.len() + busy
+        self.waiting.len() + self.dying.len() + self.busy().len()
     }
 
     pub fn children(&self) -> impl Iterator<Item = &Child> {
@@ -83,7 +98,17 @@ impl WorkerPool {
     pub fn turn(&mut self, now: Instant, shared: &mut Shared) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         for worker in std::mem::take(&mut self.workers) {
+            let begun = worker.since;
+            let begun = worker.job.as_ref().map(|job| (job.owner, job.urgent, begun));
+            let ended = outcomes.len() + self.dying.len();
             self.look_after(worker, now, shared, &mut outcomes);
+            if let Some((owner, urgent, begun)) = begun
+                && outcomes.len() + self.dying.len() > ended
+            {
+                let took = now.saturating_duration_since(begun);
+                let refused = self.waiting.took(owner, urgent, took, now);
+                outcomes.extend(refused.into_iter().map(|job| (job, Err(FileError::TakesTooLong))));
+            }
         }
         self.bury(now, shared, &mut outcomes);
         self.give_out(now, shared, &mut outcomes);
@@ -198,7 +223,9 @@ impl WorkerPool {
     }
 
     fn give_out(&mut self, now: Instant, shared: &mut Shared, outcomes: &mut Vec<Outcome>) {
-        while let Some(job) = self.urgent.pop_front().or_else(|| self.patient.pop_front()) {
+        loop {
+            let busy = self.busy();
+            let Some(job) = self.waiting.take(&busy, is_last(busy.len(), shared)) else { return };
             let stuck = shared.graveyard.stuck(now, |kind| kind == ChildKind::Worker);
             let risky = job
                 .files
@@ -248,7 +275,7 @@ impl WorkerPool {
     }
 
     fn put_back(&mut self, job: PendingJob) {
-        if job.urgent { self.urgent.push_front(job) } else { self.patient.push_front(job) }
+        self.waiting.give_back(job);
     }
 
     fn help_due(&self) -> Option<Instant> {
@@ -290,14 +317,18 @@ impl WorkerPool {
             worker.since.checked_add(limit)
         });
         let of_dying = self.dying.iter().map(|(_, _, since)| since.checked_add(VERDICT_WITHIN));
-        let waiting = !self.urgent.is_empty() || !self.patient.is_empty();
-        let help = if waiting && self.workers.len() < shared.config.workers {
+        let help = if self.workers.len() < shared.config.workers && self.has_next(shared) {
             self.help_due()
         } else {
             None
         };
         of_workers.chain(of_dying).flatten().chain(help).min()
     }
+}
+
+/// Whether one worker is left when so many are busy.
+fn is_last(busy: usize, shared: &Shared) -> bool {
+    shared.config.workers > 1 && busy + 1 >= shared.config.workers
 }
 
 fn give(worker: &Worker, job: &PendingJob) -> io::Result<()> {

@@ -23,6 +23,7 @@ use crate::waits;
 use strata_agent::engine::Engine;
 use strata_agent::kernel::introspect;
 use strata_agent::selection::Selection;
+use strata_sandbox::Usage;
 use strata_symbolize::Shortfalls;
 
 /// A file that was written.
@@ -387,10 +388,11 @@ impl Report<'_> {
         let time = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
         let own_seconds = time(own.ru_utime) + time(own.ru_stime);
         let helpers = self.engine.loading.helpers();
+        let memory = Usage::own_memory().unwrap_or_default();
         json!({
             "cpu_seconds": own_seconds + helpers.processor_time.as_secs_f64(),
             "own_cpu_seconds": own_seconds,
-            "peak_rss_bytes": own.ru_maxrss as u64 * 1024 + helpers.peak_memory_bytes,
+            "peak_rss_bytes": memory.peak_memory_bytes + helpers.peak_memory_bytes,
         })
     }
 

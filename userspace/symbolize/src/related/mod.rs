@@ -20,6 +20,7 @@ use strata_agent::code_address::CodeAddress;
 use strata_agent::engine::Engine;
 use strata_agent::managed::names::{Described, Open, Question};
 use strata_agent::processes::mapped::FileId;
+use strata_agent::processes::table::ImageId;
 
 /// Whose name is asked for: a place, or a place as another one calls it.
 pub type About = (CodeAddress, Option<CodeAddress>);
@@ -32,36 +33,144 @@ struct Questions {
     programs: BTreeSet<FileId>,
 }
 
-/// Questions that are asked at one time.
+/// Questions that are asked at one time, and of them about one process.
 const MOST_QUESTIONS: usize = 20_000;
+const MOST_OF_ONE: usize = 5_000;
+/// Bytes of signatures in them, likewise.
+const MOST_SIGNATURES: usize = 8 << 20;
+const MOST_SIGNATURES_OF_ONE: usize = 2 << 20;
+/// Bytes of incomplete names that are kept of one process, in a daemon and in a recording.
+const MOST_OPEN: usize = 1 << 20;
+const MOST_OPEN_ONCE: usize = 64 << 20;
 /// More files on the stacks of one program are not looked into.
 const MOST_PROGRAMS: usize = 64;
 
 /// Places whose names lack something, and places that may tell it.
-#[derive(Default)]
 pub struct Lacking {
     open: HashMap<CodeAddress, (Assembly, Open)>,
+    /// The bytes of `open`, by image.
+    open_bytes: HashMap<ImageId, usize>,
+    /// The limit of those.
+    most_open: usize,
+    /// Names that stay incomplete because of it, since they were reported.
+    refused: u64,
     statements: HashMap<CodeAddress, (Assembly, Statement)>,
 }
 
+/// What questions take in one flush.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    questions: usize,
+    signatures: usize,
+}
+
+impl Taken {
+    fn has_room(self, signature: usize, questions: usize, signatures: usize) -> bool {
+        self.questions < questions && self.signatures + signature <= signatures
+    }
+
+    fn add(&mut self, signature: usize) {
+        self.questions += 1;
+        self.signatures += signature;
+    }
+}
+
+/// Whether a question may be asked.
+enum Room {
+    Enough,
+    /// Its process has asked enough.
+    NotForIt,
+    None,
+}
+
+#[derive(Default)]
+struct Limits {
+    all: Taken,
+    by_image: HashMap<ImageId, Taken>,
+}
+
+impl Limits {
+    fn take(&mut self, place: CodeAddress, question: &Related) -> Room {
+        let CodeAddress::Generated { image, .. } = place else { return Room::NotForIt };
+        let signature = match question {
+            Related::Import { signature, .. } => signature.len(),
+            Related::Around(_) => 0,
+        };
+        let own = self.by_image.entry(image).or_default();
+        if !own.has_room(signature, MOST_OF_ONE, MOST_SIGNATURES_OF_ONE) {
+            return Room::NotForIt;
+        }
+        if !self.all.has_room(signature, MOST_QUESTIONS, MOST_SIGNATURES) {
+            return Room::None;
+        }
+        own.add(signature);
+        self.all.add(signature);
+        Room::Enough
+    }
+}
+
 impl Lacking {
+    pub fn new(is_bounded: bool) -> Self {
+        Self {
+            open: HashMap::new(),
+            open_bytes: HashMap::new(),
+            most_open: if is_bounded { MOST_OPEN } else { MOST_OPEN_ONCE },
+            refused: 0,
+            statements: HashMap::new(),
+        }
+    }
+
     /// A code address in generated code, and its metadata. `pid` is its process, if alive.
     pub fn add(&mut self, place: CodeAddress, described: &Described, pid: Option<u32>) {
         let assembly = || Assembly { path: described.module.clone(), mvid: described.mvid, pid };
         if let Some(open) = &described.open {
-            self.open.insert(place, (assembly(), open.clone()));
+            let CodeAddress::Generated { image, .. } = place else { return };
+            let bytes = self.open_bytes.entry(image).or_default();
+            if *bytes + open.bytes() > self.most_open {
+                self.refused += 1;
+                return;
+            }
+            *bytes += open.bytes();
+            self.insert_open(place, (assembly(), open.clone()));
         } else if let Some(statement) = described.il {
             self.statements.insert(place, (assembly(), statement));
         }
     }
 
+    fn insert_open(&mut self, place: CodeAddress, open: (Assembly, Open)) {
+        if let Some((_, before)) = self.open.insert(place, open) {
+            self.uncount(place, &before);
+        }
+    }
+
+    fn uncount(&mut self, place: CodeAddress, open: &Open) {
+        if let CodeAddress::Generated { image, .. } = place
+            && let Some(bytes) = self.open_bytes.get_mut(&image)
+        {
+            *bytes = bytes.saturating_sub(open.bytes());
+        }
+    }
+
     /// Nothing more can be found out about a place.
     pub fn settled(&mut self, place: CodeAddress) {
-        self.open.remove(&place);
+        if let Some((_, open)) = self.open.remove(&place) {
+            self.uncount(place, &open);
+        }
+    }
+
+    /// Why names stay incomplete, once.
+    pub fn take_problem(&mut self) -> Option<String> {
+        let refused = std::mem::take(&mut self.refused);
+        (refused > 0).then(|| {
+            format!("{refused} names of methods stay incomplete: their processes have too many")
+        })
     }
 
     pub fn retain(&mut self, is_kept: impl Fn(&CodeAddress) -> bool) {
-        self.open.retain(|place, _| is_kept(place));
+        let gone: Vec<CodeAddress> =
+            self.open.keys().filter(|place| !is_kept(place)).copied().collect();
+        gone.into_iter().for_each(|place| self.settled(place));
+        self.open_bytes.retain(|_, bytes| *bytes > 0);
         self.statements.retain(|place, _| is_kept(place));
     }
 
@@ -92,7 +201,7 @@ impl Lacking {
         is_known: &dyn Fn(&About) -> bool,
     ) -> BTreeMap<Assembly, Questions> {
         let mut all: BTreeMap<Assembly, Questions> = BTreeMap::new();
-        let mut asked_all = 0usize;
+        let mut limits = Limits::default();
         if self.open.is_empty() {
             return all;
         }
@@ -112,10 +221,14 @@ impl Lacking {
                 if is_known(&about) {
                     continue;
                 }
-                // Pairs of places are a process's to make up; the rest is asked another time.
-                asked_all += 1;
-                if asked_all > MOST_QUESTIONS {
-                    return all;
+                let asked = all.get(assembly);
+                if !asked.is_some_and(|asked| asked.questions.contains_key(&about)) {
+                    // Pairs of places are a process's to make up; the rest is asked another time.
+                    match limits.take(*place, &question) {
+                        Room::None => return all,
+                        Room::NotForIt => continue,
+                        Room::Enough => {}
+                    }
                 }
                 let asked = all.entry(assembly.clone()).or_default();
                 asked.questions.entry(about).or_insert(question);
@@ -141,7 +254,7 @@ impl Lacking {
             Question::Around(token) => Some((own, (place, None), Related::Around(*token))),
             Question::Import(signature) => {
                 let (assembly, called_by) = self.statements.get(caller?)?;
-                let (signature, called_by) = (signature.clone(), *called_by);
+                let (signature, called_by) = (signature.to_vec(), *called_by);
                 let about = (place, caller.copied());
                 Some((assembly, about, Related::Import { signature, called_by }))
             }
