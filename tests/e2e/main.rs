@@ -40,6 +40,7 @@ mod isolation;
 mod jits;
 mod kernel_on_user;
 mod off_cpu;
+mod on_off;
 mod pictures;
 mod record_command;
 mod shares;

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use strata_tests::daemon::{Daemon, PATIENCE};
-use strata_tests::running::Running;
+use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::dotnet;
 use strata_tests::strata::{Recorded, record};
 use strata_tests::text_outputs::{self, Folded};
@@ -210,5 +211,80 @@ fn a_daemon_keeps_the_waits_that_a_rule_asks_for() -> Result<()> {
     // Three standard deviations of a hundred waits.
     assert!((0.7..1.3).contains(&(sums.1 / sums.0)), "{sums:?}");
     assert!(query("others", "off_cpu", "others.folded")?.is_empty());
+    Ok(())
+}
+
+/// A rule selects one process among two hundred that wait all the time: what waits cost is spent on it, and its
+/// sums are exact.
+#[test]
+fn waits_of_processes_that_are_not_selected_cost_the_selected_one_nothing() -> Result<()> {
+    const OTHERS: usize = 200;
+    // Each of its two threads sleeps 20 ms at a time.
+    const WAITS_A_SECOND: u64 = OTHERS as u64 * 2 * 50;
+    let _machine = machine::alone()?;
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure(&format!(
+        "[exporter.file]\npath = \"{}\"\nperiod = \"2s\"\n\
+         [[rule]]\nmatch = {{ env = {{ DD_SERVICE = \"waiting\" }} }}\n\
+         types = [\"cpu\", \"wall\", \"off_cpu\"]\n",
+        daemon.folder().join("profiles").display()
+    ))?;
+    let sleepers = targets::c("sleepers").flag("-pthread").build()?;
+    let start = || Running::start(&sleepers, &["2", "2", "600"]);
+    let mut others = (0..OTHERS).map(|_| start()).collect::<Result<Vec<_>>>()?;
+    for other in &mut others {
+        other.wait_for_line("ready", PATIENCE)?;
+    }
+    daemon.start()?;
+    // Waits of which the kernel does not know that they are not wanted are dropped at the flush, by weight.
+    let left_out = || -> Result<u64> {
+        daemon.status()?["sampling"]["left_out"].as_u64().context("no count of what is left out")
+    };
+    let mut seen = left_out()?;
+    let mut has_settled = || {
+        let before = std::mem::replace(&mut seen, left_out().unwrap_or_default());
+        std::thread::sleep(Duration::from_secs(5));
+        let now = left_out().unwrap_or_default();
+        println!("left out: {before}, {now}");
+        now > 0 && now - before < WAITS_A_SECOND * 5 / 10
+    };
+    wait_until("the kernel leaves the others out", PATIENCE, &mut has_settled)?;
+    let (before, began) = (left_out()?, Instant::now());
+    let mut command = Command::new(target()?);
+    command.arg("15").env("DD_SERVICE", "waiting");
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    // Its last flush.
+    std::thread::sleep(Duration::from_secs(4));
+    let walked_of_others = left_out()? - before;
+    let waits_of_others = WAITS_A_SECOND * began.elapsed().as_secs();
+    let own = measured(&ended.stdout);
+    daemon.end()?;
+    let query = |kind: &str| -> Result<Vec<Folded>> {
+        let file = format!("{kind}.folded");
+        let mut command = Command::new(places::strata_binary()?);
+        command.args(["query", "--service", "waiting", "--type", kind, "-o", &file, "--store"]);
+        command.arg(daemon.store()).current_dir(daemon.folder());
+        Running::from_command(command)?.wait(PATIENCE)?;
+        text_outputs::folded(&std::fs::read_to_string(daemon.folder().join(&file))?)
+    };
+    let (waits, wall) = (query("off_cpu")?, query("wall")?);
+    let mut sums = [0.0; 3];
+    for (way, _) in WAYS.iter().filter(|(way, _)| *way != "wait_child") {
+        let (seconds, _) = *own.get(*way).with_context(|| format!("no {way}"))?;
+        let seen = [seconds, below(&waits, way), below(&wall, way)];
+        println!(
+            "{way}: measured {:.2} s, off CPU {:.2} s, wall {:.2} s",
+            seen[0], seen[1], seen[2]
+        );
+        sums.iter_mut().zip(seen).for_each(|(sum, seconds)| *sum += seconds);
+        assert!((seen[1] / seen[0] - 1.0).abs() < 0.05, "{way}");
+    }
+    println!(
+        "measured, off CPU, wall: {sums:.2?} s; {walked_of_others} of {waits_of_others} waits of others"
+    );
+    assert!((sums[1] / sums[0] - 1.0).abs() < 0.03, "off CPU");
+    assert!((sums[2] / sums[0] - 1.0).abs() < 0.05, "wall");
+    // Processes of the host that start meanwhile are looked at until their first flush.
+    assert!(walked_of_others < waits_of_others / 20);
     Ok(())
 }

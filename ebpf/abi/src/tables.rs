@@ -107,6 +107,13 @@ pub const PROCESS_PATIENT: u32 = 2;
 
 const _: () = assert!(size_of::<Process>() == 24);
 
+/// Time of this process's threads that is not wanted: of passes over threads, of waits. Apart from the process's
+/// entry, which comes and goes with its tables.
+pub const UNWANTED_WALL: u32 = 1;
+pub const UNWANTED_OFF_CPU: u32 = 2;
+/// Processes at most of which some is not wanted; of others it is taken, and dropped at the flush.
+pub const UNWANTED_PROCESSES: u32 = 1 << 14;
+
 /// One line of the per-CPU cache from pc to rule.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -6,7 +6,8 @@ use strata_abi::record::{COUNTER_SLOTS, EVENT_KINDS, HOT_WORDS, Header, MAX_WORD
 use strata_abi::rule::{MAX_RULES, Rule};
 use strata_abi::step::Frame;
 use strata_abi::tables::{
-    CACHE_LINES, CacheLine, MAX_SEGMENTS, Pass, Process, QUARANTINED, SEGMENT_WORDS, Walking,
+    CACHE_LINES, CacheLine, MAX_SEGMENTS, PROCESS_SKIP, Pass, Process, QUARANTINED, SEGMENT_WORDS,
+    Walking,
 };
 use strata_abi::wait_slots;
 
@@ -17,6 +18,10 @@ pub type Segment = [u32; SEGMENT_WORDS];
 /// pid (thread group, initial namespace) → its extents.
 #[btf_map]
 pub static PROCESSES: HashMap<u32, Process, 32768> = HashMap::new();
+
+/// pid → `UNWANTED_*`. The size is set by userspace.
+#[btf_map]
+pub static UNWANTED: HashMap<u32, u32, 64> = HashMap::new();
 
 /// pid → where the process has mapped its table of thread contexts.
 #[btf_map]
@@ -454,6 +459,17 @@ pub fn mm_start_code() -> u64 {
 #[inline(always)]
 pub fn wakeup_bytes() -> u64 {
     setting(&WAKEUP_BYTES)
+}
+
+/// Whether a process is left out, or one kind of its threads' time (`UNWANTED_*`). A call: there is little room on
+/// the stacks of those that ask.
+#[inline(never)]
+pub fn is_left_out(pid: u32, kind: u32) -> bool {
+    // SAFETY: map values.
+    unsafe {
+        PROCESSES.get_ptr(pid).is_some_and(|process| (*process).flags & PROCESS_SKIP != 0)
+            || UNWANTED.get_ptr(pid).is_some_and(|unwanted| *unwanted & kind != 0)
+    }
 }
 
 /// The counters of one CPU.

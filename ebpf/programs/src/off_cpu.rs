@@ -25,15 +25,15 @@ use strata_abi::record::{
     Counter, End, FLAG_LATE, FLAG_WAIT, FORM_ENDED, FORM_RAW, FORM_UNWOUND, Header,
     MAX_KERNEL_FRAMES, NO_SYSCALL, RAW_WAIT_PAGES, SOURCE_OFF_CPU, STATE_RUNNABLE, WAIT_WORDS,
 };
-use strata_abi::tables::PROCESS_SKIP;
+use strata_abi::tables::UNWANTED_OFF_CPU;
 use strata_abi::wait_slots;
 
 use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native, is_user};
 use crate::context::read_context;
 use crate::maps::{
     Block, CpuPace, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD, PROCESSES,
-    Pace, Record, WAIT_SLOTS, WaitSet, WaitSlot, count, task_mm, task_offsets, wait_budget,
-    window_shift,
+    Pace, Record, WAIT_SLOTS, WaitSet, WaitSlot, count, is_left_out, task_mm, task_offsets,
+    wait_budget, window_shift,
 };
 use crate::sampler::{
     BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, kernel_stack,
@@ -230,9 +230,7 @@ fn leave_slot(tid: u32) {
 #[inline(never)]
 fn note_crowded() {
     let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    // SAFETY: a map value.
-    if PROCESSES.get_ptr(pid).is_some_and(|process| unsafe { (*process).flags } & PROCESS_SKIP != 0)
-    {
+    if is_left_out(pid, UNWANTED_OFF_CPU) {
         return;
     }
     // SAFETY: the helper has no preconditions.
@@ -327,8 +325,7 @@ fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32) {
     // SAFETY: the helper has no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let process = PROCESSES.get_ptr_mut((ids >> 32) as u32);
-    // SAFETY: a map value.
-    if process.is_some_and(|process| unsafe { (*process).flags } & PROCESS_SKIP != 0) {
+    if is_left_out((ids >> 32) as u32, UNWANTED_OFF_CPU) {
         leave_out(ids as u32);
         return;
     }
@@ -424,6 +421,17 @@ fn leave_out(tid: u32) {
     unsafe {
         (*slot).pace.walks = LEFT_OUT;
         (*slot).pace.window = window();
+    }
+}
+
+/// The thread executes another program, which may be wanted.
+pub fn take_in(tid: u32) {
+    let Some(slot) = slot_of(tid) else { return };
+    // SAFETY: as in `choose`.
+    unsafe {
+        if (*slot).pace.walks == LEFT_OUT {
+            (*slot).pace.walks = 0;
+        }
     }
 }
 

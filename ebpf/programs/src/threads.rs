@@ -25,13 +25,13 @@ use strata_abi::record::{
     Counter, End, FLAG_KERNEL_CUT, FLAG_THREAD, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES,
     NO_SYSCALL, SOURCE_WALL, STATE_ENDED, STATE_RUNNABLE, STATE_RUNNING, THREAD_WORDS,
 };
-use strata_abi::tables::{PROCESS_SKIP, Pass, Walking};
+use strata_abi::tables::{Pass, UNWANTED_WALL, Walking};
 
 use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native, is_user};
 use crate::maps::{
     Hot, PASS, PROCESSES, QUARANTINE, QUARANTINED_USERS, Record, SEEN, Seen, THREADS_CACHE,
-    THREADS_HOT, THREADS_RECORD, WALKING, activity_offsets, count, task_mm, task_offsets,
-    user_offsets, wanted_process,
+    THREADS_HOT, THREADS_RECORD, WALKING, activity_offsets, count, is_left_out, task_mm,
+    task_offsets, user_offsets, wanted_process,
 };
 use crate::sampler::{BPF_RB_NO_WAKEUP, Whose, emit, has_program, saved, threads_ring, user_stack};
 use crate::task::{byte, field, word};
@@ -141,9 +141,7 @@ fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
     if unsafe { word(task, task_mm()) } == 0 {
         return false;
     }
-    // SAFETY: a map value.
-    if PROCESSES.get_ptr(pid).is_some_and(|process| unsafe { (*process).flags } & PROCESS_SKIP != 0)
-    {
+    if is_left_out(pid, UNWANTED_WALL) {
         return false;
     }
     let Some(record) = THREADS_RECORD.get_ptr_mut(slot) else { return false };
@@ -209,9 +207,7 @@ pub fn thread_ended(context: BtfTracePointContext) -> i32 {
     let Some(pass) = PASS.get_ptr(zero) else { return 0 };
     // SAFETY: a map value; as in `state_of`.
     unsafe {
-        if field(task, offsets.flags) & KERNEL_THREAD != 0
-            || PROCESSES.get_ptr(pid).is_some_and(|process| (*process).flags & PROCESS_SKIP != 0)
-        {
+        if field(task, offsets.flags) & KERNEL_THREAD != 0 || is_left_out(pid, UNWANTED_WALL) {
             return 0;
         }
         let voluntary = word(task, offsets.voluntary as u64);

@@ -50,6 +50,16 @@ fn python_interpreter() -> Result<PathBuf> {
 /// The Python shares on an interpreter of this version (`3.12`), if there is one: on the path, or of
 /// pyenv.
 pub fn python_of(version: &str, options: &[&str], arguments: &[&str]) -> Option<Command> {
+    python_script_of(version, options, "shares.py", arguments)
+}
+
+/// As [`python_of`], another script.
+pub fn python_script_of(
+    version: &str,
+    options: &[&str],
+    script: &str,
+    arguments: &[&str],
+) -> Option<Command> {
     let name = format!("python{version}");
     let interpreter = pyenv_interpreter(version, &name).or_else(|| {
         let program = places::program(&[&name])?;
@@ -62,7 +72,7 @@ pub fn python_of(version: &str, options: &[&str], arguments: &[&str]) -> Option<
     })?;
     let mut command = Command::new(interpreter);
     command.args(options);
-    command.arg(places::target_sources().join("python/shares.py")).args(arguments);
+    command.arg(places::target_sources().join("python").join(script)).args(arguments);
     Some(command)
 }
 

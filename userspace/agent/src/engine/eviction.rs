@@ -102,6 +102,7 @@ impl Engine {
             }
             managed.left(pid);
             store.withdraw(programs, pid);
+            store.set_unwanted(programs, pid, 0);
             table.remove(pid);
             false
         });

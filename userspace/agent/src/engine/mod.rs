@@ -44,6 +44,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use strata_abi::record::{Counter, End};
+use strata_abi::tables::{UNWANTED_OFF_CPU, UNWANTED_WALL};
 use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::aggregate::Aggregate;
@@ -436,6 +437,44 @@ impl Engine {
         self.rates.reset(frequencies);
         self.sampling.stalled.reset();
         self.start_sampling()
+    }
+
+    /// Which kinds of an image's samples are wanted: the kernel takes no elapsed time of the others, until its
+    /// process executes another program.
+    pub fn set_wanted_kinds(&mut self, image: ImageId, wanted: Kinds) {
+        // The process may be another program by now.
+        let Some(pid) = self.pid_of(image) else { return };
+        let of = |kind, flag| match self.sampling.kinds.contains(kind) && !wanted.contains(kind) {
+            true => flag,
+            false => 0,
+        };
+        let unwanted = of(Kind::Wall, UNWANTED_WALL) | of(Kind::OffCpu, UNWANTED_OFF_CPU);
+        let before = self.store.set_unwanted(&mut self.programs, pid, unwanted);
+        if unwanted & UNWANTED_WALL != 0
+            && let Some(wall) = &mut self.wall
+        {
+            wall.leave_out(pid);
+        }
+        if unwanted & !before & UNWANTED_OFF_CPU != 0 {
+            self.waits.leave_out(pid);
+        }
+        if before & !unwanted & UNWANTED_WALL != 0 {
+            // Threads that have not moved since are sent again.
+            self.passes.send_all();
+        }
+    }
+
+    /// Images of which some elapsed time is not wanted.
+    pub fn unwanted_images(&self) -> Vec<ImageId> {
+        let processes = self.store.unwanted().filter_map(|pid| self.table.get(pid));
+        processes.map(|process| process.image).collect()
+    }
+
+    /// The process that still runs an image.
+    pub fn pid_of(&self, image: ImageId) -> Option<u32> {
+        let pid = self.table.image(image)?.pid;
+        let is_current = self.table.get(pid).is_some_and(|process| process.image == image);
+        is_current.then_some(pid)
     }
 
     /// A process that is not selected: the kernel takes no more samples of it.

@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use strata_abi::record::{FLAG_KERNEL_CUT, Header};
-use strata_abi::tables::{Pass, Walking};
+use strata_abi::tables::{Pass, UNWANTED_WALL, Walking};
 
 use super::random::Random;
 use super::samples::Sample;
@@ -272,7 +272,7 @@ impl Engine {
         let at = kernel + usize::from(user_frames);
         let Some(activity) = sample.words.get(at..).and_then(Activity::of) else { return };
         // It was left out after this was sent.
-        if self.store.is_skipped(pid) {
+        if self.store.is_skipped(pid) || self.store.unwanted_of(pid) & UNWANTED_WALL != 0 {
             return;
         }
         if stack.end == strata_abi::record::End::NoProcess {

@@ -8,6 +8,7 @@ use strata_abi::record::{
     MAX_KERNEL_FRAMES, RAW_STACK_WORD, SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL, THREAD_WORDS,
     WAIT_WORDS,
 };
+use strata_abi::tables::UNWANTED_WALL;
 use strata_kinds::{Kind, Kinds};
 
 use super::Engine;
@@ -206,6 +207,7 @@ impl Engine {
         is_late: bool,
     ) {
         if sample.kind == Kind::Cpu
+            && self.store.unwanted_of(header.pid) & UNWANTED_WALL == 0
             && let Some(wall) = &mut self.wall
         {
             let Words { kernel, user, end, flags, era } = sample.stack;

@@ -115,6 +115,7 @@ impl Engine {
                     self.selection.forked(pid, parent);
                     // A pid may be reused before its last owner was evicted.
                     self.store.withdraw(&mut self.programs, pid);
+                    self.store.set_unwanted(&mut self.programs, pid, 0);
                     if self.selection.surely_keeps(pid) {
                         self.processes.dirty.insert(pid);
                     } else if self.selection.surely_drops(pid) {
@@ -137,6 +138,7 @@ impl Engine {
                     self.programs.release(pid);
                     self.managed.left(pid);
                     self.store.outdate(&mut self.programs, pid);
+                    self.store.set_unwanted(&mut self.programs, pid, 0);
                     if self.selection.surely_drops(pid) {
                         self.store.skip(&mut self.programs, pid);
                     }

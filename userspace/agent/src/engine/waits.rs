@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use strata_abi::record::{End, FLAG_KERNEL_CUT, FLAG_LATE, Header, NO_SYSCALL, STATE_RUNNABLE};
+use strata_abi::tables::UNWANTED_OFF_CPU;
 use strata_kinds::Kind;
 use syscalls::Sysno;
 
@@ -181,6 +182,18 @@ impl Waits {
         all.map(|wait| (wait.thread.image, wait.stack.as_ref().map(|stack| &stack.space)))
     }
 
+    /// Waits of a process are not sampled any more.
+    pub(super) fn leave_out(&mut self, pid: u32) {
+        let bytes = &mut self.bytes;
+        self.threads.retain(|_, wait| {
+            let stays = wait.pid != pid;
+            if !stays {
+                *bytes -= wait.bytes();
+            }
+            stays
+        });
+    }
+
     /// Forgets those of programs that are gone: their ends were lost.
     pub fn retain(&mut self, is_there: impl Fn(u32, ImageId) -> bool) {
         let (bytes, endless) = (&mut self.bytes, &mut self.endless);
@@ -205,6 +218,10 @@ impl Engine {
     ) {
         let Header { time, pid, weight, flags, kernel_frames, .. } = sample.header;
         let Some((state, syscall)) = sample.wait() else { return };
+        // It was left out after this was sent.
+        if self.store.is_skipped(pid) || self.store.unwanted_of(pid) & UNWANTED_OFF_CPU != 0 {
+            return;
+        }
         let kernel = sample.words.get(..usize::from(kernel_frames)).unwrap_or_default();
         if stack.as_ref().is_some_and(|stack| stack.end == End::NoProcess) {
             // The next one will be whole.

@@ -71,6 +71,8 @@ pub struct Store {
     blocks: HashMap<u64, Published>,
     owners: HashMap<u32, Owner>,
     skipped: HashSet<u32>,
+    /// Processes of which some elapsed time is not wanted (`UNWANTED_*`).
+    unwanted: HashMap<u32, u32>,
     /// By process: generations of the program that it was before.
     outdated: HashMap<u32, [u32; REMEMBERED]>,
     /// Processes without a budget of raw records at their last publication.
@@ -95,6 +97,7 @@ impl Store {
             blocks: HashMap::default(),
             owners: HashMap::default(),
             skipped: HashSet::default(),
+            unwanted: HashMap::default(),
             outdated: HashMap::default(),
             withheld: HashSet::default(),
             by_content: HashMap::default(),
@@ -290,8 +293,36 @@ impl Store {
         }
     }
 
+    /// Which of a process's elapsed time is not wanted (`UNWANTED_*`), until it executes another program.
+    /// Returns what was not before.
+    pub fn set_unwanted(&mut self, programs: &mut Programs, pid: u32, kinds: u32) -> u32 {
+        let before = self.unwanted_of(pid);
+        if before == kinds {
+            return before;
+        }
+        if programs.set_unwanted(pid, kinds) && kinds != 0 {
+            self.unwanted.insert(pid, kinds);
+        } else {
+            self.unwanted.remove(&pid);
+        }
+        before
+    }
+
+    /// See [`Self::set_unwanted`].
+    pub fn unwanted_of(&self, pid: u32) -> u32 {
+        self.unwanted.get(&pid).copied().unwrap_or_default()
+    }
+
+    /// Processes of which some elapsed time is not wanted.
+    pub fn unwanted(&self) -> impl Iterator<Item = u32> + '_ {
+        self.unwanted.keys().copied()
+    }
+
     /// Ends skipping for all processes.
     pub fn take_all_in(&mut self, programs: &mut Programs) {
+        for (pid, _) in std::mem::take(&mut self.unwanted) {
+            programs.set_unwanted(pid, 0);
+        }
         for pid in std::mem::take(&mut self.skipped) {
             programs.remove_process(pid);
         }

@@ -97,6 +97,8 @@ pub struct Flusher {
     begun_nanos: u64,
     at: Instant,
     flush: Option<Flush>,
+    /// The last process that was decided about again.
+    reviewed: ImageId,
 }
 
 impl Flusher {
@@ -114,6 +116,7 @@ impl Flusher {
             begun_nanos: monotonic_nanos(),
             at: Instant::now(),
             flush: None,
+            reviewed: ImageId(0),
         })
     }
 
@@ -201,6 +204,7 @@ impl Flusher {
             pipeline.publish(profiles, ends.then_some(flush.length));
         }
         if ends {
+            self.review_kinds(engine, configuration, containers);
             self.end(engine, &flush.aggregate);
         } else {
             self.flush = Some(flush);
@@ -249,6 +253,7 @@ impl Flusher {
             self.tally.unattributed += group.samples(sampled);
             return None;
         };
+        self.publish_kinds(engine, image, &who);
         let kinds = sampled.and(wanted_kinds(engine, image, &who));
         let samples = group.samples(kinds);
         self.tally.left_out += group.samples(sampled) - samples;
@@ -305,21 +310,55 @@ impl Flusher {
 
     /// A process without enabled kinds is not sampled any more, unless another runtime in it is.
     fn leave_out(&self, engine: &mut Engine, image: ImageId, who: &ResolvedProcess) {
-        let only = engine.managed.domains_of(image).is_none_or(|domains| domains.len() < 2);
-        let is_known = self.processes.is_read(image);
         // `auto` may mean later.
         let for_good = who.decision.choice.enabled == Some(false);
-        if let Some(pid) = engine
-            .table
-            .image(image)
-            .map(|image| image.pid)
-            .filter(|_| only && for_good && is_known)
-        {
+        // Samples of the program before may be flushed when its process runs another one.
+        let pid = engine.pid_of(image).filter(|_| for_good && self.is_decided(engine, image));
+        if let Some(pid) = pid {
             engine.leave_out(pid);
+        }
+    }
+
+    /// Whether what is known of a process decides for all of it.
+    fn is_decided(&self, engine: &Engine, image: ImageId) -> bool {
+        let is_only = engine.managed.domains_of(image).is_none_or(|domains| domains.len() < 2);
+        is_only && self.processes.is_read(image)
+    }
+
+    /// Which elapsed time of a process is worth its cost. Its age has no say: it grows.
+    fn publish_kinds(&self, engine: &mut Engine, image: ImageId, who: &ResolvedProcess) {
+        let is_decided = self.is_decided(engine, image);
+        engine
+            .set_wanted_kinds(image, if is_decided { who.identity.types.on } else { Kinds::all() });
+    }
+
+    /// Decides again about processes of which some elapsed time is not taken: what is known of them may have
+    /// changed, and they may have no samples. A part of them at each flush.
+    fn review_kinds(
+        &mut self,
+        engine: &mut Engine,
+        configuration: &Configuration,
+        containers: &dyn Containers,
+    ) {
+        let mut images = engine.unwanted_images();
+        images.sort_unstable();
+        let first = images.partition_point(|image| *image <= self.reviewed);
+        let next = images.get(first..).unwrap_or_default();
+        self.reviewed = ImageId(0);
+        for &image in next.iter().take(MOST_REVIEWED) {
+            self.reviewed = image;
+            if let Some(who) = self.processes.who(engine, configuration, containers, image, 0) {
+                self.publish_kinds(engine, image, &who);
+            }
+        }
+        if next.len() <= MOST_REVIEWED {
+            self.reviewed = ImageId(0);
         }
     }
 }
 
+/// Processes that are decided about again at a flush.
+const MOST_REVIEWED: usize = 500;
 /// Profiles that are passed on together.
 const AT_ONCE: usize = 64;
 /// Profiles that wait for the pipeline. Of small ones, what they are from takes more than themselves,

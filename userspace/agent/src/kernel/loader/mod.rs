@@ -21,7 +21,7 @@ use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
 use aya::{Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
 use strata_abi::rule::{MAX_RULES, Rule};
-use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS};
+use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS, UNWANTED_PROCESSES};
 
 use super::introspect::{self, ProgramUse};
 use super::memory::{MapMemory, RestingMemory};
@@ -150,6 +150,8 @@ pub struct Programs {
     diagnostics: Option<Diagnostics>,
     processes: HashMap<MapData, u32, ProcessValue>,
     contexts: HashMap<MapData, u32, u64>,
+    /// With wall-clock or off-CPU time of all processes.
+    unwanted: Option<HashMap<MapData, u32, u32>>,
     segments: ArrayOfMaps<MapData, Segment>,
     /// Keeps the segments' maps; a segment's number is its position.
     inner: Vec<Segment>,
@@ -210,6 +212,10 @@ impl Programs {
         if settings.clr_events {
             clr_events::size(&mut loader, possible_cpus, &sets, settings.ring_bytes);
         }
+        let has_elapsed = settings.wall || settings.off_cpu.is_some();
+        if has_elapsed {
+            loader.map_max_entries("UNWANTED", UNWANTED_PROCESSES);
+        }
         let mut ebpf = loader
             .map_max_entries("SAMPLER_HOT", possible_cpus)
             .map_max_entries("SAMPLER_RECORD", possible_cpus)
@@ -244,6 +250,7 @@ impl Programs {
         Ok(Self {
             processes: map(&mut ebpf, "PROCESSES")?,
             contexts: map(&mut ebpf, "CONTEXTS")?,
+            unwanted: has_elapsed.then(|| map(&mut ebpf, "UNWANTED")).transpose()?,
             segments: map(&mut ebpf, "SEGMENTS")?,
             records: map(&mut ebpf, "RECORDS")?,
             rules: memory(&mut ebpf, "RULES", MAX_RULES as usize * size_of::<Rule>())?,
@@ -408,6 +415,20 @@ impl Programs {
             Ok(()) | Err(MapError::KeyNotFound) => {}
             Err(error) => tracing::debug!(pid, %error, "a process entry could not be removed"),
         }
+    }
+
+    /// Which of a process's elapsed time is not wanted (`UNWANTED_*`); 0: all is. False where there is no room:
+    /// it is taken.
+    pub fn set_unwanted(&mut self, pid: u32, kinds: u32) -> bool {
+        let Some(unwanted) = &mut self.unwanted else { return false };
+        if kinds != 0 {
+            return unwanted.insert(pid, kinds, 0).is_ok();
+        }
+        match unwanted.remove(&pid) {
+            Ok(()) | Err(MapError::KeyNotFound) => {}
+            Err(error) => tracing::debug!(pid, %error, "a process's kinds could not be reset"),
+        }
+        true
     }
 
     /// From now on samples of a process carry what its threads publish in the table at `address`.

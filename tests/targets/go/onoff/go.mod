@@ -1,0 +1,3 @@
+module strata.test/onoff
+
+go 1.21
