@@ -22,6 +22,7 @@ mod dotnet_heap;
 mod dotnet_hostile;
 mod dotnet_names;
 mod dotnet_places;
+mod dotnet_readers;
 mod dotnet_running;
 mod dotnet_stacks;
 mod dotnet_stubs;
