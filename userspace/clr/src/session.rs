@@ -610,7 +610,7 @@ fn own_main(
         Err(TakeError::Owned { name, pid }) => match reader.status().map(|status| status.state) {
             Ok(Some(State::Detaching)) => return Err(SessionError::Leaving),
             Ok(Some(State::Detached)) => return Err(SessionError::NotLoaded),
-            _ if options.beside => Rights::Reader(Beside::new(file)?),
+            _ if options.beside => Rights::Reader(Box::new(Beside::new(file)?)),
             _ => return Err(SessionError::Owned(Holder::new(&name, pid))),
         },
         Err(TakeError::Call(error)) => return Err(error.into()),

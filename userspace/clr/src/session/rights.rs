@@ -14,7 +14,7 @@ use super::presence::{Holder, is_owned};
 #[derive(Debug)]
 pub(super) enum Rights {
     Owner(Box<Owner>),
-    Reader(Beside),
+    Reader(Box<Beside>),
 }
 
 /// The main file of a bridge that another strata owns.
