@@ -40,6 +40,8 @@ pub mod wish {
     pub const PAUSES: u64 = 256;
     /// Watch sampled objects, and report them when they are allocated.
     pub const OBJECTS: u64 = 512;
+    /// The bits above that are about events.
+    pub const EVENTS: u64 = EXCEPTIONS | LOCKS | ALLOCATIONS | MESSAGES | PAUSES | OBJECTS;
 }
 
 /// Bits of [`Wishes::capabilities`]: what the owner's reader can do.

@@ -63,8 +63,14 @@ pub const BEAT: usize = CONTROL + 576;
 /// Within [`CONTROL`]: the futex that the bridge's thread sleeps on ([`crate::doorbell`]).
 pub const DOORBELL: usize = CONTROL + 640;
 
+/// Within [`CONTROL`]: a [`ReaderBlock`] for each reader beside the owner that has wishes.
+pub const READER_WISHES: usize = CONTROL + 1024;
+pub const READER_SLOTS: usize = 16;
+
 /// Byte of the main file that the owner locks.
 pub const OWNER_LOCK: i64 = 0;
+/// The bytes that readers with wishes lock, one for each of [`READER_SLOTS`].
+pub const READER_LOCKS: i64 = 1;
 
 /// Data of a segment starts here.
 pub const SEGMENT_DATA: usize = size_of::<SegmentHeader>();
@@ -84,7 +90,7 @@ pub const CONTEXT_PROBES: usize = 16;
 // As in the crate's documentation.
 const _: () = {
     assert!(WISHES == 0x1000 && RING_TAIL == 0x1200 && RING_TAIL_CHECK == 0x1208);
-    assert!(BEAT == 0x1240 && DOORBELL == 0x1280);
+    assert!(BEAT == 0x1240 && DOORBELL == 0x1280 && READER_WISHES == 0x1400);
     assert!(REQUESTS == 0x2000 && STATUS == 0x4000 && ANSWERS == 0x5000);
     assert!(ANSWER_SLOTS == 0x5800 && RING_HEAD == 0x6000 && RING_TAIL_SEEN == 0x6040);
     assert!(CONTEXTS == 0x10000 && RING_WORDS == 0x50000 && RING_DATA == 0x70000);
@@ -101,6 +107,7 @@ const _: () = {
     assert!(RING_HEAD + PAGE <= CONTEXTS);
     assert!(CONTEXT_SLOTS.is_power_of_two() && RING_CELLS.is_power_of_two());
     assert!(WISHES + size_of::<WishBlock>() <= RING_TAIL);
+    assert!(READER_WISHES + READER_SLOTS * size_of::<ReaderBlock>() <= REQUESTS);
     assert!(MAX_RECORD < SEGMENT_SIZE - SEGMENT_DATA && MAX_EVENT < RING_CELLS * RING_CELL / 2);
 };
 
@@ -305,6 +312,16 @@ structure! {
         /// Bits of [`crate::control::capability`].
         capabilities: u64,
         reserved: [u64; 7],
+    }
+}
+
+structure! {
+    /// The wishes of a reader beside the owner; see [`crate::beside`].
+    ReaderBlock: 64 {
+        /// [`checksum`] of the rest.
+        check: u64,
+        flags: u64,
+        reserved: [u64; 6],
     }
 }
 

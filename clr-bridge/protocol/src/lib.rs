@@ -9,6 +9,7 @@
 //! | the bridge | [`writer::Writer`]: log, ring, contexts, status, control |
 //! | strata, any number of readers | [`reader::file`] and [`reader::Reader`]: log, status, contexts |
 //! | the bridge's own thread | [`compaction::Compaction`]: keeps the log as long as what lives |
+//! | strata, a reader with wishes | [`beside::ReaderWishes`] |
 //! | strata, the owner | [`owning::Owner`]: wishes, requests; [`reader::ring::RingReader`]: events |
 //! | both | [`record`], [`event`] and [`clr_event`]: what is reported; [`status`], [`control`]: the bridge's state, the owner's wishes |
 //!
@@ -24,8 +25,8 @@
 //!   zero, and ignored by readers.
 //! - A file is complete before it is sealed, and sealed (shrink, grow, seal) before it is mapped:
 //!   what is found can neither be unfinished nor change its size.
-//! - Each page has one writer: the bridge, or the owner. Readers write nothing. The doorbell is the
-//!   only word that both write.
+//! - Each page has one writer: the bridge, or the owner. The doorbell is the only word that both
+//!   write. A reader beside the owner writes its own wishes and nothing else ([`beside`]).
 //! - The bridge never waits for a reader. What has no room is dropped and counted
 //!   ([`status::Loss`]).
 //! - Version 1 means exactly the numbers below; the header repeats them so that a file explains
@@ -44,6 +45,7 @@
 //! | 0x001200 | 16 | owner | ring tail `u64`, the same checked `u64` (complement of its bytes reversed) |
 //! | 0x001240 | 8 | owner | beat `u64`: counted up whenever the owner looks |
 //! | 0x001280 | 8 | both | doorbell `u32`, 4 bytes zero: the futex that the bridge's thread sleeps on ([`doorbell`]) |
+//! | 0x001400 | 16 × 64 | readers | wishes of readers beside the owner |
 //! | 0x002000 | 256 × 32 | owner | request slots |
 //! | 0x004000 | 4096 | bridge | status |
 //! | 0x005000 | 8 | bridge | sequence of the last request handled `u64` |
@@ -85,6 +87,15 @@
 //! | 64 | `u32` × 32 | rates of event types |
 //! | 192 | `u64` | what the owner's reader can do ([`control::capability`]); 0 in older versions |
 //! | 200 | 56 bytes | zero |
+//!
+//! **Wishes of a reader**: the owner reads those whose byte is locked, and adds them to its own
+//! ([`beside`]); the bridge does not read them.
+//!
+//! | offset | type | what |
+//! |---:|---|---|
+//! | 0 | `u64` | checksum of the other 56 bytes |
+//! | 8 | `u64` | flags: events ([`control::wish::EVENTS`]) |
+//! | 16 | 48 bytes | zero |
 //!
 //! **Request slot**: request *n* of an epoch lies in slot *n* mod 256; an owner has at most 256
 //! open.
@@ -192,8 +203,10 @@
 //! # The owner
 //!
 //! Ring, wishes and requests have one owner: the process that holds the open-file-description write
-//! lock on byte 0 of the main file ([`owner`]). The kernel releases it when its holder dies.
+//! lock on byte 0 of the main file ([`owner`]). The kernel releases it when its holder dies. A reader
+//! that has wishes of its own holds such a lock on one of the bytes 1 to 16.
 
+pub mod beside;
 pub mod clr_event;
 pub mod collection;
 pub mod compaction;

@@ -37,19 +37,33 @@ pub enum LockError {
     Call(#[from] io::Error),
 }
 
-fn lock_of(kind: libc::c_int) -> libc::flock {
+/// Bytes of the main file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bytes {
+    pub start: i64,
+    pub length: i64,
+}
+
+const OWNER: Bytes = Bytes { start: OWNER_LOCK, length: 1 };
+
+fn lock_of(kind: libc::c_int, bytes: Bytes) -> libc::flock {
     // SAFETY: a plain C structure for which zero is a value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
-    lock.l_start = OWNER_LOCK;
-    lock.l_len = 1;
+    lock.l_start = bytes.start;
+    lock.l_len = bytes.length;
     lock
 }
 
 /// Makes the file's open description the owner, until its last descriptor is closed.
 pub fn lock(file: &File) -> Result<(), LockError> {
-    let Err(error) = set_lock(file.as_raw_fd(), libc::F_WRLCK) else { return Ok(()) };
+    lock_bytes(file, OWNER)
+}
+
+/// The same of other bytes.
+pub(crate) fn lock_bytes(file: &File, bytes: Bytes) -> Result<(), LockError> {
+    let Err(error) = set_lock(file.as_raw_fd(), libc::F_WRLCK, bytes) else { return Ok(()) };
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Err(LockError::Owned),
         _ => Err(LockError::Call(error)),
@@ -58,11 +72,15 @@ pub fn lock(file: &File) -> Result<(), LockError> {
 
 /// Releases the lock while the file stays open.
 pub fn unlock(file: &File) -> Result<(), LockError> {
-    Ok(set_lock(file.as_raw_fd(), libc::F_UNLCK)?)
+    Ok(unlock_bytes(file, OWNER)?)
 }
 
-fn set_lock(descriptor: RawFd, kind: libc::c_int) -> io::Result<()> {
-    let lock = lock_of(kind);
+pub(crate) fn unlock_bytes(file: &File, bytes: Bytes) -> io::Result<()> {
+    set_lock(file.as_raw_fd(), libc::F_UNLCK, bytes)
+}
+
+fn set_lock(descriptor: RawFd, kind: libc::c_int, bytes: Bytes) -> io::Result<()> {
+    let lock = lock_of(kind, bytes);
     // SAFETY: `lock` is a valid structure; a descriptor that is not open is an error.
     if unsafe { libc::fcntl(descriptor, libc::F_OFD_SETLK, &raw const lock) } == 0 {
         return Ok(());
@@ -70,9 +88,9 @@ fn set_lock(descriptor: RawFd, kind: libc::c_int) -> io::Result<()> {
     Err(io::Error::last_os_error())
 }
 
-/// Whether an open description other than this descriptor's is the owner.
-fn is_locked(descriptor: RawFd) -> io::Result<bool> {
-    let mut lock = lock_of(libc::F_WRLCK);
+/// Whether an open description other than this descriptor's has locked one of these bytes.
+pub(crate) fn is_locked(descriptor: RawFd, bytes: Bytes) -> io::Result<bool> {
+    let mut lock = lock_of(libc::F_WRLCK, bytes);
     // SAFETY: `lock` is a valid structure that the kernel overwrites.
     if unsafe { libc::fcntl(descriptor, libc::F_OFD_GETLK, &raw mut lock) } != 0 {
         return Err(io::Error::last_os_error());
@@ -113,7 +131,7 @@ impl OwnerWatch {
             self.beat_time = now;
         }
         if self.is_ours()
-            && let Ok(locked) = is_locked(self.descriptor)
+            && let Ok(locked) = is_locked(self.descriptor, OWNER)
         {
             return locked;
         }
@@ -122,14 +140,14 @@ impl OwnerWatch {
 
     /// Takes the lock, unless an owner has it. Without the descriptor there is none to be taken.
     pub fn claim(&mut self) -> bool {
-        !self.is_ours() || set_lock(self.descriptor, libc::F_WRLCK).is_ok()
+        !self.is_ours() || set_lock(self.descriptor, libc::F_WRLCK, OWNER).is_ok()
     }
 
     /// Releases what [`Self::claim`] took.
     pub fn unclaim(&mut self) {
         if self.is_ours() {
             // What cannot be unlocked is released with the descriptor.
-            _ = set_lock(self.descriptor, libc::F_UNLCK);
+            _ = set_lock(self.descriptor, libc::F_UNLCK, OWNER);
         }
     }
 

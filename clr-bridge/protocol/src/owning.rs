@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
+use crate::beside;
 use crate::control::{Outcome, Request, Wishes, capability, slot_of};
 use crate::doorbell;
 use crate::layout::{
@@ -46,9 +47,9 @@ pub enum RequestError {
     Call(#[from] io::Error),
 }
 
-/// The pages that the owner writes, mapped.
+/// The pages that the owner and readers with wishes write, mapped.
 #[derive(Debug)]
-struct ControlPages {
+pub(crate) struct ControlPages {
     start: NonNull<u8>,
 }
 
@@ -60,7 +61,7 @@ unsafe impl Send for ControlPages {}
 unsafe impl Sync for ControlPages {}
 
 impl ControlPages {
-    fn map(file: &File) -> io::Result<Self> {
+    pub(crate) fn map(file: &File) -> io::Result<Self> {
         // SAFETY: a new mapping where the kernel finds room; nothing existing is replaced.
         let start = unsafe {
             libc::mmap(
@@ -79,7 +80,7 @@ impl ControlPages {
     }
 
     /// Writes at an offset of the file.
-    fn write(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         let inside = offset.checked_sub(CONTROL).filter(|at| at + bytes.len() <= PAGES);
         let inside = inside.ok_or(io::ErrorKind::InvalidInput)?;
         let from = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -194,6 +195,11 @@ impl Owner {
     #[must_use]
     pub fn is_obeyed(&self, status: &StatusRecord) -> bool {
         status.obeyed == (self.wishes.epoch, self.wishes.generation)
+    }
+
+    /// What readers beside this owner wish for: bits of [`crate::control::wish::EVENTS`].
+    pub fn readers_wishes(&self) -> io::Result<u64> {
+        beside::wishes(&self.file)
     }
 
     /// Renews the owner's sign of life, on every poll.

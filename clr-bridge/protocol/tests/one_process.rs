@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
+use strata_bridge_protocol::beside::{BesideError, ReaderWishes};
 use strata_bridge_protocol::compaction::{Compaction, Turn};
 use strata_bridge_protocol::contexts::Context;
 use strata_bridge_protocol::control::{Outcome, request, wish};
@@ -592,6 +593,33 @@ fn wishes_and_requests_arrive_and_are_answered() {
     owner.release().expect("memory");
     assert!(!writer.owner_lives(0));
     assert_eq!(writer.control().wishes().map(|wishes| wishes.flags), Some(0));
+}
+
+#[test]
+fn wishes_of_readers_beside_the_owner_reach_it_and_end_with_them() {
+    let (writer, _reader) = writer_and_reader();
+    let owner = Owner::take(main_file(&writer), "a daemon").expect("it has no owner");
+    let wishes = || owner.readers_wishes().expect("memory");
+    assert_eq!(wishes(), 0);
+    let one = ReaderWishes::take(main_file(&writer)).expect("a place");
+    assert_eq!(wishes(), 0);
+    one.wish(wish::LOCKS | wish::ALLOCATIONS).expect("memory");
+    assert_eq!(wishes(), wish::LOCKS | wish::ALLOCATIONS);
+    // Only what is about events is taken from a reader.
+    let other = ReaderWishes::take(main_file(&writer)).expect("a place");
+    other.wish(wish::EXCEPTIONS | wish::DETACH | wish::JIT_EVENTS | 1 << 40).expect("memory");
+    assert_eq!(wishes(), wish::LOCKS | wish::ALLOCATIONS | wish::EXCEPTIONS);
+    drop(one);
+    assert_eq!(wishes(), wish::EXCEPTIONS);
+    let places: Vec<_> =
+        std::iter::from_fn(|| ReaderWishes::take(main_file(&writer)).ok()).collect();
+    assert_eq!(places.len(), 15, "one place is taken still");
+    assert!(matches!(ReaderWishes::take(main_file(&writer)), Err(BesideError::Full)));
+    drop(places);
+    assert_eq!(wishes(), wish::EXCEPTIONS);
+    drop(other);
+    assert_eq!(wishes(), 0);
+    assert!(writer.owner_lives(0), "no reader has taken the owner's lock");
 }
 
 #[test]

@@ -3,12 +3,14 @@
 // Throws paced GO COUNT: four threads throw COUNT exceptions of three types each, about 500 a second,
 //     once the file GO exists.
 // Throws again GO COUNT: as one thread, and each is thrown again by `throw;`.
+// Throws async GO COUNT: one thread waits for six async methods, of which the innermost throws.
 // Throws flood GO SECONDS: four threads throw as fast as they can.
 using System;
 using System.Diagnostics;
 using System.IO;
 using System.Runtime.CompilerServices;
 using System.Threading;
+using System.Threading.Tasks;
 
 namespace Shop
 {
@@ -71,6 +73,46 @@ namespace Shop
             }
         }
 
+#if TRIMMED
+        // What a compiler needs for async methods is not in this framework: what they do, by hand.
+        static Task Sixth() { return Task.Run(() => ThrowSold(0)); }
+
+        static Task After(Task inner)
+        {
+            var done = new TaskCompletionSource<bool>();
+            inner.ContinueWith(task =>
+            {
+                try { task.GetAwaiter().GetResult(); done.SetResult(true); }
+                catch (Exception exception) { done.SetException(exception); }
+            });
+            return done.Task;
+        }
+
+        static Task First() { return After(After(After(After(After(Sixth()))))); }
+#else
+        static async Task Sixth()
+        {
+            await Task.Yield();
+            ThrowSold(0);
+        }
+
+        static async Task Fifth() { await Sixth(); }
+        static async Task Fourth() { await Fifth(); }
+        static async Task Third() { await Fourth(); }
+        static async Task Second() { await Third(); }
+        static async Task First() { await Second(); }
+#endif
+
+        static void Async(int count)
+        {
+            WaitForGo();
+            for (int number = 0; number < count; number++)
+            {
+                try { First().GetAwaiter().GetResult(); } catch (Sold) { Interlocked.Increment(ref counts[0]); }
+                Thread.Sleep(2);
+            }
+        }
+
         static void Flood(double seconds)
         {
             WaitForGo();
@@ -84,8 +126,10 @@ namespace Shop
             var number = double.Parse(arguments[2]);
             ThreadStart work = () => Paced((int)number);
             if (arguments[0] == "again") work = () => Again((int)number);
+            if (arguments[0] == "async") work = () => Async((int)number);
             if (arguments[0] == "flood") work = () => Flood(number);
-            var threads = new Thread[arguments[0] == "again" ? 1 : 4];
+            var isOne = arguments[0] == "again" || arguments[0] == "async";
+            var threads = new Thread[isOne ? 1 : 4];
             for (int i = 0; i < threads.Length; i++) threads[i] = new Thread(work);
             foreach (var thread in threads) thread.Start();
             Console.WriteLine("ready");

@@ -3,7 +3,8 @@
 //! A session holds the bridge's memory files open, so that it reads to the last record also when
 //! the process has been killed. An owner (one strata at a time; the kernel releases the lock of one
 //! that dies) sends the bridge its wishes and requests. Beside an owner, any number of sessions read
-//! what it has the bridge report, and write nothing; with the owner they end.
+//! what it has the bridge report; the events that they wish for it adds to its own wishes, as long
+//! as they are there. With the owner they end.
 //!
 //! Invariant: one call does bounded work ([`Budget`]), whatever lies in the memory, and never waits
 //! for the process: reads that take the lock of its memory are handed out ([`Session::wanted`]).
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use strata_bridge_protocol::beside::BesideError;
 use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::layout::CONTEXTS;
 use strata_bridge_protocol::objects::ObjectTable;
@@ -41,7 +43,7 @@ use crate::target::{Target, TargetError};
 use looking::{Found, Looking, Segments};
 
 pub use looking::Look;
-pub use presence::{BridgeState, Holder, presence};
+pub use presence::{BridgeState, EventsWished, Holder, presence};
 pub use requests::{MAX_WAITING, Question, Unanswered};
 
 /// The time limit of opening a process's memory.
@@ -71,6 +73,8 @@ pub enum SessionError {
     Owned(Holder),
     #[error("the memory of strata's library cannot be used: {0}")]
     Io(#[from] io::Error),
+    #[error("the events wanted of it cannot be asked for: {0}")]
+    Beside(#[from] BesideError),
     #[error("opening the memory of strata's library: {0}")]
     Stuck(#[from] Stuck),
     #[error("the bridge did not leave the process within {0:?}; it may still do so")]
@@ -85,7 +89,7 @@ pub struct SessionOptions {
     /// Report an IL map with every compiled method.
     pub il_maps: bool,
     pub verbose: bool,
-    /// Where another strata owns the bridge, read beside it: without wishes and requests.
+    /// Where another strata owns the bridge, read beside it: without requests.
     pub beside: bool,
     pub limits: Limits,
 }
@@ -146,6 +150,9 @@ pub struct Session {
     status: StatusRecord,
     /// Bits of [`wish`], without those of events.
     wished: u64,
+    /// The same, of events: this session's, and those of readers beside it where it is the owner.
+    events: u64,
+    readers_events: u64,
 }
 
 use requests::Requests;
@@ -231,6 +238,8 @@ impl Session {
             enumerated: false,
             status,
             wished: 0,
+            events: 0,
+            readers_events: 0,
         }
     }
 
@@ -267,27 +276,41 @@ impl Session {
         self.rights.are_obeyed(&self.status)
     }
 
-    /// What the owner wishes for now: bits of [`wish`].
+    /// What the owner wishes for now, for itself and for readers: bits of [`wish`]. `None`: that
+    /// cannot be read at this moment.
     #[must_use]
-    pub fn wishes(&self) -> u64 {
+    pub fn wishes(&self) -> Option<u64> {
         self.rights.wishes()
     }
 
     /// Wishes for events besides what was wished for at the start: bits of [`wish`]. Beside an owner
-    /// there are those that it wishes for.
+    /// they are in force once it has added them to its own.
     pub fn wish_for_events(&mut self, flags: u64) -> Result<(), SessionError> {
-        const EVENTS: u64 = wish::EXCEPTIONS
-            | wish::LOCKS
-            | wish::ALLOCATIONS
-            | wish::MESSAGES
-            | wish::PAUSES
-            | wish::OBJECTS;
-        let wished = self.wished | flags & EVENTS;
-        if self.life == Life::Running
-            && self.leaving == Leaving::No
-            && let Some(owner) = self.rights.owner()
-        {
-            owner.wish(wished, [0; 32])?;
+        self.events = flags & wish::EVENTS;
+        if self.life != Life::Running || self.leaving != Leaving::No {
+            return Ok(());
+        }
+        match &mut self.rights {
+            Rights::Owner(_) => self.write_wishes(),
+            Rights::Reader(beside) => Ok(beside.wish(self.events)?),
+        }
+    }
+
+    fn write_wishes(&mut self) -> Result<(), SessionError> {
+        let wished = self.wished | self.events | self.readers_events;
+        self.rights.owner().map_or(Ok(()), |owner| owner.wish(wished, [0; 32]))?;
+        Ok(())
+    }
+
+    /// Readers beside this owner have come, changed their wishes, or gone.
+    fn look_after_readers(&mut self) -> Result<(), SessionError> {
+        if self.life != Life::Running || self.leaving != Leaving::No {
+            return Ok(());
+        }
+        let Some(owner) = self.rights.owner() else { return Ok(()) };
+        let wishes = owner.readers_wishes()?;
+        if std::mem::replace(&mut self.readers_events, wishes) != wishes {
+            self.write_wishes()?;
         }
         Ok(())
     }
@@ -443,6 +466,7 @@ impl Session {
             // Before reading: records written after this are read by the next call.
             self.look_after_process(now);
             let may_go_on = self.life != Life::Running || self.rights.beat()?;
+            self.look_after_readers()?;
             self.status = self.reader.status()?;
             if !may_go_on {
                 // The bridge reports nothing more until it has another owner.
@@ -591,7 +615,7 @@ fn own_main(
         Err(TakeError::Owned { name, pid }) => match reader.status().map(|status| status.state) {
             Ok(Some(State::Detaching)) => return Err(SessionError::Leaving),
             Ok(Some(State::Detached)) => return Err(SessionError::NotLoaded),
-            _ if options.beside => Rights::Reader(Beside::new(file)?),
+            _ if options.beside => Rights::Reader(Box::new(Beside::new(file)?)),
             _ => return Err(SessionError::Owned(Holder::new(&name, pid))),
         },
         Err(TakeError::Call(error)) => return Err(error.into()),

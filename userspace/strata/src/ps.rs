@@ -7,7 +7,8 @@ use std::os::unix::fs::MetadataExt;
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use strata_clr::session::{BridgeState, presence};
+use strata_agent::managed::events::wished;
+use strata_clr::session::{BridgeState, EventsWished, presence};
 use strata_clr::{ClrProcess, Machine, discover, runtime_version};
 use strata_profile::text::sanitize_for_terminal;
 
@@ -115,19 +116,8 @@ fn row(pid: u32, process: &ClrProcess) -> Row {
     let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let comm = String::from_utf8_lossy(read("comm").trim_ascii_end()).into_owned();
     let group = container::parse(&String::from_utf8_lossy(&read("cgroup")));
-    let (bridge, methods, losses) = match presence(&process.target, &process.shared) {
-        BridgeState::NotLoaded => ("not loaded".to_owned(), 0, 0),
-        BridgeState::Unusable(why) => (format!("unusable: {why}"), 0, 0),
-        BridgeState::Loaded { state, holder, methods, losses, .. } => {
-            let state = state.map_or("in a state of another version", |state| state.text());
-            let bridge = match holder {
-                Some(holder) => format!("attached, read by {holder}"),
-                None => format!("loaded, {state}, not read"),
-            };
-            (bridge, methods, losses)
-        }
-    };
-    let refused = (bridge == "not loaded").then(|| refusal(process)).flatten();
+    let Bridge { text: bridge, methods, losses } = bridge_of(process);
+    let refused = (bridge == NOT_LOADED).then(|| refusal(process)).flatten();
     Row {
         pid,
         name: comm,
@@ -137,6 +127,47 @@ fn row(pid: u32, process: &ClrProcess) -> Row {
         methods,
         losses,
         container: group.container.unwrap_or_default(),
+    }
+}
+
+/// A process without a bridge.
+pub const NOT_LOADED: &str = "not loaded";
+
+/// A process's bridge.
+pub struct Bridge {
+    pub text: String,
+    methods: u64,
+    losses: u64,
+}
+
+pub fn bridge_of(process: &ClrProcess) -> Bridge {
+    let (text, methods, losses) = match presence(&process.target, &process.shared) {
+        BridgeState::NotLoaded => (NOT_LOADED.to_owned(), 0, 0),
+        BridgeState::Unusable(why) => (format!("unusable: {why}"), 0, 0),
+        BridgeState::Loaded { state, holder, methods, losses, events, .. } => {
+            let state = state.map_or("in a state of another version", |state| state.text());
+            let bridge = match holder {
+                Some(holder) => format!("attached, read by {holder}{}", events_text(events)),
+                None => format!("loaded, {state}, not read"),
+            };
+            (bridge, methods, losses)
+        }
+    };
+    Bridge { text, methods, losses }
+}
+
+/// The events that a bridge is to report; empty where there are none.
+fn events_text(events: EventsWished) -> String {
+    let kinds = wished(events.wishes);
+    if kinds.is_empty() {
+        return String::new();
+    }
+    match events.are_in_force {
+        true => format!("; reports {kinds}"),
+        false => format!(
+            "; does not report {kinds} yet: its runtime is busy, or refuses an event session (it has \
+             64 at most, those of other tools included)"
+        ),
     }
 }
 

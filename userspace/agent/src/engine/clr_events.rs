@@ -73,6 +73,14 @@ pub(super) struct Described<'a> {
 /// The name of a thread, by its number in the process's own namespace.
 pub(super) type ThreadNames<'a> = &'a dyn Fn(u32) -> Option<&'a str>;
 
+/// What labels of events are made with.
+#[derive(Clone, Copy)]
+pub(super) struct Labelling<'a> {
+    pub threads: ThreadNames<'a>,
+    /// Exceptions have their messages. The bridge reports them when another strata wants them.
+    pub messages: bool,
+}
+
 /// Of a sample that is no event, what its header states.
 pub(super) fn describe<'a>(
     block: Option<&Block>,
@@ -80,7 +88,7 @@ pub(super) fn describe<'a>(
     header: &Header,
     user: &'a [u64],
     (image, space): (ImageId, &Space),
-    threads: ThreadNames<'_>,
+    labelling: Labelling<'_>,
     to: &mut Aggregate,
 ) -> Described<'a> {
     let Some(block) = block else {
@@ -88,7 +96,7 @@ pub(super) fn describe<'a>(
         return Described { user, labels: LabelsId::NONE, weight, value };
     };
     let (weight, value) = amounts(kind, block, header);
-    let labels = labels(kind, block, image, threads, to);
+    let labels = labels(kind, block, image, labelling, to);
     Described { user: below_the_bridge(user, space), labels, weight, value }
 }
 
@@ -97,7 +105,7 @@ fn labels(
     kind: Kind,
     block: &Block,
     image: ImageId,
-    threads: ThreadNames<'_>,
+    labelling: Labelling<'_>,
     to: &mut Aggregate,
 ) -> LabelsId {
     let Some(event) = block.event() else { return LabelsId::NONE };
@@ -107,12 +115,13 @@ fn labels(
     }
     let type_name = printable(event.type_name);
     let message = printable(event.message);
-    let lock = if room == Room::All { Lock::of(&event, threads) } else { Lock::default() };
+    let lock =
+        if room == Room::All { Lock::of(&event, labelling.threads) } else { Lock::default() };
     let mut labels = Vec::with_capacity(4);
     match kind {
         Kind::Exceptions => {
             labels.push(("exception type", type_name.as_str()));
-            if !message.is_empty() && room == Room::All {
+            if !message.is_empty() && room == Room::All && labelling.messages {
                 labels.push(("exception message", message.as_str()));
             }
             if event.flags & flag::RETHROWN != 0 {
@@ -274,14 +283,19 @@ mod tests {
             ("rethrown", "true"),
         ];
         assert_eq!(of(&aggregate, id), expected);
+        // Another strata wants the messages, this one does not.
+        let without = Labelling { messages: false, ..NAMELESS };
+        let id = labels(Kind::Exceptions, &Block::new(&event), IMAGE, without, &mut aggregate);
+        assert_eq!(of(&aggregate, id), [expected[0], expected[2]]);
     }
 
-    const NAMELESS: ThreadNames<'static> = &|_| None;
+    const NAMELESS: Labelling<'static> = Labelling { threads: &|_| None, messages: true };
 
     #[test]
     fn a_wait_has_its_lock_its_owner_and_the_bucket_of_its_duration() {
         let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
         let threads: ThreadNames<'_> = &|tid| (tid == 7).then_some("holder\n1");
+        let threads = Labelling { threads, messages: true };
         let mut of_wait = |message, value, weight| {
             let event =
                 ClrEvent { kind: kind::LOCK, message, value, weight, ..ClrEvent::default() };

@@ -14,7 +14,7 @@ use strata_kinds::Kind;
 use strata_unwind::unwinder::{self, Lookup};
 
 use super::Engine;
-use super::clr_events::{self, Described};
+use super::clr_events::{self, Described, Labelling};
 use super::loading::Missing;
 use super::samples::{Sample, address_of, domain_read, is_caller, whole};
 use super::waits::Stack;
@@ -313,13 +313,14 @@ impl Engine {
         }
         let managed = &self.managed;
         let threads = |tid| managed.thread_name(raw.image, tid);
+        let labelling = Labelling { threads: &threads, messages: managed.wants_messages() };
         let described = clr_events::describe(
             event,
             raw.kind,
             &raw.header,
             user,
             (raw.image, space),
-            &threads,
+            labelling,
             &mut self.aggregate,
         );
         let Described { user, labels, weight, value } = described;

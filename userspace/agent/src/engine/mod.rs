@@ -547,9 +547,11 @@ impl Engine {
         self.programs.count_of_clr_events(counter as usize)
     }
 
-    /// Events of the CLR of one kind that the kernel did not take.
+    /// Events of the CLR of one kind that the kernel did not take. Of kinds that only another strata
+    /// asks for, none is missed.
     pub fn clr_events_refused(&self, kind: Kind) -> u64 {
-        self.programs.clr_events_refused(kind as u8)
+        let is_sampled = self.sampling.kinds.contains(kind);
+        if is_sampled { self.programs.clr_events_refused(kind as u8) } else { 0 }
     }
 
     /// Calls of a bridge's event function with no event.

@@ -12,7 +12,7 @@ use strata_abi::tables::UNWANTED_WALL;
 use strata_kinds::{Kind, Kinds};
 
 use super::Engine;
-use super::clr_events::{self, Described};
+use super::clr_events::{self, Described, Labelling};
 use super::waits::Stack;
 use super::wall::Whole;
 use crate::aggregate::{self, LabelsId, ThreadKey, Words};
@@ -104,7 +104,10 @@ impl Engine {
         let taken = self.sampling.kinds;
         let taken = taken.with(Kind::Cpu, taken.contains(Kind::Cpu) || self.wall.is_some());
         let Some(kind) = kind_of(&header, taken) else {
-            self.figures.unexpected_records += 1;
+            // Another strata may have a bridge report events that this one has not asked for.
+            let is_of_others = header.flags & FLAG_EVENT != 0
+                && kind_of(&header, crate::managed::events::KINDS).is_some();
+            self.figures.unexpected_records += u64::from(!is_of_others);
             return;
         };
         if header.form == FORM_ENDED {
@@ -126,6 +129,9 @@ impl Engine {
         if !self.is_selected(&header, image) {
             self.figures.deselected_samples += 1;
             self.store.skip(&mut self.programs, header.pid);
+            return;
+        }
+        if header.flags & FLAG_EVENT != 0 && !self.managed.wants_event(image, kind) {
             return;
         }
         if header.form == FORM_RAW {
@@ -176,13 +182,14 @@ impl Engine {
         }
         let managed = &self.managed;
         let threads = |tid| managed.thread_name(image, tid);
+        let labelling = Labelling { threads: &threads, messages: managed.wants_messages() };
         let described = clr_events::describe(
             block.as_ref(),
             kind,
             &header,
             user,
             (image, &space),
-            &threads,
+            labelling,
             &mut self.aggregate,
         );
         let Described { user, labels, weight, value } = described;

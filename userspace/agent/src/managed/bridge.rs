@@ -376,8 +376,9 @@ impl Bridge {
         self.session.is_obeyed()
     }
 
-    /// What its owner wishes for: bits of [`strata_bridge_protocol::control::wish`].
-    pub fn wishes(&self) -> u64 {
+    /// What its owner wishes for, for itself and for those beside it: bits of
+    /// [`strata_bridge_protocol::control::wish`]. `None`: that cannot be read at this moment.
+    pub fn wishes(&self) -> Option<u64> {
         self.session.wishes()
     }
 

@@ -2,8 +2,10 @@
 //! for garbage collections.
 //!
 //! The bridge reports them by calling an empty function, where a probe of the kernel's runs the BPF
-//! program. The probe is attached first, on a thread of its own; then the bridge gets the wish. A
-//! bridge or a runtime that has no events of a kind is served without, and the reason is kept.
+//! program. The probe is attached first, on a thread of its own; then the bridge gets the wish. Beside
+//! another strata, that one adds the wish to its own, and events that only others asked for are left
+//! out here. A bridge or a runtime that has no events of a kind is served without, and the reason is
+//! kept.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,7 @@ use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_kinds::{Kind, Kinds};
 
+use super::bridge::Bridge;
 use super::{Managed, State};
 use crate::kernel::probes::{Arrival, ProbeError};
 use crate::processes::table::ImageId;
@@ -22,6 +25,8 @@ const UNMAPPED: Duration = Duration::from_secs(5);
 /// and twice as late each time after that.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
+/// A runtime begins to report events within some tenths of a second.
+const OBEYED_WITHIN: Duration = Duration::from_secs(3);
 
 // The bridge's numbers of kinds are those of the table.
 const _: () = {
@@ -58,6 +63,11 @@ const WISHES: [(Kind, u64); 5] = [
     (Kind::Gc, wish::PAUSES),
 ];
 
+/// The kinds in bits of [`wish`].
+pub fn wished(wishes: u64) -> Kinds {
+    WISHES.into_iter().filter(|(_, wish)| wishes & wish != 0).map(|(kind, _)| kind).collect()
+}
+
 impl Wanted {
     /// Bits of [`wish`], without those for some kinds.
     fn wishes(self, without: Kinds) -> u64 {
@@ -75,8 +85,8 @@ enum Progress {
     /// The function's address is in no mapping that is known, since then.
     Unmapped(Instant),
     Attaching,
-    /// The bridge has the wish, and has not said yet that it is in force.
-    Asked,
+    /// The bridge has the wish, since then, and has not said yet that it is in force.
+    Asked(Instant),
     Reporting,
     /// No probe could be attached, for a reason that may pass: when it is tried again.
     Later(String, Instant),
@@ -92,8 +102,10 @@ pub(super) struct Events {
     absent: Kinds,
     /// Of the kinds wanted, those that its bridge has, but not safely.
     outdated: Kinds,
-    /// Of the kinds wanted, those that the strata does not have it report that is read beside.
+    /// Of the kinds wanted, those that the bridge was not asked for by the strata that owns it, and
+    /// which one that is.
     unasked: Kinds,
+    owner: String,
     /// Attempts to attach a probe that failed, for a reason that may pass.
     tries: u32,
     /// Its objects when it ended.
@@ -131,13 +143,28 @@ impl Events {
         if !self.absent.is_empty() {
             return Some(format!("its runtime or its bridge reports no {}", self.absent));
         }
-        (!self.unasked.is_empty()).then(|| {
-            format!(
-                "another strata reads this process and does not ask for {}: stop it, or have it \
-                 record them too (`types` in its configuration)",
-                self.unasked
-            )
-        })
+        if !self.unasked.is_empty() {
+            return Some(format!(
+                "another strata ({}) reads this process and has not asked for {}: one of an older \
+                 version asks for what it records itself only; stop or update it, or have it record \
+                 them too (`types` in its configuration)",
+                self.owner, self.unasked
+            ));
+        }
+        match self.progress {
+            Progress::Asked(since) if since.elapsed() > OBEYED_WITHIN => Some(format!(
+                "its runtime has not begun to report {}: it may have refused an event session \
+                 (it has 64 at most, those of other tools included); it is tried again",
+                self.asked()
+            )),
+            _ => None,
+        }
+    }
+
+    /// The kinds that the bridge was asked for.
+    fn asked(&self) -> Kinds {
+        let refused = self.refused();
+        self.wanted.kinds.iter().filter(|kind| !refused.contains(*kind)).collect()
     }
 }
 
@@ -148,6 +175,24 @@ impl Events {
             Progress::Idle | Progress::Unmapped(_) => true,
             Progress::Later(_, due) => due <= now,
             _ => false,
+        }
+    }
+
+    /// Which of the kinds that are asked for the bridge's owner has not asked it for.
+    fn look_at_owner(&mut self, bridge: &Bridge) {
+        if !matches!(self.progress, Progress::Asked(_) | Progress::Reporting) {
+            return;
+        }
+        let Some(owner) = bridge.read_beside() else {
+            self.unasked = Kinds::NONE;
+            return;
+        };
+        if let Some(wishes) = bridge.wishes() {
+            let asked = wished(wishes);
+            self.unasked = self.asked().iter().filter(|kind| !asked.contains(*kind)).collect();
+        }
+        if !self.unasked.is_empty() {
+            self.owner = owner.to_string();
         }
     }
 
@@ -186,6 +231,15 @@ impl Managed {
         self.events = Wanted { kinds: wanted.kinds.and(KINDS), ..wanted };
     }
 
+    /// Whether an event of a process is one that this strata wants: others may want more of it.
+    pub fn wants_event(&self, image: ImageId, kind: Kind) -> bool {
+        self.targets.get(&image).is_none_or(|target| target.events.wanted.kinds.contains(kind))
+    }
+
+    pub fn wants_messages(&self) -> bool {
+        self.events.messages
+    }
+
     /// The same of one process, where each is decided on.
     pub fn want_events_of(&mut self, image: ImageId, kinds: Kinds) {
         let kinds = kinds.and(self.events.kinds);
@@ -201,14 +255,12 @@ impl Managed {
         }
         let (now, mut candidates) = (Instant::now(), Vec::new());
         for (image, target) in &mut self.targets {
-            if let (State::Attached(bridge), Progress::Asked) =
-                (&target.state, &target.events.progress)
-                && bridge.is_obeying()
-            {
+            let State::Attached(bridge) = &target.state else { continue };
+            if matches!(target.events.progress, Progress::Asked(_)) && bridge.is_obeying() {
                 tracing::info!(pid = target.pid, "events of a .NET process are reported");
                 target.events.progress = Progress::Reporting;
             }
-            let State::Attached(bridge) = &target.state else { continue };
+            target.events.look_at_owner(bridge);
             if !target.events.is_due(now) {
                 continue;
             }
@@ -220,15 +272,6 @@ impl Managed {
             let has = |kind: &Kind| kinds >> *kind as u8 & 1 == 1;
             target.events.absent = wanted.iter().filter(|kind| !has(kind)).collect();
             target.events.outdated = outdated(kinds).and(wanted);
-            if !bridge.answers() {
-                let wishes = bridge.wishes();
-                let unasked = WISHES.into_iter().filter(|(_, wish)| wishes & wish == 0);
-                let unasked: Kinds = unasked.map(|(kind, _)| kind).collect();
-                target.events.unasked = wanted.and(unasked);
-                if target.events.unasked == wanted {
-                    continue;
-                }
-            }
             if address == 0 {
                 let why = "the bridge in it is of an older version, which reports no events: \
                            restart the process";
@@ -293,7 +336,7 @@ impl Managed {
         };
         target.events.tries = 0;
         target.events.progress = match asked {
-            Ok(()) => Progress::Asked,
+            Ok(()) => Progress::Asked(Instant::now()),
             Err(why) => {
                 tracing::warn!(pid = target.pid, %why, "no events of a .NET process");
                 Progress::Failed(why)

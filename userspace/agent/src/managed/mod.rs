@@ -94,6 +94,9 @@ pub struct Totals {
     pub without_events: Vec<(u32, String)>,
     /// Records that were lost in a process or refused here.
     pub lost: u64,
+    /// How often a process that was read beside another strata was left by that one, and attached to
+    /// again: events of the moments between are missing.
+    pub taken_over: u64,
 }
 
 pub struct Managed {
@@ -113,6 +116,7 @@ pub struct Managed {
     contexts: HashMap<u32, ImageId>,
     /// How often another strata left a process that was read beside it.
     freed: HashMap<ImageId, u32>,
+    taken_over: u64,
     /// The number of code addresses of the aggregate examined so far.
     places_seen: usize,
     /// The limit of memory for all runtimes together.
@@ -210,6 +214,7 @@ impl Managed {
             current: HashMap::new(),
             contexts: HashMap::new(),
             freed: HashMap::new(),
+            taken_over: 0,
             places_seen: 0,
             budget: usize::MAX,
             attached: 0,
@@ -668,6 +673,7 @@ impl Managed {
             detached: self.detached,
             // Code that cannot be read is missing as if it had not been published.
             lost: self.lost_before + self.code_reader.unread(),
+            taken_over: self.taken_over,
             ..Totals::default()
         };
         for target in self.targets.values() {

@@ -175,6 +175,8 @@ impl Managed {
             if *times > MOST_FREED {
                 continue;
             }
+            self.taken_over += 1;
+            tracing::info!(pid, "another strata has left a .NET process: it is attached to again");
             // As it was decided on, where each is.
             match self.policy {
                 Policy::AsTold => {

@@ -4,7 +4,9 @@
 use std::fmt;
 use std::os::fd::AsRawFd;
 
+use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::layout::{OWNER_LOCK, WISHES, WishBlock, checksum};
+use strata_bridge_protocol::owning::read_wishes;
 use strata_bridge_protocol::reader::{Limits, ReadAt, Reader, file};
 use strata_bridge_protocol::status::{Count, Loss, State};
 
@@ -37,6 +39,15 @@ impl fmt::Display for Holder {
     }
 }
 
+/// The events that a bridge is to report.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EventsWished {
+    /// Bits of [`wish::EVENTS`], of its owner and of those that read beside it.
+    pub wishes: u64,
+    /// The bridge has stated that they are in force.
+    pub are_in_force: bool,
+}
+
 /// Strata's library in a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BridgeState {
@@ -49,6 +60,7 @@ pub enum BridgeState {
         /// Everything that was lost, of whatever cause.
         losses: u64,
         version: String,
+        events: EventsWished,
     },
     /// It is present and cannot be read, with the reason.
     Unusable(String),
@@ -74,12 +86,18 @@ fn look(target: &Target, main: &SharedMapping) -> Result<BridgeState, String> {
     let reader = Reader::new(&file, Limits::default()).map_err(|error| error.to_string())?;
     let status = reader.status().map_err(|error| error.to_string())?;
     let holder = is_owned(&file).then(|| holder_of(&file));
+    let wishes = read_wishes(&file).ok().flatten().filter(|_| holder.is_some());
+    let events = wishes.map_or(EventsWished::default(), |wishes| EventsWished {
+        wishes: wishes.flags & wish::EVENTS,
+        are_in_force: status.obeyed == (wishes.epoch, wishes.generation),
+    });
     Ok(BridgeState::Loaded {
         state: status.state,
         holder,
         methods: status.count(Count::Methods),
         losses: Loss::ALL.iter().fold(0, |sum: u64, loss| sum.saturating_add(status.lost(*loss))),
         version: status.bridge_text.chars().filter(|letter| !letter.is_control()).collect(),
+        events,
     })
 }
 

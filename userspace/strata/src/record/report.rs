@@ -255,6 +255,14 @@ impl Report<'_> {
             let more = totals.refused.len() - MOST;
             writeln!(out, "  and {more} more (`strata ps` lists them)")?;
         }
+        if totals.taken_over > 0 {
+            let processes = counted(totals.taken_over, "process");
+            writeln!(
+                out,
+                "  {processes} read beside another strata until that ended, and attached to since: \
+                 events of the moments between are missing"
+            )?;
+        }
         for (pid, why) in totals.without_events.iter().take(MOST) {
             writeln!(out, "  process {pid} has no events: {}", sanitize_for_terminal(why))?;
         }
@@ -374,6 +382,7 @@ impl Report<'_> {
             "methods": totals.methods,
             "refused": refused,
             "without_events": without_events,
+            "taken_over": totals.taken_over,
         })
     }
 

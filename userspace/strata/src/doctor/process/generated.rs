@@ -74,6 +74,8 @@ pub struct Generated {
     pub jitdump: Option<String>,
     /// strata may ask the runtime itself.
     pub attachable: bool,
+    /// Of a .NET process: the state of strata's bridge in it.
+    pub bridge: Option<String>,
     /// What to do for names.
     pub fix: String,
 }
@@ -99,6 +101,7 @@ pub fn examine(
     }
     let runtime = runtime_of(mappings);
     let refusal = (runtime == Runtime::DotNet).then(|| attaching(process.pid));
+    let bridge = (runtime == Runtime::DotNet).then(|| bridge_in(process.pid)).flatten();
     let (perf_map, no_perf_map) = match perf_map(service, process, inner_pid) {
         Ok(found) => (Some(found), None),
         Err(why) => (None, Some(why)),
@@ -111,6 +114,7 @@ pub fn examine(
         no_perf_map,
         jitdump: jitdump.map(|mapping| printable(&mapping.path)),
         attachable: matches!(refusal, Some(Ok(()))),
+        bridge,
         fix: match refusal {
             Some(Err(why)) => format!(
                 "strata cannot attach: {why}. Or {}",
@@ -128,6 +132,12 @@ fn attaching(pid: u32) -> Result<(), String> {
         Ok(None) => Err("its runtime cannot be found".to_owned()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// The state of the bridge in a .NET process, where it is one.
+fn bridge_in(pid: u32) -> Option<String> {
+    let process = strata_clr::discover(pid).ok().flatten()?;
+    Some(printable(crate::ps::bridge_of(&process).text.as_bytes()))
 }
 
 /// Pages the kernel puts into every process.

@@ -223,8 +223,12 @@ fn show_generated(text: &mut String, generated: &Generated, colour: bool) {
     let mut row = |name: &str, value: &str| {
         let _ = writeln!(text, "  {:8}  {name:<10} {value}", "");
     };
-    if generated.attachable {
-        row("bridge", "`strata record` attaches to it (`strata ps` shows how it is)");
+    match &generated.bridge {
+        Some(bridge) if bridge != crate::ps::NOT_LOADED => row("bridge", bridge),
+        _ if generated.attachable => {
+            row("bridge", "`strata record` attaches to it (`strata ps` shows how it is)");
+        }
+        _ => {}
     }
     if let Some(map) = &generated.perf_map {
         let functions = match map.functions {
@@ -294,6 +298,7 @@ fn generated_json(generated: &Generated) -> Value {
         "perf_map": generated.perf_map.as_ref().map(|map| json!({
             "path": map.path, "bytes": map.bytes, "functions": map.functions,
         })),
+        "bridge": generated.bridge,
         "no_perf_map": generated.no_perf_map,
         "jitdump": generated.jitdump,
         "fix": if generated.has_names() { None } else { Some(&generated.fix) },

@@ -1,0 +1,331 @@
+//! Several stratas read one .NET process: a recording beside the daemon, recordings beside each other.
+//! Each has the events that it asks for, and no others.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+use serde_json::Value;
+use strata_tests::daemon::Daemon;
+use strata_tests::dotnet_profiler::diagnostics_socket;
+use strata_tests::running::{Running, wait_until};
+use strata_tests::runtimes::{Version, dotnet};
+use strata_tests::stacks::Stacks;
+use strata_tests::strata::{Recording, record};
+use strata_tests::{machine, places};
+
+use crate::dotnet_events::{REPORTED, Target, WAYS, of_method, recording_of, thrown, with_events};
+use crate::dotnet_running::{PATIENCE, listed};
+
+/// What `strata ps` says of a process's bridge.
+fn bridge_of(pid: i32) -> String {
+    let row = listed(pid).ok().flatten().unwrap_or_default();
+    row["bridge"].as_str().unwrap_or_default().to_owned()
+}
+
+fn is_attached(daemon: &Daemon, processes: u64) -> Result<()> {
+    wait_until("the daemon is attached", PATIENCE, || {
+        daemon.status().is_ok_and(|status| status["dotnet"]["attached"] == processes)
+    })
+}
+
+fn all_thrown(stacks: &Stacks) -> u64 {
+    WAYS.iter().map(|(_, name, _)| thrown(stacks, name)).sum()
+}
+
+/// The types that the daemon's store has.
+fn stored_types(daemon: &Daemon) -> Result<String> {
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["query", "--store"]).arg(daemon.store());
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    Ok(ended.stdout)
+}
+
+/// A daemon that asks for no events, and a recording beside it that asks for three kinds: it has the
+/// counts that it would have alone, and the daemon has none.
+#[test]
+fn a_recording_beside_a_daemon_has_the_events_that_only_it_asks_for() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in with_events(&dotnet) {
+        let throws = Target::start(&dotnet, version, "paced", "500")?;
+        let contends = Target::start_program(&dotnet, version, "Contends", "50")?;
+        let allocates = Target::start_program(&dotnet, version, "Allocates", "30000")?;
+        let targets = [throws.pid(), contends.pid(), allocates.pid()];
+        let mut daemon = Daemon::prepared()?;
+        daemon.configure("[dotnet]\nage = \"0s\"\n")?;
+        daemon.start()?;
+        is_attached(&daemon, 3)?;
+        let mut record = record()?.option("-e", "cpu,exceptions,locks,allocations").flag("-v");
+        for pid in targets {
+            record = record.pid(pid);
+        }
+        let recording = record.start()?;
+        for pid in targets {
+            wait_until("its events are reported", PATIENCE, || {
+                bridge_of(pid).ends_with("; reports exceptions, locks, allocations")
+            })?;
+            let bridge = bridge_of(pid);
+            println!("{version}: {bridge}");
+            assert!(bridge.contains(&daemon.pid()?.to_string()), "the daemon owns it: {bridge}");
+        }
+        throws.go()?;
+        contends.go()?;
+        allocates.go()?;
+        let (thrown_own, waited, allocated) =
+            (throws.counts()?, contends.counts()?, allocates.counts()?);
+        let recorded = recording.end()?;
+        recorded.print_losses();
+        let summary = recorded.summary()?;
+        println!("{version}: {}", summary.0["clr"]);
+        assert_eq!(summary.0["clr"]["without_events"], Value::Array(Vec::new()), "{version}");
+        assert_eq!(summary.0["clr"]["taken_over"], 0, "{version}");
+        let profile = recorded.profile()?;
+        let exceptions = profile.stacks_of("exceptions")?;
+        for (name, type_name, _) in WAYS {
+            let seen = thrown(&exceptions, type_name);
+            println!("{version} {type_name}: {} thrown, {seen} seen", thrown_own[name]);
+            assert_eq!(seen, thrown_own[name], "{version} {type_name}");
+        }
+        let waits = profile.stacks_of("lock_count")?;
+        let (count, _) = of_method(&waits, "Shop.Contends.Enter");
+        println!("{version}: {} waits, {count} seen", waited["waits"]);
+        assert!((count as f64 / waited["waits"] as f64 - 1.0).abs() < 0.1, "{version}");
+        let bytes = profile.stacks_of("alloc_size")?;
+        for (name, method) in [
+            ("small", "Shop.Allocates.MakeSmall"),
+            ("middle", "Shop.Allocates.MakeMiddle"),
+            ("large", "Shop.Allocates.MakeLarge"),
+        ] {
+            let (size, made) = (of_method(&bytes, method).0, allocated[&format!("{name}_bytes")]);
+            println!("{version} {name}: {made} bytes, {size} seen");
+            assert!((size as f64 / made as f64 - 1.0).abs() < 0.25, "{version} {name}");
+        }
+        let status = daemon.status()?;
+        println!("{version}: the daemon: {} {}", status["sampling"], status["dotnet"]);
+        daemon.end()?;
+        let types = stored_types(&daemon)?;
+        println!("{types}");
+        assert!(types.contains("cpu"), "{types}");
+        for kind in ["exception", "lock", "alloc"] {
+            assert!(!types.contains(kind), "{version}: the daemon has not asked for it: {types}");
+        }
+    }
+    Ok(())
+}
+
+/// Recordings without a daemon: the first owns the bridge and records CPU time only. A wish ends with
+/// its recording, however that ends.
+#[test]
+fn recordings_beside_each_other_have_what_each_asks_for_for_as_long_as_it_runs() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in dotnet.versions() {
+        let target = Target::start(&dotnet, version, "paced", "500")?;
+        let pid = target.pid();
+        let first = record()?.pid(pid).option("-e", "cpu").seconds(600.0);
+        let mut first = first.start()?;
+        wait_until("the first is attached", PATIENCE, || bridge_of(pid).starts_with("attached"))?;
+        assert!(!bridge_of(pid).contains("reports"), "{}", bridge_of(pid));
+        let with = recording_of(&target, "exceptions", |record| record)?;
+        let without =
+            recording_of(&target, "exceptions", |record| record.flag("--no-exception-messages"))?;
+        let mut killed = recording_of(&target, "exceptions", |record| record)?;
+        killed.running().signal(Signal::KILL)?;
+        drop(killed);
+        println!("{version}: {}", bridge_of(pid));
+        assert!(bridge_of(pid).ends_with("; reports exceptions"), "{}", bridge_of(pid));
+        target.go()?;
+        let own = target.counts()?;
+        for (who, recording, has_messages) in [("with", with, true), ("without", without, false)] {
+            let stacks = recording.end()?.profile()?.stacks_of("exceptions")?;
+            for (name, type_name, _) in WAYS {
+                let seen = thrown(&stacks, type_name);
+                println!("{version} {who} {type_name}: {} thrown, {seen} seen", own[name]);
+                assert_eq!(seen, own[name], "{version} {who} {type_name}");
+            }
+            let is_told =
+                stacks.stacks.iter().any(|stack| stack.labels.contains_key("exception message"));
+            assert_eq!(is_told, has_messages, "{version} {who}");
+        }
+        first.running().signal(Signal::INT)?;
+        let first = first.finish()?;
+        assert!(first.profile()?.stacks_of("exceptions").is_err(), "{version}: the first has none");
+        println!("{version}: the first: {:?}", first.summary()?.losses());
+    }
+    Ok(())
+}
+
+#[test]
+fn the_wishes_of_a_recording_end_with_it_also_when_it_is_killed() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut target = Target::start(&dotnet, Version::V9, "flood", "600")?;
+    let pid = target.pid();
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[dotnet]\nage = \"0s\"\n")?;
+    daemon.start()?;
+    is_attached(&daemon, 1)?;
+    target.go()?;
+    for signal in [Signal::KILL, Signal::INT] {
+        let mut one = recording_of(&target, "exceptions", |record| record)?;
+        let mut other = recording_of(&target, "locks,allocations", |record| record)?;
+        wait_until("both wishes are in force", PATIENCE, || {
+            bridge_of(pid).ends_with("; reports exceptions, locks, allocations")
+        })?;
+        other.running().signal(signal)?;
+        drop(other);
+        wait_until("the other's wishes end", PATIENCE, || {
+            bridge_of(pid).ends_with("; reports exceptions")
+        })?;
+        one.running().signal(signal)?;
+        drop(one);
+        wait_until("no wishes are left", PATIENCE, || {
+            bridge_of(pid).starts_with("attached") && !bridge_of(pid).contains("reports")
+        })?;
+    }
+    assert!(target.running.is_alive());
+    daemon.end()?;
+    Ok(())
+}
+
+/// What was recorded stays, the recording attaches by itself, and says so.
+#[test]
+fn a_recording_goes_on_when_the_daemon_that_it_reads_beside_is_killed() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut target = Target::start(&dotnet, Version::V9, "flood", "600")?;
+    let pid = target.pid();
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[dotnet]\nage = \"0s\"\n")?;
+    daemon.start()?;
+    is_attached(&daemon, 1)?;
+    target.go()?;
+    let mut recording = recording_of(&target, "exceptions", |record| record)?;
+    std::thread::sleep(Duration::from_secs(3));
+    daemon.kill()?;
+    let own = recording.running().pid().to_string();
+    wait_until("the recording owns the bridge", PATIENCE, || {
+        let bridge = bridge_of(pid);
+        bridge.contains(&own) && bridge.ends_with("; reports exceptions")
+    })?;
+    std::thread::sleep(Duration::from_secs(3));
+    recording.running().signal(Signal::INT)?;
+    let recorded = recording.finish()?;
+    recorded.print_losses();
+    let clr = recorded.summary()?.0["clr"].clone();
+    let stacks = recorded.profile()?.stacks_of("exceptions")?;
+    println!("{clr}: {} seen", all_thrown(&stacks));
+    assert_eq!((&clr["taken_over"], &clr["loaded"]), (&1.into(), &1.into()), "{clr}");
+    assert_eq!(clr["without_events"], Value::Array(Vec::new()));
+    assert!(all_thrown(&stacks) > 10_000);
+    assert!(target.running.is_alive());
+    Ok(())
+}
+
+/// `stacks` and `ps` beside a daemon.
+#[test]
+fn threads_and_processes_are_shown_beside_a_daemon() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let target = Target::start(&dotnet, Version::V9, "paced", "10")?;
+    let pid = target.pid();
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[dotnet]\nage = \"0s\"\n")?;
+    daemon.start()?;
+    is_attached(&daemon, 1)?;
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["stacks", &pid.to_string()]);
+    let shown = Running::from_command(command)?.wait(PATIENCE)?;
+    println!("{}{}", shown.stdout, shown.stderr);
+    assert!(shown.status.success() && shown.stdout.contains("Shop.Throws.WaitForGo"));
+    let own = daemon.pid()?.to_string();
+    assert!(bridge_of(pid).contains(&own), "the daemon still owns it: {}", bridge_of(pid));
+    let status = daemon.status()?;
+    assert_eq!(status["dotnet"]["attached"], 1, "{status}");
+    target.go()?;
+    let counted = target.counts()?;
+    counted.get("sold").context("it did not go on")?;
+    daemon.end()?;
+    Ok(())
+}
+
+/// Sessions of the runtime's events that other tools have open, over the diagnostics socket.
+/// Format: docs/design-docs/ipc-protocol.md of dotnet/diagnostics, `CollectTracing`.
+fn open_sessions(pid: i32) -> Result<Vec<UnixStream>> {
+    let mut payload = 1_u32.to_le_bytes().to_vec(); // megabytes
+    payload.extend(1_u32.to_le_bytes()); // the format: nettrace
+    payload.extend(1_u32.to_le_bytes()); // providers
+    payload.extend(1_u64.to_le_bytes()); // keywords
+    payload.extend(1_u32.to_le_bytes()); // level
+    let name: Vec<u16> = "Strata-Test-Nothing\0".encode_utf16().collect();
+    payload.extend(u32::try_from(name.len())?.to_le_bytes());
+    payload.extend(name.iter().flat_map(|unit| unit.to_le_bytes()));
+    payload.extend(0_u32.to_le_bytes()); // no filter
+    let mut request = b"DOTNET_IPC_V1\0".to_vec();
+    request.extend(u16::try_from(20 + payload.len())?.to_le_bytes());
+    request.extend([2, 2, 0, 0]);
+    request.extend(payload);
+    let mut open = Vec::new();
+    while open.len() < 100 {
+        let mut socket = UnixStream::connect(diagnostics_socket(pid)?)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.write_all(&request)?;
+        let mut head = [0; 20];
+        socket.read_exact(&mut head)?;
+        if head[17] != 0 {
+            break;
+        }
+        open.push(socket);
+    }
+    Ok(open)
+}
+
+/// A runtime has 64 sessions of events at most. While others have them all, events are missing, and
+/// every command says why; when one is free, they come.
+#[test]
+fn a_runtime_that_refuses_an_event_session_is_named_and_asked_again() -> Result<()> {
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    for version in [Version::V8, Version::V9] {
+        let target = Target::start_program(&dotnet, version, "Contends", "40")?;
+        let pid = target.pid();
+        let sessions = open_sessions(pid)?;
+        println!("{version}: {} sessions", sessions.len());
+        assert_eq!(sessions.len(), 64, "{version}");
+        let record = record()?.pid(pid).option("-e", "locks").flag("-v");
+        let refused = record.seconds(8.0).run()?.summary()?;
+        let why = refused.0["clr"]["without_events"][0]["reason"].to_string();
+        println!("{version}: {why}");
+        assert!(why.contains("refused an event session"), "{version}: {why}");
+        let mut recording = recording_of_refused(&target)?;
+        wait_until("ps says so", PATIENCE, || {
+            bridge_of(pid).contains("does not report locks yet")
+        })?;
+        println!("{version}: {}", bridge_of(pid));
+        let mut doctor = Command::new(places::strata_binary()?);
+        doctor.args(["doctor", "--pid", &pid.to_string()]);
+        let doctor = Running::from_command(doctor)?.wait(PATIENCE)?.stdout;
+        assert!(doctor.contains("does not report locks yet"), "{doctor}");
+        drop(sessions);
+        recording.running().wait_for_log(REPORTED, PATIENCE)?;
+        target.go()?;
+        let own = target.counts()?;
+        let recorded = recording.end()?;
+        let summary = recorded.summary()?;
+        let waits = recorded.profile()?.stacks_of("lock_count")?;
+        let (count, _) = of_method(&waits, "Shop.Contends.Enter");
+        println!("{version}: {} waits, {count} seen", own["waits"]);
+        assert!((count as f64 / own["waits"] as f64 - 1.0).abs() < 0.1, "{version}");
+        assert_eq!(summary.0["clr"]["without_events"], Value::Array(Vec::new()), "{version}");
+    }
+    Ok(())
+}
+
+/// A recording of locks that has begun, whose wish may not be in force.
+fn recording_of_refused(target: &Target) -> Result<Recording> {
+    record()?.pid(target.pid()).option("-e", "locks").flag("-v").start()
+}
