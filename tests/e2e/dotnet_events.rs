@@ -131,7 +131,7 @@ fn print_some(stacks: &Stacks) {
 
 #[test]
 fn every_exception_is_counted_with_its_type_its_message_and_its_whole_stack() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let target = Target::start(&dotnet, version, "paced", "1000")?;
@@ -197,7 +197,7 @@ fn an_exception_that_is_thrown_again_is_told_apart_and_messages_can_be_left_out(
 
 #[test]
 fn a_flood_of_exceptions_is_sampled_and_its_totals_are_right() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let target = Target::start(&dotnet, version, "flood", "5")?;
@@ -509,7 +509,7 @@ fn events_of_another_profilers_session_do_not_count() -> Result<()> {
 
 #[test]
 fn allocations_have_their_classes_their_number_and_their_bytes() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in with_events(&dotnet) {
         let target = Target::start_program(&dotnet, version, "Allocates", "60000")?;

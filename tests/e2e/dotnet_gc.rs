@@ -91,7 +91,7 @@ fn pauses(recorded: &Recorded) -> Result<(Stacks, Stacks)> {
 #[test]
 fn every_pause_has_its_generation_its_reason_its_length_and_the_stack_that_collected() -> Result<()>
 {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let target = Target::start(&dotnet, version, ["counted", "60"], &[])?;
@@ -147,7 +147,7 @@ fn every_pause_has_its_generation_its_reason_its_length_and_the_stack_that_colle
 /// and near the end.
 #[test]
 fn a_background_collection_makes_two_short_pauses() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let target = Target::start(&dotnet, version, ["background", "20"], &[])?;

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every test of the workspace, with one line of totals at the end.
 //!
-//! Unit and property tests run in parallel, and a few end-to-end tests of `strata-tests` at a time:
-//! those that measure have the machine alone (`machine::alone`). All are built at once, in
+//! Unit and property tests run in parallel, and a few end-to-end tests of `strata-tests` at a time;
+//! those that measure have the machine alone (`strata_tests::machine`). All are built at once, in
 //! the development profile (overflow checks on); the `strata` they drive is the release binary.
 //! One `cargo test` for all of them: two would resolve features twice and compile most
 //! dependencies again. So cargo starts each test program through [`run_program`], which knows
@@ -33,8 +33,8 @@ use crate::{build, project};
 const END_TO_END: &str = "strata-tests";
 /// How cargo names the program of its `e2e` tests.
 const END_TO_END_PROGRAM: &str = "e2e-";
-/// End-to-end tests at a time: they wait more than they compute, on two cores too.
-const END_TO_END_THREADS: &str = "--test-threads=3";
+/// All of them: they take turns by what each needs of the machine (`tests/src/machine.rs`).
+const END_TO_END_THREADS: &str = "--test-threads=1000";
 /// What the end-to-end tests' program is announced by.
 const END_TO_END_LINE: &str = "end-to-end tests: ";
 /// The most end-to-end tests that are run a second time.
