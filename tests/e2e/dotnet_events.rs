@@ -226,7 +226,7 @@ fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 2, |version, _| {
-        let mut target = Target::start(&dotnet, version, "flood", "30")?;
+        let mut target = Target::start(&dotnet, version, "flood", "110")?;
         target.go()?;
         for round in 0..4 {
             let all = "exceptions,locks,allocations";
@@ -244,6 +244,10 @@ fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
             assert!(seen > 1_000, "{version}");
             assert!(target.running.is_alive(), "{version}");
         }
+        // It goes on after strata has left.
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(target.running.is_alive(), "{version}");
+        std::fs::write(target.folder.path().join("go.end"), [])?;
         let counted = target.counts()?;
         println!("{version}: {counted:?}");
         assert!(counted.values().all(|count| *count > 1_000));

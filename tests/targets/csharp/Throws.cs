@@ -3,7 +3,8 @@
 // Throws paced GO COUNT: four threads throw COUNT exceptions of three types each, about 500 a second,
 //     once the file GO exists.
 // Throws again GO COUNT: as one thread, and each is thrown again by `throw;`.
-// Throws flood GO SECONDS: four threads throw as fast as they can.
+// Throws flood GO SECONDS: four threads throw as fast as they can, until the file GO.end exists, SECONDS
+//     at most.
 using System;
 using System.Diagnostics;
 using System.IO;
@@ -21,6 +22,7 @@ namespace Shop
 
         static string go;
         static long[] counts = new long[3];
+        static volatile bool ends;
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void ThrowSold(int number) { throw new Sold("item " + number); }
@@ -75,7 +77,7 @@ namespace Shop
         {
             WaitForGo();
             var clock = Stopwatch.StartNew();
-            for (int number = 0; clock.Elapsed.TotalSeconds < seconds; number++) Throw(number);
+            for (int number = 0; !ends && clock.Elapsed.TotalSeconds < seconds; number++) Throw(number);
         }
 
         static int Main(string[] arguments)
@@ -89,7 +91,8 @@ namespace Shop
             for (int i = 0; i < threads.Length; i++) threads[i] = new Thread(work);
             foreach (var thread in threads) thread.Start();
             Console.WriteLine("ready");
-            foreach (var thread in threads) thread.Join();
+            foreach (var thread in threads)
+                while (!thread.Join(20)) ends = File.Exists(go + ".end");
             Console.WriteLine($"sold={counts[0]} missing={counts[1]} other={counts[2]}");
             return 0;
         }
