@@ -182,7 +182,7 @@ fn what_is_sampled_in_the_middle_of_a_period_is_sent_when_the_daemon_ends() -> R
 
 #[test]
 fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
-    let _machine = machine::beside_others()?;
+    let _machine = machine::alone()?;
     let mut daemon = Daemon::prepared()?;
     let (server, address) = Collector::on_port(0)?;
     let exporter = format!(
