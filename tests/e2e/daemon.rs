@@ -58,7 +58,7 @@ fn types_of(profile: &pprof::Profile) -> Vec<String> {
 
 #[test]
 fn profiles_of_a_known_program_arrive_at_every_backend_under_its_name() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     let (pyroscope, push) = Collector::on_port(0)?;
     let agent_socket = daemon.folder().join("agent.socket");
@@ -268,7 +268,7 @@ fn rules_the_environment_and_a_reload_change_what_arrives() -> Result<()> {
 
 #[test]
 fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     let agent_socket = daemon.folder().join("agent.socket");
     daemon.configure(&format!(
@@ -481,7 +481,7 @@ fn fake_engine(socket: &std::path::Path, id: &str) -> Result<Collector> {
 
 #[test]
 fn a_process_in_a_container_has_its_containers_name() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let program = targets::c("shares").named("shares_static").flag("-static").build()?;
     let container = strata_tests::namespaces::Container::start(&program, "boxed", &["300"])?;
     let mut daemon = Daemon::prepared()?;

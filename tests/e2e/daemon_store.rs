@@ -100,7 +100,7 @@ fn a_second_daemon_of_one_store_ends_and_names_the_first() -> Result<()> {
 
 #[test]
 fn a_full_disk_is_named_and_is_not_healthy() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[sampling]\nfrequency = 199\n")?;
     std::fs::create_dir(daemon.store())?;

@@ -52,7 +52,7 @@ fn check(
 
 #[test]
 fn a_program_that_runs_already_shows_its_methods_by_name() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -70,7 +70,7 @@ fn a_program_that_runs_already_shows_its_methods_by_name() -> Result<()> {
 
 #[test]
 fn a_program_that_starts_later_shows_its_methods_by_name_too() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -170,7 +170,7 @@ fn twenty_recordings_of_one_program_leave_nothing_behind() -> Result<()> {
 
 #[test]
 fn a_program_started_with_the_variables_of_strata_env_is_read_without_attaching() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let printed = ask(&["env"])?;
     let mut wrongs = Wrongs::default();
@@ -200,7 +200,7 @@ fn a_program_started_with_the_variables_of_strata_env_is_read_without_attaching(
 
 #[test]
 fn without_attaching_nothing_is_loaded_and_stacks_are_still_whole() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in dotnet.versions() {
@@ -226,7 +226,7 @@ fn without_attaching_nothing_is_loaded_and_stacks_are_still_whole() -> Result<()
 
 #[test]
 fn the_list_says_what_runs_and_how_strata_is_in_it() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let app: Running = start(&dotnet, version, "Sleeper", &["2", "120"])?;

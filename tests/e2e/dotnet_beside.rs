@@ -61,7 +61,7 @@ fn both_see(
 
 #[test]
 fn both_profilers_see_what_is_compiled_and_both_leave() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in SEVERAL {

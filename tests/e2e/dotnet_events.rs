@@ -136,7 +136,7 @@ fn print_some(stacks: &Stacks) {
 
 #[test]
 fn every_exception_is_counted_with_its_type_its_message_and_its_whole_stack() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let target = Target::start(&dotnet, version, "paced", "1000")?;
@@ -202,7 +202,7 @@ fn an_exception_that_is_thrown_again_is_told_apart_and_messages_can_be_left_out(
 
 #[test]
 fn a_flood_of_exceptions_is_sampled_and_its_totals_are_right() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let target = Target::start(&dotnet, version, "flood", "5")?;
@@ -256,7 +256,7 @@ fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 2, |version, _| {
-        let mut target = Target::start(&dotnet, version, "flood", "30")?;
+        let mut target = Target::start(&dotnet, version, "flood", "110")?;
         target.go()?;
         for round in 0..4 {
             let all = "exceptions,locks,allocations";
@@ -274,6 +274,10 @@ fn recordings_come_and_go_in_the_middle_of_a_flood() -> Result<()> {
             assert!(seen > 1_000, "{version}");
             assert!(target.running.is_alive(), "{version}");
         }
+        // It goes on after strata has left.
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(target.running.is_alive(), "{version}");
+        std::fs::write(target.folder.path().join("go.end"), [])?;
         let counted = target.counts()?;
         println!("{version}: {counted:?}");
         assert!(counted.values().all(|count| *count > 1_000));
@@ -526,7 +530,7 @@ fn events_of_another_profilers_session_do_not_count() -> Result<()> {
 
 #[test]
 fn allocations_have_their_classes_their_number_and_their_bytes() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in with_events(&dotnet) {
         let target = Target::start_program(&dotnet, version, "Allocates", "60000")?;

@@ -53,6 +53,12 @@ impl Target {
         Ok(std::fs::write(self.folder.path().join("go"), [])?)
     }
 
+    /// Ends a storm, after a moment in which strata has left.
+    fn end(&self) -> Result<()> {
+        std::thread::sleep(Duration::from_secs(2));
+        Ok(std::fs::write(self.folder.path().join("go.end"), [])?)
+    }
+
     /// What it counted, by name, at its end.
     fn counts(self) -> Result<BTreeMap<String, u64>> {
         let Ended { status, stdout, stderr } = self.running.wait(PATIENCE)?;
@@ -91,7 +97,7 @@ fn pauses(recorded: &Recorded) -> Result<(Stacks, Stacks)> {
 #[test]
 fn every_pause_has_its_generation_its_reason_its_length_and_the_stack_that_collected() -> Result<()>
 {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let target = Target::start(&dotnet, version, ["counted", "60"], &[])?;
@@ -147,7 +153,7 @@ fn every_pause_has_its_generation_its_reason_its_length_and_the_stack_that_colle
 /// and near the end.
 #[test]
 fn a_background_collection_makes_two_short_pauses() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in versions(&dotnet) {
         let target = Target::start(&dotnet, version, ["background", "20"], &[])?;
@@ -214,7 +220,7 @@ fn pauses_of_the_server_collector_are_those_of_its_threads() -> Result<()> {
 fn recordings_come_and_go_in_the_middle_of_a_storm_of_collections() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
-    let (rounds, seconds) = machine::short_or_long((4, "30".to_owned()), (20, "120".to_owned()));
+    let (rounds, seconds) = machine::short_or_long((4, "110".to_owned()), (20, "600".to_owned()));
     each(&versions(&dotnet).collect::<Vec<_>>(), 2, |version, _| {
         let mut target = Target::start(&dotnet, version, ["storm", &seconds], &[])?;
         target.go()?;
@@ -234,6 +240,8 @@ fn recordings_come_and_go_in_the_middle_of_a_storm_of_collections() -> Result<()
             assert!(counts.stacks.iter().all(|stack| !label(stack, "gc generation").is_empty()));
             assert!(target.running.is_alive(), "{version}");
         }
+        target.end()?;
+        assert!(target.running.is_alive(), "{version}");
         let counted = target.counts()?;
         println!("{version}: {counted:?}");
         assert!(counted.values().all(|rounds| *rounds > 10), "{version}");

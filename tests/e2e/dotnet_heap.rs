@@ -234,7 +234,7 @@ fn a_runtime_without_weak_handles_is_reported_as_such() -> Result<()> {
 fn recordings_of_objects_come_and_go_in_the_middle_of_a_storm() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
-    let (rounds, seconds) = machine::short_or_long((4, "40".to_owned()), (20, "150".to_owned()));
+    let (rounds, seconds) = machine::short_or_long((4, "110".to_owned()), (20, "600".to_owned()));
     dotnet_running::each(&versions(&dotnet).collect::<Vec<_>>(), 2, |version, _| {
         let mut target = Target::start(&dotnet, version, ["storm", &seconds], &[])?;
         target.tell("go")?;
@@ -253,6 +253,9 @@ fn recordings_of_objects_come_and_go_in_the_middle_of_a_storm() -> Result<()> {
             assert!(space.stacks.iter().all(|stack| !label(stack, "allocation class").is_empty()));
             assert!(target.running.is_alive(), "{version}");
         }
+        // It goes on after strata has left.
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(target.running.is_alive(), "{version}");
         let counted = target.counts()?;
         println!("{version}: {counted:?}");
         assert!(counted.values().all(|rounds| *rounds > 10), "{version}");

@@ -32,7 +32,7 @@ fn is_read(pid: i32) -> Result<()> {
 
 #[test]
 fn a_killed_strata_harms_nobody_and_the_next_recording_works() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 2, |version, wrongs| {
         let mut app = start(&dotnet, version, "Busy", &["600", "0.2"])?;
@@ -48,7 +48,8 @@ fn a_killed_strata_harms_nobody_and_the_next_recording_works() -> Result<()> {
             wrongs.unless(works_on(&mut app), || {
                 format!("{version}: it stopped when strata was killed after {milliseconds} ms")
             });
-            let recorded = strata::record()?.frequency(FREQUENCY).seconds(2.0).pid(pid).run()?;
+            let recording = strata::record()?.frequency(FREQUENCY).pid(pid).start()?;
+            let recorded = recording.finish_when_used(&[pid], 2.0)?;
             let own = recorded.stacks()?.of_pid(pid);
             let (clr, named) = (Clr::of(&recorded)?, own.share_with("Busy.Main"));
             counts.push((count_of(pid, "task")?, count_of(pid, "fd")?));
@@ -88,7 +89,7 @@ fn has_library_file(pid: i32) -> bool {
 #[test]
 fn the_library_idles_while_strata_reads_and_leaves_when_strata_is_killed() -> Result<()> {
     const LEAVING: Duration = Duration::from_secs(30);
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 4, |version, _| {
         let mut app = start(&dotnet, version, "Busy", &["600", "0.2"])?;
@@ -112,7 +113,8 @@ fn the_library_idles_while_strata_reads_and_leaves_when_strata_is_killed() -> Re
         println!("{version}: the library left {:?} after the kill", killed.elapsed());
         ensure!(works_on(&mut app), "{version}: the program stopped");
 
-        let recorded = strata::record()?.frequency(FREQUENCY).seconds(2.0).pid(pid).run()?;
+        let recording = strata::record()?.frequency(FREQUENCY).pid(pid).start()?;
+        let recorded = recording.finish_when_used(&[pid], 2.0)?;
         let named = recorded.stacks()?.of_pid(pid).share_with("Busy.Main");
         let clr = Clr::of(&recorded)?;
         ensure!(clr.came_and_left_once() && named > 0.8, "{version}: {named} named, {clr:?}");

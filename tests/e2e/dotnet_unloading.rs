@@ -246,7 +246,7 @@ fn programs_that_unload_survive_a_daemon_that_attaches_early() -> Result<()> {
 
 #[test]
 fn programs_that_unload_survive_recordings_one_after_the_other() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in versions(&dotnet)? {

@@ -1,10 +1,11 @@
 //! `strata daemon`, run as a service manager runs it.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -30,9 +31,7 @@ impl Daemon {
     /// A folder for a daemon that is not started yet.
     pub fn prepared() -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("strata-daemon-").tempdir()?;
-        // No other process takes the port meanwhile: these tests run alone.
-        let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        Ok(Self { running: None, folder, metrics, variables: Vec::new() })
+        Ok(Self { running: None, folder, metrics: own_address(), variables: Vec::new() })
     }
 
     pub fn with_variable(mut self, name: &str, value: &str) -> Self {
@@ -151,6 +150,15 @@ impl Daemon {
         running.signal(Signal::KILL)?;
         running.wait(PATIENCE).map(drop)
     }
+}
+
+/// A loopback address of this process's own, and a port of each daemon below those that the kernel
+/// gives out: no other program has it, also between two starts of one daemon.
+fn own_address() -> SocketAddr {
+    static NEXT_PORT: AtomicU16 = AtomicU16::new(9464);
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    // Process ids have 22 bits. 127.0.0.1 is not among the addresses.
+    SocketAddr::from(([127, high | 64, middle, low], NEXT_PORT.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// The answer of a daemon's metrics port to a health probe.

@@ -1,10 +1,18 @@
 //! A test's requirements of the machine: root, exclusive or shared use, and whether the long
 //! variants are enabled.
 //!
+//! The harness starts all tests at once (`xtask/src/test.rs`), and they take turns here: tests of one
+//! kind run [`AT_A_TIME`] beside each other until none of them is left, then those of the next kind,
+//! and last those that have the machine alone. In the order of their names, each test that is alone
+//! would wait for the longest of those before it, on an idle machine.
+//!
 //! Invariant: a test that has the machine alone runs beside no other test of any clone of this
-//! repository, and waits only for the tests that began before it.
+//! repository.
 
 use std::fs::File;
+use std::io::Write;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
@@ -12,9 +20,37 @@ use rustix::fs::{FlockOperation, flock};
 /// Set to 1 for the variants of the tests with full sample counts and durations.
 pub const LONG: &str = "STRATA_TEST_LONG";
 
+/// A file that the seconds, the kind and the name of each test are appended to at its end.
+pub const TURNS_FILE: &str = "STRATA_TEST_TURNS";
+
+/// Tests of this process that share the machine at a time: they wait more than they compute, on two
+/// cores too.
+const AT_A_TIME: usize = 3;
+
 /// Held while a test uses the machine.
 pub struct Machine {
+    // Dropped in this order: the next test of this process finds the locks released.
     _locks: Vec<File>,
+    turn: Turn,
+    began: Instant,
+}
+
+impl Machine {
+    fn with(locks: Vec<File>, turn: Turn) -> Self {
+        Self { _locks: locks, turn, began: Instant::now() }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let Some(path) = std::env::var_os(TURNS_FILE) else { return };
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        let (seconds, kind) = (self.began.elapsed().as_secs_f64(), self.turn.0);
+        let file = File::options().create(true).append(true).open(path);
+        let line = format!("{seconds:.1} {kind:?} {name}\n");
+        // Without it, the test is as good.
+        _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    }
 }
 
 /// Held by tests that record the whole host. Of all clones on this machine, as the others are.
@@ -23,34 +59,100 @@ const HOST: &str = "/tmp/strata-tests.lock";
 /// Held by tests of .NET programs.
 const DOTNET: &str = "/tmp/strata-tests-dotnet.lock";
 
-/// Held while waiting for the others, so that no test is overtaken by those that share the machine.
+/// Held while waiting for the tests of other processes, so that none is overtaken by those that share
+/// the machine.
 const QUEUE: &str = "/tmp/strata-tests-queue.lock";
 
 /// Waits for the machine and checks that it can be profiled at all. For tests that compare costs or
 /// tools, that look at every process of the host, or whose daemon attaches to every .NET process.
 pub fn alone() -> Result<Machine> {
+    let turn = Turn::of(Kind::Alone);
     let _queue = queue()?;
     let locks = [HOST, DOTNET].map(|path| take(path, FlockOperation::LockExclusive));
-    Ok(Machine { _locks: locks.into_iter().collect::<Result<_>>()? })
+    Ok(Machine::with(locks.into_iter().collect::<Result<_>>()?, turn))
 }
 
 /// As [`alone`], beside other such tests: the result does not depend on what else runs, because the
 /// test looks at its own processes, counts in their CPU time and waits for conditions. It may record
 /// the whole host, which attaches to every .NET process, so no test of [`beside_dotnet`] runs.
 pub fn beside_others() -> Result<Machine> {
-    share(HOST, DOTNET)
+    share(Kind::Others, HOST, DOTNET)
 }
 
 /// As [`beside_others`], for tests that attach to .NET processes of their own and no other.
 pub fn beside_dotnet() -> Result<Machine> {
-    share(DOTNET, HOST)
+    share(Kind::DotNet, DOTNET, HOST)
 }
 
 /// Shares `own` once no test holds `other`. None can take it meanwhile: it would need the queue.
-fn share(own: &str, other: &str) -> Result<Machine> {
+fn share(kind: Kind, own: &str, other: &str) -> Result<Machine> {
+    let turn = Turn::of(kind);
     let _queue = queue()?;
     drop(take(other, FlockOperation::LockExclusive)?);
-    Ok(Machine { _locks: vec![take(own, FlockOperation::LockShared)?] })
+    Ok(Machine::with(vec![take(own, FlockOperation::LockShared)?], turn))
+}
+
+/// Beside which tests a test may run. In the order of their turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    DotNet,
+    Others,
+    Alone,
+}
+
+const KINDS: [Kind; 3] = [Kind::DotNet, Kind::Others, Kind::Alone];
+
+/// The tests of this process, by kind.
+struct Turns {
+    waiting: [usize; KINDS.len()],
+    running: [usize; KINDS.len()],
+}
+
+static TURNS: Mutex<Turns> = Mutex::new(Turns { waiting: [0; 3], running: [0; 3] });
+static TURN_OVER: Condvar = Condvar::new();
+
+impl Turns {
+    fn locked() -> MutexGuard<'static, Self> {
+        TURNS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a test of this kind may begin.
+    fn has_come(&self, kind: Kind) -> bool {
+        let at_a_time = if kind == Kind::Alone { 1 } else { AT_A_TIME };
+        let of_this = self.running[kind as usize];
+        if self.running.iter().sum::<usize>() > of_this || of_this >= at_a_time {
+            return false;
+        }
+        // While some of them run, others of their kind go on.
+        of_this > 0 || self.waiting[..kind as usize].iter().all(|waiting| *waiting == 0)
+    }
+}
+
+/// A test's turn in this process.
+struct Turn(Kind);
+
+impl Turn {
+    /// Waits for it.
+    fn of(kind: Kind) -> Self {
+        let mut turns = Turns::locked();
+        turns.waiting[kind as usize] += 1;
+        while !turns.has_come(kind) {
+            turns = TURN_OVER.wait(turns).unwrap_or_else(PoisonError::into_inner);
+        }
+        turns.waiting[kind as usize] -= 1;
+        turns.running[kind as usize] += 1;
+        drop(turns);
+        // One less waits: another kind's turn may have come.
+        TURN_OVER.notify_all();
+        Self(kind)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        Turns::locked().running[self.0 as usize] -= 1;
+        TURN_OVER.notify_all();
+    }
 }
 
 fn queue() -> Result<File> {
@@ -87,4 +189,30 @@ pub fn short_or_long<T>(short: T, long: T) -> T {
 /// Number of CPUs this process may run on.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AT_A_TIME, Kind, Turns};
+
+    #[test]
+    fn tests_of_one_kind_run_beside_each_other_and_those_that_are_alone_come_last() {
+        let none = || Turns { waiting: [0; 3], running: [0; 3] };
+        let waiting = Turns { waiting: [1, 1, 1], ..none() };
+        assert!(waiting.has_come(Kind::DotNet));
+        assert!(!waiting.has_come(Kind::Others) && !waiting.has_come(Kind::Alone));
+
+        let some = Turns { running: [0, 1, 0], waiting: [1, 1, 1] };
+        assert!(some.has_come(Kind::Others));
+        assert!(!some.has_come(Kind::DotNet) && !some.has_come(Kind::Alone));
+
+        let full = Turns { running: [AT_A_TIME, 0, 0], waiting: [1, 0, 0] };
+        assert!(!full.has_come(Kind::DotNet));
+
+        let alone = Turns { running: [0, 0, 1], waiting: [1, 1, 1] };
+        assert!(
+            [Kind::DotNet, Kind::Others, Kind::Alone].iter().all(|kind| !alone.has_come(*kind))
+        );
+        assert!(Turns { waiting: [0, 0, 1], ..none() }.has_come(Kind::Alone));
+    }
 }

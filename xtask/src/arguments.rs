@@ -62,7 +62,8 @@ const HELP: &str = "\
 cargo xtask COMMAND
 
   record [OPTIONS…]            record with strata (its own options; `record --help`)
-  test [FILTER…]               every test, end-to-end ones included (needs root)
+  test [--only units|end-to-end] [FILTER…]
+                               every test, or those (needs root)
   setup [record|test|bpf|all]  install what is missing for those commands, and say what and why
   build [--bpf-only | --bpf-debug | --check-bpf]
                                the release binary; the BPF object too when its sources changed

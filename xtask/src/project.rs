@@ -46,11 +46,19 @@ fn absolute(path: PathBuf) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
 
-/// The cargo that runs this program, so that a nested build uses the same toolchain.
+/// The cargo that runs this program, so that a nested build uses the same toolchain. It builds what a
+/// cargo that is started by hand has built: build scripts (`ring`'s) run again, and all that depends
+/// on them is compiled again, where they find another package's variables in their environment.
 pub fn cargo() -> std::process::Command {
     let mut command =
         std::process::Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
     command
 }
 

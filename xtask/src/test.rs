@@ -1,11 +1,12 @@
 //! `cargo xtask test`: every test of the workspace, with one line of totals at the end.
 //!
-//! Unit and property tests run in parallel, and a few end-to-end tests of `strata-tests` at a time:
-//! those that measure have the machine alone (`machine::alone`). All are built at once, in
+//! Unit and property tests run in parallel, and a few end-to-end tests of `strata-tests` at a time;
+//! those that measure have the machine alone (`strata_tests::machine`). All are built at once, in
 //! the development profile (overflow checks on); the `strata` they drive is the release binary.
-//! One `cargo test` for all of them: two would resolve features twice and compile most
-//! dependencies again. So cargo starts each test program through [`run_program`], which knows
-//! the end-to-end one.
+//! Cargo starts each test program through [`run_program`], which knows the end-to-end one. `--only units`
+//! leaves that one out and `--only end-to-end` runs no other, for CI, where other steps run beside the
+//! unit tests. Either compiles for the whole workspace: of fewer packages, features would be resolved
+//! anew and most dependencies compiled again.
 //!
 //! A test that cannot run here reports it (`strata-skip`) and passes as far as the harness knows. It
 //! is taken off the passed ones and shown with its reason.
@@ -33,14 +34,16 @@ use crate::{build, project};
 const END_TO_END: &str = "strata-tests";
 /// How cargo names the program of its `e2e` tests.
 const END_TO_END_PROGRAM: &str = "e2e-";
-/// End-to-end tests at a time: they wait more than they compute, on two cores too.
-const END_TO_END_THREADS: &str = "--test-threads=3";
+/// All of them: they take turns by what each needs of the machine (`tests/src/machine.rs`).
+const END_TO_END_THREADS: &str = "--test-threads=1000";
 /// What the end-to-end tests' program is announced by.
 const END_TO_END_LINE: &str = "end-to-end tests: ";
 /// The most end-to-end tests that are run a second time.
 const MOST_AGAIN: usize = 3;
 /// Tests of what may not happen a single time.
 const NEVER_AGAIN: [&str; 3] = ["dotnet_hostile::", "dotnet_surviving::", "dotnet_unloading::"];
+/// Set for the programs that cargo starts when the end-to-end one is left out.
+const WITHOUT_END_TO_END: &str = "STRATA_TEST_UNITS_ONLY";
 /// This program's own command that cargo starts a test program with.
 pub const RUN_PROGRAM: &str = "run-test-program";
 
@@ -53,14 +56,19 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
              --exclude strata-clr`)"
         );
     }
+    let (part, filters) = Part::of(arguments)?;
     setup::ensure(Profile::Test)?;
     build::ensure()?;
 
     let mut totals = Totals::default();
     let mut cargo = project::cargo();
-    cargo
-        .args(["test", "--workspace", "--no-fail-fast", "--config", &runner()?, "--"])
-        .args(arguments);
+    cargo.args(["test", "--workspace", "--no-fail-fast", "--config", &runner()?]);
+    match part {
+        Part::All => {}
+        Part::Units => _ = cargo.env(WITHOUT_END_TO_END, "1"),
+        Part::EndToEnd => _ = cargo.args(["--test", "e2e"]),
+    }
+    cargo.arg("--").args(filters);
     count(surroundings(&mut cargo), &mut totals)?;
     run_again(&mut totals)?;
 
@@ -81,6 +89,28 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     }
     println!("{}", totals.line());
     Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Which tests are run.
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    All,
+    Units,
+    EndToEnd,
+}
+
+impl Part {
+    /// What `--only` says, and the arguments after it.
+    fn of(arguments: &[OsString]) -> Result<(Self, &[OsString])> {
+        match arguments {
+            [only, rest @ ..] if only == "--only" => match rest.split_first() {
+                Some((part, filters)) if part == "units" => Ok((Self::Units, filters)),
+                Some((part, filters)) if part == "end-to-end" => Ok((Self::EndToEnd, filters)),
+                _ => bail!("--only units, or --only end-to-end"),
+            },
+            filters => Ok((Self::All, filters)),
+        }
+    }
 }
 
 /// What end-to-end tests find their things by.
@@ -122,6 +152,9 @@ pub fn run_program(words: &[OsString]) -> Result<ExitCode> {
     command.args(arguments);
     let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy();
     if name.starts_with(END_TO_END_PROGRAM) {
+        if std::env::var_os(WITHOUT_END_TO_END).is_some() {
+            return Ok(ExitCode::SUCCESS);
+        }
         command.arg(END_TO_END_THREADS);
         println!("{END_TO_END_LINE}{}", Path::new(program).canonicalize()?.display());
     }
@@ -281,7 +314,22 @@ fn number_before(text: &str, word: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Totals, ended_test, number_before};
+    use std::ffi::OsString;
+
+    use super::{Part, Totals, ended_test, number_before};
+
+    #[test]
+    fn a_part_of_the_tests_is_chosen_before_filters() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let all = words(&["shares::"]);
+        assert_eq!(Part::of(&all).expect("a filter"), (Part::All, &all[..]));
+        let units = words(&["--only", "units", "a"]);
+        assert_eq!(Part::of(&units).expect("a part"), (Part::Units, &units[2..]));
+        let end_to_end = words(&["--only", "end-to-end"]);
+        assert_eq!(Part::of(&end_to_end).expect("a part"), (Part::EndToEnd, &[][..]));
+        assert!(Part::of(&words(&["--only", "shares::"])).is_err());
+        assert!(Part::of(&words(&["--only"])).is_err());
+    }
 
     #[test]
     fn a_test_that_could_not_run_is_skipped_and_not_passed() {

@@ -6,7 +6,7 @@
 // Collects background GO COUNT: the same thread, which wants COUNT collections of all, in the background.
 //     Prints "wanted" and "pauses".
 // Collects storm GO SECONDS: four threads allocate as fast as they can, and now and then one wants a
-//     collection. Prints how many times each was round.
+//     collection, until the file GO.end exists, SECONDS at most. Prints how many times each was round.
 using System;
 using System.Diagnostics;
 using System.IO;
@@ -23,6 +23,7 @@ namespace Shop
         static string go;
         static Link kept;
         static object last;
+        static volatile bool ends;
         static readonly long[] counts = new long[3], ticks = new long[3], rounds = new long[4];
 
 #if TRIMMED
@@ -132,7 +133,7 @@ namespace Shop
         {
             WaitForGo();
             var end = Stopwatch.StartNew();
-            while (end.Elapsed.TotalSeconds < seconds)
+            while (!ends && end.Elapsed.TotalSeconds < seconds)
             {
                 for (int number = 0; number < 1000; number++) last = new byte[100 + 100 * (number % 10)];
                 if (thread == 0 && rounds[0] % 50 == 0) Collect((int)(rounds[0] / 50 % 3), true);
@@ -151,7 +152,8 @@ namespace Shop
                 threads[number].Start();
             }
             Console.WriteLine("ready");
-            foreach (var thread in threads) thread.Join();
+            foreach (var thread in threads)
+                while (!thread.Join(20)) ends = File.Exists(go + ".end");
             for (int number = 0; number < threads.Length; number++)
                 Console.WriteLine($"thread{number}={rounds[number]}");
         }

@@ -6,7 +6,8 @@
 //     "kept". Once FOLDER/free exists, it drops what is Temporary, wants a collection and prints "freed".
 //     Once FOLDER/end exists, it prints how many bytes each has (16 or 24 of an object are its header).
 // Keeps storm FOLDER SECONDS: four threads allocate as fast as they can, keep some and drop them again,
-//     and now and then one wants a collection. Prints how many times each was round.
+//     and now and then one wants a collection, until the file FOLDER/end exists, SECONDS at most. Prints how
+//     many times each was round.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics;
@@ -146,7 +147,7 @@ namespace Shop
             long rounds = 0;
             Link kept = null;
             var end = Stopwatch.StartNew();
-            while (end.Elapsed.TotalSeconds < seconds)
+            while (!ends && end.Elapsed.TotalSeconds < seconds)
             {
                 for (int number = 0; number < 1000; number++)
                 {
@@ -173,7 +174,8 @@ namespace Shop
                 threads[number].Start();
             }
             Console.WriteLine("ready");
-            foreach (var thread in threads) thread.Join();
+            foreach (var thread in threads)
+                while (!thread.Join(20)) ends = File.Exists(folder + "/end");
             for (int number = 0; number < threads.Length; number++)
                 Console.WriteLine($"thread{number}={rounds[number]}");
         }

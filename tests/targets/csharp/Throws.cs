@@ -4,7 +4,8 @@
 //     once the file GO exists.
 // Throws again GO COUNT: as one thread, and each is thrown again by `throw;`.
 // Throws async GO COUNT: one thread waits for six async methods, of which the innermost throws.
-// Throws flood GO SECONDS: four threads throw as fast as they can.
+// Throws flood GO SECONDS: four threads throw as fast as they can, until the file GO.end exists, SECONDS
+//     at most.
 using System;
 using System.Diagnostics;
 using System.IO;
@@ -23,6 +24,7 @@ namespace Shop
 
         static string go;
         static long[] counts = new long[3];
+        static volatile bool ends;
 
         [MethodImpl(MethodImplOptions.NoInlining)]
         static void ThrowSold(int number) { throw new Sold("item " + number); }
@@ -117,7 +119,7 @@ namespace Shop
         {
             WaitForGo();
             var clock = Stopwatch.StartNew();
-            for (int number = 0; clock.Elapsed.TotalSeconds < seconds; number++) Throw(number);
+            for (int number = 0; !ends && clock.Elapsed.TotalSeconds < seconds; number++) Throw(number);
         }
 
         static int Main(string[] arguments)
@@ -133,7 +135,8 @@ namespace Shop
             for (int i = 0; i < threads.Length; i++) threads[i] = new Thread(work);
             foreach (var thread in threads) thread.Start();
             Console.WriteLine("ready");
-            foreach (var thread in threads) thread.Join();
+            foreach (var thread in threads)
+                while (!thread.Join(20)) ends = File.Exists(go + ".end");
             Console.WriteLine($"sold={counts[0]} missing={counts[1]} other={counts[2]}");
             return 0;
         }
