@@ -1,6 +1,6 @@
 //! Wall-clock profiles: every moment of each thread, by what it did and where, and what must not hang.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -131,6 +131,44 @@ fn each_kind_of_wait_has_its_stack_and_its_share_of_the_time() -> Result<()> {
             "{way}"
         );
         assert!(whole > seen * 0.9, "{way}");
+    }
+    Ok(())
+}
+
+/// Waits that others end, and one for memory: by both kinds.
+#[test]
+fn waits_for_connections_memory_children_and_locks_have_their_stacks_and_their_time() -> Result<()>
+{
+    const WAYS: [(&str, &str); 5] = [
+        ("wait_accept", "csk_accept"),
+        ("wait_fault", "handle_userfault"),
+        ("wait_child", "do_wait"),
+        ("wait_lock", "futex"),
+        ("wait_file_lock", "sys_flock"),
+    ];
+    let _machine = machine::beside_others()?;
+    let recorded = record()?
+        .option("-e", "cpu,wall,off_cpu")
+        .command(c_target("waits_served")?, &["16"])
+        .run()?;
+    recorded.print_losses();
+    for kind in ["wall", "off_cpu"] {
+        let stacks = recorded.profile()?.stacks_of(kind)?;
+        for (way, function) in WAYS {
+            let line = recorded.ended.stdout.lines().find(|line| line.starts_with(way));
+            let measured = line.and_then(|line| number(line, "seconds")).context("no line")?;
+            assert_eq!(line.and_then(|line| number(line, "errors")), Some(0.0), "{way}");
+            let line = line.unwrap_or_default();
+            // The child is forked in its parent's function, and sleeps there.
+            let own =
+                || stacks.stacks.iter().filter(|stack| has(stack, way) && !has(stack, "nanosleep"));
+            let seen = seconds(own());
+            let whole = own().filter(|stack| has(stack, function) && has(stack, "start_thread"));
+            let whole = seconds(whole);
+            println!("{kind}: {line}: seen {seen:.2} s, whole {whole:.2} s");
+            assert!((seen / measured - 1.0).abs() < 0.03, "{kind}: {way}");
+            assert!(whole > seen * 0.97, "{kind}: {way}");
+        }
     }
     Ok(())
 }
@@ -373,6 +411,67 @@ fn a_daemon_names_a_process_that_it_cannot_walk() -> Result<()> {
     // It does not hang at its own end either.
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{}", ended.stderr);
+    Ok(())
+}
+
+/// A Go program with five thousand threads in system calls: each has its stack and all of its time, and no call
+/// ends by being looked at.
+#[test]
+fn five_thousand_threads_have_their_time_and_are_not_disturbed() -> Result<()> {
+    const THREADS: usize = 5_000;
+    let _machine = machine::beside_others()?;
+    let program = targets::go("threads", "threads", &[])?;
+    let mut target = Running::start(&program, &[&THREADS.to_string(), "40"])?;
+    target.wait_for_line("ready", PATIENCE)?;
+    let recorded = record()?.pid(target.pid()).option("-e", "wall,off_cpu").seconds(8.0).run()?;
+    let stacks = wall(&recorded)?;
+    let leader = target.pid().to_string();
+    let elapsed = seconds(stacks.stacks.iter().filter(|stack| label(stack, "tid") == leader));
+    let own = || stacks.stacks.iter().filter(|stack| has(stack, "main.waitsForSignal"));
+    let threads: BTreeSet<&str> = own().map(|stack| label(stack, "tid")).collect();
+    let whole = own().filter(|stack| has(stack, "pause") && has(stack, "runtime.goexit"));
+    let (all, whole) = (seconds(own()), seconds(whole));
+    println!("{} threads, {elapsed:.2} s, {all:.0} s in all, {whole:.0} s whole", threads.len());
+    assert_eq!(threads.len(), THREADS);
+    assert!((all / elapsed / THREADS as f64 - 1.0).abs() < 0.03 && whole > 0.99 * all);
+    assert_eq!(recorded.summary()?.losses_named(&["threads_refused", "thread_reads_hung"]), 0);
+    let ended = target.wait(PATIENCE)?;
+    assert_eq!(ended.stdout.lines().last(), Some("returned=0"));
+    Ok(())
+}
+
+/// What a tracer sees of a program that sleeps again and again, while its threads are walked: no signal, and no call
+/// that ends early.
+#[test]
+fn a_tracer_sees_no_signal_and_no_interrupted_call() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let Some(strace) = places::program(&["strace"]) else {
+        strata_skip::skipped!("no strace here");
+        return Ok(());
+    };
+    let target = Running::start(&c_target("sleepers")?, &["20", "16", "600"])?;
+    let folder = tempfile::tempdir()?;
+    let log = folder.path().join("calls");
+    let mut command = Command::new(strace);
+    command.args(["-f", "-p", &target.pid().to_string(), "-o"]).arg(&log);
+    let tracer = Running::from_command(command)?;
+    let traced = || std::fs::read_to_string(&log).unwrap_or_default();
+    wait_until("the program is traced", PATIENCE, || traced().lines().count() > 500)?;
+    // What attaching interrupts comes before.
+    let before = traced().len();
+    let recorded =
+        record()?.pid(target.pid()).option("-e", "cpu,wall,off_cpu").seconds(5.0).run()?;
+    let calls = traced();
+    tracer.signal(Signal::INT)?;
+    let during: Vec<&str> = calls.get(before..).unwrap_or_default().lines().collect();
+    let is_disturbed = |line: &&&str| {
+        ["EINTR", "ERESTART", "restart_syscall", "--- "].iter().any(|part| line.contains(part))
+    };
+    let disturbed: Vec<&&str> = during.iter().filter(is_disturbed).collect();
+    let naps = during.iter().filter(|line| line.contains("nanosleep")).count();
+    println!("{} lines, {naps} of naps; disturbed: {disturbed:?}", during.len());
+    assert!(naps > 500 && disturbed.is_empty());
+    assert!(seconds(wall(&recorded)?.stacks.iter().filter(|stack| has(stack, "naps"))) > 60.0);
     Ok(())
 }
 

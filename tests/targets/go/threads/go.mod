@@ -1,0 +1,3 @@
+module strata.test/threads
+
+go 1.21
