@@ -173,6 +173,54 @@ fn waits_for_connections_memory_children_and_locks_have_their_stacks_and_their_t
     Ok(())
 }
 
+/// Managed threads, each in a method of its own below the framework's: some of that has no frame.
+#[test]
+fn each_kind_of_managed_wait_has_its_caller_and_its_share_of_the_time() -> Result<()> {
+    const WAYS: [(&str, &str); 10] = [
+        ("WaitMonitor", "futex"),
+        ("WaitSemaphore", "futex"),
+        ("WaitSignal", "futex"),
+        ("WaitSleep", "futex"),
+        ("WaitTask", "futex"),
+        ("WaitAccept", "csk_accept"),
+        ("WaitReceive", "unix_stream"),
+        ("WaitFifo", "pipe_read"),
+        ("WaitPoll", "poll"),
+        ("WaitChild", "do_wait|wait_for_vfork"),
+    ];
+    let _machine = machine::beside_dotnet()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = dotnet_running::Wrongs::default();
+    for version in dotnet.versions() {
+        let command = dotnet.program(version, "Awaits", &["16"])?;
+        let mut target = Running::from_command(command)?;
+        target.wait_for_line("ready", PATIENCE)?;
+        let recorded = record()?.pid(target.pid()).option("-e", "cpu,wall").seconds(30.0).run()?;
+        let ended = target.wait(PATIENCE)?;
+        let stacks = wall(&recorded)?;
+        for (way, function) in WAYS {
+            let line = ended.stdout.lines().find(|line| line.starts_with(way)).context(way)?;
+            let measured = number(line, "seconds").context("no time")?;
+            let name = format!("Awaits.{way}");
+            let own: Vec<&Stack> = stacks.stacks.iter().filter(|stack| stack.has(&name)).collect();
+            let seen = seconds(own.iter().copied());
+            let is_whole = |stack: &&&Stack| {
+                let at = stack.frames.iter().position(|frame| frame.name == name);
+                let caller = at.and_then(|at| stack.frames.get(at + 1));
+                let calls = caller.is_some_and(|frame| frame.name == "Awaits.Repeat");
+                let waits = function.split('|').any(|function| has(stack, function));
+                calls && waits && has(stack, "start_thread")
+            };
+            let whole = seconds(own.iter().filter(is_whole).copied());
+            println!("{version}: {line}: seen {seen:.2} s, whole {whole:.2} s");
+            wrongs.unless((seen / measured - 1.0).abs() < 0.03, || format!("{version}: {way}"));
+            wrongs.unless(whole > seen * 0.97, || format!("{version}: stacks of {way}"));
+        }
+    }
+    wrongs.none();
+    Ok(())
+}
+
 /// The on/off-CPU experiment: one method burns, five threads wait in the other.
 #[test]
 fn a_managed_method_burns_and_another_waits() -> Result<()> {
