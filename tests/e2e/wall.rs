@@ -523,6 +523,65 @@ fn a_tracer_sees_no_signal_and_no_interrupted_call() -> Result<()> {
     Ok(())
 }
 
+/// Thirty-two threads whose stacks lie on memory that does not answer, of four processes: each process costs one
+/// pass that is given up, and is named; the others lose no time, and the daemon is healthy.
+#[test]
+fn a_daemon_names_all_processes_that_it_cannot_walk_and_others_lose_no_time() -> Result<()> {
+    const PROCESSES: usize = 4;
+    const THREADS_OF_EACH_KIND: &str = "4";
+    let _machine = machine::alone()?;
+    // Dropped after the file systems: they cannot end while their memory is being read.
+    let mut hostile = Vec::new();
+    let mut silent = Vec::new();
+    let program = c_target("stacks_unanswered")?;
+    for _ in 0..PROCESSES {
+        let files = SilentFileSystem::with_program(&c_target("sleeper")?)?;
+        let path = files.program();
+        let words = [path.to_str().context("a path")?, THREADS_OF_EACH_KIND];
+        let mut one = Running::start(&program, &words)?;
+        one.wait_for_line("ready", PATIENCE)?;
+        hostile.push(one);
+        files.fall_silent();
+        silent.push(files);
+    }
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[sampling]\ntypes = [\"cpu\", \"wall\"]\n")?;
+    daemon.start()?;
+    // It waits while passes are given up.
+    let mut command = Command::new(c_target("waits")?);
+    command.arg("20").env("DD_SERVICE", "waiting");
+    let good = Running::from_command(command)?;
+    let named = |daemon: &Daemon| -> usize {
+        let status = daemon.status().unwrap_or_default();
+        let all = status["wall"]["not_walked"].as_array().cloned().unwrap_or_default();
+        let is_named = |one: &&Running| all.iter().any(|process| process["pid"] == one.pid());
+        hostile.iter().filter(is_named).count()
+    };
+    wait_until("all are named", PATIENCE, || named(&daemon) == PROCESSES)?;
+    let ended = good.wait(PATIENCE)?;
+    // Threads beside the one at which a reader hung are not tried.
+    assert_eq!(named(&daemon), PROCESSES);
+    println!("{}", daemon.status()?["wall"]);
+    assert!(daemon.health()?.starts_with("ok"), "{}", daemon.health()?);
+    let stopped = daemon.end()?;
+    assert!(stopped.status.success(), "{}", stopped.stderr);
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["query", "--service", "waiting", "--type", "wall", "-o", "wall.folded"]);
+    command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
+    Running::from_command(command)?.wait(PATIENCE)?;
+    let text = std::fs::read_to_string(daemon.folder().join("wall.folded"))?;
+    let waits = text_outputs::folded(&text)?;
+    for way in ["wait_sleep", "wait_semaphore", "wait_poll", "wait_epoll", "wait_condition"] {
+        let line = ended.stdout.lines().find(|line| line.starts_with(way));
+        let measured = line.and_then(|line| number(line, "seconds")).context("no line")?;
+        let own = waits.iter().filter(|stack| stack.frames.iter().any(|frame| frame == way));
+        let seen = own.map(|stack| stack.count as f64 / 1e9).sum::<f64>();
+        println!("{way}: measured {measured:.2} s, seen {seen:.2} s");
+        assert!((seen / measured - 1.0).abs() < 0.06, "{way}");
+    }
+    Ok(())
+}
+
 /// Stopped by a tracer, waiting for a child of vfork, executing itself all the time, and in a hundred PID
 /// namespaces: each where it is, all of its time, while threads start and end.
 #[test]
