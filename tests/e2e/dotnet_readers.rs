@@ -253,9 +253,36 @@ fn threads_and_processes_are_shown_beside_a_daemon() -> Result<()> {
     Ok(())
 }
 
-/// Sessions of the runtime's events that other tools have open, over the diagnostics socket.
-/// Format: docs/design-docs/ipc-protocol.md of dotnet/diagnostics, `CollectTracing`.
-fn open_sessions(pid: i32) -> Result<Vec<UnixStream>> {
+/// Commands of the diagnostics protocol that are about sessions of events.
+/// Format: docs/design-docs/ipc-protocol.md of dotnet/diagnostics, `CollectTracing`, `StopTracing`.
+const STOP: u8 = 1;
+const COLLECT: u8 = 2;
+
+/// Sends a command; the connection, and the session's number if it was a success.
+fn command_of_sessions(
+    pid: i32,
+    command: u8,
+    payload: &[u8],
+) -> Result<(UnixStream, Option<[u8; 8]>)> {
+    let mut request = b"DOTNET_IPC_V1\0".to_vec();
+    request.extend(u16::try_from(20 + payload.len())?.to_le_bytes());
+    request.extend([2, command, 0, 0]);
+    request.extend(payload);
+    let mut socket = UnixStream::connect(diagnostics_socket(pid)?)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.write_all(&request)?;
+    let mut head = [0; 20];
+    socket.read_exact(&mut head)?;
+    if head[17] != 0 {
+        return Ok((socket, None));
+    }
+    let mut number = [0; 8];
+    socket.read_exact(&mut number)?;
+    Ok((socket, Some(number)))
+}
+
+/// Opens sessions of the runtime's events, as other tools do, until it refuses one.
+fn open_sessions(pid: i32) -> Result<Vec<(UnixStream, [u8; 8])>> {
     let mut payload = 1_u32.to_le_bytes().to_vec(); // megabytes
     payload.extend(1_u32.to_le_bytes()); // the format: nettrace
     payload.extend(1_u32.to_le_bytes()); // providers
@@ -265,23 +292,23 @@ fn open_sessions(pid: i32) -> Result<Vec<UnixStream>> {
     payload.extend(u32::try_from(name.len())?.to_le_bytes());
     payload.extend(name.iter().flat_map(|unit| unit.to_le_bytes()));
     payload.extend(0_u32.to_le_bytes()); // no filter
-    let mut request = b"DOTNET_IPC_V1\0".to_vec();
-    request.extend(u16::try_from(20 + payload.len())?.to_le_bytes());
-    request.extend([2, 2, 0, 0]);
-    request.extend(payload);
     let mut open = Vec::new();
-    while open.len() < 100 {
-        let mut socket = UnixStream::connect(diagnostics_socket(pid)?)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.write_all(&request)?;
-        let mut head = [0; 20];
-        socket.read_exact(&mut head)?;
-        if head[17] != 0 {
-            break;
-        }
-        open.push(socket);
+    while open.len() < 100
+        && let (socket, Some(number)) = command_of_sessions(pid, COLLECT, &payload)?
+    {
+        open.push((socket, number));
     }
     Ok(open)
+}
+
+/// A runtime notices that a session's reader is gone when it has an event for it: it is told.
+fn close_sessions(pid: i32, sessions: Vec<(UnixStream, [u8; 8])>) -> Result<()> {
+    for (socket, number) in sessions {
+        // What it writes at the end is read by nothing.
+        drop(socket);
+        command_of_sessions(pid, STOP, &number)?.1.context("a session could not be closed")?;
+    }
+    Ok(())
 }
 
 /// A runtime has 64 sessions of events at most. While others have them all, events are missing, and
@@ -310,7 +337,7 @@ fn a_runtime_that_refuses_an_event_session_is_named_and_asked_again() -> Result<
         doctor.args(["doctor", "--pid", &pid.to_string()]);
         let doctor = Running::from_command(doctor)?.wait(PATIENCE)?.stdout;
         assert!(doctor.contains("does not report locks yet"), "{doctor}");
-        drop(sessions);
+        close_sessions(pid, sessions)?;
         recording.running().wait_for_log(REPORTED, PATIENCE)?;
         target.go()?;
         let own = target.counts()?;
