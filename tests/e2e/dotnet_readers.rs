@@ -149,9 +149,9 @@ fn recordings_beside_each_other_have_what_each_asks_for_for_as_long_as_it_runs()
                 println!("{version} {who} {type_name}: {} thrown, {seen} seen", own[name]);
                 assert_eq!(seen, own[name], "{version} {who} {type_name}");
             }
-            let is_told =
+            let has_some =
                 stacks.stacks.iter().any(|stack| stack.labels.contains_key("exception message"));
-            assert_eq!(is_told, has_messages, "{version} {who}");
+            assert_eq!(has_some, has_messages, "{version} {who}");
         }
         first.running().signal(Signal::INT)?;
         let first = first.finish()?;
@@ -301,7 +301,7 @@ fn open_sessions(pid: i32) -> Result<Vec<(UnixStream, [u8; 8])>> {
     Ok(open)
 }
 
-/// A runtime notices that a session's reader is gone when it has an event for it: it is told.
+/// Closes sessions by command: a runtime notices a reader's end only when it has an event to write.
 fn close_sessions(pid: i32, sessions: Vec<(UnixStream, [u8; 8])>) -> Result<()> {
     for (socket, number) in sessions {
         // What it writes at the end is read by nothing.
