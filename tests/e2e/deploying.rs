@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -242,6 +243,110 @@ fn compose_takes_its_file_and_everything_it_names_is_there() -> Result<()> {
     let wrong = folder.path().join("compose.yaml");
     fs::write(&wrong, deployment::text("compose.yaml")?.replace("pid: host", "pids: host"))?;
     assert!(deployment::read_strictly("compose", &wrong).is_err());
+    Ok(())
+}
+
+/// What `strata env` prints for a directory: the variables, with the library's place below it.
+fn variables_of_env(directory: &Path) -> Result<Vec<(String, String)>> {
+    let mut command = Command::new(places::strata_binary()?);
+    command.arg("env").arg("--directory").arg(directory);
+    let ended = Running::from_command(command)?.wait(Duration::from_secs(60))?;
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let lines = ended.stdout.lines().filter_map(|line| line.strip_prefix("export "));
+    let found = lines.filter_map(|line| line.split_once('='));
+    Ok(found.map(|(name, value)| (name.to_owned(), value.trim_matches('\'').to_owned())).collect())
+}
+
+/// The same, as if the directory were another.
+fn expected_variables(directory: &str) -> Result<Vec<(String, String)>> {
+    let folder = tempfile::tempdir_in("/run")?;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+    let real = folder.path().to_string_lossy().into_owned();
+    let mut variables = variables_of_env(folder.path())?;
+    for (name, value) in &mut variables {
+        if name.ends_with("_PATH") {
+            assert!(Path::new(value).is_file(), "{value}");
+        }
+        *value = value.replace(&real, directory);
+    }
+    variables.sort();
+    assert_eq!(variables.len(), 3, "{variables:?}");
+    Ok(variables)
+}
+
+fn sorted(variables: impl Iterator<Item = (String, String)>) -> Vec<(String, String)> {
+    let mut variables: Vec<_> = variables.collect();
+    variables.sort();
+    variables
+}
+
+/// The examples for programs that load the bridge themselves have the variables of `strata env`, and the
+/// library where these say.
+#[test]
+fn programs_that_load_the_bridge_themselves_get_the_variables_of_strata_env() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+
+    let file = deployment::file("at-start/kubernetes.yaml");
+    let read = deployment::read_strictly("kubernetes", &file)?;
+    let [shop] = read.as_array().context("objects")?.as_slice() else {
+        bail!("one object: {read}")
+    };
+    let pod = &shop["spec"]["template"]["spec"];
+    let (init, app) = (&pod["initContainers"][0], &pod["containers"][0]);
+    let (written, mounted) = (&init["volumeMounts"][0], &app["volumeMounts"][0]);
+    let directory = text(&written["mountPath"]);
+    assert_eq!(init["args"], serde_json::json!(["env", "--directory", directory]));
+    assert_eq!(mounted["mountPath"], written["mountPath"]);
+    assert_eq!((&mounted["name"], &mounted["readOnly"]), (&written["name"], &Value::Bool(true)));
+    assert_eq!(names(&pod["volumes"]), names(&app["volumeMounts"]));
+    assert!(pod["volumes"][0]["hostPath"]["path"].is_string(), "an emptyDir is refused");
+    let variables = app["env"].as_array().context("variables")?.iter();
+    let variables = sorted(variables.map(|one| (text(&one["name"]), text(&one["value"]))));
+    assert_eq!(variables, expected_variables(&directory)?);
+
+    let file = deployment::file("at-start/compose.yaml");
+    let services = &deployment::read_strictly("compose", &file)?["services"];
+    let (bridge, app) = (&services["bridge"], &services["app"]);
+    let (written, mounted) = (&bridge["volumes"][0], &app["volumes"][0]);
+    let directory = text(&written["target"]);
+    assert_eq!(bridge["command"], serde_json::json!(["env", "--directory", directory]));
+    assert_eq!(mounted["target"], written["target"]);
+    assert_eq!(
+        (&mounted["source"], &mounted["read_only"]),
+        (&written["source"], &Value::Bool(true))
+    );
+    let waits = &app["depends_on"]["bridge"]["condition"];
+    assert_eq!(waits, "service_completed_successfully");
+    let variables = app["environment"].as_object().context("variables")?.iter();
+    let variables = sorted(variables.map(|(name, value)| (name.clone(), text(value))));
+    assert_eq!(variables, expected_variables(&directory)?);
+
+    let conf = deployment::text("at-start/systemd.conf")?;
+    let variables = conf.lines().filter_map(|line| {
+        let pair = line.strip_prefix("Environment=\"")?.strip_suffix('"')?;
+        pair.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()))
+    });
+    let variables = sorted(variables);
+    let directory = conf.lines().find_map(|line| line.split("strata env --directory ").nth(1));
+    let directory =
+        directory.and_then(|rest| rest.split_whitespace().next()).context("no place")?;
+    assert_eq!(variables, expected_variables(directory)?);
+    // systemd reads it as part of a service.
+    let folder = tempfile::tempdir()?;
+    let part = folder.path().join("shop.service.d");
+    fs::create_dir(&part)?;
+    fs::write(folder.path().join("shop.service"), "[Service]\nExecStart=/bin/true\n")?;
+    let verify = |text: &str| -> Result<String> {
+        fs::write(part.join("strata.conf"), text)?;
+        let done = Command::new(places::required("systemd-analyze", "systemd")?)
+            .args(["verify", "--man=no", "--recursive-errors=no", "shop.service"])
+            .env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display()))
+            .output()?;
+        Ok(String::from_utf8([done.stdout, done.stderr].concat())?)
+    };
+    assert_eq!(verify(&conf)?, "");
+    assert!(verify(&conf.replace("Environment=", "Environments="))?.contains("Environments"));
     Ok(())
 }
 

@@ -26,9 +26,11 @@ fn bridge_of(pid: i32) -> String {
     row["bridge"].as_str().unwrap_or_default().to_owned()
 }
 
-fn is_attached(daemon: &Daemon, processes: u64) -> Result<()> {
+/// Waits until the daemon owns the bridge in each of these processes; others on the host may have one.
+fn owns(daemon: &mut Daemon, pids: &[i32]) -> Result<()> {
+    let own = format!("pid {}", daemon.pid()?);
     wait_until("the daemon is attached", PATIENCE, || {
-        daemon.status().is_ok_and(|status| status["dotnet"]["attached"] == processes)
+        pids.iter().all(|pid| bridge_of(*pid).contains(&own))
     })
 }
 
@@ -58,7 +60,7 @@ fn a_recording_beside_a_daemon_has_the_events_that_only_it_asks_for() -> Result<
         let mut daemon = Daemon::prepared()?;
         daemon.configure("[dotnet]\nage = \"0s\"\n")?;
         daemon.start()?;
-        is_attached(&daemon, 3)?;
+        owns(&mut daemon, &targets)?;
         let mut record = record()?.option("-e", "cpu,exceptions,locks,allocations").flag("-v");
         for pid in targets {
             record = record.pid(pid);
@@ -147,9 +149,9 @@ fn recordings_beside_each_other_have_what_each_asks_for_for_as_long_as_it_runs()
                 println!("{version} {who} {type_name}: {} thrown, {seen} seen", own[name]);
                 assert_eq!(seen, own[name], "{version} {who} {type_name}");
             }
-            let is_told =
+            let has_some =
                 stacks.stacks.iter().any(|stack| stack.labels.contains_key("exception message"));
-            assert_eq!(is_told, has_messages, "{version} {who}");
+            assert_eq!(has_some, has_messages, "{version} {who}");
         }
         first.running().signal(Signal::INT)?;
         let first = first.finish()?;
@@ -168,7 +170,7 @@ fn the_wishes_of_a_recording_end_with_it_also_when_it_is_killed() -> Result<()> 
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[dotnet]\nage = \"0s\"\n")?;
     daemon.start()?;
-    is_attached(&daemon, 1)?;
+    owns(&mut daemon, &[pid])?;
     target.go()?;
     for signal in [Signal::KILL, Signal::INT] {
         let mut one = recording_of(&target, "exceptions", |record| record)?;
@@ -202,7 +204,7 @@ fn a_recording_goes_on_when_the_daemon_that_it_reads_beside_is_killed() -> Resul
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[dotnet]\nage = \"0s\"\n")?;
     daemon.start()?;
-    is_attached(&daemon, 1)?;
+    owns(&mut daemon, &[pid])?;
     target.go()?;
     let mut recording = recording_of(&target, "exceptions", |record| record)?;
     std::thread::sleep(Duration::from_secs(3));
@@ -236,7 +238,7 @@ fn threads_and_processes_are_shown_beside_a_daemon() -> Result<()> {
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[dotnet]\nage = \"0s\"\n")?;
     daemon.start()?;
-    is_attached(&daemon, 1)?;
+    owns(&mut daemon, &[pid])?;
     let mut command = Command::new(places::strata_binary()?);
     command.args(["stacks", &pid.to_string()]);
     let shown = Running::from_command(command)?.wait(PATIENCE)?;
@@ -244,8 +246,6 @@ fn threads_and_processes_are_shown_beside_a_daemon() -> Result<()> {
     assert!(shown.status.success() && shown.stdout.contains("Shop.Throws.WaitForGo"));
     let own = daemon.pid()?.to_string();
     assert!(bridge_of(pid).contains(&own), "the daemon still owns it: {}", bridge_of(pid));
-    let status = daemon.status()?;
-    assert_eq!(status["dotnet"]["attached"], 1, "{status}");
     target.go()?;
     let counted = target.counts()?;
     counted.get("sold").context("it did not go on")?;
@@ -253,9 +253,36 @@ fn threads_and_processes_are_shown_beside_a_daemon() -> Result<()> {
     Ok(())
 }
 
-/// Sessions of the runtime's events that other tools have open, over the diagnostics socket.
-/// Format: docs/design-docs/ipc-protocol.md of dotnet/diagnostics, `CollectTracing`.
-fn open_sessions(pid: i32) -> Result<Vec<UnixStream>> {
+/// Commands of the diagnostics protocol that are about sessions of events.
+/// Format: docs/design-docs/ipc-protocol.md of dotnet/diagnostics, `CollectTracing`, `StopTracing`.
+const STOP: u8 = 1;
+const COLLECT: u8 = 2;
+
+/// Sends a command; the connection, and the session's number if it was a success.
+fn command_of_sessions(
+    pid: i32,
+    command: u8,
+    payload: &[u8],
+) -> Result<(UnixStream, Option<[u8; 8]>)> {
+    let mut request = b"DOTNET_IPC_V1\0".to_vec();
+    request.extend(u16::try_from(20 + payload.len())?.to_le_bytes());
+    request.extend([2, command, 0, 0]);
+    request.extend(payload);
+    let mut socket = UnixStream::connect(diagnostics_socket(pid)?)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.write_all(&request)?;
+    let mut head = [0; 20];
+    socket.read_exact(&mut head)?;
+    if head[17] != 0 {
+        return Ok((socket, None));
+    }
+    let mut number = [0; 8];
+    socket.read_exact(&mut number)?;
+    Ok((socket, Some(number)))
+}
+
+/// Opens sessions of the runtime's events, as other tools do, until it refuses one.
+fn open_sessions(pid: i32) -> Result<Vec<(UnixStream, [u8; 8])>> {
     let mut payload = 1_u32.to_le_bytes().to_vec(); // megabytes
     payload.extend(1_u32.to_le_bytes()); // the format: nettrace
     payload.extend(1_u32.to_le_bytes()); // providers
@@ -265,23 +292,23 @@ fn open_sessions(pid: i32) -> Result<Vec<UnixStream>> {
     payload.extend(u32::try_from(name.len())?.to_le_bytes());
     payload.extend(name.iter().flat_map(|unit| unit.to_le_bytes()));
     payload.extend(0_u32.to_le_bytes()); // no filter
-    let mut request = b"DOTNET_IPC_V1\0".to_vec();
-    request.extend(u16::try_from(20 + payload.len())?.to_le_bytes());
-    request.extend([2, 2, 0, 0]);
-    request.extend(payload);
     let mut open = Vec::new();
-    while open.len() < 100 {
-        let mut socket = UnixStream::connect(diagnostics_socket(pid)?)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.write_all(&request)?;
-        let mut head = [0; 20];
-        socket.read_exact(&mut head)?;
-        if head[17] != 0 {
-            break;
-        }
-        open.push(socket);
+    while open.len() < 100
+        && let (socket, Some(number)) = command_of_sessions(pid, COLLECT, &payload)?
+    {
+        open.push((socket, number));
     }
     Ok(open)
+}
+
+/// Closes sessions by command: a runtime notices a reader's end only when it has an event to write.
+fn close_sessions(pid: i32, sessions: Vec<(UnixStream, [u8; 8])>) -> Result<()> {
+    for (socket, number) in sessions {
+        // What it writes at the end is read by nothing.
+        drop(socket);
+        command_of_sessions(pid, STOP, &number)?.1.context("a session could not be closed")?;
+    }
+    Ok(())
 }
 
 /// A runtime has 64 sessions of events at most. While others have them all, events are missing, and
@@ -310,7 +337,7 @@ fn a_runtime_that_refuses_an_event_session_is_named_and_asked_again() -> Result<
         doctor.args(["doctor", "--pid", &pid.to_string()]);
         let doctor = Running::from_command(doctor)?.wait(PATIENCE)?.stdout;
         assert!(doctor.contains("does not report locks yet"), "{doctor}");
-        drop(sessions);
+        close_sessions(pid, sessions)?;
         recording.running().wait_for_log(REPORTED, PATIENCE)?;
         target.go()?;
         let own = target.counts()?;

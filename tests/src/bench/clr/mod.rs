@@ -7,12 +7,14 @@
 //! | [`method_map`] | the memory of many methods, in the program and in strata |
 //! | [`session`] | attaching, asking for an address, detaching |
 //! | [`stacks`] | BPF time for managed stacks beside native ones of the same depth |
+//! | [`kinds`] | a server's throughput beside recordings of each kind of event; totals of floods of events |
 //!
 //! and, to do so: [`quota`] (half a core).
 //!
 //! Invariant: compared figures are measured alternately in one run, so that other load makes them
 //! less certain, not wrong.
 
+pub mod kinds;
 pub mod method_map;
 pub mod quota;
 pub mod session;
@@ -33,11 +35,21 @@ pub enum Part {
     MethodMap,
     Session,
     Stacks,
+    Kinds,
+    Ladder,
 }
 
 impl Part {
-    pub const ALL: [Self; 6] =
-        [Self::Startup, Self::Steady, Self::Quota, Self::MethodMap, Self::Session, Self::Stacks];
+    pub const ALL: [Self; 8] = [
+        Self::Startup,
+        Self::Steady,
+        Self::Quota,
+        Self::MethodMap,
+        Self::Session,
+        Self::Stacks,
+        Self::Kinds,
+        Self::Ladder,
+    ];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -48,6 +60,8 @@ impl Part {
             Self::MethodMap => "method-map",
             Self::Session => "session",
             Self::Stacks => "stacks",
+            Self::Kinds => "kinds",
+            Self::Ladder => "ladder",
         }
     }
 
@@ -85,6 +99,8 @@ pub fn measure(parts: &[Part], effort: Effort) -> (Vec<Figure>, Vec<(String, Str
             Part::MethodMap => method_map::measure(),
             Part::Session => session::measure(effort),
             Part::Stacks => stacks::measure(effort),
+            Part::Kinds => kinds::measure(effort),
+            Part::Ladder => kinds::ladder(effort),
         };
         match measured {
             Ok(measured) => figures.extend(measured),
