@@ -157,8 +157,11 @@ fn the_log_of_a_program_that_drops_methods_stays_small_and_complete() -> Result<
         let mut late = Names::default();
         let before = made(&app)?;
         late.read_for(&mut late_session, Duration::from_secs(2))?;
-        names.read_for(&mut session, Duration::from_millis(100))?;
-        late.read_for(&mut late_session, Duration::from_millis(100))?;
+        // A collection drops thousands at once: both read to the same end.
+        app.signal(Signal::STOP)?;
+        names.read_for(&mut session, Duration::from_secs(3))?;
+        late.read_for(&mut late_session, Duration::from_secs(3))?;
+        app.signal(Signal::CONT)?;
         for (what, known) in [("first", &names), ("late", &late)] {
             // Compiled before the attach, or right after it.
             for name in ["Main", "Make", "Loop"] {
@@ -168,7 +171,7 @@ fn the_log_of_a_program_that_drops_methods_stays_small_and_complete() -> Result<
             wrongs.unless(newest > before, || format!("{version}: {what}: {newest} <= {before}"));
         }
         let [of_first, of_late] = [&names, &late].map(|known| known.by_start.len());
-        let difference = of_first.abs_diff(of_late);
+
         println!(
             "{version}: {} methods in {lasted:.1?}, {oldest} segments given back, at most {largest} bytes; {of_first} and {of_late} methods known, gaps {}, busy {} ms",
             made(&app)?,
@@ -178,27 +181,29 @@ fn the_log_of_a_program_that_drops_methods_stays_small_and_complete() -> Result<
         wrongs.unless(oldest >= GIVEN_BACK, || format!("{version}: {oldest} given back"));
         wrongs.unless(largest <= MOST_MEMORY, || format!("{version}: {largest} bytes"));
         wrongs.unless(names.gaps == 0, || format!("{version}: {} gaps", names.gaps));
-        // Between the two reads some were made and dropped.
-        wrongs.unless(difference < 2000, || format!("{version}: {of_first} and {of_late}"));
+        wrongs.unless(names.by_start == late.by_start, || {
+            format!("{version}: {of_first} and {of_late} methods")
+        });
         let lost: u64 = Loss::ALL.iter().map(|loss| session.status().lost(*loss)).sum();
         wrongs.unless(lost == 0, || format!("{version}: {:?}", session.status()));
         // One that is stopped meanwhile.
-        let (slow_from, segments) = (made(&app)?, session.status().newest_segment);
+        let segments = session.status().newest_segment;
         wait_until("the log goes on", PATIENCE, || {
             late.read(&mut late_session).is_ok()
                 && late_session.status().oldest_segment > segments + 1
         })?;
-        names.read_for(&mut session, Duration::from_millis(500))?;
-        let oldest = names.numbers().min();
-        println!(
-            "{version}: after a gap {} methods, the oldest {oldest:?} of {slow_from}..",
-            names.by_start.len()
-        );
+        app.signal(Signal::STOP)?;
+        names.read_for(&mut session, Duration::from_secs(3))?;
+        late.read_for(&mut late_session, Duration::from_secs(3))?;
+        app.signal(Signal::CONT)?;
+        let [of_first, of_late] = [&names, &late].map(|known| known.by_start.len());
+        println!("{version}: after a gap {of_first} methods are known, {of_late} by the other");
+        wrongs.unless(names.by_start == late.by_start, || {
+            format!("{version}: {of_first} and {of_late} methods after a gap")
+        });
         wrongs.unless(names.gaps == 1, || format!("{version}: {} gaps", names.gaps));
         wrongs.unless(names.has("Make"), || format!("{version}: no Make after a gap"));
-        wrongs.unless(oldest.is_none_or(|oldest| oldest >= slow_from / 2), || {
-            format!("{version}: {oldest:?} is still known")
-        });
+
         wrongs.unless(app.is_alive(), || format!("{version}: died"));
     }
     wrongs.none();
@@ -315,14 +320,15 @@ fn a_daemon_that_was_stopped_or_killed_names_what_was_made_since() -> Result<()>
             format!("{version}: {} named by a recording, {wrong} wrong", beside.len())
         });
         daemon.kill()?;
-        let killed = more(20_000)?;
+        // What it had stored ends before.
         let killed_at = Instant::now();
+        let killed = more(20_000)?;
         daemon.start()?;
         more(20_000)?;
         let memory = log_memory(app.pid())?;
-        let seconds = killed_at.elapsed().as_secs();
         daemon.end()?;
-        let last = numbers_in(&daemon, &format!("-{}s", seconds))?;
+        let seconds = killed_at.elapsed().as_secs();
+        let last = numbers_in(&daemon, &format!("-{seconds}s"))?;
         let wrong = last.iter().filter(|number| **number < killed).count();
         let all = numbers_in(&daemon, "-1h")?;
         let after_stop = all.iter().filter(|number| (stopped..before).contains(number)).count();

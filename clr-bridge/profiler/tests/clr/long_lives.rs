@@ -86,6 +86,8 @@ fn the_log_of_a_program_that_drops_methods_stays_short_and_has_what_lives() {
         let began = Instant::now();
         let (mut target, mut watcher) = watched(version);
         target.tell("collectible Short");
+        let mut slow = Watcher::find(&target);
+        slow.read();
         let largest = drop_methods(&mut target, &mut watcher, GIVEN_BACK);
         target.tell("collect");
         // One that comes late finds the same; once nothing is made any more.
@@ -97,6 +99,10 @@ fn the_log_of_a_program_that_drops_methods_stays_short_and_has_what_lives() {
             of_late = Living::of(&late.entries);
             (Living::of(&watcher.entries) == of_late).then_some(())
         });
+        // And one that has read nothing meanwhile.
+        slow.read();
+        assert!(Living::of(&slow.entries) == of_late, "{version}: after a gap");
+        assert_eq!((slow.gaps, late.gaps, watcher.gaps), (1, 0, 0), "{version}");
         for name in ["Main", "Dynamic", "Burn"] {
             assert!(of_late.has(name), "{version}: no {name}");
         }

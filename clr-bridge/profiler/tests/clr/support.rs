@@ -366,7 +366,9 @@ pub struct Watcher {
     reader: Reader<File>,
     owner: Option<Owner>,
     segments: Vec<PathBuf>,
+    /// Since the last gap: everything that lives is reported again after it.
     pub entries: Vec<Entry>,
+    pub gaps: usize,
 }
 
 /// Mapped files of a process with this name, as its `map_files`.
@@ -392,7 +394,7 @@ impl Watcher {
         let file = reader::file::open(&main).expect("the main file");
         reader::file::check_main(&file).expect("a sound main file");
         let reader = Reader::new(file, Limits::default()).expect("a main file");
-        Watcher { pid, reader, owner: None, segments: Vec::new(), entries: Vec::new() }
+        Watcher { pid, reader, owner: None, segments: Vec::new(), entries: Vec::new(), gaps: 0 }
     }
 
     /// Becomes the owner and requests everything.
@@ -457,6 +459,10 @@ impl Watcher {
         }
         loop {
             let poll = self.reader.poll(Budget::default(), monotonic_time()).expect("the log");
+            if poll.gap {
+                self.gaps += 1;
+                self.entries.clear();
+            }
             self.entries.extend(poll.entries);
             if !poll.more {
                 break;

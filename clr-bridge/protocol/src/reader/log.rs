@@ -91,10 +91,7 @@ struct Tail<R> {
 
 impl<R: ReadAt> Tail<R> {
     fn new(file: R, header: &SegmentHeader) -> Self {
-        // Of older bridges, too.
-        let is_first = header.stamp == 0 && header.order == 0;
-        let order = if is_first { u64::from(header.number) } else { header.order };
-        let (stamp, position) = (header.stamp, SEGMENT_DATA);
+        let (stamp, order, position) = (header.stamp, order_of(header), SEGMENT_DATA);
         Self { file, stamp, order, position, consumed: 0, waiting: None, done: false }
     }
 
@@ -122,13 +119,16 @@ impl<R: ReadAt> Tail<R> {
             Err(HeaderError::Read(error)) => return Err(error),
             Err(_) => return Ok(()),
         };
-        let is_other = header.stamp != self.stamp && header.stamp.is_multiple_of(2);
-        // Stamp and order belong together if the stamp is still the same.
+        let (stamp, order) = (header.stamp, order_of(&header));
+        // The kernel may have copied them in either order: they belong together if both are the same
+        // once more.
         self.file.settle();
-        let stamp = u64::from_le_bytes(read_array(&self.file, SEGMENT_STAMP as u64)?);
-        if is_other && stamp == header.stamp {
-            self.stamp = header.stamp;
-            self.order = header.order;
+        let again: [u8; 16] = read_array(&self.file, SEGMENT_STAMP as u64)?;
+        let is_whole = again == (u128::from(header.order) << 64 | u128::from(stamp)).to_le_bytes();
+        let is_other = (stamp, order) != (self.stamp, self.order);
+        if is_whole && is_other && stamp.is_multiple_of(2) {
+            self.stamp = stamp;
+            self.order = order;
             self.position = SEGMENT_DATA;
             self.consumed = 0;
             self.waiting = None;
@@ -136,6 +136,12 @@ impl<R: ReadAt> Tail<R> {
         }
         Ok(())
     }
+}
+
+/// The position of a segment in the log; of older bridges, too.
+fn order_of(header: &SegmentHeader) -> u64 {
+    let is_first = header.stamp == 0 && header.order == 0;
+    if is_first { u64::from(header.number) } else { header.order }
 }
 
 /// How the reading of a chunk ended.
