@@ -29,12 +29,15 @@ const PROBED_EVERY: Duration = Duration::from_millis(200);
 const SILENT_CONNECTIONS: usize = 1_200;
 /// How long each name of a file takes in a file system that is slow.
 const SLOW: Duration = Duration::from_millis(300);
+/// Libraries of one process, of which each takes nearly as long as may be waited for it.
+const SLOW_FILES: usize = 512;
+const SLOWEST: Duration = Duration::from_millis(4_900);
 
 /// All hostile programs, until they are dropped.
 struct Hostile {
     programs: Vec<Running>,
     perf_maps: Vec<Running>,
-    _file_systems: [SilentFileSystem; 2],
+    _file_systems: [SilentFileSystem; 3],
     _connections: Vec<TcpStream>,
 }
 
@@ -42,7 +45,7 @@ impl Hostile {
     fn start(daemon: &Daemon, folder: &Path, program: &Path) -> Result<Self> {
         let mut programs = Vec::new();
         let fake = targets::c("fake_clr").build()?;
-        for mode in ["units", "rows", "churn", "locked", "names"] {
+        for mode in ["units", "rows", "churn", "locked", "names", "many-names"] {
             let mut command = Command::new(&fake);
             command.args([mode, "3600", "nonsense"]).env("TMPDIR", folder);
             programs.push(Running::from_command(command)?);
@@ -61,13 +64,25 @@ impl Hostile {
         for files in [&silent, &silent, &silent, &silent, &slow] {
             programs.push(Running::start(&files.program(), &["3600"])?);
         }
-        std::thread::sleep(Duration::from_millis(500));
+        let names = (0..SLOW_FILES).map(|number| format!("module{number}.so")).collect();
+        let libraries = SilentFileSystem::with_files(std::fs::read(targets::plugin()?)?, names)?;
+        let mut command = Command::new(targets::c("modules").build()?);
+        command.arg(libraries.folder()).arg("3600");
+        let mut modules = Running::from_command(command)?;
+        modules.wait_for_line(&format!("loaded {SLOW_FILES}"), PATIENCE)?;
+        programs.push(modules);
+        libraries.answer_first_reads_after(SLOWEST);
         silent.fall_silent();
         slow.answer_names_after(SLOW);
         let connections = (0..SILENT_CONNECTIONS)
             .map(|_| TcpStream::connect(daemon.metrics_address()))
             .collect::<Result<_, _>>()?;
-        Ok(Self { programs, perf_maps, _file_systems: [slow, silent], _connections: connections })
+        Ok(Self {
+            programs,
+            perf_maps,
+            _file_systems: [slow, silent, libraries],
+            _connections: connections,
+        })
     }
 }
 

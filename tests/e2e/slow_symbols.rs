@@ -1,6 +1,8 @@
 //! Slow symbolization delays the profile of that process only.
 
 use std::collections::BTreeSet;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -55,6 +57,117 @@ fn program_of_many_modules() -> Result<(Running, tempfile::TempDir)> {
     let mut command = Command::new(targets::c("modules").build()?);
     command.arg(folder.path()).arg("600").env("DD_SERVICE", "many");
     Ok((Running::from_command(command)?, folder))
+}
+
+/// Of one process, each a file of its own.
+const SLOW_FILES: usize = 512;
+
+/// What of a slow file takes its time.
+#[derive(Clone, Copy, Debug)]
+enum SlowPart {
+    Opening,
+    FirstRead,
+}
+
+/// A process whose many files are slow holds up neither a process on a local disk nor one whose files
+/// are opened by the same helper, because they lie in such a file system, too.
+fn slow_files_hold_up_no_other(part: SlowPart) -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::c("shares").build()?;
+    let names = (0..SLOW_FILES).map(|number| format!("module{number}.so")).collect();
+    let slow = SilentFileSystem::with_files(std::fs::read(targets::plugin()?)?, names)?;
+    let network = SilentFileSystem::with_program(&program)?;
+    let mut command = Command::new(targets::c("modules").build()?);
+    command.arg(slow.folder()).arg("600").env("DD_SERVICE", "hostile");
+    let mut hostile = Running::from_command(command)?;
+    hostile.wait_for_line(&format!("loaded {SLOW_FILES}"), PATIENCE)?;
+    match part {
+        SlowPart::Opening => slow.answer_openings_after(SLOW),
+        SlowPart::FirstRead => slow.answer_first_reads_after(SLOW),
+    }
+    let mut daemon = Daemon::prepared()?;
+    let (collector, push) = Collector::on_port(0)?;
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 997\n\
+         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
+        PERIOD.as_secs()
+    ))?;
+    daemon.start()?;
+    // By its first profile it was sampled everywhere: its files are waited for.
+    wait_until("the slow files are waited for", PATIENCE, || {
+        !of_service(&collector, "hostile").is_empty()
+    })?;
+    let start = |service: &str, program: &Path| -> Result<Running> {
+        let mut command = Command::new(program);
+        command.arg("600").env("DD_SERVICE", service);
+        Running::from_command(command)
+    };
+    let _others = (start("local", &program)?, start("network", &network.program())?);
+    let named = |service: &str| -> Result<f64> {
+        let received = of_service(&collector, service);
+        let last = received.last().context("no profile yet")?;
+        Ok(last.profile.stacks()?.share_with("burn_fifty"))
+    };
+    for service in ["local", "network"] {
+        wait_until(&format!("{service} has its names"), PATIENCE, || {
+            named(service).is_ok_and(|share| share > 0.3)
+        })?;
+        println!(
+            "{part:?}: {service} has its names in profile {}",
+            of_service(&collector, service).len()
+        );
+    }
+    let health = daemon.health()?;
+    let ended = daemon.end()?;
+    assert!(ended.status.success() && health == "ok\n", "{} {}", ended.status, ended.stderr);
+    Ok(())
+}
+
+#[test]
+fn hundreds_of_files_that_open_slowly_hold_up_no_other_process() -> Result<()> {
+    slow_files_hold_up_no_other(SlowPart::Opening)
+}
+
+#[test]
+fn hundreds_of_files_that_are_read_slowly_hold_up_no_other_process() -> Result<()> {
+    slow_files_hold_up_no_other(SlowPart::FirstRead)
+}
+
+/// Each takes less than the time limit of reading a process; all together, far more than a process's
+/// identity waits for its environment.
+const SLOW_ENVIRONMENT: Duration = Duration::from_millis(100);
+const SLOW_PROCESSES: usize = 300;
+
+#[test]
+fn hundreds_of_slow_environments_of_one_user_delay_no_other_users_identity() -> Result<()> {
+    let _machine = machine::alone()?;
+    let names = (0..SLOW_PROCESSES).map(|number| format!("file{number}")).collect();
+    let files = SilentFileSystem::with_files(vec![0; 4096], names)?;
+    let mut daemon = Daemon::prepared()?;
+    let (collector, push) = Collector::on_port(0)?;
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = 997\n\
+         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
+        PERIOD.as_secs()
+    ))?;
+    daemon.start()?;
+    files.answer_writes_after(SLOW_ENVIRONMENT);
+    let mut command = Command::new(targets::c("slow_environ").build()?);
+    command.arg(files.folder()).args([&SLOW_PROCESSES.to_string(), "1000", "600"]);
+    let mut slow = Running::from_command(command)?;
+    slow.wait_for_line("ready", PATIENCE)?;
+    let program = targets::c("shares").named("identified").build()?;
+    let mut command = Command::new(program);
+    command.arg("600").env("DD_SERVICE", "bystander").uid(1001);
+    let _bystander = Running::from_command(command)?;
+    let name = |service| of_service(&collector, service).len();
+    wait_until("its profiles arrive", PATIENCE, || name("bystander") + name("identified") >= 3)?;
+    let (identified, not) = (name("bystander"), name("identified"));
+    println!("{identified} profiles of the bystander, {not} of its program's name");
+    let ended = daemon.end()?;
+    assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
+    assert!(identified >= 3 && not == 0, "decided without its environment");
+    Ok(())
 }
 
 #[test]

@@ -151,7 +151,7 @@ impl FileService {
                     return Err(error);
                 }
             }
-            self.fast.push(PendingOpen { id, locator });
+            self.fast.push(PendingOpen::new(id, locator));
             return Ok(());
         }
         let (job, expected) = request.into_job(id, &self.shared.config)?;

@@ -20,6 +20,9 @@ use crate::protocol::{Locator, OpenReply, OpenRequest, ProcessRef};
 
 /// Requests under way in one opener: few enough to fit any socket buffer.
 const MAX_IN_FLIGHT: usize = 32;
+/// The same where each may take seconds, and none of them can be taken back: the one that is worked
+/// on, and the next one, of another process and user.
+const MAX_IN_FLIGHT_SLOW: usize = 2;
 /// An opener that dies this often without any answer cannot work on this host.
 const HOPELESS_AFTER: u32 = 3;
 /// How long a hopeless opener is not started again.
@@ -30,6 +33,19 @@ const MAX_REPLY: usize = 256;
 pub struct PendingOpen {
     pub id: u64,
     pub locator: Locator,
+    /// Root, unless it is known to be another.
+    pub user: u32,
+}
+
+impl PendingOpen {
+    pub fn new(id: u64, locator: Locator) -> Self {
+        Self { id, locator, user: ROOT }
+    }
+
+    /// Whose turn it takes.
+    pub fn owner(&self) -> Owner {
+        Owner { user: self.user, process: self.locator.process() }
+    }
 }
 
 /// The real user of a process, which it cannot hide as it can hide its files.
@@ -74,7 +90,10 @@ impl OpenerLane {
         }
     }
 
-    pub fn push(&mut self, open: PendingOpen) {
+    pub fn push(&mut self, mut open: PendingOpen) {
+        if self.kind == ChildKind::SlowOpener {
+            open.user = open.locator.process().and_then(user_of).unwrap_or(ROOT);
+        }
         self.waiting.push(open);
     }
 
@@ -227,24 +246,29 @@ impl OpenerLane {
                 outcomes.extend(waiting.into_iter().map(|open| (open, Err(error.clone()))));
                 return;
             }
+            let is_slow = self.kind == ChildKind::SlowOpener;
             let Some(running) = &mut self.running else { return };
-            if running.in_flight.len() >= MAX_IN_FLIGHT {
+            let in_flight = &running.in_flight;
+            if in_flight.len() >= if is_slow { MAX_IN_FLIGHT_SLOW } else { MAX_IN_FLIGHT } {
                 return;
             }
-            let Some(open) = self.waiting.take() else { return };
+            let has_its_share = |owner: Owner| {
+                is_slow && in_flight.iter().any(|open| owner.shares_with(open.owner()))
+            };
+            let Some(open) = self.waiting.take(has_its_share) else { return };
+            let user = open.user;
             let request = OpenRequest { id: open.id, locator: open.locator };
             match running.channel.send(&request.encode(), &[], Wait::DontWait) {
                 Ok(()) => {
                     if running.in_flight.is_empty() {
                         running.since = now;
                     }
-                    running
-                        .in_flight
-                        .push_back(PendingOpen { id: request.id, locator: request.locator });
+                    let OpenRequest { id, locator } = request;
+                    running.in_flight.push_back(PendingOpen { id, locator, user });
                 }
                 Err(error) => {
-                    self.waiting
-                        .give_back(PendingOpen { id: request.id, locator: request.locator });
+                    let OpenRequest { id, locator } = request;
+                    self.waiting.give_back(PendingOpen { id, locator, user });
                     if error.kind() != io::ErrorKind::WouldBlock {
                         // It ended while idle; requests in flight are sent to the next one.
                         if let Some(running) = self.running.take() {

@@ -28,7 +28,7 @@ impl Owner {
     pub const HOST: Self = Self { user: ROOT, process: None };
 
     /// Whether both are limited together.
-    fn shares_with(self, other: Self) -> bool {
+    pub fn shares_with(self, other: Self) -> bool {
         let same_user = self.user == other.user;
         same_user && (self.user != ROOT || self.process.is_some() && self.process == other.process)
     }

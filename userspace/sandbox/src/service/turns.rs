@@ -6,10 +6,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::lane::PendingOpen;
+use super::shares::Owner;
 use crate::protocol::ProcessRef;
-
-/// Files of the host have a turn of their own.
-type Owner = Option<ProcessRef>;
 
 #[derive(Debug, Default)]
 pub struct Turns {
@@ -29,7 +27,7 @@ impl Turns {
     }
 
     pub fn push(&mut self, open: PendingOpen) {
-        let owner = open.locator.process();
+        let owner = open.owner();
         let own = self.waiting.entry(owner).or_default();
         if own.is_empty() {
             self.order.push_back(owner);
@@ -40,15 +38,17 @@ impl Turns {
 
     /// Puts back a request that was taken and not answered, as the next one.
     pub fn give_back(&mut self, open: PendingOpen) {
-        let owner = open.locator.process();
+        let owner = open.owner();
         self.order.retain(|other| *other != owner);
         self.order.push_front(owner);
         self.waiting.entry(owner).or_default().push_front(open);
         self.count += 1;
     }
 
-    pub fn take(&mut self) -> Option<PendingOpen> {
-        let owner = self.order.pop_front()?;
+    /// The next request, of an owner that has not its share yet.
+    pub fn take(&mut self, has_its_share: impl Fn(Owner) -> bool) -> Option<PendingOpen> {
+        let at = self.order.iter().position(|owner| !has_its_share(*owner))?;
+        let owner = self.order.remove(at)?;
         let own = self.waiting.get_mut(&owner)?;
         let open = own.pop_front()?;
         if own.is_empty() {
@@ -62,22 +62,24 @@ impl Turns {
 
     /// All others come first.
     pub fn put_last(&mut self, process: ProcessRef) {
-        if let Some(at) = self.order.iter().position(|owner| *owner == Some(process)) {
-            self.order.remove(at);
-            self.order.push_back(Some(process));
+        if let Some(at) = self.order.iter().position(|owner| owner.process == Some(process)) {
+            let owner = self.order.remove(at);
+            self.order.extend(owner);
         }
     }
 
     /// Removes waiting requests for files of a process.
     pub fn withdraw(&mut self, process: ProcessRef) -> Vec<PendingOpen> {
-        let withdrawn = self.waiting.remove(&Some(process)).unwrap_or_default();
-        self.order.retain(|owner| *owner != Some(process));
+        let is_its = |owner: &Owner| owner.process == Some(process);
+        let withdrawn = self.waiting.extract_if(|owner, _| is_its(owner));
+        let withdrawn: Vec<PendingOpen> = withdrawn.flat_map(|(_, opens)| opens).collect();
+        self.order.retain(|owner| !is_its(owner));
         self.count -= withdrawn.len();
-        Vec::from(withdrawn)
+        withdrawn
     }
 
     pub fn take_all(&mut self) -> Vec<PendingOpen> {
-        std::iter::from_fn(|| self.take()).collect()
+        std::iter::from_fn(|| self.take(|_| false)).collect()
     }
 }
 
@@ -88,7 +90,7 @@ mod tests {
 
     fn open(pid: u32, id: u64) -> PendingOpen {
         let process = ProcessRef { pid, start_time: None };
-        PendingOpen { id, locator: Locator::Mapped { process, start: id, end: id + 1 } }
+        PendingOpen::new(id, Locator::Mapped { process, start: id, end: id + 1 })
     }
 
     fn ids(turns: &mut Turns) -> Vec<u64> {
@@ -108,11 +110,37 @@ mod tests {
         assert!(first.len() == 5003 && turns.is_empty());
     }
 
+    fn of_user(user: u32, pid: u32, id: u64) -> PendingOpen {
+        PendingOpen { user, ..open(pid, id) }
+    }
+
+    #[test]
+    fn an_owner_with_a_request_under_way_is_passed_over_and_so_is_its_user() {
+        let mut turns = Turns::default();
+        (0..512).for_each(|id| turns.push(of_user(1000, 1 + id as u32, id)));
+        let first = turns.take(|_| false).expect("one");
+        let under_way = first.owner();
+        assert_eq!(first.id, 0);
+        assert!(turns.take(|owner| owner.shares_with(under_way)).is_none() && turns.len() == 511);
+        turns.push(of_user(1001, 9000, 9000));
+        let next = turns.take(|owner| owner.shares_with(under_way)).expect("another user's");
+        assert_eq!(next.id, 9000);
+        assert_eq!(
+            turns.take(|owner| owner.shares_with(next.owner())).map(|open| open.id),
+            Some(1)
+        );
+        // Processes of root are many users' in truth.
+        turns.push(open(9001, 9001));
+        let root = Owner { process: open(9002, 0).owner().process, ..Owner::HOST };
+        let of_root = |owner: Owner| owner.user != 0 || owner.shares_with(root);
+        assert_eq!(turns.take(of_root).map(|open| open.id), Some(9001));
+    }
+
     #[test]
     fn what_is_given_back_is_next_and_what_hangs_is_last() {
         let mut turns = Turns::default();
         [open(1, 1), open(1, 2), open(2, 3)].into_iter().for_each(|open| turns.push(open));
-        let taken = turns.take().expect("one");
+        let taken = turns.take(|_| false).expect("one");
         turns.give_back(taken);
         turns.put_last(ProcessRef { pid: 1, start_time: None });
         assert_eq!(ids(&mut turns), [3, 1, 2]);
