@@ -27,8 +27,13 @@ use crate::dotnet_unloading::{number_of, versions};
 /// A second's records take 2.6 MB.
 const METHODS: &str = "2000";
 const LETTERS: &str = "1000";
-/// A log of what lives here is compacted when it has four segments; two more are in use meanwhile.
+/// A log of little that lives is compacted when it has four segments; two more are in use meanwhile.
 const MOST_MEMORY: u64 = 7 * SEGMENT_SIZE as u64;
+/// What a living method takes in the log.
+const METHOD: u64 = 1_310;
+/// The log of much that lives is this many times as long: a runtime that collects rarely keeps tens of
+/// thousands of dropped methods.
+const TIMES: u64 = 3;
 /// Given back before a test ends: five times what the log may have.
 const GIVEN_BACK: u64 = 20;
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -139,12 +144,14 @@ fn the_log_of_a_program_that_drops_methods_stays_small_and_complete() -> Result<
         let options = SessionOptions { owner_name: "test".to_owned(), ..Default::default() };
         let options = AttachOptions { session: options, time: PATIENCE };
         let mut session = attach(pid, &options)?.session;
-        let (mut names, mut largest) = (Names::default(), 0);
+        let (mut names, mut largest, mut living) = (Names::default(), 0, 0);
         let began = Instant::now();
         while session.status().oldest_segment < GIVEN_BACK && began.elapsed() < PATIENCE {
             names.read_for(&mut session, Duration::from_millis(100))?;
             largest = largest.max(log_memory(app.pid())?);
+            living = living.max(names.by_start.len() as u64);
         }
+        let most = MOST_MEMORY.max(TIMES * METHOD * living);
         let (oldest, busy) = (
             session.status().oldest_segment,
             session.status().count(strata_clr::session::Count::BusyNanoseconds),
@@ -179,7 +186,7 @@ fn the_log_of_a_program_that_drops_methods_stays_small_and_complete() -> Result<
             busy / 1_000_000
         );
         wrongs.unless(oldest >= GIVEN_BACK, || format!("{version}: {oldest} given back"));
-        wrongs.unless(largest <= MOST_MEMORY, || format!("{version}: {largest} bytes"));
+        wrongs.unless(largest <= most, || format!("{version}: {largest} bytes, {living} live"));
         wrongs.unless(names.gaps == 0, || format!("{version}: {} gaps", names.gaps));
         wrongs.unless(names.by_start == late.by_start, || {
             format!("{version}: {of_first} and {of_late} methods")
@@ -306,7 +313,8 @@ fn a_daemon_that_was_stopped_or_killed_names_what_was_made_since() -> Result<()>
         kill_process(pid, Signal::STOP)?;
         let stopped = more(30_000)?;
         kill_process(pid, Signal::CONT)?;
-        more(10_000)?;
+        // For longer than a period of the store: what was not written is lost when it is killed.
+        more(40_000)?;
         let gaps = daemon.status()?["sampling"]["losses"]["clr_records_lost"].clone();
         // A recording beside it comes late, and sees what is made while it runs.
         let before = made(&app)?;

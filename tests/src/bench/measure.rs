@@ -107,7 +107,7 @@ pub fn under_strata(scene: Scene, seconds: f64, early_exit_ns: f64) -> Result<Me
         bare_us_per_sample: bare_us,
         ratio_to_bare: us / bare_us.max(0.001),
         agent_cpu_percent: watched.cpu_percent,
-        agent_cpu_seconds: summary.number("agent.cpu_seconds").unwrap_or(watched.cpu_seconds),
+        agent_cpu_seconds: watched.cpu_seconds,
         peak_rss_mb: watched.peak_rss as f64 / 1e6,
         map_mb: summary.number("bpf.map_bytes").unwrap_or(0.0) / 1e6,
         map_bytes_by_kernel_mb: watched.map_bytes as f64 / 1e6,

@@ -18,6 +18,7 @@
 //! | [`pairs`] | differences of pairs of runs, and how sure they are |
 //! | [`figure`] | a line of the table of the groups [`clr`], [`starts`], [`switches`], [`wall`] and [`resident`] |
 //! | [`report`] | the table and the JSON file |
+//! | [`readme`] | the README's table of costs |
 //!
 //! Invariant: a figure that strata reports about itself is printed beside the one measured from
 //! outside.
@@ -31,6 +32,7 @@ pub mod figure;
 pub mod measure;
 pub mod meters;
 pub mod pairs;
+pub mod readme;
 pub mod report;
 pub mod resident;
 pub mod scenes;

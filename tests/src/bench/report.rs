@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::components::Component;
 use super::figure::{self, Figure};
 use super::measure::Measured;
+use super::resident::Resident;
 
 /// Everything one run found.
 #[derive(Debug, Serialize)]
@@ -17,6 +18,7 @@ pub struct Report {
     pub cpus: usize,
     pub early_exit_ns: f64,
     pub scenes: Vec<Measured>,
+    pub daemon: Vec<Resident>,
     pub components: Vec<Component>,
     /// Of the groups that are no scenes.
     pub figures: Vec<Figure>,

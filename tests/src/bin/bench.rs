@@ -8,6 +8,7 @@ use strata_tests::bench::bpf_objects::RunTimes;
 use strata_tests::bench::clr::{self, Effort, Part};
 use strata_tests::bench::components;
 use strata_tests::bench::measure::{self, Measured};
+use strata_tests::bench::readme;
 use strata_tests::bench::report::{self, Report};
 use strata_tests::bench::resident;
 use strata_tests::bench::scenes::{self, Scene};
@@ -29,6 +30,7 @@ struct Options {
     clr: Vec<Part>,
     starts: bool,
     daemon: bool,
+    readme: bool,
     switches: bool,
     wall: bool,
     effort: Effort,
@@ -38,6 +40,22 @@ struct Options {
     output: PathBuf,
 }
 
+impl Options {
+    /// Those that are recorded: with `daemon`, what is named is for the daemon.
+    fn recorded_scenes(&self) -> &[Scene] {
+        if self.daemon && !self.readme { &[] } else { &self.scenes }
+    }
+
+    /// Those beside a daemon.
+    fn daemon_scenes(&self) -> Vec<Scene> {
+        match self.daemon {
+            false => vec![],
+            true if self.readme || self.scenes.is_empty() => resident::SCENES.to_vec(),
+            true => self.scenes.clone(),
+        }
+    }
+}
+
 fn usage() -> String {
     format!(
         "\
@@ -45,13 +63,16 @@ usage: bench [NAME]… [OPTIONS]
 
 names: scenes, `{CLR}` for what strata costs .NET programs, `{STARTS}` for what it costs programs
 to start, `{SWITCHES}` for what off-CPU time costs programs that switch, `{WALL}` for what wall-clock
-time costs with many threads, `{DAEMON}` for what a daemon costs that runs for good; without any: all scenes
+time costs with many threads, `{DAEMON}` for what a daemon costs that runs for good, in the scenes that
+are named or in five of them; without any: all scenes
   {}
 
   --scene NAME     the same as NAME
   --seconds N      of a scene's recording (20); of a window of `{CLR}` and `{SWITCHES}` (4) and of `{DAEMON}`
   --no-perf        scenes without Linux perf
   --no-components  without unwind tables and symbols by themselves
+  --readme         all scenes under a recording and five of them beside a daemon, and their table into
+                   README.md
   --output FILE    the JSON file (.cache/bench/latest.json)
 
   --pairs N        pairs of a run with and one without, of `{CLR}`, `{STARTS}` and `{SWITCHES}` ({})
@@ -69,6 +90,7 @@ fn options() -> Result<Option<Options>> {
         clr: vec![],
         starts: false,
         daemon: false,
+        readme: false,
         switches: false,
         wall: false,
         effort: Effort::default(),
@@ -90,6 +112,7 @@ fn options() -> Result<Option<Options>> {
             }
             "--part" => parts.push(Part::by_name(&value()?)?),
             "--pairs" => options.effort.pairs = value()?.parse::<usize>()?.max(2),
+            "--readme" => options.readme = true,
             "--no-perf" => options.perf = false,
             "--no-components" => options.components = false,
             "--output" => options.output = value()?.into(),
@@ -107,6 +130,9 @@ fn options() -> Result<Option<Options>> {
     }
     if group {
         options.clr = if parts.is_empty() { Part::ALL.to_vec() } else { parts };
+    }
+    if options.readme {
+        (options.scenes, options.daemon) = (scenes::ALL.to_vec(), true);
     }
     if group || options.starts || options.daemon || options.switches || options.wall {
         options.components = false;
@@ -142,11 +168,12 @@ fn main() -> Result<()> {
         cpus: machine::cpus(),
         early_exit_ns: 0.0,
         scenes: vec![],
+        daemon: vec![],
         components: vec![],
         figures: vec![],
         failed: vec![],
     };
-    for scene in &options.scenes {
+    for scene in options.recorded_scenes() {
         eprintln!("{} …", scene.name());
         match measure_scene(*scene, &options, report.early_exit_ns) {
             Ok(measured) => {
@@ -179,10 +206,16 @@ fn main() -> Result<()> {
             Err(error) => report.failed.push((WALL.to_owned(), format!("{error:#}"))),
         }
     }
-    if options.daemon {
-        match resident::measure(options.seconds) {
-            Ok(figures) => report.figures.extend(figures),
-            Err(error) => report.failed.push((DAEMON.to_owned(), format!("{error:#}"))),
+    for scene in options.daemon_scenes() {
+        eprintln!("a daemon, {} …", scene.name());
+        match resident::measure(scene, options.seconds) {
+            Ok(measured) => {
+                report.figures.extend(measured.figures());
+                report.daemon.push(measured);
+            }
+            Err(error) => {
+                report.failed.push((format!("{DAEMON}, {}", scene.name()), format!("{error:#}")));
+            }
         }
     }
     if options.components {
@@ -192,6 +225,12 @@ fn main() -> Result<()> {
         }
     }
     report::print(&report);
+    if options.readme {
+        if !report.failed.is_empty() {
+            bail!("not everything could be measured: README.md is as it was");
+        }
+        readme::write(&report)?;
+    }
     report::write(&report, &options.output)
 }
 
