@@ -230,50 +230,46 @@ fn an_older_strata_gets_a_log_that_is_only_appended_to() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
-    for version in [Version::V9] {
-        let mut app = start_dropping(&dotnet, version)?;
-        let pid = u32::try_from(app.pid())?;
-        let session = attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
-        session.release()?;
-        let reader =
-            strata_bridge_protocol::reader::Reader::new(main_file(pid)?, Default::default())?;
-        // As a strata wishes that does not know of capabilities.
-        let mut old = Owner::take(main_file(pid)?, "older")?;
-        old.set_capabilities(0);
-        old.wish(wish::JIT_EVENTS, [0; 32])?;
-        wait_until("the log has ten segments", PATIENCE, || {
-            old.beat().is_ok() && reader.status().is_ok_and(|status| status.segments >= 10)
-        })?;
-        let status = reader.status()?;
-        wrongs.unless(status.oldest_segment == 0, || format!("{version}: {status:?}"));
-        drop(old);
-        // The next one may have it compacted.
-        let mut session =
-            attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
-        let mut names = Names::default();
-        wait_until("segments are given back", PATIENCE, || {
-            names.read(&mut session).is_ok() && session.status().oldest_segment > 0
-        })?;
-        wrongs.unless(names.has("Make"), || format!("{version}: no Make"));
-        session.release()?;
-        // And the older one does not get what is left of the log, but another.
-        let mut old = Owner::take(main_file(pid)?, "older")?;
-        old.set_capabilities(0);
-        old.wish(wish::JIT_EVENTS, [0; 32])?;
-        wait_until("the bridge leaves", PATIENCE, || {
-            _ = old.beat();
-            let state = reader.status().map(|status| status.state);
-            matches!(state, Ok(Some(State::Detached)))
-        })?;
-        drop(old);
-        let mut session =
-            attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
-        let mut names = Names::default();
-        names.read_for(&mut session, Duration::from_secs(2))?;
-        println!("{version}: {} methods known in the new log", names.by_start.len());
-        wrongs.unless(names.has("Make"), || format!("{version}: no Make"));
-        wrongs.unless(app.is_alive(), || format!("{version}: died"));
-    }
+    let version = Version::V9;
+    let mut app = start_dropping(&dotnet, version)?;
+    let pid = u32::try_from(app.pid())?;
+    let session = attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
+    session.release()?;
+    let reader = strata_bridge_protocol::reader::Reader::new(main_file(pid)?, Default::default())?;
+    // As a strata wishes that does not know of capabilities.
+    let mut old = Owner::take(main_file(pid)?, "older")?;
+    old.set_capabilities(0);
+    old.wish(wish::JIT_EVENTS, [0; 32])?;
+    wait_until("the log has ten segments", PATIENCE, || {
+        old.beat().is_ok() && reader.status().is_ok_and(|status| status.segments >= 10)
+    })?;
+    let status = reader.status()?;
+    wrongs.unless(status.oldest_segment == 0, || format!("{version}: {status:?}"));
+    drop(old);
+    // The next one may have it compacted.
+    let mut session = attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
+    let mut names = Names::default();
+    wait_until("segments are given back", PATIENCE, || {
+        names.read(&mut session).is_ok() && session.status().oldest_segment > 0
+    })?;
+    wrongs.unless(names.has("Make"), || format!("{version}: no Make"));
+    session.release()?;
+    // And the older one does not get what is left of the log, but another.
+    let mut old = Owner::take(main_file(pid)?, "older")?;
+    old.set_capabilities(0);
+    old.wish(wish::JIT_EVENTS, [0; 32])?;
+    wait_until("the bridge leaves", PATIENCE, || {
+        _ = old.beat();
+        let state = reader.status().map(|status| status.state);
+        matches!(state, Ok(Some(State::Detached)))
+    })?;
+    drop(old);
+    let mut session = attach(pid, &AttachOptions { time: PATIENCE, ..Default::default() })?.session;
+    let mut names = Names::default();
+    names.read_for(&mut session, Duration::from_secs(2))?;
+    println!("{version}: {} methods known in the new log", names.by_start.len());
+    wrongs.unless(names.has("Make"), || format!("{version}: no Make"));
+    wrongs.unless(app.is_alive(), || format!("{version}: died"));
     wrongs.none();
     Ok(())
 }
