@@ -36,7 +36,8 @@ fn table(report: &Report) -> String {
         measure::FREQUENCY,
         report.cpus,
         report.processor,
-        report.kernel,
+        // Without what its builder has appended.
+        report.kernel.split('-').next().unwrap_or_default(),
     );
     text += "| scene | frames | BPF time a sample | bare | CPU, % of a core | CPU in all | memory | BPF maps |\n";
     text += "|---|---|---|---|---|---|---|---|\n";
@@ -88,7 +89,7 @@ fn title(scene: &str) -> String {
     } else if let Some(count) = of("pythons-") {
         format!("{count} Pythons that start, then idle")
     } else if let Some(count) = of("processes-") {
-        format!("{count} idle processes beside recursion 5")
+        format!("{},{:03} idle processes beside recursion 5", count / 1000, count % 1000)
     } else {
         match scene {
             "idle" => "an idle host".to_owned(),
