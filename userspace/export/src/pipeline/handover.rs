@@ -83,11 +83,20 @@ impl Pipeline {
 
     /// Passes on profiles of a flush; the last ones carry the length of the flush.
     pub fn publish(&mut self, profiles: Vec<FlushedProfile>, end: Option<Duration>) {
-        let bytes = profiles.iter().map(|profile| profile.outgoing.profile.memory()).sum();
+        // What was passed on while there was room displaces nothing, however large one profile is.
+        let had_room = !self.is_full();
+        let bytes = profiles.iter().map(FlushedProfile::memory).sum();
         self.bytes = self.bytes.saturating_add(bytes);
         self.waiting.push_back(Waiting { message: Message::Profiles(profiles, end), bytes });
         self.retry();
-        self.make_room();
+        if !had_room {
+            self.make_room();
+        }
+    }
+
+    /// Profiles of so many bytes are to be passed on together at most.
+    pub fn most_bytes_at_once(&self) -> usize {
+        self.most_bytes / 4
     }
 
     /// Passes on queued messages, as far as there is room now.

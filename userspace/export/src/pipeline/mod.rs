@@ -84,6 +84,13 @@ pub struct FlushedProfile {
     pub named_by: Source,
 }
 
+impl FlushedProfile {
+    /// Bytes of the profile itself.
+    pub fn memory(&self) -> usize {
+        self.outgoing.profile.memory()
+    }
+}
+
 /// Functions that the pipeline needs from its program.
 #[derive(Clone, Copy, Debug)]
 pub struct Hooks {
@@ -212,7 +219,7 @@ impl Work {
     }
 
     fn take(&mut self, profiles: Vec<FlushedProfile>, end: Option<Duration>) {
-        let bytes = profiles.iter().map(|profile| profile.outgoing.profile.memory());
+        let bytes = profiles.iter().map(FlushedProfile::memory);
         self.flush_bytes = self.flush_bytes.saturating_add(bytes.sum());
         self.flush.extend(profiles);
         // A crowded host's flush is passed on in parts.

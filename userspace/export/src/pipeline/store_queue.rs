@@ -78,7 +78,7 @@ impl StoreQueue {
         }
         let until = Instant::now() + FLUSH;
         for profile in profiles {
-            let bytes = profile.outgoing.profile.memory();
+            let bytes = profile.memory();
             let Err(Work::Keep(profile)) = self.disk.give(Work::Keep(Box::new(profile)), bytes)
             else {
                 continue;

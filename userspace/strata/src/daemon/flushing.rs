@@ -188,15 +188,18 @@ impl Flusher {
             })
             .map(|(key, _)| *key)
             .collect();
-        let mut profiles = Vec::new();
+        let (mut profiles, mut bytes) = (Vec::new(), 0);
         for key in ready {
             if profiles.is_empty() && !has_room(pipeline) {
                 break;
             }
             let Some(group) = flush.groups.remove(&key) else { continue };
-            profiles.extend(self.build(engine, configuration, containers, &flush, key, group));
-            if profiles.len() >= AT_ONCE {
+            let built = self.build(engine, configuration, containers, &flush, key, group);
+            bytes += built.iter().map(FlushedProfile::memory).sum::<usize>();
+            profiles.extend(built);
+            if profiles.len() >= AT_ONCE || bytes >= pipeline.most_bytes_at_once() {
                 pipeline.publish(std::mem::take(&mut profiles), None);
+                bytes = 0;
             }
         }
         let ends = is_settled && flush.groups.is_empty();
