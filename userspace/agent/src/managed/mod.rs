@@ -500,7 +500,8 @@ impl Managed {
         }
     }
 
-    /// Whether a bridge reported something in the last turn, or is about to.
+    /// Whether a bridge reported something in the last turn or is about to, or code is being read: what
+    /// was read is taken at the next turn.
     pub fn is_busy(&self) -> bool {
         let is_busy = |target: &Target| match target.state {
             State::Attached(_) => {
@@ -509,7 +510,7 @@ impl Managed {
             State::Attaching => true,
             State::Refused(_) | State::Ended => false,
         };
-        self.has_more || self.targets.values().any(is_busy)
+        self.has_more || self.code_reader.is_reading() || self.targets.values().any(is_busy)
     }
 
     /// When code is to be published that stacks wait for.
