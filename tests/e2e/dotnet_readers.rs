@@ -34,6 +34,22 @@ fn owns(daemon: &mut Daemon, pids: &[i32]) -> Result<()> {
     })
 }
 
+/// A daemon that asks for no events and owns the bridge of a program that throws without end.
+fn flood_beside_daemon() -> Result<(Daemon, Target)> {
+    let target = Target::start(&dotnet()?, Version::V9, "flood", "600")?;
+    let daemon = daemon_that_owns(&[target.pid()])?;
+    target.go()?;
+    Ok((daemon, target))
+}
+
+fn daemon_that_owns(pids: &[i32]) -> Result<Daemon> {
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[dotnet]\nage = \"0s\"\n")?;
+    daemon.start()?;
+    owns(&mut daemon, pids)?;
+    Ok(daemon)
+}
+
 fn all_thrown(stacks: &Stacks) -> u64 {
     WAYS.iter().map(|(_, name, _)| thrown(stacks, name)).sum()
 }
@@ -57,10 +73,7 @@ fn a_recording_beside_a_daemon_has_the_events_that_only_it_asks_for() -> Result<
         let contends = Target::start_program(&dotnet, version, "Contends", "50")?;
         let allocates = Target::start_program(&dotnet, version, "Allocates", "30000")?;
         let targets = [throws.pid(), contends.pid(), allocates.pid()];
-        let mut daemon = Daemon::prepared()?;
-        daemon.configure("[dotnet]\nage = \"0s\"\n")?;
-        daemon.start()?;
-        owns(&mut daemon, &targets)?;
+        let mut daemon = daemon_that_owns(&targets)?;
         let mut record = record()?.option("-e", "cpu,exceptions,locks,allocations").flag("-v");
         for pid in targets {
             record = record.pid(pid);
@@ -164,14 +177,8 @@ fn recordings_beside_each_other_have_what_each_asks_for_for_as_long_as_it_runs()
 #[test]
 fn the_wishes_of_a_recording_end_with_it_also_when_it_is_killed() -> Result<()> {
     let _machine = machine::alone()?;
-    let dotnet = dotnet()?;
-    let mut target = Target::start(&dotnet, Version::V9, "flood", "600")?;
+    let (mut daemon, mut target) = flood_beside_daemon()?;
     let pid = target.pid();
-    let mut daemon = Daemon::prepared()?;
-    daemon.configure("[dotnet]\nage = \"0s\"\n")?;
-    daemon.start()?;
-    owns(&mut daemon, &[pid])?;
-    target.go()?;
     for signal in [Signal::KILL, Signal::INT] {
         let mut one = recording_of(&target, "exceptions", |record| record)?;
         let mut other = recording_of(&target, "locks,allocations", |record| record)?;
@@ -198,14 +205,8 @@ fn the_wishes_of_a_recording_end_with_it_also_when_it_is_killed() -> Result<()> 
 #[test]
 fn a_recording_goes_on_when_the_daemon_that_it_reads_beside_is_killed() -> Result<()> {
     let _machine = machine::alone()?;
-    let dotnet = dotnet()?;
-    let mut target = Target::start(&dotnet, Version::V9, "flood", "600")?;
+    let (mut daemon, mut target) = flood_beside_daemon()?;
     let pid = target.pid();
-    let mut daemon = Daemon::prepared()?;
-    daemon.configure("[dotnet]\nage = \"0s\"\n")?;
-    daemon.start()?;
-    owns(&mut daemon, &[pid])?;
-    target.go()?;
     let mut recording = recording_of(&target, "exceptions", |record| record)?;
     std::thread::sleep(Duration::from_secs(3));
     daemon.kill()?;
@@ -235,10 +236,7 @@ fn threads_and_processes_are_shown_beside_a_daemon() -> Result<()> {
     let dotnet = dotnet()?;
     let target = Target::start(&dotnet, Version::V9, "paced", "10")?;
     let pid = target.pid();
-    let mut daemon = Daemon::prepared()?;
-    daemon.configure("[dotnet]\nage = \"0s\"\n")?;
-    daemon.start()?;
-    owns(&mut daemon, &[pid])?;
+    let mut daemon = daemon_that_owns(&[pid])?;
     let mut command = Command::new(places::strata_binary()?);
     command.args(["stacks", &pid.to_string()]);
     let shown = Running::from_command(command)?.wait(PATIENCE)?;

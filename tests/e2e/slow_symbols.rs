@@ -59,6 +59,19 @@ fn program_of_many_modules() -> Result<(Running, tempfile::TempDir)> {
     Ok((Running::from_command(command)?, folder))
 }
 
+/// A daemon that samples so often in a second, and the server that it sends to every [`PERIOD`].
+fn daemon_sending(frequency: u32) -> Result<(Daemon, Collector)> {
+    let mut daemon = Daemon::prepared()?;
+    let (collector, push) = Collector::on_port(0)?;
+    daemon.configure(&format!(
+        "[sampling]\nfrequency = {frequency}\n\
+         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
+        PERIOD.as_secs()
+    ))?;
+    daemon.start()?;
+    Ok((daemon, collector))
+}
+
 /// Of one process, each a file of its own.
 const SLOW_FILES: usize = 512;
 
@@ -85,14 +98,7 @@ fn slow_files_hold_up_no_other(part: SlowPart) -> Result<()> {
         SlowPart::Opening => slow.answer_openings_after(SLOW),
         SlowPart::FirstRead => slow.answer_first_reads_after(SLOW),
     }
-    let mut daemon = Daemon::prepared()?;
-    let (collector, push) = Collector::on_port(0)?;
-    daemon.configure(&format!(
-        "[sampling]\nfrequency = 997\n\
-         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
-        PERIOD.as_secs()
-    ))?;
-    daemon.start()?;
+    let (mut daemon, collector) = daemon_sending(997)?;
     // By its first profile it was sampled everywhere: its files are waited for.
     wait_until("the slow files are waited for", PATIENCE, || {
         !of_service(&collector, "hostile").is_empty()
@@ -143,14 +149,7 @@ fn hundreds_of_slow_environments_of_one_user_delay_no_other_users_identity() -> 
     let _machine = machine::alone()?;
     let names = (0..SLOW_PROCESSES).map(|number| format!("file{number}")).collect();
     let files = SilentFileSystem::with_files(vec![0; 4096], names)?;
-    let mut daemon = Daemon::prepared()?;
-    let (collector, push) = Collector::on_port(0)?;
-    daemon.configure(&format!(
-        "[sampling]\nfrequency = 997\n\
-         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
-        PERIOD.as_secs()
-    ))?;
-    daemon.start()?;
+    let (mut daemon, collector) = daemon_sending(997)?;
     files.answer_writes_after(SLOW_ENVIRONMENT);
     let mut command = Command::new(targets::c("slow_environ").build()?);
     command.arg(files.folder()).args([&SLOW_PROCESSES.to_string(), "1000", "600"]);
@@ -175,14 +174,7 @@ fn a_target_with_a_thousand_modules_delays_no_other_flush() -> Result<()> {
     let _machine = machine::alone()?;
     let program = targets::c("shares").build()?;
     let (_many, _folder) = program_of_many_modules()?;
-    let mut daemon = Daemon::prepared()?;
-    let (collector, push) = Collector::on_port(0)?;
-    daemon.configure(&format!(
-        "[sampling]\nfrequency = 997\n\
-         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
-        PERIOD.as_secs()
-    ))?;
-    daemon.start()?;
+    let (mut daemon, collector) = daemon_sending(997)?;
     let mut command = Command::new(&program);
     command.arg("600").env("DD_SERVICE", "bystander");
     let _bystander = Running::from_command(command)?;
@@ -227,14 +219,7 @@ fn a_target_whose_files_answer_after_seconds_delays_no_other_flush() -> Result<(
     let _machine = machine::alone()?;
     let program = targets::c("shares").build()?;
     let files = SilentFileSystem::with_program(&program)?;
-    let mut daemon = Daemon::prepared()?;
-    let (collector, push) = Collector::on_port(0)?;
-    daemon.configure(&format!(
-        "[sampling]\nfrequency = 499\n\
-         [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
-        PERIOD.as_secs()
-    ))?;
-    daemon.start()?;
+    let (mut daemon, collector) = daemon_sending(499)?;
     let _late = slow_program(&files)?;
     files.answer_names_after(SLOW);
     let mut command = Command::new(&program);

@@ -99,6 +99,32 @@ fn the_states_of_each_thread_add_up_to_its_lifetime() -> Result<()> {
     Ok(())
 }
 
+/// Seconds of a wait: as the program measured it, as the recording has it, and that with its stack from
+/// the kernel's function to the thread's start.
+struct Waited {
+    measured: f64,
+    seen: f64,
+    whole: f64,
+}
+
+/// Of the function `way` of a program that prints how long it waited there, and how often it was
+/// interrupted: never, because no look at a thread ends its call.
+fn waited(recorded: &Recorded, stacks: &Stacks, way: &str, function: &str) -> Result<Waited> {
+    let line =
+        recorded.ended.stdout.lines().find(|line| line.starts_with(way)).context("no line")?;
+    let measured = number(line, "seconds").context("no time")?;
+    assert_eq!(number(line, "errors"), Some(0.0), "{way}");
+    // A child is forked in its parent's function, and sleeps there.
+    let is_own =
+        |stack: &&Stack| has(stack, way) && (way != "wait_child" || !has(stack, "nanosleep"));
+    let own = || stacks.stacks.iter().filter(is_own);
+    let seen = seconds(own());
+    let is_whole = |stack: &&Stack| has(stack, function) && has(stack, "start_thread");
+    let whole = seconds(own().filter(is_whole));
+    println!("{line}: seen {seen:.2} s, whole {whole:.2} s");
+    Ok(Waited { measured, seen, whole })
+}
+
 /// The kinds of waits, each in a function of its own that knows how long it waited.
 #[test]
 fn each_kind_of_wait_has_its_stack_and_its_share_of_the_time() -> Result<()> {
@@ -116,15 +142,7 @@ fn each_kind_of_wait_has_its_stack_and_its_share_of_the_time() -> Result<()> {
     let recorded = record()?.option("-e", "cpu,wall").command(c_target("waits")?, &["12"]).run()?;
     let stacks = wall(&recorded)?;
     for (way, function) in WAYS {
-        let line = recorded.ended.stdout.lines().find(|line| line.starts_with(way));
-        let measured = line.and_then(|line| number(line, "seconds")).context("no line")?;
-        let own = || stacks.stacks.iter().filter(|stack| has(stack, way));
-        let seen = seconds(own());
-        let whole = own().filter(|stack| has(stack, function) && has(stack, "start_thread"));
-        let whole = seconds(whole);
-        println!("{way}: measured {measured:.2} s, seen {seen:.2} s, whole {whole:.2} s");
-        // No look at a thread ends its call.
-        assert_eq!(line.and_then(|line| number(line, "errors")), Some(0.0), "{way}");
+        let Waited { measured, seen, whole } = waited(&recorded, &stacks, way, function)?;
         // Where a thread does two things by turns, twenty looks a second are a sample of both.
         assert!(
             (seen / measured - 1.0).abs() < if way == "wait_lock" { 0.2 } else { 0.05 },
@@ -155,17 +173,8 @@ fn waits_for_connections_memory_children_and_locks_have_their_stacks_and_their_t
     for kind in ["wall", "off_cpu"] {
         let stacks = recorded.profile()?.stacks_of(kind)?;
         for (way, function) in WAYS {
-            let line = recorded.ended.stdout.lines().find(|line| line.starts_with(way));
-            let measured = line.and_then(|line| number(line, "seconds")).context("no line")?;
-            assert_eq!(line.and_then(|line| number(line, "errors")), Some(0.0), "{way}");
-            let line = line.unwrap_or_default();
-            // The child is forked in its parent's function, and sleeps there.
-            let own =
-                || stacks.stacks.iter().filter(|stack| has(stack, way) && !has(stack, "nanosleep"));
-            let seen = seconds(own());
-            let whole = own().filter(|stack| has(stack, function) && has(stack, "start_thread"));
-            let whole = seconds(whole);
-            println!("{kind}: {line}: seen {seen:.2} s, whole {whole:.2} s");
+            print!("{kind}: ");
+            let Waited { measured, seen, whole } = waited(&recorded, &stacks, way, function)?;
             assert!((seen / measured - 1.0).abs() < 0.03, "{kind}: {way}");
             assert!(whole > seen * 0.97, "{kind}: {way}");
         }

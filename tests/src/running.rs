@@ -61,7 +61,7 @@ impl Running {
             command.env_remove("LD_LIBRARY_PATH");
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("starting {name}"))?;
+        let mut child = spawned(&mut command).with_context(|| format!("starting {name}"))?;
         let stdout = child.stdout.take().map(collect);
         let stderr = child.stderr.take().map(collect);
         Ok(Self { name, child, stdout, stderr, status: None })
@@ -200,6 +200,23 @@ impl Collected {
         let _ = reader.join();
         let bytes = bytes.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// Starts it. Just made by this process, a program is busy while a child of another test, forked while
+/// it was written, has not executed its own program yet.
+fn spawned(command: &mut Command) -> std::io::Result<Child> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        match command.spawn() {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::ExecutableFileBusy
+                    && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            spawned => return spawned,
+        }
     }
 }
 
