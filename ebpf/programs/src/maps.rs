@@ -160,6 +160,8 @@ pub struct Seen {
     pub again: u32,
     /// How often that was.
     pub tries: u32,
+    /// When the last pass began in which it was as it is here.
+    pub met: u64,
 }
 
 /// How many waits have been walked in the current window of time, and so how few of those to come

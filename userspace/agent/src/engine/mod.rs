@@ -21,6 +21,7 @@
 //!
 //! Invariant: nothing here waits. Files, tables and symbols arrive as messages.
 
+mod active_threads;
 mod clr_events;
 mod deferred;
 mod eviction;

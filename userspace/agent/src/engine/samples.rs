@@ -221,6 +221,9 @@ impl Engine {
             let stack = Stack { user: user.into(), end, era, space: sample.space.clone() };
             let whole = Whole { kernel: kernel.into(), flags, stack };
             wall.note_running(header, sample.thread, whole, is_late);
+            if !is_late {
+                self.note_on_cpu(header);
+            }
         }
         if is_kept && self.sampling.kinds.contains(sample.kind) {
             self.aggregate.add(sample);

@@ -255,6 +255,22 @@ impl Wall {
         }
     }
 
+    /// Whether a record of this thread has come.
+    pub fn knows(&self, tid: u32) -> bool {
+        self.threads.get(&tid).is_some_and(|account| account.start != 0)
+    }
+
+    /// Whether a thread has been switched since its last record. One is sent without it too, where its
+    /// stack is walked again, or the record was lost.
+    pub fn has_moved(&self, tid: u32, now: &Activity) -> bool {
+        self.threads.get(&tid).is_some_and(|account| account.has_moved(now))
+    }
+
+    /// How many threads a process has here, or `most`, if there are more.
+    pub fn count_of(&self, pid: u32, most: usize) -> usize {
+        self.by_process.range((pid, 0)..=(pid, u32::MAX)).take(most).count()
+    }
+
     /// How many there are.
     pub fn count_of_threads(&self) -> usize {
         self.threads.len()
