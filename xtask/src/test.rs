@@ -18,7 +18,7 @@
 //!
 //! Invariant: a test harness that ends without its result line counts as a failure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -73,12 +73,6 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     run_again(&mut totals)?;
 
     println!();
-    for name in &totals.unsteady {
-        println!("unsteady: {name}: failed, and passed when it was run again");
-    }
-    for name in &totals.failures {
-        println!("failed: {name}");
-    }
     totals.waits.sort_by_key(|(wait, _)| std::cmp::Reverse(*wait));
     println!("waited longest for:");
     for (wait, name) in totals.waits.iter().take(SLOWEST) {
@@ -86,6 +80,15 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     }
     for (name, reason) in &totals.skipped {
         println!("skipped: {name}: {reason}");
+    }
+    // Last, with what they printed: of a long log, often only the end is kept.
+    for name in &totals.unsteady {
+        println!("unsteady: {name}: failed, and passed when it was run again");
+        totals.show_printed(name);
+    }
+    for name in &totals.failures {
+        println!("failed: {name}");
+        totals.show_printed(name);
     }
     println!("{}", totals.line());
     Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -130,9 +133,17 @@ fn run_again(totals: &mut Totals) -> Result<()> {
         let mut command = Command::new(&program);
         // Where cargo starts it.
         command.args(["--exact", "--nocapture", &name]).current_dir(project::root().join("tests"));
-        let status = surroundings(&mut command).stdin(Stdio::null()).status()?;
-        if status.success() {
+        let ended = surroundings(&mut command).stdin(Stdio::null()).output()?;
+        let printed = [ended.stdout, ended.stderr].concat();
+        let printed = String::from_utf8_lossy(&printed);
+        println!("{printed}");
+        if ended.status.success() {
             totals.passes_after_all(&name);
+        } else {
+            let kept = totals.printed.entry(name).or_default();
+            for line in std::iter::once("once more:").chain(printed.lines()) {
+                keep(kept, line);
+            }
         }
     }
     Ok(())
@@ -176,6 +187,19 @@ struct Totals {
     skipped: BTreeMap<String, String>,
     /// Between the result of a test and the one before it: what the end of the whole waited for.
     waits: Vec<(Duration, String)>,
+    /// The last lines that each failed test printed, in each of its runs, and whose come now.
+    printed: BTreeMap<String, VecDeque<String>>,
+    prints: Option<String>,
+}
+
+/// Of what a test printed that failed, so many lines are shown again at the end.
+const PRINTED: usize = 40;
+
+fn keep(lines: &mut VecDeque<String>, line: &str) {
+    if lines.len() >= PRINTED {
+        lines.pop_front();
+    }
+    lines.push_back(line.to_owned());
 }
 
 impl Totals {
@@ -186,7 +210,20 @@ impl Totals {
         format!("{passed} passed, {} failed, {skipped} skipped", self.failed)
     }
 
+    fn show_printed(&self, name: &str) {
+        for line in self.printed.get(name).into_iter().flatten() {
+            println!("    {line}");
+        }
+    }
+
     fn take_line(&mut self, line: &str) {
+        if let Some(name) = block_of(line) {
+            self.prints = Some(name.to_owned());
+        } else if line == "failures:" || line.starts_with("test result: ") {
+            self.prints = None;
+        } else if let Some(name) = &self.prints {
+            keep(self.printed.entry(name.clone()).or_default(), line);
+        }
         if let Some((name, reason)) = skipped_test(line) {
             self.skipped.insert(name.to_owned(), reason.to_owned());
         }
@@ -233,7 +270,7 @@ impl Totals {
 }
 
 /// Tests that are named for the time they took.
-const SLOWEST: usize = 20;
+const SLOWEST: usize = 12;
 
 /// Runs `cargo test`, shows its output and adds up its result lines.
 fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
@@ -278,6 +315,11 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
 fn ended_test(line: &str) -> Option<&str> {
     let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
     matches!(result, "ok" | "FAILED").then_some(name)
+}
+
+/// `---- a_name stdout ----`, before what a failed test printed.
+fn block_of(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
 /// `skipped: a_name: a reason`, as `strata-skip` prints it.
@@ -351,6 +393,29 @@ mod tests {
         let expected = [("a::cannot", "no node here: os error 2"), ("a::later", "until Linux 7.3")];
         assert_eq!(skipped, expected.map(|(name, reason)| (name.to_owned(), reason.to_owned())));
         assert_eq!(totals.failures, ["a::fails"]);
+    }
+
+    #[test]
+    fn what_a_failed_test_printed_last_is_kept() {
+        let mut totals = Totals::default();
+        let many = (0..100).map(|number| format!("line {number}"));
+        for line in ["test a::fails ... FAILED", "failures:", "---- a::fails stdout ----"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(many)
+            .chain(
+                ["---- a::other stdout ----", "one", "failures:", "    a::fails"]
+                    .map(str::to_owned),
+            )
+        {
+            totals.take_line(&line);
+        }
+        let first = &totals.printed["a::fails"];
+        assert_eq!(
+            (first.len(), first.back().map(String::as_str)),
+            (super::PRINTED, Some("line 99"))
+        );
+        assert_eq!(totals.printed["a::other"], ["one"]);
     }
 
     #[test]
