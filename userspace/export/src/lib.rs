@@ -8,8 +8,8 @@
 //! - [`exporter`]: an exporter built from a section of the configuration: a backend, and an
 //!   endpoint or folder.
 //! - [`backends`]: [`backends::pyroscope`], [`backends::datadog`] and [`backends::otlp`] turn
-//!   profiles into batches of bytes. Tables of names: [`types`] (sample types, labels of samples)
-//!   and [`origin`] (the process that a profile describes). [`limits`] makes a profile fit a server
+//!   profiles into batches of bytes. Tables of names: [`types`] (labels of samples) and
+//!   [`origin`] (the process that a profile describes). [`limits`] makes a profile fit a server
 //!   without losing a value. [`label_values`] bounds the values of a label.
 //! - [`queue`]: a task for each exporter puts batches into its [`spool`] on disk, sends them,
 //!   sends again, and counts what is lost. [`orphans`] finds spools that no exporter has.
