@@ -34,6 +34,7 @@ mod repairing;
 pub mod samples;
 pub mod stalled_cpus;
 mod state;
+mod thread_memory;
 mod turning;
 pub mod waits;
 pub mod wall;
