@@ -161,7 +161,7 @@ const CAUSES: [Cause; 32] = [
         "",
     ),
     cause(
-        "clr_looks_unanswered",
+        "clr_maps_reads_timed_out",
         "reads of .NET processes' mappings not answered in time",
         "the host is short of memory, or a file system hangs",
         "the host is short of memory, or a file system hangs",
@@ -200,7 +200,7 @@ const CAUSES: [Cause; 32] = [
     ),
     cause("clr_records_lost", "records of .NET processes lost or refused", "", ""),
     cause(
-        "unnamed_places",
+        "unsymbolized_addresses",
         "addresses without a symbol",
         "install debug symbols; `strata doctor --pid PID` says of which files",
         "install debug symbols; `strata doctor --pid PID` says of which files",
@@ -308,16 +308,16 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     }
     add("raw_stacks_dropped", engine.raw_stacks_dropped());
     add("processes_unread", engine.processes_unread());
-    add("clr_looks_unanswered", engine.managed.unanswered_looks());
+    add("clr_maps_reads_timed_out", engine.managed.unanswered_looks());
     add("clr_stacks_followed", engine.stacks_followed());
     add("files_unreadable", engine.loading.failed_files);
     add("files_delayed", engine.loading.delayed_files);
     add("tables_refused", engine.store.refused);
-    add("extents_dropped", engine.store.cut_extents);
+    add("extents_dropped", engine.store.dropped_extents);
     add("mappings_refused", engine.table.refused_mappings);
     add("mapping_events_muted", engine.table.muted_events);
     add("clr_records_lost", engine.managed.totals().lost);
-    add("unnamed_places", unnamed);
+    add("unsymbolized_addresses", unnamed);
     losses
 }
 
