@@ -111,6 +111,7 @@ fn labels(
     let Some(event) = block.event() else { return LabelsId::NONE };
     let room = room_for_labels(image, to);
     if room == Room::None {
+        to.note_labels_left_out();
         return LabelsId::NONE;
     }
     let type_name = printable(event.type_name);
@@ -118,10 +119,19 @@ fn labels(
     let lock =
         if room == Room::All { Lock::of(&event, labelling.threads) } else { Lock::default() };
     let mut labels = Vec::with_capacity(4);
+    let unbounded = match kind {
+        Kind::Exceptions => labelling.messages && !message.is_empty(),
+        Kind::Locks => event.message.parse::<LockWait>().is_ok(),
+        Kind::Gc => is_number(&message),
+        _ => false,
+    };
+    if unbounded && room != Room::All {
+        to.note_labels_left_out();
+    }
     match kind {
         Kind::Exceptions => {
             labels.push(("exception type", type_name.as_str()));
-            if !message.is_empty() && room == Room::All && labelling.messages {
+            if unbounded && room == Room::All {
                 labels.push(("exception message", message.as_str()));
             }
             if event.flags & flag::RETHROWN != 0 {
@@ -142,7 +152,7 @@ fn labels(
             labels.push(("gc generation", generation_name(collection.generation)));
             labels.push(("gc reason", collection.reason_name()));
             labels.push(("gc type", collection.kind_name()));
-            if room == Room::All && is_number(&message) {
+            if unbounded && room == Room::All {
                 labels.push(("gc number", message.as_str()));
             }
         }
@@ -266,6 +276,10 @@ mod tests {
         aggregate.labels_of(id).iter().map(|(name, value)| (&**name, &**value)).collect()
     }
 
+    fn left_out(aggregate: &Aggregate) -> usize {
+        aggregate.shortfalls().labels_left_out as usize
+    }
+
     #[test]
     fn an_exception_has_its_type_and_message_and_whether_it_was_thrown_before() {
         let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
@@ -362,6 +376,11 @@ mod tests {
         }
         assert!(aggregate.label_sets() <= MOST_LABELS + 2);
         assert_eq!(of(&aggregate, last), [("exception type", "E")]);
+        assert_eq!(left_out(&aggregate), 3 * MOST_LABELS - MANY_LABELS);
+        // One that has no message lacks none.
+        let event = ClrEvent { type_name: "E", ..ClrEvent::default() };
+        labels(Kind::Exceptions, &Block::new(&event), IMAGE, NAMELESS, &mut aggregate);
+        assert_eq!(left_out(&aggregate), 3 * MOST_LABELS - MANY_LABELS);
     }
 
     #[test]
@@ -379,6 +398,8 @@ mod tests {
         let id = thrown(ImageId(99), "Shop.Sold", "item 7");
         let expected = [("exception type", "Shop.Sold"), ("exception message", "item 7")];
         assert_eq!(of(&aggregate, id), expected);
+        let left_out = left_out(&aggregate);
+        assert_eq!(left_out + aggregate.label_sets(), 20 * 2 * MOST_LABELS + 1);
         let most = MANY_LABELS_IN_ALL + 2 + 20 * FEW_LABELS;
         assert!(aggregate.label_sets() <= most, "{}", aggregate.label_sets());
     }

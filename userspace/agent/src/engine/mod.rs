@@ -35,6 +35,7 @@ mod repairing;
 pub mod samples;
 pub mod stalled_cpus;
 mod state;
+mod thread_memory;
 mod turning;
 pub mod waits;
 pub mod wall;
@@ -48,7 +49,7 @@ use strata_abi::record::{Counter, End};
 use strata_abi::tables::{UNWANTED_OFF_CPU, UNWANTED_WALL};
 use strata_kinds::{Frequencies, Kind, Kinds};
 
-use crate::aggregate::Aggregate;
+use crate::aggregate::{Aggregate, Shortfalls};
 use crate::kernel::introspect;
 use crate::kernel::loader::{LoadError, Programs, Settings};
 use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
@@ -385,6 +386,7 @@ impl Engine {
         self.eviction.is_symbolizing = true;
         let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
         self.rates.end_period(|image| waiting.contains(&image));
+        self.figures.shortfalls = self.shortfalls();
         let fresh = Aggregate::new(self.aggregate.times_kept());
         std::mem::replace(&mut self.aggregate, fresh)
     }
@@ -563,6 +565,19 @@ impl Engine {
     /// A counter of the off-CPU sampler.
     pub fn count_of_waits(&self, counter: Counter) -> u64 {
         self.programs.count_of_waits(counter as usize)
+    }
+
+    /// Records of CPU samples, waits and threads that their ring had no room for. Those of events of
+    /// the CLR are counted by kind.
+    pub fn ring_full(&self) -> u64 {
+        self.count(Counter::RingFull)
+            + self.count_of_waits(Counter::RingFull)
+            + self.count_of_threads(Counter::RingFull)
+    }
+
+    /// What samples lack that were taken so far.
+    pub fn shortfalls(&self) -> Shortfalls {
+        self.figures.shortfalls + self.aggregate.shortfalls()
     }
 
     /// A counter of passes over threads.

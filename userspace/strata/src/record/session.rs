@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
-use strata_abi::record::{Counter, End};
+use strata_abi::record::End;
 use strata_clr::environment::Variable;
 use strata_kinds::{Kind, Kinds};
 use tokio::process::Child;
@@ -14,6 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::launch;
 use super::live::{Figures, Live};
 use super::{Plan, report};
+use crate::losses::lost;
 use crate::user::User;
 use crate::{capabilities, output, priority, second_signal};
 use strata_agent::engine::{Engine, Options};
@@ -280,7 +281,7 @@ fn figures(engine: &Engine) -> Figures {
     Figures {
         samples,
         processes: engine.table.count(),
-        lost: engine.count(Counter::RingFull) + engine.table.lost_events,
+        lost: lost(engine),
         incomplete: samples - of(End::Complete) - of(End::KernelOnly),
     }
 }

@@ -111,7 +111,8 @@ pub fn run(question: &Question) -> Result<i32> {
     for end in End::ALL {
         let count = ends.get(end as usize).copied().unwrap_or_default();
         if count > 0 && !matches!(end, End::Complete | End::KernelOnly) {
-            text += &format!("{} incomplete: {}\n", counted(count, "stack"), describe_end(end));
+            let what = if end == End::FrameLimit { "truncated" } else { "incomplete" };
+            text += &format!("{} {what}: {}\n", counted(count, "stack"), describe_end(end));
         }
     }
     printing::print(&text)

@@ -6,7 +6,8 @@ use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::UProbe;
 use aya::{Ebpf, EbpfLoader, Pod};
 
-use strata_abi::record::{EVENT_KINDS, event_slot};
+use strata_abi::memory::EventPace;
+use strata_abi::record::event_slot;
 
 use super::{HotValue, LoadError, Programs, map, program};
 use crate::kernel::probes::Probes;
@@ -25,16 +26,10 @@ pub(super) struct ClrEvents {
 }
 
 /// The events of one CPU.
-#[repr(C)]
+#[repr(transparent)]
 #[derive(Clone, Copy)]
-struct PaceValue {
-    window: u32,
-    taken: u32,
-    raw: u32,
-    unreadable: u32,
-    refused: [u32; EVENT_KINDS],
-}
-// SAFETY: plain words without padding.
+struct PaceValue(EventPace);
+// SAFETY: `EventPace` is `repr(C)` without padding and any bytes are a value of it.
 unsafe impl Pod for PaceValue {}
 
 pub(super) fn sets(cpus: u32) -> u32 {
@@ -72,7 +67,7 @@ impl ClrEvents {
     /// A counter, of all sets.
     pub(super) fn count(&self, counter: usize) -> u64 {
         let all = (0..self.sets).filter_map(|set| self.hot.get(&set, 0).ok());
-        all.filter_map(|hot| hot.counters.get(counter).copied()).sum()
+        all.filter_map(|hot| hot.counter(counter)).sum()
     }
 
     fn paces(&self, cpus: u32) -> impl Iterator<Item = PaceValue> {
@@ -105,7 +100,7 @@ impl Programs {
     /// report or a CPU takes, or without memory or room.
     pub fn clr_events_refused(&self, source: u8) -> u64 {
         let of_kind =
-            |pace: PaceValue| pace.refused.get(event_slot(source)).copied().map(u64::from);
+            |pace: PaceValue| pace.0.refused.get(event_slot(source)).copied().map(u64::from);
         let paces = self.clr_events.iter().flat_map(|events| events.paces(self.possible_cpus));
         paces.filter_map(of_kind).sum()
     }
@@ -113,6 +108,6 @@ impl Programs {
     /// Calls of the bridge's function with no event.
     pub fn clr_events_unreadable(&self) -> u64 {
         let paces = self.clr_events.iter().flat_map(|events| events.paces(self.possible_cpus));
-        paces.map(|pace| u64::from(pace.unreadable)).sum()
+        paces.map(|pace| u64::from(pace.0.unreadable)).sum()
     }
 }

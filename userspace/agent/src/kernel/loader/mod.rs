@@ -20,6 +20,7 @@ use aya::programs::perf_event::{
 use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
 use aya::{Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
+use strata_abi::memory::Hot;
 use strata_abi::rule::{MAX_RULES, Rule};
 use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS, UNWANTED_PROCESSES};
 
@@ -63,7 +64,7 @@ impl Diagnostics {
 const MMAPABLE: u32 = 0x400;
 /// The program that takes samples.
 const SAMPLER: &str = "sample_cpu";
-use strata_abi::record::{COUNTER_SLOTS, Counter, HOT_WORDS};
+use strata_abi::record::Counter;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -131,16 +132,19 @@ struct ProcessValue(Process);
 // SAFETY: `Process` is `repr(C)` without padding and any bytes are a value of it.
 unsafe impl Pod for ProcessValue {}
 
-/// The sampler's working memory of one CPU, of which the counters come first. They are read a few
-/// times a second; the rest is private to the programs.
-#[repr(C)]
+/// A program's working memory of one CPU. The counters are read a few times a second; the rest is
+/// private to the program.
+#[repr(transparent)]
 #[derive(Clone, Copy)]
-struct HotValue {
-    counters: [u64; COUNTER_SLOTS],
-    rest: [u64; HOT_WORDS - COUNTER_SLOTS],
-}
-// SAFETY: plain words.
+struct HotValue(Hot);
+// SAFETY: `Hot` is `repr(C)` without padding and any bytes are a value of it.
 unsafe impl Pod for HotValue {}
+
+impl HotValue {
+    fn counter(&self, counter: usize) -> Option<u64> {
+        self.0.counters.get(counter).copied()
+    }
+}
 
 type Segment = Array<MapData, [u32; SEGMENT_WORDS]>;
 
@@ -343,9 +347,8 @@ impl Programs {
     pub fn ticks(&self) -> Vec<(u32, u64)> {
         const EACH: [Counter; 4] =
             [Counter::Samples, Counter::Idle, Counter::RingFull, Counter::Skipped];
-        let ticks = |hot: HotValue| {
-            EACH.iter().filter_map(|counter| hot.counters.get(*counter as usize)).sum()
-        };
+        let ticks =
+            |hot: HotValue| EACH.iter().filter_map(|counter| hot.counter(*counter as usize)).sum();
         // Those without an event too: they stand still, and are started when they work.
         let all = self.cpus.iter();
         all.filter_map(|cpu| Some((*cpu, ticks(self.hot.get(cpu, 0).ok()?)))).collect()
@@ -472,7 +475,7 @@ impl Programs {
     pub fn count(&self, counter: usize) -> u64 {
         (0..self.possible_cpus)
             .filter_map(|cpu| self.hot.get(&cpu, 0).ok())
-            .filter_map(|hot| hot.counters.get(counter).copied())
+            .filter_map(|hot| hot.counter(counter))
             .sum()
     }
 }

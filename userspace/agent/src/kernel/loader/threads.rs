@@ -228,7 +228,7 @@ impl Threads {
 
     fn ring_full(&self, slot: u32) -> u64 {
         let hot = self.hot.get(&slot, 0).ok();
-        let counted = hot.and_then(|hot| hot.counters.get(Counter::RingFull as usize).copied());
+        let counted = hot.and_then(|hot| hot.counter(Counter::RingFull as usize));
         counted.unwrap_or_default()
     }
 
@@ -313,7 +313,7 @@ impl Threads {
     /// A counter of all readers.
     pub(super) fn count(&self, counter: usize) -> u64 {
         let all = (0..READERS).filter_map(|slot| self.hot.get(&slot, 0).ok());
-        all.filter_map(|hot| hot.counters.get(counter).copied()).sum()
+        all.filter_map(|hot| hot.counter(counter)).sum()
     }
 }
 
