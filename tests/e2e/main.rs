@@ -40,6 +40,7 @@ mod idle_threads;
 mod isolation;
 mod jits;
 mod kernel_on_user;
+mod late_symbols;
 mod off_cpu;
 mod on_off;
 mod pictures;

@@ -78,6 +78,19 @@ fn sampling(status: &Status) -> impl Iterator<Item = Single> {
             status.profiles.late_symbols as f64,
         ),
         (
+            "symbols_late_awaited",
+            GAUGE,
+            "Code addresses flushed without a symbol that is still awaited, for the local store.",
+            status.profiles.late_awaited as f64,
+        ),
+        (
+            "symbols_late_unnamed_total",
+            COUNTER,
+            "Code addresses flushed without a symbol that stay so in the local store: their file has \
+             none or never answered, or there was no room.",
+            status.profiles.late_unnamed as f64,
+        ),
+        (
             "stacks_trimmed_total",
             COUNTER,
             "Stacks that lost frames at their root to fit a server.",
@@ -171,6 +184,12 @@ fn delivery(status: &Status) -> impl Iterator<Item = Single> {
             COUNTER,
             "Profiles that the local store did not take.",
             status.store.not_stored as f64,
+        ),
+        (
+            "symbols_late_named_total",
+            COUNTER,
+            "Code addresses flushed without a symbol that have it in the local store now.",
+            status.store.late_named as f64,
         ),
         (
             "profiles_pooled_total",

@@ -102,6 +102,9 @@ pub struct Profiles {
     pub waiting: usize,
     /// Code addresses whose symbols came too late for their flush.
     pub late_symbols: u64,
+    /// Those whose symbols are awaited for the store, and those that stay without there.
+    pub late_awaited: usize,
+    pub late_unnamed: u64,
     pub early_sends: u64,
     pub pooled_short: u64,
     pub pooled_over_limit: u64,
@@ -190,6 +193,8 @@ pub struct Store {
     pub bytes: u64,
     pub dictionaries: u64,
     pub not_stored: u64,
+    /// Code addresses that were stored without a symbol and have it now.
+    pub late_named: u64,
     /// It is not open, or a recent write failed.
     pub fails: bool,
     pub trouble: Option<String>,

@@ -156,6 +156,15 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
         bytes(store.dictionaries)
     ));
     lines.extend(lost(store.not_stored, "profiles were not stored"));
+    let (awaited, unnamed) = (status.profiles.late_awaited, status.profiles.late_unnamed);
+    if store.late_named > 0 || awaited > 0 || unnamed > 0 {
+        lines.push(format!(
+            "late symbols   {} named in the store, {} awaited, {} stay without",
+            grouped(store.late_named),
+            grouped(awaited as u64),
+            grouped(unnamed)
+        ));
+    }
     if let Some(trouble) = &store.trouble {
         lines.push(format!("               {trouble}"));
     }
@@ -299,6 +308,15 @@ mod tests {
                 ..Status::default()
             })
         };
+        let late = |named, awaited, unnamed| {
+            let profiles =
+                Profiles { late_awaited: awaited, late_unnamed: unnamed, ..Profiles::default() };
+            let store = Store { late_named: named, ..Store::default() };
+            status(&Status { profiles, store, ..Status::default() })
+        };
+        assert!(!late(0, 0, 0).contains("late symbols"));
+        let expected = "late symbols   1,200 named in the store, 3 awaited, 4 stay without\n";
+        assert!(late(1200, 3, 4).contains(expected), "{}", late(1200, 3, 4));
         let losses = [
             "batches found no exporter",
             "profiles were not stored",

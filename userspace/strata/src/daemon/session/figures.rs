@@ -62,6 +62,8 @@ impl Daemon {
                 dropped: self.publisher.dropped,
                 waiting: self.publisher.waiting(),
                 late_symbols: self.flusher.tally.late,
+                late_awaited: self.flusher.symbolizer.late_places().0,
+                late_unnamed: self.flusher.symbolizer.late_places().1,
                 ..Profiles::default()
             },
             dotnet: self.dotnet(),
