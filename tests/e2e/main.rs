@@ -43,6 +43,7 @@ mod kernel_on_user;
 mod off_cpu;
 mod on_off;
 mod pictures;
+mod privileges;
 mod record_command;
 mod shares;
 mod short_lives;
