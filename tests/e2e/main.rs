@@ -44,6 +44,7 @@ mod late_symbols;
 mod off_cpu;
 mod on_off;
 mod pictures;
+mod privileges;
 mod record_command;
 mod shares;
 mod short_lives;

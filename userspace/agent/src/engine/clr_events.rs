@@ -6,7 +6,7 @@
 
 use strata_abi::record::{EVENT_WORDS, FLAG_EVENT, Header, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT};
 use strata_bridge_protocol::clr_event::{
-    BLOCK_WORDS, Block, ClrEvent, FUNCTION, LockWait, WAIT_BUCKETS, flag, wait_bucket,
+    BLOCK_WORDS, Block, ClrEvent, LockWait, WAIT_BUCKETS, flag, wait_bucket,
 };
 use strata_bridge_protocol::collection::Collection;
 use strata_kinds::Kind;
@@ -15,7 +15,7 @@ use super::Engine;
 use super::objects::{Amount, amount_of};
 use super::samples::{Sample, address_of};
 use crate::aggregate::{Aggregate, LabelsId};
-use crate::kernel::probes::Place;
+use crate::kernel::broker::Mapped;
 use crate::processes::table::{Backing, ImageId, Space};
 
 // The kernel's and the bridge's numbers are the same.
@@ -226,10 +226,7 @@ pub(super) fn below_the_bridge<'a>(user: &'a [u64], space: &Space) -> &'a [u64] 
 impl Engine {
     /// Attaches probes to processes whose bridge is there.
     pub(super) fn attach_events(&mut self) {
-        loop {
-            let Some(arrival) = self.programs.probes().and_then(|probes| probes.arrived()) else {
-                break;
-            };
+        while let Some(arrival) = self.programs.attached_probe() {
             self.managed.events_attached(arrival);
         }
         for candidate in self.managed.events_to_attach() {
@@ -247,18 +244,11 @@ impl Engine {
                 self.managed.events_unmapped(image);
                 continue;
             };
-            let place = Place {
-                pid,
-                start: mapping.start,
-                end: mapping.end,
-                offset: mapping.offset,
-                address: candidate.address,
-                code: FUNCTION,
-            };
+            let within = candidate.address.saturating_sub(mapping.start);
+            let offset = within.saturating_add(mapping.offset);
+            let mapped = Mapped { pid, start: mapping.start, end: mapping.end, offset };
             self.managed.events_attaching(image);
-            if let Some(probes) = self.programs.probes() {
-                probes.attach(image, place);
-            }
+            self.programs.attach_probe(image, mapped);
         }
     }
 }

@@ -50,6 +50,7 @@ use strata_abi::tables::{UNWANTED_OFF_CPU, UNWANTED_WALL};
 use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::aggregate::{Aggregate, Shortfalls};
+use crate::kernel::broker::client::BrokerState;
 use crate::kernel::introspect;
 use crate::kernel::loader::{LoadError, Programs, Settings};
 use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
@@ -106,6 +107,9 @@ pub struct Options {
     pub messages: bool,
     /// Names of .NET methods have the types of their parameters.
     pub signatures: bool,
+    /// Called once all is done that needs CAP_SYS_ADMIN, before the first thread starts: from then on
+    /// this process may be without. What needs it later is the broker's, which is started before.
+    pub opened: Option<fn()>,
 }
 
 pub struct Engine {
@@ -151,9 +155,16 @@ impl Engine {
     /// starts with [`Self::start`].
     pub fn new(options: Options) -> Result<Self, EngineError> {
         let mut programs = Programs::load(options.settings)?;
+        if options.kinds.contains(Kind::Cpu) || options.settings.wall {
+            programs.open_clocks();
+        }
         // Events first, then the scan: what happens in between is seen twice, not missed.
         let sideband =
             Sideband::open(programs.cpus(), options.wakeup).map_err(EngineError::Sideband)?;
+        if let Some(opened) = options.opened {
+            programs.start_broker();
+            opened();
+        }
         let mut store = Store::new(options.table_memory);
         let mut table = ProcessTable::default();
         let mut scanner = Scanner::default();
@@ -229,6 +240,11 @@ impl Engine {
             wall.started = self.sampling.started;
         }
         self.start_sampling()
+    }
+
+    /// The helper that keeps CAP_SYS_ADMIN; `None` where nothing needs it.
+    pub fn broker(&self) -> Option<BrokerState> {
+        self.programs.broker()
     }
 
     /// When sampling started, by the records' clock.

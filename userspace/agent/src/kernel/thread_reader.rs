@@ -16,6 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use libbpf_rs::libbpf_sys;
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// The first argument of this executable as a reader.
 pub const ARGUMENT: &str = "internal-threads";
@@ -234,6 +235,7 @@ pub fn run() -> io::Result<()> {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::prctl(libc::PR_SET_NAME, c"strata-threads".as_ptr());
     }
+    keep_only_what_reading_needs();
     // SAFETY: this process owns its standard input, a socket, and uses it only here.
     let mut socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) });
     let program = io::stdout();
@@ -288,6 +290,21 @@ fn read_threads(link: BorrowedFd<'_>) -> io::Result<()> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// What root executes has all of its capabilities again: this takes CAP_BPF, for each run of the
+/// iterator, or CAP_SYS_ADMIN on behalf of it. Best effort: without it a pass fails, and says so.
+fn keep_only_what_reading_needs() {
+    if let Ok(held) = rustix::thread::capabilities(None) {
+        let kept = match held.permitted & CapabilitySet::BPF {
+            CapabilitySet::BPF => CapabilitySet::BPF,
+            _ => held.permitted & CapabilitySet::SYS_ADMIN,
+        };
+        let inheritable = CapabilitySet::empty();
+        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable };
+        let _ = rustix::thread::set_capabilities(None, sets);
+    }
+    let _ = rustix::thread::set_no_new_privs(true);
 }
 
 /// Nanoseconds of a CPU that this thread has used.

@@ -105,6 +105,14 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     }
     let mut signals = Signals::new()?;
     priority::set_priority(priority::RECORDING_PRIORITY);
+    // Counting costs a little, and only scripts and the curious look at it.
+    let run_time = (plan.json || plan.verbose > 0)
+        .then(introspect::enable_run_time_stats)
+        .and_then(|enabled| {
+            enabled
+                .inspect_err(|error| tracing::warn!(%error, "BPF run times are not counted"))
+                .ok()
+        });
     let mut engine = Engine::new(Options {
         wakeup: wakeup(plan),
         settings: Settings {
@@ -126,18 +134,10 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         managed: plan.managed,
         messages: plan.exception_messages,
         signatures: plan.signatures,
+        opened: Some(capabilities::give_up_administration),
     })?;
-    // Counting costs a little, and only scripts and the curious look at it.
-    let run_time = (plan.json || plan.verbose > 0)
-        .then(introspect::enable_run_time_stats)
-        .and_then(|enabled| {
-            enabled
-                .inspect_err(|error| tracing::warn!(%error, "BPF run times are not counted"))
-                .ok()
-        });
     engine.start()?;
     engine.note_matches();
-    capabilities::give_up_administration();
     let started = SystemTime::now();
     let mut command = match plan.command.as_slice() {
         [] => None,

@@ -264,6 +264,18 @@ fn itself(status: &Status) -> impl Iterator<Item = Single> {
             status.silent_disks.len() as f64,
         ),
         (
+            "broker_restarts_total",
+            COUNTER,
+            "How often the helper process with CAP_SYS_ADMIN was started again.",
+            status.broker.as_ref().map_or(0.0, |broker| broker.restarts as f64),
+        ),
+        (
+            "broker_failing",
+            GAUGE,
+            "1 if the helper process with CAP_SYS_ADMIN has ended and cannot be replaced.",
+            f64::from(u8::from(status.broker.as_ref().is_some_and(|one| one.trouble.is_some()))),
+        ),
+        (
             "config_reloads_total",
             COUNTER,
             "Configurations that were applied by a reload.",

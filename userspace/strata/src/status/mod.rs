@@ -37,6 +37,8 @@ pub struct Status {
     pub metrics_trouble: Option<String>,
     /// Of the store and of exporters.
     pub silent_disks: Vec<SilentDisk>,
+    /// `None` where nothing needs it.
+    pub broker: Option<Broker>,
     pub configuration: Configuration,
     pub sampling: Sampling,
     pub profiles: Profiles,
@@ -67,6 +69,17 @@ pub struct Configuration {
     pub file: String,
     pub reloads: u64,
     /// Why the configuration on disk is not the one in use.
+    pub trouble: Option<String>,
+}
+
+/// The helper process that keeps CAP_SYS_ADMIN.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Broker {
+    /// While it runs.
+    pub pid: Option<u32>,
+    pub restarts: u64,
+    /// Why it does nothing, or not everything.
     pub trouble: Option<String>,
 }
 

@@ -67,6 +67,9 @@ fn settings(status: &Status, lines: &mut Vec<String>) {
     if let Some(trouble) = &status.metrics_trouble {
         lines.push(format!("metrics        are not served: {trouble}"));
     }
+    if let Some(trouble) = status.broker.as_ref().and_then(|broker| broker.trouble.as_ref()) {
+        lines.push(format!("helper         {trouble}"));
+    }
     for disk in &status.silent_disks {
         lines.push(format!("disk           {}", disk.text()));
     }
@@ -259,13 +262,24 @@ pub fn services(status: &Status) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FileExporter, PastTrouble, Profiles, Store};
+    use super::super::{Broker, FileExporter, PastTrouble, Profiles, Store};
     use super::*;
 
     #[test]
     fn a_status_with_nothing_in_it_is_shown_all_the_same() {
         let shown = status(&Status::default());
         assert!(shown.contains("NOT HEALTHY"), "{shown}");
+    }
+
+    #[test]
+    fn a_helper_that_has_ended_is_shown() {
+        let with = |trouble: Option<&str>| {
+            let trouble = trouble.map(str::to_owned);
+            let broker = Some(Broker { trouble, ..Broker::default() });
+            status(&Status { broker, ..Status::default() })
+        };
+        assert!(with(Some("no events: restart strata")).contains("helper   "));
+        assert!(!with(None).contains("helper   "));
     }
 
     #[test]

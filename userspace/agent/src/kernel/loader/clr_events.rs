@@ -10,7 +10,9 @@ use strata_abi::memory::EventPace;
 use strata_abi::record::event_slot;
 
 use super::{HotValue, LoadError, Programs, map, program};
-use crate::kernel::probes::Probes;
+use crate::kernel::broker::Mapped;
+use crate::kernel::probes::Arrival;
+use crate::processes::table::ImageId;
 
 const PROGRAM: &str = "clr_event";
 
@@ -48,7 +50,7 @@ pub(super) fn size<'a>(loader: &mut EbpfLoader<'a>, cpus: u32, sets: &'a u32, ri
 }
 
 impl ClrEvents {
-    /// And the program, for [`crate::kernel::probes`].
+    /// And the program, for the [broker](crate::kernel::broker).
     pub(super) fn of(ebpf: &mut Ebpf, cpus: u32) -> Result<(Self, OwnedFd), LoadError> {
         let named = |source| LoadError::Program { name: PROGRAM, source };
         let loaded: &mut UProbe = program(ebpf, PROGRAM)?;
@@ -86,9 +88,18 @@ impl Programs {
         self.clr_events.as_mut()?.ring.next()
     }
 
-    /// Attaches the program of the CLR's events to processes.
-    pub fn probes(&mut self) -> Option<&mut Probes> {
-        self.probes.as_mut()
+    /// Attaches the program of the CLR's events to a process.
+    pub fn attach_probe(&mut self, image: ImageId, mapped: Mapped) {
+        if let Some(broker) = &mut self.broker {
+            self.probes.attach(broker, image, mapped);
+        }
+    }
+
+    /// The next result of [`Self::attach_probe`].
+    pub fn attached_probe(&mut self) -> Option<Arrival> {
+        let broker = self.broker.as_mut()?;
+        broker.turn();
+        self.probes.arrived(broker)
     }
 
     /// A counter of the CLR's events; as [`Programs::count`].
