@@ -99,6 +99,12 @@ fn frames_of_a_file_that_answered_after_their_flush_have_their_names_in_the_stor
         stored(&daemon, "late", None)
             .is_ok_and(|stacks| stacks.total() > 100 && unnamed(&stacks, "late") == 0.0)
     })?;
+    // Everything that was sampled until then is flushed, and that time has passed.
+    let flushes = status["profiles"]["flushes"].as_u64().context("a counter")?;
+    wait_until("more flushes", PATIENCE, || {
+        let status = daemon.status().unwrap_or_default();
+        status["profiles"]["flushes"].as_u64() > Some(flushes + 3)
+    })?;
     let mut total = None;
     let mut check = |daemon: &Daemon, when: &str| -> Result<()> {
         let after = stored(daemon, "late", Some(&first))?;
