@@ -9,6 +9,7 @@
 //! Invariant: nothing here waits for that process.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -265,13 +266,14 @@ pub fn run() -> io::Result<()> {
 
 /// False where the kernel has no iterator for this. A target that is gone has no threads.
 fn walk(program: BorrowedFd<'_>, target: Target, links: &mut HashMap<Target, OwnedFd>) -> bool {
-    if !links.contains_key(&target) {
-        match link(program, Some(target)) {
-            Ok(link) => _ = links.insert(target, link),
+    let link = match links.entry(target) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(place) => match link(program, Some(target)) {
+            Ok(link) => place.insert(link),
             Err(error) => return error.raw_os_error() == Some(libc::ESRCH),
-        }
-    }
-    links.get(&target).is_some_and(|link| read_threads(link.as_fd()).is_ok())
+        },
+    };
+    read_threads(link.as_fd()).is_ok()
 }
 
 /// Has the program run for each thread of a link.
