@@ -424,12 +424,7 @@ fn user_of(task: *const task_struct) -> u32 {
 
 /// Sends the record; false when there was no room.
 #[inline(always)]
-fn send(
-    record: &mut Record,
-    hot: &mut Hot,
-    task: *mut task_struct,
-    walking: &Walking,
-) -> bool {
+fn send(record: &mut Record, hot: &mut Hot, task: *mut task_struct, walking: &Walking) -> bool {
     // SAFETY: as in `state_of`.
     let (syscall, run, delay, is_native) = unsafe {
         let offsets = activity_offsets();
