@@ -284,16 +284,13 @@ impl Target {
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
         let mut has_reported = false;
-        let alive = bridge.poll(looker, until, &mut |update| {
-            match update {
-                Update::Record(record) => {
-                    has_reported = true;
-                    runtime.take(record, most)?;
-                }
-                Update::Gap => runtime.confirm_all(),
-                Update::CaughtUp => runtime.forget_unconfirmed(),
+        let alive = bridge.poll(looker, until, &mut |update| match update {
+            Update::Record(record) => {
+                has_reported = true;
+                runtime.apply(record, most);
             }
-            Ok(())
+            Update::Gap => runtime.confirm_all(),
+            Update::CaughtUp => runtime.forget_unconfirmed(),
         });
         self.has_reported |= has_reported;
         // A claim of the process: it may shrink later.
@@ -341,7 +338,7 @@ impl Target {
     pub fn keep_only_names(&mut self, signatures: bool, limits: names::Limits) {
         let (kept, bytes) = names::affordable(&self.runtime, &self.sampled, signatures, limits);
         self.lost += self.sampled.len().saturating_sub(kept.len()) as u64;
-        self.runtime.keep_only(kept);
+        self.runtime.keep_only(&kept, signatures);
         self.kept_bytes = bytes;
         self.ended = None;
     }
