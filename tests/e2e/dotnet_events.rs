@@ -50,7 +50,7 @@ impl Target {
         Ok(Self { running, folder })
     }
 
-    pub fn start_as(
+    fn start_as(
         dotnet: &DotNet,
         version: Version,
         how: &str,

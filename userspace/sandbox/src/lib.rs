@@ -20,7 +20,7 @@
 
 mod answer;
 mod cache;
-pub mod channel;
+mod channel;
 mod child;
 mod error;
 pub mod exercise;

@@ -21,7 +21,7 @@ pub struct Method {
     pub token: u32,
     /// Of its first range, the number of bytes that the bridge has published, where the others may
     /// change its rules; 0 where they are known or do not.
-    pub published_code_bytes: u16,
+    pub cut: u16,
     origin: Origin,
     /// A sample has met its code.
     pub is_sampled: bool,
@@ -70,7 +70,7 @@ impl Method {
             module,
             type_token: record.type_token,
             token: record.token,
-            published_code_bytes: 0,
+            cut: 0,
             origin: Origin::new(record),
             is_sampled: false,
             texts: texts.into(),

@@ -215,8 +215,7 @@ impl Runtime {
                         && range.size <= MAX_CODE
                         && let Some(method) = self.methods.get_mut(index)
                     {
-                        method.published_code_bytes =
-                            u16::try_from(range.code.len()).unwrap_or(u16::MAX).max(1);
+                        method.cut = u16::try_from(range.code.len()).unwrap_or(u16::MAX).max(1);
                     }
                     method_rules(&code)
                 }
@@ -357,7 +356,7 @@ impl Runtime {
     /// its rules (they may belong to handlers); once for each method.
     pub fn wants_code(&self, found: Found) -> Option<u32> {
         let method = self.methods.get(found.method)?;
-        (method.published_code_bytes > 0 && method.start == found.start)
+        (method.cut > 0 && method.start == found.start)
             .then(|| self.code.size_of(found.start, found.method))?
     }
 
@@ -366,7 +365,7 @@ impl Runtime {
         let Some(index) = self.code.method_from(start) else { return };
         let Some(size) = self.code.size_of(start, index) else { return };
         let Some(method) = self.methods.get_mut(index) else { return };
-        let known = std::mem::take(&mut method.published_code_bytes);
+        let known = std::mem::take(&mut method.cut);
         // Of a process that has ended, nothing can be read: its bridge's records hold.
         if known == 0 || bytes.len() <= usize::from(known) {
             return;

@@ -81,9 +81,9 @@ pub(super) struct Target {
     /// Threads by their tid outside: their tid inside the process's namespace.
     pub inner_tids: HashMap<u32, u32>,
     /// How many of `sampled` belong to the flushed aggregate.
-    pub flushed_addresses: usize,
+    pub cut_off: usize,
     /// The era of its code at that flush.
-    pub flushed_era: u32,
+    pub cut_era: u32,
     /// The era of its code in each of the last seconds.
     past: VecDeque<(Instant, u32)>,
     /// Its limit of memory.
@@ -193,8 +193,8 @@ impl Target {
             kept_bytes: 0,
             is_free: false,
             inner_tids: HashMap::new(),
-            flushed_addresses: 0,
-            flushed_era: 0,
+            cut_off: 0,
+            cut_era: 0,
             past: VecDeque::new(),
             most_bytes,
             most_table_bytes: u64::MAX,

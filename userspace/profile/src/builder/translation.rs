@@ -61,8 +61,7 @@ impl<'p> Translation<'p> {
                 [frame.name, frame.system_name, frame.file].map(|id| self.string(into, id));
             self.frames.push(Frame { name, system_name, file, ..*frame });
         }
-        let late = self.string(into, location.late);
-        let made = into.location_of(location.address, mapping, &self.frames, late);
+        let made = into.location(location.address, mapping, &self.frames);
         note(&mut self.locations, id.position(), made)
     }
 
