@@ -288,48 +288,45 @@ fn numbers_in(daemon: &Daemon, from: &str) -> Result<HashSet<u64>> {
     Ok(frames.filter_map(|frame| number_of(frame)).collect())
 }
 
+/// A daemon that was stopped for longer than the log lasts, its program, and how many methods there
+/// were when it went on.
+fn stopped_for_long(dotnet: &DotNet, version: Version) -> Result<(Daemon, Running, u64)> {
+    let mut daemon = Daemon::prepared()?;
+    daemon.configure("[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n")?;
+    daemon.start()?;
+    let app = start_dropping(dotnet, version)?;
+    more(&app, 10_000)?;
+    let pid = Pid::from_raw(daemon.pid()?).context("a pid")?;
+    kill_process(pid, Signal::STOP)?;
+    let stopped = more(&app, 30_000)?;
+    kill_process(pid, Signal::CONT)?;
+    Ok((daemon, app, stopped))
+}
+
+/// Waits until there are so many more methods, and returns how many there are.
+fn more(app: &Running, methods: u64) -> Result<u64> {
+    let until = made(app)? + methods;
+    wait_until("more methods", PATIENCE, || made(app).is_ok_and(|made| made >= until))?;
+    made(app)
+}
+
 /// A daemon is stopped for longer than the log lasts, and another is killed.
 #[test]
-#[ignore = "a recording that comes late names some samples after dropped methods: not solved"]
 fn a_daemon_that_was_stopped_or_killed_names_what_was_made_since() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     let mut wrongs = Wrongs::default();
     for version in [Version::V9, Version::V3_1] {
-        let mut daemon = Daemon::prepared()?;
-        daemon.configure("[sampling]\nfrequency = 499\n[dotnet]\nage = \"0s\"\n")?;
-        daemon.start()?;
-        let mut app = start_dropping(&dotnet, version)?;
-        let more = |methods: u64| -> Result<u64> {
-            let until = made(&app)? + methods;
-            wait_until("more methods", PATIENCE, || made(&app).is_ok_and(|made| made >= until))?;
-            made(&app)
-        };
-        more(10_000)?;
-        let pid = Pid::from_raw(daemon.pid()?).context("a pid")?;
-        kill_process(pid, Signal::STOP)?;
-        let stopped = more(30_000)?;
-        kill_process(pid, Signal::CONT)?;
+        let (mut daemon, mut app, stopped) = stopped_for_long(&dotnet, version)?;
         // For longer than a period of the store: what was not written is lost when it is killed.
-        more(40_000)?;
+        let before = more(&app, 40_000)?;
         let gaps = daemon.status()?["sampling"]["losses"]["clr_records_lost"].clone();
-        // A recording beside it comes late, and sees what is made while it runs.
-        let before = made(&app)?;
-        let recorded = record()?.pid(app.pid()).frequency(499).seconds(3.0).output("out.folded");
-        let recorded = recorded.run()?;
-        let stacks = text_outputs::folded(&recorded.text("out.folded")?)?;
-        let frames = stacks.iter().flat_map(|stack| &stack.frames);
-        let beside: HashSet<u64> = frames.filter_map(|frame| number_of(frame)).collect();
-        let wrong = beside.iter().filter(|number| **number < before).count();
-        wrongs.unless(beside.len() >= 20 && wrong == 0, || {
-            format!("{version}: {} named by a recording, {wrong} wrong", beside.len())
-        });
         daemon.kill()?;
         // What it had stored ends before.
         let killed_at = Instant::now();
-        let killed = more(20_000)?;
+        let killed = more(&app, 20_000)?;
         daemon.start()?;
-        more(20_000)?;
+        more(&app, 20_000)?;
         let memory = log_memory(app.pid())?;
         daemon.end()?;
         let seconds = killed_at.elapsed().as_secs();
@@ -338,8 +335,7 @@ fn a_daemon_that_was_stopped_or_killed_names_what_was_made_since() -> Result<()>
         let all = numbers_in(&daemon, "-1h")?;
         let after_stop = all.iter().filter(|number| (stopped..before).contains(number)).count();
         println!(
-            "{version}: {memory} bytes of log, {gaps} gaps; {} named by a recording, {after_stop} after a stop, {} after a kill ({wrong} wrong)",
-            beside.len(),
+            "{version}: {memory} bytes of log, {gaps} gaps; {after_stop} named after a stop, {} after a kill ({wrong} wrong)",
             last.len()
         );
         wrongs.unless(memory <= MOST_MEMORY, || format!("{version}: {memory} bytes"));
@@ -348,6 +344,33 @@ fn a_daemon_that_was_stopped_or_killed_names_what_was_made_since() -> Result<()>
             format!("{version}: {} after a kill, {wrong} wrong", last.len())
         });
         wrongs.unless(app.is_alive(), || format!("{version}: died"));
+    }
+    wrongs.none();
+    Ok(())
+}
+
+/// A recording beside a daemon comes late, and sees what is made while it runs.
+#[test]
+#[ignore = "of .NET 9, some samples have names of methods that were dropped before: the cause is not known"]
+fn a_recording_that_comes_late_names_what_is_made_while_it_runs() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let mut wrongs = Wrongs::default();
+    for version in [Version::V9, Version::V3_1] {
+        let (mut daemon, app, _) = stopped_for_long(&dotnet, version)?;
+        let before = more(&app, 40_000)?;
+        let recorded = record()?.pid(app.pid()).frequency(499).seconds(3.0).output("out.folded");
+        let recorded = recorded.run()?;
+        let stacks = text_outputs::folded(&recorded.text("out.folded")?)?;
+        let frames = stacks.iter().flat_map(|stack| &stack.frames);
+        let named: HashSet<u64> = frames.filter_map(|frame| number_of(frame)).collect();
+        let mut wrong: Vec<&u64> = named.iter().filter(|number| **number < before).collect();
+        wrong.sort_unstable();
+        println!("{version}: {} named, from {before} on, but for {wrong:?}", named.len());
+        wrongs.unless(named.len() >= 20 && wrong.is_empty(), || {
+            format!("{version}: {} named by a recording, {} wrong", named.len(), wrong.len())
+        });
+        daemon.end()?;
     }
     wrongs.none();
     Ok(())

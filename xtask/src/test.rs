@@ -187,8 +187,9 @@ struct Totals {
     skipped: BTreeMap<String, String>,
     /// Between the result of a test and the one before it: what the end of the whole waited for.
     waits: Vec<(Duration, String)>,
-    /// The last lines that each failed test printed, in each of its runs, and whose come now.
+    /// The last lines that each failed test printed, in both of its runs.
     printed: BTreeMap<String, VecDeque<String>>,
+    /// The failed test whose lines come now.
     prints: Option<String>,
 }
 
