@@ -15,7 +15,11 @@ use serde_json::Value;
 use strata_config::{Inputs, Loaded, load};
 use strata_tests::deployment::{self, PrivilegedContainer};
 use strata_tests::running::{Running, wait_until};
+use strata_tests::runtimes::Version;
 use strata_tests::{machine, places, runtimes, targets, text_outputs};
+
+use crate::dotnet_events::{REPORTED, Target};
+use crate::privileges;
 
 /// Where the unit and the image have the program.
 const INSTALLED: &str = "/usr/local/bin/strata";
@@ -70,12 +74,15 @@ fn the_units_capabilities_are_enough_to_record() -> Result<()> {
         .split_whitespace()
         .map(|name| name.trim_start_matches("CAP_").to_lowercase())
         .collect();
-    let run = |allowed: &[String], arguments: &[&str]| {
+    let start = |allowed: &[String], arguments: &[&str]| {
         let bounds = format!("-all,+{}", allowed.join(",+"));
         let mut command = Command::new(places::required("setpriv", "util-linux")?);
         command.args(["--no-new-privs", "--inh-caps=-all", "--bounding-set", &bounds]);
         command.arg(&strata).args(arguments);
-        Running::from_command(command)?.wait(Duration::from_secs(60))
+        Running::from_command(command)
+    };
+    let run = |allowed: &[String], arguments: &[&str]| {
+        start(allowed, arguments)?.wait(Duration::from_secs(60))
     };
     let doctor = run(&allowed, &["doctor"])?;
     print!("{}", doctor.stdout);
@@ -96,6 +103,23 @@ fn the_units_capabilities_are_enough_to_record() -> Result<()> {
     };
     println!("{} samples in the target", samples_in("shares"));
     assert!(samples_in("shares") > 0);
+
+    // Events of .NET programs, whose probes take CAP_SYS_ADMIN: the helper has it, strata not.
+    let target = Target::start(&runtimes::dotnet()?, Version::V9, "paced", "500")?;
+    let exceptions = folder.path().join("exceptions.folded");
+    let (pid, output) = (target.pid().to_string(), exceptions.to_string_lossy());
+    let arguments = ["record", "-v", "-e", "exceptions", "-p", &pid, "-o", &output];
+    let mut recording = start(&allowed, &arguments)?;
+    recording.wait_for_log(REPORTED, Duration::from_secs(60))?;
+    privileges::check(recording.pid())?;
+    target.go()?;
+    let thrown: u64 = target.counts()?.values().sum();
+    let recorded = recording.wait(Duration::from_secs(60))?;
+    assert!(recorded.status.success(), "{}", recorded.stderr);
+    let stacks = text_outputs::folded(&fs::read_to_string(&exceptions)?)?;
+    let seen: u64 = stacks.iter().map(|stack| stack.count).sum();
+    println!("{thrown} exceptions, {seen} seen");
+    assert_eq!(seen, thrown);
 
     let without: Vec<String> = allowed.into_iter().filter(|name| name != "perfmon").collect();
     let without: Vec<String> = without.into_iter().filter(|name| name != "sys_admin").collect();

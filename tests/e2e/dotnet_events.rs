@@ -50,7 +50,7 @@ impl Target {
         Ok(Self { running, folder })
     }
 
-    fn start_as(
+    pub fn start_as(
         dotnet: &DotNet,
         version: Version,
         how: &str,

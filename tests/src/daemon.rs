@@ -67,7 +67,17 @@ impl Daemon {
 
     /// Starts it, and waits until it samples.
     pub fn start(&mut self) -> Result<()> {
-        let mut command = Command::new(places::strata_binary()?);
+        self.start_with(Command::new(places::strata_binary()?))
+    }
+
+    /// As [`Self::start`], with `no_new_privs`, as the unit for systemd sets it.
+    pub fn start_without_new_privileges(&mut self) -> Result<()> {
+        let mut command = Command::new(places::required("setpriv", "util-linux")?);
+        command.arg("--no-new-privs").arg(places::strata_binary()?);
+        self.start_with(command)
+    }
+
+    fn start_with(&mut self, mut command: Command) -> Result<()> {
         command.arg("daemon").arg("--config").arg(self.configuration());
         // This process's own environment is not meant for the daemon.
         for (name, _) in std::env::vars_os() {

@@ -34,6 +34,21 @@ everything() {
         section host cat /tmp/host.folded
         kill %1
 
+        # What strata may do while it records, and its helpers.
+        section rights sh -c 'strata record --frequency 19 --duration 60 --output /tmp/all.folded &
+            pid=$!
+            for second in $(seq 30); do
+                sleep 1
+                ! grep -q "^Name:.strata-broker" /proc/[0-9]*/status || break
+            done
+            sleep 3
+            cat /proc/sys/kernel/perf_event_paranoid
+            for status in /proc/[0-9]*/status; do
+                ! grep -q "^Name:.strata" $status || grep -E "^(Name|CapEff|CapPrm):" $status
+            done
+            kill -INT $pid
+            wait $pid'
+
         # What waits instead.
         # An emulated CPU is so slow that walking stacks takes the whole budget at times: waits are
         # then chosen by chance, and this one may be left out.

@@ -10,7 +10,7 @@ use crate::session::Session;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// The answer is in the log, or was lost while appending.
-    Told { written: bool },
+    Reported { written: bool },
     /// The runtime knows no method there.
     NotFound,
     /// The runtime may not be asked about this address.
@@ -19,22 +19,22 @@ pub enum Asked {
 
 /// Reports the code at an address. Everything from the address to the record happens in one
 /// section: the code may have been there when a thread was sampled in it, and not any more.
-pub fn tell_asked(session: &Session, ip: u64, running: bool) -> Asked {
+pub fn report_code_at(session: &Session, ip: u64, running: bool) -> Asked {
     let is_dead = session.lifetimes().is_dead_code(ip as usize);
     if is_dead || !may_ask(&session.known(), ip as usize, running) {
         return Asked::Refused;
     }
-    match tell_found(session, ip) {
-        Some(written) => Asked::Told { written },
+    match report_found(session, ip) {
+        Some(written) => Asked::Reported { written },
         None => Asked::NotFound,
     }
 }
 
-fn tell_found(session: &Session, ip: u64) -> Option<bool> {
+fn report_found(session: &Session, ip: u64) -> Option<bool> {
     let (function, rejit) = session.info().function_at(ip)?;
     let reason = Reason::Asked { ip };
     if session.info().is_dynamic(function) {
-        return methods::tell_dynamic(session, function, reason);
+        return methods::report_dynamic(session, function, reason);
     }
     let named = Named::of(session, function)?;
     let compilations = Compilations::of(session, function, rejit);
@@ -42,7 +42,7 @@ fn tell_found(session: &Session, ip: u64) -> Option<bool> {
         let code = compilations.code(session, *start);
         if code.contains(ip) {
             session.known().enter_code(*start, function, named.module());
-            return Some(named.tell(session, rejit, &code, reason));
+            return Some(named.report(session, rejit, &code, reason));
         }
     }
     None

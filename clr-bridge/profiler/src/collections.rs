@@ -1,5 +1,5 @@
-//! Which collections have been, and when they started: what tells whether a sampled object has been
-//! examined ([`crate::objects`]).
+//! Which collections have been, and when they started: by these it is known whether a sampled object
+//! has been examined ([`crate::objects`]).
 //!
 //! **Invariant:** the callbacks of a collection write to a few words and do nothing else: all threads
 //! may be suspended.

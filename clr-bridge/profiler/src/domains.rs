@@ -26,7 +26,7 @@ struct Domain {
     name: String,
     application: Application,
     /// The session in which its present state was reported.
-    told: u64,
+    reported: u64,
 }
 
 /// AppDomains of a process: .NET has one, besides the runtime's own.
@@ -42,7 +42,7 @@ fn domains() -> MutexGuard<'static, Vec<Domain>> {
 
 /// Makes sure that an AppDomain is reported, with its present name.
 pub fn learn(session: &Session, id: usize) {
-    if id == 0 || !session.is_telling() {
+    if id == 0 || !session.is_reporting() {
         return;
     }
     let Some(mut scratch) = scratch::take(session) else { return };
@@ -54,24 +54,24 @@ pub fn learn(session: &Session, id: usize) {
     let Some(domain) = entry(&mut domains, id) else { return };
     if length.is_some() && domain.name != name.as_str() {
         set(&mut domain.name, name.as_str());
-        domain.told = 0;
+        domain.reported = 0;
     }
     if let Some(said) = UNBOUND.lock().unwrap_or_else(PoisonError::into_inner).take() {
         apply(domain, said);
     }
-    if domain.told != session.number() {
-        tell(session, domain);
+    if domain.reported != session.number() {
+        report(session, domain);
     }
 }
 
 /// Reports an AppDomain again, and returns whether the record was written. `None` when the id is
 /// unknown: the runtime would dereference any number.
-pub fn tell_again(session: &Session, id: usize) -> Option<bool> {
+pub fn report_again(session: &Session, id: usize) -> Option<bool> {
     let mut domains = domains();
     let domain = domains.iter_mut().find(|domain| domain.id == id)?;
-    domain.told = 0;
-    tell(session, domain);
-    Some(domain.told != 0)
+    domain.reported = 0;
+    report(session, domain);
+    Some(domain.reported != 0)
 }
 
 /// Reads the names again: the runtime renames its AppDomain while it starts.
@@ -103,7 +103,7 @@ pub fn bind(session: Option<&Session>, application: Application) {
     learn(session, id);
 }
 
-pub fn tell_end(session: &Session, id: usize) {
+pub fn report_end(session: &Session, id: usize) {
     domains().retain(|domain| domain.id != id);
     session.write(&AppDomainEnd { id: id as u64 });
 }
@@ -113,11 +113,11 @@ fn apply(domain: &mut Domain, application: Application) {
         domain.runtime_id = runtime_id;
     }
     domain.application = application;
-    domain.told = 0;
+    domain.reported = 0;
 }
 
-fn tell(session: &Session, domain: &mut Domain) {
-    let told = session.write(&AppDomain {
+fn report(session: &Session, domain: &mut Domain) {
+    let reported = session.write(&AppDomain {
         id: domain.id as u64,
         runtime_id: domain.runtime_id,
         name: &domain.name,
@@ -125,8 +125,8 @@ fn tell(session: &Session, domain: &mut Domain) {
         environment: &domain.application.environment,
         version: &domain.application.version,
     });
-    if told {
-        domain.told = session.number();
+    if reported {
+        domain.reported = session.number();
     }
 }
 
@@ -142,7 +142,7 @@ fn entry(domains: &mut Vec<Domain>, id: usize) -> Option<&mut Domain> {
                 runtime_id: random_uuid(),
                 name: String::new(),
                 application: Application::default(),
-                told: 0,
+                reported: 0,
             });
             domains.last_mut()
         }

@@ -49,7 +49,7 @@ fn each<T: Copy>(
     mut report: impl FnMut(T),
 ) -> Option<()> {
     for id in ids {
-        let is_current = session.ask(|| {
+        let is_current = session.in_section(|| {
             let is_current = session.lifetimes().unloads() == taken_at;
             if is_current {
                 report(*id);
@@ -69,7 +69,7 @@ fn may_go_on(session: &Session) -> bool {
 
 fn modules(session: &Session) -> bool {
     while may_go_on(session) {
-        let taken = session.ask(|| {
+        let taken = session.in_section(|| {
             let taken_at = session.lifetimes().unloads();
             let list = session.info().modules()?;
             // SAFETY: a list of modules.
@@ -116,7 +116,7 @@ fn threads(session: &Session) -> bool {
         if !may_go_on(session) {
             return false;
         }
-        session.ask_of_thread(thread, || {
+        session.in_section_of_thread(thread, || {
             if let Some(tid) = session.info().thread_os_id(thread).filter(|tid| *tid != 0) {
                 threads::assigned(session, thread, tid);
             }
@@ -130,7 +130,7 @@ fn functions(session: &Session) -> bool {
     // By their ids: one that is used again is reported by its compilation.
     let mut done = Table::<()>::new();
     while may_go_on(session) {
-        let taken = session.ask(|| {
+        let taken = session.in_section(|| {
             let taken_at = session.lifetimes().unloads();
             let list = session.info().jitted_functions()?;
             let is_done =
@@ -160,7 +160,7 @@ fn key(version: FunctionVersion) -> u64 {
 }
 
 fn report_function(session: &Session, done: &mut Table<()>, version: FunctionVersion) {
-    methods::tell_compiled(session, version.function, version.rejit);
+    methods::report_compiled(session, version.function, version.rejit);
     // Without memory it is found again, and known.
     let _ = done.insert(key(version), ());
 }

@@ -1,7 +1,7 @@
 //! Events of the runtime's with the stack of their thread.
 //!
-//! A callback calls [`report`], which calls an empty function with the address of what there is to
-//! say. strata has a probe there while it wants events: its BPF program walks the calling thread's
+//! A callback calls [`report`], which calls an empty function with the address of a block about the
+//! event. strata has a probe there while it wants events: its BPF program walks the calling thread's
 //! stack, with the rules that samples of the CPU have too. Without a probe the call costs a
 //! nanosecond.
 //!

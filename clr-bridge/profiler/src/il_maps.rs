@@ -15,7 +15,7 @@ const FEW: usize = 64;
 ///
 /// The runtime dereferences a function's id, so an id from outside, or of an unloaded method, would
 /// crash the process. The function is therefore looked up by address.
-pub fn tell(session: &Session, start: u64, function: u64) -> Option<bool> {
+pub fn report(session: &Session, start: u64, function: u64) -> Option<bool> {
     let is_dead = session.lifetimes().is_dead_code(start as usize);
     if is_dead || !asking::may_ask(&session.known(), start as usize, false) {
         return None;
@@ -24,15 +24,15 @@ pub fn tell(session: &Session, start: u64, function: u64) -> Option<bool> {
     if found as u64 != function {
         return None;
     }
-    tell_one(session, found, rejit, start as usize)
+    report_one(session, found, rejit, start as usize)
 }
 
 /// Writes the IL map of one compilation.
-pub fn tell_one(session: &Session, function: usize, rejit: usize, start: usize) -> Option<bool> {
-    tell_with(session, function, rejit, start, |entries| session.info().il_map_at(start, entries))
+pub fn report_one(session: &Session, function: usize, rejit: usize, start: usize) -> Option<bool> {
+    report_with(session, function, rejit, start, |entries| session.info().il_map_at(start, entries))
 }
 
-fn tell_with(
+fn report_with(
     session: &Session,
     function: usize,
     rejit: usize,

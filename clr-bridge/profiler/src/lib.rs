@@ -18,7 +18,7 @@
 //! | `exceptions` | events of thrown exceptions |
 //! | `pipe` | the session of the runtime's own events: waits for locks, allocations, collections |
 //! | `repeated` | events that the runtime delivers more than once |
-//! | `contention` | who a thread waits for when a lock is taken |
+//! | `contention` | the owner of the lock that a thread waits for |
 //! | `allocations` | events of allocations, and objects to watch |
 //! | `objects`, `collections` | which sampled objects are alive, by weak handles |
 //! | `pauses` | which suspensions of the process are pauses for a collection |

@@ -114,7 +114,7 @@ fn begin(info: Info, loading: Loading) -> Result<(), HResult> {
     let living = unsafe { &*session };
     let eager = loading == Loading::Environment && is_eager();
     if eager {
-        living.start_telling();
+        living.start_reporting();
         living.set_eager(true);
     }
     // Before the events: they may come at once.
@@ -179,7 +179,7 @@ pub fn end() {
 pub fn shut_down() {
     // SAFETY: as in `current`, whose check for a panic does not matter here.
     if let Some(session) = unsafe { SESSION.load(Ordering::Acquire).as_ref() } {
-        session.stop_telling();
+        session.stop_reporting();
         session.close();
         own_thread::stop(session);
         session.shared().set_state(State::Detached);
@@ -192,10 +192,10 @@ pub fn panicked() {
     // SAFETY: as in `current`.
     if let Some(session) = unsafe { SESSION.load(Ordering::Acquire).as_ref() } {
         session.give_up();
-        session.stop_telling();
+        session.stop_reporting();
         session.shared().lost(Loss::Panic);
         session.shared().set_state(State::Failed);
-        session.say(Level::Error, "a panic was contained; the bridge is quiet now");
+        session.log(Level::Error, "a panic was contained; the bridge is quiet now");
     }
 }
 

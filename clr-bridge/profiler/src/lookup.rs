@@ -182,9 +182,9 @@ impl Lookup {
             return Next::Round { milliseconds: SOON };
         }
         self.obey(&wishes, now);
-        if session.is_telling() && now.saturating_sub(self.named) > NAMES_EVERY {
+        if session.is_reporting() && now.saturating_sub(self.named) > NAMES_EVERY {
             self.named = now;
-            session.ask(|| domains::look_again(session));
+            session.in_section(|| domains::look_again(session));
         }
         self.look_at_objects(now);
         self.answer(&wishes, now)
@@ -274,7 +274,7 @@ impl Lookup {
                 session.events().want(0);
                 session.call(|| objects::apply(session));
             }
-            session.start_telling();
+            session.start_reporting();
             session.call(|| session.set_events(true));
             let mut is_complete = false;
             session.timed(|| is_complete = enumerate::everything(session));
@@ -322,7 +322,7 @@ impl Lookup {
         if monotonic_time() < self.detach_from {
             return false;
         }
-        session.stop_telling();
+        session.stop_reporting();
         session.shared().set_state(State::Detaching);
         if let Some(wishes) = wishes {
             session.shared().writer().status().set_obeyed(wishes.epoch, wishes.generation);
@@ -340,7 +340,7 @@ impl Lookup {
         }
         if self.detach_from == 0 {
             session.shared().lost(Loss::RuntimeCall);
-            session.say(Level::Error, "the bridge cannot be detached now; it is tried again");
+            session.log(Level::Error, "the bridge cannot be detached now; it is tried again");
         }
         self.detach_from = monotonic_time() + u64::from(AGAIN) * 1_000_000;
         self.stay();
@@ -362,7 +362,8 @@ impl Lookup {
             && let Some(request) = control.next_request(wishes.epoch)
         {
             session.timed(|| {
-                let outcome = session.ask(|| serve(session, &request)).unwrap_or(Outcome::Failed);
+                let outcome =
+                    session.in_section(|| serve(session, &request)).unwrap_or(Outcome::Failed);
                 control.answer(&request, outcome);
             });
             session.shared().count(Count::Requests, 1);
@@ -387,17 +388,17 @@ fn serve(session: &Session, request: &Request) -> Outcome {
     let written = match request.kind {
         request::RESOLVE_IP => {
             let running = request.second & RUNNING != 0;
-            match asking::tell_asked(session, request.first, running) {
-                Asked::Told { written } => written,
+            match asking::report_code_at(session, request.first, running) {
+                Asked::Reported { written } => written,
                 Asked::NotFound => session.write(&NotFound { ip: request.first }),
                 Asked::Refused => return Outcome::Failed,
             }
         }
-        request::IL_MAP => match il_maps::tell(session, request.first, request.second) {
+        request::IL_MAP => match il_maps::report(session, request.first, request.second) {
             Some(written) => written,
             None => return Outcome::Failed,
         },
-        request::APP_DOMAIN => match domains::tell_again(session, request.first as usize) {
+        request::APP_DOMAIN => match domains::report_again(session, request.first as usize) {
             Some(written) => written,
             None => return Outcome::Failed,
         },

@@ -37,10 +37,10 @@ impl Reason {
 }
 
 /// Reports every compilation of a function that was not reported before.
-pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
+pub fn report_compiled(session: &Session, function: usize, rejit: usize) {
     let compilations = Compilations::of(session, function, rejit);
     let starts = compilations.starts();
-    if starts.is_empty() || all_told(session, function, starts) {
+    if starts.is_empty() || all_reported(session, function, starts) {
         return;
     }
     let Some(named) = Named::of(session, function) else { return };
@@ -48,9 +48,9 @@ pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
         if session.known().enter_code(*start, function, &named.module) {
             let code = compilations.code(session, *start);
             code_lives(session, &code);
-            named.tell(session, rejit, &code, Reason::Compiled);
+            named.report(session, rejit, &code, Reason::Compiled);
             if session.wants_il_maps() {
-                il_maps::tell_one(session, function, rejit, *start);
+                il_maps::report_one(session, function, rejit, *start);
             }
         }
     }
@@ -58,7 +58,7 @@ pub fn tell_compiled(session: &Session, function: usize, rejit: usize) {
 
 /// Code of another function at the same address has ended without a callback: methods of generic
 /// types are known by the module that declares them, and may go with another.
-fn all_told(session: &Session, function: usize, starts: &[usize]) -> bool {
+fn all_reported(session: &Session, function: usize, starts: &[usize]) -> bool {
     let known = session.known();
     starts.iter().all(|start| known.has_code(*start, function))
 }
@@ -69,7 +69,7 @@ fn code_lives(session: &Session, code: &Code) {
 }
 
 /// Reports a method that has no metadata: a `DynamicMethod`, or glue that the runtime made.
-pub fn tell_dynamic(session: &Session, function: usize, reason: Reason) -> Option<bool> {
+pub fn report_dynamic(session: &Session, function: usize, reason: Reason) -> Option<bool> {
     let mut scratch = scratch::take(session)?;
     let Scratch { units, text: name, .. } = scratch.get();
     let dynamic = session.info().dynamic_function(function, units)?;
@@ -109,7 +109,7 @@ pub fn tell_dynamic(session: &Session, function: usize, reason: Reason) -> Optio
 }
 
 /// A dynamic method was collected.
-pub fn tell_dynamic_end(session: &Session, function: usize) {
+pub fn report_dynamic_end(session: &Session, function: usize) {
     let start = session.known().forget_dynamic(function);
     if let Some(start) = start {
         session.write(&MethodUnload { function: function as u64, start: start as u64 });
@@ -164,7 +164,7 @@ impl Named {
             name: metadata.method_name(info.token).unwrap_or_default(),
             parameters: ParameterNames::none(),
         };
-        types::tell_all(session, &module, signature, parent);
+        types::report_all(session, &module, signature, parent);
         if generic && info.class != 0 {
             named.ask_class_arguments(session);
         }
@@ -225,7 +225,7 @@ impl Named {
     }
 
     /// Writes one compilation.
-    pub fn tell(&self, session: &Session, rejit: usize, code: &Code, reason: Reason) -> bool {
+    pub fn report(&self, session: &Session, rejit: usize, code: &Code, reason: Reason) -> bool {
         let mut pieces = NO_PIECES;
         let mut arguments = [""; 2 * MOST_PARAMETERS];
         let Some(texts) = self.argument_texts(session) else {

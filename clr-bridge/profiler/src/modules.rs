@@ -25,10 +25,10 @@ pub fn module(session: &Session, id: usize) -> Option<Module> {
     if let Some(module) = session.known().module(id) {
         return Some(module);
     }
-    tell(session, id)
+    report(session, id)
 }
 
-fn tell(session: &Session, id: usize) -> Option<Module> {
+fn report(session: &Session, id: usize) -> Option<Module> {
     let mut scratch = scratch::take(session)?;
     let Scratch { units, text: path, second: assembly } = scratch.get();
     let info = session.info().module_info(id, units)?;
@@ -135,7 +135,7 @@ fn release(metadata: Option<Metadata>) {
 }
 
 /// A module is unloaded; so are the methods that were reported of it.
-pub fn tell_end(session: &Session, id: usize) {
+pub fn report_end(session: &Session, id: usize) {
     session.class_names().forget_module(id);
     let gone = session.known().forget_module(id, |function, start| {
         session.write(&MethodUnload { function: function as u64, start: start as u64 });

@@ -16,7 +16,7 @@
 //!
 //! **Invariant:** a place is taken and given back without a lock or an allocation. No handle is left
 //! when nothing is watched any more: a thread that makes one looks afterwards whether it is still
-//! wanted, and who wants none takes all back after having said so.
+//! wanted, and the thread that ends the watching takes all back after it has noted that.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::null_mut;

@@ -2,13 +2,13 @@
 //!
 //! The runtime suspends all threads also for profilers, debuggers, and changes to its code. Several
 //! threads may begin to at the same time, and one after the other succeeds; a thread may begin while
-//! the last one has let the threads run and has not said so yet. So each thread that suspends has a
+//! the last one has let the threads run and has not reported it yet. So each thread that suspends has a
 //! place of its own. It is the one that lets the threads run again, whatever thread collects
 //! meanwhile: the server collector has several (src/coreclr/gc/gc.cpp, `gc_thread_function`).
 //!
 //! A background collection makes two pauses, the second one on a thread of its own, and others may
 //! happen in between. A pause may have two collections: one of a young generation goes before a
-//! background one. One that is said to be in the background may end within its first pause, as it
+//! background one. One that is reported as in the background may end within its first pause, as it
 //! does while the collector's thread is not there yet (seen on 8 to 10): it was a blocking one.
 //!
 //! **Invariant:** no lock, no allocation, no call: all threads may be suspended. What began before

@@ -15,7 +15,7 @@ use crate::sampling::mix;
 
 /// Places for the last events of threads.
 const PLACES: usize = 512;
-/// Bytes at the start and at the end of an event's data that tell events apart.
+/// Bytes at the start and at the end of an event's data by which events are distinguished.
 const ENDS: usize = 256;
 
 pub struct Repeated {

@@ -1,6 +1,6 @@
 //! Which events are reported, so that a program that throws without end pays a bounded price.
 //!
-//! Events are told apart by a key (an exception's class), by which they are counted in one of a
+//! Events are distinguished by a key (an exception's class), by which they are counted in one of a
 //! fixed number of places. In each window of time a place's first event is reported, and then all
 //! until its share of the budget is spent; from then on one of two, of four, … of a block of
 //! events, chosen by chance before the block begins. Each report carries how many events it stands

@@ -36,7 +36,7 @@ pub struct Session {
     scratch: Pool,
     /// Modules, threads, AppDomains and unloads are reported. This stays on once the log has been
     /// read, so that the log stays correct.
-    telling: AtomicBool,
+    reporting: AtomicBool,
     /// Compilations are reported.
     compiling: AtomicBool,
     /// They are reported even before there is an owner.
@@ -77,7 +77,7 @@ impl Session {
             threads: Threads::new(),
             canonical: Canonical::new(major),
             scratch: Pool::new()?,
-            telling: AtomicBool::new(false),
+            reporting: AtomicBool::new(false),
             compiling: AtomicBool::new(false),
             eager: AtomicBool::new(false),
             attached,
@@ -135,12 +135,12 @@ impl Session {
     }
 
     /// Writes a diagnostic about the bridge itself.
-    pub fn say(&self, level: Level, text: &str) {
+    pub fn log(&self, level: Level, text: &str) {
         self.write(&Diagnostic { level: level as u8, text });
     }
 
-    pub fn is_telling(&self) -> bool {
-        self.telling.load(Ordering::Acquire)
+    pub fn is_reporting(&self) -> bool {
+        self.reporting.load(Ordering::Acquire)
     }
 
     pub fn is_compiling(&self) -> bool {
@@ -175,13 +175,13 @@ impl Session {
         &self.events
     }
 
-    pub fn start_telling(&self) {
-        self.telling.store(true, Ordering::Release);
+    pub fn start_reporting(&self) {
+        self.reporting.store(true, Ordering::Release);
     }
 
     /// Stops reporting.
-    pub fn stop_telling(&self) {
-        self.telling.store(false, Ordering::Release);
+    pub fn stop_reporting(&self) {
+        self.reporting.store(false, Ordering::Release);
         self.compiling.store(false, Ordering::Release);
         self.events.want(0);
     }
@@ -244,7 +244,7 @@ impl Session {
     /// Runs one runtime call, or the report of one id, in a section: while it runs, no unload
     /// callback returns. Waits for a bounded time for unloads that are under way. `None`: it was
     /// not run.
-    pub fn ask<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+    pub fn in_section<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let until = monotonic_time() + LONGEST_WAIT;
         loop {
             if self.is_closed() || self.is_given_up() {
@@ -263,7 +263,7 @@ impl Session {
     }
 
     /// Runs what concerns one listed thread, unless it has ended.
-    pub fn ask_of_thread(&self, thread: usize, work: impl FnOnce()) {
+    pub fn in_section_of_thread(&self, thread: usize, work: impl FnOnce()) {
         let gate = self.lifetimes.threads();
         while !self.is_closed() && !self.is_given_up() {
             if let Some(_section) = gate.enter() {

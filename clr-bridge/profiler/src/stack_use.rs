@@ -40,7 +40,7 @@ fn measure<W: FnOnce(&Session)>(session: &Session, work: W) {
     if let Some(more) = used.checked_sub(deepest) {
         session.shared().count(Count::StackBytes, more as u64);
         // Which callback it was.
-        session.say(Level::Debug, std::any::type_name::<W>());
+        session.log(Level::Debug, std::any::type_name::<W>());
     }
 }
 

@@ -15,7 +15,7 @@ struct Thread {
     /// In the thread's innermost PID namespace; 0 while it has none.
     tid: u32,
     name: String,
-    told: bool,
+    reported: bool,
 }
 
 pub struct Threads {
@@ -42,7 +42,7 @@ fn entry(list: &mut Vec<Thread>, id: usize) -> Option<&mut Thread> {
             if list.len() >= MOST_THREADS || list.try_reserve(1).is_err() {
                 return None;
             }
-            list.push(Thread { id, tid: 0, name: String::new(), told: false });
+            list.push(Thread { id, tid: 0, name: String::new(), reported: false });
             list.last_mut()
         }
     }
@@ -56,11 +56,11 @@ pub fn assigned(session: &Session, id: usize, tid: u32) {
     let Some(thread) = entry(&mut list, id) else { return };
     if thread.tid != tid {
         thread.tid = tid;
-        thread.told = false;
+        thread.reported = false;
     }
-    tell(session, thread);
+    report(session, thread);
     drop(list);
-    if session.is_telling() {
+    if session.is_reporting() {
         session.set_context(tid, app_domain);
     }
 }
@@ -73,8 +73,8 @@ pub fn renamed(session: &Session, id: usize, units: &[u16]) {
     let mut list = session.threads().list();
     let Some(thread) = entry(&mut list, id) else { return };
     domains::set(&mut thread.name, name.as_str());
-    thread.told = false;
-    tell(session, thread);
+    thread.reported = false;
+    report(session, thread);
 }
 
 pub fn destroyed(session: &Session, id: usize) {
@@ -82,17 +82,17 @@ pub fn destroyed(session: &Session, id: usize) {
     let Some(position) = list.iter().position(|thread| thread.id == id) else { return };
     let gone = list.swap_remove(position);
     drop(list);
-    if session.is_telling() {
+    if session.is_reporting() {
         session.remove_context(gone.tid);
     }
-    if gone.told {
+    if gone.reported {
         session.write(&ThreadEnd { managed_id: id as u64 });
     }
 }
 
-fn tell(session: &Session, thread: &mut Thread) {
-    if thread.tid != 0 && !thread.told && session.is_telling() {
-        thread.told = session.write(&ThreadRecord {
+fn report(session: &Session, thread: &mut Thread) {
+    if thread.tid != 0 && !thread.reported && session.is_reporting() {
+        thread.reported = session.write(&ThreadRecord {
             managed_id: thread.id as u64,
             os_tid: thread.tid,
             name: &thread.name,

@@ -62,7 +62,7 @@ impl ParameterNames {
 const TOGETHER: usize = 32;
 
 /// Reports the types that a signature names, and the type that the method belongs to.
-pub fn tell_all(session: &Session, module: &Module, blob: &[u8], parent: u32) {
+pub fn report_all(session: &Session, module: &Module, blob: &[u8], parent: u32) {
     let mut tokens = [0u32; TOGETHER];
     tokens[0] = parent;
     let mut count = 1;
@@ -71,7 +71,7 @@ pub fn tell_all(session: &Session, module: &Module, blob: &[u8], parent: u32) {
             *place = token;
             count += 1;
         } else {
-            tell(session, module, token);
+            report(session, module, token);
         }
     });
     // Nearly always everything was reported before: checked under one lock.
@@ -83,17 +83,17 @@ pub fn tell_all(session: &Session, module: &Module, blob: &[u8], parent: u32) {
     }
     drop(known);
     for token in tokens.into_iter().take(count).filter(|token| *token != 0) {
-        tell(session, module, token);
+        report(session, module, token);
     }
 }
 
 /// Writes the records of a type and of everything its name needs, unless they are there already.
-fn tell(session: &Session, module: &Module, token: u32) {
-    tell_to(session, module, token, DEEPEST);
+fn report(session: &Session, module: &Module, token: u32) {
+    report_to(session, module, token, DEEPEST);
 }
 
 /// Calls itself, so its frame is small: what needs room is in functions of their own.
-fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) {
+fn report_to(session: &Session, module: &Module, token: u32, depth: u32) {
     if row(token) == 0 || session.known().has_type(module.serial, token) {
         return;
     }
@@ -101,32 +101,32 @@ fn tell_to(session: &Session, module: &Module, token: u32, depth: u32) {
         return;
     };
     if !metadata.has(token) {
-        return tell_added(session, module, token, depth);
+        return report_added(session, module, token, depth);
     }
     if table(token) == TYPE_SPEC {
         let Some(blob) = metadata.type_spec(token) else { return };
-        tokens_of_type(blob, |inner| tell_to(session, module, inner, depth));
-        tell_specification(session, module, token, blob);
+        tokens_of_type(blob, |inner| report_to(session, module, inner, depth));
+        report_specification(session, module, token, blob);
     } else {
-        tell_named(session, module, token);
+        report_named(session, module, token);
     }
 }
 
 /// A token that was added to the module while it runs.
 #[inline(never)]
-fn tell_added(session: &Session, module: &Module, token: u32, depth: u32) {
+fn report_added(session: &Session, module: &Module, token: u32, depth: u32) {
     if let Some(module) = modules::with_token(session, *module, token) {
-        tell_to(session, &module, token, depth);
+        report_to(session, &module, token, depth);
     }
 }
 
 #[inline(never)]
-fn tell_specification(session: &Session, module: &Module, token: u32, signature: &[u8]) {
+fn report_specification(session: &Session, module: &Module, token: u32, signature: &[u8]) {
     write(session, module, token, "", signature, &ParameterNames::none());
 }
 
 #[inline(never)]
-fn tell_named(session: &Session, module: &Module, token: u32) {
+fn report_named(session: &Session, module: &Module, token: u32) {
     let (Some(metadata), Some(mut scratch)) = (&module.metadata, scratch::take(session)) else {
         return;
     };

@@ -19,7 +19,7 @@ use crate::log::{Prepared, Segment};
 use crate::memory::Region;
 use crate::reader::ring::RingReader;
 use crate::reader::{Budget, Entry, Limits, ReadAt, Reader, ReaderLosses};
-use crate::record::NotFound;
+use crate::record::{MethodRecord, MethodView, NotFound};
 use crate::ring::{Ring, RingPlaces};
 
 const ID: [u8; 16] = [1; 16];
@@ -64,6 +64,13 @@ pub fn memory(data: &[u8]) {
     let (main, segment) = rest.split_at(length.min(rest.len()));
     let first = read(flags, main, segment);
     assert_eq!(first, read(flags, main, segment), "the same bytes say the same");
+    let (method, view) = (MethodRecord::decode(segment), MethodView::of(segment));
+    assert_eq!(method.as_ref().err(), view.as_ref().err(), "as valid where it lies");
+    if let (Ok(method), Ok(view)) = (method, view) {
+        assert!(
+            view.ranges.iter().map(|range| range.code).eq(method.ranges.iter().map(|r| &*r.code))
+        );
+    }
     write(main, segment);
 }
 

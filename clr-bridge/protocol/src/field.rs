@@ -74,6 +74,16 @@ impl<'a> Source<'a> {
         Ok(*head)
     }
 
+    /// The bytes of the fields that `skip` goes over.
+    pub fn passed(
+        &mut self,
+        skip: impl FnOnce(&mut Self) -> Result<(), DecodeError>,
+    ) -> Result<&'a [u8], DecodeError> {
+        let before = self.rest;
+        skip(self)?;
+        before.get(..before.len() - self.rest.len()).ok_or(DecodeError::Truncated)
+    }
+
     /// A count of items of which each takes at least `smallest` bytes.
     fn count(&mut self, smallest: usize, largest: usize) -> Result<usize, DecodeError> {
         let count = usize::from(u16::from_le_bytes(self.array()?));
@@ -94,6 +104,11 @@ pub trait Field: Sized {
     fn put(value: Self::Borrowed<'_>, sink: &mut impl Sink);
     fn take(source: &mut Source<'_>) -> Result<Self, DecodeError>;
     fn borrow(&self) -> Self::Borrowed<'_>;
+
+    /// As [`Field::take`], with the same errors, without its value.
+    fn skip(source: &mut Source<'_>) -> Result<(), DecodeError> {
+        Self::take(source).map(drop)
+    }
 }
 
 macro_rules! integers {
@@ -187,6 +202,16 @@ impl Field for String {
     fn borrow(&self) -> &str {
         self
     }
+
+    fn skip(source: &mut Source<'_>) -> Result<(), DecodeError> {
+        let length = source.count(1, MAX_TEXT)?;
+        source.take(length).map(drop)
+    }
+}
+
+fn take_blob<'a>(source: &mut Source<'a>) -> Result<&'a [u8], DecodeError> {
+    let length = source.count(1, MAX_BLOB)?;
+    source.take(length)
 }
 
 /// A byte string.
@@ -198,12 +223,15 @@ impl Field for Vec<u8> {
     }
 
     fn take(source: &mut Source<'_>) -> Result<Self, DecodeError> {
-        let length = source.count(1, MAX_BLOB)?;
-        Ok(source.take(length)?.to_vec())
+        take_blob(source).map(<[u8]>::to_vec)
     }
 
     fn borrow(&self) -> &[u8] {
         self
+    }
+
+    fn skip(source: &mut Source<'_>) -> Result<(), DecodeError> {
+        take_blob(source).map(drop)
     }
 }
 
@@ -255,6 +283,11 @@ impl Field for Vec<String> {
 
     fn borrow(&self) -> Texts<'_> {
         Texts::Strings(self)
+    }
+
+    fn skip(source: &mut Source<'_>) -> Result<(), DecodeError> {
+        let count = source.count(2, MAX_TEXTS)?;
+        (0..count).try_for_each(|_| String::skip(source))
     }
 }
 
@@ -322,20 +355,46 @@ impl Field for Vec<CodeRangeRecord> {
     }
 
     fn take(source: &mut Source<'_>) -> Result<Self, DecodeError> {
-        let count = source.count(14, MAX_RANGES)?;
-        (0..count)
-            .map(|_| {
-                Ok(CodeRangeRecord {
-                    start: u64::take(source)?,
-                    size: u32::take(source)?,
-                    code: Vec::take(source)?,
-                })
-            })
-            .collect()
+        let owned = |range: CodeRange<'_>| CodeRangeRecord {
+            start: range.start,
+            size: range.size,
+            code: range.code.to_vec(),
+        };
+        let count = range_count(source)?;
+        (0..count).map(|_| take_range(source).map(owned)).collect()
     }
 
     fn borrow(&self) -> Ranges<'_> {
         Ranges::Owned(self)
+    }
+}
+
+fn range_count(source: &mut Source<'_>) -> Result<usize, DecodeError> {
+    source.count(14, MAX_RANGES)
+}
+
+fn take_range<'a>(source: &mut Source<'a>) -> Result<CodeRange<'a>, DecodeError> {
+    Ok(CodeRange { start: u64::take(source)?, size: u32::take(source)?, code: take_blob(source)? })
+}
+
+/// A list of code ranges where it lies: all of them are whole.
+#[derive(Debug, Clone, Copy)]
+pub struct RangesView<'a> {
+    count: usize,
+    ranges: Source<'a>,
+}
+
+impl<'a> RangesView<'a> {
+    pub(crate) fn take(source: &mut Source<'a>) -> Result<Self, DecodeError> {
+        let count = range_count(source)?;
+        let ranges = *source;
+        (0..count).try_for_each(|_| take_range(source).map(drop))?;
+        Ok(Self { count, ranges })
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = CodeRange<'a>> + use<'a> {
+        let mut ranges = self.ranges;
+        (0..self.count).map_while(move |_| take_range(&mut ranges).ok())
     }
 }
 

@@ -5,9 +5,12 @@
 //! its 16-byte header ([`crate::log`]) and its fields in the order of the list, encoded as in
 //! [`crate::field`]. Bytes after the last field are ignored: padding today, room for later fields.
 //!
+//! Nearly all records are of methods, and few of these are looked at: [`MethodView`] reads one where it
+//! lies.
+//!
 //! Invariant: `decode` of any bytes is a value or an error; its memory is bounded by its input.
 
-use crate::field::{CodeRangeRecord, Field, IlMapEntry, Measure, Sink, Source};
+use crate::field::{CodeRangeRecord, Field, IlMapEntry, Measure, RangesView, Sink, Source};
 
 /// Set in a record's flags when a text or list was longer than its bound.
 pub const FLAG_CUT: u8 = 1;
@@ -378,6 +381,85 @@ byte_enum! {
         Information = 2,
         Warning = 3,
         Error = 4,
+    }
+}
+
+/// A record as it lies in the log.
+#[derive(Debug, Clone, Copy)]
+pub struct RawRecord<'a> {
+    /// Nanoseconds of the monotonic clock.
+    pub time: u64,
+    /// A text or list of it was truncated.
+    pub cut: bool,
+    /// One of [`kind`], or a later version's.
+    pub kind: u16,
+    pub fields: &'a [u8],
+}
+
+impl RawRecord<'_> {
+    pub fn decode(&self) -> Result<Record, DecodeError> {
+        Record::decode(self.kind, self.fields)
+    }
+}
+
+/// The fields of a [`MethodRecord`] where they lie, checked as [`MethodRecord::decode`] does.
+#[derive(Debug, Clone, Copy)]
+pub struct MethodView<'a> {
+    pub function: u64,
+    pub rejit: u64,
+    pub module: u64,
+    pub type_token: u32,
+    pub token: u32,
+    pub kind: u8,
+    pub tier: u8,
+    pub app_domain: u64,
+    /// Name, generic parameters and signature, encoded.
+    pub texts: &'a [u8],
+    /// Class and method arguments, encoded.
+    pub arguments: &'a [u8],
+    pub asked_ip: u64,
+    pub ranges: RangesView<'a>,
+}
+
+impl<'a> MethodView<'a> {
+    /// [`MethodView::arguments`] of a method without any.
+    pub const NO_ARGUMENTS: [u8; 4] = [0; 4];
+
+    /// Reads the fields of a method's record.
+    pub fn of(bytes: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut source = Source::new(bytes);
+        Ok(Self {
+            function: Field::take(&mut source)?,
+            rejit: Field::take(&mut source)?,
+            module: Field::take(&mut source)?,
+            type_token: Field::take(&mut source)?,
+            token: Field::take(&mut source)?,
+            kind: Field::take(&mut source)?,
+            tier: Field::take(&mut source)?,
+            app_domain: Field::take(&mut source)?,
+            texts: source.passed(|source| {
+                String::skip(source)?;
+                Vec::<String>::skip(source)?;
+                Vec::<u8>::skip(source)
+            })?,
+            arguments: source.passed(|source| {
+                Vec::<String>::skip(source)?;
+                Vec::<String>::skip(source)
+            })?,
+            asked_ip: Field::take(&mut source)?,
+            ranges: RangesView::take(&mut source)?,
+        })
+    }
+
+    #[must_use]
+    pub fn kind(&self) -> Option<MethodKind> {
+        MethodKind::from_byte(self.kind)
+    }
+
+    /// The tier; what this version does not know is unknown.
+    #[must_use]
+    pub fn tier(&self) -> Tier {
+        Tier::from_byte(self.tier).unwrap_or(Tier::Unknown)
     }
 }
 

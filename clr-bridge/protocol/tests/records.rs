@@ -4,13 +4,14 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use strata_bridge_protocol::event::EventRecord;
 use strata_bridge_protocol::field::{
-    CodeRange, CodeRangeRecord, IlMapEntry, MAX_BLOB, MAX_RANGES, MAX_TEXT, MAX_TEXTS, Measure,
+    CodeRange, CodeRangeRecord, Field, IlMapEntry, MAX_BLOB, MAX_RANGES, MAX_TEXT, MAX_TEXTS,
+    Measure, Source,
 };
 use strata_bridge_protocol::layout::MAX_RECORD;
 use strata_bridge_protocol::record::{
     AppDomainEnd, AppDomainRecord, DecodeError, DiagnosticRecord, Encode, Enumerated, IlMap,
-    IlMapRecord, Level, Method, MethodKind, MethodRecord, MethodUnload, ModuleRecord, ModuleUnload,
-    NotFound, Record, ThreadEnd, ThreadRecord, Tier, TypeRecord, module_flag,
+    IlMapRecord, Level, Method, MethodKind, MethodRecord, MethodUnload, MethodView, ModuleRecord,
+    ModuleUnload, NotFound, Record, ThreadEnd, ThreadRecord, Tier, TypeRecord, module_flag,
 };
 
 fn bytes_of(record: &Record) -> Vec<u8> {
@@ -21,6 +22,43 @@ fn bytes_of(record: &Record) -> Vec<u8> {
 
 fn text(text: &str) -> String {
     text.to_owned()
+}
+
+/// All that a view shows, as a record of its own.
+fn viewed(bytes: &[u8]) -> Result<MethodRecord, DecodeError> {
+    let view = MethodView::of(bytes)?;
+    let mut texts = Source::new(view.texts);
+    let mut arguments = Source::new(view.arguments);
+    let record = MethodRecord {
+        function: view.function,
+        rejit: view.rejit,
+        module: view.module,
+        type_token: view.type_token,
+        token: view.token,
+        kind: view.kind,
+        tier: view.tier,
+        app_domain: view.app_domain,
+        name: Field::take(&mut texts)?,
+        generic_parameters: Field::take(&mut texts)?,
+        signature: Field::take(&mut texts)?,
+        class_arguments: Field::take(&mut arguments)?,
+        method_arguments: Field::take(&mut arguments)?,
+        asked_ip: view.asked_ip,
+        ranges: view
+            .ranges
+            .iter()
+            .map(|CodeRange { start, size, code }| CodeRangeRecord {
+                start,
+                size,
+                code: code.to_vec(),
+            })
+            .collect(),
+    };
+    assert!(texts.take(1).is_err() && arguments.take(1).is_err(), "nothing besides");
+    let has_none = record.class_arguments.is_empty() && record.method_arguments.is_empty();
+    assert_eq!(view.arguments == MethodView::NO_ARGUMENTS, has_none);
+    assert_eq!((view.kind(), view.tier()), (record.kind(), record.tier()));
+    Ok(record)
 }
 
 fn a_method() -> MethodRecord {
@@ -180,9 +218,11 @@ fn lengths_and_counts_beyond_the_end_are_refused() {
     let mut bytes = bytes_of(&a_method().into());
     for end in 0..bytes.len() {
         assert_eq!(MethodRecord::decode(&bytes[..end]), Err(DecodeError::Truncated));
+        assert_eq!(viewed(&bytes[..end]), Err(DecodeError::Truncated));
     }
     bytes.extend([0; 7]);
     assert_eq!(MethodRecord::decode(&bytes), Ok(a_method()), "padding is ignored");
+    assert_eq!(viewed(&bytes), Ok(a_method()));
     // A name of 65,535 bytes.
     bytes[50..52].fill(0xff);
     assert_eq!(MethodRecord::decode(&bytes), Err(DecodeError::Invalid("a count")));
@@ -199,6 +239,8 @@ proptest! {
         signature in vec(any::<u8>(), 0..40),
         ranges in vec((any::<u64>(), any::<u32>(), vec(any::<u8>(), 0..100)), 0..6),
         bytes in any::<[u8; 2]>(),
+        at in any::<prop::sample::Index>(),
+        byte in prop_oneof![Just(0_u8), 1..4_u8, any::<u8>()],
     ) {
         let method = MethodRecord {
             function: numbers[0],
@@ -220,7 +262,12 @@ proptest! {
                 .map(|(start, size, code)| CodeRangeRecord { start, size, code })
                 .collect(),
         };
-        prop_assert_eq!(MethodRecord::decode(&bytes_of(&method.clone().into())), Ok(method));
+        let mut bytes = bytes_of(&method.clone().into());
+        prop_assert_eq!(MethodRecord::decode(&bytes), Ok(method));
+        // A byte that is another one: a length, a count, or a part of a text.
+        let at = at.index(bytes.len());
+        bytes[at] = bytes[at].wrapping_add(byte);
+        prop_assert_eq!(viewed(&bytes), MethodRecord::decode(&bytes));
     }
 
     /// Small bytes, so that lengths are often right.
@@ -229,6 +276,7 @@ proptest! {
         kind in 0..16_u16,
         bytes in vec(prop_oneof![4 => Just(0_u8), 2 => 1..4_u8, 1 => any::<u8>()], 0..300),
     ) {
+        prop_assert_eq!(viewed(&bytes), MethodRecord::decode(&bytes));
         if let Ok(record) = Record::decode(kind, &bytes) {
             prop_assert_eq!(record.kind(), kind);
             prop_assert_eq!(Record::decode(kind, &bytes_of(&record)), Ok(record));

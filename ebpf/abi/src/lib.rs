@@ -7,6 +7,7 @@
 //! - [`context`]: the thread contexts that a process publishes, as the sampler reads them.
 //! - [`tables`]: segments, extents and process entries, the memory the kernel searches.
 //! - [`record`]: what the kernel sends up, and the loss counters.
+//! - [`memory`]: the programs' working memory, with the counters that userspace reads.
 //! - [`wait_slots`]: where the off-CPU sampler keeps what it knows of a thread.
 //!
 //! Invariant: every type here is `repr(C)`, free of padding and checked for its size at
@@ -15,6 +16,7 @@
 
 pub mod arch;
 pub mod context;
+pub mod memory;
 pub mod record;
 pub mod rule;
 pub mod step;

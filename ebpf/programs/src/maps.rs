@@ -2,9 +2,10 @@
 
 use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
-use strata_abi::record::{COUNTER_SLOTS, EVENT_KINDS, HOT_WORDS, Header, MAX_WORDS};
+use strata_abi::memory::EventPace;
+pub use strata_abi::memory::{Counters, Hot, WINDOW_WORDS};
+use strata_abi::record::{COUNTER_SLOTS, Header, MAX_WORDS};
 use strata_abi::rule::{MAX_RULES, Rule};
-use strata_abi::step::Frame;
 use strata_abi::tables::{
     CACHE_LINES, CacheLine, MAX_SEGMENTS, PROCESS_SKIP, Pass, Process, QUARANTINED, SEGMENT_WORDS,
     Walking,
@@ -160,6 +161,8 @@ pub struct Seen {
     pub again: u32,
     /// How often that was.
     pub tries: u32,
+    /// When the last pass began in which it was as it is here.
+    pub met: u64,
 }
 
 /// How many waits have been walked in the current window of time, and so how few of those to come
@@ -180,19 +183,6 @@ pub struct CpuPace {
     pub raw: u32,
     /// Nanoseconds since the window began, or since the shift grew in it.
     pub spent: u32,
-}
-
-/// The events of one CPU in the current window of time.
-#[repr(C)]
-pub struct EventPace {
-    pub window: u32,
-    pub taken: u32,
-    /// Stacks sent raw.
-    pub raw: u32,
-    /// Since the start: events whose block could not be read, or is of no kind.
-    pub unreadable: u32,
-    /// Since the start, by kind ([`event_slot`]): events that were not taken.
-    pub refused: [u32; EVENT_KINDS],
 }
 
 /// The events of one process in the current window of time.
@@ -236,32 +226,6 @@ pub struct WaitSlot {
     pub woken: u64,
     pub pace: Pace,
 }
-
-/// Words of the stack window (2 KiB).
-pub const WINDOW_WORDS: usize = 256;
-
-/// Working memory of one program on one CPU. The loop's scalars live here and not on the BPF
-/// stack: there they would be tracked by the verifier and its states never converge.
-#[repr(C)]
-pub struct Hot {
-    /// Read by userspace: must come first.
-    pub counters: Counters,
-    pub frame: Frame,
-    pub process: Process,
-    /// Address of the window's first word; the window is empty when `window_bytes` is 0.
-    pub window_at: u64,
-    pub window_bytes: u64,
-    pub user_frames: u32,
-    pub max_frames: u32,
-    /// Index of the first user frame in the record's words.
-    pub first_word: u32,
-    pub end: u32,
-    pub hits: u32,
-    pub misses: u32,
-    pub window: [u64; WINDOW_WORDS],
-}
-
-const _: () = assert!(size_of::<Hot>() == HOT_WORDS * 8);
 
 /// A record under construction: header and words are adjacent, as they are sent.
 #[repr(C)]
@@ -471,9 +435,6 @@ pub fn is_left_out(pid: u32, kind: u32) -> bool {
             || UNWANTED.get_ptr(pid).is_some_and(|unwanted| *unwanted & kind != 0)
     }
 }
-
-/// The counters of one CPU.
-pub type Counters = [u64; COUNTER_SLOTS];
 
 #[inline(always)]
 pub fn count(counters: &mut Counters, counter: u32, by: u64) {

@@ -1,4 +1,5 @@
-//! Passes over threads: a sleepable task iterator, run when userspace reads it.
+//! Passes over threads: a sleepable task iterator, run when userspace reads it. Of all threads, of one
+//! process or of one thread: what the link that is read was made for.
 //!
 //! A thread that does not run has its registers saved and its stack lies still, so it is walked
 //! from outside, by the same unwinder, without stopping or even touching it. A thread on a CPU has
@@ -94,6 +95,8 @@ pub extern "C" fn walk_threads(context: *const Context) -> i32 {
 fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
     // SAFETY: a map value.
     let (slot, epoch, number) = unsafe { ((*pass).slot, (*pass).epoch, (*pass).number) };
+    // SAFETY: as above.
+    let (previous, began) = unsafe { ((*pass).previous, (*pass).began) };
     let offsets = task_offsets();
     // SAFETY: offsets of fields, from the kernel's own type information; the verifier checks them.
     let (pid, tid) = unsafe { (field(task, offsets.tgid), field(task, offsets.pid)) };
@@ -113,29 +116,34 @@ fn prepare(task: *mut task_struct, pass: *mut Pass) -> bool {
     // SAFETY: as above.
     walking.start = unsafe { word(task, activity_offsets().start as u64) };
     walking.tries = 0;
+    walking.previous = previous;
     // One that ran is sent again, as is one that was not sent.
     let mut known_state = STATE_RUNNING as u32;
     if let Some(known) = SEEN.get_ptr_mut(tid) {
         // SAFETY: a map value; a thread is in one pass at a time.
-        let known = unsafe { &*known };
-        if known.start == walking.start
-            && known.switches == walking.switches
-            && known.epoch == epoch
-        {
-            let is_due = known.again != 0 && known.again.wrapping_sub(number) as i32 <= 0;
-            if !is_due {
-                known_state = known.state;
+        let known = unsafe { &mut *known };
+        if known.start == walking.start && known.epoch == epoch {
+            walking.previous = known.met;
+            if known.switches == walking.switches {
+                let is_due = known.again != 0 && known.again.wrapping_sub(number) as i32 <= 0;
+                if !is_due {
+                    known_state = known.state;
+                }
+                walking.tries = known.tries;
             }
-            walking.tries = known.tries;
         }
-    }
-    // Most threads end here: each further field is of another cache line, which is not in the cache.
-    if stays(task, known_state) {
-        return false;
-    }
-    walking.state = state_of(task);
-    if walking.state == known_state && known_state != STATE_RUNNING as u32 {
-        return false;
+        // Most threads end here: each further field is of another cache line, which is not in the cache.
+        if stays(task, known_state) {
+            known.met = began;
+            return false;
+        }
+        walking.state = state_of(task);
+        if walking.state == known_state && known_state != STATE_RUNNING as u32 {
+            known.met = began;
+            return false;
+        }
+    } else {
+        walking.state = state_of(task);
     }
     // SAFETY: as above. Ending threads have no memory any more.
     if unsafe { word(task, task_mm()) } == 0 {
@@ -178,11 +186,11 @@ fn finish(task: *mut task_struct, pass: *mut Pass, slot: u32) {
         count(&mut hot.counters, Counter::Skipped as u32, 1);
         return;
     }
-    if !send(record, hot, task, walking, pass) {
+    if !send(record, hot, task, walking) {
         return;
     }
     // SAFETY: a map value.
-    let (epoch, number) = unsafe { ((*pass).epoch, (*pass).number) };
+    let (epoch, number, met) = unsafe { ((*pass).epoch, (*pass).number, (*pass).began) };
     let end = record.header.end;
     let lacks_tables = end == End::NoProcess as u8 || end == End::NoMapping as u8;
     let tries = walking.tries;
@@ -192,7 +200,7 @@ fn finish(task: *mut task_struct, pass: *mut Pass, slot: u32) {
         again += (again == 0) as u32;
     }
     let Walking { start, switches, state, .. } = *walking;
-    let seen = Seen { start, switches, state, epoch, again, tries: tries + 1 };
+    let seen = Seen { start, switches, state, epoch, again, tries: tries + 1, met };
     let _ = SEEN.insert(record.header.tid, seen, BPF_ANY as u64);
 }
 
@@ -211,6 +219,14 @@ pub fn thread_ended(context: BtfTracePointContext) -> i32 {
             return 0;
         }
         let voluntary = word(task, offsets.voluntary as u64);
+        let start = word(task, offsets.start as u64);
+        let mut previous = (*pass).previous;
+        if let Some(known) = SEEN.get_ptr(ids as u32)
+            && (*known).start == start
+            && (*known).epoch == (*pass).epoch
+        {
+            previous = (*known).met;
+        }
         let mut record = Ended {
             header: Header {
                 time: bpf_ktime_get_ns(),
@@ -239,8 +255,8 @@ pub fn thread_ended(context: BtfTracePointContext) -> i32 {
                 word(task, offsets.involuntary as u64),
                 word(task, offsets.run as u64),
                 if offsets.delay == 0 { 0 } else { word(task, offsets.delay as u64) },
-                word(task, offsets.start as u64),
-                (*pass).previous,
+                start,
+                previous,
             ],
         };
         bpf_get_current_comm((&raw mut record.header.comm).cast(), 16);
@@ -408,21 +424,15 @@ fn user_of(task: *const task_struct) -> u32 {
 
 /// Sends the record; false when there was no room.
 #[inline(always)]
-fn send(
-    record: &mut Record,
-    hot: &mut Hot,
-    task: *mut task_struct,
-    walking: &Walking,
-    pass: *mut Pass,
-) -> bool {
-    // SAFETY: as in `state_of`; a map value.
-    let (syscall, run, delay, previous, is_native) = unsafe {
+fn send(record: &mut Record, hot: &mut Hot, task: *mut task_struct, walking: &Walking) -> bool {
+    // SAFETY: as in `state_of`.
+    let (syscall, run, delay, is_native) = unsafe {
         let offsets = activity_offsets();
         let registers = bpf_task_pt_regs(task) as *const u8;
         let delay = if offsets.delay == 0 { 0 } else { word(task, offsets.delay as u64) };
         let run = word(task, offsets.run as u64);
         let is_native = is_native(saved(registers, SAVED_MODE));
-        (saved(registers, SAVED_SYSCALL), run, delay, (*pass).previous, is_native)
+        (saved(registers, SAVED_SYSCALL), run, delay, is_native)
     };
     let Header { kernel_frames, user_frames, .. } = record.header;
     let words = kernel_frames as usize + user_frames as usize;
@@ -439,7 +449,7 @@ fn send(
     put(record, words + 4, run);
     put(record, words + 5, delay);
     put(record, words + 6, walking.start);
-    put(record, words + 7, previous);
+    put(record, words + 7, walking.previous);
     emit(threads_ring(), hot, record, (words + THREAD_WORDS) as u64, BPF_RB_NO_WAKEUP)
 }
 

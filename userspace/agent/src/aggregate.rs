@@ -89,6 +89,26 @@ pub struct Addresses<'a> {
     pub end: End,
 }
 
+/// What samples lack that were added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shortfalls {
+    /// Events without some of their labels, or all: there was no room for more sets.
+    pub labels_left_out: u64,
+    /// Samples whose kernel stack has more frames than are taken.
+    pub kernel_stacks_truncated: u64,
+}
+
+impl std::ops::Add for Shortfalls {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            labels_left_out: self.labels_left_out + other.labels_left_out,
+            kernel_stacks_truncated: self.kernel_stacks_truncated + other.kernel_stacks_truncated,
+        }
+    }
+}
+
 type Hasher = FixedState;
 
 /// Bytes of a hash's secret, as many as the function's own has.
@@ -104,6 +124,7 @@ pub struct Aggregate {
     by_words: Keyed<StackId>,
     threads: IndexSet<ThreadKey, Hasher>,
     labels: LabelSets,
+    shortfalls: Shortfalls,
     /// How many of them events of an image were the first to have.
     label_sets_of: HashMap<ImageId, usize>,
     /// By number of the kind.
@@ -130,6 +151,7 @@ impl Aggregate {
             by_words: Keyed::default(),
             threads: IndexSet::with_hasher(hasher.clone()),
             labels: LabelSets::new(hasher),
+            shortfalls: Shortfalls::default(),
             label_sets_of: HashMap::default(),
             kinds: Kind::ALL.map(OfKind::new),
             secret,
@@ -142,6 +164,7 @@ impl Aggregate {
     /// Adds one sample.
     pub fn add(&mut self, sample: &Sample<'_>) {
         let Sample { kind, ref thread, labels, ref stack, space, .. } = *sample;
+        self.shortfalls.kernel_stacks_truncated += u64::from(stack.flags & FLAG_KERNEL_CUT != 0);
         let words_hash = self.hash_of_words(thread.image, stack, space);
         let mut hash = words_hash ^ self.hash_of_thread(thread);
         if labels != LabelsId::NONE {
@@ -218,6 +241,15 @@ impl Aggregate {
             *self.label_sets_of.entry(image).or_default() += 1;
         }
         id
+    }
+
+    /// An event lacks labels: there was no room for its set.
+    pub fn note_labels_left_out(&mut self) {
+        self.shortfalls.labels_left_out += 1;
+    }
+
+    pub fn shortfalls(&self) -> Shortfalls {
+        self.shortfalls
     }
 
     /// How many sets of labels the events of an image have added.

@@ -80,7 +80,7 @@ impl CodeAddress {
 pub fn describe_end(end: End) -> &'static str {
     match end {
         End::Complete => "complete",
-        End::FrameLimit => "more frames than --max-frames",
+        End::FrameLimit => "more frames than the limit",
         End::NoMapping => "an address in no known mapping",
         End::BrokenChain => "a broken frame-pointer chain in code without unwind tables",
         End::UnreadableStack => "stack memory that could not be read",

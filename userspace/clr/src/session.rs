@@ -29,9 +29,9 @@ use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::layout::CONTEXTS;
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::owning::{Owner, TakeError};
-use strata_bridge_protocol::reader::{self, HeaderError, Reader, file};
-pub use strata_bridge_protocol::reader::{Budget, Entry, Limits, ReaderLosses};
-use strata_bridge_protocol::record::Record;
+use strata_bridge_protocol::reader::{self, HeaderError, Progress, Reader, file};
+pub use strata_bridge_protocol::reader::{Budget, Consumer, Entry, Limits, ReaderLosses};
+use strata_bridge_protocol::record::{DecodeError, Enumerated, RawRecord, kind};
 use strata_bridge_protocol::shared_file::monotonic_time;
 pub use strata_bridge_protocol::status::{Count, Loss, State, StatusRecord};
 
@@ -129,6 +129,37 @@ pub struct Poll {
     pub caught_up: bool,
     pub unanswered: Vec<(Question, Unanswered)>,
     pub life: Life,
+}
+
+/// As [`Poll`], whose entries and gap the [`Consumer`] was passed.
+#[derive(Debug)]
+pub struct Read {
+    pub more: bool,
+    pub caught_up: bool,
+    pub unanswered: Vec<(Question, Unanswered)>,
+    pub life: Life,
+}
+
+/// Notes the end of what existed when this owner came.
+struct Enumeration<'a, C> {
+    consumer: &'a mut C,
+    rights: &'a Rights,
+    is_over: bool,
+}
+
+impl<C: Consumer> Consumer for Enumeration<'_, C> {
+    fn gap(&mut self) {
+        self.consumer.gap();
+    }
+
+    fn record(&mut self, record: RawRecord<'_>) -> Result<(), DecodeError> {
+        if record.kind == kind::ENUMERATED
+            && let Ok(end) = Enumerated::decode(record.fields)
+        {
+            self.is_over |= self.rights.is_owners(end.epoch);
+        }
+        self.consumer.record(record)
+    }
 }
 
 /// A bridge that is read. Dropping it releases an owned one for the next owner, and stops its events.
@@ -403,22 +434,31 @@ impl Session {
 
     /// Reads what is new, sends what is asked, and looks whether the bridge is still there.
     pub fn poll(&mut self, budget: Budget) -> Result<Poll, SessionError> {
+        let mut read = reader::Poll::default();
+        let Read { more, caught_up, unanswered, life } = self.read(budget, &mut read)?;
+        let reader::Poll { entries, gap, .. } = read;
+        Ok(Poll { entries, more, gap, caught_up, unanswered, life })
+    }
+
+    /// As [`Self::poll`], and passes on each record where it lies.
+    pub fn read(
+        &mut self,
+        budget: Budget,
+        consumer: &mut impl Consumer,
+    ) -> Result<Read, SessionError> {
         self.look_after()?;
-        let read = self.reader.poll(budget, monotonic_time())?;
-        self.enumerated |= read.entries.iter().any(|entry| self.is_own_enumeration(entry));
+        let mut enumeration = Enumeration { consumer, rights: &self.rights, is_over: false };
+        let read = self.reader.read(budget, monotonic_time(), &mut enumeration);
+        self.enumerated |= enumeration.is_over;
+        let Progress { more, caught_up, .. } = read?;
         let mut unanswered = match (self.life, self.rights.owner()) {
             (Life::Running, Some(owner)) => self.requests.advance(owner)?,
             _ => Vec::new(),
         };
-        if self.life != Life::Running && !read.more {
+        if self.life != Life::Running && !more {
             unanswered.extend(self.requests.give_up());
         }
-        let reader::Poll { entries, more, gap, caught_up } = read;
-        Ok(Poll { entries, more, gap, caught_up, unanswered, life: self.life })
-    }
-
-    fn is_own_enumeration(&self, entry: &Entry) -> bool {
-        matches!(&entry.record, Record::Enumerated(end) if self.rights.is_owners(end.epoch))
+        Ok(Read { more, caught_up, unanswered, life: self.life })
     }
 
     /// The look that is due now, if any. Run it on a thread that may hang; [`Self::poll`] takes its

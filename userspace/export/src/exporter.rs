@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::http::{Credential, EndpointSettings};
 use crate::origin::Origin;
-use crate::types::{Form, LabelRule};
+use crate::sample_labels::{Form, LabelRule};
 use crate::{
     Address, Backend, CredentialSource, ExporterSettings, Secret, datadog, otlp, pyroscope,
 };

@@ -8,8 +8,8 @@
 //! - [`exporter`]: an exporter built from a section of the configuration: a backend, and an
 //!   endpoint or folder.
 //! - [`backends`]: [`backends::pyroscope`], [`backends::datadog`] and [`backends::otlp`] turn
-//!   profiles into batches of bytes. Tables of names: [`types`] (sample types, labels of samples)
-//!   and [`origin`] (the process that a profile describes). [`limits`] makes a profile fit a server
+//!   profiles into batches of bytes. Tables of names: [`sample_labels`] (labels of samples) and
+//!   [`origin`] (the process that a profile describes). [`limits`] makes a profile fit a server
 //!   without losing a value. [`label_values`] bounds the values of a label.
 //! - [`queue`]: a task for each exporter puts batches into its [`spool`] on disk, sends them,
 //!   sends again, and counts what is lost. [`orphans`] finds spools that no exporter has.
@@ -33,8 +33,8 @@ pub mod orphans;
 pub mod pipeline;
 mod positions;
 pub mod queue;
+pub mod sample_labels;
 pub mod spool;
-pub mod types;
 
 pub use crate::http::{Address, AddressError, LONGEST_WAIT, Outcome, Secret, TlsError};
 pub use backends::{Backend, EncoderState, Endpoint, datadog, otlp, pyroscope};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use strata_export::label_values::LabelValues;
 use strata_export::limits::{FEWEST_BYTES, Limits, Part, Selection, fit};
 use strata_export::origin::Origin;
-use strata_export::types::{Form, LabelRule};
+use strata_export::sample_labels::{Form, LabelRule};
 use strata_export::{Outgoing, pyroscope};
 use strata_profile::{
     FrameKind, Label, LabelValue, LabelsId, Profile, ProfileBuilder, StackId, pprof,

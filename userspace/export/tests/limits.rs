@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use strata_export::limits::{FEWEST_BYTES, Limits, Selection, TRIMMED, fit};
-use strata_export::types::{Form, LabelRule};
+use strata_export::sample_labels::{Form, LabelRule};
 use strata_profile::{
     FrameKind, Label, LabelValue, LocationId, Profile, ProfileBuilder, StackId, pprof,
 };

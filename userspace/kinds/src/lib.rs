@@ -3,8 +3,9 @@
 //! [`table`] has one row per kind: what it is called in the configuration, `record -e` and
 //! `query --type`, which value columns it has and how they aggregate, how it looks on a timeline,
 //! which variables of in-process profilers switch it, and what each backend calls its columns.
-//! The BPF programs, the aggregate, profiles, the store, exporters and the configuration read the
-//! table; none of them names a kind. [`labels`] does the same for the labels of samples.
+//! The configuration, the aggregate, profiles, the store and exporters read the table and name no
+//! kind. The BPF programs, the bridge, the agent's engine and the daemon's settings do: ARCHITECTURE.md,
+//! "Adding a kind", lists where. [`labels`] does the same for the labels of samples.
 //!
 //! Invariant: a kind's number and its columns' names are written to disk and into BPF records, so
 //! rows are appended, never reordered; a column's name and unit belong to one kind only.

@@ -6,7 +6,8 @@
 //! - [`flamegraph`] (SVG), [`perf_script`] (text) and [`firefox`] (JSON) are written only.
 //! - [`merge()`] joins several profiles, [`of_kind`] extracts one kind of a profile with several;
 //!   [`difference`] compares two profiles, for a differential flame graph and a table.
-//! - [`idle`] knows threads that wait for work.
+//! - [`idle`] knows threads that wait for work. [`LateKey`] finds the symbol of a frame that was
+//!   known only after its profile was built.
 //! - [`summary`] is the text for a terminal, [`waits`] that of waits; [`text`] makes hostile names
 //!   harmless.
 //! - [`Format`], [`write`] and [`read`] choose among them by file name.
@@ -28,6 +29,7 @@ mod identity;
 pub mod idle;
 mod intern;
 mod kind;
+mod late;
 mod merge;
 mod model;
 pub mod pauses;
@@ -43,6 +45,7 @@ pub use error::{ReadError, WriteError};
 pub use format::{Format, FrameView, View, WriteOptions, read, write};
 pub use identity::Identity;
 pub use kind::FrameKind;
+pub use late::LateKey;
 pub use merge::{Times, merge, of_kind};
 pub use model::{
     Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile, Sample,

@@ -10,6 +10,7 @@ use strata_kinds::{Kind, Measure, find_column};
 
 use crate::intern::{ListTable, StackTable, StringTable, bytes_of};
 use crate::kind::FrameKind;
+use crate::late::LateKey;
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
@@ -65,6 +66,8 @@ pub struct Location {
     pub address: u64,
     pub mapping: Option<MappingId>,
     pub(crate) frames: u32,
+    /// See [`Profile::late_key`].
+    pub(crate) late: StringId,
 }
 
 /// A range of addresses that a file fills.
@@ -312,6 +315,12 @@ impl Profile {
     #[must_use]
     pub fn frames(&self, location: Location) -> &[Frame] {
         self.frames.get(location.frames)
+    }
+
+    /// The key of a frame whose symbol was not known yet when the profile was built.
+    #[must_use]
+    pub fn late_key(&self, location: Location) -> Option<LateKey> {
+        LateKey::parse(self.string(location.late))
     }
 
     /// The path of a location's mapping; empty without one.

@@ -196,6 +196,15 @@ impl FileError {
         }
     }
 
+    /// Whether the file has not been read at all: another try may find everything in it.
+    pub fn is_no_answer(&self) -> bool {
+        let is_missing = matches!(
+            self,
+            Self::TimedOut(_) | Self::FailedBefore(_) | Self::ChildDied(..) | Self::Late
+        );
+        is_missing || self.may_pass()
+    }
+
     /// Whether the same request is likely to hang or crash again.
     pub(crate) fn is_costly(&self) -> bool {
         matches!(

@@ -20,7 +20,7 @@
 
 mod answer;
 mod cache;
-mod channel;
+pub mod channel;
 mod child;
 mod error;
 pub mod exercise;

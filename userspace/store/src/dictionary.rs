@@ -261,9 +261,11 @@ impl Dictionary {
         };
         let mut key = Vec::with_capacity(frames.len().saturating_mul(5).saturating_add(1));
         key.push(mapping);
+        let late = profile.late_key(location).map(|late| late.to_string());
         for frame in frames {
             key.push(self.string(profile.string(frame.name)));
-            key.push(self.string(profile.string(frame.system_name)));
+            let system_name = profile.string(frame.system_name);
+            key.push(self.string(late.as_deref().unwrap_or(system_name)));
             key.push(self.string(profile.string(frame.file)));
             key.push(frame.line);
             key.push(frame.kind as u32);

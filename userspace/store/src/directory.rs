@@ -2,8 +2,9 @@
 //!
 //! `NUMBER.open` is the segment that is written, `NUMBER.seg` a sealed one, `NUMBER.merged` its
 //! merges over time, `NUMBER.rollup` the hours of that segment and others after it, `NUMBER.new`
-//! merges or a roll-up half written, `NUMBER.damaged` a segment that cannot be read; numbers are
-//! sixteen hexadecimal digits and only grow. `lock` is held by the writer.
+//! merges or a roll-up half written, `NUMBER.damaged` a segment that cannot be read, `NUMBER.names`
+//! symbols that were known late; numbers are sixteen hexadecimal digits and only grow. `lock` is
+//! held by the writer.
 
 use std::fs::{DirEntry, File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -27,11 +28,19 @@ pub(crate) enum Name {
     Rollup,
     New,
     Damaged,
+    Names,
 }
 
 impl Name {
-    const ALL: [Self; 6] =
-        [Self::Open, Self::Sealed, Self::Merged, Self::Rollup, Self::New, Self::Damaged];
+    const ALL: [Self; 7] = [
+        Self::Open,
+        Self::Sealed,
+        Self::Merged,
+        Self::Rollup,
+        Self::New,
+        Self::Damaged,
+        Self::Names,
+    ];
 
     fn ending(self) -> &'static str {
         match self {
@@ -41,6 +50,7 @@ impl Name {
             Self::Rollup => "rollup",
             Self::New => "new",
             Self::Damaged => "damaged",
+            Self::Names => "names",
         }
     }
 
@@ -105,10 +115,22 @@ fn add_numbers(
         match name {
             Name::Open | Name::Sealed => segments.push(number),
             Name::Rollup => rollups.push(number),
-            Name::Merged | Name::New | Name::Damaged => {}
+            Name::Merged | Name::New | Name::Damaged | Name::Names => {}
         }
     }
     Ok(())
+}
+
+/// The files of late symbols, the oldest first.
+pub(crate) fn names_files(directory: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let io = || StoreError::io("read", directory);
+    let mut numbers = Vec::new();
+    for file in std::fs::read_dir(directory).map_err(io())? {
+        let found = parsed(&file.map_err(io())?);
+        numbers.extend(found.filter(|(_, name)| *name == Name::Names).map(|(number, _)| number));
+    }
+    numbers.sort_unstable();
+    Ok(numbers.into_iter().map(|number| Name::Names.path(directory, number)).collect())
 }
 
 /// The names that a part may have: a segment is sealed by renaming it.

@@ -10,14 +10,16 @@
 //! `merging` merges over time, `rollup` brings the hours of a day together; `reader` runs queries,
 //! on several threads by `parallel`; `selection` selects the profiles of a query; `segment` finds
 //! the records of a file; `record`, `body`, `dictionary` (written), `tables` (read back), `series`,
-//! `wire` the format; `directory` file names.
+//! `wire` the format; `late` symbols that were known after their frames were stored; `directory` file
+//! names.
 //!
 //! # Format, version 2
 //! A directory holds `lock` and, for every segment, `NUMBER.seg` (`NUMBER.open` while it is
 //! written) and `NUMBER.merged`. NUMBER is sixteen hexadecimal digits and grows. A segment holds
 //! the profiles of about an hour; `NUMBER.merged` holds, for the profiles of that segment alone,
 //! merges over whole hours and whole five minutes since 1970. `NUMBER.rollup` holds the hours of
-//! the segment of that number and of those that follow it, of 24 hours at most.
+//! the segment of that number and of those that follow it, of 24 hours at most. `NUMBER.names`
+//! holds late symbols.
 //!
 //! All files have one form: the sixteen bytes `strata-store`, `02 00 00 00` (the version), then
 //! records without gaps. A record is a header of 48 bytes, numbers little-endian, and a payload:
@@ -25,13 +27,13 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 4 | `SREC` |
-//! | 4 | 1 | kind: 1 series, 2 profile, 3 index, 4 trailer, 5 members |
+//! | 4 | 1 | kind: 1 series, 2 profile, 3 index, 4 trailer, 5 members, 6 names |
 //! | 5 | 1 | 1 if the payload is an LZ4 block |
 //! | 6 | 2 | of a profile in a roll-up: whose, a position in the list of members; else 0 |
-//! | 8 | 4 | series: its number, from 0 in the order of the series' records |
+//! | 8 | 4 | series: its number, from 0 in the order of the series' records; of names: how many |
 //! | 12 | 4 | seconds merged: 0 for a profile as it came, 300, 3600 |
 //! | 16 | 8 | start, nanoseconds since 1970; of a trailer: where the index begins in the file |
-//! | 24 | 8 | end |
+//! | 24 | 8 | end; of names: that of the last profile without them |
 //! | 32 | 4 | bytes of the payload as it lies here |
 //! | 36 | 4 | and decompressed, at most 64 MiB |
 //! | 40 | 4 | low half of the XXH3 of the payload as it lies here |
@@ -63,6 +65,13 @@
 //!   of profiles: series, seconds merged, in a roll-up the member, start (difference, signed), end
 //!   minus start (signed), where its record begins (difference), bytes of the record.
 //! - **Trailer**: no payload; the last record of a sealed file.
+//! - **Names**, the records of `NUMBER.names`: list of texts; list of symbols: key, path, build id,
+//!   list of frames as of a location. Texts are positions among this record's.
+//!
+//! A frame without a symbol that may get one later has a key as its system name, `late:` and
+//! sixteen hexadecimal digits. Answers have its symbol if there is one under that key, and its name
+//! without the key if not. The daemon draws keys at random and only it knows them: what a target
+//! writes into its files (paths, build ids, names) never finds a symbol.
 //!
 //! A roll-up's record stands only for its member: when that segment is dropped, it is left out of
 //! every answer, and the file goes with its last member.
@@ -78,7 +87,8 @@
 //! their name when they are whole and on the disk. When the host loses power, what was written in
 //! the last [`Options::sync_every`] may be gone. Damage within a record costs it and what follows
 //! of the same service in that segment; it is counted in [`Answer::damaged`]. Damaged merges and
-//! roll-ups cost nothing: what they stand for is read instead. A segment that does not even begin
+//! roll-ups cost nothing: what they stand for is read instead. Damaged late symbols cost these: their
+//! frames are as they were. A segment that does not even begin
 //! as one is put aside as `NUMBER.damaged`, which goes when it is too old, or first when there is
 //! no room. A store that has a file of another version is not opened, and left as it is.
 //!
@@ -108,6 +118,7 @@ mod body;
 mod dictionary;
 mod directory;
 mod error;
+mod late;
 mod merging;
 mod parallel;
 mod reader;
@@ -122,6 +133,7 @@ mod wire;
 mod writing;
 
 pub use error::{Damage, StoreError};
+pub use late::{LateFrame, LateSymbol};
 pub use reader::{Answer, Comparison, Holding, Reader};
 pub use selection::{Exactly, Pattern, Selection};
 pub use series::Head;

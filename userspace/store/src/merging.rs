@@ -24,7 +24,7 @@ use crate::writing::SegmentWriter;
 /// Merges in the making of one series and step.
 struct Bucket {
     builder: ProfileBuilder,
-    replay: Replay,
+    replay: Replay<'static>,
     times: (i64, i64),
     profiles: u64,
 }

@@ -13,6 +13,7 @@ use crate::error::Damage;
 
 /// The bytes a file begins with: what it is and the version of the format.
 pub(crate) const FILE_START: [u8; 16] = *b"strata-store\x02\x00\x00\x00";
+pub(crate) const VERSION: u32 = 2;
 pub(crate) const HEADER: usize = 48;
 /// How many of them say what it is.
 const NAME: usize = 12;
@@ -29,6 +30,7 @@ pub(crate) enum Kind {
     Index = 3,
     Trailer = 4,
     Members = 5,
+    Names = 6,
 }
 
 /// The header of a record.
@@ -106,6 +108,7 @@ impl Header {
             3 => Kind::Index,
             4 => Kind::Trailer,
             5 => Kind::Members,
+            6 => Kind::Names,
             _ => return Err(Damage("a record is of no known kind")),
         };
         Ok(Self {
@@ -143,6 +146,16 @@ pub(crate) fn version_of(start: &[u8; FILE_START.len()]) -> Option<u32> {
     let (name, version) = start.split_at(NAME);
     let (own, _) = FILE_START.split_at(NAME);
     (name == own).then(|| u32::from_le_bytes(word(version, 0)))
+}
+
+/// The same of a file of this length. `None` also if it ends before.
+pub(crate) fn version_at_start(file: &File, length: u64) -> io::Result<Option<u32>> {
+    let mut start = [0; FILE_START.len()];
+    if length < start.len() as u64 {
+        return Ok(None);
+    }
+    file.read_exact_at(&mut start, 0)?;
+    Ok(version_of(&start))
 }
 
 fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

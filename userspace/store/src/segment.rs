@@ -160,7 +160,7 @@ impl Segment {
                     let Ok(members) = members else { break };
                     segment.members = members;
                 }
-                Kind::Profile | Kind::Members | Kind::Index | Kind::Trailer => break,
+                Kind::Profile | Kind::Members | Kind::Index | Kind::Trailer | Kind::Names => break,
             }
             segment.length = segment.length.saturating_add(header.length());
         }

@@ -3,8 +3,10 @@
 //!
 //! Invariant: the files together never exceed `max_bytes`, not even while one is written; what is
 //! dropped, refused or truncated is counted. One writer owns a directory, by a lock that ends with
-//! its process. [`recovery`]: opening what an earlier writer left; [`retention`]: what is dropped.
+//! its process. [`recovery`]: opening what an earlier writer left; [`retention`]: what is dropped;
+//! [`naming`]: symbols that were known late.
 
+mod naming;
 mod recovery;
 mod retention;
 
@@ -20,6 +22,7 @@ use strata_profile::Profile;
 use crate::body::{Facts, MOST_WIDTH};
 use crate::directory::Name;
 use crate::error::StoreError;
+use crate::late::Summary;
 use crate::merging;
 use crate::reader::Reader;
 use crate::rollup;
@@ -100,6 +103,11 @@ pub struct Counters {
     /// Times that a segment joined a roll-up, and that it could not.
     pub rollups_made: u64,
     pub rollups_skipped: u64,
+    /// Symbols of frames that were stored without: kept for queries, and not.
+    pub late_symbols_written: u64,
+    pub late_symbols_refused: u64,
+    /// Dropped for lack of room, while profiles may need them.
+    pub late_symbols_dropped: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -144,6 +152,8 @@ pub struct Store {
     unrolled: VecDeque<u64>,
     rollups: BTreeMap<u64, Rollup>,
     damaged: BTreeMap<u64, Damaged>,
+    /// Files of late symbols.
+    names: BTreeMap<u64, Summary>,
     synced: Instant,
     _lock: File,
 }
@@ -169,6 +179,7 @@ impl Store {
             unrolled: VecDeque::new(),
             rollups: BTreeMap::new(),
             damaged: BTreeMap::new(),
+            names: BTreeMap::new(),
             synced: Instant::now(),
             _lock: lock,
         };
@@ -203,7 +214,8 @@ impl Store {
         let rollups = self.rollups.values().map(|rollup| rollup.bytes);
         let open = self.open.as_ref().map_or(0, |open| open.writer.length);
         let damaged = self.damaged.values().map(|damaged| damaged.bytes);
-        sealed.chain(rollups).chain(damaged).fold(open, u64::saturating_add)
+        let names = self.names.values().map(|names| names.length);
+        sealed.chain(rollups).chain(damaged).chain(names).fold(open, u64::saturating_add)
     }
 
     /// Bytes of memory that the dictionaries and the index of the segment that is written take.

@@ -5,13 +5,14 @@
 
 use strata_kinds::{Kind, labels};
 use strata_profile::{
-    Frame, FrameKind, Label, LabelValue, LabelsId, LocationId, MappingId, ProfileBuilder, StackId,
-    StringId, Tick,
+    Frame, FrameKind, Label, LabelValue, LabelsId, LateKey, LocationId, MappingId, ProfileBuilder,
+    StackId, StringId, Tick,
 };
 
 use crate::body::Body;
 use crate::dictionary::MOST_FRAMES;
 use crate::error::Damage;
+use crate::late::{Found, LateSymbols};
 use crate::wire::Cursor;
 
 /// Labels that say which process a sample is of.
@@ -229,7 +230,7 @@ fn signed_small(cursor: &mut Cursor<'_>) -> Result<u32, Damage> {
     u32::try_from(cursor.signed()?).map_err(|_| Damage("a number is too large"))
 }
 
-fn kind_of(number: u32) -> Result<FrameKind, Damage> {
+pub(crate) fn kind_of(number: u32) -> Result<FrameKind, Damage> {
     FrameKind::ALL
         .into_iter()
         .find(|&kind| kind as u32 == number)
@@ -248,8 +249,10 @@ pub enum Detail {
 }
 
 /// Takes records into a profile; looks up everything once per dictionary.
-pub(crate) struct Replay {
+pub(crate) struct Replay<'l> {
     detail: Detail,
+    /// Without, late frames keep their keys.
+    late: Option<&'l LateSymbols>,
     /// Whose samples only, and for each label set whether it is one of these.
     pid: Option<u32>,
     wanted: Vec<Option<bool>>,
@@ -264,6 +267,25 @@ pub(crate) struct Replay {
     labels_in_time: Vec<Option<LabelsId>>,
 }
 
+/// The key of a late frame, which is alone at its location and has nothing but a name made up.
+fn late_key(tables: &Tables, frames: &[StoredFrame]) -> Option<LateKey> {
+    let [frame] = frames else { return None };
+    let is_bare = frame.file == 0 && frame.line == 0;
+    is_bare.then(|| LateKey::parse(tables.string(frame.system_name))).flatten()
+}
+
+/// The location as it would be had its symbol been in time.
+fn late_location(builder: &mut ProfileBuilder, found: &Found) -> LocationId {
+    let mapping = builder.mapping(0, 0, 0, found.path(), found.build_id());
+    let frames = found.frames.iter().map(|frame| {
+        let [name, system_name, file] =
+            [frame.name, frame.system_name, frame.file].map(|text| found.text(text));
+        builder.frame(frame.kind, name, system_name, file, frame.line)
+    });
+    let frames: Vec<_> = frames.collect();
+    builder.location(0, Some(mapping), &frames)
+}
+
 fn slot<T: Copy>(list: &mut Vec<Option<T>>, number: u32, length: usize) -> &mut Option<T> {
     let place = number as usize;
     if list.len() <= place {
@@ -273,10 +295,16 @@ fn slot<T: Copy>(list: &mut Vec<Option<T>>, number: u32, length: usize) -> &mut 
     &mut list[place]
 }
 
-impl Replay {
+impl<'l> Replay<'l> {
+    /// For an answer: late frames get their symbols, as far as these are known by now.
+    pub(crate) fn naming(detail: Detail, pid: Option<u32>, late: &'l LateSymbols) -> Self {
+        Self { late: Some(late), ..Self::new(detail, pid) }
+    }
+
     pub(crate) fn new(detail: Detail, pid: Option<u32>) -> Self {
         Self {
             detail,
+            late: None,
             pid,
             wanted: Vec::new(),
             strings: Vec::new(),
@@ -306,6 +334,13 @@ impl Replay {
         if let Some(known) = slot(&mut self.locations, number, tables.location_mappings.len()) {
             return *known;
         }
+        let stored = tables.frames.get(number);
+        let key = self.late.and_then(|late| Some((late, late_key(tables, stored)?)));
+        if let Some(found) = key.and_then(|(late, key)| late.get(key)) {
+            let location = late_location(builder, found);
+            *slot(&mut self.locations, number, tables.location_mappings.len()) = Some(location);
+            return location;
+        }
         let mapping = tables.location_mappings.get(number as usize).copied().unwrap_or(0);
         let mapping = (mapping != 0).then(|| {
             let slot = slot(&mut self.mappings, mapping, tables.mappings.len());
@@ -315,13 +350,14 @@ impl Replay {
                 builder.mapping(0, 0, 0, tables.string(path), tables.string(build_id))
             })
         });
-        let frames: Vec<_> = tables
-            .frames
-            .get(number)
+        let frames: Vec<_> = stored
             .iter()
             .map(|frame| Frame {
                 name: self.string(tables, builder, frame.name),
-                system_name: self.string(tables, builder, frame.system_name),
+                system_name: match key {
+                    Some(_) => StringId::default(),
+                    None => self.string(tables, builder, frame.system_name),
+                },
                 file: self.string(tables, builder, frame.file),
                 line: frame.line,
                 kind: frame.kind,

@@ -55,6 +55,10 @@ fn files() -> &'static [(String, Vec<u8>)] {
                 .unwrap();
             store.tend(start).unwrap();
         }
+        let start = START + 160 * 30 * SECOND;
+        let (late, symbol) = support::late(7, start);
+        store.append(&head("shop", start), &late, start).unwrap();
+        store.name_late(&[symbol]).unwrap();
         let mut files: Vec<_> = std::fs::read_dir(directory.path())
             .unwrap()
             .flatten()
@@ -65,7 +69,7 @@ fn files() -> &'static [(String, Vec<u8>)] {
             .filter(|(name, _)| name != "lock")
             .collect();
         files.sort();
-        for ending in ["seg", "merged", "rollup", "open"] {
+        for ending in ["seg", "merged", "rollup", "open", "names"] {
             assert!(files.iter().any(|(name, _)| name.ends_with(ending)), "no .{ending}");
         }
         files

@@ -57,6 +57,13 @@ fn writer() {
         let now = time_of(number);
         store.append(&head(service, now), &written(number), now).unwrap();
         writeln!(out, "\nappended {number}").unwrap();
+        if number % 10 == 0 {
+            // Without its symbol first, which is written by itself.
+            let (profile, symbol) = support::late(number as u64, now);
+            store.append(&head(service, now), &profile, now).unwrap();
+            store.name_late(&[symbol]).unwrap();
+            writeln!(out, "\nnamed {number}").unwrap();
+        }
         if number % 7 == 0 {
             store.seal().unwrap();
             writeln!(out, "\nsealed {number}").unwrap();
@@ -81,12 +88,20 @@ fn numbers(directory: &Path, selection: &Selection) -> std::collections::BTreeSe
         .collect()
 }
 
+/// Which late symbols an answer has.
+fn late(directory: &Path) -> std::collections::BTreeSet<i64> {
+    let answer = Reader::new(directory).query(&Selection::default()).unwrap();
+    let stacks = counts(&answer).into_keys();
+    stacks.filter_map(|stack| stack.strip_prefix("late")?.parse().ok()).collect()
+}
+
 #[test]
 fn a_writer_killed_at_any_moment_loses_nothing_it_sealed() {
     let directory = tempfile::tempdir().unwrap();
     let (mut next, mut random) = (0_i64, 0x1234_5678_u64);
     let rounds = std::env::var("STRATA_TEST_LONG").map_or(40, |_| 1_000);
     let (mut cut_off, mut dropped_rounds, mut rolled_up) = (0_u64, 0, 0);
+    let mut all_named = std::collections::BTreeSet::new();
     for round in 0..rounds {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "writer", "--ignored", "--nocapture"])
@@ -97,22 +112,24 @@ fn a_writer_killed_at_any_moment_loses_nothing_it_sealed() {
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         let reading = std::thread::spawn(move || {
-            let (mut appended, mut sealed) = (-1_i64, -1_i64);
+            let (mut appended, mut sealed, mut named) = (-1_i64, -1_i64, None);
             for line in lines.lines().map_while(Result::ok) {
                 if let Some(number) = line.strip_prefix("appended ") {
                     appended = number.parse().unwrap_or(appended);
                 } else if let Some(number) = line.strip_prefix("sealed ") {
                     sealed = number.parse().unwrap_or(sealed);
+                } else if let Some(number) = line.strip_prefix("named ") {
+                    named = number.parse().ok().or(named);
                 }
             }
-            (appended, sealed)
+            (appended, sealed, named)
         });
         random =
             random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         std::thread::sleep(Duration::from_micros(20_000 + (random >> 33) % 150_000));
         child.kill().unwrap();
         child.wait().unwrap();
-        let (appended, sealed) = reading.join().unwrap();
+        let (appended, sealed, named) = reading.join().unwrap();
 
         // As found, before any repair; and from the merges as from the profiles.
         let found = numbers(directory.path(), &Selection::default());
@@ -128,6 +145,13 @@ fn a_writer_killed_at_any_moment_loses_nothing_it_sealed() {
         for number in first..=appended {
             assert!(found.contains(&number), "round {round}: {number} was written whole");
         }
+        if let Some(named) = named {
+            assert!(
+                late(directory.path()).contains(&named),
+                "round {round}: {named} has its symbol"
+            );
+            all_named.insert(named);
+        }
         let bytes: u64 = std::fs::read_dir(directory.path())
             .unwrap()
             .map(|file| file.unwrap().metadata().unwrap().len())
@@ -138,6 +162,11 @@ fn a_writer_killed_at_any_moment_loses_nothing_it_sealed() {
         cut_off += store.counters().bytes_cut_off;
         let recovered = numbers(directory.path(), &Selection::default());
         assert_eq!(recovered.last(), found.last(), "round {round}: recovery lost the newest");
+        let (still, first) = (late(directory.path()), recovered.first().copied().unwrap_or(0));
+        let is_kept = |number: &&i64| **number > first;
+        for number in all_named.iter().filter(is_kept) {
+            assert!(still.contains(number), "round {round}: recovery lost the symbol {number}");
+        }
         // Opening drops what is too much, the oldest first, and nothing else.
         let kept = recovered.first().copied().unwrap_or(0);
         assert_eq!(recovered, found.range(kept..).copied().collect(), "round {round}");

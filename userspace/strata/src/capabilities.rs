@@ -1,8 +1,9 @@
 //! Drops capabilities that strata needs only to start, before it reads targets' data.
 //!
-//! CAP_SYS_ADMIN is close to root on the host. It is needed for the kernel's statistics of BPF run
-//! times, and to enter the host's UTS namespace; both are done once, at the start. From then on
-//! this process parses data of targets: the memory of bridges, their logs, process events, names.
+//! CAP_SYS_ADMIN is close to root on the host. This process needs it for the kernel's statistics of
+//! BPF run times, and to enter the host's UTS namespace; both are done once, at the start. From then
+//! on this process parses data of targets: the memory of bridges, their logs, process events, names.
+//! What needs it later is done by the [broker](strata_agent::kernel::broker), which starts before.
 
 use std::io;
 
@@ -42,13 +43,6 @@ struct Data {
 pub fn give_up_administration() {
     // Read while it may be.
     let _ = host::name();
-    if is_needed_for_perf_events() {
-        tracing::info!(
-            "CAP_SYS_ADMIN is kept: with kernel.perf_event_paranoid at 3, events of CPUs that are \
-             switched on later cannot be opened without it (set 2 to have it given up)"
-        );
-        return;
-    }
     match without_administration() {
         Ok(true) => {}
         Ok(false) => tracing::info!(
@@ -57,13 +51,6 @@ pub fn give_up_administration() {
         ),
         Err(error) => tracing::warn!("CAP_SYS_ADMIN could not be given up: {error}"),
     }
-}
-
-/// Debian's and Android's kernels know a third level, at which perf_event_open asks for CAP_SYS_ADMIN
-/// itself and not for CAP_PERFMON (seen on Debian's 6.1).
-fn is_needed_for_perf_events() -> bool {
-    let level = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
-    level.is_ok_and(|level| level.trim().parse::<i32>().is_ok_and(|level| level >= 3))
 }
 
 fn without_administration() -> io::Result<bool> {

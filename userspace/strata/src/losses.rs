@@ -42,7 +42,7 @@ const fn cause(
 const HOST_BUSY: &str = "the host was too busy to run strata";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 29] = [
+const CAUSES: [Cause; 32] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -109,6 +109,24 @@ const CAUSES: [Cause; 29] = [
         "",
         "",
     ),
+    cause(
+        "object_stacks_shortened",
+        "objects of .NET processes whose stacks were shortened to 8 frames: those of one process are too long together",
+        "",
+        "",
+    ),
+    cause(
+        "event_labels_left_out",
+        "events and objects of .NET processes without some of their labels: too many were different",
+        "record for a shorter time",
+        "dotnet.exception_messages = false keeps messages from taking the room",
+    ),
+    cause(
+        "kernel_stacks_truncated",
+        "samples whose kernel stack has more than 127 frames: the outermost are left out",
+        "",
+        "",
+    ),
     cause("waits_refused", "waits dropped: too many threads waited at once", "", ""),
     cause(
         "thread_reads_hung",
@@ -143,7 +161,7 @@ const CAUSES: [Cause; 29] = [
         "",
     ),
     cause(
-        "clr_looks_unanswered",
+        "clr_maps_reads_timed_out",
         "reads of .NET processes' mappings not answered in time",
         "the host is short of memory, or a file system hangs",
         "the host is short of memory, or a file system hangs",
@@ -182,7 +200,7 @@ const CAUSES: [Cause; 29] = [
     ),
     cause("clr_records_lost", "records of .NET processes lost or refused", "", ""),
     cause(
-        "unnamed_places",
+        "unsymbolized_addresses",
         "addresses without a symbol",
         "install debug symbols; `strata doctor --pid PID` says of which files",
         "install debug symbols; `strata doctor --pid PID` says of which files",
@@ -198,6 +216,21 @@ const EVENTS: [(Kind, &str); 5] = [
     (Kind::Gc, "gc_dropped"),
 ];
 
+/// Of whole samples, and of process events: what the line of a running recording sums.
+const WHOLE: [&str; 11] = [
+    "ring_full",
+    "lost_events",
+    "exceptions_dropped",
+    "locks_dropped",
+    "allocations_dropped",
+    "heap_dropped",
+    "gc_dropped",
+    "waits_refused",
+    "threads_refused",
+    "malformed_records",
+    "unexpected_records",
+];
+
 fn known(name: &str) -> Option<&'static Cause> {
     CAUSES.iter().find(|cause| cause.name == name)
 }
@@ -211,7 +244,9 @@ pub fn explained(cause: &str) -> Option<String> {
     if let Some(known) = known(cause) {
         return Some(known.text.to_owned());
     }
-    Some(format!("stacks incomplete: {}", describe_end(end_of(cause)?)))
+    let end = end_of(cause)?;
+    let what = if end == End::FrameLimit { "truncated" } else { "incomplete" };
+    Some(format!("stacks {what}: {}", describe_end(end)))
 }
 
 /// The remedy, where there is one.
@@ -224,6 +259,10 @@ pub fn advice(cause: &str, running: Running) -> Option<&'static str> {
         return Some(advice).filter(|advice| !advice.is_empty());
     }
     match end_of(cause)? {
+        End::FrameLimit if running == Running::Recording => {
+            Some("raise --max-frames, up to 1,024; deeper ones lose their outermost frames")
+        }
+        End::FrameLimit => Some("deep recursion: the outermost frames are missing"),
         End::NoMapping | End::BrokenChain => {
             Some("code of a JIT compiler, or built without frame pointers or unwind tables")
         }
@@ -241,15 +280,16 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
             losses.push(Loss { cause, text: explained(cause).unwrap_or_default(), count });
         }
     };
-    let ring_full = engine.count(Counter::RingFull)
-        + engine.count_of_waits(Counter::RingFull)
-        + engine.count_of_threads(Counter::RingFull);
-    add("ring_full", ring_full);
+    add("ring_full", engine.ring_full());
     for (kind, cause) in EVENTS {
         add(cause, engine.clr_events_refused(kind));
     }
     add("clr_events_unreadable", engine.clr_events_unreadable());
     add("objects_missing", engine.heaps.missing());
+    add("object_stacks_shortened", engine.heaps.shortened());
+    let shortfalls = engine.shortfalls();
+    add("event_labels_left_out", shortfalls.labels_left_out);
+    add("kernel_stacks_truncated", shortfalls.kernel_stacks_truncated);
     add("waits_without_end", engine.waits.endless);
     add("waits_refused", engine.waits.refused + engine.count_of_waits(Counter::Crowded));
     let passes = engine.pass_figures();
@@ -268,17 +308,26 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
     }
     add("raw_stacks_dropped", engine.raw_stacks_dropped());
     add("processes_unread", engine.processes_unread());
-    add("clr_looks_unanswered", engine.managed.unanswered_looks());
+    add("clr_maps_reads_timed_out", engine.managed.unanswered_looks());
     add("clr_stacks_followed", engine.stacks_followed());
     add("files_unreadable", engine.loading.failed_files);
     add("files_delayed", engine.loading.delayed_files);
     add("tables_refused", engine.store.refused);
-    add("extents_dropped", engine.store.cut_extents);
+    add("extents_dropped", engine.store.dropped_extents);
     add("mappings_refused", engine.table.refused_mappings);
     add("mapping_events_muted", engine.table.muted_events);
     add("clr_records_lost", engine.managed.totals().lost);
-    add("unnamed_places", unnamed);
+    add("unsymbolized_addresses", unnamed);
     losses
+}
+
+/// Samples and process events that were lost so far.
+pub fn lost(engine: &Engine) -> u64 {
+    sum_of_whole(&losses(engine, &[0; END_COUNT], 0))
+}
+
+fn sum_of_whole(losses: &[Loss]) -> u64 {
+    losses.iter().filter(|loss| WHOLE.contains(&loss.cause)).map(|loss| loss.count).sum()
 }
 
 pub fn cause_of(end: End) -> &'static str {
@@ -313,6 +362,10 @@ mod tests {
         let end = cause_of(End::NoMapping);
         assert!(explained(end).is_some_and(|text| text.starts_with("stacks incomplete: ")));
         assert!(advice(end, Running::Daemon).is_some());
+        let end = cause_of(End::FrameLimit);
+        assert!(explained(end).is_some_and(|text| text.starts_with("stacks truncated: ")));
+        assert!(advice(end, Running::Recording).is_some_and(|text| text.contains("--max-frames")));
+        assert!(advice(end, Running::Daemon).is_some_and(|text| !text.contains("--")));
         assert_eq!(explained("of another version"), None);
     }
 
@@ -323,6 +376,19 @@ mod tests {
         for (_, cause) in EVENTS {
             assert!(explained(cause).is_some(), "{cause}");
         }
+    }
+
+    #[test]
+    fn a_running_recording_sums_the_losses_that_its_report_names() {
+        for cause in WHOLE {
+            assert!(known(cause).is_some(), "{cause}");
+        }
+        for (_, cause) in EVENTS {
+            assert!(WHOLE.contains(&cause), "{cause}");
+        }
+        let of = |cause, count| Loss { cause, text: String::new(), count };
+        let losses = [of("ring_full", 3), of("waits_refused", 4), of("stack_no_mapping", 50)];
+        assert_eq!(sum_of_whole(&losses), 7);
     }
 
     #[test]

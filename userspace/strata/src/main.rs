@@ -31,6 +31,7 @@ use anyhow::{Context, Result, bail};
 use args::{Command, ConfigCommand, DiffArgs, QueryArgs, RecordArgs, WhoseArgs};
 use clap::Parser;
 use daemon::settings::store_directory;
+use strata_agent::kernel::broker;
 use strata_agent::kernel::loader::{Programs, Settings, ThreadsOf};
 use strata_agent::kernel::thread_reader;
 use strata_agent::selection::Wanted;
@@ -61,6 +62,7 @@ fn helper(arguments: &[OsString]) -> Option<std::io::Result<()>> {
             }
             Some(written)
         }
+        broker::ARGUMENT => Some(broker::process::run()),
         "internal-worker" => Some(strata_sandbox::run_worker(&strata_sandbox::StandardJobs)),
         _ => None,
     }

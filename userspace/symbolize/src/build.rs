@@ -49,6 +49,8 @@ pub struct Build<'a> {
     labels: HashMap<(u32, LabelsId, Option<&'static str>), Labels>,
     /// The kind of idle thread that a stack is of, with the thread's name.
     idle: HashMap<(u32, [u8; 16]), Option<&'static str>>,
+    /// Places without a symbol that may get one later.
+    late: Vec<CodeAddress>,
 }
 
 impl<'a> Build<'a> {
@@ -83,6 +85,7 @@ impl<'a> Build<'a> {
             threads: HashMap::new(),
             labels: HashMap::new(),
             idle: HashMap::new(),
+            late: Vec::new(),
         }
     }
 
@@ -120,6 +123,11 @@ impl<'a> Build<'a> {
                 value: u64::try_from(value).unwrap_or(0),
             });
         }
+    }
+
+    /// The places whose frames have keys instead of symbols.
+    pub fn take_late(&mut self) -> Vec<CodeAddress> {
+        std::mem::take(&mut self.late)
     }
 
     pub fn finish(self) -> Profile {
@@ -228,9 +236,16 @@ impl<'a> Build<'a> {
         }
         let symbols = self.symbols;
         let place = self.aggregate.code_address(number as usize)?;
-        let location = match symbols.get(place) {
-            Some(named) => self.built(named.address, named.module.as_ref(), &named.frames),
-            None => self.built(0, None, &[]),
+        let named = symbols.get(place);
+        let late = named.filter(|named| named.frames.is_empty());
+        let location = match (named, late.and_then(|_| symbols.late_key(place))) {
+            (Some(late), Some(key)) => {
+                self.late.push(place);
+                let module = self.mapping(late.module.as_ref());
+                self.builder.late_location(late.address, module, key)
+            }
+            (Some(named), None) => self.built(named.address, named.module.as_ref(), &named.frames),
+            (None, _) => self.built(0, None, &[]),
         };
         self.locations.insert(number, location);
         Some(location)
@@ -254,19 +269,24 @@ impl<'a> Build<'a> {
         Some(location)
     }
 
+    fn mapping(&mut self, module: Option<&Arc<ModuleInfo>>) -> Option<MappingId> {
+        let builder = &mut self.builder;
+        module.map(|module| {
+            *self.modules.entry(Arc::as_ptr(module)).or_insert_with(|| {
+                let ModuleInfo { path, build_id, start, limit, offset } = &**module;
+                builder.mapping(*start, *limit, *offset, path, build_id)
+            })
+        })
+    }
+
     fn built(
         &mut self,
         address: u64,
         module: Option<&Arc<ModuleInfo>>,
         frames: &[NamedFrame],
     ) -> LocationId {
+        let module = self.mapping(module);
         let builder = &mut self.builder;
-        let module = module.map(|module| {
-            *self.modules.entry(Arc::as_ptr(module)).or_insert_with(|| {
-                let ModuleInfo { path, build_id, start, limit, offset } = &**module;
-                builder.mapping(*start, *limit, *offset, path, build_id)
-            })
-        });
         let frames: Vec<_> = frames
             .iter()
             .map(|f| builder.frame(f.kind, &f.name, &f.system_name, &f.file, f.line))

@@ -2,6 +2,7 @@
 //! needed; and the frames that are known at once.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -47,7 +48,8 @@ struct Wanted {
 }
 
 pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate) {
-    let wanted = wanted(symbolizer, aggregate);
+    let mut wanted = wanted(symbolizer, engine, aggregate);
+    let not_awaited = ask_again(symbolizer, engine, &mut wanted);
     let uses_kernel =
         aggregate.code_addresses().any(|place| matches!(place, CodeAddress::Kernel(_)));
     let unused = symbolizer.kernel_unused;
@@ -84,7 +86,8 @@ pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate
         symbolizer.under_way.insert(key, Vec::new());
         tasks.push(Task { key, owner, weight: 0, work: Work::Related(work) });
     }
-    let awaited = tasks.iter().map(|task| task.key).collect();
+    let keys = tasks.iter().map(|task| task.key);
+    let awaited = keys.filter(|key| !not_awaited.contains(key)).collect();
     symbolizer.flush = Some(Flush {
         ends: Instant::now() + symbolizer.options.patience,
         tasks: tasks.len(),
@@ -191,7 +194,11 @@ fn places_without_lines(
     aggregate.code_addresses().map(file_of).collect()
 }
 
-fn wanted(symbolizer: &mut Symbolizer, aggregate: &Aggregate) -> HashMap<TaskKey, Wanted> {
+fn wanted(
+    symbolizer: &mut Symbolizer,
+    engine: &Engine,
+    aggregate: &Aggregate,
+) -> HashMap<TaskKey, Wanted> {
     let mut wanted: HashMap<TaskKey, Wanted> = HashMap::new();
     let weights = weights(aggregate);
     let mut lacking: HashMap<FileId, Vec<CodeAddress>> = HashMap::new();
@@ -208,7 +215,18 @@ fn wanted(symbolizer: &mut Symbolizer, aggregate: &Aggregate) -> HashMap<TaskKey
         }
         match (key_of(place), place) {
             (Some(key), _) if symbolizer.under_way.contains_key(&key) => {
-                symbolizer.symbols.set_provisional(provisional(place, is_bounded));
+                let mut symbol = provisional(place, is_bounded);
+                if let CodeAddress::File { file, .. } = place
+                    && !symbolizer.symbols.contains(&place)
+                {
+                    // The file is known, though it has not answered yet.
+                    symbol.module = engine
+                        .table
+                        .files
+                        .get(file)
+                        .map(|mapped| Arc::new(unread_module(&clean_path(mapped))));
+                }
+                symbolizer.symbols.set_provisional(symbol);
             }
             (Some(key), _) => {
                 let wanted = wanted.entry(key).or_default();
@@ -229,6 +247,39 @@ fn wanted(symbolizer: &mut Symbolizer, aggregate: &Aggregate) -> HashMap<TaskKey
     }
     want_lines(symbolizer, aggregate, &mut wanted, lacking);
     wanted
+}
+
+/// Adds places that earlier flushes left without a symbol. Returns the tasks that are about nothing
+/// else: no profile waits for them.
+fn ask_again(
+    symbolizer: &mut Symbolizer,
+    engine: &Engine,
+    wanted: &mut HashMap<TaskKey, Wanted>,
+) -> HashSet<TaskKey> {
+    let mut others = HashSet::new();
+    let Symbolizer { late, symbols, under_way, .. } = symbolizer;
+    let files = &engine.table.files;
+    let is_there = |file| files.get(file).is_some() || under_way.contains_key(&TaskKey::File(file));
+    late.retain_files(symbols, is_there);
+    for (file, mut places) in late.by_file() {
+        let key = TaskKey::File(file);
+        // Also those that are not asked for now are kept.
+        places.retain(|place| symbols.wants(*place));
+        if places.is_empty() || under_way.contains_key(&key) {
+            continue;
+        }
+        let wanted = wanted.entry(key).or_insert_with(|| {
+            others.insert(key);
+            Wanted::default()
+        });
+        let known: HashSet<CodeAddress> = wanted.places.iter().copied().collect();
+        places.retain(|place| !known.contains(place));
+        for place in &places {
+            symbols.set_provisional(provisional(*place, true));
+        }
+        wanted.places.append(&mut places);
+    }
+    others
 }
 
 fn plain(place: CodeAddress, address: u64, frame: NamedFrame) -> Symbol {
@@ -262,6 +313,11 @@ fn kernel_work(symbolizer: &Symbolizer, places: &[CodeAddress]) -> Work {
     Work::Kernel(KernelWork { addresses, vdso, table: symbolizer.kernel.clone() })
 }
 
+/// The mapping of a file whose headers are not read.
+fn unread_module(path: &Path) -> ModuleInfo {
+    ModuleInfo { limit: u64::MAX, ..ModuleInfo::of(path) }
+}
+
 fn file_work(
     symbolizer: &mut Symbolizer,
     engine: &Engine,
@@ -273,7 +329,7 @@ fn file_work(
     let path = clean_path(mapped);
     let trouble = engine.loading.trouble_of(file);
     let opened = engine.loading.open_file(file);
-    let module = Arc::new(ModuleInfo { limit: u64::MAX, ..ModuleInfo::of(&path) });
+    let module = Arc::new(unread_module(&path));
     let mut offsets = Vec::with_capacity(places.len());
     for place in places {
         let CodeAddress::File { offset, .. } = *place else { continue };
@@ -292,6 +348,9 @@ fn file_work(
                 },
             });
         }
+    }
+    for place in places {
+        symbolizer.symbols.set_readable(*place, opened.is_some() || trouble.is_none());
     }
     let Some(opened) = opened else {
         if let Some(why) = trouble {

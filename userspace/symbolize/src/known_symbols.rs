@@ -14,7 +14,9 @@ use foldhash::fast::RandomState;
 use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
 use strata_agent::processes::table::ImageId;
+use strata_profile::LateKey;
 
+use crate::late::Keys;
 use crate::related::{self, About};
 use crate::task::{Lasting, Symbol};
 use crate::{ModuleInfo, UNNAMED_CODE};
@@ -42,6 +44,17 @@ struct Known {
     until: u32,
     /// Its file's lines were not worth reading yet.
     lacks_lines: bool,
+    /// What its file has answered, while it has no symbol.
+    answer: Answer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Awaited,
+    /// The file could not be opened.
+    Unreadable,
+    /// It has no symbol for this place.
+    Nothing,
 }
 
 /// See the module.
@@ -53,6 +66,7 @@ pub struct KnownSymbols {
     better: HashMap<CodeAddress, NamedFrame, RandomState>,
     flush: u32,
     most: usize,
+    keys: Keys,
 }
 
 /// How many flushes a symbol is good for that may change, and the lack of one.
@@ -78,6 +92,7 @@ impl KnownSymbols {
             better: HashMap::default(),
             flush: 0,
             most,
+            keys: Keys::default(),
         }
     }
 
@@ -105,6 +120,36 @@ impl KnownSymbols {
 
     pub fn is_unnamed(&self, place: CodeAddress) -> bool {
         self.get(place).is_none_or(Symbolized::is_unnamed)
+    }
+
+    /// The key of a place in a mapped file that may get a symbol after this flush.
+    pub fn late_key(&self, place: CodeAddress) -> Option<LateKey> {
+        let is_late = self.is_bounded()
+            && matches!(place, CodeAddress::File { .. })
+            && self.known.get(&place).is_some_and(|known| {
+                known.answer == Answer::Awaited && known.symbolized.frames.is_empty()
+            });
+        is_late.then(|| self.key_of(place))
+    }
+
+    pub fn key_of(&self, place: CodeAddress) -> LateKey {
+        self.keys.of(place)
+    }
+
+    /// Whether it is known that a place has no symbol.
+    pub fn has_none(&self, place: CodeAddress) -> bool {
+        self.known.get(&place).is_some_and(|known| known.answer != Answer::Awaited)
+    }
+
+    /// Whether the file of a place could be opened.
+    pub fn set_readable(&mut self, place: CodeAddress, is_readable: bool) {
+        if let Some(known) = self.known.get_mut(&place) {
+            known.answer = match (known.answer, is_readable) {
+                (Answer::Awaited, false) => Answer::Unreadable,
+                (Answer::Unreadable, true) => Answer::Awaited,
+                (answer, _) => answer,
+            };
+        }
     }
 
     pub fn knows_by_caller(&self, about: &About) -> bool {
@@ -162,7 +207,8 @@ impl KnownSymbols {
             None => {
                 let symbolized = Symbolized { address, module, frames };
                 let used = self.flush;
-                self.known.insert(place, Known { symbolized, used, until, lacks_lines });
+                let answer = Answer::Awaited;
+                self.known.insert(place, Known { symbolized, used, until, lacks_lines, answer });
             }
         }
     }
@@ -175,6 +221,15 @@ impl KnownSymbols {
                 && known.symbolized.is_unnamed()
             {
                 known.until = known.until.max(self.flush.saturating_add(SOME_FLUSHES));
+            }
+        }
+    }
+
+    /// The file of these places was read: those without a symbol have none.
+    pub fn note_answer(&mut self, places: &[CodeAddress]) {
+        for place in places {
+            if let Some(known) = self.known.get_mut(place) {
+                known.answer = Answer::Nothing;
             }
         }
     }

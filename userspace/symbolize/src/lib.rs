@@ -3,7 +3,7 @@
 //! - [`symbolizer`]: flushes, one after the other, without waiting. [`gather`]: from an aggregate
 //!   to [`task`]s, which a [`pool`] of threads runs. [`costs`]: which of them go
 //!   first. [`lines`]: which files' debug information is worth reading; [`worker_memory`]: how much of
-//!   it. [`known_symbols`]: symbols kept between flushes.
+//!   it. [`known_symbols`]: symbols kept between flushes. [`late`]: places that a flush left without.
 //! - [`file_client`]: requests to the file service, with deadlines.
 //! - [`kernel`] reads `/proc/kallsyms`.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
@@ -24,6 +24,7 @@ mod gather;
 pub mod jit;
 pub mod kernel;
 pub mod known_symbols;
+pub mod late;
 mod lines;
 pub mod managed;
 pub mod native;

@@ -302,12 +302,13 @@ impl Shared {
             lane,
             until: started + most,
             is_late: false,
+            lacks_answers: false,
         };
         let run = AssertUnwindSafe(|| task.work.run(task.key, &mut context));
         // A fault costs the symbols of its task.
         let mut outcome = catch_unwind(run).unwrap_or_else(|_| Outcome::nothing(task.key));
         let took = started.elapsed();
-        let Context { lane: after, is_late, .. } = context;
+        let Context { lane: after, is_late, lacks_answers, .. } = context;
         let mut state = self.lock();
         if after == Lane::Fast {
             *state.used.entry(task.owner).or_default() += took;
@@ -332,6 +333,7 @@ impl Shared {
         }
         drop(state);
         outcome.is_late = is_late;
+        outcome.lacks_answers = lacks_answers;
         self.report(Report::Done(Box::new(outcome)));
         after
     }
@@ -344,6 +346,8 @@ pub struct Context {
     lane: Lane,
     until: Instant,
     is_late: bool,
+    /// A file was not read, and may be later.
+    lacks_answers: bool,
 }
 
 impl Context {
@@ -390,6 +394,10 @@ impl Ask for Context {
             return requests.iter().map(|_| Err(FileError::Late)).collect();
         }
         let shared = self.shared.clone();
-        shared.files.call(requests, &mut || self.deadline())
+        let answers = shared.files.call(requests, &mut || self.deadline());
+        let is_missing =
+            |answer: &Result<Reply, FileError>| answer.as_ref().is_err_and(FileError::is_no_answer);
+        self.lacks_answers |= answers.iter().any(is_missing);
+        answers
     }
 }

@@ -4,7 +4,7 @@
 //! [`pool`](crate::pool) as tasks that own their data; [`Symbolizer::collect`] takes the results. A
 //! process's profile can be built when [`Symbolizer::awaits`] nothing of it any more, or at its
 //! deadline: then a frame still has its module, build id and offset. Late symbols are used at the
-//! next flush.
+//! next flush, and [`Symbolizer::take_late`] has them for the profiles that were built without.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -23,6 +23,7 @@ use crate::file_client::FileClient;
 use crate::jit::Room;
 use crate::kernel::KernelTable;
 use crate::known_symbols::{KnownSymbols, LONGEST_NAME};
+use crate::late::{Late, LateSymbol};
 use crate::lines::Lines;
 use crate::pool::{Limits, Pool, Report};
 use crate::related::Lacking;
@@ -108,6 +109,7 @@ pub struct Symbolizer {
     pub(crate) symbols: KnownSymbols,
     pub(crate) lines: Lines,
     pub(crate) lacking: Lacking,
+    pub(crate) late: Late,
     pub(crate) options: Options,
     pub(crate) pool: Pool,
     files: FileClient,
@@ -134,6 +136,7 @@ impl Symbolizer {
             symbols,
             lines,
             lacking: Lacking::new(options.most != usize::MAX),
+            late: Late::default(),
             options,
             pool,
             files,
@@ -166,6 +169,7 @@ impl Symbolizer {
         self.collect();
         self.symbols.begin_flush();
         self.lines.begin_flush();
+        self.late.begin_flush();
         crate::gather::begin(self, engine, aggregate);
     }
 
@@ -188,7 +192,8 @@ impl Symbolizer {
     }
 
     fn take_outcome(&mut self, outcome: Outcome) {
-        let Outcome { key, symbols, related, jit, lines_took, shortfalls, is_late } = outcome;
+        let Outcome { key, symbols, related, jit, lines_took, shortfalls, .. } = outcome;
+        let (is_late, lacks_answers) = (outcome.is_late, outcome.lacks_answers);
         for symbol in symbols {
             self.symbols.set(symbol);
         }
@@ -210,6 +215,9 @@ impl Symbolizer {
         let places = self.under_way.remove(&key).unwrap_or_default();
         if !is_late {
             self.symbols.settle(&places);
+            if !lacks_answers {
+                self.symbols.note_answer(&places);
+            }
         }
         self.done(key);
     }
@@ -232,6 +240,21 @@ impl Symbolizer {
 
     pub(crate) fn note_problem(&mut self, problem: String) {
         self.shortfalls.problem(problem);
+    }
+
+    /// A profile that ended then was built without the symbols of these places.
+    pub fn note_late(&mut self, places: &[CodeAddress], end_nanos: i64) {
+        self.late.note(places, end_nanos);
+    }
+
+    /// Symbols of such places that are known by now, each once. To be called before the flush ends.
+    pub fn take_late(&mut self) -> Vec<LateSymbol> {
+        self.late.take_named(&self.symbols)
+    }
+
+    /// Places whose symbols are still awaited after their flush, and how many stay without.
+    pub fn late_places(&self) -> (usize, u64) {
+        (self.late.count(), self.late.unnamed)
     }
 
     /// Whether a flush is under way.

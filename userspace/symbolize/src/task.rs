@@ -96,6 +96,8 @@ pub struct Outcome {
     pub shortfalls: Shortfalls,
     /// There was no time for all of it.
     pub is_late: bool,
+    /// A file was not read, and may be later.
+    pub lacks_answers: bool,
 }
 
 impl Outcome {
@@ -108,13 +110,14 @@ impl Outcome {
             lines_took: None,
             shortfalls: Shortfalls::default(),
             is_late: true,
+            lacks_answers: true,
         }
     }
 }
 
 impl Work {
     pub fn run(&mut self, key: TaskKey, context: &mut Context) -> Outcome {
-        let mut outcome = Outcome { is_late: false, ..Outcome::nothing(key) };
+        let mut outcome = Outcome { is_late: false, lacks_answers: false, ..Outcome::nothing(key) };
         match self {
             Self::Kernel(work) => work.run(&mut outcome),
             Self::File(work) => work.run(context, &mut outcome),

@@ -38,6 +38,7 @@ pub fn judge(transcript: &Transcript, kernel: &Kernel, with_strata: bool) -> Res
     let child = recording(transcript, "child").context("recorded as a child")?;
     text_of(transcript, "record-host").context("strata record, host-wide")?;
     let host = recording(transcript, "host").context("recorded host-wide")?;
+    let rights = rights(text_of(transcript, "rights")?).context("what strata may do")?;
     text_of(transcript, "record-waits").context("strata record -e off_cpu -- sleep 2")?;
     let waits = waits(transcript).context("what `sleep 2` waits for")?;
     text_of(transcript, "record-wall").context("strata record -e wall -- sleep 2")?;
@@ -45,7 +46,37 @@ pub fn judge(transcript: &Transcript, kernel: &Kernel, with_strata: bool) -> Res
     text_of(transcript, "record-switched").context("strata record while a CPU goes and comes")?;
     let switched = recording(transcript, "switched").context("on a CPU that was switched on")?;
     Ok(format!(
-        "as a child {child}; host-wide {host}; on a CPU switched on {switched}; {waits}; {wall}"
+        "as a child {child}; host-wide {host}; on a CPU switched on {switched}; {waits}; {wall}; {rights}"
+    ))
+}
+
+/// CAP_SYS_ADMIN (include/uapi/linux/capability.h).
+const SYS_ADMIN: u32 = 21;
+
+/// Debian's kernels ask for CAP_SYS_ADMIN to open events: the broker alone keeps it.
+fn rights(text: &str) -> Result<String> {
+    let level: i32 = text.lines().find_map(|line| line.trim().parse().ok()).context("a level")?;
+    let (mut name, mut with, mut without) = ("", Vec::new(), Vec::new());
+    for (field, value) in text.lines().filter_map(|line| line.split_once(':')) {
+        match field {
+            "Name" => name = value.trim(),
+            "CapEff" | "CapPrm" => {
+                let set = u64::from_str_radix(value.trim(), 16)?;
+                if set >> SYS_ADMIN & 1 == 1 { with.push(name) } else { without.push(name) }
+            }
+            _ => {}
+        }
+    }
+    ensure!(without.contains(&"strata"), "strata is not there or keeps CAP_SYS_ADMIN:\n{text}");
+    let is_broker = |name: &&str| ["strata-keeper", "strata-broker"].contains(name);
+    ensure!(with.iter().all(is_broker), "others have CAP_SYS_ADMIN:\n{text}");
+    ensure!(with.contains(&"strata-broker") == (level >= 3), "at level {level}:\n{text}");
+    Ok(format!(
+        "at perf_event_paranoid {level} {} has CAP_SYS_ADMIN",
+        match level {
+            3.. => "the broker alone",
+            _ => "no process",
+        }
     ))
 }
 

@@ -172,7 +172,7 @@ unsafe extern "C" fn app_domain_shutdown_finished(
     app_domain: usize,
     _status: HResult,
 ) -> HResult {
-    event(|session| domains::tell_end(session, app_domain))
+    event(|session| domains::report_end(session, app_domain))
 }
 
 /// The first callback of a module at which its assembly is known.
@@ -183,7 +183,7 @@ unsafe extern "C" fn module_attached_to_assembly(
 ) -> HResult {
     lifetime(Session::module_came);
     event(|session| {
-        if session.is_telling() {
+        if session.is_reporting() {
             modules::module(session, module);
         }
     })
@@ -205,7 +205,7 @@ unsafe extern "C" fn module_unload_started(_this: *mut c_void, module: usize) ->
     lifetime(|session| {
         session.count_awaited(session.lifetimes().module_unload_started(tasks::own(), module));
     });
-    event(|session| modules::tell_end(session, module))
+    event(|session| modules::report_end(session, module))
 }
 
 unsafe extern "C" fn module_unload_finished(
@@ -232,7 +232,7 @@ unsafe extern "C" fn jit_compilation_finished(
 ) -> HResult {
     event(|session| {
         if status >= 0 && session.is_compiling() {
-            session.timed(|| methods::tell_compiled(session, function, 0));
+            session.timed(|| methods::report_compiled(session, function, 0));
         }
     })
 }
@@ -246,7 +246,7 @@ unsafe extern "C" fn rejit_compilation_finished(
 ) -> HResult {
     event(|session| {
         if status >= 0 && session.is_compiling() {
-            session.timed(|| methods::tell_compiled(session, function, rejit));
+            session.timed(|| methods::report_compiled(session, function, rejit));
         }
     })
 }
@@ -274,7 +274,7 @@ unsafe extern "C" fn dynamic_method_jit_compilation_finished(
     event(|session| {
         if status >= 0 && session.is_compiling() {
             session.timed(|| {
-                methods::tell_dynamic(session, function, Reason::Compiled);
+                methods::report_dynamic(session, function, Reason::Compiled);
             });
         }
     })
@@ -286,7 +286,7 @@ unsafe extern "C" fn dynamic_method_unloaded(_this: *mut c_void, function: usize
         let code = Code::of_dynamic(session, function);
         session.count_awaited(session.lifetimes().code_ends(code.places()));
     });
-    event(|session| methods::tell_dynamic_end(session, function))
+    event(|session| methods::report_dynamic_end(session, function))
 }
 
 unsafe extern "C" fn thread_created(_this: *mut c_void, thread: usize) -> HResult {
@@ -334,7 +334,7 @@ unsafe extern "C" fn event_pipe_event_delivered(
     _frames: *const usize,
 ) -> HResult {
     event(|session| {
-        if data.is_null() || !session.is_telling() {
+        if data.is_null() || !session.is_reporting() {
             return;
         }
         // SAFETY: the runtime passes that many bytes, which live during the call.

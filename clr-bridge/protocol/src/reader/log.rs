@@ -31,7 +31,7 @@ use crate::layout::{
 };
 use crate::log::RecordWord;
 use crate::objects::ObjectTable;
-use crate::record::{DecodeError, FLAG_CUT, Record};
+use crate::record::{DecodeError, FLAG_CUT, RawRecord, Record};
 use crate::status::StatusRecord;
 
 /// How long a reserved record is waited for, in nanoseconds.
@@ -72,6 +72,38 @@ pub struct Poll {
     pub gap: bool,
     /// With these entries, all that was in the log at the last gap has been read.
     pub caught_up: bool,
+}
+
+/// What the records of a call are passed to, in their order.
+pub trait Consumer {
+    /// Segments had been given back that were not read, see [`Poll::gap`].
+    fn gap(&mut self);
+
+    /// Takes a record out of the copy that was made of it. One with an error is counted.
+    fn record(&mut self, record: RawRecord<'_>) -> Result<(), DecodeError>;
+}
+
+/// How far a call has read.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Progress {
+    /// How many records were taken.
+    pub records: usize,
+    /// See [`Poll`].
+    pub more: bool,
+    pub caught_up: bool,
+}
+
+/// Decodes what it is passed.
+impl Consumer for Poll {
+    fn gap(&mut self) {
+        self.gap = true;
+    }
+
+    fn record(&mut self, record: RawRecord<'_>) -> Result<(), DecodeError> {
+        let RawRecord { time, cut, .. } = record;
+        self.entries.push(Entry { time, cut, record: record.decode()? });
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -252,6 +284,17 @@ impl Left {
     }
 }
 
+/// One call.
+struct Call<'a, C> {
+    consumer: &'a mut C,
+    progress: Progress,
+    left: Left,
+    /// Holds the copies, one after the other.
+    buffer: Vec<u8>,
+    /// The monotonic time.
+    now: u64,
+}
+
 impl<R: ReadAt> Reader<R> {
     /// Checks the header of a main file.
     pub fn new(main: R, limits: Limits) -> Result<Self, HeaderError> {
@@ -352,19 +395,27 @@ impl<R: ReadAt> Reader<R> {
     /// Reads what is new. `now` is the monotonic time.
     pub fn poll(&mut self, budget: Budget, now: u64) -> io::Result<Poll> {
         let mut poll = Poll::default();
-        self.allowance.grow(now);
-        let mut left = Left { records: budget.records, bytes: budget.bytes };
-        self.poll_segments(&mut poll, &mut left, &mut Vec::new(), now)?;
+        let Progress { more, caught_up, .. } = self.read(budget, now, &mut poll)?;
+        (poll.more, poll.caught_up) = (more, caught_up);
         Ok(poll)
     }
 
-    fn poll_segments(
+    /// As [`Reader::poll`], and passes on each record where it lies.
+    pub fn read(
         &mut self,
-        poll: &mut Poll,
-        left: &mut Left,
-        buffer: &mut Vec<u8>,
+        budget: Budget,
         now: u64,
-    ) -> io::Result<()> {
+        consumer: &mut impl Consumer,
+    ) -> io::Result<Progress> {
+        self.allowance.grow(now);
+        let left = Left { records: budget.records, bytes: budget.bytes };
+        let (progress, buffer) = (Progress::default(), Vec::new());
+        let mut call = Call { consumer, progress, left, buffer, now };
+        self.read_segments(&mut call)?;
+        Ok(call.progress)
+    }
+
+    fn read_segments(&mut self, call: &mut Call<'_, impl Consumer>) -> io::Result<()> {
         let extent: [u8; 16] = read_array(&self.main, EXTENT as u64)?;
         let (extent, _) = extent.as_chunks::<8>();
         let [oldest, newest] =
@@ -373,19 +424,19 @@ impl<R: ReadAt> Reader<R> {
         let (committed, _) = committed.as_chunks::<8>();
         self.polls = self.polls.wrapping_add(1);
         let look_anyway = self.ended || self.polls.is_multiple_of(LOOK_ANYWAY);
-        self.poll_late(poll, left, buffer)?;
+        self.read_late(call)?;
         let mut next = match self.next {
             Some(next) => next,
             None => *self.next.insert(oldest),
         };
-        if next < oldest && !self.skip_to(oldest, newest, poll) {
+        if next < oldest && !self.skip_to(oldest, newest, call) {
             return Ok(());
         }
         let mut is_at_end = false;
         loop {
             next = self.next.unwrap_or(next);
-            let Some(number) = self.find(next, newest, left)? else {
-                let Some(later) = self.find_later(next, now) else { break };
+            let Some(number) = self.find(next, newest, &mut call.left)? else {
+                let Some(later) = self.find_later(next, call.now) else { break };
                 self.losses.gaps += 1;
                 self.next = Some(later);
                 self.absent = None;
@@ -400,14 +451,14 @@ impl<R: ReadAt> Reader<R> {
                 break;
             }
             if !tail.done {
-                match self.read_segment(number, poll, left, buffer, now)? {
+                match self.read_segment(number, call)? {
                     Chunk::Done => {}
                     Chunk::Nothing => {
                         is_at_end = true;
                         break;
                     }
                     Chunk::Some | Chunk::GivenBack => {
-                        poll.more = true;
+                        call.progress.more = true;
                         return Ok(());
                     }
                     Chunk::Waiting => return Ok(()),
@@ -418,15 +469,15 @@ impl<R: ReadAt> Reader<R> {
         }
         let next = self.next.unwrap_or(next);
         let is_passed = |until: &mut u64| next > *until || next == *until && is_at_end;
-        poll.caught_up = self.until.take_if(is_passed).is_some();
+        call.progress.caught_up = self.until.take_if(is_passed).is_some();
         Ok(())
     }
 
     /// Goes on with a later segment than the next one. `false`: not in this call.
-    fn skip_to(&mut self, later: u64, newest: u64, poll: &mut Poll) -> bool {
-        if !poll.entries.is_empty() {
+    fn skip_to(&mut self, later: u64, newest: u64, call: &mut Call<'_, impl Consumer>) -> bool {
+        if call.progress.records > 0 {
             // Those came before.
-            poll.more = true;
+            call.progress.more = true;
             return false;
         }
         if self.allowance.left == 0 {
@@ -438,7 +489,7 @@ impl<R: ReadAt> Reader<R> {
         self.next = Some(later);
         self.until = Some(newest.max(later));
         self.absent = None;
-        poll.gap = true;
+        call.consumer.gap();
         true
     }
 
@@ -472,16 +523,13 @@ impl<R: ReadAt> Reader<R> {
     fn read_segment(
         &mut self,
         number: usize,
-        poll: &mut Poll,
-        left: &mut Left,
-        buffer: &mut Vec<u8>,
-        now: u64,
+        call: &mut Call<'_, impl Consumer>,
     ) -> io::Result<Chunk> {
         loop {
-            if left.is_used_up() {
+            if call.left.is_used_up() {
                 return Ok(Chunk::Some);
             }
-            match self.read_chunk(number, poll, left, buffer, now)? {
+            match self.read_chunk(number, call)? {
                 Chunk::Some => {}
                 other => return Ok(other),
             }
@@ -492,10 +540,7 @@ impl<R: ReadAt> Reader<R> {
     fn read_chunk(
         &mut self,
         number: usize,
-        poll: &mut Poll,
-        left: &mut Left,
-        buffer: &mut Vec<u8>,
-        now: u64,
+        call: &mut Call<'_, impl Consumer>,
     ) -> io::Result<Chunk> {
         let Some(tail) = self.segments.get_mut(number).and_then(Option::as_mut) else {
             return Ok(Chunk::Nothing);
@@ -505,23 +550,22 @@ impl<R: ReadAt> Reader<R> {
             return Ok(Chunk::Waiting);
         }
         let room = SEGMENT_SIZE.saturating_sub(tail.position);
-        fill(buffer, &tail.file, tail.position, room.min(CHUNK), left)?;
-        let (committed, next) = committed_part(buffer, room);
+        call.fill(&tail.file, tail.position, room.min(CHUNK))?;
+        let (committed, next) = committed_part(&call.buffer, room);
         if committed > 0 {
             tail.file.settle();
-            fill(buffer, &tail.file, tail.position, committed, left)?;
+            call.fill(&tail.file, tail.position, committed)?;
         }
         if !tail.is_unchanged()? {
             return Ok(Chunk::GivenBack);
         }
         if committed > 0 {
-            let most = self.allowance.left.min(left.records as u64) as usize;
-            let (records, bytes) =
-                take_records(buffer, room, most, &mut poll.entries, &mut self.losses);
+            let most = self.allowance.left.min(call.left.records as u64) as usize;
+            let (records, bytes) = call.take_records(room, most, &mut self.losses);
             tail.position += bytes;
             tail.consumed += bytes as u64;
             tail.waiting = None;
-            left.records = left.records.saturating_sub(records);
+            call.left.records = call.left.records.saturating_sub(records);
             self.allowance.pay(records);
             if bytes == 0 {
                 // A committed record is not committed any more.
@@ -548,8 +592,8 @@ impl<R: ReadAt> Reader<R> {
                 Ok(Chunk::Done)
             }
             Found::Reserved(length) => {
-                let since = *tail.waiting.get_or_insert(now);
-                if !self.ended && now.saturating_sub(since) < PATIENCE {
+                let since = *tail.waiting.get_or_insert(call.now);
+                if !self.ended && call.now.saturating_sub(since) < PATIENCE {
                     return Ok(Chunk::Waiting);
                 }
                 if self.ended || self.late.len() >= MAX_LATE {
@@ -566,15 +610,10 @@ impl<R: ReadAt> Reader<R> {
     }
 
     /// Checks whether records that were stepped over are finished now.
-    fn poll_late(
-        &mut self,
-        poll: &mut Poll,
-        left: &mut Left,
-        buffer: &mut Vec<u8>,
-    ) -> io::Result<()> {
+    fn read_late(&mut self, call: &mut Call<'_, impl Consumer>) -> io::Result<()> {
         for _ in 0..self.late.len() {
-            if left.is_used_up() {
-                poll.more = true;
+            if call.left.is_used_up() {
+                call.progress.more = true;
                 break;
             }
             let Some(late) = self.late.pop_front() else { break };
@@ -591,15 +630,14 @@ impl<R: ReadAt> Reader<R> {
             match look(&word, room) {
                 Found::Committed(length) if length == late.length => {
                     tail.file.settle();
-                    fill(buffer, &tail.file, late.position, length, left)?;
+                    call.fill(&tail.file, late.position, length)?;
                     if !tail.is_unchanged()? {
                         self.losses.unfinished += 1;
                         continue;
                     }
-                    let (records, bytes) =
-                        take_records(buffer, room, 1, &mut poll.entries, &mut self.losses);
+                    let (records, bytes) = call.take_records(room, 1, &mut self.losses);
                     tail.consumed += bytes as u64;
-                    left.records = left.records.saturating_sub(records);
+                    call.left.records = call.left.records.saturating_sub(records);
                     self.allowance.pay(records);
                     self.losses.late += records as u64;
                 }
@@ -613,19 +651,44 @@ impl<R: ReadAt> Reader<R> {
     }
 }
 
-/// Copies `length` bytes, or as many as there are.
-fn fill<R: ReadAt>(
-    buffer: &mut Vec<u8>,
-    file: &R,
-    position: usize,
-    length: usize,
-    left: &mut Left,
-) -> io::Result<()> {
-    *buffer = vec![0; length];
-    let read = file.read_at(position as u64, buffer)?;
-    buffer.truncate(read);
-    left.bytes = left.bytes.saturating_sub(length);
-    Ok(())
+impl<C: Consumer> Call<'_, C> {
+    /// Copies `length` bytes, or as many as there are.
+    fn fill<R: ReadAt>(&mut self, file: &R, position: usize, length: usize) -> io::Result<()> {
+        self.buffer.resize(length, 0);
+        let read = file.read_at(position as u64, &mut self.buffer)?;
+        self.buffer.truncate(read);
+        self.left.bytes = self.left.bytes.saturating_sub(length);
+        Ok(())
+    }
+
+    /// Passes on records from the start of the copy on, at most `most`: how many, and of how many
+    /// bytes.
+    fn take_records(
+        &mut self,
+        room: usize,
+        most: usize,
+        losses: &mut ReaderLosses,
+    ) -> (usize, usize) {
+        let mut at = 0;
+        for records in 0..most {
+            let rest = self.buffer.get(at..).unwrap_or_default();
+            let Found::Committed(length) = look(rest, room.saturating_sub(at)) else {
+                return (records, at);
+            };
+            let Some(record) = rest.get(..length) else { return (records, at) };
+            at += length;
+            let Some((header, fields)) = record.split_first_chunk::<HEADER>() else { continue };
+            let header = RecordHeader::from_bytes(header);
+            let cut = header.flags & FLAG_CUT != 0;
+            let record = RawRecord { time: header.time, cut, kind: header.kind, fields };
+            match self.consumer.record(record) {
+                Ok(()) => self.progress.records += 1,
+                Err(DecodeError::UnknownKind(_)) => losses.unknown_kind += 1,
+                Err(_) => losses.malformed += 1,
+            }
+        }
+        (most, at)
+    }
 }
 
 /// How many bytes from the start of `bytes` on are whole committed records, and what follows them.
@@ -638,32 +701,4 @@ fn committed_part(bytes: &[u8], room: usize) -> (usize, Found) {
             found => return (at, found),
         }
     }
-}
-
-/// Decodes records from the start of `bytes` on, at most `most`: how many, and of how many bytes.
-fn take_records(
-    bytes: &[u8],
-    room: usize,
-    most: usize,
-    entries: &mut Vec<Entry>,
-    losses: &mut ReaderLosses,
-) -> (usize, usize) {
-    let mut at = 0;
-    for records in 0..most {
-        let rest = bytes.get(at..).unwrap_or_default();
-        let Found::Committed(length) = look(rest, room.saturating_sub(at)) else {
-            return (records, at);
-        };
-        let Some(record) = rest.get(..length) else { return (records, at) };
-        at += length;
-        let Some((header, fields)) = record.split_first_chunk::<HEADER>() else { continue };
-        let header = RecordHeader::from_bytes(header);
-        let cut = header.flags & FLAG_CUT != 0;
-        match Record::decode(header.kind, fields) {
-            Ok(record) => entries.push(Entry { time: header.time, cut, record }),
-            Err(DecodeError::UnknownKind(_)) => losses.unknown_kind += 1,
-            Err(_) => losses.malformed += 1,
-        }
-    }
-    (most, at)
 }

@@ -16,7 +16,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{Ordering, fence};
 
-pub use self::log::{Entry, Poll, Reader};
+pub use self::log::{Consumer, Entry, Poll, Progress, Reader};
 use crate::layout::{MAIN_MAGIC, MAX_SEGMENTS, MainHeader, SEGMENT_MAGIC, SegmentHeader, VERSION};
 
 /// Bytes that can be read at an offset.

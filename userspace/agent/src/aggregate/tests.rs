@@ -160,3 +160,15 @@ fn what_rows_and_times_refer_to_stays_when_they_are_taken_out() {
     assert_eq!(aggregate.labels_of(rows[0].labels).len(), 1);
     assert_eq!((aggregate.samples(), aggregate.ends()[End::Complete as usize]), (1, 1));
 }
+
+#[test]
+fn truncated_kernel_stacks_are_counted() {
+    let (mut aggregate, space) = (Aggregate::new(Kinds::NONE), Space::default());
+    let truncated = Words { flags: FLAG_KERNEL_CUT, ..WORDS };
+    for stack in [WORDS, truncated, truncated] {
+        aggregate.add(&sample(Kind::Cpu, stack, &space));
+    }
+    let shortfalls = Shortfalls { kernel_stacks_truncated: 2, ..Shortfalls::default() };
+    assert_eq!(aggregate.shortfalls(), shortfalls);
+    assert_eq!((shortfalls + shortfalls).kernel_stacks_truncated, 4);
+}

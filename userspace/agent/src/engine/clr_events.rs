@@ -6,7 +6,7 @@
 
 use strata_abi::record::{EVENT_WORDS, FLAG_EVENT, Header, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT};
 use strata_bridge_protocol::clr_event::{
-    BLOCK_WORDS, Block, ClrEvent, FUNCTION, LockWait, WAIT_BUCKETS, flag, wait_bucket,
+    BLOCK_WORDS, Block, ClrEvent, LockWait, WAIT_BUCKETS, flag, wait_bucket,
 };
 use strata_bridge_protocol::collection::Collection;
 use strata_kinds::Kind;
@@ -15,7 +15,7 @@ use super::Engine;
 use super::objects::{Amount, amount_of};
 use super::samples::{Sample, address_of};
 use crate::aggregate::{Aggregate, LabelsId};
-use crate::kernel::probes::Place;
+use crate::kernel::broker::Mapped;
 use crate::processes::table::{Backing, ImageId, Space};
 
 // The kernel's and the bridge's numbers are the same.
@@ -111,6 +111,7 @@ fn labels(
     let Some(event) = block.event() else { return LabelsId::NONE };
     let room = room_for_labels(image, to);
     if room == Room::None {
+        to.note_labels_left_out();
         return LabelsId::NONE;
     }
     let type_name = printable(event.type_name);
@@ -118,10 +119,19 @@ fn labels(
     let lock =
         if room == Room::All { Lock::of(&event, labelling.threads) } else { Lock::default() };
     let mut labels = Vec::with_capacity(4);
+    let unbounded = match kind {
+        Kind::Exceptions => labelling.messages && !message.is_empty(),
+        Kind::Locks => event.message.parse::<LockWait>().is_ok(),
+        Kind::Gc => is_number(&message),
+        _ => false,
+    };
+    if unbounded && room != Room::All {
+        to.note_labels_left_out();
+    }
     match kind {
         Kind::Exceptions => {
             labels.push(("exception type", type_name.as_str()));
-            if !message.is_empty() && room == Room::All && labelling.messages {
+            if unbounded && room == Room::All {
                 labels.push(("exception message", message.as_str()));
             }
             if event.flags & flag::RETHROWN != 0 {
@@ -142,7 +152,7 @@ fn labels(
             labels.push(("gc generation", generation_name(collection.generation)));
             labels.push(("gc reason", collection.reason_name()));
             labels.push(("gc type", collection.kind_name()));
-            if room == Room::All && is_number(&message) {
+            if unbounded && room == Room::All {
                 labels.push(("gc number", message.as_str()));
             }
         }
@@ -216,10 +226,7 @@ pub(super) fn below_the_bridge<'a>(user: &'a [u64], space: &Space) -> &'a [u64] 
 impl Engine {
     /// Attaches probes to processes whose bridge is there.
     pub(super) fn attach_events(&mut self) {
-        loop {
-            let Some(arrival) = self.programs.probes().and_then(|probes| probes.arrived()) else {
-                break;
-            };
+        while let Some(arrival) = self.programs.attached_probe() {
             self.managed.events_attached(arrival);
         }
         for candidate in self.managed.events_to_attach() {
@@ -237,18 +244,11 @@ impl Engine {
                 self.managed.events_unmapped(image);
                 continue;
             };
-            let place = Place {
-                pid,
-                start: mapping.start,
-                end: mapping.end,
-                offset: mapping.offset,
-                address: candidate.address,
-                code: FUNCTION,
-            };
+            let within = candidate.address.saturating_sub(mapping.start);
+            let offset = within.saturating_add(mapping.offset);
+            let mapped = Mapped { pid, start: mapping.start, end: mapping.end, offset };
             self.managed.events_attaching(image);
-            if let Some(probes) = self.programs.probes() {
-                probes.attach(image, place);
-            }
+            self.programs.attach_probe(image, mapped);
         }
     }
 }
@@ -264,6 +264,10 @@ mod tests {
 
     fn of(aggregate: &Aggregate, id: LabelsId) -> Vec<(&str, &str)> {
         aggregate.labels_of(id).iter().map(|(name, value)| (&**name, &**value)).collect()
+    }
+
+    fn left_out(aggregate: &Aggregate) -> usize {
+        aggregate.shortfalls().labels_left_out as usize
     }
 
     #[test]
@@ -362,6 +366,11 @@ mod tests {
         }
         assert!(aggregate.label_sets() <= MOST_LABELS + 2);
         assert_eq!(of(&aggregate, last), [("exception type", "E")]);
+        assert_eq!(left_out(&aggregate), 3 * MOST_LABELS - MANY_LABELS);
+        // One that has no message lacks none.
+        let event = ClrEvent { type_name: "E", ..ClrEvent::default() };
+        labels(Kind::Exceptions, &Block::new(&event), IMAGE, NAMELESS, &mut aggregate);
+        assert_eq!(left_out(&aggregate), 3 * MOST_LABELS - MANY_LABELS);
     }
 
     #[test]
@@ -379,6 +388,8 @@ mod tests {
         let id = thrown(ImageId(99), "Shop.Sold", "item 7");
         let expected = [("exception type", "Shop.Sold"), ("exception message", "item 7")];
         assert_eq!(of(&aggregate, id), expected);
+        let left_out = left_out(&aggregate);
+        assert_eq!(left_out + aggregate.label_sets(), 20 * 2 * MOST_LABELS + 1);
         let most = MANY_LABELS_IN_ALL + 2 + 20 * FEW_LABELS;
         assert!(aggregate.label_sets() <= most, "{}", aggregate.label_sets());
     }

@@ -132,7 +132,10 @@ impl Engine {
             tracing::info!(cpu, "this CPU was switched on, and is sampled from now on");
             self.sample_anew(cpu);
         }
-        self.events.sideband.open_missing(self.programs.cpus());
+        self.programs.start_awaited();
+        let cpus = self.programs.cpus().to_vec();
+        let programs = &mut self.programs;
+        self.events.sideband.open_missing(&cpus, &mut |cpu, event| programs.open_event(cpu, event));
         let ticks = self.programs.ticks();
         let frequency = u32::try_from(self.programs.frequency()).unwrap_or(u32::MAX);
         for cpu in
@@ -148,7 +151,8 @@ impl Engine {
         if let Err(error) = self.programs.restart_on(cpu) {
             tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
         }
-        self.events.sideband.open_on(cpu);
+        let programs = &mut self.programs;
+        self.events.sideband.open_on(cpu, &mut |cpu, event| programs.open_event(cpu, event));
     }
 
     /// After a flush has been symbolized: drops data of processes that have exited, and files that

@@ -21,6 +21,7 @@
 //!
 //! Invariant: nothing here waits. Files, tables and symbols arrive as messages.
 
+mod active_threads;
 mod clr_events;
 mod deferred;
 mod eviction;
@@ -34,6 +35,7 @@ mod repairing;
 pub mod samples;
 pub mod stalled_cpus;
 mod state;
+mod thread_memory;
 mod turning;
 pub mod waits;
 pub mod wall;
@@ -47,7 +49,8 @@ use strata_abi::record::{Counter, End};
 use strata_abi::tables::{UNWANTED_OFF_CPU, UNWANTED_WALL};
 use strata_kinds::{Frequencies, Kind, Kinds};
 
-use crate::aggregate::Aggregate;
+use crate::aggregate::{Aggregate, Shortfalls};
+use crate::kernel::broker::client::BrokerState;
 use crate::kernel::introspect;
 use crate::kernel::loader::{LoadError, Programs, Settings};
 use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
@@ -104,6 +107,9 @@ pub struct Options {
     pub messages: bool,
     /// Names of .NET methods have the types of their parameters.
     pub signatures: bool,
+    /// Called once all is done that needs CAP_SYS_ADMIN, before the first thread starts: from then on
+    /// this process may be without. What needs it later is the broker's, which is started before.
+    pub opened: Option<fn()>,
 }
 
 pub struct Engine {
@@ -149,9 +155,16 @@ impl Engine {
     /// starts with [`Self::start`].
     pub fn new(options: Options) -> Result<Self, EngineError> {
         let mut programs = Programs::load(options.settings)?;
+        if options.kinds.contains(Kind::Cpu) || options.settings.wall {
+            programs.open_clocks();
+        }
         // Events first, then the scan: what happens in between is seen twice, not missed.
         let sideband =
             Sideband::open(programs.cpus(), options.wakeup).map_err(EngineError::Sideband)?;
+        if let Some(opened) = options.opened {
+            programs.start_broker();
+            opened();
+        }
         let mut store = Store::new(options.table_memory);
         let mut table = ProcessTable::default();
         let mut scanner = Scanner::default();
@@ -227,6 +240,11 @@ impl Engine {
             wall.started = self.sampling.started;
         }
         self.start_sampling()
+    }
+
+    /// The helper that keeps CAP_SYS_ADMIN; `None` where nothing needs it.
+    pub fn broker(&self) -> Option<BrokerState> {
+        self.programs.broker()
     }
 
     /// When sampling started, by the records' clock.
@@ -384,6 +402,7 @@ impl Engine {
         self.eviction.is_symbolizing = true;
         let waiting: HashSet<ImageId> = self.pending.owners().map(|(image, _)| image).collect();
         self.rates.end_period(|image| waiting.contains(&image));
+        self.figures.shortfalls = self.shortfalls();
         let fresh = Aggregate::new(self.aggregate.times_kept());
         std::mem::replace(&mut self.aggregate, fresh)
     }
@@ -562,6 +581,19 @@ impl Engine {
     /// A counter of the off-CPU sampler.
     pub fn count_of_waits(&self, counter: Counter) -> u64 {
         self.programs.count_of_waits(counter as usize)
+    }
+
+    /// Records of CPU samples, waits and threads that their ring had no room for. Those of events of
+    /// the CLR are counted by kind.
+    pub fn ring_full(&self) -> u64 {
+        self.count(Counter::RingFull)
+            + self.count_of_waits(Counter::RingFull)
+            + self.count_of_threads(Counter::RingFull)
+    }
+
+    /// What samples lack that were taken so far.
+    pub fn shortfalls(&self) -> Shortfalls {
+        self.figures.shortfalls + self.aggregate.shortfalls()
     }
 
     /// A counter of passes over threads.

@@ -80,6 +80,8 @@ struct Heap {
     had_some: bool,
     /// Samples without a place, as the bridge has stated last.
     refused: u64,
+    /// Objects whose stacks were shortened to [`FEW_FRAMES`].
+    shortened: u64,
 }
 
 /// The sampled objects of all processes.
@@ -88,6 +90,8 @@ pub struct Heaps {
     of: HashMap<ImageId, Heap>,
     /// Objects that are in use and whose samples did not arrive, or had no place in the bridge.
     missing: u64,
+    /// Objects whose stacks were shortened, of all processes.
+    shortened: u64,
     /// Of all, or a little more.
     frames: usize,
     objects: usize,
@@ -111,7 +115,8 @@ impl Heap {
             self.drop_unused();
             self.crowded_from = self.frames + MOST_FRAMES / 10;
         }
-        if self.frames + stack.len() > MOST_FRAMES {
+        if self.frames + stack.len() > MOST_FRAMES && stack.len() > FEW_FRAMES {
+            self.shortened += 1;
             stack.truncate(FEW_FRAMES);
             stack.push(CodeAddress::Marker(Marker::Truncated));
         }
@@ -188,10 +193,14 @@ impl Heap {
             ("object age", key.age),
             ("collections survived", key.survived),
         ];
-        match room_for_labels(image, to) {
+        let room = room_for_labels(image, to);
+        match room {
             Room::All => {}
             Room::Some => labels.truncate(1),
             Room::None => labels.clear(),
+        }
+        if room != Room::All {
+            to.note_labels_left_out();
         }
         labels.retain(|(_, value)| !value.is_empty());
         to.labels_of_event(image, &labels)
@@ -264,6 +273,11 @@ impl Heaps {
         self.missing
     }
 
+    /// Objects whose stacks were shortened: those of their process had too many frames.
+    pub fn shortened(&self) -> u64 {
+        self.shortened
+    }
+
     /// Code addresses that are still needed.
     pub(super) fn code_addresses(&self) -> impl Iterator<Item = CodeAddress> + '_ {
         let stacks = self.of.values().flat_map(|heap| &heap.stacks);
@@ -311,6 +325,7 @@ impl Engine {
         let heap = heaps.of.entry(thread.image).or_default();
         let before = (heap.frames, heap.objects.len());
         heap.add(id, object, &printable(event.type_name), stack);
+        heaps.shortened += std::mem::take(&mut heap.shortened);
         heaps.frames = heaps.frames.saturating_sub(before.0) + heap.frames;
         heaps.objects = heaps.objects.saturating_sub(before.1) + heap.objects.len();
     }
@@ -322,7 +337,7 @@ impl Engine {
         }
         let now = monotonic_nanos();
         let Self { heaps, managed, aggregate, .. } = self;
-        let Heaps { of, missing, frames, objects } = heaps;
+        let Heaps { of, missing, frames, objects, .. } = heaps;
         of.retain(|image, heap| {
             let Some(Objects { table, has_ended, are_all_reported }) = managed.objects_of(*image)
             else {
@@ -435,5 +450,12 @@ mod tests {
         assert!(heap.frames < MOST_FRAMES + 1_000 * (FEW_FRAMES + 1), "{}", heap.frames);
         let last = heap.objects.get(&999).and_then(|object| object.stack.last().copied());
         assert_eq!(last, Some(CodeAddress::Marker(Marker::Truncated)));
+        let is_short = |object: &&Object| object.stack.len() == FEW_FRAMES + 1;
+        let short = heap.objects.values().filter(is_short).count();
+        assert_eq!((heap.shortened, short), (800, 800));
+        // A stack of few frames is whole in any case.
+        heap.add(id(1_000, 1), object(1, 1.0), "A", stack(7));
+        assert_eq!(heap.shortened, 800);
+        assert_eq!(heap.objects.get(&1_000).map(|object| object.stack.len()), Some(1));
     }
 }

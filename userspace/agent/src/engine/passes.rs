@@ -1,17 +1,19 @@
 //! When passes over threads run, how often, and what becomes of one that does not end.
 //!
-//! A pass costs what changed since the one before; where that is more than its share of a CPU,
-//! passes run less often, but for the second one. Nothing is lost by it: time is counted as it has
-//! passed.
+//! A pass over all threads costs a look at each, and what changed since the one before. Where that is
+//! more than a part of its share of a CPU, such passes run less often, and between them passes over the
+//! threads that were switched lately ([`super::active_threads`]) run as often as is wanted. Nothing is
+//! lost by it: time is counted as it has passed.
 //!
 //! Invariant: no pass is waited for without a limit. A reader that hangs is left behind, the
 //! process that it hung at is not walked for a while, and the next pass goes on.
 
 use std::time::{Duration, Instant};
 
-use strata_abi::record::{FLAG_KERNEL_CUT, Header};
+use strata_abi::record::{FLAG_KERNEL_CUT, Header, STATE_ENDED};
 use strata_abi::tables::{Pass, UNWANTED_WALL, Walking};
 
+use super::active_threads::{ActiveThreads, Targets};
 use super::random::Random;
 use super::samples::Sample;
 use super::waits::Stack;
@@ -19,9 +21,19 @@ use super::wall::{Activity, Wall, Whole};
 use super::{Engine, monotonic_nanos};
 use crate::aggregate::ThreadKey;
 use crate::kernel::loader::PassState;
+use crate::kernel::thread_reader::{Cost, Target};
 
-/// Of the time, passes may take a CPU for one part in so many.
+/// Of the time, passes may take a CPU for one part in so many: those over all threads for an eighth of
+/// it where others can run between them.
 const SHARE: u32 = 100;
+const SHARE_OF_ALL: u32 = 8 * SHARE;
+const SHARE_OF_ACTIVE: u32 = 8 * SHARE / 7;
+/// From one pass over all threads to the next at most, while its share of a CPU allows it.
+const MOST_PAUSE: Duration = Duration::from_secs(2);
+/// A thread is active for so many pauses between passes over all threads after it was switched, and for
+/// so long at least.
+const ACTIVE_PAUSES: u32 = 4;
+const ACTIVE: Duration = Duration::from_secs(1);
 /// A reader that sleeps at one thread for so long hangs.
 const HANGS: Duration = Duration::from_secs(1);
 /// Where too many hang, or a reader fails, passes are tried again so often.
@@ -51,7 +63,18 @@ pub(super) struct Passes {
     next: Instant,
     number: u32,
     epoch: u32,
-    /// When the last complete pass began, by the records' clock.
+    active: ActiveThreads,
+    /// Of passes over all threads: when the last one began, what it cost, and what is between two.
+    all_began: Instant,
+    all_cost: Duration,
+    all_pause: Duration,
+    /// The pass that is on goes over all threads.
+    is_over_all: bool,
+    /// No other passes: the kernel has no iterator over some threads.
+    only_all: bool,
+    /// Until when every thread was sent, switched or not, by the records' clock.
+    all_sent: u64,
+    /// When the last complete pass over all threads began, by the records' clock.
     previous: u64,
     /// When the one that is on began.
     current: u64,
@@ -83,6 +106,13 @@ impl Passes {
             next: now,
             number: 0,
             epoch: 1,
+            active: ActiveThreads::default(),
+            all_began: now,
+            all_cost: Duration::ZERO,
+            all_pause: Duration::ZERO,
+            is_over_all: true,
+            only_all: false,
+            all_sent: u64::MAX,
             previous: 0,
             current: 0,
             began: None,
@@ -119,16 +149,66 @@ impl Passes {
         self.wants_all = true;
     }
 
-    /// A pass has ended, and has used so many nanoseconds of a CPU. Where records were lost, a thread
-    /// may never have been sent: the next pass is the first one for it, and its time counts from the
-    /// pass that was complete.
-    fn end(&mut self, began: Instant, cost: u64, lost_some: bool) {
-        if !lost_some {
+    /// A thread was switched, or runs. `is_new`: it was not known before.
+    fn note_moved(&mut self, pid: u32, tid: u32, time: u64, is_new: bool) {
+        // Of what every thread sends, nothing follows.
+        if time <= self.all_sent {
+            return;
+        }
+        let mut is_first = self.active.moved(pid, tid, time);
+        if is_new {
+            is_first |= self.active.starts(pid, time);
+        }
+        if is_first {
+            self.wake();
+        }
+    }
+
+    /// Something is to be walked: the next pass comes as soon as passes do.
+    fn wake(&mut self) {
+        let soon = Instant::now() + spread(self.interval, &mut self.random);
+        self.next = self.next.min(soon);
+    }
+
+    /// Which threads the next pass goes over: all, or these; or when there is one.
+    fn choose(
+        &mut self,
+        now: Instant,
+        count: impl Fn(u32, usize) -> usize,
+    ) -> Result<Option<Vec<Target>>, Instant> {
+        let is_due = now >= self.all_began + self.all_pause;
+        if self.wants_all || self.sends_all || self.only_all || is_due {
+            return Ok(None);
+        }
+        let window = (self.all_pause * ACTIVE_PAUSES).max(ACTIVE);
+        let window = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
+        let all_cost = u64::try_from(self.all_cost.as_nanos()).unwrap_or(u64::MAX);
+        match self.active.since(monotonic_nanos().saturating_sub(window), count) {
+            Some(Targets { targets, .. }) if targets.is_empty() => {
+                Err(self.all_began + self.all_pause)
+            }
+            Some(Targets { targets, cost }) if cost < all_cost => Ok(Some(targets)),
+            _ => {
+                let allowed = self.all_began + self.all_cost * SHARE;
+                if now < allowed { Err(allowed) } else { Ok(None) }
+            }
+        }
+    }
+
+    /// A pass has ended, and what it has used of a CPU. Where records were lost, a thread may never have
+    /// been sent: the next pass is the first one for it, and its time counts from the pass that was
+    /// complete.
+    fn end(&mut self, began: Instant, cost: Cost, lost_some: bool) {
+        if self.is_over_all && !lost_some {
             self.previous = self.current;
         }
+        if self.sends_all {
+            self.all_sent = monotonic_nanos();
+        }
+        self.only_all |= cost.refused > 0;
         self.figures.passes += 1;
-        self.figures.reading += cost;
-        let wanted = self.pause_after(Duration::from_nanos(cost));
+        self.figures.reading += cost.nanos;
+        let wanted = self.pause_after(began, Duration::from_nanos(cost.nanos));
         self.figures.interval = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
         self.next = began + spread(wanted, &mut self.random);
     }
@@ -136,7 +216,7 @@ impl Passes {
     /// How long it is until the next pass, on average, after one whose reader has used so much of a CPU.
     /// One that sends every thread says nothing of what the next one costs: of ten thousand threads it
     /// would keep the second one from running for ten seconds.
-    fn pause_after(&mut self, reading: Duration) -> Duration {
+    fn pause_after(&mut self, began: Instant, reading: Duration) -> Duration {
         let sends_all = std::mem::take(&mut self.sends_all);
         let sent_all = std::mem::replace(&mut self.sent_all, sends_all);
         // The records that were taken meanwhile are of the pass before.
@@ -146,7 +226,14 @@ impl Passes {
             (false, true) => reading,
             (false, false) => reading + taking,
         };
-        (cost * SHARE).max(self.interval)
+        if !self.is_over_all {
+            return (cost * SHARE_OF_ACTIVE).max(self.interval);
+        }
+        let least = (cost * SHARE).max(self.interval);
+        self.all_began = began;
+        self.all_cost = cost;
+        self.all_pause = (cost * SHARE_OF_ALL).min(MOST_PAUSE).max(least);
+        if self.only_all { least } else { self.interval }
     }
 }
 
@@ -161,20 +248,30 @@ impl Engine {
         if self.passes.began.is_some() {
             self.passes.next = now + self.passes.interval;
         } else if now >= self.passes.next {
-            self.begin_pass();
+            let wall = self.wall.as_ref();
+            let count = |pid, most| wall.map_or(0, |wall| wall.count_of(pid, most));
+            match self.passes.choose(now, count) {
+                Ok(targets) => self.begin_pass(targets.as_deref()),
+                Err(next) => self.passes.next = next,
+            }
         }
     }
 
-    fn begin_pass(&mut self) {
+    /// Begins a pass over these targets, or over all threads.
+    fn begin_pass(&mut self, targets: Option<&[Target]>) {
         let passes = &mut self.passes;
         let now = Instant::now();
+        passes.is_over_all = targets.is_none();
         passes.number = passes.number.wrapping_add(1).max(1);
         passes.sends_all |= std::mem::take(&mut passes.wants_all);
+        if passes.sends_all {
+            passes.all_sent = u64::MAX;
+        }
         passes.current = monotonic_nanos();
         passes.next = now + passes.interval;
         let (epoch, number, previous) = (passes.epoch, passes.number, passes.previous);
-        let pass = Pass { epoch, number, previous, ..Pass::default() };
-        match self.programs.begin_pass(pass) {
+        let pass = Pass { epoch, number, previous, began: passes.current, ..Pass::default() };
+        match self.programs.begin_pass(pass, targets) {
             Ok(true) => {
                 passes.began = Some(now);
                 passes.seen = (Walking::default(), now);
@@ -245,7 +342,7 @@ impl Engine {
                 return true;
             }
             if self.passes.began.is_none() {
-                self.begin_pass();
+                self.begin_pass(None);
                 is_this = self.passes.began.is_some();
                 if !is_this {
                     return false;
@@ -283,9 +380,33 @@ impl Engine {
         let kernel = sample.words.get(..kernel).unwrap_or_default().into();
         let whole = Whole { kernel, flags: flags & FLAG_KERNEL_CUT, stack };
         if let Some(wall) = &mut self.wall {
+            let Header { tid, time, .. } = sample.header;
+            // One that was there before was not sent, because its record found no room.
+            let is_new = activity.start >= self.passes.previous && !wall.knows(tid);
+            if activity.state == STATE_ENDED {
+                // A thread that was too short-lived for any pass: others like it may follow.
+                self.passes.active.ended(tid);
+                if is_new && self.passes.active.starts(pid, time) {
+                    self.passes.wake();
+                }
+            } else if is_new || wall.has_moved(tid, &activity) {
+                self.passes.note_moved(pid, tid, time, is_new);
+            }
             wall.take(&sample.header, thread, &activity, whole, &mut self.aggregate);
         }
         self.passes.taking += began.elapsed();
+    }
+
+    /// The CPU sampler has met a thread.
+    pub(super) fn note_on_cpu(&mut self, header: &Header) {
+        self.passes.note_moved(header.pid, header.tid, header.time, false);
+    }
+
+    /// A process begins, or executes another program: its threads are looked at from now on.
+    pub(super) fn note_begun(&mut self, pid: u32, time: u64) {
+        if self.passes.is_on && self.passes.active.starts(pid, time) {
+            self.passes.wake();
+        }
     }
 
     /// A process executes another program.
@@ -331,9 +452,10 @@ mod tests {
             costs.map(|cost| {
                 passes.sends_all |= std::mem::take(&mut passes.wants_all);
                 passes.taking += Duration::from_millis(cost);
-                passes.pause_after(Duration::from_millis(cost)).as_millis()
+                passes.pause_after(Instant::now(), Duration::from_millis(cost)).as_millis()
             })
         };
+        passes.only_all = true;
         // What the first one has sent may be taken only after it; then a CPU's share counts.
         assert_eq!(pauses(&mut passes, [90, 2, 2, 0]), [50, 200, 400, 50]);
         passes.send_all();
@@ -341,11 +463,46 @@ mod tests {
     }
 
     #[test]
+    fn between_passes_over_all_threads_only_those_that_moved_are_walked() {
+        let none = |_: u32, _: usize| 0;
+        let mut passes = Passes::new(20);
+        let began = Instant::now();
+        // The first pass, which sends every thread, and one whose cost shows what a look at all costs.
+        assert_eq!(passes.choose(began, none), Ok(None));
+        passes.sends_all = true;
+        passes.wants_all = false;
+        passes.end(began, Cost { nanos: 20_000_000, refused: 0 }, false);
+        passes.note_moved(1, 1, 5, true);
+        let soon = began + Duration::from_millis(50);
+        assert_eq!(passes.choose(soon, none), Ok(None));
+        passes.end(began, Cost { nanos: 2_000_000, refused: 0 }, false);
+        // What every thread sent at first says nothing; the next pass over all is due after 800 times the cost.
+        let later = began + Duration::from_millis(1_600);
+        assert_eq!(passes.choose(soon, none), Err(later));
+        passes.next = later;
+        passes.note_moved(7, 8, monotonic_nanos(), false);
+        assert!(passes.next < began + Duration::from_secs(1));
+        assert_eq!(passes.choose(soon, |_, _| 500), Ok(Some(vec![Target::Thread(8)])));
+        assert_eq!(passes.choose(later, |_, _| 500), Ok(None));
+        // Where as much moves as all cost, all are walked, as often as a CPU's share allows.
+        for tid in 0..64 {
+            passes.note_moved(7, tid, monotonic_nanos(), false);
+        }
+        passes.all_cost = Duration::from_micros(300);
+        assert_eq!(passes.choose(began, |_, _| 800), Err(began + Duration::from_millis(30)));
+        assert_eq!(passes.choose(soon, |_, _| 800), Ok(None));
+        // A kernel without iterators over some threads: passes over all alone.
+        passes.is_over_all = false;
+        passes.end(soon, Cost { nanos: 0, refused: 1 }, false);
+        assert_eq!(passes.choose(soon, |_, _| 500), Ok(None));
+    }
+
+    #[test]
     fn a_thread_whose_record_was_lost_counts_from_the_last_complete_pass() {
         let mut passes = Passes::new(20);
         let previous = [(1, false), (2, true), (3, true), (4, false)].map(|(began, lost_some)| {
             passes.current = began;
-            passes.end(Instant::now(), 0, lost_some);
+            passes.end(Instant::now(), Cost::default(), lost_some);
             passes.previous
         });
         assert_eq!(previous, [1, 1, 1, 4]);

@@ -97,6 +97,9 @@ pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
 
 /// Processes that are met in one turn, and reported.
 const MOST_NEWCOMERS: usize = 10_000;
+/// How far below strata its helpers are: the broker's keeper, the broker, the processes that attach.
+const HELPERS_DEPTH: usize = 3;
+
 impl Engine {
     pub(super) fn take_sample(&mut self, sample: Sample<'_>) {
         let header = sample.header;
@@ -221,6 +224,9 @@ impl Engine {
             let stack = Stack { user: user.into(), end, era, space: sample.space.clone() };
             let whole = Whole { kernel: kernel.into(), flags, stack };
             wall.note_running(header, sample.thread, whole, is_late);
+            if !is_late {
+                self.note_on_cpu(header);
+            }
         }
         if is_kept && self.sampling.kinds.contains(sample.kind) {
             self.aggregate.add(sample);
@@ -273,12 +279,19 @@ impl Engine {
         self.pending.followed += u64::from(is_followed && self.managed.is_attaching(image));
     }
 
-    /// strata itself and its helpers, but not the command it was asked to run.
+    /// strata itself and its helpers with their children, but not the command it was asked to run.
     fn is_own(&self, pid: u32) -> bool {
-        pid == self.sampling.own_pid
-            || self.table.get(pid).is_some_and(|process| {
-                process.parent == self.sampling.own_pid && !self.selection.is_root(pid)
-            })
+        let mut of = pid;
+        for _ in 0..=HELPERS_DEPTH {
+            if of == self.sampling.own_pid {
+                return true;
+            }
+            match self.table.get(of) {
+                Some(process) if !self.selection.is_root(of) => of = process.parent,
+                _ => return false,
+            }
+        }
+        false
     }
 
     fn is_selected(&mut self, header: &Header, image: ImageId) -> bool {

@@ -8,6 +8,7 @@ use strata_kinds::Kinds;
 use super::pacing::Pace;
 use super::repairing::Repairs;
 use super::stalled_cpus;
+use crate::aggregate::Shortfalls;
 use crate::kernel::introspect::ProgramUse;
 use crate::kernel::perf_record::Timed;
 use crate::kernel::sideband::{InOrder, Sideband};
@@ -23,6 +24,8 @@ pub struct Figures {
     pub malformed_records: u64,
     /// Of kinds that this version does not know, or that are not sampled.
     pub unexpected_records: u64,
+    /// Of aggregates that were taken.
+    pub(super) shortfalls: Shortfalls,
     /// The resources used by the BPF programs, when run times were counted.
     pub programs: Vec<ProgramUse>,
 }

@@ -120,7 +120,9 @@ impl Engine {
                         self.processes.dirty.insert(pid);
                     } else if self.selection.surely_drops(pid) {
                         self.store.skip(&mut self.programs, pid);
+                        continue;
                     }
+                    self.note_begun(pid, event.time);
                 }
                 Change::Lost => {
                     self.processes.repairs.events_were_lost();
@@ -135,6 +137,7 @@ impl Engine {
                 Change::Muted { pid } => self.processes.repairs.was_muted(pid),
                 Change::Executed { pid } => {
                     self.executed_in_wall(pid, event.time);
+                    self.note_begun(pid, event.time);
                     self.programs.release(pid);
                     self.managed.left(pid);
                     self.store.outdate(&mut self.programs, pid);

@@ -17,11 +17,12 @@ use syscalls::Sysno;
 
 use super::Engine;
 use super::samples::Sample;
+use super::thread_memory::{Admission, ThreadMemory};
 use crate::aggregate::{self, Aggregate, ThreadKey, Words};
 use crate::kernel::functions;
 use crate::processes::table::{ImageId, Space};
 
-/// Bytes of stacks of threads that wait.
+/// Bytes of stacks of threads that wait, of all processes ([`ThreadMemory`]).
 const MOST_BYTES: usize = 32 << 20;
 
 /// The kernel's function in which every thread waits.
@@ -137,10 +138,10 @@ pub struct Waits {
     threads: HashMap<u32, Wait>,
     /// Of waits that have ended and whose stacks are not known yet, by thread and beginning.
     ended: HashMap<(u32, u64), Wait>,
-    bytes: usize,
+    memory: ThreadMemory<MOST_BYTES>,
     /// The function that switches threads, in which the sampler runs.
     switch: Option<Range<u64>>,
-    /// Waits that found no room here.
+    /// Waits that found no room here, or gave theirs back to another process.
     pub refused: u64,
     /// Waits whose end was not seen in time. They are counted until their thread was woken, or at
     /// most until it was switched out again; without even that record, until its next wait or the
@@ -162,17 +163,64 @@ impl Waits {
     }
 
     fn begin(&mut self, wait: Wait) {
-        if self.bytes + wait.bytes() > MOST_BYTES {
+        let (pid, bytes) = (wait.pid, wait.bytes());
+        if !self.has_room(pid, bytes) {
             self.refused += 1;
             return;
         }
-        self.bytes += wait.bytes();
+        self.memory.take(pid, bytes);
         self.threads.insert(wait.thread.tid, wait);
+    }
+
+    /// Whether so much more can be kept of a process; others may lose waits for it.
+    fn has_room(&mut self, pid: u32, bytes: usize) -> bool {
+        if self.memory.admits(pid, bytes) == Admission::AfterExcess {
+            self.drop_excess();
+        }
+        self.memory.admits(pid, bytes) == Admission::Admitted
+    }
+
+    fn drop_excess(&mut self) {
+        let mut excess = self.memory.excess();
+        let Self { threads, ended, memory, refused, .. } = self;
+        let mut stays = |wait: &Wait| {
+            let bytes = wait.bytes();
+            let is_dropped = excess.includes(wait.pid, bytes);
+            if is_dropped {
+                memory.give_back(wait.pid, bytes);
+                *refused += 1;
+            }
+            !is_dropped
+        };
+        threads.retain(|_, wait| stays(wait));
+        ended.retain(|_, wait| stays(wait));
+    }
+
+    /// The copied stack of a wait has been unwound.
+    fn settle(&mut self, tid: u32, began: u64, stack: Stack, to: &mut Aggregate) {
+        if let Some(mut wait) = self.ended.remove(&(tid, began)) {
+            self.memory.give_back(wait.pid, wait.bytes());
+            wait.settle(stack, to);
+            return;
+        }
+        let known = self.threads.get(&tid).filter(|wait| wait.began == began);
+        let Some(pid) = known.map(|wait| wait.pid) else { return };
+        let bytes = size_of_val(&*stack.user);
+        let has_room = self.has_room(pid, bytes);
+        let Some(mut wait) = self.take(tid) else { return };
+        // What has passed of it until now has its stack in any case.
+        wait.settle(stack, to);
+        if has_room {
+            self.memory.take(pid, wait.bytes());
+            self.threads.insert(tid, wait);
+        } else {
+            self.refused += 1;
+        }
     }
 
     fn take(&mut self, tid: u32) -> Option<Wait> {
         let wait = self.threads.remove(&tid)?;
-        self.bytes -= wait.bytes();
+        self.memory.give_back(wait.pid, wait.bytes());
         Some(wait)
     }
 
@@ -184,11 +232,11 @@ impl Waits {
 
     /// Waits of a process are not sampled any more.
     pub(super) fn leave_out(&mut self, pid: u32) {
-        let bytes = &mut self.bytes;
+        let memory = &mut self.memory;
         self.threads.retain(|_, wait| {
             let stays = wait.pid != pid;
             if !stays {
-                *bytes -= wait.bytes();
+                memory.give_back(pid, wait.bytes());
             }
             stays
         });
@@ -196,11 +244,11 @@ impl Waits {
 
     /// Forgets those of programs that are gone: their ends were lost.
     pub fn retain(&mut self, is_there: impl Fn(u32, ImageId) -> bool) {
-        let (bytes, endless) = (&mut self.bytes, &mut self.endless);
+        let (memory, endless) = (&mut self.memory, &mut self.endless);
         self.threads.retain(|_, wait| {
             let stays = is_there(wait.pid, wait.thread.image);
             if !stays {
-                *bytes -= wait.bytes();
+                memory.give_back(wait.pid, wait.bytes());
                 *endless += 1;
             }
             stays
@@ -253,15 +301,7 @@ impl Engine {
 
     /// The copied stack of a wait has been unwound.
     pub(super) fn settle_wait(&mut self, tid: u32, began: u64, stack: Stack) {
-        if let Some(mut wait) = self.waits.ended.remove(&(tid, began)) {
-            self.waits.bytes -= wait.bytes();
-            wait.settle(stack, &mut self.aggregate);
-        } else if let Some(wait) = self.waits.threads.get_mut(&tid)
-            && wait.began == began
-        {
-            self.waits.bytes += size_of_val(&*stack.user);
-            wait.settle(stack, &mut self.aggregate);
-        }
+        self.waits.settle(tid, began, stack, &mut self.aggregate);
     }
 
     /// The thread of a wait runs again.
@@ -275,7 +315,7 @@ impl Engine {
         let woken = sample.words.first().copied().unwrap_or_default();
         wait.count(time, woken, &mut self.aggregate);
         if wait.stack.is_none() {
-            self.waits.bytes += wait.bytes();
+            self.waits.memory.take(wait.pid, wait.bytes());
             self.waits.ended.insert((tid, began), wait);
         }
     }
@@ -389,7 +429,60 @@ mod tests {
         waits.retain(|pid, image| (pid, image) == (7, ImageId(1)));
         assert_eq!((waits.threads.len(), waits.endless), (1, 0));
         waits.retain(|_, image| image == ImageId(2));
-        assert_eq!((waits.threads.len(), waits.endless, waits.bytes), (0, 1, 0));
+        assert_eq!((waits.threads.len(), waits.endless, waits.memory.used()), (0, 1, 0));
+    }
+
+    /// A wait of a thread of a process, in a deep stack.
+    fn deep(pid: u32, tid: u32) -> Wait {
+        let stack = Stack { user: vec![0; 1024].into(), ..stack() };
+        let wait = wait(1, 100, Some(stack));
+        Wait { pid, thread: ThreadKey { image: ImageId(pid), tid, ..wait.thread }, ..wait }
+    }
+
+    #[test]
+    fn a_process_with_threads_without_end_leaves_others_their_waits() {
+        let mut waits = Waits::default();
+        for tid in 0..10_000 {
+            waits.begin(deep(7, tid));
+        }
+        let alone = waits.memory.of(7);
+        assert!(alone > MOST_BYTES / 2 && alone <= MOST_BYTES - MOST_BYTES / 4, "{alone}");
+        let refused = waits.refused;
+        assert!(refused > 0);
+        // Others need more than it has left.
+        for tid in 10_000..11_500 {
+            let pid = 8 + tid % 3;
+            waits.begin(deep(pid, tid));
+            waits.begin(deep(7, tid + 10_000));
+        }
+        let kept = |pid: u32| waits.threads.values().filter(|wait| wait.pid == pid).count();
+        assert_eq!([8, 9, 10].map(kept), [500; 3]);
+        assert_eq!(kept(7) as u64 + 3 * 500 + waits.refused, 10_000 + 2 * 1_500);
+        assert!(waits.refused > refused);
+        for tid in 20_000..30_000 {
+            waits.begin(deep(7, tid));
+            waits.begin(deep(8 + tid % 3, tid + 20_000));
+        }
+        assert!(waits.memory.of(7) <= MOST_BYTES / 4, "{}", waits.memory.of(7));
+        assert!(waits.memory.used() <= MOST_BYTES);
+    }
+
+    #[test]
+    fn a_stack_that_finds_no_room_when_it_is_known_is_counted_up_to_then() {
+        let (mut waits, mut to) = (Waits::default(), Aggregate::new(strata_kinds::Kinds::NONE));
+        for tid in 0..10_000 {
+            waits.begin(deep(7, tid));
+        }
+        let mut shallow = Wait { pid: 7, ..wait(1, 100, None) };
+        shallow.thread.tid = 50_000;
+        shallow.count(200, 0, &mut to);
+        waits.memory.take(7, shallow.bytes());
+        waits.threads.insert(50_000, shallow);
+        let (used, refused) = (waits.memory.used(), waits.refused);
+        let Some(Stack { user, .. }) = deep(7, 1).stack else { panic!("it has a stack") };
+        waits.settle(50_000, 100, Stack { user, ..stack() }, &mut to);
+        assert_eq!(counted(&to), [("blocked".to_owned(), 100 * 4)]);
+        assert!(waits.memory.used() < used && waits.refused == refused + 1);
     }
 
     #[test]

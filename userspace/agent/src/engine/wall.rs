@@ -19,12 +19,13 @@ use std::sync::Arc;
 use strata_abi::record::{Header, STATE_ENDED, STATE_RUNNABLE};
 
 use super::random::Random;
+use super::thread_memory::{Admission, ThreadMemory};
 use crate::aggregate::{Aggregate, ThreadKey};
 use crate::processes::table::{ImageId, Space};
 use account::{Account, LATER, Tally, is_blocked};
 pub use account::{Activity, Whole};
 
-/// Bytes of stacks of threads.
+/// Bytes of accounts with their stacks, of all processes ([`ThreadMemory`]).
 const MOST_BYTES: usize = 64 << 20;
 /// Stacks of a thread between two passes at most. Of more samples these are as many by chance.
 const MOST_RUNNING: usize = 64;
@@ -37,7 +38,7 @@ pub struct Wall {
     threads: HashMap<u32, Account>,
     /// Their numbers, by process.
     by_process: BTreeSet<(u32, u32)>,
-    bytes: usize,
+    memory: ThreadMemory<MOST_BYTES>,
     random: Random,
     /// The last process and thread that was looked for, and those that were not there.
     looked_for: (u32, u32),
@@ -48,7 +49,7 @@ pub struct Wall {
     period: u64,
     /// When sampling began.
     pub started: u64,
-    /// Records of threads that found no room here.
+    /// Records of threads that found no room here, or gave theirs back to another process.
     pub refused: u64,
 }
 
@@ -57,7 +58,7 @@ impl Wall {
         Self {
             threads: HashMap::new(),
             by_process: BTreeSet::new(),
-            bytes: 0,
+            memory: ThreadMemory::default(),
             random: Random::new(),
             looked_for: (0, 0),
             missing: Vec::new(),
@@ -141,11 +142,12 @@ impl Wall {
                     return;
                 }
                 let before = account.running.remove(place);
-                self.bytes = self.bytes.saturating_sub(before.bytes());
-            } else if self.bytes >= MOST_BYTES {
+                self.memory.give_back(account.pid, before.bytes());
+            }
+            if self.memory.admits(account.pid, whole.bytes()) != Admission::Admitted {
                 return;
             }
-            self.bytes += whole.bytes();
+            self.memory.take(account.pid, whole.bytes());
             account.running.push(whole);
         } else if !is_late {
             let account = Account::unsent(thread, header.pid);
@@ -156,19 +158,38 @@ impl Wall {
     fn remove(&mut self, tid: u32) -> Option<Account> {
         let account = self.threads.remove(&tid)?;
         self.by_process.remove(&(account.pid, tid));
-        self.bytes = self.bytes.saturating_sub(account.bytes());
+        self.memory.give_back(account.pid, account.bytes());
         Some(account)
     }
 
     fn insert(&mut self, account: Account) {
-        let bytes = account.bytes();
-        if self.bytes + bytes > MOST_BYTES {
+        let (pid, bytes) = (account.pid, account.bytes());
+        if self.memory.admits(pid, bytes) == Admission::AfterExcess {
+            self.drop_excess();
+        }
+        if self.memory.admits(pid, bytes) != Admission::Admitted {
             self.refused += 1;
             return;
         }
-        self.bytes += bytes;
-        self.by_process.insert((account.pid, account.thread.tid));
+        self.memory.take(pid, bytes);
+        self.by_process.insert((pid, account.thread.tid));
         self.threads.insert(account.thread.tid, account);
+    }
+
+    /// Accounts of processes that have more than their share, so that others find room.
+    fn drop_excess(&mut self) {
+        let mut excess = self.memory.excess();
+        let Self { threads, by_process, memory, refused, .. } = self;
+        threads.retain(|tid, account| {
+            let (pid, bytes) = (account.pid, account.bytes());
+            let is_dropped = excess.includes(pid, bytes);
+            if is_dropped {
+                by_process.remove(&(pid, *tid));
+                memory.give_back(pid, bytes);
+                *refused += 1;
+            }
+            !is_dropped
+        });
     }
 
     fn threads_of(&self, pid: u32) -> Vec<u32> {
@@ -251,8 +272,25 @@ impl Wall {
             // Stacks that are placed here leave.
             let before = account.bytes();
             account.count(until, to);
-            self.bytes = (self.bytes + account.bytes()).saturating_sub(before);
+            self.memory.give_back(account.pid, before);
+            self.memory.take(account.pid, account.bytes());
         }
+    }
+
+    /// Whether a record of this thread has come.
+    pub fn knows(&self, tid: u32) -> bool {
+        self.threads.get(&tid).is_some_and(|account| account.start != 0)
+    }
+
+    /// Whether a thread has been switched since its last record. One is sent without it too, where its
+    /// stack is walked again, or the record was lost.
+    pub fn has_moved(&self, tid: u32, now: &Activity) -> bool {
+        self.threads.get(&tid).is_some_and(|account| account.has_moved(now))
+    }
+
+    /// How many threads a process has here, or `most`, if there are more.
+    pub fn count_of(&self, pid: u32, most: usize) -> usize {
+        self.by_process.range((pid, 0)..=(pid, u32::MAX)).take(most).count()
     }
 
     /// How many there are.
@@ -271,12 +309,12 @@ impl Wall {
 
     /// Forgets those of processes that are gone.
     pub fn retain(&mut self, is_there: impl Fn(u32) -> bool) {
-        let (bytes, by_process) = (&mut self.bytes, &mut self.by_process);
+        let (memory, by_process) = (&mut self.memory, &mut self.by_process);
         self.threads.retain(|tid, account| {
             let stays = is_there(account.pid);
             if !stays {
                 by_process.remove(&(account.pid, *tid));
-                *bytes = bytes.saturating_sub(account.bytes());
+                memory.give_back(account.pid, account.bytes());
             }
             stays
         });

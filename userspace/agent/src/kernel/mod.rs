@@ -1,6 +1,7 @@
 //! All access to the kernel's BPF and perf interfaces.
 //!
 //! - [`loader`]: the only module that knows aya: loads the programs, owns the maps.
+//! - [`broker`]: the process that keeps CAP_SYS_ADMIN; [`perf_event`]: opens perf events.
 //! - [`introspect`]: what programs and maps use; [`type_info`]: the kernel's own types.
 //! - [`memory`]: segments and other mmapable maps as plain memory.
 //! - [`probes`]: a program at an address of one process.
@@ -8,10 +9,12 @@
 //!   the parser of their records.
 //! - [`thread_reader`]: the process that reads the iterator over threads.
 
+pub mod broker;
 pub mod functions;
 pub mod introspect;
 pub mod loader;
 pub mod memory;
+pub mod perf_event;
 pub mod perf_record;
 pub mod probes;
 pub mod sideband;

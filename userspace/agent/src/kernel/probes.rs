@@ -1,24 +1,18 @@
 //! Probes of single processes: a BPF program at one address of one process's code (a uprobe).
 //!
 //! The kernel takes tens of milliseconds to attach a probe, and a tenth of a second to remove one;
-//! with the process's library in a file that hangs it takes for ever. So both are done on threads
-//! of their own. Attaching needs CAP_SYS_ADMIN (`perf_event_open` with the uprobe PMU), which
-//! strata gives up once it has started: the threads are made by one that was there before.
-//!
-//! The library is the process's own file. Before the probe is attached, the bytes at its place are
-//! compared with those expected there, and it acts in that process only, so that a process can harm
-//! itself at most.
+//! with the process's library in a file that hangs it takes for ever. The [`broker`](super::broker)
+//! attaches them, because that needs CAP_SYS_ADMIN, in a process for each; they are removed here, on
+//! a thread for each. This module decides which is attached when.
 
 use std::collections::VecDeque;
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::sideband::{Attributes, PERF_FLAG_FD_CLOEXEC};
+use super::broker::client::{Broker, RequestId};
+use super::broker::process::PMU;
+use super::broker::{MOST_PROBES, Mapped};
 use crate::blocking_reader::{Owner, ROOT, owner_of};
 use crate::processes::table::ImageId;
 
@@ -27,18 +21,9 @@ const MOST_AT_ONCE: usize = 8;
 /// One that takes so long does not count among them any more: the file that it reads does not
 /// answer.
 const HANGS: Duration = Duration::from_secs(10);
-/// The most threads, those that hang included.
-const MOST_THREADS: usize = 128;
-/// The same for processes of one user other than root: their libraries may all lie in a file system
-/// that does not answer.
+/// The most attaches of processes of one user other than root, those that hang included: their
+/// libraries may all lie in a file system that does not answer.
 const MOST_OF_ONE: usize = 8;
-
-/// The kernel's number of the uprobe PMU.
-const PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
-
-/// `_IO('$', 0)`, `_IOW('$', 8, u32)` (include/uapi/linux/perf_event.h).
-const PERF_EVENT_IOC_ENABLE: libc::Ioctl = 0x2400;
-const PERF_EVENT_IOC_SET_BPF: libc::Ioctl = 0x4004_2408;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
@@ -52,8 +37,10 @@ pub enum ProbeError {
     Open(#[source] io::Error),
     #[error("the BPF program cannot be attached to a probe: {0}")]
     Attach(#[source] io::Error),
-    #[error("there is no thread to attach a probe with")]
-    NoThread,
+    #[error("the library in the process does not answer: attaching a probe was given up")]
+    Late,
+    #[error("the helper process that attaches probes has ended, or could not start another one")]
+    Ended,
 }
 
 impl ProbeError {
@@ -62,7 +49,7 @@ impl ProbeError {
         const USED_UP: [i32; 5] =
             [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::EINTR];
         match self {
-            Self::NoThread => true,
+            Self::Late | Self::Ended => true,
             Self::NoUprobes(error)
             | Self::Library(error)
             | Self::Open(error)
@@ -74,33 +61,19 @@ impl ProbeError {
     }
 }
 
-/// Where a probe is to be: the mapping of a process, and the address in it.
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    pub pid: u32,
-    pub start: u64,
-    pub end: u64,
-    /// File offset of `start`.
-    pub offset: u64,
-    pub address: u64,
-    /// The bytes that have to be there.
-    pub code: [u8; 16],
-}
-
-type Job = Box<dyn FnOnce() + Send>;
-
 /// A probe; it is removed when this is dropped, on another thread.
-pub struct Probe {
-    event: Option<OwnedFd>,
-    jobs: Sender<Job>,
-}
+pub struct Probe(Option<OwnedFd>);
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        let event = self.event.take();
-        // Without the thread it is removed here.
-        let _ = self.jobs.send(Box::new(move || drop(event)));
+        self.0.take().into_iter().for_each(remove);
     }
+}
+
+/// Closes an event on a thread of its own.
+pub(super) fn remove(event: OwnedFd) {
+    // Without a thread it is closed here, with what the thread would have run.
+    let _ = std::thread::Builder::new().name("probe".into()).spawn(move || drop(event));
 }
 
 /// The result of attaching.
@@ -109,58 +82,35 @@ pub struct Arrival {
     pub outcome: Result<Probe, ProbeError>,
 }
 
-/// Attaches one program to processes.
+/// The probes that are wanted and not attached yet.
+#[derive(Default)]
 pub struct Probes {
-    program: Arc<OwnedFd>,
-    jobs: Sender<Job>,
     /// With the user of the process.
-    waiting: VecDeque<(ImageId, Owner, Place)>,
+    waiting: VecDeque<(ImageId, Owner, Mapped)>,
     running: Running,
-    sender: Sender<Arrival>,
-    receiver: Receiver<Arrival>,
+    /// Those that could not even be asked for.
+    failed: VecDeque<Arrival>,
 }
 
 impl Probes {
-    /// Starts the thread that makes the others, with the capabilities of the calling one.
-    pub fn new(program: OwnedFd) -> io::Result<Self> {
-        let (jobs, to_do) = channel::<Job>();
-        let make = move || {
-            for job in to_do {
-                // Without a thread its sender is dropped, which is an answer too.
-                let _ = std::thread::Builder::new().name("probe".into()).spawn(job);
-            }
-        };
-        std::thread::Builder::new().name("probes".into()).spawn(make)?;
-        let (sender, receiver) = channel();
-        let waiting = VecDeque::new();
-        Ok(Self {
-            program: Arc::new(program),
-            jobs,
-            waiting,
-            running: Running::default(),
-            sender,
-            receiver,
-        })
+    pub fn attach(&mut self, broker: &mut Broker, image: ImageId, mapped: Mapped) {
+        self.waiting.push_back((image, owner_of(mapped.pid), mapped));
+        self.start_waiting(broker);
     }
 
-    pub fn attach(&mut self, image: ImageId, place: Place) {
-        self.waiting.push_back((image, owner_of(place.pid), place));
-        self.start_waiting();
-    }
-
-    fn start_waiting(&mut self) {
+    fn start_waiting(&mut self, broker: &mut Broker) {
         let now = Instant::now();
         while let Some(position) = self.next(now)
-            && let Some((image, owner, place)) = self.waiting.remove(position)
+            && let Some((image, owner, mapped)) = self.waiting.remove(position)
         {
-            let (program, jobs) = (Arc::clone(&self.program), self.jobs.clone());
-            let mut answer = Answer { image, sender: self.sender.clone(), is_given: false };
-            let job = move || {
-                let event = attach(&place, &program);
-                answer.give(event.map(|event| Probe { event: Some(event), jobs }));
-            };
-            self.running.0.push((image, owner, now));
-            let _ = self.jobs.send(Box::new(job));
+            match broker.attach(mapped) {
+                Some(request) => {
+                    self.running.0.push(Attach { image, owner, since: now, request });
+                }
+                None => {
+                    self.failed.push_back(Arrival { image, outcome: Err(ProbeError::Ended) });
+                }
+            }
         }
     }
 
@@ -172,104 +122,47 @@ impl Probes {
         self.waiting.iter().position(|(_, owner, _)| self.running.has_room_for(*owner, now))
     }
 
-    pub fn arrived(&mut self) -> Option<Arrival> {
-        let arrival = self.receiver.try_recv().ok();
-        if let Some(arrival) = &arrival {
-            self.running.0.retain(|(image, ..)| *image != arrival.image);
+    pub fn arrived(&mut self, broker: &mut Broker) -> Option<Arrival> {
+        if let Some(failed) = self.failed.pop_front() {
+            return Some(failed);
         }
-        self.start_waiting();
-        arrival
+        let Some((request, outcome)) = broker.attached() else {
+            self.start_waiting(broker);
+            return None;
+        };
+        let outcome = outcome.map(|event| Probe(Some(event)));
+        let place = self.running.0.iter().position(|attach| attach.request == request)?;
+        let image = self.running.0.swap_remove(place).image;
+        self.start_waiting(broker);
+        Some(Arrival { image, outcome })
     }
 }
 
-/// Attaches under way: their process, its user, and since when.
+/// A probe that is being attached.
+struct Attach {
+    image: ImageId,
+    /// The user of its process.
+    owner: Owner,
+    since: Instant,
+    request: RequestId,
+}
+
+/// Attaches under way.
 #[derive(Default)]
-struct Running(Vec<(ImageId, Owner, Instant)>);
+struct Running(Vec<Attach>);
 
 impl Running {
     fn has_room(&self, now: Instant) -> bool {
         let works = |since: Instant| now.saturating_duration_since(since) < HANGS;
-        let work = self.0.iter().filter(|(.., since)| works(*since)).count();
-        work < MOST_AT_ONCE && self.0.len() < MOST_THREADS
+        let work = self.0.iter().filter(|attach| works(attach.since)).count();
+        work < MOST_AT_ONCE && self.0.len() < MOST_PROBES
     }
 
     /// What hangs of one user's processes takes no room of others.
     fn has_room_for(&self, owner: Owner, now: Instant) -> bool {
-        let own = self.0.iter().filter(|(_, other, _)| *other == owner).count();
+        let own = self.0.iter().filter(|attach| attach.owner == owner).count();
         self.has_room(now) && (owner == ROOT || own < MOST_OF_ONE)
     }
-}
-
-/// Answers once, also when the thread could not be made.
-struct Answer {
-    image: ImageId,
-    sender: Sender<Arrival>,
-    is_given: bool,
-}
-
-impl Answer {
-    fn give(&mut self, outcome: Result<Probe, ProbeError>) {
-        if !std::mem::replace(&mut self.is_given, true) {
-            // There is no receiver when the recording has ended meanwhile.
-            let _ = self.sender.send(Arrival { image: self.image, outcome });
-        }
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        self.give(Err(ProbeError::NoThread));
-    }
-}
-
-fn attach(place: &Place, program: &OwnedFd) -> Result<OwnedFd, ProbeError> {
-    let kind = std::fs::read_to_string(PMU).and_then(|text| {
-        text.trim().parse::<u32>().map_err(|error| io::Error::other(error.to_string()))
-    });
-    let kind = kind.map_err(ProbeError::NoUprobes)?;
-    let Place { pid, start, end, .. } = *place;
-    let path = format!("/proc/{pid}/map_files/{start:x}-{end:x}");
-    let offset = place.address.saturating_sub(start).saturating_add(place.offset);
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-    let library = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(&path);
-    let library = library.map_err(ProbeError::Library)?;
-    let mut code = [0; 16];
-    library.read_exact_at(&mut code, offset).map_err(ProbeError::Library)?;
-    if code != place.code {
-        return Err(ProbeError::OtherCode);
-    }
-    let path = CString::new(path).map_err(|_| ProbeError::OtherCode)?;
-    let attributes = Attributes {
-        kind,
-        size: size_of::<Attributes>() as u32,
-        config1: path.as_ptr() as u64,
-        config2: offset,
-        ..Attributes::default()
-    };
-    let pid = i32::try_from(pid).unwrap_or(i32::MAX);
-    // SAFETY: a valid attribute block and a path that lives through the call; the result is
-    // checked.
-    let event = unsafe {
-        libc::syscall(
-            libc::SYS_perf_event_open,
-            &raw const attributes,
-            pid,
-            -1i32,
-            -1i32,
-            PERF_FLAG_FD_CLOEXEC,
-        )
-    };
-    if event < 0 {
-        return Err(ProbeError::Open(io::Error::last_os_error()));
-    }
-    // SAFETY: a descriptor without another owner.
-    let event = unsafe { OwnedFd::from_raw_fd(event as i32) };
-    // SAFETY: plain ioctls on the event; the results are checked.
-    let attached = unsafe {
-        libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_SET_BPF, program.as_raw_fd()) == 0
-            && libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_ENABLE, 0) == 0
-    };
-    if attached { Ok(event) } else { Err(ProbeError::Attach(io::Error::last_os_error())) }
 }
 
 #[cfg(test)]
@@ -284,7 +177,8 @@ mod tests {
             // Each is known to hang before the next one comes.
             let now = begun + HANGS * image;
             if running.has_room_for(1000, now) {
-                running.0.push((ImageId(image), 1000, now));
+                let request = RequestId::default();
+                running.0.push(Attach { image: ImageId(image), owner: 1000, since: now, request });
                 hanging += 1;
             }
         }
@@ -301,7 +195,11 @@ mod tests {
     fn what_is_used_up_may_pass_and_other_code_does_not() {
         let used_up = io::Error::from_raw_os_error(libc::EMFILE);
         let refused = io::Error::from_raw_os_error(libc::EPERM);
-        assert!(ProbeError::NoThread.may_pass() && ProbeError::Open(used_up).may_pass());
+        assert!(
+            ProbeError::Ended.may_pass()
+                && ProbeError::Late.may_pass()
+                && ProbeError::Open(used_up).may_pass()
+        );
         assert!(!ProbeError::OtherCode.may_pass() && !ProbeError::Open(refused).may_pass());
     }
 }

@@ -9,9 +9,10 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::perf_event::{self, CpuEvent};
 use super::perf_record::{self, Timed};
 
 /// Data pages of one CPU's ring; a power of two (1 MiB): what processes that map without end write
@@ -36,50 +37,6 @@ pub enum Wakeup {
     Many,
 }
 
-const PERF_TYPE_SOFTWARE: u32 = 1;
-const PERF_COUNT_SW_DUMMY: u64 = 9;
-const PERF_SAMPLE_TID: u64 = 1 << 1;
-const PERF_SAMPLE_TIME: u64 = 1 << 2;
-pub(super) const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
-
-// Bits of `perf_event_attr`'s flag word.
-const ATTR_DISABLED: u64 = 1;
-const ATTR_MMAP: u64 = 1 << 8;
-const ATTR_COMM: u64 = 1 << 9;
-const ATTR_TASK: u64 = 1 << 13;
-const ATTR_WATERMARK: u64 = 1 << 14;
-const ATTR_SAMPLE_ID_ALL: u64 = 1 << 18;
-const ATTR_MMAP2: u64 = 1 << 23;
-const ATTR_COMM_EXEC: u64 = 1 << 24;
-const ATTR_USE_CLOCKID: u64 = 1 << 25;
-
-/// `struct perf_event_attr`, the first 112 bytes of it (PERF_ATTR_SIZE_VER5).
-#[repr(C)]
-#[derive(Default)]
-pub(super) struct Attributes {
-    pub(super) kind: u32,
-    pub(super) size: u32,
-    pub(super) config: u64,
-    pub(super) period: u64,
-    pub(super) sample_type: u64,
-    pub(super) read_format: u64,
-    pub(super) flags: u64,
-    pub(super) wakeup_watermark: u32,
-    pub(super) breakpoint_type: u32,
-    pub(super) config1: u64,
-    pub(super) config2: u64,
-    pub(super) branch_sample_type: u64,
-    pub(super) sample_regs_user: u64,
-    pub(super) sample_stack_user: u32,
-    pub(super) clockid: i32,
-    pub(super) sample_regs_intr: u64,
-    pub(super) aux_watermark: u32,
-    pub(super) sample_max_stack: u16,
-    pub(super) reserved: u16,
-}
-
-const _: () = assert!(size_of::<Attributes>() == 112);
-
 /// Offsets in `struct perf_event_mmap_page`.
 const DATA_HEAD: usize = 1024;
 const DATA_TAIL: usize = 1032;
@@ -95,44 +52,7 @@ struct CpuRing {
 unsafe impl Send for CpuRing {}
 
 impl CpuRing {
-    fn open(cpu: u32, wakeup: Wakeup, data_pages: usize) -> io::Result<Self> {
-        let attributes = Attributes {
-            kind: PERF_TYPE_SOFTWARE,
-            size: size_of::<Attributes>() as u32,
-            config: PERF_COUNT_SW_DUMMY,
-            sample_type: PERF_SAMPLE_TID | PERF_SAMPLE_TIME,
-            flags: ATTR_DISABLED
-                | ATTR_MMAP
-                | ATTR_MMAP2
-                | ATTR_COMM
-                | ATTR_COMM_EXEC
-                | ATTR_TASK
-                | ATTR_WATERMARK
-                | ATTR_SAMPLE_ID_ALL
-                | ATTR_USE_CLOCKID,
-            wakeup_watermark: match wakeup {
-                Wakeup::Each => 1,
-                Wakeup::Many => WAKEUP_BYTES,
-            },
-            clockid: libc::CLOCK_MONOTONIC,
-            ..Attributes::default()
-        };
-        // SAFETY: a valid attribute block; the result is checked.
-        let fd = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                &raw const attributes,
-                -1i32,
-                cpu as i32,
-                -1i32,
-                PERF_FLAG_FD_CLOEXEC,
-            )
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor without another owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    fn of(cpu: u32, fd: OwnedFd, data_pages: usize) -> io::Result<Self> {
         // SAFETY: a fresh mapping of the event's ring; the result is checked.
         let start = unsafe {
             libc::mmap(
@@ -148,13 +68,6 @@ impl CpuRing {
             return Err(io::Error::last_os_error());
         }
         Ok(Self { cpu, fd, start: start.cast(), data_pages })
-    }
-
-    fn enable(&self) -> io::Result<()> {
-        const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
-        // SAFETY: an ioctl without argument on an owned descriptor.
-        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), PERF_EVENT_IOC_ENABLE, 0) };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     fn position(&self, offset: usize) -> &AtomicU64 {
@@ -224,8 +137,18 @@ pub struct Sideband {
     /// Events of rings that were replaced.
     left: Vec<Timed>,
     /// CPUs whose events could not be had.
-    missing: Vec<u32>,
+    missing: Vec<Missing>,
 }
+
+/// A CPU without a ring.
+struct Missing {
+    cpu: u32,
+    /// The reason has been logged.
+    is_logged: bool,
+}
+
+/// Opens an event of a CPU; [`WouldBlock`](io::ErrorKind::WouldBlock) when it is there later.
+type Opens<'a> = &'a mut dyn FnMut(u32, CpuEvent) -> io::Result<OwnedFd>;
 
 impl Sideband {
     pub fn open(cpus: &[u32], wakeup: Wakeup) -> io::Result<Self> {
@@ -240,7 +163,7 @@ impl Sideband {
         let (rings, scratch, left, missing) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut sideband = Self { wakeup, data_pages, rings, epoll, scratch, left, missing };
         for &cpu in cpus {
-            match sideband.try_open_on(cpu) {
+            match sideband.try_open_on(cpu, &mut |cpu, event| event.open(cpu)) {
                 // The CPU has just been switched off.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
                 outcome => outcome?,
@@ -250,32 +173,39 @@ impl Sideband {
     }
 
     /// Takes the events of a CPU from a new ring: one that was switched off has lost the old one.
-    pub fn open_on(&mut self, cpu: u32) {
-        let was_missing = self.missing.contains(&cpu);
-        match self.try_open_on(cpu) {
-            Ok(()) => {
-                self.missing.retain(|missing| *missing != cpu);
-                // How many there were until now is unknown.
-                self.left.push(Timed::lost(1));
+    pub fn open_on(&mut self, cpu: u32, opens: Opens<'_>) {
+        let known = self.missing.iter().position(|missing| missing.cpu == cpu);
+        let known = known.map(|place| self.missing.swap_remove(place));
+        let was_logged = known.is_some_and(|missing| missing.is_logged);
+        match self.try_open_on(cpu, opens) {
+            // How many there were until now is unknown.
+            Ok(()) => self.left.push(Timed::lost(1)),
+            Err(error) => {
+                let is_failure = error.kind() != io::ErrorKind::WouldBlock;
+                if is_failure && !was_logged {
+                    tracing::warn!(cpu, %error, "no process events of this CPU until that succeeds");
+                }
+                self.missing.push(Missing { cpu, is_logged: was_logged || is_failure });
             }
-            Err(error) if !was_missing => {
-                tracing::warn!(cpu, %error, "no process events of this CPU until that succeeds");
-                self.missing.push(cpu);
-            }
-            Err(_) => {}
         }
     }
 
     /// Tries again where there is no ring, of the CPUs that are on.
-    pub fn open_missing(&mut self, cpus: &[u32]) {
-        self.missing.retain(|missing| cpus.contains(missing));
-        for cpu in self.missing.clone() {
-            self.open_on(cpu);
+    pub fn open_missing(&mut self, cpus: &[u32], opens: Opens<'_>) {
+        self.missing.retain(|missing| cpus.contains(&missing.cpu));
+        let missing: Vec<u32> = self.missing.iter().map(|missing| missing.cpu).collect();
+        for cpu in missing {
+            self.open_on(cpu, opens);
         }
     }
 
-    fn try_open_on(&mut self, cpu: u32) -> io::Result<()> {
-        let ring = CpuRing::open(cpu, self.wakeup, self.data_pages)?;
+    fn try_open_on(&mut self, cpu: u32, opens: Opens<'_>) -> io::Result<()> {
+        let wakeup_bytes = match self.wakeup {
+            Wakeup::Each => 1,
+            Wakeup::Many => WAKEUP_BYTES,
+        };
+        let event = opens(cpu, CpuEvent::Processes { wakeup_bytes })?;
+        let ring = CpuRing::of(cpu, event, self.data_pages)?;
         let mut interest =
             libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
         // SAFETY: valid descriptors and a valid event.
@@ -290,7 +220,7 @@ impl Sideband {
         if added != 0 {
             return Err(io::Error::last_os_error());
         }
-        ring.enable()?;
+        perf_event::enable(ring.fd.as_fd())?;
         if let Some(old) = self.rings.iter().position(|ring| ring.cpu == cpu) {
             // An event seen by both is delivered twice; the second changes nothing.
             let old = self.rings.swap_remove(old);
@@ -302,7 +232,6 @@ impl Sideband {
 
     /// Readable when any CPU has events.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.epoll.as_fd()
     }
 

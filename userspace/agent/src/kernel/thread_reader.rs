@@ -1,12 +1,15 @@
-//! The process that reads the iterator over threads, which walks their stacks while it is read.
+//! The process that reads iterators over threads, which walk their stacks while they are read: of all
+//! threads, or one after the other of the processes and threads of a list.
 //!
 //! Reading another process's memory may fault on a file whose server never answers, and then sleeps
 //! where SIGKILL does not reach it. So it is done by a process of its own, started from this
-//! executable, that holds two descriptors: the iterator, and a socket. One that hangs is left
+//! executable, that holds two descriptors: the program, and a socket. One that hangs is left
 //! behind.
 //!
 //! Invariant: nothing here waits for that process.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,26 +17,106 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use libbpf_rs::libbpf_sys;
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// The first argument of this executable as a reader.
 pub const ARGUMENT: &str = "internal-threads";
 
-/// A link to the loaded iterator program.
-pub struct Link(OwnedFd);
+/// What of a pass is walked by itself: all threads of a process, or one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    Process(u32),
+    Thread(u32),
+}
 
-impl Link {
-    pub fn of(program: BorrowedFd<'_>) -> io::Result<Self> {
-        // SAFETY: plain numbers; no options.
-        let fd = unsafe {
-            libbpf_sys::bpf_link_create(
-                program.as_raw_fd(),
-                0,
-                libbpf_sys::BPF_TRACE_ITER,
-                std::ptr::null(),
-            )
-        };
-        owned(fd).map(Self)
+/// Targets of a pass at most. Each costs as much as a dozen threads among all.
+pub const MOST_TARGETS: usize = 64;
+
+/// Bytes of an order for so many targets: their number, and of each its kind and its own number.
+const ORDER: usize = 4 + MOST_TARGETS * TARGET;
+const TARGET: usize = 8;
+/// In place of the number of targets: all threads.
+const ALL: u32 = u32::MAX;
+
+impl Target {
+    fn words(self) -> (u32, u32) {
+        match self {
+            Self::Process(pid) => (0, pid),
+            Self::Thread(tid) => (1, tid),
+        }
     }
+
+    fn of(kind: u32, number: u32) -> Self {
+        if kind == 0 { Self::Process(number) } else { Self::Thread(number) }
+    }
+}
+
+/// The order for a pass over `targets`, or over all threads.
+fn order(targets: Option<&[Target]>) -> Vec<u8> {
+    let Some(targets) = targets else { return ALL.to_ne_bytes().to_vec() };
+    let targets = targets.get(..MOST_TARGETS).unwrap_or(targets);
+    let mut bytes = Vec::with_capacity(ORDER);
+    bytes.extend((targets.len() as u32).to_ne_bytes());
+    for (kind, number) in targets.iter().map(|target| target.words()) {
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(number.to_ne_bytes());
+    }
+    bytes
+}
+
+/// The next order; `None` at the end.
+fn read_order(from: &mut impl Read) -> io::Result<Option<Option<Vec<Target>>>> {
+    let mut word = [0; 4];
+    match from.read_exact(&mut word) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let count = u32::from_ne_bytes(word);
+    if count == ALL {
+        return Ok(Some(None));
+    }
+    let mut bytes = vec![0; (count as usize).min(MOST_TARGETS) * TARGET];
+    from.read_exact(&mut bytes)?;
+    let (words, _) = bytes.as_chunks::<4>();
+    let (pairs, _) = words.as_chunks::<2>();
+    let target = |[kind, number]: &[[u8; 4]; 2]| {
+        Target::of(u32::from_ne_bytes(*kind), u32::from_ne_bytes(*number))
+    };
+    Ok(Some(Some(pairs.iter().map(target).collect())))
+}
+
+/// A link to the loaded iterator program, whose iterators go over a target's threads, or over all.
+fn link(program: BorrowedFd<'_>, target: Option<Target>) -> io::Result<OwnedFd> {
+    let mut info = libbpf_sys::bpf_iter_link_info::default();
+    let mut options = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    if let Some(target) = target {
+        let (pid, tid) = match target {
+            Target::Process(pid) => (pid, 0),
+            Target::Thread(tid) => (0, tid),
+        };
+        info.task = libbpf_sys::bpf_iter_link_info__bindgen_ty_3 { tid, pid, pid_fd: 0 };
+        options.iter_info = &raw mut info;
+        options.iter_info_len = size_of_val(&info) as u32;
+    }
+    // SAFETY: the options and what they point to live until the call returns.
+    let fd = unsafe {
+        libbpf_sys::bpf_link_create(
+            program.as_raw_fd(),
+            0,
+            libbpf_sys::BPF_TRACE_ITER,
+            &raw const options,
+        )
+    };
+    owned(fd)
+}
+
+/// Whether the program can be linked: the kernel lets an iterator sleep.
+pub fn check(program: BorrowedFd<'_>) -> io::Result<()> {
+    link(program, None).map(drop)
 }
 
 /// The result of a call of libbpf: a new descriptor, or a negated error.
@@ -51,8 +134,16 @@ pub struct Reader {
     socket: UnixStream,
 }
 
+/// What a pass has cost of a CPU, in nanoseconds, and how many of its targets could not be walked at
+/// all: before Linux 6.1, each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    pub nanos: u64,
+    pub refused: u64,
+}
+
 impl Reader {
-    pub fn start(link: &Link) -> io::Result<Self> {
+    pub fn start(program: BorrowedFd<'_>) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         // A process group of its own: a Ctrl-C on the terminal is for strata, which ends it.
@@ -61,7 +152,7 @@ impl Reader {
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::from(link.0.try_clone()?))
+            .stdout(Stdio::from(program.try_clone_to_owned()?))
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
@@ -72,16 +163,22 @@ impl Reader {
         self.child.id()
     }
 
-    /// Asks it to read the iterator once.
-    pub fn begin(&mut self) -> io::Result<()> {
-        self.socket.write_all(&[1])
+    /// Begins a pass over these targets, or over all threads.
+    pub fn begin(&mut self, targets: Option<&[Target]>) -> io::Result<()> {
+        self.socket.write_all(&order(targets))
     }
 
-    /// The CPU time of the pass that it was asked for, in nanoseconds, once it is over.
-    pub fn result(&mut self) -> io::Result<Option<u64>> {
-        let mut cost = [0; 8];
-        match self.socket.read(&mut cost) {
-            Ok(8) => Ok(Some(u64::from_ne_bytes(cost))),
+    /// What the pass has cost, once it is over.
+    pub fn result(&mut self) -> io::Result<Option<Cost>> {
+        let mut bytes = [0; 16];
+        match self.socket.read(&mut bytes) {
+            Ok(16) => {
+                let word = |at: usize| {
+                    let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
+                    u64::from_ne_bytes(word.copied().unwrap_or_default())
+                };
+                Ok(Some(Cost { nanos: word(0), refused: word(8) }))
+            }
             Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
@@ -139,29 +236,77 @@ pub fn run() -> io::Result<()> {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::prctl(libc::PR_SET_NAME, c"strata-threads".as_ptr());
     }
+    keep_only_what_reading_needs();
     // SAFETY: this process owns its standard input, a socket, and uses it only here.
     let mut socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) });
-    let link = io::stdout();
-    let mut order = [0; 1];
-    while socket.read(&mut order)? != 0 {
+    let program = io::stdout();
+    let all = link(program.as_fd(), None)?;
+    // Of the targets of the last order.
+    let mut links: HashMap<Target, OwnedFd> = HashMap::new();
+    while let Some(targets) = read_order(&mut socket)? {
         let before = cpu_time();
-        // SAFETY: a plain number.
-        let fd = unsafe { libbpf_sys::bpf_iter_create(link.as_fd().as_raw_fd()) };
-        let mut pass = std::fs::File::from(owned(fd)?);
-        // The program runs while its output, which is empty, is read.
-        let mut output = [0; 64];
-        loop {
-            match pass.read(&mut output) {
-                Ok(0) => break,
-                Ok(_) => {}
-                // After a million threads the kernel asks for another call.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+        let mut refused = 0u64;
+        match targets {
+            None => read_threads(all.as_fd())?,
+            Some(targets) => {
+                links.retain(|target, _| targets.contains(target));
+                for target in targets {
+                    refused += u64::from(!walk(program.as_fd(), target, &mut links));
+                }
             }
         }
-        socket.write_all(&cpu_time().saturating_sub(before).to_ne_bytes())?;
+        let mut cost = [0; 16];
+        let (nanos, last) = cost.split_at_mut(8);
+        nanos.copy_from_slice(&cpu_time().saturating_sub(before).to_ne_bytes());
+        last.copy_from_slice(&refused.to_ne_bytes());
+        socket.write_all(&cost)?;
     }
     Ok(())
+}
+
+/// False where the kernel has no iterator for this. A target that is gone has no threads.
+fn walk(program: BorrowedFd<'_>, target: Target, links: &mut HashMap<Target, OwnedFd>) -> bool {
+    let link = match links.entry(target) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(place) => match link(program, Some(target)) {
+            Ok(link) => place.insert(link),
+            Err(error) => return error.raw_os_error() == Some(libc::ESRCH),
+        },
+    };
+    read_threads(link.as_fd()).is_ok()
+}
+
+/// Has the program run for each thread of a link.
+fn read_threads(link: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: a plain number.
+    let fd = unsafe { libbpf_sys::bpf_iter_create(link.as_raw_fd()) };
+    let mut pass = std::fs::File::from(owned(fd)?);
+    // The program runs while its output, which is empty, is read.
+    let mut output = [0; 64];
+    loop {
+        match pass.read(&mut output) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            // After a million threads the kernel asks for another call.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What root executes has all of its capabilities again: this takes CAP_BPF, for each run of the
+/// iterator, or CAP_SYS_ADMIN on behalf of it. Best effort: without it a pass fails, and says so.
+fn keep_only_what_reading_needs() {
+    if let Ok(held) = rustix::thread::capabilities(None) {
+        let kept = match held.permitted & CapabilitySet::BPF {
+            CapabilitySet::BPF => CapabilitySet::BPF,
+            _ => held.permitted & CapabilitySet::SYS_ADMIN,
+        };
+        let inheritable = CapabilitySet::empty();
+        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable };
+        let _ = rustix::thread::set_capabilities(None, sets);
+    }
+    let _ = rustix::thread::set_no_new_privs(true);
 }
 
 /// Nanoseconds of a CPU that this thread has used.
@@ -180,10 +325,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_order_arrives_as_it_was_given() -> io::Result<()> {
+        let few = vec![Target::Process(7), Target::Thread(u32::MAX), Target::Thread(0)];
+        let many: Vec<Target> = (0..100).map(Target::Thread).collect();
+        let mut bytes = Vec::new();
+        for targets in [None, Some(&few), Some(&vec![]), Some(&many)] {
+            bytes.extend(order(targets.map(Vec::as_slice)));
+        }
+        let mut from = bytes.as_slice();
+        assert_eq!(read_order(&mut from)?, Some(None));
+        assert_eq!(read_order(&mut from)?, Some(Some(few)));
+        assert_eq!(read_order(&mut from)?, Some(Some(vec![])));
+        let first = many.get(..MOST_TARGETS).map(<[Target]>::to_vec);
+        assert_eq!(read_order(&mut from)?, Some(first));
+        assert_eq!(read_order(&mut from)?, None);
+        Ok(())
+    }
+
+    #[test]
     fn a_reader_that_is_of_no_use_leaves_no_process() -> io::Result<()> {
         // This executable has no such test, and ends by itself.
-        let link = Link(std::fs::File::open("/dev/null")?.into());
-        let (mut ending, reader) = (Ending::default(), Reader::start(&link)?);
+        let program = std::fs::File::open("/dev/null")?;
+        let (mut ending, reader) = (Ending::default(), Reader::start(program.as_fd())?);
         let process = format!("/proc/{}", reader.pid());
         ending.add(reader);
         let end = Instant::now() + Duration::from_secs(10);

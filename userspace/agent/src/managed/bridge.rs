@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::objects::ObjectTable;
-use strata_bridge_protocol::record::Record;
-use strata_clr::session::{Budget, Holder, Life, Loss, SessionError};
+use strata_bridge_protocol::record::{DecodeError, RawRecord};
+use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
 
 use super::maps_reader::MapsReader;
@@ -260,13 +260,35 @@ pub fn stop_perf_map(pid: u32) {
 }
 
 /// What is read of a bridge's log, in its order.
-pub enum Update {
-    Record(Record),
+pub enum Update<'a> {
+    Record(RawRecord<'a>),
     /// Records were given back that were not read. Everything that lives is reported again from
     /// here on.
     Gap,
     /// What was not reported again since the gap has ended.
     CaughtUp,
+}
+
+/// Takes what is read. A record with an error counts as malformed.
+pub type Take<'a> = dyn FnMut(Update<'_>) -> Result<(), DecodeError> + 'a;
+
+struct Taking<'a, 'b>(&'a mut Take<'b>);
+
+impl Taking<'_, '_> {
+    fn take(&mut self, update: Update<'_>) {
+        // Only records can have errors.
+        let _ = self.0(update);
+    }
+}
+
+impl Consumer for Taking<'_, '_> {
+    fn gap(&mut self) {
+        self.take(Update::Gap);
+    }
+
+    fn record(&mut self, record: RawRecord<'_>) -> Result<(), DecodeError> {
+        self.0(Update::Record(record))
+    }
 }
 
 /// The bridge of one process.
@@ -280,12 +302,7 @@ pub struct Bridge {
 
 impl Bridge {
     /// Returns the bridge's records since the last call; false when nothing more can come.
-    pub fn poll(
-        &mut self,
-        looker: &mut MapsReader,
-        until: Instant,
-        take: &mut dyn FnMut(Update),
-    ) -> bool {
+    pub fn poll(&mut self, looker: &mut MapsReader, until: Instant, take: &mut Take<'_>) -> bool {
         let may_come = self.read(until, take);
         if let Some(look) = self.session.wanted() {
             looker.look(self.pid(), look);
@@ -294,23 +311,18 @@ impl Bridge {
     }
 
     /// Reads at least once; the rest is read at the next turn.
-    fn read(&mut self, until: Instant, take: &mut dyn FnMut(Update)) -> bool {
+    fn read(&mut self, until: Instant, take: &mut Take<'_>) -> bool {
+        let mut taking = Taking(take);
         for _ in 0..READS {
-            let read = match self.session.poll(Budget::default()) {
+            let read = match self.session.read(Budget::default(), &mut taking) {
                 Ok(read) => read,
                 Err(error) => {
                     tracing::debug!(%error, "a bridge cannot be read any more");
                     return false;
                 }
             };
-            if read.gap {
-                take(Update::Gap);
-            }
-            for entry in read.entries {
-                take(Update::Record(entry.record));
-            }
             if read.caught_up {
-                take(Update::CaughtUp);
+                taking.take(Update::CaughtUp);
             }
             if !read.more {
                 return read.life == Life::Running;
@@ -440,7 +452,7 @@ pub fn detach_all(bridges: Vec<Bridge>) -> u64 {
     while !leaving.is_empty() && !deadline.has_passed() {
         looker.turn();
         leaving.retain_mut(|bridge| {
-            let here = bridge.poll(&mut looker, Instant::now() + RETRY, &mut drop);
+            let here = bridge.poll(&mut looker, Instant::now() + RETRY, &mut |_| Ok(()));
             left += u64::from(!here);
             here
         });

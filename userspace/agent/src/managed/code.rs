@@ -194,27 +194,39 @@ impl CodeMap {
             self.refused += 1;
             return;
         }
-        let new_units = units_of(start, end).filter(|unit| !self.units.contains_key(unit)).count();
-        if self.units.len() + new_units > MAX_UNITS {
+        // Units are searched only where they may be too many.
+        let is_new = |unit: &u64| !self.units.contains_key(unit);
+        if self.units.len() + units_of(start, end).count() > MAX_UNITS
+            && self.units.len() + units_of(start, end).filter(is_new).count() > MAX_UNITS
+        {
             self.refused += 1;
             return;
         }
         let rows = self.row_list(rules);
-        let same = self
-            .spans
-            .get(&start)
-            .is_some_and(|span| (span.size, span.rows, span.method()) == (size, rows, method));
-        if same {
-            self.row_lists.release(rows);
-            return;
+        if self.has_code_within(start, end) {
+            let same = self
+                .spans
+                .get(&start)
+                .is_some_and(|span| (span.size, span.rows, span.method()) == (size, rows, method));
+            if same {
+                self.row_lists.release(rows);
+                return;
+            }
+            self.clear(start, end, false);
         }
-        self.clear(start, end, false);
         self.spans.insert(start, Span { size, rows, owner: method.into(), born: self.era });
         self.use_method(method);
         for unit in units_of(start, end) {
             *self.units.entry(unit).or_default() += 1;
         }
         self.touch(start, end);
+    }
+
+    /// Whether a span overlaps a range. Spans do not overlap each other, so the last one that starts
+    /// before its end reaches furthest.
+    fn has_code_within(&self, start: u64, end: u64) -> bool {
+        let last = self.spans.range(..end).next_back();
+        last.is_some_and(|(at, span)| at + u64::from(span.size) > start)
     }
 
     /// Replaces the rules of the code that starts here.

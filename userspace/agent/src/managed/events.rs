@@ -2,7 +2,7 @@
 //! for garbage collections.
 //!
 //! The bridge reports them by calling an empty function, where a probe of the kernel's runs the BPF
-//! program. The probe is attached first, on a thread of its own; then the bridge gets the wish. Beside
+//! program. The probe is attached first, by the broker; then the bridge gets the wish. Beside
 //! another strata, that one adds the wish to its own, and events that only others asked for are left
 //! out here. A bridge or a runtime that has no events of a kind is served without, and the reason is
 //! kept.
@@ -366,12 +366,12 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_finds_no_thread_is_tried_again_and_later_each_time() {
+    fn a_probe_that_finds_no_helper_is_tried_again_and_later_each_time() {
         let (mut events, mut now) = (Events::default(), Instant::now());
         assert!(events.is_due(now));
         let mut waits = Vec::new();
         for _ in 0..12 {
-            events.has_failed(&ProbeError::NoThread, now);
+            events.has_failed(&ProbeError::Ended, now);
             assert!(!events.is_due(now) && events.missing().is_some());
             let begun = now;
             while !events.is_due(now) {

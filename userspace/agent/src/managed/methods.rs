@@ -4,8 +4,8 @@
 //! method lie in one block, as the bridge has encoded them, and are taken apart only to describe it.
 //! A method that is gone gives its place to another.
 
-use strata_bridge_protocol::field::{Field, Sink, Source};
-use strata_bridge_protocol::record::{MethodKind, MethodRecord, Tier};
+use strata_bridge_protocol::field::{Field, Source};
+use strata_bridge_protocol::record::{MethodKind, MethodView, Tier};
 
 use super::code::MethodIndex;
 use super::modules::ModuleIndex;
@@ -21,11 +21,11 @@ pub struct Method {
     pub token: u32,
     /// Of its first range, the number of bytes that the bridge has published, where the others may
     /// change its rules; 0 where they are known or do not.
-    pub cut: u16,
+    pub published_code_bytes: u16,
     origin: Origin,
     /// A sample has met its code.
     pub is_sampled: bool,
-    /// Name and signature, and the others where there are any.
+    /// Name, generic parameters and signature, as in its record, and the others where there are any.
     texts: Box<[u8]>,
 }
 
@@ -37,7 +37,7 @@ const _: () = assert!(size_of::<Option<Method>>() == 48);
 struct Origin(u8);
 
 impl Origin {
-    fn new(record: &MethodRecord) -> Self {
+    fn new(record: &MethodView<'_>) -> Self {
         let kind = record.kind().map_or(0, |kind| kind as u8);
         Self(kind & 15 | (record.tier() as u8) << 4)
     }
@@ -55,22 +55,19 @@ pub struct MethodTexts {
 }
 
 impl Method {
-    pub fn new(record: &MethodRecord, module: ModuleIndex) -> Self {
-        let mut texts = Vec::with_capacity(record.name.len() + record.signature.len() + 4);
-        put(&record.name, &mut texts);
-        put(&record.signature, &mut texts);
-        let lists = [&record.generic_parameters, &record.class_arguments, &record.method_arguments];
-        if record.rejit != 0 || lists.iter().any(|list| !list.is_empty()) {
-            lists.into_iter().for_each(|list| put(list, &mut texts));
-            put(&record.rejit, &mut texts);
-        }
+    pub fn new(record: &MethodView<'_>, module: ModuleIndex) -> Self {
+        let has_more = record.rejit != 0 || record.arguments != MethodView::NO_ARGUMENTS;
+        let rejit = record.rejit.to_le_bytes();
+        let (arguments, rejit): (&[u8], &[u8]) =
+            if has_more { (record.arguments, &rejit) } else { (&[], &[]) };
+        let texts = [record.texts, arguments, rejit].concat();
         Self {
             function: record.function,
-            start: record.ranges.first().map_or(0, |range| range.start),
+            start: record.ranges.iter().next().map_or(0, |range| range.start),
             module,
             type_token: record.type_token,
             token: record.token,
-            cut: 0,
+            published_code_bytes: 0,
             origin: Origin::new(record),
             is_sampled: false,
             texts: texts.into(),
@@ -88,11 +85,11 @@ impl Method {
 
     pub fn texts(&self) -> MethodTexts {
         let mut source = Source::new(&self.texts);
-        // What was written in this order is read in it; what is not there is empty.
+        // In the order of the record; what is not there is empty.
         MethodTexts {
             name: take(&mut source),
-            signature: take(&mut source),
             generic_parameters: take(&mut source),
+            signature: take(&mut source),
             class_arguments: take(&mut source),
             method_arguments: take(&mut source),
             rejit: take(&mut source),
@@ -116,17 +113,19 @@ impl Method {
     }
 }
 
-fn put<T: Field>(value: &T, sink: &mut impl Sink) {
-    T::put(value.borrow(), sink);
-}
-
 fn take<T: Field + Default>(source: &mut Source<'_>) -> T {
     T::take(source).unwrap_or_default()
 }
 
+/// How many methods lie in a block.
+const BLOCK: usize = 64;
+
 #[derive(Default)]
 pub struct Methods {
-    places: Vec<Option<Method>>,
+    /// In blocks, so that none is copied when there are more. All but the last are full.
+    blocks: Vec<Vec<Option<Method>>>,
+    /// How many places there are.
+    used: usize,
     free: Vec<u32>,
     bytes: usize,
 }
@@ -134,41 +133,47 @@ pub struct Methods {
 impl Methods {
     pub fn add(&mut self, method: Method) -> MethodIndex {
         self.bytes += method.bytes();
-        match self.free.pop() {
-            Some(index) => {
-                if let Some(place) = self.places.get_mut(index as usize) {
-                    *place = Some(method);
-                }
-                MethodIndex(index)
+        if let Some(index) = self.free.pop().map(MethodIndex) {
+            if let Some(place) = self.place(index) {
+                *place = Some(method);
             }
-            None => {
-                if self.places.len() == self.places.capacity() {
-                    // Not twice as many at once.
-                    self.places.reserve_exact(self.places.len() / 8 + 64);
-                }
-                self.places.push(Some(method));
-                MethodIndex((self.places.len() - 1) as u32)
+            return index;
+        }
+        match self.blocks.last_mut() {
+            Some(block) if block.len() < BLOCK => block.push(Some(method)),
+            _ => {
+                let mut block = Vec::with_capacity(BLOCK);
+                block.push(Some(method));
+                self.blocks.push(block);
             }
         }
+        self.used += 1;
+        MethodIndex((self.used - 1) as u32)
     }
 
     pub fn remove(&mut self, index: MethodIndex) -> Option<Method> {
-        let method = self.places.get_mut(index.0 as usize)?.take()?;
+        let method = self.place(index)?.take()?;
         self.bytes -= method.bytes();
         self.free.push(index.0);
         Some(method)
     }
 
+    fn place(&mut self, index: MethodIndex) -> Option<&mut Option<Method>> {
+        let index = index.0 as usize;
+        self.blocks.get_mut(index / BLOCK)?.get_mut(index % BLOCK)
+    }
+
     pub fn get(&self, index: MethodIndex) -> Option<&Method> {
-        self.places.get(index.0 as usize)?.as_ref()
+        let index = index.0 as usize;
+        self.blocks.get(index / BLOCK)?.get(index % BLOCK)?.as_ref()
     }
 
     pub fn get_mut(&mut self, index: MethodIndex) -> Option<&mut Method> {
-        self.places.get_mut(index.0 as usize)?.as_mut()
+        self.place(index)?.as_mut()
     }
 
     pub fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.used - self.free.len()
     }
 
     pub fn bytes(&self) -> usize {
@@ -178,7 +183,15 @@ impl Methods {
 
 #[cfg(test)]
 mod tests {
+    use strata_bridge_protocol::record::{Encode, MethodRecord};
+
     use super::*;
+
+    fn method(record: &MethodRecord) -> Method {
+        let mut fields = Vec::new();
+        record.encode(&mut fields);
+        Method::new(&MethodView::of(&fields).unwrap(), ModuleIndex::NONE)
+    }
 
     fn record() -> MethodRecord {
         MethodRecord {
@@ -198,7 +211,7 @@ mod tests {
     #[test]
     fn a_methods_texts_are_those_of_its_record() {
         let (record, mut methods) = (record(), Methods::default());
-        let index = methods.add(Method::new(&record, ModuleIndex::NONE));
+        let index = methods.add(method(&record));
         let method = methods.get(index).unwrap();
         assert_eq!((method.kind(), method.tier()), (Some(MethodKind::Dynamic), Tier::Osr));
         let texts = method.texts();
@@ -210,13 +223,23 @@ mod tests {
     }
 
     #[test]
+    fn what_a_method_has_not_takes_no_memory() {
+        let mut record = MethodRecord { name: "Run".into(), ..MethodRecord::default() };
+        assert_eq!(method(&record).texts.len(), 2 + "Run".len() + 2 + 2);
+        record.method_arguments = vec![String::new(); 2];
+        assert_eq!(method(&record).texts().method_arguments, record.method_arguments);
+        record = MethodRecord { rejit: 1, ..MethodRecord::default() };
+        assert_eq!(method(&record).texts().rejit, 1);
+    }
+
+    #[test]
     fn the_place_of_a_method_that_is_gone_is_the_next_ones() {
         let mut methods = Methods::default();
         let (first, second) = (record(), MethodRecord { name: "A longer name".into(), ..record() });
-        let kept = methods.add(Method::new(&second, ModuleIndex::NONE));
+        let kept = methods.add(method(&second));
         let before = methods.bytes();
         for _ in 0..1000 {
-            let index = methods.add(Method::new(&first, ModuleIndex::NONE));
+            let index = methods.add(method(&first));
             assert!(methods.remove(index).is_some() && methods.remove(index).is_none());
         }
         assert_eq!(methods.len(), 1);

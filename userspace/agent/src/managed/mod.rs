@@ -535,8 +535,8 @@ impl Managed {
         for target in self.targets.values_mut() {
             target.take_in(&mut self.looker, until);
             target.look_at_stubs(&mut self.code_reader);
-            target.cut_off = target.sampled.len();
-            target.cut_era = target.runtime.code.era();
+            target.flushed_addresses = target.sampled.len();
+            target.flushed_era = target.runtime.code.era();
             target.nameless.clear();
         }
         // Of processes whose memory answers, which is most of them.
@@ -551,11 +551,11 @@ impl Managed {
         self.targets.retain(|image, target| {
             let is_current = self.current.get(&target.pid) == Some(image);
             // Samples taken since the flush still need their symbols.
-            let named = target.cut_off.min(target.sampled.len());
+            let named = target.flushed_addresses.min(target.sampled.len());
             target.sampled.drain(..named);
-            target.runtime.forget_described(target.cut_era);
+            target.runtime.forget_described(target.flushed_era);
             target.sampled.shrink_to_fit();
-            target.cut_off = 0;
+            target.flushed_addresses = 0;
             let is_kept = is_current
                 || target.ended.is_some()
                 || !target.sampled.is_empty()

@@ -182,28 +182,34 @@ pub fn describe(runtime: &Runtime, address: u64, era: u32, signatures: bool) -> 
     }
 }
 
-/// Those of a process's sampled addresses whose names may be kept after its end, each with a name
-/// of its own, and the memory that they take.
+/// A sampled address with its era, and the method that was there.
+pub type SampledMethod = ((u64, u32), Option<Described>);
+
+/// Those of a process's sampled addresses whose names may be kept after its end, each as if it had a
+/// name of its own, and the memory that they take.
 pub fn affordable(
     runtime: &Runtime,
     sampled: &[(u64, u32)],
     signatures: bool,
     limits: Limits,
-) -> (Vec<(u64, u32)>, usize) {
+) -> (Vec<SampledMethod>, usize) {
     let mut describer = Describer::new(runtime, signatures, limits);
     let (mut kept, mut bytes) = (Vec::new(), 0);
     for &(address, era) in sampled {
-        let own = match describer.describe(address, era) {
-            Description::Method(described) => described.bytes(),
+        let (described, own) = match describer.describe(address, era) {
+            Description::Method(described) => {
+                let own = described.bytes();
+                (Some(described), own)
+            }
             // It may be a stub.
-            Description::Nothing => OVERHEAD,
+            Description::Nothing => (None, OVERHEAD),
             Description::Refused => break,
         };
         if bytes + own > limits.bytes {
             break;
         }
         bytes += own;
-        kept.push((address, era));
+        kept.push(((address, era), described));
     }
     (kept, bytes)
 }
@@ -463,7 +469,7 @@ mod tests {
 
     fn runtime(methods: u64) -> Runtime {
         let mut runtime = Runtime::default();
-        (0..methods).for_each(|number| runtime.apply(long_stub(number), usize::MAX));
+        (0..methods).for_each(|number| runtime.take_record(long_stub(number), usize::MAX));
         runtime
     }
 
@@ -492,7 +498,7 @@ mod tests {
         let Record::Method(long) = long_stub(0) else { return };
         let mut runtime = Runtime::default();
         let short = MethodRecord { method_arguments: Vec::new(), ..long };
-        runtime.apply(Record::Method(short), usize::MAX);
+        runtime.take_record(Record::Method(short), usize::MAX);
         let described = describe(&runtime, 4, 0, false).expect("it is known");
         assert!(matches!(described.open, Some(Open { question: Question::Import(_), .. })));
     }

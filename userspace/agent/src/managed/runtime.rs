@@ -15,15 +15,16 @@ use std::sync::Arc;
 
 use strata_bridge_protocol::field::IlMapEntry;
 use strata_bridge_protocol::record::{
-    AppDomainRecord, IlMapRecord, MethodKind, MethodRecord, ModuleRecord, Record, Tier,
+    AppDomainRecord, DecodeError, IlMapRecord, MethodKind, MethodView, ModuleRecord, RawRecord,
+    Record, Tier, kind,
 };
-use strata_unwind::managed::{MethodCode, method_rules, replaceable_frame, wants_all_code};
+use strata_unwind::managed::{MethodCode, method_rules, method_unwinding};
 
 use super::asked::Addresses;
 use super::code::{CodeMap, Found, MAX_SPANS, MethodIndex};
 use super::methods::{Method, Methods};
 use super::modules::{Module, ModuleIndex, Modules};
-use super::names::{self, Described};
+use super::names::{Described, SampledMethod};
 use super::stubs::{self, Stub};
 use super::text_bytes;
 use super::threads::ThreadNames;
@@ -107,7 +108,42 @@ impl Runtime {
     }
 
     /// Adds one record, if the memory stays within `most` bytes.
-    pub fn apply(&mut self, record: Record, most: usize) {
+    pub fn take(&mut self, record: RawRecord<'_>, most: usize) -> Result<(), DecodeError> {
+        if record.kind == kind::METHOD {
+            let method = MethodView::of(record.fields)?;
+            if !self.is_refused(most) {
+                self.add_method(&method);
+            }
+        } else {
+            self.apply(record.decode()?, most);
+        }
+        Ok(())
+    }
+
+    /// Whether there is no room for a record, which is counted.
+    fn is_refused(&mut self, most: usize) -> bool {
+        let is_refused = self.bytes() > most;
+        if is_refused {
+            self.refused += 1;
+            if let Some(confirmed) = &mut self.confirmed {
+                confirmed.is_incomplete = true;
+            }
+        }
+        is_refused
+    }
+
+    fn add_method(&mut self, method: &MethodView<'_>) {
+        self.method(method);
+        let start = method.ranges.iter().next().map(|range| range.start);
+        if let Some(confirmed) = &mut self.confirmed
+            && let Some(index) = start.and_then(|start| self.code.method_from(start))
+        {
+            confirmed.methods.insert(index);
+        }
+        self.drop_unused();
+    }
+
+    fn apply(&mut self, record: Record, most: usize) {
         let is_small = matches!(
             record,
             Record::MethodUnload(_)
@@ -116,11 +152,7 @@ impl Runtime {
                 | Record::NotFound(_)
                 | Record::Enumerated(_)
         );
-        if self.bytes() > most && !is_small {
-            self.refused += 1;
-            if let Some(confirmed) = &mut self.confirmed {
-                confirmed.is_incomplete = true;
-            }
+        if !is_small && self.is_refused(most) {
             return;
         }
         if let Some(confirmed) = &mut self.confirmed {
@@ -135,15 +167,8 @@ impl Runtime {
             }
         }
         match record {
-            Record::Method(method) => {
-                self.method(&method);
-                let start = method.ranges.first().map(|range| range.start);
-                if let Some(confirmed) = &mut self.confirmed
-                    && let Some(index) = start.and_then(|start| self.code.method_from(start))
-                {
-                    confirmed.methods.insert(index);
-                }
-            }
+            // These are read where they lie.
+            Record::Method(_) => {}
             Record::MethodUnload(gone) => {
                 self.code.remove(gone.start);
                 self.frames.remove(&gone.function);
@@ -184,7 +209,7 @@ impl Runtime {
         self.drop_unused();
     }
 
-    fn method(&mut self, record: &MethodRecord) {
+    fn method(&mut self, record: &MethodView<'_>) {
         self.addresses.is_answered(record.asked_ip);
         let module = self.modules.enter(record.module);
         self.modules.add_method(module);
@@ -200,29 +225,31 @@ impl Runtime {
         }
         let is_replacement = method.tier() == Tier::Osr;
         let index = self.methods.add(method);
-        let mut body = None;
-        for range in &record.ranges {
-            // Cold code of a method runs in the frame that its start has made.
-            let rules = match body {
-                None => {
-                    let code = MethodCode {
-                        size: range.size,
-                        bytes: &range.code,
-                        is_replacement,
-                        replaced_frame: self.frames.get(&record.function).copied(),
-                    };
-                    if wants_all_code(&code)
-                        && range.size <= MAX_CODE
-                        && let Some(method) = self.methods.get_mut(index)
-                    {
-                        method.cut = u16::try_from(range.code.len()).unwrap_or(u16::MAX).max(1);
-                    }
-                    method_rules(&code)
-                }
-                Some(rule) => vec![(0, rule)],
+        let mut ranges = record.ranges.iter();
+        let mut frame = None;
+        if let Some(range) = ranges.next() {
+            let code = MethodCode {
+                size: range.size,
+                bytes: range.code,
+                is_replacement,
+                replaced_frame: self.frames.get(&record.function).copied(),
             };
-            body = body.or(rules.last().map(|(_, rule)| *rule));
-            self.code.insert(range.start, range.size, &rules, index);
+            let unwinding = method_unwinding(&code);
+            if unwinding.wants_all_code
+                && range.size <= MAX_CODE
+                && let Some(method) = self.methods.get_mut(index)
+            {
+                method.published_code_bytes =
+                    u16::try_from(range.code.len()).unwrap_or(u16::MAX).max(1);
+            }
+            frame = Some(unwinding.replaceable_frame);
+            self.code.insert(range.start, range.size, &unwinding.rules, index);
+            // Cold code of a method runs in the frame that its start has made.
+            if let Some((_, body)) = unwinding.rules.last() {
+                for range in ranges {
+                    self.code.insert(range.start, range.size, &[(0, *body)], index);
+                }
+            }
         }
         self.methods_told += 1;
         if !self.code.has_code_of(index) {
@@ -233,8 +260,8 @@ impl Runtime {
         let may_be_replaced =
             !matches!(record.kind(), Some(MethodKind::Dynamic | MethodKind::Stub))
                 && matches!(record.tier(), Tier::Minimal | Tier::Unknown);
-        if may_be_replaced && let Some(range) = record.ranges.first() {
-            match replaceable_frame(&range.code) {
+        if may_be_replaced && let Some(frame) = frame {
+            match frame {
                 Some(frame) => self.frames.insert(record.function, frame),
                 None => self.frames.remove(&record.function),
             };
@@ -274,8 +301,8 @@ impl Runtime {
     }
 
     /// Whether the method and its code are those of a record before.
-    fn is_known(&self, record: &MethodRecord, method: &Method) -> bool {
-        let Some(first) = record.ranges.first() else { return false };
+    fn is_known(&self, record: &MethodView<'_>, method: &Method) -> bool {
+        let Some(first) = record.ranges.iter().next() else { return false };
         let Some(index) = self.code.method_in(first.start, first.size) else { return false };
         let known = self.methods.get(index);
         let is_there = |start, size| self.code.method_in(start, size) == Some(index);
@@ -356,7 +383,7 @@ impl Runtime {
     /// its rules (they may belong to handlers); once for each method.
     pub fn wants_code(&self, found: Found) -> Option<u32> {
         let method = self.methods.get(found.method)?;
-        (method.cut > 0 && method.start == found.start)
+        (method.published_code_bytes > 0 && method.start == found.start)
             .then(|| self.code.size_of(found.start, found.method))?
     }
 
@@ -365,7 +392,7 @@ impl Runtime {
         let Some(index) = self.code.method_from(start) else { return };
         let Some(size) = self.code.size_of(start, index) else { return };
         let Some(method) = self.methods.get_mut(index) else { return };
-        let known = std::mem::take(&mut method.cut);
+        let known = std::mem::take(&mut method.published_code_bytes);
         // Of a process that has ended, nothing can be read: its bridge's records hold.
         if known == 0 || bytes.len() <= usize::from(known) {
             return;
@@ -390,15 +417,14 @@ impl Runtime {
     }
 
     /// No more records or samples will arrive: only what the samples so far need is kept.
-    pub fn keep_only(&mut self, sampled: &[(u64, u32)], signatures: bool) {
-        let kept = sampled.iter().filter_map(|&(address, era)| {
-            Some(((address, era), names::describe(self, address, era, signatures)?))
-        });
-        let stubs =
-            sampled.iter().filter_map(|(address, _)| Some((*address, self.stub_at(*address)?)));
+    pub fn keep_only(&mut self, sampled: Vec<SampledMethod>) {
+        let stubs = sampled.iter().map(|((address, _), _)| *address);
+        let stubs: Vec<_> =
+            stubs.filter_map(|address| Some((address, self.stub_at(address)?))).collect();
+        let kept = sampled.into_iter().filter_map(|(place, method)| Some((place, method?)));
         *self = Self {
             kept: kept.collect(),
-            addresses: Addresses::of_stubs(stubs),
+            addresses: Addresses::of_stubs(stubs.into_iter()),
             domains: std::mem::take(&mut self.domains),
             enumerated: self.enumerated,
             remarks: std::mem::take(&mut self.remarks),
@@ -478,10 +504,21 @@ impl Runtime {
 mod tests {
     use strata_bridge_protocol::field::CodeRangeRecord;
     use strata_bridge_protocol::record::{
-        IlMapRecord, MethodUnload, ModuleUnload, NotFound, ThreadRecord, TypeRecord,
+        IlMapRecord, MethodRecord, MethodUnload, ModuleUnload, NotFound, ThreadRecord, TypeRecord,
     };
 
+    use super::super::names;
     use super::*;
+
+    impl Runtime {
+        /// Adds one record as it lies in a log.
+        pub fn take_record(&mut self, record: impl Into<Record>, most: usize) {
+            let (record, mut fields) = (record.into(), Vec::new());
+            record.encode(&mut fields);
+            let raw = RawRecord { time: 0, cut: false, kind: record.kind(), fields: &fields };
+            self.take(raw, most).expect("a whole record");
+        }
+    }
 
     /// `push rbp; mov rbp, rsp`, and then what a handler may follow in.
     const CODE: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x90, 0x90, 0x90, 0x90];
@@ -502,7 +539,7 @@ mod tests {
     }
 
     fn unload(runtime: &mut Runtime, function: u64, start: u64) {
-        runtime.apply(MethodUnload { function, start }.into(), MAX_BYTES);
+        runtime.take_record(MethodUnload { function, start }, MAX_BYTES);
     }
 
     #[test]
@@ -510,10 +547,10 @@ mod tests {
         let mut runtime = Runtime::default();
         let domain =
             |name: &str| AppDomainRecord { id: 7, name: name.into(), ..Default::default() };
-        runtime.apply(domain("a name").into(), MAX_BYTES);
+        runtime.take_record(domain("a name"), MAX_BYTES);
         let once = runtime.bytes();
         for _ in 0..1000 {
-            runtime.apply(domain("a name").into(), MAX_BYTES);
+            runtime.take_record(domain("a name"), MAX_BYTES);
         }
         assert_eq!(runtime.bytes(), once);
     }
@@ -531,7 +568,7 @@ mod tests {
                 code: code.clone(),
             };
             let method = MethodRecord { function: n, ranges: vec![range], ..Default::default() };
-            runtime.apply(method.into(), most);
+            runtime.take_record(method, most);
         }
         assert!(runtime.bytes() < 2 * most, "{}", runtime.bytes());
         assert!(runtime.refused > 0);
@@ -542,7 +579,7 @@ mod tests {
         let mut runtime = Runtime::default();
         let range = CodeRangeRecord { start: 0x1000, size: 0x100, code: CODE.into() };
         let method = MethodRecord { ranges: vec![range], ..MethodRecord::default() };
-        runtime.apply(method.into(), MAX_BYTES);
+        runtime.take_record(method, MAX_BYTES);
         let at = found(&runtime, 0x1000);
         assert_eq!(runtime.wants_code(at), Some(0x100));
         assert_eq!(runtime.code.keeps_frame_pointer(0x1050), Some(true));
@@ -559,7 +596,7 @@ mod tests {
         let mut largest = 0;
         for n in 0..100_000u64 {
             let start = 0x10_0000 + n % 1000 * 0x40;
-            runtime.apply(method(n, start).into(), most);
+            runtime.take_record(method(n, start), most);
             let era = runtime.code.era();
             if n % 100 == 0 {
                 let at = runtime.find_sampled(start + 8, era).expect("it is known");
@@ -570,7 +607,7 @@ mod tests {
                     entries: vec![IlMapEntry::default(); 8],
                     ..IlMapRecord::default()
                 };
-                runtime.apply(map.into(), most);
+                runtime.take_record(map, most);
                 assert!(runtime.il_map_of(at).is_some());
             }
             unload(&mut runtime, n, start);
@@ -592,7 +629,7 @@ mod tests {
         let mut runtime = Runtime::default();
         for n in 0..1000u64 {
             let start = 0x10_0000 + n % 10 * 0x40;
-            runtime.apply(method(n, start).into(), MAX_BYTES);
+            runtime.take_record(method(n, start), MAX_BYTES);
             let era = runtime.code.era();
             if n == 500 {
                 runtime.find_sampled(start, era);
@@ -614,12 +651,12 @@ mod tests {
             let of_type = TypeRecord { module: 8, token: 5, name, ..Default::default() };
             let module =
                 ModuleRecord { module: 8, assembly: format!("a{turn}"), ..Default::default() };
-            runtime.apply(module.into(), MAX_BYTES);
-            runtime.apply(of_type.into(), MAX_BYTES);
-            runtime.apply(MethodRecord { type_token: 5, ..method(1, 0x1000) }.into(), MAX_BYTES);
+            runtime.take_record(module, MAX_BYTES);
+            runtime.take_record(of_type, MAX_BYTES);
+            runtime.take_record(MethodRecord { type_token: 5, ..method(1, 0x1000) }, MAX_BYTES);
             let era = runtime.code.era();
             unload(runtime, 1, 0x1000);
-            runtime.apply(ModuleUnload { module: 8 }.into(), MAX_BYTES);
+            runtime.take_record(ModuleUnload { module: 8 }, MAX_BYTES);
             era
         };
         // The next module has the same id, and its method the same address.
@@ -641,16 +678,16 @@ mod tests {
     #[test]
     fn a_record_that_is_written_again_changes_nothing() {
         let mut runtime = Runtime::default();
-        runtime.apply(method(1, 0x1000).into(), MAX_BYTES);
+        runtime.take_record(method(1, 0x1000), MAX_BYTES);
         let (era, bytes) = (runtime.code.era(), runtime.bytes());
         let resolved = MethodRecord { kind: MethodKind::Resolved as u8, ..method(1, 0x1000) };
         for again in [method(1, 0x1000), resolved] {
-            runtime.apply(again.into(), MAX_BYTES);
+            runtime.take_record(again, MAX_BYTES);
             assert_eq!((runtime.code.era(), runtime.bytes()), (era, bytes));
         }
         assert_eq!(runtime.methods(), 1);
         // Another function is there now.
-        runtime.apply(method(2, 0x1000).into(), MAX_BYTES);
+        runtime.take_record(method(2, 0x1000), MAX_BYTES);
         assert_ne!(runtime.code.era(), era);
         assert_eq!(runtime.methods(), 2);
     }
@@ -667,12 +704,12 @@ mod tests {
         };
         let of = |id: u64, function, start| MethodRecord { module: id, ..method(function, start) };
         for id in [8, 9] {
-            runtime.apply(module(id).into(), MAX_BYTES);
-            runtime.apply(thread(id).into(), MAX_BYTES);
+            runtime.take_record(module(id), MAX_BYTES);
+            runtime.take_record(thread(id), MAX_BYTES);
         }
-        runtime.apply(of(8, 1, 0x1000).into(), MAX_BYTES);
-        runtime.apply(of(9, 2, 0x2000).into(), MAX_BYTES);
-        runtime.apply(of(8, 3, 0x3000).into(), MAX_BYTES);
+        runtime.take_record(of(8, 1, 0x1000), MAX_BYTES);
+        runtime.take_record(of(9, 2, 0x2000), MAX_BYTES);
+        runtime.take_record(of(8, 3, 0x3000), MAX_BYTES);
         assert!(runtime.ask(0x5000, false));
         let era = runtime.code.era();
         runtime.find_sampled(0x2008, era);
@@ -680,10 +717,10 @@ mod tests {
         runtime.confirm_all();
         assert!(runtime.ask(0x5000, false), "its answer may have been missed");
         // In the order in which they come to be behind one another in the log.
-        runtime.apply(of(8, 1, 0x1000).into(), MAX_BYTES);
-        runtime.apply(of(8, 4, 0x3000).into(), MAX_BYTES);
-        runtime.apply(module(8).into(), MAX_BYTES);
-        runtime.apply(thread(8).into(), MAX_BYTES);
+        runtime.take_record(of(8, 1, 0x1000), MAX_BYTES);
+        runtime.take_record(of(8, 4, 0x3000), MAX_BYTES);
+        runtime.take_record(module(8), MAX_BYTES);
+        runtime.take_record(thread(8), MAX_BYTES);
         assert!(runtime.find(0x2008, era).is_some(), "not before all was reported");
         runtime.forget_unconfirmed();
 
@@ -705,9 +742,9 @@ mod tests {
     #[test]
     fn nothing_is_forgotten_when_what_lives_was_refused() {
         let mut runtime = Runtime::default();
-        runtime.apply(method(1, 0x1000).into(), MAX_BYTES);
+        runtime.take_record(method(1, 0x1000), MAX_BYTES);
         runtime.confirm_all();
-        runtime.apply(method(1, 0x1000).into(), 0);
+        runtime.take_record(method(1, 0x1000), 0);
         assert_eq!(runtime.refused, 1);
         runtime.forget_unconfirmed();
         assert!(runtime.find(0x1008, runtime.code.era()).is_some());
@@ -720,7 +757,7 @@ mod tests {
         for n in 0..100_000u64 {
             let address = 0x10_0000 + n * 0x1000;
             assert!(runtime.ask(address, false));
-            runtime.apply(NotFound { ip: address }.into(), most);
+            runtime.take_record(NotFound { ip: address }, most);
             for stub in runtime.take_unknown_stubs() {
                 runtime.take_stub(stub, None);
             }
@@ -737,7 +774,7 @@ mod tests {
     fn ten_ordinary_services_fit_the_daemons_share() {
         let mut runtime = Runtime::default();
         let module = ModuleRecord { module: 8, assembly: "Shop.Web".into(), ..Default::default() };
-        runtime.apply(module.into(), MAX_BYTES);
+        runtime.take_record(module, MAX_BYTES);
         for n in 0..20_000u64 {
             if n % 4 == 0 {
                 let of_type = TypeRecord {
@@ -746,7 +783,7 @@ mod tests {
                     name: format!("Shop.Web.Controllers.Orders{n}Controller"),
                     ..TypeRecord::default()
                 };
-                runtime.apply(of_type.into(), MAX_BYTES);
+                runtime.take_record(of_type, MAX_BYTES);
             }
             let range = CodeRangeRecord {
                 start: 0x10_0000 + n * 0x200,
@@ -762,7 +799,7 @@ mod tests {
                 ranges: vec![range],
                 ..MethodRecord::default()
             };
-            runtime.apply(method.into(), MAX_BYTES);
+            runtime.take_record(method, MAX_BYTES);
         }
         assert_eq!((runtime.refused, runtime.methods()), (0, 20_000));
         // A sixth of the default limit.

@@ -81,9 +81,9 @@ pub(super) struct Target {
     /// Threads by their tid outside: their tid inside the process's namespace.
     pub inner_tids: HashMap<u32, u32>,
     /// How many of `sampled` belong to the flushed aggregate.
-    pub cut_off: usize,
+    pub flushed_addresses: usize,
     /// The era of its code at that flush.
-    pub cut_era: u32,
+    pub flushed_era: u32,
     /// The era of its code in each of the last seconds.
     past: VecDeque<(Instant, u32)>,
     /// Its limit of memory.
@@ -193,8 +193,8 @@ impl Target {
             kept_bytes: 0,
             is_free: false,
             inner_tids: HashMap::new(),
-            cut_off: 0,
-            cut_era: 0,
+            flushed_addresses: 0,
+            flushed_era: 0,
             past: VecDeque::new(),
             most_bytes,
             most_table_bytes: u64::MAX,
@@ -284,13 +284,16 @@ impl Target {
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
         let mut has_reported = false;
-        let alive = bridge.poll(looker, until, &mut |update| match update {
-            Update::Record(record) => {
-                has_reported = true;
-                runtime.apply(record, most);
+        let alive = bridge.poll(looker, until, &mut |update| {
+            match update {
+                Update::Record(record) => {
+                    has_reported = true;
+                    runtime.take(record, most)?;
+                }
+                Update::Gap => runtime.confirm_all(),
+                Update::CaughtUp => runtime.forget_unconfirmed(),
             }
-            Update::Gap => runtime.confirm_all(),
-            Update::CaughtUp => runtime.forget_unconfirmed(),
+            Ok(())
         });
         self.has_reported |= has_reported;
         // A claim of the process: it may shrink later.
@@ -338,7 +341,7 @@ impl Target {
     pub fn keep_only_names(&mut self, signatures: bool, limits: names::Limits) {
         let (kept, bytes) = names::affordable(&self.runtime, &self.sampled, signatures, limits);
         self.lost += self.sampled.len().saturating_sub(kept.len()) as u64;
-        self.runtime.keep_only(&kept, signatures);
+        self.runtime.keep_only(kept);
         self.kept_bytes = bytes;
         self.ended = None;
     }

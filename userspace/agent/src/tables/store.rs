@@ -85,7 +85,7 @@ pub struct Store {
     /// Tables or extents refused for lack of room.
     pub refused: u64,
     /// Extents beyond [`MAX_EXTENTS`].
-    pub cut_extents: u64,
+    pub dropped_extents: u64,
 }
 
 impl Store {
@@ -105,7 +105,7 @@ impl Store {
             generation: 0,
             evicted: 0,
             refused: 0,
-            cut_extents: 0,
+            dropped_extents: 0,
         }
     }
 
@@ -189,7 +189,7 @@ impl Store {
     ) -> Result<(), LoadError> {
         let mut extents = extents_of(code);
         if extents.len() > MAX_EXTENTS as usize {
-            self.cut_extents += (extents.len() - MAX_EXTENTS as usize) as u64;
+            self.dropped_extents += (extents.len() - MAX_EXTENTS as usize) as u64;
             extents.truncate(MAX_EXTENTS as usize);
         }
         let extents: Arc<[Extent]> = extents.into();

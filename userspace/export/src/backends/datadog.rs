@@ -12,7 +12,7 @@ use super::EncoderState;
 use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped_pprof};
 use crate::limits::{Limits, Part, Selection, fit};
 use crate::origin::{LabelLimits, Language, Origin, datadog_tags};
-use crate::types::{self, LabelRule};
+use crate::sample_labels::{self, LabelRule};
 
 /// Where an agent of the same host puts its socket.
 pub const DEFAULT_SOCKET: &str = "/var/run/datadog/apm.socket";
@@ -44,7 +44,7 @@ impl Default for Settings {
                 index_bytes: 1,
             },
             tag_limits: LabelLimits { count: 100, name_bytes: 200, value_bytes: 4096 },
-            sample_labels: types::datadog_labels(),
+            sample_labels: sample_labels::datadog_labels(),
             timestamps: false,
         }
     }

@@ -17,7 +17,7 @@ use crate::batch::{Batch, Encoded, Outgoing, Protocol, gzipped_pprof};
 use crate::label_values::LabelValues;
 use crate::limits::{Cuts, Limits, Selection, fit};
 use crate::origin::{LabelLimits, Origin, pyroscope_labels};
-use crate::types::{self, LabelRule};
+use crate::sample_labels::{self, LabelRule};
 use std::cell::RefCell;
 
 /// Below the server's default burst of 2 MiB, which counts a request's profiles uncompressed.
@@ -62,7 +62,7 @@ impl Default for Settings {
                 index_bytes: 1,
             },
             label_limits: LabelLimits { count: 30, name_bytes: 1024, value_bytes: 2048 },
-            sample_labels: types::pyroscope_labels(),
+            sample_labels: sample_labels::pyroscope_labels(),
             more_labels: Vec::new(),
             batch_bytes: BURST,
         }

@@ -14,7 +14,7 @@ use super::{Cuts, Limits, Selection, TRIMMED, shortened};
 use crate::label_values::OTHER;
 use crate::origin::pyroscope_name;
 use crate::positions::Known;
-use crate::types::{Form, LabelRule};
+use crate::sample_labels::{Form, LabelRule};
 
 /// Copies the needed parts of a profile into a new one.
 pub(super) struct Copy<'p> {

@@ -20,7 +20,7 @@ use strata_profile::{LabelsId, Profile, Sample, StackId, Tick};
 
 use crate::label_values::LabelValues;
 use crate::positions::Known;
-use crate::types::LabelRule;
+use crate::sample_labels::LabelRule;
 use copy::Copy;
 use costs::{Costs, Seen};
 pub use timed::time_of;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use strata_store::LateSymbol;
 use tokio::runtime::Handle;
 
 use super::disk::Surroundings;
@@ -92,6 +93,17 @@ impl Pipeline {
         if !had_room {
             self.make_room();
         }
+    }
+
+    /// Whether late symbols are queued for the thread: no further ones are passed on.
+    pub fn is_naming(&self) -> bool {
+        self.waiting.iter().any(|waiting| matches!(waiting.message, Message::NameLate(_)))
+    }
+
+    /// Passes on symbols of frames that the store has without.
+    pub fn name_late(&mut self, symbols: Vec<LateSymbol>) {
+        self.waiting.push_back(Waiting { message: Message::NameLate(symbols), bytes: 0 });
+        self.retry();
     }
 
     /// Profiles of so many bytes are to be passed on together at most.

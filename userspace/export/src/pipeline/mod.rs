@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use strata_metadata::Source;
 use strata_metadata::destinations::Wish;
-use strata_store::Head;
+use strata_store::{Head, LateSymbol};
 
 use crate::exporter::Exporter;
 use crate::limits::Cuts;
@@ -142,6 +142,8 @@ pub struct FileFigures {
 enum Message {
     /// Some of a flush's profiles; with the last of them comes how long the flush was.
     Profiles(Vec<FlushedProfile>, Option<Duration>),
+    /// Symbols of frames that the store has without.
+    NameLate(Vec<LateSymbol>),
     /// The exporters from now on; the answer is whether they could be set up.
     Configure(Box<PipelineSettings>, SyncSender<Result<(), StartError>>),
     /// Memory is short: profiles that wait for the end of their period are sent now.
@@ -169,9 +171,10 @@ impl Work {
         self.exporters.send_left();
         loop {
             let message = receiver.recv_timeout(TEND);
-            let is_over = !matches!(message, Ok(Message::Profiles(_, None)));
+            let is_over = !matches!(message, Ok(Message::Profiles(_, None) | Message::NameLate(_)));
             match message {
                 Ok(Message::Profiles(parcels, end)) => self.take(parcels, end),
+                Ok(Message::NameLate(symbols)) => self.store.name_late(symbols),
                 Ok(Message::Hurry) => {
                     self.hand_over(None);
                     self.exporters.send_all();

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use strata_store::LateSymbol;
+
 use super::disk::{Disk, Surroundings};
 use super::store_writer::{StoreSettings, StoreWriter};
 use super::{Figures, FlushedProfile};
@@ -18,6 +20,7 @@ enum Work {
     /// A flush begins.
     Flush,
     Keep(Box<FlushedProfile>),
+    NameLate(Vec<LateSymbol>),
     Tend,
     Close,
 }
@@ -30,6 +33,8 @@ pub struct StoreQueue {
     /// Profiles without room, because its disk did not answer.
     refused: u64,
     is_refusing: bool,
+    /// Late symbols without room.
+    refused_symbols: u64,
 }
 
 impl StoreQueue {
@@ -42,6 +47,7 @@ impl StoreQueue {
                 Work::Configure(settings) => store.configure(settings),
                 Work::Flush => store.try_again(),
                 Work::Keep(profile) => store.keep(&profile),
+                Work::NameLate(symbols) => store.name_late(&symbols),
                 Work::Tend => store.tend(),
                 Work::Close => store.close(),
             }
@@ -50,7 +56,14 @@ impl StoreQueue {
             *to_show.lock().unwrap_or_else(PoisonError::into_inner) = figures;
         };
         let disk = Disk::start(Path::new(""), limit, surroundings, work)?;
-        Ok(Self { disk, shown, directory: None, refused: 0, is_refusing: false })
+        Ok(Self {
+            disk,
+            shown,
+            directory: None,
+            refused: 0,
+            is_refusing: false,
+            refused_symbols: 0,
+        })
     }
 
     /// Writes to another store, or none, from now on.
@@ -95,6 +108,18 @@ impl StoreQueue {
         self.disk.wait(until);
     }
 
+    /// Keeps symbols of frames that were stored without.
+    pub fn name_late(&mut self, symbols: Vec<LateSymbol>) {
+        if self.directory.is_none() {
+            return;
+        }
+        let bytes = symbols.iter().map(LateSymbol::memory).sum();
+        if let Err(Work::NameLate(symbols)) = self.disk.give(Work::NameLate(symbols), bytes) {
+            let refused = self.refused_symbols.saturating_add(symbols.len() as u64);
+            self.refused_symbols = refused;
+        }
+    }
+
     /// Drops old segments, merges hours; later, if it is busy.
     pub fn tend(&mut self) {
         if self.disk.is_idle() {
@@ -116,6 +141,8 @@ impl StoreQueue {
     pub fn show(&self, figures: &mut Figures) {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
         figures.kept = shown.kept;
+        let refused = figures.kept.late_refused.saturating_add(self.refused_symbols);
+        figures.kept.late_refused = refused;
         figures.store_bytes = shown.store_bytes;
         figures.store_dictionaries = shown.store_dictionaries;
         figures.store_trouble = shown.store_trouble;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use strata_kinds::Kinds;
 use strata_profile::Times;
-use strata_store::{Head, Options, Store, StoreError};
+use strata_store::{Head, LateSymbol, Options, Store, StoreError};
 
 use super::ages::{Ages, wall_nanos};
 use super::{Figures, FlushedProfile};
@@ -38,6 +38,9 @@ pub struct Kept {
     pub written: u64,
     /// For their age, or the size.
     pub dropped: u64,
+    /// Symbols of frames that were stored without: kept, and not.
+    pub late_named: u64,
+    pub late_refused: u64,
 }
 
 impl Kept {
@@ -47,6 +50,11 @@ impl Kept {
         Self {
             written: self.written.saturating_add(counters.profiles_written),
             dropped: self.dropped.saturating_add(counters.profiles_dropped),
+            late_named: self.late_named.saturating_add(counters.late_symbols_written),
+            late_refused: self
+                .late_refused
+                .saturating_add(counters.late_symbols_refused)
+                .saturating_add(counters.late_symbols_dropped),
         }
     }
 }
@@ -171,6 +179,17 @@ impl StoreWriter {
                     tracing::warn!(error = text, "a profile was not stored");
                     self.trouble = Some(text);
                 }
+            }
+        }
+    }
+
+    /// Keeps symbols of frames that were stored without.
+    pub fn name_late(&mut self, symbols: &[LateSymbol]) {
+        match &mut self.store {
+            Some(store) => note(store.name_late(symbols), "store late symbols"),
+            None => {
+                let refused = self.before.late_refused.saturating_add(symbols.len() as u64);
+                self.before.late_refused = refused;
             }
         }
     }

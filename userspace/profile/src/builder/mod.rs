@@ -18,6 +18,7 @@ use std::hash::BuildHasher;
 use crate::identity::{CommonStrings, intern_common};
 use crate::intern::{Children, Index};
 use crate::kind::{FrameKind, base_name};
+use crate::late::LateKey;
 use crate::model::{
     Frame, Label, LabelValue, LabelsId, Location, LocationId, Mapping, MappingId, Profile,
     SampleKey, StackId, StringId, Thread, ThreadId, Tick, ValueType,
@@ -155,6 +156,28 @@ impl ProfileBuilder {
         mapping: Option<MappingId>,
         frames: &[Frame],
     ) -> LocationId {
+        self.location_of(address, mapping, frames, StringId::default())
+    }
+
+    /// A location without a symbol that may get one after the profile was built. It is another one
+    /// than that of the same address without a key, or with another key.
+    pub fn late_location(
+        &mut self,
+        address: u64,
+        mapping: Option<MappingId>,
+        key: LateKey,
+    ) -> LocationId {
+        let late = self.string(&key.to_string());
+        self.location_of(address, mapping, &[], late)
+    }
+
+    fn location_of(
+        &mut self,
+        address: u64,
+        mapping: Option<MappingId>,
+        frames: &[Frame],
+        late: StringId,
+    ) -> LocationId {
         let stub;
         let frames = if frames.is_empty() {
             stub = [self.stub_frame(address, mapping)];
@@ -163,7 +186,8 @@ impl ProfileBuilder {
             frames
         };
         let frames = self.profile.frames.intern(&mut self.frames, frames);
-        let location = Location { address, mapping, frames: self.or_overflow(frames) };
+        let frames = self.or_overflow(frames);
+        let location = Location { address, mapping, frames, late };
         let id = position_of(&mut self.profile.locations, &mut self.locations, location);
         LocationId(self.or_overflow(id))
     }

@@ -61,7 +61,8 @@ impl<'p> Translation<'p> {
                 [frame.name, frame.system_name, frame.file].map(|id| self.string(into, id));
             self.frames.push(Frame { name, system_name, file, ..*frame });
         }
-        let made = into.location(location.address, mapping, &self.frames);
+        let late = self.string(into, location.late);
+        let made = into.location_of(location.address, mapping, &self.frames, late);
         note(&mut self.locations, id.position(), made)
     }
 

@@ -14,6 +14,7 @@ use strata_profile::ProfileBuilder;
 use super::sources::{Read, Source, Troubles, read_source};
 use super::{Answer, Reader};
 use crate::error::StoreError;
+use crate::late::LateSymbols;
 use crate::parallel;
 use crate::selection::Selection;
 use crate::series::{Pair, Series};
@@ -106,12 +107,14 @@ struct Question<'q> {
     /// What times in the timeline count from.
     origin: i64,
     gone: Gone,
+    late: LateSymbols,
 }
 
 impl<'q> Question<'q> {
     fn new(reader: &'q Reader, selection: &'q Selection, sources: &[Source], gone: Gone) -> Self {
         let (sample_types, first, origin) = (Vec::new(), None, i64::MAX);
-        let mut question = Self { reader, selection, sample_types, first, origin, gone };
+        let late = LateSymbols::of(&reader.directory);
+        let mut question = Self { reader, selection, sample_types, first, origin, gone, late };
         for source in sources {
             for (_, series) in source.series.iter().filter(|(_, series)| selection.fits(series)) {
                 question.first.get_or_insert_with(|| series.clone());
@@ -244,7 +247,8 @@ impl<'q> Merge<'q> {
             self.builder.begin_part();
             self.service.clone_from(&source.service);
         }
-        let mut replay = Replay::new(self.question.selection.detail, self.question.selection.pid);
+        let Selection { detail, pid, .. } = *self.question.selection;
+        let mut replay = Replay::naming(detail, pid, &self.question.late);
         for (entry, body) in &read.bodies {
             let runtime_id = read.tables.string(body.runtime_id);
             if self

@@ -25,6 +25,7 @@ impl Store {
                 Name::Open => self.recover_open(number, &path)?,
                 Name::Sealed => self.recover_sealed(number, &path, length)?,
                 Name::Damaged => self.note_damaged(number, &path)?,
+                Name::Names => self.recover_names(number, &path)?,
                 Name::Merged | Name::Rollup => {}
             }
         }

@@ -41,7 +41,8 @@ impl Store {
         }
         let damaged = self.damaged.iter().filter(|(_, damaged)| damaged.written < oldest_kept);
         let damaged: Vec<_> = damaged.map(|(&number, _)| number).collect();
-        damaged.into_iter().try_for_each(|number| self.drop_damaged(number))
+        damaged.into_iter().try_for_each(|number| self.drop_damaged(number))?;
+        self.drop_old_names(oldest_kept)
     }
 
     /// Drops unreadable files and the oldest segments until `bytes` more fit.

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use strata_profile::{FrameKind, Label, LabelValue, Profile, ProfileBuilder};
-use strata_store::{Answer, Head, Options, Store};
+use strata_profile::{FrameKind, Label, LabelValue, LateKey, Profile, ProfileBuilder};
+use strata_store::{Answer, Head, LateFrame, LateSymbol, Options, Store};
 
 pub const SECOND: i64 = 1_000_000_000;
 pub const HOUR: i64 = 3600 * SECOND;
@@ -48,6 +48,31 @@ pub fn profile(stacks: &[(&str, i64)]) -> Profile {
         builder.add(id, labels, &[*count, *count * 10_101_010]);
     }
     builder.finish()
+}
+
+/// A profile whose only frame lacks its symbol, and the symbol: `late7`.
+pub fn late(key: u64, last_nanos: i64) -> (Profile, LateSymbol) {
+    let mut builder = ProfileBuilder::new(&[("samples", "count"), ("cpu", "nanoseconds")]);
+    let mapping = Some(builder.mapping(0, u64::MAX, 0, "/lib/slow.so", ""));
+    let location = builder.late_location(0x14b0, mapping, LateKey(key));
+    let stack = builder.stack(&[location]);
+    let labels = builder.labels(&[]);
+    builder.add(stack, labels, &[1, 10_101_010]);
+    let frame = LateFrame {
+        kind: FrameKind::Native,
+        name: format!("late{key}").into(),
+        system_name: "".into(),
+        file: "slow.c".into(),
+        line: 7,
+    };
+    let symbol = LateSymbol {
+        key: LateKey(key),
+        path: "/lib/slow.so".into(),
+        build_id: "c0ffee".into(),
+        frames: vec![frame],
+        last_nanos,
+    };
+    (builder.finish(), symbol)
 }
 
 pub fn options() -> Options {

@@ -9,7 +9,7 @@ use strata_export::Outgoing;
 use strata_export::origin::{Language, Origin};
 use strata_export::pipeline::{FlushedProfile, Pipeline};
 use strata_kinds::Kinds;
-use strata_store::Head;
+use strata_store::{Head, LateFrame};
 
 use super::clock::Period;
 use super::process_metadata::{Containers, ProcessMetadata, ResolvedProcess, age_of};
@@ -18,7 +18,9 @@ use strata_agent::aggregate::{Aggregate, Row, Tick};
 use strata_agent::engine::{Engine, monotonic_nanos};
 use strata_agent::processes::table::ImageId;
 use strata_symbolize::build::{Build, Circumstances};
+use strata_symbolize::late::LateSymbol;
 use strata_symbolize::symbolizer::{Options, Symbolizer};
+use strata_symbolize::{ModuleInfo, NamedFrame};
 
 /// Counts of the samples of a flush, by outcome.
 #[derive(Clone, Copy, Debug, Default)]
@@ -208,6 +210,7 @@ impl Flusher {
         }
         if ends {
             self.review_kinds(engine, configuration, containers);
+            self.name_late(pipeline);
             self.end(engine, &flush.aggregate);
         } else {
             self.flush = Some(flush);
@@ -224,6 +227,17 @@ impl Flusher {
         };
         !self.symbolizer.awaits_related(image)
             && !group.rows.iter().any(|row| aggregate.stack_of(row.stack).iter().any(is_awaited))
+    }
+
+    /// Passes on symbols that came after their flush, unless earlier ones still wait.
+    fn name_late(&mut self, pipeline: &mut Pipeline) {
+        if pipeline.is_naming() {
+            return;
+        }
+        let symbols: Vec<_> = self.symbolizer.take_late().into_iter().map(late_symbol).collect();
+        if !symbols.is_empty() {
+            pipeline.name_late(symbols);
+        }
     }
 
     fn end(&mut self, engine: &mut Engine, aggregate: &Aggregate) {
@@ -286,13 +300,16 @@ impl Flusher {
             let ticks = group.ticks.into_iter().filter(|tick| kinds.contains(tick.kind));
             build.add_ticks(ticks, begun_nanos);
         }
+        let late = build.take_late();
         let profile = Arc::new(build.finish());
+        let end_nanos = profile.start_nanos.saturating_add(profile.duration_nanos);
+        self.symbolizer.note_late(&late, end_nanos);
         let head = Head {
             service: who.origin.service.clone(),
             labels: who.labels.clone(),
             runtime_id: who.origin.runtime_id.clone(),
             start_nanos: profile.start_nanos,
-            end_nanos: profile.start_nanos.saturating_add(profile.duration_nanos),
+            end_nanos,
             ..Head::default()
         };
         let mut origin = who.origin.clone();
@@ -357,6 +374,23 @@ impl Flusher {
         if next.len() <= MOST_REVIEWED {
             self.reviewed = ImageId(0);
         }
+    }
+}
+
+/// A late symbol in the store's terms.
+fn late_symbol(late: LateSymbol) -> strata_store::LateSymbol {
+    let LateSymbol { key, last_nanos, module, frames } = late;
+    let text = |text: fn(&ModuleInfo) -> &str| module.as_deref().map_or("", text).into();
+    let frames = frames.into_iter().map(|frame| {
+        let NamedFrame { kind, name, system_name, file, line } = frame;
+        LateFrame { kind, name, system_name, file, line }
+    });
+    strata_store::LateSymbol {
+        key,
+        path: text(|module| &module.path),
+        build_id: text(|module| &module.build_id),
+        frames: frames.collect(),
+        last_nanos,
     }
 }
 

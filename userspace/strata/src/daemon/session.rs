@@ -181,6 +181,9 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
     crate::priority::set_priority(crate::priority::RECORDING_PRIORITY);
     let frequencies = kernel_frequencies(&configuration);
     let kinds = sampled_kinds(&configuration);
+    let run_time = introspect::enable_run_time_stats()
+        .inspect_err(|error| tracing::info!(%error, "BPF run times are not counted"))
+        .ok();
     let mut engine = Engine::new(Options {
         wakeup: Wakeup::Many,
         settings: Settings {
@@ -203,14 +206,11 @@ pub async fn run(source: Source, loaded: Loaded, network: Handle) -> Result<()> 
         managed: Policy::AsTold,
         messages: configuration.exception_messages.value,
         signatures: false,
+        opened: Some(capabilities::give_up_administration),
     })?;
     engine.newcomers = Some(Vec::new());
     engine.managed.set_budget(budget.bridges);
-    let run_time = introspect::enable_run_time_stats()
-        .inspect_err(|error| tracing::info!(%error, "BPF run times are not counted"))
-        .ok();
     engine.start()?;
-    capabilities::give_up_administration();
     let publisher = Pipeline::start(destinations, delivery.clone(), network.clone(), HOOKS)
         .context("the publisher's thread cannot be started")?;
     let maps = introspect::of_this_process().map_or(0, |used| used.map_bytes());

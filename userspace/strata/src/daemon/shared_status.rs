@@ -164,6 +164,8 @@ fn add_pipeline(status: &mut Status, pipeline: &Figures) {
     profiles.pooled_over_limit = pipeline.pooled.over;
     let store = &mut status.store;
     store.profiles = pipeline.kept.written;
+    store.late_named = pipeline.kept.late_named;
+    profiles.late_unnamed = profiles.late_unnamed.saturating_add(pipeline.kept.late_refused);
     store.dropped = pipeline.kept.dropped;
     store.bytes = pipeline.store_bytes;
     store.dictionaries = pipeline.store_dictionaries;

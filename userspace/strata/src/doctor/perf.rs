@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use strata_agent::kernel::perf_event::needs_administration;
+
 use super::environment::{Capability, Environment, setting};
 use super::line::{Group, Line};
 use super::parse;
@@ -62,6 +64,16 @@ fn refused(environment: &Environment, name: &'static str, error: &io::Error) -> 
             format!("not permitted without CAP_PERFMON ({})", paranoia()),
             environment.privilege_fix(&[Capability::PERFMON]),
         ),
+        Some(libc::EPERM | libc::EACCES)
+            if needs_administration() && !environment.has(Capability::SYS_ADMIN) =>
+        {
+            Line::missing(
+                GROUP,
+                name,
+                format!("not permitted without CAP_SYS_ADMIN ({})", paranoia()),
+                environment.privilege_fix(&[Capability::SYS_ADMIN]),
+            )
+        }
         Some(libc::EPERM | libc::EACCES) => Line::missing(
             GROUP,
             name,

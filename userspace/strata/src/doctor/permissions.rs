@@ -27,6 +27,10 @@ const NEEDS: &[Need] = &[
         any_of: &[Capability::CHECKPOINT_RESTORE, Capability::SYS_ADMIN],
         lost: Some("unwind rules and symbols of deleted and replaced files"),
     },
+    Need {
+        any_of: &[Capability::SYS_ADMIN],
+        lost: Some("events of .NET processes (exceptions, locks, …), and what BPF programs cost"),
+    },
     Need { any_of: &[Capability::SYSLOG], lost: Some("names of kernel functions") },
     Need {
         any_of: &[Capability::DAC_READ_SEARCH, Capability::DAC_OVERRIDE],

@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
-use strata_abi::record::{Counter, End};
+use strata_abi::record::End;
 use strata_clr::environment::Variable;
 use strata_kinds::{Kind, Kinds};
 use tokio::process::Child;
@@ -14,6 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::launch;
 use super::live::{Figures, Live};
 use super::{Plan, report};
+use crate::losses::lost;
 use crate::user::User;
 use crate::{capabilities, output, priority, second_signal};
 use strata_agent::engine::{Engine, Options};
@@ -104,6 +105,14 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     }
     let mut signals = Signals::new()?;
     priority::set_priority(priority::RECORDING_PRIORITY);
+    // Counting costs a little, and only scripts and the curious look at it.
+    let run_time = (plan.json || plan.verbose > 0)
+        .then(introspect::enable_run_time_stats)
+        .and_then(|enabled| {
+            enabled
+                .inspect_err(|error| tracing::warn!(%error, "BPF run times are not counted"))
+                .ok()
+        });
     let mut engine = Engine::new(Options {
         wakeup: wakeup(plan),
         settings: Settings {
@@ -125,18 +134,10 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
         managed: plan.managed,
         messages: plan.exception_messages,
         signatures: plan.signatures,
+        opened: Some(capabilities::give_up_administration),
     })?;
-    // Counting costs a little, and only scripts and the curious look at it.
-    let run_time = (plan.json || plan.verbose > 0)
-        .then(introspect::enable_run_time_stats)
-        .and_then(|enabled| {
-            enabled
-                .inspect_err(|error| tracing::warn!(%error, "BPF run times are not counted"))
-                .ok()
-        });
     engine.start()?;
     engine.note_matches();
-    capabilities::give_up_administration();
     let started = SystemTime::now();
     let mut command = match plan.command.as_slice() {
         [] => None,
@@ -280,7 +281,7 @@ fn figures(engine: &Engine) -> Figures {
     Figures {
         samples,
         processes: engine.table.count(),
-        lost: engine.count(Counter::RingFull) + engine.table.lost_events,
+        lost: lost(engine),
         incomplete: samples - of(End::Complete) - of(End::KernelOnly),
     }
 }

@@ -17,6 +17,7 @@ use serde_json::Value;
 use strata_abi::record::End;
 use strata_kinds::{Frequencies, Kind, Kinds};
 
+use crate::capabilities;
 use crate::printing;
 use crate::terminal::{columns, counted, cut};
 use strata_agent::code_address::describe_end;
@@ -77,6 +78,7 @@ pub fn run(question: &Question) -> Result<i32> {
         managed: question.managed,
         messages: false,
         signatures: false,
+        opened: Some(capabilities::give_up_administration),
     })?;
     prepare(&mut engine, &pids)?;
     // Each pass may find code that the runtime has not published yet, and requests it.
@@ -111,7 +113,8 @@ pub fn run(question: &Question) -> Result<i32> {
     for end in End::ALL {
         let count = ends.get(end as usize).copied().unwrap_or_default();
         if count > 0 && !matches!(end, End::Complete | End::KernelOnly) {
-            text += &format!("{} incomplete: {}\n", counted(count, "stack"), describe_end(end));
+            let what = if end == End::FrameLimit { "truncated" } else { "incomplete" };
+            text += &format!("{} {what}: {}\n", counted(count, "stack"), describe_end(end));
         }
     }
     printing::print(&text)

@@ -78,6 +78,19 @@ fn sampling(status: &Status) -> impl Iterator<Item = Single> {
             status.profiles.late_symbols as f64,
         ),
         (
+            "symbols_late_awaited",
+            GAUGE,
+            "Code addresses flushed without a symbol that is still awaited, for the local store.",
+            status.profiles.late_awaited as f64,
+        ),
+        (
+            "symbols_late_unnamed_total",
+            COUNTER,
+            "Code addresses flushed without a symbol that stay so in the local store: their file has \
+             none or never answered, or there was no room.",
+            status.profiles.late_unnamed as f64,
+        ),
+        (
             "stacks_trimmed_total",
             COUNTER,
             "Stacks that lost frames at their root to fit a server.",
@@ -173,6 +186,12 @@ fn delivery(status: &Status) -> impl Iterator<Item = Single> {
             status.store.not_stored as f64,
         ),
         (
+            "symbols_late_named_total",
+            COUNTER,
+            "Code addresses flushed without a symbol that have it in the local store now.",
+            status.store.late_named as f64,
+        ),
+        (
             "profiles_pooled_total",
             COUNTER,
             "Profiles of short commands, which became part of the pool's.",
@@ -243,6 +262,18 @@ fn itself(status: &Status) -> impl Iterator<Item = Single> {
             GAUGE,
             "Paths of the store and of exporters whose disk does not answer.",
             status.silent_disks.len() as f64,
+        ),
+        (
+            "broker_restarts_total",
+            COUNTER,
+            "How often the helper process with CAP_SYS_ADMIN was started again.",
+            status.broker.as_ref().map_or(0.0, |broker| broker.restarts as f64),
+        ),
+        (
+            "broker_failing",
+            GAUGE,
+            "1 if the helper process with CAP_SYS_ADMIN has ended and cannot be replaced.",
+            f64::from(u8::from(status.broker.as_ref().is_some_and(|one| one.trouble.is_some()))),
         ),
         (
             "config_reloads_total",

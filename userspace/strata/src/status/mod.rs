@@ -37,6 +37,8 @@ pub struct Status {
     pub metrics_trouble: Option<String>,
     /// Of the store and of exporters.
     pub silent_disks: Vec<SilentDisk>,
+    /// `None` where nothing needs it.
+    pub broker: Option<Broker>,
     pub configuration: Configuration,
     pub sampling: Sampling,
     pub profiles: Profiles,
@@ -67,6 +69,17 @@ pub struct Configuration {
     pub file: String,
     pub reloads: u64,
     /// Why the configuration on disk is not the one in use.
+    pub trouble: Option<String>,
+}
+
+/// The helper process that keeps CAP_SYS_ADMIN.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Broker {
+    /// While it runs.
+    pub pid: Option<u32>,
+    pub restarts: u64,
+    /// Why it does nothing, or not everything.
     pub trouble: Option<String>,
 }
 
@@ -102,6 +115,9 @@ pub struct Profiles {
     pub waiting: usize,
     /// Code addresses whose symbols came too late for their flush.
     pub late_symbols: u64,
+    /// Those whose symbols are awaited for the store, and those that stay without there.
+    pub late_awaited: usize,
+    pub late_unnamed: u64,
     pub early_sends: u64,
     pub pooled_short: u64,
     pub pooled_over_limit: u64,
@@ -190,6 +206,8 @@ pub struct Store {
     pub bytes: u64,
     pub dictionaries: u64,
     pub not_stored: u64,
+    /// Code addresses that were stored without a symbol and have it now.
+    pub late_named: u64,
     /// It is not open, or a recent write failed.
     pub fails: bool,
     pub trouble: Option<String>,

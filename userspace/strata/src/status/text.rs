@@ -67,6 +67,9 @@ fn settings(status: &Status, lines: &mut Vec<String>) {
     if let Some(trouble) = &status.metrics_trouble {
         lines.push(format!("metrics        are not served: {trouble}"));
     }
+    if let Some(trouble) = status.broker.as_ref().and_then(|broker| broker.trouble.as_ref()) {
+        lines.push(format!("helper         {trouble}"));
+    }
     for disk in &status.silent_disks {
         lines.push(format!("disk           {}", disk.text()));
     }
@@ -156,6 +159,15 @@ fn delivery(status: &Status, lines: &mut Vec<String>) {
         bytes(store.dictionaries)
     ));
     lines.extend(lost(store.not_stored, "profiles were not stored"));
+    let (awaited, unnamed) = (status.profiles.late_awaited, status.profiles.late_unnamed);
+    if store.late_named > 0 || awaited > 0 || unnamed > 0 {
+        lines.push(format!(
+            "late symbols   {} named in the store, {} awaited, {} stay without",
+            grouped(store.late_named),
+            grouped(awaited as u64),
+            grouped(unnamed)
+        ));
+    }
     if let Some(trouble) = &store.trouble {
         lines.push(format!("               {trouble}"));
     }
@@ -250,13 +262,24 @@ pub fn services(status: &Status) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FileExporter, PastTrouble, Profiles, Store};
+    use super::super::{Broker, FileExporter, PastTrouble, Profiles, Store};
     use super::*;
 
     #[test]
     fn a_status_with_nothing_in_it_is_shown_all_the_same() {
         let shown = status(&Status::default());
         assert!(shown.contains("NOT HEALTHY"), "{shown}");
+    }
+
+    #[test]
+    fn a_helper_that_has_ended_is_shown() {
+        let with = |trouble: Option<&str>| {
+            let trouble = trouble.map(str::to_owned);
+            let broker = Some(Broker { trouble, ..Broker::default() });
+            status(&Status { broker, ..Status::default() })
+        };
+        assert!(with(Some("no events: restart strata")).contains("helper   "));
+        assert!(!with(None).contains("helper   "));
     }
 
     #[test]
@@ -299,6 +322,15 @@ mod tests {
                 ..Status::default()
             })
         };
+        let late = |named, awaited, unnamed| {
+            let profiles =
+                Profiles { late_awaited: awaited, late_unnamed: unnamed, ..Profiles::default() };
+            let store = Store { late_named: named, ..Store::default() };
+            status(&Status { profiles, store, ..Status::default() })
+        };
+        assert!(!late(0, 0, 0).contains("late symbols"));
+        let expected = "late symbols   1,200 named in the store, 3 awaited, 4 stay without\n";
+        assert!(late(1200, 3, 4).contains(expected), "{}", late(1200, 3, 4));
         let losses = [
             "batches found no exporter",
             "profiles were not stored",

@@ -11,7 +11,7 @@
 //! | `go_function`, `is_go_restorer` | rules of a function in Go's line table |
 //! | `derived` | rules of code that nothing describes, from its instructions |
 //! | `managed_image` | rules of a PE file, from its exception directory |
-//! | `method_rules`, `wants_all_code`, `stub_at`, `STUB_REACH` | rules of code that the CLR made at run time |
+//! | `method_unwinding`, `wants_all_code`, `stub_at`, `STUB_REACH` | rules of code that the CLR made at run time |
 
 use std::ops::Range;
 

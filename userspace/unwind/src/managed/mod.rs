@@ -54,7 +54,24 @@ pub fn stub_at(code: &[u8], at: usize) -> Option<Stub> {
 /// the range. Words of extended rules carry the number 0, which the loader replaces.
 #[must_use]
 pub fn method_rules(code: &MethodCode<'_>) -> Vec<(u32, Rule)> {
-    arch::method_rules(code)
+    method_unwinding(code).rules
+}
+
+/// What a method's first bytes show, in one pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MethodUnwinding {
+    /// As [`method_rules`].
+    pub rules: Vec<(u32, Rule)>,
+    /// As [`wants_all_code`].
+    pub wants_all_code: bool,
+    /// As [`replaceable_frame`]; `None` for a method that is a replacement itself.
+    pub replaceable_frame: Option<u32>,
+}
+
+/// The unwinding of a method, by its code.
+#[must_use]
+pub fn method_unwinding(code: &MethodCode<'_>) -> MethodUnwinding {
+    arch::method_unwinding(code)
 }
 
 /// The frame of unoptimised code that a replacement may take the place of while it runs, by its
@@ -83,7 +100,11 @@ pub fn fuzz_code(data: &[u8]) {
     assert!(rules.first().is_some_and(|(offset, _)| *offset == 0));
     assert!(rules.is_sorted_by(|a, b| a.0 < b.0));
     assert!(rules.last().is_some_and(|(offset, _)| *offset as usize <= bytes.len()));
-    _ = wants_all_code(&code);
+    let unwinding = method_unwinding(&code);
+    assert_eq!(unwinding.wants_all_code, wants_all_code(&code));
+    if !code.is_replacement && bytes.len() <= code.size as usize {
+        assert_eq!(unwinding.replaceable_frame, replaceable_frame(bytes));
+    }
     if let Some(stub) = stub_at(bytes, usize::from(*size)) {
         assert!((stub.start..stub.start + stub.size as usize).contains(&usize::from(*size)));
     }

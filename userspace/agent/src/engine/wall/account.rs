@@ -171,6 +171,12 @@ impl Account {
         self.start == start || matches!(self.start, 0 | LATER)
     }
 
+    /// Whether it was switched, or is in another state, since its last record.
+    pub(super) fn has_moved(&self, now: &Activity) -> bool {
+        self.state != now.state
+            || (self.voluntary, self.involuntary) != (now.voluntary, now.involuntary)
+    }
+
     /// The account of the same thread in the program that it executes, as `thread`. What it did
     /// before is counted already, and none of its stacks is one of the new program's.
     pub(super) fn of_next_program(self, thread: ThreadKey, time: u64) -> Self {
@@ -280,8 +286,7 @@ impl Account {
         to: &mut Aggregate,
     ) {
         let time = time.max(self.until);
-        let is_same = self.state == now.state
-            && (self.voluntary, self.involuntary) == (now.voluntary, now.involuntary);
+        let is_same = !self.has_moved(now);
         self.run.seen = self.run.seen.max(now.run);
         self.wait.seen = self.wait.seen.max(now.delay);
         let before = self.blocked.clone();

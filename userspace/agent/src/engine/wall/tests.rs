@@ -162,7 +162,7 @@ fn every_sample_between_two_passes_is_as_likely_to_be_kept() {
         // What is left when they have been placed.
         taken(&mut wall, 1, 7, 12, Activity { run: 9 * SECOND, ..runs }, &mut to);
         let bytes: usize = wall.threads.values().map(Account::bytes).sum();
-        assert_eq!(wall.bytes, bytes);
+        assert_eq!(wall.memory.used(), bytes);
     }
     // The mean of 3,200 numbers below 1,000 has a standard error of 5.
     let mean = sums / count;
@@ -173,8 +173,41 @@ fn every_sample_between_two_passes_is_as_likely_to_be_kept() {
 fn the_stack_of_a_wait_before_the_last_one_is_counted_too() {
     let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
     taken(&mut wall, 1, 7, 2, activity(1, 5, 3, 1_000), &mut to);
-    let one = wall.bytes;
+    let one = wall.memory.used();
     // Runnable now, in another place; where it was blocked is kept.
     taken(&mut wall, 1, 7, 3, activity(STATE_RUNNABLE, 5, 3, 1_000), &mut to);
-    assert_eq!(wall.bytes, one + at(1).bytes());
+    assert_eq!(wall.memory.used(), one + at(1).bytes());
+}
+
+#[test]
+fn a_process_with_threads_without_end_leaves_others_their_time() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    let mut met = |wall: &mut Wall, pid: u32, tid: u32| {
+        let header = Header { pid, tid, time: 2 * SECOND, ..header(0) };
+        let mut deep = at(1);
+        deep.stack.user = vec![1; 1024].into();
+        wall.take(&header, thread(pid, tid), &activity(1, 5, 3, 1_000), deep, &mut to);
+    };
+    for tid in 0..10_000 {
+        met(&mut wall, 7, tid);
+    }
+    let alone = wall.memory.of(7);
+    assert!(alone > MOST_BYTES / 2 && alone <= MOST_BYTES - MOST_BYTES / 4, "{alone}");
+    let kept = |wall: &Wall, pid: u32| wall.threads_of(pid).len();
+    assert_eq!(kept(&wall, 7) as u64 + wall.refused, 10_000);
+    for tid in 0..3_000 {
+        met(&mut wall, 8 + tid % 3, 10_000 + tid);
+        met(&mut wall, 7, 20_000 + tid);
+    }
+    assert_eq!([8, 9, 10].map(|pid| kept(&wall, pid)), [1_000; 3]);
+    assert_eq!(kept(&wall, 7) as u64 + wall.refused, 13_000);
+    for tid in 0..10_000 {
+        met(&mut wall, 7, 30_000 + tid);
+        met(&mut wall, 8 + tid % 3, 50_000 + tid);
+    }
+    assert!(wall.memory.of(7) <= MOST_BYTES / 4, "{}", wall.memory.of(7));
+    assert!(wall.memory.used() <= MOST_BYTES);
+    assert_eq!(wall.threads.len(), wall.by_process.len());
+    wall.retain(|_| false);
+    assert_eq!(wall.memory.used(), 0);
 }

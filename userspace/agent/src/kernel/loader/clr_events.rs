@@ -6,10 +6,13 @@ use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::UProbe;
 use aya::{Ebpf, EbpfLoader, Pod};
 
-use strata_abi::record::{EVENT_KINDS, event_slot};
+use strata_abi::memory::EventPace;
+use strata_abi::record::event_slot;
 
 use super::{HotValue, LoadError, Programs, map, program};
-use crate::kernel::probes::Probes;
+use crate::kernel::broker::Mapped;
+use crate::kernel::probes::Arrival;
+use crate::processes::table::ImageId;
 
 const PROGRAM: &str = "clr_event";
 
@@ -25,16 +28,10 @@ pub(super) struct ClrEvents {
 }
 
 /// The events of one CPU.
-#[repr(C)]
+#[repr(transparent)]
 #[derive(Clone, Copy)]
-struct PaceValue {
-    window: u32,
-    taken: u32,
-    raw: u32,
-    unreadable: u32,
-    refused: [u32; EVENT_KINDS],
-}
-// SAFETY: plain words without padding.
+struct PaceValue(EventPace);
+// SAFETY: `EventPace` is `repr(C)` without padding and any bytes are a value of it.
 unsafe impl Pod for PaceValue {}
 
 pub(super) fn sets(cpus: u32) -> u32 {
@@ -53,7 +50,7 @@ pub(super) fn size<'a>(loader: &mut EbpfLoader<'a>, cpus: u32, sets: &'a u32, ri
 }
 
 impl ClrEvents {
-    /// And the program, for [`crate::kernel::probes`].
+    /// And the program, for the [broker](crate::kernel::broker).
     pub(super) fn of(ebpf: &mut Ebpf, cpus: u32) -> Result<(Self, OwnedFd), LoadError> {
         let named = |source| LoadError::Program { name: PROGRAM, source };
         let loaded: &mut UProbe = program(ebpf, PROGRAM)?;
@@ -72,7 +69,7 @@ impl ClrEvents {
     /// A counter, of all sets.
     pub(super) fn count(&self, counter: usize) -> u64 {
         let all = (0..self.sets).filter_map(|set| self.hot.get(&set, 0).ok());
-        all.filter_map(|hot| hot.counters.get(counter).copied()).sum()
+        all.filter_map(|hot| hot.counter(counter)).sum()
     }
 
     fn paces(&self, cpus: u32) -> impl Iterator<Item = PaceValue> {
@@ -91,9 +88,18 @@ impl Programs {
         self.clr_events.as_mut()?.ring.next()
     }
 
-    /// Attaches the program of the CLR's events to processes.
-    pub fn probes(&mut self) -> Option<&mut Probes> {
-        self.probes.as_mut()
+    /// Attaches the program of the CLR's events to a process.
+    pub fn attach_probe(&mut self, image: ImageId, mapped: Mapped) {
+        if let Some(broker) = &mut self.broker {
+            self.probes.attach(broker, image, mapped);
+        }
+    }
+
+    /// The next result of [`Self::attach_probe`].
+    pub fn attached_probe(&mut self) -> Option<Arrival> {
+        let broker = self.broker.as_mut()?;
+        broker.turn();
+        self.probes.arrived(broker)
     }
 
     /// A counter of the CLR's events; as [`Programs::count`].
@@ -105,7 +111,7 @@ impl Programs {
     /// report or a CPU takes, or without memory or room.
     pub fn clr_events_refused(&self, source: u8) -> u64 {
         let of_kind =
-            |pace: PaceValue| pace.refused.get(event_slot(source)).copied().map(u64::from);
+            |pace: PaceValue| pace.0.refused.get(event_slot(source)).copied().map(u64::from);
         let paces = self.clr_events.iter().flat_map(|events| events.paces(self.possible_cpus));
         paces.filter_map(of_kind).sum()
     }
@@ -113,6 +119,6 @@ impl Programs {
     /// Calls of the bridge's function with no event.
     pub fn clr_events_unreadable(&self) -> u64 {
         let paces = self.clr_events.iter().flat_map(|events| events.paces(self.possible_cpus));
-        paces.map(|pace| u64::from(pace.unreadable)).sum()
+        paces.map(|pace| u64::from(pace.0.unreadable)).sum()
     }
 }

@@ -11,20 +11,20 @@ mod threads;
 
 use std::borrow::Cow;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError, RingBuf};
-use aya::programs::perf_event::{
-    PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
-};
 use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
 use aya::{Ebpf, EbpfLoader, Pod};
 use aya_log::EbpfLogger;
+use strata_abi::memory::Hot;
 use strata_abi::rule::{MAX_RULES, Rule};
 use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS, UNWANTED_PROCESSES};
 
+use super::broker::client::{Broker, BrokerState};
 use super::introspect::{self, ProgramUse};
 use super::memory::{MapMemory, RestingMemory};
+use super::perf_event::{self, CpuEvent};
 use super::probes::Probes;
 use super::type_info::{KernelTypes, TypeError};
 use clr_events::ClrEvents;
@@ -63,7 +63,7 @@ impl Diagnostics {
 const MMAPABLE: u32 = 0x400;
 /// The program that takes samples.
 const SAMPLER: &str = "sample_cpu";
-use strata_abi::record::{COUNTER_SLOTS, Counter, HOT_WORDS};
+use strata_abi::record::Counter;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -92,8 +92,10 @@ pub enum LoadError {
     Walk(#[source] io::Error),
     #[error("walking threads failed: {0}")]
     Pass(#[source] io::Error),
-    #[error("there is no thread to attach probes with: {0}")]
-    Probes(#[source] io::Error),
+    #[error("the timer of a CPU cannot be opened (perf_event_open): {0}")]
+    Clock(#[source] io::Error),
+    #[error("the BPF program cannot be attached to the timer of a CPU: {0}")]
+    Attach(#[source] io::Error),
     #[error("the online CPUs cannot be read from {0}")]
     Cpus(String),
 }
@@ -131,16 +133,19 @@ struct ProcessValue(Process);
 // SAFETY: `Process` is `repr(C)` without padding and any bytes are a value of it.
 unsafe impl Pod for ProcessValue {}
 
-/// The sampler's working memory of one CPU, of which the counters come first. They are read a few
-/// times a second; the rest is private to the programs.
-#[repr(C)]
+/// A program's working memory of one CPU. The counters are read a few times a second; the rest is
+/// private to the program.
+#[repr(transparent)]
 #[derive(Clone, Copy)]
-struct HotValue {
-    counters: [u64; COUNTER_SLOTS],
-    rest: [u64; HOT_WORDS - COUNTER_SLOTS],
-}
-// SAFETY: plain words.
+struct HotValue(Hot);
+// SAFETY: `Hot` is `repr(C)` without padding and any bytes are a value of it.
 unsafe impl Pod for HotValue {}
+
+impl HotValue {
+    fn counter(&self, counter: usize) -> Option<u64> {
+        self.0.counters.get(counter).copied()
+    }
+}
 
 type Segment = Array<MapData, [u32; SEGMENT_WORDS]>;
 
@@ -164,11 +169,18 @@ pub struct Programs {
     /// Sampling has been started, and not stopped.
     is_on: bool,
     /// Of the sampler, by CPU.
-    links: Vec<(u32, PerfEventLinkId)>,
+    clocks: Vec<(u32, OwnedFd)>,
+    /// Opened before the start, when this process has all of its capabilities.
+    opened: Vec<(u32, OwnedFd)>,
+    /// CPUs whose event the broker has been asked for.
+    awaited: Vec<u32>,
     off_cpu: Option<OffCpu>,
     threads: Option<Threads>,
     clr_events: Option<ClrEvents>,
-    probes: Option<Probes>,
+    /// The program of the CLR's events, until the broker has it.
+    event_program: Option<OwnedFd>,
+    probes: Probes,
+    broker: Option<Broker>,
 }
 
 impl Programs {
@@ -240,12 +252,9 @@ impl Programs {
             .map_err(|source| LoadError::Program { name: "forget_on_exec", source })?;
         let off_cpu = settings.off_cpu.map(|_| OffCpu::of(&mut ebpf)).transpose()?;
         let threads = walks.then(|| Threads::of(&mut ebpf, settings.wall)).transpose()?;
-        let (mut clr_events, mut probes) = (None, None);
-        if settings.clr_events {
-            let (events, program) = ClrEvents::of(&mut ebpf, possible_cpus)?;
-            clr_events = Some(events);
-            probes = Some(Probes::new(program).map_err(LoadError::Probes)?);
-        }
+        let clr_events =
+            settings.clr_events.then(|| ClrEvents::of(&mut ebpf, possible_cpus)).transpose()?;
+        let (clr_events, event_program) = clr_events.unzip();
 
         Ok(Self {
             processes: map(&mut ebpf, "PROCESSES")?,
@@ -262,12 +271,50 @@ impl Programs {
             cpus,
             settings,
             is_on: false,
-            links: Vec::new(),
+            clocks: Vec::new(),
+            opened: Vec::new(),
+            awaited: Vec::new(),
             off_cpu,
             threads,
             clr_events,
-            probes,
+            event_program,
+            probes: Probes::default(),
+            broker: None,
         })
+    }
+
+    /// Starts the helper process that does what needs CAP_SYS_ADMIN while sampling, with that of
+    /// this thread, where something does.
+    pub fn start_broker(&mut self) {
+        if self.settings.clr_events || perf_event::needs_administration() {
+            self.broker = Some(Broker::start(self.event_program.take()));
+        }
+    }
+
+    /// `None`: nothing needs it.
+    pub fn broker(&self) -> Option<BrokerState> {
+        self.broker.as_ref().map(Broker::state)
+    }
+
+    /// Opens the events of the sampler, for [`Self::start`]. One that cannot be opened is tried again
+    /// there.
+    pub fn open_clocks(&mut self) {
+        let event = CpuEvent::Clock { frequency: self.settings.frequency };
+        let opened = self.cpus.iter().filter_map(|cpu| Some((*cpu, event.open(*cpu).ok()?)));
+        self.opened = opened.collect();
+    }
+
+    /// Opens an event of a CPU, through the broker where this process may not.
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock): it is there at a later call.
+    pub fn open_event(&mut self, cpu: u32, event: CpuEvent) -> io::Result<OwnedFd> {
+        match (event.open(cpu), &mut self.broker) {
+            (Err(error), Some(broker))
+                if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) =>
+            {
+                broker.cpu_event(cpu, event)
+            }
+            (opened, _) => opened,
+        }
     }
 
     /// Starts sampling on every CPU. One that cannot be sampled now (it may just have been switched
@@ -276,7 +323,7 @@ impl Programs {
         self.is_on = true;
         for cpu in self.cpus.clone() {
             match self.start_on(cpu) {
-                Err(error) if self.links.is_empty() => return Err(error),
+                Err(error) if self.clocks.is_empty() => return Err(error),
                 Err(error) => tracing::warn!(cpu, %error, "this CPU is not sampled yet"),
                 Ok(()) => {}
             }
@@ -284,26 +331,47 @@ impl Programs {
         Ok(())
     }
 
+    /// Samples a CPU, from [`Self::start_awaited`] on where the broker has to open the event.
     fn start_on(&mut self, cpu: u32) -> Result<(), LoadError> {
         let frequency = self.settings.frequency;
+        let opened = self.opened.iter().position(|(of, _)| *of == cpu);
+        let event = match opened {
+            Some(place) => Ok(self.opened.swap_remove(place).1),
+            None => self.open_event(cpu, CpuEvent::Clock { frequency }),
+        };
+        let event = match event {
+            Ok(event) => event,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.awaited.push(cpu);
+                return Ok(());
+            }
+            Err(error) => return Err(LoadError::Clock(error)),
+        };
         let sampler: &mut PerfEvent = program(&mut self.ebpf, SAMPLER)?;
-        let link = sampler
-            .attach(
-                PerfEventConfig::Software(SoftwareEvent::CpuClock),
-                PerfEventScope::AllProcessesOneCpu { cpu },
-                SamplePolicy::Frequency(frequency),
-                false,
-            )
-            .map_err(|source| LoadError::Program { name: SAMPLER, source })?;
-        self.links.push((cpu, link));
+        let sampler = sampler.fd();
+        let sampler = sampler.map_err(|source| LoadError::Program { name: SAMPLER, source })?;
+        perf_event::attach(event.as_fd(), sampler.as_fd()).map_err(LoadError::Attach)?;
+        self.clocks.push((cpu, event));
         Ok(())
+    }
+
+    /// Samples CPUs whose event has arrived.
+    pub fn start_awaited(&mut self) {
+        for cpu in std::mem::take(&mut self.awaited) {
+            if self.cpus.contains(&cpu)
+                && let Err(error) = self.start_on(cpu)
+            {
+                tracing::warn!(cpu, %error, "this CPU is not sampled until that succeeds");
+            }
+        }
     }
 
     /// Samples a CPU with a new event, whether it has one or not.
     pub fn restart_on(&mut self, cpu: u32) -> Result<(), LoadError> {
-        if let Some(place) = self.links.iter().position(|(of, _)| *of == cpu) {
-            let (_, link) = self.links.swap_remove(place);
-            self.take_away(cpu, link)?;
+        self.clocks.retain(|(of, _)| *of != cpu);
+        self.awaited.retain(|of| *of != cpu);
+        if let Some(broker) = &mut self.broker {
+            broker.forget_cpu(cpu);
         }
         self.start_on(cpu)
     }
@@ -315,22 +383,9 @@ impl Programs {
         if now == self.cpus {
             return Ok(Vec::new());
         }
-        let (on, off): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.links).into_iter().partition(|(cpu, _)| now.contains(cpu));
-        self.links = on;
-        for (cpu, link) in off {
-            self.take_away(cpu, link)?;
-        }
+        self.clocks.retain(|(cpu, _)| now.contains(cpu));
         let before = std::mem::replace(&mut self.cpus, now);
         Ok(self.cpus.iter().copied().filter(|cpu| !before.contains(cpu)).collect())
-    }
-
-    fn take_away(&mut self, cpu: u32, link: PerfEventLinkId) -> Result<(), LoadError> {
-        let sampler: &mut PerfEvent = program(&mut self.ebpf, SAMPLER)?;
-        if let Err(error) = sampler.detach(link) {
-            tracing::debug!(cpu, %error, "the event that has stopped cannot be taken away");
-        }
-        Ok(())
     }
 
     /// What the sampler has used so far, if run times are counted.
@@ -343,9 +398,8 @@ impl Programs {
     pub fn ticks(&self) -> Vec<(u32, u64)> {
         const EACH: [Counter; 4] =
             [Counter::Samples, Counter::Idle, Counter::RingFull, Counter::Skipped];
-        let ticks = |hot: HotValue| {
-            EACH.iter().filter_map(|counter| hot.counters.get(*counter as usize)).sum()
-        };
+        let ticks =
+            |hot: HotValue| EACH.iter().filter_map(|counter| hot.counter(*counter as usize)).sum();
         // Those without an event too: they stand still, and are started when they work.
         let all = self.cpus.iter();
         all.filter_map(|cpu| Some((*cpu, ticks(self.hot.get(cpu, 0).ok()?)))).collect()
@@ -363,6 +417,7 @@ impl Programs {
     /// Samples a second and CPU from the next start on.
     pub fn set_frequency(&mut self, frequency: u64) {
         self.settings.frequency = frequency;
+        self.opened.clear();
     }
 
     /// Stops sampling; records that are in the rings stay there.
@@ -374,11 +429,9 @@ impl Programs {
         if let Some(threads) = &mut self.threads {
             threads.stop(&mut self.ebpf)?;
         }
-        let links = std::mem::take(&mut self.links);
-        let sampler: &mut PerfEvent = program(&mut self.ebpf, SAMPLER)?;
-        for (_, link) in links {
-            sampler.detach(link).map_err(|source| LoadError::Program { name: SAMPLER, source })?;
-        }
+        self.clocks.clear();
+        self.opened.clear();
+        self.awaited.clear();
         Ok(())
     }
 
@@ -472,7 +525,7 @@ impl Programs {
     pub fn count(&self, counter: usize) -> u64 {
         (0..self.possible_cpus)
             .filter_map(|cpu| self.hot.get(&cpu, 0).ok())
-            .filter_map(|hot| hot.counters.get(counter).copied())
+            .filter_map(|hot| hot.counter(counter))
             .sum()
     }
 }

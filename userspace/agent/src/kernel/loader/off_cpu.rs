@@ -99,7 +99,7 @@ impl OffCpu {
     /// A counter of one CPU.
     pub(super) fn count(&self, cpu: u32, counter: usize) -> u64 {
         let hot = self.hot.get(&cpu, 0).ok();
-        hot.and_then(|hot| hot.counters.get(counter).copied()).unwrap_or_default()
+        hot.and_then(|hot| hot.counter(counter)).unwrap_or_default()
     }
 }
 

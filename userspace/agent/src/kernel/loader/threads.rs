@@ -1,7 +1,7 @@
 //! The iterator over threads: its program, maps, and the process that reads it.
 
 use std::collections::HashSet;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use aya::maps::{Array, HashMap, MapData, RingBuf};
@@ -14,7 +14,7 @@ use strata_abi::tables::{Pass, READERS, SEEN_THREADS, Walking};
 use super::quarantine::Quarantine;
 use super::{HotValue, LoadError, Programs, map, program};
 use crate::blocking_reader::{Owner, ROOT, owner_of};
-use crate::kernel::thread_reader::{self, Ending, Reader};
+use crate::kernel::thread_reader::{self, Cost, Ending, Reader, Target};
 use crate::kernel::type_info::KernelTypes;
 
 const PROGRAM: &str = "walk_threads";
@@ -109,7 +109,7 @@ pub(super) struct Threads {
     walking: Array<MapData, WalkingValue>,
     processes: HashMap<MapData, u32, u32>,
     users: HashMap<MapData, u32, u32>,
-    link: thread_reader::Link,
+    program: OwnedFd,
     current: Option<Running>,
     left_behind: Vec<LeftBehind>,
     /// Readers that are of no use any more.
@@ -127,10 +127,9 @@ pub enum PassState {
     /// None is on.
     Idle,
     Reading,
-    /// It is over, and has cost this much of a CPU, in nanoseconds. `lost_some`: the ring had no
-    /// room for every record.
+    /// It is over. `lost_some`: the ring had no room for every record.
     Done {
-        cost: u64,
+        cost: Cost,
         lost_some: bool,
     },
     /// Its reader has failed: another one begins with the next pass.
@@ -145,7 +144,8 @@ impl Threads {
         let threads: &mut Iter = program(ebpf, PROGRAM)?;
         threads.load("task", &types).map_err(LoadError::Walker)?;
         let fd = threads.fd().map_err(named)?;
-        let link = thread_reader::Link::of(fd.as_fd()).map_err(LoadError::Walk)?;
+        thread_reader::check(fd.as_fd()).map_err(LoadError::Walk)?;
+        let walker = fd.as_fd().try_clone_to_owned().map_err(LoadError::Walk)?;
         if with_ended {
             let program: &mut BtfTracePoint = program(ebpf, ENDED)?;
             let named = |source| LoadError::Program { name: ENDED, source };
@@ -158,7 +158,7 @@ impl Threads {
             walking: map(ebpf, "WALKING")?,
             processes: map(ebpf, "QUARANTINE")?,
             users: map(ebpf, "QUARANTINED_USERS")?,
-            link,
+            program: walker,
             current: None,
             left_behind: Vec::new(),
             ending: Ending::default(),
@@ -169,8 +169,13 @@ impl Threads {
         })
     }
 
-    /// Begins a pass; what is of its reader is filled in. False where too many readers hang.
-    pub(super) fn begin(&mut self, pass: Pass) -> Result<bool, LoadError> {
+    /// Begins a pass over these targets, or over all threads; what is of its reader is filled in. False
+    /// where too many readers hang.
+    pub(super) fn begin(
+        &mut self,
+        pass: Pass,
+        targets: Option<&[Target]>,
+    ) -> Result<bool, LoadError> {
         self.ending.reap();
         let quarantine = &mut self.quarantine;
         self.left_behind.retain_mut(|left| {
@@ -184,7 +189,7 @@ impl Threads {
         if self.current.is_none() {
             let is_free = |slot: &u32| self.left_behind.iter().all(|left| left.slot != *slot);
             let Some(slot) = (0..READERS).find(is_free) else { return Ok(false) };
-            let reader = Reader::start(&self.link).map_err(LoadError::Pass)?;
+            let reader = Reader::start(self.program.as_fd()).map_err(LoadError::Pass)?;
             let ring_full = self.ring_full(slot);
             self.current = Some(Running { slot, reader, is_reading: false, ring_full });
         }
@@ -193,7 +198,7 @@ impl Threads {
         let pass = Pass { reader: running.reader.pid(), slot: running.slot, kernel_only, ..pass };
         let named = |source| LoadError::Map { name: "PASS", source };
         self.pass.set(0, PassValue(pass), 0).map_err(named)?;
-        if let Err(error) = running.reader.begin() {
+        if let Err(error) = running.reader.begin(targets) {
             self.give_up();
             return Err(LoadError::Pass(error));
         }
@@ -223,7 +228,7 @@ impl Threads {
 
     fn ring_full(&self, slot: u32) -> u64 {
         let hot = self.hot.get(&slot, 0).ok();
-        let counted = hot.and_then(|hot| hot.counters.get(Counter::RingFull as usize).copied());
+        let counted = hot.and_then(|hot| hot.counter(Counter::RingFull as usize));
         counted.unwrap_or_default()
     }
 
@@ -308,7 +313,7 @@ impl Threads {
     /// A counter of all readers.
     pub(super) fn count(&self, counter: usize) -> u64 {
         let all = (0..READERS).filter_map(|slot| self.hot.get(&slot, 0).ok());
-        all.filter_map(|hot| hot.counters.get(counter).copied()).sum()
+        all.filter_map(|hot| hot.counter(counter)).sum()
     }
 }
 
@@ -330,10 +335,14 @@ impl Programs {
         }
     }
 
-    /// Begins a pass over threads that do not run; what is new comes as records. False if none can
-    /// begin, because too many readers hang.
-    pub fn begin_pass(&mut self, pass: Pass) -> Result<bool, LoadError> {
-        self.threads.as_mut().map_or(Ok(false), |threads| threads.begin(pass))
+    /// Begins a pass over these targets' threads that do not run, or over all; what is new comes as
+    /// records. False if none can begin, because too many readers hang.
+    pub fn begin_pass(
+        &mut self,
+        pass: Pass,
+        targets: Option<&[Target]>,
+    ) -> Result<bool, LoadError> {
+        self.threads.as_mut().map_or(Ok(false), |threads| threads.begin(pass, targets))
     }
 
     /// The pass that is on.

@@ -22,7 +22,7 @@ use crate::http::Secret;
 use crate::http::outcome::Outcome;
 use crate::limits::{Cuts, Limits, Part, Selection, fit, time_of};
 use crate::origin::{LabelLimits, Origin, Value, otlp_attributes};
-use crate::types::{self, LabelRule};
+use crate::sample_labels::{self, LabelRule};
 use dictionary::{Known, Tables};
 use messages::{
     Any, ExportRequest, ExportResponse, KeyValue, Profile, Resource, ResourceProfiles, Sample,
@@ -78,7 +78,7 @@ impl Default for Settings {
                 index_bytes: 3,
             },
             attribute_limits: LabelLimits { count: 128, name_bytes: 1024, value_bytes: 4096 },
-            sample_labels: types::otlp_labels(),
+            sample_labels: sample_labels::otlp_labels(),
             timestamps: false,
             batch_bytes: BATCH_BYTES,
         }

@@ -3,7 +3,7 @@
 use super::{Daemon, kernel_frequencies};
 use crate::losses;
 use crate::status::{
-    self, Containers, CpuSeconds, DotNet, Memory, Profiles, Reading, RefusedProcess, SHED,
+    self, Broker, Containers, CpuSeconds, DotNet, Memory, Profiles, Reading, RefusedProcess, SHED,
     Sampling, Status, UnreadableFile, Wall,
 };
 use strata_kinds::Kind;
@@ -54,6 +54,11 @@ impl Daemon {
                 reloads: self.reloading.count,
                 trouble: self.reloading.trouble.clone(),
             },
+            broker: self.engine.broker().map(|broker| Broker {
+                pid: broker.pid,
+                restarts: broker.restarts,
+                trouble: broker.trouble,
+            }),
             sampling: self.sampling(),
             profiles: Profiles {
                 flushes: self.flusher.tally.flushes,
@@ -62,6 +67,8 @@ impl Daemon {
                 dropped: self.publisher.dropped,
                 waiting: self.publisher.waiting(),
                 late_symbols: self.flusher.tally.late,
+                late_awaited: self.flusher.symbolizer.late_places().0,
+                late_unnamed: self.flusher.symbolizer.late_places().1,
                 ..Profiles::default()
             },
             dotnet: self.dotnet(),

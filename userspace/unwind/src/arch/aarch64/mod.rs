@@ -12,7 +12,7 @@ use crate::elf::Elf;
 use crate::frame_program::State;
 use crate::frame_section::Common;
 use crate::limits::Limits;
-use crate::managed::{MethodCode, Stub};
+use crate::managed::{MethodCode, MethodUnwinding, Stub};
 use crate::rules::{self, Rules};
 use crate::table::UnwindTable;
 use crate::window::Window;
@@ -85,8 +85,12 @@ pub(crate) fn stub_at(_code: &[u8], _at: usize) -> Option<Stub> {
     None
 }
 
-pub(crate) fn method_rules(_code: &MethodCode<'_>) -> Vec<(u32, Rule)> {
-    vec![(0, Rule::simple(strata_abi::rule::Packed::UNSUPPORTED))]
+pub(crate) fn method_unwinding(_code: &MethodCode<'_>) -> MethodUnwinding {
+    MethodUnwinding {
+        rules: vec![(0, Rule::simple(strata_abi::rule::Packed::UNSUPPORTED))],
+        wants_all_code: false,
+        replaceable_frame: None,
+    }
 }
 
 pub(crate) fn replaceable_frame(_code: &[u8]) -> Option<u32> {

@@ -20,7 +20,9 @@ pub(crate) use code::propose as derived;
 pub(crate) use expression::rule_of;
 pub(crate) use go_frames::{go_function, is_go_restorer};
 pub(crate) use managed::image::build as managed_image;
-pub(crate) use managed::{STUB_REACH, method_rules, replaceable_frame, stub_at, wants_all_code};
+pub(crate) use managed::{
+    STUB_REACH, method_unwinding, replaceable_frame, stub_at, wants_all_code,
+};
 pub(crate) use plt::propose as linkage;
 pub(crate) use realigned::corrected;
 

@@ -20,6 +20,8 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 
 const PUSH_RBP: u8 = 0x55;
 const PUSH_RAX: u8 = 0x50;
+/// Behind the prefix and the opcode of an instruction that subtracts from RSP.
+const SUB_RSP: u8 = 0xec;
 
 /// Offsets of the funclets in a method's code (as much of it as there is), ascending.
 pub(super) fn starts(code: &[u8], from: u32) -> Vec<u32> {
@@ -66,12 +68,14 @@ fn begins_funclet(instruction: &Instruction) -> bool {
 fn has_candidate(code: &[u8], from: usize) -> bool {
     code.iter().enumerate().skip(from).any(|(at, byte)| {
         let begins = match *byte {
-            PUSH_RBP | PUSH_RAX => true,
-            // sub rsp, N
-            0x48 => matches!(code.get(at..), Some([_, 0x83 | 0x81, 0xec, ..])),
-            _ => false,
+            PUSH_RBP | PUSH_RAX => Some(at),
+            // sub rsp, N: its last byte, because its first is that of many instructions.
+            SUB_RSP => at.checked_sub(2).filter(|begins| {
+                *begins >= from && matches!(code.get(*begins..), Some([0x48, 0x83 | 0x81, ..]))
+            }),
+            _ => None,
         };
-        begins && code.get(..at).is_some_and(may_end_a_block)
+        begins.and_then(|at| code.get(..at)).is_some_and(may_end_a_block)
     })
 }
 

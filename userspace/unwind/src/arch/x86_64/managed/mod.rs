@@ -39,30 +39,35 @@ mod stubs;
 mod thunks;
 mod unwind_codes;
 
-use strata_abi::rule::Rule;
-
 pub(crate) use replaced::replaceable_frame;
 pub(crate) use stubs::{STUB_REACH, stub_at};
 
-use crate::managed::MethodCode;
+use crate::managed::{MethodCode, MethodUnwinding};
 use frame::{Base, Frame, Rows};
 
-pub(crate) fn method_rules(code: &MethodCode<'_>) -> Vec<(u32, Rule)> {
+pub(crate) fn method_unwinding(code: &MethodCode<'_>) -> MethodUnwinding {
     let bytes = usable(code);
+    let is_truncated = bytes.len() < code.size as usize;
     let mut rows = Rows::default();
     if code.is_replacement {
         let starts = funclets::starts(bytes, 0);
         let body = starts.first().and_then(|start| bytes.get(..*start as usize));
         replaced::rows(body.unwrap_or(bytes), code.replaced_frame, &mut rows);
         handlers(bytes, &starts, &mut rows);
-        return rows.0;
+        let rules = rows.0;
+        return MethodUnwinding { rules, wants_all_code: is_truncated, replaceable_frame: None };
     }
     let prologue = prologue::follow(bytes, 0, Frame::ENTRY, &mut rows);
-    if prologue.frame.base == Base::Fp {
+    let keeps_frame_pointer = prologue.frame.base == Base::Fp;
+    if keeps_frame_pointer {
         let body = rows.0.last().map_or(0, |(offset, _)| *offset);
         handlers(bytes, &funclets::starts(bytes, body), &mut rows);
     }
-    rows.0
+    MethodUnwinding {
+        rules: rows.0,
+        wants_all_code: is_truncated && keeps_frame_pointer,
+        replaceable_frame: replaced::frame_of(&prologue),
+    }
 }
 
 pub(crate) fn wants_all_code(code: &MethodCode<'_>) -> bool {

@@ -86,7 +86,11 @@ pub(crate) fn replaceable_frame(replaced: &[u8]) -> Option<u32> {
         return None;
     }
     let mut rows = Rows::default();
-    let prologue = prologue::follow(replaced, 0, Frame::ENTRY, &mut rows);
+    frame_of(&prologue::follow(replaced, 0, Frame::ENTRY, &mut rows))
+}
+
+/// The same of a method that has this prologue.
+pub(super) fn frame_of(prologue: &Prologue) -> Option<u32> {
     // What it has pushed and allocated, the return address, and the 8 bytes of the call that is
     // not one.
     (prologue.frame.base == Base::Fp).then(|| prologue.size.checked_add(16))?

@@ -1,0 +1,322 @@
+//! Places that a flush left without a symbol because their files answered too late.
+//!
+//! Their profiles are gone, but the local store keeps a [`LateKey`] for each such frame. Here is
+//! which places these are, until their symbols are known: they are asked for again at each flush,
+//! also when they are not sampled any more, and [`Late::take_named`] has those that have a symbol.
+//!
+//! A key stands for a place as the symbols of a flush do: a file by its inode, and an offset. It is
+//! a hash with a secret of this process.
+//!
+//! Invariant: the number of places and the bytes of one file's symbols are bounded. A place whose
+//! file never answers is given up some flushes after it was sampled last. What stays without a
+//! symbol is counted. Nothing is kept when no file is late.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState as Secret};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use strata_agent::code_address::CodeAddress;
+use strata_agent::frame::NamedFrame;
+use strata_agent::processes::mapped::FileId;
+use strata_profile::LateKey;
+
+use crate::ModuleInfo;
+use crate::known_symbols::KnownSymbols;
+
+/// Places that are waited for.
+const MOST_PLACES: usize = 32_768;
+/// Bytes of symbols of one file, and of all that are taken at once.
+const MOST_OF_FILE: usize = 1 << 20;
+const MOST_AT_ONCE: usize = 1 << 20;
+/// Flushes after which a place that is not sampled any more is given up.
+const GIVEN_UP_AFTER: u32 = 40;
+
+/// Draws the keys of places.
+#[derive(Default)]
+pub struct Keys(Secret);
+
+impl Keys {
+    pub fn of(&self, place: CodeAddress) -> LateKey {
+        LateKey(self.0.hash_one(place))
+    }
+}
+
+/// A late symbol, as the store keeps it.
+#[derive(Clone, Debug)]
+pub struct LateSymbol {
+    pub key: LateKey,
+    /// When the last profile without it ended, in nanoseconds since 1970.
+    pub last_nanos: i64,
+    pub module: Option<Arc<ModuleInfo>>,
+    pub frames: Vec<NamedFrame>,
+}
+
+struct Pending {
+    last_nanos: i64,
+    /// The last flush that left it without a symbol.
+    used: u32,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Late {
+    pending: HashMap<CodeAddress, Pending, RandomState>,
+    /// Bytes of symbols of each file so far.
+    files: HashMap<FileId, usize>,
+    flush: u32,
+    /// Places that stay without a symbol: their file has none or did not answer, or there were too
+    /// many.
+    pub unnamed: u64,
+}
+
+impl Late {
+    pub fn begin_flush(&mut self) {
+        self.flush = self.flush.saturating_add(1);
+    }
+
+    /// How many places are waited for.
+    pub fn count(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// A profile that ended then has these places without their symbols.
+    pub fn note(&mut self, places: &[CodeAddress], end_nanos: i64) {
+        let used = self.flush;
+        for place in places {
+            if let Some(pending) = self.pending.get_mut(place) {
+                pending.used = used;
+                pending.last_nanos = pending.last_nanos.max(end_nanos);
+                continue;
+            }
+            if self.pending.len() >= MOST_PLACES {
+                self.make_room();
+            }
+            if self.pending.len() >= MOST_PLACES {
+                self.unnamed += 1;
+            } else {
+                self.pending.insert(*place, Pending { last_nanos: end_nanos, used });
+            }
+        }
+    }
+
+    /// Evicts the places not left out for longest, but none of this flush.
+    fn make_room(&mut self) {
+        let oldest = self.pending.values().map(|pending| pending.used).min();
+        let Some(oldest) = oldest.filter(|oldest| *oldest < self.flush) else { return };
+        self.drop_where(|_, pending| pending.used == oldest);
+    }
+
+    fn drop_where(&mut self, mut is_dropped: impl FnMut(&CodeAddress, &Pending) -> bool) {
+        let before = self.pending.len();
+        self.pending.retain(|place, pending| !is_dropped(place, pending));
+        self.unnamed += (before - self.pending.len()) as u64;
+    }
+
+    /// Drops places of files that are not there any more, unless they have their symbols.
+    pub fn retain_files(&mut self, symbols: &KnownSymbols, is_there: impl Fn(FileId) -> bool) {
+        self.files.retain(|file, _| is_there(*file));
+        self.drop_where(|place, _| {
+            file_of(*place).is_none_or(|file| !is_there(file)) && symbols.is_unnamed(*place)
+        });
+    }
+
+    /// The places to ask for again, by file.
+    pub fn by_file(&self) -> HashMap<FileId, Vec<CodeAddress>> {
+        let mut places: HashMap<FileId, Vec<CodeAddress>> = HashMap::new();
+        for place in self.pending.keys() {
+            if let Some(file) = file_of(*place) {
+                places.entry(file).or_default().push(*place);
+            }
+        }
+        places
+    }
+
+    /// Takes places out that have a symbol by now, and drops those that get none.
+    pub fn take_named(&mut self, symbols: &KnownSymbols) -> Vec<LateSymbol> {
+        if self.pending.is_empty() {
+            return Vec::new();
+        }
+        let flush = self.flush;
+        let (mut named, mut all) = (Vec::new(), 0);
+        let Self { pending, files, unnamed, .. } = self;
+        pending.retain(|place, pending| {
+            let known = symbols.get(*place).filter(|known| !known.frames.is_empty());
+            let Some(known) = known else {
+                let given_up = flush.saturating_sub(pending.used) > GIVEN_UP_AFTER;
+                let is_over = given_up || symbols.has_none(*place);
+                *unnamed += u64::from(is_over);
+                return !is_over;
+            };
+            if all >= MOST_AT_ONCE {
+                return true;
+            }
+            let texts =
+                |frame: &NamedFrame| frame.name.len() + frame.system_name.len() + frame.file.len();
+            let bytes = known.frames.iter().map(texts).sum::<usize>();
+            let of_file = file_of(*place).map(|file| files.entry(file).or_default());
+            if let Some(of_file) = of_file {
+                if of_file.saturating_add(bytes) > MOST_OF_FILE {
+                    *unnamed += 1;
+                    return false;
+                }
+                *of_file += bytes;
+            }
+            all += bytes;
+            named.push(LateSymbol {
+                key: symbols.key_of(*place),
+                last_nanos: pending.last_nanos,
+                module: known.module.clone(),
+                frames: known.frames.clone(),
+            });
+            false
+        });
+        if self.pending.is_empty() {
+            self.pending = HashMap::default();
+        }
+        named
+    }
+}
+
+fn file_of(place: CodeAddress) -> Option<FileId> {
+    match place {
+        CodeAddress::File { file, .. } => Some(file),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strata_profile::FrameKind;
+
+    use super::*;
+    use crate::task::{Lasting, Symbol};
+
+    fn place(file: u32, offset: u64) -> CodeAddress {
+        CodeAddress::File { file: FileId(file), offset }
+    }
+
+    fn symbol(place: CodeAddress, name: &str) -> Symbol {
+        let frames = match name {
+            "" => Vec::new(),
+            name => vec![NamedFrame::plain(FrameKind::Native, name)],
+        };
+        Symbol { place, address: 7, module: None, frames, lasting: Lasting::UntilNext }
+    }
+
+    /// A flush that leaves places without symbols.
+    fn flush(late: &mut Late, symbols: &mut KnownSymbols, places: &[CodeAddress]) {
+        symbols.begin_flush();
+        late.begin_flush();
+        for place in places {
+            symbols.set_provisional(symbol(*place, ""));
+            assert!(symbols.late_key(*place).is_some());
+        }
+        late.note(places, i64::from(late.flush));
+    }
+
+    fn names(named: &[LateSymbol]) -> Vec<&str> {
+        named.iter().map(|one| &*one.frames[0].name).collect()
+    }
+
+    #[test]
+    fn a_late_place_is_taken_once_when_its_symbol_is_known() {
+        let (mut late, mut symbols) = (Late::default(), KnownSymbols::new(1000));
+        let place = place(1, 0x10);
+        for _ in 0..3 {
+            flush(&mut late, &mut symbols, &[place]);
+            assert!(late.take_named(&symbols).is_empty());
+        }
+        let key = symbols.late_key(place).expect("it is late");
+        symbols.set(symbol(place, "found"));
+        assert_eq!(symbols.late_key(place), None, "it has its symbol");
+        let named = late.take_named(&symbols);
+        assert_eq!(names(&named), ["found"]);
+        assert_eq!((named[0].key, named[0].last_nanos), (key, 3));
+        assert!(late.take_named(&symbols).is_empty());
+        assert_eq!((late.count(), late.unnamed), (0, 0));
+    }
+
+    #[test]
+    fn keys_are_those_of_one_place_in_one_daemon() {
+        let (one, other) = (Keys::default(), Keys::default());
+        assert_eq!(one.of(place(1, 1)), one.of(place(1, 1)));
+        assert_ne!(one.of(place(1, 1)), one.of(place(2, 1)), "another file of the same path");
+        assert_ne!(one.of(place(1, 1)), one.of(place(1, 2)));
+        assert_ne!(one.of(place(1, 1)), other.of(place(1, 1)));
+    }
+
+    #[test]
+    fn a_file_without_a_symbol_and_one_that_cannot_be_read_are_not_late() {
+        let (mut late, mut symbols) = (Late::default(), KnownSymbols::new(1000));
+        flush(&mut late, &mut symbols, &[place(1, 1), place(2, 1)]);
+        symbols.note_answer(&[place(1, 1)]);
+        symbols.set_readable(place(2, 1), false);
+        for place in [place(1, 1), place(2, 1)] {
+            assert_eq!(symbols.late_key(place), None);
+        }
+        assert!(late.take_named(&symbols).is_empty());
+        assert_eq!((late.count(), late.unnamed), (0, 2));
+        // Descriptors are there again, and it is slow.
+        symbols.set_readable(place(2, 1), true);
+        assert!(symbols.late_key(place(2, 1)).is_some());
+        symbols.set_readable(place(1, 1), true);
+        assert_eq!(symbols.late_key(place(1, 1)), None, "it has answered");
+    }
+
+    #[test]
+    fn nothing_is_late_in_a_recording() {
+        let mut symbols = KnownSymbols::new(usize::MAX);
+        symbols.set_provisional(symbol(place(1, 1), ""));
+        assert_eq!(symbols.late_key(place(1, 1)), None);
+    }
+
+    #[test]
+    fn a_file_that_never_answers_is_given_up_and_nothing_is_left() {
+        let (mut late, mut symbols) = (Late::default(), KnownSymbols::new(1000));
+        let places: Vec<_> = (0..100).map(|offset| place(1, offset)).collect();
+        for _ in 0..500 {
+            flush(&mut late, &mut symbols, &places);
+            assert!(late.take_named(&symbols).is_empty());
+        }
+        assert_eq!((late.count(), late.unnamed), (100, 0), "still sampled");
+        for _ in 0..=GIVEN_UP_AFTER {
+            flush(&mut late, &mut symbols, &[]);
+            assert!(late.take_named(&symbols).is_empty());
+        }
+        assert_eq!((late.count(), late.unnamed), (0, 100));
+        assert_eq!(late.pending.capacity(), 0);
+    }
+
+    #[test]
+    fn places_and_the_symbols_of_a_file_are_bounded_and_counted() {
+        let (mut late, mut symbols) = (Late::default(), KnownSymbols::new(1 << 20));
+        let old: Vec<_> = (0..1000).map(|offset| place(1, offset)).collect();
+        flush(&mut late, &mut symbols, &old);
+        let most = MOST_PLACES as u64;
+        let new: Vec<_> = (0..most + 10).map(|offset| place(2, offset)).collect();
+        flush(&mut late, &mut symbols, &new);
+        assert_eq!((late.count(), late.unnamed), (MOST_PLACES, 1010));
+        let long = "n".repeat(1000);
+        new.iter().for_each(|place| symbols.set(symbol(*place, &long)));
+        let mut named = 0;
+        while late.count() > 0 {
+            named += late.take_named(&symbols).len();
+        }
+        assert!(named <= MOST_OF_FILE / 1000 && named > 1000, "{named}");
+        assert_eq!(late.unnamed, 1010 + most - named as u64);
+        assert_eq!(late.files.len(), 1);
+        late.retain_files(&symbols, |_| false);
+        assert!(late.files.is_empty());
+    }
+
+    #[test]
+    fn a_symbol_that_came_is_taken_though_its_file_is_gone() {
+        let (mut late, mut symbols) = (Late::default(), KnownSymbols::new(1000));
+        flush(&mut late, &mut symbols, &[place(1, 1), place(1, 2)]);
+        symbols.set(symbol(place(1, 1), "found"));
+        late.retain_files(&symbols, |_| false);
+        assert_eq!(late.unnamed, 1);
+        assert_eq!(names(&late.take_named(&symbols)), ["found"]);
+    }
+}
