@@ -14,8 +14,10 @@ use strata_bridge_protocol::compaction::{Compaction, Turn};
 use strata_bridge_protocol::contexts::Context;
 use strata_bridge_protocol::control::{Outcome, request, wish};
 use strata_bridge_protocol::event::Event;
-use strata_bridge_protocol::field::{CodeRange, Sink};
-use strata_bridge_protocol::layout::{CONTEXT_SLOTS, MAX_EVENT, RING_CELLS, SEGMENT_SIZE};
+use strata_bridge_protocol::field::{CodeRange, Measure, Sink};
+use strata_bridge_protocol::layout::{
+    CONTEXT_SLOTS, MAX_EVENT, RING_CELLS, RecordHeader, SEGMENT_DATA, SEGMENT_SIZE,
+};
 use strata_bridge_protocol::owning::{Owner, RequestError, TakeError};
 use strata_bridge_protocol::reader::ring::RingReader;
 use strata_bridge_protocol::reader::{Budget, Limits, Reader, ReaderLosses};
@@ -97,6 +99,32 @@ fn a_log_of_many_segments_is_read_in_order_in_small_pieces() {
     }
     assert!(seen.into_iter().eq(0..count));
     assert_eq!(reader.losses(), ReaderLosses::default());
+}
+
+#[test]
+fn what_follows_a_segment_that_is_full_to_its_last_byte_is_read() {
+    let (writer, mut reader) = writer_and_reader();
+    let room = SEGMENT_SIZE - SEGMENT_DATA;
+    let length = |name: &str| {
+        let Measure { length, .. } = method(0, name).measure();
+        (size_of::<RecordHeader>() + length).next_multiple_of(8)
+    };
+    // Records of a length that divides it.
+    let names = (0..512).map(|length| "x".repeat(length));
+    let name = names.into_iter().find(|name| room.is_multiple_of(length(name))).expect("a name");
+    let fill = (room / length(&name)) as u64;
+    // One more, in the next segment.
+    for number in 0..=fill {
+        writer.append(0, &method(number, &name)).expect("room");
+    }
+    let status = reader.status().expect("the status can be read");
+    assert_eq!(status.committed(0), room as u64);
+    support::add_segments(&mut reader, std::process::id());
+    // The budget of a call ends where the segment does.
+    let calls = (2..).find(|calls| fill.is_multiple_of(*calls)).expect("a divisor");
+    let budget = Budget { records: (fill / calls) as usize, ..BUDGET };
+    let read: Vec<u64> = (0..=calls).flat_map(|_| ips(&mut reader, budget).0).collect();
+    assert!(read.iter().copied().eq(0..=fill), "{} of {fill}", read.len());
 }
 
 #[test]

@@ -565,6 +565,8 @@ impl<R: ReadAt> Reader<R> {
             tail.position += bytes;
             tail.consumed += bytes as u64;
             tail.waiting = None;
+            // A segment that records fill to its last byte has no mark of its end.
+            tail.done = tail.position >= SEGMENT_SIZE;
             call.left.records = call.left.records.saturating_sub(records);
             self.allowance.pay(records);
             if bytes == 0 {
