@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use strata_tests::daemon::PATIENCE;
@@ -49,6 +50,8 @@ struct Expected {
     in_route: f64,
     /// Of the time of the waiting route, what its threads are blocked at least.
     blocked: f64,
+    /// Its sums of waits are right to this part. Of threads that are switched often, waits are sampled.
+    error: f64,
 }
 
 /// `command`: the server, given the path of its socket.
@@ -57,14 +60,14 @@ fn experiment(
     command: impl FnOnce(&str) -> Result<Command>,
     expected: &Expected,
 ) -> Result<()> {
-    let Expected { routes: [burns, waits], start, in_route, blocked } = *expected;
+    let Expected { routes: [burns, waits], start, in_route, blocked, error } = *expected;
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("socket");
     let mut server = Running::from_command(command(socket.to_str().context("a path")?)?)?;
     server.wait_for_line("ready", PATIENCE)?;
     let has_ended = AtomicBool::new(false);
     let answers = [const { AtomicU32::new(0) }; 2];
-    let recorded = std::thread::scope(|scope| {
+    let (recorded, answered) = std::thread::scope(|scope| {
         let mut clients = Vec::new();
         for (route, answers) in ["burns", "waits"].into_iter().zip(&answers) {
             for _ in 0..CONNECTIONS {
@@ -73,7 +76,12 @@ fn experiment(
         }
         let all = || answers.iter().all(|count| count.load(Ordering::Relaxed) > 20);
         let recorded = wait_until("both routes answer", PATIENCE, all).and_then(|()| {
-            record()?.pid(server.pid()).option("-e", "cpu,wall,off_cpu").seconds(SECONDS).run()
+            let (began, before) = (Instant::now(), answers[1].load(Ordering::Relaxed));
+            let recorded =
+                record()?.pid(server.pid()).option("-e", "cpu,wall,off_cpu").seconds(SECONDS).run();
+            let waits = answers[1].load(Ordering::Relaxed) - before;
+            let each_second = f64::from(waits) / began.elapsed().as_secs_f64();
+            Ok((recorded?, each_second))
         });
         has_ended.store(true, Ordering::Relaxed);
         for client in clients {
@@ -97,25 +105,28 @@ fn experiment(
     let whole = |stacks: &Stacks| {
         seconds(stacks, |stack| has(stack, waits) && has(stack, start) && is(stack, "blocked"))
     };
+    // Each answer took 100 ms of waiting.
+    let waited = answered * elapsed * 0.1;
     println!(
-        "{name}: {elapsed:.2} s; burns and waits: CPU {on:.3?}, wall {of_wall:.2?} s, off CPU {off:.2?} s; \
+        "{name}: {elapsed:.2} s, {waited:.2} s waited by its own account; burns and waits: CPU {on:.3?}, wall {of_wall:.2?} s, off CPU {off:.2?} s; \
          whole: {:.2} s of wall, {:.2} s off CPU",
         whole(&wall),
         whole(&off_cpu)
     );
     assert!(on[0] >= 0.95, "{name}: CPU");
     let all = elapsed * CONNECTIONS as f64;
-    // Of a thread that serves both routes by turns, as Go's do, the time that it waits for a CPU between two
-    // passes is its last place's.
+    // Of a thread that serves both routes by turns, as Go's do, how its time between two passes is divided is
+    // known on average only.
     let most = if name == "Go" { 1.15 } else { 1.03 };
     let is_near = |seconds: &f64| (in_route..most).contains(&(seconds / all));
     assert!(of_wall.iter().all(is_near), "{name}: wall");
     assert!(off[0] < 0.01 * off[1], "{name}: off CPU");
-    assert!(off[1] > blocked * all && off[1] < 1.02 * all, "{name}: off CPU");
+    assert!(off[1] > blocked * all && off[1] < (1.0 + error) * all, "{name}: off CPU");
+    assert!(off[1] < (1.0 + error) * waited, "{name}: more off CPU than it waited");
     assert!(whole(&off_cpu) > 0.97 * off[1], "{name}: stacks off CPU");
     // Both tell the same of the waits.
     let both = whole(&wall) / whole(&off_cpu);
-    assert!((0.9..1.1).contains(&both), "{name}: {both:.2}");
+    assert!((both - 1.0).abs() < 0.08 + error, "{name}: {both:.2}");
     Ok(())
 }
 
@@ -129,7 +140,8 @@ fn a_c_server_burns_in_one_route_and_waits_in_the_other() -> Result<()> {
         Ok(command)
     };
     let routes = ["burns", "waits"];
-    let expected = Expected { routes, start: "start_thread", in_route: 0.75, blocked: 0.7 };
+    let expected =
+        Expected { routes, start: "start_thread", in_route: 0.75, blocked: 0.7, error: 0.03 };
     experiment("C", command, &expected)
 }
 
@@ -150,7 +162,8 @@ fn a_python_server_burns_in_one_route_and_waits_in_the_other() -> Result<()> {
         Ok(python)
     };
     let routes = ["py::burns", "py::waits"];
-    let expected = Expected { routes, start: "start_thread", in_route: 0.75, blocked: 0.7 };
+    let expected =
+        Expected { routes, start: "start_thread", in_route: 0.75, blocked: 0.7, error: 0.03 };
     experiment("Python", command, &expected)
 }
 
@@ -164,9 +177,9 @@ fn a_go_server_burns_in_one_route_and_waits_in_the_other() -> Result<()> {
         command.arg(socket).env("GOMAXPROCS", "16");
         Ok(command)
     };
-    // With five that burn on few CPUs, a goroutine that is preempted waits in Go's scheduler, too.
     let routes = ["main.burns", "main.waits"];
-    let expected = Expected { routes, start: "runtime.goexit", in_route: 0.6, blocked: 0.7 };
+    let expected =
+        Expected { routes, start: "runtime.goexit", in_route: 0.75, blocked: 0.7, error: 0.1 };
     experiment("Go", command, &expected)
 }
 
@@ -178,7 +191,8 @@ fn a_dotnet_server_burns_in_one_route_and_waits_in_the_other() -> Result<()> {
         let command = |socket: &str| dotnet.program(version, "OnOffServer", &[socket]);
         let routes = ["OnOffServer.Burns", "OnOffServer.Waits"];
         // `Task.Wait` begins with spinning, and yields its CPU to the five that burn by that.
-        let expected = Expected { routes, start: "start_thread", in_route: 0.75, blocked: 0.02 };
+        let expected =
+            Expected { routes, start: "start_thread", in_route: 0.75, blocked: 0.02, error: 0.03 };
         experiment(&version.to_string(), command, &expected)?;
     }
     Ok(())

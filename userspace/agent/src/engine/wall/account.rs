@@ -129,6 +129,14 @@ pub(super) fn is_blocked(state: u64) -> bool {
     !matches!(state, STATE_RUNNABLE | STATE_RUNNING | STATE_ENDED)
 }
 
+/// Of time that a thread waited for a CPU, what it waited after one was taken away: it waits once for
+/// each switch, else after it was woken. `switches`: because it waited, and others.
+fn preempted_part(waited: u64, (voluntary, involuntary): (u64, u64)) -> u64 {
+    let all = u128::from(voluntary) + u128::from(involuntary);
+    let part = u128::from(waited) * u128::from(involuntary) / all.max(1);
+    u64::try_from(part).unwrap_or(waited)
+}
+
 impl Account {
     pub(super) fn bytes(&self) -> usize {
         let running = self.running.iter().chain(&self.ran);
@@ -245,6 +253,25 @@ impl Account {
         }
     }
 
+    /// Goes on by time that it waited for a CPU that was taken away: where the CPU sampler has met it
+    /// meanwhile, in equal parts.
+    fn wait_preempted(&mut self, lasted: u64, to: &mut Aggregate) {
+        let parts = self.running.len() as u64;
+        if parts == 0 {
+            return self.wait(lasted, to);
+        }
+        let mut left = lasted;
+        for (whole, parts) in self.running.iter().zip((1..=parts).rev()) {
+            let part = left / parts;
+            left -= part;
+            let span = (self.until + lasted - left, part);
+            let state = ("runnable", NO_SYSCALL);
+            self.add(whole.words(), &whole.stack.space, state, span, to);
+        }
+        self.until += lasted;
+        self.wait.added += lasted;
+    }
+
     /// Goes on by time that it was blocked.
     fn block(&mut self, place: Option<Place>, lasted: u64, to: &mut Aggregate) {
         self.until += lasted;
@@ -301,6 +328,10 @@ impl Account {
             self.may_have_blocked = true;
         }
         self.may_have_blocked |= self.voluntary != now.voluntary || is_blocked(now.state);
+        let switches = (
+            now.voluntary.saturating_sub(self.voluntary),
+            now.involuntary.saturating_sub(self.involuntary),
+        );
         let lacks_tables = whole.as_ref().is_some_and(|whole| whole.lacks_tables());
         (self.voluntary, self.involuntary) = (now.voluntary, now.involuntary);
         self.state = now.state;
@@ -341,8 +372,10 @@ impl Account {
         if was_blocked {
             self.block(before.clone(), first, to);
         }
+        let preempted = preempted_part(waited, switches);
         self.run(ran);
-        self.wait(waited, to);
+        self.wait(waited - preempted, to);
+        self.wait_preempted(preempted, to);
         self.place_running(to);
         if !was_blocked {
             self.block(before, first, to);

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use strata_kinds::Kinds;
 
 use super::*;
+use crate::code_address::CodeAddress;
 use crate::processes::table::ImageId;
 
 fn whole(address: u64) -> Arc<Whole> {
@@ -143,4 +144,27 @@ fn a_thread_that_runs_again_was_blocked_before_it_ran() {
     let states: Vec<&str> = spans.iter().map(|span| &*span.2).collect();
     assert_eq!(states, ["blocked", "blocked", "blocked", "running", "runnable"], "{spans:?}");
     assert!(spans.windows(2).all(|pair| pair[0].1 == pair[1].0), "{spans:?}");
+}
+
+#[test]
+fn a_thread_waits_for_a_cpu_that_was_taken_away_where_it_ran() {
+    let (mut one, mut to) = (account(), Aggregate::new(Kinds::NONE));
+    one.take(2_000, &activity(1, 1, 0, 0, 500), Some(whole(16)), &mut to);
+    // It was woken once, and its CPU was taken away three times.
+    one.running.extend([whole(32), whole(48)]);
+    let runs = Activity { involuntary: 3, ..activity(STATE_RUNNING, 2, 200, 400, 1_500) };
+    one.take(3_000, &runs, None, &mut to);
+    let mut runnable: Vec<(u64, u64)> = to
+        .rows()
+        .filter(|row| &*to.labels_of(row.labels)[0].1 == "runnable")
+        .map(|row| {
+            match to.code_address(to.stack_of(row.stack)[0] as usize) {
+                // In the calls before these return addresses.
+                Some(CodeAddress::Unknown { address, .. }) => (address + 1, row.value),
+                place => panic!("{place:?}"),
+            }
+        })
+        .collect();
+    runnable.sort_unstable();
+    assert_eq!(runnable, [(16, 100), (32, 150), (48, 150)]);
 }
