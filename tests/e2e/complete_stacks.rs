@@ -7,7 +7,7 @@ use anyhow::Result;
 use strata_tests::running::Running;
 use strata_tests::stacks::Completeness;
 use strata_tests::strata::Recorded;
-use strata_tests::{machine, runtimes, strata, targets};
+use strata_tests::{machine, runtimes, strata, targets, text_outputs};
 
 /// Twice the default: strata starts after the processes, and their samples from before their tables
 /// are loaded must be complete, too.
@@ -237,6 +237,45 @@ fn go_and_c_are_on_one_stack() -> Result<()> {
     }
     assert!(c > 0.3 && c_below_go > 0.99 * c);
     assert!(go > 0.3 && go_below_c > 0.99 * go);
+    Ok(())
+}
+
+/// The first samples of a process are copied stacks, and a call between Go and C leaves its caller on
+/// another stack than its callee.
+#[test]
+fn go_and_c_are_on_one_stack_from_a_programs_first_sample() -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::go("cgo", "cgo", &[])?;
+    let record = |kind: &str, arguments: &str| {
+        let line = format!("{} {arguments}", program.display());
+        let many = format!("i=0; while [ $i -lt 100 ]; do {line}; i=$((i+1)); done");
+        let record = strata::record()?.frequency(199).option("-e", kind);
+        record.output("out.folded").shell(&many).run()
+    };
+    let running = record("cpu", "0.02")?;
+    let waiting = record("off_cpu", "0.01 20")?;
+    for (recorded, leaf, caller, least) in [
+        (&running, "cgo_c_leaf", "main.callC", 50),
+        (&running, "main.goLeaf", "main.callC", 50),
+        // Nanoseconds.
+        (&waiting, "cgo_c_wait", "main.waitInC", 100_000_000),
+    ] {
+        let mut stacks = text_outputs::folded(&recorded.text("out.folded")?)?;
+        stacks.retain(|stack| stack.has(leaf));
+        let total: u64 = stacks.iter().map(|stack| stack.count).sum();
+        stacks.retain(|stack| {
+            // A callback's Go frames without their C callers are no whole stack either.
+            let has_c = leaf != "main.goLeaf" || stack.has("cgo_c_entry");
+            !(stack.has(caller) && stack.has("runtime.goexit") && has_c)
+        });
+        let broken: u64 = stacks.iter().map(|stack| stack.count).sum();
+        println!("{leaf}: {total}, of these {broken} without all of their callers");
+        for stack in stacks.iter().take(4) {
+            println!("  {} x {}", stack.count, stack.frames.join(";"));
+        }
+        recorded.print_losses();
+        assert!(total > least && broken * 100 <= total, "{leaf}: {broken} of {total}");
+    }
     Ok(())
 }
 

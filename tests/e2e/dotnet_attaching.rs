@@ -8,7 +8,7 @@ use strata_tests::strata::Recorded;
 use strata_tests::{machine, places, strata};
 
 use crate::dotnet_running::{
-    Clr, FREQUENCY, PATIENCE, Wrongs, ask, count_of, each, listed, print_examples,
+    Clr, FREQUENCY, PATIENCE, Wrongs, ask, count_of, each, listed, listed_by, print_examples,
     recorded_command, recorded_without_variables, start, start_command,
 };
 
@@ -228,10 +228,13 @@ fn without_attaching_nothing_is_loaded_and_stacks_are_still_whole() -> Result<()
 fn the_list_says_what_runs_and_how_strata_is_in_it() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
+    let folder = tempfile::tempdir()?;
+    let (own, other) = (places::strata_binary()?, folder.path().join("strata"));
+    std::fs::copy(&own, &other)?;
     for version in dotnet.versions() {
         let app: Running = start(&dotnet, version, "Sleeper", &["2", "120"])?;
         let idle = listed(app.pid())?.context("strata ps does not list it")?;
-        let recording = strata::record()?.seconds(60.0).pid(app.pid()).start()?;
+        let mut recording = strata::record()?.seconds(60.0).pid(app.pid()).start()?;
         strata_tests::running::wait_until("strata is attached", PATIENCE, || {
             let row = listed(app.pid()).ok().flatten().unwrap_or_default();
             row["bridge"].as_str().unwrap_or_default().starts_with("attached")
@@ -240,8 +243,16 @@ fn the_list_says_what_runs_and_how_strata_is_in_it() -> Result<()> {
         println!("{version}: {idle}\n  then {read}");
         assert_eq!(idle["bridge"], "not loaded");
         assert!(idle["refused"].is_null(), "{idle}");
+        // The recording has the bridge's control pages mapped, and is no .NET process for that: for
+        // another build of strata neither.
+        let reader = recording.running().pid();
+        let by_other =
+            listed_by(&other, app.pid())?.context("the other strata does not list it")?;
+        assert_eq!(by_other["bridge"], read["bridge"]);
+        for strata in [&own, &other] {
+            assert_eq!(listed_by(strata, reader)?, None, "{} lists a strata", strata.display());
+        }
         drop(recording);
     }
-    assert!(places::strata_binary()?.is_file());
     Ok(())
 }

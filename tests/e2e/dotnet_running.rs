@@ -119,7 +119,12 @@ pub fn is_managed(frame: &Frame) -> bool {
 
 /// The output of `strata` with these arguments, which must succeed.
 pub fn ask(words: &[&str]) -> Result<String> {
-    let mut command = Command::new(places::strata_binary()?);
+    ask_of(&places::strata_binary()?, words)
+}
+
+/// The same of another binary.
+pub fn ask_of(strata: &Path, words: &[&str]) -> Result<String> {
+    let mut command = Command::new(strata);
     command.args(words);
     let ended = Running::from_command(command)?.wait(PATIENCE)?;
     if !ended.status.success() {
@@ -149,7 +154,12 @@ pub fn waiting_threads(pid: i32) -> Result<Stacks> {
 
 /// The line of `strata ps` about a process.
 pub fn listed(pid: i32) -> Result<Option<Value>> {
-    let all: Value = serde_json::from_str(&ask(&["ps", "--json"])?)?;
+    listed_by(&places::strata_binary()?, pid)
+}
+
+/// The same of another binary.
+pub fn listed_by(strata: &Path, pid: i32) -> Result<Option<Value>> {
+    let all: Value = serde_json::from_str(&ask_of(strata, &["ps", "--json"])?)?;
     let all = all.as_array().context("no list")?;
     let is_it = |row: &&Value| row.get("pid").and_then(Value::as_i64) == Some(i64::from(pid));
     Ok(all.iter().find(is_it).cloned())

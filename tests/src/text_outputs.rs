@@ -11,6 +11,13 @@ pub struct Folded {
     pub count: u64,
 }
 
+impl Folded {
+    /// Whether any of the frames is this function.
+    pub fn has(&self, function: &str) -> bool {
+        self.frames.iter().any(|frame| frame == function)
+    }
+}
+
 /// Reads `a;b;c 42` lines.
 pub fn folded(text: &str) -> Result<Vec<Folded>> {
     let lines = text.lines().filter(|l| !l.is_empty() && !l.starts_with('#'));

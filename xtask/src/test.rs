@@ -18,7 +18,9 @@
 //!
 //! Invariant: a test harness that ends without its result line counts as a failure.
 
-use std::collections::{BTreeMap, VecDeque};
+mod printed;
+
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -28,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use self::printed::Printed;
 use crate::setup::{self, Profile, dotnet};
 use crate::{build, project};
 
@@ -142,7 +145,7 @@ fn run_again(totals: &mut Totals) -> Result<()> {
         } else {
             let kept = totals.printed.entry(name).or_default();
             for line in std::iter::once("once more:").chain(printed.lines()) {
-                keep(kept, line);
+                kept.keep(line);
             }
         }
     }
@@ -188,19 +191,9 @@ struct Totals {
     /// Between the result of a test and the one before it: what the end of the whole waited for.
     waits: Vec<(Duration, String)>,
     /// The last lines that each failed test printed, in both of its runs.
-    printed: BTreeMap<String, VecDeque<String>>,
+    printed: BTreeMap<String, Printed>,
     /// The failed test whose lines come now.
     prints: Option<String>,
-}
-
-/// Of what a test printed that failed, so many lines are shown again at the end.
-const PRINTED: usize = 40;
-
-fn keep(lines: &mut VecDeque<String>, line: &str) {
-    if lines.len() >= PRINTED {
-        lines.pop_front();
-    }
-    lines.push_back(line.to_owned());
 }
 
 impl Totals {
@@ -212,7 +205,7 @@ impl Totals {
     }
 
     fn show_printed(&self, name: &str) {
-        for line in self.printed.get(name).into_iter().flatten() {
+        for line in self.printed.get(name).into_iter().flat_map(Printed::lines) {
             println!("    {line}");
         }
     }
@@ -223,7 +216,7 @@ impl Totals {
         } else if line == "failures:" || line.starts_with("test result: ") {
             self.prints = None;
         } else if let Some(name) = &self.prints {
-            keep(self.printed.entry(name.clone()).or_default(), line);
+            self.printed.entry(name.clone()).or_default().keep(line);
         }
         if let Some((name, reason)) = skipped_test(line) {
             self.skipped.insert(name.to_owned(), reason.to_owned());
@@ -411,12 +404,8 @@ mod tests {
         {
             totals.take_line(&line);
         }
-        let first = &totals.printed["a::fails"];
-        assert_eq!(
-            (first.len(), first.back().map(String::as_str)),
-            (super::PRINTED, Some("line 99"))
-        );
-        assert_eq!(totals.printed["a::other"], ["one"]);
+        assert_eq!(totals.printed["a::fails"].lines().last(), Some("line 99"));
+        assert_eq!(totals.printed["a::other"].lines().collect::<Vec<_>>(), ["one"]);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! A record is a [`Header`] and then words. An *unwound* record's words are its kernel frames,
 //! then its user frames, both innermost first. A *raw* record (the kernel had no tables yet for
 //! this code) has [`RAW_STACK_WORD`] words of kernel frames and registers at fixed places, and
-//! then the user stack's bytes as they were: userspace unwinds them once it knows the process.
+//! then the user stack's bytes as they were, and those of the thread's other stack where a program
+//! of Go has one: userspace unwinds them once it knows the process.
 //!
 //! Invariant: `size_of(Header) + 8 * words` is the record's length, for both forms.
 
@@ -192,8 +193,12 @@ pub const RAW_REGISTERS_WORD: usize = 128;
 pub const RAW_PC_WORD: usize = RAW_REGISTERS_WORD + register::COUNT as usize;
 /// Raw form: word at which the code around the pc starts ([`crate::epilogue::Code`]).
 pub const RAW_CODE_WORD: usize = RAW_PC_WORD + 1;
+/// Raw form: address from which on the thread's other stack was copied (Go's goroutine or system
+/// stack, whichever the stack pointer is not on), and how many bytes. They follow the stack's.
+pub const RAW_OTHER_WORD: usize = RAW_CODE_WORD + size_of::<Code>() / 8;
+pub const RAW_OTHER_BYTES_WORD: usize = RAW_OTHER_WORD + 1;
 /// Raw form: word at which the stack's bytes start.
-pub const RAW_STACK_WORD: usize = (RAW_CODE_WORD + size_of::<Code>() / 8).next_multiple_of(8);
+pub const RAW_STACK_WORD: usize = (RAW_OTHER_BYTES_WORD + 1).next_multiple_of(8);
 /// Raw form: where the copy of the stack starts. Where a function ends, its tables still say of
 /// registers it has taken back already where they were: just below the stack pointer.
 #[inline(always)]
@@ -204,15 +209,19 @@ pub const fn raw_stack_start(sp: u64) -> u64 {
 /// Raw form: pages of stack at most, the first of which is usually a partial one.
 pub const RAW_STACK_PAGES: usize = 15;
 pub const RAW_STACK_BYTES: usize = RAW_STACK_PAGES * 4096;
+/// Raw form: pages of the other stack at most; events of the CLR have none.
+pub const RAW_OTHER_PAGES: usize = 2;
 /// The same of waits: they are copied with the run queue locked.
 pub const RAW_WAIT_PAGES: usize = 4;
 /// The same of events of the CLR: where it dispatches an exception it keeps registers on the stack.
 pub const RAW_EVENT_PAGES: usize = 7;
 
 /// Words after the header that a record may need.
-pub const MAX_WORDS: usize = RAW_STACK_WORD + RAW_STACK_BYTES / 8;
+pub const MAX_WORDS: usize = RAW_STACK_WORD + RAW_STACK_BYTES / 8 + RAW_OTHER_PAGES * 512;
 
-const _: () = assert!(MAX_WORDS >= RAW_STACK_WORD + RAW_WAIT_PAGES * 512 + WAIT_WORDS);
+const _: () =
+    assert!(4096 >= RAW_STACK_WORD + (RAW_WAIT_PAGES + RAW_OTHER_PAGES) * 512 + WAIT_WORDS);
+const _: () = assert!(MAX_WORDS < 0x3fff);
 const _: () = assert!(MAX_WORDS >= RAW_STACK_WORD + RAW_EVENT_PAGES * 512 + EVENT_WORDS);
 const _: () = assert!(MAX_WORDS > 4095 + EVENT_WORDS);
 

@@ -224,7 +224,7 @@ fn report(event: &Event, set: u32, may_copy: bool) {
         record.header.user_frames as u64
     } else if may_copy {
         note_copy(event);
-        raw_stack::<RAW_EVENT_PAGES>(record, event.registers)
+        raw_stack::<RAW_EVENT_PAGES, 0>(hot, record, event.registers)
     } else {
         0
     };

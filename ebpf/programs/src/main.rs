@@ -3,6 +3,7 @@
 //! - [`maps`]: the memory shared with userspace, and the settings it patches in before loading.
 //! - [`unwind`]: the one unwinder, for every program: finds rules, walks frames.
 //! - [`sampler`]: the CPU sampler (`perf_event`).
+//! - [`go_stacks`]: the second stack of a thread of a Go program, for stacks sent raw.
 //! - [`off_cpu`]: the off-CPU sampler (`tp_btf`).
 //! - [`clr_events`]: events that the CLR bridge reports (`uprobe`).
 //! - [`threads`]: stacks of threads that do not run (`iter.s/task`).
@@ -19,6 +20,7 @@
 mod arch;
 mod clr_events;
 mod context;
+mod go_stacks;
 mod lifecycle;
 mod maps;
 mod off_cpu;

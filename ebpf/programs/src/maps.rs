@@ -248,6 +248,9 @@ static TASK_MM: u64 = 0;
 /// Offset of `start_code` in `struct mm_struct`; 0 when it is not known.
 #[unsafe(no_mangle)]
 static MM_START_CODE: u64 = 0;
+/// Offset of the user's thread pointer in `struct task_struct`; 0 when it is not known.
+#[unsafe(no_mangle)]
+static TASK_THREAD_POINTER: u64 = 0;
 
 /// Offsets of `thread_pid` in `struct task_struct`, and of `level` and `numbers` in `struct pid`;
 /// 0 when they are not known.
@@ -418,6 +421,11 @@ pub fn task_mm() -> u64 {
 #[inline(always)]
 pub fn mm_start_code() -> u64 {
     setting(&MM_START_CODE)
+}
+
+#[inline(always)]
+pub fn task_thread_pointer() -> u64 {
+    setting(&TASK_THREAD_POINTER)
 }
 
 #[inline(always)]

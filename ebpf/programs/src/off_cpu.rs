@@ -23,7 +23,8 @@ use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use strata_abi::record::{
     Counter, End, FLAG_LATE, FLAG_WAIT, FORM_ENDED, FORM_RAW, FORM_UNWOUND, Header,
-    MAX_KERNEL_FRAMES, NO_SYSCALL, RAW_WAIT_PAGES, SOURCE_OFF_CPU, STATE_RUNNABLE, WAIT_WORDS,
+    MAX_KERNEL_FRAMES, NO_SYSCALL, RAW_OTHER_PAGES, RAW_WAIT_PAGES, SOURCE_OFF_CPU, STATE_RUNNABLE,
+    WAIT_WORDS,
 };
 use strata_abi::tables::UNWANTED_OFF_CPU;
 use strata_abi::wait_slots;
@@ -370,7 +371,7 @@ fn send_begin(context: &BtfTracePointContext, state: u32, weight: u32) {
     } else if user_stack(hot, record, cache, registers, process, Whose::Current) {
         words += record.header.user_frames as u64;
     } else {
-        words = raw_stack::<RAW_WAIT_PAGES>(record, registers);
+        words = raw_stack::<RAW_WAIT_PAGES, RAW_OTHER_PAGES>(hot, record, registers);
     }
     send(record, hot, words, registers);
 }

@@ -19,8 +19,8 @@ use aya_ebpf::programs::PerfEventContext;
 use strata_abi::epilogue::{BYTES_BEFORE, Code};
 use strata_abi::record::{
     Counter, End, FLAG_KERNEL_CUT, FORM_RAW, FORM_UNWOUND, Header, MAX_KERNEL_FRAMES,
-    RAW_CODE_WORD, RAW_PC_WORD, RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD, SOURCE_CPU,
-    raw_stack_start,
+    RAW_CODE_WORD, RAW_OTHER_BYTES_WORD, RAW_OTHER_PAGES, RAW_OTHER_WORD, RAW_PC_WORD,
+    RAW_REGISTERS_WORD, RAW_STACK_PAGES, RAW_STACK_WORD, SOURCE_CPU, raw_stack_start,
 };
 use strata_abi::register;
 use strata_abi::step::Frame;
@@ -30,6 +30,7 @@ use crate::arch::{
     SAVED_EXTRA, SAVED_FP, SAVED_MODE, SAVED_PC, SAVED_SP, is_native, is_user, saved_register,
 };
 use crate::context::read_context;
+use crate::go_stacks::other_stack;
 use crate::maps::{
     CLR_EVENTS, Hot, PROCESSES, RECORDS, Record, SAMPLER_CACHE, SAMPLER_HOT, SAMPLER_RECORD,
     THREADS, WAITS, count, max_frames, mm_start_code, task_mm, wakeup_bytes,
@@ -98,7 +99,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         aya_log_ebpf::info!(&context, "no table: pid {} at {:x}", pid, unsafe {
             saved(registers, SAVED_PC)
         });
-        words = raw_stack::<RAW_STACK_PAGES>(record, registers);
+        words = raw_stack::<RAW_STACK_PAGES, RAW_OTHER_PAGES>(hot, record, registers);
         // SAFETY: a map value.
         if process.is_none_or(|process| unsafe { is_awaited(&*process) }) {
             wakeup = BPF_RB_FORCE_WAKEUP;
@@ -281,9 +282,15 @@ pub fn user_stack(
     true
 }
 
-/// Copies registers and as many pages of stack as they are; returns the words of the record.
+/// Copies registers and as many pages of stack as they are, and of the other stack of a Go program
+/// (`OTHER_PAGES` of 0: none); returns the words of the record.
 #[inline(always)]
-pub fn raw_stack<const PAGES: usize>(record: &mut Record, registers: *const u8) -> u64 {
+pub fn raw_stack<const PAGES: usize, const OTHER_PAGES: usize>(
+    hot: &mut Hot,
+    record: &mut Record,
+    registers: *const u8,
+) -> u64 {
+    let other = if OTHER_PAGES == 0 { 0 } else { other_stack(hot) };
     record.header.form = FORM_RAW;
     // Only a process's first samples need it; finding it touches memory all over.
     // SAFETY: a helper without preconditions.
@@ -309,6 +316,22 @@ pub fn raw_stack<const PAGES: usize>(record: &mut Record, registers: *const u8) 
     }
     let stack: *mut u8 = (&raw mut record.words[RAW_STACK_WORD]).cast();
     let start = raw_stack_start(sp);
+    let bytes = copy_pages::<PAGES>(stack, start);
+    record.header.stack_bytes = bytes as u32;
+    let mut other_bytes = 0;
+    if other != 0 && other.wrapping_sub(start) >= bytes {
+        // SAFETY: `bytes` are at most `PAGES` pages, and there is room for the others behind them.
+        other_bytes = copy_pages::<OTHER_PAGES>(unsafe { stack.add(bytes as usize) }, other);
+    }
+    record.words[RAW_OTHER_WORD] = other;
+    record.words[RAW_OTHER_BYTES_WORD] = other_bytes;
+    RAW_STACK_WORD as u64 + ((bytes + other_bytes) >> 3)
+}
+
+/// Copies from `start` on what can be read of `PAGES` pages, the first of which is usually a
+/// partial one; returns how many bytes.
+#[inline(always)]
+fn copy_pages<const PAGES: usize>(to: *mut u8, start: u64) -> u64 {
     let first = 4096 - (start & 0xff8);
     let mut bytes = 0u64;
     for page in 0..PAGES as u64 {
@@ -317,7 +340,7 @@ pub fn raw_stack<const PAGES: usize>(record: &mut Record, registers: *const u8) 
         // SAFETY: at most 4096 bytes at no more than page * 4096: within the stack's room.
         let read = unsafe {
             bpf_probe_read_user(
-                stack.add(offset as usize).cast(),
+                to.add(offset as usize).cast(),
                 size as u32,
                 (start + offset) as *const c_void,
             )
@@ -329,8 +352,7 @@ pub fn raw_stack<const PAGES: usize>(record: &mut Record, registers: *const u8) 
         }
         // The innermost function may not have touched its frame's first pages yet: they stay zero.
     }
-    record.header.stack_bytes = bytes as u32;
-    RAW_STACK_WORD as u64 + (bytes >> 3)
+    bytes
 }
 
 /// The ring of CPU samples.
@@ -365,7 +387,7 @@ pub fn emit(
     words: u64,
     mut wakeup: u64,
 ) -> bool {
-    let size = size_of::<Header>() as u64 + (words & 0x1fff) * 8;
+    let size = size_of::<Header>() as u64 + (words & 0x3fff) * 8;
     let most = (size_of::<Header>() + strata_abi::record::MAX_WORDS * 8) as u64;
     let size = if size > most { most } else { size };
     // SAFETY: header and words are adjacent in `Record` and `size` is within them.

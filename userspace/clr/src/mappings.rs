@@ -61,7 +61,7 @@ pub struct Mappings {
     /// .NET 7), or the mark of its diagnostics server (.NET 10).
     pub runtime_memory: bool,
     pub c_library: Option<CLibrary>,
-    /// Strata's memory files, by address.
+    /// The memory files of strata's library in this process, by address.
     pub shared: Vec<SharedMapping>,
     /// The text was longer than the limit.
     pub cut: bool,
@@ -120,7 +120,13 @@ impl Mappings {
         }
     }
 
+    /// Keeps a mapping of the library's, which maps its files from their start. A strata that reads
+    /// them has the control pages alone mapped (`strata_bridge_protocol::owning`), and no library.
     fn keep(&mut self, line: &Line<'_>, kind: SharedKind) {
+        let is_further_piece = || self.shared.iter().any(|one| one.inode == line.inode);
+        if line.offset != 0 && !is_further_piece() {
+            return;
+        }
         if self.shared.len() < MAX_SHARED {
             let Line { start, end, device, inode, .. } = *line;
             self.shared.push(SharedMapping { start, end, device, inode, kind });
@@ -148,6 +154,8 @@ fn c_library(name: &[u8]) -> Option<CLibrary> {
 struct Line<'a> {
     start: u64,
     end: u64,
+    /// Into the file.
+    offset: u64,
     device: (u32, u32),
     inode: u64,
     path: &'a [u8],
@@ -157,7 +165,8 @@ impl<'a> Line<'a> {
     fn parse(line: &'a [u8]) -> Option<Self> {
         let mut fields = line.splitn(6, |&byte| byte == b' ');
         let range = std::str::from_utf8(fields.next()?).ok()?;
-        let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+        let offset = std::str::from_utf8(fields.nth(1)?).ok()?;
+        let device = std::str::from_utf8(fields.next()?).ok()?;
         let inode = std::str::from_utf8(fields.next()?).ok()?;
         let path = fields.next()?.trim_ascii_start();
         let (start, end) = range.split_once('-')?;
@@ -165,6 +174,7 @@ impl<'a> Line<'a> {
         Some(Self {
             start: u64::from_str_radix(start, 16).ok()?,
             end: u64::from_str_radix(end, 16).ok()?,
+            offset: u64::from_str_radix(offset, 16).ok()?,
             device: (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
             inode: inode.parse().ok()?,
             path,
@@ -201,6 +211,19 @@ mod tests {
         assert_eq!((first.start, first.end, first.kind), (0x7f20, 0x7f30, SharedKind::Main));
         assert_eq!((first.device, first.inode), ((0, 1), 77));
         assert_eq!(found.shared.last().map(|mapping| mapping.kind), Some(SharedKind::Log));
+    }
+
+    #[test]
+    fn a_reader_of_shared_memory_has_none_of_its_own() {
+        let reader = "7f20-7f30 rw-s 00001000 00:01 77 /memfd:strata-clr (deleted)\n";
+        assert_eq!(of_text(reader).shared, []);
+        // A mapping in pieces is one, whichever file's comes before.
+        let pieces = "7f00-7f10 rw-s 00000000 00:01 78 /memfd:strata-clr (deleted)\n\
+             7f10-7f18 rw-s 00000000 00:01 77 /memfd:strata-clr (deleted)\n\
+             7f18-7f20 rw-s 00008000 00:01 77 /memfd:strata-clr (deleted)\n\
+             7f20-7f30 rw-s 00001000 00:01 79 /memfd:strata-clr (deleted)\n";
+        let starts: Vec<u64> = of_text(pieces).shared.iter().map(|one| one.start).collect();
+        assert_eq!(starts, [0x7f00, 0x7f10, 0x7f18]);
     }
 
     #[test]

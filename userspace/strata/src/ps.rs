@@ -3,8 +3,6 @@
 //! Read only: nothing is loaded, attached or locked. Runtimes inside their program are asked for
 //! their version over their diagnostics socket.
 
-use std::os::unix::fs::MetadataExt;
-
 use anyhow::Result;
 use serde_json::{Value, json};
 use strata_agent::managed::events::wished;
@@ -76,9 +74,6 @@ fn rows() -> Result<Vec<Row>> {
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if is_strata(pid) {
-            continue;
-        }
         match discover(pid) {
             Ok(Some(process)) => processes.push((pid, process)),
             Ok(None) => {}
@@ -101,16 +96,6 @@ fn rows() -> Result<Vec<Row>> {
 
 /// Processes that are asked at the same time.
 const AT_ONCE: usize = 16;
-
-/// A strata has the memory of the bridges it reads mapped, and is no .NET process for that.
-fn is_strata(pid: u32) -> bool {
-    let program = |pid: &str| {
-        let found = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;
-        Some((found.dev(), found.ino()))
-    };
-    let own = program("self");
-    own.is_some() && program(&pid.to_string()) == own
-}
 
 fn row(pid: u32, process: &ClrProcess) -> Row {
     let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();

@@ -81,28 +81,46 @@ pub fn unwind(
     End::FrameLimit
 }
 
-/// As [`unwind`], over a copy of the stack. A stack that goes on beyond the copy's end ends there
-/// ([`End::CaptureLimit`]).
+/// A copy of stack memory.
+#[derive(Clone, Copy, Debug)]
+pub struct StackCopy<'a> {
+    /// The address of its first byte.
+    pub start: u64,
+    pub bytes: &'a [u8],
+}
+
+impl StackCopy<'_> {
+    /// The word at an offset from the start.
+    fn word(&self, offset: u64) -> Option<u64> {
+        let start = usize::try_from(offset).ok()?;
+        let bytes = self.bytes.get(start..start.checked_add(8)?)?;
+        bytes.try_into().ok().map(u64::from_le_bytes)
+    }
+}
+
+/// As [`unwind`], over copies of the stacks that the thread's frames lie on. A stack that goes on
+/// beyond its copy's end ends there ([`End::CaptureLimit`]).
 pub fn unwind_snapshot(
     lookup: &mut dyn FnMut(u64) -> Lookup,
     at: Interrupted<'_>,
-    stack_start: u64,
-    stack: &[u8],
+    stacks: &[StackCopy<'_>],
     max_frames: usize,
     frames: &mut Vec<u64>,
 ) -> End {
     let mut beyond = false;
     let mut read = |address: u64| {
-        let offset = address.wrapping_sub(stack_start);
-        let start = usize::try_from(offset).ok()?;
-        let word = start
-            .checked_add(8)
-            .and_then(|end| stack.get(start..end))
-            .and_then(|bytes| bytes.try_into().ok())
-            .map(u64::from_le_bytes);
-        // Above the copy, and not somewhere else altogether.
-        beyond |= word.is_none() && offset < MAX_STACK;
-        word
+        let mut above = false;
+        for stack in stacks {
+            let offset = address.wrapping_sub(stack.start);
+            let word = stack.word(offset);
+            if word.is_some() {
+                return word;
+            }
+            // Above the copy, and not somewhere else altogether.
+            above |= offset < MAX_STACK && !stack.bytes.is_empty();
+        }
+        beyond |= above;
+        None
     };
     let end = unwind(lookup, &mut read, at, max_frames, frames);
     if beyond && matches!(end, End::UnreadableStack | End::BrokenChain) {
@@ -196,6 +214,10 @@ mod tests {
     const CODE: u64 = 0x40_0000;
     const STACK: u64 = 0x7000_0000;
 
+    fn copy(bytes: &[u8]) -> StackCopy<'_> {
+        StackCopy { start: STACK, bytes }
+    }
+
     /// Unwinds a stack of these words, all of it in code with this rule.
     fn walk(rule: Packed, stack: &[u64]) -> (Vec<u64>, End) {
         let bytes: Vec<u8> = stack.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -206,7 +228,7 @@ mod tests {
         let at = Interrupted { registers: &registers, code: Code::default() };
         let mut lookup = |_| Lookup::Rule(Rule::simple(rule));
         let mut frames = Vec::new();
-        let end = unwind_snapshot(&mut lookup, at, STACK, &bytes, 16, &mut frames);
+        let end = unwind_snapshot(&mut lookup, at, &[copy(&bytes)], 16, &mut frames);
         (frames, end)
     }
 
@@ -229,6 +251,39 @@ mod tests {
     }
 
     #[test]
+    fn a_stack_goes_on_in_the_copy_of_another_stack() {
+        const OTHER: u64 = 0xc0_0000_0000;
+        let bytes = |words: &[u64]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+        // The frame at the end of the first stack has its caller's frame pointer on the other one.
+        let first = bytes(&[0, CODE + 8, 0]);
+        let other = bytes(&[OTHER + 16, CODE + 16, OTHER + 4096, CODE + 24]);
+        let mut registers = Registers::default();
+        registers[PC] = CODE;
+        registers[register::SP as usize] = STACK + 8;
+        registers[register::FP as usize] = OTHER;
+        let at = Interrupted { registers: &registers, code: Code::default() };
+        let unwound = |stacks: &[StackCopy<'_>]| {
+            let mut lookup = |address| {
+                Lookup::Rule(Rule::simple(match address {
+                    CODE => Packed::frame(Kind::Sp, 8, 0, 0).unwrap(),
+                    _ => Packed::STACK_SWITCH,
+                }))
+            };
+            let mut frames = Vec::new();
+            let end = unwind_snapshot(&mut lookup, at, stacks, 16, &mut frames);
+            (frames.iter().map(|frame| frame & FRAME_ADDRESS).collect::<Vec<_>>(), end)
+        };
+        let both = [copy(&first), StackCopy { start: OTHER, bytes: &other }];
+        let (frames, end) = unwound(&both);
+        assert_eq!(frames, [CODE, CODE + 8, CODE + 16, CODE + 24]);
+        // And beyond that copy's end it is cut, not broken.
+        assert_eq!(end, End::CaptureLimit);
+        assert_eq!(unwound(&both[..1]).1, End::BrokenChain);
+        let empty = [copy(&first), StackCopy { start: OTHER, bytes: &[] }];
+        assert_eq!(unwound(&empty), (vec![CODE, CODE + 8], End::BrokenChain));
+    }
+
+    #[test]
     fn a_frame_pointer_of_0_in_the_innermost_frame_is_no_end() {
         let mut registers = Registers::default();
         registers[PC] = CODE;
@@ -236,7 +291,7 @@ mod tests {
         let at = Interrupted { registers: &registers, code: Code::default() };
         let mut lookup = |_| Lookup::Rule(Rule::simple(Packed::FRAME_POINTER));
         let mut frames = Vec::new();
-        let end = unwind_snapshot(&mut lookup, at, STACK, &[0; 64], 16, &mut frames);
+        let end = unwind_snapshot(&mut lookup, at, &[copy(&[0; 64])], 16, &mut frames);
         assert_eq!((frames.len(), end), (1, End::BrokenChain));
     }
 }

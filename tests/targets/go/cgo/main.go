@@ -1,11 +1,12 @@
 // Go calls C, C burns and calls back into Go, which burns too: one stack has both.
-// usage: cgo [seconds]
+// usage: cgo [seconds [milliseconds]]: waits in C so long first
 package main
 
 /*
 #cgo CFLAGS: -O2 -fomit-frame-pointer
 #include <stdint.h>
 uint64_t cgo_c_entry(uint64_t units);
+int cgo_c_wait(uint64_t milliseconds);
 */
 import "C"
 
@@ -34,7 +35,15 @@ func goCallback(units C.uint64_t) C.uint64_t {
 //go:noinline
 func callC(units uint64) uint64 { return uint64(C.cgo_c_entry(C.uint64_t(units))) + 1 }
 
+//go:noinline
+func waitInC(milliseconds uint64) int { return int(C.cgo_c_wait(C.uint64_t(milliseconds))) + 1 }
+
 func main() {
+	if len(os.Args) > 2 {
+		if value, err := strconv.ParseUint(os.Args[2], 10, 64); err == nil {
+			waitInC(value)
+		}
+	}
 	seconds := 60.0
 	if len(os.Args) > 1 {
 		if value, err := strconv.ParseFloat(os.Args[1], 64); err == nil {

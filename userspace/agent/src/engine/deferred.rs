@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use strata_abi::record::{
-    End, FLAG_KERNEL_CUT, FLAG_WAIT, FRAME_EXACT, Header, RAW_CODE_WORD, RAW_PC_WORD,
-    RAW_REGISTERS_WORD, RAW_STACK_WORD, raw_stack_start,
+    End, FLAG_KERNEL_CUT, FLAG_WAIT, FRAME_EXACT, Header, RAW_CODE_WORD, RAW_OTHER_WORD,
+    RAW_PC_WORD, RAW_REGISTERS_WORD,
 };
 use strata_abi::rule::Packed;
 use strata_abi::tables::Extent;
 use strata_bridge_protocol::clr_event::Block;
 use strata_kinds::Kind;
-use strata_unwind::unwinder::{self, Lookup};
+use strata_unwind::unwinder::{self, Lookup, StackCopy};
 
 use super::Engine;
 use super::clr_events::{self, Described, Labelling};
@@ -33,7 +33,8 @@ struct Raw {
     kernel: Box<[u64]>,
     registers: unwinder::Registers,
     code: strata_abi::epilogue::Code,
-    stack: Box<[u8]>,
+    /// Copies of stacks, each with the address of its first byte.
+    stacks: [(u64, Box<[u8]>); 2],
     /// Of an event of the CLR.
     event: Option<Box<Block>>,
 }
@@ -42,7 +43,8 @@ impl Raw {
     /// What it takes while it waits.
     fn bytes(&self) -> usize {
         let event = self.event.as_ref().map_or(0, |event| size_of_val(&**event));
-        size_of::<Self>() + size_of_val(&*self.kernel) + self.stack.len() + event
+        let stacks: usize = self.stacks.iter().map(|(_, bytes)| bytes.len()).sum();
+        size_of::<Self>() + size_of_val(&*self.kernel) + stacks + event
     }
 }
 
@@ -144,11 +146,9 @@ impl Engine {
         let saved = sample.words.get(RAW_REGISTERS_WORD..=RAW_PC_WORD).unwrap_or_default();
         registers.iter_mut().zip(saved).for_each(|(to, from)| *to = *from);
         let mut code = [0u64; 4];
-        let saved = sample.words.get(RAW_CODE_WORD..RAW_STACK_WORD).unwrap_or_default();
+        let saved = sample.words.get(RAW_CODE_WORD..RAW_OTHER_WORD).unwrap_or_default();
         code.iter_mut().zip(saved).for_each(|(to, from)| *to = *from);
-        let words = sample.words.get(RAW_STACK_WORD..);
-        let words = words.and_then(|words| words.get(..header.stack_bytes as usize / 8));
-        let stack: Box<[u8]> = aggregate::bytes_of(words.unwrap_or_default()).into();
+        let stacks = sample.copied_stacks().map(|(start, bytes)| (start, Box::from(bytes)));
         let domain = self.managed.domain_of(image, header.tid, domain_read(&header));
         if header.flags & FLAG_WAIT != 0 {
             let thread = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
@@ -164,7 +164,7 @@ impl Engine {
             kernel,
             registers,
             code,
-            stack,
+            stacks,
             event: clr_events::block_of(&sample).map(Box::new),
         };
         if self.managed.expects(image)
@@ -282,14 +282,14 @@ impl Engine {
             }
             found => found,
         };
-        let start = raw_stack_start(raw.registers.get(7).copied().unwrap_or_default());
         let at = unwinder::Interrupted { registers: &raw.registers, code: raw.code };
+        let stacks = raw.stacks.each_ref();
+        let stacks = stacks.map(|(start, bytes)| StackCopy { start: *start, bytes });
         let mut user = Vec::new();
         let end = unwinder::unwind_snapshot(
             &mut lookup,
             at,
-            start,
-            &raw.stack,
+            &stacks,
             self.sampling.max_frames,
             &mut user,
         );
@@ -360,7 +360,7 @@ mod tests {
             kernel: Box::default(),
             registers: [0; 17],
             code: [0; 4],
-            stack: vec![0; bytes].into(),
+            stacks: [(0, vec![0; bytes].into()), (0, Box::default())],
             event: None,
         }
     }

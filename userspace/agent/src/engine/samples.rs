@@ -5,9 +5,11 @@ use std::sync::Arc;
 use strata_abi::record::{
     ENDED_WORDS, EVENT_WORDS, End, FLAG_CONTEXT, FLAG_EVENT, FLAG_KERNEL_CUT, FLAG_THREAD,
     FLAG_WAIT, FORM_ENDED, FORM_RAW, FRAME_ADDRESS, FRAME_BY_POINTER, FRAME_EXACT, Header,
-    MAX_KERNEL_FRAMES, RAW_STACK_WORD, SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL, THREAD_WORDS,
-    WAIT_WORDS,
+    MAX_KERNEL_FRAMES, MAX_WORDS, RAW_OTHER_BYTES_WORD, RAW_OTHER_WORD, RAW_REGISTERS_WORD,
+    RAW_STACK_WORD, SOURCE_CPU, SOURCE_OFF_CPU, SOURCE_WALL, THREAD_WORDS, WAIT_WORDS,
+    raw_stack_start,
 };
+use strata_abi::register;
 use strata_abi::tables::UNWANTED_WALL;
 use strata_kinds::{Kind, Kinds};
 
@@ -35,11 +37,25 @@ pub struct OwnedSample {
 }
 
 impl Sample<'_> {
-    /// The words after the frames or the copied stack.
+    /// The copied stacks: the address of the first byte and the bytes of each. The second is the
+    /// other stack of a thread of a Go program, and mostly empty.
+    pub(super) fn copied_stacks(&self) -> [(u64, &[u8]); 2] {
+        let words = |from: usize, count: usize| {
+            let words = self.words.get(from..from.saturating_add(count));
+            aggregate::bytes_of(words.unwrap_or_default())
+        };
+        let word = |at: usize| self.words.get(at).copied().unwrap_or_default();
+        let sp = word(RAW_REGISTERS_WORD + usize::from(register::SP));
+        let count = self.header.stack_bytes as usize / 8;
+        let other = words(RAW_STACK_WORD + count, other_words(self.words));
+        [(raw_stack_start(sp), words(RAW_STACK_WORD, count)), (word(RAW_OTHER_WORD), other)]
+    }
+
+    /// The words after the frames or the copied stacks.
     pub(super) fn after_the_stack(&self) -> Option<&[u64]> {
         let Header { kernel_frames, user_frames, stack_bytes, form, .. } = self.header;
         let at = match form {
-            FORM_RAW => RAW_STACK_WORD + stack_bytes as usize / 8,
+            FORM_RAW => RAW_STACK_WORD + stack_bytes as usize / 8 + other_words(self.words),
             _ => usize::from(kernel_frames) + usize::from(user_frames),
         };
         self.words.get(at..)
@@ -70,6 +86,12 @@ impl OwnedSample {
 
 const HEADER_BYTES: usize = size_of::<Header>();
 
+/// How many words of a raw record are the copy of the thread's other stack.
+fn other_words(words: &[u64]) -> usize {
+    let bytes = words.get(RAW_OTHER_BYTES_WORD).copied().unwrap_or_default();
+    usize::try_from(bytes / 8).unwrap_or(usize::MAX).min(MAX_WORDS)
+}
+
 /// Splits a record; `None` when it is shorter than its header states.
 pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
     let (header, words) = bytes.split_at_checked(HEADER_BYTES)?;
@@ -81,7 +103,7 @@ pub fn parse(bytes: &[u8]) -> Option<Sample<'_>> {
         return None;
     }
     let needed = match header.form {
-        FORM_RAW => RAW_STACK_WORD + header.stack_bytes as usize / 8,
+        FORM_RAW => RAW_STACK_WORD + header.stack_bytes as usize / 8 + other_words(words),
         FORM_ENDED => ENDED_WORDS,
         _ => usize::from(header.kernel_frames) + usize::from(header.user_frames),
     };
@@ -405,6 +427,31 @@ pub(super) mod tests {
         assert!(parse(&bytes(&header(FORM_RAW), RAW_STACK_WORD + 2)).is_some());
         assert!(parse(&bytes(&header(FORM_RAW), RAW_STACK_WORD + 1)).is_none());
         assert!(parse(&[0; 10]).is_none());
+    }
+
+    #[test]
+    fn the_copy_of_another_stack_counts_into_the_length_and_is_found() {
+        let raw = Header { flags: FLAG_WAIT, ..header(FORM_RAW) };
+        let mut record = bytes(&raw, RAW_STACK_WORD + 2 + 3 + WAIT_WORDS);
+        let mut set = |word: usize, value: u64| {
+            record[HEADER_BYTES + word * 8..][..8].copy_from_slice(&value.to_le_bytes());
+        };
+        set(RAW_REGISTERS_WORD + usize::from(register::SP), 0x7000);
+        set(RAW_OTHER_WORD, 0xc000_1000);
+        set(RAW_OTHER_BYTES_WORD, 24);
+        set(RAW_STACK_WORD + 1, 1);
+        set(RAW_STACK_WORD + 2, 2);
+        set(RAW_STACK_WORD + 5, 7);
+        let sample = parse(&record).unwrap();
+        let [(stack, own), (other, others)] = sample.copied_stacks();
+        assert_eq!((stack, other), (raw_stack_start(0x7000), 0xc000_1000));
+        assert_eq!((own.len(), own[8], others.len(), others[0]), (16, 1, 24, 2));
+        assert_eq!(sample.wait(), Some((7, 0)));
+        record.truncate(record.len() - 8);
+        assert!(parse(&record).is_none());
+        // More than there is room for.
+        record[HEADER_BYTES + RAW_OTHER_BYTES_WORD * 8..][..8].fill(0xff);
+        assert!(parse(&record).is_none());
     }
 
     #[test]

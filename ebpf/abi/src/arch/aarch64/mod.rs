@@ -30,6 +30,9 @@ pub mod epilogue {
 /// Addresses of programs are below this (48 bits).
 pub const USER_ADDRESSES: u64 = 1 << 48;
 
+/// Where `struct task_struct` holds the thread pointer of the thread's program: of no use yet.
+pub const THREAD_POINTER: Option<&str> = None;
+
 #[inline(always)]
 pub fn step<M: Machine>(_machine: &mut M, _frame: &mut Frame, _word: Packed) -> Option<End> {
     Some(End::UnsupportedRule)

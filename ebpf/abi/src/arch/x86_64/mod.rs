@@ -24,3 +24,6 @@ pub mod register {
 /// Addresses of programs are below this (four levels of page tables; what lies beyond with five
 /// is mapped on request only).
 pub const USER_ADDRESSES: u64 = 1 << 47;
+
+/// Where `struct task_struct` holds the thread pointer of the thread's program: the base of FS.
+pub const THREAD_POINTER: Option<&str> = Some("thread.fsbase");

@@ -236,6 +236,7 @@ impl Programs {
             .override_global("MAX_FRAMES", &settings.max_frames, true)
             .override_global("TASK_MM", &offsets.of_task, true)
             .override_global("MM_START_CODE", &offsets.start_code, true)
+            .override_global("TASK_THREAD_POINTER", &offsets.thread_pointer, true)
             .override_global("TASK_THREAD_PID", &offsets.thread_pid, true)
             .override_global("PID_LEVEL", &offsets.level, true)
             .override_global("PID_NUMBERS", &offsets.numbers, true)
@@ -544,6 +545,7 @@ struct TaskOffsets {
 struct MemoryOffsets {
     of_task: u64,
     start_code: u64,
+    thread_pointer: u64,
     thread_pid: u64,
     level: u64,
     numbers: u64,
@@ -555,6 +557,10 @@ impl MemoryOffsets {
         Ok(Self {
             of_task: types.offset_of("task_struct", "mm")?.into(),
             start_code: types.offset_of("mm_struct", "start_code")?.into(),
+            thread_pointer: match strata_abi::arch::THREAD_POINTER {
+                Some(field) => types.offset_of("task_struct", field)?.into(),
+                None => 0,
+            },
             thread_pid: types.offset_of("task_struct", "thread_pid")?.into(),
             level: types.offset_of("pid", "level")?.into(),
             numbers: types.offset_of("pid", "numbers")?.into(),
