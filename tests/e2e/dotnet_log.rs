@@ -351,7 +351,6 @@ fn a_daemon_that_was_stopped_or_killed_names_what_was_made_since() -> Result<()>
 
 /// A recording beside a daemon comes late, and sees what is made while it runs.
 #[test]
-#[ignore = "of .NET 9, some samples have names of methods that were dropped before: the cause is not known"]
 fn a_recording_that_comes_late_names_what_is_made_while_it_runs() -> Result<()> {
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;

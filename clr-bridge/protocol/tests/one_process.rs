@@ -101,6 +101,60 @@ fn a_log_of_many_segments_is_read_in_order_in_small_pieces() {
     assert_eq!(reader.losses(), ReaderLosses::default());
 }
 
+/// Reads in small pieces until a call says that all has been read that was there at first.
+fn read_until_caught_up(reader: &mut Reader<File>) -> (u64, bool) {
+    let mut records = 0;
+    loop {
+        let budget = Budget { records: 100, bytes: 100_000 };
+        let poll = reader.poll(budget, 0).expect("the log can be read");
+        records += poll.entries.len() as u64;
+        if poll.caught_up || !poll.more {
+            return (records, poll.caught_up);
+        }
+    }
+}
+
+#[test]
+fn a_reader_has_caught_up_when_it_has_read_what_was_there_at_first() {
+    let (writer, mut empty) = writer_and_reader();
+    assert_eq!(read_until_caught_up(&mut empty), (0, true));
+    let name = "x".repeat(3000);
+    let mut count = 0;
+    let append = |count: &mut u64| {
+        writer.append(0, &method(*count, &name)).expect("room");
+        writer.prepare_log(0);
+        *count += 1;
+    };
+    let newest = || empty.status().expect("the status can be read").newest_segment;
+    for segment in 0..3 {
+        // In the middle of a segment, and when the next one is made ready.
+        for is_ready in [false, true] {
+            let is_reached = |count| count % 100 == 50 && newest() == segment;
+            while if is_ready { newest() == segment } else { !is_reached(count) } {
+                append(&mut count);
+            }
+            let mut late = reader(std::process::id(), Some(writer.id()));
+            support::add_segments(&mut late, std::process::id());
+            let read = read_until_caught_up(&mut late);
+            assert_eq!(read, (count, true), "{segment} {is_ready}");
+            append(&mut count);
+            assert_eq!(read_until_caught_up(&mut late), (1, false), "once");
+        }
+    }
+    // What comes meanwhile is not waited for.
+    let mut late = reader(std::process::id(), Some(writer.id()));
+    support::add_segments(&mut late, std::process::id());
+    let (before, mut read) = (count, 0);
+    let has_caught_up = (0..10_000).any(|_| {
+        (0..10).for_each(|_| append(&mut count));
+        support::add_segments(&mut late, std::process::id());
+        let poll = late.poll(Budget { records: 12, bytes: 1 << 20 }, 0).expect("it can be read");
+        read += poll.entries.len() as u64;
+        poll.caught_up
+    });
+    assert!(has_caught_up && read >= before && read < count, "{read} of {before}, {count}");
+}
+
 #[test]
 fn what_follows_a_segment_that_is_full_to_its_last_byte_is_read() {
     let (writer, mut reader) = writer_and_reader();
@@ -170,8 +224,9 @@ impl Alive {
                 self.confirmed = Some(BTreeSet::new());
             }
             poll.entries.into_iter().for_each(|entry| self.apply(entry.record));
-            if poll.caught_up {
-                let confirmed = self.confirmed.take().expect("after a gap");
+            if poll.caught_up
+                && let Some(confirmed) = self.confirmed.take()
+            {
                 self.methods.retain(|start, _| confirmed.contains(start));
             }
             if !poll.more {

@@ -126,6 +126,7 @@ pub struct Poll {
     /// Before these entries, records were given back that were not read: everything that lives is
     /// reported again from here on, until `caught_up`, and what is not has ended.
     pub gap: bool,
+    /// All has been read that was in the log at the first call, or at the last gap.
     pub caught_up: bool,
     pub unanswered: Vec<(Question, Unanswered)>,
     pub life: Life,

@@ -70,7 +70,8 @@ pub struct Poll {
     /// Before these entries, segments had been given back that were not read. Everything that lives
     /// is reported again from here on, until [`Poll::caught_up`]; what is not has ended.
     pub gap: bool,
-    /// With these entries, all that was in the log at the last gap has been read.
+    /// With these entries, all has been read that was in the log at the first call, or at the last
+    /// gap. Before, a record may have its end further on in the log.
     pub caught_up: bool,
 }
 
@@ -211,7 +212,8 @@ pub struct Reader<R> {
     next: Option<u64>,
     /// Since when the segment there is not found, though later ones are.
     absent: Option<u64>,
-    /// After a gap: the segment in which everything has been read that was in the log then.
+    /// At first and after a gap: everything that was in the log then has been read with this segment,
+    /// or at the end of the log.
     until: Option<u64>,
     late: VecDeque<Late>,
     allowance: Allowance,
@@ -416,6 +418,17 @@ impl<R: ReadAt> Reader<R> {
     }
 
     fn read_segments(&mut self, call: &mut Call<'_, impl Consumer>) -> io::Result<()> {
+        let is_at_end = self.read_on(call)?;
+        let next = self.next.unwrap_or_default();
+        // Behind the end of the log there is nothing, though the next segment is made before it is
+        // needed.
+        let is_passed = |until: &mut u64| next > *until || is_at_end;
+        call.progress.caught_up = self.until.take_if(is_passed).is_some();
+        Ok(())
+    }
+
+    /// Whether the end of the log was reached: in any case while [`Reader::until`] is set.
+    fn read_on(&mut self, call: &mut Call<'_, impl Consumer>) -> io::Result<bool> {
         let extent: [u8; 16] = read_array(&self.main, EXTENT as u64)?;
         let (extent, _) = extent.as_chunks::<8>();
         let [oldest, newest] =
@@ -423,16 +436,20 @@ impl<R: ReadAt> Reader<R> {
         let committed: [u8; 8 * MAX_SEGMENTS] = read_array(&self.main, COMMITTED as u64)?;
         let (committed, _) = committed.as_chunks::<8>();
         self.polls = self.polls.wrapping_add(1);
-        let look_anyway = self.ended || self.polls.is_multiple_of(LOOK_ANYWAY);
         self.read_late(call)?;
         let mut next = match self.next {
             Some(next) => next,
-            None => *self.next.insert(oldest),
+            None => {
+                self.until = Some(newest.max(oldest));
+                *self.next.insert(oldest)
+            }
         };
         if next < oldest && !self.skip_to(oldest, newest, call) {
-            return Ok(());
+            return Ok(false);
         }
-        let mut is_at_end = false;
+        // Counts may be behind: the end of the log is where a record's place is free.
+        let look_anyway =
+            self.ended || self.until.is_some() || self.polls.is_multiple_of(LOOK_ANYWAY);
         loop {
             next = self.next.unwrap_or(next);
             let Some(number) = self.find(next, newest, &mut call.left)? else {
@@ -447,30 +464,23 @@ impl<R: ReadAt> Reader<R> {
             let committed = committed.get(number).map_or(0, |word| u64::from_le_bytes(*word));
             let is_quiet = tail.consumed == committed && tail.waiting.is_none();
             if !tail.done && is_quiet && !look_anyway {
-                is_at_end = true;
                 break;
             }
             if !tail.done {
                 match self.read_segment(number, call)? {
                     Chunk::Done => {}
-                    Chunk::Nothing => {
-                        is_at_end = true;
-                        break;
-                    }
+                    Chunk::Nothing => return Ok(true),
                     Chunk::Some | Chunk::GivenBack => {
                         call.progress.more = true;
-                        return Ok(());
+                        break;
                     }
-                    Chunk::Waiting => return Ok(()),
+                    Chunk::Waiting => break,
                 }
             }
             let Some(after) = next.checked_add(1) else { break };
             self.next = Some(after);
         }
-        let next = self.next.unwrap_or(next);
-        let is_passed = |until: &mut u64| next > *until || next == *until && is_at_end;
-        call.progress.caught_up = self.until.take_if(is_passed).is_some();
-        Ok(())
+        Ok(false)
     }
 
     /// Goes on with a later segment than the next one. `false`: not in this call.

@@ -213,7 +213,9 @@ fn reach(pid: u32, attach: bool) -> Result<Bridge, AttachError> {
             opened.map(|session| (session, false)).map_err(AttachError::from)
         };
         match outcome {
-            Ok((session, loaded)) => return Ok(Bridge { session, loaded, probe: None }),
+            Ok((session, loaded)) => {
+                return Ok(Bridge { session, loaded, lag: Lag::Behind, probe: None });
+            }
             Err(error) if error.may_pass() && !deadline.has_passed() => {
                 std::thread::sleep(RETRY);
             }
@@ -265,29 +267,55 @@ pub enum Update<'a> {
     /// Records were given back that were not read. Everything that lives is reported again from
     /// here on.
     Gap,
-    /// What was not reported again since the gap has ended.
+    /// All has been read that was in the log when reading began, or at the last gap: what was not
+    /// reported again since the gap has ended.
     CaughtUp,
 }
 
 /// Takes what is read. A record with an error counts as malformed.
 pub type Take<'a> = dyn FnMut(Update<'_>) -> Result<(), DecodeError> + 'a;
 
-struct Taking<'a, 'b>(&'a mut Take<'b>);
+struct Taking<'a, 'b> {
+    take: &'a mut Take<'b>,
+    lag: &'a mut Lag,
+}
 
 impl Taking<'_, '_> {
     fn take(&mut self, update: Update<'_>) {
         // Only records can have errors.
-        let _ = self.0(update);
+        let _ = (self.take)(update);
     }
 }
 
 impl Consumer for Taking<'_, '_> {
     fn gap(&mut self) {
+        *self.lag = Lag::Behind;
         self.take(Update::Gap);
     }
 
     fn record(&mut self, record: RawRecord<'_>) -> Result<(), DecodeError> {
-        self.0(Update::Record(record))
+        (self.take)(Update::Record(record))
+    }
+}
+
+/// How far what was read is behind what the process has written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lag {
+    /// Not all has been read that was in the log when reading began, or at the last gap.
+    Behind,
+    /// Only what was written meanwhile.
+    Closing,
+    /// The end of the log was reached since.
+    None,
+}
+
+impl Lag {
+    fn after(self, has_caught_up: bool, has_more: bool) -> Self {
+        match self {
+            Self::Behind if !has_caught_up => Self::Behind,
+            Self::Behind | Self::Closing if has_more => Self::Closing,
+            _ => Self::None,
+        }
     }
 }
 
@@ -296,6 +324,7 @@ pub struct Bridge {
     session: Session,
     /// strata has loaded it, and detaches it.
     loaded: bool,
+    lag: Lag,
     /// Where it reports events; removed after it.
     probe: Option<Probe>,
 }
@@ -312,7 +341,7 @@ impl Bridge {
 
     /// Reads at least once; the rest is read at the next turn.
     fn read(&mut self, until: Instant, take: &mut Take<'_>) -> bool {
-        let mut taking = Taking(take);
+        let mut taking = Taking { take, lag: &mut self.lag };
         for _ in 0..READS {
             let read = match self.session.read(Budget::default(), &mut taking) {
                 Ok(read) => read,
@@ -324,6 +353,7 @@ impl Bridge {
             if read.caught_up {
                 taking.take(Update::CaughtUp);
             }
+            *taking.lag = taking.lag.after(read.caught_up, read.more);
             if !read.more {
                 return read.life == Life::Running;
             }
@@ -332,6 +362,12 @@ impl Bridge {
             }
         }
         true
+    }
+
+    /// Whether code that was read as living may have ended long ago: its end may lie further on in the
+    /// log.
+    pub fn is_behind(&self) -> bool {
+        self.lag != Lag::None
     }
 
     /// Whether strata has loaded it, and detaches it.
@@ -490,6 +526,17 @@ mod tests {
                 None => std::thread::yield_now(),
             }
         }
+    }
+
+    #[test]
+    fn what_was_read_is_current_when_the_end_of_the_log_was_reached() {
+        // A segment that is not found yet, or too many records: there is no more for now.
+        assert!(Lag::Behind.after(false, false) == Lag::Behind);
+        assert!(Lag::Behind.after(true, true) == Lag::Closing);
+        assert!(Lag::Closing.after(false, true) == Lag::Closing);
+        assert!(Lag::Closing.after(false, false) == Lag::None);
+        assert!(Lag::Behind.after(true, false) == Lag::None);
+        assert!(Lag::None.after(false, true) == Lag::None);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //! unwound.
 //!
 //! Methods come and go while they are sampled, so the code is versioned by *era*: a new era begins
-//! when code is replaced by other code, and an address is looked up in the era of its sample. For
+//! when code is replaced by other code, and an address is looked up in the era of its sample. While
+//! records are read that were written long before, code comes and goes that no sample at that time is
+//! of: such samples have an era before all of it ([`CodeMap::hold_era`]). For
 //! the kernel the code is divided into units of 256 KiB; a unit is rebuilt when code in it has
 //! changed.
 //!
@@ -40,6 +42,8 @@ const MAX_RETIRED_IN_PAGE: usize = 2048;
 /// The eras for which stacks are unwound through code that is gone: some seconds of a program that
 /// replaces all of its code all the time. Later, other code may be there without a record.
 const LATELY: u32 = 16_384;
+/// Other code overlaps it, or its end was missed.
+const NOT_UNLOADED: u32 = u32::MAX;
 const PAGE: u32 = 12;
 /// The largest code of one method; more is invalid.
 const MAX_SIZE: u32 = 16 << 20;
@@ -80,10 +84,11 @@ impl From<Option<MethodIndex>> for SpanOwner {
 #[derive(Clone, Copy, Debug)]
 struct Retired {
     start: u64,
+    /// No sample of this era or a later one is of it.
     died: u32,
     span: Span,
-    /// By its runtime, and not taken for gone because other code overlaps it.
-    is_unloaded: bool,
+    /// When its runtime unloaded it; [`NOT_UNLOADED`] if it was taken for gone.
+    unloaded: u32,
 }
 
 impl Retired {
@@ -105,6 +110,8 @@ pub struct CodeMap {
     retired: HashMap<u64, Vec<Retired>>,
     retired_count: usize,
     era: u32,
+    /// The era of samples, while records are read that were written before them.
+    held: Option<u32>,
     /// How many spans lie in a unit.
     units: HashMap<u64, u32>,
     dirty: BTreeSet<u64>,
@@ -133,6 +140,7 @@ impl Default for CodeMap {
             retired: HashMap::default(),
             retired_count: 0,
             era: 0,
+            held: None,
             units: HashMap::default(),
             dirty: BTreeSet::new(),
             is_behind: false,
@@ -281,11 +289,20 @@ impl CodeMap {
         unused
     }
 
-    /// Removes the code that starts here.
+    /// Removes the code that starts here, which its runtime has unloaded.
     pub fn remove(&mut self, start: u64) {
+        self.remove_from(start, true);
+    }
+
+    /// Removes the code that starts here: it ended at some time before now.
+    pub fn remove_ended(&mut self, start: u64) {
+        self.remove_from(start, false);
+    }
+
+    fn remove_from(&mut self, start: u64, is_unloaded: bool) {
         if let Some(span) = self.spans.get(&start) {
             let end = start + u64::from(span.size);
-            self.clear(start, end, true);
+            self.clear(start, end, is_unloaded);
             self.touch(start, end);
         }
     }
@@ -314,7 +331,9 @@ impl CodeMap {
                     }
                 }
                 if span.method().is_some() {
-                    self.retire(Retired { start: at, died: self.era, span, is_unloaded });
+                    let died = self.held.unwrap_or(self.era);
+                    let unloaded = if is_unloaded { self.era } else { NOT_UNLOADED };
+                    self.retire(Retired { start: at, died, span, unloaded });
                 }
                 self.release(&span);
             }
@@ -444,6 +463,31 @@ impl CodeMap {
         self.era
     }
 
+    /// From here on records are read that were written before the samples that come meanwhile: what
+    /// they say of code may be over. Such a sample is of code that is there when all is read, or was
+    /// there last.
+    pub fn hold_era(&mut self) {
+        // What ends meanwhile had ended when this era began, and what comes is of the next one.
+        self.era = self.era.wrapping_add(1);
+        self.held = Some(self.era);
+        self.era = self.era.wrapping_add(1);
+    }
+
+    /// What is read from here on is no older than the samples.
+    pub fn release_era(&mut self) {
+        self.held = None;
+    }
+
+    /// The era of samples that come now.
+    pub fn sample_era(&self) -> u32 {
+        self.held.unwrap_or(self.era)
+    }
+
+    /// All units are to be built again.
+    pub fn touch_all(&mut self) {
+        self.dirty.extend(self.units.keys());
+    }
+
     fn span_at(&self, address: u64) -> Option<(u64, &Span)> {
         let (&start, span) = self.spans.range(..=address).next_back()?;
         (address - start < u64::from(span.size)).then_some((start, span))
@@ -478,7 +522,8 @@ impl CodeMap {
         }
         let in_page = self.retired.get(&(address >> PAGE))?;
         let gone = in_page.iter().rev().find(|gone| gone.holds(address))?;
-        (gone.is_unloaded && self.era.wrapping_sub(gone.died) < LATELY).then_some(gone)
+        let is_lately = self.era.wrapping_sub(gone.unloaded) < LATELY;
+        (gone.unloaded != NOT_UNLOADED && is_lately).then_some(gone)
     }
 
     /// Whether a method's code was here until lately: stacks through it are still on their way.
@@ -708,6 +753,42 @@ mod tests {
         map.insert(0x9000, 0x100, &[(0, rule(8))], MethodIndex(3));
         let late = map.method_at(0x9000, before).map(|f| f.method);
         assert_eq!(late, Some(MethodIndex(3)), "announced after it was sampled");
+    }
+
+    #[test]
+    fn a_sample_that_came_while_older_records_were_read_is_of_what_they_leave() {
+        let mut map = CodeMap::default();
+        let found = |map: &CodeMap, address, era| map.method_at(address, era).map(|f| f.method.0);
+        map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(1));
+        map.insert(0x2000, 0x40, &[(0, rule(8))], MethodIndex(2));
+        map.insert(0x3000, 0x40, &[(0, rule(8))], MethodIndex(3));
+        map.insert(0x4000, 0x40, &[(0, rule(8))], MethodIndex(4));
+        let before = map.sample_era();
+        map.hold_era();
+        let meanwhile = map.sample_era();
+        // All of this was over when the sample was taken.
+        map.remove(0x1000);
+        map.insert(0x1000, 0x40, &[(0, rule(8))], MethodIndex(11));
+        assert_eq!(map.sample_era(), meanwhile);
+        map.remove(0x1000);
+        map.insert(0x1000, 0x60, &[(0, rule(8))], MethodIndex(12));
+        map.insert(0x2010, 0x40, &[(0, rule(8))], MethodIndex(13));
+        map.insert(0x5000, 0x40, &[(0, rule(8))], MethodIndex(14));
+        map.remove(0x5000);
+        map.remove_ended(0x3000);
+        map.release_era();
+        let at =
+            |era| [0x1008, 0x2008, 0x2018, 0x3008, 0x4008].map(|address| found(&map, address, era));
+        assert_eq!(at(before), [Some(1), Some(2), Some(2), Some(3), Some(4)]);
+        for era in [meanwhile, map.sample_era()] {
+            assert_eq!(at(era), [Some(12), None, Some(13), None, Some(4)], "{era}");
+        }
+        assert_eq!(found(&map, 0x5008, meanwhile), Some(14), "it may have ended just now");
+        // What ends later was there.
+        map.remove(0x4000);
+        map.insert(0x4000, 0x40, &[(0, rule(8))], MethodIndex(15));
+        assert_eq!(found(&map, 0x4008, meanwhile), Some(4));
+        assert_eq!(found(&map, 0x4008, map.sample_era()), Some(15));
     }
 
     #[test]

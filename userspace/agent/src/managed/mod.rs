@@ -345,7 +345,7 @@ impl Managed {
                 target.keep_only_names(self.signatures, limits_of_kept(kept, is_bounded));
                 kept = kept.saturating_add(target.kept_bytes);
             }
-            let was_known = target.runtime.enumerated;
+            let knew_code = target.knows_code();
             let had_turn = target.take_turn(&mut self.looker, &mut self.meter, until);
             target.forget_unsampled();
             let is_current = self.current.get(&target.pid) == Some(image);
@@ -359,10 +359,10 @@ impl Managed {
                 target.units.sweep(store);
                 continue;
             }
-            if !target.runtime.enumerated || !had_turn {
+            if !target.knows_code() || !had_turn {
                 continue;
             }
-            if was_known && target.published.elapsed() < target.publish_after() {
+            if knew_code && target.published.elapsed() < target.publish_after() {
                 continue;
             }
             target.published = Instant::now();
@@ -372,7 +372,7 @@ impl Managed {
             self.take_read_code();
             let Some(target) = self.targets.get_mut(image) else { continue };
             let changed = target.update_units(programs, store, &mut self.meter);
-            if changed || !was_known {
+            if changed || !knew_code {
                 dirty.insert(target.pid);
             }
             target.units.sweep(store);
@@ -438,7 +438,7 @@ impl Managed {
     pub fn units_of(&self, image: ImageId) -> Option<&Units> {
         let target = self.targets.get(&image)?;
         let current = self.current.get(&target.pid) == Some(&image);
-        (current && target.runtime.enumerated).then_some(&target.units)
+        (current && target.knows_code()).then_some(&target.units)
     }
 
     /// What a process is published with: as [`Self::units_of`], and while its bridge is expected
@@ -446,11 +446,11 @@ impl Managed {
     pub fn units_to_publish(&self, image: ImageId) -> Option<&Units> {
         let target = self.targets.get(&image)?;
         let current = self.current.get(&target.pid) == Some(&image);
-        (current && (target.runtime.enumerated || target.is_expected)).then_some(&target.units)
+        (current && (target.knows_code() || target.is_expected)).then_some(&target.units)
     }
 
     pub fn era_of(&self, image: ImageId) -> u32 {
-        self.targets.get(&image).map_or(0, |target| target.runtime.code.era())
+        self.targets.get(&image).map_or(0, |target| target.runtime.code.sample_era())
     }
 
     /// A stack led to unpublished code, which has called something or not. True while an answer may
@@ -611,9 +611,7 @@ impl Managed {
     /// Whether all code that a process's runtime has made is known: no record of its bridge was
     /// lost.
     pub fn knows_all(&self, image: ImageId) -> bool {
-        self.targets
-            .get(&image)
-            .is_some_and(|target| target.runtime.enumerated && target.lost_in_all() == 0)
+        self.targets.get(&image).is_some_and(|target| target.knows_all())
     }
 
     /// The end: the last answers are waited for, and every bridge that was attached is detached.

@@ -291,7 +291,7 @@ impl Runtime {
             if let Some(method) = self.methods.get(index) {
                 self.frames.remove(&method.function);
             }
-            self.code.remove(start);
+            self.code.remove_ended(start);
         }
         let gone: Vec<u64> =
             self.modules.ids().filter(|id| !confirmed.modules.contains(id)).collect();

@@ -2,9 +2,11 @@
 //!
 //! While a bridge is being attached it is *expected*: the existing code will be known soon. Until
 //! then stacks that lead through generated code should wait, because following the frame pointer
-//! skips the caller of every method without a frame.
+//! skips the caller of every method without a frame. So it is while the log is read for the first time,
+//! and after a gap: what lived at some place in it may have ended since, and other code may be there.
 //!
-//! Invariant: a bridge is expected for [`EXPECTED`] at most, whatever its process does.
+//! Invariant: a bridge is expected for [`EXPECTED`] at most in [`EXPECTED_AGAIN`], whatever its process
+//! does.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -25,6 +27,8 @@ use crate::tables::store::Store;
 
 /// Attaching takes some milliseconds, or a second on a busy host. A runtime may delay it.
 const EXPECTED: Duration = Duration::from_secs(10);
+/// How long after the last time a bridge that was overtaken by its process is expected again.
+const EXPECTED_AGAIN: Duration = Duration::from_secs(60);
 /// The interval at which a process's new code is published to the kernel.
 const PUBLISH_AFTER: Duration = Duration::from_millis(100);
 /// The same when stacks lead through it.
@@ -171,11 +175,13 @@ impl Credit {
 impl Target {
     /// A process with an attach under way.
     pub fn new(pid: u32, image: ImageId, most_bytes: usize) -> Self {
+        let mut runtime = Runtime::default();
+        runtime.code.hold_era();
         Self {
             pid,
             image,
             state: State::Attaching,
-            runtime: Runtime::default(),
+            runtime,
             units: Units::default(),
             modules_seen: 0,
             lost: 0,
@@ -204,13 +210,23 @@ impl Target {
         }
     }
 
-    /// Whether its bridge has not reported the existing code yet.
+    /// Whether its bridge has not reported the existing code yet, or not all of that has been read.
     pub fn is_attaching(&self) -> bool {
-        match self.state {
+        match &self.state {
             State::Attaching => true,
-            State::Attached(_) => !self.runtime.enumerated,
+            State::Attached(bridge) => !self.runtime.enumerated || bridge.is_behind(),
             State::Refused(_) | State::Ended => false,
         }
+    }
+
+    /// Whether all code that its runtime has made is known: no record of its bridge was lost.
+    pub fn knows_all(&self) -> bool {
+        self.runtime.enumerated && !self.is_attaching() && self.lost_in_all() == 0
+    }
+
+    /// Whether the existing code is known, and no more of it is expected.
+    pub fn knows_code(&self) -> bool {
+        self.runtime.enumerated && !self.is_expected
     }
 
     /// The process has ended: what was in use is what its memory states.
@@ -232,6 +248,15 @@ impl Target {
     /// Stops waiting for its bridge.
     pub fn stop_expecting(&mut self) {
         self.reached = None;
+    }
+
+    /// Its code in kernel memory is out of date: until all is read, stacks through it wait.
+    fn expect_again(&mut self) {
+        if self.reached.is_some_and(|reached| reached.elapsed() >= EXPECTED_AGAIN) {
+            self.reached = Some(Instant::now());
+            self.units.clear();
+            self.runtime.code.touch_all();
+        }
     }
 
     /// Reads the bridge's records since the last turn, while samples are processed: no longer than
@@ -283,19 +308,30 @@ impl Target {
         let State::Attached(bridge) = &mut self.state else { return };
         let runtime = &mut self.runtime;
         let most = self.most_bytes;
-        let mut has_reported = false;
+        let (mut has_reported, mut was_overtaken) = (false, false);
         let alive = bridge.poll(looker, until, &mut |update| {
             match update {
                 Update::Record(record) => {
                     has_reported = true;
                     runtime.take(record, most)?;
                 }
-                Update::Gap => runtime.confirm_all(),
+                Update::Gap => {
+                    was_overtaken = true;
+                    runtime.confirm_all();
+                    runtime.code.hold_era();
+                }
                 Update::CaughtUp => runtime.forget_unconfirmed(),
             }
             Ok(())
         });
         self.has_reported |= has_reported;
+        if !bridge.is_behind() {
+            runtime.code.release_era();
+        } else if was_overtaken {
+            self.expect_again();
+        }
+        let State::Attached(bridge) = &self.state else { return };
+        let runtime = &mut self.runtime;
         // A claim of the process: it may shrink later.
         self.lost = self.lost.max(bridge.lost());
         if runtime.module_changes() != self.modules_seen {
@@ -437,6 +473,7 @@ impl Target {
 
 #[cfg(test)]
 mod tests {
+    use super::super::code::MethodIndex;
     use super::*;
 
     #[test]
@@ -447,6 +484,23 @@ mod tests {
         assert!(!target.look_whether_expected() && target.is_expected, "nothing has changed");
         let refusal = Refusal { why: String::new(), writes_perf_map: false, is_passing: false };
         target.state = State::Refused(refusal);
+        assert!(target.look_whether_expected() && !target.is_expected);
+    }
+
+    #[test]
+    fn a_bridge_that_is_overtaken_all_the_time_is_expected_now_and_then() {
+        let mut target = Target::new(1, ImageId(1), 0);
+        target.runtime.code.insert(0x1000, 0x40, &[], MethodIndex(0));
+        target.runtime.code.take_dirty(1);
+        target.reached = Instant::now().checked_sub(EXPECTED);
+        target.expect_again();
+        assert!(!target.look_whether_expected() && !target.runtime.code.is_dirty());
+        target.reached = Instant::now().checked_sub(EXPECTED_AGAIN);
+        target.expect_again();
+        assert!(target.look_whether_expected() && target.is_expected);
+        assert!(target.runtime.code.is_dirty(), "its tables are built again");
+        target.stop_expecting();
+        target.expect_again();
         assert!(target.look_whether_expected() && !target.is_expected);
     }
 
