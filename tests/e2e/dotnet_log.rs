@@ -165,7 +165,7 @@ fn the_log_of_a_program_that_drops_methods_stays_small_and_complete() -> Result<
         let before = made(&app)?;
         late.read_for(&mut late_session, Duration::from_secs(2))?;
         // A collection drops thousands at once: both read to the same end.
-        app.signal(Signal::STOP)?;
+        stop(&app)?;
         names.read_for(&mut session, Duration::from_secs(3))?;
         late.read_for(&mut late_session, Duration::from_secs(3))?;
         app.signal(Signal::CONT)?;
@@ -199,7 +199,7 @@ fn the_log_of_a_program_that_drops_methods_stays_small_and_complete() -> Result<
             late.read(&mut late_session).is_ok()
                 && late_session.status().oldest_segment > segments + 1
         })?;
-        app.signal(Signal::STOP)?;
+        stop(&app)?;
         names.read_for(&mut session, Duration::from_secs(3))?;
         late.read_for(&mut late_session, Duration::from_secs(3))?;
         app.signal(Signal::CONT)?;
@@ -301,6 +301,20 @@ fn stopped_for_long(dotnet: &DotNet, version: Version) -> Result<(Daemon, Runnin
     let stopped = more(&app, 30_000)?;
     kill_process(pid, Signal::CONT)?;
     Ok((daemon, app, stopped))
+}
+
+/// Stops a program, and waits until no thread of it runs: the bridge's may be giving segments back.
+fn stop(app: &Running) -> Result<()> {
+    app.signal(Signal::STOP)?;
+    let tasks = format!("/proc/{}/task", app.pid());
+    let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
+        std::io::Result::Ok(stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+    };
+    wait_until("every thread is stopped", PATIENCE, || {
+        let threads = std::fs::read_dir(&tasks).into_iter().flatten();
+        threads.map(is_stopped).all(|stopped| stopped.unwrap_or(true))
+    })
 }
 
 /// Waits until there are so many more methods, and returns how many there are.

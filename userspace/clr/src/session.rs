@@ -137,6 +137,8 @@ pub struct Poll {
 pub struct Read {
     pub more: bool,
     pub caught_up: bool,
+    /// There was no more in the log: not only no more that can be read now.
+    pub at_end: bool,
     pub unanswered: Vec<(Question, Unanswered)>,
     pub life: Life,
 }
@@ -436,7 +438,7 @@ impl Session {
     /// Reads what is new, sends what is asked, and looks whether the bridge is still there.
     pub fn poll(&mut self, budget: Budget) -> Result<Poll, SessionError> {
         let mut read = reader::Poll::default();
-        let Read { more, caught_up, unanswered, life } = self.read(budget, &mut read)?;
+        let Read { more, caught_up, unanswered, life, .. } = self.read(budget, &mut read)?;
         let reader::Poll { entries, gap, .. } = read;
         Ok(Poll { entries, more, gap, caught_up, unanswered, life })
     }
@@ -451,7 +453,7 @@ impl Session {
         let mut enumeration = Enumeration { consumer, rights: &self.rights, is_over: false };
         let read = self.reader.read(budget, monotonic_time(), &mut enumeration);
         self.enumerated |= enumeration.is_over;
-        let Progress { more, caught_up, .. } = read?;
+        let Progress { more, caught_up, at_end, .. } = read?;
         let mut unanswered = match (self.life, self.rights.owner()) {
             (Life::Running, Some(owner)) => self.requests.advance(owner)?,
             _ => Vec::new(),
@@ -459,7 +461,7 @@ impl Session {
         if self.life != Life::Running && !more {
             unanswered.extend(self.requests.give_up());
         }
-        Ok(Read { more, caught_up, unanswered, life: self.life })
+        Ok(Read { more, caught_up, at_end, unanswered, life: self.life })
     }
 
     /// The look that is due now, if any. Run it on a thread that may hang; [`Self::poll`] takes its

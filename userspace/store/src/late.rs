@@ -12,7 +12,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use strata_profile::{FrameKind, LateKey};
 
 use crate::dictionary::MOST_FRAMES;
@@ -52,15 +52,22 @@ pub struct LateSymbol {
 }
 
 impl LateSymbol {
-    /// Bytes of memory, shared texts included.
+    /// Bytes of memory that these take together. Texts of modules are shared; those of frames count
+    /// for each, shared or not.
     #[must_use]
-    pub fn memory(&self) -> usize {
+    pub fn memory(symbols: &[Self]) -> usize {
+        let mut modules = HashSet::new();
         let texts = |frame: &LateFrame| {
             let texts = [&frame.name, &frame.system_name, &frame.file];
             texts.iter().map(|text| text.len()).sum::<usize>() + size_of::<LateFrame>()
         };
-        let frames = self.frames.iter().map(texts).sum::<usize>();
-        size_of::<Self>() + self.path.len() + self.build_id.len() + frames
+        let memory = |symbol: &Self| {
+            let of_module = [&symbol.path, &symbol.build_id];
+            let new = of_module.iter().filter(|text| modules.insert(text.as_ptr()));
+            let of_module = new.map(|text| text.len()).sum::<usize>();
+            size_of::<Self>() + of_module + symbol.frames.iter().map(texts).sum::<usize>()
+        };
+        symbols.iter().map(memory).sum()
     }
 }
 

@@ -92,6 +92,8 @@ pub struct Progress {
     /// See [`Poll`].
     pub more: bool,
     pub caught_up: bool,
+    /// There was no more in the log.
+    pub at_end: bool,
 }
 
 /// Decodes what it is passed.
@@ -453,7 +455,11 @@ impl<R: ReadAt> Reader<R> {
         loop {
             next = self.next.unwrap_or(next);
             let Some(number) = self.find(next, newest, &mut call.left)? else {
-                let Some(later) = self.find_later(next, call.now) else { break };
+                let Some(later) = self.find_later(next, call.now) else {
+                    // Not one that is there and was not opened yet.
+                    call.progress.at_end = next > newest;
+                    break;
+                };
                 self.losses.gaps += 1;
                 self.next = Some(later);
                 self.absent = None;
@@ -464,12 +470,16 @@ impl<R: ReadAt> Reader<R> {
             let committed = committed.get(number).map_or(0, |word| u64::from_le_bytes(*word));
             let is_quiet = tail.consumed == committed && tail.waiting.is_none();
             if !tail.done && is_quiet && !look_anyway {
+                call.progress.at_end = true;
                 break;
             }
             if !tail.done {
                 match self.read_segment(number, call)? {
                     Chunk::Done => {}
-                    Chunk::Nothing => return Ok(true),
+                    Chunk::Nothing => {
+                        call.progress.at_end = true;
+                        return Ok(true);
+                    }
                     Chunk::Some | Chunk::GivenBack => {
                         call.progress.more = true;
                         break;

@@ -49,6 +49,11 @@ impl ActiveThreads {
         self.threads.remove(&tid);
     }
 
+    /// A process has ended.
+    pub(super) fn exited(&mut self, pid: u32) {
+        self.starting.remove(&pid);
+    }
+
     /// A process has begun, or has a new thread: more may come. True if it was not among these before.
     pub(super) fn starts(&mut self, pid: u32, time: u64) -> bool {
         if self.starting.len() >= MOST && !self.starting.contains_key(&pid) {
@@ -122,6 +127,8 @@ mod tests {
         active.ended(100);
         active.starts(1, 8);
         assert_eq!(targets(&mut active, 8), Some(vec![Target::Process(1)]));
+        active.starts(2, 9);
+        active.exited(2);
         assert_eq!(targets(&mut active, 9), Some(vec![]));
     }
 

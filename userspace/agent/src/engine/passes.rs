@@ -61,6 +61,9 @@ pub(super) struct Passes {
     interval: Duration,
     is_on: bool,
     next: Instant,
+    /// No pass begins before, whatever happens meanwhile: the share of a CPU, and the pause after a
+    /// failure.
+    earliest: Instant,
     number: u32,
     epoch: u32,
     active: ActiveThreads,
@@ -104,6 +107,7 @@ impl Passes {
             interval: Duration::from_secs(1) / frequency.max(1),
             is_on: false,
             next: now,
+            earliest: now,
             number: 0,
             epoch: 1,
             active: ActiveThreads::default(),
@@ -167,7 +171,14 @@ impl Passes {
     /// Something is to be walked: the next pass comes as soon as passes do.
     fn wake(&mut self) {
         let soon = Instant::now() + spread(self.interval, &mut self.random);
-        self.next = self.next.min(soon);
+        self.next = self.next.min(soon.max(self.earliest));
+    }
+
+    /// A pass failed, or could not begin.
+    fn rest(&mut self) {
+        self.figures.refused += 1;
+        self.earliest = Instant::now() + RETRY;
+        self.next = self.earliest;
     }
 
     /// Which threads the next pass goes over: all, or these; or when there is one.
@@ -210,6 +221,7 @@ impl Passes {
         self.figures.reading += cost.nanos;
         let wanted = self.pause_after(began, Duration::from_nanos(cost.nanos));
         self.figures.interval = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
+        self.earliest = began + wanted;
         self.next = began + spread(wanted, &mut self.random);
     }
 
@@ -283,13 +295,11 @@ impl Engine {
                         passes.figures.abandoned
                     );
                 }
-                passes.figures.refused += 1;
-                passes.next = now + RETRY;
+                passes.rest();
             }
             Err(error) => {
                 tracing::warn!(%error, "threads cannot be walked");
-                passes.figures.refused += 1;
-                passes.next = now + RETRY;
+                passes.rest();
             }
         }
     }
@@ -299,10 +309,7 @@ impl Engine {
         let Some(began) = self.passes.began else { return };
         match self.programs.pass() {
             PassState::Idle => {}
-            PassState::Failed => {
-                self.passes.figures.refused += 1;
-                self.passes.next = Instant::now() + RETRY;
-            }
+            PassState::Failed => self.passes.rest(),
             PassState::Done { cost, lost_some } => self.passes.end(began, cost, lost_some),
             PassState::Reading => {
                 let (at, sleeps) = self.programs.pass_position();
@@ -386,7 +393,8 @@ impl Engine {
             if activity.state == STATE_ENDED {
                 // A thread that was too short-lived for any pass: others like it may follow.
                 self.passes.active.ended(tid);
-                if is_new && self.passes.active.starts(pid, time) {
+                let is_process = tid == pid;
+                if is_new && !is_process && self.passes.active.starts(pid, time) {
                     self.passes.wake();
                 }
             } else if is_new || wall.has_moved(tid, &activity) {
@@ -400,6 +408,11 @@ impl Engine {
     /// The CPU sampler has met a thread.
     pub(super) fn note_on_cpu(&mut self, header: &Header) {
         self.passes.note_moved(header.pid, header.tid, header.time, false);
+    }
+
+    /// A process has ended: nothing more of it can begin.
+    pub(super) fn note_exited(&mut self, pid: u32) {
+        self.passes.active.exited(pid);
     }
 
     /// A process begins, or executes another program: its threads are looked at from now on.

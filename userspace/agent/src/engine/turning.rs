@@ -163,6 +163,7 @@ impl Engine {
                     }
                 }
                 Change::Exited { pid } => {
+                    self.note_exited(pid);
                     self.programs.release(pid);
                     self.selection.ended(pid);
                     self.processes.ended.push(pid);

@@ -241,6 +241,7 @@ pub fn run() -> io::Result<()> {
     let mut socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(0) });
     let program = io::stdout();
     let all = link(program.as_fd(), None)?;
+    let has_targets = goes_over_targets(program.as_fd());
     // Of the targets of the last order.
     let mut links: HashMap<Target, OwnedFd> = HashMap::new();
     while let Some(targets) = read_order(&mut socket)? {
@@ -248,10 +249,11 @@ pub fn run() -> io::Result<()> {
         let mut refused = 0u64;
         match targets {
             None => read_threads(all.as_fd())?,
+            Some(targets) if !has_targets => refused = targets.len() as u64,
             Some(targets) => {
                 links.retain(|target, _| targets.contains(target));
                 for target in targets {
-                    refused += u64::from(!walk(program.as_fd(), target, &mut links));
+                    walk(program.as_fd(), target, &mut links);
                 }
             }
         }
@@ -264,16 +266,27 @@ pub fn run() -> io::Result<()> {
     Ok(())
 }
 
-/// False where the kernel has no iterator for this. A target that is gone has no threads.
-fn walk(program: BorrowedFd<'_>, target: Target, links: &mut HashMap<Target, OwnedFd>) -> bool {
+/// Whether the kernel has iterators over some threads. Before Linux 6.1, the number of a process is
+/// one word too many, but that of a thread is not read and its link goes over all threads.
+fn goes_over_targets(program: BorrowedFd<'_>) -> bool {
+    let this = Target::Process(std::process::id());
+    match link(program, Some(this)) {
+        Ok(_) => true,
+        Err(error) => !matches!(error.raw_os_error(), Some(libc::E2BIG | libc::EINVAL)),
+    }
+}
+
+/// A target that is gone has no threads. One that cannot be walked now is with the next pass over
+/// all threads.
+fn walk(program: BorrowedFd<'_>, target: Target, links: &mut HashMap<Target, OwnedFd>) {
     let link = match links.entry(target) {
         Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(place) => match link(program, Some(target)) {
             Ok(link) => place.insert(link),
-            Err(error) => return error.raw_os_error() == Some(libc::ESRCH),
+            Err(_) => return,
         },
     };
-    read_threads(link.as_fd()).is_ok()
+    _ = read_threads(link.as_fd());
 }
 
 /// Has the program run for each thread of a link.

@@ -310,10 +310,10 @@ enum Lag {
 }
 
 impl Lag {
-    fn after(self, has_caught_up: bool, has_more: bool) -> Self {
+    fn after(self, has_caught_up: bool, is_at_end: bool) -> Self {
         match self {
             Self::Behind if !has_caught_up => Self::Behind,
-            Self::Behind | Self::Closing if has_more => Self::Closing,
+            Self::Behind | Self::Closing if !is_at_end => Self::Closing,
             _ => Self::None,
         }
     }
@@ -353,7 +353,7 @@ impl Bridge {
             if read.caught_up {
                 taking.take(Update::CaughtUp);
             }
-            *taking.lag = taking.lag.after(read.caught_up, read.more);
+            *taking.lag = taking.lag.after(read.caught_up, read.at_end);
             if !read.more {
                 return read.life == Life::Running;
             }
@@ -532,11 +532,11 @@ mod tests {
     fn what_was_read_is_current_when_the_end_of_the_log_was_reached() {
         // A segment that is not found yet, or too many records: there is no more for now.
         assert!(Lag::Behind.after(false, false) == Lag::Behind);
-        assert!(Lag::Behind.after(true, true) == Lag::Closing);
-        assert!(Lag::Closing.after(false, true) == Lag::Closing);
-        assert!(Lag::Closing.after(false, false) == Lag::None);
-        assert!(Lag::Behind.after(true, false) == Lag::None);
-        assert!(Lag::None.after(false, true) == Lag::None);
+        assert!(Lag::Behind.after(true, false) == Lag::Closing);
+        assert!(Lag::Closing.after(false, false) == Lag::Closing);
+        assert!(Lag::Closing.after(false, true) == Lag::None);
+        assert!(Lag::Behind.after(true, true) == Lag::None);
+        assert!(Lag::None.after(false, false) == Lag::None);
     }
 
     #[test]

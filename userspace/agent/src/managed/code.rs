@@ -42,8 +42,6 @@ const MAX_RETIRED_IN_PAGE: usize = 2048;
 /// The eras for which stacks are unwound through code that is gone: some seconds of a program that
 /// replaces all of its code all the time. Later, other code may be there without a record.
 const LATELY: u32 = 16_384;
-/// Other code overlaps it, or its end was missed.
-const NOT_UNLOADED: u32 = u32::MAX;
 const PAGE: u32 = 12;
 /// The largest code of one method; more is invalid.
 const MAX_SIZE: u32 = 16 << 20;
@@ -87,8 +85,10 @@ struct Retired {
     /// No sample of this era or a later one is of it.
     died: u32,
     span: Span,
-    /// When its runtime unloaded it; [`NOT_UNLOADED`] if it was taken for gone.
-    unloaded: u32,
+    /// The era that began with its end: a later one than `died` where that was held.
+    ended: u32,
+    /// Its runtime unloaded it; else it was taken for gone.
+    is_unloaded: bool,
 }
 
 impl Retired {
@@ -222,7 +222,10 @@ impl CodeMap {
             }
             self.clear(start, end, false);
         }
-        self.spans.insert(start, Span { size, rows, owner: method.into(), born: self.era });
+        // Samples of a held era are of what is there when all is read, also if that ends before they
+        // are named.
+        let born = self.sample_era();
+        self.spans.insert(start, Span { size, rows, owner: method.into(), born });
         self.use_method(method);
         for unit in units_of(start, end) {
             *self.units.entry(unit).or_default() += 1;
@@ -332,8 +335,8 @@ impl CodeMap {
                 }
                 if span.method().is_some() {
                     let died = self.held.unwrap_or(self.era);
-                    let unloaded = if is_unloaded { self.era } else { NOT_UNLOADED };
-                    self.retire(Retired { start: at, died, span, unloaded });
+                    let ended = self.era;
+                    self.retire(Retired { start: at, died, span, ended, is_unloaded });
                 }
                 self.release(&span);
             }
@@ -369,7 +372,7 @@ impl CodeMap {
         let mut dropped = Vec::new();
         self.retired.retain(|_, in_page| {
             in_page.retain(|retired| {
-                let stays = retired.died > era || retired.span.method().is_some_and(&is_needed);
+                let stays = retired.ended > era || retired.span.method().is_some_and(&is_needed);
                 if !stays {
                     dropped.push(retired.span);
                 }
@@ -522,8 +525,8 @@ impl CodeMap {
         }
         let in_page = self.retired.get(&(address >> PAGE))?;
         let gone = in_page.iter().rev().find(|gone| gone.holds(address))?;
-        let is_lately = self.era.wrapping_sub(gone.unloaded) < LATELY;
-        (gone.unloaded != NOT_UNLOADED && is_lately).then_some(gone)
+        let is_lately = self.era.wrapping_sub(gone.ended) < LATELY;
+        (gone.is_unloaded && is_lately).then_some(gone)
     }
 
     /// Whether a method's code was here until lately: stacks through it are still on their way.
@@ -784,6 +787,11 @@ mod tests {
             assert_eq!(at(era), [Some(12), None, Some(13), None, Some(4)], "{era}");
         }
         assert_eq!(found(&map, 0x5008, meanwhile), Some(14), "it may have ended just now");
+        // What was read meanwhile, and ends before its samples are named.
+        map.remove(0x2010);
+        map.insert(0x2010, 0x40, &[(0, rule(8))], MethodIndex(16));
+        assert_eq!(found(&map, 0x2018, meanwhile), Some(13));
+        assert_eq!(found(&map, 0x2018, map.sample_era()), Some(16));
         // What ends later was there.
         map.remove(0x4000);
         map.insert(0x4000, 0x40, &[(0, rule(8))], MethodIndex(15));

@@ -359,6 +359,8 @@ impl Managed {
                 target.units.sweep(store);
                 continue;
             }
+            // Tables that were taken back make room for those that follow them.
+            target.units.sweep(store);
             if !target.knows_code() || !had_turn {
                 continue;
             }
@@ -632,7 +634,7 @@ impl Managed {
             self.take_read_code();
             let waiting = self.code_reader.is_reading()
                 || self.targets.values_mut().any(|target| match &mut target.state {
-                    State::Attached(bridge) => bridge.expects_more(),
+                    State::Attached(bridge) => bridge.expects_more() || bridge.is_behind(),
                     _ => false,
                 });
             if !waiting || Instant::now() > deadline {

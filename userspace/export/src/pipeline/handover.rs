@@ -102,7 +102,9 @@ impl Pipeline {
 
     /// Passes on symbols of frames that the store has without.
     pub fn name_late(&mut self, symbols: Vec<LateSymbol>) {
-        self.waiting.push_back(Waiting { message: Message::NameLate(symbols), bytes: 0 });
+        let bytes = LateSymbol::memory(&symbols);
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.waiting.push_back(Waiting { message: Message::NameLate(symbols), bytes });
         self.retry();
     }
 

@@ -113,8 +113,14 @@ impl StoreQueue {
         if self.directory.is_none() {
             return;
         }
-        let bytes = symbols.iter().map(LateSymbol::memory).sum();
-        if let Err(Work::NameLate(symbols)) = self.disk.give(Work::NameLate(symbols), bytes) {
+        let bytes = LateSymbol::memory(&symbols);
+        let Err(refused @ Work::NameLate(_)) = self.disk.give(Work::NameLate(symbols), bytes)
+        else {
+            return;
+        };
+        // As for profiles, which went before them.
+        self.disk.wait(Instant::now() + FLUSH);
+        if let Err(Work::NameLate(symbols)) = self.disk.give(refused, bytes) {
             let refused = self.refused_symbols.saturating_add(symbols.len() as u64);
             self.refused_symbols = refused;
         }

@@ -29,7 +29,8 @@ impl Store {
             let mut batch = Batch::default();
             while let Some((symbol, others)) = rest.split_first() {
                 // Its texts may be in the record already: this is the most that it may add.
-                let bytes = batch.bytes().saturating_add(symbol.memory());
+                let bytes =
+                    batch.bytes().saturating_add(LateSymbol::memory(std::slice::from_ref(symbol)));
                 if batch.count > 0 && bytes > most {
                     break;
                 }

@@ -234,7 +234,9 @@ impl Flusher {
         if pipeline.is_naming() {
             return;
         }
-        let symbols: Vec<_> = self.symbolizer.take_late().into_iter().map(late_symbol).collect();
+        let mut texts = ModuleTexts::default();
+        let late = self.symbolizer.take_late().into_iter();
+        let symbols: Vec<_> = late.map(|symbol| late_symbol(symbol, &mut texts)).collect();
         if !symbols.is_empty() {
             pipeline.name_late(symbols);
         }
@@ -377,21 +379,38 @@ impl Flusher {
     }
 }
 
+/// Path and build id of each module, which its symbols share: a process determines how long they are.
+#[derive(Default)]
+struct ModuleTexts(HashMap<*const ModuleInfo, SharedTexts>);
+
+struct SharedTexts {
+    /// Kept, so that no other module comes to lie where it does.
+    _module: Option<Arc<ModuleInfo>>,
+    path: Arc<str>,
+    build_id: Arc<str>,
+}
+
+impl ModuleTexts {
+    fn of(&mut self, module: Option<Arc<ModuleInfo>>) -> &SharedTexts {
+        let at = module.as_ref().map_or(std::ptr::null(), Arc::as_ptr);
+        self.0.entry(at).or_insert_with(|| {
+            let text = |text: fn(&ModuleInfo) -> &str| module.as_deref().map_or("", text).into();
+            let (path, build_id) = (text(|module| &module.path), text(|module| &module.build_id));
+            SharedTexts { _module: module, path, build_id }
+        })
+    }
+}
+
 /// A late symbol in the store's terms.
-fn late_symbol(late: LateSymbol) -> strata_store::LateSymbol {
+fn late_symbol(late: LateSymbol, texts: &mut ModuleTexts) -> strata_store::LateSymbol {
     let LateSymbol { key, last_nanos, module, frames } = late;
-    let text = |text: fn(&ModuleInfo) -> &str| module.as_deref().map_or("", text).into();
+    let SharedTexts { path, build_id, .. } = texts.of(module);
+    let (path, build_id) = (path.clone(), build_id.clone());
     let frames = frames.into_iter().map(|frame| {
         let NamedFrame { kind, name, system_name, file, line } = frame;
         LateFrame { kind, name, system_name, file, line }
     });
-    strata_store::LateSymbol {
-        key,
-        path: text(|module| &module.path),
-        build_id: text(|module| &module.build_id),
-        frames: frames.collect(),
-        last_nanos,
-    }
+    strata_store::LateSymbol { key, path, build_id, frames: frames.collect(), last_nanos }
 }
 
 /// Processes that are decided about again at a flush.
