@@ -420,7 +420,8 @@ impl<R: ReadAt> Reader<R> {
     }
 
     fn read_segments(&mut self, call: &mut Call<'_, impl Consumer>) -> io::Result<()> {
-        let is_at_end = self.read_on(call)?;
+        self.read_on(call)?;
+        let is_at_end = call.progress.at_end;
         let next = self.next.unwrap_or_default();
         // Behind the end of the log there is nothing, though the next segment is made before it is
         // needed.
@@ -429,8 +430,8 @@ impl<R: ReadAt> Reader<R> {
         Ok(())
     }
 
-    /// Whether the end of the log was reached: in any case while [`Reader::until`] is set.
-    fn read_on(&mut self, call: &mut Call<'_, impl Consumer>) -> io::Result<bool> {
+    /// Notes the end of the log: in any case while [`Reader::until`] is set.
+    fn read_on(&mut self, call: &mut Call<'_, impl Consumer>) -> io::Result<()> {
         let extent: [u8; 16] = read_array(&self.main, EXTENT as u64)?;
         let (extent, _) = extent.as_chunks::<8>();
         let [oldest, newest] =
@@ -447,7 +448,7 @@ impl<R: ReadAt> Reader<R> {
             }
         };
         if next < oldest && !self.skip_to(oldest, newest, call) {
-            return Ok(false);
+            return Ok(());
         }
         // Counts may be behind: the end of the log is where a record's place is free.
         let look_anyway =
@@ -478,7 +479,7 @@ impl<R: ReadAt> Reader<R> {
                     Chunk::Done => {}
                     Chunk::Nothing => {
                         call.progress.at_end = true;
-                        return Ok(true);
+                        break;
                     }
                     Chunk::Some | Chunk::GivenBack => {
                         call.progress.more = true;
@@ -490,7 +491,7 @@ impl<R: ReadAt> Reader<R> {
             let Some(after) = next.checked_add(1) else { break };
             self.next = Some(after);
         }
-        Ok(false)
+        Ok(())
     }
 
     /// Goes on with a later segment than the next one. `false`: not in this call.

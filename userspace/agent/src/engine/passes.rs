@@ -511,6 +511,27 @@ mod tests {
     }
 
     #[test]
+    fn a_new_thread_brings_no_pass_before_the_share_of_a_cpu_allows_it() {
+        let mut passes = Passes::new(20);
+        passes.wants_all = false;
+        passes.all_sent = 0;
+        passes.is_over_all = false;
+        let began = Instant::now();
+        passes.end(began, Cost { nanos: 30_000_000, refused: 0 }, false);
+        let allowed = began + Duration::from_millis(30) * SHARE_OF_ACTIVE;
+        for tid in 0..100 {
+            passes.next = began + Duration::from_secs(3600);
+            passes.note_moved(7, tid, 1, true);
+            assert!(passes.next >= allowed, "{tid}");
+        }
+        // After a failure, too.
+        let failed = Instant::now();
+        passes.rest();
+        passes.note_moved(8, 8, 2, true);
+        assert!(passes.next >= failed + RETRY);
+    }
+
+    #[test]
     fn a_thread_whose_record_was_lost_counts_from_the_last_complete_pass() {
         let mut passes = Passes::new(20);
         let previous = [(1, false), (2, true), (3, true), (4, false)].map(|(began, lost_some)| {

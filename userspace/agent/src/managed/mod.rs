@@ -353,14 +353,13 @@ impl Managed {
             if target.look_whether_expected() && is_current && store.is_published(target.pid) {
                 dirty.insert(target.pid);
             }
+            // Tables that were taken back make room for those that follow them.
+            target.units.sweep(store);
             // The code of a process that has exited is not searched any more.
             if !is_current {
                 target.is_awaited = false;
-                target.units.sweep(store);
                 continue;
             }
-            // Tables that were taken back make room for those that follow them.
-            target.units.sweep(store);
             if !target.knows_code() || !had_turn {
                 continue;
             }
