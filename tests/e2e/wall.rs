@@ -200,8 +200,7 @@ fn each_kind_of_managed_wait_has_its_caller_and_its_share_of_the_time() -> Resul
     // Within 3 %: threads that wait for a CPU beside other tests wait for longer than they say.
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
-    let mut wrongs = dotnet_running::Wrongs::default();
-    for version in dotnet.versions() {
+    dotnet_running::each(&dotnet.versions(), 2, |version, wrongs| {
         let command = dotnet.program(version, "Awaits", &["16"])?;
         let mut target = Running::from_command(command)?;
         target.wait_for_line("ready", PATIENCE)?;
@@ -226,9 +225,8 @@ fn each_kind_of_managed_wait_has_its_caller_and_its_share_of_the_time() -> Resul
             wrongs.unless((seen / measured - 1.0).abs() < 0.03, || format!("{version}: {way}"));
             wrongs.unless(whole > seen * 0.97, || format!("{version}: stacks of {way}"));
         }
-    }
-    wrongs.none();
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The on/off-CPU experiment: one method burns, five threads wait in the other.
