@@ -9,13 +9,13 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 use strata_tests::daemon::Daemon;
 use strata_tests::dotnet_profiler::SecondProfiler;
-use strata_tests::running::{Ended, Running, wait_until};
+use strata_tests::running::{Ended, Running};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Record, Recording, record};
 use strata_tests::{machine, places, stack_ends, text_outputs};
 
-use crate::dotnet_running::{self, PATIENCE, each};
+use crate::dotnet_running::{self, PATIENCE, each, wait_for_attach};
 
 /// What the recording says once the bridge reports events.
 pub const REPORTED: &str = "events of a .NET process are reported";
@@ -303,10 +303,9 @@ fn a_daemon_keeps_the_exceptions_that_a_rule_asks_for() -> Result<()> {
         .map(|service| Target::start_as(&dotnet, Version::V9, "paced", "1000", Some(service)));
     let [target, other] = targets;
     let (target, other) = (target?, other?);
-    // It is attached when the status says so; its probe takes a moment more.
-    wait_until("both are attached", PATIENCE, || {
-        daemon.status().is_ok_and(|status| status["dotnet"]["attached"] == 2)
-    })?;
+    // Attached when `strata ps` says so; a probe takes a moment more.
+    wait_for_attach(target.running.pid())?;
+    wait_for_attach(other.running.pid())?;
     std::thread::sleep(Duration::from_secs(5));
     target.go()?;
     other.go()?;

@@ -9,13 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 use strata_tests::daemon::Daemon;
-use strata_tests::running::{Ended, Running, wait_until};
+use strata_tests::running::{Ended, Running};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
 use strata_tests::strata::{Recorded, Recording, record};
 use strata_tests::{machine, places, stack_ends, text_outputs};
 
-use crate::dotnet_running::{self, PATIENCE};
+use crate::dotnet_running::{self, PATIENCE, wait_for_attach};
 
 /// What the recording says once the bridge reports events.
 const REPORTED: &str = "events of a .NET process are reported";
@@ -281,10 +281,8 @@ fn a_daemon_keeps_snapshots_that_are_read_once() -> Result<()> {
     daemon.start()?;
     let variables = [("DD_SERVICE", "keeping")];
     let mut target = Target::start(&dotnet, Version::V9, ["kept", "100"], &variables)?;
-    // It is attached when the status says so; its probe takes a moment more.
-    wait_until("it is attached", PATIENCE, || {
-        daemon.status().is_ok_and(|status| status["dotnet"]["attached"] == 1)
-    })?;
+    // It is attached when `strata ps` says so; its probe takes a moment more.
+    wait_for_attach(target.running.pid())?;
     std::thread::sleep(Duration::from_secs(5));
     target.keep()?;
     // Four periods and more.

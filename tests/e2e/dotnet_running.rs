@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use strata_tests::places;
-use strata_tests::running::Running;
+use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version};
 use strata_tests::stacks::{Frame, Stack, Stacks};
 use strata_tests::strata::{Record, Recorded};
@@ -163,6 +163,15 @@ pub fn listed_by(strata: &Path, pid: i32) -> Result<Option<Value>> {
     let all = all.as_array().context("no list")?;
     let is_it = |row: &&Value| row.get("pid").and_then(Value::as_i64) == Some(i64::from(pid));
     Ok(all.iter().find(is_it).cloned())
+}
+
+/// Waits until a strata is attached to a process. The daemon's number of attached processes does not
+/// say it: other .NET processes may run on the host.
+pub fn wait_for_attach(pid: i32) -> Result<()> {
+    wait_until("strata is attached", PATIENCE, || {
+        let row = listed(pid).ok().flatten().unwrap_or_default();
+        row["bridge"].as_str().unwrap_or_default().starts_with("attached")
+    })
 }
 
 /// Entries of a folder in /proc, or lines of a file there.

@@ -11,7 +11,9 @@ use strata_tests::runtimes::{Version, dotnet};
 use strata_tests::strata::Recorded;
 use strata_tests::{machine, strata};
 
-use crate::dotnet_running::{Clr, FREQUENCY, PATIENCE, Wrongs, count_of, each, listed, start};
+use crate::dotnet_running::{
+    Clr, FREQUENCY, PATIENCE, Wrongs, count_of, each, listed, start, wait_for_attach,
+};
 
 /// How often a program has printed its speed.
 fn rates(app: &Running) -> usize {
@@ -21,13 +23,6 @@ fn rates(app: &Running) -> usize {
 fn works_on(app: &mut Running) -> bool {
     let before = rates(app);
     wait_until("it works on", PATIENCE, || rates(app) > before + 2).is_ok() && app.is_alive()
-}
-
-fn is_read(pid: i32) -> Result<()> {
-    wait_until("strata reads it", PATIENCE, || {
-        let row = listed(pid).ok().flatten().unwrap_or_default();
-        row["bridge"].as_str().unwrap_or_default().starts_with("attached")
-    })
 }
 
 #[test]
@@ -96,7 +91,7 @@ fn the_library_idles_while_strata_reads_and_leaves_when_strata_is_killed() -> Re
         let pid = app.pid();
         let record = strata::record()?.frequency(97).seconds(600.0).pid(pid);
         let strata = Running::from_command(record.to_command()?)?;
-        is_read(pid)?;
+        wait_for_attach(pid)?;
         std::thread::sleep(Duration::from_secs(12));
         let before = library_thread_slept(pid).context("the library has no thread")?;
         std::thread::sleep(Duration::from_secs(10));
@@ -161,7 +156,7 @@ fn a_second_strata_reads_beside_the_first_and_goes_on_without_it() -> Result<()>
         let mut app = start(&dotnet, version, "Busy", &["600", "0.2"])?;
         let pid = app.pid();
         let mut first = strata::record()?.frequency(97).seconds(600.0).pid(pid).start()?;
-        is_read(pid)?;
+        wait_for_attach(pid)?;
         let mut check = |who: &str, recorded: &Recorded, clr: &Clr| -> Result<()> {
             let own = recorded.stacks()?.of_pid(pid);
             let named = own.share_with("Busy.Main");
@@ -215,7 +210,7 @@ fn a_daemon_beside_a_recording_takes_over_when_that_ends() -> Result<()> {
     let mut app = start(&dotnet, Version::V9, "Busy", &["600", "0.2"])?;
     let pid = app.pid();
     let mut first = strata::record()?.frequency(97).seconds(600.0).pid(pid).start()?;
-    is_read(pid)?;
+    wait_for_attach(pid)?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[dotnet]\nage = \"0s\"\n")?;
     daemon.start()?;
