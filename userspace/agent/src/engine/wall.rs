@@ -205,8 +205,9 @@ impl Wall {
 
     /// A process executes another program; `thread` is its only one from now on. Which one it was
     /// before is not reported: the kernel gives it the leader's number, and reports the ends of all
-    /// others, that of the leader too.
-    pub fn executed(&mut self, thread: ThreadKey, time: u64, to: &mut Aggregate) {
+    /// others, that of the leader too. Whether the new program has time from now on, before a record
+    /// of it.
+    pub fn executed(&mut self, thread: ThreadKey, time: u64, to: &mut Aggregate) -> bool {
         let pid = thread.tid;
         let mut all: Vec<Account> = Vec::new();
         for tid in self.threads_of(pid) {
@@ -223,9 +224,9 @@ impl Wall {
             }
             None => all.pop(),
         };
-        if let Some(account) = goes_on {
-            self.insert(account.of_next_program(thread, time));
-        }
+        let Some(account) = goes_on else { return false };
+        self.insert(account.of_next_program(thread, time));
+        self.knows(pid)
     }
 
     /// A process is not sampled any more. Should it be again, its time until then is not its.

@@ -61,7 +61,7 @@ fn what_a_thread_did_before_it_executes_a_program_is_of_the_program_before() {
     let waits = activity(1, 5, 3, 1_000);
     taken(&mut wall, 1, 7, 2, waits, &mut to);
     // It waits for eight seconds, executes another program, and is met by the next pass.
-    wall.executed(thread(2, 7), 10 * SECOND, &mut to);
+    assert!(wall.executed(thread(2, 7), 10 * SECOND, &mut to), "its time goes on");
     let again = Activity { voluntary: 4, previous: 10 * SECOND - 1, ..waits };
     taken(&mut wall, 2, 7, 11, again, &mut to);
     wall.count(12 * SECOND, &mut to);
@@ -95,7 +95,7 @@ fn of_several_threads_whose_ends_were_lost_none_goes_on() {
     for tid in [8, 9] {
         taken(&mut wall, 1, tid, 2, activity(1, 6, 9, 4_000), &mut to);
     }
-    wall.executed(thread(2, 7), 10 * SECOND, &mut to);
+    assert!(!wall.executed(thread(2, 7), 10 * SECOND, &mut to));
     let goes_on = Activity { previous: 9 * SECOND, ..activity(1, 5, 10, 4_000) };
     taken(&mut wall, 2, 7, 11, goes_on, &mut to);
     wall.count(12 * SECOND, &mut to);
