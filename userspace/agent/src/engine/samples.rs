@@ -344,6 +344,12 @@ impl Engine {
     /// An image has samples from now on.
     fn note_newcomer(&mut self, image: ImageId, pid: u32) {
         self.credentials.note(image, pid);
+        if let Some(credentials) = self.credentials.of(image) {
+            self.waits.memory.note_user(pid, credentials.real_user);
+            if let Some(wall) = &mut self.wall {
+                wall.memory.note_user(pid, credentials.real_user);
+            }
+        }
         if let Some(newcomers) =
             self.newcomers.as_mut().filter(|newcomers| newcomers.len() < MOST_NEWCOMERS)
         {

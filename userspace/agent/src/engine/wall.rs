@@ -38,7 +38,7 @@ pub struct Wall {
     threads: HashMap<u32, Account>,
     /// Their numbers, by process.
     by_process: BTreeSet<(u32, u32)>,
-    memory: ThreadMemory<MOST_BYTES>,
+    pub(super) memory: ThreadMemory<MOST_BYTES>,
     random: Random,
     /// The last process and thread that was looked for, and those that were not there.
     looked_for: (u32, u32),
@@ -176,7 +176,7 @@ impl Wall {
         self.threads.insert(account.thread.tid, account);
     }
 
-    /// Accounts of processes that have more than their share, so that others find room.
+    /// Drops accounts of processes that have more than their share, so that others find room.
     fn drop_excess(&mut self) {
         let mut excess = self.memory.excess();
         let Self { threads, by_process, memory, refused, .. } = self;
