@@ -69,6 +69,11 @@ impl Wall {
         }
     }
 
+    /// The CPU sampler ticks at another frequency from now on.
+    pub fn set_period(&mut self, nanos: u64) {
+        self.period = nanos;
+    }
+
     /// A record of a pass.
     pub fn take(
         &mut self,
