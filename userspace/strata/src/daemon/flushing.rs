@@ -322,7 +322,7 @@ impl Flusher {
         let late = build.take_late();
         let profile = Arc::new(build.finish());
         let end_nanos = profile.start_nanos.saturating_add(profile.duration_nanos);
-        self.symbolizer.note_late(&late, end_nanos);
+        self.symbolizer.note_late(image, &late, end_nanos);
         let head = Head {
             service: who.origin.service.clone(),
             labels: who.labels.clone(),
