@@ -26,12 +26,13 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus,
 };
-use rustix::thread::{CapabilitySet, CapabilitySets};
+use rustix::thread::CapabilitySet;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
 use strata_bridge_protocol::clr_event::FUNCTION;
+use strata_sandbox::capabilities;
 use strata_sandbox::channel::{Channel, Wait};
 
 use super::{MOST_PROBES, Mapped, Operation, Outcome, REQUEST_BYTES, Reply, Request};
@@ -126,16 +127,7 @@ fn keep_only_what_probes_need() {
         | CapabilitySet::SYS_PTRACE
         | CapabilitySet::DAC_READ_SEARCH
         | CapabilitySet::CHECKPOINT_RESTORE;
-    let _ = rustix::thread::clear_ambient_capability_set();
-    if let Ok(held) = rustix::thread::capabilities(None) {
-        let kept = held.permitted & wanted;
-        let sets = CapabilitySets {
-            effective: kept,
-            permitted: kept,
-            inheritable: CapabilitySet::empty(),
-        };
-        let _ = rustix::thread::set_capabilities(None, sets);
-    }
+    let _ = capabilities::keep_only(|_| wanted);
 }
 
 fn is_privileged() -> bool {
