@@ -261,6 +261,32 @@ fn without_a_way_to_replace_the_keeper_the_status_says_so() -> Result<()> {
     Ok(())
 }
 
+/// Kills each broker as soon as it is there: the log and the status say so, until one goes on.
+#[test]
+fn a_broker_that_dies_again_and_again_is_reported_once_and_counted() -> Result<()> {
+    const KILLS: u64 = 5;
+    const AGAIN: &str = "ends again and again";
+    let _machine = machine::alone()?;
+    let mut daemon = daemon()?;
+    daemon.start_without_new_privileges()?;
+    let pid = daemon.pid()?;
+    let broker = |daemon: &Daemon| daemon.status().map(|status| status["broker"].clone());
+    for kills in 1..=KILLS {
+        kill(helper(pid, "strata-broker")?)?;
+        wait_until("another one serves", PATIENCE, || {
+            broker(&daemon).is_ok_and(|broker| broker["restarts"] == kills)
+        })?;
+    }
+    let trouble = broker(&daemon)?["trouble"].as_str().unwrap_or_default().to_owned();
+    assert!(trouble.contains(AGAIN), "{trouble}");
+    wait_until("the last one goes on", PATIENCE, || {
+        broker(&daemon).is_ok_and(|broker| broker["trouble"].is_null())
+    })?;
+    let log = daemon.end()?.stderr;
+    assert_eq!(log.lines().filter(|line| line.contains(AGAIN)).count(), 1, "{log}");
+    Ok(())
+}
+
 #[test]
 fn a_helper_ends_with_its_strata_however_that_ends() -> Result<()> {
     let _machine = machine::alone()?;

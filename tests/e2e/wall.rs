@@ -573,17 +573,12 @@ fn a_daemon_names_all_processes_that_it_cannot_walk_and_others_lose_no_time() ->
     assert!(daemon.health()?.starts_with("ok"), "{}", daemon.health()?);
     let stopped = daemon.end()?;
     assert!(stopped.status.success(), "{}", stopped.stderr);
-    let mut waits = Vec::new();
-    // Beside these, its environment may be read too late for the first period, which has its name.
-    for service in ["waiting", "waits", "short-lived"] {
-        let mut command = Command::new(places::strata_binary()?);
-        let output = format!("{service}.folded");
-        command.args(["query", "--service", service, "--type", "wall", "-o", &output]);
-        command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
-        Running::from_command(command)?.wait(PATIENCE)?;
-        let text = std::fs::read_to_string(daemon.folder().join(output)).unwrap_or_default();
-        waits.extend(text_outputs::folded(&text)?);
-    }
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["query", "--service", "waiting", "--type", "wall", "-o", "wall.folded"]);
+    command.arg("--store").arg(daemon.store()).current_dir(daemon.folder());
+    Running::from_command(command)?.wait(PATIENCE)?;
+    let waits = std::fs::read_to_string(daemon.folder().join("wall.folded"))?;
+    let waits = text_outputs::folded(&waits)?;
     for way in ["wait_sleep", "wait_semaphore", "wait_poll", "wait_epoll", "wait_condition"] {
         let line = ended.stdout.lines().find(|line| line.starts_with(way));
         let measured = line.and_then(|line| number(line, "seconds")).context("no line")?;

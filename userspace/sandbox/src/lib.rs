@@ -13,13 +13,15 @@
 //! Code map: [`identity`] which file is it; [`protocol`], [`wire`], [`channel`] the protocol
 //! between the processes; [`opener`], and [`opening`] with its shared functions; [`worker`],
 //! [`sandbox`], [`jobs`], [`target_file`], [`facts`], [`symbols`], [`managed`], [`related`];
-//! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`error`].
+//! [`service`] with [`request`], [`answer`], [`cache`] and [`child`]; [`capabilities`], which helpers
+//! keep; [`error`].
 //!
 //! The executable calls [`run_opener`] and [`run_worker`] when it is started with the arguments of
 //! [`ChildCommand`], before it opens anything or starts a thread.
 
 mod answer;
 mod cache;
+pub mod capabilities;
 pub mod channel;
 mod child;
 mod error;

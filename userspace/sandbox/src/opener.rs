@@ -21,8 +21,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::process::{Resource, Rlimit};
-use rustix::thread::{CapabilitySet, CapabilitySets};
+use rustix::thread::CapabilitySet;
 
+use crate::capabilities;
 use crate::channel::{Channel, Envelope, MAX_MESSAGE, Wait};
 use crate::error::Refusal;
 use crate::protocol::{OpenReply, OpenRequest, OpenedFacts};
@@ -104,16 +105,7 @@ fn keep_only_what_opening_needs() {
         | CapabilitySet::DAC_READ_SEARCH
         | CapabilitySet::CHECKPOINT_RESTORE
         | CapabilitySet::SYS_RESOURCE;
-    if let Ok(held) = rustix::thread::capabilities(None) {
-        // CAP_CHECKPOINT_RESTORE came with Linux 5.9; every kernel strata supports has it.
-        let kept = held.permitted & wanted;
-        let sets = CapabilitySets {
-            effective: kept,
-            permitted: kept,
-            inheritable: CapabilitySet::empty(),
-        };
-        let _ = rustix::thread::set_capabilities(None, sets);
-    }
+    let _ = capabilities::keep_only(|_| wanted);
     let _ = rustix::thread::set_no_new_privs(true);
     let files = rustix::process::getrlimit(Resource::Nofile);
     let _ = rustix::process::setrlimit(

@@ -12,12 +12,13 @@ use std::collections::BTreeMap;
 use std::io;
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
-use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
+use rustix::thread::{CapabilitySet, Gid, Uid};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
 
+use crate::capabilities;
 use crate::protocol::WorkerLimits;
 
 /// The user "nobody" of every distribution.
@@ -73,13 +74,7 @@ fn drop_users_and_capabilities() -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         }
     }
-    let _ = rustix::thread::clear_ambient_capability_set();
-    let none = CapabilitySet::empty();
-    rustix::thread::set_capabilities(
-        None,
-        CapabilitySets { effective: none, permitted: none, inheritable: none },
-    )?;
-    Ok(())
+    Ok(capabilities::keep_only(|_| CapabilitySet::empty())?)
 }
 
 /// The calls a parser's process needs; `None` for those whose arguments do not matter.

@@ -184,6 +184,8 @@ impl Store {
             _lock: lock,
         };
         store.recover()?;
+        // The limit may be smaller than it was.
+        store.make_room_for_names((0, 0), None)?;
         store.make_room(0)?;
         Ok(store)
     }

@@ -263,6 +263,35 @@ fn symbols_are_bounded_and_those_lacked_longest_ago_go_first() {
     assert_eq!((counters.late_symbols_written, counters.late_symbols_refused), (1, 1));
 }
 
+#[test]
+fn a_store_that_is_opened_with_a_smaller_limit_keeps_the_symbols_that_were_lacked_last() {
+    const MOST: u64 = 64 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let mut store = Store::open(directory.path(), bounded(MOST)).unwrap();
+    append(&mut store, START, None);
+    for part in 0..16 {
+        let keys = part * 50..(part + 1) * 50;
+        store.name_late(&large(keys, START + part as i64 * HOUR)).unwrap();
+    }
+    assert_eq!(store.counters().late_symbols_dropped, 0);
+    drop(store);
+    let on_disk = || -> u64 {
+        names_files(directory.path()).iter().map(|file| file.metadata().unwrap().len()).sum()
+    };
+    let before = on_disk();
+    assert!(before > MOST / 2 / 64, "{before}");
+    for (most, drops) in [(MOST, false), (MOST / 2, true)] {
+        let store = Store::open(directory.path(), bounded(most)).unwrap();
+        assert!(on_disk() <= most / 64 && on_disk() > most / 64 / 2, "{}", on_disk());
+        assert_eq!(store.counters().late_symbols_dropped > 0, drops);
+    }
+    let kept = |key: u64| {
+        append_one(&directory, key, MOST / 2).contains_key(&format!("main;outer;{}", text_of(key)))
+    };
+    assert!(!kept(0), "lacked longest ago");
+    assert!(kept(799), "lacked last");
+}
+
 fn text_of(key: u64) -> String {
     large(key..key + 1, 0)[0].frames[0].name.to_string()
 }

@@ -7,11 +7,14 @@
 //! A key stands for a place as the symbols of a flush do: a file by its inode, and an offset. It is
 //! a hash with a secret of this process.
 //!
-//! Invariant: the number of places and the bytes of one file's symbols are bounded. A place whose
-//! file never answers is given up some flushes after it was sampled last. What stays without a
-//! symbol is counted. Nothing is kept when no file is late.
+//! Invariant: the number of places is bounded, and processes share it. Of the symbols that the store
+//! has room for, a process has at most an eighth, and a file a sixteenth. A place whose file never
+//! answers is given up some flushes after it was sampled last. What stays without a symbol is counted.
+//! Nothing is kept when no file is late.
 
-use std::collections::HashMap;
+mod shares;
+
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState as Secret};
 use std::sync::Arc;
 
@@ -19,16 +22,19 @@ use foldhash::fast::RandomState;
 use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
 use strata_agent::processes::mapped::FileId;
+use strata_agent::processes::table::ImageId;
 use strata_profile::LateKey;
 
 use crate::ModuleInfo;
 use crate::known_symbols::KnownSymbols;
+use shares::Shares;
 
 /// Places that are waited for.
 const MOST_PLACES: usize = 32_768;
-/// Bytes of symbols of one file, and of all that are taken at once.
-const MOST_OF_FILE: usize = 1 << 20;
+/// Bytes of symbols that are taken at once.
 const MOST_AT_ONCE: usize = 1 << 20;
+/// How often in a flush places of one process are looked for in all of them, for another process.
+const MOST_EVICTIONS: u32 = 64;
 /// Flushes after which a place that is not sampled any more is given up.
 const GIVEN_UP_AFTER: u32 = 40;
 
@@ -53,6 +59,8 @@ pub struct LateSymbol {
 }
 
 struct Pending {
+    /// The first one whose profile lacked it.
+    image: ImageId,
     last_nanos: i64,
     /// The last flush that left it without a symbol.
     used: u32,
@@ -62,11 +70,17 @@ struct Pending {
 #[derive(Default)]
 pub struct Late {
     pending: HashMap<CodeAddress, Pending, RandomState>,
-    /// Bytes of symbols of each file so far.
-    files: HashMap<FileId, usize>,
+    /// How many are of each process.
+    by_image: HashMap<ImageId, usize, RandomState>,
+    /// Of the symbols that were taken.
+    shares: Shares,
     flush: u32,
-    /// The flush whose places fill it: none of them makes room for another.
+    /// The flush whose places fill it: none of them makes room for another process that has as many.
     full_at: u32,
+    /// Processes that have as many places of this flush as any other.
+    full: HashSet<ImageId>,
+    /// In this flush.
+    evictions: u32,
     /// Places that stay without a symbol: their file has none or did not answer, or there were too
     /// many.
     pub unnamed: u64,
@@ -75,6 +89,9 @@ pub struct Late {
 impl Late {
     pub fn begin_flush(&mut self) {
         self.flush = self.flush.saturating_add(1);
+        self.full.clear();
+        self.evictions = 0;
+        self.shares.begin_flush(self.flush);
     }
 
     /// How many places are waited for.
@@ -82,8 +99,8 @@ impl Late {
         self.pending.len()
     }
 
-    /// A profile that ended then has these places without their symbols.
-    pub fn note(&mut self, places: &[CodeAddress], end_nanos: i64) {
+    /// A process's profile that ended then has these places without their symbols.
+    pub fn note(&mut self, image: ImageId, places: &[CodeAddress], end_nanos: i64) {
         let used = self.flush;
         for place in places {
             if let Some(pending) = self.pending.get_mut(place) {
@@ -91,36 +108,60 @@ impl Late {
                 pending.last_nanos = pending.last_nanos.max(end_nanos);
                 continue;
             }
-            if self.pending.len() >= MOST_PLACES && self.full_at != self.flush {
-                self.make_room();
+            if self.pending.len() >= MOST_PLACES {
+                self.make_room(image);
             }
             if self.pending.len() >= MOST_PLACES {
                 self.unnamed += 1;
             } else {
-                self.pending.insert(*place, Pending { last_nanos: end_nanos, used });
+                *self.by_image.entry(image).or_default() += 1;
+                self.pending.insert(*place, Pending { image, last_nanos: end_nanos, used });
             }
         }
     }
 
-    /// Evicts the places not left out for longest, but none of this flush.
-    fn make_room(&mut self) {
-        let oldest = self.pending.values().map(|pending| pending.used).min();
-        let Some(oldest) = oldest.filter(|oldest| *oldest < self.flush) else {
+    /// Evicts the places not left out for longest; where all are of this flush, half of what another
+    /// process has more than this one.
+    fn make_room(&mut self, image: ImageId) {
+        if self.full_at != self.flush {
+            let oldest = self.pending.values().map(|pending| pending.used).min();
+            if let Some(oldest) = oldest.filter(|oldest| *oldest < self.flush) {
+                return self.drop_where(|_, pending| pending.used == oldest);
+            }
             self.full_at = self.flush;
+        }
+        if self.full.contains(&image) || self.evictions >= MOST_EVICTIONS {
+            return;
+        }
+        let own = self.by_image.get(&image).copied().unwrap_or_default();
+        let most = self.by_image.iter().max_by_key(|(_, count)| **count);
+        let Some((&other, count)) = most.filter(|(_, count)| **count > own + 1) else {
+            self.full.insert(image);
             return;
         };
-        self.drop_where(|_, pending| pending.used == oldest);
+        self.evictions += 1;
+        let mut left = count.saturating_sub(own) / 2;
+        self.drop_where(|_, pending| {
+            let is_dropped = pending.image == other && left > 0;
+            left -= usize::from(is_dropped);
+            is_dropped
+        });
     }
 
     fn drop_where(&mut self, mut is_dropped: impl FnMut(&CodeAddress, &Pending) -> bool) {
-        let before = self.pending.len();
-        self.pending.retain(|place, pending| !is_dropped(place, pending));
-        self.unnamed += (before - self.pending.len()) as u64;
+        let (by_image, unnamed) = (&mut self.by_image, &mut self.unnamed);
+        self.pending.retain(|place, pending| {
+            let is_dropped = is_dropped(place, pending);
+            if is_dropped {
+                *unnamed += 1;
+                forget_one(by_image, pending.image);
+            }
+            !is_dropped
+        });
     }
 
     /// Drops places of files that are not there any more, unless they have their symbols.
     pub fn retain_files(&mut self, symbols: &KnownSymbols, is_there: impl Fn(FileId) -> bool) {
-        self.files.retain(|file, _| is_there(*file));
         self.drop_where(|place, _| {
             file_of(*place).is_none_or(|file| !is_there(file)) && symbols.is_unnamed(*place)
         });
@@ -144,30 +185,33 @@ impl Late {
         }
         let flush = self.flush;
         let (mut named, mut all) = (Vec::new(), 0);
-        let Self { pending, files, unnamed, .. } = self;
+        let Self { pending, by_image, shares, unnamed, .. } = self;
         pending.retain(|place, pending| {
             let known = symbols.get(*place).filter(|known| !known.frames.is_empty());
             let Some(known) = known else {
                 let given_up = flush.saturating_sub(pending.used) > GIVEN_UP_AFTER;
                 let is_over = given_up || symbols.has_none(*place);
-                *unnamed += u64::from(is_over);
+                if is_over {
+                    *unnamed += 1;
+                    forget_one(by_image, pending.image);
+                }
                 return !is_over;
             };
             if all >= MOST_AT_ONCE {
                 return true;
             }
+            forget_one(by_image, pending.image);
             let texts =
                 |frame: &NamedFrame| frame.name.len() + frame.system_name.len() + frame.file.len();
-            let bytes = known.frames.iter().map(texts).sum::<usize>();
-            let of_file = file_of(*place).map(|file| files.entry(file).or_default());
-            if let Some(of_file) = of_file {
-                if of_file.saturating_add(bytes) > MOST_OF_FILE {
-                    *unnamed += 1;
-                    return false;
-                }
-                *of_file += bytes;
+            let texts = known.frames.iter().map(texts).sum::<usize>();
+            let bytes = texts + size_of::<LateSymbol>() + size_of_val(&*known.frames);
+            if let Some(file) = file_of(*place)
+                && !shares.take(pending.image, file, bytes)
+            {
+                *unnamed += 1;
+                return false;
             }
-            all += bytes + size_of::<LateSymbol>() + size_of_val(&*known.frames);
+            all += bytes;
             named.push(LateSymbol {
                 key: symbols.key_of(*place),
                 last_nanos: pending.last_nanos,
@@ -180,6 +224,16 @@ impl Late {
             self.pending = HashMap::default();
         }
         named
+    }
+}
+
+/// One place of a process less.
+fn forget_one(by_image: &mut HashMap<ImageId, usize, RandomState>, image: ImageId) {
+    if let Some(count) = by_image.get_mut(&image) {
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            by_image.remove(&image);
+        }
     }
 }
 
@@ -217,7 +271,7 @@ mod tests {
             symbols.set_provisional(symbol(*place, ""));
             assert!(symbols.late_key(*place).is_some());
         }
-        late.note(places, i64::from(late.flush));
+        late.note(ImageId(1), places, i64::from(late.flush));
     }
 
     fn names(named: &[LateSymbol]) -> Vec<&str> {
@@ -309,11 +363,32 @@ mod tests {
         while late.count() > 0 {
             named += late.take_named(&symbols).len();
         }
-        assert!(named <= MOST_OF_FILE / 1000 && named > 1000, "{named}");
+        assert!(named <= (1 << 20) / 1000 && named > 700, "{named}");
         assert_eq!(late.unnamed, 501_000 + most - named as u64);
-        assert_eq!(late.files.len(), 1);
-        late.retain_files(&symbols, |_| false);
-        assert!(late.files.is_empty());
+        assert!(late.by_image.is_empty());
+    }
+
+    #[test]
+    fn a_process_with_places_without_end_leaves_others_theirs() {
+        let (mut late, mut symbols) = (Late::default(), KnownSymbols::new(1 << 20));
+        let many: Vec<_> = (0..MOST_PLACES as u64).map(|offset| place(1, offset)).collect();
+        flush(&mut late, &mut symbols, &many);
+        for image in 2..10 {
+            let own: Vec<_> = (0..500).map(|offset| place(image, offset)).collect();
+            late.note(ImageId(image), &own, 1);
+            assert_eq!(late.by_image.get(&ImageId(image)), Some(&500));
+        }
+        // It has no more of them than all others together would leave it.
+        for image in [1, 11] {
+            let others: Vec<_> = (0..500_000).map(|offset| place(10 + image, offset)).collect();
+            late.note(ImageId(image), &others, 1);
+        }
+        let counts = [1, 11].map(|image| late.by_image[&ImageId(image)]);
+        assert!(counts[0].abs_diff(counts[1]) < 10, "{counts:?}");
+        assert!((2..10).all(|image| late.by_image.get(&ImageId(image)) == Some(&500)));
+        assert_eq!(late.by_image.values().sum::<usize>(), late.count());
+        assert_eq!(late.count(), MOST_PLACES);
+        assert_eq!(late.count() as u64 + late.unnamed, MOST_PLACES as u64 + 8 * 500 + 2 * 500_000);
     }
 
     #[test]

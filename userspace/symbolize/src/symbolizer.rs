@@ -242,9 +242,9 @@ impl Symbolizer {
         self.shortfalls.problem(problem);
     }
 
-    /// A profile that ended then was built without the symbols of these places.
-    pub fn note_late(&mut self, places: &[CodeAddress], end_nanos: i64) {
-        self.late.note(places, end_nanos);
+    /// A process's profile that ended then was built without the symbols of these places.
+    pub fn note_late(&mut self, image: ImageId, places: &[CodeAddress], end_nanos: i64) {
+        self.late.note(image, places, end_nanos);
     }
 
     /// Symbols of such places that are known by now, each once. To be called before the flush ends.

@@ -110,8 +110,10 @@ impl Engine {
         // Threads may go on when their leader has ended; then their process is there still.
         let is_there = |pid, image| table.get(pid).is_some_and(|process| process.image == image);
         self.waits.retain(is_there);
+        self.waits.memory.retain_users(|pid| table.get(pid).is_some());
         if let Some(wall) = &mut self.wall {
             wall.retain(|pid| table.get(pid).is_some());
+            wall.memory.retain_users(|pid| table.get(pid).is_some());
             wall.look_for_threads(is_thread);
         }
         self.loading.sweep();

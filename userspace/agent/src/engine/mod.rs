@@ -51,9 +51,9 @@ use strata_kinds::{Frequencies, Kind, Kinds};
 
 use crate::aggregate::{Aggregate, Shortfalls};
 use crate::kernel::broker::client::BrokerState;
-use crate::kernel::introspect;
 use crate::kernel::loader::{LoadError, Programs, Settings};
 use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
+use crate::kernel::{introspect, perf_event};
 use crate::managed::{self, Managed};
 use crate::processes::container::Groups;
 use crate::processes::credentials::AllCredentials;
@@ -175,7 +175,7 @@ impl Engine {
             true => Waits::sampled(),
             false => Waits::default(),
         };
-        let period = 1_000_000_000 / options.settings.frequency.max(1);
+        let period = perf_event::period(options.settings.frequency);
         let wall = options.settings.wall.then(|| Wall::new(period));
         let sampling = Sampling {
             kinds: options.kinds,
@@ -451,7 +451,11 @@ impl Engine {
     /// Samples again, at these rates. Samples from before the pause must be flushed by now: they
     /// would be weighed by the new rates.
     pub fn resume(&mut self, frequencies: &Frequencies) -> Result<(), EngineError> {
-        self.programs.set_frequency(u64::from(frequencies.of(Kind::Cpu)));
+        let frequency = u64::from(frequencies.of(Kind::Cpu));
+        self.programs.set_frequency(frequency);
+        if let Some(wall) = &mut self.wall {
+            wall.set_period(perf_event::period(frequency));
+        }
         self.passes.set_frequency(frequencies.of(Kind::Wall));
         self.rates.reset(frequencies);
         self.sampling.stalled.reset();

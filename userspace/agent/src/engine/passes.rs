@@ -432,7 +432,9 @@ impl Engine {
             *to = from;
         }
         let thread = ThreadKey { image, tid: pid, comm, domain: 0 };
-        wall.executed(thread, time, &mut self.aggregate);
+        if wall.executed(thread, time, &mut self.aggregate) {
+            self.note_executed(image, pid);
+        }
     }
 
     /// What passes have done so far.

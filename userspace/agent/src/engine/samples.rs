@@ -334,16 +334,35 @@ impl Engine {
     ) -> Option<Arc<crate::processes::container::Group>> {
         let is_known = self.groups.knows(image);
         if !is_known {
-            self.credentials.note(image, header.pid);
-        }
-        if let Some(newcomers) = self.newcomers.as_mut().filter(|_| !is_known)
-            && newcomers.len() < MOST_NEWCOMERS
-        {
-            newcomers.push((image, header.pid));
+            self.note_newcomer(image, header.pid);
         }
         let parent = || self.table.get(self.table.get(header.pid)?.parent);
         let parent = if is_known { None } else { parent().map(|process| process.image) };
         self.groups.of_image(image, header.pid, header.cgroup, parent)
+    }
+
+    /// An image has samples from now on.
+    fn note_newcomer(&mut self, image: ImageId, pid: u32) {
+        self.credentials.note(image, pid);
+        if let Some(credentials) = self.credentials.of(image) {
+            self.waits.memory.note_user(pid, credentials.real_user);
+            if let Some(wall) = &mut self.wall {
+                wall.memory.note_user(pid, credentials.real_user);
+            }
+        }
+        if let Some(newcomers) =
+            self.newcomers.as_mut().filter(|newcomers| newcomers.len() < MOST_NEWCOMERS)
+        {
+            newcomers.push((image, pid));
+        }
+    }
+
+    /// An image has time before its first record: the account of the thread that executed it goes on.
+    /// That record may come after a flush, or never.
+    pub(super) fn note_executed(&mut self, image: ImageId, pid: u32) {
+        if self.groups.note(image, pid) {
+            self.note_newcomer(image, pid);
+        }
     }
 }
 

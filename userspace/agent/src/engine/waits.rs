@@ -138,7 +138,7 @@ pub struct Waits {
     threads: HashMap<u32, Wait>,
     /// Of waits that have ended and whose stacks are not known yet, by thread and beginning.
     ended: HashMap<(u32, u64), Wait>,
-    memory: ThreadMemory<MOST_BYTES>,
+    pub(super) memory: ThreadMemory<MOST_BYTES>,
     /// The function that switches threads, in which the sampler runs.
     switch: Option<Range<u64>>,
     /// Waits that found no room here, or gave theirs back to another process.

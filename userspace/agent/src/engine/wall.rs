@@ -38,7 +38,7 @@ pub struct Wall {
     threads: HashMap<u32, Account>,
     /// Their numbers, by process.
     by_process: BTreeSet<(u32, u32)>,
-    memory: ThreadMemory<MOST_BYTES>,
+    pub(super) memory: ThreadMemory<MOST_BYTES>,
     random: Random,
     /// The last process and thread that was looked for, and those that were not there.
     looked_for: (u32, u32),
@@ -67,6 +67,11 @@ impl Wall {
             started: 0,
             refused: 0,
         }
+    }
+
+    /// The CPU sampler ticks at another frequency from now on.
+    pub fn set_period(&mut self, nanos: u64) {
+        self.period = nanos;
     }
 
     /// A record of a pass.
@@ -176,7 +181,7 @@ impl Wall {
         self.threads.insert(account.thread.tid, account);
     }
 
-    /// Accounts of processes that have more than their share, so that others find room.
+    /// Drops accounts of processes that have more than their share, so that others find room.
     fn drop_excess(&mut self) {
         let mut excess = self.memory.excess();
         let Self { threads, by_process, memory, refused, .. } = self;
@@ -205,8 +210,9 @@ impl Wall {
 
     /// A process executes another program; `thread` is its only one from now on. Which one it was
     /// before is not reported: the kernel gives it the leader's number, and reports the ends of all
-    /// others, that of the leader too.
-    pub fn executed(&mut self, thread: ThreadKey, time: u64, to: &mut Aggregate) {
+    /// others, that of the leader too. Whether the new program has time from now on, before a record
+    /// of it.
+    pub fn executed(&mut self, thread: ThreadKey, time: u64, to: &mut Aggregate) -> bool {
         let pid = thread.tid;
         let mut all: Vec<Account> = Vec::new();
         for tid in self.threads_of(pid) {
@@ -223,9 +229,9 @@ impl Wall {
             }
             None => all.pop(),
         };
-        if let Some(account) = goes_on {
-            self.insert(account.of_next_program(thread, time));
-        }
+        let Some(account) = goes_on else { return false };
+        self.insert(account.of_next_program(thread, time));
+        self.knows(pid)
     }
 
     /// A process is not sampled any more. Should it be again, its time until then is not its.

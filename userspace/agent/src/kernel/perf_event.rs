@@ -18,7 +18,6 @@ const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
 const ATTR_DISABLED: u64 = 1;
 const ATTR_MMAP: u64 = 1 << 8;
 const ATTR_COMM: u64 = 1 << 9;
-const ATTR_FREQ: u64 = 1 << 10;
 const ATTR_TASK: u64 = 1 << 13;
 const ATTR_WATERMARK: u64 = 1 << 14;
 const ATTR_SAMPLE_ID_ALL: u64 = 1 << 18;
@@ -26,8 +25,11 @@ const ATTR_MMAP2: u64 = 1 << 23;
 const ATTR_COMM_EXEC: u64 = 1 << 24;
 const ATTR_USE_CLOCKID: u64 = 1 << 25;
 
-/// `_IO('$', 0)`, `_IOW('$', 8, u32)` (include/uapi/linux/perf_event.h).
+/// `_IO('$', 0)`, `_IO('$', 1)`, `_IOW('$', 4, u64)`, `_IOW('$', 8, u32)`
+/// (include/uapi/linux/perf_event.h).
 pub(super) const PERF_EVENT_IOC_ENABLE: libc::Ioctl = 0x2400;
+const PERF_EVENT_IOC_DISABLE: libc::Ioctl = 0x2401;
+const PERF_EVENT_IOC_PERIOD: libc::Ioctl = 0x4008_2404;
 pub(super) const PERF_EVENT_IOC_SET_BPF: libc::Ioctl = 0x4004_2408;
 
 /// `struct perf_event_attr`, the first 112 bytes of it (PERF_ATTR_SIZE_VER5).
@@ -95,8 +97,8 @@ impl CpuEvent {
             Self::Clock { frequency } => Attributes {
                 kind: PERF_TYPE_SOFTWARE,
                 config: PERF_COUNT_SW_CPU_CLOCK,
-                period: frequency,
-                flags: ATTR_DISABLED | ATTR_FREQ,
+                period: period(frequency),
+                flags: ATTR_DISABLED,
                 ..Attributes::default()
             },
             Self::Processes { wakeup_bytes } => Attributes {
@@ -118,6 +120,22 @@ impl CpuEvent {
             },
         };
         attributes.open(-1, i32::try_from(cpu).map_err(|_| io::ErrorKind::InvalidInput)?)
+    }
+}
+
+/// Of a clock, in nanoseconds. Not left to the kernel, which makes a period of a frequency once
+/// (`perf_swevent_init_hrtimer` in kernel/events/core.c): [`set_frequency`] takes a period then, too.
+pub fn period(frequency: u64) -> u64 {
+    1_000_000_000 / frequency.max(1)
+}
+
+/// A clock ticks so many times a second from now on.
+pub(super) fn set_frequency(clock: BorrowedFd<'_>, frequency: u64) -> io::Result<()> {
+    let period = period(frequency);
+    // SAFETY: an ioctl that reads eight bytes, which live through the call; the result is checked.
+    match unsafe { libc::ioctl(clock.as_raw_fd(), PERF_EVENT_IOC_PERIOD, &raw const period) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -145,8 +163,17 @@ pub(super) fn attach(event: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Resu
 }
 
 pub(super) fn enable(event: BorrowedFd<'_>) -> io::Result<()> {
+    switch(event, PERF_EVENT_IOC_ENABLE)
+}
+
+/// The event stays open, and keeps its program.
+pub(super) fn disable(event: BorrowedFd<'_>) -> io::Result<()> {
+    switch(event, PERF_EVENT_IOC_DISABLE)
+}
+
+fn switch(event: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<()> {
     // SAFETY: an ioctl without argument; the result is checked.
-    match unsafe { libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_ENABLE, 0) } {
+    match unsafe { libc::ioctl(event.as_raw_fd(), request, 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -157,4 +184,83 @@ pub(super) fn enable(event: BorrowedFd<'_>) -> io::Result<()> {
 pub fn needs_administration() -> bool {
     let level = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
     level.is_ok_and(|level| level.trim().parse::<i32>().is_ok_and(|level| level >= 3))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+    const PAGES: usize = 1 + 16;
+    /// Of a record: a header, and a thread.
+    const RECORD: u64 = 16;
+    /// `data_head` in `struct perf_event_mmap_page`.
+    const HEAD: usize = 1024;
+
+    /// The records of a clock.
+    struct Ticks(*mut libc::c_void);
+
+    impl Ticks {
+        fn of(clock: BorrowedFd<'_>) -> Self {
+            let (length, protection) = (PAGES * PAGE, libc::PROT_READ | libc::PROT_WRITE);
+            let (flags, fd) = (libc::MAP_SHARED, clock.as_raw_fd());
+            // SAFETY: a new mapping.
+            let at = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, fd, 0) };
+            assert_ne!(at, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+            Self(at)
+        }
+
+        fn count(&self) -> u64 {
+            // SAFETY: aligned, and mapped as long as this.
+            let head = unsafe { &*self.0.cast::<u8>().add(HEAD).cast::<AtomicU64>() };
+            head.load(Ordering::Acquire) / RECORD
+        }
+
+        /// In so many milliseconds or a little more, by the time that they took.
+        fn per_second(&self, millis: u64) -> f64 {
+            let (before, began) = (self.count(), Instant::now());
+            std::thread::sleep(Duration::from_millis(millis));
+            (self.count() - before) as f64 / began.elapsed().as_secs_f64()
+        }
+    }
+
+    impl Drop for Ticks {
+        fn drop(&mut self) {
+            // SAFETY: what was mapped, which is used no more.
+            unsafe { libc::munmap(self.0, PAGES * PAGE) };
+        }
+    }
+
+    /// Needs root, as strata does.
+    #[test]
+    fn an_open_clock_is_stopped_and_goes_on_at_another_frequency() -> io::Result<()> {
+        let clock = Attributes {
+            kind: PERF_TYPE_SOFTWARE,
+            config: PERF_COUNT_SW_CPU_CLOCK,
+            period: period(100),
+            sample_type: PERF_SAMPLE_TID,
+            flags: ATTR_DISABLED,
+            ..Attributes::default()
+        };
+        let clock = clock.open(-1, 0)?;
+        let ticks = Ticks::of(clock.as_fd());
+        enable(clock.as_fd())?;
+        let slow = ticks.per_second(300);
+        disable(clock.as_fd())?;
+        let none = ticks.per_second(100);
+        set_frequency(clock.as_fd(), 1_000)?;
+        enable(clock.as_fd())?;
+        let fast = ticks.per_second(300);
+        set_frequency(clock.as_fd(), 100)?;
+        let slow_again = ticks.per_second(300);
+        println!("{slow:.0}, {none:.0}, {fast:.0} and {slow_again:.0} ticks a second");
+        // However late this process is, the clock is not: ten times as often is at least four times.
+        assert!(slow > 0.0 && slow_again > 0.0 && none == 0.0);
+        assert!(fast > 4.0 * slow && fast > 4.0 * slow_again && fast < 2_000.0);
+        Ok(())
+    }
 }

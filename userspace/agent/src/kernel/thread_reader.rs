@@ -17,7 +17,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use libbpf_rs::libbpf_sys;
-use rustix::thread::{CapabilitySet, CapabilitySets};
+use rustix::thread::CapabilitySet;
+use strata_sandbox::capabilities;
 
 /// The first argument of this executable as a reader.
 pub const ARGUMENT: &str = "internal-threads";
@@ -310,15 +311,10 @@ fn read_threads(link: BorrowedFd<'_>) -> io::Result<()> {
 /// What root executes has all of its capabilities again: this takes CAP_BPF, for each run of the
 /// iterator, or CAP_SYS_ADMIN on behalf of it. Best effort: without it a pass fails, and says so.
 fn keep_only_what_reading_needs() {
-    if let Ok(held) = rustix::thread::capabilities(None) {
-        let kept = match held.permitted & CapabilitySet::BPF {
-            CapabilitySet::BPF => CapabilitySet::BPF,
-            _ => held.permitted & CapabilitySet::SYS_ADMIN,
-        };
-        let inheritable = CapabilitySet::empty();
-        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable };
-        let _ = rustix::thread::set_capabilities(None, sets);
-    }
+    let _ = capabilities::keep_only(|held| match held.contains(CapabilitySet::BPF) {
+        true => CapabilitySet::BPF,
+        false => CapabilitySet::SYS_ADMIN,
+    });
     let _ = rustix::thread::set_no_new_privs(true);
 }
 

@@ -47,6 +47,17 @@ impl Groups {
         group
     }
 
+    /// Reads the group of an image that has no sample yet. False where it was read before, or cannot be:
+    /// its first sample may say more.
+    pub fn note(&mut self, image: ImageId, pid: u32) -> bool {
+        if self.knows(image) {
+            return false;
+        }
+        let Some(group) = self.read(pid) else { return false };
+        self.by_image.insert(image, Some(group));
+        true
+    }
+
     pub fn knows(&self, image: ImageId) -> bool {
         self.by_image.contains_key(&image)
     }
@@ -79,6 +90,20 @@ mod tests {
 
     /// No process has this pid.
     const GONE: u32 = u32::MAX;
+
+    #[test]
+    fn a_group_is_noted_once_and_that_of_a_process_that_is_gone_is_left_to_its_first_sample() {
+        let mut groups = Groups::default();
+        assert!(groups.note(ImageId(1), std::process::id()));
+        assert!(!groups.note(ImageId(1), std::process::id()));
+        let own = groups.known(ImageId(1)).cloned();
+        assert!(own.is_some());
+        assert!(!groups.note(ImageId(2), GONE) && !groups.knows(ImageId(2)));
+        let service = Arc::new(parse("0::/system.slice/cron.service"));
+        groups.by_id.insert(77, service.clone());
+        assert_eq!(groups.of_image(ImageId(2), GONE, 77, None), Some(service));
+        assert_eq!(groups.of_image(ImageId(1), GONE, 77, None), own);
+    }
 
     #[test]
     fn who_is_gone_has_the_group_of_its_number_or_of_its_parent_in_a_container() {

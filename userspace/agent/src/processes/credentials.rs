@@ -11,6 +11,8 @@ use super::table::ImageId;
 pub struct Credentials {
     /// Effective user, as this process numbers users.
     pub user: u32,
+    /// The user that started it, also where its program is another user's (setuid).
+    pub real_user: u32,
     /// The user that is root inside the process's user namespace.
     pub root: u32,
     /// The process's number in its own pid namespace.
@@ -33,14 +35,16 @@ impl Credentials {
 
 fn parse(status: &str, uid_map: &str) -> Option<Credentials> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    let user = field("Uid:")?.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    let mut users = field("Uid:")?.split_ascii_whitespace();
+    let real_user = users.next()?.parse().ok()?;
+    let user = users.next()?.parse().ok()?;
     let inner = field("NSpid:").or_else(|| field("Pid:"))?;
     let inner_pid = inner.split_ascii_whitespace().last()?.parse().ok()?;
     let root = uid_map.lines().find_map(|line| {
         let mut numbers = line.split_ascii_whitespace();
         (numbers.next()? == "0").then(|| numbers.next()?.parse().ok())?
     });
-    Some(Credentials { user, root: root.unwrap_or(0), inner_pid })
+    Some(Credentials { user, real_user, root: root.unwrap_or(0), inner_pid })
 }
 
 /// Of all images that were sampled.
@@ -72,7 +76,10 @@ mod tests {
     fn the_user_is_the_effective_one_and_root_that_of_the_user_namespace() {
         let status = "Name:\tnode\nPid:\t900\nUid:\t0\t101000\t0\t0\nNSpid:\t900\t7\n";
         let inside = parse(status, "         0     100000      65536\n").expect("it is complete");
-        assert_eq!(inside, Credentials { user: 101_000, root: 100_000, inner_pid: 7 });
+        assert_eq!(
+            inside,
+            Credentials { user: 101_000, real_user: 0, root: 100_000, inner_pid: 7 }
+        );
         assert!(inside.believes(101_000) && inside.believes(100_000) && inside.believes(0));
         assert!(!inside.believes(1000), "another user of the host");
         let of_root = parse("Pid:\t5\nUid:\t0\t0\t0\t0\n", "0 0 4294967295\n").expect("complete");

@@ -82,22 +82,7 @@ impl Store {
         };
         let newest = self.names.last_key_value().map(|(&number, names)| (number, *names));
         let joined = newest.filter(|(_, names)| has_room(names));
-        let taken = |of: fn(&Summary) -> u64, names: &Self| {
-            names.names.values().map(of).fold(0, u64::saturating_add)
-        };
-        while taken(|names| names.length, self).saturating_add(bytes) > most
-            || taken(|names| names.raw, self).saturating_add(raw) > MOST_RAW
-            || self.names.len() as u64 >= 2 * PART
-        {
-            let spared = joined.map(|(number, _)| number);
-            let others = self.names.iter().filter(|(number, _)| Some(**number) != spared);
-            let oldest = others.min_by_key(|(_, names)| names.last).map(|(&number, _)| number);
-            let Some(oldest) = oldest else { break };
-            let symbols = self.names.get(&oldest).map_or(0, |names| names.symbols);
-            self.drop_names(oldest)?;
-            let dropped = self.counters.late_symbols_dropped;
-            self.counters.late_symbols_dropped = dropped.saturating_add(symbols);
-        }
+        self.make_room_for_names((bytes, raw), joined.map(|(number, _)| number))?;
         self.make_room(bytes)?;
         let (number, before) = joined.unwrap_or_else(|| {
             let number = self.next;
@@ -113,6 +98,33 @@ impl Store {
             last: before.last.max(added.last),
         };
         self.names.insert(number, after);
+        Ok(())
+    }
+
+    /// Drops the files whose symbols were lacked longest ago, until so many bytes, and so many
+    /// decompressed, find room beside the others: in one that is spared, or in a new one.
+    pub(super) fn make_room_for_names(
+        &mut self,
+        (bytes, raw): (u64, u64),
+        spared: Option<u64>,
+    ) -> Result<(), StoreError> {
+        let most = self.most_names();
+        let new = u64::from(bytes > 0 && spared.is_none());
+        let taken = |of: fn(&Summary) -> u64, names: &Self| {
+            names.names.values().map(of).fold(0, u64::saturating_add)
+        };
+        while taken(|names| names.length, self).saturating_add(bytes) > most
+            || taken(|names| names.raw, self).saturating_add(raw) > MOST_RAW
+            || (self.names.len() as u64).saturating_add(new) > 2 * PART
+        {
+            let others = self.names.iter().filter(|(number, _)| Some(**number) != spared);
+            let oldest = others.min_by_key(|(_, names)| names.last).map(|(&number, _)| number);
+            let Some(oldest) = oldest else { break };
+            let symbols = self.names.get(&oldest).map_or(0, |names| names.symbols);
+            self.drop_names(oldest)?;
+            let dropped = self.counters.late_symbols_dropped;
+            self.counters.late_symbols_dropped = dropped.saturating_add(symbols);
+        }
         Ok(())
     }
 

@@ -13,6 +13,7 @@ use strata_store::{Head, LateFrame};
 
 use super::clock::Period;
 use super::process_metadata::{Containers, ProcessMetadata, ResolvedProcess, age_of};
+use super::runtimes::Runtimes;
 use super::settings::exports_times;
 use strata_agent::aggregate::{Aggregate, Row, Tick};
 use strata_agent::engine::{Engine, monotonic_nanos};
@@ -138,7 +139,7 @@ impl Flusher {
     }
 
     /// Begins a flush. One that is under way must have ended.
-    pub fn begin(&mut self, engine: &mut Engine) {
+    pub fn begin(&mut self, engine: &mut Engine, runtimes: &Runtimes) {
         let begun = Instant::now();
         let mut aggregate = engine.take_aggregate();
         let Period { started, length } = Period::between(self.at, begun, SystemTime::now());
@@ -146,6 +147,8 @@ impl Flusher {
         let begun_nanos = std::mem::replace(&mut self.begun_nanos, monotonic_nanos());
         self.tally.flushes += 1;
         self.symbolizer.begin(engine, &aggregate);
+        // Of those met by the turn that the flush began with, too.
+        self.meet_newcomers(engine, runtimes);
         self.processes.settle(&engine.table);
         // What was executed before something was read is known after it.
         engine.turn();
@@ -154,6 +157,20 @@ impl Flusher {
         aggregate.keep_what_is_referred_to();
         self.flush = Some(Flush { aggregate, groups, started, length, begun_nanos });
         self.note_time(begun);
+    }
+
+    /// Requests the metadata of processes that were sampled for the first time: they may have exited
+    /// by the time their samples are flushed.
+    pub fn meet_newcomers(&mut self, engine: &mut Engine, runtimes: &Runtimes) {
+        self.processes.look(&engine.table);
+        let Some(newcomers) = &mut engine.newcomers else { return };
+        for (image, pid) in newcomers.drain(..) {
+            self.processes.meet(&engine.table, image, pid);
+            let group = engine.groups.known(image);
+            if let Some(id) = group.and_then(|group| group.container.as_deref()) {
+                runtimes.prepare(id);
+            }
+        }
     }
 
     fn note_time(&mut self, since: Instant) {
@@ -305,7 +322,7 @@ impl Flusher {
         let late = build.take_late();
         let profile = Arc::new(build.finish());
         let end_nanos = profile.start_nanos.saturating_add(profile.duration_nanos);
-        self.symbolizer.note_late(&late, end_nanos);
+        self.symbolizer.note_late(image, &late, end_nanos);
         let head = Head {
             service: who.origin.service.clone(),
             labels: who.labels.clone(),

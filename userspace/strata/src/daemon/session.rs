@@ -375,17 +375,8 @@ impl Daemon {
         }
     }
 
-    /// A process sampled for the first time may have exited at the next flush.
     fn meet_newcomers(&mut self) {
-        self.flusher.processes.look(&self.engine.table);
-        let Some(newcomers) = &mut self.engine.newcomers else { return };
-        for (image, pid) in newcomers.drain(..) {
-            self.flusher.processes.meet(&self.engine.table, image, pid);
-            let group = self.engine.groups.known(image);
-            if let Some(id) = group.and_then(|group| group.container.as_deref()) {
-                self.runtimes.prepare(id);
-            }
-        }
+        self.flusher.meet_newcomers(&mut self.engine, &self.runtimes);
     }
 
     /// What is done once a second.

@@ -272,7 +272,7 @@ fn itself(status: &Status) -> impl Iterator<Item = Single> {
         (
             "broker_failing",
             GAUGE,
-            "1 if the helper process with CAP_SYS_ADMIN has ended and cannot be replaced.",
+            "1 if the helper process with CAP_SYS_ADMIN has ended and cannot be replaced, or ends again and again.",
             f64::from(u8::from(status.broker.as_ref().is_some_and(|one| one.trouble.is_some()))),
         ),
         (

@@ -61,7 +61,7 @@ fn what_a_thread_did_before_it_executes_a_program_is_of_the_program_before() {
     let waits = activity(1, 5, 3, 1_000);
     taken(&mut wall, 1, 7, 2, waits, &mut to);
     // It waits for eight seconds, executes another program, and is met by the next pass.
-    wall.executed(thread(2, 7), 10 * SECOND, &mut to);
+    assert!(wall.executed(thread(2, 7), 10 * SECOND, &mut to), "its time goes on");
     let again = Activity { voluntary: 4, previous: 10 * SECOND - 1, ..waits };
     taken(&mut wall, 2, 7, 11, again, &mut to);
     wall.count(12 * SECOND, &mut to);
@@ -95,7 +95,7 @@ fn of_several_threads_whose_ends_were_lost_none_goes_on() {
     for tid in [8, 9] {
         taken(&mut wall, 1, tid, 2, activity(1, 6, 9, 4_000), &mut to);
     }
-    wall.executed(thread(2, 7), 10 * SECOND, &mut to);
+    assert!(!wall.executed(thread(2, 7), 10 * SECOND, &mut to));
     let goes_on = Activity { previous: 9 * SECOND, ..activity(1, 5, 10, 4_000) };
     taken(&mut wall, 2, 7, 11, goes_on, &mut to);
     wall.count(12 * SECOND, &mut to);
@@ -180,6 +180,41 @@ fn the_stack_of_a_wait_before_the_last_one_is_counted_too() {
 }
 
 #[test]
+fn processes_that_keep_just_under_a_quarter_leave_others_their_time() {
+    let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
+    let mut met = |wall: &mut Wall, pid: u32, tid: u32| {
+        let header = Header { pid, tid, time: 2 * SECOND, ..header(0) };
+        let mut deep = at(1);
+        deep.stack.user = vec![1; 1024].into();
+        wall.take(&header, thread(pid, tid), &activity(1, 5, 3, 1_000), deep, &mut to);
+    };
+    let one = {
+        met(&mut wall, 1, 1);
+        wall.memory.of(1)
+    };
+    // Of four processes of a user, as many as there is room for.
+    let each = (MOST_BYTES / 4 / one) as u32;
+    for tid in 1..=4 * each {
+        let pid = 1 + tid % 4;
+        wall.memory.note_user(pid, 1_000);
+        met(&mut wall, pid, tid);
+    }
+    assert_eq!(wall.threads.len(), 4 * each as usize);
+    // Others come after them, and the four go on taking what they can.
+    for tid in 0..2_000 {
+        let pid = 10 + tid % 20;
+        wall.memory.note_user(pid, 1_001);
+        met(&mut wall, pid, 100_000 + tid);
+        met(&mut wall, 1 + tid % 4, 200_000 + tid);
+    }
+    let kept = |wall: &Wall, pid: u32| wall.threads_of(pid).len();
+    assert!((10..30).all(|pid| kept(&wall, pid) == 100));
+    assert!((1..=4).all(|pid| kept(&wall, pid) > each as usize / 2));
+    assert_eq!(wall.threads.len() as u64 + wall.refused, u64::from(4 * each) + 2 * 2_000);
+    assert!(wall.memory.used() <= MOST_BYTES);
+}
+
+#[test]
 fn a_process_with_threads_without_end_leaves_others_their_time() {
     let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
     let mut met = |wall: &mut Wall, pid: u32, tid: u32| {
@@ -205,7 +240,10 @@ fn a_process_with_threads_without_end_leaves_others_their_time() {
         met(&mut wall, 7, 30_000 + tid);
         met(&mut wall, 8 + tid % 3, 50_000 + tid);
     }
-    assert!(wall.memory.of(7) <= MOST_BYTES / 4, "{}", wall.memory.of(7));
+    for pid in 8..=10 {
+        let (own, other) = (wall.memory.of(7), wall.memory.of(pid));
+        assert!(own <= other + MOST_BYTES / 16, "{own} {other}");
+    }
     assert!(wall.memory.used() <= MOST_BYTES);
     assert_eq!(wall.threads.len(), wall.by_process.len());
     wall.retain(|_| false);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use strata_sandbox::channel::{Channel, Wait};
 
+use super::process::{STEADY, wait_after};
 use super::{ARGUMENT, MOST_PROBES, Mapped, Operation, Outcome, REPLY_BYTES, Reply, Request};
 use crate::kernel::perf_event::CpuEvent;
 use crate::kernel::probes::{ProbeError, remove};
@@ -42,6 +43,7 @@ struct Helper {
     channel: Channel,
     /// A broker has begun to serve.
     has_begun: bool,
+    since: Instant,
 }
 
 /// The event of a CPU.
@@ -68,7 +70,12 @@ pub struct Broker {
     trouble: Option<String>,
     /// The first broker had CAP_SYS_ADMIN.
     was_privileged: Option<bool>,
+    /// Brokers have ended again and again: when the last one has not, if it goes on until then.
+    steady_at: Option<Instant>,
 }
+
+/// So many brokers that ended soon, one after the other, are trouble.
+const FAILING: u32 = 3;
 
 impl Broker {
     /// Starts the helper, with the capabilities of the calling thread. The helper ends with that
@@ -93,6 +100,7 @@ impl Broker {
             restarts: 0,
             trouble: None,
             was_privileged: None,
+            steady_at: None,
         }
     }
 
@@ -179,6 +187,11 @@ impl Broker {
         if self.helper.is_none() && Instant::now() >= self.start_again {
             self.start_helper();
         }
+        if self.steady_at.is_some_and(|steady| steady <= Instant::now()) {
+            tracing::info!("the helper process goes on");
+            self.steady_at = None;
+            self.trouble = None;
+        }
         self.ended.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         let mut buffer = [0; REPLY_BYTES];
         for _ in 0..MOST_REPLIES {
@@ -206,8 +219,8 @@ impl Broker {
 
     fn take(&mut self, reply: Reply, event: Option<OwnedFd>) {
         let id = RequestId(reply.id);
-        if let Outcome::Begun { is_privileged } = reply.outcome {
-            return self.has_begun(is_privileged);
+        if let Outcome::Begun { is_privileged, failed } = reply.outcome {
+            return self.has_begun(is_privileged, failed);
         }
         let cpu = self.cpus.iter().find(|(_, (of, _))| *of == id).map(|(key, _)| *key);
         if let Some(key) = cpu {
@@ -236,12 +249,15 @@ impl Broker {
         }
     }
 
-    fn has_begun(&mut self, is_privileged: bool) {
+    /// `failed`: see [`Outcome::Begun`].
+    fn has_begun(&mut self, is_privileged: bool, failed: u32) {
         let Some(helper) = &mut self.helper else { return };
         let is_another = std::mem::replace(&mut helper.has_begun, true);
         if is_another {
             self.restarts += 1;
-            tracing::warn!("the helper process had ended, and was started again");
+            if failed < FAILING {
+                tracing::warn!("the helper process had ended, and was started again");
+            }
             self.forget_open();
         }
         let was_privileged = *self.was_privileged.get_or_insert(is_privileged);
@@ -252,16 +268,35 @@ impl Broker {
             );
             return;
         }
-        self.starts = 0;
+        if failed >= FAILING {
+            return self.report_failing(failed);
+        }
+        self.steady_at = None;
         self.trouble = None;
+    }
+
+    /// Brokers end again and again: the log has it once.
+    fn report_failing(&mut self, failed: u32) {
+        let trouble = "the helper process ends again and again, and is started again ever later; \
+                       what is asked of it meanwhile is lost";
+        // By then another one would have begun, had this one died soon.
+        let steady = STEADY + wait_after(failed.saturating_add(1)) + Duration::from_secs(1);
+        if self.steady_at.replace(Instant::now() + steady).is_none() {
+            tracing::warn!("{trouble}");
+        }
+        self.trouble = Some(trouble.to_owned());
     }
 
     /// The helper has ended, or does not keep to the protocol.
     fn lose_helper(&mut self) {
-        let Some(Helper { mut child, .. }) = self.helper.take() else { return };
+        let Some(Helper { mut child, since, .. }) = self.helper.take() else { return };
         let _ = child.kill();
         self.ended.push(child);
         self.restarts += 1;
+        self.steady_at = None;
+        if since.elapsed() >= STEADY {
+            self.starts = 0;
+        }
         self.report("the helper process has ended");
         self.forget_open();
     }
@@ -291,7 +326,7 @@ impl Helper {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
-        Ok(Self { child, channel: ours, has_begun: false })
+        Ok(Self { child, channel: ours, has_begun: false, since: Instant::now() })
     }
 }
 
@@ -320,11 +355,12 @@ mod tests {
         std::thread::spawn(move || {
             let program = std::fs::File::open("/dev/null").expect("it is there");
             // What it is still asked when the helper has ended fails.
-            let _ = process::serve(&theirs, program.as_fd(), true);
+            let _ = process::serve(&theirs, program.as_fd(), true, 0);
         });
         let child = Command::new("sleep").arg("1000").spawn().expect("it is installed");
         let mut broker = Broker::without_helper(None);
-        broker.helper = Some(Helper { child, channel: ours, has_begun: false });
+        let since = Instant::now();
+        broker.helper = Some(Helper { child, channel: ours, has_begun: false, since });
         broker.start_again = Instant::now() + LONGEST_WAIT;
         broker
     }
@@ -421,11 +457,27 @@ mod tests {
             broker.helper.as_ref()?.has_begun.then_some(())
         });
         broker.probes.push(RequestId(77));
-        broker.take(Reply { id: 0, outcome: Outcome::Begun { is_privileged: true } }, None);
+        let begins = |broker: &mut Broker, is_privileged, failed| {
+            broker.take(Reply { id: 0, outcome: Outcome::Begun { is_privileged, failed } }, None);
+        };
+        begins(&mut broker, true, 1);
         let (id, result) = broker.attached().expect("it is answered for");
         assert!(id == RequestId(77) && result.is_err_and(|error| error.may_pass()));
         assert_eq!((broker.state().restarts, broker.state().trouble), (1, None));
-        broker.take(Reply { id: 0, outcome: Outcome::Begun { is_privileged: false } }, None);
+        // Others follow, until one of them goes on.
+        begins(&mut broker, true, 2);
+        assert_eq!(broker.state().trouble, None);
+        for failed in FAILING..FAILING + 3 {
+            begins(&mut broker, true, failed);
+            broker.turn();
+            let trouble = broker.state().trouble.expect("they end again and again");
+            assert!(trouble.contains("again and again"), "{trouble}");
+        }
+        assert_eq!(broker.state().restarts, 5);
+        broker.steady_at = Some(Instant::now());
+        broker.turn();
+        assert_eq!(broker.state().trouble, None);
+        begins(&mut broker, false, 1);
         let trouble = broker.state().trouble.expect("it cannot attach");
         assert!(trouble.contains("restart strata"), "{trouble}");
     }

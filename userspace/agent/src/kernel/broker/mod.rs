@@ -110,6 +110,8 @@ enum Outcome {
     /// that are open were lost with the one before.
     Begun {
         is_privileged: bool,
+        /// Brokers before it that ended one after the other, each soon ([`process::STEADY`]).
+        failed: u32,
     },
     NoUprobes(io::Error),
     Library(io::Error),
@@ -122,6 +124,9 @@ enum Outcome {
     Late,
 }
 
+/// See [`Outcome::Begun`]: more are not told apart.
+const MOST_FAILED: u32 = 1 << 16;
+
 struct Reply {
     id: u64,
     outcome: Outcome,
@@ -132,7 +137,9 @@ impl Reply {
         let of = |error: &io::Error| error.raw_os_error().unwrap_or(0);
         let (kind, number) = match &self.outcome {
             Outcome::Done => (0u32, 0i32),
-            Outcome::Begun { is_privileged } => (1, i32::from(*is_privileged)),
+            Outcome::Begun { is_privileged, failed } => {
+                (1, i32::from(*is_privileged) | ((*failed).min(MOST_FAILED) << 1) as i32)
+            }
             Outcome::NoUprobes(error) => (2, of(error)),
             Outcome::Library(error) => (3, of(error)),
             Outcome::OtherCode => (4, 0),
@@ -158,7 +165,10 @@ impl Reply {
         let error = || io::Error::from_raw_os_error(number);
         let outcome = match u32::from_le_bytes(*kind) {
             0 => Outcome::Done,
-            1 => Outcome::Begun { is_privileged: number != 0 },
+            1 => Outcome::Begun {
+                is_privileged: number & 1 != 0,
+                failed: u32::try_from(number).ok()? >> 1,
+            },
             2 => Outcome::NoUprobes(error()),
             3 => Outcome::Library(error()),
             4 => Outcome::OtherCode,
@@ -230,8 +240,9 @@ mod tests {
         let error = || io::Error::from_raw_os_error(libc::EACCES);
         let all = [
             Outcome::Done,
-            Outcome::Begun { is_privileged: true },
-            Outcome::Begun { is_privileged: false },
+            Outcome::Begun { is_privileged: true, failed: 0 },
+            Outcome::Begun { is_privileged: false, failed: 3 },
+            Outcome::Begun { is_privileged: true, failed: MOST_FAILED },
             Outcome::NoUprobes(error()),
             Outcome::Library(error()),
             Outcome::OtherCode,

@@ -3,8 +3,9 @@
 //!
 //! Three kinds of processes, each the parent of the next, all without threads:
 //!
-//! - the *keeper* starts a broker, and another one if that dies: once the main process has given
-//!   the capability up it may not be able to (`no_new_privs`, as systemd sets it);
+//! - the *keeper* starts a broker, and another one if that dies, ever later if each dies soon: once
+//!   the main process has given the capability up it may not be able to (`no_new_privs`, as systemd
+//!   sets it);
 //! - the *broker* reads requests, and opens events of CPUs itself;
 //! - a process for each probe, because the kernel takes tens of milliseconds to attach one, and for
 //!   ever where the library's file does not answer. It is killed after [`LONGEST`].
@@ -25,12 +26,13 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus,
 };
-use rustix::thread::{CapabilitySet, CapabilitySets};
+use rustix::thread::CapabilitySet;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
 use strata_bridge_protocol::clr_event::FUNCTION;
+use strata_sandbox::capabilities;
 use strata_sandbox::channel::{Channel, Wait};
 
 use super::{MOST_PROBES, Mapped, Operation, Outcome, REQUEST_BYTES, Reply, Request};
@@ -38,8 +40,12 @@ use crate::kernel::perf_event::{self, PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_
 
 /// Attaching that takes so long is given up.
 pub(super) const LONGEST: Duration = Duration::from_secs(10);
-/// A broker that has died is started again after this time.
+/// A broker that has died is started again after this time; after one that has died soon, twice as
+/// late as the one before, up to a limit.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// A broker that has served for so long did not die of how it starts.
+pub(super) const STEADY: Duration = Duration::from_secs(10);
 
 /// The kernel's number of the uprobe PMU.
 pub(crate) const PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
@@ -51,11 +57,13 @@ pub fn run() -> io::Result<()> {
     // SAFETY: standard input is open, and this process uses it only here.
     let socket = unsafe { OwnedFd::from_raw_fd(0) };
     let channel = Channel::from_socket(socket);
+    let mut failed = 0;
     loop {
+        let began = Instant::now();
         match fork()? {
             None => {
                 rustix::thread::set_name(c"strata-broker")?;
-                let served = serve(&channel, program.as_fd(), is_privileged());
+                let served = serve(&channel, program.as_fd(), is_privileged(), failed);
                 std::process::exit(i32::from(served.is_err()));
             }
             Some(broker) => {
@@ -68,10 +76,21 @@ pub fn run() -> io::Result<()> {
                 if waited.is_some_and(|(_, status)| status.exit_status() == Some(0)) {
                     return Ok(());
                 }
-                std::thread::sleep(AGAIN_AFTER);
+                failed = failed_after(failed, began.elapsed());
+                std::thread::sleep(wait_after(failed));
             }
         }
     }
+}
+
+/// How many brokers have died soon, one after the other, once one more has died after so long.
+fn failed_after(failed: u32, lived: Duration) -> u32 {
+    if lived >= STEADY { 0 } else { failed.saturating_add(1) }
+}
+
+/// How long no broker is started then.
+pub(super) fn wait_after(failed: u32) -> Duration {
+    AGAIN_AFTER.saturating_mul(1 << failed.saturating_sub(1).min(16)).min(LONGEST_WAIT)
 }
 
 /// Leaves this process with what it needs, and returns the program.
@@ -108,16 +127,7 @@ fn keep_only_what_probes_need() {
         | CapabilitySet::SYS_PTRACE
         | CapabilitySet::DAC_READ_SEARCH
         | CapabilitySet::CHECKPOINT_RESTORE;
-    let _ = rustix::thread::clear_ambient_capability_set();
-    if let Ok(held) = rustix::thread::capabilities(None) {
-        let kept = held.permitted & wanted;
-        let sets = CapabilitySets {
-            effective: kept,
-            permitted: kept,
-            inheritable: CapabilitySet::empty(),
-        };
-        let _ = rustix::thread::set_capabilities(None, sets);
-    }
+    let _ = capabilities::keep_only(|_| wanted);
 }
 
 fn is_privileged() -> bool {
@@ -272,8 +282,9 @@ pub(super) fn serve(
     channel: &Channel,
     program: BorrowedFd<'_>,
     is_privileged: bool,
+    failed: u32,
 ) -> io::Result<()> {
-    let begun = Reply { id: 0, outcome: Outcome::Begun { is_privileged } };
+    let begun = Reply { id: 0, outcome: Outcome::Begun { is_privileged, failed } };
     channel.send(&begun.encode(), &[], Wait::Block)?;
     let mut attaching: Vec<Attaching> = Vec::new();
     let mut buffer = [0; REQUEST_BYTES];
@@ -416,11 +427,11 @@ mod tests {
                 let program = File::open("/dev/null").expect("it is there");
                 let filter = filter().expect("it compiles");
                 seccompiler::apply_filter(&filter).expect("the kernel takes it");
-                serve(&theirs, program.as_fd(), false).expect("it serves to the end");
+                serve(&theirs, program.as_fd(), false, 0).expect("it serves to the end");
             });
             let served = Self(ours);
             let (begun, _) = served.reply();
-            assert!(matches!(begun.outcome, Outcome::Begun { is_privileged: false }));
+            assert!(matches!(begun.outcome, Outcome::Begun { is_privileged: false, failed: 0 }));
             served
         }
 
@@ -549,6 +560,19 @@ mod tests {
         let patient = attaching.pop().expect("it is left");
         assert_eq!(patient.id, 3);
         rustix::process::pidfd_send_signal(&patient.exit, Signal::KILL).expect("it is there");
+    }
+
+    #[test]
+    fn a_broker_that_dies_again_and_again_is_started_ever_later_until_one_has_served() {
+        let mut failed = 0;
+        let waits: Vec<u128> = [0, 9, 0, 0, 60, 0, 0]
+            .map(|lived| {
+                failed = failed_after(failed, Duration::from_secs(lived));
+                wait_after(failed).as_millis()
+            })
+            .into();
+        assert_eq!(waits, [100, 200, 400, 800, 100, 100, 200]);
+        assert_eq!(wait_after(failed_after(u32::MAX, Duration::ZERO)), LONGEST_WAIT);
     }
 
     #[test]

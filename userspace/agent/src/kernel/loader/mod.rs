@@ -168,7 +168,8 @@ pub struct Programs {
     settings: Settings,
     /// Sampling has been started, and not stopped.
     is_on: bool,
-    /// Of the sampler, by CPU.
+    /// Of the sampler, by CPU. While it is stopped they stay open: where opening one takes
+    /// CAP_SYS_ADMIN, the broker may have lost it.
     clocks: Vec<(u32, OwnedFd)>,
     /// Opened before the start, when this process has all of its capabilities.
     opened: Vec<(u32, OwnedFd)>,
@@ -335,6 +336,18 @@ impl Programs {
     /// Samples a CPU, from [`Self::start_awaited`] on where the broker has to open the event.
     fn start_on(&mut self, cpu: u32) -> Result<(), LoadError> {
         let frequency = self.settings.frequency;
+        if let Some(place) = self.clocks.iter().position(|(of, _)| *of == cpu) {
+            let (_, clock) = self.clocks.swap_remove(place);
+            let goes_on = perf_event::set_frequency(clock.as_fd(), frequency)
+                .and_then(|()| perf_event::enable(clock.as_fd()));
+            match goes_on {
+                Ok(()) => {
+                    self.clocks.push((cpu, clock));
+                    return Ok(());
+                }
+                Err(error) => tracing::warn!(cpu, %error, "the timer of a CPU is opened again"),
+            }
+        }
         let opened = self.opened.iter().position(|(of, _)| *of == cpu);
         let event = match opened {
             Some(place) => Ok(self.opened.swap_remove(place).1),
@@ -430,7 +443,8 @@ impl Programs {
         if let Some(threads) = &mut self.threads {
             threads.stop(&mut self.ebpf)?;
         }
-        self.clocks.clear();
+        // One that cannot be stopped is closed.
+        self.clocks.retain(|(_, clock)| perf_event::disable(clock.as_fd()).is_ok());
         self.opened.clear();
         self.awaited.clear();
         Ok(())

@@ -26,7 +26,7 @@ impl Daemon {
         for (sum, count) in self.ends.iter_mut().zip(self.engine.aggregate.ends()) {
             *sum += count;
         }
-        self.flusher.begin(&mut self.engine);
+        self.flusher.begin(&mut self.engine, &self.runtimes);
         self.go_on_with_flush(false);
     }
 
