@@ -50,6 +50,20 @@ impl Target {
         Ok(Self { running, folder })
     }
 
+    /// A program that does one of several things.
+    pub fn start_way(
+        dotnet: &DotNet,
+        version: Version,
+        name: &str,
+        how: &str,
+        much: &str,
+    ) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("strata-events-").tempdir()?;
+        let go = folder.path().join("go").to_string_lossy().into_owned();
+        let running = dotnet_running::start(dotnet, version, name, &[how, &go, much])?;
+        Ok(Self { running, folder })
+    }
+
     pub fn start_as(
         dotnet: &DotNet,
         version: Version,
@@ -372,10 +386,7 @@ fn blocks(
     how: &str,
     much: &str,
 ) -> Result<(BTreeMap<String, u64>, Stacks, Stacks)> {
-    let folder = tempfile::Builder::new().prefix("strata-blocks-").tempdir()?;
-    let go = folder.path().join("go").to_string_lossy().into_owned();
-    let running = dotnet_running::start(dotnet, version, "Blocks", &[how, &go, much])?;
-    let target = Target { running, folder };
+    let target = Target::start_way(dotnet, version, "Blocks", how, much)?;
     let recording = recording_of(&target, "locks", |record| record)?;
     // The bridge has the wish, and opens its session.
     std::thread::sleep(Duration::from_secs(2));

@@ -20,7 +20,7 @@ use crate::dotnet_running::{Wrongs, start};
 /// Methods that exist for as long as the program runs.
 const STABLE: [&str; 4] = ["StableBurn", "Collectible", "Emitted", "Turns"];
 
-const EVERYTHING: &str = "cpu,wall,off_cpu,exceptions,locks,allocations,heap,gc";
+const EVERYTHING: &str = "cpu,wall,off_cpu,exceptions,locks,allocations,heap,gc,wait_handles";
 
 /// How long one attach may take, whatever else the machine does.
 const PATIENCE_OF_ONE: Duration = Duration::from_secs(60);

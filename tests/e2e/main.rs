@@ -30,6 +30,7 @@ mod dotnet_stubs;
 mod dotnet_surviving;
 mod dotnet_targets;
 mod dotnet_unloading;
+mod dotnet_waits;
 mod elapsed_exports;
 mod errors;
 mod harness;

@@ -20,24 +20,30 @@ use crate::pauses::Pauses;
 use crate::pipe;
 use crate::repeated::Repeated;
 use crate::sampling::Sampling;
+use crate::wait_handles::WaitHandles;
 
 /// The kinds that can be wished for, a bit each.
-#[cfg(target_arch = "x86_64")]
-const KINDS: u64 = 1 << kind::EXCEPTION
-    | 1 << kind::LOCK
-    | 1 << kind::ALLOCATION
-    | 1 << kind::PAUSE
-    | 1 << kind::OBJECT;
-#[cfg(not(target_arch = "x86_64"))]
-const KINDS: u64 = 0;
+const KINDS: u64 = {
+    let (mut kinds, mut at) = (0, 0);
+    while at < wish::OF_KINDS.len() && cfg!(target_arch = "x86_64") {
+        kinds |= 1 << wish::OF_KINDS[at].0;
+        at += 1;
+    }
+    kinds
+};
 
-/// Those of a runtime with this `ICorProfilerInfo`, and what this bridge is capable of with them.
-pub fn kinds_of(interface: u32) -> u64 {
-    match interface {
+/// The first version of the runtime that reports waits for handles.
+const REPORTS_WAIT_HANDLES: u16 = 9;
+
+/// Those of a runtime of this version with this `ICorProfilerInfo`, and what this bridge is capable of
+/// with them.
+pub fn kinds_of(major: u16, interface: u32) -> u64 {
+    let kinds = match interface {
         objects::SINCE.. => KINDS | capability::CHECKED_OBJECTS,
         pipe::SINCE.. => KINDS & !(1 << kind::OBJECT),
         _ => KINDS & 1 << kind::EXCEPTION,
-    }
+    };
+    if major >= REPORTS_WAIT_HANDLES { kinds } else { kinds & !(1 << kind::WAIT_HANDLE) }
 }
 
 /// A bit beside those of the kinds: exceptions with their messages.
@@ -87,18 +93,11 @@ pub fn function() -> u64 {
     probed::address()
 }
 
-/// The kinds of an owner's wishes that a runtime with this interface has, a bit each, and
-/// [`MESSAGES`].
-pub fn wanted(wishes: &Wishes, interface: u32) -> u64 {
-    let bits = [
-        (wish::EXCEPTIONS, 1 << kind::EXCEPTION),
-        (wish::LOCKS, 1 << kind::LOCK),
-        (wish::ALLOCATIONS, 1 << kind::ALLOCATION),
-        (wish::PAUSES, 1 << kind::PAUSE),
-        (wish::OBJECTS, 1 << kind::OBJECT),
-    ];
-    let wanted = bits.into_iter().filter(|(wish, _)| wishes.has(*wish));
-    let kinds = wanted.fold(0, |all, (_, bit)| all | bit) & kinds_of(interface);
+/// The kinds of an owner's wishes that a runtime of this version with this interface has, a bit each,
+/// and [`MESSAGES`].
+pub fn wanted(wishes: &Wishes, major: u16, interface: u32) -> u64 {
+    let wanted = wish::OF_KINDS.into_iter().filter(|(_, wish)| wishes.has(*wish));
+    let kinds = wanted.fold(0, |all, (kind, _)| all | 1 << kind) & kinds_of(major, interface);
     if kinds == 0 { 0 } else { kinds | if wishes.has(wish::MESSAGES) { MESSAGES } else { 0 } }
 }
 
@@ -115,6 +114,7 @@ pub struct Events {
     pub provider: AtomicUsize,
     pub repeated: Repeated,
     pub contention: Contention,
+    pub wait_handles: WaitHandles,
     pub pauses: Pauses,
     /// Objects are chosen apart from other events, which would take their part of the budget.
     object_sampling: Sampling,
@@ -131,6 +131,7 @@ impl Events {
             provider: AtomicUsize::new(0),
             repeated: Repeated::new(),
             contention: Contention::new(),
+            wait_handles: WaitHandles::new(),
             pauses: Pauses::new(),
             object_sampling: Sampling::new(),
             objects: Watched::new(),
@@ -140,6 +141,11 @@ impl Events {
     #[inline]
     pub fn wants(&self, kind: u8) -> bool {
         self.wanted.load(Ordering::Relaxed) & 1 << (kind & 31) != 0
+    }
+
+    /// Whether a kind is wanted that the runtime's own events are of: all but exceptions.
+    pub fn wants_a_session(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) & KINDS & !(1 << kind::EXCEPTION) != 0
     }
 
     pub fn wants_messages(&self) -> bool {
@@ -195,7 +201,7 @@ mod tests {
     fn a_bridge_with_objects_checks_their_addresses_and_says_so() {
         let has = |bits: u64, bit: u64| bits & bit == bit;
         for interface in 5..20 {
-            let kinds = kinds_of(interface);
+            let kinds = kinds_of(9, interface);
             let has_objects = has(kinds, 1 << kind::OBJECT);
             assert_eq!(has_objects, has(kinds, capability::CHECKED_OBJECTS), "{interface}");
         }
@@ -204,17 +210,19 @@ mod tests {
     #[test]
     fn kinds_that_this_bridge_does_not_have_are_not_wanted() {
         let wishes = |flags| Wishes { flags, ..Wishes::default() };
-        assert_eq!(wanted(&wishes(wish::EXCEPTIONS), 11), 1 << kind::EXCEPTION);
+        assert_eq!(wanted(&wishes(wish::EXCEPTIONS), 8, 11), 1 << kind::EXCEPTION);
         assert_eq!(
-            wanted(&wishes(wish::EXCEPTIONS | wish::MESSAGES), 11),
+            wanted(&wishes(wish::EXCEPTIONS | wish::MESSAGES), 8, 11),
             1 << kind::EXCEPTION | MESSAGES
         );
-        assert_eq!(wanted(&wishes(wish::MESSAGES | wish::JIT_EVENTS), 15), 0);
-        assert_eq!(wanted(&wishes(wish::LOCKS), 11), 0);
-        assert_eq!(wanted(&wishes(wish::LOCKS), 12), 1 << kind::LOCK);
-        assert_eq!(wanted(&wishes(wish::PAUSES), 11), 0);
-        assert_eq!(wanted(&wishes(wish::PAUSES), 12), 1 << kind::PAUSE);
-        assert_eq!(wanted(&wishes(wish::OBJECTS), 12), 0);
-        assert_eq!(wanted(&wishes(wish::OBJECTS), 13), 1 << kind::OBJECT);
+        assert_eq!(wanted(&wishes(wish::MESSAGES | wish::JIT_EVENTS), 8, 15), 0);
+        assert_eq!(wanted(&wishes(wish::LOCKS), 8, 11), 0);
+        assert_eq!(wanted(&wishes(wish::LOCKS), 8, 12), 1 << kind::LOCK);
+        assert_eq!(wanted(&wishes(wish::PAUSES), 8, 11), 0);
+        assert_eq!(wanted(&wishes(wish::PAUSES), 8, 12), 1 << kind::PAUSE);
+        assert_eq!(wanted(&wishes(wish::OBJECTS), 8, 12), 0);
+        assert_eq!(wanted(&wishes(wish::OBJECTS), 8, 13), 1 << kind::OBJECT);
+        assert_eq!(wanted(&wishes(wish::WAIT_HANDLES), 8, 15), 0);
+        assert_eq!(wanted(&wishes(wish::WAIT_HANDLES), 9, 15), 1 << kind::WAIT_HANDLE);
     }
 }

@@ -19,6 +19,7 @@
 //! | `pipe` | the session of the runtime's own events: waits for locks, allocations, collections |
 //! | `repeated` | events that the runtime delivers more than once |
 //! | `contention` | the owner of the lock that a thread waits for |
+//! | `wait_handles` | how long a thread has waited for a handle |
 //! | `allocations` | events of allocations, and objects to watch |
 //! | `objects`, `collections` | which sampled objects are alive, by weak handles |
 //! | `pauses` | which suspensions of the process are pauses for a collection |
@@ -78,6 +79,7 @@ mod tasks;
 mod text;
 mod threads;
 mod types;
+mod wait_handles;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};

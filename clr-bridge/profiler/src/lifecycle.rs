@@ -143,7 +143,7 @@ fn describe(info: Info, shared: &Shared) -> u16 {
     let status = shared.writer().status();
     status.set_runtime([major, minor, build, 0], info.version(), text.as_str());
     status.set_bridge(env!("CARGO_PKG_VERSION"));
-    status.set_events(events::function(), events::kinds_of(info.version()));
+    status.set_events(events::function(), events::kinds_of(major, info.version()));
     major
 }
 

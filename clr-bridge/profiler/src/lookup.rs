@@ -301,7 +301,7 @@ impl Lookup {
 
     fn obey_events(&mut self, wishes: &Wishes, now: u64) {
         let session = self.session;
-        let wanted = events::wanted(wishes, session.info().version());
+        let wanted = events::wanted(wishes, session.major(), session.info().version());
         let is_new = session.events().want(wanted);
         if !is_new && (self.apply_from == 0 || now < self.apply_from) {
             return;
@@ -312,6 +312,9 @@ impl Lookup {
         }
         if session.events().wants(kind::LOCK) {
             session.events().contention.prepare();
+        }
+        if session.events().wants(kind::WAIT_HANDLE) {
+            session.events().wait_handles.prepare();
         }
         session.call(|| session.set_events(session.is_compiling()));
         self.apply_events();

@@ -1,5 +1,5 @@
 //! The runtime's own events (EventPipe) inside the process: waits for locks, allocations, objects and
-//! collections, from .NET 5 on.
+//! collections from .NET 5 on, waits for handles from .NET 9 on.
 //!
 //! A session makes the runtime call `EventPipeEventDelivered` on the thread that an event is of. It
 //! is opened and closed on a thread that exists only for that: `EventPipeStartSession` turns its
@@ -24,6 +24,7 @@ use crate::faults::{self, Call};
 use crate::pauses::Pause;
 use crate::session::Session;
 use crate::text::Text;
+use crate::wait_handles::Begun;
 use crate::{events, tasks};
 
 /// The first `ICorProfilerInfo` with sessions.
@@ -32,6 +33,7 @@ pub const SINCE: u32 = 12;
 /// Keywords and levels of Microsoft-Windows-DotNETRuntime (src/coreclr/vm/ClrEtwAll.man).
 const CONTENTION: u64 = 0x4000;
 const GC: u64 = 0x1;
+const WAIT_HANDLE: u64 = 0x400_0000_0000;
 const ALLOCATION_SAMPLING: u64 = 0x800_0000_0000;
 const INFORMATIONAL: u32 = 4;
 const VERBOSE: u32 = 5;
@@ -44,6 +46,8 @@ const SUSPENDS: u32 = 9;
 const ALLOCATION_TICK: u32 = 10;
 const CONTENTION_START: u32 = 81;
 const CONTENTION_STOP: u32 = 91;
+const WAIT_HANDLE_START: u32 = 301;
+const WAIT_HANDLE_STOP: u32 = 302;
 const ALLOCATION_SAMPLED: u32 = 303;
 
 /// The first version whose allocations are sampled by chance.
@@ -64,6 +68,8 @@ const NAME: [u16; 32] = {
 const PAUSES: u64 = 0x7061_7573;
 /// Waits of all locks have one budget for each of their durations.
 const LOCKS: u64 = 0x6c6f_636b;
+/// And those for handles.
+const WAIT_HANDLES: u64 = 0x6861_6e64;
 
 /// What a session has to have.
 fn provider(session: &Session) -> Option<Provider> {
@@ -83,6 +89,12 @@ fn provider(session: &Session) -> Option<Provider> {
             keywords |= GC;
             level = VERBOSE;
         }
+    }
+    if events.wants(kind::WAIT_HANDLE) {
+        // Of the other keywords, GC alone has events of this level that nothing here asks for. The
+        // waits of contended locks are none for handles, and are left out.
+        keywords |= WAIT_HANDLE | CONTENTION;
+        level = VERBOSE;
     }
     let is_any = keywords != 0 && session.info().version() >= SINCE;
     is_any.then(|| Provider { name: NAME.as_ptr(), keywords, level, filter: std::ptr::null() })
@@ -150,6 +162,7 @@ fn change(session: &Session) -> bool {
     // What was under way is not known any more.
     session.events().pauses.reset();
     session.events().objects.collections.reset();
+    session.events().wait_handles.reset(monotonic_time());
     let Some(provider) = provider(session) else { return true };
     let Some(opened) = session.info().start_event_session(&provider) else { return false };
     place.store(opened, Ordering::Relaxed);
@@ -170,6 +183,8 @@ pub struct Event<'a> {
 enum Meaning {
     WaitBegins,
     WaitEnds,
+    HandleWaitBegins,
+    HandleWaitEnds,
     Tick,
     Sample,
     /// Of a collection, or of nothing.
@@ -181,15 +196,17 @@ enum Meaning {
 /// Other profilers' sessions have events that this one did not ask for.
 fn meaning(event: &Event<'_>, major: u16, wants: impl Fn(u8) -> bool) -> Meaning {
     let wants_allocations = wants(kind::ALLOCATION) || wants(kind::OBJECT);
+    let wants_locks = wants(kind::LOCK) || wants(kind::WAIT_HANDLE);
     let is_sampled = major >= SAMPLES_ALLOCATIONS;
     match event.id {
-        CONTENTION_START if event.version >= 2 && wants(kind::LOCK) => Meaning::WaitBegins,
-        CONTENTION_STOP if event.version >= 1 && wants(kind::LOCK) => Meaning::WaitEnds,
+        CONTENTION_START if event.version >= 2 && wants_locks => Meaning::WaitBegins,
+        CONTENTION_STOP if event.version >= 1 && wants_locks => Meaning::WaitEnds,
         ALLOCATION_TICK if event.version >= 4 && wants_allocations && !is_sampled => Meaning::Tick,
         ALLOCATION_SAMPLED if wants_allocations && is_sampled => Meaning::Sample,
-        CONTENTION_START | CONTENTION_STOP | ALLOCATION_TICK | ALLOCATION_SAMPLED => {
-            Meaning::Unwanted
-        }
+        WAIT_HANDLE_START if wants(kind::WAIT_HANDLE) => Meaning::HandleWaitBegins,
+        WAIT_HANDLE_STOP if wants(kind::WAIT_HANDLE) => Meaning::HandleWaitEnds,
+        CONTENTION_START | CONTENTION_STOP | ALLOCATION_TICK | ALLOCATION_SAMPLED
+        | WAIT_HANDLE_START | WAIT_HANDLE_STOP => Meaning::Unwanted,
         _ => Meaning::Other,
     }
 }
@@ -205,6 +222,8 @@ pub fn delivered(session: &Session, provider: usize, event: &Event<'_>) {
     match meaning(event, session.major(), |kind| events.wants(kind)) {
         Meaning::WaitBegins => wait_begins(session, data),
         Meaning::WaitEnds => wait_ends(session, data),
+        Meaning::HandleWaitBegins => handle_wait_begins(session, data),
+        Meaning::HandleWaitEnds => handle_wait_ends(session),
         Meaning::Tick => allocated(session, Allocation::of_tick(data)),
         Meaning::Sample => allocated(session, Allocation::of_sample(data)),
         Meaning::Other => collecting(session, id, version, data),
@@ -302,19 +321,33 @@ fn paused(session: &Session, pause: &Pause) {
 
 /// A thread finds a lock taken.
 fn wait_begins(session: &Session, data: &[u8]) {
+    let events = session.events();
+    if events.wants(kind::WAIT_HANDLE) {
+        note_begun(session, events.wait_handles.lock_begins(tasks::key(), monotonic_time()));
+    }
+    if !events.wants(kind::LOCK) {
+        return;
+    }
     // Flags, instance, lock, object, owner.
     let Some((lock, owner)) = word(data, 3).zip(word(data, 19)) else { return };
     let owner = u32::try_from(owner).unwrap_or_default();
-    session.events().contention.begins(tasks::own(), lock, owner, monotonic_time());
+    events.contention.begins(tasks::own(), lock, owner, monotonic_time());
 }
 
 /// A thread has got the lock that it waited for.
 fn wait_ends(session: &Session, data: &[u8]) {
+    let events = session.events();
+    if events.wants(kind::WAIT_HANDLE) {
+        events.wait_handles.lock_ends(tasks::key());
+    }
+    if !events.wants(kind::LOCK) {
+        return;
+    }
     // Flags, instance, nanoseconds as a double.
     let Some(bits) = word(data, 3) else { return };
     let nanoseconds = f64::from_bits(bits) as u64;
-    let wait = session.events().contention.ends(tasks::own(), monotonic_time());
-    let weight = session.events().choose(LOCKS + wait_bucket(nanoseconds) as u64);
+    let wait = events.contention.ends(tasks::own(), monotonic_time());
+    let weight = events.choose(LOCKS + wait_bucket(nanoseconds) as u64);
     if weight == 0 {
         return;
     }
@@ -329,6 +362,37 @@ fn wait_ends(session: &Session, data: &[u8]) {
         weight,
         value: nanoseconds.saturating_mul(u64::from(weight)),
         message: message.as_str(),
+        ..ClrEvent::default()
+    });
+}
+
+/// A thread begins to wait for a handle, or in `Monitor.Wait`.
+fn handle_wait_begins(session: &Session, data: &[u8]) {
+    // Source, object, instance.
+    let Some(source) = data.first() else { return };
+    let waits = &session.events().wait_handles;
+    note_begun(session, waits.begins(tasks::key(), *source, monotonic_time()));
+}
+
+fn note_begun(session: &Session, begun: Begun) {
+    if begun != Begun::Kept {
+        session.shared().lost(Loss::WaitsCrowded);
+    }
+}
+
+/// A thread has waited for a handle.
+fn handle_wait_ends(session: &Session) {
+    let events = session.events();
+    let Some(wait) = events.wait_handles.ends(tasks::key(), monotonic_time()) else { return };
+    let weight = events.choose(WAIT_HANDLES + wait_bucket(wait.nanoseconds) as u64);
+    if weight == 0 {
+        return;
+    }
+    events::report(&ClrEvent {
+        kind: kind::WAIT_HANDLE,
+        weight,
+        value: wait.nanoseconds.saturating_mul(u64::from(weight)),
+        size: u64::from(wait.source),
         ..ClrEvent::default()
     });
 }
@@ -376,14 +440,24 @@ mod tests {
         assert_eq!(of(CONTENTION_START, 2, 9, &[kind::LOCK]), Meaning::WaitBegins);
         assert_eq!(of(CONTENTION_START, 1, 5, &[kind::LOCK]), Meaning::Unwanted);
         assert_eq!(of(CONTENTION_STOP, 1, 9, &[kind::PAUSE]), Meaning::Unwanted);
+        assert_eq!(of(CONTENTION_STOP, 1, 9, &[kind::WAIT_HANDLE]), Meaning::WaitEnds);
         assert_eq!(of(GC_START, 2, 9, &[kind::PAUSE]), Meaning::Other);
+        for (id, meaning) in [
+            (WAIT_HANDLE_START, Meaning::HandleWaitBegins),
+            (WAIT_HANDLE_STOP, Meaning::HandleWaitEnds),
+        ] {
+            assert_eq!(of(id, 0, 9, &[kind::WAIT_HANDLE]), meaning);
+            assert_eq!(of(id, 0, 9, &all), Meaning::Unwanted);
+        }
     }
 
     #[test]
     fn every_duration_of_waits_has_a_budget_of_its_own() {
-        let places = (0..WAIT_BUCKETS.len() as u64).map(|bucket| place_of(LOCKS + bucket));
-        let different: std::collections::HashSet<_> = places.chain([place_of(PAUSES)]).collect();
-        assert_eq!(different.len(), WAIT_BUCKETS.len() + 1);
+        let of_each =
+            |key| (0..WAIT_BUCKETS.len() as u64).map(move |bucket| place_of(key + bucket));
+        let places = of_each(LOCKS).chain(of_each(WAIT_HANDLES)).chain([place_of(PAUSES)]);
+        let different: std::collections::HashSet<_> = places.collect();
+        assert_eq!(different.len(), 2 * WAIT_BUCKETS.len() + 1);
     }
 
     #[test]

@@ -202,10 +202,7 @@ impl Session {
         let jit = if compilations { JIT_COMPILATION } else { 0 };
         let exceptions = if self.events.wants(clr_event::kind::EXCEPTION) { EXCEPTIONS } else { 0 };
         let least = MODULE_LOADS | THREADS | SUSPENDS | jit | exceptions;
-        use clr_event::kind::{ALLOCATION, LOCK, OBJECT, PAUSE};
-        let of_pipe = [LOCK, ALLOCATION, OBJECT, PAUSE];
-        let has_pipe = of_pipe.into_iter().any(|kind| self.events.wants(kind));
-        let pipe = if has_pipe { EVENT_PIPE } else { 0 };
+        let pipe = if self.events.wants_a_session() { EVENT_PIPE } else { 0 };
         let masks = [
             (least | APP_DOMAIN_LOADS | STACK_SNAPSHOT, DYNAMIC_FUNCTION_UNLOADS | pipe),
             (least | APP_DOMAIN_LOADS, DYNAMIC_FUNCTION_UNLOADS | pipe),

@@ -1,5 +1,5 @@
 //! What the bridge passes with an event of the runtime's: an exception, a wait for a lock, an
-//! allocation, an object that is watched, a pause for a garbage collection.
+//! allocation, an object that is watched, a pause for a garbage collection, a wait for a handle.
 //!
 //! The bridge calls an empty function with the address of a [`Block`]. strata has a BPF program
 //! there, which walks the thread's stack and copies the block. The program reads only the first two
@@ -27,6 +27,8 @@ pub mod kind {
     /// An allocation whose object is watched from then on ([`crate::objects`]).
     pub const OBJECT: u8 = 6;
     pub const PAUSE: u8 = 7;
+    /// A wait for a wait handle, or in `Monitor.Wait`.
+    pub const WAIT_HANDLE: u8 = 8;
 }
 
 /// Bits of a status's [`event_kinds`](crate::status::StatusRecord::event_kinds) beside those of the
@@ -50,7 +52,7 @@ pub mod flag {
 /// src/coreclr/gc/env/gcenv.ee.h).
 pub const SAMPLED_EVERY: u64 = 100 << 10;
 
-/// Limits of the durations that waits for locks are told apart by, in nanoseconds, and their names: those
+/// Limits of the durations that waits are told apart by, in nanoseconds, and their names: those
 /// that Datadog's profiler has. Each has a budget of its own.
 pub const WAIT_BUCKETS: [(u64, &str); 5] = [
     (10_000_000, "0 - 9 ms"),
@@ -65,6 +67,14 @@ pub const WAIT_BUCKETS: [(u64, &str); 5] = [
 pub fn wait_bucket(nanoseconds: u64) -> usize {
     let last = WAIT_BUCKETS.len() - 1;
     WAIT_BUCKETS.iter().position(|(limit, _)| nanoseconds < *limit).unwrap_or(last)
+}
+
+/// What a thread waits by, as the runtime numbers it in [`ClrEvent::size`] (`WaitHandleWaitSourceMap`,
+/// .NET 9, src/coreclr/vm/ClrEtwAll.man).
+#[must_use]
+pub fn wait_source_name(number: u64) -> &'static str {
+    const NAMES: [&str; 2] = ["Unknown", "MonitorWait"];
+    usize::try_from(number).ok().and_then(|at| NAMES.get(at)).copied().unwrap_or_default()
 }
 
 /// What a thread has waited for, as the message of an event: `lock:owner`, the first in hexadecimal.
@@ -119,7 +129,8 @@ pub struct ClrEvent<'a> {
     /// follows from the size and [`SAMPLED_EVERY`].
     pub value: u64,
     /// Bytes of the allocated object; more than 32 bits can say is the most they can. Of a pause
-    /// the [`crate::collection::Collection`].
+    /// the [`crate::collection::Collection`], of a wait for a handle its source
+    /// ([`wait_source_name`]).
     pub size: u64,
     /// In UTF-8; what is longer than [`MAX_TYPE`] is cut.
     pub type_name: &'a str,
@@ -268,6 +279,12 @@ mod tests {
             [name(499_999_999), name(500_000_000), name(u64::MAX)],
             ["100 - 499 ms", "+500 ms", "+500 ms"]
         );
+    }
+
+    #[test]
+    fn a_source_of_waits_that_the_runtime_does_not_have_has_no_name() {
+        let names = [0, 1, 2, u64::MAX].map(wait_source_name);
+        assert_eq!(names, ["Unknown", "MonitorWait", "", ""]);
     }
 
     #[test]

@@ -19,6 +19,8 @@ use crate::status;
 
 /// Bits of [`Wishes::flags`].
 pub mod wish {
+    use crate::clr_event::kind;
+
     /// Report methods as they are compiled, modules, threads and AppDomains; at the start also what
     /// exists already.
     pub const JIT_EVENTS: u64 = 1;
@@ -40,8 +42,26 @@ pub mod wish {
     pub const PAUSES: u64 = 256;
     /// Watch sampled objects, and report them when they are allocated.
     pub const OBJECTS: u64 = 512;
+    /// Report waits for handles.
+    pub const WAIT_HANDLES: u64 = 1024;
     /// The bits above that are about events.
-    pub const EVENTS: u64 = EXCEPTIONS | LOCKS | ALLOCATIONS | MESSAGES | PAUSES | OBJECTS;
+    pub const EVENTS: u64 = {
+        let (mut all, mut at) = (MESSAGES, 0);
+        while at < OF_KINDS.len() {
+            all |= OF_KINDS[at].1;
+            at += 1;
+        }
+        all
+    };
+    /// The kinds of events ([`kind`]), and the wish for each.
+    pub const OF_KINDS: [(u8, u64); 6] = [
+        (kind::EXCEPTION, EXCEPTIONS),
+        (kind::LOCK, LOCKS),
+        (kind::ALLOCATION, ALLOCATIONS),
+        (kind::OBJECT, OBJECTS),
+        (kind::PAUSE, PAUSES),
+        (kind::WAIT_HANDLE, WAIT_HANDLES),
+    ];
 }
 
 /// Bits of [`Wishes::capabilities`]: what the owner's reader can do.

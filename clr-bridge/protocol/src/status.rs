@@ -83,6 +83,8 @@ numbered! {
         UnloadNotAwaited = 14 "unload not awaited",
         /// An event of the runtime's whose bytes do not hold together.
         EventInvalid = 15 "event not understood",
+        /// More threads wait for handles at once than there are places.
+        WaitsCrowded = 16 "wait without a place",
     }
 }
 

@@ -115,7 +115,7 @@ pub const SOURCE_WALL: u8 = 1;
 pub const SOURCE_OFF_CPU: u8 = 2;
 /// First and last of the kinds that the CLR bridge reports.
 pub const SOURCE_FIRST_EVENT: u8 = 3;
-pub const SOURCE_LAST_EVENT: u8 = 7;
+pub const SOURCE_LAST_EVENT: u8 = 8;
 /// Counters of events by kind: a power of two.
 pub const EVENT_KINDS: usize = 8;
 

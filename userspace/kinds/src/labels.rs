@@ -31,7 +31,7 @@ const fn unbounded(name: &'static str) -> SampleLabel {
 pub const END_TIMESTAMP: &str = "end_timestamp_ns";
 
 /// The table.
-pub static SAMPLE_LABELS: [SampleLabel; 30] = [
+pub static SAMPLE_LABELS: [SampleLabel; 31] = [
     bounded("pid"),
     bounded("tid"),
     bounded("comm"),
@@ -62,6 +62,7 @@ pub static SAMPLE_LABELS: [SampleLabel; 30] = [
     bounded("syscall"),
     bounded("idle"),
     bounded("rethrown"),
+    bounded("wait source"),
 ];
 
 /// Whether roll-ups drop a label.

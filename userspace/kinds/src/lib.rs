@@ -22,5 +22,6 @@ pub use frequencies::Frequencies;
 pub use set::{Kinds, UnknownKind};
 pub use table::{KIND_COUNT, Kind, find_column};
 pub use types::{
-    Aggregation, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate, Shape,
+    Aggregation, BridgeEvents, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate,
+    Shape,
 };

@@ -19,6 +19,17 @@ impl Kinds {
         Kind::ALL.into_iter().filter(|kind| kind.info().on_by_default).collect()
     }
 
+    /// The kinds that the CLR bridge reports.
+    pub const OF_BRIDGE: Self = {
+        let (mut set, mut at) = (Self::NONE, 0);
+        while at < KIND_COUNT {
+            let kind = Kind::ALL[at];
+            set = set.with(kind, kind.info().bridge.is_some());
+            at += 1;
+        }
+        set
+    };
+
     #[must_use]
     pub fn all() -> Self {
         Kind::ALL.into_iter().collect()
@@ -45,6 +56,12 @@ impl Kinds {
     pub const fn with(self, kind: Kind, on: bool) -> Self {
         let bit = 1 << kind as u8;
         Self(if on { self.0 | bit } else { self.0 & !bit })
+    }
+
+    /// Whether both are the same set: `==` in constants.
+    #[must_use]
+    pub const fn is(self, other: Self) -> bool {
+        self.0 == other.0
     }
 
     #[must_use]

@@ -4,7 +4,8 @@
 //! `profile:name:unit:period_name:period_unit`.
 
 use crate::types::{
-    Aggregation, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate, Shape,
+    Aggregation, BridgeEvents, Column, KindInfo, Measure, OtlpType, PyroscopeType, Quantity, Rate,
+    Shape,
 };
 
 /// Declares the enum and the table together, so that a kind's number is its row's position.
@@ -39,6 +40,20 @@ const EXCEPTIONS: Quantity = quantity("exceptions", COUNT);
 const LOCK_TIME: Quantity = quantity("lock_time", NANOSECONDS);
 const SPACE: Quantity = quantity("space", BYTES);
 const GC_PAUSE: Quantity = quantity("gc_pause", NANOSECONDS);
+const WAIT_HANDLE_TIME: Quantity = quantity("wait_handle_time", NANOSECONDS);
+
+/// The loss of events of which a process may report some.
+macro_rules! dropped {
+    ($cause:literal, $what:literal) => {
+        Some(BridgeEvents {
+            dropped: $cause,
+            dropped_text: concat!(
+                $what,
+                " of .NET processes dropped: more at once than one process may report, or is taken"
+            ),
+        })
+    };
+}
 
 kinds! {
     /// A thread on a CPU when the sampling clock ticked.
@@ -67,6 +82,8 @@ kinds! {
         keeps_times: true,
         on_by_default: true,
         shape: Shape::CpuSlice,
+        bridge: None,
+        telling_label: None,
         pyroscope_switches: &["PYROSCOPE_PROFILING_CPU_ENABLED"],
         datadog_switches: &["DD_PROFILING_CPU_ENABLED"],
     }
@@ -89,6 +106,8 @@ kinds! {
         keeps_times: false,
         on_by_default: false,
         shape: Shape::Blocked,
+        bridge: None,
+        telling_label: None,
         pyroscope_switches: &["PYROSCOPE_PROFILING_WALLTIME_ENABLED"],
         datadog_switches: &["DD_PROFILING_WALLTIME_ENABLED"],
     }
@@ -110,6 +129,8 @@ kinds! {
         keeps_times: false,
         on_by_default: false,
         shape: Shape::Blocked,
+        bridge: None,
+        telling_label: None,
         pyroscope_switches: &[],
         datadog_switches: &[],
     }
@@ -132,6 +153,8 @@ kinds! {
         keeps_times: true,
         on_by_default: false,
         shape: Shape::Event,
+        bridge: dropped!("exceptions_dropped", "exceptions"),
+        telling_label: Some("exception type"),
         pyroscope_switches: &["PYROSCOPE_PROFILING_EXCEPTION_ENABLED"],
         datadog_switches: &["DD_PROFILING_EXCEPTION_ENABLED"],
     }
@@ -162,6 +185,8 @@ kinds! {
         keeps_times: true,
         on_by_default: false,
         shape: Shape::Blocked,
+        bridge: dropped!("locks_dropped", "lock waits"),
+        telling_label: Some("blocking thread name"),
         pyroscope_switches: &[
             "PYROSCOPE_PROFILING_LOCK_ENABLED",
             "PYROSCOPE_PROFILING_CONTENTION_ENABLED",
@@ -195,6 +220,8 @@ kinds! {
         keeps_times: false,
         on_by_default: false,
         shape: Shape::Event,
+        bridge: dropped!("allocations_dropped", "allocations"),
+        telling_label: Some("allocation class"),
         pyroscope_switches: &["PYROSCOPE_PROFILING_ALLOCATION_ENABLED"],
         datadog_switches: &["DD_PROFILING_ALLOCATION_ENABLED"],
     }
@@ -226,6 +253,8 @@ kinds! {
         keeps_times: false,
         on_by_default: false,
         shape: Shape::Event,
+        bridge: dropped!("heap_dropped", "objects"),
+        telling_label: Some("allocation class"),
         pyroscope_switches: &["PYROSCOPE_PROFILING_HEAP_ENABLED"],
         datadog_switches: &["DD_PROFILING_HEAP_ENABLED"],
     }
@@ -257,15 +286,48 @@ kinds! {
         keeps_times: true,
         on_by_default: false,
         shape: Shape::Collection,
+        bridge: dropped!("gc_dropped", "pauses"),
+        telling_label: None,
         pyroscope_switches: &["PYROSCOPE_PROFILING_GC_ENABLED"],
         datadog_switches: &["DD_PROFILING_GC_ENABLED"],
+    }
+
+    /// A thread waited for a .NET wait handle, or in `Monitor.Wait`.
+    WaitHandles {
+        name: "wait_handles",
+        aliases: &["wait_handle", "handles"],
+        help: "waits of .NET threads for events, semaphores, tasks and other threads: how many and \
+               how long, by stack (.NET 9 and later)",
+        title: "Waits for handles",
+        columns: &[
+            Column {
+                pyroscope: pyroscope("wait_handle", quantity("wait_handle_count", COUNT), CPU),
+                otlp: otlp(quantity("wait_handle_count", COUNT), WAIT_HANDLE_TIME),
+                ..delta(quantity("wait_handle_count", COUNT), Measure::Count)
+            },
+            Column {
+                pyroscope: pyroscope("wait_handle", WAIT_HANDLE_TIME, CPU),
+                otlp: otlp(WAIT_HANDLE_TIME, WAIT_HANDLE_TIME),
+                ..delta(WAIT_HANDLE_TIME, Measure::Value)
+            },
+        ],
+        default_column: 1,
+        period: WAIT_HANDLE_TIME,
+        rate: None,
+        keeps_times: true,
+        on_by_default: false,
+        shape: Shape::Blocked,
+        bridge: dropped!("wait_handles_dropped", "waits for handles"),
+        telling_label: Some("wait source"),
+        pyroscope_switches: &[],
+        datadog_switches: &[],
     }
 }
 
 impl Kind {
     /// Its row.
     #[must_use]
-    pub fn info(self) -> &'static KindInfo {
+    pub const fn info(self) -> &'static KindInfo {
         &TABLE[self as usize]
     }
 

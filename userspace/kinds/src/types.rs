@@ -79,6 +79,15 @@ pub struct OtlpType {
     pub period: Quantity,
 }
 
+/// What the CLR bridge reports of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BridgeEvents {
+    /// For scripts: the cause of losses of its events.
+    pub dropped: &'static str,
+    /// The same for display.
+    pub dropped_text: &'static str,
+}
+
 /// One value column of a kind. A backend whose name is missing does not take the column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
@@ -115,6 +124,10 @@ pub struct KindInfo {
     /// Whether the daemon samples it by default.
     pub on_by_default: bool,
     pub shape: Shape,
+    /// None for kinds that the kernel's programs sample.
+    pub bridge: Option<BridgeEvents>,
+    /// The label whose values tell most about its samples: a summary lists them.
+    pub telling_label: Option<&'static str>,
     /// Variables of Pyroscope's in-process profiler that switch it; the first one set counts.
     pub pyroscope_switches: &'static [&'static str],
     /// The same of Datadog's.

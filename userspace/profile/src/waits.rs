@@ -118,6 +118,8 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
     let mut processes: HashMap<(Option<u32>, StringId), i64> = HashMap::new();
     let [mut calls, mut states, mut idle]: [HashMap<StringId, i64>; 3] = Default::default();
     let mut total = 0_i64;
+    let is_of_bridge =
+        profile.kind_of(sample_type).is_some_and(|kind| kind.info().bridge.is_some());
     let add = |sum: &mut i64, value: i64| *sum = sum.saturating_add(value);
     for sample in profile.samples() {
         let value = sample.values.get(sample_type).copied().unwrap_or(0);
@@ -143,7 +145,9 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
             let Identity { pid, process, .. } = profile.identity(sample.labels);
             add(processes.entry((pid, process)).or_default(), value);
         }
-        add(functions.entry(waiting_function(profile, &sample)).or_default(), value);
+        let managed = if is_of_bridge { managed_function(profile, &sample) } else { None };
+        let function = managed.unwrap_or_else(|| waiting_function(profile, &sample));
+        add(functions.entry(function).or_default(), value);
     }
     let percent = |value: i64| 100.0 * value as f64 / total.max(1) as f64;
     let ranked = |sums: Vec<((StringId, StringId), i64)>| {
@@ -184,6 +188,20 @@ pub fn summarize(profile: &Profile, sample_type: usize, most: usize) -> Waits {
         states: ranked(named(states)),
         idle: ranked(named(idle)),
     }
+}
+
+/// The innermost managed function of the program itself with its file. Where the runtime reports a wait,
+/// the innermost frames are its own: native, and in a program of one file of the program's own file.
+fn managed_function(profile: &Profile, sample: &Sample<'_>) -> Option<(StringId, StringId)> {
+    profile.stack(sample.stack).find_map(|location| {
+        let location = profile.location(location);
+        let module = location.mapping.map(|id| profile.mapping(id).path).unwrap_or_default();
+        let file = base_name(profile.string(module));
+        let is_own = |name| !is_library(file, profile.string(name));
+        let frames = profile.frames(location).iter();
+        let mut managed = frames.filter(|frame| frame.kind == FrameKind::Managed);
+        managed.find(|frame| is_own(frame.name)).map(|frame| (frame.name, module))
+    })
 }
 
 /// The innermost function of the program itself with its file; of a stack that has none the

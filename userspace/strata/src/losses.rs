@@ -3,7 +3,7 @@
 use strata_abi::record::{Counter, END_COUNT, End};
 use strata_agent::code_address::describe_end;
 use strata_agent::engine::Engine;
-use strata_kinds::Kind;
+use strata_kinds::{BridgeEvents, Kind};
 
 /// Something that is missing from the profile, and how often.
 pub struct Loss {
@@ -42,7 +42,7 @@ const fn cause(
 const HOST_BUSY: &str = "the host was too busy to run strata";
 
 /// Losses other than incomplete stacks.
-const CAUSES: [Cause; 32] = [
+const CAUSES: [Cause; 27] = [
     cause(
         "ring_full",
         "samples dropped: the kernel's ring buffer was full",
@@ -64,36 +64,6 @@ const CAUSES: [Cause; 32] = [
     cause(
         "waits_without_end",
         "waits whose end was noticed late: their length is estimated",
-        "",
-        "",
-    ),
-    cause(
-        "exceptions_dropped",
-        "exceptions of .NET processes dropped: more at once than one process may report, or is taken",
-        "",
-        "",
-    ),
-    cause(
-        "locks_dropped",
-        "lock waits of .NET processes dropped: more at once than one process may report, or is taken",
-        "",
-        "",
-    ),
-    cause(
-        "allocations_dropped",
-        "allocations of .NET processes dropped: more at once than one process may report, or is taken",
-        "",
-        "",
-    ),
-    cause(
-        "heap_dropped",
-        "objects of .NET processes dropped: more at once than one process may report, or is taken",
-        "",
-        "",
-    ),
-    cause(
-        "gc_dropped",
-        "pauses of .NET processes dropped: more at once than one process may report, or is taken",
         "",
         "",
     ),
@@ -207,24 +177,16 @@ const CAUSES: [Cause; 32] = [
     ),
 ];
 
-/// What is lost of the kinds that the CLR bridge reports.
-const EVENTS: [(Kind, &str); 5] = [
-    (Kind::Exceptions, "exceptions_dropped"),
-    (Kind::Locks, "locks_dropped"),
-    (Kind::Allocations, "allocations_dropped"),
-    (Kind::Heap, "heap_dropped"),
-    (Kind::Gc, "gc_dropped"),
-];
+/// What is lost of the kinds that the CLR bridge reports: in the table of kinds.
+fn of_bridge() -> impl Iterator<Item = (Kind, &'static BridgeEvents)> {
+    Kind::ALL.into_iter().filter_map(|kind| Some((kind, kind.info().bridge.as_ref()?)))
+}
 
-/// Of whole samples, and of process events: what the line of a running recording sums.
-const WHOLE: [&str; 11] = [
+/// Of whole samples, and of process events: what the line of a running recording sums, with those
+/// [`of_bridge`].
+const WHOLE: [&str; 6] = [
     "ring_full",
     "lost_events",
-    "exceptions_dropped",
-    "locks_dropped",
-    "allocations_dropped",
-    "heap_dropped",
-    "gc_dropped",
     "waits_refused",
     "threads_refused",
     "malformed_records",
@@ -243,6 +205,9 @@ fn end_of(cause: &str) -> Option<End> {
 pub fn explained(cause: &str) -> Option<String> {
     if let Some(known) = known(cause) {
         return Some(known.text.to_owned());
+    }
+    if let Some((_, events)) = of_bridge().find(|(_, events)| events.dropped == cause) {
+        return Some(events.dropped_text.to_owned());
     }
     let end = end_of(cause)?;
     let what = if end == End::FrameLimit { "truncated" } else { "incomplete" };
@@ -281,8 +246,8 @@ pub fn losses(engine: &Engine, ends: &[u64; END_COUNT], unnamed: u64) -> Vec<Los
         }
     };
     add("ring_full", engine.ring_full());
-    for (kind, cause) in EVENTS {
-        add(cause, engine.clr_events_refused(kind));
+    for (kind, events) in of_bridge() {
+        add(events.dropped, engine.clr_events_refused(kind));
     }
     add("clr_events_unreadable", engine.clr_events_unreadable());
     add("objects_missing", engine.heaps.missing());
@@ -327,7 +292,10 @@ pub fn lost(engine: &Engine) -> u64 {
 }
 
 fn sum_of_whole(losses: &[Loss]) -> u64 {
-    losses.iter().filter(|loss| WHOLE.contains(&loss.cause)).map(|loss| loss.count).sum()
+    let is_whole = |cause: &str| {
+        WHOLE.contains(&cause) || of_bridge().any(|(_, events)| events.dropped == cause)
+    };
+    losses.iter().filter(|loss| is_whole(loss.cause)).map(|loss| loss.count).sum()
 }
 
 pub fn cause_of(end: End) -> &'static str {
@@ -350,8 +318,6 @@ pub fn cause_of(end: End) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use strata_kinds::Kinds;
-
     use super::*;
 
     #[test]
@@ -371,11 +337,12 @@ mod tests {
 
     #[test]
     fn every_kind_that_bridges_report_has_a_loss_of_its_own() {
-        let kinds: Kinds = EVENTS.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!(kinds, strata_agent::managed::events::KINDS);
-        for (_, cause) in EVENTS {
-            assert!(explained(cause).is_some(), "{cause}");
-        }
+        let mut causes: Vec<&str> = of_bridge().map(|(_, events)| events.dropped).collect();
+        let all = causes.len();
+        assert!(all >= 6 && causes.iter().all(|cause| explained(cause).is_some()));
+        causes.sort_unstable();
+        causes.dedup();
+        assert!(causes.len() == all && causes.iter().all(|cause| known(cause).is_none()));
     }
 
     #[test]
@@ -383,12 +350,14 @@ mod tests {
         for cause in WHOLE {
             assert!(known(cause).is_some(), "{cause}");
         }
-        for (_, cause) in EVENTS {
-            assert!(WHOLE.contains(&cause), "{cause}");
-        }
         let of = |cause, count| Loss { cause, text: String::new(), count };
-        let losses = [of("ring_full", 3), of("waits_refused", 4), of("stack_no_mapping", 50)];
-        assert_eq!(sum_of_whole(&losses), 7);
+        let losses = [
+            of("ring_full", 3),
+            of("waits_refused", 4),
+            of("wait_handles_dropped", 5),
+            of("stack_no_mapping", 50),
+        ];
+        assert_eq!(sum_of_whole(&losses), 12);
     }
 
     #[test]

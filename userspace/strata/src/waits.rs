@@ -33,12 +33,16 @@ pub fn print(
     if waits.states.is_empty() {
         return Ok(());
     }
-    let states: Vec<_> = waits
-        .states
-        .iter()
-        .map(|state| format!("{} {:.1}%", described(&state.name), state.percent))
-        .collect();
-    writeln!(out, "{}", cut(&states.join(", "), width))?;
+    // Of waits that the CLR reports neither is known.
+    let has_names = |shares: &[WaitShare]| shares.iter().any(|share| !share.name.is_empty());
+    if has_names(&waits.states) {
+        let states: Vec<_> = waits
+            .states
+            .iter()
+            .map(|state| format!("{} {:.1}%", described(&state.name), state.percent))
+            .collect();
+        writeln!(out, "{}", cut(&states.join(", "), width))?;
+    }
     let idle = waits.idle.iter().map(|kind| format!("{} {:.1}%", kind.name, kind.percent));
     let idle: Vec<_> = idle.collect();
     if !idle.is_empty() {
@@ -50,9 +54,11 @@ pub fn print(
     for function in &waits.functions {
         writeln!(out, "{}", cut(&line(function), width))?;
     }
-    writeln!(out, "\n waits  system call")?;
-    for call in &waits.system_calls {
-        writeln!(out, "{}", cut(&line(call), width))?;
+    if has_names(&waits.states) || has_names(&waits.system_calls) {
+        writeln!(out, "\n waits  system call")?;
+        for call in &waits.system_calls {
+            writeln!(out, "{}", cut(&line(call), width))?;
+        }
     }
     if waits.processes.len() > 1 {
         writeln!(out, "\n waits  process")?;

@@ -144,9 +144,10 @@ impl<'a> Build<'a> {
     ) -> Option<&'static str> {
         let is_blocked =
             |(name, value): &(Box<str>, Box<str>)| &**name == "state" && &**value == "blocked";
-        if kind.info().shape != Shape::Blocked
-            || !self.aggregate.labels_of(labels).iter().any(is_blocked)
-        {
+        // A thread that waits for a handle is blocked, and its samples do not say so.
+        let waits =
+            kind == Kind::WaitHandles || self.aggregate.labels_of(labels).iter().any(is_blocked);
+        if kind.info().shape != Shape::Blocked || !waits {
             return None;
         }
         let built = self.stack(stack);

@@ -14,7 +14,7 @@ fn with_objects(version: &'static str, start: Start) -> (Target, Watcher) {
     let mut watcher = Watcher::find(&target);
     watcher.own();
     watcher.until_enumerated();
-    watcher.wish(wish::JIT_EVENTS | wish::OBJECTS | wish::ALLOCATIONS | wish::LOCKS | wish::PAUSES);
+    watcher.wish(wish::JIT_EVENTS | wish::EVENTS & !(wish::EXCEPTIONS | wish::MESSAGES));
     eventually("a session of events", || {
         (watcher.status().count(Count::EventSessionsOpened) == 1).then_some(())
     });

@@ -7,12 +7,7 @@ use strata_bridge_protocol::status::{Count, Loss, State};
 
 use crate::support::*;
 
-const EVERYTHING: u64 = wish::JIT_EVENTS
-    | wish::EXCEPTIONS
-    | wish::LOCKS
-    | wish::ALLOCATIONS
-    | wish::OBJECTS
-    | wish::PAUSES;
+const EVERYTHING: u64 = wish::JIT_EVENTS | wish::EVENTS & !wish::MESSAGES;
 
 /// A program whose bridge has these faults, and watches objects where its runtime can.
 fn with_faults(version: &'static str, faults: &'static str) -> (Target, Watcher) {

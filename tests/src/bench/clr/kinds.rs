@@ -35,12 +35,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const REPORTED: &str = "events of a .NET process are reported";
 
 /// What is recorded, and the bound in percent of throughput, where there is one.
-const RECORDED: [(&str, f64); 7] = [
+const RECORDED: [(&str, f64); 8] = [
     ("exceptions", 2.0),
     ("locks", 2.0),
     ("allocations", 2.0),
     ("heap", 2.0),
     ("gc", 2.0),
+    ("wait_handles", 2.0),
     ("cpu,exceptions,locks", 1.0),
     ("cpu,exceptions,locks,allocations,heap,gc", 2.0),
 ];

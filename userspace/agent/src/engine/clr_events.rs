@@ -6,10 +6,10 @@
 
 use strata_abi::record::{EVENT_WORDS, FLAG_EVENT, Header, SOURCE_FIRST_EVENT, SOURCE_LAST_EVENT};
 use strata_bridge_protocol::clr_event::{
-    BLOCK_WORDS, Block, ClrEvent, LockWait, WAIT_BUCKETS, flag, wait_bucket,
+    BLOCK_WORDS, Block, ClrEvent, LockWait, WAIT_BUCKETS, flag, wait_bucket, wait_source_name,
 };
 use strata_bridge_protocol::collection::Collection;
-use strata_kinds::Kind;
+use strata_kinds::{KIND_COUNT, Kind, Kinds};
 
 use super::Engine;
 use super::objects::{Amount, amount_of};
@@ -20,8 +20,14 @@ use crate::processes::table::{Backing, ImageId, Space};
 
 // The kernel's and the bridge's numbers are the same.
 const _: () = assert!(EVENT_WORDS == BLOCK_WORDS);
-const _: () = assert!(SOURCE_FIRST_EVENT == Kind::Exceptions as u8);
-const _: () = assert!(SOURCE_LAST_EVENT == Kind::Gc as u8);
+const _: () = {
+    let mut number = 0;
+    while number < KIND_COUNT as u8 {
+        let is_event = SOURCE_FIRST_EVENT <= number && number <= SOURCE_LAST_EVENT;
+        assert!(is_event == Kinds::OF_BRIDGE.contains(Kind::ALL[number as usize]));
+        number += 1;
+    }
+};
 
 /// Sets of labels of one process in an aggregate beyond which its events have no message: every
 /// message is a set of its own.
@@ -140,12 +146,14 @@ fn labels(
         }
         Kind::Allocations => labels.push(("allocation class", type_name.as_str())),
         Kind::Locks => {
-            let each = event.value / u64::from(event.weight.max(1));
-            let bucket = WAIT_BUCKETS.get(wait_bucket(each)).map_or("", |(_, name)| name);
-            labels.push(("Duration bucket", bucket));
+            labels.push(("Duration bucket", bucket_of(&event)));
             labels.push(("lock address", lock.address.as_str()));
             labels.push(("blocking thread id", lock.owner.as_str()));
             labels.push(("blocking thread name", lock.owner_name.as_str()));
+        }
+        Kind::WaitHandles => {
+            labels.push(("wait source", wait_source_name(event.size)));
+            labels.push(("Duration bucket", bucket_of(&event)));
         }
         Kind::Gc => {
             let collection = Collection::unpack(event.size);
@@ -156,10 +164,17 @@ fn labels(
                 labels.push(("gc number", message.as_str()));
             }
         }
-        _ => {}
+        // Objects have theirs once it is known which are in use; the others are no events of the CLR.
+        Kind::Heap | Kind::Cpu | Kind::Wall | Kind::OffCpu => {}
     }
     labels.retain(|(_, value)| !value.is_empty());
     to.labels_of_event(image, &labels)
+}
+
+/// The name of the bucket of a wait's duration.
+fn bucket_of(event: &ClrEvent<'_>) -> &'static str {
+    let each = event.value / u64::from(event.weight.max(1));
+    WAIT_BUCKETS.get(wait_bucket(each)).map_or("", |(_, name)| name)
 }
 
 /// What a wait for a lock states of it, as texts; empty where it states nothing.
@@ -320,6 +335,23 @@ mod tests {
         );
         assert_eq!(of_wait("40:0", 5, 1), ["Duration bucket=0 - 9 ms", "lock address=0x40"]);
         assert_eq!(of_wait("anything", 5, 0), ["Duration bucket=0 - 9 ms"]);
+    }
+
+    #[test]
+    fn a_wait_for_a_handle_has_its_source_and_the_bucket_of_its_duration() {
+        let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
+        let mut of_wait = |size, value, weight| {
+            let event =
+                ClrEvent { kind: kind::WAIT_HANDLE, size, value, weight, ..ClrEvent::default() };
+            let kind = Kind::WaitHandles;
+            let id = labels(kind, &Block::new(&event), IMAGE, NAMELESS, &mut aggregate);
+            let labels = aggregate.labels_of(id);
+            labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+        };
+        let expected = ["wait source=MonitorWait", "Duration bucket=50 - 99 ms"];
+        assert_eq!(of_wait(1, 4 * 60_000_000, 4), expected);
+        assert_eq!(of_wait(0, 5, 1), ["wait source=Unknown", "Duration bucket=0 - 9 ms"]);
+        assert_eq!(of_wait(u64::MAX, 5, 0), ["Duration bucket=0 - 9 ms"], "a number of its own");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Events of a process's runtime: exceptions, waits for locks, allocations, objects in use, pauses
-//! for garbage collections.
+//! Events of a process's runtime: exceptions, waits for locks and handles, allocations, objects in use,
+//! pauses for garbage collections.
 //!
 //! The bridge reports them by calling an empty function, where a probe of the kernel's runs the BPF
 //! program. The probe is attached first, by the broker; then the bridge gets the wish. Beside
@@ -35,15 +35,20 @@ const _: () = {
     assert!(clr_event::kind::ALLOCATION == Kind::Allocations as u8);
     assert!(clr_event::kind::OBJECT == Kind::Heap as u8);
     assert!(clr_event::kind::PAUSE == Kind::Gc as u8);
+    assert!(clr_event::kind::WAIT_HANDLE == Kind::WaitHandles as u8);
+};
+const _: () = {
+    // Each has a wish.
+    let (mut wished, mut at) = (Kinds::NONE, 0);
+    while at < wish::OF_KINDS.len() {
+        wished = wished.with(Kind::ALL[wish::OF_KINDS[at].0 as usize], true);
+        at += 1;
+    }
+    assert!(wished.is(KINDS));
 };
 
 /// The kinds that bridges report.
-pub const KINDS: Kinds = Kinds::NONE
-    .with(Kind::Exceptions, true)
-    .with(Kind::Locks, true)
-    .with(Kind::Allocations, true)
-    .with(Kind::Heap, true)
-    .with(Kind::Gc, true);
+pub const KINDS: Kinds = Kinds::OF_BRIDGE;
 
 /// What is wanted of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,24 +60,20 @@ pub struct Wanted {
 }
 
 /// The wishes for kinds.
-const WISHES: [(Kind, u64); 5] = [
-    (Kind::Exceptions, wish::EXCEPTIONS),
-    (Kind::Locks, wish::LOCKS),
-    (Kind::Allocations, wish::ALLOCATIONS),
-    (Kind::Heap, wish::OBJECTS),
-    (Kind::Gc, wish::PAUSES),
-];
+fn kinds_and_wishes() -> impl Iterator<Item = (Kind, u64)> {
+    wish::OF_KINDS.into_iter().filter_map(|(kind, wish)| Some((Kind::from_number(kind)?, wish)))
+}
 
 /// The kinds in bits of [`wish`].
 pub fn wished(wishes: u64) -> Kinds {
-    WISHES.into_iter().filter(|(_, wish)| wishes & wish != 0).map(|(kind, _)| kind).collect()
+    kinds_and_wishes().filter(|(_, wish)| wishes & wish != 0).map(|(kind, _)| kind).collect()
 }
 
 impl Wanted {
     /// Bits of [`wish`], without those for some kinds.
     fn wishes(self, without: Kinds) -> u64 {
         let is_wished = |kind: Kind| self.kinds.contains(kind) && !without.contains(kind);
-        let wanted = WISHES.into_iter().filter(|(kind, _)| is_wished(*kind));
+        let wanted = kinds_and_wishes().filter(|(kind, _)| is_wished(*kind));
         let messages = if self.messages { wish::MESSAGES } else { 0 };
         wanted.fold(messages, |wishes, (_, wish)| wishes | wish)
     }

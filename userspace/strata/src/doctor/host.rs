@@ -299,7 +299,7 @@ fn refusal(release: &str, part: Part, error: String) -> Line {
         ),
         Part::ClrEvents => (
             ".NET events",
-            "exceptions, locks, allocations and pauses of .NET processes",
+            "exceptions, waits, allocations and pauses of .NET processes",
             "report it, with the output of: strata record -v -e exceptions --duration 1",
         ),
     };

@@ -147,7 +147,7 @@ impl Report<'_> {
             }
             Shape::CpuSlice | Shape::Event => print_functions(&summary, width, out)?,
         }
-        if let Some(label) = telling_label(kind) {
+        if let Some(label) = kind.info().telling_label {
             let values = self.by_label(kind, label);
             if !values.is_empty() {
                 writeln!(out, "\n {:>5}   {label}", kind.name())?;
@@ -222,7 +222,7 @@ impl Report<'_> {
             if kind.info().shape == Shape::Collection {
                 of_kind["pauses"] = json!(self.pauses(kind));
             }
-            if let Some(label) = telling_label(kind) {
+            if let Some(label) = kind.info().telling_label {
                 of_kind["by_label"] = json!({ label: self.by_label(kind, label) });
             }
             (kind.name().to_owned(), of_kind)
@@ -439,16 +439,6 @@ impl Report<'_> {
             "tables": engine.loading.built,
             "evicted": engine.store.evicted,
         })
-    }
-}
-
-/// The label whose values tell most about samples of a kind.
-fn telling_label(kind: Kind) -> Option<&'static str> {
-    match kind {
-        Kind::Exceptions => Some("exception type"),
-        Kind::Allocations | Kind::Heap => Some("allocation class"),
-        Kind::Locks => Some("blocking thread name"),
-        _ => None,
     }
 }
 
