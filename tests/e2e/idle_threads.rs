@@ -70,6 +70,18 @@ fn what_a_program_waits_for_is_not_idle() -> Result<()> {
         let seconds = waits.iter().map(|stack| stack.count as f64 / 1e9).sum::<f64>();
         println!("{version}: {seconds:.1} s below OnOff.Waits");
         assert!(seconds > 10.0 && waits.iter().all(|stack| !stack.labels.contains_key("idle")));
+        // The lists of the summary have the waits of the others only.
+        let waits = recorded.summary()?.0["kinds"]["wall"]["waits"].clone();
+        let percent = |list: &str| -> f64 {
+            let list = waits[list].as_array().map_or(&[][..], Vec::as_slice);
+            list.iter().filter_map(|share| share["percent"].as_f64()).sum()
+        };
+        let all = times.values().sum::<f64>();
+        let (idle, others) = (100.0 * (1.0 - of("") / all), 100.0 * of("") / all);
+        let listed = [percent("idle"), percent("functions")];
+        println!("{version}: idle {idle:.1} %, others {others:.1} %, listed {listed:.1?} %");
+        assert!((listed[0] - idle).abs() < 0.5, "{version}");
+        assert!((others * 0.9..others + 0.5).contains(&listed[1]), "{version}");
         let svg = recorded.path("app.svg");
         let mut convert = std::process::Command::new(places::strata_binary()?);
         convert.args(["convert", "--frames", "app"]).arg(recorded.path("profile.pb.gz")).arg(&svg);

@@ -1,6 +1,7 @@
 //! A disk of its own, ext4 on a loop device, that can stop answering: it is frozen as for a snapshot.
+//! A block device of its own, whose reads take as long as those of the file below it.
 //!
-//! Invariant: it answers again when its guard is dropped, and also when the test is killed: a child
+//! Invariant: a disk answers again when its guard is dropped, and also when the test is killed: a child
 //! thaws it at the end of a pipe that the test holds.
 
 use std::path::{Path, PathBuf};
@@ -78,6 +79,33 @@ impl Drop for Disk {
             if let Err(error) = run(Command::new("umount").arg("--lazy").arg(path)) {
                 eprintln!("{error:#}");
             }
+        }
+    }
+}
+
+/// A read-only block device whose content is a file's, until it is dropped.
+pub struct BlockDevice {
+    path: PathBuf,
+}
+
+impl BlockDevice {
+    pub fn of(file: &Path) -> Result<Self> {
+        let mut command = Command::new(places::required("losetup", "mount")?);
+        command.args(["--find", "--show", "--read-only"]).arg(file);
+        let ended = command.output().with_context(|| format!("starting {command:?}"))?;
+        ensure!(ended.status.success(), "{command:?}: {}", String::from_utf8_lossy(&ended.stderr));
+        Ok(Self { path: String::from_utf8(ended.stdout)?.trim().into() })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for BlockDevice {
+    fn drop(&mut self) {
+        if let Err(error) = run(Command::new("losetup").arg("--detach").arg(&self.path)) {
+            eprintln!("{error:#}");
         }
     }
 }

@@ -49,6 +49,8 @@ enum Late {
     Opening,
     /// Of an opening that was made since.
     FirstRead,
+    /// Of what is not in the page cache, if it is not a first one.
+    Read,
     Write,
 }
 
@@ -57,7 +59,7 @@ pub struct SilentFileSystem {
     folder: TempDir,
     silent: Arc<AtomicBool>,
     /// Milliseconds that answers take, by [`Late`].
-    slowness: Arc<[AtomicU64; 4]>,
+    slowness: Arc<[AtomicU64; 5]>,
     stop: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
 }
@@ -89,7 +91,7 @@ impl SilentFileSystem {
         .context("mounting FUSE")?;
         let silent = Arc::new(AtomicBool::new(false));
         let stop = Arc::new(AtomicBool::new(false));
-        let slowness = Arc::<[AtomicU64; 4]>::default();
+        let slowness = Arc::<[AtomicU64; 5]>::default();
         let mut server = Server {
             device: device.into(),
             content,
@@ -129,6 +131,12 @@ impl SilentFileSystem {
         self.is_late(Late::FirstRead, time);
     }
 
+    /// From now on each read of what is not in the page cache takes so long, as of a slow disk: by a
+    /// system call, or by a page of mapped memory.
+    pub fn answer_reads_after(&self, time: Duration) {
+        self.is_late(Late::Read, time);
+    }
+
     /// From now on each write takes so long.
     pub fn answer_writes_after(&self, time: Duration) {
         self.is_late(Late::Write, time);
@@ -162,7 +170,7 @@ struct Server {
     content: Vec<u8>,
     names: Vec<String>,
     silent: Arc<AtomicBool>,
-    slowness: Arc<[AtomicU64; 4]>,
+    slowness: Arc<[AtomicU64; 5]>,
     stop: Arc<AtomicBool>,
     /// Openings whose first read is late.
     unread: HashSet<u64>,
@@ -204,6 +212,7 @@ impl Server {
             READ if u64_at(body, 0).is_some_and(|handle| self.unread.remove(&handle)) => {
                 Some(Late::FirstRead)
             }
+            READ => Some(Late::Read),
             WRITE => Some(Late::Write),
             _ => None,
         };

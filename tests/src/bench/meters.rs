@@ -1,6 +1,9 @@
-//! CPU time and memory of a process with its children, as the kernel counts them.
+//! CPU time and memory of a process with its children, and CPU time of the host, as the kernel counts
+//! them.
 
 use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
 
 /// Reads a process and its children again and again; remembers those that have ended.
 #[derive(Default)]
@@ -78,4 +81,32 @@ fn resident_without_bpf_maps(pid: i32) -> u64 {
         }
     }
     kilobytes << 10
+}
+
+/// How long all CPUs have worked, of how long they were there.
+pub struct HostBusy {
+    worked: u64,
+    all: u64,
+}
+
+impl HostBusy {
+    pub fn now() -> Result<Self> {
+        let text = std::fs::read_to_string("/proc/stat")?;
+        let line = text.lines().next().context("an empty /proc/stat")?;
+        let ticks: Vec<u64> =
+            line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+        let all = ticks.iter().take(8).sum::<u64>();
+        let idle = ticks.iter().skip(3).take(2).sum::<u64>();
+        Ok(Self { worked: all - idle, all })
+    }
+
+    pub fn percent_since(&self) -> Result<f64> {
+        let now = Self::now()?;
+        Ok(100.0 * (now.worked - self.worked) as f64 / (now.all - self.all).max(1) as f64)
+    }
+    /// CPU seconds that all programs have used since.
+    pub fn seconds_since(&self) -> Result<f64> {
+        let ticks = Self::now()?.worked - self.worked;
+        Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
 }

@@ -1,33 +1,53 @@
-//! The README's table of costs, written from a report: nothing in it is by hand.
+//! The README's tables of costs, written from a report: nothing in them is by hand.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 
+use super::clr::server;
 use super::measure::{self, Measured};
 use super::report::Report;
 use super::resident::{self, Resident};
 use crate::places;
 
-const BEGIN: &str = "<!-- cost: written by `cargo xtask bench --readme` -->\n";
-const END: &str = "<!-- /cost -->";
+/// What is before and after a table.
+struct Place {
+    begin: &'static str,
+    end: &'static str,
+}
 
-/// Replaces the table in README.md.
+const COSTS: Place = Place {
+    begin: "<!-- cost: written by `cargo xtask bench --readme` -->\n",
+    end: "<!-- /cost -->",
+};
+const SERVER: Place = Place {
+    begin: "<!-- server: written by `cargo xtask bench clr --part server --readme` -->\n",
+    end: "<!-- /server -->",
+};
+
+/// Replaces the tables in README.md for which the report has figures.
 pub fn write(report: &Report) -> Result<()> {
     let path = places::workspace().join("README.md");
-    let text = fs::read_to_string(&path)?;
-    let replaced =
-        replaced(&text, &table(report)).context("README.md has no place for the costs")?;
-    fs::write(&path, replaced).with_context(|| format!("{}", path.display()))?;
+    let mut text = fs::read_to_string(&path)?;
+    let costs = (!report.scenes.is_empty()).then(|| table(report));
+    for (place, table) in [(COSTS, costs), (SERVER, server::table(&report.figures))] {
+        if let Some(table) = table {
+            text = place.replaced(&text, &table).context("README.md has no place for the costs")?;
+        }
+    }
+    fs::write(&path, text).with_context(|| format!("{}", path.display()))?;
     println!("\n{}", path.display());
     Ok(())
 }
 
-/// What is between the marks is replaced.
-fn replaced(text: &str, table: &str) -> Option<String> {
-    let (head, rest) = text.split_once(BEGIN)?;
-    let (_, tail) = rest.split_once(END)?;
-    Some(format!("{head}{BEGIN}{table}{END}{tail}"))
+impl Place {
+    /// What is between the marks is replaced.
+    fn replaced(&self, text: &str, table: &str) -> Option<String> {
+        let Self { begin, end } = self;
+        let (head, rest) = text.split_once(begin)?;
+        let (_, tail) = rest.split_once(end)?;
+        Some(format!("{head}{begin}{table}{end}{tail}"))
+    }
 }
 
 fn table(report: &Report) -> String {
@@ -105,10 +125,11 @@ mod tests {
 
     #[test]
     fn only_what_is_between_the_marks_is_replaced() {
-        let text = format!("before\n{BEGIN}old\nold\n{END}\nafter\n");
-        let expected = format!("before\n{BEGIN}new\n{END}\nafter\n");
-        assert_eq!(replaced(&text, "new\n"), Some(expected));
-        assert_eq!(replaced("no marks", "new\n"), None);
+        let Place { begin, end } = COSTS;
+        let text = format!("before\n{begin}old\nold\n{end}\nafter\n");
+        let expected = format!("before\n{begin}new\n{end}\nafter\n");
+        assert_eq!(COSTS.replaced(&text, "new\n"), Some(expected));
+        assert_eq!(COSTS.replaced("no marks", "new\n"), None);
     }
 
     #[test]
@@ -121,6 +142,6 @@ mod tests {
     #[test]
     fn the_readme_has_a_place_for_the_costs() {
         let text = fs::read_to_string(places::workspace().join("README.md")).expect("a README");
-        assert!(replaced(&text, "").is_some());
+        assert!([COSTS, SERVER].iter().all(|place| place.replaced(&text, "").is_some()));
     }
 }

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::control_group::ControlGroup;
 use super::figure::Figure;
+use super::meters::HostBusy;
 use super::scenes::Scene;
 use crate::daemon::Daemon;
 
@@ -69,7 +70,7 @@ pub fn measure(scene: Scene, seconds: f64) -> Result<Resident> {
     };
     let (quarter, used_in_quarter) = used_at(FIRST)?;
     let (warm, used_until_warm) = used_at(WARM)?;
-    let busy = Busy::now()?;
+    let busy = HostBusy::now()?;
     let (minute, used_in_minute) = used_at(MINUTE)?;
     let (end, used) = used_at(WARM + Duration::from_secs_f64(seconds))?;
     let host_busy_percent = busy.percent_since()?;
@@ -134,28 +135,5 @@ impl Drop for ColdCache {
             let _ = fs::remove_dir_all(&self.directory);
             let _ = fs::rename(&self.aside, &self.directory);
         }
-    }
-}
-
-/// How long all CPUs have worked, of how long they were there.
-struct Busy {
-    worked: u64,
-    all: u64,
-}
-
-impl Busy {
-    fn now() -> Result<Self> {
-        let text = fs::read_to_string("/proc/stat")?;
-        let line = text.lines().next().context("an empty /proc/stat")?;
-        let ticks: Vec<u64> =
-            line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
-        let all = ticks.iter().take(8).sum::<u64>();
-        let idle = ticks.iter().skip(3).take(2).sum::<u64>();
-        Ok(Self { worked: all - idle, all })
-    }
-
-    fn percent_since(&self) -> Result<f64> {
-        let now = Self::now()?;
-        Ok(100.0 * (now.worked - self.worked) as f64 / (now.all - self.all).max(1) as f64)
     }
 }

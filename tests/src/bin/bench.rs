@@ -72,7 +72,7 @@ are named or in five of them; without any: all scenes
   --no-perf        scenes without Linux perf
   --no-components  without unwind tables and symbols by themselves
   --readme         all scenes under a recording and five of them beside a daemon, and their table into
-                   README.md
+                   README.md; with `{CLR} --part server` that part's table
   --output FILE    the JSON file (.cache/bench/latest.json)
 
   --pairs N        pairs of a run with and one without, of `{CLR}`, `{STARTS}` and `{SWITCHES}` ({})
@@ -131,7 +131,7 @@ fn options() -> Result<Option<Options>> {
     if group {
         options.clr = if parts.is_empty() { Part::ALL.to_vec() } else { parts };
     }
-    if options.readme {
+    if options.readme && !group {
         (options.scenes, options.daemon) = (scenes::ALL.to_vec(), true);
     }
     if group || options.starts || options.daemon || options.switches || options.wall {

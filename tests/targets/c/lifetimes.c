@@ -1,10 +1,11 @@
-/* lifetimes SECONDS: 50 threads that burn, wait, or do both. Each prints, at its end,
+/* lifetimes SECONDS: 50 threads, on two CPUs, that burn, wait, or do both. Each prints, at its end,
  * "thread TID KIND elapsed=S run=S delay=S": its own clock, and what the scheduler counts of it (running,
  * waiting for a CPU); and, once it has been joined, "joined TID elapsed=S". Short ones come and go
  * meanwhile. */
 #define _GNU_SOURCE
 #include "burn.h"
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -74,7 +75,18 @@ static void join(pthread_t thread, const struct birth *birth) {
     fflush(stdout);
 }
 
+/* Of those that it may run on. */
+static void stay_on(int most) {
+    cpu_set_t allowed, own;
+    CPU_ZERO(&own);
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &allowed) && CPU_COUNT(&own) < most) CPU_SET(cpu, &own);
+    sched_setaffinity(0, sizeof own, &own);
+}
+
 int main(int argc, char **argv) {
+    stay_on(2);
     static const int counts[] = {8, 25, 4, 8, 4};
     double seconds = seconds_argument(argc, argv, 1, 10);
     end = now() + seconds;

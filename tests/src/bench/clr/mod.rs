@@ -8,6 +8,7 @@
 //! | [`session`] | attaching, asking for an address, detaching |
 //! | [`stacks`] | BPF time for managed stacks beside native ones of the same depth |
 //! | [`kinds`] | a server's throughput beside recordings of each kind of event; totals of floods of events |
+//! | [`server`] | a server's throughput and latencies beside a daemon, and the pause of an attach |
 //!
 //! and, to do so: [`quota`] (half a core).
 //!
@@ -17,6 +18,7 @@
 pub mod kinds;
 pub mod method_map;
 pub mod quota;
+pub mod server;
 pub mod session;
 pub mod stacks;
 pub mod startup;
@@ -37,10 +39,11 @@ pub enum Part {
     Stacks,
     Kinds,
     Ladder,
+    Server,
 }
 
 impl Part {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Startup,
         Self::Steady,
         Self::Quota,
@@ -49,6 +52,7 @@ impl Part {
         Self::Stacks,
         Self::Kinds,
         Self::Ladder,
+        Self::Server,
     ];
 
     /// Its name on the command line.
@@ -62,6 +66,7 @@ impl Part {
             Self::Stacks => "stacks",
             Self::Kinds => "kinds",
             Self::Ladder => "ladder",
+            Self::Server => "server",
         }
     }
 
@@ -101,6 +106,7 @@ pub fn measure(parts: &[Part], effort: Effort) -> (Vec<Figure>, Vec<(String, Str
             Part::Stacks => stacks::measure(effort),
             Part::Kinds => kinds::measure(effort),
             Part::Ladder => kinds::ladder(effort),
+            Part::Server => server::measure(effort),
         };
         match measured {
             Ok(measured) => figures.extend(measured),
