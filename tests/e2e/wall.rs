@@ -230,7 +230,7 @@ fn each_kind_of_managed_wait_has_its_caller_and_its_share_of_the_time() -> Resul
         ("WaitReceive", "unix_stream"),
         ("WaitFifo", "pipe_read"),
         ("WaitPoll", "poll"),
-        ("WaitChild", "do_wait|wait_for_vfork"),
+        ("WaitChild", "do_wait|wait_for_vfork|kernel_clone"),
     ];
     // Within 3 %: threads that wait for a CPU beside other tests wait for longer than they say.
     let _machine = machine::alone()?;
