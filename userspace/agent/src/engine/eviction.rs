@@ -74,6 +74,7 @@ impl Engine {
         }
         self.eviction.last_sweep = Instant::now();
         self.programs.flush_diagnostics();
+        self.meet_executed();
         self.store.reclaim();
         self.programs.rest();
         self.processes.paces.sweep(self.turn.now);

@@ -395,6 +395,7 @@ impl Engine {
         // What threads do is counted up to the last record taken: the end of a wait that is in the
         // ring still was before now.
         self.turn();
+        self.meet_executed();
         self.count_waits(self.turn.records_until);
         self.count_wall(self.turn.records_until);
         self.count_objects();

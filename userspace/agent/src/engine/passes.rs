@@ -433,7 +433,7 @@ impl Engine {
         }
         let thread = ThreadKey { image, tid: pid, comm, domain: 0 };
         if wall.executed(thread, time, &mut self.aggregate) {
-            self.note_executed(image, pid);
+            self.processes.note_executed(pid);
         }
     }
 

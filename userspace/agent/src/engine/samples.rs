@@ -357,11 +357,15 @@ impl Engine {
         }
     }
 
-    /// An image has time before its first record: the account of the thread that executed it goes on.
-    /// That record may come after a flush, or never.
-    pub(super) fn note_executed(&mut self, image: ImageId, pid: u32) {
-        if self.groups.note(image, pid) {
-            self.note_newcomer(image, pid);
+    /// Asks who processes are that have time before their first record: the account of a thread that
+    /// executes a program goes on, and the record may come after a flush, or never. A process that
+    /// executes without end costs one look.
+    pub(super) fn meet_executed(&mut self) {
+        for pid in std::mem::take(&mut self.processes.executed) {
+            let Some(image) = self.table.get(pid).map(|process| process.image) else { continue };
+            if self.groups.note(image, pid) {
+                self.note_newcomer(image, pid);
+            }
         }
     }
 }

@@ -55,8 +55,22 @@ pub(super) struct Processes {
     pub(super) dirty: HashSet<u32>,
     /// Their leader has ended.
     pub(super) ended: Vec<u32>,
+    /// They have executed a program while their time was counted, and are asked who they are: at most
+    /// [`MOST_EXECUTED`]; the others are asked at their first record.
+    pub(super) executed: HashSet<u32>,
     pub(super) repairs: Repairs,
     pub(super) paces: Paces,
+}
+
+/// Each takes some reads of /proc, and they are asked once a second.
+const MOST_EXECUTED: usize = 256;
+
+impl Processes {
+    pub(super) fn note_executed(&mut self, pid: u32) {
+        if self.executed.len() < MOST_EXECUTED {
+            self.executed.insert(pid);
+        }
+    }
 }
 
 /// The current turn.
@@ -115,5 +129,16 @@ mod tests {
         assert_eq!(turn.records_until, 15_000_000);
         turn.took_records(20_000_000, Some(19_500_000));
         assert_eq!(turn.records_until, 19_000_000);
+    }
+
+    #[test]
+    fn a_process_that_executes_without_end_is_asked_once_and_a_crowd_is_bounded() {
+        let mut processes = Processes::default();
+        for _ in 0..10_000 {
+            processes.note_executed(7);
+        }
+        assert_eq!(processes.executed.len(), 1);
+        (0..10_000).for_each(|pid| processes.note_executed(pid));
+        assert_eq!(processes.executed.len(), MOST_EXECUTED);
     }
 }
