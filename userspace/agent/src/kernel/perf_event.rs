@@ -18,6 +18,7 @@ const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
 const ATTR_DISABLED: u64 = 1;
 const ATTR_MMAP: u64 = 1 << 8;
 const ATTR_COMM: u64 = 1 << 9;
+const ATTR_FREQ: u64 = 1 << 10;
 const ATTR_TASK: u64 = 1 << 13;
 const ATTR_WATERMARK: u64 = 1 << 14;
 const ATTR_SAMPLE_ID_ALL: u64 = 1 << 18;
@@ -97,8 +98,10 @@ impl CpuEvent {
             Self::Clock { frequency } => Attributes {
                 kind: PERF_TYPE_SOFTWARE,
                 config: PERF_COUNT_SW_CPU_CLOCK,
-                period: period(frequency),
-                flags: ATTR_DISABLED,
+                // Refused above kernel.perf_event_max_sample_rate; a period would be throttled instead,
+                // and samples be lost that nothing counts.
+                period: frequency,
+                flags: ATTR_DISABLED | ATTR_FREQ,
                 ..Attributes::default()
             },
             Self::Processes { wakeup_bytes } => Attributes {
@@ -123,8 +126,8 @@ impl CpuEvent {
     }
 }
 
-/// Of a clock, in nanoseconds. Not left to the kernel, which makes a period of a frequency once
-/// (`perf_swevent_init_hrtimer` in kernel/events/core.c): [`set_frequency`] takes a period then, too.
+/// Of a clock, in nanoseconds. The kernel makes a period of a clock's frequency when it is opened, and
+/// only then (`perf_swevent_init_hrtimer` in kernel/events/core.c).
 pub fn period(frequency: u64) -> u64 {
     1_000_000_000 / frequency.max(1)
 }
@@ -241,9 +244,9 @@ mod tests {
         let clock = Attributes {
             kind: PERF_TYPE_SOFTWARE,
             config: PERF_COUNT_SW_CPU_CLOCK,
-            period: period(100),
+            period: 100,
             sample_type: PERF_SAMPLE_TID,
-            flags: ATTR_DISABLED,
+            flags: ATTR_DISABLED | ATTR_FREQ,
             ..Attributes::default()
         };
         let clock = clock.open(-1, 0)?;
