@@ -5,7 +5,9 @@
 //! thread. Of waits within a wait (a `SynchronizationContext` may wait in between) the innermost is
 //! counted. A thread that waits for a contended lock does so by a handle of the runtime's
 //! (`AwareLock::EnterEpilogHelper`, src/coreclr/vm/syncblk.cpp), between `ContentionStart` and
-//! `ContentionStop`: that is a wait for the lock ([`crate::contention`]), and none here.
+//! `ContentionStop`: that is a wait for the lock ([`crate::contention`]), and none here. A thread that
+//! gives a lock up (`Lock.TryEnter` with a timeout) gets no `ContentionStop`: its next wait from another
+//! source, or a minute, ends that.
 //!
 //! **Invariant:** no lock, no allocation; a table of fixed size. An end without its beginning is no
 //! wait: one that was under way when the events came, or whose beginning found no place, is not counted.
@@ -22,6 +24,9 @@ const WAITS: usize = 16_384;
 const TRIES: usize = 16;
 /// Where there is no room, a wait that has lasted as long gives up its place.
 const ABANDONED: u64 = 60_000_000_000;
+/// Waits for a handle: also the runtime's own while a thread waits for a lock. Another source is of no
+/// wait for a lock.
+const HANDLE: u8 = 0;
 /// A source that the runtime does not have: the thread waits for a lock.
 const LOCK: u8 = u8::MAX;
 /// The low bits of a place's first word.
@@ -107,11 +112,16 @@ impl WaitHandles {
 
     /// A thread ([`crate::tasks::key`]) begins to wait.
     pub fn begins(&self, thread: u64, source: u8, now: u64) -> Begun {
+        self.keep(thread, source.min(LOCK - 1), now)
+    }
+
+    fn keep(&self, thread: u64, source: u8, now: u64) -> Begun {
         let (number, from) = (numbered(thread), self.from.load(Ordering::Acquire));
         let word = number | u64::from(source);
         if let Some((own, there)) = self.place_of(number) {
-            let is_known = own.since.load(Ordering::Relaxed) >= from;
-            if there as u8 == LOCK && source != LOCK && is_known {
+            let since = own.since.load(Ordering::Relaxed);
+            let may_be_under_way = since >= from && now.saturating_sub(since) <= ABANDONED;
+            if there as u8 == LOCK && source == HANDLE && may_be_under_way {
                 return Begun::Kept;
             }
             own.since.store(now, Ordering::Relaxed);
@@ -146,7 +156,7 @@ impl WaitHandles {
 
     /// A thread finds a lock taken: until it has got it, its waits are for the lock.
     pub fn lock_begins(&self, thread: u64, now: u64) -> Begun {
-        self.begins(thread, LOCK, now)
+        self.keep(thread, LOCK, now)
     }
 
     /// A thread has got the lock.
@@ -227,6 +237,18 @@ mod tests {
         waits.begins(7, 1, 2_000);
         assert_eq!(waits.ends(7, 2_500), waited(500, 1));
         assert_eq!(waits.ends(7, 9_000), None);
+    }
+
+    #[test]
+    fn a_lock_that_was_given_up_hides_no_wait_for_long() {
+        let waits = ready();
+        waits.lock_begins(7, 1_000);
+        assert_eq!(waits.begins(7, 1, 1_200), Begun::Kept);
+        assert_eq!(waits.ends(7, 1_300), waited(100, 1));
+        waits.lock_begins(7, 2_000);
+        let later = 2_001 + ABANDONED;
+        assert_eq!(waits.begins(7, HANDLE, later), Begun::Kept);
+        assert_eq!(waits.ends(7, later + 50), waited(50, HANDLE));
     }
 
     #[test]
