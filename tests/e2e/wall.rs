@@ -53,6 +53,9 @@ fn number(line: &str, key: &str) -> Option<f64> {
     line.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse().ok())
 }
 
+/// `lives_briefly` of the target sleeps as long.
+const BRIEF_SLEEP: f64 = 0.18;
+
 /// Eight threads that burn, on two CPUs, and forty that wait, tick, nap and come and go.
 #[test]
 fn the_states_of_each_thread_add_up_to_its_lifetime() -> Result<()> {
@@ -61,7 +64,7 @@ fn the_states_of_each_thread_add_up_to_its_lifetime() -> Result<()> {
         record()?.option("-e", "cpu,wall").command(c_target("lifetimes")?, &["20"]).run()?;
     let stacks = wall(&recorded)?;
     let lines = || recorded.ended.stdout.lines();
-    let mut checked = BTreeMap::new();
+    let (mut checked, mut miscounted) = (BTreeMap::new(), 0);
     for line in lines().filter(|line| line.starts_with("thread ")) {
         let words: Vec<&str> = line.split(' ').collect();
         let &[_, tid, kind, ..] = words.as_slice() else { continue };
@@ -80,10 +83,17 @@ fn the_states_of_each_thread_add_up_to_its_lifetime() -> Result<()> {
         assert!(seen < joined * 1.02 + 0.002, "{kind}");
         let (active, least) = (of("running") + of("runnable"), run + delay);
         let most = least * 1.03 + (joined - elapsed) + 0.005;
-        assert!((least * 0.97 - 0.005..most).contains(&active), "{kind}: {active} {least}");
+        // The scheduler now and then counts a sleep as a wait for a CPU (seen on 6.18, once in hundreds).
+        let slept = if kind == "lives_briefly" { BRIEF_SLEEP } else { 0.0 };
+        if least > joined - slept + 0.005 {
+            miscounted += 1;
+        } else {
+            assert!((least * 0.97 - 0.005..most).contains(&active), "{kind}: {active} {least}");
+        }
         *checked.entry(kind.to_owned()).or_insert(0) += 1;
     }
-    println!("{checked:?}");
+    println!("{checked:?}, {miscounted} miscounted by the scheduler");
+    assert!(miscounted <= 3);
     assert!(checked.get("burns") == Some(&8) && checked.get("rests") == Some(&25));
     assert!(checked.get("lives_briefly").is_some_and(|count| *count > 5));
     // What ran is where it ran, and what waited where it waited.
