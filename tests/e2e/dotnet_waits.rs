@@ -1,10 +1,12 @@
 //! Waits for handles of .NET programs, from .NET 9 on.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use strata_tests::machine;
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::Stack;
-use strata_tests::strata::record;
+use strata_tests::strata::{Recorded, record};
 
 use crate::dotnet_events::{Target, of_method, recording_of};
 
@@ -23,6 +25,22 @@ fn with_waits(dotnet: &DotNet) -> impl Iterator<Item = Version> {
     dotnet.versions().into_iter().filter(|version| matches!(version, Version::V9 | Version::V10))
 }
 
+/// What the target counted until its end, and the recording of its waits.
+fn waited(
+    dotnet: &DotNet,
+    version: Version,
+    how: &str,
+    much: &str,
+) -> Result<(BTreeMap<String, u64>, Recorded)> {
+    let target = Target::start_way(dotnet, version, "Waits", how, much)?;
+    let recording = recording_of(&target, "wait_handles", |record| record)?;
+    target.go()?;
+    let own = target.counts()?;
+    let recorded = recording.end()?;
+    recorded.print_losses();
+    Ok((own, recorded))
+}
+
 fn has(stack: &Stack, label: &str, value: &str) -> bool {
     stack.labels.get(label).is_some_and(|one| one == value)
 }
@@ -32,12 +50,7 @@ fn waits_for_handles_are_counted_and_timed_with_their_source_and_their_whole_sta
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     for version in with_waits(&dotnet) {
-        let target = Target::start_way(&dotnet, version, "Waits", "ways", &ROUNDS.to_string())?;
-        let recording = recording_of(&target, "wait_handles", |record| record)?;
-        target.go()?;
-        let own = target.counts()?;
-        let recorded = recording.end()?;
-        recorded.print_losses();
+        let (own, recorded) = waited(&dotnet, version, "ways", &ROUNDS.to_string())?;
         let profile = recorded.profile()?;
         let counts = profile.stacks_of("wait_handle_count")?;
         let times = profile.stacks_of("wait_handle_time")?;
@@ -78,12 +91,7 @@ fn a_flood_of_waits_for_handles_is_sampled_and_its_sums_are_right() -> Result<()
     let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     for version in with_waits(&dotnet) {
-        let target = Target::start_way(&dotnet, version, "Waits", "flood", "5")?;
-        let recording = recording_of(&target, "wait_handles", |record| record)?;
-        target.go()?;
-        let own = target.counts()?;
-        let recorded = recording.end()?;
-        recorded.print_losses();
+        let (own, recorded) = waited(&dotnet, version, "flood", "5")?;
         let profile = recorded.profile()?;
         let method = "Shop.Waits.WaitOften";
         let (count, _) = of_method(&profile.stacks_of("wait_handle_count")?, method);

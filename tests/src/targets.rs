@@ -28,7 +28,9 @@ pub fn c(name: &str) -> Native {
         compiler: "gcc",
         flags: vec![],
         strip: false,
-        more_sources: vec![places::target_sources().join("c/burn.h")],
+        more_sources: ["c/burn.h", "c/waits.h"]
+            .map(|of| places::target_sources().join(of))
+            .to_vec(),
     }
 }
 

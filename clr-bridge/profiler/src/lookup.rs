@@ -302,20 +302,21 @@ impl Lookup {
     fn obey_events(&mut self, wishes: &Wishes, now: u64) {
         let session = self.session;
         let wanted = events::wanted(wishes, session.major(), session.info().version());
+        // Before the kinds are wanted: a session that is open already delivers events of them at once.
+        if wanted != 0 {
+            session.class_names().prepare();
+        }
+        if wanted & 1 << kind::LOCK != 0 {
+            session.events().contention.prepare();
+        }
+        if wanted & 1 << kind::WAIT_HANDLE != 0 {
+            session.events().wait_handles.prepare();
+        }
         let is_new = session.events().want(wanted);
         if !is_new && (self.apply_from == 0 || now < self.apply_from) {
             return;
         }
         session.events().set_rates(&wishes.rates);
-        if wanted != 0 {
-            session.class_names().prepare();
-        }
-        if session.events().wants(kind::LOCK) {
-            session.events().contention.prepare();
-        }
-        if session.events().wants(kind::WAIT_HANDLE) {
-            session.events().wait_handles.prepare();
-        }
         session.call(|| session.set_events(session.is_compiling()));
         self.apply_events();
     }

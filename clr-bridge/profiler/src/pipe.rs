@@ -321,9 +321,9 @@ fn paused(session: &Session, pause: &Pause) {
 
 /// A thread finds a lock taken.
 fn wait_begins(session: &Session, data: &[u8]) {
-    let events = session.events();
+    let (events, now) = (session.events(), monotonic_time());
     if events.wants(kind::WAIT_HANDLE) {
-        note_begun(session, events.wait_handles.lock_begins(tasks::key(), monotonic_time()));
+        note_begun(session, events.wait_handles.lock_begins(tasks::key(), now));
     }
     if !events.wants(kind::LOCK) {
         return;
@@ -331,7 +331,7 @@ fn wait_begins(session: &Session, data: &[u8]) {
     // Flags, instance, lock, object, owner.
     let Some((lock, owner)) = word(data, 3).zip(word(data, 19)) else { return };
     let owner = u32::try_from(owner).unwrap_or_default();
-    events.contention.begins(tasks::own(), lock, owner, monotonic_time());
+    events.contention.begins(tasks::own(), lock, owner, now);
 }
 
 /// A thread has got the lock that it waited for.

@@ -2,6 +2,7 @@
  * "NAME seconds=S waits=N errors=E": how long its waits took by its own clock, and how many calls failed.
  * One thread burns a fifth of its time instead. */
 #define _GNU_SOURCE
+#include "waits.h"
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -14,28 +15,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define KEPT __attribute__((noinline, noclone))
-
 static double end;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t signalled = PTHREAD_COND_INITIALIZER;
 static pthread_mutex_t of_condition = PTHREAD_MUTEX_INITIALIZER;
 static sem_t semaphore;
 static int fifo[2], sockets[2], polled[2], watched;
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
-
-static void pause_for(long milliseconds) {
-    struct timespec time = {0, milliseconds * 1000000};
-    nanosleep(&time, NULL);
-}
-
-/* What follows must not be a tail call, or its own frame would be gone while it waits. */
-#define RETURN(failed) do { int result = (failed); __asm__ volatile("" : "+r"(result)); return result; } while (0)
 
 KEPT static int wait_sleep(void) { struct timespec time = {0, 50000000}; RETURN(nanosleep(&time, NULL) != 0); }
 KEPT static int wait_lock(void) { int failed = pthread_mutex_lock(&lock); pthread_mutex_unlock(&lock); RETURN(failed); }

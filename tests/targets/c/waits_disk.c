@@ -2,6 +2,7 @@
  * reads the file: each time what has not been read before. At its end it prints "NAME seconds=S waits=N errors=E",
  * as `waits` does. */
 #define _GNU_SOURCE
+#include "waits.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -10,25 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define KEPT __attribute__((noinline, noclone))
-#define RETURN(failed) do { int result = (failed); __asm__ volatile("" : "+r"(result)); return result; } while (0)
 /* More than is read ahead. */
 enum { STRIDE = 512 << 10 };
 
 static double begin, end;
 static int file;
 static volatile char *mapped;
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
-
-static void pause_for(long milliseconds) {
-    struct timespec time = {0, milliseconds * 1000000};
-    nanosleep(&time, NULL);
-}
 
 KEPT static int wait_page(off_t at) { RETURN(mapped[at] != 0); }
 

@@ -2,6 +2,7 @@
  * accept, a page fault that is answered after a while (userfaultfd), a child, a lock that is held for long, a
  * file lock. At its end it prints "NAME seconds=S waits=N errors=E", as `waits` does. */
 #define _GNU_SOURCE
+#include "waits.h"
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <netinet/in.h>
@@ -18,8 +19,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define KEPT __attribute__((noinline, noclone))
-#define RETURN(failed) do { int result = (failed); __asm__ volatile("" : "+r"(result)); return result; } while (0)
 enum { PAGE = 4096, PAGES = 4096 };
 
 static double begin, end;
@@ -28,17 +27,6 @@ static int listener, faults;
 static struct sockaddr_in address = {.sin_family = AF_INET};
 static volatile char *pages;
 static char file[] = "/tmp/strata-test-XXXXXX";
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
-
-static void pause_for(long milliseconds) {
-    struct timespec time = {0, milliseconds * 1000000};
-    nanosleep(&time, NULL);
-}
 
 KEPT static int wait_accept(void) {
     int connection = accept(listener, NULL, NULL);

@@ -6,8 +6,9 @@
 //! used up is the others'. A sixteenth becomes free, so that as much is admitted again before that
 //! happens once more.
 //!
-//! Invariant: a process of which nothing is kept finds room. One is refused only while its user and it
-//! have their shares, to within a sixteenth.
+//! Invariant: a process of which nothing is kept finds room. One with less than a quarter is refused only
+//! while its user and it have their shares, to within a sixteenth; one with more, while less than a
+//! quarter is free.
 
 use crate::blocking_reader::{Owner, ROOT};
 use crate::hash::HashMap;

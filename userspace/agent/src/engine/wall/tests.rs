@@ -179,15 +179,18 @@ fn the_stack_of_a_wait_before_the_last_one_is_counted_too() {
     assert_eq!(wall.memory.used(), one + at(1).bytes());
 }
 
+/// A thread whose stack takes much memory.
+fn meets_deep(wall: &mut Wall, pid: u32, tid: u32, to: &mut Aggregate) {
+    let header = Header { pid, tid, time: 2 * SECOND, ..header(0) };
+    let mut deep = at(1);
+    deep.stack.user = vec![1; 1024].into();
+    wall.take(&header, thread(pid, tid), &activity(1, 5, 3, 1_000), deep, to);
+}
+
 #[test]
 fn processes_that_keep_just_under_a_quarter_leave_others_their_time() {
     let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
-    let mut met = |wall: &mut Wall, pid: u32, tid: u32| {
-        let header = Header { pid, tid, time: 2 * SECOND, ..header(0) };
-        let mut deep = at(1);
-        deep.stack.user = vec![1; 1024].into();
-        wall.take(&header, thread(pid, tid), &activity(1, 5, 3, 1_000), deep, &mut to);
-    };
+    let mut met = |wall: &mut Wall, pid, tid| meets_deep(wall, pid, tid, &mut to);
     let one = {
         met(&mut wall, 1, 1);
         wall.memory.of(1)
@@ -217,12 +220,7 @@ fn processes_that_keep_just_under_a_quarter_leave_others_their_time() {
 #[test]
 fn a_process_with_threads_without_end_leaves_others_their_time() {
     let (mut wall, mut to) = (wall(), Aggregate::new(Kinds::NONE));
-    let mut met = |wall: &mut Wall, pid: u32, tid: u32| {
-        let header = Header { pid, tid, time: 2 * SECOND, ..header(0) };
-        let mut deep = at(1);
-        deep.stack.user = vec![1; 1024].into();
-        wall.take(&header, thread(pid, tid), &activity(1, 5, 3, 1_000), deep, &mut to);
-    };
+    let mut met = |wall: &mut Wall, pid, tid| meets_deep(wall, pid, tid, &mut to);
     for tid in 0..10_000 {
         met(&mut wall, 7, tid);
     }
