@@ -10,6 +10,9 @@ pub type Counters = [u64; COUNTER_SLOTS];
 /// Words of the stack window (2 KiB).
 pub const WINDOW_WORDS: usize = 256;
 
+/// A name of the kernel (`KSYM_NAME_LEN`), its module in brackets, and a NUL.
+pub const KERNEL_NAME_BYTES: usize = 512 + 64;
+
 /// Working memory of one program on one CPU. The loop's scalars live here and not on the BPF
 /// stack: there they would be tracked by the verifier and its states never converge.
 #[repr(C)]

@@ -8,6 +8,7 @@
 //! - [`clr_events`]: events that the CLR bridge reports (`uprobe`).
 //! - [`threads`]: stacks of threads that do not run (`iter.s/task`).
 //! - [`task`]: fields of the kernel's threads. [`arch`]: what they know of the machine.
+//! - [`kernel_names`]: names of the kernel's functions, on request.
 //! - [`lifecycle`]: forgets a process's mappings the moment it executes another program.
 //!
 //! Invariant: nothing here trusts what it reads from a process; every index is masked, every
@@ -21,6 +22,7 @@ mod arch;
 mod clr_events;
 mod context;
 mod go_stacks;
+mod kernel_names;
 mod lifecycle;
 mod maps;
 mod off_cpu;

@@ -2,7 +2,7 @@
 
 use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
-use strata_abi::memory::EventPace;
+use strata_abi::memory::{EventPace, KERNEL_NAME_BYTES};
 pub use strata_abi::memory::{Counters, Hot, WINDOW_WORDS};
 use strata_abi::record::{COUNTER_SLOTS, Header, MAX_WORDS};
 use strata_abi::rule::{MAX_RULES, Rule};
@@ -142,6 +142,12 @@ pub static CLR_EVENT_PACES: Array<EventPace, 1> = Array::new();
 /// How many events each process reports. One that was evicted is only counted anew.
 #[btf_map]
 pub static CLR_EVENT_SHARES: LruHashMap<u32, EventShare, 1024> = LruHashMap::new();
+
+/// The name of the kernel's address that was asked for last.
+#[btf_map]
+pub static KERNEL_NAME: Array<Name, 1> = Array::new();
+
+pub type Name = [u8; KERNEL_NAME_BYTES];
 
 pub type Cache = [CacheLine; CACHE_LINES];
 

@@ -288,6 +288,7 @@ fn probe() -> Result<doctor::Loaded, String> {
     };
     let programs = Programs::load(settings).map_err(|error| error.to_string())?;
     let found = format!("loaded for {} CPUs", programs.cpus().len());
+    let names_kernel = programs.kernel_names().is_some();
     drop(programs);
     // A kernel that takes the others may refuse these: recordings of CPU time work all the same.
     let further = [
@@ -299,7 +300,7 @@ fn probe() -> Result<doctor::Loaded, String> {
         let error = Programs::load(settings).err()?;
         Some((part, format!("{:#}", anyhow::Error::from(error))))
     });
-    Ok(doctor::Loaded { found, refused: refused.collect() })
+    Ok(doctor::Loaded { found, names_kernel, refused: refused.collect() })
 }
 
 /// What keeps a recording from starting, and what to do about it.

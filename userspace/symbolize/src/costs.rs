@@ -47,7 +47,7 @@ mod tests {
     use crate::task::{KernelWork, TaskKey, Work};
 
     fn task(pid: u32, weight: u64) -> Task {
-        let work = KernelWork { addresses: Vec::new(), vdso: Vec::new(), table: None };
+        let work = KernelWork { addresses: Vec::new(), vdso: Vec::new(), names: None, table: None };
         Task {
             key: TaskKey::Related(pid),
             owner: Owner::Process(pid),

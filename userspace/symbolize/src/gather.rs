@@ -58,7 +58,7 @@ pub fn begin(symbolizer: &mut Symbolizer, engine: &Engine, aggregate: &Aggregate
     let until = Instant::now() + symbolizer.options.describing_all;
     for (key, Wanted { mut places, weight, lines }) in wanted {
         let task = match key {
-            TaskKey::Kernel => Some((Owner::Host, kernel_work(symbolizer, &places))),
+            TaskKey::Kernel => Some((Owner::Host, kernel_work(symbolizer, engine, &places))),
             TaskKey::File(file) => file_work(symbolizer, engine, file, &places, lines),
             TaskKey::Generated(image) => {
                 let left = until.saturating_duration_since(Instant::now());
@@ -301,7 +301,7 @@ fn provisional(place: CodeAddress, is_bounded: bool) -> Symbol {
     Symbol { place, address, module, frames: Vec::new(), lasting: Lasting::UntilNext }
 }
 
-fn kernel_work(symbolizer: &Symbolizer, places: &[CodeAddress]) -> Work {
+fn kernel_work(symbolizer: &Symbolizer, engine: &Engine, places: &[CodeAddress]) -> Work {
     let (mut addresses, mut vdso) = (Vec::new(), Vec::new());
     for place in places {
         match place {
@@ -310,7 +310,8 @@ fn kernel_work(symbolizer: &Symbolizer, places: &[CodeAddress]) -> Work {
             _ => {}
         }
     }
-    Work::Kernel(KernelWork { addresses, vdso, table: symbolizer.kernel.clone() })
+    let names = engine.kernel_names();
+    Work::Kernel(KernelWork { addresses, vdso, names, table: symbolizer.kernel.clone() })
 }
 
 /// The mapping of a file whose headers are not read.

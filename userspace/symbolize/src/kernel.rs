@@ -1,17 +1,19 @@
-//! Names of kernel addresses, with modules and BPF programs, from `/proc/kallsyms`.
+//! Names of kernel addresses, with modules and BPF programs: the kernel is asked for each
+//! ([`KernelNames`]). Where that is not possible, they come from `/proc/kallsyms`.
 //!
-//! The table has some 200,000 lines and a recording wants a few hundred of them: lines are skipped
+//! That table has some 200,000 lines and a recording wants a few hundred of them: lines are skipped
 //! by their addresses alone, and only the nearest below each wanted address are parsed. A component
 //! with repeated queries keeps the whole table ([`KernelTable`], some 5 MB), because making it
 //! takes the kernel tens of milliseconds each time.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
+use strata_agent::kernel::names::KernelNames;
 use strata_profile::FrameKind;
 use strata_symbols::KernelSymbols;
-use strata_symbols::kallsyms::Builder;
+use strata_symbols::kallsyms::{Builder, KernelSymbol};
 
 use super::NamedFrame;
 
@@ -71,7 +73,7 @@ struct Nearest {
     lines: Vec<u8>,
 }
 
-fn nearest(mut table: impl BufRead, wanted: impl Iterator<Item = u64>) -> std::io::Result<Builder> {
+fn nearest(mut table: impl BufRead, wanted: impl Iterator<Item = u64>) -> io::Result<Builder> {
     let mut wanted: Vec<u64> = wanted.collect();
     wanted.sort_unstable();
     wanted.dedup();
@@ -124,16 +126,34 @@ fn address_of(line: &[u8]) -> Option<u64> {
 }
 
 pub fn name(symbols: &KernelSymbols, address: u64) -> Option<NamedFrame> {
-    let symbol = symbols.lookup(address)?;
+    symbols.lookup(address).map(frame)
+}
+
+/// The kernel's own answer.
+///
+/// # Errors
+/// When it cannot be asked.
+pub fn ask(names: &KernelNames, address: u64) -> io::Result<Option<NamedFrame>> {
+    let name = names.of(address)?;
+    Ok(name.map(|name| {
+        frame(KernelSymbol { raw_name: &name.function, module: name.module.as_deref() })
+    }))
+}
+
+fn frame(symbol: KernelSymbol<'_>) -> NamedFrame {
     let mut frame = NamedFrame::plain(FrameKind::Kernel, &symbol.frame_name());
     if symbol.raw_name != &*frame.name {
         frame.system_name = symbol.raw_name.into();
     }
-    Some(frame)
+    frame
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{HashMap, HashSet};
+
+    use strata_agent::kernel::loader::{Programs, Settings, ThreadsOf};
+
     use super::*;
 
     const TABLE: &str = "ffffffff81000000 T _stext\n\
@@ -176,5 +196,50 @@ mod tests {
             assert_eq!(table.name(address), name(&whole, address), "{address:x}");
             assert!(!table.is_outdated_for(address), "it was read just now");
         }
+    }
+
+    /// Needs root: a BPF program is loaded.
+    #[test]
+    fn the_kernel_gives_the_names_of_its_table_when_it_is_asked() {
+        let settings = Settings {
+            max_frames: 64,
+            ring_bytes: 1 << 16,
+            frequency: 19,
+            threads_of: ThreadsOf::None,
+            off_cpu: None,
+            wall: false,
+            clr_events: false,
+        };
+        let programs = Programs::load(settings).expect("needs root");
+        let names = programs.kernel_names().expect("Linux 5.13 has the helper");
+        let text = std::fs::read_to_string("/proc/kallsyms").expect("every Linux has it");
+        let mut of_address: HashMap<u64, HashSet<String>> = HashMap::new();
+        for line in text.lines().filter(|line| !line.starts_with("0000000000000000")) {
+            let Some(address) = address_of(line.as_bytes()) else { continue };
+            let words = line.split_ascii_whitespace().skip(2);
+            of_address.entry(address).or_default().insert(words.collect::<Vec<_>>().join(" "));
+        }
+        let (mut asked, mut preferred) = (0, 0);
+        let table = KernelTable::read().expect("addresses are shown");
+        for (address, all) in of_address.iter().filter(|(address, _)| *address % 7 == 0) {
+            // Programs of others end meanwhile.
+            if all.iter().any(|name| name.contains("[bpf]")) {
+                continue;
+            }
+            let frame = ask(&names, *address).expect("it can be asked").expect("a function");
+            let name = if frame.system_name.is_empty() { &frame.name } else { &frame.system_name };
+            let is_there = all.iter().any(|line| line.split(' ').next() == Some(&**name));
+            assert!(is_there, "{address:x}: {frame:?}, of {all:?}");
+            asked += 1;
+            preferred += usize::from(Some(frame) == table.name(*address));
+        }
+        assert!(asked > 1000, "{asked}");
+        // Of several names of one address another may be chosen.
+        assert!(preferred * 100 > asked * 98, "{preferred} of {asked}");
+        let own = text.lines().rfind(|line| line.ends_with("name_kernel_address\t[bpf]"));
+        let own = own.and_then(|line| address_of(line.as_bytes())).expect("it is loaded");
+        let own = ask(&names, own).expect("it can be asked").expect("a function");
+        assert!(own.name.ends_with("name_kernel_address [bpf]"), "{own:?}");
+        assert_eq!(ask(&names, 0xffff_ffff_ffff_0000).expect("it can be asked"), None);
     }
 }

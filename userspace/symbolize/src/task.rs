@@ -2,12 +2,14 @@
 //! data needed to symbolize them, so that nothing of the agent is borrowed.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use strata_agent::code_address::CodeAddress;
 use strata_agent::frame::NamedFrame;
+use strata_agent::kernel::names::KernelNames;
 use strata_agent::managed::names::{Described, Open};
 use strata_agent::processes::credentials::Credentials;
 use strata_agent::processes::mapped::FileId;
@@ -139,6 +141,8 @@ impl Work {
 pub struct KernelWork {
     pub addresses: Vec<u64>,
     pub vdso: Vec<u64>,
+    /// Asked first.
+    pub names: Option<Arc<KernelNames>>,
     /// The whole table, where it is kept.
     pub table: Option<Arc<Mutex<Option<KernelTable>>>>,
 }
@@ -167,6 +171,14 @@ impl KernelWork {
     }
 
     fn frames(&self) -> Result<Vec<Option<NamedFrame>>, String> {
+        if let Some(names) = &self.names {
+            let frames: io::Result<_> =
+                self.addresses.iter().map(|at| kernel::ask(names, *at)).collect();
+            match frames {
+                Ok(frames) => return Ok(frames),
+                Err(error) => tracing::debug!(%error, "the kernel cannot be asked for names"),
+            }
+        }
         let Some(table) = &self.table else {
             let symbols = kernel::load(self.addresses.iter().copied())?;
             return Ok(self.addresses.iter().map(|at| kernel::name(&symbols, *at)).collect());

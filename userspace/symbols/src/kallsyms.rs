@@ -49,7 +49,6 @@ pub struct KernelSymbols {
 /// The symbol of a kernel address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelSymbol<'a> {
-    pub address: u64,
     /// As the kernel writes it.
     pub raw_name: &'a str,
     pub module: Option<&'a str>,
@@ -195,7 +194,6 @@ impl KernelSymbols {
         let end = self.symbols.partition_point(|symbol| symbol.address <= address);
         let symbol = self.symbols.get(end.checked_sub(1)?)?;
         (address.checked_sub(symbol.address)? < MAX_FUNCTION).then(|| KernelSymbol {
-            address: symbol.address,
             raw_name: text_at(&self.text, symbol.name),
             module: usize::from(symbol.module)
                 .checked_sub(1)

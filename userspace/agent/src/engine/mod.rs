@@ -43,6 +43,7 @@ pub mod wall;
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strata_abi::record::{Counter, End};
@@ -52,6 +53,7 @@ use strata_kinds::{Frequencies, Kind, Kinds};
 use crate::aggregate::{Aggregate, Shortfalls};
 use crate::kernel::broker::client::BrokerState;
 use crate::kernel::loader::{LoadError, Programs, Settings};
+use crate::kernel::names::KernelNames;
 use crate::kernel::sideband::{InOrder, Sideband, Wakeup};
 use crate::kernel::{introspect, perf_event};
 use crate::managed::{self, Managed};
@@ -245,6 +247,11 @@ impl Engine {
     /// The helper that keeps CAP_SYS_ADMIN; `None` where nothing needs it.
     pub fn broker(&self) -> Option<BrokerState> {
         self.programs.broker()
+    }
+
+    /// `None`: this kernel cannot be asked for names.
+    pub fn kernel_names(&self) -> Option<Arc<KernelNames>> {
+        self.programs.kernel_names()
     }
 
     /// When sampling started, by the records' clock.

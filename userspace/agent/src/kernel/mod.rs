@@ -3,6 +3,7 @@
 //! - [`loader`]: the only module that knows aya: loads the programs, owns the maps.
 //! - [`broker`]: the process that keeps CAP_SYS_ADMIN; [`perf_event`]: opens perf events.
 //! - [`introspect`]: what programs and maps use; [`type_info`]: the kernel's own types.
+//! - [`names`]: names of the kernel's functions; [`functions`]: where one lies.
 //! - [`memory`]: segments and other mmapable maps as plain memory.
 //! - [`probes`]: a program at an address of one process.
 //! - [`sideband`]: perf events about processes (MMAP2, COMM, FORK, EXIT), and [`perf_record`],
@@ -14,6 +15,7 @@ pub mod functions;
 pub mod introspect;
 pub mod loader;
 pub mod memory;
+pub mod names;
 pub mod perf_event;
 pub mod perf_record;
 pub mod probes;

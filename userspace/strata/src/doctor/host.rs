@@ -9,7 +9,7 @@ use super::environment::{Capability, Environment, setting};
 use super::line::{Group, Line};
 use super::parse;
 use super::text;
-use super::{LoadPrograms, Loaded, Part};
+use super::{Loaded, Part};
 use strata_agent::kernel::type_info::{self, KernelTypes, TypeError};
 
 const GROUP: Group = Group::Kernel;
@@ -267,18 +267,18 @@ fn control_groups() -> Line {
 }
 
 /// The real thing: strata's own programs, loaded and unloaded.
-pub fn programs(release: &str, load: LoadPrograms<'_>) -> Vec<Line> {
+pub fn programs(release: &str, loaded: &Result<Loaded, String>) -> Vec<Line> {
     let name = "strata's programs";
     let short = |printed: &str| printed.lines().take(3).collect::<Vec<_>>().join("; ");
-    match load() {
-        Ok(Loaded { found, refused }) => {
+    match loaded {
+        Ok(Loaded { found, refused, .. }) => {
             let refused = refused.iter().map(|(part, error)| refusal(release, *part, short(error)));
-            std::iter::once(Line::ok(GROUP, name, found)).chain(refused).collect()
+            std::iter::once(Line::ok(GROUP, name, found.clone())).chain(refused).collect()
         }
         Err(printed) => vec![Line::missing(
             GROUP,
             name,
-            short(&printed),
+            short(printed),
             "report it, with the output of: strata record -v --duration 1",
         )],
     }
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn programs_that_do_not_load_are_missing() {
-        let [line] = &programs("6.12.0", &|| Err("refused\nby the verifier".into()))[..] else {
+        let [line] = &programs("6.12.0", &Err("refused\nby the verifier".into()))[..] else {
             panic!("one line")
         };
         assert_eq!(line.state(), State::Missing);
@@ -337,16 +337,14 @@ mod tests {
 
     #[test]
     fn what_this_kernel_refuses_is_a_line_with_what_is_lost_and_why() {
-        let load = || {
-            let error = "the BPF program was refused".to_owned();
-            let refused = vec![(Part::OffCpu, error.clone()), (Part::Wall, error)];
-            Ok(Loaded { found: "loaded".to_owned(), refused })
-        };
+        let error = "the BPF program was refused".to_owned();
+        let refused = vec![(Part::OffCpu, error.clone()), (Part::Wall, error)];
+        let loaded = Ok(Loaded { found: "loaded".to_owned(), refused, ..Loaded::default() });
         for (release, why, fix) in [
             ("5.17.15", "Linux 5.18 is the first", "boot Linux 5.18"),
             ("6.12.0", "the BPF program was refused", "strata record -v -e wall"),
         ] {
-            let lines = programs(release, &load);
+            let lines = programs(release, &loaded);
             let states: Vec<State> = lines.iter().map(Line::state).collect();
             assert_eq!(states, [State::Ok, State::Degraded, State::Degraded]);
             assert_eq!(lines[1].lost(), Some("`-e off_cpu`"));

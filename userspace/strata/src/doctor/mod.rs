@@ -56,6 +56,8 @@ pub type LoadPrograms<'a> = &'a dyn Fn() -> Result<Loaded, String>;
 #[derive(Clone, Debug, Default)]
 pub struct Loaded {
     pub found: String,
+    /// One of them names the kernel's functions.
+    pub names_kernel: bool,
     /// Those of some kinds, which it refuses, with its error.
     pub refused: Vec<(Part, String)>,
 }
@@ -134,10 +136,13 @@ fn all_lines(load_programs: LoadPrograms<'_>) -> Vec<Line> {
     lines.extend(permissions::lines(&environment));
     lines.extend(perf::lines(&environment));
     // Where something is missing, that is why they would not load.
-    if lines.iter().all(|line| line.state() != State::Missing) {
-        lines.extend(host::programs(&environment.release, load_programs));
+    let may_load = lines.iter().all(|line| line.state() != State::Missing);
+    let loaded = may_load.then(load_programs);
+    if let Some(loaded) = &loaded {
+        lines.extend(host::programs(&environment.release, loaded));
     }
-    lines.extend(symbols::lines(&environment));
+    let names_kernel = matches!(&loaded, Some(Ok(loaded)) if loaded.names_kernel);
+    lines.extend(symbols::lines(&environment, names_kernel));
     lines.extend(sandbox::lines(&environment));
     lines
 }

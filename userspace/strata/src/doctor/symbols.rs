@@ -10,13 +10,17 @@ use super::parse;
 const GROUP: Group = Group::Symbols;
 const DEBUG_FILES: &str = "/usr/lib/debug";
 
-pub fn lines(environment: &Environment) -> Vec<Line> {
-    vec![kernel_symbols(environment), debug_files(environment)]
+/// `names_kernel`: a BPF program names the kernel's functions.
+pub fn lines(environment: &Environment, names_kernel: bool) -> Vec<Line> {
+    vec![kernel_symbols(environment, names_kernel), debug_files(environment)]
 }
 
-fn kernel_symbols(environment: &Environment) -> Line {
+fn kernel_symbols(environment: &Environment, names_kernel: bool) -> Line {
     const LOST: &str = "names of kernel functions";
     let name = "kernel symbols";
+    if names_kernel {
+        return Line::ok(GROUP, name, "the kernel is asked for each (bpf_snprintf)");
+    }
     let file = match File::open("/proc/kallsyms") {
         Ok(file) => file,
         Err(error) => {

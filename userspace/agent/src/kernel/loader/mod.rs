@@ -12,6 +12,7 @@ mod threads;
 use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap, Map, MapData, MapError, RingBuf};
 use aya::programs::{PerfEvent, Program, ProgramError, RawTracePoint};
@@ -24,6 +25,7 @@ use strata_abi::tables::{Process, SEGMENT_BYTES, SEGMENT_WORDS, UNWANTED_PROCESS
 use super::broker::client::{Broker, BrokerState};
 use super::introspect::{self, ProgramUse};
 use super::memory::{MapMemory, RestingMemory};
+use super::names::KernelNames;
 use super::perf_event::{self, CpuEvent};
 use super::probes::Probes;
 use super::type_info::{KernelTypes, TypeError};
@@ -181,6 +183,7 @@ pub struct Programs {
     /// The program of the CLR's events, until the broker has it.
     event_program: Option<OwnedFd>,
     probes: Probes,
+    names: Option<Arc<KernelNames>>,
     broker: Option<Broker>,
 }
 
@@ -257,6 +260,11 @@ impl Programs {
         let clr_events =
             settings.clr_events.then(|| ClrEvents::of(&mut ebpf, possible_cpus)).transpose()?;
         let (clr_events, event_program) = clr_events.unzip();
+        let names = kernel_names(&mut ebpf)
+            .inspect_err(
+                |error| tracing::debug!(%error, "names of the kernel are read, not asked for"),
+            )
+            .ok();
 
         Ok(Self {
             processes: map(&mut ebpf, "PROCESSES")?,
@@ -281,6 +289,7 @@ impl Programs {
             clr_events,
             event_program,
             probes: Probes::default(),
+            names,
             broker: None,
         })
     }
@@ -400,6 +409,11 @@ impl Programs {
         self.clocks.retain(|(cpu, _)| now.contains(cpu));
         let before = std::mem::replace(&mut self.cpus, now);
         Ok(self.cpus.iter().copied().filter(|cpu| !before.contains(cpu)).collect())
+    }
+
+    /// Names of the kernel's functions. `None`: this kernel has to be read for them.
+    pub fn kernel_names(&self) -> Option<Arc<KernelNames>> {
+        self.names.clone()
     }
 
     /// What the sampler has used so far, if run times are counted.
@@ -594,6 +608,20 @@ impl TaskOffsets {
             comm: offset("comm")?,
         })
     }
+}
+
+fn kernel_names(ebpf: &mut Ebpf) -> Result<Arc<KernelNames>, LoadError> {
+    const NAME: &str = "name_kernel_address";
+    let refused = |source| LoadError::Program { name: NAME, source };
+    let name: &mut RawTracePoint = program(ebpf, NAME)?;
+    name.load().map_err(refused)?;
+    let name = name.fd().map_err(refused)?.as_fd().try_clone_to_owned();
+    let Some(Map::Array(answer)) = ebpf.map("KERNEL_NAME") else {
+        return Err(LoadError::Missing("KERNEL_NAME"));
+    };
+    let answer = answer.fd().as_fd().try_clone_to_owned();
+    let kept = |source| LoadError::Memory { name: "KERNEL_NAME", source };
+    Ok(Arc::new(KernelNames::new(name.map_err(kept)?, answer.map_err(kept)?)))
 }
 
 fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, LoadError>
