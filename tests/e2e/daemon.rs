@@ -324,7 +324,7 @@ fn a_server_that_was_away_gets_what_it_missed_though_the_daemon_was_killed() -> 
 }
 
 #[test]
-fn a_second_daemon_and_a_wrong_configuration_are_told_what_to_do() -> Result<()> {
+fn a_second_daemon_and_a_wrong_configuration_end_with_what_to_do() -> Result<()> {
     let _machine = machine::alone()?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure("")?;

@@ -55,7 +55,7 @@ fn silent_connections_keep_no_answer_back() -> Result<()> {
 }
 
 #[test]
-fn only_root_is_told_which_processes_there_are() -> Result<()> {
+fn only_root_gets_the_list_of_processes() -> Result<()> {
     let _machine = machine::alone()?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure("")?;

@@ -132,7 +132,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn code_that_nobody_can_name_is_one_thing() -> Result<()> {
+fn code_without_names_is_one_frame() -> Result<()> {
     let _machine = machine::alone()?;
     let mut daemon = Daemon::prepared()?;
     daemon.configure("[sampling]\nfrequency = 199\n")?;

@@ -465,7 +465,7 @@ fn the_image_records_the_host_from_a_privileged_container() -> Result<()> {
 }
 
 #[test]
-fn the_images_daemon_is_healthy_samples_the_host_and_ends_when_told() -> Result<()> {
+fn the_images_daemon_is_healthy_samples_the_host_and_ends_on_sigterm() -> Result<()> {
     let _machine = machine::beside_others()?;
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let container = PrivilegedContainer::new(&places::strata_binary()?)?;

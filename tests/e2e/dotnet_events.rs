@@ -193,7 +193,7 @@ fn every_exception_is_counted_with_its_type_its_message_and_its_whole_stack() ->
 }
 
 #[test]
-fn an_exception_that_is_thrown_again_is_told_apart_and_messages_can_be_left_out() -> Result<()> {
+fn an_exception_that_is_thrown_again_is_distinguished_and_messages_can_be_left_out() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {

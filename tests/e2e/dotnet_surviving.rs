@@ -26,7 +26,7 @@ fn works_on(app: &mut Running) -> bool {
 }
 
 #[test]
-fn a_killed_strata_harms_nobody_and_the_next_recording_works() -> Result<()> {
+fn a_killed_strata_harms_no_program_and_the_next_recording_works() -> Result<()> {
     let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 2, |version, wrongs| {

@@ -87,7 +87,7 @@ fn perf_sees_the_shares_the_targets_promise() -> Result<()> {
 }
 
 #[test]
-fn a_silent_file_system_answers_until_told_otherwise() -> Result<()> {
+fn a_silent_file_system_answers_until_it_is_silenced() -> Result<()> {
     let _machine = machine::beside_others()?;
     let files = fuse::SilentFileSystem::with_program(&targets::c("shares").build()?)?;
     let mut target = Running::start(&files.program(), &["20"])?;

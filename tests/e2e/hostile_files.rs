@@ -103,7 +103,7 @@ fn memory_with_children(pid: i32) -> u64 {
 }
 
 #[test]
-fn a_file_that_shrinks_while_it_is_read_kills_nobody() -> Result<()> {
+fn a_file_that_shrinks_while_it_is_read_kills_no_process() -> Result<()> {
     let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let library = folder.path().join("libshrinks.so");

@@ -59,7 +59,7 @@ fn script_quotes_separators_and_escapes_are_inert_everywhere() -> Result<()> {
 }
 
 #[test]
-fn the_summary_for_people_is_plain_text_when_nobody_watches() -> Result<()> {
+fn the_summary_is_plain_text_without_a_terminal() -> Result<()> {
     let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let mut copy = ElfCopy::of(&targets::c("names").build()?)?;
@@ -69,7 +69,7 @@ fn the_summary_for_people_is_plain_text_when_nobody_watches() -> Result<()> {
     )?;
     let program = copy.write(&folder.path().join("names"))?;
     let _target = Running::start(&program, &["\x1b[2J\x1b[31m", "300"])?;
-    let recorded = strata::record()?.for_people().frequency(997).seconds(2.0).run()?;
+    let recorded = strata::record()?.as_text().frequency(997).seconds(2.0).run()?;
     let message = [recorded.ended.stdout.as_str(), recorded.ended.stderr.as_str()].concat();
     println!("{message}");
     assert!(

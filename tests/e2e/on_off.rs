@@ -20,7 +20,7 @@ use strata_tests::{machine, targets};
 const CONNECTIONS: usize = 5;
 const SECONDS: f64 = 10.0;
 
-/// Asks for a route again and again until it is told to end.
+/// Asks for a route again and again until it has to end.
 fn ask(socket: &Path, route: &str, has_ended: &AtomicBool, answers: &AtomicU32) -> Result<()> {
     let mut connection = UnixStream::connect(socket)?;
     while !has_ended.load(Ordering::Relaxed) {

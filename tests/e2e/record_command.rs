@@ -105,7 +105,7 @@ fn a_command_is_profiled_from_its_start() -> Result<()> {
 }
 
 #[test]
-fn children_are_followed_unless_told_otherwise() -> Result<()> {
+fn children_are_followed_by_default() -> Result<()> {
     let _machine = machine::beside_others()?;
     let program = targets::c("forks").build()?;
     let unrelated = Running::start(&targets::c("shares").build()?, &["60"])?;
@@ -265,7 +265,7 @@ fn by_default_a_pprof_and_an_svg_are_written_and_named() -> Result<()> {
 #[test]
 fn quiet_says_nothing_and_json_says_one_object() -> Result<()> {
     let _machine = machine::beside_others()?;
-    let quiet = strata::record()?.for_people().flag("--quiet").seconds(1.0).run()?.ended;
+    let quiet = strata::record()?.as_text().flag("--quiet").seconds(1.0).run()?.ended;
     assert_eq!((quiet.stdout.trim(), quiet.stderr.trim()), ("", ""));
     let recorded = strata::record()?.seconds(1.0).run()?;
     let summary: serde_json::Value = serde_json::from_str(recorded.ended.stdout.trim())?;

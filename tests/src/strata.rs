@@ -92,7 +92,7 @@ impl Record {
     }
 
     /// Without `--json`.
-    pub fn for_people(mut self) -> Self {
+    pub fn as_text(mut self) -> Self {
         self.json = false;
         self
     }

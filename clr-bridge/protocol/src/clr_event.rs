@@ -52,7 +52,7 @@ pub mod flag {
 /// src/coreclr/gc/env/gcenv.ee.h).
 pub const SAMPLED_EVERY: u64 = 100 << 10;
 
-/// Limits of the durations that waits are told apart by, in nanoseconds, and their names: those
+/// Limits of the durations that waits are grouped by, in nanoseconds, and their names: those
 /// that Datadog's profiler has. Each has a budget of its own.
 pub const WAIT_BUCKETS: [(u64, &str); 5] = [
     (10_000_000, "0 - 9 ms"),

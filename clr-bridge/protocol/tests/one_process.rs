@@ -745,7 +745,7 @@ fn what_an_owner_before_asked_is_not_answered_to_the_next() {
 }
 
 #[test]
-fn a_second_owner_is_told_who_the_first_is() {
+fn a_second_owner_gets_the_name_of_the_first() {
     let (writer, _reader) = writer_and_reader();
     let first = Owner::take(main_file(&writer), "strata record").expect("it has no owner");
     match Owner::take(main_file(&writer), "another") {

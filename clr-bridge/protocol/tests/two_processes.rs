@@ -240,7 +240,7 @@ fn huge_pages_are_refused() {
 }
 
 #[test]
-fn headers_that_lie_and_other_versions_are_told_apart() {
+fn headers_that_lie_and_other_versions_are_distinguished() {
     assert!(refusal("newer", "memfd:strata-clr").contains("newer bridge (memory layout 2"));
     assert!(refusal("older", "memfd:strata-clr").contains("restart the process"));
     for what in ["size lie", "segment lie"] {
@@ -313,7 +313,7 @@ fn an_owner_that_is_dropped_has_let_go() {
 
 /// A `write` by the process can hold its file's inode lock for ever. The owner takes none.
 #[test]
-fn a_process_that_locks_its_own_file_stalls_nobody() {
+fn a_process_that_locks_its_own_file_stalls_no_other() {
     let peer = match Peer::start(&["hostile", "inode lock"]) {
         Ok(peer) => peer,
         Err(why) => return strata_skip::skipped!("{why}"),

@@ -35,7 +35,7 @@ fn passes(threads: u32, active: u32, seconds: f64) -> Result<Passes> {
     let arguments = [threads.to_string(), active.to_string(), (seconds + 20.0).to_string()];
     let mut target = Running::start(&program, &arguments.each_ref().map(String::as_str))?;
     target.wait_for_line("ready", PATIENCE)?;
-    let recording = strata::record()?.for_people().flag("-v").option("-e", "wall");
+    let recording = strata::record()?.as_text().flag("-v").option("-e", "wall");
     let recording = recording.pid(target.pid()).seconds(seconds);
     let running = Running::from_command(recording.to_command()?)?;
     let mut meter = ProcessMeter::of(running.pid());

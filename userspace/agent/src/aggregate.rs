@@ -193,7 +193,7 @@ impl Aggregate {
         places.extend(stack.iter().map(|place| self.places.insert_full(*place).0 as u32));
         let id = self.stack_at(&places);
         self.scratch = places;
-        // What rows of the same kind are told apart by; its own words are no stack's.
+        // What distinguishes rows of the same kind; its own words are no stack's.
         let row = [u64::from(id.0) << 32 | u64::from(labels.0), u64::MAX];
         let hash = self.hash(bytes_of(&row)) ^ self.hash_of_thread(&thread);
         let space = Space::default();

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_without_a_clr_is_none_and_a_pid_of_nobody_is_gone() {
+    fn a_process_without_a_clr_is_none_and_a_pid_without_a_process_is_gone() {
         assert!(discover(std::process::id()).unwrap().is_none());
         let missing = discover(u32::MAX >> 1).unwrap_err();
         assert!(matches!(missing, DiscoverError::Target(TargetError::Gone(_))));

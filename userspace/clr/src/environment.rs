@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn strata_is_the_main_profiler_where_nobody_else_is() {
+    fn strata_is_the_main_profiler_where_there_is_no_other() {
         let alone = of(&["PATH=/bin"]);
         assert_eq!(value(&alone, "CORECLR_ENABLE_PROFILING"), Some("1"));
         assert_eq!(value(&alone, "CORECLR_PROFILER"), Some(STRATA));

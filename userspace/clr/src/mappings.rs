@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn musl_is_told_from_glibc() {
+    fn musl_is_distinguished_from_glibc() {
         assert_eq!(c_library(b"ld-musl-x86_64.so.1"), Some(CLibrary::Musl));
         assert_eq!(c_library(b"ld-linux-x86-64.so.2"), Some(CLibrary::Glibc));
         assert_eq!(c_library(b"libc-2.31.so"), Some(CLibrary::Glibc));

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_is_told_by_its_name() {
+    fn the_library_is_recognised_by_its_name() {
         let name = random_name().unwrap();
         let has_name = |path: &str| has_librarys_name(std::path::Path::new(path));
         assert!(has_name(&format!("/tmp/{name}")) && has_name(&name));

@@ -178,7 +178,7 @@ fn twenty_cycles_leave_no_thread_file_mapping_or_socket_behind() {
 }
 
 #[test]
-fn a_second_strata_is_told_who_reads_the_process() {
+fn a_second_strata_learns_which_one_reads_the_process() {
     let _alone = alone();
     let clr = Runtime::Net9.start();
     let first = attach(clr.pid(), &options("the first")).unwrap().session;

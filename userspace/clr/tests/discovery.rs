@@ -101,7 +101,7 @@ fn leave_dead_sockets(folder: &std::path::Path, pid: u32) {
 }
 
 #[test]
-fn a_socket_under_another_key_is_told_from_those_of_the_dead() {
+fn a_socket_under_another_key_is_distinguished_from_those_of_the_dead() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let clr = in_another_time(folder.path());

@@ -137,7 +137,7 @@ fn a_process_that_holds_its_memorys_lock_holds_up_a_look_and_no_reader() {
 }
 
 #[test]
-fn a_look_that_nobody_has_time_for_is_wanted_again_later() {
+fn a_look_without_time_for_it_is_wanted_again_later() {
     must_be_root();
     let mut command = Command::new(env!("CARGO_BIN_EXE_strata-clr-hostile"));
     command.arg("promises");

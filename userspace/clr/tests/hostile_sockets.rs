@@ -90,7 +90,7 @@ fn what_is_no_socket_is_refused_without_being_opened() {
 }
 
 #[test]
-fn another_process_that_listens_in_the_targets_place_is_told_nothing() {
+fn another_process_that_listens_in_the_targets_place_gets_nothing() {
     must_be_root();
     let folder = tempfile::tempdir().unwrap();
     // Its own socket is moved away, and one of this test's takes its place.

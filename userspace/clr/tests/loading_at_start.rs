@@ -115,7 +115,7 @@ fn a_process_started_with_strata_is_read_without_being_attached_to() {
 }
 
 #[test]
-fn beside_another_profiler_strata_is_loaded_as_one_that_is_only_told() {
+fn beside_another_profiler_strata_is_loaded_as_a_notification_profiler() {
     let _alone = alone();
     for runtime in [Runtime::Net8, Runtime::Net9, Runtime::Net10] {
         let folder = tempfile::tempdir_in("/tmp").unwrap();

@@ -52,7 +52,7 @@ fn only_problem(text: &str) -> String {
 }
 
 #[test]
-fn defaults_are_those_of_a_host_that_nobody_told_anything() {
+fn defaults_are_those_of_a_host_without_a_configuration() {
     let configuration = environment(&[]).configuration;
     assert_eq!(configuration.memory_limit.value, Bytes(256_000_000));
     assert_eq!(configuration.bridge.value, BridgePolicy::Attach);
@@ -79,7 +79,7 @@ fn a_flag_wins_over_a_variable_and_a_variable_over_the_file() {
 }
 
 #[test]
-fn a_host_is_called_what_somebody_says() {
+fn a_host_is_called_what_the_configuration_says() {
     assert_eq!(environment(&[]).configuration.host.value, None);
     let host = environment(&[("STRATA_HOST", "node-1")]).configuration.host;
     assert_eq!(host.value.as_deref(), Some("node-1"));

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_asked_again_less_and_less_often() {
+    fn an_unknown_container_is_asked_for_less_and_less_often() {
         let pace = Pace::default();
         let (mut cache, mut now) = (Cache::new(pace), Instant::now());
         cache.lookup("a", now);

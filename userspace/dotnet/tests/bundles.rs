@@ -50,7 +50,7 @@ fn a_single_file_program_of_10_is_read() {
 }
 
 #[test]
-fn a_host_without_a_bundle_is_told() {
+fn a_host_without_a_bundle_is_recognised() {
     let file = open(&dotnet().join("9/dotnet"));
     assert!(matches!(Bundle::open(&file), Err(Error::NotBundle)));
 }

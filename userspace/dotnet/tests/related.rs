@@ -34,7 +34,7 @@ fn the_method_that_a_lambda_is_written_in_is_found() {
 }
 
 #[test]
-fn what_a_stub_calls_is_told_only_when_it_can_be_nothing_else() {
+fn what_a_stub_calls_is_named_only_when_it_can_be_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(folder.path(), "Imports.cs", &[]);
     let file = open(&program);

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_exporter_is_told_what_is_listed_and_the_service() {
+    fn an_exporter_gets_what_is_listed_and_the_service() {
         let exporter = Exporter {
             name: "one".into(),
             way: Output::Folder("/nowhere".into()),

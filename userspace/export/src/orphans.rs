@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_exporter_uses_is_told_of_with_its_size_and_what_to_do() {
+    fn what_no_exporter_uses_is_reported_with_its_size_and_what_to_do() {
         let spools = tempfile::tempdir().expect("a folder");
         for (folder, file, bytes) in [
             ("pyroscope", "0000000000000001.batch", 5000),

@@ -420,7 +420,7 @@ async fn a_collector_gets_otlp_over_grpc() {
 }
 
 #[tokio::test]
-async fn what_a_collector_rejected_is_told() {
+async fn what_a_collector_rejected_is_reported() {
     // partial_success { rejected_profiles: 2, error_message: "no" }
     const PARTIAL: &[u8] = &[0x0a, 6, 0x08, 2, 0x12, 2, b'n', b'o'];
     let partly = Outcome::Delivered { rejected: 2, message: Some("no".to_owned()) };

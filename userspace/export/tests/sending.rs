@@ -212,7 +212,7 @@ async fn a_redirect_is_not_followed_and_nothing_goes_there() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_tried_again() {
+async fn a_server_that_is_not_there_is_tried_again() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);

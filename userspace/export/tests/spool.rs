@@ -73,7 +73,7 @@ fn the_oldest_makes_room_but_not_what_is_being_sent_and_nothing_newer() {
 }
 
 #[test]
-fn a_directory_has_one_owner_and_nobody_else_can_read_it() {
+fn a_directory_has_one_owner_and_no_other_can_read_it() {
     let folder = tempfile::tempdir().unwrap();
     let inner = folder.path().join("a/b");
     let mut spool = Spool::open(&inner, 1 << 20).unwrap();

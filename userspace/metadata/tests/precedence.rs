@@ -284,7 +284,7 @@ fn an_id_alone_names_no_service() {
 }
 
 #[test]
-fn names_are_said_as_people_say_them() {
+fn names_are_written_as_their_languages_write_them() {
     let assembly = |name| World { entry_assembly: Some(name), ..World::default() }.service().0;
     assert_eq!(assembly("Shop.Web.dll"), "Shop.Web");
     assert_eq!(assembly("/app/Shop.EXE"), "Shop");

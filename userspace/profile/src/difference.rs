@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_that_came_went_and_stayed_are_told_apart() {
+    fn stacks_that_came_went_and_stayed_are_distinguished() {
         let difference =
             between("app;main;old 6\napp;main;same 4", "app;main;new 5\napp;main;same 15");
         assert_eq!(difference.total, Change { before: 10, after: 20 });

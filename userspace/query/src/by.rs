@@ -187,7 +187,7 @@ mod tests {
     use super::By;
 
     #[test]
-    fn what_is_told_apart_has_a_name() {
+    fn what_is_distinguished_has_a_name() {
         assert_eq!(By::parse("pid"), Ok(By::Pid));
         assert_eq!(By::parse("label:env"), Ok(By::Label(Some("env".to_owned()))));
         assert_eq!(By::parse("label"), Ok(By::Label(None)));

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_nobody_asked_for_are_dropped() {
+    fn descriptors_that_were_not_requested_are_dropped() {
         let (one, other) = Channel::pair().unwrap();
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         one.send(b"x", &[file.as_fd()], Wait::DontWait).unwrap();

@@ -95,7 +95,7 @@ fn a_fuse_file_that_answers_is_copied_and_read() {
 }
 
 #[test]
-fn a_fuse_file_that_never_answers_holds_nobody_up() {
+fn a_fuse_file_that_never_answers_delays_no_other_file() {
     must_be_root();
     for operation in
         [fuse::LOOKUP, fuse::STATFS, fuse::OPEN, fuse::GETATTR, fuse::READ, fuse::FLUSH]

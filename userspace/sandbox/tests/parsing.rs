@@ -59,7 +59,7 @@ fn a_worker_builds_the_table_that_the_library_builds() {
 }
 
 #[test]
-fn the_headers_of_libc_are_told() {
+fn the_headers_of_libc_are_reported() {
     must_be_root();
     let mut service = service();
     let file = open_host(&mut service, libc_path()).unwrap();
@@ -204,7 +204,7 @@ fn ten_sparse_gigabytes_cost_neither_time_nor_memory() {
 }
 
 #[test]
-fn a_file_that_shrinks_and_grows_while_read_harms_nobody() {
+fn a_file_that_shrinks_and_grows_while_read_harms_no_worker() {
     must_be_root();
     let mut service = service();
     let folder = tempfile::tempdir().unwrap();
@@ -273,7 +273,7 @@ fn tables_are_kept_on_disk_and_found_by_the_next_service() {
 }
 
 #[test]
-fn a_cache_that_cannot_be_used_is_told_and_not_fatal() {
+fn a_cache_that_cannot_be_used_is_reported_and_not_fatal() {
     must_be_root();
     let cache = Some(CacheConfig { directory: "/proc/strata".into(), max_bytes: 1 << 30 });
     let mut service = FileService::new(Config { cache, ..config() }).unwrap();

@@ -114,7 +114,7 @@ fn a_crash_a_hang_and_a_full_memory_cost_their_own_request_only() {
 }
 
 #[test]
-fn a_panic_is_contained_and_told() {
+fn a_panic_is_contained_and_reported() {
     must_be_root();
     let mut service = service();
     let before = bytes(service.call(custom(206, b"", &[])));

@@ -282,7 +282,7 @@ fn cpp_names_are_readable_and_keep_the_raw_name() {
 }
 
 #[test]
-fn debug_information_beyond_the_limit_is_told_and_names_stay() {
+fn debug_information_beyond_the_limit_is_reported_and_names_stay() {
     let Some(path) = compile("gcc", "shop.c", "limit", &["-g", "-O2"]) else {
         return;
     };
@@ -297,7 +297,7 @@ fn debug_information_beyond_the_limit_is_told_and_names_stay() {
 }
 
 #[test]
-fn the_c_library_is_named_with_the_names_people_know() {
+fn the_c_library_has_its_documented_names() {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let Some(library) = maps
         .lines()

@@ -263,7 +263,7 @@ fn maps_come_with_every_compilation_when_they_are_wished_for() {
 }
 
 #[test]
-fn a_hot_method_is_told_again_when_it_is_compiled_anew() {
+fn a_hot_method_is_published_again_when_it_is_compiled_anew() {
     for version in versions() {
         let start = Start { loaded: Some(Loaded::AsMain), eager: true, ..Start::default() };
         let mut target = Target::start(version, start);

@@ -40,7 +40,7 @@ fn assert_forms(watcher: &Watcher, version: &str) {
 }
 
 #[test]
-fn every_form_of_method_is_told_from_the_start_of_an_eagerly_watched_program() {
+fn every_form_of_method_is_published_from_the_start_of_an_eagerly_watched_program() {
     for version in versions() {
         for loaded in [Loaded::AsMain, Loaded::AsNotification] {
             if version == "3.1" && loaded == Loaded::AsNotification {
@@ -65,7 +65,7 @@ fn is_method(entry: &strata_bridge_protocol::reader::Entry, name: &str) -> bool 
 }
 
 #[test]
-fn a_program_that_runs_already_is_told_when_it_is_attached_to() {
+fn methods_of_a_program_that_runs_already_are_published_when_it_is_attached_to() {
     for version in versions() {
         let (mut target, mut watcher) = watched(version);
         // The dynamic method was made before a reader attached.

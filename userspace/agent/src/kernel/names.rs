@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_and_bpf_programs_are_told_from_the_kernels_own_functions() {
+    fn modules_and_bpf_programs_are_distinguished_from_the_kernels_own_functions() {
         let name = |written| parse(written).map(|name| (name.function, name.module));
         let own = |function: &str| Some((function.to_owned(), None));
         let of =

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exec_is_told_from_a_rename() {
+    fn an_exec_is_distinguished_from_a_rename() {
         let mut body = Vec::new();
         body.extend_from_slice(&7u32.to_ne_bytes());
         body.extend_from_slice(&8u32.to_ne_bytes());

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_told_by_name() {
+    fn what_is_not_there_is_named() {
         let types = types();
         let error = types.offset_of("task_struct", "no_such_field").expect_err("no field");
         assert!(error.to_string().contains("no_such_field"));

@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn code_that_cannot_be_read_leaves_what_was_told() {
+    fn code_that_cannot_be_read_leaves_what_was_published() {
         let mut runtime = Runtime::default();
         let range = CodeRangeRecord { start: 0x1000, size: 0x100, code: CODE.into() };
         let method = MethodRecord { ranges: vec![range], ..MethodRecord::default() };

@@ -190,7 +190,7 @@ async fn a_pod_with_endless_annotations_is_cut_to_its_bound() {
 }
 
 #[tokio::test]
-async fn grpc_answers_that_are_none_are_errors_for_people() {
+async fn grpc_answers_that_are_none_are_readable_errors() {
     let framed = |flag: u8| {
         let mut made = answer(200, &[("grpc-status", "0")], vec![flag, 0, 0, 0, 9, 1]);
         made.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
@@ -255,7 +255,7 @@ async fn a_kubelet_that_misbehaves_costs_an_error_and_its_redirect_gets_no_token
 }
 
 #[tokio::test]
-async fn the_task_ends_when_nobody_asks_any_more() {
+async fn the_task_ends_with_its_last_client() {
     let (containers, refresher) = strata_containers::containers(&Settings::default());
     let task = tokio::spawn(refresher.run());
     assert_eq!(containers.wait(ID, LONG).await, None);

@@ -181,7 +181,7 @@ async fn the_kubelet_is_asked_over_tls_with_a_token_that_may_change() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_signed_its_own_certificate_gets_no_token_unless_told() {
+async fn a_kubelet_that_signed_its_own_certificate_gets_no_token_by_default() {
     for verify in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         let (acceptor, _) = tls();

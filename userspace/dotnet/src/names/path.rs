@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_is_told_by_its_mark() {
+    fn every_part_is_recognised_by_its_mark() {
         use Part::*;
         for (type_name, expected) in [
             ("Shop.Cart+Line", vec![Named("Cart"), Named("Line")]),

@@ -14,7 +14,7 @@ fn all(table: &[(&str, &str, &str)]) {
 }
 
 #[test]
-fn methods_have_the_names_that_people_wrote() {
+fn methods_have_the_names_of_their_source() {
     all(&[
         ("Shop.Order", "Pay", "Shop.Order.Pay"),
         ("Shop.Order", ".ctor", "Shop.Order.Order"),

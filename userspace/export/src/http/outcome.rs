@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_says_is_shown_without_what_it_was_told() {
+    fn the_servers_answer_is_shown_without_what_was_sent() {
         let token = Secret::new("s3cret");
         let body = br#"{"code":"invalid_argument","message":"token s3cret \u001b[2J is bad"}"#;
         let message = message_of(body, false, &[&token]);

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_nobody_lists_may_hang() {
+    fn a_mount_that_is_not_listed_may_hang() {
         assert_eq!(Mounts::default().manners(u64::MAX, None), Manners::MayHang);
     }
 }

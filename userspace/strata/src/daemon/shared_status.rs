@@ -34,7 +34,7 @@ pub struct SharedStatus {
     beat: AtomicU64,
     /// Why metrics are not served at their address.
     metrics_trouble: Mutex<Option<String>>,
-    /// What a health probe is told of disks that do not answer.
+    /// What a health probe gets to know of disks that do not answer.
     of_disks: Mutex<String>,
 }
 
@@ -97,7 +97,7 @@ impl SharedStatus {
         self.queues.disks().silent().iter().map(Into::into).collect()
     }
 
-    /// What health probes are told of these.
+    /// What health probes get to know of these.
     pub fn name_disks(&self, silent: &[SilentDisk]) {
         let lines = silent.iter().take(MOST_NAMED).map(|disk| format!("{}\n", disk.text()));
         let mut text: String = lines.collect();
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_probe_is_told_of_disks_in_few_bytes() {
+    fn the_state_of_disks_reaches_a_probe_in_few_bytes() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let queues = Queues::start(Vec::new(), Clock::real());
         let queues = runtime.expect("a runtime").block_on(queues).expect("no exporters");

@@ -264,7 +264,7 @@ mod tests {
     const NEEDED: &[Capability] = &[Capability::BPF, Capability::PERFMON];
 
     #[test]
-    fn a_user_is_told_the_command_that_runs_it_as_root() {
+    fn a_user_gets_the_command_that_runs_it_as_root() {
         for container in [None, Some(Container::Docker)] {
             let fix = somebody(false, u64::MAX, container).privilege_fix(NEEDED);
             assert!(
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_without_privileges_is_told_how_to_get_them() {
+    fn a_container_without_privileges_gets_the_flags_that_give_them() {
         let fix = |container| somebody(true, 0, Some(container)).privilege_fix(NEEDED);
         assert!(fix(Container::Docker).starts_with("docker run --privileged --pid=host"));
         assert!(fix(Container::Podman).starts_with("sudo podman run --privileged"));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_told_what_its_unit_takes_away() {
+    fn a_service_learns_what_its_unit_takes_away() {
         let fix = somebody(true, 0, None).privilege_fix(NEEDED);
         assert!(fix.contains("CapabilityBoundingSet=CAP_BPF CAP_PERFMON"), "{fix}");
     }

@@ -124,7 +124,7 @@ enum Outcome {
     Late,
 }
 
-/// See [`Outcome::Begun`]: more are not told apart.
+/// See [`Outcome::Begun`]: more are not distinguished.
 const MOST_FAILED: u32 = 1 << 16;
 
 struct Reply {

@@ -37,7 +37,7 @@ fn seen_of(metadata: &ProcessMetadata, image: ImageId) -> &Seen {
 }
 
 #[test]
-fn a_process_that_cannot_be_read_holds_nobody_up_and_is_not_tried_again() {
+fn a_process_that_cannot_be_read_delays_no_other_and_is_not_tried_again() {
     let (_let_go, hang) = mpsc::channel::<()>();
     let hang = Mutex::new(hang);
     let reader = BlockingReader::new("test-metadata", PATIENCE, move |question: Question| {

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pid_of_nobody_is_told() {
+    fn a_pid_without_a_process_is_an_error() {
         // Beyond the largest pid there can be.
         assert!(examine(4_194_305).is_none());
     }
