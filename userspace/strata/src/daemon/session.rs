@@ -148,7 +148,7 @@ struct Slow {
 }
 
 /// Thousandths of a CPU that switches and sampling waits may cost the host.
-const OFF_CPU_SHARE: u32 = 9;
+const OFF_CPU_SHARE: u32 = 10;
 
 const HOOKS: Hooks =
     Hooks { started: || crate::priority::set_priority(0), trim: memory::trim_now_and_then };
