@@ -8,7 +8,8 @@
 //! - [`tables`]: segments, extents and process entries, the memory the kernel searches.
 //! - [`record`]: what the kernel sends up, and the loss counters.
 //! - [`memory`]: the programs' working memory, with the counters that userspace reads.
-//! - [`wait_slots`]: where the off-CPU sampler keeps what it knows of a thread.
+//! - [`wait_pace`]: which of a thread's switches the off-CPU sampler chooses, and what it may spend on them.
+//! - [`wait_slots`]: where it keeps what it knows of a thread.
 //!
 //! Invariant: every type here is `repr(C)`, free of padding and checked for its size at
 //! compile time. `no_std`, no dependency: it is compiled for BPF as well.
@@ -21,6 +22,7 @@ pub mod record;
 pub mod rule;
 pub mod step;
 pub mod tables;
+pub mod wait_pace;
 pub mod wait_slots;
 
 pub use arch::{epilogue, register};

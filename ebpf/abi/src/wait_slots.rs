@@ -8,8 +8,26 @@
 pub const SETS: u32 = 1 << 14;
 /// Slots of a set: as many threads with the same low bits may wait at once.
 pub const WAYS: usize = 4;
-/// Bytes of a set.
-pub const SET_BYTES: usize = 144;
+/// Bytes of a set: a cache line.
+pub const SET_BYTES: usize = 64;
+/// Sets whose bits lie in one word of the map of slots in use by a wait.
+const SETS_PER_WORD: u32 = u64::BITS / WAYS as u32;
+/// Words of that map: 8 KiB, of which a process's threads are in a few lines.
+pub const WAITING_WORDS: u32 = SETS / SETS_PER_WORD;
+
+/// Which word has the bits of a thread's set.
+#[inline(always)]
+#[must_use]
+pub fn waiting_word(tid: u32) -> u32 {
+    set_of(tid) / SETS_PER_WORD
+}
+
+/// Where in that word the set's bits begin.
+#[inline(always)]
+#[must_use]
+pub fn waiting_shift(tid: u32) -> u32 {
+    set_of(tid) % SETS_PER_WORD * WAYS as u32
+}
 
 /// The number of a thread's set.
 #[inline(always)]
@@ -68,5 +86,17 @@ mod tests {
         // One more finds room only where an owner is idle.
         assert_eq!((own(&owners, 99), free(&owners, |_| false)), (None, None));
         assert_eq!(free(&owners, |way| way == 2), Some(2));
+    }
+
+    #[test]
+    fn sets_have_bits_of_their_own() {
+        let mut words = std::vec![0u64; WAITING_WORDS as usize];
+        for set in 0..SETS {
+            let bits = ((1 << WAYS) - 1) << waiting_shift(set);
+            let word = &mut words[waiting_word(set) as usize];
+            assert_eq!(*word & bits, 0, "set {set}");
+            *word |= bits;
+        }
+        assert!(words.iter().all(|word| *word == u64::MAX));
     }
 }

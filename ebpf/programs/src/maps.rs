@@ -10,6 +10,7 @@ use strata_abi::tables::{
     CACHE_LINES, CacheLine, MAX_SEGMENTS, PROCESS_SKIP, Pass, Process, QUARANTINED, SEGMENT_WORDS,
     Walking,
 };
+use strata_abi::wait_pace::Block;
 use strata_abi::wait_slots;
 
 const MMAPABLE: usize = 0x400;
@@ -112,9 +113,23 @@ pub static OFF_CPU_CACHE: Array<Cache, 1> = Array::new();
 #[btf_map]
 pub static OFF_CPU_PACES: Array<CpuPace, 1> = Array::new();
 
-/// Threads that wait, by the low bits of their number; the size is set by userspace.
+/// How often threads of the whole host were switched out in the last windows: the window in the upper half of each word.
 #[btf_map]
-pub static WAIT_SLOTS: Array<WaitSet, 1> = Array::new();
+pub static OFF_CPU_SWITCHES: Array<u64, { HOST_WINDOWS as usize }> = Array::new();
+
+/// Threads that are switched, by the low bits of their number; the size is set by userspace. Such
+/// arrays start at a page, so that a set is a cache line.
+#[btf_map]
+pub static WAIT_SLOTS: Array<WaitSet, 1, MMAPABLE> = Array::new();
+
+/// When the waits of these threads began; the size is set by userspace.
+#[btf_map]
+pub static WAIT_TIMES: Array<[WaitTimes; wait_slots::WAYS], 1, MMAPABLE> = Array::new();
+
+/// Which slots have a wait that was sent: a bit each, because most threads that run again or are
+/// woken have none.
+#[btf_map]
+pub static WAITING: Array<u64, { wait_slots::WAITING_WORDS as usize }> = Array::new();
 
 /// What events of the CLR send up. The size is set by userspace.
 #[btf_map]
@@ -180,15 +195,24 @@ pub struct Pace {
     pub shift: u16,
 }
 
-/// What the waits of one CPU have cost in the current window.
+/// Windows whose switches are kept: those of the last but one are complete.
+pub const HOST_WINDOWS: u32 = 4;
+
+/// What the waits of one CPU have cost in the current window. As long as it is, no two CPUs write
+/// to one cache line.
 #[repr(C)]
 pub struct CpuPace {
     pub window: u32,
     pub shift: u32,
     /// Stacks sent raw.
     pub raw: u32,
-    /// Nanoseconds since the window began, or since the shift grew in it.
+    /// Nanoseconds of walks since the window began, or since the shift grew in it.
     pub spent: u32,
+    /// What they may cost in this window.
+    pub budget: u32,
+    /// Threads that were switched out in it, whether their waits were chosen or not.
+    pub switches: u32,
+    pub reserved: [u64; 13],
 }
 
 /// The events of one process in the current window of time.
@@ -202,35 +226,21 @@ pub struct EventShare {
     pub reserved: u32,
 }
 
-/// The next `length` switches of a thread, of which at most one is chosen.
-#[repr(C)]
-pub struct Block {
-    /// The chosen one stands for `2^shift` waits.
-    pub shift: u16,
-    pub length: u16,
-    /// Which is chosen; `length` if none is.
-    pub choice: u16,
-    /// The switches so far.
-    pub passed: u16,
-}
-
-/// Threads with the same low bits. The owners lie together: most looks end with them.
+/// Threads with the same low bits: what each of their switches needs, in one cache line.
 #[repr(C)]
 pub struct WaitSet {
     /// The thread of each slot, or 0.
     pub owners: [u32; wait_slots::WAYS],
-    pub slots: [WaitSlot; wait_slots::WAYS],
+    pub paces: [Pace; wait_slots::WAYS],
+    pub blocks: [Block; wait_slots::WAYS],
 }
 
-/// What is known of a thread that is switched out and in.
+/// A wait that was sent.
 #[repr(C)]
-pub struct WaitSlot {
-    pub block: Block,
-    /// When its sampled wait began; 0 while there is none.
+pub struct WaitTimes {
     pub began: u64,
-    /// When it was woken from it.
+    /// When its thread was woken; 0 before.
     pub woken: u64,
-    pub pace: Pace,
 }
 
 /// A record under construction: header and words are adjacent, as they are sent.
@@ -307,9 +317,13 @@ static TASK_CRED: u32 = 0;
 #[unsafe(no_mangle)]
 static CRED_UID: u32 = 0;
 
-/// Nanoseconds that a CPU may spend on waits in a window of time, on average.
+/// Nanoseconds that a CPU may spend on switches and on walks in a window of time, on average.
 #[unsafe(no_mangle)]
 static WAIT_BUDGET: u32 = 300_000;
+
+/// CPUs that share the host's budget.
+#[unsafe(no_mangle)]
+static WAIT_CPUS: u32 = 1;
 
 /// A window of time is `2^WINDOW_SHIFT` of the kernel's ticks.
 #[unsafe(no_mangle)]
@@ -330,6 +344,11 @@ pub fn wait_budget() -> u32 {
 }
 
 #[inline(always)]
+pub fn wait_cpus() -> u32 {
+    setting(&WAIT_CPUS)
+}
+
+#[inline(always)]
 pub fn window_shift() -> u32 {
     setting(&WINDOW_SHIFT)
 }
@@ -346,6 +365,12 @@ pub struct TaskOffsets {
     pub pid: u32,
     pub state: u32,
     pub comm: u32,
+}
+
+/// What a switch needs of a thread: where its number and its state are.
+#[inline(always)]
+pub fn switch_offsets() -> (u32, u32) {
+    (setting(&TASK_PID), setting(&TASK_STATE))
 }
 
 #[inline(always)]

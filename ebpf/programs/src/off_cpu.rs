@@ -9,8 +9,11 @@
 //! walked lately, never on how long a wait will last, and every record carries it as its weight:
 //! sums are unbiased. A thread that is switched now and then is walked each time.
 //!
-//! Invariant: nothing here waits, faults or allocates. A switch that is not chosen costs a look at
-//! two sets of slots; at most a fixed number of stacks is walked in each window of time.
+//! Invariant: nothing here waits, faults or allocates. A switch that is not chosen costs two cache
+//! lines: the CPU's count, and the set of the thread that is switched out; a bit says whether the
+//! other one has a wait to end. What all switches of the host cost is taken off the time for walks.
+
+use core::intrinsics::{AtomicOrdering, atomic_and, atomic_cxchg, atomic_or, atomic_xadd};
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::task_struct;
@@ -27,14 +30,15 @@ use strata_abi::record::{
     WAIT_WORDS,
 };
 use strata_abi::tables::UNWANTED_OFF_CPU;
+use strata_abi::wait_pace::{self, Block, MAX_SHIFT};
 use strata_abi::wait_slots;
 
 use crate::arch::{SAVED_MODE, SAVED_SYSCALL, is_native, is_user};
 use crate::context::read_context;
 use crate::maps::{
-    Block, CpuPace, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD, PROCESSES,
-    Pace, Record, WAIT_SLOTS, WaitSet, WaitSlot, count, is_left_out, task_mm, task_offsets,
-    wait_budget, window_shift,
+    CpuPace, HOST_WINDOWS, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD,
+    OFF_CPU_SWITCHES, PROCESSES, Pace, Record, WAIT_SLOTS, WAIT_TIMES, WAITING, WaitSet, WaitTimes,
+    count, is_left_out, switch_offsets, task_mm, wait_budget, wait_cpus, window_shift,
 };
 use crate::sampler::{
     BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, kernel_stack,
@@ -44,16 +48,14 @@ use crate::task::{field, word};
 
 /// A thread is walked so often in a window at most, on average.
 const THREAD_WALKS: u16 = 16;
-/// Blocks are no longer than `2^MAX_BLOCK_SHIFT`.
-const MAX_BLOCK_SHIFT: u32 = 4;
-/// A wait stands for at most `2^MAX_SHIFT` others.
-const MAX_SHIFT: u32 = 20;
 /// A process that is left out is looked at again after so many windows.
 const SKIPPED_WINDOWS: u32 = 8;
 /// The thread ends: bits of `task_struct.__state` (include/linux/sched.h).
 const TASK_DEAD: u32 = 0x80;
 /// Stacks of code without tables that a CPU copies in a window.
 const RAW_PER_WINDOW: u32 = 16;
+/// No slot of a set.
+const NO_SLOT: u32 = u32::MAX;
 /// `Pace.walks` of a thread whose process is left out.
 const LEFT_OUT: u16 = u16::MAX;
 
@@ -61,29 +63,37 @@ const LEFT_OUT: u16 = u16::MAX;
 pub fn switched(context: BtfTracePointContext) -> i32 {
     let (preempted, from, to): (u64, *const task_struct, *const task_struct) =
         (context.arg(0), context.arg(1), context.arg(2));
-    let offsets = task_offsets();
+    let (pid, state) = switch_offsets();
     // SAFETY: tasks of the tracepoint, and offsets of fields from the kernel's own type
     // information; the verifier checks both.
-    let (from_tid, to_tid, state, memory) = unsafe {
-        (
-            field(from, offsets.pid),
-            field(to, offsets.pid),
-            field(from, offsets.state),
-            word(from, task_mm()),
-        )
+    let (from_tid, to_tid, state, memory) =
+        unsafe { (field(from, pid), field(to, pid), field(from, state), word(from, task_mm())) };
+    // SAFETY: the helper has no preconditions.
+    let Some(all) = OFF_CPU_PACES.get_ptr_mut(unsafe { bpf_get_smp_processor_id() }) else {
+        return 0;
     };
-    if to_tid != 0 {
+    // SAFETY: a map value of this CPU.
+    let all = unsafe { &mut *all };
+    let window = window();
+    if all.window != window {
+        turn_cpu(all, window);
+    }
+    if to_tid != 0 && has_waits(to_tid) {
         end_wait(to_tid, 0);
     }
     // Threads of the kernel have no memory of their own.
-    if from_tid != 0 && memory != 0 {
-        // The few switches that this program is not run for, and those while it was not attached.
+    if from_tid == 0 || memory == 0 {
+        return 0;
+    }
+    all.switches += 1;
+    // The few switches that this program is not run for, and those while it was not attached.
+    if has_waits(from_tid) {
         end_wait(from_tid, FLAG_LATE);
-        let state = if preempted as u8 != 0 { 0 } else { state };
-        let weight = choose(from_tid, state);
-        if weight != 0 {
-            send_begin(&context, state, weight);
-        }
+    }
+    let state = if preempted as u8 != 0 { 0 } else { state };
+    let weight = choose(from_tid, state, window, all.shift);
+    if weight != 0 {
+        send_begin(&context, state, weight);
     }
     0
 }
@@ -92,15 +102,55 @@ pub fn switched(context: BtfTracePointContext) -> i32 {
 pub fn woken(context: BtfTracePointContext) -> i32 {
     let task: *const task_struct = context.arg(0);
     // SAFETY: as above.
-    let tid = unsafe { field(task, task_offsets().pid) };
-    let Some(slot) = slot_of(tid) else { return 0 };
+    let tid = unsafe { field(task, switch_offsets().0) };
+    if !has_waits(tid) {
+        return 0;
+    }
+    let Some((_, times)) = wait_of(tid) else { return 0 };
     // SAFETY: a map value; plain words that another CPU may change, read for themselves.
     unsafe {
-        if (*slot).began != 0 && (*slot).woken == 0 {
-            (*slot).woken = bpf_ktime_get_ns();
+        if (*times).woken == 0 {
+            (*times).woken = bpf_ktime_get_ns();
         }
     }
     0
+}
+
+/// Whether a thread with the same low bits has a wait that was sent.
+#[inline(always)]
+fn has_waits(tid: u32) -> bool {
+    let Some(word) = WAITING.get_ptr(wait_slots::waiting_word(tid)) else { return false };
+    // SAFETY: a map value; a word that another CPU may change.
+    let word = unsafe { core::ptr::read_volatile(word) };
+    word >> wait_slots::waiting_shift(tid) & ((1 << wait_slots::WAYS) - 1) != 0
+}
+
+/// The bit of a slot in its word of the map of slots with a wait.
+#[inline(always)]
+fn bit_of(tid: u32, way: usize) -> u64 {
+    1 << ((wait_slots::waiting_shift(tid) + way as u32) & 63)
+}
+
+#[inline(always)]
+fn is_waiting(tid: u32, way: usize) -> bool {
+    let word = WAITING.get_ptr(wait_slots::waiting_word(tid));
+    // SAFETY: as in `has_waits`.
+    word.is_some_and(|word| unsafe { core::ptr::read_volatile(word) } & bit_of(tid, way) != 0)
+}
+
+/// Notes whether the wait of a slot was sent.
+#[inline(always)]
+fn set_waiting(tid: u32, way: usize, is_waiting: bool) {
+    const RELAXED: AtomicOrdering = AtomicOrdering::Relaxed;
+    let Some(word) = WAITING.get_ptr_mut(wait_slots::waiting_word(tid)) else { return };
+    // SAFETY: a map value, only changed by these.
+    unsafe {
+        if is_waiting {
+            atomic_or::<u64, u64, RELAXED>(word, bit_of(tid, way));
+        } else {
+            atomic_and::<u64, u64, RELAXED>(word, !bit_of(tid, way));
+        }
+    }
 }
 
 /// The slots of threads with the same low bits.
@@ -109,122 +159,135 @@ fn set_of(tid: u32) -> Option<*mut WaitSet> {
     WAIT_SLOTS.get_ptr_mut(wait_slots::set_of(tid))
 }
 
-/// The slot that is the thread's own, if it has one.
+/// The thread's set, and which slot of it is its own, if it has one.
 #[inline(always)]
-fn slot_of(tid: u32) -> Option<*mut WaitSlot> {
+fn slot_of(tid: u32) -> Option<(*mut WaitSet, usize)> {
     let set = set_of(tid)?;
     // SAFETY: a map value; words that another CPU may change.
-    unsafe {
-        let way = wait_slots::own(&(*set).owners, tid)?;
-        Some(&raw mut (*set).slots[way & (wait_slots::WAYS - 1)])
-    }
+    let way = wait_slots::own(unsafe { &(*set).owners }, tid)?;
+    Some((set, way & (wait_slots::WAYS - 1)))
+}
+
+/// The thread's slot and its wait, if it has one that was sent.
+#[inline(always)]
+fn wait_of(tid: u32) -> Option<(usize, *mut WaitTimes)> {
+    let (_, way) = slot_of(tid)?;
+    is_waiting(tid, way).then_some((way, times_of(tid, way)?))
+}
+
+#[inline(always)]
+fn times_of(tid: u32, way: usize) -> Option<*mut WaitTimes> {
+    let times = WAIT_TIMES.get_ptr_mut(wait_slots::set_of(tid))?;
+    // SAFETY: a map value.
+    Some(unsafe { &raw mut (*times)[way & (wait_slots::WAYS - 1)] })
 }
 
 /// The thread runs: sends the end of its wait, if it has one that was sent.
-#[inline(always)]
-fn end_wait(tid: u32, flags: u8) {
-    let Some(slot) = slot_of(tid) else { return };
-    // SAFETY: a map value; a thread is switched in on one CPU at a time, and its slot is its own.
-    let slot = unsafe { &mut *slot };
-    if slot.began == 0 {
-        return;
-    }
-    send_end(tid, slot.began, slot.woken, flags);
-    slot.began = 0;
-    slot.woken = 0;
-}
-
 #[inline(never)]
-fn send_end(tid: u32, began: u64, woken: u64, flags: u8) {
+fn end_wait(tid: u32, flags: u8) {
+    let Some((way, times)) = wait_of(tid) else { return };
+    // SAFETY: a map value; a thread is switched in on one CPU at a time, and its slot is its own.
+    let times = unsafe { &mut *times };
+    set_waiting(tid, way, false);
     // SAFETY: the helper has no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
-    let (Some(hot), Some(record)) = (OFF_CPU_HOT.get_ptr_mut(cpu), OFF_CPU_RECORD.get_ptr_mut(cpu))
-    else {
+    let (Some(hot), Some(record), Some(all)) = (
+        OFF_CPU_HOT.get_ptr_mut(cpu),
+        OFF_CPU_RECORD.get_ptr_mut(cpu),
+        OFF_CPU_PACES.get_ptr_mut(cpu),
+    ) else {
         return;
     };
     // SAFETY: map values; the programs of this module run with interrupts off, one at a time.
-    let (hot, record) = unsafe { (&mut *hot, &mut *record) };
+    let (hot, record, all) = unsafe { (&mut *hot, &mut *record, &mut *all) };
     fill_header(&mut record.header, tid as u64, cpu);
+    let now = record.header.time;
     record.header.source = SOURCE_OFF_CPU;
     record.header.form = FORM_ENDED;
     record.header.end = End::Complete as u8;
-    record.header.value = began;
+    record.header.value = times.began;
     record.header.flags = flags;
-    if flags & FLAG_LATE != 0 && woken != 0 {
-        record.header.time = woken;
+    if flags & FLAG_LATE != 0 && times.woken != 0 {
+        record.header.time = times.woken;
     }
-    record.words[0] = woken;
+    record.words[0] = times.woken;
     hot.hits = 0;
     hot.misses = 0;
     emit(waits_ring(), hot, record, 1, BPF_RB_NO_WAKEUP);
+    // SAFETY: a helper without preconditions.
+    note_cpu(all, unsafe { bpf_ktime_get_ns() }.wrapping_sub(now));
 }
 
-/// What the wait that the current thread begins is to stand for; 0 if it is not chosen. A call, so
-/// that its variables are not on the stack while frames are walked.
-#[inline(never)]
-fn choose(tid: u32, state: u32) -> u32 {
-    let window = window();
+/// What the wait that the current thread begins is to stand for; 0 if it is not chosen. What most
+/// switches do not need is a call: its variables are not on the stack while frames are walked, and
+/// where a return costs as much as all the rest (Safe RET), others do not pay for it.
+#[inline(always)]
+fn choose(tid: u32, state: u32, window: u32, shift: u32) -> u32 {
     if state & TASK_DEAD != 0 {
         leave_slot(tid);
         return 0;
     }
-    let Some(slot) = slot_of(tid).or_else(|| take_slot(tid, window)) else {
+    let Some((set, way)) = slot_of(tid).or_else(|| taken_slot(tid, window)) else {
         note_crowded();
         return 0;
     };
     // SAFETY: as in `end_wait`. Two threads that take a slot at the same moment may lose a wait by
     // it; neither gets the other's.
-    let slot = unsafe { &mut *slot };
-    if slot.pace.walks == LEFT_OUT {
-        if window.wrapping_sub(slot.pace.window) < SKIPPED_WINDOWS {
-            return 0;
+    let (pace, block) = unsafe { (&mut (*set).paces[way], &mut (*set).blocks[way]) };
+    if pace.window != window {
+        if pace.walks == LEFT_OUT {
+            if window.wrapping_sub(pace.window) < SKIPPED_WINDOWS {
+                return 0;
+            }
+            pace.walks = 0;
         }
-        slot.pace.walks = 0;
+        turn(pace, window);
     }
-    // SAFETY: the helper has no preconditions.
-    let cpu = unsafe { bpf_get_smp_processor_id() };
-    let Some(all) = OFF_CPU_PACES.get_ptr_mut(cpu) else { return 0 };
-    // SAFETY: a map value of this CPU.
-    let all = unsafe { &mut *all };
-    turn(&mut slot.pace, window);
-    turn_cpu(all, window);
-    let shift = slot.pace.shift as u32 + all.shift;
-    if !is_chosen(&mut slot.block, if shift > MAX_SHIFT { MAX_SHIFT } else { shift }) {
+    if pace.walks == LEFT_OUT {
         return 0;
     }
-    1 << (slot.block.shift as u32 & 31)
+    let shift = pace.shift as u32 + shift;
+    // SAFETY: a helper without preconditions.
+    let random = || unsafe { bpf_get_prandom_u32() };
+    if !block.is_chosen(if shift > MAX_SHIFT { MAX_SHIFT } else { shift }, random) {
+        return 0;
+    }
+    1 << (block.shift as u32 & 31)
 }
 
-/// A slot for a thread that has none: one whose owner neither waits nor was switched lately.
+/// A slot for a thread that has none.
 #[inline(always)]
-fn take_slot(tid: u32, window: u32) -> Option<*mut WaitSlot> {
+fn taken_slot(tid: u32, window: u32) -> Option<(*mut WaitSet, usize)> {
+    let way = take_slot(tid, window) as usize;
+    if way < wait_slots::WAYS { Some((set_of(tid)?, way & (wait_slots::WAYS - 1))) } else { None }
+}
+
+/// Takes the slot of an owner that neither waits nor was switched lately; [`NO_SLOT`] if there is none.
+#[inline(never)]
+fn take_slot(tid: u32, window: u32) -> u32 {
+    let Some(set) = set_of(tid) else { return NO_SLOT };
     // SAFETY: a map value; words that another CPU may change.
-    let set = unsafe { &mut *set_of(tid)? };
+    let set = unsafe { &mut *set };
     let is_idle = |way: usize| {
-        let slot = &set.slots[way & (wait_slots::WAYS - 1)];
-        slot.began == 0 && window.wrapping_sub(slot.pace.window) >= 2
+        let pace = &set.paces[way & (wait_slots::WAYS - 1)];
+        !is_waiting(tid, way) && window.wrapping_sub(pace.window) >= 2
     };
-    let way = wait_slots::free(&set.owners, is_idle)? & (wait_slots::WAYS - 1);
+    let Some(way) = wait_slots::free(&set.owners, is_idle) else { return NO_SLOT };
+    let way = way & (wait_slots::WAYS - 1);
     set.owners[way] = tid;
-    let slot = &mut set.slots[way];
-    slot.began = 0;
-    slot.woken = 0;
-    slot.pace = Pace { window, walks: 0, shift: 0 };
-    slot.block = Block { shift: 0, length: 0, choice: 0, passed: 0 };
-    Some(slot)
+    set_waiting(tid, way, false);
+    set.paces[way] = Pace { window, walks: 0, shift: 0 };
+    set.blocks[way] = Block { shift: 0, length: 0, choice: 0, passed: 0 };
+    way as u32
 }
 
 /// The thread ends.
-#[inline(always)]
+#[inline(never)]
 fn leave_slot(tid: u32) {
-    let Some(set) = set_of(tid) else { return };
+    let Some((set, way)) = slot_of(tid) else { return };
+    set_waiting(tid, way, false);
     // SAFETY: as above.
-    let set = unsafe { &mut *set };
-    if let Some(way) = wait_slots::own(&set.owners, tid) {
-        let way = way & (wait_slots::WAYS - 1);
-        set.owners[way] = 0;
-        set.slots[way].began = 0;
-    }
+    unsafe { (*set).owners[way] = 0 };
 }
 
 /// The current thread's wait finds no slot: a loss, if its process is sampled.
@@ -246,35 +309,9 @@ fn window() -> u32 {
     (unsafe { bpf_jiffies64() } >> (window_shift() as u64 & 31)) as u32
 }
 
-/// Whether this switch is the chosen one of its block. In short blocks exactly one is, so that the
-/// number of samples is as even as can be; where few are chosen each switch is a block, and a
-/// chance.
-///
-/// A block goes on to its end, however often the thread is to be walked by then: that depends on
-/// whether its chosen switch has come, and sums would not be unbiased.
-#[inline(always)]
-fn is_chosen(block: &mut Block, shift: u32) -> bool {
-    if block.passed >= block.length {
-        // SAFETY: a helper without preconditions.
-        let chance = if shift == 0 { 0 } else { unsafe { bpf_get_prandom_u32() } };
-        let chance = chance & ((1 << shift) - 1);
-        *block = if shift <= MAX_BLOCK_SHIFT {
-            Block { shift: shift as u16, length: 1 << shift, choice: chance as u16, passed: 0 }
-        } else {
-            Block { shift: shift as u16, length: 1, choice: (chance != 0) as u16, passed: 0 }
-        };
-    }
-    let position = block.passed;
-    block.passed = position + 1;
-    position == block.choice
-}
-
 /// A new window: a thread that was walked little is walked more often.
 #[inline(always)]
 fn turn(pace: &mut Pace, window: u32) {
-    if pace.window == window {
-        return;
-    }
     let passed = window.wrapping_sub(pace.window);
     if pace.walks < THREAD_WALKS / 2 {
         pace.shift = if passed >= pace.shift as u32 { 0 } else { pace.shift - passed as u16 };
@@ -294,18 +331,50 @@ fn note(pace: &mut Pace) {
 }
 
 /// As [`turn`], for a CPU and its budget.
-#[inline(always)]
+#[inline(never)]
 fn turn_cpu(pace: &mut CpuPace, window: u32) {
-    if pace.window == window {
-        return;
-    }
     let passed = window.wrapping_sub(pace.window);
-    if pace.spent < wait_budget() / 2 {
+    if pace.spent < pace.budget / 2 {
         pace.shift = if passed >= pace.shift { 0 } else { pace.shift - passed };
     }
+    // Older ones may be another window's by now.
+    if passed < HOST_WINDOWS - 1 {
+        report_switches(pace.window, pace.switches);
+    }
+    // Every CPU that is switched has reported that one.
+    let switches = switches_of(window.wrapping_sub(2));
+    pace.budget = wait_pace::budget(wait_budget(), switches, wait_cpus());
     pace.window = window;
     pace.spent = 0;
     pace.raw = 0;
+    pace.switches = 0;
+}
+
+/// Adds a CPU's switches to those of the host.
+#[inline(always)]
+fn report_switches(window: u32, switches: u32) {
+    let Some(place) = OFF_CPU_SWITCHES.get_ptr_mut(window & (HOST_WINDOWS - 1)) else { return };
+    // SAFETY: a map value; only changed by these.
+    unsafe {
+        let seen = core::ptr::read_volatile(place);
+        if (seen >> 32) as u32 != window {
+            const SEQUENTIAL: AtomicOrdering = AtomicOrdering::SeqCst;
+            let first = (window as u64) << 32 | switches as u64;
+            if atomic_cxchg::<u64, SEQUENTIAL, SEQUENTIAL>(place, seen, first).1 {
+                return;
+            }
+        }
+        atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(place, switches as u64);
+    }
+}
+
+/// The host's switches in a window, if any were reported.
+#[inline(always)]
+fn switches_of(window: u32) -> u32 {
+    let Some(place) = OFF_CPU_SWITCHES.get_ptr(window & (HOST_WINDOWS - 1)) else { return 0 };
+    // SAFETY: as in `has_waits`.
+    let word = unsafe { core::ptr::read_volatile(place) };
+    if (word >> 32) as u32 == window { word as u32 } else { 0 }
 }
 
 /// As [`note`], for a CPU and its budget.
@@ -313,7 +382,7 @@ fn turn_cpu(pace: &mut CpuPace, window: u32) {
 fn note_cpu(pace: &mut CpuPace, took: u64) {
     let spent = pace.spent as u64 + took;
     pace.spent = spent as u32;
-    if spent >= wait_budget() as u64 && pace.shift < MAX_SHIFT {
+    if spent >= pace.budget as u64 && pace.shift < MAX_SHIFT {
         pace.spent = 0;
         pace.shift += 1;
     }
@@ -399,40 +468,38 @@ fn send(record: &mut Record, hot: &mut Hot, words: u64, registers: *const u8) {
 /// The stack of the thread's wait has been walked, and sent if there was room.
 #[inline(never)]
 fn note_sent(tid: u32, cpu: u32, began: u64, is_sent: bool, is_raw: bool) {
-    let (Some(slot), Some(all)) = (slot_of(tid), OFF_CPU_PACES.get_ptr_mut(cpu)) else {
+    let (Some((set, way)), Some(all)) = (slot_of(tid), OFF_CPU_PACES.get_ptr_mut(cpu)) else {
         return;
     };
     // SAFETY: as in `choose`.
-    let (slot, all) = unsafe { (&mut *slot, &mut *all) };
-    note(&mut slot.pace);
+    let (pace, all) = unsafe { (&mut (*set).paces[way], &mut *all) };
+    note(pace);
     // SAFETY: a helper without preconditions.
     note_cpu(all, unsafe { bpf_ktime_get_ns() }.wrapping_sub(began));
     all.raw += is_raw as u32;
-    if is_sent {
-        slot.woken = 0;
-        slot.began = began;
-    }
+    let Some(times) = times_of(tid, way).filter(|_| is_sent) else { return };
+    // SAFETY: as in `end_wait`.
+    unsafe { *times = WaitTimes { began, woken: 0 } };
+    set_waiting(tid, way, true);
 }
 
 /// The thread is not walked for some windows: its process is left out.
 #[inline(always)]
 fn leave_out(tid: u32) {
-    let Some(slot) = slot_of(tid) else { return };
+    let Some((set, way)) = slot_of(tid) else { return };
     // SAFETY: as in `choose`.
-    unsafe {
-        (*slot).pace.walks = LEFT_OUT;
-        (*slot).pace.window = window();
-    }
+    let pace = unsafe { &mut (*set).paces[way] };
+    pace.walks = LEFT_OUT;
+    pace.window = window();
 }
 
 /// The thread executes another program, which may be wanted.
 pub fn take_in(tid: u32) {
-    let Some(slot) = slot_of(tid) else { return };
+    let Some((set, way)) = slot_of(tid) else { return };
     // SAFETY: as in `choose`.
-    unsafe {
-        if (*slot).pace.walks == LEFT_OUT {
-            (*slot).pace.walks = 0;
-        }
+    let pace = unsafe { &mut (*set).paces[way] };
+    if pace.walks == LEFT_OUT {
+        pace.walks = 0;
     }
 }
 
@@ -450,4 +517,5 @@ fn put(record: &mut Record, index: usize, word: u64) {
 }
 
 const _: () = assert!(size_of::<WaitSet>() == wait_slots::SET_BYTES);
+const _: () = assert!(size_of::<CpuPace>() == 128);
 const _: () = assert!(size_of::<Header>() % 8 == 0);

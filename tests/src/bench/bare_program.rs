@@ -57,7 +57,7 @@ fn create_map() -> std::io::Result<OwnedFd> {
 }
 
 /// `struct bpf_insn` as one word: code, registers, offset, immediate.
-fn instruction(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
+pub fn instruction(code: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
     u64::from(code)
         | u64::from(destination | source << 4) << 8
         | u64::from(offset.cast_unsigned()) << 16

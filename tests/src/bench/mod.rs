@@ -6,6 +6,7 @@
 //! | [`scenes`] | what the machine does while it is measured |
 //! | [`bpf_objects`] | BPF programs and maps as the kernel counts them |
 //! | [`bare_program`] | a BPF program of two `bpf_get_stack` calls: the least a profiler can cost |
+//! | [`bare_tracepoints`] | BPF programs that do nothing, at tracepoints |
 //! | [`meters`] | CPU time and memory of a process with its children |
 //! | [`measure`] | one scene under strata, and under perf |
 //! | [`clr`] | what strata costs .NET programs: start-up, speed, memory, latencies |
@@ -24,6 +25,7 @@
 //! outside.
 
 pub mod bare_program;
+pub mod bare_tracepoints;
 pub mod bpf_objects;
 pub mod clr;
 pub mod components;

@@ -1,5 +1,5 @@
-/* sleepers COUNT ACTIVE SECONDS: COUNT threads, of which ACTIVE sleep 20 ms at a time and the others until
- * the end. */
+/* sleepers COUNT ACTIVE SECONDS [NAP]: COUNT threads, of which ACTIVE sleep NAP milliseconds at a time (20)
+ * and the others until the end. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 static volatile double end = 1e18;
+static struct timespec nap = {0, 20000000};
 
 static double now(void) {
     struct timespec time;
@@ -21,14 +22,14 @@ static void *rests(void *unused) {
 }
 
 static void *naps(void *unused) {
-    struct timespec time = {0, 20000000};
-    while (now() < end) nanosleep(&time, NULL);
+    while (now() < end) nanosleep(&nap, NULL);
     return unused;
 }
 
 int main(int argc, char **argv) {
     if (argc < 4) return 2;
     int count = atoi(argv[1]), active = atoi(argv[2]);
+    if (argc > 4) nap.tv_nsec = atoi(argv[4]) * 1000000L;
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, 65536);

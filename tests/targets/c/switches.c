@@ -69,6 +69,8 @@ int main(int argc, char **argv) {
     double elapsed = target_now() - start;
     struct rusage used;
     getrusage(RUSAGE_SELF, &used);
-    printf("switches=%ld per_second=%.0f\n", used.ru_nvcsw, (double)used.ru_nvcsw / elapsed);
+    /* One that is woken may take the CPU at once from the thread that wakes it. */
+    long switches = used.ru_nvcsw + used.ru_nivcsw;
+    printf("switches=%ld per_second=%.0f\n", switches, (double)switches / elapsed);
     return 0;
 }

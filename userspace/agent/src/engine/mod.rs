@@ -533,9 +533,10 @@ impl Engine {
         }
         self.settle_pending(true);
         if self.wall.is_some() {
-            let PassFigures { passes, reading, threads, .. } = self.pass_figures();
+            let PassFigures { passes, reading, sending_all, threads, .. } = self.pass_figures();
             tracing::info!(
-                "{passes} passes over threads took {reading} ns; {threads} threads at last"
+                "{passes} passes over threads took {reading} ns, of which {sending_all} ns to send every thread; \
+                 {threads} threads at last"
             );
         }
         self.count_waits(stopped_at);

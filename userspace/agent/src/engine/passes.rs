@@ -51,6 +51,8 @@ pub struct PassFigures {
     pub refused: u64,
     /// Nanoseconds of CPU time of readers.
     pub reading: u64,
+    /// Of that, what passes used that sent every thread: each first one.
+    pub sending_all: u64,
     /// Nanoseconds from the beginning of the last pass to the next.
     pub interval: u64,
     pub threads: usize,
@@ -215,6 +217,7 @@ impl Passes {
         }
         if self.sends_all {
             self.all_sent = monotonic_nanos();
+            self.figures.sending_all += cost.nanos;
         }
         self.only_all |= cost.refused > 0;
         self.figures.passes += 1;

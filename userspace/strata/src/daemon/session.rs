@@ -147,8 +147,8 @@ struct Slow {
     services: Vec<Service>,
 }
 
-/// Thousandths of a CPU that sampling waits may cost the host.
-const OFF_CPU_SHARE: u32 = 8;
+/// Thousandths of a CPU that switches and sampling waits may cost the host.
+const OFF_CPU_SHARE: u32 = 10;
 
 const HOOKS: Hooks =
     Hooks { started: || crate::priority::set_priority(0), trim: memory::trim_now_and_then };

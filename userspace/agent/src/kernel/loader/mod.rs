@@ -216,6 +216,7 @@ impl Programs {
                 .override_global("TASK_STATE", &tasks.state, true)
                 .override_global("TASK_COMM", &tasks.comm, true)
                 .override_global("WAIT_BUDGET", &wait_budget, true)
+                .override_global("WAIT_CPUS", &possible_cpus, true)
                 .override_global("WINDOW_SHIFT", &window.shift, true);
         }
         if let Some(tasks) = tasks.as_ref().filter(|_| walks) {

@@ -6,7 +6,7 @@ use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::BtfTracePoint;
 use aya::programs::tp_btf::BtfTracePointLinkId;
 use aya::{Btf, Ebpf, EbpfLoader};
-use strata_abi::wait_slots;
+use strata_abi::{wait_pace, wait_slots};
 
 use super::{HotValue, LoadError, Programs, map, program};
 
@@ -15,8 +15,6 @@ const PROGRAMS: [(&str, &str); 2] = [("switched", "sched_switch"), ("woken", "sc
 
 /// A window of time is about as long, in nanoseconds: a power of two of the kernel's ticks.
 const WINDOW: u64 = 128_000_000;
-/// Nanoseconds that a CPU may spend on waits in a window, however many CPUs there are: a stack.
-const LEAST: u64 = 20_000;
 
 /// Switched on by [`super::Settings::off_cpu`].
 pub(super) struct OffCpu {
@@ -50,11 +48,12 @@ impl Window {
         Self { shift, nanos: tick << shift }
     }
 
-    /// Nanoseconds that a CPU may spend on waits in it. `share`: thousandths of one CPU that the
+    /// Nanoseconds that a CPU may spend on switches and waits in it. `share`: thousandths of one CPU that the
     /// whole host may.
     pub(super) fn budget(self, share: u32, cpus: u32) -> u32 {
         let all = self.nanos / 1000 * u64::from(share);
-        u32::try_from((all / u64::from(cpus.max(1))).max(LEAST)).unwrap_or(u32::MAX)
+        u32::try_from((all / u64::from(cpus.max(1))).max(u64::from(wait_pace::LEAST_BUDGET)))
+            .unwrap_or(u32::MAX)
     }
 }
 
@@ -63,7 +62,10 @@ pub(super) fn size(loader: &mut EbpfLoader<'_>, cpus: u32, ring_bytes: u32) {
     for name in ["OFF_CPU_HOT", "OFF_CPU_RECORD", "OFF_CPU_CACHE", "OFF_CPU_PACES"] {
         loader.map_max_entries(name, cpus);
     }
-    loader.map_max_entries("WAIT_SLOTS", wait_slots::SETS).map_max_entries("WAITS", ring_bytes);
+    for name in ["WAIT_SLOTS", "WAIT_TIMES"] {
+        loader.map_max_entries(name, wait_slots::SETS);
+    }
+    loader.map_max_entries("WAITS", ring_bytes);
 }
 
 impl OffCpu {
