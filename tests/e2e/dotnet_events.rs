@@ -50,6 +50,11 @@ impl Target {
         Ok(Self { running, folder })
     }
 
+    /// A program that waits for the file `go` in this folder.
+    pub fn of(running: Running, folder: tempfile::TempDir) -> Self {
+        Self { running, folder }
+    }
+
     /// A program that does one of several things.
     pub fn start_way(
         dotnet: &DotNet,

@@ -17,6 +17,7 @@ mod dotnet_attaching;
 mod dotnet_beside;
 mod dotnet_bundles;
 mod dotnet_events;
+mod dotnet_floods;
 mod dotnet_gc;
 mod dotnet_heap;
 mod dotnet_hostile;

@@ -8,6 +8,7 @@
 //! behind a name that has ended.
 
 use strata_bridge_protocol::clr_event::{ClrEvent, kind};
+use strata_bridge_protocol::shared_file::monotonic_time;
 
 use crate::class_names::{Name, name_of};
 use crate::events;
@@ -78,7 +79,12 @@ fn text(data: &[u8]) -> Option<(&[u8], &[u8])> {
 pub fn report(session: &Session, allocation: &Allocation<'_>) {
     let Allocation { class, name, size, amount, address, kind } = *allocation;
     let events = session.events();
-    let weight = |is_wanted: bool, choose: &dyn Fn() -> u32| if is_wanted { choose() } else { 0 };
+    let duty = events.duty_cycle.weight(monotonic_time(), || session.shared().writer().ring());
+    if duty == 0 {
+        return;
+    }
+    let weight =
+        |is_wanted: bool, choose: &dyn Fn() -> u32| if is_wanted { choose() * duty } else { 0 };
     let weight_of_object = weight(events.wants(kind::OBJECT), &|| events.choose_object(class));
     // First: what follows may let the object move.
     let object = (weight_of_object != 0).then(|| {

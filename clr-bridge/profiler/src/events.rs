@@ -15,6 +15,7 @@ use strata_bridge_protocol::control::{Wishes, wish};
 use strata_bridge_protocol::shared_file::monotonic_time;
 
 use crate::contention::Contention;
+use crate::duty_cycle::DutyCycle;
 use crate::objects::{self, Watched};
 use crate::pauses::Pauses;
 use crate::pipe;
@@ -108,8 +109,10 @@ pub struct Events {
     sampling: Sampling,
     /// Where the fields of exceptions are, once they were looked for ([`crate::exceptions`]).
     pub exception_fields: AtomicU64,
-    /// The session of the runtime's events, or 0 ([`crate::pipe`]).
-    pub pipe: AtomicU64,
+    /// The sessions of the runtime's events ([`crate::pipe`]).
+    pub pipe: pipe::Sessions,
+    /// When events of allocations are on.
+    pub duty_cycle: DutyCycle,
     /// The runtime's provider of events, once it was met, or 0.
     pub provider: AtomicUsize,
     pub repeated: Repeated,
@@ -127,7 +130,8 @@ impl Events {
             wanted: AtomicU64::new(0),
             sampling: Sampling::new(),
             exception_fields: AtomicU64::new(0),
-            pipe: AtomicU64::new(0),
+            pipe: pipe::Sessions::new(),
+            duty_cycle: DutyCycle::new(),
             provider: AtomicUsize::new(0),
             repeated: Repeated::new(),
             contention: Contention::new(),

@@ -94,7 +94,7 @@ impl Gate {
 }
 
 /// Sleeps while the word has this value, at most so long. May return early.
-fn wait(word: &AtomicU32, value: u32, nanoseconds: u64) {
+pub fn wait(word: &AtomicU32, value: u32, nanoseconds: u64) {
     let time = libc::timespec {
         tv_sec: (nanoseconds / 1_000_000_000) as libc::time_t,
         tv_nsec: (nanoseconds % 1_000_000_000) as _,
@@ -104,7 +104,7 @@ fn wait(word: &AtomicU32, value: u32, nanoseconds: u64) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, &raw const time) };
 }
 
-fn wake(word: &AtomicU32) {
+pub fn wake(word: &AtomicU32) {
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: only the address of the word matters to the kernel.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) };

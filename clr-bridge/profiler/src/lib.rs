@@ -16,11 +16,12 @@
 //! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is reported, each in its record |
 //! | `events`, `sampling` | events with a stack: the function that strata probes, and which are chosen |
 //! | `exceptions` | events of thrown exceptions |
-//! | `pipe` | the session of the runtime's own events: waits for locks, allocations, collections |
+//! | `pipe` | the sessions of the runtime's own events: waits for locks, allocations, collections |
 //! | `repeated` | events that the runtime delivers more than once |
 //! | `contention` | the owner of the lock that a thread waits for |
 //! | `wait_handles` | how long a thread has waited for a handle |
 //! | `allocations` | events of allocations, and objects to watch |
+//! | `duty_cycle` | when events of allocations are on: all the time, or in windows |
 //! | `objects`, `collections` | which sampled objects are alive, by weak handles |
 //! | `pauses` | which suspensions of the process are pauses for a collection |
 //! | `lifetimes`, `gate`, `dead_code` | how long the runtime's ids may be used |
@@ -48,6 +49,7 @@ mod compilations;
 mod contention;
 mod dead_code;
 mod domains;
+mod duty_cycle;
 mod enumerate;
 mod events;
 mod exceptions;

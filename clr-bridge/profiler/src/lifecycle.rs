@@ -7,9 +7,10 @@
 //!   counters);
 //! - the lookup thread: it is the one that asks to be detached, as its last act, and is joined
 //!   before the session is freed;
+//! - the thread of windows ([`crate::duty_cycle`]), which the lookup thread ends before that;
 //! - [`as_guest`], for threads that the runtime does not count: they are counted here.
 //!
-//! **Invariant:** the session is freed when none of the three can hold it. The library stays
+//! **Invariant:** the session is freed when none of the four can hold it. The library stays
 //! mapped, so its statics start the next session from a clean state.
 
 use std::alloc::Layout;
@@ -24,7 +25,7 @@ use crate::com::{ALREADY_ACTIVE, E_FAIL, E_NOINTERFACE, E_OUTOFMEMORY, HResult, 
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::text::Text;
-use crate::{events, faults, own_thread};
+use crate::{duty_cycle, events, faults, own_thread};
 
 /// How the bridge was loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -166,6 +167,7 @@ pub fn end() {
     // SAFETY: the pointer is null or a session that was allocated in `begin`.
     if let Some(living) = unsafe { session.as_ref() } {
         own_thread::join(living);
+        duty_cycle::thread::stop(living);
         wait_for_guests();
         living.shared().set_state(State::Detached);
         living.release();

@@ -64,6 +64,8 @@ pub struct Lifetimes {
     threads: Gate,
     /// Calls that use no id: only the end of the process waits for them.
     calls: Gate,
+    /// The same of the thread that opens and closes windows.
+    windows: Gate,
     unloads: AtomicU64,
     unloading: Mutex<Vec<Unload>>,
     is_unloading: AtomicBool,
@@ -93,6 +95,7 @@ impl Lifetimes {
             code,
             threads: Gate::new(),
             calls: Gate::new(),
+            windows: Gate::new(),
             unloads: AtomicU64::new(0),
             unloading: Mutex::new(Vec::new()),
             is_unloading: AtomicBool::new(false),
@@ -115,6 +118,10 @@ impl Lifetimes {
 
     pub fn calls(&self) -> &Gate {
         &self.calls
+    }
+
+    pub fn windows(&self) -> &Gate {
+        &self.windows
     }
 
     /// Changes with every unload of a module.
@@ -304,10 +311,9 @@ impl Lifetimes {
 
     /// The end of the process: waits for what is under way.
     pub fn close(&self) {
-        for gate in [&self.code, &self.threads, &self.calls] {
-            gate.shut();
-        }
-        for gate in [&self.code, &self.threads, &self.calls] {
+        let all = [&self.code, &self.threads, &self.calls, &self.windows];
+        all.into_iter().for_each(Gate::shut);
+        for gate in all {
             gate.wait_for_section();
         }
     }

@@ -20,7 +20,7 @@ use crate::asking::{self, Asked};
 use crate::com::E_FAIL;
 use crate::faults::{self, Call};
 use crate::session::Session;
-use crate::{domains, enumerate, events, il_maps, objects, own_thread, pipe, tasks};
+use crate::{domains, duty_cycle, enumerate, events, il_maps, objects, own_thread, pipe, tasks};
 
 /// Milliseconds between checks without a wake-up: each check costs 40 µs of CPU time, including the
 /// wake-up. Owners, callbacks that need something and the end of the session ring the doorbell; a
@@ -187,6 +187,9 @@ impl Lookup {
             session.in_section(|| domains::look_again(session));
         }
         self.look_at_objects(now);
+        if self.apply_from == 0 {
+            duty_cycle::thread::look(session);
+        }
         self.answer(&wishes, now)
     }
 
@@ -218,6 +221,7 @@ impl Lookup {
     /// Opens or closes what the events wanted need.
     fn apply_events(&mut self) {
         let session = self.session;
+        duty_cycle::thread::stop(session);
         let holds = session.call(|| {
             let holds = pipe::apply(session);
             objects::apply(session);

@@ -6,12 +6,15 @@
 //! caller into a thread of the runtime's, which may not ask about addresses any more. The first one
 //! takes up to 120 ms.
 //!
+//! One session has all events, until those of allocations are to be switched off for a while
+//! ([`crate::duty_cycle`]): then they have one of their own, and the others go on in theirs.
+//!
 //! **Invariant:** a session is closed before the bridge is detached: one that is left open would
 //! deliver into the next attach, before its state exists.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use strata_bridge_protocol::clr_event::{ClrEvent, kind, wait_bucket};
 use strata_bridge_protocol::collection::{Collection, UNKNOWN};
@@ -71,18 +74,57 @@ const LOCKS: u64 = 0x6c6f_636b;
 /// And those for handles.
 const WAIT_HANDLES: u64 = 0x6861_6e64;
 
+/// What a session is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of the following.
+    Whole,
+    Waits,
+    Collections,
+    Allocations,
+}
+
+impl Part {
+    const ALL: [Self; 4] = [Self::Whole, Self::Waits, Self::Collections, Self::Allocations];
+
+    fn has(self, part: Self) -> bool {
+        self == Self::Whole || self == part
+    }
+}
+
+/// The open sessions, by part; 0: there is none.
+pub struct Sessions([AtomicU64; Part::ALL.len()]);
+
+impl Sessions {
+    pub const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; Part::ALL.len()])
+    }
+
+    fn of(&self, part: Part) -> &AtomicU64 {
+        let [whole, waits, collections, allocations] = &self.0;
+        match part {
+            Part::Whole => whole,
+            Part::Waits => waits,
+            Part::Collections => collections,
+            Part::Allocations => allocations,
+        }
+    }
+}
+
 /// What a session has to have.
-fn provider(session: &Session) -> Option<Provider> {
+fn provider(session: &Session, part: Part) -> Option<Provider> {
     let events = session.events();
     let mut keywords = 0;
     let mut level = INFORMATIONAL;
-    if events.wants(kind::LOCK) {
+    if part.has(Part::Waits) && events.wants(kind::LOCK) {
         keywords |= CONTENTION;
     }
-    if events.wants(kind::PAUSE) || events.wants(kind::OBJECT) {
+    let of_collections = events.wants(kind::PAUSE) || events.wants(kind::OBJECT);
+    if part.has(Part::Collections) && of_collections {
         keywords |= GC;
     }
-    if events.wants(kind::ALLOCATION) || events.wants(kind::OBJECT) {
+    let of_allocations = events.wants(kind::ALLOCATION) || events.wants(kind::OBJECT);
+    if part.has(Part::Allocations) && of_allocations {
         if session.major() >= SAMPLES_ALLOCATIONS {
             keywords |= ALLOCATION_SAMPLING;
         } else {
@@ -90,7 +132,7 @@ fn provider(session: &Session) -> Option<Provider> {
             level = VERBOSE;
         }
     }
-    if events.wants(kind::WAIT_HANDLE) {
+    if part.has(Part::Waits) && events.wants(kind::WAIT_HANDLE) {
         // Of the other keywords, GC alone has events of this level that nothing here asks for. The
         // waits of contended locks are none for handles, and are left out.
         keywords |= WAIT_HANDLE | CONTENTION;
@@ -102,13 +144,18 @@ fn provider(session: &Session) -> Option<Provider> {
 
 /// Whether there is a session.
 pub fn is_open(session: &Session) -> bool {
-    session.events().pipe.load(Ordering::Relaxed) != 0
+    Part::ALL.iter().any(|part| is_part_open(session, *part))
+}
+
+/// Whether there is one for this part, apart from the whole.
+pub fn is_part_open(session: &Session, part: Part) -> bool {
+    session.events().pipe.of(part).load(Ordering::Relaxed) != 0
 }
 
 /// Opens, changes or closes the session, as the events wanted need it. `false`: that failed, and is to
 /// be tried again.
 pub fn apply(session: &Session) -> bool {
-    if !is_open(session) && provider(session).is_none() {
+    if !is_open(session) && provider(session, Part::Whole).is_none() {
         return true;
     }
     let holds = on_a_thread(session);
@@ -149,25 +196,51 @@ fn on_a_thread(session: &Session) -> bool {
 }
 
 fn change(session: &Session) -> bool {
-    let place = &session.events().pipe;
-    let open = place.load(Ordering::Relaxed);
-    if open != 0 {
-        // One that cannot be closed is not forgotten.
-        if faults::refuses(Call::StopSession) || session.info().stop_event_session(open).is_none() {
-            return false;
-        }
-        place.store(0, Ordering::Relaxed);
-        session.shared().count(Count::EventSessionsClosed, 1);
+    if !Part::ALL.iter().all(|part| close(session, *part)) {
+        return false;
     }
     // What was under way is not known any more.
     session.events().pauses.reset();
     session.events().objects.collections.reset();
     session.events().wait_handles.reset(monotonic_time());
-    let Some(provider) = provider(session) else { return true };
+    open(session, Part::Whole)
+}
+
+/// Opens the session of a part, unless there is one or it is not wanted. On a thread that is to become one
+/// of the runtime's.
+pub fn open(session: &Session, part: Part) -> bool {
+    let place = session.events().pipe.of(part);
+    let Some(provider) = provider(session, part) else { return true };
+    if place.load(Ordering::Relaxed) != 0 {
+        return true;
+    }
     let Some(opened) = session.info().start_event_session(&provider) else { return false };
     place.store(opened, Ordering::Relaxed);
     session.shared().count(Count::EventSessionsOpened, 1);
     true
+}
+
+/// Closes the session of a part; no event of it is under way afterwards. On such a thread too.
+pub fn close(session: &Session, part: Part) -> bool {
+    let place = session.events().pipe.of(part);
+    let open = place.load(Ordering::Relaxed);
+    if open == 0 {
+        return true;
+    }
+    // One that cannot be closed is not forgotten.
+    if faults::refuses(Call::StopSession) || session.info().stop_event_session(open).is_none() {
+        return false;
+    }
+    place.store(0, Ordering::Relaxed);
+    session.shared().count(Count::EventSessionsClosed, 1);
+    true
+}
+
+/// Gives waits and collections sessions of their own, without allocations. What is delivered twice
+/// meanwhile is taken once.
+pub fn part(session: &Session) -> bool {
+    // Apart, because a keyword has events of allocations at the level that waits for handles need.
+    open(session, Part::Waits) && open(session, Part::Collections) && close(session, Part::Whole)
 }
 
 /// An event of the runtime's.

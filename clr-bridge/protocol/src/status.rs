@@ -108,6 +108,8 @@ numbered! {
         /// Sessions of the runtime's own events; one that is open has not been closed yet.
         EventSessionsOpened = 12 "event sessions opened",
         EventSessionsClosed = 13 "event sessions closed",
+        /// Windows in which events of allocations were on, because all of them would cost too much.
+        AllocationWindows = 14 "windows of allocations",
     }
 }
 

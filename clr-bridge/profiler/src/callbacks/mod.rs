@@ -217,7 +217,14 @@ unsafe extern "C" fn module_unload_finished(
 }
 
 unsafe extern "C" fn runtime_suspend_started(_this: *mut c_void, reason: u32) -> HResult {
-    lifetime(|session| session.lifetimes().suspend_started(tasks::own(), reason))
+    lifetime(|session| {
+        session.lifetimes().suspend_started(tasks::own(), reason);
+        session.events().duty_cycle.suspends(reason);
+    })
+}
+
+unsafe extern "C" fn runtime_suspend_finished(_this: *mut c_void) -> HResult {
+    lifetime(|session| session.events().duty_cycle.suspended())
 }
 
 unsafe extern "C" fn runtime_resume_finished(_this: *mut c_void) -> HResult {

@@ -3,7 +3,7 @@
 
 use strata_bridge_protocol::clr_event::capability;
 use strata_bridge_protocol::control::wish;
-use strata_bridge_protocol::status::{Count, Loss};
+use strata_bridge_protocol::status::{Count, Loss, State};
 
 use crate::support::*;
 
@@ -41,6 +41,102 @@ fn objects_whose_class_has_a_name_of_thousands_of_characters_are_watched() {
         for loss in [Loss::EventInvalid, Loss::RuntimeCall, Loss::Panic] {
             assert_eq!(status.lost(loss), 0, "{version}: {status:?}");
         }
+        target.quit();
+    }
+}
+
+const ALLOCATIONS: u64 = wish::JIT_EVENTS | wish::ALLOCATIONS | wish::PAUSES;
+
+/// The thread that opens and closes windows.
+fn has_windows(target: &Target) -> bool {
+    target.threads().iter().any(|name| name == "strata-clr-duty")
+}
+
+fn windows(watcher: &Watcher) -> u64 {
+    watcher.status().count(Count::AllocationWindows)
+}
+
+fn until_more_windows(watcher: &Watcher) {
+    let before = windows(watcher);
+    eventually("windows", || (windows(watcher) > before + 3).then_some(()));
+}
+
+#[test]
+fn a_flood_of_allocations_has_windows_until_it_is_over() {
+    for version in versions_with_events() {
+        let (mut target, mut watcher) = with_objects(version, Start::default());
+        watcher.wish(ALLOCATIONS);
+        target.tell("deep 200000");
+        assert!(!has_windows(&target), "{version}");
+        for _ in 0..2 {
+            target.tell("flood on");
+            until_more_windows(&watcher);
+            assert!(has_windows(&target), "{version}");
+            target.tell("flood off");
+            eventually("the end of windows", || (!has_windows(&target)).then_some(()));
+        }
+        let (before, status) = (windows(&watcher), watcher.status());
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        assert_eq!(windows(&watcher), before, "{version}: an idle program has windows");
+        println!("{version}: {before} windows");
+        // Collections have a session of their own by now, and so have allocations.
+        let open =
+            status.count(Count::EventSessionsOpened) - status.count(Count::EventSessionsClosed);
+        assert_eq!(open, 2, "{version}: {status:?}");
+        for loss in [Loss::EventInvalid, Loss::RuntimeCall, Loss::Panic] {
+            assert_eq!(status.lost(loss), 0, "{version}: {status:?}");
+        }
+        target.quit();
+    }
+}
+
+#[test]
+fn events_are_switched_a_thousand_times_while_there_are_windows() {
+    for version in versions_with_events() {
+        let (mut target, mut watcher) = with_objects(version, Start::default());
+        watcher.wish(ALLOCATIONS);
+        target.tell("flood on");
+        until_more_windows(&watcher);
+        for round in 0..1_000 {
+            watcher.wish(if round % 2 == 0 { wish::JIT_EVENTS } else { ALLOCATIONS });
+            // At every moment of the change before.
+            std::thread::sleep(std::time::Duration::from_micros(round * 37 % 5_000));
+        }
+        until_more_windows(&watcher);
+        let status = watcher.status();
+        assert_eq!((status.state, status.lost(Loss::Panic)), (Some(State::Ready), 0), "{version}");
+        watcher.wish(wish::JIT_EVENTS);
+        eventually("no sessions", || {
+            let status = watcher.status();
+            let closed = status.count(Count::EventSessionsClosed);
+            (status.count(Count::EventSessionsOpened) == closed).then_some(())
+        });
+        assert!(!has_windows(&target), "{version}");
+        target.quit();
+    }
+}
+
+#[test]
+fn a_bridge_is_detached_and_a_program_ends_while_there_are_windows() {
+    for version in versions_with_events() {
+        let mut target = Target::start(version, Start::default());
+        target.tell("flood on");
+        for round in 0..10 {
+            attach_bridge(&target);
+            let mut watcher = Watcher::find(&target);
+            watcher.own();
+            watcher.until_enumerated();
+            watcher.wish(ALLOCATIONS);
+            until_more_windows(&watcher);
+            if round < 9 {
+                watcher.wish(wish::DETACH);
+                eventually("the end of the bridge", || {
+                    (target.footprint().memory == 0).then_some(())
+                });
+                assert!(!has_windows(&target), "{version}");
+            }
+        }
+        // The thread of windows does not keep it.
         target.quit();
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::record::{DecodeError, RawRecord};
+use strata_bridge_protocol::status::Count;
 use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
 
@@ -396,6 +397,11 @@ impl Bridge {
             + here.unfinished
             + here.broken_segments
             + here.gaps
+    }
+
+    /// Windows of events of allocations so far: a claim of the process.
+    pub fn allocation_windows(&self) -> u64 {
+        self.session.status().count(Count::AllocationWindows)
     }
 
     pub fn pid(&self) -> u32 {

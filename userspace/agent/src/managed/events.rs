@@ -111,6 +111,29 @@ pub(super) struct Events {
     tries: u32,
     /// Its objects when it ended.
     pub last_objects: Option<ObjectTable>,
+    pub allocation_windows: Windows,
+}
+
+/// How often its bridge has had events of allocations on for a while, because all of them would have cost
+/// the process too much.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    before: Option<u64>,
+    now: u64,
+}
+
+impl Windows {
+    /// The bridge's own count: a claim of the process.
+    pub fn note(&mut self, count: u64) {
+        self.before.get_or_insert(count);
+        // Sums of many processes' claims stay within a number.
+        self.now = self.now.max(count.min(u64::from(u32::MAX)));
+    }
+
+    /// Since this strata has read the bridge.
+    pub fn seen(&self) -> u64 {
+        self.now.saturating_sub(self.before.unwrap_or_default())
+    }
 }
 
 /// Of the kinds that a bridge states, those that it may not be asked for: a library that was mapped

@@ -94,6 +94,9 @@ pub struct Totals {
     pub without_events: Vec<(u32, String)>,
     /// Records that were lost in a process or refused here.
     pub lost: u64,
+    /// In how many windows of time the allocations of processes were recorded that allocate too fast for
+    /// all the time.
+    pub allocation_windows: u64,
     /// How often a process that was read beside another strata was left by that one, and attached to
     /// again: events of the moments between are missing.
     pub taken_over: u64,
@@ -126,6 +129,8 @@ pub struct Managed {
     detached: u64,
     /// Records lost by processes that were dropped, so that the total stays.
     lost_before: u64,
+    /// The same of windows of allocations.
+    windows_before: u64,
     /// The process that the next turn begins with, and whether the last turn was cut short.
     next: ImageId,
     /// The events wanted of every process that is attached to, or of those decided on
@@ -221,6 +226,7 @@ impl Managed {
             loaded: 0,
             detached: 0,
             lost_before: 0,
+            windows_before: 0,
             next: ImageId(0),
             events: events::Wanted::default(),
             has_more: false,
@@ -548,7 +554,7 @@ impl Managed {
     /// When all that was sampled is named: of what processes have sampled nothing more needs to be
     /// remembered, and those that have ended and been waited for are forgotten.
     pub fn forget_ended(&mut self) {
-        let lost_before = &mut self.lost_before;
+        let (lost_before, windows_before) = (&mut self.lost_before, &mut self.windows_before);
         self.targets.retain(|image, target| {
             let is_current = self.current.get(&target.pid) == Some(image);
             // Samples taken since the flush still need their symbols.
@@ -563,6 +569,7 @@ impl Managed {
                 || !target.units.is_empty();
             if !is_kept {
                 *lost_before += target.lost_in_all();
+                *windows_before += target.events.allocation_windows.seen();
             }
             is_kept
         });
@@ -673,12 +680,14 @@ impl Managed {
             detached: self.detached,
             // Code that cannot be read is missing as if it had not been published.
             lost: self.lost_before + self.code_reader.unread(),
+            allocation_windows: self.windows_before,
             taken_over: self.taken_over,
             ..Totals::default()
         };
         for target in self.targets.values() {
             totals.methods += target.runtime.methods();
             totals.lost += target.lost_in_all();
+            totals.allocation_windows += target.events.allocation_windows.seen();
             if let Some(why) = target.events.missing() {
                 totals.without_events.push((target.pid, why));
             }

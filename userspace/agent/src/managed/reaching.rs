@@ -81,6 +81,7 @@ impl Managed {
         }
         if let Some(before) = self.targets.insert(image, target) {
             self.lost_before += before.lost_in_all();
+            self.windows_before += before.events.allocation_windows.seen();
         }
         self.current.insert(pid, image);
     }

@@ -334,6 +334,7 @@ impl Target {
         let runtime = &mut self.runtime;
         // A claim of the process: it may shrink later.
         self.lost = self.lost.max(bridge.lost());
+        self.events.allocation_windows.note(bridge.allocation_windows());
         if runtime.module_changes() != self.modules_seen {
             self.modules_seen = runtime.module_changes();
             self.units.set_modules(runtime.modules());

@@ -266,6 +266,15 @@ impl Report<'_> {
         for (pid, why) in totals.without_events.iter().take(MOST) {
             writeln!(out, "  process {pid} has no events: {}", sanitize_for_terminal(why))?;
         }
+        if totals.allocation_windows > 0 {
+            let windows = counted(totals.allocation_windows, "window");
+            writeln!(
+                out,
+                "  allocations were too many to be recorded all the time: their sums are estimates from \
+                 {windows} of time, which bursts can make wrong by {:.0} %",
+                burst_error(totals.allocation_windows)
+            )?;
+        }
         Ok(())
     }
 
@@ -382,6 +391,7 @@ impl Report<'_> {
             "methods": totals.methods,
             "refused": refused,
             "without_events": without_events,
+            "allocation_windows": totals.allocation_windows,
             "taken_over": totals.taken_over,
         })
     }
@@ -440,6 +450,13 @@ impl Report<'_> {
             "evicted": engine.store.evicted,
         })
     }
+}
+
+/// The standard error, in percent, of a sum from so many windows when a program allocates in a fifth of
+/// the time, each burst longer than a window: the square root of what is outside per what is inside, per
+/// window.
+fn burst_error(windows: u64) -> f64 {
+    200.0 / (windows.max(1) as f64).sqrt()
 }
 
 /// A sum in a readable unit.

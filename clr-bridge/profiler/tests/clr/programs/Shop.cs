@@ -199,6 +199,12 @@ namespace Shop
             return sum;
         }
 
+        static volatile bool floods;
+        [ThreadStatic] static object flooded;
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void Flood() { for (int i = 0; i < 100; i++) flooded = new byte[1000]; }
+
         public static void Main(string[] arguments)
         {
             Forms();
@@ -221,6 +227,12 @@ namespace Shop
                     case "deep":
                         Console.WriteLine(Deeply.Nested<int>(7, int.Parse(words[1])));
                         continue;
+                    case "flood":
+                        // Two threads allocate as fast as they can, or no longer.
+                        floods = words[1] == "on";
+                        for (int i = 0; floods && i < 2; i++)
+                            new Thread(() => { while (floods) Flood(); }) { IsBackground = true }.Start();
+                        break;
                     case "osr": Loop(int.Parse(words[1])); break;
                     case "compile":
                         // Real work for the JIT compiler: expression trees are dynamic methods.
