@@ -284,6 +284,8 @@ impl Target {
         }
         self.taking_in = Duration::ZERO;
         self.has_reported = false;
+        // Events were taken since the log was read last.
+        self.runtime.forget_ended_threads();
         self.take_in(looker, until.min(begun + BETWEEN_TURNS * 2));
         self.credit.pay(meter.spent_since(begun));
         true
