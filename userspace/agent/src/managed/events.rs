@@ -14,6 +14,7 @@ use strata_bridge_protocol::clr_event::{self, capability};
 use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_clr::SessionError;
+use strata_clr::session::Holder;
 use strata_kinds::{Kind, Kinds};
 
 use super::bridge::Bridge;
@@ -210,20 +211,24 @@ impl Events {
     fn take_without_probe(
         &mut self,
         error: &ProbeError,
-        asked: Result<bool, SessionError>,
+        asked: (Result<bool, SessionError>, Option<Holder>),
         pid: u32,
     ) -> Result<(), String> {
         match asked {
-            Ok(true) => {
+            (Ok(true), _) => {
                 tracing::warn!(pid, %error, "stacks of events have managed frames only");
                 self.without_probe = Some(error.to_string());
                 Ok(())
             }
-            Ok(false) => Err(format!(
-                "{error}; without one its bridge reports events to the strata that owns it only, and \
-                 if it is of this version (restart the process where it is older)"
+            (Ok(false), Some(owner)) => Err(format!(
+                "{error}; without a probe, events are reported to the strata that owns the bridge only \
+                 ({owner})"
             )),
-            Err(other) => Err(format!("{error}; nor can its bridge be read: {other}")),
+            (Ok(false), None) => Err(format!(
+                "{error}; the bridge in it is of an older version, which reports no events without a \
+                 probe: restart the process"
+            )),
+            (Err(other), _) => Err(format!("{error}; nor can its bridge be read: {other}")),
         }
     }
 
@@ -361,7 +366,8 @@ impl Managed {
             Ok(probe) => bridge.report_events(probe, wishes).map_err(|error| error.to_string()),
             Err(error) if error.is_for_good() => {
                 let asked = bridge.report_snapshots(wishes);
-                target.events.take_without_probe(&error, asked, target.pid)
+                let owner = bridge.read_beside();
+                target.events.take_without_probe(&error, (asked, owner), target.pid)
             }
             Err(error) => {
                 tracing::warn!(pid = target.pid, %error, "no events of a .NET process");
