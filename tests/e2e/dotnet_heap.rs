@@ -12,7 +12,7 @@ use strata_tests::daemon::Daemon;
 use strata_tests::running::{Ended, Running};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::stacks::{Stack, Stacks};
-use strata_tests::strata::{Recorded, Recording, record};
+use strata_tests::strata::{Record, Recorded, Recording, record};
 use strata_tests::{machine, places, stack_ends, text_outputs};
 
 use crate::dotnet_running::{self, PATIENCE, wait_for_attach};
@@ -25,11 +25,11 @@ const REPORTED: &str = "events of a .NET process are reported";
 const OPENED: Duration = Duration::from_secs(2);
 
 /// The bridge looks at its objects about once a second, after a collection.
-const LOOKED: Duration = Duration::from_secs(4);
+pub const LOOKED: Duration = Duration::from_secs(4);
 
 /// What the target keeps: the class, the method that allocates it, and its name in the program's
 /// own count.
-const KEPT: [(&str, &str, &str); 4] = [
+pub const KEPT: [(&str, &str, &str); 4] = [
     ("Shop.Keeps+Node", "Shop.Keeps.LeakNodes", "nodes"),
     ("Shop.Keeps+Temporary", "Shop.Keeps.KeepForNow", "temporary"),
     ("System.Byte[]", "Shop.Keeps.LeakLarge", "large"),
@@ -37,13 +37,13 @@ const KEPT: [(&str, &str, &str); 4] = [
 ];
 
 /// A target that does what files in its folder tell it to.
-struct Target {
+pub struct Target {
     running: Running,
     folder: tempfile::TempDir,
 }
 
 impl Target {
-    fn start(
+    pub fn start(
         dotnet: &DotNet,
         version: Version,
         words: [&str; 2],
@@ -67,7 +67,7 @@ impl Target {
     }
 
     /// Allocates what it keeps.
-    fn keep(&mut self) -> Result<()> {
+    pub fn keep(&mut self) -> Result<()> {
         self.tell("go")?;
         self.running.wait_for_line("kept", PATIENCE)
     }
@@ -79,7 +79,7 @@ impl Target {
     }
 
     /// What it counted, by name, at its end.
-    fn counts(self) -> Result<BTreeMap<String, u64>> {
+    pub fn counts(self) -> Result<BTreeMap<String, u64>> {
         for word in ["go", "free", "end"] {
             self.tell(word)?;
         }
@@ -91,7 +91,12 @@ impl Target {
 
     /// A recording of its objects that has begun.
     fn recording(&self) -> Result<Recording> {
-        let mut recording = record()?.pid(self.pid()).option("-e", "heap").flag("-v").start()?;
+        self.recording_as(|record| record)
+    }
+
+    pub fn recording_as(&self, change: impl FnOnce(Record) -> Record) -> Result<Recording> {
+        let record = record()?.pid(self.pid()).option("-e", "heap").flag("-v");
+        let mut recording = change(record).start()?;
         recording.running().wait_for_log(REPORTED, PATIENCE)?;
         std::thread::sleep(OPENED);
         Ok(recording)
@@ -116,7 +121,7 @@ fn calls(stack: &Stack, method: &str) -> bool {
 }
 
 /// The objects of a recording: how many, and how large.
-fn in_use(recorded: &Recorded) -> Result<(Stacks, Stacks)> {
+pub fn in_use(recorded: &Recorded) -> Result<(Stacks, Stacks)> {
     let profile = recorded.profile()?;
     Ok((profile.stacks_of("inuse_objects")?, profile.stacks_of("inuse_space")?))
 }

@@ -32,6 +32,7 @@ mod dotnet_surviving;
 mod dotnet_targets;
 mod dotnet_unloading;
 mod dotnet_waits;
+mod dotnet_without_probes;
 mod elapsed_exports;
 mod errors;
 mod harness;

@@ -29,6 +29,7 @@ pub struct Record {
     outputs: Vec<&'static str>,
     seconds: f64,
     json: bool,
+    without_capability: Option<&'static str>,
     folder: TempDir,
 }
 
@@ -54,6 +55,7 @@ pub fn record() -> Result<Record> {
         outputs: vec!["profile.pb.gz"],
         seconds: 60.0,
         json: true,
+        without_capability: None,
         folder,
     })
 }
@@ -97,6 +99,12 @@ impl Record {
         self
     }
 
+    /// Without a capability, as a container or a unit may be given them.
+    pub fn without_capability(mut self, name: &'static str) -> Self {
+        self.without_capability = Some(name);
+        self
+    }
+
     /// The program to start and to profile until it ends.
     pub fn command(mut self, program: impl AsRef<Path>, arguments: &[&str]) -> Self {
         self.command = vec![program.as_ref().as_os_str().to_owned()];
@@ -116,7 +124,16 @@ impl Record {
 
     /// The prepared command, for tests that start it in an unusual way.
     pub fn to_command(&self) -> Result<Command> {
-        let mut command = Command::new(places::strata_binary()?);
+        let strata = places::strata_binary()?;
+        let mut command = match self.without_capability {
+            None => Command::new(strata),
+            Some(name) => {
+                let mut command = Command::new(places::required("setpriv", "util-linux")?);
+                command.args([format!("--bounding-set=-{name}"), format!("--inh-caps=-{name}")]);
+                command.arg(strata);
+                command
+            }
+        };
         command.arg("record").args(&self.arguments);
         for name in &self.outputs {
             command.arg("-o").arg(self.folder.path().join(name));

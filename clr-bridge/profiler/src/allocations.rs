@@ -104,7 +104,7 @@ pub fn report(session: &Session, allocation: &Allocation<'_>) {
     let event = ClrEvent { size, type_name: type_name.as_str(), ..ClrEvent::default() };
     if weight != 0 {
         let value = amount.saturating_mul(u64::from(weight));
-        events::report(&ClrEvent { kind: kind::ALLOCATION, weight, value, ..event });
+        events::report(session, &ClrEvent { kind: kind::ALLOCATION, weight, value, ..event });
     }
     if let Some(id) = object {
         let mut message = Text::<24>::new();
@@ -112,13 +112,16 @@ pub fn report(session: &Session, allocation: &Allocation<'_>) {
         message.push(":");
         message.push_number(id.serial);
         let value = amount.saturating_mul(u64::from(weight_of_object));
-        events::report(&ClrEvent {
-            kind: kind::OBJECT,
-            weight: weight_of_object,
-            value,
-            message: message.as_str(),
-            ..event
-        });
+        events::report(
+            session,
+            &ClrEvent {
+                kind: kind::OBJECT,
+                weight: weight_of_object,
+                value,
+                message: message.as_str(),
+                ..event
+            },
+        );
     }
 }
 

@@ -3,7 +3,7 @@
 //! A callback calls [`report`], which calls an empty function with the address of a block about the
 //! event. strata has a probe there while it wants events: its BPF program walks the calling thread's
 //! stack, with the rules that samples of the CPU have too. Without a probe the call costs a
-//! nanosecond.
+//! nanosecond. Where strata cannot have one, the runtime walks the stack ([`crate::snapshots`]).
 //!
 //! **Invariant:** an event costs the same bounded time whatever strata does: it is counted against
 //! a budget first ([`crate::sampling`]), and nothing waits for a reader.
@@ -21,6 +21,8 @@ use crate::pauses::Pauses;
 use crate::pipe;
 use crate::repeated::Repeated;
 use crate::sampling::Sampling;
+use crate::session::Session;
+use crate::snapshots::{self, Snapshots};
 use crate::wait_handles::WaitHandles;
 
 /// The kinds that can be wished for, a bit each.
@@ -44,11 +46,16 @@ pub fn kinds_of(major: u16, interface: u32) -> u64 {
         pipe::SINCE.. => KINDS & !(1 << kind::OBJECT),
         _ => KINDS & 1 << kind::EXCEPTION,
     };
+    let kinds = if kinds == 0 { 0 } else { kinds | capability::SNAPSHOTS };
     if major >= REPORTS_WAIT_HANDLES { kinds } else { kinds & !(1 << kind::WAIT_HANDLE) }
 }
 
 /// A bit beside those of the kinds: exceptions with their messages.
 pub const MESSAGES: u64 = 1 << 63;
+/// Another one: the runtime walks the stacks of events.
+pub const SNAPSHOTS: u64 = 1 << 62;
+/// These bits, each with its wish.
+const OF_ALL_KINDS: [(u64, u64); 2] = [(MESSAGES, wish::MESSAGES), (SNAPSHOTS, wish::SNAPSHOTS)];
 
 #[cfg(target_arch = "x86_64")]
 mod probed {
@@ -95,11 +102,12 @@ pub fn function() -> u64 {
 }
 
 /// The kinds of an owner's wishes that a runtime of this version with this interface has, a bit each,
-/// and [`MESSAGES`].
+/// with [`MESSAGES`] and [`SNAPSHOTS`].
 pub fn wanted(wishes: &Wishes, major: u16, interface: u32) -> u64 {
     let wanted = wish::OF_KINDS.into_iter().filter(|(_, wish)| wishes.has(*wish));
     let kinds = wanted.fold(0, |all, (kind, _)| all | 1 << kind) & kinds_of(major, interface);
-    if kinds == 0 { 0 } else { kinds | if wishes.has(wish::MESSAGES) { MESSAGES } else { 0 } }
+    let wished = OF_ALL_KINDS.into_iter().filter(|(_, wish)| kinds != 0 && wishes.has(*wish));
+    wished.fold(kinds, |all, (bit, _)| all | bit)
 }
 
 /// The events of a session.
@@ -122,6 +130,7 @@ pub struct Events {
     /// Objects are chosen apart from other events, which would take their part of the budget.
     object_sampling: Sampling,
     pub objects: Watched,
+    pub snapshots: Snapshots,
 }
 
 impl Events {
@@ -139,6 +148,7 @@ impl Events {
             pauses: Pauses::new(),
             object_sampling: Sampling::new(),
             objects: Watched::new(),
+            snapshots: Snapshots::new(),
         }
     }
 
@@ -154,6 +164,11 @@ impl Events {
 
     pub fn wants_messages(&self) -> bool {
         self.wanted.load(Ordering::Relaxed) & MESSAGES != 0
+    }
+
+    /// Whether the runtime is to walk the stacks of events.
+    fn wants_snapshots(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) & SNAPSHOTS != 0
     }
 
     /// Sets the kinds wanted; true when that is a change.
@@ -180,11 +195,20 @@ impl Events {
 
 /// Reports an event of the calling thread.
 #[inline(never)]
-pub fn report(event: &ClrEvent<'_>) {
+pub fn report(session: &Session, event: &ClrEvent<'_>) {
     let block = Block::new(event);
+    if session.events().wants_snapshots() {
+        snapshots::report(session, event, &block);
+    }
+    call(&block);
+}
+
+/// Where strata may have a probe.
+#[inline(never)]
+fn call(block: &Block) {
     probed::strata_event(block.as_ptr());
     // The block is alive during the call, and the call is no jump: this function is in the stack.
-    std::hint::black_box(&block);
+    std::hint::black_box(block);
 }
 
 #[cfg(test)]
@@ -198,7 +222,7 @@ mod tests {
         // SAFETY: the function's code is as long.
         let code = unsafe { std::slice::from_raw_parts(function() as *const u8, FUNCTION.len()) };
         assert_eq!(code, FUNCTION);
-        report(&ClrEvent::default());
+        call(&Block::new(&ClrEvent::default()));
     }
 
     #[test]
@@ -220,6 +244,9 @@ mod tests {
             1 << kind::EXCEPTION | MESSAGES
         );
         assert_eq!(wanted(&wishes(wish::MESSAGES | wish::JIT_EVENTS), 8, 15), 0);
+        let snapshots = |flags| wanted(&wishes(flags | wish::SNAPSHOTS), 8, 11);
+        assert_eq!(snapshots(wish::EXCEPTIONS), 1 << kind::EXCEPTION | SNAPSHOTS);
+        assert_eq!(snapshots(wish::JIT_EVENTS), 0, "no event has a stack");
         assert_eq!(wanted(&wishes(wish::LOCKS), 8, 11), 0);
         assert_eq!(wanted(&wishes(wish::LOCKS), 8, 12), 1 << kind::LOCK);
         assert_eq!(wanted(&wishes(wish::PAUSES), 8, 11), 0);

@@ -79,15 +79,18 @@ pub unsafe fn thrown(session: &Session, object: usize) {
             }
         }
     }
-    events::report(&ClrEvent {
-        kind: kind::EXCEPTION,
-        flags,
-        weight,
-        value: 0,
-        size: 0,
-        type_name: type_name.as_str(),
-        message: message.as_str(),
-    });
+    events::report(
+        session,
+        &ClrEvent {
+            kind: kind::EXCEPTION,
+            flags,
+            weight,
+            value: 0,
+            size: 0,
+            type_name: type_name.as_str(),
+            message: message.as_str(),
+        },
+    );
 }
 
 fn fields(session: &Session, class: usize) -> Option<Fields> {

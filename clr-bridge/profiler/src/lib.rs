@@ -15,6 +15,7 @@
 //! | `enumerate` | what was there before its owner came |
 //! | `methods`, `types`, `modules`, `threads`, `domains`, `il_maps` | what is reported, each in its record |
 //! | `events`, `sampling` | events with a stack: the function that strata probes, and which are chosen |
+//! | `snapshots` | stacks of events that the runtime walks, where strata cannot have a probe |
 //! | `exceptions` | events of thrown exceptions |
 //! | `pipe` | the sessions of the runtime's own events: waits for locks, allocations, collections |
 //! | `repeated` | events that the runtime delivers more than once |
@@ -75,6 +76,7 @@ mod sampling;
 mod scratch;
 mod session;
 mod shared;
+mod snapshots;
 #[cfg(feature = "measure")]
 mod stack_use;
 mod tasks;

@@ -316,6 +316,9 @@ impl Lookup {
         if wanted & 1 << kind::WAIT_HANDLE != 0 {
             session.events().wait_handles.prepare();
         }
+        if wanted & events::SNAPSHOTS != 0 {
+            self.prepare_snapshots();
+        }
         let is_new = session.events().want(wanted);
         if !is_new && (self.apply_from == 0 || now < self.apply_from) {
             return;
@@ -323,6 +326,14 @@ impl Lookup {
         session.events().set_rates(&wishes.rates);
         session.call(|| session.set_events(session.is_compiling()));
         self.apply_events();
+    }
+
+    /// Without memory for the ring, events are counted as ones without room.
+    fn prepare_snapshots(&self) {
+        self.session.events().snapshots.prepare();
+        if self.session.shared().writer().prepare_ring().is_err() {
+            self.session.shared().lost(Loss::LogMemory);
+        }
     }
 
     fn detach(&mut self, wishes: Option<&Wishes>) -> bool {

@@ -382,14 +382,17 @@ fn paused(session: &Session, pause: &Pause) {
     if pause.number != 0 {
         number.push_number(pause.number);
     }
-    events::report(&ClrEvent {
-        kind: kind::PAUSE,
-        weight,
-        value: pause.nanoseconds.saturating_mul(u64::from(weight)),
-        size: pause.collection.pack(),
-        message: number.as_str(),
-        ..ClrEvent::default()
-    });
+    events::report(
+        session,
+        &ClrEvent {
+            kind: kind::PAUSE,
+            weight,
+            value: pause.nanoseconds.saturating_mul(u64::from(weight)),
+            size: pause.collection.pack(),
+            message: number.as_str(),
+            ..ClrEvent::default()
+        },
+    );
 }
 
 /// A thread finds a lock taken.
@@ -430,13 +433,16 @@ fn wait_ends(session: &Session, data: &[u8]) {
         message.push(":");
         message.push_number(wait.owner);
     }
-    events::report(&ClrEvent {
-        kind: kind::LOCK,
-        weight,
-        value: nanoseconds.saturating_mul(u64::from(weight)),
-        message: message.as_str(),
-        ..ClrEvent::default()
-    });
+    events::report(
+        session,
+        &ClrEvent {
+            kind: kind::LOCK,
+            weight,
+            value: nanoseconds.saturating_mul(u64::from(weight)),
+            message: message.as_str(),
+            ..ClrEvent::default()
+        },
+    );
 }
 
 /// A thread begins to wait for a handle, or in `Monitor.Wait`.
@@ -461,13 +467,16 @@ fn handle_wait_ends(session: &Session) {
     if weight == 0 {
         return;
     }
-    events::report(&ClrEvent {
-        kind: kind::WAIT_HANDLE,
-        weight,
-        value: wait.nanoseconds.saturating_mul(u64::from(weight)),
-        size: u64::from(wait.source),
-        ..ClrEvent::default()
-    });
+    events::report(
+        session,
+        &ClrEvent {
+            kind: kind::WAIT_HANDLE,
+            weight,
+            value: wait.nanoseconds.saturating_mul(u64::from(weight)),
+            size: u64::from(wait.source),
+            ..ClrEvent::default()
+        },
+    );
 }
 
 /// Eight bytes of an event's data.

@@ -38,6 +38,18 @@ pub mod capability {
     /// to the runtime as an address where a class has a name of more than 1,024 characters, so it may
     /// not be asked for [`kind::OBJECT`](super::kind::OBJECT).
     pub const CHECKED_OBJECTS: u64 = 1 << 32;
+    /// The bridge has the runtime walk the stack of an event, and pushes both into the ring, where its
+    /// owner wishes for that ([`control::wish::SNAPSHOTS`](crate::control::wish::SNAPSHOTS)).
+    pub const SNAPSHOTS: u64 = 1 << 33;
+}
+
+/// Bits of the flags of an event in the ring ([`crate::event::Event::flags`]): why its stack is not
+/// whole.
+pub mod snapshot {
+    /// It has more frames than the event.
+    pub const TRUNCATED: u32 = 1;
+    /// The runtime did not walk it to its end.
+    pub const INCOMPLETE: u32 = 2;
 }
 
 /// Bits of [`ClrEvent::flags`].
@@ -178,6 +190,22 @@ impl Block {
         self.0.as_ptr()
     }
 
+    /// Its bytes to the end of its texts: those behind are zero.
+    #[must_use]
+    pub fn used(&self) -> &[u8] {
+        let lengths = self.word(2);
+        let texts = usize::from(lengths as u16) + usize::from((lengths >> 16) as u16);
+        self.0.get(..TEXT + texts).unwrap_or(&self.0)
+    }
+
+    /// The block of which these are the first bytes; `None` if there are too few or too many.
+    #[must_use]
+    pub fn from_used(used: &[u8]) -> Option<Self> {
+        let mut bytes = [0; BLOCK_BYTES];
+        bytes.get_mut(..used.len()).filter(|_| used.len() >= TEXT)?.copy_from_slice(used);
+        Some(Self(bytes))
+    }
+
     /// The block in the words of a record; `None` if there are too few.
     #[must_use]
     pub fn from_words(words: &[u64]) -> Option<Self> {
@@ -246,6 +274,20 @@ mod tests {
         };
         let block = Block::from_words(&words(&Block::new(&event))).expect("enough words");
         assert_eq!(block.event(), Some(event));
+        assert!(block.used().len() < 64);
+        assert_eq!(Block::from_used(block.used()), Some(block));
+    }
+
+    #[test]
+    fn a_block_in_too_few_or_too_many_bytes_is_none() {
+        let whole = Block::new(&ClrEvent::default());
+        assert_eq!(Block::from_used(&whole.0), Some(whole));
+        assert_eq!(Block::from_used(&whole.0[..TEXT]), Some(whole));
+        assert_eq!(Block::from_used(&whole.0[..TEXT - 1]), None);
+        assert_eq!(Block::from_used(&[0; BLOCK_BYTES + 1]), None);
+        // Lengths that are a lie are no reason to read beyond the block.
+        let lie = Block::from_used(&[0xff; TEXT]).expect("enough bytes");
+        assert_eq!((lie.used().len(), lie.event()), (BLOCK_BYTES, None));
     }
 
     #[test]

@@ -44,7 +44,10 @@ pub mod wish {
     pub const OBJECTS: u64 = 512;
     /// Report waits for handles.
     pub const WAIT_HANDLES: u64 = 1024;
-    /// The bits above that are about events.
+    /// Have the runtime walk the stacks of events, and push them into the ring: the owner cannot have
+    /// a probe in the process. Of the owner alone, who reads the ring.
+    pub const SNAPSHOTS: u64 = 2048;
+    /// The bits above that are about events, and that readers beside the owner may set.
     pub const EVENTS: u64 = {
         let (mut all, mut at) = (MESSAGES, 0);
         while at < OF_KINDS.len() {

@@ -152,11 +152,11 @@
 //! | 4 | `u32` | bytes of detail |
 //! | 8 | `u64` | nanoseconds of the monotonic clock |
 //! | 16 | `u32` | tid in the thread's innermost PID namespace |
-//! | 20 | `u32` | flags |
+//! | 20 | `u32` | flags ([`clr_event::snapshot`]) |
 //! | 24 | `u64` | AppDomain |
-//! | 32 | `u64` × 2 | values |
-//! | 48 | `u64` each | frames, innermost first |
-//! | | bytes | detail |
+//! | 32 | `u64` × 2 | the thread's name, 16 bytes |
+//! | 48 | `u64` each | frames, innermost first: addresses in managed code |
+//! | | bytes | detail: the beginning of the event's block ([`clr_event::Block::used`]) |
 //!
 //! # Log segments
 //!

@@ -110,6 +110,41 @@ numbered! {
         EventSessionsClosed = 13 "event sessions closed",
         /// Windows in which events of allocations were on, because all of them would cost too much.
         AllocationWindows = 14 "windows of allocations",
+        /// Events that found no room in the ring, by kind: [`Count::of_events_without_room`].
+        ExceptionsWithoutRoom = 19 "exceptions without room",
+        LocksWithoutRoom = 20 "waits for locks without room",
+        AllocationsWithoutRoom = 21 "allocations without room",
+        ObjectsWithoutRoom = 22 "objects without room",
+        PausesWithoutRoom = 23 "pauses without room",
+        WaitHandlesWithoutRoom = 24 "waits for handles without room",
+    }
+}
+
+/// The count of events without room of a kind ([`crate::clr_event::kind`]) is so much greater.
+const WITHOUT_ROOM: u64 = 16;
+const _: () = {
+    use crate::clr_event::kind;
+    assert!(Count::ExceptionsWithoutRoom as u64 == WITHOUT_ROOM + kind::EXCEPTION as u64);
+    assert!(Count::LocksWithoutRoom as u64 == WITHOUT_ROOM + kind::LOCK as u64);
+    assert!(Count::AllocationsWithoutRoom as u64 == WITHOUT_ROOM + kind::ALLOCATION as u64);
+    assert!(Count::ObjectsWithoutRoom as u64 == WITHOUT_ROOM + kind::OBJECT as u64);
+    assert!(Count::PausesWithoutRoom as u64 == WITHOUT_ROOM + kind::PAUSE as u64);
+    assert!(Count::WaitHandlesWithoutRoom as u64 == WITHOUT_ROOM + kind::WAIT_HANDLE as u64);
+};
+
+impl Count {
+    /// Of a kind of events; `None` for a number that is of none.
+    #[must_use]
+    pub fn of_events_without_room(kind: u8) -> Option<Self> {
+        Self::from_number(u64::from(kind) + WITHOUT_ROOM)
+    }
+}
+
+impl Loss {
+    /// Whether events were lost, which are counted by kind.
+    #[must_use]
+    pub fn is_of_events(self) -> bool {
+        matches!(self, Self::RingFull | Self::RingContended | Self::RingAbsent | Self::EventTooLong)
     }
 }
 

@@ -16,6 +16,7 @@ mod memory_files;
 mod presence;
 mod requests;
 mod rights;
+mod snapshots;
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -187,10 +188,13 @@ pub struct Session {
     /// The same, of events: this session's, and those of readers beside it where it is the owner.
     events: u64,
     readers_events: u64,
+    /// Events with stacks that the runtime walks, where they are read.
+    snapshots: Option<Box<Snapshots>>,
 }
 
 use requests::Requests;
 use rights::{Beside, Rights};
+use snapshots::Snapshots;
 
 /// Whether the bridge is to detach. Segments not open when it receives the request may be lost, so
 /// they are looked for once more before.
@@ -274,6 +278,7 @@ impl Session {
             wished: 0,
             events: 0,
             readers_events: 0,
+            snapshots: None,
         }
     }
 

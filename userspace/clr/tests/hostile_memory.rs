@@ -159,3 +159,54 @@ fn a_process_that_runs_another_program_now_has_no_bridge_any_more() {
     println!("{:?} after {} polls", session.life(), cost.polls);
     assert_eq!(session.life(), Life::Left);
 }
+
+/// What was read of a ring: events, and their words.
+fn read_ring(session: &mut Session, are_last: bool) -> (usize, usize) {
+    let events = session.snapshots(are_last).unwrap();
+    let words = events.iter().map(|event| event.frames.len() + event.detail.len() / 8 + 6).sum();
+    (events.len(), words)
+}
+
+#[test]
+fn of_a_ring_a_bounded_amount_is_read_whatever_its_process_writes() {
+    must_be_root();
+    for behaviour in ["ring-flood", "ring-noise"] {
+        let mut clr = hostile(behaviour);
+        let mut session = open(&clr).unwrap();
+        assert!(session.take_snapshots().unwrap(), "{behaviour}: it says that it can");
+        session.look_and_poll(Budget::default()).unwrap();
+        peak_memory(true);
+        let before = peak_memory(false);
+        let (start, cpu) = (Instant::now(), cpu_time());
+        let (mut events, mut words, mut longest) = (0, 0, Duration::ZERO);
+        while start.elapsed() < Duration::from_secs(4) {
+            let began = cpu_time();
+            let read = read_ring(&mut session, false);
+            longest = longest.max(cpu_time() - began);
+            events += read.0;
+            words += read.1;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let windows = start.elapsed().as_millis() as usize / 134 + 2;
+        let memory = peak_memory(false).saturating_sub(before);
+        println!(
+            "{behaviour}: {events} events of {words} words in {windows} windows, longest \
+             {longest:?}, CPU {:?}, memory +{memory} KiB; {} unreadable",
+            cpu_time() - cpu,
+            session.snapshots_unreadable()
+        );
+        // Each read may pass the limit by what it reads at once.
+        let most = windows * ((768 + 80) << 10) / 8;
+        assert!(words <= most && events <= windows * (2048 + 256), "{behaviour}");
+        assert!(memory < 64 << 10, "{behaviour}");
+        match behaviour {
+            "ring-flood" => assert!(events > 100, "it is read"),
+            _ => assert!(session.snapshots_unreadable() > 0, "it is noticed"),
+        }
+        clr.kill();
+        let (last, _) = read_ring(&mut session, true);
+        println!("{behaviour}: {last} after its death");
+        assert!(last <= 16_384, "{behaviour}");
+        assert_eq!(read_ring(&mut session, true).0, 0, "{behaviour}: all was read");
+    }
+}

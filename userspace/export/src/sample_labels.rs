@@ -32,7 +32,7 @@ impl LabelRule {
 /// Labels of samples: strata's name and those of Pyroscope, Datadog and OTLP; empty where it is
 /// not sent unless a rule is added. In Pyroscope each text makes a series of its own, so what has
 /// many values is not sent there.
-static SAMPLE_LABELS: [(&str, Form, &str, &str, &str); 27] = [
+static SAMPLE_LABELS: [(&str, Form, &str, &str, &str); 28] = [
     ("tid", Form::Number, "tid", "thread id", "thread.id"),
     ("comm", Form::AsItIs, "", "thread name", "thread.name"),
     ("span_id", Form::AsItIs, "span_id", "", ""),
@@ -60,6 +60,7 @@ static SAMPLE_LABELS: [(&str, Form, &str, &str, &str); 27] = [
     ("idle", Form::AsItIs, "idle", "idle", "thread.idle"),
     ("rethrown", Form::AsItIs, "rethrown", "rethrown", "exception.rethrown"),
     ("wait source", Form::AsItIs, "wait_source", "wait source", "wait.source"),
+    ("frames", Form::AsItIs, "frames", "frames", "stack.frames"),
 ];
 
 #[must_use]

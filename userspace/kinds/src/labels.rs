@@ -31,7 +31,7 @@ const fn unbounded(name: &'static str) -> SampleLabel {
 pub const END_TIMESTAMP: &str = "end_timestamp_ns";
 
 /// The table.
-pub static SAMPLE_LABELS: [SampleLabel; 31] = [
+pub static SAMPLE_LABELS: [SampleLabel; 32] = [
     bounded("pid"),
     bounded("tid"),
     bounded("comm"),
@@ -63,6 +63,7 @@ pub static SAMPLE_LABELS: [SampleLabel; 31] = [
     bounded("idle"),
     bounded("rethrown"),
     bounded("wait source"),
+    bounded("frames"),
 ];
 
 /// Whether roll-ups drop a label.

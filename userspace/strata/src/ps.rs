@@ -147,8 +147,9 @@ fn events_text(events: EventsWished) -> String {
     if kinds.is_empty() {
         return String::new();
     }
+    let only = if events.are_snapshots { ", with managed frames only" } else { "" };
     match events.are_in_force {
-        true => format!("; reports {kinds}"),
+        true => format!("; reports {kinds}{only}"),
         false => format!(
             "; does not report {kinds} yet: its runtime is busy, or refuses an event session (it has \
              64 at most, those of other tools included)"

@@ -98,6 +98,10 @@ pub struct DynamicFunction {
     pub name_units: u32,
 }
 
+/// `StackSnapshotCallback` (corprof.idl): function, address, frame, size of the context, context, data.
+pub type TakeFrame =
+    unsafe extern "C" fn(usize, usize, usize, u32, *const u8, *mut c_void) -> HResult;
+
 /// The runtime's info interface and how new it is.
 #[derive(Clone, Copy)]
 pub struct Info {
@@ -243,6 +247,26 @@ impl Info {
     }
 
     // ICorProfilerInfo2
+
+    /// Calls back for each managed frame of the calling thread, the innermost first, until that returns
+    /// something other than `S_OK`.
+    pub fn snapshot_of_own_stack(self, take: TakeFrame, data: *mut c_void) -> HResult {
+        // Without the registers of each frame, and from the innermost on.
+        let (thread, flags, context, size) = (0usize, 0u32, std::ptr::null_mut(), 0u32);
+        call!(
+            self,
+            2,
+            36,
+            (usize, TakeFrame, u32, *mut c_void, *mut u8, u32),
+            thread,
+            take,
+            flags,
+            data,
+            context,
+            size
+        )
+        .unwrap_or(super::E_FAIL)
+    }
 
     /// Class, module, token and the classes of the method's own type arguments.
     pub fn function_info(self, function: usize, arguments: &mut [usize]) -> Option<FunctionInfo> {

@@ -16,6 +16,7 @@ use std::ptr::NonNull;
 pub type HResult = i32;
 
 pub const S_OK: HResult = 0;
+pub const S_FALSE: HResult = 1;
 pub const E_NOINTERFACE: HResult = 0x8000_4002_u32 as i32;
 pub const E_POINTER: HResult = 0x8000_4003_u32 as i32;
 pub const E_FAIL: HResult = 0x8000_4005_u32 as i32;

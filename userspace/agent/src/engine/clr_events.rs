@@ -14,6 +14,7 @@ use strata_kinds::{KIND_COUNT, Kind, Kinds};
 use super::Engine;
 use super::objects::{Amount, amount_of};
 use super::samples::{Sample, address_of};
+use super::snapshots::FLAG_SNAPSHOT;
 use crate::aggregate::{Aggregate, LabelsId};
 use crate::kernel::broker::Mapped;
 use crate::processes::table::{Backing, ImageId, Space};
@@ -85,6 +86,22 @@ pub(super) struct Labelling<'a> {
     pub threads: ThreadNames<'a>,
     /// Exceptions have their messages. The bridge reports them when another strata wants them.
     pub messages: bool,
+    /// The stack has managed frames only: the runtime has walked it.
+    is_managed_only: bool,
+}
+
+impl<'a> Labelling<'a> {
+    pub fn new(threads: ThreadNames<'a>, messages: bool) -> Self {
+        Self { threads, messages, is_managed_only: false }
+    }
+}
+
+/// The label of events whose stacks have managed frames only.
+pub(super) const MANAGED_ONLY: (&str, &str) = ("frames", "managed only");
+
+/// Whether the runtime has walked the stack.
+pub(super) fn is_managed_only(header: &Header) -> bool {
+    header.flags & FLAG_SNAPSHOT != 0
 }
 
 /// Of a sample that is no event, what its header states.
@@ -102,6 +119,7 @@ pub(super) fn describe<'a>(
         return Described { user, labels: LabelsId::NONE, weight, value };
     };
     let (weight, value) = amounts(kind, block, header);
+    let labelling = Labelling { is_managed_only: is_managed_only(header), ..labelling };
     let labels = labels(kind, block, image, labelling, to);
     Described { user: below_the_bridge(user, space), labels, weight, value }
 }
@@ -167,6 +185,7 @@ fn labels(
         // Objects have theirs once it is known which are in use; the others are no events of the CLR.
         Kind::Heap | Kind::Cpu | Kind::Wall | Kind::OffCpu => {}
     }
+    labels.extend(labelling.is_managed_only.then_some(MANAGED_ONLY));
     labels.retain(|(_, value)| !value.is_empty());
     to.labels_of_event(image, &labels)
 }
@@ -306,15 +325,19 @@ mod tests {
         let without = Labelling { messages: false, ..NAMELESS };
         let id = labels(Kind::Exceptions, &Block::new(&event), IMAGE, without, &mut aggregate);
         assert_eq!(of(&aggregate, id), [expected[0], expected[2]]);
+        let walked = Labelling { is_managed_only: true, ..NAMELESS };
+        let id = labels(Kind::Exceptions, &Block::new(&event), IMAGE, walked, &mut aggregate);
+        assert_eq!(of(&aggregate, id)[3..], [("frames", "managed only")]);
     }
 
-    const NAMELESS: Labelling<'static> = Labelling { threads: &|_| None, messages: true };
+    const NAMELESS: Labelling<'static> =
+        Labelling { threads: &|_| None, messages: true, is_managed_only: false };
 
     #[test]
     fn a_wait_has_its_lock_its_owner_and_the_bucket_of_its_duration() {
         let mut aggregate = Aggregate::new(strata_kinds::Kinds::NONE);
         let threads: ThreadNames<'_> = &|tid| (tid == 7).then_some("holder\n1");
-        let threads = Labelling { threads, messages: true };
+        let threads = Labelling { threads, ..NAMELESS };
         let mut of_wait = |message, value, weight| {
             let event =
                 ClrEvent { kind: kind::LOCK, message, value, weight, ..ClrEvent::default() };

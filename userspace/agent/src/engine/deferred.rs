@@ -313,7 +313,7 @@ impl Engine {
         }
         let managed = &self.managed;
         let threads = |tid| managed.thread_name(raw.image, tid);
-        let labelling = Labelling { threads: &threads, messages: managed.wants_messages() };
+        let labelling = Labelling::new(&threads, managed.wants_messages());
         let described = clr_events::describe(
             event,
             raw.kind,

@@ -89,6 +89,7 @@ impl Engine {
             self.processes.dirty.extend(self.store.published());
         }
         self.look_after_cpus();
+        self.take_last_snapshots_of_ended();
         let pending = &self.pending;
         let table = &mut self.table;
         let (programs, store) = (&mut self.programs, &mut self.store);
@@ -121,6 +122,13 @@ impl Engine {
         let are_many = self.table.files.count() > self.eviction.files_in_use.len() + MANY_NEW_FILES;
         if are_many && !self.eviction.is_symbolizing {
             self.forget_files(true);
+        }
+    }
+
+    fn take_last_snapshots_of_ended(&mut self) {
+        if !self.processes.ended.is_empty() {
+            let ended = self.processes.ended.clone();
+            self.take_last_snapshots(&ended);
         }
     }
 

@@ -33,6 +33,7 @@ mod random;
 pub mod rates;
 mod repairing;
 pub mod samples;
+mod snapshots;
 pub mod stalled_cpus;
 mod state;
 mod thread_memory;
@@ -579,16 +580,20 @@ impl Engine {
         self.programs.count_of_clr_events(counter as usize)
     }
 
-    /// Events of the CLR of one kind that the kernel did not take. Of kinds that only another strata
-    /// asks for, none is missed.
+    /// Events of the CLR of one kind that the kernel did not take, or that found no room in their
+    /// process. Of kinds that only another strata asks for, none is missed.
     pub fn clr_events_refused(&self, kind: Kind) -> u64 {
-        let is_sampled = self.sampling.kinds.contains(kind);
-        if is_sampled { self.programs.clr_events_refused(kind as u8) } else { 0 }
+        if !self.sampling.kinds.contains(kind) {
+            return 0;
+        }
+        let refused = self.programs.clr_events_refused(kind as u8);
+        refused.saturating_add(self.managed.snapshots_lost(kind))
     }
 
     /// Calls of a bridge's event function with no event.
     pub fn clr_events_unreadable(&self) -> u64 {
-        self.programs.clr_events_unreadable()
+        let unreadable = self.programs.clr_events_unreadable();
+        unreadable.saturating_add(self.managed.snapshots_unreadable())
     }
 
     /// A counter of the off-CPU sampler.

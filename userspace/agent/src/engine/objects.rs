@@ -16,7 +16,9 @@ use strata_bridge_protocol::clr_event::{Block, ClrEvent, SAMPLED_EVERY};
 use strata_bridge_protocol::objects::{ObjectId, ObjectTable, ObjectWord};
 use strata_kinds::Kind;
 
-use super::clr_events::{Room, below_the_bridge, printable, room_for_labels};
+use super::clr_events::{
+    MANAGED_ONLY, Room, below_the_bridge, is_managed_only, printable, room_for_labels,
+};
 use super::{Engine, monotonic_nanos};
 use crate::aggregate::{Addresses, Aggregate, LabelsId, ThreadKey, Words};
 use crate::code_address::{CodeAddress, Marker};
@@ -61,6 +63,8 @@ struct Object {
     class: Arc<str>,
     stack: Arc<[CodeAddress]>,
     end: End,
+    /// The stack has managed frames only.
+    is_managed_only: bool,
     amount: Amount,
 }
 
@@ -105,6 +109,7 @@ struct Key {
     /// Equal stacks are one.
     stack: Arc<[CodeAddress]>,
     end: u8,
+    is_managed_only: bool,
     age: &'static str,
     survived: &'static str,
 }
@@ -174,6 +179,7 @@ impl Heap {
                 class: object.class.clone(),
                 stack: object.stack.clone(),
                 end: object.end as u8,
+                is_managed_only: object.is_managed_only,
                 age: age_name(now.saturating_sub(object.time)),
                 survived: survived_name(word.survived),
             };
@@ -193,6 +199,7 @@ impl Heap {
             ("object age", key.age),
             ("collections survived", key.survived),
         ];
+        labels.extend(key.is_managed_only.then_some(MANAGED_ONLY));
         let room = room_for_labels(image, to);
         match room {
             Room::All => {}
@@ -315,6 +322,7 @@ impl Engine {
             class: Arc::default(),
             stack: Arc::default(),
             end: words.end,
+            is_managed_only: is_managed_only(header),
             amount: amount_of(&event, header.weight),
         };
         let heaps = &mut self.heaps;
@@ -375,6 +383,7 @@ mod tests {
             class: Arc::default(),
             stack: Arc::default(),
             end: End::Complete,
+            is_managed_only: false,
             amount: Amount { count: bytes / 100.0, bytes },
         }
     }

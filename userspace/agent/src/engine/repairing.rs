@@ -127,6 +127,7 @@ impl Engine {
                     match change {
                         Change::Executed { .. } => {
                             self.executed_in_wall(pid, monotonic_nanos());
+                            self.take_last_snapshots(&[pid]);
                             self.managed.left(pid);
                             self.store.outdate(&mut self.programs, pid);
                         }

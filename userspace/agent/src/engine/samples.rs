@@ -11,6 +11,7 @@ use strata_abi::record::{
 };
 use strata_abi::register;
 use strata_abi::tables::UNWANTED_WALL;
+use strata_bridge_protocol::clr_event::Block;
 use strata_kinds::{Kind, Kinds};
 
 use super::Engine;
@@ -29,6 +30,15 @@ const _: () = assert!(SOURCE_OFF_CPU == Kind::OffCpu as u8);
 pub struct Sample<'a> {
     pub header: Header,
     pub words: &'a [u64],
+}
+
+/// What a sample is of, beside its stack.
+pub(super) struct Event<'a> {
+    pub kind: Kind,
+    pub header: &'a Header,
+    /// Of an event of the CLR.
+    pub block: Option<&'a Block>,
+    pub is_kept: bool,
 }
 
 pub struct OwnedSample {
@@ -198,26 +208,6 @@ impl Engine {
             return;
         }
         let block = clr_events::block_of(&sample);
-        if let Some(block) = block.as_ref().filter(|_| kind == Kind::Heap) {
-            let thread = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
-            let (flags, era) = (0, self.managed.era_of(image));
-            let words = Words { kernel: &[], user, end, flags, era };
-            self.keep_object(block, &header, thread, &words, &space);
-            return;
-        }
-        let managed = &self.managed;
-        let threads = |tid| managed.thread_name(image, tid);
-        let labelling = Labelling { threads: &threads, messages: managed.wants_messages() };
-        let described = clr_events::describe(
-            block.as_ref(),
-            kind,
-            &header,
-            user,
-            (image, &space),
-            labelling,
-            &mut self.aggregate,
-        );
-        let Described { user, labels, weight, value } = described;
         let words = Words {
             kernel: sample.words.get(..kernel).unwrap_or_default(),
             user,
@@ -225,9 +215,42 @@ impl Engine {
             flags: header.flags & FLAG_KERNEL_CUT,
             era: self.managed.era_of(image),
         };
-        let sample = whole(kind, &header, (image, domain), words, &space);
+        let event = Event { kind, header: &header, block: block.as_ref(), is_kept };
+        self.take_described(event, (image, domain), words, &space);
+    }
+
+    /// A sample with its stack: an event's with labels, an object's kept until it is gone.
+    pub(super) fn take_described(
+        &mut self,
+        event: Event<'_>,
+        (image, domain): (ImageId, u64),
+        words: Words<'_>,
+        space: &Space,
+    ) {
+        let Event { kind, header, block, is_kept } = event;
+        if let Some(block) = block.filter(|_| kind == Kind::Heap) {
+            let thread = ThreadKey { image, tid: header.tid, comm: header.comm, domain };
+            let words = Words { kernel: &[], flags: 0, ..words };
+            self.keep_object(block, header, thread, &words, space);
+            return;
+        }
+        let managed = &self.managed;
+        let threads = |tid| managed.thread_name(image, tid);
+        let labelling = Labelling::new(&threads, managed.wants_messages());
+        let described = clr_events::describe(
+            block,
+            kind,
+            header,
+            words.user,
+            (image, space),
+            labelling,
+            &mut self.aggregate,
+        );
+        let Described { user, labels, weight, value } = described;
+        let words = Words { user, ..words };
+        let sample = whole(kind, header, (image, domain), words, space);
         let sample = aggregate::Sample { labels, weight, value, ..sample };
-        self.add_whole(&sample, &header, is_kept, false);
+        self.add_whole(&sample, header, is_kept, false);
     }
 
     /// A sample with its stack: as one of its kind, and as a stack of wall-clock time.
@@ -316,7 +339,7 @@ impl Engine {
         false
     }
 
-    fn is_selected(&mut self, header: &Header, image: ImageId) -> bool {
+    pub(super) fn is_selected(&mut self, header: &Header, image: ImageId) -> bool {
         if self.selection.is_everything() {
             self.note_group(header, image);
             return true;

@@ -49,6 +49,7 @@ impl Engine {
             &self.aggregate,
             &mut self.processes.dirty,
         );
+        self.take_snapshots();
         self.attach_events();
         self.publish_dirty();
         self.settle_pending(false);
@@ -139,6 +140,7 @@ impl Engine {
                     self.executed_in_wall(pid, event.time);
                     self.note_begun(pid, event.time);
                     self.programs.release(pid);
+                    self.take_last_snapshots(&[pid]);
                     self.managed.left(pid);
                     self.store.outdate(&mut self.programs, pid);
                     self.store.set_unwanted(&mut self.programs, pid, 0);

@@ -7,6 +7,8 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use super::broker::process::PMU;
+
 const PERF_TYPE_SOFTWARE: u32 = 1;
 const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
 const PERF_COUNT_SW_DUMMY: u64 = 9;
@@ -79,6 +81,19 @@ impl Attributes {
         }
         // SAFETY: a new descriptor without another owner; descriptors fit 32 bits.
         Ok(unsafe { OwnedFd::from_raw_fd(event as i32) })
+    }
+}
+
+/// Whether this process may have probes in others; none is made. An event without a file is refused last
+/// of all, as invalid (kernel/events/core.c, `perf_uprobe_event_init`).
+pub fn try_probes() -> io::Result<()> {
+    let kind = std::fs::read_to_string(PMU)?;
+    let kind = kind.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+    let attributes = Attributes { kind, flags: ATTR_DISABLED, ..Attributes::default() };
+    // Of this very process, on any CPU.
+    match attributes.open(0, -1) {
+        Err(error) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -44,6 +44,16 @@ pub enum ProbeError {
 }
 
 impl ProbeError {
+    /// Whether probes cannot be had on this host, or with these rights: the bridge can do without.
+    pub fn is_for_good(&self) -> bool {
+        match self {
+            Self::NoUprobes(_) | Self::Library(_) | Self::Open(_) | Self::Attach(_) => {
+                !self.may_pass()
+            }
+            Self::OtherCode | Self::Late | Self::Ended => false,
+        }
+    }
+
     /// Whether a later attempt may succeed: something was used up, of the host or of strata.
     pub fn may_pass(&self) -> bool {
         const USED_UP: [i32; 5] =
@@ -201,5 +211,20 @@ mod tests {
                 && ProbeError::Open(used_up).may_pass()
         );
         assert!(!ProbeError::OtherCode.may_pass() && !ProbeError::Open(refused).may_pass());
+    }
+
+    #[test]
+    fn a_host_without_probes_is_told_apart_from_a_library_with_other_code() {
+        let error = io::Error::from_raw_os_error;
+        assert!(
+            ProbeError::Open(error(libc::EACCES)).is_for_good()
+                && ProbeError::Attach(error(libc::EPERM)).is_for_good()
+                && ProbeError::NoUprobes(error(libc::ENOENT)).is_for_good()
+        );
+        assert!(
+            !ProbeError::Open(error(libc::EMFILE)).is_for_good()
+                && !ProbeError::Late.is_for_good()
+                && !ProbeError::OtherCode.is_for_good()
+        );
     }
 }

@@ -8,11 +8,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use strata_bridge_protocol::event::EventRecord;
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::record::{DecodeError, RawRecord};
 use strata_bridge_protocol::status::Count;
 use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, SessionError};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
+use strata_kinds::Kind;
 
 use super::maps_reader::MapsReader;
 use crate::blocking_reader::{Owner, ROOT, owner_of};
@@ -389,7 +391,9 @@ impl Bridge {
     /// Records lost in the process, or refused as invalid.
     pub fn lost(&self) -> u64 {
         let status = self.session.status();
-        let there: u64 = Loss::ALL.iter().map(|loss| status.lost(*loss)).sum();
+        // Events are counted by kind.
+        let of_records = Loss::ALL.iter().filter(|loss| !loss.is_of_events());
+        let there: u64 = of_records.map(|loss| status.lost(*loss)).sum();
         let here = self.session.losses();
         there
             + here.malformed
@@ -445,6 +449,37 @@ impl Bridge {
     pub fn report_events(&mut self, probe: Probe, wishes: u64) -> Result<(), SessionError> {
         self.probe = Some(probe);
         self.session.wish_for_events(wishes)
+    }
+
+    /// From now on it reports events with stacks that the runtime walks. False: it cannot, or not for
+    /// this strata.
+    pub fn report_snapshots(&mut self, wishes: u64) -> Result<bool, SessionError> {
+        let can = self.session.take_snapshots()?;
+        if can {
+            self.session.wish_for_events(wishes)?;
+        }
+        Ok(can)
+    }
+
+    pub fn reports_snapshots(&self) -> bool {
+        self.session.takes_snapshots()
+    }
+
+    /// The events that it has reported so, as many as may be read now, or all of them.
+    pub fn snapshots(&mut self, are_last: bool) -> Vec<EventRecord> {
+        self.session.snapshots(are_last).unwrap_or_else(|error| {
+            tracing::debug!(%error, "events of a bridge cannot be read");
+            Vec::new()
+        })
+    }
+
+    /// Of these, how many were lost in the process of a kind, and how many hold together as none.
+    pub fn snapshots_lost(&self, kind: Kind) -> u64 {
+        self.session.snapshots_without_room(kind as u8)
+    }
+
+    pub fn snapshots_unreadable(&self) -> u64 {
+        self.session.snapshots_unreadable()
     }
 
     /// Whether questions are answered. Beside an owner, what it asked is read.

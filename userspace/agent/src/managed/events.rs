@@ -2,7 +2,8 @@
 //! pauses for garbage collections.
 //!
 //! The bridge reports them by calling an empty function, where a probe of the kernel's runs the BPF
-//! program. The probe is attached first, by the broker; then the bridge gets the wish. Beside
+//! program. The probe is attached first, by the broker; then the bridge gets the wish. Where probes
+//! cannot be had, the bridge has the runtime walk the stacks ([`super::snapshots`]). Beside
 //! another strata, that one adds the wish to its own, and events that only others asked for are left
 //! out here. A bridge or a runtime that has no events of a kind is served without, and the reason is
 //! kept.
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 use strata_bridge_protocol::clr_event::{self, capability};
 use strata_bridge_protocol::control::wish;
 use strata_bridge_protocol::objects::ObjectTable;
+use strata_clr::SessionError;
+use strata_clr::session::Holder;
 use strata_kinds::{Kind, Kinds};
 
 use super::bridge::Bridge;
@@ -107,6 +110,8 @@ pub(super) struct Events {
     /// which one that is.
     unasked: Kinds,
     owner: String,
+    /// Why its stacks are walked by the runtime, where they are.
+    without_probe: Option<String>,
     /// Attempts to attach a probe that failed, for a reason that may pass.
     tries: u32,
     /// Its objects when it ended.
@@ -185,6 +190,11 @@ impl Events {
         }
     }
 
+    /// Why its stacks have managed frames only, where they have.
+    pub fn managed_frames_only(&self) -> Option<&str> {
+        self.without_probe.as_deref()
+    }
+
     /// The kinds that the bridge was asked for.
     fn asked(&self) -> Kinds {
         let refused = self.refused();
@@ -217,6 +227,31 @@ impl Events {
         }
         if !self.unasked.is_empty() {
             self.owner = owner.to_string();
+        }
+    }
+
+    /// No probe can be attached, and the bridge was asked to do without.
+    fn take_without_probe(
+        &mut self,
+        error: &ProbeError,
+        asked: (Result<bool, SessionError>, Option<Holder>),
+        pid: u32,
+    ) -> Result<(), String> {
+        match asked {
+            (Ok(true), _) => {
+                tracing::warn!(pid, %error, "stacks of events have managed frames only");
+                self.without_probe = Some(error.to_string());
+                Ok(())
+            }
+            (Ok(false), Some(owner)) => Err(format!(
+                "{error}; without a probe, events are reported to the strata that owns the bridge only \
+                 ({owner})"
+            )),
+            (Ok(false), None) => Err(format!(
+                "{error}; the bridge in it is of an older version, which reports no events without a \
+                 probe: restart the process"
+            )),
+            (Err(other), _) => Err(format!("{error}; nor can its bridge be read: {other}")),
         }
     }
 
@@ -352,6 +387,11 @@ impl Managed {
         let wishes = target.events.wanted.wishes(target.events.outdated);
         let asked = match arrival.outcome {
             Ok(probe) => bridge.report_events(probe, wishes).map_err(|error| error.to_string()),
+            Err(error) if error.is_for_good() => {
+                let asked = bridge.report_snapshots(wishes);
+                let owner = bridge.read_beside();
+                target.events.take_without_probe(&error, (asked, owner), target.pid)
+            }
             Err(error) => {
                 tracing::warn!(pid = target.pid, %error, "no events of a .NET process");
                 target.events.has_failed(&error, Instant::now());

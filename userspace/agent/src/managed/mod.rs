@@ -11,6 +11,7 @@
 //!   unwound; `row_lists`: the rules of it.
 //! - [`events`]: exceptions and other events of the runtime.
 //! - [`names`]: from a method's metadata to its display name.
+//! - [`snapshots`]: events whose stacks the runtime has walked.
 //! - [`stubs`]: the names of the runtime's own generated code.
 //! - [`target`]: one process: the state of its bridge, and the samples of its code.
 //! - [`units`]: that code in kernel memory.
@@ -33,6 +34,7 @@ pub mod names;
 mod reaching;
 mod row_lists;
 pub mod runtime;
+mod snapshots;
 pub mod stubs;
 mod target;
 mod threads;
@@ -92,6 +94,8 @@ pub struct Totals {
     pub refused: Vec<(u32, String)>,
     /// By pid: why there are no events of it, or not of every kind.
     pub without_events: Vec<(u32, String)>,
+    /// By pid: why the stacks of its events have managed frames only.
+    pub managed_frames_only: Vec<(u32, String)>,
     /// Records that were lost in a process or refused here.
     pub lost: u64,
     /// In how many windows of time the allocations of processes were recorded that allocate too fast for
@@ -136,6 +140,7 @@ pub struct Managed {
     /// The events wanted of every process that is attached to, or of those decided on
     /// ([`Self::want_events`]).
     events: events::Wanted,
+    snapshots: snapshots::Figures,
     has_more: bool,
     turned: Instant,
     meter: Meter,
@@ -229,6 +234,7 @@ impl Managed {
             windows_before: 0,
             next: ImageId(0),
             events: events::Wanted::default(),
+            snapshots: snapshots::Figures::default(),
             has_more: false,
             turned: Instant::now(),
             meter: Meter::new(),
@@ -511,8 +517,11 @@ impl Managed {
     /// was read is taken at the next turn.
     pub fn is_busy(&self) -> bool {
         let is_busy = |target: &Target| match target.state {
-            State::Attached(_) => {
-                target.has_reported || target.is_expected || !target.runtime.enumerated
+            State::Attached(ref bridge) => {
+                target.has_reported
+                    || target.is_expected
+                    || !target.runtime.enumerated
+                    || bridge.reports_snapshots()
             }
             State::Attaching => true,
             State::Refused(_) | State::Ended => false,
@@ -690,6 +699,9 @@ impl Managed {
             totals.allocation_windows += target.events.allocation_windows.seen();
             if let Some(why) = target.events.missing() {
                 totals.without_events.push((target.pid, why));
+            }
+            if let Some(why) = target.events.managed_frames_only() {
+                totals.managed_frames_only.push((target.pid, why.to_owned()));
             }
             if let State::Refused(refusal) = &target.state {
                 let map =

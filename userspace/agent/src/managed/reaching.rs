@@ -58,6 +58,7 @@ impl Managed {
                 self.bridges.withdraw(*image);
             }
             target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
+            target.keep_last_snapshots();
             if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
                 leaving.push(*bridge);
                 self.detached += 1;
@@ -93,6 +94,7 @@ impl Managed {
         {
             target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
             target.keep_last_objects();
+            target.keep_last_snapshots();
             target.state = State::Ended;
             target.ended = Some(Instant::now());
             target.units.clear();

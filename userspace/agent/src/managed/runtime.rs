@@ -91,6 +91,11 @@ impl Runtime {
         self.threads.get(tid)
     }
 
+    /// Names of threads that have ended since the last call are not needed any more.
+    pub fn forget_ended_threads(&mut self) {
+        self.threads.forget_ended();
+    }
+
     /// The memory kept for the process's records: its texts, methods and code.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -734,6 +739,7 @@ mod tests {
         assert_eq!(function(&runtime, 0x3008, now), Some(4));
         assert_eq!(function(&runtime, 0x2008, era), Some(2), "its samples are described");
         assert_eq!(runtime.modules().map(|module| module.module).collect::<Vec<_>>(), [8]);
+        runtime.forget_ended_threads();
         assert_eq!((runtime.thread_name(8), runtime.thread_name(9)), (Some("thread8"), None));
         runtime.forget_described(now);
         assert_eq!(runtime.methods.len(), 2);

@@ -19,6 +19,7 @@ use super::events::Events;
 use super::maps_reader::MapsReader;
 use super::names;
 use super::runtime::Runtime;
+use super::snapshots::Taken;
 use super::stubs;
 use super::units::Units;
 use crate::kernel::loader::Programs;
@@ -77,6 +78,8 @@ pub(super) struct Target {
     stub_addresses: HashMap<Place, u64>,
     /// Its events: which are wanted, and how far that is.
     pub events: Events,
+    /// Of events that the runtime has walked the stacks of: what was read so far.
+    pub snapshots: Taken,
     pub ended: Option<Instant>,
     /// The memory of names kept since it has ended.
     pub kept_bytes: usize,
@@ -195,6 +198,7 @@ impl Target {
             wanted_stubs: Vec::new(),
             stub_addresses: HashMap::new(),
             events: Events::default(),
+            snapshots: Taken::default(),
             ended: None,
             kept_bytes: 0,
             is_free: false,
@@ -235,6 +239,15 @@ impl Target {
             && self.events.wanted.kinds.contains(Kind::Heap)
         {
             self.events.last_objects = bridge.objects();
+        }
+    }
+
+    /// The same of events that the runtime has walked the stacks of.
+    pub fn keep_last_snapshots(&mut self) {
+        if let State::Attached(bridge) = &mut self.state
+            && bridge.reports_snapshots()
+        {
+            self.snapshots.take_in(bridge, true);
         }
     }
 
@@ -284,6 +297,8 @@ impl Target {
         }
         self.taking_in = Duration::ZERO;
         self.has_reported = false;
+        // Events were taken since the log was read last.
+        self.runtime.forget_ended_threads();
         self.take_in(looker, until.min(begun + BETWEEN_TURNS * 2));
         self.credit.pay(meter.spent_since(begun));
         true
@@ -342,6 +357,7 @@ impl Target {
         if !alive {
             self.is_free = bridge.is_free();
             self.keep_last_objects();
+            self.keep_last_snapshots();
             self.state = State::Ended;
         }
     }

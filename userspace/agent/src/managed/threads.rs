@@ -1,4 +1,5 @@
-//! The names of one process's managed threads, as long as the threads live.
+//! The names of one process's managed threads, as long as the threads live, and until what was sampled
+//! before is taken.
 //!
 //! The kernel's name of a thread is cut at 15 bytes, and .NET Core 3.1 sets none.
 
@@ -18,6 +19,8 @@ pub struct ThreadNames {
     names: HashMap<u32, (u64, Box<str>)>,
     /// By the runtime's id.
     numbers: HashMap<u64, u32>,
+    /// Names of threads that have ended, by the thread's number.
+    ended: HashMap<u32, Box<str>>,
     bytes: usize,
 }
 
@@ -25,7 +28,7 @@ impl ThreadNames {
     /// Adds a thread, or its new name.
     pub fn add(&mut self, record: ThreadRecord) {
         let ThreadRecord { managed_id, os_tid, name } = record;
-        self.remove(managed_id);
+        self.take(managed_id);
         if name.is_empty() {
             return;
         }
@@ -37,12 +40,27 @@ impl ThreadNames {
         }
     }
 
+    /// A thread has ended: its name stays until [`Self::forget_ended`].
     pub fn remove(&mut self, managed_id: u64) {
-        let Some(tid) = self.numbers.remove(&managed_id) else { return };
+        let Some((tid, name)) = self.take(managed_id) else { return };
+        self.bytes += size_of_name(&name);
+        if let Some(before) = self.ended.insert(tid, name) {
+            self.bytes = self.bytes.saturating_sub(size_of_name(&before));
+        }
+    }
+
+    fn take(&mut self, managed_id: u64) -> Option<(u32, Box<str>)> {
+        let tid = self.numbers.remove(&managed_id)?;
         self.bytes = self.bytes.saturating_sub(ENTRY);
-        if self.names.get(&tid).is_some_and(|(id, _)| *id == managed_id)
-            && let Some((_, name)) = self.names.remove(&tid)
-        {
+        self.names.get(&tid).filter(|(id, _)| *id == managed_id)?;
+        let (_, name) = self.names.remove(&tid)?;
+        self.bytes = self.bytes.saturating_sub(size_of_name(&name));
+        Some((tid, name))
+    }
+
+    /// All that was sampled while the threads lived that have ended was taken.
+    pub fn forget_ended(&mut self) {
+        for (_, name) in std::mem::take(&mut self.ended) {
             self.bytes = self.bytes.saturating_sub(size_of_name(&name));
         }
     }
@@ -54,7 +72,8 @@ impl ThreadNames {
     }
 
     pub fn get(&self, tid: u32) -> Option<&str> {
-        self.names.get(&tid).map(|(_, name)| &**name)
+        let name = self.names.get(&tid).map(|(_, name)| name);
+        name.or_else(|| self.ended.get(&tid)).map(|name| &**name)
     }
 
     pub fn bytes(&self) -> usize {
@@ -89,6 +108,9 @@ mod tests {
         threads.remove(1);
         assert_eq!((threads.get(7), threads.bytes()), (Some("later"), once));
         threads.remove(2);
+        assert_eq!((threads.get(7), threads.bytes()), (Some("later"), once - ENTRY));
+        // What it was sampled with is taken.
+        threads.forget_ended();
         assert_eq!((threads.get(7), threads.bytes()), (None, 0));
         threads.add(thread(3, 8, ""));
         assert_eq!((threads.get(8), threads.bytes()), (None, 0));
@@ -102,6 +124,7 @@ mod tests {
         }
         assert!(threads.bytes() >= 10_000 * ENTRY);
         (0..10_000).for_each(|id| threads.remove(id));
+        threads.forget_ended();
         assert!(threads.numbers.is_empty() && threads.names.is_empty() && threads.bytes() == 0);
     }
 }

@@ -46,6 +46,8 @@ pub struct EventsWished {
     pub wishes: u64,
     /// The bridge has stated that they are in force.
     pub are_in_force: bool,
+    /// The runtime walks their stacks, for the owner.
+    pub are_snapshots: bool,
 }
 
 /// Strata's library in a process.
@@ -90,6 +92,7 @@ fn look(target: &Target, main: &SharedMapping) -> Result<BridgeState, String> {
     let events = wishes.map_or(EventsWished::default(), |wishes| EventsWished {
         wishes: wishes.flags & wish::EVENTS,
         are_in_force: status.obeyed == (wishes.epoch, wishes.generation),
+        are_snapshots: wishes.has(wish::SNAPSHOTS),
     });
     Ok(BridgeState::Loaded {
         state: status.state,

@@ -5,14 +5,17 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use strata_bridge_protocol::event::{Event, MAX_DETAIL, MAX_FRAMES};
 use strata_bridge_protocol::field::IlMapEntry;
 use strata_bridge_protocol::layout::{
-    MAIN_NAME, MAIN_SIZE, MAX_SEGMENTS, MainHeader, RECORD_COMMITTED, RECORD_END, RecordHeader,
-    SEGMENT_DATA, SEGMENT_NAME, SEGMENT_SIZE, SEGMENT_TAIL, STATUS, SegmentHeader, StatusPage,
+    MAIN_NAME, MAIN_SIZE, MAX_SEGMENTS, MainHeader, RECORD_COMMITTED, RECORD_END, RING_CELL,
+    RING_CELLS, RING_HEAD, RING_WORDS, RecordHeader, SEGMENT_DATA, SEGMENT_NAME, SEGMENT_SIZE,
+    SEGMENT_TAIL, STATUS, SegmentHeader, StatusPage,
 };
 use strata_bridge_protocol::record::{Encode, IlMap, ThreadEnd, kind};
 use strata_bridge_protocol::shared_file::create;
 use strata_bridge_protocol::status::State;
+use strata_bridge_protocol::writer::Writer;
 
 const ID: [u8; 16] = [9; 16];
 
@@ -32,6 +35,8 @@ fn main() {
         "holds" => std::mem::forget(main_file(&status(1, 0))),
         "execs" => std::mem::forget(main_file(&status(0, 0))),
         "another-version" => another_version(),
+        "ring-flood" => ring_flood(),
+        "ring-noise" => ring_noise(),
         other => panic!("no behaviour {other}"),
     }
     say_running();
@@ -267,6 +272,35 @@ fn many() {
         let file = create(SEGMENT_NAME, SEGMENT_SIZE, &[]).expect("a file");
         map(&file, SEGMENT_SIZE);
     }
+}
+
+/// Pushes the largest events as fast as it can.
+fn ring_flood() {
+    let writer = Writer::create().expect("memory");
+    writer.prepare_ring().expect("memory");
+    writer.status().set_events(1, u64::MAX);
+    writer.status().set_state(State::Ready);
+    std::thread::spawn(move || {
+        let frames = [7; MAX_FRAMES];
+        let detail = [0xff; MAX_DETAIL];
+        let event = Event { kind: 3, frames: &frames, detail: &detail, ..Event::default() };
+        loop {
+            let _ = writer.push(&event);
+        }
+    });
+}
+
+/// A ring in which nothing holds together, and whose head moves.
+fn ring_noise() {
+    let status = StatusPage { event_kinds: u64::MAX, counts: [u64::MAX; 32], ..status(0, 0) };
+    let main = File::from(main_file(&status));
+    let noise = random_bytes(RING_CELLS * (8 + RING_CELL));
+    main.write_all_at(&noise, RING_WORDS as u64).expect("writing");
+    std::thread::spawn(move || {
+        for head in (0..u64::MAX).step_by(1234) {
+            let _ = main.write_all_at(&head.to_le_bytes(), RING_HEAD as u64);
+        }
+    });
 }
 
 fn another_version() {

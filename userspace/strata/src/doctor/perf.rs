@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use strata_agent::kernel::perf_event::needs_administration;
+use strata_agent::kernel::perf_event::{needs_administration, try_probes};
 
 use super::environment::{Capability, Environment, setting};
 use super::line::{Group, Line};
@@ -39,8 +39,38 @@ pub fn lines(environment: &Environment) -> Vec<Line> {
     if opened {
         lines.push(cycles(cpu));
     }
+    lines.push(probes(environment));
     lines.extend(limits(environment));
     lines
+}
+
+/// Probes of .NET processes, by which their events have whole stacks.
+fn probes(environment: &Environment) -> Line {
+    const NAME: &str = "uprobes";
+    const LOST: &str = "kernel and native frames of events of .NET programs (exceptions, locks, …): \
+                        their runtime walks the stacks, managed frames only";
+    let degraded = |found: String, fix: String| Line::degraded(GROUP, NAME, found, LOST, fix);
+    let Err(error) = try_probes() else {
+        return Line::ok(GROUP, NAME, "events of .NET programs have whole stacks");
+    };
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => degraded(
+            "this kernel has no uprobe PMU".to_owned(),
+            "boot a kernel built with CONFIG_UPROBE_EVENTS=y".to_owned(),
+        ),
+        Some(libc::EPERM | libc::EACCES) if !environment.has(Capability::SYS_ADMIN) => degraded(
+            "not permitted without CAP_SYS_ADMIN".to_owned(),
+            environment.privilege_fix(&[Capability::SYS_ADMIN]),
+        ),
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS) if environment.filtered => degraded(
+            format!("blocked by a seccomp filter ({error})"),
+            environment.filter_fix().to_string(),
+        ),
+        _ => degraded(
+            format!("refused in spite of CAP_SYS_ADMIN ({error})"),
+            "see dmesg and the audit log for who refused it".to_owned(),
+        ),
+    }
 }
 
 fn refused(environment: &Environment, name: &'static str, error: &io::Error) -> Line {

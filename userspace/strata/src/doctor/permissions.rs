@@ -29,7 +29,10 @@ const NEEDS: &[Need] = &[
     },
     Need {
         any_of: &[Capability::SYS_ADMIN],
-        lost: Some("events of .NET processes (exceptions, locks, …), and what BPF programs cost"),
+        lost: Some(
+            "kernel and native frames of events of .NET processes (exceptions, locks, …): their \
+             runtime walks the stacks, managed frames only; and what BPF programs cost",
+        ),
     },
     Need { any_of: &[Capability::SYSLOG], lost: Some("names of kernel functions") },
     Need {

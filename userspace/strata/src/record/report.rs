@@ -275,6 +275,10 @@ impl Report<'_> {
                 burst_error(totals.allocation_windows)
             )?;
         }
+        for (pid, why) in totals.managed_frames_only.iter().take(MOST) {
+            let why = sanitize_for_terminal(why);
+            writeln!(out, "  process {pid} has events with managed frames only: {why}")?;
+        }
         Ok(())
     }
 
@@ -379,18 +383,17 @@ impl Report<'_> {
 
     fn managed(&self) -> Value {
         let totals = self.engine.managed.totals();
-        let refused: Vec<Value> =
-            totals.refused.iter().map(|(pid, why)| json!({ "pid": pid, "reason": why })).collect();
-        let without_events: Vec<Value> = { totals.without_events.iter() }
-            .map(|(pid, why)| json!({ "pid": pid, "reason": why }))
-            .collect();
+        let reasons = |all: &[(u32, String)]| -> Vec<Value> {
+            all.iter().map(|(pid, why)| json!({ "pid": pid, "reason": why })).collect()
+        };
         json!({
             "attached": totals.attached,
             "loaded": totals.loaded,
             "detached": totals.detached,
             "methods": totals.methods,
-            "refused": refused,
-            "without_events": without_events,
+            "refused": reasons(&totals.refused),
+            "without_events": reasons(&totals.without_events),
+            "managed_frames_only": reasons(&totals.managed_frames_only),
             "allocation_windows": totals.allocation_windows,
             "taken_over": totals.taken_over,
         })

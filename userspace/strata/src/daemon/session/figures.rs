@@ -122,6 +122,8 @@ impl Daemon {
         let totals = managed.totals();
         let without_events = totals.without_events.into_iter();
         let without_events = without_events.map(|(pid, why)| (pid, format!("no events: {why}")));
+        let only = totals.managed_frames_only.into_iter();
+        let only = only.map(|(pid, why)| (pid, format!("events with managed frames only: {why}")));
         DotNet {
             attached: totals.attached,
             detached: totals.detached,
@@ -132,6 +134,7 @@ impl Daemon {
                 .refused
                 .into_iter()
                 .chain(without_events)
+                .chain(only)
                 .map(|(pid, why)| RefusedProcess { pid, why })
                 .collect(),
         }
