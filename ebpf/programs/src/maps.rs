@@ -2,8 +2,8 @@
 
 use aya_ebpf::btf_maps::{Array, ArrayOfMaps, HashMap, LruHashMap, RingBuf};
 use aya_ebpf::macros::btf_map;
-use strata_abi::memory::{EventPace, KERNEL_NAME_BYTES};
 pub use strata_abi::memory::{Counters, Hot, WINDOW_WORDS};
+use strata_abi::memory::{EventPace, KERNEL_NAME_BYTES};
 use strata_abi::record::{COUNTER_SLOTS, Header, MAX_WORDS};
 use strata_abi::rule::{MAX_RULES, Rule};
 use strata_abi::tables::{
