@@ -44,6 +44,16 @@ impl Block {
         position == self.choice
     }
 
+    /// A new window of time. A block whose chosen switch stands for many ends with the window in which
+    /// it began: a thread that is switched now and then would keep it for minutes. When that is does
+    /// not depend on whether the chosen switch has come.
+    #[inline(always)]
+    pub fn turn(&mut self) {
+        if self.shift as u32 > MAX_BLOCK_SHIFT {
+            self.passed = self.length;
+        }
+    }
+
     #[inline(always)]
     fn new(shift: u32, random: u32) -> Self {
         let length = 1 << if shift > MAX_BLOCK_SHIFT { MAX_BLOCK_SHIFT } else { shift };
@@ -54,12 +64,14 @@ impl Block {
 }
 
 /// What is left of a CPU's budget for walks, after its part of what all switches of the host cost in
-/// a window. `all`: its budget for both.
+/// a window. `all`: its budget for both. A quarter is kept for walks: else one program that switches
+/// all the time would take those of all others.
 #[inline(always)]
 #[must_use]
 pub fn budget(all: u32, switches: u32, cpus: u32) -> u32 {
     let spent = switches as u64 * SWITCH_NANOS as u64 / if cpus == 0 { 1 } else { cpus as u64 };
-    if spent + LEAST_BUDGET as u64 >= all as u64 { LEAST_BUDGET } else { all - spent as u32 }
+    let kept = if all / 4 > LEAST_BUDGET { all / 4 } else { LEAST_BUDGET };
+    if spent + kept as u64 >= all as u64 { kept } else { all - spent as u32 }
 }
 
 #[cfg(test)]
@@ -100,6 +112,36 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_are_switched_rarely_are_chosen_anew_in_each_window() {
+        const WINDOWS: u32 = 1 << 20;
+        let mut state = 0x9e37_79b9_7f4a_7c15;
+        for (shift, in_a_window) in [(3, 1), (6, 1), (6, 3), (9, 40)] {
+            let (mut block, mut sum, mut drawn) = (Block::default(), 0u64, 0);
+            for _ in 0..WINDOWS {
+                block.turn();
+                for _ in 0..in_a_window {
+                    let is_chosen = block.is_chosen(shift, || {
+                        drawn += 1;
+                        random(&mut state)
+                    });
+                    sum += u64::from(is_chosen) << block.shift;
+                }
+            }
+            let switches = f64::from(WINDOWS * in_a_window);
+            let ratio = sum as f64 / switches;
+            std::println!("1 of 2^{shift}, {in_a_window} in a window: {ratio:.4}, {drawn} drawn");
+            let error = 5.0 * (f64::from(1u32 << shift) / switches).sqrt();
+            assert!((ratio - 1.0).abs() <= error, "{ratio}");
+            assert!(shift <= MAX_BLOCK_SHIFT || drawn >= WINDOWS);
+        }
+        // A burst's block is not kept.
+        let mut block = Block::default();
+        block.is_chosen(12, || 1 << 11);
+        block.turn();
+        assert!(block.is_chosen(0, || 0) && block.shift == 0);
+    }
+
+    #[test]
     fn each_switch_of_a_block_is_chosen_as_often() {
         let mut state = 0x2545_f491_4f6c_dd1d;
         for shift in [1, 4, 7] {
@@ -132,8 +174,9 @@ mod tests {
             assert!(spent(switches) <= u64::from(all * cpus));
             assert!(budget(all, switches, cpus) > LEAST_BUDGET);
         }
-        // Beyond what can be paid a stack is walked now and then.
-        assert_eq!(budget(all, u32::MAX, cpus), LEAST_BUDGET);
+        // Beyond what can be paid walks keep a quarter, or a stack now and then.
+        assert_eq!(budget(all, u32::MAX, cpus), all / 4);
+        assert_eq!(budget(LEAST_BUDGET, u32::MAX, cpus), LEAST_BUDGET);
         assert_eq!(budget(all, 1, 0), all - SWITCH_NANOS);
     }
 }

@@ -11,7 +11,8 @@
 //!
 //! Invariant: nothing here waits, faults or allocates. A switch that is not chosen costs two cache
 //! lines: the CPU's count, and the set of the thread that is switched out; a bit says whether the
-//! other one has a wait to end. What all switches of the host cost is taken off the time for walks.
+//! other one has a wait to end. What the switches of all user threads
+//! of the host cost is taken off the time for walks, but for a quarter of it.
 
 use core::intrinsics::{AtomicOrdering, atomic_and, atomic_cxchg, atomic_or, atomic_xadd};
 
@@ -83,6 +84,10 @@ pub fn switched(context: BtfTracePointContext) -> i32 {
     }
     // Threads of the kernel have no memory of their own.
     if from_tid == 0 || memory == 0 {
+        // A thread that ends has given its memory back.
+        if state & TASK_DEAD != 0 {
+            leave_slot(from_tid);
+        }
         return 0;
     }
     all.switches += 1;
@@ -223,10 +228,6 @@ fn end_wait(tid: u32, flags: u8) {
 /// where a return costs as much as all the rest (Safe RET), others do not pay for it.
 #[inline(always)]
 fn choose(tid: u32, state: u32, window: u32, shift: u32) -> u32 {
-    if state & TASK_DEAD != 0 {
-        leave_slot(tid);
-        return 0;
-    }
     let Some((set, way)) = slot_of(tid).or_else(|| taken_slot(tid, window)) else {
         note_crowded();
         return 0;
@@ -242,6 +243,7 @@ fn choose(tid: u32, state: u32, window: u32, shift: u32) -> u32 {
             pace.walks = 0;
         }
         turn(pace, window);
+        block.turn();
     }
     if pace.walks == LEFT_OUT {
         return 0;
@@ -497,9 +499,11 @@ fn leave_out(tid: u32) {
 pub fn take_in(tid: u32) {
     let Some((set, way)) = slot_of(tid) else { return };
     // SAFETY: as in `choose`.
-    let pace = unsafe { &mut (*set).paces[way] };
+    let (pace, block) = unsafe { (&mut (*set).paces[way], &mut (*set).blocks[way]) };
     if pace.walks == LEFT_OUT {
         pace.walks = 0;
+        // It was left out at the chosen switch of its block.
+        *block = Block { shift: 0, length: 0, choice: 0, passed: 0 };
     }
 }
 

@@ -16,6 +16,7 @@ use strata_symbols::KernelSymbols;
 use strata_symbols::kallsyms::{Builder, KernelSymbol};
 
 use super::NamedFrame;
+use super::task::Lasting;
 
 /// The symbols around the wanted addresses; the error contains the remedy.
 pub fn load(wanted: impl Iterator<Item = u64>) -> Result<KernelSymbols, String> {
@@ -129,15 +130,15 @@ pub fn name(symbols: &KernelSymbols, address: u64) -> Option<NamedFrame> {
     symbols.lookup(address).map(frame)
 }
 
-/// The kernel's own answer.
+/// The kernel's own answer. Modules and BPF programs may have others in their place soon.
 ///
 /// # Errors
 /// When it cannot be asked.
-pub fn ask(names: &KernelNames, address: u64) -> io::Result<Option<NamedFrame>> {
-    let name = names.of(address)?;
-    Ok(name.map(|name| {
-        frame(KernelSymbol { raw_name: &name.function, module: name.module.as_deref() })
-    }))
+pub fn ask(names: &KernelNames, address: u64) -> io::Result<(Option<NamedFrame>, Lasting)> {
+    let Some(name) = names.of(address)? else { return Ok((None, Lasting::ForSomeFlushes)) };
+    let module = name.module.as_deref();
+    let lasting = if module.is_some() { Lasting::ForSomeFlushes } else { Lasting::ForGood };
+    Ok((Some(frame(KernelSymbol { raw_name: &name.function, module })), lasting))
 }
 
 fn frame(symbol: KernelSymbol<'_>) -> NamedFrame {
@@ -226,7 +227,9 @@ mod tests {
             if all.iter().any(|name| name.contains("[bpf]")) {
                 continue;
             }
-            let frame = ask(&names, *address).expect("it can be asked").expect("a function");
+            let (frame, lasting) = ask(&names, *address).expect("it can be asked");
+            let frame = frame.expect("a function");
+            assert_eq!(lasting == Lasting::ForGood, !frame.name.ends_with(']'));
             let name = if frame.system_name.is_empty() { &frame.name } else { &frame.system_name };
             let is_there = all.iter().any(|line| line.split(' ').next() == Some(&**name));
             assert!(is_there, "{address:x}: {frame:?}, of {all:?}");
@@ -238,8 +241,10 @@ mod tests {
         assert!(preferred * 100 > asked * 98, "{preferred} of {asked}");
         let own = text.lines().rfind(|line| line.ends_with("name_kernel_address\t[bpf]"));
         let own = own.and_then(|line| address_of(line.as_bytes())).expect("it is loaded");
-        let own = ask(&names, own).expect("it can be asked").expect("a function");
+        let (own, lasting) = ask(&names, own).expect("it can be asked");
+        let own = own.expect("a function");
+        assert_eq!(lasting, Lasting::ForSomeFlushes, "{own:?}");
         assert!(own.name.ends_with("name_kernel_address [bpf]"), "{own:?}");
-        assert_eq!(ask(&names, 0xffff_ffff_ffff_0000).expect("it can be asked"), None);
+        assert_eq!(ask(&names, 0xffff_ffff_ffff_0000).expect("it can be asked").0, None);
     }
 }

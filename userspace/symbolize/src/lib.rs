@@ -5,7 +5,7 @@
 //!   first. [`lines`]: which files' debug information is worth reading; [`worker_memory`]: how much of
 //!   it. [`known_symbols`]: symbols kept between flushes. [`late`]: places that a flush left without.
 //! - [`file_client`]: requests to the file service, with deadlines.
-//! - [`kernel`] reads `/proc/kallsyms`.
+//! - [`kernel`] asks the kernel for its names, else reads `/proc/kallsyms`.
 //! - [`native`]: files that were mapped, with their debug files, parsed by the worker.
 //! - [`managed`]: methods of .NET, from the bridge's records; [`assemblies`]: their files.
 //! - [`jit`]: symbol files that JIT compilers write: perf maps and jitdump.

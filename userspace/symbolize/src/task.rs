@@ -153,15 +153,15 @@ impl KernelWork {
             let module = pseudo_module("[kernel.kallsyms]");
             let frames = self.frames().unwrap_or_else(|why| {
                 outcome.shortfalls.problem(why);
-                vec![None; self.addresses.len()]
+                vec![(None, Lasting::ForGood); self.addresses.len()]
             });
-            for (&address, frame) in self.addresses.iter().zip(frames) {
+            for (&address, (frame, lasting)) in self.addresses.iter().zip(frames) {
                 outcome.symbols.push(Symbol {
                     place: CodeAddress::Kernel(address),
                     address,
                     module: Some(module.clone()),
                     frames: frame.into_iter().collect(),
-                    lasting: Lasting::ForGood,
+                    lasting,
                 });
             }
         }
@@ -170,7 +170,7 @@ impl KernelWork {
         }
     }
 
-    fn frames(&self) -> Result<Vec<Option<NamedFrame>>, String> {
+    fn frames(&self) -> Result<Vec<(Option<NamedFrame>, Lasting)>, String> {
         if let Some(names) = &self.names {
             let frames: io::Result<_> =
                 self.addresses.iter().map(|at| kernel::ask(names, *at)).collect();
@@ -181,7 +181,8 @@ impl KernelWork {
         }
         let Some(table) = &self.table else {
             let symbols = kernel::load(self.addresses.iter().copied())?;
-            return Ok(self.addresses.iter().map(|at| kernel::name(&symbols, *at)).collect());
+            let name = |at: &u64| (kernel::name(&symbols, *at), Lasting::ForGood);
+            return Ok(self.addresses.iter().map(name).collect());
         };
         let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
         let is_old =
@@ -190,7 +191,8 @@ impl KernelWork {
             *table = Some(KernelTable::read()?);
         }
         let table = table.as_ref();
-        Ok(self.addresses.iter().map(|address| table?.name(*address)).collect())
+        let name = |at: &u64| (table.and_then(|table| table.name(*at)), Lasting::ForGood);
+        Ok(self.addresses.iter().map(name).collect())
     }
 
     fn symbolize_vdso(&self, outcome: &mut Outcome) {

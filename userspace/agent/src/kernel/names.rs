@@ -58,7 +58,12 @@ impl Asked {
         let ran = unsafe {
             libbpf_sys::bpf_prog_test_run_opts(self.program.as_raw_fd(), &raw mut options)
         };
-        result_of(ran)
+        result_of(ran)?;
+        // The length of the name, or the helper's error: then the name is the one before.
+        match options.retval as i32 {
+            1.. => Ok(()),
+            error => Err(io::Error::from_raw_os_error(-error)),
+        }
     }
 
     fn read(&self) -> io::Result<[u8; KERNEL_NAME_BYTES]> {

@@ -34,7 +34,10 @@ const NEEDS: &[Need] = &[
              runtime walks the stacks, managed frames only; and what BPF programs cost",
         ),
     },
-    Need { any_of: &[Capability::SYSLOG], lost: Some("names of kernel functions") },
+    Need {
+        any_of: &[Capability::SYSLOG],
+        lost: Some("off-CPU stacks without the sampler's own frames"),
+    },
     Need {
         any_of: &[Capability::DAC_READ_SEARCH, Capability::DAC_OVERRIDE],
         lost: Some("unwind rules and symbols of files that only their owner may read"),

@@ -16,11 +16,12 @@ pub fn lines(environment: &Environment, names_kernel: bool) -> Vec<Line> {
 }
 
 fn kernel_symbols(environment: &Environment, names_kernel: bool) -> Line {
-    const LOST: &str = "names of kernel functions";
     let name = "kernel symbols";
-    if names_kernel {
-        return Line::ok(GROUP, name, "the kernel is asked for each (bpf_snprintf)");
-    }
+    let lost = if names_kernel {
+        "off-CPU stacks without the sampler's own frames"
+    } else {
+        "names of kernel functions"
+    };
     let file = match File::open("/proc/kallsyms") {
         Ok(file) => file,
         Err(error) => {
@@ -29,7 +30,7 @@ fn kernel_symbols(environment: &Environment, names_kernel: bool) -> Line {
             } else {
                 environment.privilege_fix(&[Capability::SYSLOG])
             };
-            return Line::degraded(GROUP, name, format!("/proc/kallsyms: {error}"), LOST, fix);
+            return Line::degraded(GROUP, name, format!("/proc/kallsyms: {error}"), lost, fix);
         }
     };
     // Addresses are shown or hidden all at once; the first ones may be zero either way.
@@ -51,7 +52,7 @@ fn kernel_symbols(environment: &Environment, names_kernel: bool) -> Line {
         GROUP,
         name,
         format!("/proc/kallsyms hides addresses (kernel.kptr_restrict = {setting})"),
-        LOST,
+        lost,
         fix,
     )
 }

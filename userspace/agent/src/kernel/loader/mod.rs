@@ -205,7 +205,9 @@ impl Programs {
             ThreadsOf::None | ThreadsOf::All => 0,
         };
         let window = off_cpu::Window::of_this_kernel();
-        let wait_budget = window.budget(settings.off_cpu.unwrap_or(0), possible_cpus);
+        // Of those that are there: a virtual machine may have room for many more.
+        let wait_cpus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
+        let wait_budget = window.budget(settings.off_cpu.unwrap_or(0), wait_cpus);
         let sets = clr_events::sets(possible_cpus);
         let mut loader = EbpfLoader::new();
         if let Some(tasks) = &tasks {
@@ -216,7 +218,7 @@ impl Programs {
                 .override_global("TASK_STATE", &tasks.state, true)
                 .override_global("TASK_COMM", &tasks.comm, true)
                 .override_global("WAIT_BUDGET", &wait_budget, true)
-                .override_global("WAIT_CPUS", &possible_cpus, true)
+                .override_global("WAIT_CPUS", &wait_cpus, true)
                 .override_global("WINDOW_SHIFT", &window.shift, true);
         }
         if let Some(tasks) = tasks.as_ref().filter(|_| walks) {
