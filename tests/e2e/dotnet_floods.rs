@@ -122,8 +122,10 @@ fn a_flood_of_allocations_is_recorded_in_windows_and_its_sums_are_right() -> Res
 #[test]
 fn sums_of_allocations_in_bursts_are_right() -> Result<()> {
     let _machine = machine::alone()?;
-    for version in versions(&dotnet()?) {
-        for (on, off) in [(50, 50), (125, 125)] {
+    let patterns = [(50, 50), (125, 125)];
+    for (number, version) in versions(&dotnet()?).enumerate() {
+        let some = patterns.get(number % 2..=number % 2).unwrap_or_default();
+        for &(on, off) in machine::short_or_long(some, &patterns) {
             let pattern = Pattern { seconds: 20, on, off, keep: 0 };
             let windows = check_sums(version, pattern, 0.1, of_class(version, 0.13))?;
             assert!(windows > 10, "{version}");
@@ -135,7 +137,8 @@ fn sums_of_allocations_in_bursts_are_right() -> Result<()> {
 #[test]
 fn a_program_that_floods_and_rests_in_turn_has_windows_only_while_it_floods() -> Result<()> {
     let _machine = machine::alone()?;
-    for version in versions(&dotnet()?) {
+    let is_wanted = |version: &Version| machine::is_long() || *version == Version::V9;
+    for version in versions(&dotnet()?).filter(is_wanted) {
         let pattern = Pattern { seconds: 24, on: 3_000, off: 3_000, keep: 0 };
         let windows = check_sums(version, pattern, 0.1, of_class(version, 0.13))?;
         assert!(windows > 10, "{version}");
@@ -158,7 +161,8 @@ fn what_a_flooding_program_keeps_is_in_use() -> Result<()> {
         let churned: u64 = MADE.iter().map(|(_, method, class)| sums(&bytes, method, class)).sum();
         println!("{version}: {kept} of {own} bytes, {churned} of others, {windows} windows");
         assert!(windows > 10, "{version}");
-        assert!(error(kept, own).abs() < 0.15, "{version}: {kept} of {own}");
+        // Of some twenty windows, with sixteen times their own time each, the sums scatter by 8 %.
+        assert!(error(kept, own).abs() < 0.3, "{version}: {kept} of {own}");
         assert!((churned as f64) < own as f64 * 0.05, "{version}: {churned}");
     }
     Ok(())

@@ -46,6 +46,7 @@ use looking::{Found, Looking, Segments};
 pub use looking::Look;
 pub use presence::{BridgeState, EventsWished, Holder, presence};
 pub use requests::{MAX_WAITING, Question, Unanswered};
+pub use snapshots::Which;
 
 /// The time limit of opening a process's memory.
 const OPENING: Duration = Duration::from_secs(2);

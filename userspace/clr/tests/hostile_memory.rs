@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use strata_clr::session::{BridgeState, Budget, Entry, Life, presence};
+use strata_clr::session::{BridgeState, Budget, Entry, Life, Which, presence};
 use strata_clr::{Session, SessionError, SessionOptions, Target, discover};
 use support::{Clr, must_be_root};
 
@@ -162,7 +162,8 @@ fn a_process_that_runs_another_program_now_has_no_bridge_any_more() {
 
 /// What was read of a ring: events, and their words.
 fn read_ring(session: &mut Session, are_last: bool) -> (usize, usize) {
-    let events = session.snapshots(are_last).unwrap();
+    let events =
+        session.snapshots(if are_last { Which::OfEnded } else { Which::OfWindow }).unwrap();
     let words = events.iter().map(|event| event.frames.len() + event.detail.len() / 8 + 6).sum();
     (events.len(), words)
 }

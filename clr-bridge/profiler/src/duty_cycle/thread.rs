@@ -59,17 +59,21 @@ pub fn look(session: &'static Session) {
 pub fn stop(session: &Session) {
     STOP.store(true, Ordering::SeqCst);
     session.events().duty_cycle.ring();
-    join();
-    session.events().duty_cycle.set_always(BOUND);
+    if join() {
+        session.events().duty_cycle.set_always(BOUND, monotonic_time());
+    }
 }
 
-fn join() {
+/// Whether there was a thread.
+fn join() -> bool {
     let thread = THREAD.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let was_there = thread.is_some();
     if let Some(Handle(thread)) = thread {
         // SAFETY: made by `look`, and joined once.
         unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
     }
     IS_OVER.store(false, Ordering::Release);
+    was_there
 }
 
 extern "C" fn run(session: *mut c_void) -> *mut c_void {
@@ -124,7 +128,7 @@ impl<'a> Toggling<'a> {
         self.duty.closes.store(0, Ordering::Release);
         let parted = self.call(pipe::part);
         if parted != Some(true) {
-            self.duty.set_always(BOUND);
+            self.duty.set_always(BOUND, monotonic_time());
             self.sleep(Clock::Time, monotonic_time() + AGAIN, u64::MAX);
             return;
         }
@@ -232,7 +236,7 @@ impl<'a> Toggling<'a> {
             if self.is_open()
                 || self.call(|session| pipe::open(session, pipe::Part::Allocations)) == Some(true)
             {
-                return self.duty.set_always(self.planner.rate_allowed());
+                return self.duty.set_always(self.planner.rate_allowed(), monotonic_time());
             }
             self.sleep(Clock::Time, monotonic_time() + AGAIN, u64::MAX);
         }

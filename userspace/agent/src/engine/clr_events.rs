@@ -121,7 +121,7 @@ pub(super) fn describe<'a>(
     let (weight, value) = amounts(kind, block, header);
     let labelling = Labelling { is_managed_only: is_managed_only(header), ..labelling };
     let labels = labels(kind, block, image, labelling, to);
-    Described { user: below_the_bridge(user, space), labels, weight, value }
+    Described { user: stack_of_event(header, user, space), labels, weight, value }
 }
 
 /// The labels of an event.
@@ -243,8 +243,13 @@ pub(super) fn printable(text: &str) -> String {
     text.chars().map(|each| if each.is_control() { ' ' } else { each }).collect()
 }
 
+/// The stack of an event: a probe's begins in the bridge, one that the runtime has walked does not.
+pub(super) fn stack_of_event<'a>(header: &Header, user: &'a [u64], space: &Space) -> &'a [u64] {
+    if is_managed_only(header) { user } else { below_the_bridge(user, space) }
+}
+
 /// A stack without the bridge's own frames on top.
-pub(super) fn below_the_bridge<'a>(user: &'a [u64], space: &Space) -> &'a [u64] {
+fn below_the_bridge<'a>(user: &'a [u64], space: &Space) -> &'a [u64] {
     let file_of = |word: &u64| match space.mapping_of(address_of(*word)).map(|found| found.backing)
     {
         Some(Backing::File(file)) => Some(file),

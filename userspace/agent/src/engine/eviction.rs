@@ -126,8 +126,13 @@ impl Engine {
     }
 
     fn take_last_snapshots_of_ended(&mut self) {
-        if !self.processes.ended.is_empty() {
-            let ended = self.processes.ended.clone();
+        // The pid may be another process by now, and threads may go on without their leader.
+        let has_ended = |pid: u32| {
+            self.table.get(pid).is_some_and(|process| process.exited) && !still_runs(pid)
+        };
+        let ended = self.processes.ended.iter().copied();
+        let ended: Vec<u32> = ended.filter(|pid| has_ended(*pid)).collect();
+        if !ended.is_empty() {
             self.take_last_snapshots(&ended);
         }
     }

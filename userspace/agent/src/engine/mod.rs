@@ -533,6 +533,7 @@ impl Engine {
             self.turn();
         }
         self.settle_pending(true);
+        self.take_all_snapshots();
         if self.wall.is_some() {
             let PassFigures { passes, reading, sending_all, threads, .. } = self.pass_figures();
             tracing::info!(
@@ -544,6 +545,8 @@ impl Engine {
         self.count_wall(stopped_at);
         self.count_objects();
         self.managed.finish(&self.aggregate);
+        // Of processes that ended meanwhile.
+        self.take_all_snapshots();
         Ok(())
     }
 

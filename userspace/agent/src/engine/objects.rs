@@ -17,7 +17,7 @@ use strata_bridge_protocol::objects::{ObjectId, ObjectTable, ObjectWord};
 use strata_kinds::Kind;
 
 use super::clr_events::{
-    MANAGED_ONLY, Room, below_the_bridge, is_managed_only, printable, room_for_labels,
+    MANAGED_ONLY, Room, is_managed_only, printable, room_for_labels, stack_of_event,
 };
 use super::{Engine, monotonic_nanos};
 use crate::aggregate::{Addresses, Aggregate, LabelsId, ThreadKey, Words};
@@ -308,7 +308,7 @@ impl Engine {
             self.figures.malformed_records += 1;
             return;
         };
-        let user = below_the_bridge(words.user, space);
+        let user = stack_of_event(header, words.user, space);
         let mut stack: Vec<CodeAddress> = { user.iter() }
             .map(|word| CodeAddress::of_user(*word, space, thread.image, words.era))
             .collect();

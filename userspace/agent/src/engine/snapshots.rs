@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use strata_abi::record::{End, FLAG_CONTEXT, FLAG_EVENT, FORM_UNWOUND, FRAME_ADDRESS, Header};
 use strata_bridge_protocol::clr_event::{Block, snapshot};
 use strata_bridge_protocol::event::EventRecord;
+use strata_clr::session::Which;
 use strata_kinds::Kind;
 
 use super::samples::Event;
@@ -87,7 +88,14 @@ impl Engine {
                 self.managed.go_on_with_snapshots(image);
                 break;
             }
-            self.take_snapshots_of(image, pid, false);
+            self.take_snapshots_of(image, pid, Which::OfWindow);
+        }
+    }
+
+    /// Takes all that is there: nothing is read after it.
+    pub(super) fn take_all_snapshots(&mut self) {
+        for (image, pid) in self.managed.with_snapshots() {
+            self.take_snapshots_of(image, pid, Which::All);
         }
     }
 
@@ -95,13 +103,13 @@ impl Engine {
     pub(super) fn take_last_snapshots(&mut self, pids: &[u32]) {
         for (image, pid) in self.managed.with_snapshots() {
             if pids.contains(&pid) {
-                self.take_snapshots_of(image, pid, true);
+                self.take_snapshots_of(image, pid, Which::OfEnded);
             }
         }
     }
 
-    fn take_snapshots_of(&mut self, image: ImageId, pid: u32, has_ended: bool) {
-        let events = self.managed.snapshots_of(image, has_ended);
+    fn take_snapshots_of(&mut self, image: ImageId, pid: u32, which: Which) {
+        let events = self.managed.snapshots_of(image, which);
         if events.is_empty() {
             return;
         }

@@ -12,7 +12,7 @@ use strata_bridge_protocol::event::EventRecord;
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::record::{DecodeError, RawRecord};
 use strata_bridge_protocol::status::Count;
-use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, SessionError};
+use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, SessionError, Which};
 use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
 use strata_kinds::Kind;
 
@@ -465,9 +465,9 @@ impl Bridge {
         self.session.takes_snapshots()
     }
 
-    /// The events that it has reported so, as many as may be read now, or all of them.
-    pub fn snapshots(&mut self, are_last: bool) -> Vec<EventRecord> {
-        self.session.snapshots(are_last).unwrap_or_else(|error| {
+    /// The events that it has reported so.
+    pub fn snapshots(&mut self, which: Which) -> Vec<EventRecord> {
+        self.session.snapshots(which).unwrap_or_else(|error| {
             tracing::debug!(%error, "events of a bridge cannot be read");
             Vec::new()
         })

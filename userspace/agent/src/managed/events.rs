@@ -127,6 +127,23 @@ pub(super) struct Windows {
     now: u64,
 }
 
+/// The windows of several processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllWindows {
+    pub sum: u64,
+    /// Of the process with the fewest, of those that have any: its sums are the least precise.
+    pub least: u64,
+}
+
+impl AllWindows {
+    pub(super) fn add(&mut self, windows: u64) {
+        if windows > 0 {
+            self.sum += windows;
+            self.least = if self.least == 0 { windows } else { self.least.min(windows) };
+        }
+    }
+}
+
 impl Windows {
     /// The bridge's own count: a claim of the process.
     pub fn note(&mut self, count: u64) {

@@ -100,7 +100,7 @@ pub struct Totals {
     pub lost: u64,
     /// In how many windows of time the allocations of processes were recorded that allocate too fast for
     /// all the time.
-    pub allocation_windows: u64,
+    pub allocation_windows: events::AllWindows,
     /// How often a process that was read beside another strata was left by that one, and attached to
     /// again: events of the moments between are missing.
     pub taken_over: u64,
@@ -134,7 +134,7 @@ pub struct Managed {
     /// Records lost by processes that were dropped, so that the total stays.
     lost_before: u64,
     /// The same of windows of allocations.
-    windows_before: u64,
+    windows_before: events::AllWindows,
     /// The process that the next turn begins with, and whether the last turn was cut short.
     next: ImageId,
     /// The events wanted of every process that is attached to, or of those decided on
@@ -231,7 +231,7 @@ impl Managed {
             loaded: 0,
             detached: 0,
             lost_before: 0,
-            windows_before: 0,
+            windows_before: events::AllWindows::default(),
             next: ImageId(0),
             events: events::Wanted::default(),
             snapshots: snapshots::Figures::default(),
@@ -578,7 +578,7 @@ impl Managed {
                 || !target.units.is_empty();
             if !is_kept {
                 *lost_before += target.lost_in_all();
-                *windows_before += target.events.allocation_windows.seen();
+                windows_before.add(target.events.allocation_windows.seen());
             }
             is_kept
         });
@@ -696,7 +696,7 @@ impl Managed {
         for target in self.targets.values() {
             totals.methods += target.runtime.methods();
             totals.lost += target.lost_in_all();
-            totals.allocation_windows += target.events.allocation_windows.seen();
+            totals.allocation_windows.add(target.events.allocation_windows.seen());
             if let Some(why) = target.events.missing() {
                 totals.without_events.push((target.pid, why));
             }

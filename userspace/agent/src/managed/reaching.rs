@@ -3,6 +3,8 @@
 
 use std::time::Instant;
 
+use strata_clr::session::Which;
+
 use super::bridge::{self, Arrival};
 use super::{LAST_WORDS, Managed, Policy, Standing, State, Target, runtime};
 use crate::processes::table::ImageId;
@@ -58,7 +60,7 @@ impl Managed {
                 self.bridges.withdraw(*image);
             }
             target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
-            target.keep_last_snapshots();
+            target.keep_last_snapshots(Which::All);
             if let State::Attached(bridge) = std::mem::replace(&mut target.state, State::Ended) {
                 leaving.push(*bridge);
                 self.detached += 1;
@@ -82,7 +84,7 @@ impl Managed {
         }
         if let Some(before) = self.targets.insert(image, target) {
             self.lost_before += before.lost_in_all();
-            self.windows_before += before.events.allocation_windows.seen();
+            self.windows_before.add(before.events.allocation_windows.seen());
         }
         self.current.insert(pid, image);
     }
@@ -94,7 +96,7 @@ impl Managed {
         {
             target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
             target.keep_last_objects();
-            target.keep_last_snapshots();
+            target.keep_last_snapshots(Which::OfEnded);
             target.state = State::Ended;
             target.ended = Some(Instant::now());
             target.units.clear();

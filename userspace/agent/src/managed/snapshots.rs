@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use strata_bridge_protocol::event::EventRecord;
+use strata_clr::session::Which;
 use strata_kinds::{KIND_COUNT, Kind};
 
 use super::bridge::Bridge;
@@ -81,9 +82,8 @@ impl Taken {
         self.events.is_empty() && *unreadable == 0 && of_kind.iter().all(|lost| *lost == 0)
     }
 
-    /// Reads what may be read now, or all that is left.
-    pub fn take_in(&mut self, bridge: &mut Bridge, are_last: bool) {
-        self.events.extend(bridge.snapshots(are_last));
+    pub fn take_in(&mut self, bridge: &mut Bridge, which: Which) {
+        self.events.extend(bridge.snapshots(which));
         self.new.add_of(bridge, &mut self.before);
     }
 }
@@ -118,15 +118,15 @@ impl Managed {
         self.snapshots.next = image.0;
     }
 
-    /// What a process has reported, as much as may be read now; all that is left if it has ended.
-    pub fn snapshots_of(&mut self, image: ImageId, has_ended: bool) -> Vec<EventRecord> {
+    /// What a process has reported.
+    pub fn snapshots_of(&mut self, image: ImageId, which: Which) -> Vec<EventRecord> {
         let Some(target) = self.targets.get_mut(&image) else { return Vec::new() };
-        if has_ended {
+        if which == Which::OfEnded {
             target.take_in(&mut self.looker, Instant::now() + LAST_WORDS);
         }
         let taken = &mut target.snapshots;
         if let State::Attached(bridge) = &mut target.state {
-            taken.take_in(bridge, has_ended);
+            taken.take_in(bridge, which);
         }
         self.snapshots.lost.add(&std::mem::take(&mut taken.new));
         std::mem::take(&mut taken.events)

@@ -11,6 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use strata_clr::session::Which;
 use strata_kinds::Kind;
 
 use super::bridge::{Bridge, Refusal, Update};
@@ -243,11 +244,11 @@ impl Target {
     }
 
     /// The same of events that the runtime has walked the stacks of.
-    pub fn keep_last_snapshots(&mut self) {
+    pub fn keep_last_snapshots(&mut self, which: Which) {
         if let State::Attached(bridge) = &mut self.state
             && bridge.reports_snapshots()
         {
-            self.snapshots.take_in(bridge, true);
+            self.snapshots.take_in(bridge, which);
         }
     }
 
@@ -357,7 +358,7 @@ impl Target {
         if !alive {
             self.is_free = bridge.is_free();
             self.keep_last_objects();
-            self.keep_last_snapshots();
+            self.keep_last_snapshots(Which::OfEnded);
             self.state = State::Ended;
         }
     }

@@ -38,6 +38,17 @@ const WHOLE: Budget = Budget {
 /// The kinds of events.
 const KINDS: std::ops::RangeInclusive<u8> = kind::EXCEPTION..=kind::WAIT_HANDLE;
 
+/// The events that are read of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// As many as a process may have in a window of time.
+    OfWindow,
+    /// All that are there: it is not read again.
+    All,
+    /// All that a process has left that has ended: those that it was writing are stepped over.
+    OfEnded,
+}
+
 /// The ring of a bridge, and what became of its events.
 #[derive(Debug)]
 pub(super) struct Snapshots {
@@ -67,13 +78,15 @@ impl Snapshots {
         Ok(Self { ring, window: 0, left: PER_WINDOW, losses: ReaderLosses::default(), before })
     }
 
-    fn read(&mut self, owner: &Owner, are_last: bool) -> io::Result<Vec<EventRecord>> {
+    fn read(&mut self, owner: &Owner, which: Which) -> io::Result<Vec<EventRecord>> {
         let window = monotonic_time() >> WINDOW_SHIFT;
         if std::mem::replace(&mut self.window, window) != window {
             self.left = PER_WINDOW;
         }
-        if are_last {
+        if which == Which::OfEnded {
             self.ring.process_ended();
+        }
+        if which != Which::OfWindow {
             self.left = WHOLE;
         }
         let mut events = Vec::new();
@@ -116,12 +129,11 @@ impl Session {
         self.snapshots.is_some()
     }
 
-    /// The events that are in the ring now, as many as may be read now: claims of the process. All of
-    /// them when they are the last ones.
-    pub fn snapshots(&mut self, are_last: bool) -> Result<Vec<EventRecord>, SessionError> {
-        let are_last = are_last || self.life != Life::Running;
+    /// The events that are in the ring: claims of the process.
+    pub fn snapshots(&mut self, which: Which) -> Result<Vec<EventRecord>, SessionError> {
+        let which = if self.life == Life::Running { which } else { Which::OfEnded };
         match (&mut self.snapshots, &self.rights) {
-            (Some(snapshots), Rights::Owner(owner)) => Ok(snapshots.read(owner, are_last)?),
+            (Some(snapshots), Rights::Owner(owner)) => Ok(snapshots.read(owner, which)?),
             _ => Ok(Vec::new()),
         }
     }

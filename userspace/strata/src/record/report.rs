@@ -22,6 +22,7 @@ use crate::terminal::{columns, counted, cut};
 use crate::waits;
 use strata_agent::engine::Engine;
 use strata_agent::kernel::introspect;
+use strata_agent::managed::events::AllWindows;
 use strata_agent::selection::Selection;
 use strata_sandbox::Usage;
 use strata_symbolize::Shortfalls;
@@ -266,13 +267,14 @@ impl Report<'_> {
         for (pid, why) in totals.without_events.iter().take(MOST) {
             writeln!(out, "  process {pid} has no events: {}", sanitize_for_terminal(why))?;
         }
-        if totals.allocation_windows > 0 {
-            let windows = counted(totals.allocation_windows, "window");
+        let AllWindows { sum, least } = totals.allocation_windows;
+        if sum > 0 {
+            let windows = counted(sum, "window");
             writeln!(
                 out,
                 "  allocations were too many to be recorded all the time: their sums are estimates from \
                  {windows} of time, which bursts can make wrong by {:.0} %",
-                burst_error(totals.allocation_windows)
+                burst_error(least)
             )?;
         }
         for (pid, why) in totals.managed_frames_only.iter().take(MOST) {
@@ -394,7 +396,7 @@ impl Report<'_> {
             "refused": reasons(&totals.refused),
             "without_events": reasons(&totals.without_events),
             "managed_frames_only": reasons(&totals.managed_frames_only),
-            "allocation_windows": totals.allocation_windows,
+            "allocation_windows": totals.allocation_windows.sum,
             "taken_over": totals.taken_over,
         })
     }
