@@ -113,7 +113,8 @@ pub static OFF_CPU_CACHE: Array<Cache, 1> = Array::new();
 #[btf_map]
 pub static OFF_CPU_PACES: Array<CpuPace, 1> = Array::new();
 
-/// How often threads of the whole host were switched out in the last windows: the window in the upper half of each word.
+/// How often threads of the whole host were switched out in the last windows: the window in the upper
+/// half of each word.
 #[btf_map]
 pub static OFF_CPU_SWITCHES: Array<u64, { HOST_WINDOWS as usize }> = Array::new();
 

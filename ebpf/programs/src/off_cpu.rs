@@ -11,8 +11,8 @@
 //!
 //! Invariant: nothing here waits, faults or allocates. A switch that is not chosen costs two cache
 //! lines: the CPU's count, and the set of the thread that is switched out; a bit says whether the
-//! other one has a wait to end. What the switches of all user threads
-//! of the host cost is taken off the time for walks, but for a quarter of it.
+//! other one has a wait to end. What the switches of all user threads of the host cost is taken off
+//! the time for walks, but for a quarter of it.
 
 use core::intrinsics::{AtomicOrdering, atomic_and, atomic_cxchg, atomic_or, atomic_xadd};
 

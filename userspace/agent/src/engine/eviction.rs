@@ -126,15 +126,18 @@ impl Engine {
     }
 
     fn take_last_snapshots_of_ended(&mut self) {
-        // The pid may be another process by now, and threads may go on without their leader.
-        let has_ended = |pid: u32| {
-            self.table.get(pid).is_some_and(|process| process.exited) && !still_runs(pid)
-        };
-        let ended = self.processes.ended.iter().copied();
-        let ended: Vec<u32> = ended.filter(|pid| has_ended(*pid)).collect();
-        if !ended.is_empty() {
-            self.take_last_snapshots(&ended);
+        if self.processes.ended.is_empty() {
+            return;
         }
+        let mut reporting = self.managed.with_snapshots();
+        // The pid may be another process by now, and threads may go on without their leader.
+        reporting.retain(|(_, pid)| {
+            self.processes.ended.contains(pid)
+                && self.table.get(*pid).is_some_and(|process| process.exited)
+                && !still_runs(*pid)
+        });
+        let ended: Vec<u32> = reporting.into_iter().map(|(_, pid)| pid).collect();
+        self.take_last_snapshots(&ended);
     }
 
     /// Starts sampling on CPUs that came online, and restarts it on those that have lost their

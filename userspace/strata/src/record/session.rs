@@ -56,8 +56,8 @@ const SHOW: Duration = Duration::from_secs(1);
 /// Stacks that wait for their tables at the end wait so long.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Thousandths of a CPU that switches and sampling waits may cost the host: more than in the daemon, so that every
-/// wait of what is recorded is seen as long as there are not many thousands a second.
+/// Thousandths of a CPU that switches and sampling waits may cost the host: more than in the daemon,
+/// so that every wait of what is recorded is seen as long as there are not many thousands a second.
 const OFF_CPU_SHARE: u32 = 30;
 
 /// Bytes of copied stacks that wait until they can be unwound.
