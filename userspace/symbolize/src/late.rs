@@ -14,7 +14,7 @@
 
 mod shares;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState as Secret};
 use std::sync::Arc;
 
@@ -33,8 +33,9 @@ use shares::Shares;
 const MOST_PLACES: usize = 32_768;
 /// Bytes of symbols that are taken at once.
 const MOST_AT_ONCE: usize = 1 << 20;
-/// How often in a flush places of one process are looked for in all of them, for another process.
-const MOST_EVICTIONS: u32 = 64;
+/// What is made free at once: all places are looked at for it, so that this is some thirty for each that is
+/// taken in.
+const MADE_FREE: usize = MOST_PLACES / 32;
 /// Flushes after which a place that is not sampled any more is given up.
 const GIVEN_UP_AFTER: u32 = 40;
 
@@ -75,12 +76,10 @@ pub struct Late {
     /// Of the symbols that were taken.
     shares: Shares,
     flush: u32,
-    /// The flush whose places fill it: none of them makes room for another process that has as many.
+    /// The flush whose places fill it: processes share it from then on.
     full_at: u32,
-    /// Processes that have as many places of this flush as any other.
-    full: HashSet<ImageId>,
-    /// In this flush.
-    evictions: u32,
+    /// How many places of this flush each process may have; unknown since some were taken in.
+    share: Option<usize>,
     /// Places that stay without a symbol: their file has none or did not answer, or there were too
     /// many.
     pub unnamed: u64,
@@ -89,8 +88,7 @@ pub struct Late {
 impl Late {
     pub fn begin_flush(&mut self) {
         self.flush = self.flush.saturating_add(1);
-        self.full.clear();
-        self.evictions = 0;
+        self.share = None;
         self.shares.begin_flush(self.flush);
     }
 
@@ -120,8 +118,8 @@ impl Late {
         }
     }
 
-    /// Evicts the places not left out for longest; where all are of this flush, half of what another
-    /// process has more than this one.
+    /// Evicts the places not left out for longest; where all are of this flush, those that other processes
+    /// have above their shares, if this one is below its own.
     fn make_room(&mut self, image: ImageId) {
         if self.full_at != self.flush {
             let oldest = self.pending.values().map(|pending| pending.used).min();
@@ -130,22 +128,28 @@ impl Late {
             }
             self.full_at = self.flush;
         }
-        if self.full.contains(&image) || self.evictions >= MOST_EVICTIONS {
+        let by_image = &self.by_image;
+        let share =
+            *self.share.get_or_insert_with(|| self::share(by_image.values().copied().collect()));
+        if self.by_image.get(&image).copied().unwrap_or_default() >= share {
             return;
         }
-        let own = self.by_image.get(&image).copied().unwrap_or_default();
-        let most = self.by_image.iter().max_by_key(|(_, count)| **count);
-        let Some((&other, count)) = most.filter(|(_, count)| **count > own + 1) else {
-            self.full.insert(image);
-            return;
-        };
-        self.evictions += 1;
-        let mut left = count.saturating_sub(own) / 2;
-        self.drop_where(|_, pending| {
-            let is_dropped = pending.image == other && left > 0;
-            left -= usize::from(is_dropped);
-            is_dropped
+        let mut above = self.by_image.clone();
+        above.insert(image, usize::MAX);
+        let share = self::share(above.values().copied().collect());
+        above.remove(&image);
+        above.retain(|_, count| {
+            *count = count.saturating_sub(share);
+            *count > 0
         });
+        self.drop_where(|_, pending| match above.get_mut(&pending.image) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                true
+            }
+            _ => false,
+        });
+        self.share = None;
     }
 
     fn drop_where(&mut self, mut is_dropped: impl FnMut(&CodeAddress, &Pending) -> bool) {
@@ -225,6 +229,21 @@ impl Late {
         }
         named
     }
+}
+
+/// How many each process may have so that the places of those that have so many fit, and more are free: what
+/// those with few leave is shared by the others.
+fn share(mut counts: Vec<usize>) -> usize {
+    counts.sort_unstable();
+    let mut room = MOST_PLACES - MADE_FREE;
+    for (index, count) in counts.iter().enumerate() {
+        let each = room / (counts.len() - index);
+        if *count > each {
+            return each;
+        }
+        room -= count;
+    }
+    room
 }
 
 /// One place of a process less.
@@ -384,11 +403,30 @@ mod tests {
             late.note(ImageId(image), &others, 1);
         }
         let counts = [1, 11].map(|image| late.by_image[&ImageId(image)]);
-        assert!(counts[0].abs_diff(counts[1]) < 10, "{counts:?}");
+        assert!(counts[0].abs_diff(counts[1]) < 2 * MADE_FREE, "{counts:?}");
         assert!((2..10).all(|image| late.by_image.get(&ImageId(image)) == Some(&500)));
         assert_eq!(late.by_image.values().sum::<usize>(), late.count());
         assert_eq!(late.count(), MOST_PLACES);
         assert_eq!(late.count() as u64 + late.unnamed, MOST_PLACES as u64 + 8 * 500 + 2 * 500_000);
+    }
+
+    #[test]
+    fn processes_without_end_that_take_turns_leave_a_late_one_its_share() {
+        let (mut late, mut symbols) = (Late::default(), KnownSymbols::new(1 << 20));
+        let of = |image: u32| (0..400).map(move |offset| place(image, offset)).collect::<Vec<_>>();
+        flush(&mut late, &mut symbols, &of(1));
+        // Many more than there is room for, each with more than its share.
+        for image in 2..300 {
+            late.note(ImageId(image), &of(image), 1);
+        }
+        let own: Vec<_> = (0..20).map(|offset| place(300, offset)).collect();
+        late.note(ImageId(300), &own, 1);
+        assert_eq!(late.by_image.get(&ImageId(300)), Some(&20));
+        let (least, most) = (2..300)
+            .map(|image| late.by_image[&ImageId(image)])
+            .fold((usize::MAX, 0), |(least, most), count| (least.min(count), most.max(count)));
+        assert!(least >= 20 && most <= 400, "{least} to {most}");
+        assert_eq!(late.by_image.values().sum::<usize>(), late.count());
     }
 
     #[test]
