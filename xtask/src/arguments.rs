@@ -20,6 +20,8 @@ pub enum Command {
     Test(Vec<OsString>),
     /// Internal: how `test` has cargo start a test program.
     RunTestProgram(Vec<OsString>),
+    /// Internal: how that one runs one beside others.
+    RelayTestProgram(Vec<OsString>),
     VmTest(VmOptions),
     Bench(Vec<OsString>),
     Fuzz(FuzzOptions),
@@ -92,6 +94,7 @@ pub fn parse() -> Result<Command> {
         "record" => Ok(Command::Record(words.raw_args()?.collect())),
         "test" => Ok(Command::Test(words.raw_args()?.collect())),
         test::RUN_PROGRAM => Ok(Command::RunTestProgram(words.raw_args()?.collect())),
+        test::aside::RELAY => Ok(Command::RelayTestProgram(words.raw_args()?.collect())),
         "bench" => Ok(Command::Bench(words.raw_args()?.collect())),
         "setup" => parse_setup(&mut words),
         "build" => parse_build(&mut words),

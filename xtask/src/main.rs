@@ -51,6 +51,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Record(arguments) => record::run(&arguments)?,
         Command::Test(filters) => return test::run(&filters),
         Command::RunTestProgram(words) => return test::run_program(&words),
+        Command::RelayTestProgram(words) => return test::aside::relay(&words),
         Command::VmTest(options) => vm::run(&options)?,
         Command::Bench(arguments) => bench::run(&arguments)?,
         Command::Fuzz(options) => fuzz::run(&options)?,

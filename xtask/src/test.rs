@@ -1,7 +1,8 @@
 //! `cargo xtask test`: every test of the workspace, with one line of totals at the end.
 //!
-//! Unit and property tests run in parallel, and a few end-to-end tests of `strata-tests` at a time;
-//! those that measure have the machine alone (`strata_tests::machine`). All are built at once, in
+//! Unit and property tests run in parallel, programs of them beside each other ([`aside`]); then a few
+//! end-to-end tests of `strata-tests` at a time, and those that measure with the machine alone
+//! (`strata_tests::machine`). All are built at once, in
 //! the development profile (overflow checks on); the `strata` they drive is the release binary.
 //! Cargo starts each test program through [`run_program`], which knows the end-to-end one. `--only units`
 //! leaves that one out and `--only end-to-end` runs no other, for CI, where other steps run beside the
@@ -18,6 +19,7 @@
 //!
 //! Invariant: a test harness that ends without its result line counts as a failure.
 
+pub mod aside;
 mod printed;
 
 use std::collections::BTreeMap;
@@ -45,8 +47,6 @@ const END_TO_END_LINE: &str = "end-to-end tests: ";
 const MOST_AGAIN: usize = 3;
 /// Tests of what may not happen a single time.
 const NEVER_AGAIN: [&str; 3] = ["dotnet_hostile::", "dotnet_surviving::", "dotnet_unloading::"];
-/// Set for the programs that cargo starts when the end-to-end one is left out.
-const WITHOUT_END_TO_END: &str = "STRATA_TEST_UNITS_ONLY";
 /// This program's own command that cargo starts a test program with.
 pub const RUN_PROGRAM: &str = "run-test-program";
 
@@ -64,15 +64,15 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     build::ensure()?;
 
     let mut totals = Totals::default();
-    let mut cargo = project::cargo();
-    cargo.args(["test", "--workspace", "--no-fail-fast", "--config", &runner()?]);
-    match part {
-        Part::All => {}
-        Part::Units => _ = cargo.env(WITHOUT_END_TO_END, "1"),
-        Part::EndToEnd => _ = cargo.args(["--test", "e2e"]),
+    if part != Part::EndToEnd {
+        let slots = project::target().join("test-slots");
+        std::fs::create_dir_all(&slots)?;
+        let mut cargo = cargo(filters, &[])?;
+        count(cargo.env(aside::SLOTS, slots), &mut totals)?;
     }
-    cargo.arg("--").args(filters);
-    count(surroundings(&mut cargo), &mut totals)?;
+    if part != Part::Units {
+        count(&mut cargo(filters, &["--test", "e2e"])?, &mut totals)?;
+    }
     run_again(&mut totals)?;
 
     println!();
@@ -95,6 +95,15 @@ pub fn run(arguments: &[OsString]) -> Result<ExitCode> {
     }
     println!("{}", totals.line());
     Ok(if totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// `cargo test`, with its own arguments.
+fn cargo(filters: &[OsString], arguments: &[&str]) -> Result<Command> {
+    let mut cargo = project::cargo();
+    cargo.args(["test", "--workspace", "--no-fail-fast", "--config", &runner()?]).args(arguments);
+    cargo.arg("--").args(filters);
+    surroundings(&mut cargo);
+    Ok(cargo)
 }
 
 /// Which tests are run.
@@ -159,16 +168,22 @@ fn runner() -> Result<String> {
     Ok(format!("target.x86_64-unknown-linux-gnu.runner=[{this:?}, \"{RUN_PROGRAM}\"]"))
 }
 
-/// Becomes the test program that `words` begin with.
+/// Becomes the test program that `words` begin with, or starts it beside others: the end-to-end one is
+/// left out among them.
 pub fn run_program(words: &[OsString]) -> Result<ExitCode> {
     let (program, arguments) = words.split_first().context("no test program is named")?;
+    let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy();
+    let is_end_to_end = name.starts_with(END_TO_END_PROGRAM);
+    if let Some(slots) = std::env::var_os(aside::SLOTS) {
+        return if is_end_to_end {
+            Ok(ExitCode::SUCCESS)
+        } else {
+            aside::start(Path::new(&slots), words)
+        };
+    }
     let mut command = Command::new(program);
     command.args(arguments);
-    let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy();
-    if name.starts_with(END_TO_END_PROGRAM) {
-        if std::env::var_os(WITHOUT_END_TO_END).is_some() {
-            return Ok(ExitCode::SUCCESS);
-        }
+    if is_end_to_end {
         command.arg(END_TO_END_THREADS);
         println!("{END_TO_END_LINE}{}", Path::new(program).canonicalize()?.display());
     }
@@ -277,6 +292,10 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
     for line in BufReader::new(output).split(b'\n') {
         let line = line?;
         let line = String::from_utf8_lossy(&line);
+        if let Some(waited) = line.strip_prefix(aside::WAITED) {
+            totals.waits.extend(wait_of(waited));
+            continue;
+        }
         // The program that reads our output may be gone; the tests still count.
         _ = writeln!(std::io::stdout(), "{line}");
         if starts_a_harness(&line) {
@@ -303,6 +322,12 @@ fn count(command: &mut Command, totals: &mut Totals) -> Result<()> {
         totals.failures.push(format!("cargo test ({status})"));
     }
     Ok(())
+}
+
+/// `3.4 a_name`
+fn wait_of(waited: &str) -> Option<(Duration, String)> {
+    let (seconds, name) = waited.split_once(' ')?;
+    Some((Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?, name.to_owned()))
 }
 
 /// `test a_name ... ok`
