@@ -216,7 +216,7 @@ fn dotnet_stacks_end_at_thread_starts() -> Result<()> {
 
 #[test]
 fn go_and_c_are_on_one_stack() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let program = targets::go("cgo", "cgo", &[])?;
     let recorded = strata::record()?.frequency(997).command(program, &["4"]).run()?;
     let own = recorded.stacks()?.of_comm("cgo");
@@ -281,7 +281,7 @@ fn go_and_c_are_on_one_stack_from_a_programs_first_sample() -> Result<()> {
 
 #[test]
 fn a_500_deep_recursion_is_whole_and_a_3000_deep_one_is_marked_as_cut() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let program = targets::c("recurse").build()?;
     for depth in [5usize, 50, 200, 500] {
         let depth_text = depth.to_string();

@@ -409,7 +409,7 @@ fn label<'a>(stack: &'a Stack, name: &str) -> &'a str {
 
 #[test]
 fn a_wait_has_the_thread_that_holds_the_lock_its_address_and_its_bucket() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in with_events(&dotnet) {
         let (own, counts, times) = blocks(&dotnet, version, "held", "20")?;
@@ -464,7 +464,7 @@ fn in_a_convoy_waits_have_the_thread_that_got_the_lock() -> Result<()> {
 
 #[test]
 fn locks_without_contention_are_no_samples() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in with_events(&dotnet) {
         let (own, counts, _) = blocks(&dotnet, version, "free", "100000")?;
@@ -477,7 +477,7 @@ fn locks_without_contention_are_no_samples() -> Result<()> {
 
 #[test]
 fn classes_are_named_with_their_arguments_however_long_their_names_are() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     const CLASSES: [(&str, &str); 5] = [
         ("MakeLists", "System.Collections.Generic.List<System.Int32>[]"),

@@ -136,7 +136,7 @@ fn a_recording_beside_a_daemon_has_the_events_that_only_it_asks_for() -> Result<
 /// its recording, however that ends.
 #[test]
 fn recordings_beside_each_other_have_what_each_asks_for_for_as_long_as_it_runs() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     for version in dotnet.versions() {
         let target = Target::start(&dotnet, version, "paced", "500")?;

@@ -72,7 +72,7 @@ fn check(version: Version, recorded: &Recorded, pid: i32, stacks: &Stacks) -> Re
 /// managed frames.
 #[test]
 fn without_a_probe_exceptions_have_the_managed_frames_that_they_have_with_one() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     each(&dotnet.versions(), 2, |version, _| {
         let target = Target::start(&dotnet, version, "paced", "1000")?;
@@ -132,7 +132,7 @@ fn recorded(target: Target, kind: &str) -> Result<(BTreeMap<String, u64>, Record
 
 #[test]
 fn without_a_probe_waits_allocations_and_pauses_are_as_many_and_as_long() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let versions: Vec<_> = with_events(&dotnet).collect();
     each(&versions, 2, |version, _| {
@@ -223,7 +223,7 @@ fn waits_for_handles(dotnet: &DotNet, version: Version) -> Result<()> {
 
 #[test]
 fn without_a_probe_objects_in_use_have_their_sizes_and_their_stacks() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_dotnet()?;
     let dotnet = dotnet()?;
     let versions: Vec<_> = with_events(&dotnet).collect();
     each(&versions, 2, |version, _| {

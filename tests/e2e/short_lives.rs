@@ -49,7 +49,7 @@ fn two_hundred_short_lives_are_counted_and_named() -> Result<()> {
 
 #[test]
 fn a_program_deleted_after_its_start_is_symbolised() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let copy = folder.path().join("deleted_one");
     std::fs::copy(targets::c("shares").build()?, &copy)?;
@@ -67,7 +67,7 @@ fn a_program_deleted_after_its_start_is_symbolised() -> Result<()> {
 
 #[test]
 fn a_program_deleted_while_it_is_recorded_is_symbolised() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let copy = folder.path().join("deleted_two");
     std::fs::copy(targets::c("shares").build()?, &copy)?;
@@ -82,7 +82,7 @@ fn a_program_deleted_while_it_is_recorded_is_symbolised() -> Result<()> {
 
 #[test]
 fn a_replaced_program_is_named_by_what_runs() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let folder = tempfile::tempdir()?;
     let copy = folder.path().join("replaced");
     std::fs::copy(targets::c("shares").build()?, &copy)?;

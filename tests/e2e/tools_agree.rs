@@ -78,7 +78,7 @@ fn short(name: &str) -> String {
 
 #[test]
 fn go_tool_pprof_accepts_the_file_and_agrees() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let recorded =
         strata::record()?.frequency(997).command(targets::c("shares").build()?, &["4"]).run()?;
     let stacks = recorded.stacks()?;
@@ -139,7 +139,7 @@ fn go_pprof(options: &[&str], path: &Path) -> Result<String> {
 
 #[test]
 fn every_format_of_a_recording_has_the_same_totals() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let recorded = strata::record()?
         .frequency(997)
         .output("profile.svg")
@@ -200,7 +200,7 @@ pub fn well_formed_xml(path: &Path) -> Result<()> {
 
 #[test]
 fn widths_in_the_svg_are_the_profiles_totals() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     // Few different stacks: boxes too narrow to be drawn would be missing in the sums.
     let program = targets::c("zero").build()?;
     let record = strata::record()?.frequency(997).output("profile.svg");
@@ -233,7 +233,7 @@ fn widths_in_the_svg_are_the_profiles_totals() -> Result<()> {
 
 #[test]
 fn convert_turns_our_and_other_tools_files_into_every_format() -> Result<()> {
-    let _machine = machine::alone()?;
+    let _machine = machine::beside_others()?;
     let recorded = strata::record()?
         .frequency(997)
         .output("direct.folded")
