@@ -177,6 +177,26 @@ fn a_second_ctrl_c_quits() -> Result<()> {
     Ok(())
 }
 
+/// At every moment of that: the recording notices it, reads the last samples, names and writes.
+#[test]
+fn the_first_ctrl_c_loses_nothing_though_the_process_has_just_ended() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    for delay in (0..8).map(|eighths| Duration::from_millis(125 * eighths)) {
+        let target = Running::start(&targets::c("shares").build()?, &["60"])?;
+        let mut recording =
+            strata::record()?.frequency(997).pid(target.pid()).seconds(600.0).start()?;
+        wait_until_used(target.pid(), cpu_seconds_of(target.pid())? + 0.5)?;
+        drop(target);
+        std::thread::sleep(delay);
+        // It may have written everything by now.
+        _ = recording.running().signal_group(Signal::INT);
+        let own = recording.finish()?.stacks()?;
+        println!("{delay:?} later: {} samples", own.total());
+        assert!(own.total() > 100);
+    }
+    Ok(())
+}
+
 #[test]
 fn a_command_runs_as_the_user_and_outputs_are_that_users() -> Result<()> {
     let _machine = machine::beside_others()?;

@@ -68,6 +68,8 @@ struct Signals {
     terminate: Signal,
     hangup: Signal,
     quit: Signal,
+    /// Whether one came that ends the recording.
+    asked_to_end: bool,
 }
 
 impl Signals {
@@ -78,6 +80,7 @@ impl Signals {
             terminate: take(SignalKind::terminate())?,
             hangup: take(SignalKind::hangup())?,
             quit: take(SignalKind::quit())?,
+            asked_to_end: false,
         })
     }
 
@@ -168,9 +171,13 @@ pub async fn record(plan: &Plan) -> Result<Recorded> {
     };
     // It is waited for later, and not by this event loop.
     std::mem::forget(command);
-    // From here on a further Ctrl-C ends strata at once, whatever it is doing.
+    // From here on a second Ctrl-C ends strata at once, whatever it is doing.
     let all = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
-    second_signal::ends_at_once(&all, "\nstrata: stopped before the profile was written\n");
+    let text = "\nstrata: stopped before the profile was written\n";
+    match signals.asked_to_end {
+        true => second_signal::ends_at_once(&all, text),
+        false => second_signal::ends_at_the_second(&all, text),
+    }
     drop(signals);
     engine.finish(PATIENCE)?;
     // Symbolizing and writing delay no other work.
@@ -208,15 +215,14 @@ async fn run(
     let mut agent = EventLoop::of(engine, BURST)?;
     let end = plan.duration.map(|duration| tokio::time::Instant::now() + duration);
     let mut show = tokio::time::interval(SHOW);
-    let mut asked_to_end = false;
     loop {
         tokio::select! {
             biased;
             received = signals.next() => {
-                if asked_to_end && received != libc::SIGHUP {
+                if signals.asked_to_end && received != libc::SIGHUP {
                     return Ok((EndedBy::Signal, None));
                 }
-                asked_to_end = true;
+                signals.asked_to_end = true;
                 let Some(child) = command.as_ref().and_then(Child::id) else {
                     return Ok((EndedBy::Signal, None));
                 };
