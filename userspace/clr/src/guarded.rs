@@ -2,10 +2,10 @@
 //!
 //! Looking up a name on a FUSE mount, or reading a process's environment when its pages lie in a
 //! file of such a mount, may never end, and nothing wakes a thread that waits in the kernel. So
-//! such work is abandoned with its thread, and counted. Once [`MAX_STUCK`] threads are stuck, new
-//! work may touch only file systems that this kernel alone answers for ([`Patience::LocalOnly`]): a
-//! hanging target costs some threads, and prevents attaching only to processes whose files may
-//! hang. Reading a process's mappings may hang even so, while it holds its memory's lock; so those
+//! such work is abandoned with its thread, and counted. Once [`MAX_STUCK`] threads of a user's
+//! processes are stuck, new work about that user's may touch only file systems that this kernel alone
+//! answers for ([`Patience::LocalOnly`]): hanging targets cost some threads, and prevent attaching only
+//! to that user's processes whose files may hang. Reading a process's mappings may hang even so, while it holds its memory's lock; so those
 //! threads are bounded too ([`MOST_STUCK`]).
 //!
 //! Invariant: work past its deadline changes nothing in its target: it checks its deadline before
@@ -19,8 +19,12 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 
-/// The number of abandoned threads from which filesystems that may hang are refused.
+/// The number of abandoned threads of a user's processes from which filesystems that may hang are
+/// refused for that user.
 pub const MAX_STUCK: usize = 8;
+
+/// The same for all users together.
+const MAX_STUCK_OF_ALL: usize = MOST_STUCK / 2;
 
 /// The number of abandoned threads from which all new work is refused.
 const MOST_STUCK: usize = 256;
@@ -127,8 +131,10 @@ where
     if stuck_threads() >= MOST_STUCK || owner != 0 && of_one >= MOST_STUCK_OF_ONE {
         return Err(Stuck::TooMany);
     }
-    let patience =
-        if stuck_threads() < MAX_STUCK { Patience::AnyFilesystem } else { Patience::LocalOnly };
+    let patience = match of_one < MAX_STUCK && stuck_threads() < MAX_STUCK_OF_ALL {
+        true => Patience::AnyFilesystem,
+        false => Patience::LocalOnly,
+    };
     let deadline = Deadline::within(time);
     let state = Arc::new(AtomicU8::new(RUNNING));
     let ending = Ending { state: state.clone(), owner };
@@ -197,12 +203,19 @@ mod tests {
         for _ in 0..MOST_STUCK_OF_ONE {
             let wait = wait.clone();
             let hangs = move |_, _| wait.lock().map(|wait| wait.recv()).is_ok();
+            let of_user = stuck_of_one().get(&USER).copied().unwrap_or(0);
+            if of_user == MAX_STUCK {
+                let allowed =
+                    run_of("test-user", USER, Duration::from_secs(60), |patience, _| patience);
+                assert_eq!(allowed, Ok(Patience::LocalOnly));
+            }
             let outcome = run_of("test-hang", USER, Duration::from_millis(2), hangs);
             assert!(matches!(outcome, Err(Stuck::TimedOut(_))));
         }
         let patience = Duration::from_secs(60);
         assert_eq!(run_of("test-user", USER, patience, |_, _| 7), Err(Stuck::TooMany));
-        assert_eq!(run_of("test-other", OTHER, patience, |_, _| 7), Ok(7));
+        let allowed = run_of("test-other", OTHER, patience, |patience, _| patience);
+        assert_eq!(allowed, Ok(Patience::AnyFilesystem));
         drop(let_go);
         let patience = Deadline::within(patience);
         while stuck_of_one().contains_key(&USER) && !patience.has_passed() {

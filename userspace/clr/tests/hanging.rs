@@ -7,6 +7,7 @@ mod support;
 mod fuse;
 
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::JoinHandle;
@@ -22,6 +23,9 @@ use strata_clr::{
 };
 use support::{Clr, Runtime, alone, must_be_root, wait_until};
 
+/// A user of a process that hangs.
+const NOBODY: u32 = 65_534;
+
 #[test]
 fn directories_that_hang_cost_a_few_threads_and_no_other_process_its_attach() {
     must_be_root();
@@ -30,9 +34,13 @@ fn directories_that_hang_cost_a_few_threads_and_no_other_process_its_attach() {
     let mount = tempfile::tempdir().unwrap();
     let Some(fuse) = Fuse::mount(mount.path(), Vec::new()) else { return };
     let folder = tempfile::tempdir().unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/impostor.py");
+    let script = folder.path().join("impostor.py");
+    let impostor = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/impostor.py");
+    std::fs::copy(impostor, &script).unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(NOBODY), None).unwrap();
     let mut command = Command::new("python3");
     command.arg(script).arg(folder.path()).arg("nothing").env("TMPDIR", mount.path().join("x"));
+    command.current_dir(folder.path()).uid(NOBODY);
     let hanging = Clr::start(command);
     fuse.never_answer(fuse::LOOKUP);
     for _ in 0..MAX_STUCK {
@@ -49,8 +57,15 @@ fn directories_that_hang_cost_a_few_threads_and_no_other_process_its_attach() {
     assert!(matches!(found.sockets, Err(SocketError::NotLooked)));
     assert!(start.elapsed() < Duration::from_secs(1));
     assert_eq!(stuck_threads(), MAX_STUCK);
-    let other = Runtime::Net9.start();
-    assert!(discover(other.pid()).unwrap().unwrap().sockets.is_ok());
+    // Those of another user are looked at as ever: this one's socket is where its environment says.
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = Runtime::Net9.command();
+    command.env("TMPDIR", directory.path());
+    let others = [Runtime::Net9.start(), Clr::start(command)];
+    for other in &others {
+        let found = discover(other.pid()).unwrap().unwrap().sockets;
+        assert!(found.is_ok(), "{found:?}");
+    }
     drop(fuse);
     wait_until("the threads are free again", || stuck_threads() == 0);
 }

@@ -12,8 +12,11 @@ use strata_bridge_protocol::event::EventRecord;
 use strata_bridge_protocol::objects::ObjectTable;
 use strata_bridge_protocol::record::{DecodeError, RawRecord};
 use strata_bridge_protocol::status::Count;
+use strata_clr::loading::LoadError;
 use strata_clr::session::{Budget, Consumer, Holder, Life, Loss, SessionError, Which};
-use strata_clr::{AttachError, AttachOptions, Deadline, Session, SessionOptions, Stuck, Target};
+use strata_clr::{
+    AttachError, AttachOptions, Deadline, Session, SessionOptions, SocketError, Stuck, Target,
+};
 use strata_kinds::Kind;
 
 use super::maps_reader::MapsReader;
@@ -237,19 +240,22 @@ fn loads_it_itself(pid: u32) -> bool {
 fn instead(pid: u32, may_write: bool, error: &AttachError) -> Refusal {
     let hangs =
         matches!(error, AttachError::Stuck(_) | AttachError::Session(SessionError::Stuck(_)));
+    let is_passing = matches!(
+        error,
+        AttachError::Stuck(Stuck::TooMany | Stuck::NoThread)
+            | AttachError::Session(SessionError::Stuck(Stuck::TooMany | Stuck::NoThread))
+            // While other processes of its user hang.
+            | AttachError::Load(LoadError::Socket(SocketError::NotLooked))
+    );
     let writes_perf_map = may_write
         && !hangs
+        && !is_passing
         && !matches!(error, AttachError::NotClr | AttachError::Target(_))
         && strata_clr::discover(pid)
             .ok()
             .flatten()
             .filter(|process| process.version.is_none_or(|version| version.major >= 8))
             .is_some_and(|process| strata_clr::enable_perf_map(&process).is_ok());
-    let is_passing = matches!(
-        error,
-        AttachError::Stuck(Stuck::TooMany | Stuck::NoThread)
-            | AttachError::Session(SessionError::Stuck(Stuck::TooMany | Stuck::NoThread))
-    );
     Refusal { why: error.to_string(), writes_perf_map, is_passing }
 }
 
