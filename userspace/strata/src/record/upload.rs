@@ -54,7 +54,7 @@ impl Upload {
             value: value.into(),
         };
         let mut flags = vec![flag("url", &wanted.url)];
-        if wanted.kind.is_none() && wanted.url.contains(":4317") {
+        if kind == "otlp" && wanted.url.contains(":4317") {
             flags.push(flag("protocol", "grpc"));
         }
         let environment: Vec<(String, String)> = std::env::vars_os()
@@ -154,6 +154,8 @@ fn kind_of(url: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use strata_export::otlp::Transport;
+
     use super::*;
 
     fn wanted(url: &str) -> Wanted {
@@ -177,6 +179,19 @@ mod tests {
             ("unix:///var/run/datadog/apm.socket", "datadog"),
         ] {
             assert_eq!(kind_of(url), kind, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_port_of_grpc_is_spoken_to_in_grpc_also_where_the_kind_is_named() {
+        for (kind, url, transport) in [
+            (None, "http://collector:4317", Transport::Grpc),
+            (Some("otlp"), "http://collector:4317", Transport::Grpc),
+            (Some("otlp"), "http://collector:4318", Transport::Http),
+        ] {
+            let upload = Upload::prepare(Wanted { kind, ..wanted(url) }).expect("an address");
+            let Backend::Otlp(settings) = upload.backend else { panic!("{:?}", upload.backend) };
+            assert_eq!(settings.transport, transport, "{kind:?} {url}");
         }
     }
 
