@@ -94,6 +94,7 @@ impl Upload {
             version: wanted.version,
             host: host.unwrap_or_else(|| host::name().to_owned()),
             pid: Some(pid_of(profile)),
+            container_id: container_of(profile),
             language: Language::of_native(profile),
             runtime_id: Uuid::new_v4().to_string(),
             architecture: std::env::consts::ARCH.to_owned(),
@@ -138,6 +139,13 @@ fn pid_of(profile: &Profile) -> u32 {
     let mut pids = profile.threads().iter().map(|thread| thread.pid);
     let first = pids.next().filter(|first| pids.all(|pid| pid == *first));
     first.unwrap_or_else(std::process::id)
+}
+
+/// The container that the recording is of, if it is of one.
+fn container_of(profile: &Profile) -> String {
+    let mut containers = profile.threads().iter().map(|thread| thread.container);
+    let first = containers.next().filter(|first| containers.all(|container| container == *first));
+    first.map_or_else(String::new, |container| profile.string(container).to_owned())
 }
 
 /// Which kind of server listens at such an address.
@@ -192,6 +200,19 @@ mod tests {
             let upload = Upload::prepare(Wanted { kind, ..wanted(url) }).expect("an address");
             let Backend::Otlp(settings) = upload.backend else { panic!("{:?}", upload.backend) };
             assert_eq!(settings.transport, transport, "{kind:?} {url}");
+        }
+    }
+
+    #[test]
+    fn a_recording_of_one_container_is_that_containers() {
+        for (containers, expected) in
+            [(["c0ffee", "c0ffee"], "c0ffee"), (["c0ffee", ""], ""), (["", ""], "")]
+        {
+            let mut builder = strata_profile::ProfileBuilder::of_kinds(strata_kinds::Kinds::NONE);
+            for (tid, container) in (7..).zip(containers) {
+                builder.thread(7, tid, "worker", "shop", container);
+            }
+            assert_eq!(container_of(&builder.finish()), expected, "{containers:?}");
         }
     }
 
