@@ -10,7 +10,7 @@ use strata_export::http::{Credential, EndpointSettings, SetupError};
 use strata_export::{Backend, Endpoint, Outcome, Secret, otlp, pyroscope};
 use support::server::{Server, answer, grpc_answer};
 use support::{at, destination, known};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -329,6 +329,41 @@ async fn what_is_no_http_is_tried_again_and_does_no_harm() {
     let (address, _server) =
         raw_server(b"HTTP/1.1 400 Bad Request\r\n\r\n", Vec::new(), Duration::ZERO, 0).await;
     retry(send(Backend::Otlp(settings), &at(address)).await);
+}
+
+/// A server that closes a connection when its second request arrives: it took the connection for
+/// unused, as one does whose time for that ends in the moment in which the request is sent.
+async fn closing_server() -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut stream = BufReader::new(stream);
+                let (mut line, mut length) = (String::new(), 0);
+                while stream.read_line(&mut line).await.unwrap() > 2 {
+                    if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+                        length = value.trim().parse().unwrap();
+                    }
+                    line.clear();
+                }
+                stream.read_exact(&mut vec![0; length]).await.unwrap();
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+                let _ = stream.read_u8().await;
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_period_later_no_connection_is_used_that_the_server_may_be_closing() {
+    let exporter = Endpoint::new(pyroscope(), &at(closing_server().await)).unwrap();
+    for _ in 0..2 {
+        let batch = exporter.encode(&[known()]).batches.remove(0);
+        assert_eq!(exporter.send(&batch).await, delivered());
+        tokio::time::sleep(Duration::from_secs(3)).await;
+    }
 }
 
 #[tokio::test]

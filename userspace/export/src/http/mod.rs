@@ -33,6 +33,11 @@ const LONGEST_ANSWER: usize = 64 << 10;
 /// How long the body of an answer may take once its head is there.
 const LONGEST_BODY_TIME: Duration = Duration::from_secs(5);
 
+/// How long an unused connection is kept: for what waits already, not for the next period. Servers
+/// close theirs after 5 s (Apache) up to 60 s (Datadog's agent, as long as its exporter's period),
+/// and a request that they receive while they do is lost.
+const LONGEST_UNUSED: Duration = Duration::from_secs(2);
+
 /// Bytes of an answer's headers over HTTP/2; HTTP/1 has a bound of its own.
 const LONGEST_HEADERS: u32 = 16 << 10;
 
@@ -147,6 +152,7 @@ impl Client {
             .referer(false)
             .connect_timeout(destination.connect_timeout)
             .pool_max_idle_per_host(1)
+            .pool_idle_timeout(LONGEST_UNUSED)
             .tls_backend_preconfigured(tls::configuration(
                 address.is_https(),
                 destination.authorities.as_deref(),

@@ -69,11 +69,23 @@ pub(crate) fn of_status(status: u16, wait: Option<Duration>, message: &str) -> O
         },
         // 408: the server gave up waiting for the request.
         408 | 429 | 500..=599 => Outcome::Retry { after: wait, reason },
+        422 if is_of_an_ill_server(message) => Outcome::Retry { after: wait, reason },
         400 | 409 | 411 | 413..=415 | 417 | 422 | 431 => {
             Outcome::Refused { status: Some(status), reason }
         }
         _ => Outcome::Denied { status: Some(status), reason },
     }
+}
+
+/// Whether a refusal has the text of a gRPC or connect error that no request is at fault for.
+///
+/// Pyroscope's `/ingest` answers 422 for every error of its own, also while it starts or lacks a
+/// component (grafana/pyroscope v2, `pkg/ingester/pyroscope/ingest_handler.go`):
+/// `rpc error: code = Unavailable desc = service is unavailable`.
+fn is_of_an_ill_server(message: &str) -> bool {
+    let texts = ["code = Unavailable", "unavailable: ", "code = DeadlineExceeded"];
+    let more = ["deadline_exceeded: ", "context deadline exceeded", "code = Canceled"];
+    texts.iter().chain(&more).any(|text| message.contains(text))
 }
 
 /// `Retry-After`: seconds, or a date.
@@ -253,6 +265,23 @@ mod tests {
             assert!(matches!(of_status(status, None, ""), Outcome::Denied { .. }), "{status}");
         }
         assert_eq!(of_status(204, None, ""), Outcome::delivered());
+    }
+
+    #[test]
+    fn a_422_that_is_no_fault_of_the_request_is_tried_again() {
+        let of = "pushing IngestInput-pprof failed push series with index 0 and id  failed";
+        for (error, is_retried) in [
+            ("unknown: rpc error: code = Unavailable desc = service is unavailable", true),
+            ("unavailable: no instance", true),
+            ("deadline_exceeded: context deadline exceeded", true),
+            ("invalid_argument: the service is unavailable in this plan", false),
+            ("invalid_argument: unknown sample type", false),
+            ("", false),
+        ] {
+            let outcome = of_status(422, None, &format!("unknown: {of}: {error}"));
+            assert_eq!(matches!(outcome, Outcome::Retry { .. }), is_retried, "{error}");
+            assert_eq!(matches!(outcome, Outcome::Refused { .. }), !is_retried, "{error}");
+        }
     }
 
     #[test]

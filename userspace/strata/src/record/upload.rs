@@ -54,7 +54,7 @@ impl Upload {
             value: value.into(),
         };
         let mut flags = vec![flag("url", &wanted.url)];
-        if wanted.kind.is_none() && wanted.url.contains(":4317") {
+        if kind == "otlp" && wanted.url.contains(":4317") {
             flags.push(flag("protocol", "grpc"));
         }
         let environment: Vec<(String, String)> = std::env::vars_os()
@@ -94,6 +94,7 @@ impl Upload {
             version: wanted.version,
             host: host.unwrap_or_else(|| host::name().to_owned()),
             pid: Some(pid_of(profile)),
+            container_id: container_of(profile),
             language: Language::of_native(profile),
             runtime_id: Uuid::new_v4().to_string(),
             architecture: std::env::consts::ARCH.to_owned(),
@@ -140,6 +141,13 @@ fn pid_of(profile: &Profile) -> u32 {
     first.unwrap_or_else(std::process::id)
 }
 
+/// The container that the recording is of, if it is of one.
+fn container_of(profile: &Profile) -> String {
+    let mut containers = profile.threads().iter().map(|thread| thread.container);
+    let first = containers.next().filter(|first| containers.all(|container| container == *first));
+    first.map_or_else(String::new, |container| profile.string(container).to_owned())
+}
+
 /// Which kind of server listens at such an address.
 fn kind_of(url: &str) -> &'static str {
     let is_otlp = [":4317", ":4318", "/v1development/profiles"];
@@ -154,6 +162,8 @@ fn kind_of(url: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use strata_export::otlp::Transport;
+
     use super::*;
 
     fn wanted(url: &str) -> Wanted {
@@ -177,6 +187,32 @@ mod tests {
             ("unix:///var/run/datadog/apm.socket", "datadog"),
         ] {
             assert_eq!(kind_of(url), kind, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_port_of_grpc_is_spoken_to_in_grpc_also_where_the_kind_is_named() {
+        for (kind, url, transport) in [
+            (None, "http://collector:4317", Transport::Grpc),
+            (Some("otlp"), "http://collector:4317", Transport::Grpc),
+            (Some("otlp"), "http://collector:4318", Transport::Http),
+        ] {
+            let upload = Upload::prepare(Wanted { kind, ..wanted(url) }).expect("an address");
+            let Backend::Otlp(settings) = upload.backend else { panic!("{:?}", upload.backend) };
+            assert_eq!(settings.transport, transport, "{kind:?} {url}");
+        }
+    }
+
+    #[test]
+    fn a_recording_of_one_container_is_that_containers() {
+        for (containers, expected) in
+            [(["c0ffee", "c0ffee"], "c0ffee"), (["c0ffee", ""], ""), (["", ""], "")]
+        {
+            let mut builder = strata_profile::ProfileBuilder::of_kinds(strata_kinds::Kinds::NONE);
+            for (tid, container) in (7..).zip(containers) {
+                builder.thread(7, tid, "worker", "shop", container);
+            }
+            assert_eq!(container_of(&builder.finish()), expected, "{containers:?}");
         }
     }
 
