@@ -95,8 +95,25 @@ impl Held {
     }
 }
 
-/// Short processes, runtimes that come and go, and reloads.
-fn trouble(daemon: &mut Daemon, processes: usize, runtimes: usize, reloads: usize) -> Result<()> {
+/// So many short processes, runtimes that come and go, and reloads, mixed.
+fn trouble(
+    daemon: &mut Daemon,
+    (processes, runtimes, reloads): (usize, usize, usize),
+) -> Result<()> {
+    const ROUND: usize = 2_000;
+    let rounds = processes.div_ceil(ROUND).max(1);
+    for _ in 0..rounds {
+        round_of_trouble(daemon, processes / rounds, runtimes / rounds, reloads / rounds)?;
+    }
+    Ok(())
+}
+
+fn round_of_trouble(
+    daemon: &mut Daemon,
+    processes: usize,
+    runtimes: usize,
+    reloads: usize,
+) -> Result<()> {
     let short = targets::c("short_life").build()?;
     for _ in 0..processes.div_ceil(100) {
         let mut batch = Vec::new();
@@ -153,10 +170,12 @@ fn what_comes_and_goes_leaves_nothing_behind() -> Result<()> {
     let dotnet = runtimes::dotnet()?;
     let [.., version, _] = dotnet.versions();
     let _lasting = start(&dotnet, version, "Shares", &["3000"])?;
-    let (processes, runtimes, reloads) = machine::short_or_long((300, 2, 6), (10_000, 50, 100));
-    trouble(&mut daemon, processes / 3, (runtimes / 3).max(3), (reloads / 3).max(4))?;
+    // Caches of what ended are kept for some minutes, and so many processes fill them.
+    let first = machine::short_or_long((100, 3, 4), (8_000, 40, 80));
+    let (processes, runtimes, reloads) = machine::short_or_long((300, 3, 6), (20_000, 100, 200));
+    trouble(&mut daemon, first)?;
     let before = Held::now(&mut daemon)?;
-    trouble(&mut daemon, processes, runtimes, reloads)?;
+    trouble(&mut daemon, (processes, runtimes, reloads))?;
     let after = Held::now(&mut daemon)?;
     println!(
         "{processes} processes, {runtimes} runtimes, {reloads} reloads:\n{before:?}\n{after:?}"
@@ -170,7 +189,8 @@ fn what_comes_and_goes_leaves_nothing_behind() -> Result<()> {
         rest(&after) / 1e6
     );
     let rest_of_pss = |held: &Held| held.pss - held.names * BYTES_OF_A_NAME - held.dictionaries;
-    assert!(rest(&after) < rest(&before) * 1.1 + 2e6, "memory grew");
+    let grown = machine::short_or_long(2e6, 0.0);
+    assert!(rest(&after) < rest(&before) * 1.1 + grown, "memory grew");
     assert!(after.helpers < before.helpers + 16e6, "helpers grew");
     assert!(after.files < before.files + 24.0, "files stay open");
     // A thread that a reload has waited in ends some seconds later.
@@ -179,7 +199,7 @@ fn what_comes_and_goes_leaves_nothing_behind() -> Result<()> {
     assert!(after.maps < 20e6 + 256e6 / 6.0 + 9e6, "maps grew");
     assert!(after.ended < before.ended + 50.0, "processes that are gone are remembered");
     assert!(
-        rest_of_pss(&after) < rest_of_pss(&before) * 1.1 + 4e6,
+        rest_of_pss(&after) < rest_of_pss(&before) * 1.1 + 2.0 * grown,
         "memory grew, as the kernel has it"
     );
     assert!(after.open.programs <= before.open.programs, "BPF programs stay");

@@ -53,7 +53,7 @@ fn arrived(server: &Collector) -> Result<(i64, i64)> {
 }
 
 #[test]
-fn a_bad_hour_loses_and_doubles_no_sample() -> Result<()> {
+fn a_bad_hour_loses_no_sample_and_what_is_sent_twice_is_marked_as_the_same() -> Result<()> {
     let _machine = machine::beside_others()?;
     let (server, address) = Collector::on_port(0)?;
     let mut daemon = Daemon::prepared()?;
@@ -82,11 +82,21 @@ fn a_bad_hour_loses_and_doubles_no_sample() -> Result<()> {
     part(1.7);
     server.answer(Answer::status(503));
     part(8.0);
+    let failing = daemon.status()?;
+    assert_eq!(failing["healthy"], false);
+    assert_eq!(failing["failing_exporters"], serde_json::json!(["pyroscope"]));
     server.answer(Answer { after: Duration::from_millis(4900), ..Answer::default() });
     part(8.0);
     server.answer(Answer::default());
     part(9.2);
-    daemon.kill()?;
+    wait_until("it is healthy again", PATIENCE, || {
+        daemon.status().is_ok_and(|status| status["healthy"] == true)
+    })?;
+    // An answer that is late comes after one that is not: it may begin and end twice.
+    let warnings = daemon.kill()?.stderr;
+    let number_of = |text: &str| warnings.matches(text).count();
+    let (failed, recovered) = (number_of("nothing can be delivered"), number_of("delivers again"));
+    assert!((1..=2).contains(&failed) && recovered == failed, "{warnings}");
     daemon.start()?;
     part(10.0);
     drop(target);

@@ -155,6 +155,11 @@ fn all_that_is_hostile_at_once_costs_the_others_nothing() -> Result<()> {
         daemon.status()?["sampling"]["losses"]
     );
     drop(hostile);
+    let frequency = daemon.status()?["sampling"]["frequency"].as_f64().context("a frequency")?;
+    let newcomer = newcomer.context("the newcomer has not started")?;
+    let [of_bystander, of_newcomer] = [&bystander, &newcomer]
+        .map(|program| Usage::of(program.pid()).map(|used| used.cpu_seconds));
+    let called_for = [of_bystander? * frequency, of_newcomer? * frequency];
     // Samples of its last moments have a period like all others.
     drop((bystander, newcomer));
     let ended = daemon.end()?;
@@ -174,7 +179,9 @@ fn all_that_is_hostile_at_once_costs_the_others_nothing() -> Result<()> {
         assert!(slowest <= SLOWEST_ANSWER, "{slowest:?}");
         assert!(steady <= MOST_CPU, "{steady} of a core");
     }
-    for (name, kept) in services {
+    for ((name, kept), called_for) in services.into_iter().zip(called_for) {
+        println!("{name}: its CPU time calls for {called_for:.0} samples");
+        assert!(kept.all as f64 > 0.9 * called_for, "{name}: samples are missing");
         // One sample of those few may hit what is neither (the loader's first instructions).
         let allowed = (0.005 * kept.all as f64).max(1.0);
         assert!(kept.all > 30 && (kept.all - kept.whole) as f64 <= allowed, "{name}");

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
+use strata_tests::fuse::SilentFileSystem;
 use strata_tests::running::{Running, cpu_seconds_of, wait_until, wait_until_used};
 use strata_tests::{machine, pprof, strata, targets};
 
@@ -174,6 +175,28 @@ fn a_second_ctrl_c_quits() -> Result<()> {
     let ended = recording.end()?.ended;
     println!("two Ctrl-C -> {}", ended.status);
     assert!(!ended.stderr.contains("panicked"));
+    Ok(())
+}
+
+/// Also while the recording reads a file that does not answer.
+#[test]
+fn a_second_ctrl_c_ends_at_once_a_recording_that_is_finishing() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let files = SilentFileSystem::with_program(&targets::c("shares").build()?)?;
+    let target = Running::start(&files.program(), &["60"])?;
+    target.wait_until_used(0.1)?;
+    files.answer_first_reads_after(Duration::from_secs(20));
+    let mut recording =
+        strata::record()?.frequency(997).pid(target.pid()).seconds(600.0).start()?;
+    wait_until_used(target.pid(), cpu_seconds_of(target.pid())? + 0.5)?;
+    recording.running().signal(Signal::INT)?;
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert!(recording.running().is_alive(), "it has finished: the file answered");
+    recording.running().signal(Signal::INT)?;
+    let ended = recording.end()?.ended;
+    println!("{}: {}", ended.status, ended.stderr.trim());
+    assert_eq!(ended.status.signal(), Some(Signal::INT.as_raw()));
+    assert!(ended.stderr.contains("stopped before the profile was written"));
     Ok(())
 }
 

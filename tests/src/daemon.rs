@@ -155,10 +155,10 @@ impl Daemon {
     }
 
     /// Ends it as the kernel does.
-    pub fn kill(&mut self) -> Result<()> {
+    pub fn kill(&mut self) -> Result<Ended> {
         let running = self.running.take().context("the daemon is not running")?;
         running.signal(Signal::KILL)?;
-        running.wait(PATIENCE).map(drop)
+        running.wait(PATIENCE)
     }
 }
 
