@@ -24,6 +24,7 @@ mod dotnet_hostile;
 mod dotnet_log;
 mod dotnet_names;
 mod dotnet_places;
+mod dotnet_pretending;
 mod dotnet_readers;
 mod dotnet_running;
 mod dotnet_stacks;
