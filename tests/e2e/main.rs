@@ -28,6 +28,7 @@ mod dotnet_pretending;
 mod dotnet_readers;
 mod dotnet_running;
 mod dotnet_stacks;
+mod dotnet_storms;
 mod dotnet_stubs;
 mod dotnet_surviving;
 mod dotnet_targets;

@@ -44,7 +44,8 @@ const END_TO_END_LINE: &str = "end-to-end tests: ";
 /// The most end-to-end tests that are run a second time.
 const MOST_AGAIN: usize = 3;
 /// Tests of what may not happen a single time.
-const NEVER_AGAIN: [&str; 3] = ["dotnet_hostile::", "dotnet_surviving::", "dotnet_unloading::"];
+const NEVER_AGAIN: [&str; 4] =
+    ["dotnet_hostile::", "dotnet_storms::", "dotnet_surviving::", "dotnet_unloading::"];
 /// Set for the programs that cargo starts when the end-to-end one is left out.
 const WITHOUT_END_TO_END: &str = "STRATA_TEST_UNITS_ONLY";
 /// This program's own command that cargo starts a test program with.
