@@ -9,7 +9,8 @@ use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{DotNet, Version, dotnet};
 use strata_tests::{machine, strata};
 
-use crate::dotnet_running::{Clr, FREQUENCY, PATIENCE, Wrongs, listed, start, start_command};
+use crate::dotnet_events::{Target, WAYS, of_method, thrown};
+use crate::dotnet_running::{Clr, FREQUENCY, PATIENCE, Wrongs, each, listed, start, start_command};
 
 /// Those that can have several profilers.
 const SEVERAL: [Version; 3] = [Version::V8, Version::V9, Version::V10];
@@ -109,6 +110,85 @@ fn both_profilers_see_what_is_compiled_and_both_leave() -> Result<()> {
     }
     wrongs.none();
     Ok(())
+}
+
+/// A program that waits for a file, in which another profiler has the place of the only ordinary one.
+fn start_with(
+    dotnet: &DotNet,
+    version: Version,
+    profiler: &SecondProfiler,
+    name: &str,
+    words: [&str; 2],
+) -> Result<Target> {
+    let folder = tempfile::Builder::new().prefix("strata-beside-").tempdir()?;
+    let go = folder.path().join("go").to_string_lossy().into_owned();
+    // Throws has the way first.
+    let words = match words {
+        ["", much] => vec![go.as_str(), much],
+        [how, much] => vec![how, &go, much],
+    };
+    let mut command = dotnet.program(version, name, &words)?;
+    profiler.load_into(&mut command);
+    Ok(Target::of(start_command(command)?, folder))
+}
+
+#[test]
+fn events_are_as_many_beside_another_profiler_as_without() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let some = machine::short_or_long(&SEVERAL[1..2], &SEVERAL[..]);
+    each(some, 1, |version, wrongs| {
+        let folders = [tempfile::tempdir()?, tempfile::tempdir()?, tempfile::tempdir()?];
+        let profilers = folders
+            .iter()
+            .map(|folder| SecondProfiler::new(folder.path()))
+            .collect::<Result<Vec<_>>>()?;
+        let [first, second, third] = &profilers[..] else { anyhow::bail!("three profilers") };
+        let throws = start_with(&dotnet, version, first, "Throws", ["paced", "300"])?;
+        let contends = start_with(&dotnet, version, second, "Contends", ["", "100"])?;
+        let allocates = start_with(&dotnet, version, third, "Allocates", ["", "60000"])?;
+        let targets = [throws.pid(), contends.pid(), allocates.pid()];
+        let record = strata::record()?.option("-e", "exceptions,locks,allocations").flag("-v");
+        let record = targets.into_iter().fold(record, |record, pid| record.pid(pid));
+        let recording = record.start()?;
+        for pid in targets {
+            wait_until("its events are reported", PATIENCE, || {
+                let row = listed(pid).ok().flatten().unwrap_or_default();
+                row["bridge"].as_str().unwrap_or_default().contains("; reports exceptions, locks")
+            })?;
+        }
+        std::thread::sleep(Duration::from_secs(2));
+        throws.go()?;
+        contends.go()?;
+        allocates.go()?;
+        let (thrown_own, waited, made) =
+            (throws.counts()?, contends.counts()?, allocates.counts()?);
+        let recorded = recording.end()?;
+        recorded.print_losses();
+        for profiler in &profilers {
+            println!("{version}: the other {:?}", profiler.counts()?);
+            wrongs.unless(profiler.counts()?.jit_finished > 0, || {
+                format!("{version}: the other saw nothing")
+            });
+        }
+        let profile = recorded.profile()?;
+        let exceptions = profile.stacks_of("exceptions")?;
+        for (name, type_name, _) in WAYS {
+            let (seen, own) = (thrown(&exceptions, type_name), thrown_own[name]);
+            println!("{version} {type_name}: {own} thrown, {seen} seen");
+            wrongs.unless(seen == own, || format!("{version} {type_name}: {seen} of {own}"));
+        }
+        let (waits, _) = of_method(&profile.stacks_of("lock_count")?, "Shop.Contends.Enter");
+        let (bytes, _) = of_method(&profile.stacks_of("alloc_size")?, "Shop.Allocates.MakeMiddle");
+        for (what, seen, own, most) in
+            [("waits", waits, waited["waits"], 0.1), ("bytes", bytes, made["middle_bytes"], 0.25)]
+        {
+            println!("{version} {what}: {own}, {seen} seen");
+            let error = seen as f64 / own as f64 - 1.0;
+            wrongs.unless(error.abs() < most, || format!("{version} {what}: {seen} of {own}"));
+        }
+        Ok(())
+    })
 }
 
 #[test]

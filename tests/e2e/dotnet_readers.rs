@@ -15,7 +15,7 @@ use strata_tests::running::{Running, wait_until};
 use strata_tests::runtimes::{Version, dotnet};
 use strata_tests::stacks::Stacks;
 use strata_tests::strata::{Recording, record};
-use strata_tests::{machine, places};
+use strata_tests::{machine, places, text_outputs};
 
 use crate::dotnet_events::{REPORTED, Target, WAYS, of_method, recording_of, thrown, with_events};
 use crate::dotnet_running::{PATIENCE, listed};
@@ -127,6 +127,81 @@ fn a_recording_beside_a_daemon_has_the_events_that_only_it_asks_for() -> Result<
         assert!(types.contains("cpu"), "{types}");
         for kind in ["exception", "lock", "alloc"] {
             assert!(!types.contains(kind), "{version}: the daemon has not asked for it: {types}");
+        }
+    }
+    Ok(())
+}
+
+/// The sum of the stacks of a type that lead through a method, as the daemon has stored them.
+fn stored(daemon: &Daemon, kind: &str, method: &str) -> Result<u64> {
+    let file = format!("{kind}.folded");
+    let mut command = Command::new(places::strata_binary()?);
+    command.args(["query", "--service", "*", "--type", kind, "-o", &file, "--store"]);
+    command.arg(daemon.store()).current_dir(daemon.folder());
+    let ended = Running::from_command(command)?.wait(PATIENCE)?;
+    anyhow::ensure!(ended.status.success(), "{}", ended.stderr);
+    let stacks = text_outputs::folded(&std::fs::read_to_string(daemon.folder().join(file))?)?;
+    let has =
+        |stack: &&text_outputs::Folded| stack.frames.iter().any(|frame| frame.contains(method));
+    Ok(stacks.iter().filter(has).map(|stack| stack.count).sum())
+}
+
+/// A daemon and two recordings beside it, which ask for the same kinds.
+#[test]
+fn a_daemon_and_recordings_beside_it_all_have_the_same_events() -> Result<()> {
+    const KINDS: &str = "exceptions,locks,allocations,heap,gc,wait_handles";
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    for version in machine::short_or_long(vec![Version::V9], with_events(&dotnet).collect()) {
+        let throws = Target::start(&dotnet, version, "paced", "300")?;
+        let collects = Target::start_way(&dotnet, version, "Collects", "counted", "40")?;
+        let waits = Target::start_way(&dotnet, version, "Waits", "ways", "20")?;
+        let targets = [throws.pid(), collects.pid(), waits.pid()];
+        let mut daemon = Daemon::prepared()?;
+        let types = KINDS.replace(',', "\", \"");
+        daemon
+            .configure(&format!("[sampling]\ntypes = [\"{types}\"]\n[dotnet]\nage = \"0s\"\n"))?;
+        daemon.start()?;
+        owns(&mut daemon, &targets)?;
+        let recordings = (0..2)
+            .map(|_| {
+                let record = record()?.option("-e", KINDS).flag("-v");
+                targets.into_iter().fold(record, |record, pid| record.pid(pid)).start()
+            })
+            .collect::<Result<Vec<_>>>()?;
+        for pid in targets {
+            wait_until("its events are reported", PATIENCE, || {
+                bridge_of(pid).contains("; reports ")
+            })?;
+            println!("{version}: {}", bridge_of(pid));
+        }
+        // The recordings have their probes.
+        std::thread::sleep(Duration::from_secs(4));
+        throws.go()?;
+        collects.go()?;
+        waits.go()?;
+        let own = throws.counts()?;
+        collects.counts()?;
+        waits.counts()?;
+        let recorded = recordings.into_iter().map(Recording::end).collect::<Result<Vec<_>>>()?;
+        daemon.end()?;
+        let thrown: u64 = own.values().sum();
+        for (kind, column, method) in [
+            ("exceptions", "exceptions", "Shop.Throws.Throw"),
+            ("gc", "gc_pause", "Shop.Collects.Collect"),
+            ("wait_handles", "wait_handle_time", "Shop.Waits.WaitManual"),
+        ] {
+            if kind == "wait_handles" && version == Version::V8 {
+                continue;
+            }
+            let kept = stored(&daemon, kind, method)?;
+            let mut seen = Vec::new();
+            for one in &recorded {
+                seen.push(of_method(&one.profile()?.stacks_of(column)?, method).0);
+            }
+            println!("{version} {kind}: the daemon {kept}, recordings {seen:?}, {thrown} thrown");
+            assert!(kept > 0 && seen.iter().all(|seen| *seen == kept), "{version} {kind}");
+            assert!(kind != "exceptions" || kept == thrown, "{version}: {kept} of {thrown}");
         }
     }
     Ok(())

@@ -46,7 +46,8 @@ const END_TO_END_LINE: &str = "end-to-end tests: ";
 /// The most end-to-end tests that are run a second time.
 const MOST_AGAIN: usize = 3;
 /// Tests of what may not happen a single time.
-const NEVER_AGAIN: [&str; 3] = ["dotnet_hostile::", "dotnet_surviving::", "dotnet_unloading::"];
+const NEVER_AGAIN: [&str; 4] =
+    ["dotnet_hostile::", "dotnet_storms::", "dotnet_surviving::", "dotnet_unloading::"];
 /// This program's own command that cargo starts a test program with.
 pub const RUN_PROGRAM: &str = "run-test-program";
 

@@ -36,6 +36,14 @@ const LEAVING: Duration = Duration::from_secs(5);
 const LATER: Duration = Duration::from_secs(10);
 /// Reads of one turn: a JIT compiles some thousand methods in that time.
 const READS: usize = 16;
+/// The most losses that a process is believed to have had: more than a bridge can lose in days.
+const MOST_STATED: u64 = 1 << 32;
+
+/// The sum of what a process states to have lost, which is no more than [`MOST_STATED`]: sums over all
+/// processes stay right for the others'.
+fn stated(losses: impl IntoIterator<Item = u64>) -> u64 {
+    losses.into_iter().fold(0, u64::saturating_add).min(MOST_STATED)
+}
 
 /// Whether only a .NET process maps a file of this name.
 pub fn tells_a_runtime(path: &[u8]) -> bool {
@@ -399,7 +407,7 @@ impl Bridge {
         let status = self.session.status();
         // Events are counted by kind.
         let of_records = Loss::ALL.iter().filter(|loss| !loss.is_of_events());
-        let there: u64 = of_records.map(|loss| status.lost(*loss)).sum();
+        let there = stated(of_records.map(|loss| status.lost(*loss)));
         let here = self.session.losses();
         there
             + here.malformed
@@ -481,11 +489,11 @@ impl Bridge {
 
     /// Of these, how many were lost in the process of a kind, and how many hold together as none.
     pub fn snapshots_lost(&self, kind: Kind) -> u64 {
-        self.session.snapshots_without_room(kind as u8)
+        stated([self.session.snapshots_without_room(kind as u8)])
     }
 
     pub fn snapshots_unreadable(&self) -> u64 {
-        self.session.snapshots_unreadable()
+        stated([self.session.snapshots_unreadable()])
     }
 
     /// Whether questions are answered. Beside an owner, what it asked is read.
@@ -573,6 +581,14 @@ mod tests {
                 None => std::thread::yield_now(),
             }
         }
+    }
+
+    #[test]
+    fn a_process_that_lies_about_its_losses_does_not_change_the_sum_of_others() {
+        assert_eq!(stated([3, 4]), 7);
+        assert_eq!(stated([u64::MAX, u64::MAX, 1]), MOST_STATED);
+        let of_all: u64 = (0..1 << 16).map(|_| stated([u64::MAX])).sum();
+        assert_eq!(of_all, MOST_STATED << 16);
     }
 
     #[test]
