@@ -20,6 +20,8 @@ const WINDOW: u64 = 128_000_000;
 pub(super) struct OffCpu {
     pub(super) waits: RingBuf<MapData>,
     hot: Array<MapData, HotValue>,
+    /// Which slots have a wait that was sent.
+    waiting: Array<MapData, u64>,
     /// Of the programs that are attached.
     links: Vec<(&'static str, BtfTracePointLinkId)>,
 }
@@ -78,10 +80,16 @@ impl OffCpu {
                 .map_err(|source| LoadError::Program { name, source })?;
         }
         let (waits, hot) = (map(ebpf, "WAITS")?, map(ebpf, "OFF_CPU_HOT")?);
-        Ok(Self { waits, hot, links: Vec::new() })
+        Ok(Self { waits, hot, waiting: map(ebpf, "WAITING")?, links: Vec::new() })
     }
 
     pub(super) fn start(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
+        // Threads that waited when the programs were stopped have run since, unseen.
+        for word in 0..wait_slots::WAITING_WORDS {
+            self.waiting
+                .set(word, 0, 0)
+                .map_err(|source| LoadError::Map { name: "WAITING", source })?;
+        }
         for (name, _) in PROGRAMS {
             let program: &mut BtfTracePoint = program(ebpf, name)?;
             let link = program.attach().map_err(|source| LoadError::Program { name, source })?;
@@ -133,7 +141,95 @@ impl Programs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::{Duration, Instant};
+
+    use strata_abi::record::{FORM_ENDED, Header};
+
+    use super::super::{Settings, ThreadsOf};
     use super::*;
+
+    /// A thread that waits for a message, reports that it has one, and waits for the next.
+    fn waiting_thread() -> (u32, Sender<()>, Receiver<()>) {
+        let (to, messages) = channel::<()>();
+        let (has_one, reports) = channel();
+        let (number, numbers) = channel();
+        std::thread::spawn(move || {
+            // SAFETY: the call has no preconditions.
+            let _ = number.send(unsafe { libc::gettid() }.cast_unsigned());
+            while messages.recv().is_ok() {
+                let _ = has_one.send(());
+            }
+        });
+        (numbers.recv().expect("it runs"), to, reports)
+    }
+
+    /// The headers of the wanted records: until there is one of the wanted form, and all that are there
+    /// then. Of an end, the value is when the wait began.
+    fn records_of(
+        programs: &mut Programs,
+        is_wanted: impl Fn(&Header) -> bool,
+        with_end: bool,
+    ) -> Vec<Header> {
+        let until = Instant::now() + Duration::from_secs(10);
+        let mut headers: Vec<Header> = Vec::new();
+        let mut is_there = false;
+        while !is_there {
+            assert!(Instant::now() < until, "no such record in ten seconds: {headers:?}");
+            std::thread::sleep(Duration::from_millis(20));
+            while let Some(record) = programs.next_wait() {
+                assert!(record.len() >= size_of::<Header>());
+                // SAFETY: records start with a header, of which any bytes are a value.
+                let header = unsafe { record.as_ptr().cast::<Header>().read_unaligned() };
+                if is_wanted(&header) {
+                    is_there |= (header.form == FORM_ENDED) == with_end;
+                    headers.push(header);
+                }
+            }
+        }
+        headers
+    }
+
+    fn loaded() -> Programs {
+        let settings = Settings {
+            max_frames: 64,
+            ring_bytes: 1 << 20,
+            frequency: 19,
+            threads_of: ThreadsOf::None,
+            wall: false,
+            off_cpu: Some(1000),
+            clr_events: false,
+        };
+        Programs::load(settings).expect("the programs load, as root")
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn a_wait_that_began_before_a_pause_does_not_end_after_it() {
+        let mut programs = loaded();
+        let (tid, to, reports) = waiting_thread();
+        let is_own = |header: &Header| header.tid == tid;
+        let run = || {
+            to.send(()).expect("the thread waits");
+            reports.recv().expect("the thread runs");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        programs.start_off_cpu().expect("they are attached");
+        run();
+        records_of(&mut programs, is_own, false);
+        run();
+        records_of(&mut programs, is_own, true);
+        programs.stop().expect("they are detached");
+        let stopped = crate::engine::monotonic_nanos();
+        run();
+        programs.start_off_cpu().expect("they are attached again");
+        run();
+        let mut after = records_of(&mut programs, is_own, false);
+        run();
+        after.extend(records_of(&mut programs, is_own, true));
+        let mut ends = after.iter().filter(|header| header.form == FORM_ENDED);
+        assert!(ends.all(|end| end.value > stopped), "{stopped}: {after:?}");
+    }
 
     #[test]
     fn waits_cost_their_share_whatever_the_kernels_tick_is() {
