@@ -1,5 +1,6 @@
 //! The off-CPU sampler's programs and maps.
 
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use aya::maps::{Array, MapData, RingBuf};
@@ -57,6 +58,12 @@ impl Window {
         u32::try_from((all / u64::from(cpus.max(1))).max(u64::from(wait_pace::LEAST_BUDGET)))
             .unwrap_or(u32::MAX)
     }
+}
+
+/// Which threads share a set of slots: no program can know it.
+pub(super) fn seed() -> u32 {
+    // The upper half of a keyed hash whose keys are random (`std::hash::RandomState`).
+    (RandomState::new().hash_one(()) >> 32) as u32 | 1
 }
 
 /// Sets the sizes of the maps.
@@ -144,7 +151,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::{Duration, Instant};
 
-    use strata_abi::record::{FORM_ENDED, Header};
+    use strata_abi::record::{Counter, FORM_ENDED, Header};
 
     use super::super::{Settings, ThreadsOf};
     use super::*;
@@ -201,6 +208,41 @@ mod tests {
             clr_events: false,
         };
         Programs::load(settings).expect("the programs load, as root")
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn a_thread_whose_set_is_full_of_waits_has_a_slot_before_long() {
+        // Threads that the kernel does not have.
+        const OTHERS: [u32; wait_slots::WAYS] = [1 << 30, 1 << 30 | 1, 1 << 30 | 2, 1 << 30 | 3];
+        let mut programs = loaded();
+        let mut slots: Array<MapData, [u32; wait_slots::SET_BYTES / 4]> =
+            map(&mut programs.ebpf, "WAIT_SLOTS").expect("the map is there");
+        programs.start_off_cpu().expect("they are attached");
+        let mut full = [0; wait_slots::SET_BYTES / 4];
+        full[..wait_slots::WAYS].copy_from_slice(&OTHERS);
+        for set in 0..wait_slots::SETS {
+            slots.set(set, full, 0).expect("a set");
+        }
+        let waiting = &mut programs.off_cpu.as_mut().expect("it is on").waiting;
+        for word in 0..wait_slots::WAITING_WORDS {
+            waiting.set(word, u64::MAX, 0).expect("a word");
+        }
+        let (tid, to, reports) = waiting_thread();
+        for _ in 0..200 {
+            to.send(()).expect("the thread waits");
+            reports.recv().expect("the thread runs");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Reads both: the thread's own waits, and those that ended because their slots were taken.
+        let is_other = |header: &Header| OTHERS.contains(&header.tid);
+        let is_own = |header: &Header| header.tid == tid;
+        let headers = records_of(&mut programs, |header| is_own(header) || is_other(header), true);
+        let ended = |is_wanted: &dyn Fn(&Header) -> bool| {
+            headers.iter().any(|header| header.form == FORM_ENDED && is_wanted(header))
+        };
+        assert!(ended(&is_own) && ended(&is_other));
+        assert!(programs.count_of_waits(Counter::Crowded as usize) > 0);
     }
 
     /// Needs root, and loads the programs.
