@@ -118,8 +118,7 @@ pub static OFF_CPU_PACES: Array<CpuPace, 1> = Array::new();
 #[btf_map]
 pub static OFF_CPU_SWITCHES: Array<u64, { HOST_WINDOWS as usize }> = Array::new();
 
-/// Threads that are switched, by the low bits of their number; the size is set by userspace. Such
-/// arrays start at a page, so that a set is a cache line.
+/// Threads that are switched, by set; the size is set by userspace. Such arrays start at a page, so that a set is a cache line.
 #[btf_map]
 pub static WAIT_SLOTS: Array<WaitSet, 1, MMAPABLE> = Array::new();
 
@@ -227,7 +226,7 @@ pub struct EventShare {
     pub reserved: u32,
 }
 
-/// Threads with the same low bits: what each of their switches needs, in one cache line.
+/// Threads of a set: what each of their switches needs, in one cache line.
 #[repr(C)]
 pub struct WaitSet {
     /// The thread of each slot, or 0.
@@ -330,6 +329,10 @@ static WAIT_CPUS: u32 = 1;
 #[unsafe(no_mangle)]
 static WINDOW_SHIFT: u32 = 5;
 
+/// Which threads share a set of slots (`wait_slots::set_of`): chosen anew at each start.
+#[unsafe(no_mangle)]
+static WAIT_SEED: u32 = 1;
+
 /// Sets of working memory for events of the CLR.
 #[unsafe(no_mangle)]
 static CLR_EVENT_SETS: u32 = 1;
@@ -347,6 +350,11 @@ pub fn wait_budget() -> u32 {
 #[inline(always)]
 pub fn wait_cpus() -> u32 {
     setting(&WAIT_CPUS)
+}
+
+#[inline(always)]
+pub fn wait_seed() -> u32 {
+    setting(&WAIT_SEED)
 }
 
 #[inline(always)]

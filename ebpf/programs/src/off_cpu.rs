@@ -39,7 +39,7 @@ use crate::context::read_context;
 use crate::maps::{
     CpuPace, HOST_WINDOWS, Hot, OFF_CPU_CACHE, OFF_CPU_HOT, OFF_CPU_PACES, OFF_CPU_RECORD,
     OFF_CPU_SWITCHES, PROCESSES, Pace, Record, WAIT_SLOTS, WAIT_TIMES, WAITING, WaitSet, WaitTimes,
-    count, is_left_out, switch_offsets, task_mm, wait_budget, wait_cpus, window_shift,
+    count, is_left_out, switch_offsets, task_mm, wait_budget, wait_cpus, wait_seed, window_shift,
 };
 use crate::sampler::{
     BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, Whose, emit, fill_header, has_program, kernel_stack,
@@ -59,6 +59,7 @@ const RAW_PER_WINDOW: u32 = 16;
 const NO_SLOT: u32 = u32::MAX;
 /// `Pace.walks` of a thread whose process is left out.
 const LEFT_OUT: u16 = u16::MAX;
+const SEQUENTIAL: AtomicOrdering = AtomicOrdering::SeqCst;
 
 #[btf_tracepoint(function = "sched_switch")]
 pub fn switched(context: BtfTracePointContext) -> i32 {
@@ -121,47 +122,59 @@ pub fn woken(context: BtfTracePointContext) -> i32 {
     0
 }
 
-/// Whether a thread with the same low bits has a wait that was sent.
+/// Whether a thread of the same set has a wait that was sent.
 #[inline(always)]
 fn has_waits(tid: u32) -> bool {
-    let Some(word) = WAITING.get_ptr(wait_slots::waiting_word(tid)) else { return false };
+    let set = set_number(tid);
+    let Some(word) = WAITING.get_ptr(wait_slots::waiting_word(set)) else { return false };
     // SAFETY: a map value; a word that another CPU may change.
     let word = unsafe { core::ptr::read_volatile(word) };
-    word >> wait_slots::waiting_shift(tid) & ((1 << wait_slots::WAYS) - 1) != 0
+    word >> wait_slots::waiting_shift(set) & ((1 << wait_slots::WAYS) - 1) != 0
+}
+
+#[inline(always)]
+fn set_number(tid: u32) -> u32 {
+    wait_slots::set_of(tid, wait_seed())
 }
 
 /// The bit of a slot in its word of the map of slots with a wait.
 #[inline(always)]
-fn bit_of(tid: u32, way: usize) -> u64 {
-    1 << ((wait_slots::waiting_shift(tid) + way as u32) & 63)
+fn bit_of(set: u32, way: usize) -> u64 {
+    1 << ((wait_slots::waiting_shift(set) + way as u32) & 63)
 }
 
 #[inline(always)]
 fn is_waiting(tid: u32, way: usize) -> bool {
-    let word = WAITING.get_ptr(wait_slots::waiting_word(tid));
+    let set = set_number(tid);
+    let word = WAITING.get_ptr(wait_slots::waiting_word(set));
     // SAFETY: as in `has_waits`.
-    word.is_some_and(|word| unsafe { core::ptr::read_volatile(word) } & bit_of(tid, way) != 0)
+    word.is_some_and(|word| unsafe { core::ptr::read_volatile(word) } & bit_of(set, way) != 0)
 }
 
-/// Notes whether the wait of a slot was sent.
+/// Notes that the wait of a slot was sent.
 #[inline(always)]
-fn set_waiting(tid: u32, way: usize, is_waiting: bool) {
-    const RELAXED: AtomicOrdering = AtomicOrdering::Relaxed;
-    let Some(word) = WAITING.get_ptr_mut(wait_slots::waiting_word(tid)) else { return };
-    // SAFETY: a map value, only changed by these.
-    unsafe {
-        if is_waiting {
-            atomic_or::<u64, u64, RELAXED>(word, bit_of(tid, way));
-        } else {
-            atomic_and::<u64, u64, RELAXED>(word, !bit_of(tid, way));
-        }
-    }
+fn set_waiting(tid: u32, way: usize) {
+    let set = set_number(tid);
+    let Some(word) = WAITING.get_ptr_mut(wait_slots::waiting_word(set)) else { return };
+    // SAFETY: a map value, only changed by this and the next.
+    unsafe { atomic_or::<u64, u64, SEQUENTIAL>(word, bit_of(set, way)) };
 }
 
-/// The slots of threads with the same low bits.
+/// Notes that the wait of a slot has ended; whether it had one. Of several that end a wait at the same
+/// moment, one is told so.
+#[inline(always)]
+fn clear_waiting(tid: u32, way: usize) -> bool {
+    let set = set_number(tid);
+    let Some(word) = WAITING.get_ptr_mut(wait_slots::waiting_word(set)) else { return false };
+    let bit = bit_of(set, way);
+    // SAFETY: as in `set_waiting`.
+    unsafe { atomic_and::<u64, u64, SEQUENTIAL>(word, !bit) & bit != 0 }
+}
+
+/// The slots of a thread's set.
 #[inline(always)]
 fn set_of(tid: u32) -> Option<*mut WaitSet> {
-    WAIT_SLOTS.get_ptr_mut(wait_slots::set_of(tid))
+    WAIT_SLOTS.get_ptr_mut(set_number(tid))
 }
 
 /// The thread's set, and which slot of it is its own, if it has one.
@@ -182,7 +195,7 @@ fn wait_of(tid: u32) -> Option<(usize, *mut WaitTimes)> {
 
 #[inline(always)]
 fn times_of(tid: u32, way: usize) -> Option<*mut WaitTimes> {
-    let times = WAIT_TIMES.get_ptr_mut(wait_slots::set_of(tid))?;
+    let times = WAIT_TIMES.get_ptr_mut(set_number(tid))?;
     // SAFETY: a map value.
     Some(unsafe { &raw mut (*times)[way & (wait_slots::WAYS - 1)] })
 }
@@ -192,8 +205,16 @@ fn times_of(tid: u32, way: usize) -> Option<*mut WaitTimes> {
 fn end_wait(tid: u32, flags: u8) {
     let Some((way, times)) = wait_of(tid) else { return };
     // SAFETY: a map value; a thread is switched in on one CPU at a time, and its slot is its own.
-    let times = unsafe { &mut *times };
-    set_waiting(tid, way, false);
+    let WaitTimes { began, woken } = unsafe { core::ptr::read_volatile(times) };
+    // Another thread may take the slot at this moment, and end the wait.
+    if clear_waiting(tid, way) {
+        send_end(tid, flags, began, woken);
+    }
+}
+
+/// Sends the end of a thread's wait.
+#[inline(never)]
+fn send_end(tid: u32, flags: u8, began: u64, woken: u64) {
     // SAFETY: the helper has no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let (Some(hot), Some(record), Some(all)) = (
@@ -210,12 +231,12 @@ fn end_wait(tid: u32, flags: u8) {
     record.header.source = SOURCE_OFF_CPU;
     record.header.form = FORM_ENDED;
     record.header.end = End::Complete as u8;
-    record.header.value = times.began;
+    record.header.value = began;
     record.header.flags = flags;
-    if flags & FLAG_LATE != 0 && times.woken != 0 {
-        record.header.time = times.woken;
+    if flags & FLAG_LATE != 0 && woken != 0 {
+        record.header.time = woken;
     }
-    record.words[0] = times.woken;
+    record.words[0] = woken;
     hot.hits = 0;
     hot.misses = 0;
     emit(waits_ring(), hot, record, 1, BPF_RB_NO_WAKEUP);
@@ -229,11 +250,9 @@ fn end_wait(tid: u32, flags: u8) {
 #[inline(always)]
 fn choose(tid: u32, state: u32, window: u32, shift: u32) -> u32 {
     let Some((set, way)) = slot_of(tid).or_else(|| taken_slot(tid, window)) else {
-        note_crowded();
         return 0;
     };
-    // SAFETY: as in `end_wait`. Two threads that take a slot at the same moment may lose a wait by
-    // it; neither gets the other's.
+    // SAFETY: as in `end_wait`. Another thread may take the slot meanwhile: `note_sent` looks for that.
     let (pace, block) = unsafe { (&mut (*set).paces[way], &mut (*set).blocks[way]) };
     if pace.window != window {
         if pace.walks == LEFT_OUT {
@@ -264,7 +283,8 @@ fn taken_slot(tid: u32, window: u32) -> Option<(*mut WaitSet, usize)> {
     if way < wait_slots::WAYS { Some((set_of(tid)?, way & (wait_slots::WAYS - 1))) } else { None }
 }
 
-/// Takes the slot of an owner that neither waits nor was switched lately; [`NO_SLOT`] if there is none.
+/// Takes the slot of an owner that neither waits nor was switched lately, or by chance another's;
+/// [`NO_SLOT`] if none is taken.
 #[inline(never)]
 fn take_slot(tid: u32, window: u32) -> u32 {
     let Some(set) = set_of(tid) else { return NO_SLOT };
@@ -274,31 +294,61 @@ fn take_slot(tid: u32, window: u32) -> u32 {
         let pace = &set.paces[way & (wait_slots::WAYS - 1)];
         !is_waiting(tid, way) && window.wrapping_sub(pace.window) >= 2
     };
-    let Some(way) = wait_slots::free(&set.owners, is_idle) else { return NO_SLOT };
+    let free = wait_slots::free(&set.owners, is_idle);
+    let Some((way, owner)) = free.or_else(|| evicted(set)) else { return NO_SLOT };
     let way = way & (wait_slots::WAYS - 1);
-    set.owners[way] = tid;
-    set_waiting(tid, way, false);
-    set.paces[way] = Pace { window, walks: 0, shift: 0 };
+    // SAFETY: a map value. Two threads may want it at the same moment: one has it.
+    let (_, is_taken) = unsafe {
+        atomic_cxchg::<u32, SEQUENTIAL, SEQUENTIAL>(&raw mut set.owners[way], owner, tid)
+    };
+    if !is_taken {
+        note_crowded();
+        return NO_SLOT;
+    }
+    if let Some(times) = times_of(tid, way) {
+        // SAFETY: as in `end_wait`.
+        let WaitTimes { began, woken } = unsafe { core::ptr::read_volatile(times) };
+        if clear_waiting(tid, way) {
+            // What it has waited until now is counted.
+            send_end(owner, FLAG_LATE, began, woken);
+        }
+    }
+    // Threads that take slots from each other are not walked more often for it.
+    let shift = if free.is_some() { 0 } else { set.paces[way].shift };
+    set.paces[way] = Pace { window, walks: 0, shift };
     set.blocks[way] = Block { shift: 0, length: 0, choice: 0, passed: 0 };
     way as u32
+}
+
+/// A slot of a full set, and its owner, if the current thread is to have it. Else its wait is lost.
+#[inline(always)]
+fn evicted(set: &WaitSet) -> Option<(usize, u32)> {
+    if is_left_out((bpf_get_current_pid_tgid() >> 32) as u32, UNWANTED_OFF_CPU) {
+        return None;
+    }
+    // SAFETY: a helper without preconditions.
+    let Some(way) = wait_slots::evicted(unsafe { bpf_get_prandom_u32() }) else {
+        note_crowded();
+        return None;
+    };
+    // SAFETY: a map value; a word that another CPU may change.
+    Some((way, unsafe { core::ptr::read_volatile(&set.owners[way & (wait_slots::WAYS - 1)]) }))
 }
 
 /// The thread ends.
 #[inline(never)]
 fn leave_slot(tid: u32) {
     let Some((set, way)) = slot_of(tid) else { return };
-    set_waiting(tid, way, false);
-    // SAFETY: as above.
-    unsafe { (*set).owners[way] = 0 };
+    clear_waiting(tid, way);
+    // SAFETY: as in `take_slot`.
+    unsafe {
+        atomic_cxchg::<u32, SEQUENTIAL, SEQUENTIAL>(&raw mut (*set).owners[way], tid, 0);
+    }
 }
 
-/// The current thread's wait finds no slot: a loss, if its process is sampled.
-#[inline(never)]
+/// The current thread's wait finds no slot: a loss.
+#[inline(always)]
 fn note_crowded() {
-    let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    if is_left_out(pid, UNWANTED_OFF_CPU) {
-        return;
-    }
     // SAFETY: the helper has no preconditions.
     let Some(hot) = OFF_CPU_HOT.get_ptr_mut(unsafe { bpf_get_smp_processor_id() }) else { return };
     // SAFETY: as in `send_end`.
@@ -360,7 +410,6 @@ fn report_switches(window: u32, switches: u32) {
     unsafe {
         let seen = core::ptr::read_volatile(place);
         if (seen >> 32) as u32 != window {
-            const SEQUENTIAL: AtomicOrdering = AtomicOrdering::SeqCst;
             let first = (window as u64) << 32 | switches as u64;
             if atomic_cxchg::<u64, SEQUENTIAL, SEQUENTIAL>(place, seen, first).1 {
                 return;
@@ -482,7 +531,13 @@ fn note_sent(tid: u32, cpu: u32, began: u64, is_sent: bool, is_raw: bool) {
     let Some(times) = times_of(tid, way).filter(|_| is_sent) else { return };
     // SAFETY: as in `end_wait`.
     unsafe { *times = WaitTimes { began, woken: 0 } };
-    set_waiting(tid, way, true);
+    set_waiting(tid, way);
+    // A thread that has taken the slot meanwhile may not have seen the wait.
+    // SAFETY: a map value; a word that another CPU may change.
+    let owner = unsafe { core::ptr::read_volatile(&raw const (*set).owners[way]) };
+    if owner != tid && clear_waiting(tid, way) {
+        send_end(tid, FLAG_LATE, began, 0);
+    }
 }
 
 /// The thread is not walked for some windows: its process is left out.

@@ -468,6 +468,7 @@ impl Engine {
         self.passes.set_frequency(frequencies.of(Kind::Wall));
         self.rates.reset(frequencies);
         self.sampling.stalled.reset();
+        self.waits.interrupt();
         self.start_sampling()
     }
 

@@ -23,11 +23,11 @@ use crate::aggregate::ThreadKey;
 use crate::kernel::loader::PassState;
 use crate::kernel::thread_reader::{Cost, Target};
 
-/// Of the time, passes may take a CPU for one part in so many: those over all threads for an eighth of
-/// it where others can run between them.
+/// Of the time, passes may take a CPU for one part in so many. Where others can run between those over all
+/// threads, these take an eighth of it if that is enough, and leave an eighth in any case.
 const SHARE: u32 = 100;
 const SHARE_OF_ALL: u32 = 8 * SHARE;
-const SHARE_OF_ACTIVE: u32 = 8 * SHARE / 7;
+const MOST_SHARE_OF_ALL: u32 = 8 * SHARE / 7 + 1;
 /// From one pass over all threads to the next at most, while its share of a CPU allows it.
 const MOST_PAUSE: Duration = Duration::from_secs(2);
 /// A thread is active for so many pauses between passes over all threads after it was switched, and for
@@ -88,10 +88,9 @@ pub(super) struct Passes {
     seen: (Walking, Instant),
     /// What taking its records has cost.
     taking: Duration,
-    /// Every thread is sent by the next pass, by the one that is on, or was by the one before.
+    /// Every thread is sent by the next pass, or by the one that is on.
     wants_all: bool,
     sends_all: bool,
-    sent_all: bool,
     random: Random,
     pub(super) figures: PassFigures,
 }
@@ -126,7 +125,6 @@ impl Passes {
             taking: Duration::ZERO,
             wants_all: true,
             sends_all: false,
-            sent_all: false,
             random: Random::new(),
             figures: PassFigures::default(),
         }
@@ -215,7 +213,7 @@ impl Passes {
         if self.is_over_all && !lost_some {
             self.previous = self.current;
         }
-        if self.sends_all {
+        if std::mem::take(&mut self.sends_all) {
             self.all_sent = monotonic_nanos();
             self.figures.sending_all += cost.nanos;
         }
@@ -229,26 +227,31 @@ impl Passes {
     }
 
     /// How long it is until the next pass, on average, after one whose reader has used so much of a CPU.
-    /// One that sends every thread says nothing of what the next one costs: of ten thousand threads it
-    /// would keep the second one from running for ten seconds.
+    /// One that sends every thread costs more than the next one will. It is paid for all the same: until
+    /// then, threads that are met on a CPU or begin are walked by passes of their own.
     fn pause_after(&mut self, began: Instant, reading: Duration) -> Duration {
-        let sends_all = std::mem::take(&mut self.sends_all);
-        let sent_all = std::mem::replace(&mut self.sent_all, sends_all);
-        // The records that were taken meanwhile are of the pass before.
-        let taking = std::mem::take(&mut self.taking);
-        let cost = match (sends_all, sent_all) {
-            (true, _) => Duration::ZERO,
-            (false, true) => reading,
-            (false, false) => reading + taking,
-        };
+        // Of the records that were taken meanwhile, some are of the pass before.
+        let cost = reading + std::mem::take(&mut self.taking);
         if !self.is_over_all {
-            return (cost * SHARE_OF_ACTIVE).max(self.interval);
+            return self.pause_of_active(cost).max(self.interval);
         }
-        let least = (cost * SHARE).max(self.interval);
+        let share = if self.only_all { SHARE } else { MOST_SHARE_OF_ALL };
+        let least = (cost * share).max(self.interval);
         self.all_began = began;
         self.all_cost = cost;
         self.all_pause = (cost * SHARE_OF_ALL).min(MOST_PAUSE).max(least);
         if self.only_all { least } else { self.interval }
+    }
+
+    /// The same after a pass over active threads: they have what those over all leave of the share.
+    fn pause_of_active(&self, cost: Duration) -> Duration {
+        let of_all = if self.all_pause.is_zero() {
+            0.0
+        } else {
+            self.all_cost.as_secs_f64() / self.all_pause.as_secs_f64()
+        };
+        let left = f64::from(SHARE).recip() - of_all;
+        cost.div_f64(left.max(f64::from(SHARE_OF_ALL).recip()))
     }
 }
 
@@ -464,20 +467,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_that_sends_every_thread_does_not_delay_the_next_one() {
+    fn a_pass_that_sends_every_thread_is_paid_for_before_the_next_one() {
         let mut passes = Passes::new(20);
-        let pauses = |passes: &mut Passes, costs: [u64; 4]| {
-            costs.map(|cost| {
-                passes.sends_all |= std::mem::take(&mut passes.wants_all);
-                passes.taking += Duration::from_millis(cost);
-                passes.pause_after(Instant::now(), Duration::from_millis(cost)).as_millis()
-            })
-        };
         passes.only_all = true;
-        // What the first one has sent may be taken only after it; then a CPU's share counts.
-        assert_eq!(pauses(&mut passes, [90, 2, 2, 0]), [50, 200, 400, 50]);
-        passes.send_all();
-        assert_eq!(pauses(&mut passes, [90, 0, 1, 1]), [50, 50, 200, 200]);
+        let mut pause = |reading: u64, taking: u64| {
+            passes.taking += Duration::from_millis(taking);
+            passes.pause_after(Instant::now(), Duration::from_millis(reading)).as_millis()
+        };
+        // What the first one has sent may be taken only after it.
+        assert_eq!(pause(90, 10), 10_000);
+        assert_eq!([pause(2, 40), pause(2, 2), pause(0, 0)], [4_200, 400, 50]);
+    }
+
+    #[test]
+    fn passes_over_all_threads_and_over_active_ones_share_a_part_of_a_cpu() {
+        for cost in [10, 200, 2_000, 5_000, 20_000, 200_000].map(Duration::from_micros) {
+            let mut passes = Passes::new(20);
+            passes.pause_after(Instant::now(), cost);
+            let of_all = cost.as_secs_f64() / passes.all_pause.as_secs_f64();
+            passes.is_over_all = false;
+            let active = Duration::from_millis(2);
+            let pause = passes.pause_after(Instant::now(), active);
+            let of_active = active.as_secs_f64() / pause.as_secs_f64();
+            println!("{cost:?}: {of_all:.5} for all, {of_active:.5} for active ones");
+            assert!(of_all + of_active <= 0.010_01);
+            assert!(of_active >= 0.001_24);
+        }
     }
 
     #[test]
@@ -485,21 +500,24 @@ mod tests {
         let none = |_: u32, _: usize| 0;
         let mut passes = Passes::new(20);
         let began = Instant::now();
-        // The first pass, which sends every thread, and one whose cost shows what a look at all costs.
         assert_eq!(passes.choose(began, none), Ok(None));
+        // The first pass, which sends every thread.
         passes.sends_all = true;
         passes.wants_all = false;
         passes.end(began, Cost { nanos: 20_000_000, refused: 0 }, false);
         passes.note_moved(1, 1, 5, true);
-        let soon = began + Duration::from_millis(50);
-        assert_eq!(passes.choose(soon, none), Ok(None));
-        passes.end(began, Cost { nanos: 2_000_000, refused: 0 }, false);
-        // What every thread sent at first says nothing; the next pass over all is due after 800 times the cost.
-        let later = began + Duration::from_millis(1_600);
+        let second = began + Duration::from_millis(20) * MOST_SHARE_OF_ALL;
+        // What every thread sent at first says nothing.
+        assert_eq!(passes.choose(began + Duration::from_millis(50), none), Err(second));
+        assert_eq!(passes.choose(second, none), Ok(None));
+        passes.end(second, Cost { nanos: 2_000_000, refused: 0 }, false);
+        // The next pass over all is due after 800 times the cost.
+        let soon = second + Duration::from_millis(50);
+        let later = second + Duration::from_millis(1_600);
         assert_eq!(passes.choose(soon, none), Err(later));
         passes.next = later;
         passes.note_moved(7, 8, monotonic_nanos(), false);
-        assert!(passes.next < began + Duration::from_secs(1));
+        assert!(passes.next < second + Duration::from_secs(1));
         assert_eq!(passes.choose(soon, |_, _| 500), Ok(Some(vec![Target::Thread(8)])));
         assert_eq!(passes.choose(later, |_, _| 500), Ok(None));
         // Where as much moves as all cost, all are walked, as often as a CPU's share allows.
@@ -507,7 +525,7 @@ mod tests {
             passes.note_moved(7, tid, monotonic_nanos(), false);
         }
         passes.all_cost = Duration::from_micros(300);
-        assert_eq!(passes.choose(began, |_, _| 800), Err(began + Duration::from_millis(30)));
+        assert_eq!(passes.choose(second, |_, _| 800), Err(second + Duration::from_millis(30)));
         assert_eq!(passes.choose(soon, |_, _| 800), Ok(None));
         // A kernel without iterators over some threads: passes over all alone.
         passes.is_over_all = false;
@@ -523,7 +541,7 @@ mod tests {
         passes.is_over_all = false;
         let began = Instant::now();
         passes.end(began, Cost { nanos: 30_000_000, refused: 0 }, false);
-        let allowed = began + Duration::from_millis(30) * SHARE_OF_ACTIVE;
+        let allowed = began + Duration::from_millis(30) * SHARE;
         for tid in 0..100 {
             passes.next = began + Duration::from_secs(3600);
             passes.note_moved(7, tid, 1, true);

@@ -144,8 +144,8 @@ pub struct Waits {
     /// Waits that found no room here, or gave theirs back to another process.
     pub refused: u64,
     /// Waits whose end was not seen in time. They are counted until their thread was woken, or at
-    /// most until it was switched out again; without even that record, until its next wait or the
-    /// last flush.
+    /// most until it was switched out again or lost its slot to another; without even that record,
+    /// until its next wait, a pause of sampling or the last flush.
     pub endless: u64,
 }
 
@@ -240,6 +240,15 @@ impl Waits {
             }
             stays
         });
+    }
+
+    /// Sampling was stopped, and what threads have done since is not known: their waits end with what
+    /// was counted of them.
+    pub(super) fn interrupt(&mut self) {
+        for wait in std::mem::take(&mut self.threads).into_values() {
+            self.memory.give_back(wait.pid, wait.bytes());
+            self.endless += 1;
+        }
     }
 
     /// Forgets those of programs that are gone: their ends were lost.
@@ -430,6 +439,17 @@ mod tests {
         assert_eq!((waits.threads.len(), waits.endless), (1, 0));
         waits.retain(|_, image| image == ImageId(2));
         assert_eq!((waits.threads.len(), waits.endless, waits.memory.used()), (0, 1, 0));
+    }
+
+    #[test]
+    fn a_wait_from_before_a_pause_is_not_counted_after_it() {
+        let (mut waits, mut to) = (Waits::default(), Aggregate::new(strata_kinds::Kinds::NONE));
+        waits.begin(wait(1, 100, Some(stack())));
+        waits.threads.values_mut().for_each(|wait| wait.count(150, 0, &mut to));
+        waits.interrupt();
+        assert_eq!((waits.threads.len(), waits.endless, waits.memory.used()), (0, 1, 0));
+        waits.threads.values_mut().for_each(|wait| wait.count(1_000, 0, &mut to));
+        assert_eq!(counted(&to), [("blocked".to_owned(), 50 * 4)]);
     }
 
     /// A wait of a thread of a process, in a deep stack.

@@ -208,6 +208,7 @@ impl Programs {
         // Of those that are there: a virtual machine may have room for many more.
         let wait_cpus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
         let wait_budget = window.budget(settings.off_cpu.unwrap_or(0), wait_cpus);
+        let wait_seed = off_cpu::seed();
         let sets = clr_events::sets(possible_cpus);
         let mut loader = EbpfLoader::new();
         if let Some(tasks) = &tasks {
@@ -219,6 +220,7 @@ impl Programs {
                 .override_global("TASK_COMM", &tasks.comm, true)
                 .override_global("WAIT_BUDGET", &wait_budget, true)
                 .override_global("WAIT_CPUS", &wait_cpus, true)
+                .override_global("WAIT_SEED", &wait_seed, true)
                 .override_global("WINDOW_SHIFT", &window.shift, true);
         }
         if let Some(tasks) = tasks.as_ref().filter(|_| walks) {

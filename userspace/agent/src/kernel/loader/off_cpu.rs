@@ -1,5 +1,6 @@
 //! The off-CPU sampler's programs and maps.
 
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use aya::maps::{Array, MapData, RingBuf};
@@ -20,6 +21,8 @@ const WINDOW: u64 = 128_000_000;
 pub(super) struct OffCpu {
     pub(super) waits: RingBuf<MapData>,
     hot: Array<MapData, HotValue>,
+    /// Which slots have a wait that was sent.
+    waiting: Array<MapData, u64>,
     /// Of the programs that are attached.
     links: Vec<(&'static str, BtfTracePointLinkId)>,
 }
@@ -57,6 +60,12 @@ impl Window {
     }
 }
 
+/// Which threads share a set of slots: no program can know it.
+pub(super) fn seed() -> u32 {
+    // The upper half of a keyed hash whose keys are random (`std::hash::RandomState`).
+    (RandomState::new().hash_one(()) >> 32) as u32 | 1
+}
+
 /// Sets the sizes of the maps.
 pub(super) fn size(loader: &mut EbpfLoader<'_>, cpus: u32, ring_bytes: u32) {
     for name in ["OFF_CPU_HOT", "OFF_CPU_RECORD", "OFF_CPU_CACHE", "OFF_CPU_PACES"] {
@@ -78,10 +87,16 @@ impl OffCpu {
                 .map_err(|source| LoadError::Program { name, source })?;
         }
         let (waits, hot) = (map(ebpf, "WAITS")?, map(ebpf, "OFF_CPU_HOT")?);
-        Ok(Self { waits, hot, links: Vec::new() })
+        Ok(Self { waits, hot, waiting: map(ebpf, "WAITING")?, links: Vec::new() })
     }
 
     pub(super) fn start(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
+        // Threads that waited when the programs were stopped have run since, unseen.
+        for word in 0..wait_slots::WAITING_WORDS {
+            self.waiting
+                .set(word, 0, 0)
+                .map_err(|source| LoadError::Map { name: "WAITING", source })?;
+        }
         for (name, _) in PROGRAMS {
             let program: &mut BtfTracePoint = program(ebpf, name)?;
             let link = program.attach().map_err(|source| LoadError::Program { name, source })?;
@@ -133,7 +148,130 @@ impl Programs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::{Duration, Instant};
+
+    use strata_abi::record::{Counter, FORM_ENDED, Header};
+
+    use super::super::{Settings, ThreadsOf};
     use super::*;
+
+    /// A thread that waits for a message, reports that it has one, and waits for the next.
+    fn waiting_thread() -> (u32, Sender<()>, Receiver<()>) {
+        let (to, messages) = channel::<()>();
+        let (has_one, reports) = channel();
+        let (number, numbers) = channel();
+        std::thread::spawn(move || {
+            // SAFETY: the call has no preconditions.
+            let _ = number.send(unsafe { libc::gettid() }.cast_unsigned());
+            while messages.recv().is_ok() {
+                let _ = has_one.send(());
+            }
+        });
+        (numbers.recv().expect("it runs"), to, reports)
+    }
+
+    /// The headers of the wanted records: until there is one of the wanted form, and all that are there
+    /// then. Of an end, the value is when the wait began.
+    fn records_of(
+        programs: &mut Programs,
+        is_wanted: impl Fn(&Header) -> bool,
+        with_end: bool,
+    ) -> Vec<Header> {
+        let until = Instant::now() + Duration::from_secs(10);
+        let mut headers: Vec<Header> = Vec::new();
+        let mut is_there = false;
+        while !is_there {
+            assert!(Instant::now() < until, "no such record in ten seconds: {headers:?}");
+            std::thread::sleep(Duration::from_millis(20));
+            while let Some(record) = programs.next_wait() {
+                assert!(record.len() >= size_of::<Header>());
+                // SAFETY: records start with a header, of which any bytes are a value.
+                let header = unsafe { record.as_ptr().cast::<Header>().read_unaligned() };
+                if is_wanted(&header) {
+                    is_there |= (header.form == FORM_ENDED) == with_end;
+                    headers.push(header);
+                }
+            }
+        }
+        headers
+    }
+
+    fn loaded() -> Programs {
+        let settings = Settings {
+            max_frames: 64,
+            ring_bytes: 1 << 20,
+            frequency: 19,
+            threads_of: ThreadsOf::None,
+            wall: false,
+            off_cpu: Some(1000),
+            clr_events: false,
+        };
+        Programs::load(settings).expect("the programs load, as root")
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn a_thread_whose_set_is_full_of_waits_has_a_slot_before_long() {
+        // Threads that the kernel does not have.
+        const OTHERS: [u32; wait_slots::WAYS] = [1 << 30, 1 << 30 | 1, 1 << 30 | 2, 1 << 30 | 3];
+        let mut programs = loaded();
+        let mut slots: Array<MapData, [u32; wait_slots::SET_BYTES / 4]> =
+            map(&mut programs.ebpf, "WAIT_SLOTS").expect("the map is there");
+        programs.start_off_cpu().expect("they are attached");
+        let mut full = [0; wait_slots::SET_BYTES / 4];
+        full[..wait_slots::WAYS].copy_from_slice(&OTHERS);
+        for set in 0..wait_slots::SETS {
+            slots.set(set, full, 0).expect("a set");
+        }
+        let waiting = &mut programs.off_cpu.as_mut().expect("it is on").waiting;
+        for word in 0..wait_slots::WAITING_WORDS {
+            waiting.set(word, u64::MAX, 0).expect("a word");
+        }
+        let (tid, to, reports) = waiting_thread();
+        for _ in 0..200 {
+            to.send(()).expect("the thread waits");
+            reports.recv().expect("the thread runs");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Reads both: the thread's own waits, and those that ended because their slots were taken.
+        let is_other = |header: &Header| OTHERS.contains(&header.tid);
+        let is_own = |header: &Header| header.tid == tid;
+        let headers = records_of(&mut programs, |header| is_own(header) || is_other(header), true);
+        let ended = |is_wanted: &dyn Fn(&Header) -> bool| {
+            headers.iter().any(|header| header.form == FORM_ENDED && is_wanted(header))
+        };
+        assert!(ended(&is_own) && ended(&is_other));
+        assert!(programs.count_of_waits(Counter::Crowded as usize) > 0);
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn a_wait_that_began_before_a_pause_does_not_end_after_it() {
+        let mut programs = loaded();
+        let (tid, to, reports) = waiting_thread();
+        let is_own = |header: &Header| header.tid == tid;
+        let run = || {
+            to.send(()).expect("the thread waits");
+            reports.recv().expect("the thread runs");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        programs.start_off_cpu().expect("they are attached");
+        run();
+        records_of(&mut programs, is_own, false);
+        run();
+        records_of(&mut programs, is_own, true);
+        programs.stop().expect("they are detached");
+        let stopped = crate::engine::monotonic_nanos();
+        run();
+        programs.start_off_cpu().expect("they are attached again");
+        run();
+        let mut after = records_of(&mut programs, is_own, false);
+        run();
+        after.extend(records_of(&mut programs, is_own, true));
+        let mut ends = after.iter().filter(|header| header.form == FORM_ENDED);
+        assert!(ends.all(|end| end.value > stopped), "{stopped}: {after:?}");
+    }
 
     #[test]
     fn waits_cost_their_share_whatever_the_kernels_tick_is() {
