@@ -72,8 +72,9 @@ pub fn free(owners: &[u32; WAYS], is_idle: impl Fn(usize) -> bool) -> Option<(us
     None
 }
 
-/// Which slot of a full set is taken from its owner, if one is. Neither depends on what the owners do:
-/// a wait is no likelier to be lost because of where it is or how it will end.
+/// Which slot of a full set is taken from its owner, if one is. Neither depends on what the owners do.
+/// The longer a wait lasts, the likelier its slot is taken meanwhile: sums of crowded sets lack what was
+/// cut off.
 #[inline(always)]
 #[must_use]
 pub fn evicted(random: u32) -> Option<usize> {

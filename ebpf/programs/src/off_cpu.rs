@@ -51,6 +51,8 @@ use crate::task::{field, word};
 const THREAD_WALKS: u16 = 16;
 /// A process that is left out is looked at again after so many windows.
 const SKIPPED_WINDOWS: u32 = 8;
+/// An owner that was not switched for so many windows is idle.
+const IDLE_WINDOWS: u32 = 2;
 /// The thread ends: bits of `task_struct.__state` (include/linux/sched.h).
 const TASK_DEAD: u32 = 0x80;
 /// Stacks of code without tables that a CPU copies in a window.
@@ -112,11 +114,14 @@ pub fn woken(context: BtfTracePointContext) -> i32 {
     if !has_waits(tid) {
         return 0;
     }
-    let Some((_, times)) = wait_of(tid) else { return 0 };
+    let Some((way, times)) = wait_of(tid) else { return 0 };
+    // SAFETY: a helper without preconditions.
+    let now = unsafe { bpf_ktime_get_ns() };
     // SAFETY: a map value; plain words that another CPU may change, read for themselves.
     unsafe {
-        if (*times).woken == 0 {
-            (*times).woken = bpf_ktime_get_ns();
+        // Another thread may have taken the slot, and wait.
+        if (*times).woken == 0 && owner(tid, way) == tid {
+            (*times).woken = now;
         }
     }
     0
@@ -161,7 +166,7 @@ fn set_waiting(tid: u32, way: usize) {
 }
 
 /// Notes that the wait of a slot has ended; whether it had one. Of several that end a wait at the same
-/// moment, one is told so.
+/// moment, it holds for one.
 #[inline(always)]
 fn clear_waiting(tid: u32, way: usize) -> bool {
     let set = set_number(tid);
@@ -186,6 +191,14 @@ fn slot_of(tid: u32) -> Option<(*mut WaitSet, usize)> {
     Some((set, way & (wait_slots::WAYS - 1)))
 }
 
+/// Who has a slot of a thread's set.
+#[inline(always)]
+fn owner(tid: u32, way: usize) -> u32 {
+    let way = way & (wait_slots::WAYS - 1);
+    // SAFETY: a map value; a word that another CPU may change.
+    set_of(tid).map_or(0, |set| unsafe { core::ptr::read_volatile(&raw const (*set).owners[way]) })
+}
+
 /// The thread's slot and its wait, if it has one that was sent.
 #[inline(always)]
 fn wait_of(tid: u32) -> Option<(usize, *mut WaitTimes)> {
@@ -204,12 +217,19 @@ fn times_of(tid: u32, way: usize) -> Option<*mut WaitTimes> {
 #[inline(never)]
 fn end_wait(tid: u32, flags: u8) {
     let Some((way, times)) = wait_of(tid) else { return };
-    // SAFETY: a map value; a thread is switched in on one CPU at a time, and its slot is its own.
+    // SAFETY: a map value; words that another CPU may change.
     let WaitTimes { began, woken } = unsafe { core::ptr::read_volatile(times) };
     // Another thread may take the slot at this moment, and end the wait.
-    if clear_waiting(tid, way) {
-        send_end(tid, flags, began, woken);
+    if !clear_waiting(tid, way) {
+        return;
     }
+    // SAFETY: as above.
+    if unsafe { core::ptr::read_volatile(times) }.began != began {
+        // It has begun a wait of its own: that one's bit was cleared.
+        set_waiting(tid, way);
+        return;
+    }
+    send_end(tid, flags, began, woken);
 }
 
 /// Sends the end of a thread's wait.
@@ -261,6 +281,11 @@ fn choose(tid: u32, state: u32, window: u32, shift: u32) -> u32 {
             }
             pace.walks = 0;
         }
+        // A slot whose owner waits unchosen for so long may be another's by then, with a new block: what
+        // is left of a block must not depend on the choice.
+        if window.wrapping_sub(pace.window) >= IDLE_WINDOWS {
+            block.passed = block.length;
+        }
         turn(pace, window);
         block.turn();
     }
@@ -292,7 +317,7 @@ fn take_slot(tid: u32, window: u32) -> u32 {
     let set = unsafe { &mut *set };
     let is_idle = |way: usize| {
         let pace = &set.paces[way & (wait_slots::WAYS - 1)];
-        !is_waiting(tid, way) && window.wrapping_sub(pace.window) >= 2
+        !is_waiting(tid, way) && window.wrapping_sub(pace.window) >= IDLE_WINDOWS
     };
     let free = wait_slots::free(&set.owners, is_idle);
     let Some((way, owner)) = free.or_else(|| evicted(set)) else { return NO_SLOT };
@@ -306,16 +331,18 @@ fn take_slot(tid: u32, window: u32) -> u32 {
         return NO_SLOT;
     }
     if let Some(times) = times_of(tid, way) {
-        // SAFETY: as in `end_wait`.
-        let WaitTimes { began, woken } = unsafe { core::ptr::read_volatile(times) };
-        if clear_waiting(tid, way) {
-            // What it has waited until now is counted.
+        if clear_waiting(tid, way) && owner != 0 {
+            // What it has waited until now is counted. Its times were there before its bit.
+            // SAFETY: as in `end_wait`.
+            let WaitTimes { began, woken } = unsafe { core::ptr::read_volatile(times) };
             send_end(owner, FLAG_LATE, began, woken);
         }
     }
     // Threads that take slots from each other are not walked more often for it.
-    let shift = if free.is_some() { 0 } else { set.paces[way].shift };
-    set.paces[way] = Pace { window, walks: 0, shift };
+    let Pace { window: last, walks, shift } = set.paces[way];
+    let walks = if walks == LEFT_OUT || last != window { 0 } else { walks };
+    let (walks, shift) = if free.is_some() { (0, 0) } else { (walks, shift) };
+    set.paces[way] = Pace { window, walks, shift };
     set.blocks[way] = Block { shift: 0, length: 0, choice: 0, passed: 0 };
     way as u32
 }
@@ -339,7 +366,7 @@ fn evicted(set: &WaitSet) -> Option<(usize, u32)> {
 #[inline(never)]
 fn leave_slot(tid: u32) {
     let Some((set, way)) = slot_of(tid) else { return };
-    clear_waiting(tid, way);
+    // A bit that is left is cleared by who takes the slot: by now it may be another's.
     // SAFETY: as in `take_slot`.
     unsafe {
         atomic_cxchg::<u32, SEQUENTIAL, SEQUENTIAL>(&raw mut (*set).owners[way], tid, 0);
@@ -519,23 +546,27 @@ fn send(record: &mut Record, hot: &mut Hot, words: u64, registers: *const u8) {
 /// The stack of the thread's wait has been walked, and sent if there was room.
 #[inline(never)]
 fn note_sent(tid: u32, cpu: u32, began: u64, is_sent: bool, is_raw: bool) {
-    let (Some((set, way)), Some(all)) = (slot_of(tid), OFF_CPU_PACES.get_ptr_mut(cpu)) else {
-        return;
-    };
-    // SAFETY: as in `choose`.
-    let (pace, all) = unsafe { (&mut (*set).paces[way], &mut *all) };
-    note(pace);
+    let Some(all) = OFF_CPU_PACES.get_ptr_mut(cpu) else { return };
+    // SAFETY: as in `send_end`.
+    let all = unsafe { &mut *all };
     // SAFETY: a helper without preconditions.
     note_cpu(all, unsafe { bpf_ktime_get_ns() }.wrapping_sub(began));
     all.raw += is_raw as u32;
+    let Some((set, way)) = slot_of(tid) else {
+        // Another thread has taken the slot during the walk, when there was no wait to end.
+        if is_sent {
+            send_end(tid, FLAG_LATE, began, 0);
+        }
+        return;
+    };
+    // SAFETY: as in `choose`.
+    note(unsafe { &mut (*set).paces[way] });
     let Some(times) = times_of(tid, way).filter(|_| is_sent) else { return };
     // SAFETY: as in `end_wait`.
     unsafe { *times = WaitTimes { began, woken: 0 } };
     set_waiting(tid, way);
     // A thread that has taken the slot meanwhile may not have seen the wait.
-    // SAFETY: a map value; a word that another CPU may change.
-    let owner = unsafe { core::ptr::read_volatile(&raw const (*set).owners[way]) };
-    if owner != tid && clear_waiting(tid, way) {
+    if owner(tid, way) != tid && clear_waiting(tid, way) {
         send_end(tid, FLAG_LATE, began, 0);
     }
 }
