@@ -34,6 +34,8 @@ const RETRY: Duration = Duration::from_millis(10);
 const LEAVING: Duration = Duration::from_secs(5);
 /// Delay before a process is tried again for which no thread was free.
 const LATER: Duration = Duration::from_secs(10);
+/// It grows by itself with each try, up to so many times.
+const LATEST: u32 = 60;
 /// Reads of one turn: a JIT compiles some thousand methods in that time.
 const READS: usize = 16;
 /// The most losses that a process is believed to have had: more than a bridge can lose in days.
@@ -83,7 +85,7 @@ struct Waiting {
 /// Attaching, on a few threads; users take turns.
 pub struct Bridges {
     waiting: VecDeque<Waiting>,
-    /// Processes to be tried again, and when.
+    /// Processes to be tried again, and when, in that order.
     later: VecDeque<(Instant, Waiting)>,
     /// Processes with an attach under way, with their users, and those of them that were withdrawn
     /// meanwhile.
@@ -138,10 +140,12 @@ impl Bridges {
         }
     }
 
-    /// Schedules a later attach: too many others hang now.
-    pub fn reach_later(&mut self, pid: u32, image: ImageId, attach: bool) {
+    /// Schedules a later attach, after so many tries: too many others hang now.
+    pub fn reach_later(&mut self, pid: u32, image: ImageId, attach: bool, tries: u32) {
         let waiting = Waiting { pid, image, attach, owner: owner_of(pid) };
-        self.later.push_back((Instant::now() + LATER, waiting));
+        let due = Instant::now() + LATER * tries.clamp(1, LATEST);
+        let place = self.later.partition_point(|(other, _)| *other <= due);
+        self.later.insert(place, (due, waiting));
     }
 
     /// Processes that are due.
@@ -589,6 +593,18 @@ mod tests {
         assert_eq!(stated([u64::MAX, u64::MAX, 1]), MOST_STATED);
         let of_all: u64 = (0..1 << 16).map(|_| stated([u64::MAX])).sum();
         assert_eq!(of_all, MOST_STATED << 16);
+    }
+
+    #[test]
+    fn a_process_that_was_tried_often_waits_longer_than_one_that_was_not() {
+        let mut bridges = Bridges::default();
+        for (image, tries) in [(1, 5), (2, 1), (3, u32::MAX), (4, 5)] {
+            bridges.reach_later(NOBODY, ImageId(image), true, tries);
+        }
+        let images: Vec<u32> = bridges.later.iter().map(|(_, waiting)| waiting.image.0).collect();
+        assert_eq!(images, [2, 1, 4, 3]);
+        let last = bridges.later.back().expect("four wait").0;
+        assert!(last.saturating_duration_since(Instant::now()) <= LATER * LATEST);
     }
 
     #[test]

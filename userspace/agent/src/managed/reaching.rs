@@ -149,8 +149,13 @@ impl Managed {
                     State::Attached(bridge)
                 }
                 Err(refusal) if refusal.is_passing => {
-                    tracing::debug!(pid, why = %refusal.why, "a .NET process is reached later");
-                    self.bridges.reach_later(pid, image, attach);
+                    let why = &refusal.why;
+                    match target.tries {
+                        0 => tracing::info!(pid, why, "no bridge in a .NET process yet"),
+                        _ => tracing::debug!(pid, why, "no bridge in a .NET process yet"),
+                    }
+                    target.tries = target.tries.saturating_add(1);
+                    self.bridges.reach_later(pid, image, attach, target.tries);
                     continue;
                 }
                 Err(refusal) => {

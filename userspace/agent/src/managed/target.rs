@@ -58,6 +58,8 @@ pub(super) struct Target {
     pub state: State,
     pub runtime: Runtime,
     pub units: Units,
+    /// Attaches that are tried again later.
+    pub tries: u32,
     modules_seen: usize,
     /// Records lost on their way here.
     pub lost: u64,
@@ -187,6 +189,7 @@ impl Target {
             state: State::Attaching,
             runtime,
             units: Units::default(),
+            tries: 0,
             modules_seen: 0,
             lost: 0,
             published: Instant::now(),
