@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use rustix::mount::{MountFlags, UnmountFlags};
 use strata_tests::elf_edit::{ElfCopy, garbage};
 use strata_tests::running::Running;
-use strata_tests::runtimes::dotnet;
+use strata_tests::runtimes::{self, dotnet};
 use strata_tests::{machine, places, pprof, strata, targets};
 
 use crate::dotnet_running;
@@ -297,6 +297,20 @@ fn doctor_says_ok_here_and_what_is_missing_without_root() -> Result<()> {
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary).arg("doctor");
     let (done, text) = strata_says(command.current_dir("/"))?;
     assert!(!done.status.success() && text.contains("missing"));
+    Ok(())
+}
+
+/// The link of an iterator of threads, and the iterator.
+#[test]
+fn doctor_says_that_a_filter_of_system_calls_keeps_threads_from_being_walked() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    for (what, command) in [("BPF_LINK_CREATE", "28"), ("BPF_ITER_CREATE", "33")] {
+        let mut doctor = runtimes::python("refuses_bpf.py", &[command])?;
+        let (_, text) = strata_says(doctor.arg(places::strata_binary()?).arg("doctor"))?;
+        let line = text.lines().find(|line| line.contains("wall-clock time")).context("no line")?;
+        println!("without {what}: {line}");
+        assert!(line.contains("degraded") && line.contains("Operation not permitted"), "{line}");
+    }
     Ok(())
 }
 

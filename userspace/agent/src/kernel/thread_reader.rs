@@ -115,9 +115,16 @@ fn link(program: BorrowedFd<'_>, target: Option<Target>) -> io::Result<OwnedFd> 
     owned(fd)
 }
 
-/// Whether the program can be linked: the kernel lets an iterator sleep.
+/// Whether the program can be linked and run: the kernel lets an iterator sleep, and no filter of system
+/// calls refuses one. It runs for no thread.
 pub fn check(program: BorrowedFd<'_>) -> io::Result<()> {
-    link(program, None).map(drop)
+    iterator(link(program, None)?.as_fd()).map(drop)
+}
+
+/// What runs the program of a link for each thread while it is read.
+fn iterator(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: a plain number.
+    owned(unsafe { libbpf_sys::bpf_iter_create(link.as_raw_fd()) })
 }
 
 /// The result of a call of libbpf: a new descriptor, or a negated error.
@@ -292,9 +299,7 @@ fn walk(program: BorrowedFd<'_>, target: Target, links: &mut HashMap<Target, Own
 
 /// Has the program run for each thread of a link.
 fn read_threads(link: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: a plain number.
-    let fd = unsafe { libbpf_sys::bpf_iter_create(link.as_raw_fd()) };
-    let mut pass = std::fs::File::from(owned(fd)?);
+    let mut pass = std::fs::File::from(iterator(link)?);
     // The program runs while its output, which is empty, is read.
     let mut output = [0; 64];
     loop {
