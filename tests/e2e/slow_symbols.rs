@@ -6,12 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use strata_tests::backends::{self, Received};
 use strata_tests::collector::Collector;
 use strata_tests::daemon::{Daemon, PATIENCE};
 use strata_tests::fuse::SilentFileSystem;
 use strata_tests::running::{Running, wait_until};
+use strata_tests::runtimes::{Version, dotnet};
 use strata_tests::stacks::Stacks;
 use strata_tests::{machine, targets};
 
@@ -59,12 +60,13 @@ fn program_of_many_modules() -> Result<(Running, tempfile::TempDir)> {
     Ok((Running::from_command(command)?, folder))
 }
 
-/// A daemon that samples so often in a second, and the server that it sends to every [`PERIOD`].
+/// A daemon that samples so often in a second and attaches at once, and the server that it sends to every
+/// [`PERIOD`].
 fn daemon_sending(frequency: u32) -> Result<(Daemon, Collector)> {
     let mut daemon = Daemon::prepared()?;
     let (collector, push) = Collector::on_port(0)?;
     daemon.configure(&format!(
-        "[sampling]\nfrequency = {frequency}\n\
+        "[sampling]\nfrequency = {frequency}\n[dotnet]\nage = \"0s\"\n\
          [exporter.pyroscope]\nurl = \"http://{push}\"\nperiod = \"{}s\"\n",
         PERIOD.as_secs()
     ))?;
@@ -214,25 +216,20 @@ fn a_target_with_a_thousand_modules_delays_no_other_flush() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_target_whose_files_answer_after_seconds_delays_no_other_flush() -> Result<()> {
-    let _machine = machine::alone()?;
-    let program = targets::c("shares").build()?;
-    let files = SilentFileSystem::with_program(&program)?;
-    let (mut daemon, collector) = daemon_sending(499)?;
-    let _late = slow_program(&files)?;
-    files.answer_names_after(SLOW);
-    let mut command = Command::new(&program);
+/// What is sent of the process `late`, while a bystander's profiles go on: a flush that waits for one of the
+/// late process's files is as long as that takes, and the next one too.
+fn late_beside_bystander(daemon: &mut Daemon, collector: &Collector) -> Result<Vec<Received>> {
+    let mut command = Command::new(targets::c("shares").build()?);
     command.arg("600").env("DD_SERVICE", "bystander");
     let _bystander = Running::from_command(command)?;
     wait_until("some periods have passed", PATIENCE, || {
         // A status that does not answer, or is not healthy, ends the test.
         daemon.health().is_ok_and(|health| health == "ok\n")
-            && of_service(&collector, "bystander").len() >= 6
-            && !of_service(&collector, "late").is_empty()
+            && of_service(collector, "bystander").len() >= 6
+            && !of_service(collector, "late").is_empty()
     })?;
-    let late = of_service(&collector, "late");
-    let bystander = of_service(&collector, "bystander");
+    let late = of_service(collector, "late");
+    let bystander = of_service(collector, "bystander");
     let ended = daemon.end()?;
     assert!(ended.status.success(), "{} {}", ended.status, ended.stderr);
     let lengths: Vec<f64> =
@@ -242,9 +239,46 @@ fn a_target_whose_files_answer_after_seconds_delays_no_other_flush() -> Result<(
         .map(|one| Ok(one.profile.stacks()?.share_with("burn_fifty")))
         .collect::<Result<_>>()?;
     println!("late: {} profiles; bystander: {lengths:.1?} s, named {named:.2?}", late.len());
-    // A flush that waits for such a file is as long as the file takes, and the next one too.
     assert!(lengths.iter().all(|length| *length < SLOW.as_secs_f64()), "{lengths:?}");
     assert!(named.iter().all(|share| *share > 0.3), "{named:?}");
+    Ok(late)
+}
+
+/// Names, signatures and lines of its methods are in a file that answers late however it is read.
+#[test]
+fn a_dotnet_program_whose_assembly_answers_after_seconds_delays_no_other_flush() -> Result<()> {
+    let _machine = machine::alone()?;
+    let dotnet = dotnet()?;
+    let command = dotnet.program(Version::V9, "Shares", &[])?;
+    let words: Vec<_> = command.get_args().collect();
+    let &[_exec, assembly] = words.as_slice() else { bail!("unexpected: {command:?}") };
+    let assembly = Path::new(assembly);
+    let files = SilentFileSystem::with_files(std::fs::read(assembly)?, vec!["Shares.dll".into()])?;
+    let mut late = Command::new(command.get_program());
+    late.args(["exec", "--runtimeconfig"]).arg(assembly.with_extension("runtimeconfig.json"));
+    late.arg(files.folder().join("Shares.dll")).arg("600").env("DD_SERVICE", "late");
+    let late = Running::from_command(late)?;
+    late.wait_until_used(1.0)?;
+    files.answer_openings_after(SLOW);
+    files.answer_first_reads_after(SLOW);
+    let (mut daemon, collector) = daemon_sending(499)?;
+    let sent = late_beside_bystander(&mut daemon, &collector)?;
+    // The runtime knows the names of its methods; the file has no part in that.
+    let last = sent.last().context("its profiles")?.profile.stacks()?;
+    println!("late: {:.3} below its main method", last.share_with("Shares.Main"));
+    assert!(last.share_with("Shares.Main") > 0.9);
+    Ok(())
+}
+
+#[test]
+fn a_target_whose_files_answer_after_seconds_delays_no_other_flush() -> Result<()> {
+    let _machine = machine::alone()?;
+    let program = targets::c("shares").build()?;
+    let files = SilentFileSystem::with_program(&program)?;
+    let (mut daemon, collector) = daemon_sending(499)?;
+    let _late = slow_program(&files)?;
+    files.answer_names_after(SLOW);
+    let late = late_beside_bystander(&mut daemon, &collector)?;
     for one in &late {
         let nowhere = without_a_module(&one.profile.stacks()?);
         assert!(nowhere < 0.05, "frames without a name have their module: {nowhere}");
