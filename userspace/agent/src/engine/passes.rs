@@ -28,7 +28,10 @@ use crate::kernel::thread_reader::{Cost, Target};
 const SHARE: u32 = 100;
 const SHARE_OF_ALL: u32 = 8 * SHARE;
 const MOST_SHARE_OF_ALL: u32 = 8 * SHARE / 7 + 1;
-/// From one pass over all threads to the next at most, while its share of a CPU allows it.
+/// A look at a thread costs a small part of sending it.
+const OF_SENDING: u32 = 16;
+/// From one pass over all threads to the next at most, while its share of a CPU allows it; from one that
+/// sends every thread in any case, because unwind tables are loaded for what it meets.
 const MOST_PAUSE: Duration = Duration::from_secs(2);
 /// A thread is active for so many pauses between passes over all threads after it was switched, and for
 /// so long at least.
@@ -69,10 +72,16 @@ pub(super) struct Passes {
     number: u32,
     epoch: u32,
     active: ActiveThreads,
-    /// Of passes over all threads: when the last one began, what it cost, and what is between two.
+    /// Of passes over all threads: when the last one began, what it cost with what it has paid for
+    /// earlier ones, what the next will cost, and what is between two.
     all_began: Instant,
     all_cost: Duration,
+    next_cost: Duration,
     all_pause: Duration,
+    /// What passes that sent every thread cost above their share: the next one over all pays for it.
+    owed: Duration,
+    /// The last pass sent every thread, and its records are being taken.
+    is_settling: bool,
     /// The pass that is on goes over all threads.
     is_over_all: bool,
     /// No other passes: the kernel has no iterator over some threads.
@@ -114,7 +123,10 @@ impl Passes {
             active: ActiveThreads::default(),
             all_began: now,
             all_cost: Duration::ZERO,
+            next_cost: Duration::ZERO,
             all_pause: Duration::ZERO,
+            owed: Duration::ZERO,
+            is_settling: false,
             is_over_all: true,
             only_all: false,
             all_sent: u64::MAX,
@@ -187,20 +199,19 @@ impl Passes {
         now: Instant,
         count: impl Fn(u32, usize) -> usize,
     ) -> Result<Option<Vec<Target>>, Instant> {
-        let is_due = now >= self.all_began + self.all_pause;
+        let due = self.all_began + self.all_pause;
+        let is_due = now >= due;
         if self.wants_all || self.sends_all || self.only_all || is_due {
             return Ok(None);
         }
         let window = (self.all_pause * ACTIVE_PAUSES).max(ACTIVE);
         let window = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
-        let all_cost = u64::try_from(self.all_cost.as_nanos()).unwrap_or(u64::MAX);
+        let all_cost = u64::try_from(self.next_cost.as_nanos()).unwrap_or(u64::MAX);
         match self.active.since(monotonic_nanos().saturating_sub(window), count) {
-            Some(Targets { targets, .. }) if targets.is_empty() => {
-                Err(self.all_began + self.all_pause)
-            }
+            Some(Targets { targets, .. }) if targets.is_empty() => Err(due),
             Some(Targets { targets, cost }) if cost < all_cost => Ok(Some(targets)),
             _ => {
-                let allowed = self.all_began + self.all_cost * SHARE;
+                let allowed = due.min(self.all_began + self.all_cost * SHARE);
                 if now < allowed { Err(allowed) } else { Ok(None) }
             }
         }
@@ -213,34 +224,54 @@ impl Passes {
         if self.is_over_all && !lost_some {
             self.previous = self.current;
         }
-        if std::mem::take(&mut self.sends_all) {
+        let sends_all = std::mem::take(&mut self.sends_all);
+        if sends_all {
             self.all_sent = monotonic_nanos();
             self.figures.sending_all += cost.nanos;
         }
         self.only_all |= cost.refused > 0;
         self.figures.passes += 1;
         self.figures.reading += cost.nanos;
-        let wanted = self.pause_after(began, Duration::from_nanos(cost.nanos));
+        let wanted = self.pause_after(began, Duration::from_nanos(cost.nanos), sends_all);
         self.figures.interval = u64::try_from(wanted.as_nanos()).unwrap_or(u64::MAX);
         self.earliest = began + wanted;
         self.next = began + spread(wanted, &mut self.random);
+        if !self.is_over_all && !self.all_pause.is_zero() {
+            // However dear it was, a pass over all threads that is due comes then.
+            let due = self.all_began + self.all_pause;
+            self.earliest = self.earliest.min(due);
+            self.next = self.next.min(due);
+        }
     }
 
     /// How long it is until the next pass, on average, after one whose reader has used so much of a CPU.
-    /// One that sends every thread costs more than the next one will. It is paid for all the same: until
-    /// then, threads that are met on a CPU or begin are walked by passes of their own.
-    fn pause_after(&mut self, began: Instant, reading: Duration) -> Duration {
+    /// One that sends every thread costs more than the next one will, and the next one is wanted soon: it
+    /// pays for both.
+    fn pause_after(&mut self, began: Instant, reading: Duration, sends_all: bool) -> Duration {
         // Of the records that were taken meanwhile, some are of the pass before.
-        let cost = reading + std::mem::take(&mut self.taking);
+        let mut taking = std::mem::take(&mut self.taking);
+        if std::mem::replace(&mut self.is_settling, sends_all) {
+            self.owed += std::mem::take(&mut taking);
+        }
+        let cost = reading + taking;
         if !self.is_over_all {
             return self.pause_of_active(cost).max(self.interval);
         }
         let share = if self.only_all { SHARE } else { MOST_SHARE_OF_ALL };
-        let least = (cost * share).max(self.interval);
         self.all_began = began;
-        self.all_cost = cost;
-        self.all_pause = (cost * SHARE_OF_ALL).min(MOST_PAUSE).max(least);
-        if self.only_all { least } else { self.interval }
+        if sends_all {
+            self.all_cost = cost;
+            self.next_cost = cost / OF_SENDING;
+            self.all_pause = (cost * share).min(MOST_PAUSE).max(self.interval);
+            self.owed += cost.saturating_sub(self.all_pause / share);
+        } else {
+            self.all_cost = cost + std::mem::take(&mut self.owed);
+            self.next_cost = cost;
+            let least = (self.all_cost * share).max(self.interval);
+            let wanted = if self.only_all { least } else { (cost * SHARE_OF_ALL).min(MOST_PAUSE) };
+            self.all_pause = wanted.max(least);
+        }
+        if self.only_all { self.all_pause } else { self.interval }
     }
 
     /// The same after a pass over active threads: they have what those over all leave of the share.
@@ -381,6 +412,7 @@ impl Engine {
         let kernel = usize::from(kernel_frames);
         let at = kernel + usize::from(user_frames);
         let Some(activity) = sample.words.get(at..).and_then(Activity::of) else { return };
+        let is_end = activity.state == STATE_ENDED;
         // It was left out after this was sent.
         if self.store.is_skipped(pid) || self.store.unwanted_of(pid) & UNWANTED_WALL != 0 {
             return;
@@ -396,7 +428,7 @@ impl Engine {
             let Header { tid, time, .. } = sample.header;
             // One that was there before was not sent, because its record found no room.
             let is_new = activity.start >= self.passes.previous && !wall.knows(tid);
-            if activity.state == STATE_ENDED {
+            if is_end {
                 // A thread that was too short-lived for any pass: others like it may follow.
                 self.passes.active.ended(tid);
                 let is_process = tid == pid;
@@ -408,7 +440,10 @@ impl Engine {
             }
             wall.take(&sample.header, thread, &activity, whole, &mut self.aggregate);
         }
-        self.passes.taking += began.elapsed();
+        // The record of a thread's end is of no pass.
+        if !is_end {
+            self.passes.taking += began.elapsed();
+        }
     }
 
     /// The CPU sampler has met a thread.
@@ -467,27 +502,53 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_that_sends_every_thread_is_paid_for_before_the_next_one() {
+    fn a_pass_that_sends_every_thread_is_paid_for_by_the_second_one() {
         let mut passes = Passes::new(20);
         passes.only_all = true;
-        let mut pause = |reading: u64, taking: u64| {
+        let mut pause = |reading: u64, taking: u64, sends_all| {
             passes.taking += Duration::from_millis(taking);
-            passes.pause_after(Instant::now(), Duration::from_millis(reading)).as_millis()
+            let reading = Duration::from_millis(reading);
+            passes.pause_after(Instant::now(), reading, sends_all).as_millis()
         };
-        // What the first one has sent may be taken only after it.
-        assert_eq!(pause(90, 10), 10_000);
-        assert_eq!([pause(2, 40), pause(2, 2), pause(0, 0)], [4_200, 400, 50]);
+        // Of 100 ms, two seconds pay for 20. What it has sent is taken after it, too.
+        assert_eq!(pause(90, 10, true), 2_000);
+        let pauses = [pause(2, 40, false), pause(2, 2, false), pause(0, 0, false)];
+        assert_eq!(pauses, [12_200, 400, 50]);
+    }
+
+    #[test]
+    fn a_dear_pass_over_active_threads_puts_off_none_over_all() {
+        let mut passes = Passes::new(20);
+        passes.wants_all = false;
+        passes.sends_all = true;
+        let began = Instant::now();
+        passes.end(began, Cost { nanos: 50_000_000, refused: 0 }, false);
+        assert_eq!(passes.all_pause, MOST_PAUSE);
+        // The records of the first pass, which are no cost of the one that follows.
+        passes.taking = Duration::from_millis(40);
+        passes.is_over_all = false;
+        passes.end(began + Duration::from_millis(100), Cost { nanos: 500_000, refused: 0 }, false);
+        assert!(passes.next <= began + Duration::from_millis(100) + Duration::from_millis(600));
+        passes.taking = Duration::from_secs(1);
+        passes.end(began + Duration::from_millis(700), Cost { nanos: 500_000, refused: 0 }, false);
+        assert_eq!(passes.next.max(passes.earliest), began + MOST_PAUSE);
+        // The second one pays for it: 50 and 40 ms, less what two seconds paid.
+        passes.is_over_all = true;
+        passes.taking = Duration::ZERO;
+        passes.end(began + MOST_PAUSE, Cost { nanos: 1_000_000, refused: 0 }, false);
+        let paid = (MOST_PAUSE + passes.all_pause).as_secs_f64() / 0.091;
+        assert!((114.0..116.0).contains(&paid), "{paid}");
     }
 
     #[test]
     fn passes_over_all_threads_and_over_active_ones_share_a_part_of_a_cpu() {
         for cost in [10, 200, 2_000, 5_000, 20_000, 200_000].map(Duration::from_micros) {
             let mut passes = Passes::new(20);
-            passes.pause_after(Instant::now(), cost);
+            passes.pause_after(Instant::now(), cost, false);
             let of_all = cost.as_secs_f64() / passes.all_pause.as_secs_f64();
             passes.is_over_all = false;
             let active = Duration::from_millis(2);
-            let pause = passes.pause_after(Instant::now(), active);
+            let pause = passes.pause_after(Instant::now(), active, false);
             let of_active = active.as_secs_f64() / pause.as_secs_f64();
             println!("{cost:?}: {of_all:.5} for all, {of_active:.5} for active ones");
             assert!(of_all + of_active <= 0.010_01);
@@ -506,7 +567,7 @@ mod tests {
         passes.wants_all = false;
         passes.end(began, Cost { nanos: 20_000_000, refused: 0 }, false);
         passes.note_moved(1, 1, 5, true);
-        let second = began + Duration::from_millis(20) * MOST_SHARE_OF_ALL;
+        let second = began + MOST_PAUSE;
         // What every thread sent at first says nothing.
         assert_eq!(passes.choose(began + Duration::from_millis(50), none), Err(second));
         assert_eq!(passes.choose(second, none), Ok(None));
@@ -525,6 +586,7 @@ mod tests {
             passes.note_moved(7, tid, monotonic_nanos(), false);
         }
         passes.all_cost = Duration::from_micros(300);
+        passes.next_cost = passes.all_cost;
         assert_eq!(passes.choose(second, |_, _| 800), Err(second + Duration::from_millis(30)));
         assert_eq!(passes.choose(soon, |_, _| 800), Ok(None));
         // A kernel without iterators over some threads: passes over all alone.
