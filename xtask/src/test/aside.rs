@@ -19,14 +19,20 @@ use anyhow::{Context, Result};
 pub const RELAY: &str = "relay-test-program";
 /// The directory of the slots, for [`start`].
 pub const SLOTS: &str = "STRATA_TEST_SLOTS";
-/// What a line begins with that says how long the end of a program waited for one of its tests.
+/// What a line begins with that has how long the end of a program waited for one of its tests.
 pub const WAITED: &str = "waited: ";
-/// Tests that are not said to have been waited for.
+/// Tests that are not worth such a line.
 const SHORT: Duration = Duration::from_secs(1);
+
+/// What a line begins with that says that a program is started, and that all it has printed is there: of
+/// a relay that is killed, nothing else is.
+pub const STARTED: &str = "started: ";
+pub const ENDED: &str = "ended: ";
 
 /// Starts a test program beside others.
 pub fn start(slots: &Path, words: &[OsString]) -> Result<ExitCode> {
     let slot = free_slot(slots)?;
+    println!("{STARTED}{}", words.first().context("no test program is named")?.display());
     let mut relay = Command::new(std::env::current_exe()?);
     relay.arg(RELAY).args(words).stdin(Stdio::from(slot));
     relay.spawn().context("cannot start a test program")?;
@@ -52,44 +58,103 @@ pub fn relay(words: &[OsString]) -> Result<ExitCode> {
     let (program, arguments) = words.split_first().context("no test program is named")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
-    let begun = command.spawn().with_context(|| format!("cannot start {}", program.display()));
-    let mut printed = format!("     of {}\n", program.display()).into_bytes();
-    let mut has_result = false;
-    let mut is_good = false;
-    match begun {
-        Ok(mut child) => {
-            let output = child.stdout.take().context("a test program has no standard output")?;
-            let mut last = Instant::now();
-            for line in BufReader::new(output).split(b'\n') {
-                let line = line?;
-                let text = String::from_utf8_lossy(&line);
-                has_result |= text.starts_with("test result: ");
-                if let Some(name) = super::ended_test(&text) {
-                    let waited = std::mem::replace(&mut last, Instant::now()).elapsed();
-                    if waited >= SHORT {
-                        writeln!(printed, "{WAITED}{:.1} {name}", waited.as_secs_f64())?;
-                    }
-                }
-                printed.extend_from_slice(&line);
-                printed.push(b'\n');
-            }
-            let status = child.wait()?;
-            is_good = status.success();
-            if !is_good {
-                writeln!(printed, "{} ended with {status}", program.display())?;
-            }
-        }
-        Err(error) => writeln!(printed, "{error:#}")?,
+    let mut printed = Printed::default();
+    if let Err(error) = printed.of(&mut command) {
+        printed.line(&format!("{}: {error:#}", program.display()));
+        printed.is_bad = true;
     }
-    if !is_good && !has_result {
-        // A harness that has not come to an end, also if it has not even begun.
-        writeln!(printed, "running 1 test")?;
+    if printed.is_bad && !printed.has_failed && (!printed.has_begun || printed.has_result) {
+        // A harness that has not come to an end. One that died in the middle has begun itself.
+        printed.line("running 1 test");
     }
+    printed.line(&format!("{ENDED}{}", program.display()));
     let turn = std::env::var_os(SLOTS).map(|slots| PathBuf::from(slots).join("output"));
     let turn = File::create(turn.context("relays need slots")?)?;
     turn.lock()?;
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(&printed)?;
+    stdout.write_all(&printed.bytes)?;
     stdout.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a test program has printed.
+#[derive(Default)]
+struct Printed {
+    bytes: Vec<u8>,
+    has_begun: bool,
+    has_result: bool,
+    has_failed: bool,
+    is_bad: bool,
+}
+
+impl Printed {
+    fn line(&mut self, line: &str) {
+        self.bytes.extend_from_slice(line.as_bytes());
+        self.bytes.push(b'\n');
+    }
+
+    /// Runs it. A line that a test takes long is shown at once: it may never end.
+    fn of(&mut self, command: &mut Command) -> Result<()> {
+        let mut child = command.spawn().context("cannot start it")?;
+        let output = child.stdout.take().context("it has no standard output")?;
+        let mut last = Instant::now();
+        for line in BufReader::new(output).split(b'\n') {
+            let line = line?;
+            let line = String::from_utf8_lossy(&line);
+            self.note(&line, &mut last);
+            if line.contains(" has been running for over ") {
+                println!("{line}");
+            }
+            self.line(&line);
+        }
+        let status = child.wait()?;
+        if !status.success() {
+            self.is_bad = true;
+            self.line(&format!("{} ended with {status}", command.get_program().display()));
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, line: &str, last: &mut Instant) {
+        self.has_begun |= super::starts_a_harness(line);
+        self.has_result |= line.starts_with("test result: ");
+        self.has_failed |= line.starts_with("test result: FAILED");
+        if let Some(name) = super::ended_test(line) {
+            let waited = std::mem::replace(last, Instant::now()).elapsed();
+            if waited >= SHORT {
+                self.line(&format!("{WAITED}{:.1} {name}", waited.as_secs_f64()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many programs a relay's output says have begun and not come to a result.
+    fn unfinished(shell: &str) -> (i64, Printed) {
+        let mut printed = Printed::default();
+        let mut command = Command::new("sh");
+        command.args(["-c", shell]).stdin(Stdio::null()).stdout(Stdio::piped());
+        printed.of(&mut command).expect("sh starts");
+        let text = String::from_utf8_lossy(&printed.bytes).into_owned();
+        let begun = text.lines().filter(|line| super::super::starts_a_harness(line)).count() as i64;
+        let ended = text.lines().filter(|line| line.starts_with("test result: ")).count() as i64;
+        (begun - ended, printed)
+    }
+
+    #[test]
+    fn a_program_that_dies_is_no_good_one_whatever_it_has_printed() {
+        let passed = "echo running 2 tests; echo test a ... ok; echo test result: ok. 2 passed";
+        let (left, printed) = unfinished(passed);
+        assert!(left == 0 && !printed.is_bad);
+        let (left, printed) = unfinished(&format!("{passed}; kill -SEGV $$"));
+        assert!(left == 0 && printed.is_bad && printed.has_result && !printed.has_failed);
+        let (left, printed) = unfinished("echo running 2 tests; kill -SEGV $$");
+        assert!(left == 1 && printed.is_bad && printed.has_begun && !printed.has_result);
+        let (_, printed) =
+            unfinished("echo running 1 test; echo test result: FAILED. 0 passed; exit 101");
+        assert!(printed.is_bad && printed.has_failed);
+    }
 }
