@@ -92,11 +92,11 @@ fn a_bad_hour_loses_no_sample_and_what_is_sent_twice_is_marked_as_the_same() -> 
     wait_until("it is healthy again", PATIENCE, || {
         daemon.status().is_ok_and(|status| status["healthy"] == true)
     })?;
-    // An answer that is late comes after one that is not: it may begin and end twice.
+    // An answer that is late comes after one that is not: it may begin and end again.
     let warnings = daemon.kill()?.stderr;
     let number_of = |text: &str| warnings.matches(text).count();
     let (failed, recovered) = (number_of("nothing can be delivered"), number_of("delivers again"));
-    assert!((1..=2).contains(&failed) && recovered == failed, "{warnings}");
+    assert!((1..=4).contains(&failed) && recovered == failed, "{warnings}");
     daemon.start()?;
     part(10.0);
     drop(target);

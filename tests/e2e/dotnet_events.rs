@@ -409,7 +409,7 @@ fn label<'a>(stack: &'a Stack, name: &str) -> &'a str {
 
 #[test]
 fn a_wait_has_the_thread_that_holds_the_lock_its_address_and_its_bucket() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     for version in with_events(&dotnet) {
         let (own, counts, times) = blocks(&dotnet, version, "held", "20")?;

@@ -16,7 +16,8 @@ use crate::dotnet_running::{PATIENCE, each, listed, start_command};
 const WAYS_TO_PRETEND: [&str; 5] = ["words", "counts", "edges", "names", "memory"];
 const EVENTS: &str = "exceptions,locks,allocations,heap,gc,wait_handles";
 
-/// The memory limit of recording two small processes, whatever one of them does.
+/// The limits of recording two small processes, whatever one of them does: seconds of CPU, and bytes.
+const MOST_CPU: f64 = 5.0;
 const MOST_MEMORY: f64 = (512 << 20) as f64;
 
 fn start_pretending(dotnet: &DotNet, version: Version, how: &str) -> Result<Running> {
@@ -83,6 +84,9 @@ fn a_program_that_calls_the_probed_function_itself_takes_no_event_of_another() -
         let stated = summary.losses_named(&["clr_records_lost"]);
         wrongs.unless(stated <= 1 << 33, || format!("{version}, {how}: {stated} records lost"));
         wrongs.unless(called > 100_000, || format!("{version}, {how}: {called} calls"));
+        wrongs.unless(usage.cpu_seconds < MOST_CPU, || {
+            format!("{version}, {how}: {} s of CPU", usage.cpu_seconds)
+        });
         wrongs.unless(memory < MOST_MEMORY, || format!("{version}, {how}: {memory} bytes"));
         Ok(())
     })

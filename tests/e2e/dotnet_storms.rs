@@ -304,6 +304,8 @@ fn programs_that_exit_in_the_middle_of_their_events_exit_as_they_would() -> Resu
     }
     let status = daemon.status()?;
     println!("{} {}", status["dotnet"], status["sampling"]["losses"]);
+    let attached = status["dotnet"]["attached"].as_u64();
+    wrongs.unless(attached >= Some(versions.len() as u64), || format!("{attached:?} attached"));
     wrongs.unless(daemon.running()?.is_alive(), || "the daemon ended".to_owned());
     daemon.end()?;
     wrongs.none();

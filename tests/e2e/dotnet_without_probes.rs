@@ -132,7 +132,7 @@ fn recorded(target: Target, kind: &str) -> Result<(BTreeMap<String, u64>, Record
 
 #[test]
 fn without_a_probe_waits_allocations_and_pauses_are_as_many_and_as_long() -> Result<()> {
-    let _machine = machine::beside_dotnet()?;
+    let _machine = machine::alone()?;
     let dotnet = dotnet()?;
     let versions: Vec<_> = with_events(&dotnet).collect();
     each(&versions, 2, |version, _| {

@@ -181,7 +181,9 @@ fn all_that_is_hostile_at_once_costs_the_others_nothing() -> Result<()> {
     }
     for ((name, kept), called_for) in services.into_iter().zip(called_for) {
         println!("{name}: its CPU time calls for {called_for:.0} samples");
-        assert!(kept.all as f64 > 0.9 * called_for, "{name}: samples are missing");
+        // Each sample is there or not, by chance.
+        let least = 0.9 * called_for - 3.0 * called_for.sqrt();
+        assert!(kept.all as f64 > least, "{name}: samples are missing");
         // One sample of those few may hit what is neither (the loader's first instructions).
         let allowed = (0.005 * kept.all as f64).max(1.0);
         assert!(kept.all > 30 && (kept.all - kept.whole) as f64 <= allowed, "{name}");

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
+use strata_tests::collector::{Answer, Collector};
 use strata_tests::fuse::SilentFileSystem;
 use strata_tests::running::{Running, cpu_seconds_of, wait_until, wait_until_used};
 use strata_tests::{machine, pprof, strata, targets};
@@ -197,6 +198,25 @@ fn a_second_ctrl_c_ends_at_once_a_recording_that_is_finishing() -> Result<()> {
     println!("{}: {}", ended.status, ended.stderr.trim());
     assert_eq!(ended.status.signal(), Some(Signal::INT.as_raw()));
     assert!(ended.stderr.contains("stopped before the profile was written"));
+    Ok(())
+}
+
+/// It comes while the recording waits for the server that it is uploaded to.
+#[test]
+fn a_signal_that_comes_after_the_recording_reaches_the_command_that_goes_on() -> Result<()> {
+    let _machine = machine::beside_others()?;
+    let (server, address) = Collector::on_port(0)?;
+    server.answer(Answer { after: Duration::from_secs(4), ..Answer::default() });
+    let record = strata::record()?.frequency(997).seconds(1.0);
+    let record = record.option("--upload", format!("http://{address}"));
+    let record = record.option("--upload-as", "pyroscope");
+    let mut recording = record.command(targets::c("shares").build()?, &["60"]).start()?;
+    wait_until("it is uploaded", Duration::from_secs(30), || !server.requests().is_empty())?;
+    recording.running().signal(Signal::TERM)?;
+    let ended = recording.end()?.ended;
+    println!("{}: {}", ended.status, ended.stderr.trim());
+    assert_eq!(ended.status.code(), Some(128 + Signal::TERM.as_raw()));
+    assert!(ended.stderr.contains("finishing already"));
     Ok(())
 }
 

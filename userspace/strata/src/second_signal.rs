@@ -3,22 +3,33 @@
 //! Finishing reads, names and writes on the thread that would receive signals, for seconds. So a
 //! further signal is handled where it arrives.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 
 /// The message printed then: a pointer and a length, which a signal handler may read.
 static TEXT: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 /// The next signal is the first one.
 static IS_FIRST: AtomicBool = AtomicBool::new(false);
+/// The first signal, and when it came, by the monotonic clock.
+static FIRST: AtomicI32 = AtomicI32::new(0);
+static FIRST_MILLIS: AtomicI64 = AtomicI64::new(0);
+
+/// One request to end may come as several signals: to the process, and to its group.
+const ONE_REQUEST_MILLIS: i64 = 500;
 
 /// What the first signal prints while strata finishes by itself.
 const FINISHING: &str = "\nstrata: finishing already (once more to stop at once)\n";
 
-/// As [`ends_at_once`], but the first signal only says so: strata finishes without having been asked to, and
-/// what is meant to end it must not lose what it writes.
+/// As [`ends_at_once`], but the first signal ends nothing: strata finishes without having been asked to, and
+/// what is meant to end it must not lose what it writes. See [`first`].
 pub fn ends_at_the_second(signals: &[i32], text: &'static str) {
     IS_FIRST.store(true, Ordering::SeqCst);
     ends_at_once(signals, text);
+}
+
+/// The signal that came while strata finished by itself.
+pub fn first() -> Option<i32> {
+    Some(FIRST.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
 }
 
 /// From now on these signals end the process at once, after printing `text`.
@@ -35,8 +46,14 @@ pub fn ends_at_once(signals: &[i32], text: &'static str) {
 
 extern "C" fn end(signal: i32) {
     if IS_FIRST.swap(false, Ordering::SeqCst) {
+        FIRST_MILLIS.store(monotonic_millis(), Ordering::SeqCst);
+        FIRST.store(signal, Ordering::SeqCst);
         // SAFETY: a static string, and write is safe in a handler.
         unsafe { libc::write(2, FINISHING.as_ptr().cast(), FINISHING.len()) };
+        return;
+    }
+    let passed = monotonic_millis() - FIRST_MILLIS.load(Ordering::SeqCst);
+    if first().is_some() && passed < ONE_REQUEST_MILLIS {
         return;
     }
     let (text, length) = (TEXT.load(Ordering::SeqCst), LENGTH.load(Ordering::SeqCst));
@@ -47,4 +64,11 @@ extern "C" fn end(signal: i32) {
         libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
     }
+}
+
+fn monotonic_millis() -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid place; safe in a handler.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec * 1_000 + now.tv_nsec / 1_000_000
 }

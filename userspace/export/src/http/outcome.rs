@@ -85,7 +85,9 @@ pub(crate) fn of_status(status: u16, wait: Option<Duration>, message: &str) -> O
 fn is_of_an_ill_server(message: &str) -> bool {
     let texts = ["code = Unavailable", "unavailable: ", "code = DeadlineExceeded"];
     let more = ["deadline_exceeded: ", "context deadline exceeded", "code = Canceled"];
-    texts.iter().chain(&more).any(|text| message.contains(text))
+    // What is quoted, a profile's labels for one, a process may have chosen.
+    let own = message.split(['\'', '"', '{']).next().unwrap_or_default();
+    texts.iter().chain(&more).any(|text| own.contains(text))
 }
 
 /// `Retry-After`: seconds, or a date.
@@ -276,6 +278,7 @@ mod tests {
             ("deadline_exceeded: context deadline exceeded", true),
             ("invalid_argument: the service is unavailable in this plan", false),
             ("invalid_argument: unknown sample type", false),
+            ("invalid labels '{service_name=\"unavailable: x\"}'", false),
             ("", false),
         ] {
             let outcome = of_status(422, None, &format!("unknown: {of}: {error}"));

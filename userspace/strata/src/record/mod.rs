@@ -30,9 +30,10 @@ use strata_profile::{Format, Profile, WriteOptions};
 
 use crate::user::User;
 use crate::view::Shown;
-use crate::{output, printing};
+use crate::{output, printing, second_signal};
 use files::OutputFile;
 use report::{Report, Written};
+use session::from_terminal;
 use strata_agent::managed;
 use strata_agent::selection::Wanted;
 use strata_symbolize::build::Circumstances;
@@ -201,8 +202,13 @@ fn wait_for_command(pid: u32, quiet: bool) -> i32 {
     let mut status = 0;
     // SAFETY: plain numbers and a valid place; restores what Ctrl-C does by default.
     unsafe {
-        libc::signal(libc::SIGINT, libc::SIG_DFL);
-        libc::signal(libc::SIGTERM, libc::SIG_DFL);
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        // While it is recorded, the command gets what strata is sent.
+        if let Some(signal) = second_signal::first().filter(|signal| !from_terminal(*signal)) {
+            libc::kill(pid as i32, signal);
+        }
         while libc::waitpid(pid as i32, &raw mut status, 0) < 0 {
             if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
                 return 1;

@@ -263,7 +263,7 @@ async fn wait_for(command: &mut Option<Child>) -> std::io::Result<ExitStatus> {
 }
 
 /// Whether a signal is one that a terminal sends to its whole foreground group, and we are in it.
-fn from_terminal(signal: i32) -> bool {
+pub(super) fn from_terminal(signal: i32) -> bool {
     if signal != libc::SIGINT && signal != libc::SIGQUIT {
         return false;
     }

@@ -54,7 +54,7 @@ impl Upload {
             value: value.into(),
         };
         let mut flags = vec![flag("url", &wanted.url)];
-        if kind == "otlp" && wanted.url.contains(":4317") {
+        if kind == "otlp" && has_port(&wanted.url, "4317") {
             flags.push(flag("protocol", "grpc"));
         }
         let environment: Vec<(String, String)> = std::env::vars_os()
@@ -148,12 +148,18 @@ fn container_of(profile: &Profile) -> String {
     first.map_or_else(String::new, |container| profile.string(container).to_owned())
 }
 
+fn has_port(url: &str, port: &str) -> bool {
+    let after = url.split(':').skip(1);
+    let digits = |text: &str| text.chars().take_while(char::is_ascii_digit).count();
+    after.filter_map(|text| text.get(..digits(text))).any(|number| number == port)
+}
+
 /// Which kind of server listens at such an address.
 fn kind_of(url: &str) -> &'static str {
-    let is_otlp = [":4317", ":4318", "/v1development/profiles"];
-    if is_otlp.iter().any(|part| url.contains(part)) {
+    let is_otlp = ["4317", "4318"].iter().any(|port| has_port(url, port));
+    if is_otlp || url.contains("/v1development/profiles") {
         "otlp"
-    } else if url.starts_with("unix:") || url.contains(":8126") {
+    } else if url.starts_with("unix:") || has_port(url, "8126") {
         "datadog"
     } else {
         "pyroscope"
@@ -196,6 +202,7 @@ mod tests {
             (None, "http://collector:4317", Transport::Grpc),
             (Some("otlp"), "http://collector:4317", Transport::Grpc),
             (Some("otlp"), "http://collector:4318", Transport::Http),
+            (Some("otlp"), "http://collector:43170", Transport::Http),
         ] {
             let upload = Upload::prepare(Wanted { kind, ..wanted(url) }).expect("an address");
             let Backend::Otlp(settings) = upload.backend else { panic!("{:?}", upload.backend) };
