@@ -135,15 +135,39 @@ pub struct Managed {
     lost_before: u64,
     /// The same of windows of allocations.
     windows_before: events::AllWindows,
-    /// The process that the next turn begins with, and whether the last turn was cut short.
-    next: ImageId,
+    turns: Turns,
     /// The events wanted of every process that is attached to, or of those decided on
     /// ([`Self::want_events`]).
     events: events::Wanted,
     snapshots: snapshots::Figures,
-    has_more: bool,
     turned: Instant,
     meter: Meter,
+}
+
+/// In which order processes are read, where there is not time for all in one turn.
+#[derive(Default)]
+struct Turns {
+    /// The process that the next turn begins with.
+    next: Option<ImageId>,
+    /// Whether the last turn was cut short.
+    has_more: bool,
+}
+
+impl Turns {
+    /// A turn begins: all of these, from the first that the last turn did not reach.
+    fn begin(&mut self, images: impl Iterator<Item = ImageId>) -> Vec<ImageId> {
+        let mut order: Vec<ImageId> = images.collect();
+        order.sort_unstable();
+        let first = order.partition_point(|image| Some(*image) < self.next);
+        order.rotate_left(first);
+        *self = Self::default();
+        order
+    }
+
+    /// There is no time for this process, and those after it.
+    fn cut_short(&mut self, at: ImageId) {
+        *self = Self { next: Some(at), has_more: true };
+    }
 }
 
 // The sampler reads what the bridge writes.
@@ -232,10 +256,9 @@ impl Managed {
             detached: 0,
             lost_before: 0,
             windows_before: events::AllWindows::default(),
-            next: ImageId(0),
+            turns: Turns::default(),
             events: events::Wanted::default(),
             snapshots: snapshots::Figures::default(),
-            has_more: false,
             turned: Instant::now(),
             meter: Meter::new(),
         }
@@ -334,22 +357,15 @@ impl Managed {
         self.ask_about_new_places(aggregate);
         self.divide_budget();
         self.divide_table_memory(store.segments.limit_bytes());
-        let mut order: Vec<ImageId> = self.targets.keys().copied().collect();
-        order.sort_unstable();
-        let first = order.partition_point(|image| *image < self.next);
-        order.rotate_left(first);
+        let order = self.turns.begin(self.targets.keys().copied());
         self.turned = Instant::now();
         self.meter = Meter::new();
         let until = self.turned + ALL_TOGETHER;
-        self.next = ImageId(0);
-        self.has_more = false;
         let is_bounded = self.budget != usize::MAX;
         let mut kept: usize = self.targets.values().map(|target| target.kept_bytes).sum();
         for image in &order {
             if Instant::now() >= until {
-                // The others are first in the next turn.
-                self.next = *image;
-                self.has_more = true;
+                self.turns.cut_short(*image);
                 break;
             }
             let Some(target) = self.targets.get_mut(image) else { continue };
@@ -526,12 +542,12 @@ impl Managed {
             State::Attaching => true,
             State::Refused(_) | State::Ended => false,
         };
-        self.has_more || self.code_reader.is_reading() || self.targets.values().any(is_busy)
+        self.turns.has_more || self.code_reader.is_reading() || self.targets.values().any(is_busy)
     }
 
     /// When code is to be published that stacks wait for.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.has_more {
+        if self.turns.has_more {
             return Some(self.turned + NEXT_TURN);
         }
         let awaited = self.targets.values().filter(|target| target.is_awaited);
@@ -738,6 +754,28 @@ mod tests {
         assert!(managed.ask_again(|_| true).is_empty());
         managed.admit(image, Policy::Attach);
         assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
+    }
+
+    #[test]
+    fn a_turn_begins_with_the_first_process_that_the_last_one_had_no_time_for() {
+        let mut turns = Turns::default();
+        // There is time for two in each turn.
+        let mut turn = |images: &[u32]| {
+            let order = turns.begin(images.iter().map(|image| ImageId(*image)));
+            if let Some(beyond) = order.get(2) {
+                turns.cut_short(*beyond);
+            }
+            let read: Vec<u32> = order.iter().take(2).map(|image| image.0).collect();
+            (read, turns.has_more)
+        };
+        assert_eq!(turn(&[5, 3, 1, 4, 2]), (vec![1, 2], true));
+        assert_eq!(turn(&[1, 2, 3, 4, 5]), (vec![3, 4], true));
+        assert_eq!(turn(&[1, 2, 3, 4, 5]), (vec![5, 1], true));
+        // The next has ended; another has begun.
+        assert_eq!(turn(&[1, 3, 4, 5, 6]), (vec![3, 4], true));
+        assert_eq!(turn(&[1, 3, 4]), (vec![1, 3], true), "all after the last have ended");
+        assert_eq!(turn(&[1, 4]), (vec![4, 1], false));
+        assert_eq!(turn(&[1, 4]), (vec![1, 4], false), "there was time for all");
     }
 
     #[test]
