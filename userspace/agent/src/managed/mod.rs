@@ -14,6 +14,7 @@
 //! - [`snapshots`]: events whose stacks the runtime has walked.
 //! - [`stubs`]: the names of the runtime's own generated code.
 //! - [`target`]: one process: the state of its bridge, and the samples of its code.
+//! - `turns`: the order in which processes are read.
 //! - [`units`]: that code in kernel memory.
 //!
 //! This module ties them together: a process that is recorded gets a bridge, its records are read
@@ -38,6 +39,7 @@ mod snapshots;
 pub mod stubs;
 mod target;
 mod threads;
+mod turns;
 pub mod units;
 
 use std::collections::{HashMap, HashSet};
@@ -56,6 +58,7 @@ use code_reader::CodeReader;
 use maps_reader::MapsReader;
 use runtime::Runtime;
 use target::{Meter, PUBLISH_AWAITED_AFTER, State, Target};
+use turns::Turns;
 use units::Units;
 
 /// What strata may do to a .NET process.
@@ -142,32 +145,6 @@ pub struct Managed {
     snapshots: snapshots::Figures,
     turned: Instant,
     meter: Meter,
-}
-
-/// In which order processes are read, where there is not time for all in one turn.
-#[derive(Default)]
-struct Turns {
-    /// The process that the next turn begins with.
-    next: Option<ImageId>,
-    /// Whether the last turn was cut short.
-    has_more: bool,
-}
-
-impl Turns {
-    /// A turn begins: all of these, from the first that the last turn did not reach.
-    fn begin(&mut self, images: impl Iterator<Item = ImageId>) -> Vec<ImageId> {
-        let mut order: Vec<ImageId> = images.collect();
-        order.sort_unstable();
-        let first = order.partition_point(|image| Some(*image) < self.next);
-        order.rotate_left(first);
-        *self = Self::default();
-        order
-    }
-
-    /// There is no time for this process, and those after it.
-    fn cut_short(&mut self, at: ImageId) {
-        *self = Self { next: Some(at), has_more: true };
-    }
 }
 
 // The sampler reads what the bridge writes.
@@ -754,28 +731,6 @@ mod tests {
         assert!(managed.ask_again(|_| true).is_empty());
         managed.admit(image, Policy::Attach);
         assert_eq!(managed.standing_of(image), Some(Standing::Attaching));
-    }
-
-    #[test]
-    fn a_turn_begins_with_the_first_process_that_the_last_one_had_no_time_for() {
-        let mut turns = Turns::default();
-        // There is time for two in each turn.
-        let mut turn = |images: &[u32]| {
-            let order = turns.begin(images.iter().map(|image| ImageId(*image)));
-            if let Some(beyond) = order.get(2) {
-                turns.cut_short(*beyond);
-            }
-            let read: Vec<u32> = order.iter().take(2).map(|image| image.0).collect();
-            (read, turns.has_more)
-        };
-        assert_eq!(turn(&[5, 3, 1, 4, 2]), (vec![1, 2], true));
-        assert_eq!(turn(&[1, 2, 3, 4, 5]), (vec![3, 4], true));
-        assert_eq!(turn(&[1, 2, 3, 4, 5]), (vec![5, 1], true));
-        // The next has ended; another has begun.
-        assert_eq!(turn(&[1, 3, 4, 5, 6]), (vec![3, 4], true));
-        assert_eq!(turn(&[1, 3, 4]), (vec![1, 3], true), "all after the last have ended");
-        assert_eq!(turn(&[1, 4]), (vec![4, 1], false));
-        assert_eq!(turn(&[1, 4]), (vec![1, 4], false), "there was time for all");
     }
 
     #[test]
