@@ -401,3 +401,170 @@ impl Ask for Context {
         answers
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::{KernelWork, Work};
+
+    const LIMITS: Limits = Limits {
+        fast: Duration::from_secs(60),
+        slow: Duration::from_secs(60),
+        share: Duration::from_secs(60),
+        slow_owner: Duration::from_secs(60),
+    };
+    const SLOW: Owner = Owner::Process(1);
+    const OTHER: Owner = Owner::Process(2);
+
+    fn key(task: &Task) -> u32 {
+        match task.key {
+            TaskKey::Related(number) => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A task that is over at once.
+    fn task(owner: Owner, number: u32) -> Task {
+        let work = KernelWork { addresses: Vec::new(), vdso: Vec::new(), names: None, table: None };
+        // Those submitted together are begun in the order of their numbers.
+        let weight = u64::from(u32::MAX - number);
+        Task { key: TaskKey::Related(number), owner, weight, work: Work::Kernel(work) }
+    }
+
+    fn tasks(owner: Owner, numbers: std::ops::Range<u32>) -> Vec<Task> {
+        numbers.map(|number| task(owner, number)).collect()
+    }
+
+    fn pool(limits: Limits) -> Pool {
+        let files = FileClient::start().expect("a thread for files");
+        Pool::start(files, limits, Box::new(|| {}))
+    }
+
+    /// As if so many threads had other tasks.
+    fn occupy(pool: &Pool, fast: usize, slow: usize) {
+        let mut state = pool.shared.lock();
+        (state.fast_threads, state.slow_threads) = (fast, slow);
+    }
+
+    fn context(pool: &Pool, owner: Owner, until: Instant) -> Context {
+        let shared = pool.shared.clone();
+        let (is_late, lacks_answers) = (false, false);
+        Context { shared, owner, lane: Lane::Fast, until, is_late, lacks_answers }
+    }
+
+    fn next(state: &mut State) -> Option<u32> {
+        state.next_slow().as_ref().map(key)
+    }
+
+    #[test]
+    fn an_owner_has_one_slow_thread_and_owners_take_turns() {
+        let mut state = State::default();
+        for task in tasks(SLOW, 10..13).into_iter().chain(tasks(OTHER, 20..22)) {
+            assert!(state.wait_for_slow(task));
+        }
+        assert_eq!([next(&mut state), next(&mut state)], [Some(10), Some(20)]);
+        assert_eq!(next(&mut state), None, "both have a thread");
+        state.busy.remove(&SLOW);
+        assert_eq!(next(&mut state), Some(11));
+        state.busy.clear();
+        assert_eq!(next(&mut state), Some(21), "the other's turn");
+        state.busy.clear();
+        assert_eq!(next(&mut state), Some(12));
+        state.busy.clear();
+        assert_eq!(next(&mut state), None);
+        assert!(state.slow.is_empty() && state.slow_turns.is_empty());
+    }
+
+    #[test]
+    fn an_owner_that_was_slow_leaves_the_fast_threads_to_others() {
+        let pool = pool(LIMITS);
+        occupy(&pool, FAST, MOST_SLOW);
+        pool.shared.lock().remember_slow(SLOW, Instant::now());
+        let mut all = tasks(SLOW, 0..MOST_WAITING as u32 + 2);
+        all.extend(tasks(OTHER, 1000..1000 + MOST_WAITING as u32 + 2));
+        let refused = pool.submit(all);
+        let beyond = [MOST_WAITING as u32, MOST_WAITING as u32 + 1].map(TaskKey::Related);
+        assert_eq!(refused, beyond, "as many as may wait");
+        let state = pool.shared.lock();
+        assert_eq!(state.fast.len(), MOST_WAITING + 2);
+        assert!(state.fast.iter().all(|task| task.owner == OTHER));
+        assert_eq!(state.slow.get(&SLOW).map(VecDeque::len), Some(MOST_WAITING));
+    }
+
+    #[test]
+    fn an_owner_is_remembered_as_slow_for_ever_longer_and_not_for_good() {
+        let pool = pool(LIMITS);
+        occupy(&pool, FAST, MOST_SLOW);
+        let now = Instant::now();
+        // On Linux a time before the host's start has a value too.
+        let before = |age| now.checked_sub(age).expect("a time");
+        let mut pauses = Vec::new();
+        {
+            let mut state = pool.shared.lock();
+            for _ in 0..6 {
+                state.remember_slow(SLOW, now);
+                pauses.push((state.known_slow[&SLOW].until - now).as_secs());
+            }
+            state.remember_slow(Owner::Host, now);
+            assert!(!state.known_slow.contains_key(&Owner::Host), "the host's files are trusted");
+            let slow = |until| SlowOwner { until, times: 3 };
+            state.known_slow.insert(OTHER, slow(before(SLOW_FOR)));
+            state.known_slow.insert(Owner::Process(3), slow(before(SLOW_FOR_MOST * 2)));
+        }
+        assert_eq!(pauses, [60, 120, 240, 480, 960, 960]);
+        pool.submit(vec![task(SLOW, 1), task(OTHER, 2)]);
+        let mut state = pool.shared.lock();
+        assert_eq!(state.fast.iter().map(key).collect::<Vec<_>>(), [2], "its time is over");
+        assert!(!state.known_slow.contains_key(&Owner::Process(3)));
+        state.remember_slow(OTHER, now);
+        assert_eq!(state.known_slow[&OTHER].until, now + SLOW_FOR * 8, "it was slow before");
+    }
+
+    #[test]
+    fn an_owner_that_used_up_its_share_of_a_flush_goes_last() {
+        let pool = pool(Limits { share: Duration::ZERO, ..LIMITS });
+        // One fast thread is left, and no slow one.
+        occupy(&pool, FAST - 1, MOST_SLOW);
+        let tasks = vec![task(SLOW, 1), task(SLOW, 2), task(OTHER, 3), task(Owner::Host, 4)];
+        assert!(pool.submit(tasks).is_empty());
+        let done = || match pool.wait(Duration::from_secs(60)) {
+            Some(Report::Done(outcome)) => outcome.key,
+            _ => panic!("no task has ended"),
+        };
+        let others = [done(), done(), done()];
+        assert_eq!(others, [1, 3, 4].map(TaskKey::Related));
+        // A slow thread is free.
+        {
+            let mut state = pool.shared.lock();
+            state.slow_threads = MOST_SLOW - 1;
+            pool.shared.start_threads(&mut state);
+        }
+        assert_eq!(done(), TaskKey::Related(2));
+    }
+
+    #[test]
+    fn a_task_that_takes_long_gets_its_owners_slow_thread_or_ends() {
+        let pool = pool(LIMITS);
+        occupy(&pool, 1, 0);
+        let now = Instant::now();
+        let mut first = context(&pool, SLOW, now);
+        assert!(first.deadline().is_some_and(|until| until > now));
+        assert_eq!((first.lane, first.is_late), (Lane::Slow, false));
+        {
+            let state = pool.shared.lock();
+            assert_eq!((state.fast_threads, state.slow_threads), (0, 1), "another takes its place");
+        }
+        let mut second = context(&pool, SLOW, now);
+        assert_eq!(second.deadline(), None, "its owner has a slow thread");
+        assert_eq!((second.lane, second.is_late), (Lane::Fast, true));
+        occupy(&pool, 1, MOST_SLOW);
+        let mut third = context(&pool, OTHER, now);
+        assert_eq!(third.deadline(), None, "there is no slow thread");
+        let answers = third.ask_all(Vec::new());
+        assert!(third.is_late && answers.is_empty());
+        // No time is left on the slow thread either.
+        first.until = now;
+        assert_eq!(first.deadline(), None);
+        assert!(first.is_late);
+    }
+}

@@ -123,23 +123,7 @@ impl Engine {
         for repair in self.processes.scanner.take_repairs(&mut self.table, monotonic_nanos()) {
             match repair {
                 Repair::Done { pid, change } => {
-                    self.processes.repairs.done += u64::from(change != Change::None);
-                    match change {
-                        Change::Executed { .. } => {
-                            self.executed_in_wall(pid, monotonic_nanos());
-                            self.take_last_snapshots(&[pid]);
-                            self.managed.left(pid);
-                            self.store.outdate(&mut self.programs, pid);
-                        }
-                        Change::Renamed { .. } if !self.selection.is_everything() => {
-                            self.store.withdraw(&mut self.programs, pid);
-                        }
-                        _ => {}
-                    }
-                    if self.selection.surely_keeps(pid) {
-                        self.look_for_runtime(pid);
-                    }
-                    self.processes.dirty.insert(pid);
+                    self.repaired(pid, &change);
                 }
                 Repair::Gone { pid } => {
                     let end = Event::Exit { pid, tid: pid };
@@ -152,6 +136,27 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// A process was read, and this was out of date.
+    pub(super) fn repaired(&mut self, pid: u32, change: &Change) {
+        self.processes.repairs.done += u64::from(*change != Change::None);
+        match change {
+            Change::Executed { .. } => {
+                self.executed_in_wall(pid, monotonic_nanos());
+                self.take_last_snapshots(&[pid]);
+                self.managed.left(pid);
+                self.store.outdate(&mut self.programs, pid);
+            }
+            Change::Renamed { .. } if !self.selection.is_everything() => {
+                self.store.withdraw(&mut self.programs, pid);
+            }
+            _ => {}
+        }
+        if self.selection.surely_keeps(pid) {
+            self.look_for_runtime(pid);
+        }
+        self.processes.dirty.insert(pid);
     }
 
     /// Processes repaired after events were lost.

@@ -251,3 +251,146 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use strata_abi::record::{End, Header};
+    use strata_kinds::{Frequencies, Kind, Kinds};
+
+    use super::super::{Options, samples};
+    use super::*;
+    use crate::aggregate::Aggregate;
+    use crate::code_address::CodeAddress;
+    use crate::kernel::loader::{Settings, ThreadsOf};
+    use crate::kernel::perf_record::{MappedInode, Timed};
+    use crate::kernel::sideband::Wakeup;
+    use crate::managed;
+    use crate::processes::mapped::FileId;
+    use crate::selection::Wanted;
+    use crate::tables::extents::{Code, Stretch};
+
+    /// No process of this host has such a number.
+    const PID: u32 = 1 << 23;
+
+    /// Of the whole host, and not sampling. Loads the programs: needs root.
+    fn engine() -> Engine {
+        let settings = Settings {
+            max_frames: 64,
+            ring_bytes: 1 << 16,
+            frequency: 19,
+            threads_of: ThreadsOf::None,
+            wall: false,
+            off_cpu: None,
+            clr_events: false,
+        };
+        let mut engine = Engine::new(Options {
+            settings,
+            wakeup: Wakeup::Many,
+            wanted: Wanted::default(),
+            kinds: Kinds::NONE,
+            times: Kinds::NONE,
+            frequencies: Frequencies::of_daemon(),
+            table_memory: 64 << 20,
+            waiting_memory: 1 << 20,
+            own_pid: std::process::id(),
+            managed: managed::Policy::Off,
+            messages: false,
+            signatures: false,
+            opened: None,
+        })
+        .expect("the programs load, as root");
+        engine.sampling.kinds = Kinds::NONE.with(Kind::Cpu, true);
+        engine
+    }
+
+    fn apply(engine: &mut Engine, event: Event) {
+        let time = monotonic_nanos();
+        engine.events.in_order.take_in(&mut vec![Timed { time, event }], time);
+        engine.apply_events(u64::MAX);
+    }
+
+    /// Publishes a process with a mapping at this address, and returns its generation in the kernel.
+    fn publish(engine: &mut Engine, pid: u32, start: u64) -> u32 {
+        let code = [Stretch { start, end: start + 0x1000, code: Code::FramePointer }];
+        let Engine { store, programs, .. } = engine;
+        store.publish(programs, pid, &code, true).expect("there is room");
+        programs.process(pid).expect("it is published").generation
+    }
+
+    /// A process maps a file that no other has mapped: whether that is opened.
+    fn opens_what_it_maps(engine: &mut Engine, pid: u32) -> bool {
+        let path = format!("/no/such/file/of/{pid}").into_bytes();
+        let inode = MappedInode { major: 0, minor: 1, inode: u64::from(pid), generation: 1 };
+        let (start, length) = (0x10_0000, 0x1000);
+        apply(engine, Event::Mmap { pid, start, length, offset: 0, inode, path });
+        let process = engine.table.get(pid).expect("a process");
+        let files: Vec<FileId> = process.space.files().collect();
+        assert_eq!(files.len(), 1);
+        engine.loading.is_asked_about(files[0])
+    }
+
+    /// Takes a sample of a process that the kernel unwound with this generation's tables: how many
+    /// addresses its stack has, and whether it is complete.
+    fn taken(engine: &mut Engine, pid: u32, generation: u32) -> (usize, bool) {
+        engine.aggregate = Aggregate::new(Kinds::NONE);
+        let header = Header {
+            pid,
+            tid: pid,
+            generation,
+            kernel_frames: 0,
+            user_frames: 3,
+            end: End::Complete as u8,
+            stack_bytes: 0,
+            ..samples::tests::header(0)
+        };
+        engine.take_sample(samples::Sample { header, words: &[0x1010, 0x1020, 0x1030] });
+        let rows: Vec<_> = engine.aggregate.rows().collect();
+        assert_eq!(rows.len(), 1);
+        let stack = engine.aggregate.stack_of(rows[0].stack);
+        let places = stack.iter().filter_map(|at| engine.aggregate.code_address(*at as usize));
+        let markers = places.filter(|place| matches!(place, CodeAddress::Marker(_))).count();
+        (stack.len() - markers, markers == 0)
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn files_are_opened_only_for_processes_that_are_sampled_or_selected() {
+        let mut engine = engine();
+        let (idle, sampled, selected) = (PID, PID + 1, PID + 2);
+        for pid in [idle, sampled, selected] {
+            engine.table.insert_unknown(pid, "test");
+        }
+        publish(&mut engine, sampled, 0x1000);
+        engine.selection.add_root(selected);
+        assert!(!opens_what_it_maps(&mut engine, idle));
+        assert!(opens_what_it_maps(&mut engine, sampled));
+        assert!(opens_what_it_maps(&mut engine, selected));
+        assert!(!engine.processes.dirty.contains(&idle));
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn stacks_unwound_by_the_program_before_an_exec_keep_only_where_they_are() {
+        let mut engine = engine();
+        let (pid, repaired) = (PID, PID + 1);
+        for pid in [pid, repaired] {
+            engine.table.insert_unknown(pid, "before");
+            let before = publish(&mut engine, pid, 0x1000);
+            assert_eq!(taken(&mut engine, pid, before), (3, true));
+            if pid == repaired {
+                // The event was lost.
+                engine.repaired(pid, &Change::Executed { pid });
+            } else {
+                let name = b"after".to_vec();
+                apply(&mut engine, Event::Comm { pid, tid: pid, name, exec: true });
+            }
+            assert_eq!(taken(&mut engine, pid, before), (1, false));
+            let after = publish(&mut engine, pid, 0x10_0000);
+            assert_eq!(taken(&mut engine, pid, after), (3, true));
+            assert_eq!(taken(&mut engine, pid, before), (1, false), "a late one");
+            // Its number is another process's.
+            apply(&mut engine, Event::Fork { pid, parent: 1, tid: pid });
+            assert_eq!(taken(&mut engine, pid, before), (3, true));
+        }
+    }
+}

@@ -14,6 +14,7 @@
 //! - [`snapshots`]: events whose stacks the runtime has walked.
 //! - [`stubs`]: the names of the runtime's own generated code.
 //! - [`target`]: one process: the state of its bridge, and the samples of its code.
+//! - `turns`: the order in which processes are read.
 //! - [`units`]: that code in kernel memory.
 //!
 //! This module ties them together: a process that is recorded gets a bridge, its records are read
@@ -38,6 +39,7 @@ mod snapshots;
 pub mod stubs;
 mod target;
 mod threads;
+mod turns;
 pub mod units;
 
 use std::collections::{HashMap, HashSet};
@@ -56,6 +58,7 @@ use code_reader::CodeReader;
 use maps_reader::MapsReader;
 use runtime::Runtime;
 use target::{Meter, PUBLISH_AWAITED_AFTER, State, Target};
+use turns::Turns;
 use units::Units;
 
 /// What strata may do to a .NET process.
@@ -135,13 +138,11 @@ pub struct Managed {
     lost_before: u64,
     /// The same of windows of allocations.
     windows_before: events::AllWindows,
-    /// The process that the next turn begins with, and whether the last turn was cut short.
-    next: ImageId,
+    turns: Turns,
     /// The events wanted of every process that is attached to, or of those decided on
     /// ([`Self::want_events`]).
     events: events::Wanted,
     snapshots: snapshots::Figures,
-    has_more: bool,
     turned: Instant,
     meter: Meter,
 }
@@ -232,10 +233,9 @@ impl Managed {
             detached: 0,
             lost_before: 0,
             windows_before: events::AllWindows::default(),
-            next: ImageId(0),
+            turns: Turns::default(),
             events: events::Wanted::default(),
             snapshots: snapshots::Figures::default(),
-            has_more: false,
             turned: Instant::now(),
             meter: Meter::new(),
         }
@@ -334,22 +334,15 @@ impl Managed {
         self.ask_about_new_places(aggregate);
         self.divide_budget();
         self.divide_table_memory(store.segments.limit_bytes());
-        let mut order: Vec<ImageId> = self.targets.keys().copied().collect();
-        order.sort_unstable();
-        let first = order.partition_point(|image| *image < self.next);
-        order.rotate_left(first);
+        let order = self.turns.begin(self.targets.keys().copied());
         self.turned = Instant::now();
         self.meter = Meter::new();
         let until = self.turned + ALL_TOGETHER;
-        self.next = ImageId(0);
-        self.has_more = false;
         let is_bounded = self.budget != usize::MAX;
         let mut kept: usize = self.targets.values().map(|target| target.kept_bytes).sum();
         for image in &order {
             if Instant::now() >= until {
-                // The others are first in the next turn.
-                self.next = *image;
-                self.has_more = true;
+                self.turns.cut_short(*image);
                 break;
             }
             let Some(target) = self.targets.get_mut(image) else { continue };
@@ -526,12 +519,12 @@ impl Managed {
             State::Attaching => true,
             State::Refused(_) | State::Ended => false,
         };
-        self.has_more || self.code_reader.is_reading() || self.targets.values().any(is_busy)
+        self.turns.has_more || self.code_reader.is_reading() || self.targets.values().any(is_busy)
     }
 
     /// When code is to be published that stacks wait for.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.has_more {
+        if self.turns.has_more {
             return Some(self.turned + NEXT_TURN);
         }
         let awaited = self.targets.values().filter(|target| target.is_awaited);

@@ -480,12 +480,32 @@ mod tests {
             assert!(matches!(map_at(&mut table, page), Change::Mapped { .. }));
         }
         let more = MAX_MAPPINGS as u64;
+        assert_eq!(table.refused_mappings, 0);
         assert_eq!(map_at(&mut table, more), Change::Refused { pid: 7 });
+        assert_eq!(table.refused_mappings, 1);
         let last = table.get(7).and_then(|process| process.space.mappings().last().copied());
         let last = last.expect("a mapping");
         table.repair(7, "churn", &[last], 1);
         assert_eq!(table.get(7).map(|process| process.space.mappings().to_vec()), Some(vec![last]));
         assert!(matches!(map_at(&mut table, more), Change::Mapped { .. }));
+    }
+
+    #[test]
+    fn refused_mappings_are_counted_of_all_processes_and_however_they_were_seen() {
+        let mut table = ProcessTable::default();
+        let page = |number: u64| file(number * 0x2000, number * 0x2000 + 0x1000, 0);
+        let pages = |count: usize| (0..count as u64).map(page).collect::<Vec<_>>();
+        table.insert_existing(7, 1, "wide", pages(MAX_MAPPINGS + 3));
+        assert_eq!(table.refused_mappings, 3);
+        table.insert_existing(8, 1, "full", pages(MAX_MAPPINGS));
+        assert_eq!(table.refused_mappings, 3);
+        table.repair(8, "full", &pages(MAX_MAPPINGS + 2), 1);
+        assert_eq!(table.refused_mappings, 5);
+        table.insert_existing(9, 1, "small", pages(1));
+        table.repair(9, "small", &pages(2), 1);
+        assert_eq!(table.refused_mappings, 5);
+        table.remove(7);
+        assert_eq!(table.refused_mappings, 5, "a total");
     }
 
     #[test]

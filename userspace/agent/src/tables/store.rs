@@ -386,6 +386,8 @@ impl Store {
     /// unwinds with the old tables are recognised by their generation.
     pub fn outdate(&mut self, programs: &mut Programs, pid: u32) {
         let before = self.owners.get(&pid).map(|owner| owner.generations);
+        // One that was not published since its last execution: that one's still count.
+        let before = before.or_else(|| self.outdated.get(&pid).copied());
         self.withdraw(programs, pid);
         if let Some(generations) = before {
             self.outdated.insert(pid, generations);
@@ -487,6 +489,7 @@ mod tests {
     use strata_abi::tables::SEGMENT_BYTES;
 
     use super::*;
+    use crate::kernel::loader::{Settings, ThreadsOf};
 
     /// A process with so many bytes of extents, last sampled at a time.
     fn publish_plain(store: &mut Store, pid: u32, bytes: u64, last_used: Instant) {
@@ -515,13 +518,131 @@ mod tests {
         assert_eq!(Store::new(0).next_evicted(now), None);
     }
 
+    /// Loads the programs: needs root.
+    fn programs() -> Programs {
+        let settings = Settings {
+            max_frames: 64,
+            ring_bytes: 1 << 16,
+            frequency: 19,
+            threads_of: ThreadsOf::None,
+            wall: false,
+            off_cpu: None,
+            clr_events: false,
+        };
+        Programs::load(settings).expect("the programs load, as root")
+    }
+
+    /// A store that allocates its memory in the kernel.
+    fn store() -> Store {
+        Store::new(8 * SEGMENT_BYTES as u64)
+    }
+
+    /// So many mappings from this address on.
+    fn code(start: u64, mappings: u64) -> Vec<Stretch> {
+        let stretch = |number: u64| {
+            let start = start + number * 0x2000;
+            Stretch { start, end: start + 0x1000, code: Code::FramePointer }
+        };
+        (0..mappings).map(stretch).collect()
+    }
+
+    /// Publishes a process with a mapping at this address, and returns its generation in the kernel.
+    fn publish(store: &mut Store, programs: &mut Programs, pid: u32, start: u64) -> u32 {
+        store.publish(programs, pid, &code(start, 1), true).expect("there is room");
+        programs.process(pid).expect("it is published").generation
+    }
+
+    /// No process of this host has such a number.
+    const PID: u32 = 1 << 23;
+
+    /// Needs root, and loads the programs.
     #[test]
     fn stacks_unwound_by_the_program_before_an_exec_are_known_by_their_generation() {
-        let mut store = Store::new(0);
-        store.outdated.insert(7, [3, 2, 0, 0]);
-        assert!(store.is_outdated(7, 3) && store.is_outdated(7, 2));
-        assert!(!store.is_outdated(7, 4), "the new program's");
-        assert!(!store.is_outdated(7, 0), "not unwound by extents at all");
-        assert!(!store.is_outdated(8, 3), "another process's");
+        let (mut store, mut programs) = (store(), programs());
+        let first = publish(&mut store, &mut programs, PID, 0x1000);
+        let second = publish(&mut store, &mut programs, PID, 0x10_0000);
+        let others = publish(&mut store, &mut programs, PID + 1, 0x20_0000);
+        assert!(first != second && second != others);
+        assert!(!store.is_outdated(PID, first) && !store.is_outdated(PID, second));
+        store.outdate(&mut programs, PID);
+        assert!(programs.process(PID).is_none() && !store.is_published(PID));
+        assert!(store.is_outdated(PID, first) && store.is_outdated(PID, second));
+        assert!(!store.is_outdated(PID, 0), "not unwound by extents at all");
+        assert!(!store.is_outdated(PID + 1, second), "another process's");
+        // It executes the next program before it was published.
+        store.outdate(&mut programs, PID);
+        assert!(store.is_outdated(PID, second), "two executions in a row");
+        let new = publish(&mut store, &mut programs, PID, 0x30_0000);
+        assert!(!store.is_outdated(PID, new), "the new program's");
+        assert!(store.is_outdated(PID, second), "a stack that comes later still");
+        // Its number is another process's.
+        store.withdraw(&mut programs, PID);
+        assert!(!store.is_outdated(PID, second));
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn stacks_unwound_by_the_same_code_before_an_exec_are_right() {
+        let (mut store, mut programs) = (store(), programs());
+        let of_child = publish(&mut store, &mut programs, PID, 0x1000);
+        let of_parent = publish(&mut store, &mut programs, PID + 1, 0x1000);
+        assert_eq!(of_child, of_parent, "they share a block");
+        store.outdate(&mut programs, PID);
+        assert!(store.is_outdated(PID, of_child));
+        assert_eq!(publish(&mut store, &mut programs, PID, 0x1000), of_child);
+        assert!(!store.is_outdated(PID, of_child));
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn a_full_process_map_has_room_for_one_that_is_sampled() {
+        let (mut store, mut programs) = (store(), programs());
+        let mut next = PID;
+        while store.evicted == 0 {
+            assert!(next - PID < 1 << 18, "the map has a bound");
+            publish(&mut store, &mut programs, next, 0x1000);
+            next += 1;
+        }
+        assert!(!store.is_published(PID), "the one used longest ago");
+        assert!(programs.process(PID).is_none());
+        store.touch(PID + 1, Instant::now());
+        publish(&mut store, &mut programs, next, 0x1000);
+        assert_eq!((store.evicted, store.refused), (2, 0));
+        assert!(store.is_published(PID + 1), "it was sampled meanwhile");
+        assert!(!store.is_published(PID + 2));
+        assert!(programs.process(PID + 2).is_none());
+        assert_eq!(store.published().count(), (next - PID - 1) as usize);
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn a_process_without_room_in_a_full_process_map_leaves_nothing_behind() {
+        let (mut store, mut programs) = (store(), programs());
+        let mut next = PID;
+        while programs.set_process(next, Process::default()).is_ok() {
+            next += 1;
+        }
+        for refused in 1..=2 {
+            assert!(store.publish(&mut programs, next, &code(0x1000, 1), true).is_err());
+            assert_eq!((store.evicted, store.refused), (0, refused));
+            assert!(!store.is_published(next));
+            assert!(store.blocks.is_empty() && store.by_content.is_empty());
+        }
+        programs.remove_process(PID);
+        publish(&mut store, &mut programs, next, 0x1000);
+    }
+
+    /// Needs root, and loads the programs.
+    #[test]
+    fn mappings_beyond_the_limit_of_a_process_are_left_out_and_counted() {
+        let (mut store, mut programs) = (store(), programs());
+        let most = u64::from(MAX_EXTENTS);
+        let mut publish = |mappings| {
+            store.publish(&mut programs, PID, &code(0x1000, mappings), true).expect("room");
+            (programs.process(PID).expect("it is published").count, store.dropped_extents)
+        };
+        assert_eq!(publish(most), (MAX_EXTENTS, 0));
+        assert_eq!(publish(most + 3), (MAX_EXTENTS, 3));
+        assert_eq!(publish(most + 4), (MAX_EXTENTS, 7));
     }
 }

@@ -496,6 +496,12 @@ impl Programs {
             .map_err(|source| LoadError::Map { name: "PROCESSES", source })
     }
 
+    /// A process's entry.
+    #[cfg(test)]
+    pub fn process(&self, pid: u32) -> Option<Process> {
+        self.processes.get(&pid, 0).ok().map(|entry| entry.0)
+    }
+
     /// Removes a process's entry; a missing one is not an error.
     pub fn remove_process(&mut self, pid: u32) {
         match self.processes.remove(&pid) {
