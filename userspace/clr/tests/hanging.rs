@@ -24,7 +24,7 @@ use strata_clr::{
 use support::{Clr, Runtime, alone, must_be_root, wait_until};
 
 /// A user of a process that hangs.
-const NOBODY: u32 = 65_534;
+const UNPRIVILEGED: u32 = 65_534;
 
 #[test]
 fn directories_that_hang_cost_a_few_threads_and_no_other_process_its_attach() {
@@ -37,10 +37,10 @@ fn directories_that_hang_cost_a_few_threads_and_no_other_process_its_attach() {
     let script = folder.path().join("impostor.py");
     let impostor = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/impostor.py");
     std::fs::copy(impostor, &script).unwrap();
-    std::os::unix::fs::chown(folder.path(), Some(NOBODY), None).unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(UNPRIVILEGED), None).unwrap();
     let mut command = Command::new("python3");
     command.arg(script).arg(folder.path()).arg("nothing").env("TMPDIR", mount.path().join("x"));
-    command.current_dir(folder.path()).uid(NOBODY);
+    command.current_dir(folder.path()).uid(UNPRIVILEGED);
     let hanging = Clr::start(command);
     fuse.never_answer(fuse::LOOKUP);
     for _ in 0..MAX_STUCK {

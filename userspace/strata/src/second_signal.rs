@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicUsize
 /// The message printed then: a pointer and a length, which a signal handler may read.
 static TEXT: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
-/// The next signal is the first one.
+/// The first signal ends nothing.
 static IS_FIRST: AtomicBool = AtomicBool::new(false);
 /// The first signal, and when it came, by the monotonic clock.
 static FIRST: AtomicI32 = AtomicI32::new(0);
@@ -45,8 +45,9 @@ pub fn ends_at_once(signals: &[i32], text: &'static str) {
 }
 
 extern "C" fn end(signal: i32) {
-    if IS_FIRST.swap(false, Ordering::SeqCst) {
+    if IS_FIRST.load(Ordering::SeqCst) && first().is_none() {
         FIRST_MILLIS.store(monotonic_millis(), Ordering::SeqCst);
+        // Another one at this very moment is of the same request, whichever is noted.
         FIRST.store(signal, Ordering::SeqCst);
         // SAFETY: a static string, and write is safe in a handler.
         unsafe { libc::write(2, FINISHING.as_ptr().cast(), FINISHING.len()) };

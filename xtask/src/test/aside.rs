@@ -32,7 +32,8 @@ pub const ENDED: &str = "ended: ";
 /// Starts a test program beside others.
 pub fn start(slots: &Path, words: &[OsString]) -> Result<ExitCode> {
     let slot = free_slot(slots)?;
-    println!("{STARTED}{}", words.first().context("no test program is named")?.display());
+    let program = words.first().context("no test program is named")?;
+    print_whole(slots, format!("{STARTED}{}\n", program.display()).as_bytes())?;
     let mut relay = Command::new(std::env::current_exe()?);
     relay.arg(RELAY).args(words).stdin(Stdio::from(slot));
     relay.spawn().context("cannot start a test program")?;
@@ -58,8 +59,9 @@ pub fn relay(words: &[OsString]) -> Result<ExitCode> {
     let (program, arguments) = words.split_first().context("no test program is named")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    let slots = std::env::var_os(SLOTS).map(PathBuf::from).context("relays need slots")?;
     let mut printed = Printed::default();
-    if let Err(error) = printed.of(&mut command) {
+    if let Err(error) = printed.of(&mut command, &slots) {
         printed.line(&format!("{}: {error:#}", program.display()));
         printed.is_bad = true;
     }
@@ -68,13 +70,17 @@ pub fn relay(words: &[OsString]) -> Result<ExitCode> {
         printed.line("running 1 test");
     }
     printed.line(&format!("{ENDED}{}", program.display()));
-    let turn = std::env::var_os(SLOTS).map(|slots| PathBuf::from(slots).join("output"));
-    let turn = File::create(turn.context("relays need slots")?)?;
+    print_whole(&slots, &printed.bytes)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints lines with none of another program between them: a pipe takes only so much at once.
+fn print_whole(slots: &Path, lines: &[u8]) -> Result<()> {
+    let turn = File::create(slots.join("output"))?;
     turn.lock()?;
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(&printed.bytes)?;
-    stdout.flush()?;
-    Ok(ExitCode::SUCCESS)
+    stdout.write_all(lines)?;
+    Ok(stdout.flush()?)
 }
 
 /// What a test program has printed.
@@ -94,7 +100,7 @@ impl Printed {
     }
 
     /// Runs it. A line that a test takes long is shown at once: it may never end.
-    fn of(&mut self, command: &mut Command) -> Result<()> {
+    fn of(&mut self, command: &mut Command, slots: &Path) -> Result<()> {
         let mut child = command.spawn().context("cannot start it")?;
         let output = child.stdout.take().context("it has no standard output")?;
         let mut last = Instant::now();
@@ -103,7 +109,7 @@ impl Printed {
             let line = String::from_utf8_lossy(&line);
             self.note(&line, &mut last);
             if line.contains(" has been running for over ") {
-                println!("{line}");
+                print_whole(slots, format!("{line}\n").as_bytes())?;
             }
             self.line(&line);
         }
@@ -137,7 +143,7 @@ mod tests {
         let mut printed = Printed::default();
         let mut command = Command::new("sh");
         command.args(["-c", shell]).stdin(Stdio::null()).stdout(Stdio::piped());
-        printed.of(&mut command).expect("sh starts");
+        printed.of(&mut command, &std::env::temp_dir()).expect("sh starts");
         let text = String::from_utf8_lossy(&printed.bytes).into_owned();
         let begun = text.lines().filter(|line| super::super::starts_a_harness(line)).count() as i64;
         let ended = text.lines().filter(|line| line.starts_with("test result: ")).count() as i64;

@@ -3,7 +3,8 @@
 //! A look at a thread that has not moved costs half a microsecond, most of it the kernel's iterator's, and
 //! most threads of a host have not moved for long. Nothing is lost where they are looked at more rarely:
 //! while a thread stays, its time is exact. Only when it goes on again is known less exactly, by a quarter
-//! of the time that it stayed at most, and by two seconds.
+//! of the time that it stayed at most, and by two seconds, or as long as the share of a CPU that passes have
+//! puts off the next one over all.
 //!
 //! Invariant: what is kept is bounded. Where more threads are active than fit, passes go over all threads.
 

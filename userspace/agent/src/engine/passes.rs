@@ -33,6 +33,8 @@ const OF_SENDING: u32 = 16;
 /// From one pass over all threads to the next at most, while its share of a CPU allows it; from one that
 /// sends every thread in any case, because unwind tables are loaded for what it meets.
 const MOST_PAUSE: Duration = Duration::from_secs(2);
+/// What passes that send every thread are paid for afterwards at most: some twelve seconds.
+const MOST_OWED: Duration = Duration::from_millis(100);
 /// A thread is active for so many pauses between passes over all threads after it was switched, and for
 /// so long at least.
 const ACTIVE_PAUSES: u32 = 4;
@@ -251,7 +253,7 @@ impl Passes {
         // Of the records that were taken meanwhile, some are of the pass before.
         let mut taking = std::mem::take(&mut self.taking);
         if std::mem::replace(&mut self.is_settling, sends_all) {
-            self.owed += std::mem::take(&mut taking);
+            self.owe(std::mem::take(&mut taking));
         }
         let cost = reading + taking;
         if !self.is_over_all {
@@ -263,7 +265,7 @@ impl Passes {
             self.all_cost = cost;
             self.next_cost = cost / OF_SENDING;
             self.all_pause = (cost * share).min(MOST_PAUSE).max(self.interval);
-            self.owed += cost.saturating_sub(self.all_pause / share);
+            self.owe(cost.saturating_sub(self.all_pause / share));
         } else {
             self.all_cost = cost + std::mem::take(&mut self.owed);
             self.next_cost = cost;
@@ -272,6 +274,11 @@ impl Passes {
             self.all_pause = wanted.max(least);
         }
         if self.only_all { self.all_pause } else { self.interval }
+    }
+
+    /// One that is repeated all the time puts off no pass for ever longer.
+    fn owe(&mut self, cost: Duration) {
+        self.owed = (self.owed + cost).min(MOST_OWED);
     }
 
     /// The same after a pass over active threads: they have what those over all leave of the share.
@@ -538,6 +545,19 @@ mod tests {
         passes.end(began + MOST_PAUSE, Cost { nanos: 1_000_000, refused: 0 }, false);
         let paid = (MOST_PAUSE + passes.all_pause).as_secs_f64() / 0.091;
         assert!((114.0..116.0).contains(&paid), "{paid}");
+    }
+
+    #[test]
+    fn every_thread_sent_again_and_again_puts_off_no_pass_for_ever() {
+        let mut passes = Passes::new(20);
+        for _ in 0..100 {
+            passes.pause_after(Instant::now(), Duration::from_millis(50), true);
+        }
+        passes.pause_after(Instant::now(), Duration::from_millis(1), false);
+        assert!(passes.all_pause < Duration::from_secs(12), "{:?}", passes.all_pause);
+        // And what is not much dearer than a look at all is walked by itself.
+        passes.pause_after(Instant::now(), Duration::from_millis(50), true);
+        assert_eq!(passes.next_cost, Duration::from_millis(50) / OF_SENDING);
     }
 
     #[test]
