@@ -253,7 +253,11 @@ fn a_storm_is_unharmed_by_recordings_that_are_killed_and_the_next_reports_every_
         for kind in kinds_of(version) {
             let total = profile.stacks_of(kind).map(|stacks| stacks.total());
             println!("{version}: {kind}: {total:?}");
-            wrongs.unless(matches!(total, Ok(1..)), || format!("{version}: {kind}: {total:?}"));
+            // What it keeps is dropped again soon: at the end there may be no sampled object.
+            let least = u64::from(*kind != "inuse_space");
+            wrongs.unless(matches!(total, Ok(seen) if seen >= least), || {
+                format!("{version}: {kind}: {total:?}")
+            });
         }
         check_unharmed(version, "after kills", &mut app, wrongs);
         check_flat(version, &held, wrongs);

@@ -519,8 +519,8 @@ mod tests {
         };
         // Of 100 ms, two seconds pay for 20. What it has sent is taken after it, too.
         assert_eq!(pause(90, 10, true), 2_000);
-        let pauses = [pause(2, 40, false), pause(2, 2, false), pause(0, 0, false)];
-        assert_eq!(pauses, [12_200, 400, 50]);
+        let pauses = [pause(2, 20, false), pause(2, 2, false), pause(0, 0, false)];
+        assert_eq!(pauses, [10_200, 400, 50]);
     }
 
     #[test]
