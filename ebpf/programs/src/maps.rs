@@ -118,7 +118,8 @@ pub static OFF_CPU_PACES: Array<CpuPace, 1> = Array::new();
 #[btf_map]
 pub static OFF_CPU_SWITCHES: Array<u64, { HOST_WINDOWS as usize }> = Array::new();
 
-/// Threads that are switched, by set; the size is set by userspace. Such arrays start at a page, so that a set is a cache line.
+/// Threads that are switched, by set; the size is set by userspace. Such arrays start at a page, so
+/// that a set is a cache line.
 #[btf_map]
 pub static WAIT_SLOTS: Array<WaitSet, 1, MMAPABLE> = Array::new();
 

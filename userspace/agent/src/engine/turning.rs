@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::aggregate::Aggregate;
     use crate::code_address::CodeAddress;
-    use crate::kernel::loader::{Settings, ThreadsOf};
+    use crate::kernel::loader::Settings;
     use crate::kernel::perf_record::{MappedInode, Timed};
     use crate::kernel::sideband::Wakeup;
     use crate::managed;
@@ -274,17 +274,8 @@ mod tests {
 
     /// Of the whole host, and not sampling. Loads the programs: needs root.
     fn engine() -> Engine {
-        let settings = Settings {
-            max_frames: 64,
-            ring_bytes: 1 << 16,
-            frequency: 19,
-            threads_of: ThreadsOf::None,
-            wall: false,
-            off_cpu: None,
-            clr_events: false,
-        };
         let mut engine = Engine::new(Options {
-            settings,
+            settings: Settings::of_tests(),
             wakeup: Wakeup::Many,
             wanted: Wanted::default(),
             kinds: Kinds::NONE,

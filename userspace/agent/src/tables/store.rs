@@ -489,7 +489,7 @@ mod tests {
     use strata_abi::tables::SEGMENT_BYTES;
 
     use super::*;
-    use crate::kernel::loader::{Settings, ThreadsOf};
+    use crate::kernel::loader::Settings;
 
     /// A process with so many bytes of extents, last sampled at a time.
     fn publish_plain(store: &mut Store, pid: u32, bytes: u64, last_used: Instant) {
@@ -520,16 +520,7 @@ mod tests {
 
     /// Loads the programs: needs root.
     fn programs() -> Programs {
-        let settings = Settings {
-            max_frames: 64,
-            ring_bytes: 1 << 16,
-            frequency: 19,
-            threads_of: ThreadsOf::None,
-            wall: false,
-            off_cpu: None,
-            clr_events: false,
-        };
-        Programs::load(settings).expect("the programs load, as root")
+        Programs::load(Settings::of_tests()).expect("the programs load, as root")
     }
 
     /// A store that allocates its memory in the kernel.

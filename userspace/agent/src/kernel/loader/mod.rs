@@ -120,6 +120,22 @@ pub struct Settings {
     pub clr_events: bool,
 }
 
+#[cfg(test)]
+impl Settings {
+    /// Of tests that load the programs, as root.
+    pub fn of_tests() -> Self {
+        Self {
+            max_frames: 64,
+            ring_bytes: 1 << 16,
+            frequency: 19,
+            threads_of: ThreadsOf::None,
+            wall: false,
+            off_cpu: None,
+            clr_events: false,
+        }
+    }
+}
+
 /// See [`Settings::threads_of`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadsOf {

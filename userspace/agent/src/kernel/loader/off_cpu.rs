@@ -153,7 +153,7 @@ mod tests {
 
     use strata_abi::record::{Counter, FORM_ENDED, Header};
 
-    use super::super::{Settings, ThreadsOf};
+    use super::super::Settings;
     use super::*;
 
     /// A thread that waits for a message, reports that it has one, and waits for the next.
@@ -198,15 +198,8 @@ mod tests {
     }
 
     fn loaded() -> Programs {
-        let settings = Settings {
-            max_frames: 64,
-            ring_bytes: 1 << 20,
-            frequency: 19,
-            threads_of: ThreadsOf::None,
-            wall: false,
-            off_cpu: Some(1000),
-            clr_events: false,
-        };
+        let settings =
+            Settings { ring_bytes: 1 << 20, off_cpu: Some(1000), ..Settings::of_tests() };
         Programs::load(settings).expect("the programs load, as root")
     }
 
